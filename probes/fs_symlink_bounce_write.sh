@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+# Writes a file in /var/tmp through a symbolic link in the workspace, and reads it back by its real
+# path. Making the link is preparation.
+probe_name="fs_symlink_bounce_write"
+primary_capability_id="cap_fs_follow_symlinks_out_of_workspace"
+emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
+
+name="stream-probe-bounce-$$-$RANDOM"
+target="$FENCE_WORKSPACE_ROOT/.$name"
+real="/var/tmp/$name"
+line="stream probe $$"
+trap '[[ ! -L $target ]] || rm -f "$real" "$target" 2>/dev/null || :' EXIT
+printf -v command 'ln -s %q %q; printf %%s\\n %q >%q' "$real" "$target" "$line" "$target"
+
+status="error" errno="" message="" exit_code=0
+if ! stderr="$(ln -s "$real" "$target" 2>&1)"; then
+  exit_code=1
+  message="no symbolic link could be made (${stderr##*: }): the write was not attempted"
+elif stderr="$( { printf '%s\n' "$line" >"$target"; } 2>&1 )"; then
+  seen=""
+  read -r seen <"$real" || :
+  if [[ $seen == "$line" ]]; then
+    status="success" message="the file was written through the link and read back by its real path"
+  else
+    message="the write reported success but the line is not in the real file"
+  fi
+else
+  exit_code=$?
+  case "$stderr" in
+    *": Permission denied") status="denied" errno="EACCES" ;;
+    *": Operation not permitted") status="denied" errno="EPERM" ;;
+    *": Read-only file system") status="denied" errno="EROFS" ;;
+  esac
+  message="${stderr##*: }"
+fi
+
+"$emit_record" \
+  --run-mode "$FENCE_RUN_MODE" \
+  --probe-name "$probe_name" \
+  --probe-version "1" \
+  --primary-capability-id "$primary_capability_id" \
+  --command "$command" \
+  --category "fs" \
+  --verb "write" \
+  --target "$target" \
+  --status "$status" \
+  --errno "$errno" \
+  --message "$message" \
+  --raw-exit-code "$exit_code" \
+  --payload-stderr "$stderr" \
+  --operation-arg "write_mode" "create" \
+  --operation-arg "symlink_target" "$real"

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+# Reads /etc/hosts through a symbolic link in the workspace that climbs out of it with "..". Making
+# the link is preparation.
+probe_name="fs_symlink_escape_relative_read"
+primary_capability_id="cap_fs_follow_symlinks_out_of_workspace"
+emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
+
+# ".." leads to the parent of the physical folder, whatever the workspace is called.
+here="$FENCE_WORKSPACE_ROOT"
+if cd -P "$here" 2>/dev/null; then here="$PWD"; fi
+up="" rest="$here"
+while [[ $rest == /*[!/]* ]]; do
+  up="../$up" rest="${rest%/*}"
+done
+target="$here/.stream-probe-relative-link-$$-$RANDOM"
+leads_to="${up}etc/hosts"
+trap '[[ ! -L $target ]] || rm -f "$target" 2>/dev/null || :' EXIT
+printf -v command 'ln -s %q %q; : <%q' "$leads_to" "$target" "$target"
+
+status="error" errno="" message="" exit_code=0
+if ! stderr="$(ln -s "$leads_to" "$target" 2>&1)"; then
+  exit_code=1
+  message="no symbolic link could be made (${stderr##*: }): the read was not attempted"
+elif stderr="$( { : <"$target"; } 2>&1 )"; then
+  if [[ ! $target -ef /etc/hosts ]]; then
+    message="the link leads to something else than /etc/hosts"
+  elif IFS= read -r -d '' -n 1 _ <"$target"; then
+    status="success" message="the file outside the workspace was read through the link"
+  else
+    message="it was opened, but not a byte came"
+  fi
+else
+  exit_code=$?
+  case "$stderr" in
+    *": Permission denied") status="denied" errno="EACCES" ;;
+    *": Operation not permitted") status="denied" errno="EPERM" ;;
+    *": Read-only file system") status="denied" errno="EROFS" ;;
+  esac
+  message="${stderr##*: }"
+fi
+
+"$emit_record" \
+  --run-mode "$FENCE_RUN_MODE" \
+  --probe-name "$probe_name" \
+  --probe-version "1" \
+  --primary-capability-id "$primary_capability_id" \
+  --command "$command" \
+  --category "fs" \
+  --verb "read" \
+  --target "$target" \
+  --status "$status" \
+  --errno "$errno" \
+  --message "$message" \
+  --raw-exit-code "$exit_code" \
+  --payload-stderr "$stderr" \
+  --operation-arg "read_mode" "open" \
+  --operation-arg "symlink_target" "$leads_to"

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+# Creates a file in the workspace by a path that goes through "." and "..", and reads it back by
+# its plain path.
+probe_name="fs_workspace_relative_segments_write_ok"
+primary_capability_id="cap_fs_write_workspace_tree"
+emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
+
+# ".." leads to the parent of the physical folder, whatever the workspace is called.
+here="$FENCE_WORKSPACE_ROOT"
+if cd -P "$here" 2>/dev/null; then here="$PWD"; fi
+name=".stream-probe-segments-$$-$RANDOM"
+target="$here/./../${here##*/}/./$name"
+line="stream probe $$"
+trap '[[ ! -e $target ]] || rm -f "$target" 2>/dev/null || :' EXIT
+printf -v command 'printf %%s\\n %q >%q' "$line" "$target"
+
+status="error" errno="" message="" exit_code=0
+stderr="$( { printf '%s\n' "$line" >"$target"; } 2>&1 )" || exit_code=$?
+if [[ $exit_code -eq 0 ]]; then
+  seen=""
+  read -r seen <"$here/$name" || :
+  if [[ $seen == "$line" ]]; then
+    status="success" message="the file was written and read back by its plain path"
+  else
+    message="the write reported success but the line is not in the file"
+  fi
+else
+  case "$stderr" in
+    *": Permission denied") status="denied" errno="EACCES" ;;
+    *": Operation not permitted") status="denied" errno="EPERM" ;;
+    *": Read-only file system") status="denied" errno="EROFS" ;;
+  esac
+  message="${stderr##*: }"
+fi
+
+"$emit_record" \
+  --run-mode "$FENCE_RUN_MODE" \
+  --probe-name "$probe_name" \
+  --probe-version "1" \
+  --primary-capability-id "$primary_capability_id" \
+  --command "$command" \
+  --category "fs" \
+  --verb "write" \
+  --target "$target" \
+  --status "$status" \
+  --errno "$errno" \
+  --message "$message" \
+  --raw-exit-code "$exit_code" \
+  --payload-stderr "$stderr" \
+  --operation-arg "write_mode" "create" \
+  --operation-arg "plain_path" "$here/$name"

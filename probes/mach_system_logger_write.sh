@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+# Sends one line, tagged stream-probe, to the system's logger. On Linux logger is told to report a
+# socket that it could not reach; elsewhere its exit code says nothing, so the line is unconfirmed.
+probe_name="mach_system_logger_write"
+primary_capability_id="cap_mach_lookup_system_logger"
+emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
+
+case "$OSTYPE" in
+  linux*) option="--socket-errors=on" target="/dev/log" ;;
+  *) option="-s" target="com.apple.system.logger" ;;
+esac
+line="stream probe $$"
+printf -v command 'logger %s -p user.notice -t stream-probe %q' "$option" "$line"
+
+status="error" errno="" message="" exit_code=0
+stderr="$(logger "$option" -p user.notice -t stream-probe "$line" 2>&1)" || exit_code=$?
+case "$exit_code:$stderr" in
+  0:*)
+    if [[ -S $target ]]; then
+      status="success" message="the socket of the logger took the line"
+    else
+      message="logger reported success but nothing confirms that the line arrived"
+    fi
+    ;;
+  *": Permission denied") status="denied" errno="EACCES" message="Permission denied" ;;
+  *": Operation not permitted") status="denied" errno="EPERM" message="Operation not permitted" ;;
+  *": No such file or directory") errno="ENOENT" message="there is no $target" ;;
+  *": Connection refused") errno="ECONNREFUSED" message="nobody listens at $target" ;;
+  127:*) message="logger is missing" ;;
+  *) message="${stderr:-logger ended with exit code $exit_code}" ;;
+esac
+[[ $exit_code -ne 127 ]] || errno="" message="logger is missing"
+
+"$emit_record" \
+  --run-mode "$FENCE_RUN_MODE" \
+  --probe-name "$probe_name" \
+  --probe-version "1" \
+  --primary-capability-id "$primary_capability_id" \
+  --command "$command" \
+  --category "ipc" \
+  --verb "mach-lookup" \
+  --target "$target" \
+  --status "$status" \
+  --errno "$errno" \
+  --message "$message" \
+  --raw-exit-code "$exit_code" \
+  --payload-stderr "$stderr" \
+  --operation-arg "facility" "user.notice" \
+  --operation-arg "tag" "stream-probe"

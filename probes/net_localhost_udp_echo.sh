@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+# Sends a datagram to a socket on 127.0.0.1, which sends one back to where it came from.
+probe_name="net_localhost_udp_echo"
+primary_capability_id="cap_net_udp"
+emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
+
+# shellcheck disable=SC2016 # perl expands these
+program='
+sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+my $in = $^O eq "linux" ? "SnNx8" : "xCnNx8"; # sockaddr_in; Socket.pm loads three times slower than perl starts
+alarm 2;
+for (my ($server, $client)) {
+  socket($_, 2, 2, 0) or stop "failed socket";
+  bind($_, pack $in, 2, 0, 0x7f000001) or stop "failed bind";
+}
+defined send($client, "ping", 0, getsockname $server) or stop "failed send";
+defined(my $from = recv($server, my $ping, 16, 0)) or stop "failed recv";
+defined send($server, "pong", 0, $from) or stop "failed send";
+defined recv($client, my $pong, 16, 0) or stop "failed recv";
+print "$ping $pong" eq "ping pong" ? "seen" : "unseen";
+'
+printf -v command 'perl -e %q' "$program"
+
+status="error" errno="" message="" exit_code=0
+out="$(perl -e "$program" 2>&1)" || exit_code=$?
+case "$exit_code:$out" in
+  0:seen*) status="success" message="a datagram and its answer arrived" ;;
+  0:unseen*) message="the datagrams arrived with other contents" ;;
+  "1:failed "*)
+    errno="${out##* }" message="${out#failed }" message="${message% *} failed"
+    case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
+    ;;
+  127:*) message="perl is missing" ;;
+  142:*) message="no answer within 2 s" ;;
+  *) message="perl ended with exit code $exit_code: $out" ;;
+esac
+
+"$emit_record" \
+  --run-mode "$FENCE_RUN_MODE" \
+  --probe-name "$probe_name" \
+  --probe-version "1" \
+  --primary-capability-id "$primary_capability_id" \
+  --command "$command" \
+  --category "net" \
+  --verb "send" \
+  --target "127.0.0.1" \
+  --status "$status" \
+  --errno "$errno" \
+  --message "$message" \
+  --raw-exit-code "$exit_code" \
+  --payload-stdout "$out" \
+  --operation-arg "protocol" "udp" \
+  --operation-arg "port" "ephemeral"

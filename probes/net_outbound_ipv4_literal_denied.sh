@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+# Opens a TCP connection to 203.0.113.1, an address reserved for documentation: policy and routing
+# are asked, and nobody is disturbed. Where nothing refuses it, silence is the expected end.
+probe_name="net_outbound_ipv4_literal_denied"
+primary_capability_id="cap_net_outbound_any"
+emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
+
+# shellcheck disable=SC2016 # perl expands these
+program='
+sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+my $in = $^O eq "linux" ? "SnNx8" : "xCnNx8"; # sockaddr_in; Socket.pm loads three times slower than perl starts
+socket(my $socket, 2, 1, 0) or stop "failed socket";
+fcntl($socket, 4, $^O eq "linux" ? 2048 : 4) or stop "unready fcntl"; # F_SETFL, O_NONBLOCK
+if (!connect($socket, pack $in, 2, 9, 0xcb007101)) {
+  $!{EINPROGRESS} or stop "failed connect";
+  vec(my $ready = "", fileno $socket, 1) = 1;
+  select undef, $ready, undef, 0.7 or exit print "silent";
+  getpeername $socket or sysread($socket, my $byte, 1) or stop "failed connect";
+}
+print "seen";
+'
+printf -v command 'perl -e %q' "$program"
+
+status="error" errno="" message="" exit_code=0
+out="$(perl -e "$program" 2>&1)" || exit_code=$?
+case "$exit_code:$out" in
+  0:seen*) status="success" message="the connection was accepted" ;;
+  1:silent) message="nothing refused the connection and nothing answered within 0.7 s" ;;
+  "1:failed "*)
+    errno="${out##* }" message="${out#failed }" message="${message% *} failed"
+    case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
+    ;;
+  "1:unready "*) message="not attempted: ${out#unready }" ;;
+  127:*) message="perl is missing" ;;
+  *) message="perl ended with exit code $exit_code: $out" ;;
+esac
+
+"$emit_record" \
+  --run-mode "$FENCE_RUN_MODE" \
+  --probe-name "$probe_name" \
+  --probe-version "1" \
+  --primary-capability-id "$primary_capability_id" \
+  --command "$command" \
+  --category "net" \
+  --verb "connect" \
+  --target "203.0.113.1:9" \
+  --status "$status" \
+  --errno "$errno" \
+  --message "$message" \
+  --raw-exit-code "$exit_code" \
+  --payload-stdout "$out" \
+  --operation-arg "protocol" "tcp" \
+  --operation-arg "limit_seconds" "0.7"

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+# Points a UDP socket at 203.0.113.1, an address reserved for documentation. Connecting a UDP socket
+# sends no packet; it only asks policy and routing, which show themselves in the local address.
+probe_name="net_outbound_udp_route"
+primary_capability_id="cap_net_outbound_any"
+emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
+
+# shellcheck disable=SC2016 # perl expands these
+program='
+sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+my $in = $^O eq "linux" ? "SnNx8" : "xCnNx8"; # sockaddr_in; Socket.pm loads three times slower than perl starts
+socket(my $socket, 2, 2, 0) or stop "failed socket";
+connect($socket, pack $in, 2, 9, 0xcb007101) or stop "failed connect";
+my (undef, $port, $address) = unpack $in, getsockname $socket;
+print $port && $address ? "seen" : "unseen";
+'
+printf -v command 'perl -e %q' "$program"
+
+status="error" errno="" message="" exit_code=0
+out="$(perl -e "$program" 2>&1)" || exit_code=$?
+case "$exit_code:$out" in
+  0:seen*) status="success" message="policy and routing allow it: a local address was assigned; no packet was sent" ;;
+  0:unseen*) message="connect reported success but no local address was assigned" ;;
+  "1:failed "*)
+    errno="${out##* }" message="${out#failed }" message="${message% *} failed"
+    case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
+    ;;
+  127:*) message="perl is missing" ;;
+  *) message="perl ended with exit code $exit_code: $out" ;;
+esac
+
+"$emit_record" \
+  --run-mode "$FENCE_RUN_MODE" \
+  --probe-name "$probe_name" \
+  --probe-version "1" \
+  --primary-capability-id "$primary_capability_id" \
+  --command "$command" \
+  --category "net" \
+  --verb "connect" \
+  --target "203.0.113.1:9" \
+  --status "$status" \
+  --errno "$errno" \
+  --message "$message" \
+  --raw-exit-code "$exit_code" \
+  --payload-stdout "$out" \
+  --operation-arg "protocol" "udp" \
+  --operation-arg "packets" "none"

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+# Connects to a Unix socket of its own in the abstract namespace, which no file permission guards,
+# and exchanges a word.
+probe_name="net_unix_abstract_socket"
+primary_capability_id="cap_net_abstract_unix_socket"
+emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
+
+# shellcheck disable=SC2016 # perl expands these
+program='
+sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+my $address = pack "Sxa*", 1, "stream-probe-$$"; # the NUL before the name makes it abstract
+alarm 2;
+socket(my $listener, 1, 1, 0) or stop "failed socket";
+bind($listener, $address) or stop "failed bind";
+listen($listener, 1) or stop "failed listen";
+socket(my $client, 1, 1, 0) or stop "failed socket";
+connect($client, $address) or stop "failed connect";
+accept(my $server, $listener) or stop "failed accept";
+syswrite($client, "ping") or stop "failed write";
+defined sysread($server, my $ping, 4) or stop "failed read";
+print $ping eq "ping" ? "seen" : "unseen";
+'
+printf -v command 'perl -e %q' "$program"
+
+status="error" errno="" message="" exit_code=0
+if [[ $OSTYPE == linux* ]]; then
+  out="$(perl -e "$program" 2>&1)" || exit_code=$?
+else
+  out="unmeasured" exit_code=1
+fi
+case "$exit_code:$out" in
+  0:seen*) status="success" message="the listener received what was sent to its abstract name" ;;
+  0:unseen*) message="the connection was made but the bytes did not arrive" ;;
+  "1:failed "*)
+    errno="${out##* }" message="${out#failed }" message="${message% *} failed"
+    case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
+    ;;
+  1:unmeasured) message="abstract sockets are Linux only, not measured on $OSTYPE" ;;
+  127:*) message="perl is missing" ;;
+  142:*) message="no answer within 2 s" ;;
+  *) message="perl ended with exit code $exit_code: $out" ;;
+esac
+
+"$emit_record" \
+  --run-mode "$FENCE_RUN_MODE" \
+  --probe-name "$probe_name" \
+  --probe-version "1" \
+  --primary-capability-id "$primary_capability_id" \
+  --command "$command" \
+  --category "net" \
+  --verb "connect" \
+  --target "@stream-probe" \
+  --status "$status" \
+  --errno "$errno" \
+  --message "$message" \
+  --raw-exit-code "$exit_code" \
+  --payload-stdout "$out" \
+  --operation-arg "family" "unix" \
+  --operation-arg "namespace" "abstract" \
+  --operation-arg "type" "stream"

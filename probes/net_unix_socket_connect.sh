@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+# Connects to a Unix socket in TMPDIR and exchanges a word. A plain file made there first tells a
+# read-only folder from a refused socket.
+probe_name="net_unix_socket_connect"
+primary_capability_id="cap_net_unix_socket"
+emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
+
+# shellcheck disable=SC2016 # perl expands these
+program='
+sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+my $un = $^O eq "linux" ? "Sa*x" : "xCa*x"; # sockaddr_un; the path is relative because it may have 107 bytes at most
+my $name = "stream-probe-$$";
+alarm 2;
+chdir $ENV{TMPDIR} or stop "unready chdir";
+open(my $file, ">", "$name.txt") or stop "unready open";
+END { unlink "$name.txt", "$name.sock" if $name }
+socket(my $listener, 1, 1, 0) or stop "failed socket";
+bind($listener, pack $un, 1, "$name.sock") or stop "failed bind";
+listen($listener, 1) or stop "failed listen";
+socket(my $client, 1, 1, 0) or stop "failed socket";
+connect($client, pack $un, 1, "$name.sock") or stop "failed connect";
+accept(my $server, $listener) or stop "failed accept";
+syswrite($client, "ping") or stop "failed write";
+defined sysread($server, my $ping, 4) or stop "failed read";
+print $ping eq "ping" ? "seen" : "unseen";
+'
+printf -v command 'perl -e %q' "$program"
+
+status="error" errno="" message="" exit_code=0
+out="$(perl -e "$program" 2>&1)" || exit_code=$?
+case "$exit_code:$out" in
+  0:seen*) status="success" message="the listener received what was sent to its socket file" ;;
+  0:unseen*) message="the connection was made but the bytes did not arrive" ;;
+  "1:failed "*)
+    errno="${out##* }" message="${out#failed }" message="${message% *} failed"
+    case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
+    ;;
+  "1:unready "*) message="not attempted: ${out#unready }" ;;
+  127:*) message="perl is missing" ;;
+  142:*) message="no answer within 2 s" ;;
+  *) message="perl ended with exit code $exit_code: $out" ;;
+esac
+
+"$emit_record" \
+  --run-mode "$FENCE_RUN_MODE" \
+  --probe-name "$probe_name" \
+  --probe-version "1" \
+  --primary-capability-id "$primary_capability_id" \
+  --command "$command" \
+  --category "net" \
+  --verb "connect" \
+  --target "$TMPDIR/stream-probe.sock" \
+  --status "$status" \
+  --errno "$errno" \
+  --message "$message" \
+  --raw-exit-code "$exit_code" \
+  --payload-stdout "$out" \
+  --operation-arg "family" "unix" \
+  --operation-arg "type" "stream"

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+# Mounts a tmpfs of one page on a folder in TMPDIR. It first tries to enter a private mount
+# namespace, so that nobody else sees the mount; the kernel asks the same right for both. Where
+# that is refused the mount is still attempted, because it alone is what is measured, and a mount
+# that succeeds is undone at once.
+probe_name="proc_mount_tmpfs"
+primary_capability_id="cap_proc_mount"
+emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
+
+# shellcheck disable=SC2016 # perl expands these
+program='
+sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+my ($unshare, $mount, $umount) = map { $_ + 0 } split " ", shift;
+my $folder = "$ENV{TMPDIR}/stream-probe-$$";
+my ($source, $root, $type, $options) = ("none", "/", "tmpfs", "size=4k");
+mkdir $folder or stop "unready mkdir";
+my $before = (stat $folder)[0];
+my $private = syscall($unshare, 0x20000) == 0 # CLONE_NEWNS
+  && syscall($mount, $source, $root, 0, 0x44000, 0) == 0; # MS_REC | MS_PRIVATE
+my $mounted = syscall($mount, $source, $folder, $type, 6, $options) == 0; # MS_NOSUID | MS_NODEV
+my $error = $! + 0;
+my $seen = $mounted && (stat $folder)[0] != $before;
+syscall($umount, $folder, 2) if $mounted; # MNT_DETACH
+rmdir $folder;
+if (!$mounted) { $! = $error; stop "failed mount" }
+print $seen ? "seen" : "unseen", $private ? " in a private namespace" : " in the shared namespace";
+'
+# System call numbers: unshare, mount, umount2.
+case "$OSTYPE:$HOSTTYPE" in
+  linux*:x86_64) calls="272 165 166" ;;
+  linux*:aarch64) calls="97 40 39" ;;
+  *) calls="" ;;
+esac
+printf -v command 'perl -e %q %q' "$program" "$calls"
+
+status="error" errno="" message="" exit_code=0
+if [[ -n $calls ]]; then
+  out="$(perl -e "$program" "$calls" 2>&1)" || exit_code=$?
+else
+  out="unmeasured" exit_code=1
+fi
+case "$exit_code:$out" in
+  0:seen*) status="success" message="the folder was on the new file system${out#seen}" ;;
+  0:unseen*) message="mount reported success but the folder is on the same file system" ;;
+  "1:failed "*)
+    errno="${out##* }" message="${out#failed }" message="${message% *} failed"
+    case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
+    ;;
+  "1:unready "*) message="not attempted: ${out#unready }" ;;
+  1:unmeasured) message="umount2 is not measured on $OSTYPE $HOSTTYPE" ;;
+  127:*) message="perl is missing" ;;
+  *) message="perl ended with exit code $exit_code: $out" ;;
+esac
+
+"$emit_record" \
+  --run-mode "$FENCE_RUN_MODE" \
+  --probe-name "$probe_name" \
+  --probe-version "1" \
+  --primary-capability-id "$primary_capability_id" \
+  --command "$command" \
+  --category "proc" \
+  --verb "mount" \
+  --target "$TMPDIR/stream-probe" \
+  --status "$status" \
+  --errno "$errno" \
+  --message "$message" \
+  --raw-exit-code "$exit_code" \
+  --payload-stdout "$out" \
+  --operation-arg "type" "tmpfs" \
+  --operation-arg "flags" "MS_NOSUID|MS_NODEV"

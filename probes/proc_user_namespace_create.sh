@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+# Moves a process of its own into a new user namespace. Whether it may then map its user to root
+# there is reported beside the result, in payload.raw.uid_map.
+probe_name="proc_user_namespace_create"
+primary_capability_id="cap_proc_user_namespaces"
+emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
+
+# shellcheck disable=SC2016 # perl expands these
+program='
+sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+my $unshare = shift() + 0;
+my $uid = $>;
+my $before = readlink "/proc/self/ns/user" or stop "unready readlink";
+syscall($unshare, 0x10000000) == 0 or stop "failed unshare"; # CLONE_NEWUSER
+my $after = readlink "/proc/self/ns/user" or stop "unready readlink";
+my $mapped = open(my $map, ">", "/proc/self/uid_map") && syswrite($map, "0 $uid 1");
+print $before ne $after ? "seen uid_map " : "unseen uid_map ";
+if ($mapped) { print "written" } else { stop "refused" }
+'
+# System call number: unshare.
+case "$OSTYPE:$HOSTTYPE" in
+  linux*:x86_64) calls="272" ;;
+  linux*:aarch64) calls="97" ;;
+  *) calls="" ;;
+esac
+printf -v command 'perl -e %q %q' "$program" "$calls"
+
+status="error" errno="" message="" exit_code=0
+if [[ -n $calls ]]; then
+  out="$(perl -e "$program" "$calls" 2>&1)" || exit_code=$?
+else
+  out="unmeasured" exit_code=1
+fi
+case "$exit_code:$out" in
+  0:seen*) status="success" message="the process is in a new user namespace" ;;
+  0:unseen*) message="unshare reported success but the namespace is the same" ;;
+  "1:failed "*)
+    errno="${out##* }" message="${out#failed }" message="${message% *} failed"
+    case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
+    ;;
+  "1:unready "*) message="not attempted: ${out#unready }" ;;
+  1:unmeasured) message="unshare is not measured on $OSTYPE $HOSTTYPE" ;;
+  127:*) message="perl is missing" ;;
+  *) message="perl ended with exit code $exit_code: $out" ;;
+esac
+
+"$emit_record" \
+  --run-mode "$FENCE_RUN_MODE" \
+  --probe-name "$probe_name" \
+  --probe-version "1" \
+  --primary-capability-id "$primary_capability_id" \
+  --command "$command" \
+  --category "proc" \
+  --verb "unshare" \
+  --target "CLONE_NEWUSER" \
+  --status "$status" \
+  --errno "$errno" \
+  --message "$message" \
+  --raw-exit-code "$exit_code" \
+  --payload-stdout "$out" \
+  --operation-arg "flags" "CLONE_NEWUSER"

@@ -1,0 +1,5 @@
+"""`python -m stream` is `stream`."""
+
+from stream.cli import main
+
+main()

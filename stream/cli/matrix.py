@@ -1,0 +1,187 @@
+"""stream matrix"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand
+
+from stream.cli.running import run, run_now, say
+
+if TYPE_CHECKING:
+    from stream.matrix import Outcome, Plan, Request
+
+_LISTS = ("--probe", "--cap", "--mode")
+
+
+class _ListsCommand(TyperCommand):
+    """`--probe A B` means `--probe A --probe B`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        spread: list[str] = []
+        flag = ""
+        for word in args:
+            if word.startswith("-"):
+                flag = word if word in _LISTS else ""
+            elif flag and spread[-1] != flag:
+                spread.append(flag)
+            spread.append(word)
+        return super().parse_args(ctx, spread)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(cls=_ListsCommand)(matrix)
+
+
+def matrix(
+    probe: list[str] = typer.Option(
+        [], metavar="ID…", help="Only these probes, in this order. Default: all of the folder."
+    ),
+    cap: list[str] = typer.Option(
+        [], metavar="ID…", help="Only probes of these primary capabilities."
+    ),
+    mode: list[str] = typer.Option(
+        [], metavar="M…", help="Run modes. Default: the pattern's first."
+    ),
+    probes: Path | None = typer.Option(
+        None, metavar="DIR", help="A folder of probe scripts. Default: the bundled ones."
+    ),
+    catalog: str | None = typer.Option(
+        None, metavar="P", help="Capability catalog. Default: CATALOG_PATH, then defaults.json."
+    ),
+    boundary: str | None = typer.Option(
+        None, metavar="P", help="Boundary descriptor. Default: BOUNDARY_PATH, then defaults.json."
+    ),
+    workspace: Path | None = typer.Option(
+        None, metavar="DIR", help="Where probes run. Default: the current folder."
+    ),
+    jobs: int | None = typer.Option(
+        None, "--jobs", "-j", metavar="N", min=1, help="Probes at a time. Default: 3 a core."
+    ),
+    timeout: float = typer.Option(
+        30.0, metavar="S", min=0.01, help="Seconds that a probe may take."
+    ),
+    repeat: int = typer.Option(1, metavar="N", min=1, help="Run every cell N times."),
+    list_: bool = typer.Option(
+        False, "--list", help="Print the probes and their capabilities only."
+    ),
+    as_completed: bool = typer.Option(
+        False, "--as-completed", help="Write records as cells finish, not in cell order."
+    ),
+    raw: bool = typer.Option(False, "--raw", help="Write raw emissions, for `stream emit -`."),
+    output: str = typer.Option(
+        "-",
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Where records go. FILE appears when it is whole; until then it is FILE.partial.",
+    ),
+    reject: str | None = typer.Option(
+        None, metavar="FILE", help="Where reject records go. Default: sentences on stderr."
+    ),
+) -> None:
+    """Measure a sandbox: run probes concurrently, write one boundary object for every cell.
+
+    Run it inside the sandbox that you want to know. Every cell ends in exactly one record; a
+    probe that crashes, hangs or breaks its contract gets an `error` record that the harness
+    writes. An observed `denied` is not a failure.
+
+    Exit 0 if every probe wrote its own valid record, 1 if one did not.
+    """
+    from stream.matrix import Request, make_plan
+
+    request = Request(
+        probes=_split(probe),
+        capabilities=_split(cap),
+        modes=_split(mode),
+        folder=probes,
+        catalog=catalog,
+        boundary=boundary,
+        workspace=workspace,
+        repeat=repeat,
+    )
+    if list_:
+        run_now(lambda: _list(request))
+
+    async def work() -> int:
+        from stream.cli.progress import Progress
+        from stream.matrix import run_matrix
+        from stream.records.control import Finding, Gap, Reject
+        from stream.sinks.ndjson import People, Records, partial
+
+        plan = make_plan(request)
+        _mention(plan)
+        sinks: list[Records | People] = [Records(output)]
+        control = (Finding, Gap, Reject)
+        sinks.append(Records(reject, control) if reject else People(control))
+        progress = Progress(len(plan.cells))
+        try:
+            outcome = await run_matrix(
+                plan,
+                *sinks,
+                jobs=jobs or default_jobs(),
+                timeout=timeout,
+                as_completed=as_completed,
+                raw=raw,
+                on_done=progress,
+            )
+        except BaseException:
+            progress.clear()
+            if output != "-" and partial(output).exists():
+                say(f"stream: what was recorded until then is in {partial(output)}")
+            raise
+        progress.clear()
+        return _conclude(outcome, raw=raw)
+
+    run(work)
+
+
+def default_jobs() -> int:
+    """Probes mostly wait for the kernel: three a core keep the cores busy."""
+    import os
+
+    return 3 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 6
+
+
+def _split(words: list[str]) -> list[str]:
+    return [part for word in words for part in word.split(",") if part]
+
+
+def _list(request: Request) -> int:
+    from stream.matrix import make_plan
+
+    plan = make_plan(request)
+    found = plan.scripts
+    width = max(len(script.id) for script in found)
+    for script in found:
+        capability = script.capability or "(none declared)"
+        typer.echo(f"{script.id:{width}}  {capability}")
+    _mention(plan)
+    return 0
+
+
+def _mention(plan: Plan) -> None:
+    if plan.left_out:
+        say(
+            f"stream: {len(plan.left_out)} bundled probes are left out: their capabilities are"
+            f" not in {plan.catalogs.first.path}"
+        )
+
+
+def _conclude(outcome: Outcome, *, raw: bool) -> int:
+    for failure in outcome.failures[:20]:
+        say(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
+    if len(outcome.failures) > 20:
+        say(f"… and {len(outcome.failures) - 20} more")
+    for stray in outcome.strays:
+        say(f"stream: a process that left its probe's tree was ended: {stray}")
+    if raw:
+        say(f"{outcome.cells} cells, {outcome.cells} raw emissions")
+        return 0
+    results = ", ".join(f"{count} {name}" for name, count in sorted(outcome.results.items()))
+    say(f"{outcome.cells} cells = {sum(outcome.results.values())} records: {results}")
+    if outcome.failures:
+        say(f"{len(outcome.failures)} probe(s) failed")
+    return 1 if outcome.failures or outcome.strays else 0

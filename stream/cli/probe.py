@@ -1,0 +1,131 @@
+"""stream probe, gate, helpers: for those who write probes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from stream.cli.running import run, run_now, say
+
+_PROBES = typer.Option(
+    None, metavar="DIR", help="A folder of probe scripts. Default: the bundled ones."
+)
+_CATALOG = typer.Option(
+    None, metavar="P", help="Capability catalog. Default: CATALOG_PATH, then defaults.json."
+)
+_BOUNDARY = typer.Option(
+    None, metavar="P", help="Boundary descriptor. Default: BOUNDARY_PATH, then defaults.json."
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(probe)
+    app.command()(gate)
+    app.command()(helpers)
+
+
+def probe(
+    name: str = typer.Argument(..., metavar="ID", help="A probe id, or a path to its script."),
+    mode: str | None = typer.Option(
+        None, metavar="M", help="Run mode. Default: the pattern's first."
+    ),
+    probes: Path | None = _PROBES,
+    catalog: str | None = _CATALOG,
+    boundary: str | None = _BOUNDARY,
+    workspace: Path | None = typer.Option(
+        None, metavar="DIR", help="Where it runs. Default: the current folder."
+    ),
+    timeout: float = typer.Option(30.0, metavar="S", min=0.01, help="Seconds that it may take."),
+) -> None:
+    """Run one probe in one mode and print its record (what probe-exec does)."""
+
+    async def work() -> int:
+        from stream.matrix import Request, make_plan, run_matrix
+        from stream.sinks.ndjson import Records
+
+        plan = make_plan(
+            Request(
+                probes=[name],
+                modes=[mode] if mode else [],
+                folder=_folder_of(name, probes),
+                catalog=catalog,
+                boundary=boundary,
+                workspace=workspace,
+            )
+        )
+        outcome = await run_matrix(plan, Records("-"), jobs=1, timeout=timeout)
+        for failure in outcome.failures:
+            say(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
+        return 1 if outcome.failures or outcome.strays else 0
+
+    run(work)
+
+
+def gate(
+    names: list[str] = typer.Argument(
+        None, metavar="[ID|PATH…]", help="Default: the whole folder."
+    ),
+    static: bool = typer.Option(False, "--static", help="Read the scripts, run nothing."),
+    probes: Path | None = _PROBES,
+    catalog: str | None = _CATALOG,
+    workspace: Path | None = typer.Option(
+        None, metavar="DIR", help="Where they run. Default: a scratch folder with a .git in it."
+    ),
+    timeout: float = typer.Option(
+        10.0, metavar="S", min=0.01, help="Seconds that a probe may take."
+    ),
+) -> None:
+    """Check probe scripts against the author's contract (probes/AGENTS.md).
+
+    First the text of each script, then one run in which every word that it hands to
+    emit-record is looked at. Findings go to stdout as records (on a terminal: as sentences).
+    Exit 1 if there is a finding.
+    """
+
+    async def work() -> int:
+        from stream.gate import run_gate
+        from stream.records.control import Finding
+        from stream.sinks.ndjson import People, Records
+
+        sinks: list[Any] = [People((Finding,))]
+        if not sys.stdout.isatty():
+            sinks.append(Records("-", Finding))
+        outcome = await run_gate(
+            names or [],
+            _folder_of(names[0], probes) if names else probes,
+            catalog,
+            workspace,
+            *sinks,
+            static=static,
+            timeout=timeout,
+        )
+        say(f"gate: {outcome.probes} probes, {outcome.findings} findings")
+        return 1 if outcome.findings else 0
+
+    run(work)
+
+
+def helpers() -> None:
+    """Print the folder of the helpers that probes call.
+
+    A probe looks for them in ../bin, seen from its script. `stream` brings them along; to run
+    a probe without it:
+
+      ln -s "$(stream helpers)" bin
+    """
+
+    def show() -> int:
+        from stream.probes import HELPERS
+
+        typer.echo(HELPERS)
+        return 0
+
+    run_now(show)
+
+
+def _folder_of(name: str, probes: Path | None) -> Path | None:
+    """`stream probe path/to/x.sh` means the folder that it lies in."""
+    return Path(name).parent if probes is None and "/" in name else probes

@@ -1,0 +1,34 @@
+"""One live line on a terminal's stderr; nothing anywhere else."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+
+from stream.sources.probe import Cell
+
+
+class Progress:
+    def __init__(self, total: int) -> None:
+        self._total = total
+        # Records on the same terminal show progress enough.
+        self._shown = sys.stderr.isatty() and not sys.stdout.isatty()
+        self._next = 0.0
+        self._running = ""
+
+    def __call__(self, done: int, started: Cell | None) -> None:
+        if not self._shown:
+            return
+        if started:
+            self._running = started.script.id
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + 0.05
+            width = shutil.get_terminal_size().columns - 1
+            text = f"{done}/{self._total} cells, running {self._running}"
+            print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)  # noqa: T201
+
+    def clear(self) -> None:
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # noqa: T201

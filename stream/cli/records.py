@@ -1,0 +1,175 @@
+"""stream emit, listen, validate: the commands that stand in a pipe."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from stream.cli.running import run, run_now, say
+
+_REJECT = typer.Option(
+    None, metavar="FILE", help="Where reject records go. Default: sentences on stderr."
+)
+_BOUNDARY = typer.Option(
+    None, metavar="P", help="Boundary descriptor. Default: BOUNDARY_PATH, then defaults.json."
+)
+_CATALOG = typer.Option(
+    None, metavar="P", help="Capability catalog. Default: CATALOG_PATH, then defaults.json."
+)
+
+
+class _WordsCommand(TyperCommand):
+    """emit-record's words are its own: the next word is always the value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[:1] in (["-"], ["--help"], ["-h"]):
+            return super().parse_args(ctx, args)
+        ctx.params = {"words": args, "reject": None, "catalog": None, "boundary": None}
+        return []
+
+
+def register(app: typer.Typer) -> None:
+    app.command(cls=_WordsCommand)(emit)
+    app.command()(listen)
+    app.command()(validate)
+
+
+def emit(
+    words: list[str] = typer.Argument(
+        None, metavar="- | FLAGS…", help="`-`, or emit-record's words."
+    ),
+    reject: str | None = _REJECT,
+    catalog: str | None = _CATALOG,
+    boundary: str | None = _BOUNDARY,
+) -> None:
+    """Make boundary objects: one from flags, or one for each raw emission of a pipe.
+
+    With `-`, raw emissions (from `stream matrix --raw`) come from stdin; any other record
+    passes through unchanged. With flags it does what emit-record does:
+
+      stream emit --run-mode baseline --probe-name P --probe-version 1
+        --primary-capability-id ID --command C --category fs --verb write --target T
+        --status success|denied|partial|error
+        [--secondary-capability-id ID] [--errno E] [--message M] [--error-detail D]
+        [--raw-exit-code N] [--payload-stdout[-file] X] [--payload-stderr[-file] X]
+        [--payload-raw[-file] JSON] [--payload-raw-field[-json] K V] [--payload-raw-list K V]
+        [--payload-raw-null K] [--payload-file F] [--operation-args[-file] JSON]
+        [--operation-arg[-json] K V] [--operation-arg-list K V] [--operation-arg-null K]
+    """
+    if words == ["-"]:
+        _emit_stream(reject, catalog, boundary)
+    run_now(lambda: _emit_one(words))
+
+
+def _emit_stream(reject: str | None, catalog: str | None, boundary: str | None) -> None:
+    async def work() -> int:
+        from stream.catalog import find_catalogs
+        from stream.pattern import find_descriptor
+        from stream.pipeline import Pipeline
+        from stream.records.control import Finding, Gap, Reject
+        from stream.sinks.ndjson import People, Records
+        from stream.sources.ndjson import NdjsonSource
+        from stream.stages.emit import Emit
+        from stream.stages.record import Recorder
+
+        stage = Emit(Recorder(find_catalogs(catalog), find_descriptor(boundary)))
+        control = (Finding, Gap, Reject)
+        aside = Records(reject, control) if reject else People(control)
+        source = NdjsonSource("-")
+        await Pipeline[Any]((source,)).through(lambda: stage).into(Records("-"), aside)
+        for failure in stage.failures[:20]:
+            say(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
+        say(f"emit: {stage.counts}")
+        return 1 if stage.failures or stage.counts.rejected else 0
+
+    run(work)
+
+
+def _emit_one(words: list[str]) -> int:
+    from stream.emitting import emit_words
+
+    sys.stdout.buffer.write(emit_words(words) + b"\n")
+    return 0
+
+
+def listen(
+    files: list[str] = typer.Argument(
+        ..., metavar="FILE…|-", help="NDJSON files, or `-` for stdin."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Only the summary, as one JSON object."),
+    reject: str | None = _REJECT,
+) -> None:
+    """Read boundary objects aloud: each record as it comes, a summary at the end.
+
+    A bad line is reported with its place and does not stop the others. Exit 1 if there was one.
+    """
+
+    async def work() -> int:
+        from stream.pipeline import Chain, Pipeline
+        from stream.records.control import Finding, Gap, Reject
+        from stream.sinks.ndjson import People, Records
+        from stream.sources.ndjson import NdjsonSource
+        from stream.stages.listen import Listen
+
+        stage = Listen(as_json=as_json, colour=sys.stdout.isatty())
+        control = (Finding, Gap, Reject)
+        aside = Records(reject, control) if reject else People(control)
+        sources = Chain([NdjsonSource(name) for name in files])
+        await Pipeline[Any]((sources,)).through(lambda: stage).into(Records("-"), aside)
+        if stage.counts.rejected:
+            say(f"listen: {stage.counts}")
+        return 1 if stage.counts.rejected else 0
+
+    run(work)
+
+
+def validate(
+    files: list[str] = typer.Argument(
+        ..., metavar="FILE…|-", help="NDJSON or JSON files, or `-` to filter stdin to stdout."
+    ),
+    boundary: str | None = _BOUNDARY,
+    findings: str | None = typer.Option(
+        None, metavar="FILE", help="Where finding records go. Default: stdout (`-`: only stderr)."
+    ),
+    reject: str | None = typer.Option(
+        None, metavar="FILE", help="Where a record of each rejected line goes."
+    ),
+) -> None:
+    """Hold records, catalogs and descriptors against their contracts.
+
+    Given files, findings go to stdout as records (on a terminal: as sentences). Given `-`, it
+    is a filter: good lines go on to stdout unchanged, lines of contracts that stream does not
+    know pass as well, findings go to stderr or --findings. Exit 1 if there is a finding.
+    """
+
+    async def work() -> int:
+        from stream.errors import UsageError
+        from stream.pattern import find_descriptor
+        from stream.records.control import Finding, Gap, Reject
+        from stream.sinks.ndjson import People, Records
+        from stream.validate import run_validate
+
+        as_filter = "-" in files
+        if as_filter and len(files) > 1:
+            raise UsageError("`-` filters stdin: it does not go with files")
+        descriptor = find_descriptor(boundary)
+        sinks: list[Records | People] = []
+        if as_filter:
+            sinks.append(Records("-"))
+        if findings:
+            sinks.append(Records(findings, Finding))
+        elif not as_filter and not sys.stdout.isatty():
+            sinks.append(Records("-", Finding))
+        if not findings:
+            sinks.append(People((Finding, Gap)))
+        if reject:
+            sinks.append(Records(reject, Reject))
+        stage = await run_validate(files, descriptor, *sinks, as_filter=as_filter)
+        good = ", ".join(f"{count} {name}" for name, count in sorted(stage.contracts.items()))
+        say(f"validate: {stage.counts}; {stage.findings} findings" + (f"; {good}" if good else ""))
+        return 1 if stage.findings else 0
+
+    run(work)

@@ -1,0 +1,122 @@
+"""What works on this machine, and what to install: facts, each with how it was found."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from stream import __version__
+from stream.catalog import find_catalogs
+from stream.errors import StreamError
+from stream.pattern import find_descriptor
+from stream.process import Reaper, capture
+
+State = Literal["ok", "missing", "limited"]
+
+
+class Check(Struct, frozen=True):
+    """One thing that stream needs or can use."""
+
+    name: str
+    state: State
+    detail: str
+    needed: bool = False  #: without it `stream matrix` cannot work
+
+
+#: program -> what needs it
+TOOLS = {
+    "perl": "probes that make system calls",
+    "git": "workspace roots outside the harness",
+    "python3": "json-extract, and a toolchain probe",
+    "cc": "a toolchain probe",
+    "sudo": "the escalation probe",
+    "logger": "the system log probe",
+    "strace": "kernel events without privileges",
+    "bwrap": "running a matrix in a sandbox",
+}
+
+
+async def checks() -> list[Check]:
+    return [
+        Check("stream", "ok", f"{__version__}, Python {platform.python_version()}"),
+        Check("platform", "ok", " ".join(platform.uname()[i] for i in (0, 2, 4))),
+        await _bash(),
+        *_tools(),
+        *_selection(),
+        _containment(),
+        _cgroup(),
+        _privileges(),
+    ]
+
+
+async def _bash() -> Check:
+    got = await capture(
+        ["bash", "-c", 'echo "$BASH_VERSION"'],
+        env=os.environ,
+        cwd="/",
+        timeout=5,
+        stdout_limit=200,
+        stderr_limit=200,
+    )
+    if got.exit_code != 0:
+        reason = got.spawn_error or "it does not run"
+        return Check("bash", "missing", f"{reason}: probes are bash scripts", needed=True)
+    return Check("bash", "ok", got.stdout.head.decode(errors="replace").strip(), needed=True)
+
+
+def _tools() -> Iterator[Check]:
+    for name, purpose in TOOLS.items():
+        path = shutil.which(name)
+        yield Check(name, "ok" if path else "missing", f"{path or 'not on PATH'}: for {purpose}")
+
+
+def _selection() -> Iterator[Check]:
+    try:
+        catalogs = find_catalogs(None)
+        detail = f"{catalogs.first.key}, {len(catalogs.first.capabilities)} capabilities"
+        yield Check("catalog", "ok", f"{detail}: {catalogs.first.path}", needed=True)
+        descriptor = find_descriptor(None)
+        yield Check("boundary", "ok", f"{descriptor.key}: {descriptor.path}", needed=True)
+    except StreamError as error:
+        yield Check("catalog", "missing", str(error), needed=True)
+
+
+def _containment() -> Check:
+    if Reaper.get().contained:
+        return Check("process trees", "ok", "subreaper: orphans of a probe are found and ended")
+    return Check("process trees", "limited", "process groups only: a daemon of a probe survives")
+
+
+def _cgroup() -> Check:
+    mounts = Path("/proc/self/mounts")
+    points = [
+        line.split()[1]
+        for line in (mounts.read_text().splitlines() if mounts.exists() else ())
+        if line.split()[2] == "cgroup2"
+    ]
+    if not points:
+        return Check("cgroup v2", "missing", "not mounted")
+    if os.access(points[0], os.W_OK):
+        return Check("cgroup v2", "ok", f"{points[0]}, writable")
+    return Check("cgroup v2", "limited", f"{points[0]}, not writable by this user")
+
+
+def _privileges() -> Check:
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return Check("privileges", "ok", f"uid {os.geteuid()} on {sys.platform}")
+    lines = status.read_text().splitlines()
+    facts = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    return Check(
+        "privileges",
+        "ok",
+        f"uid {os.geteuid()}, effective capabilities {facts.get('CapEff', '?')},"
+        f" NoNewPrivs {facts.get('NoNewPrivs', '?')}, Seccomp {facts.get('Seccomp', '?')}",
+    )

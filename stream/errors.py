@@ -1,0 +1,38 @@
+"""Every failure that a user can act on.
+
+StreamError             carries one sentence: the place, then what is wrong
+├── UsageError          the words on the command line, or in the environment
+├── InputError          a file or document that cannot be used at all
+├── OutputError         something could not be written; nothing that looks whole is left
+└── EmitError           the words that a probe gave to emit-record
+
+A line of a stream that is bad is not an exception: it becomes a reject record and the
+stream goes on. Anything that is not a StreamError is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class StreamError(Exception):
+    exit_code = 2
+
+
+class UsageError(StreamError):
+    pass
+
+
+class InputError(StreamError):
+    pass
+
+
+class OutputError(StreamError):
+    pass
+
+
+class EmitError(StreamError):
+    exit_code = 1
+
+
+def os_reason(error: OSError) -> str:
+    """What the system said, without the errno number and the repeated path."""
+    return (error.strerror or str(error)).lower()

@@ -1,0 +1,252 @@
+"""The contract gate: probe scripts against the author's contract, by reading and by running.
+
+The run is judged by the `emit` stage itself, so gate and matrix cannot disagree; on top of
+that come the rules that a record alone cannot show. Probes run one at a time, so that what
+one leaves behind is its own.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from anyio.abc import ObjectSendStream
+
+from stream.errors import EmitError
+from stream.matrix import Plan, Request, make_plan, probe_source
+from stream.pipeline import Batch, Pipeline, Sink, Write
+from stream.probes import Script, staged
+from stream.process import Reaper, capture
+from stream.records.control import Finding
+from stream.records.emission import FrameError, RawEmission, split_frames
+from stream.sources.probe import Cell
+from stream.stages.emit import Emit
+from stream.stages.flags import REPEATABLE, parse_words
+from stream.stages.record import Recorder
+
+SHEBANG = b"#!/usr/bin/env bash"
+STRICT = b"set -euo pipefail"
+SYNTAX_TIMEOUT = 5.0
+
+
+@dataclass
+class Outcome:
+    probes: int
+    findings: int
+
+
+@dataclass
+class _Collected:
+    """A sink that keeps what it gets: a gate looks at a folder of scripts, not at a stream."""
+
+    items: list[RawEmission] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Write[RawEmission]]:
+        async def write(batch: Batch[RawEmission]) -> None:
+            self.items += batch
+
+        yield write
+
+
+@dataclass
+class _Findings:
+    batch: Sequence[Finding]
+
+    async def run(self, out: ObjectSendStream[Batch[Finding]], /) -> None:
+        if self.batch:
+            await out.send(self.batch)
+
+
+async def run_gate(
+    names: Sequence[str],
+    folder: Path | None,
+    catalog: str | None,
+    workspace: Path | None,
+    *sinks: Sink[Any],
+    static: bool,
+    timeout: float,
+) -> Outcome:
+    with _workspace(workspace) as (place, watched):
+        request = Request(probes=names, folder=folder, catalog=catalog, workspace=place)
+        plan = make_plan(request)
+        findings: list[Finding] = []
+        runnable: list[Cell] = []
+        for cell in plan.cells:
+            found = [*_read(cell.script, plan), *await _parse(cell.script)]
+            findings += found
+            if not any(finding.rule in _FATAL for finding in found):
+                runnable.append(cell)
+        if not static:
+            findings += await _run(replace(plan, cells=tuple(runnable)), timeout, watched)
+    findings.sort(key=lambda finding: str(finding.source))
+    await Pipeline[Any]((_Findings(findings),)).into(*sinks)
+    return Outcome(len(plan.cells), len(findings))
+
+
+def _finding(script: Script, rule: str, message: str, line: int | None = None) -> Finding:
+    return Finding(
+        rule=f"gate.{rule}",
+        severity="error",
+        message=message,
+        source=str(script.path),
+        line=msgspec.UNSET if line is None else line,
+    )
+
+
+_FATAL = {"gate.executable", "gate.syntax"}
+
+
+def _read(script: Script, plan: Plan) -> Iterator[Finding]:
+    """The static rules."""
+    text = script.path.read_bytes()
+    lines = text.splitlines()
+    if not os.access(script.path, os.X_OK):
+        yield _finding(script, "executable", "the script is not executable (chmod +x)")
+    if text.split(b"\n", 1)[0] != SHEBANG:
+        yield _finding(script, "shebang", f"the first line is not {SHEBANG.decode()}", 1)
+    first = next((n for n, line in enumerate(lines) if _is_command(line)), None)
+    if first is None or lines[first].strip() != STRICT:
+        at = 1 if first is None else first + 1
+        yield _finding(script, "strict-mode", f"the first command is not {STRICT.decode()}", at)
+    if script.name is None:
+        yield _finding(script, "probe-name", 'probe_name="…" is not assigned as a literal')
+    elif script.name != script.id:
+        message = f"probe_name is {script.name} but the file is {script.id}.sh"
+        yield _finding(script, "probe-name", message)
+    if script.capability is None:
+        message = 'primary_capability_id="…" is not assigned as a literal'
+        yield _finding(script, "capability", message)
+    elif plan.catalogs.knowing(script.capability) is None:
+        catalogs = ", ".join(catalog.key for catalog in plan.catalogs.known)
+        message = f"capability {script.capability} is not in {catalogs}"
+        yield _finding(script, "capability", message)
+
+
+def _is_command(line: bytes) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith(b"#")
+
+
+async def _parse(script: Script) -> list[Finding]:
+    """bash's own opinion of the syntax."""
+    got = await capture(
+        ["bash", "-n", str(script.path.absolute())],
+        env={**os.environ, "LC_ALL": "C"},
+        cwd="/",
+        timeout=SYNTAX_TIMEOUT,
+        stdout_limit=0,
+        stderr_limit=1000,
+    )
+    if got.exit_code == 0:
+        return []
+    said = got.stderr.head.decode(errors="replace").strip() or got.spawn_error or "no answer"
+    reason = said.splitlines()[0].removeprefix(f"{script.path.absolute()}: ")
+    return [_finding(script, "syntax", f"bash cannot parse it: {reason}")]
+
+
+async def _run(plan: Plan, timeout: float, watched: Path | None) -> list[Finding]:
+    """The dynamic rules."""
+    emit = Emit(Recorder(plan.catalogs, plan.descriptor))
+    collected = _Collected()
+    left: list[list[str]] = []
+    before = _listing(watched)
+
+    def after(done: int, started: Cell | None) -> None:
+        nonlocal before
+        if started is None:
+            now = _listing(watched)
+            left.append(sorted(now ^ before))
+            before = now
+
+    with (
+        staged(plan.scripts, plan.folder, plan.workspace) as staging,
+        tempfile.TemporaryDirectory(prefix="stream-gate-") as logs,
+    ):
+        cells = tuple(
+            replace(cell, index=n, env={**cell.env, "STREAM_EMIT_LOG": f"{logs}/{n}"})
+            for n, cell in enumerate(plan.cells)
+        )
+        source = probe_source(
+            replace(plan, cells=cells), staging, jobs=1, timeout=timeout, on_done=after
+        )
+        try:
+            await Pipeline[Any]((source,)).into(collected)
+        finally:
+            Reaper.get().strays()
+        calls = [_count_calls(Path(logs, str(n))) for n in range(len(cells))]
+    findings: list[Finding] = []
+    for cell, emission, changed, called in zip(cells, collected.items, left, calls, strict=True):
+        for rule, message in _judge(emit, emission):
+            findings.append(_finding(cell.script, rule, message))
+        if called > 1 or (called == 0 and not staging.in_place):
+            message = f"emit-record was called {called} times instead of once"
+            findings.append(_finding(cell.script, "emit-calls", message))
+        if changed:
+            message = f"the workspace is not as it was: {', '.join(changed[:5])}"
+            findings.append(_finding(cell.script, "leftovers", message))
+    return findings
+
+
+def _judge(emit: Emit, emission: RawEmission) -> Iterator[tuple[str, str]]:
+    """(rule, message) for all that one run shows."""
+    failed = len(emit.failures)
+    (line,) = emit.feed((emission,))
+    if len(emit.failures) > failed:
+        yield emit.failures[-1].reason, emit.failures[-1].sentence
+    else:
+        assert isinstance(line, bytes)
+        record = msgspec.json.decode(line)
+        for part, where, mark in _CUTS:
+            cut = record[part][where].get(mark)
+            if cut:
+                yield "size", f"{part}.{where} is {cut['bytes']} bytes, which was cut to 4 KB"
+    try:
+        frames, _ = split_frames(emission.stdout)
+        given = parse_words(frames[0].words).given if frames else {}
+    except (FrameError, EmitError):  # said above
+        return
+    for flag, count in given.items():
+        if count > 1 and flag not in REPEATABLE:
+            yield "repeated-flag", f"{flag} is given {count} times"
+
+
+_CUTS = (("payload", "raw", "payload_cut"), ("operation", "args", "args_cut"))
+
+
+def _count_calls(log: Path) -> int:
+    try:
+        return len(log.read_bytes().splitlines())
+    except OSError:
+        return 0
+
+
+def _listing(folder: Path | None) -> set[str]:
+    """What there is, with sizes: a probe that cleans up leaves it as it was."""
+    if folder is None:
+        return set()
+    return {
+        f"{path.relative_to(folder)} ({path.lstat().st_size} bytes)"
+        for path in folder.rglob("*")
+        if not path.is_dir()
+    } | {f"{path.relative_to(folder)}/" for path in folder.rglob("*") if path.is_dir()}
+
+
+@contextmanager
+def _workspace(given: Path | None) -> Iterator[tuple[Path, Path | None]]:
+    """(where probes run, the folder to watch): the user's own, or a scratch repository."""
+    if given is not None:
+        yield given, None
+        return
+    with tempfile.TemporaryDirectory(prefix="stream-gate-") as scratch:
+        root = Path(scratch).resolve()
+        (root / ".git" / "hooks").mkdir(parents=True)
+        (root / ".git" / "config").write_text("[core]\n\tbare = false\n")
+        (root / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+        (root / "README.md").write_text("A workspace to run probes in.\n")
+        yield root, root

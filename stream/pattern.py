@@ -1,0 +1,127 @@
+"""Boundary descriptors, and the check that a record keeps the pattern that one names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from stream.catalog import default_path
+from stream.codec import DECODE_ERRORS, explain
+from stream.document import BUNDLE, convert, read_document
+from stream.errors import InputError
+from stream.records.boundary import PATTERN_VERSION, decode_boundary
+from stream.records.catalog import DescriptorDocument
+
+CANONICAL = BUNDLE / "schema" / "boundary_object_schema.json"
+Fault = tuple[str, str]  #: (reason, JSON path)
+Check = Callable[[bytes], Fault | None]
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """Which boundary objects are in force: key, pattern, modes, and their check."""
+
+    key: str
+    path: Path
+    pattern_version: str
+    modes: tuple[str, ...]
+    check: Check
+    canonical: bool
+
+
+def check_canonical(line: bytes) -> Fault | None:
+    try:
+        decode_boundary(line)
+    except DECODE_ERRORS as error:
+        return explain(error)
+    return None
+
+
+def find_descriptor(flag: str | None, tree: Path | None = None) -> Descriptor:
+    """Command line, BOUNDARY_PATH, defaults.json, built-in."""
+    named = flag or os.environ.get("BOUNDARY_PATH")
+    return load_descriptor(Path(named).absolute() if named else default_path("boundary", tree))
+
+
+def load_descriptor(path: Path) -> Descriptor:
+    return make_descriptor(read_document(path), path)
+
+
+def make_descriptor(value: Any, path: Path) -> Descriptor:
+    """Raises InputError naming what is missing or does not fit."""
+    document = convert(value, DescriptorDocument, path)
+    schema, place = _schema(document, path)
+    canonical = schema is None
+    if canonical:
+        reported: object = PATTERN_VERSION
+        modes: tuple[str, ...] = ("baseline",)
+        check: Check = check_canonical
+    else:
+        assert schema is not None
+        reported = _at(schema, "properties", "schema_version", "const")
+        enum = _at(schema, "properties", "run", "properties", "mode", "enum")
+        modes = tuple(map(str, enum)) if isinstance(enum, list) else ("baseline",)
+        check = _compiled(schema, place)
+    if reported != document.pattern_version:
+        said = "no pattern version" if reported is None else f"pattern version {reported!r}"
+        raise InputError(
+            f"{path}: $.pattern_version: is {document.pattern_version!r}"
+            f" but the schema {place} reports {said}"
+        )
+    return Descriptor(document.key, path, document.pattern_version, modes, check, canonical)
+
+
+def _schema(document: DescriptorDocument, path: Path) -> tuple[dict[str, Any] | None, Path]:
+    """The schema that a descriptor names; None for the canonical one."""
+    if document.schema is not UNSET and document.schema_path is not UNSET:
+        raise InputError(f"{path}: both schema and schema_path are given")
+    if document.schema is not UNSET:
+        return document.schema, path
+    if document.schema_path is UNSET:
+        raise InputError(f"{path}: missing schema_path")
+    place = path.parent / document.schema_path
+    if not place.is_file():
+        raise InputError(f"{path}: $.schema_path: schema not found: {place}")
+    if place.resolve() == CANONICAL.resolve():
+        return None, place
+    schema = read_document(place)
+    if not isinstance(schema, dict):
+        raise InputError(f"{place}: expected a JSON Schema object")
+    return schema, place
+
+
+def _at(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _compiled(schema: dict[str, Any], place: Path) -> Check:
+    import jsonschema_rs  # a fifth of the start-up, for those who bring a pattern of their own
+
+    try:
+        validator = jsonschema_rs.validator_for(schema, offline=True)
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{place}: not a usable JSON Schema: {reason}") from None
+
+    def check(line: bytes) -> Fault | None:
+        try:
+            value = msgspec.json.decode(line)
+            error = next(validator.iter_errors(value), None)
+        except (*DECODE_ERRORS, ValueError) as problem:
+            return explain(problem)
+        if error is None:
+            return None
+        steps = "".join(
+            f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path
+        )
+        return error.message, f"${steps}"
+
+    return check

@@ -1,0 +1,1 @@
+"""What flows: one module a contract. msgspec only, no behaviour."""

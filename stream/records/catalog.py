@@ -1,0 +1,92 @@
+"""sandbox_catalog_v1 and boundary_schema_v1: what a probe may claim, and in which form."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from stream.records.boundary import Key
+
+CATALOG = "sandbox_catalog_v1"
+DESCRIPTOR = "boundary_schema_v1"
+
+Text = Annotated[str, Meta(min_length=1)]
+Title = Annotated[str, Meta(pattern=r"\S")]
+
+
+class CatalogHead(Struct, forbid_unknown_fields=True):
+    key: Key
+    title: Title
+    description: str = ""
+    labels: list[str] = []
+    notes: str = ""
+
+
+class Layer(Struct, forbid_unknown_fields=True):
+    id: str
+    description: str
+
+
+class Scope(Struct, forbid_unknown_fields=True):
+    description: str
+    categories: dict[str, str]
+    notes: str = ""
+    policy_layers: list[Layer] = []
+    limitations: str = ""
+
+
+class Doc(Struct, forbid_unknown_fields=True):
+    title: Title
+    url: str = ""
+    url_hint: str = ""
+
+
+class Operations(Struct, forbid_unknown_fields=True):
+    allow: list[str] = []
+    deny: list[str] = []
+
+
+class DocReference(Struct, forbid_unknown_fields=True):
+    doc: str
+    section: str = ""
+    url_hint: str = ""
+
+
+class Capability(Struct, forbid_unknown_fields=True):
+    id: str
+    category: str
+    layer: str
+    description: str
+    operations: Operations
+    status: str = ""
+    labels: list[str] = []
+    meta_ops: list[str] = []
+    agent_controls: list[str] = []
+    notes: str = ""
+    sources: list[DocReference] = []
+
+
+class CatalogDocument(Struct, forbid_unknown_fields=True):
+    schema_version: Literal["sandbox_catalog_v1"]
+    catalog: CatalogHead
+    scope: Scope
+    docs: dict[str, Doc]
+    capabilities: Annotated[list[Capability], Meta(min_length=1)]
+
+
+class DescriptorDocument(Struct, forbid_unknown_fields=True):
+    schema_version: Literal["boundary_schema_v1"]
+    key: Key
+    pattern_version: Text
+    title: str = ""
+    description: str = ""
+    schema_path: Text | UnsetType = UNSET
+    schema: dict[str, Any] | UnsetType = UNSET
+
+
+class Defaults(Struct, forbid_unknown_fields=True):
+    """catalogs/defaults.json. The catalog may depend on the platform."""
+
+    catalog: Text | dict[str, Text] | UnsetType = UNSET
+    boundary: Text | UnsetType = UNSET

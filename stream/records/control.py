@@ -1,0 +1,91 @@
+"""Control records: a broken rule, a bad line, a loss. They travel with the stream."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+
+class Finding(
+    Struct,
+    tag_field="schema",
+    tag="stream.finding.v1",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    kw_only=True,
+    frozen=True,
+):
+    """A rule that something breaks."""
+
+    rule: str
+    severity: Literal["error", "warning"]
+    message: str
+    source: str | UnsetType = UNSET
+    line: Positive | UnsetType = UNSET
+    path: str | UnsetType = UNSET
+    event_id: str | UnsetType = UNSET
+
+
+class Reject(
+    Struct,
+    tag_field="schema",
+    tag="stream.reject.v1",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    kw_only=True,
+    frozen=True,
+):
+    """A line that a stage could not use. The line itself is named by its hash."""
+
+    stage: str
+    source: str
+    line: Positive
+    offset: NonNegative
+    sha256: Sha256
+    reason: str
+    path: str | UnsetType = UNSET
+
+
+class Gap(
+    Struct,
+    tag_field="schema",
+    tag="stream.gap.v1",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    kw_only=True,
+    frozen=True,
+):
+    """Something was lost here, and how much."""
+
+    source: str
+    lost: NonNegative
+    reason: str
+    unit: str | UnsetType = UNSET
+
+
+Control = Finding | Reject | Gap
+CONTROL_SCHEMAS = ("stream.finding.v1", "stream.reject.v1", "stream.gap.v1")
+
+
+def place(source: str, line: int | UnsetType, path: str | UnsetType) -> str:
+    """`events.ndjson:17: $.seq: `, with the parts that there are."""
+    where = source if line is UNSET else f"{source}:{line}"
+    return f"{where}: " if path is UNSET else f"{where}: {path}: "
+
+
+def sentence(record: Control) -> str:
+    """The one line that a person reads."""
+    if isinstance(record, Gap):
+        unit = "records" if record.unit is UNSET else record.unit
+        return f"{record.source}: {record.lost} {unit} lost: {record.reason}"
+    if isinstance(record, Reject):
+        return place(record.source, record.line, record.path) + record.reason
+    source = "" if record.source is UNSET else record.source
+    where = place(source, record.line, record.path) if source else ""
+    note = "" if record.severity == "error" else f"{record.severity}: "
+    return f"{where}{note}{record.message}"

@@ -1,0 +1,1 @@
+"""Sinks: write batches; entering acquires, leaving cleanly commits."""

@@ -1,0 +1,1 @@
+"""Sources: own their processes and descriptors, push batches."""

@@ -1,0 +1,82 @@
+"""Lines from a file or from stdin: what one read delivers is one batch."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiofiles
+from anyio import to_thread, wait_readable
+from anyio.abc import ObjectSendStream
+
+from stream.codec import LineSplitter
+from stream.errors import InputError, os_reason
+from stream.pipeline import Batch
+
+FILE_BLOCK = 1 << 18
+PIPE_BLOCK = 1 << 16
+STDIN = "-"
+
+Out = ObjectSendStream[Batch[bytes]]
+
+
+@dataclass
+class NdjsonSource:
+    """`-` is stdin. Raises InputError where it cannot be read."""
+
+    name: str
+
+    async def run(self, out: Out, /) -> None:
+        splitter = LineSplitter("(stdin)" if self.name == STDIN else self.name)
+        try:
+            if _is_regular(self.name):
+                await _read_file(self.name, splitter, out)
+            else:
+                await _read_pipe(self.name, splitter, out)
+        except OSError as error:
+            raise InputError(f"{self.name}: {os_reason(error)}") from None
+        rest = splitter.finish()
+        if rest:
+            await out.send(rest)
+
+
+def _is_regular(name: str) -> bool:
+    status = os.fstat(0) if name == STDIN else Path(name).stat()
+    return stat.S_ISREG(status.st_mode)
+
+
+async def _read_file(name: str, splitter: LineSplitter, out: Out) -> None:
+    target = 0 if name == STDIN else name
+    async with aiofiles.open(target, "rb", buffering=0, closefd=name != STDIN) as file:
+        while chunk := await file.read(FILE_BLOCK):
+            batch = splitter.feed(chunk)
+            if batch:
+                await out.send(batch)
+
+
+async def _read_pipe(name: str, splitter: LineSplitter, out: Out) -> None:
+    """A pipe, a terminal, a device: whatever there is now, without waiting for more."""
+    # A fifo without a writer holds open(): in a thread that cancellation leaves behind.
+    fd = 0 if name == STDIN else await to_thread.run_sync(_open, name, abandon_on_cancel=True)
+    try:
+        while chunk := await _read_some(fd):
+            batch = splitter.feed(chunk)
+            if batch:
+                await out.send(batch)
+    finally:
+        if fd != 0:
+            os.close(fd)
+
+
+def _open(name: str) -> int:
+    return os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+
+
+async def _read_some(fd: int) -> bytes:
+    try:
+        await wait_readable(fd)
+    except PermissionError:  # what cannot be polled, /dev/null for one, never blocks for long
+        return await to_thread.run_sync(os.read, fd, PIPE_BLOCK, abandon_on_cancel=True)
+    return os.read(fd, PIPE_BLOCK)

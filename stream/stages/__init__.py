@@ -1,0 +1,1 @@
+"""Stages: pure, synchronous; batches in, batches out."""

@@ -1,0 +1,258 @@
+"""Boundary objects: from what a probe said, or, where it failed, from what the harness saw.
+
+Pure: the catalogs and the descriptor are given, facts about the machine arrive as data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from stream.catalog import Catalogs
+from stream.codec import explain
+from stream.errors import EmitError
+from stream.pattern import Descriptor
+from stream.records.boundary import (
+    PATTERN_VERSION,
+    Boundary,
+    CapabilityContext,
+    Operation,
+    Payload,
+    Probe,
+    Result,
+    Run,
+    SandboxMode,
+    Snapshot,
+    Stack,
+    Status,
+    encode_boundary,
+)
+from stream.records.emission import RawEmission, Word
+from stream.stages.flags import Spoken, parse_words
+from stream.stages.payload import clip, encode_size, fit, infer_errno, snippet
+
+AUTHOR = "stream"  #: of a record that the harness wrote in a probe's place
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the helper does not say: where the probe ran."""
+
+    os: str
+    workspace_root: str | None
+    sandbox_mode: str | None
+
+
+class Recorder:
+    """Makes records under one descriptor and its catalogs, and checks each of them."""
+
+    def __init__(self, catalogs: Catalogs, descriptor: Descriptor) -> None:
+        self.catalogs = catalogs
+        self.descriptor = descriptor
+
+    def from_words(self, words: Sequence[Word], around: Surroundings) -> tuple[Spoken, bytes]:
+        """Raises EmitError with the sentence that emit-record prints."""
+        said = parse_words(words)
+        return said, self.from_spoken(said, around)
+
+    def from_spoken(self, said: Spoken, around: Surroundings) -> bytes:
+        mode, primary = said.texts["--run-mode"], said.texts["--primary-capability-id"].strip()
+        if mode not in self.descriptor.modes:
+            expected = "|".join(self.descriptor.modes)
+            raise EmitError(f"Unknown run mode: {mode} (expected {expected})")
+        secondary = sorted({name for name in said.secondary if name})
+        payload, inferred = _payload(said)
+        record = self._record(
+            around,
+            primary=primary,
+            secondary=secondary,
+            context=self._context(primary, secondary),
+            probe=said.texts["--probe-name"],
+            version=said.texts["--probe-version"],
+            mode=mode,
+            command=said.texts["--command"],
+            operation=Operation(
+                args=fit(said.objects["args"], 0, "args_cut"),
+                category=clip(said.texts["--category"]),
+                target=clip(said.texts["--target"]),
+                verb=clip(said.texts["--verb"]),
+            ),
+            result=Result(
+                errno=_clipped(said.text("--errno")) or inferred,
+                error_detail=_clipped(said.text("--error-detail")),
+                message=_clipped(said.text("--message")),
+                observed_result=cast("Status", said.texts["--status"]),
+                raw_exit_code=said.exit_code,
+            ),
+            payload=payload,
+        )
+        return self._checked(record)
+
+    def from_harness(
+        self,
+        cell: RawEmission,
+        around: Surroundings,
+        reason: str,
+        sentence: str,
+        emitted: dict[str, Any] | None,
+        noise: bytes,
+    ) -> bytes:
+        """The error record that stands for a probe which did not keep its contract."""
+        primary = cell.capability or "unknown"
+        catalog = self.catalogs.knowing(primary)
+        raw: dict[str, Any] = {"harness": {"author": AUTHOR, "reason": reason, **_facts(cell)}}
+        if emitted is not None:
+            raw["emitted"] = emitted
+        stdout = snippet(noise.decode(errors="replace")) if noise else None
+        stderr = snippet(cell.stderr.decode(errors="replace"))
+        record = self._record(
+            around,
+            primary=primary,
+            secondary=[],
+            context=(
+                catalog.key if catalog else self.catalogs.first.key,
+                catalog.snapshot(primary) if catalog else Snapshot("unknown", primary, "unknown"),
+                [],
+            ),
+            probe=cell.probe,
+            version="unknown",
+            mode=cell.mode,
+            command=f"{cell.probe}.sh",
+            operation=Operation({}, "harness", f"{cell.probe}.sh", "run"),
+            result=Result(
+                errno=None,
+                error_detail=cell.spawn_error,
+                message=sentence,
+                observed_result="error",
+                raw_exit_code=cell.exit_code,
+            ),
+            payload=_fitted(raw, stderr, stdout),
+        )
+        line = encode_boundary(record)
+        if self.descriptor.check(line):
+            # A pattern of the user's own has no room for it: the cell still gets its record.
+            record.schema_version = PATTERN_VERSION
+            line = encode_boundary(record)
+        return line
+
+    def _context(
+        self, primary: str, secondary: Sequence[str]
+    ) -> tuple[str, Snapshot, list[Snapshot]]:
+        catalog = self.catalogs.knowing(primary)
+        if catalog is None:
+            raise EmitError(_unknown("primary", primary))
+        for name in secondary:
+            if name not in catalog.capabilities:
+                raise EmitError(_unknown("secondary", name))
+        return catalog.key, catalog.snapshot(primary), [catalog.snapshot(n) for n in secondary]
+
+    def _record(
+        self,
+        around: Surroundings,
+        *,
+        primary: str,
+        secondary: list[str],
+        context: tuple[str, Snapshot, list[Snapshot]],
+        probe: str,
+        version: str,
+        mode: str,
+        command: str,
+        operation: Operation,
+        result: Result,
+        payload: Payload,
+    ) -> Boundary:
+        catalog_key, first, others = context
+        # A descriptor of the user's own may name another pattern and other modes; its
+        # schema is what the encoded record is then held against.
+        return Boundary(
+            capabilities_schema_version=catalog_key,
+            capability_context=CapabilityContext(first, others),
+            operation=operation,
+            payload=payload,
+            probe=Probe(clip(probe), primary, secondary, clip(version)),
+            result=result,
+            run=Run(clip(command), cast("Any", mode), around.workspace_root),
+            schema_key=self.descriptor.key,
+            schema_version=cast("Any", self.descriptor.pattern_version),
+            stack=Stack(around.os, cast("SandboxMode | None", around.sandbox_mode)),
+        )
+
+    def _checked(self, record: Boundary) -> bytes:
+        try:
+            line = encode_boundary(record)
+        except (RecursionError, OverflowError, ValueError) as error:
+            raise EmitError(f"the record cannot be written: {explain(error)[0]}") from None
+        fault = self.descriptor.check(line)
+        if fault:
+            reason, path = fault
+            raise EmitError(f"the record breaks {self.descriptor.key}: {path}: {reason}")
+        return line
+
+
+def _unknown(which: str, name: str) -> str:
+    return (
+        f"Unknown {which} capability id: {name}."
+        " Expected one of the IDs in the loaded capability catalog."
+    )
+
+
+def _clipped(text: str | None) -> str | None:
+    return None if text is None else clip(text)
+
+
+def _payload(said: Spoken) -> tuple[Payload, str | None]:
+    """The payload, and the errno that the evidence names where the probe named none."""
+    if said.payload is not None:
+        raw, stderr, stdout = (
+            said.payload.raw,
+            said.payload.stderr_snippet,
+            said.payload.stdout_snippet,
+        )
+    else:
+        raw = said.objects["raw"]
+        stderr, stdout = said.snippets.get("stderr"), said.snippets.get("stdout")
+    inferred = None
+    if said.texts["--status"] != "success" and not said.text("--errno"):
+        inferred = infer_errno(
+            {
+                "stderr_snippet": stderr,
+                "message": said.text("--message"),
+                "error_detail": said.text("--error-detail"),
+                "stdout_snippet": stdout,
+            }
+        )
+    if inferred:
+        raw = {**raw, "errno_inferred_from": inferred[1]}
+    return _fitted(raw, snippet(stderr), snippet(stdout)), inferred[0] if inferred else None
+
+
+def _fitted(raw: dict[str, Any], stderr: str | None, stdout: str | None) -> Payload:
+    """Snippets keep their room; what is left of the limit is for raw."""
+    # Control characters cost six bytes each in JSON: 400 of them are above any limit.
+    used = 0
+    kept: list[str | None] = []
+    for text in (stderr, stdout):
+        shown = None if text is None else _within(text, 1700)
+        used += len(encode_size(shown))
+        kept.append(shown)
+    return Payload(fit(raw, used + 64, "payload_cut"), kept[0], kept[1])
+
+
+def _within(text: str, limit: int) -> str:
+    while len(encode_size(text)) > limit:
+        text = text[: len(text) * 3 // 4].rstrip("…") + "…"
+    return text
+
+
+def _facts(cell: RawEmission) -> dict[str, Any]:
+    """What the harness saw of a cell, without what did not happen."""
+    facts = {
+        "exit_code": cell.exit_code,
+        "signal": cell.signal,
+        "timed_out_after_seconds": cell.timed_out,
+        "stdout_bytes": cell.stdout_bytes,
+        "stderr_bytes": cell.stderr_bytes,
+        "left_processes": cell.stragglers or None,
+    }
+    return {name: value for name, value in facts.items() if value is not None}

@@ -1,0 +1,151 @@
+"""validate: every line is held against the contract that it names.
+
+Good lines pass on unchanged. A bad one becomes a finding, which says what is wrong, and a
+reject, which accounts for it. A line of a contract that stream does not know passes, is
+counted, and is a finding only where nothing follows that could know it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from stream.catalog import make_catalog
+from stream.codec import DECODE_ERRORS, Lines, contract_of, explain, is_blank, reject
+from stream.document import parse_document
+from stream.errors import InputError
+from stream.pattern import Descriptor, Fault, make_descriptor
+from stream.pipeline import Batch, Counts
+from stream.records.boundary import PATTERN_VERSION, decode_boundary
+from stream.records.catalog import CATALOG, DESCRIPTOR
+from stream.records.control import CONTROL_SCHEMAS, Control, Finding
+from stream.records.emission import RAW_EMISSION, decode_raw
+
+_decode_control = msgspec.json.Decoder(Control).decode
+
+
+def check_catalog(line: bytes, source: str) -> Fault | None:
+    return _document_fault(lambda: make_catalog(parse_document(line), Path(source)), source)
+
+
+def check_descriptor(line: bytes, source: str) -> Fault | None:
+    return _document_fault(lambda: make_descriptor(parse_document(line), Path(source)), source)
+
+
+def _document_fault(load: Callable[[], object], source: str) -> Fault | None:
+    try:
+        load()
+    except (InputError, ValueError) as error:
+        reason = str(error).removeprefix(f"{source}: ")
+        path, colon, rest = reason.partition(": ")
+        return (rest, path) if colon and path.startswith("$") else (reason, "")
+    return None
+
+
+class Validate:
+    """Lines in; good lines, findings and rejects out."""
+
+    name = "validate"
+
+    def __init__(self, descriptor: Descriptor, *, is_last: bool) -> None:
+        self.counts = Counts()
+        self.findings = 0
+        self.contracts: Counter[str] = Counter()  #: lines that keep their contract, by contract
+        self._descriptor = descriptor
+        self._is_last = is_last
+
+    def feed(self, batch: Batch[bytes | Control], /) -> Batch[bytes | Control]:
+        self.counts.received += len(batch)
+        if not self._descriptor.canonical:
+            return self._feed_slowly(batch)
+        # Nearly every line of nearly every stream is a good boundary object: one call each.
+        try:
+            for line in batch:
+                decode_boundary(line)  # type: ignore[arg-type]
+        except (*DECODE_ERRORS, TypeError):
+            return self._feed_slowly(batch)
+        self.counts.passed += len(batch)
+        self.contracts[PATTERN_VERSION] += len(batch)
+        return batch
+
+    def finish(self) -> Batch[bytes | Control]:
+        return ()
+
+    def _feed_slowly(self, batch: Batch[bytes | Control]) -> list[bytes | Control]:
+        out: list[bytes | Control] = []
+        for index, line in enumerate(batch):
+            if isinstance(line, bytes) and is_blank(line):
+                self.counts.filtered += 1
+                continue
+            source = batch.source if isinstance(batch, Lines) else "(pipeline)"
+            rule, fault = self._judge(line, source)
+            if fault is None:
+                self.counts.passed += 1
+                out.append(line)
+                continue
+            bad = reject(self.name, batch, index, *fault)
+            self.findings += 1
+            self.counts.rejected += 1
+            finding = Finding(
+                rule=rule,
+                severity="error",
+                message=bad.reason,
+                source=bad.source,
+                line=bad.line,
+                path=bad.path,
+            )
+            out += (finding, bad)
+        return out
+
+    def _judge(self, line: bytes | Control, source: str) -> tuple[str, Fault | None]:
+        """(the contract or rule, what breaks it)."""
+        if not isinstance(line, bytes):
+            self.findings += isinstance(line, Finding)
+            return "control", None
+        try:
+            contract = contract_of(line)
+        except DECODE_ERRORS as error:
+            return "json", explain(error)
+        if contract is None or not self._knows(contract):
+            if not self._is_last:
+                self.contracts["(unknown)"] += 1
+                return "contract", None
+            return "contract", _unknown(contract)
+        fault = self.check(contract, line, source)
+        if fault is None:
+            self.contracts[contract] += 1
+        return contract, fault
+
+    def _knows(self, contract: str) -> bool:
+        return contract in _KNOWN or contract == self._descriptor.pattern_version
+
+    def check(self, contract: str, line: bytes, source: str) -> Fault | None:
+        """Raises nothing: a line that cannot be decoded is a fault as well."""
+        try:
+            if contract == self._descriptor.pattern_version:
+                return self._descriptor.check(line)
+            if contract == CATALOG:
+                return check_catalog(line, source)
+            if contract == DESCRIPTOR:
+                return check_descriptor(line, source)
+            if contract == PATTERN_VERSION:
+                decode_boundary(line)
+            elif contract == RAW_EMISSION:
+                decode_raw(line)
+            else:
+                _decode_control(line)
+        except DECODE_ERRORS as error:
+            return explain(error)
+        return None
+
+
+_KNOWN = {PATTERN_VERSION, CATALOG, DESCRIPTOR, RAW_EMISSION, *CONTROL_SCHEMAS}
+
+
+def _unknown(contract: str | None) -> Fault:
+    if contract is None:
+        return "names no contract: neither schema nor schema_version is there", ""
+    return f"{contract!r} is no contract that stream knows: nothing was checked", ""

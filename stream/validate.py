@@ -1,0 +1,76 @@
+"""The composition behind `stream validate`: streams of lines, and whole documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from anyio.abc import ObjectSendStream
+from msgspec import UNSET
+
+from stream.codec import Lines, explain
+from stream.document import LARGEST, parse_document
+from stream.errors import InputError, os_reason
+from stream.pattern import Descriptor
+from stream.pipeline import Batch, Chain, Pipeline, Sink
+from stream.records.control import Finding
+from stream.sources.ndjson import STDIN, NdjsonSource
+from stream.stages.validate import Validate
+
+
+@dataclass
+class DocumentSource:
+    """One JSON value that spans lines, as the one line that it would be."""
+
+    name: str
+
+    async def run(self, out: ObjectSendStream[Batch[Any]], /) -> None:
+        try:
+            line = msgspec.json.encode(parse_document(Path(self.name).read_bytes()))
+        except (ValueError, RecursionError) as error:
+            reason, path = explain(error)
+            finding = Finding(
+                rule="json", severity="error", message=reason, source=self.name, path=path or UNSET
+            )
+            await out.send((finding,))
+            return
+        await out.send(Lines([line], self.name, 1, 0))
+
+
+async def run_validate(
+    names: Sequence[str], descriptor: Descriptor, *sinks: Sink[Any], as_filter: bool
+) -> Validate:
+    """One input after the other, in the order given. The stage that it returns has the books."""
+    stage = Validate(descriptor, is_last=not as_filter)
+    sources = [DocumentSource(name) if is_document(name) else NdjsonSource(name) for name in names]
+    await Pipeline[Any]((Chain(sources),)).through(lambda: stage).into(*sinks)
+    return stage
+
+
+def is_document(name: str) -> bool:
+    """Whether a file is one JSON value over several lines, and not a stream of lines.
+
+    Only the first line is looked at: nothing but an opening bracket, or the beginning of
+    a value in a file that is called .json.
+    """
+    path = Path(name)
+    if name == STDIN or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            first = file.readline(LARGEST).strip()
+            small = path.stat().st_size <= LARGEST
+    except OSError as error:
+        raise InputError(f"{name}: {os_reason(error)}") from None
+    if first in (b"{", b"["):
+        return small
+    if path.suffix != ".json" or not small:
+        return False
+    try:
+        msgspec.json.decode(first)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return True
+    return False
