@@ -9,7 +9,12 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
 my ($open, $unlink, $send, $receive) = map { $_ + 0 } split " ", shift;
 my $name = "stream-probe-$$"; # the C library takes the leading slash off, the kernel wants none
 my $attributes = pack "q4x32", 0, 1, 64, 0; # one message of 64 bytes
@@ -43,8 +48,9 @@ case "$exit_code:$out" in
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
-  1:unmeasured) message="mq_timedreceive is not measured on $OSTYPE $HOSTTYPE" ;;
+  1:unmeasured) message="mq_open is not measured on $OSTYPE $HOSTTYPE" ;;
   127:*) message="perl is missing" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

@@ -8,7 +8,12 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
 my $id;
 $SIG{$_} = sub { exit 1 } for qw(HUP INT TERM);
 END { msgctl($id, 0, 0) if defined $id } # IPC_RMID
@@ -30,6 +35,7 @@ case "$exit_code:$out" in
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
   127:*) message="perl is missing" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

@@ -8,8 +8,13 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
-my $in = $^O eq "linux" ? "SnNx8" : "xCnNx8"; # sockaddr_in; Socket.pm loads three times slower than perl starts
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
+my $in = $^O eq "linux" ? "SnNx8" : "xCnNx8"; # sockaddr_in; Socket.pm would take longer than the rest
 socket(my $listener, 2, 1, 0) or stop "failed socket";
 bind($listener, pack $in, 2, 0, 0x7f000001) or stop "failed bind";
 listen($listener, 1) or stop "failed listen";
@@ -28,6 +33,7 @@ case "$exit_code:$out" in
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
   127:*) message="perl is missing" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

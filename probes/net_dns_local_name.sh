@@ -8,10 +8,15 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
 alarm 2;
-my (undef, undef, undef, undef, @addresses) = gethostbyname "localhost" or exit print "unresolved h_errno $?";
-print grep({ $_ eq "\x7f\0\0\1" } @addresses) ? "seen" : "unseen";
+my @entry = gethostbyname "localhost" or exit print "unresolved h_errno $?";
+print grep({ $_ eq "\x7f\0\0\1" } @entry[4 .. $#entry]) ? "seen" : "unseen";
 '
 printf -v command 'perl -e %q' "$program"
 
@@ -27,6 +32,7 @@ case "$exit_code:$out" in
     ;;
   127:*) message="perl is missing" ;;
   142:*) message="no answer within 2 s" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

@@ -19,13 +19,19 @@ fi
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
 my ($server) = shift =~ /^([^%]*)/;
 my ($family, $address);
 if ($server =~ /:/) {
   require Socket;
   $family = Socket::AF_INET6();
-  $address = Socket::pack_sockaddr_in6(53, Socket::inet_pton($family, $server) || exit print "unreadable");
+  my $bytes = Socket::inet_pton($family, $server) or exit print "unreadable";
+  $address = Socket::pack_sockaddr_in6(53, $bytes);
 } else {
   $family = 2;
   my @bytes = $server =~ /^(\d+)\.(\d+)\.(\d+)\.(\d+)$/ or exit print "unreadable";
@@ -41,7 +47,7 @@ printf -v command 'perl -e %q %q' "$program" "$server"
 status="error" errno="" message="" exit_code=0
 out="$(perl -e "$program" "$server" 2>&1)" || exit_code=$?
 case "$exit_code:$out" in
-  0:seen*) status="success" message="policy and routing allow it: a local address was assigned; no packet was sent" ;;
+  0:seen*) status="success" message="policy and routing gave the socket a local address; no packet was sent" ;;
   0:unseen*) message="connect reported success but no local address was assigned" ;;
   1:unreadable) message="not attempted: no name server address in /etc/resolv.conf" ;;
   "1:failed "*)
@@ -49,6 +55,7 @@ case "$exit_code:$out" in
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
   127:*) message="perl is missing" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

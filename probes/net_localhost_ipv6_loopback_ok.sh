@@ -8,7 +8,12 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
 my %family = (linux => 10, darwin => 30, freebsd => 28);
 my $af = $family{$^O} or exit print "unknown AF_INET6";
 my $in6 = ($^O eq "linux" ? "S" : "xC") . "nx4x15Cx4"; # sockaddr_in6 of ::1
@@ -30,7 +35,7 @@ printf -v command 'perl -e %q' "$program"
 status="error" errno="" message="" exit_code=0
 out="$(perl -e "$program" 2>&1)" || exit_code=$?
 case "$exit_code:$out" in
-  0:seen*) status="success" message="both sides of an IPv6 loopback TCP connection received what the other sent" ;;
+  0:seen*) status="success" message="both sides of an IPv6 connection received what the other sent" ;;
   0:unseen*) message="the connection was made but the bytes did not arrive" ;;
   "1:failed "*)
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
@@ -38,6 +43,7 @@ case "$exit_code:$out" in
     ;;
   127:*) message="perl is missing" ;;
   142:*) message="no answer within 2 s" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

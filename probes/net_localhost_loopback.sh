@@ -8,8 +8,13 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
-my $in = $^O eq "linux" ? "SnNx8" : "xCnNx8"; # sockaddr_in; Socket.pm loads three times slower than perl starts
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
+my $in = $^O eq "linux" ? "SnNx8" : "xCnNx8"; # sockaddr_in; Socket.pm would take longer than the rest
 alarm 2;
 socket(my $listener, 2, 1, 0) or stop "failed socket";
 bind($listener, pack $in, 2, 0, 0x7f000001) or stop "failed bind";
@@ -28,7 +33,7 @@ printf -v command 'perl -e %q' "$program"
 status="error" errno="" message="" exit_code=0
 out="$(perl -e "$program" 2>&1)" || exit_code=$?
 case "$exit_code:$out" in
-  0:seen*) status="success" message="both sides of a loopback TCP connection received what the other sent" ;;
+  0:seen*) status="success" message="both sides of a loopback connection received what the other sent" ;;
   0:unseen*) message="the connection was made but the bytes did not arrive" ;;
   "1:failed "*)
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
@@ -36,6 +41,7 @@ case "$exit_code:$out" in
     ;;
   127:*) message="perl is missing" ;;
   142:*) message="no answer within 2 s" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

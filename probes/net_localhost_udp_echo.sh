@@ -8,13 +8,18 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
-my $in = $^O eq "linux" ? "SnNx8" : "xCnNx8"; # sockaddr_in; Socket.pm loads three times slower than perl starts
-alarm 2;
-for (my ($server, $client)) {
-  socket($_, 2, 2, 0) or stop "failed socket";
-  bind($_, pack $in, 2, 0, 0x7f000001) or stop "failed bind";
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
 }
+my $in = $^O eq "linux" ? "SnNx8" : "xCnNx8"; # sockaddr_in; Socket.pm would take longer than the rest
+alarm 2;
+socket(my $server, 2, 2, 0) or stop "failed socket";
+bind($server, pack $in, 2, 0, 0x7f000001) or stop "failed bind";
+socket(my $client, 2, 2, 0) or stop "failed socket";
+bind($client, pack $in, 2, 0, 0x7f000001) or stop "failed bind";
 defined send($client, "ping", 0, getsockname $server) or stop "failed send";
 defined(my $from = recv($server, my $ping, 16, 0)) or stop "failed recv";
 defined send($server, "pong", 0, $from) or stop "failed send";
@@ -34,6 +39,7 @@ case "$exit_code:$out" in
     ;;
   127:*) message="perl is missing" ;;
   142:*) message="no answer within 2 s" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

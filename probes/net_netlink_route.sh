@@ -8,14 +8,20 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
 alarm 2;
 socket(my $route, 16, 3, 0) or stop "failed socket";
 bind($route, pack "SxxLL", 16, 0, 0) or stop "failed bind";
-# nlmsghdr RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP; then an empty ifinfomsg
-defined send($route, pack("LSSLLx16", 32, 18, 0x301, 1, 0), 0, pack "SxxLL", 16, 0, 0) or stop "failed send";
+# nlmsghdr: RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP; then an empty ifinfomsg
+my $request = pack "LSSLLx16", 32, 18, 0x301, 1, 0;
+defined send($route, $request, 0, pack "SxxLL", 16, 0, 0) or stop "failed send";
 defined recv($route, my $answer, 65536, 0) or stop "failed recv";
-my ($length, $type, $flags, $sequence, $port, $error) = unpack "LSSLLl", $answer;
+my (undef, $type, undef, $sequence, undef, $error) = unpack "LSSLLl", $answer;
 if ($type == 2 && $error) { $! = -$error; stop "failed RTM_GETLINK" }
 print $type == 16 && $sequence == 1 ? "seen" : "unseen type $type";
 '
@@ -37,6 +43,7 @@ case "$exit_code:$out" in
   1:unmeasured) message="netlink sockets are Linux only, not measured on $OSTYPE" ;;
   127:*) message="perl is missing" ;;
   142:*) message="no answer within 2 s" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

@@ -1,19 +1,26 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Opens a TCP connection to 203.0.113.1, an address reserved for documentation: policy and routing
-# are asked, and nobody is disturbed. Where nothing refuses it, silence is the expected end.
+# Opens a TCP connection to FENCE_OUTBOUND_TARGET (A.B.C.D:PORT), a listener outside the sandbox that
+# the user names. Without one it tries the broadcast address: a policy that forbids connecting
+# refuses the call, and where nothing forbids it, TCP itself does, before a packet is sent.
 probe_name="net_outbound_ipv4_literal_denied"
 primary_capability_id="cap_net_outbound_any"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
-my $in = $^O eq "linux" ? "SnNx8" : "xCnNx8"; # sockaddr_in; Socket.pm loads three times slower than perl starts
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
+my $in = $^O eq "linux" ? "SnNx8" : "xCnNx8"; # sockaddr_in; Socket.pm would take longer than the rest
 socket(my $socket, 2, 1, 0) or stop "failed socket";
 fcntl($socket, 4, $^O eq "linux" ? 2048 : 4) or stop "unready fcntl"; # F_SETFL, O_NONBLOCK
-if (!connect($socket, pack $in, 2, 9, 0xcb007101)) {
+my @target = $ENV{target} =~ /^(\d+)\.(\d+)\.(\d+)\.(\d+):(\d+)$/ or exit print "unready";
+if (!connect($socket, pack $in, 2, $target[4], unpack "N", pack "C4", @target)) {
   $!{EINPROGRESS} or stop "failed connect";
   vec(my $ready = "", fileno $socket, 1) = 1;
   select undef, $ready, undef, 0.7 or exit print "silent";
@@ -24,16 +31,22 @@ print "seen";
 printf -v command 'perl -e %q' "$program"
 
 status="error" errno="" message="" exit_code=0
-out="$(perl -e "$program" 2>&1)" || exit_code=$?
+target="${FENCE_OUTBOUND_TARGET:-255.255.255.255:9}"
+out="$(target="$target" perl -e "$program" 2>&1)" || exit_code=$?
 case "$exit_code:$out" in
   0:seen*) status="success" message="the connection was accepted" ;;
   1:silent) message="nothing refused the connection and nothing answered within 0.7 s" ;;
   "1:failed "*)
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
+    if [[ $status == error && -z ${FENCE_OUTBOUND_TARGET:-} ]]; then
+      message="no policy refused the call; without FENCE_OUTBOUND_TARGET nothing was sent"
+    fi
     ;;
+  1:unready) message="not attempted: FENCE_OUTBOUND_TARGET is not A.B.C.D:PORT" ;;
   "1:unready "*) message="not attempted: ${out#unready }" ;;
   127:*) message="perl is missing" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 
@@ -45,7 +58,7 @@ esac
   --command "$command" \
   --category "net" \
   --verb "connect" \
-  --target "203.0.113.1:9" \
+  --target "$target" \
   --status "$status" \
   --errno "$errno" \
   --message "$message" \

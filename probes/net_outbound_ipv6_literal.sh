@@ -9,7 +9,12 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
 my %family = (linux => 10, darwin => 30, freebsd => 28);
 my $af = $family{$^O} or exit print "unknown AF_INET6";
 socket(my $socket, $af, 2, 0) or stop "failed socket";
@@ -23,13 +28,14 @@ printf -v command 'perl -e %q' "$program"
 status="error" errno="" message="" exit_code=0
 out="$(perl -e "$program" 2>&1)" || exit_code=$?
 case "$exit_code:$out" in
-  0:seen*) status="success" message="policy and routing allow it: a local address was assigned; no packet was sent" ;;
+  0:seen*) status="success" message="policy and routing gave the socket a local address; no packet was sent" ;;
   0:unseen*) message="connect reported success but no local address was assigned" ;;
   "1:failed "*)
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
   127:*) message="perl is missing" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

@@ -9,14 +9,20 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
-my $in = $^O eq "linux" ? "SnNx8" : "xCnNx8"; # sockaddr_in; Socket.pm loads three times slower than perl starts
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
+my $in = $^O eq "linux" ? "SnNx8" : "xCnNx8"; # sockaddr_in; Socket.pm would take longer than the rest
 alarm 1;
 socket(my $raw, 2, 3, 1) or stop "failed socket";
 my $id = $$ & 0xffff;
 my $sum = 0x0800 + $id + 1;
 $sum = ($sum & 0xffff) + ($sum >> 16);
-defined send($raw, pack("CCnnn", 8, 0, ~$sum & 0xffff, $id, 1), 0, pack $in, 2, 0, 0x7f000001) or stop "failed send";
+my $echo = pack "CCnnn", 8, 0, ~$sum & 0xffff, $id, 1;
+defined send($raw, $echo, 0, pack $in, 2, 0, 0x7f000001) or stop "failed send";
 while (1) { # the socket also sees its own request, and the pings of others
   defined recv($raw, my $packet, 1500, 0) or stop "failed recv";
   my ($type, $code, undef, $from) = unpack "CCnn", substr $packet, 4 * (ord($packet) & 15);
@@ -33,10 +39,13 @@ case "$exit_code:$out" in
   "1:failed "*)
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
-    [[ $status != denied || $out == "failed socket "* ]] || status="partial" message="the socket opened, but $message"
+    if [[ $status == denied && $out != "failed socket "* ]]; then
+      status="partial" message="the socket opened, but $message"
+    fi
     ;;
   127:*) message="perl is missing" ;;
   142:*) message="no answer within 1 s" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

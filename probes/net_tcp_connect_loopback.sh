@@ -14,9 +14,11 @@ program='
 my $in = $^O eq "linux" ? "SnNx8" : "xCnNx8"; # sockaddr_in
 alarm 3;
 $| = 1;
-socket(my $listener, 2, 1, 0) && bind($listener, pack $in, 2, 0, 0x7f000001) && listen($listener, 1) or exit print "- - $!\n";
+socket(my $listener, 2, 1, 0) or exit print "- - $!\n";
+bind($listener, pack $in, 2, 0, 0x7f000001) && listen($listener, 1) or exit print "- - $!\n";
 print "$$ ", (unpack $in, getsockname $listener)[1], "\n";
-accept(my $client, $listener) and syswrite $client, "stream probe\n";
+accept(my $client, $listener) or exit;
+syswrite $client, "stream probe\n";
 '
 listener="" port="" reason=""
 exec 3< <(perl -e "$program" 2>/dev/null || :)
@@ -27,7 +29,9 @@ trap '[[ $listener != [0-9]* ]] || kill "$listener" 2>/dev/null || :; read -r _ 
 printf -v command 'read -r line <>/dev/tcp/127.0.0.1/%s' "$port"
 
 status="error" errno="" message="" exit_code=0
-out="$({ { read -r -t 2 line <&4 && printf %s "$line"; } 4<>"/dev/tcp/127.0.0.1/$port"; } 2>&1)" || exit_code=$?
+out="$({
+  { read -r -t 2 line <&4 && printf %s "$line"; } 4<>"/dev/tcp/127.0.0.1/$port"
+} 2>&1)" || exit_code=$?
 case "$exit_code:$out" in
   0:"stream probe") status="success" message="the line of the listener arrived" ;;
   0:*) message="the connection was made but another line arrived" ;;

@@ -9,7 +9,12 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
 my $address = pack "Sxa*", 1, "stream-probe-$$"; # the NUL before the name makes it abstract
 alarm 2;
 socket(my $listener, 1, 1, 0) or stop "failed socket";
@@ -40,6 +45,7 @@ case "$exit_code:$out" in
   1:unmeasured) message="abstract sockets are Linux only, not measured on $OSTYPE" ;;
   127:*) message="perl is missing" ;;
   142:*) message="no answer within 2 s" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

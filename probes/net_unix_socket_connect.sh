@@ -9,8 +9,13 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
-my $un = $^O eq "linux" ? "Sa*x" : "xCa*x"; # sockaddr_un; the path is relative because it may have 107 bytes at most
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
+my $un = $^O eq "linux" ? "Sa*x" : "xCa*x"; # sockaddr_un; its path has 100 bytes, so stay relative
 my $name = "stream-probe-$$";
 alarm 2;
 chdir $ENV{TMPDIR} or stop "unready chdir";
@@ -40,6 +45,7 @@ case "$exit_code:$out" in
   "1:unready "*) message="not attempted: ${out#unready }" ;;
   127:*) message="perl is missing" ;;
   142:*) message="no answer within 2 s" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

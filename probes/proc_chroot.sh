@@ -8,7 +8,12 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
 my @inside = (stat $ENV{TMPDIR})[0, 1] or stop "unready stat";
 chroot $ENV{TMPDIR} or stop "failed chroot";
 print "@inside" eq join(" ", (stat "/")[0, 1]) ? "seen" : "unseen";
@@ -26,6 +31,7 @@ case "$exit_code:$out" in
     ;;
   "1:unready "*) message="not attempted: ${out#unready }" ;;
   127:*) message="perl is missing" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

@@ -20,7 +20,7 @@ report() {
       message="the child ended with $exit_code instead of 7"
     fi
   else
-    read -r stderr <"$TMPDIR/stderr" || :
+    read -r stderr <"$errors" || :
     case "$stderr" in
       *": Permission denied") status="denied" errno="EACCES" ;;
       *": Operation not permitted") status="denied" errno="EPERM" ;;
@@ -46,7 +46,9 @@ report() {
     --payload-stderr "$stderr" \
     --operation-arg "expected_exit_status" "7"
 }
-exec 3>&2 2>"$TMPDIR/stderr"
+errors="$TMPDIR/stderr"
+{ : >"$errors"; } 2>/dev/null || errors="/dev/null"
+exec 3>&2 2>"$errors"
 trap report EXIT
 
 (exit 7) &

@@ -9,7 +9,12 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
 my ($add, $keyctl) = map { $_ + 0 } split " ", shift;
 my ($type, $name, $payload, $seen) = ("user", "stream-probe", "stream probe", " " x 12);
 my $key = syscall($add, $type, $name, $payload, 12, -2); # KEY_SPEC_PROCESS_KEYRING
@@ -41,8 +46,9 @@ case "$exit_code:$out" in
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
-  1:unmeasured) message="keyctl is not measured on $OSTYPE $HOSTTYPE" ;;
+  1:unmeasured) message="add_key is not measured on $OSTYPE $HOSTTYPE" ;;
   127:*) message="perl is missing" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

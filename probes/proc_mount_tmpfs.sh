@@ -1,29 +1,31 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Mounts a tmpfs of one page on a folder in TMPDIR. It first tries to enter a private mount
-# namespace, so that nobody else sees the mount; the kernel asks the same right for both. Where
-# that is refused the mount is still attempted, because it alone is what is measured, and a mount
-# that succeeds is undone at once.
+# Mounts a tmpfs of one page on TMPDIR. It first tries to enter a mount namespace of its own, so
+# that nobody else sees the mount; the kernel asks the same right for both. Where that is refused
+# the mount is attempted all the same, because it alone is measured, and it is undone at once.
 probe_name="proc_mount_tmpfs"
 primary_capability_id="cap_proc_mount"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
 my ($unshare, $mount, $umount) = map { $_ + 0 } split " ", shift;
-my $folder = "$ENV{TMPDIR}/stream-probe-$$";
+my $folder = $ENV{TMPDIR};
 my ($source, $root, $type, $options) = ("none", "/", "tmpfs", "size=4k");
-mkdir $folder or stop "unready mkdir";
-my $before = (stat $folder)[0];
+my ($before) = stat $folder or stop "unready stat";
 my $private = syscall($unshare, 0x20000) == 0 # CLONE_NEWNS
   && syscall($mount, $source, $root, 0, 0x44000, 0) == 0; # MS_REC | MS_PRIVATE
 my $mounted = syscall($mount, $source, $folder, $type, 6, $options) == 0; # MS_NOSUID | MS_NODEV
 my $error = $! + 0;
-my $seen = $mounted && (stat $folder)[0] != $before;
+my $seen = $mounted && (stat $folder)[0] != $before; # another device
 syscall($umount, $folder, 2) if $mounted; # MNT_DETACH
-rmdir $folder;
 if (!$mounted) { $! = $error; stop "failed mount" }
 print $seen ? "seen" : "unseen", $private ? " in a private namespace" : " in the shared namespace";
 '
@@ -49,8 +51,9 @@ case "$exit_code:$out" in
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
   "1:unready "*) message="not attempted: ${out#unready }" ;;
-  1:unmeasured) message="umount2 is not measured on $OSTYPE $HOSTTYPE" ;;
+  1:unmeasured) message="mount is not measured on $OSTYPE $HOSTTYPE" ;;
   127:*) message="perl is missing" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 
@@ -62,7 +65,7 @@ esac
   --command "$command" \
   --category "proc" \
   --verb "mount" \
-  --target "$TMPDIR/stream-probe" \
+  --target "$TMPDIR" \
   --status "$status" \
   --errno "$errno" \
   --message "$message" \

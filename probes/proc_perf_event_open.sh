@@ -8,7 +8,12 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
 my $open = shift() + 0;
 # PERF_TYPE_SOFTWARE, PERF_COUNT_SW_TASK_CLOCK, without kernel and hypervisor
 my $attributes = pack "LLQx24Qx16", 1, 64, 1, 0x60;
@@ -41,6 +46,7 @@ case "$exit_code:$out" in
     ;;
   1:unmeasured) message="perf_event_open is not measured on $OSTYPE $HOSTTYPE" ;;
   127:*) message="perl is missing" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

@@ -9,7 +9,12 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
 my $ptrace = shift() + 0;
 alarm 2;
 pipe(my $reader, my $writer) or stop "unready pipe";
@@ -17,12 +22,13 @@ defined(my $pid = fork) or stop "unready fork";
 if (!$pid) { close $writer; sysread $reader, my $byte, 1; exit 0 }
 my $attached = syscall($ptrace, 16, $pid, 0, 0) == 0; # PTRACE_ATTACH
 my $error = $! + 0;
-my $stopped = $attached && waitpid($pid, 0) == $pid && ($? & 0xff) == 0x7f;
-syscall($ptrace, 17, $pid, 0, 0) if $stopped; # PTRACE_DETACH
+my $stopped = $attached && waitpid($pid, 0) == $pid; # a stop or its end: perl does not say which,
+syscall($ptrace, 17, $pid, 0, 0) if $attached; # PTRACE_DETACH
 kill "KILL", $pid;
-waitpid $pid, 0;
+close $writer;
+my $alive = waitpid($pid, 0) == $pid && $? == 9; # but only a child that had stopped can still be killed
 if (!$attached) { $! = $error; stop "failed ptrace" }
-print $stopped ? "seen" : "unseen";
+print $stopped && $alive ? "seen" : "unseen";
 '
 # System call number: ptrace.
 case "$OSTYPE:$HOSTTYPE" in
@@ -49,6 +55,7 @@ case "$exit_code:$out" in
   1:unmeasured) message="ptrace is not measured on $OSTYPE $HOSTTYPE" ;;
   127:*) message="perl is missing" ;;
   142:*) message="no answer within 2 s" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

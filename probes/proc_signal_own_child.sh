@@ -1,14 +1,20 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Sends SIGTERM to a child of its own and sees it die of it. The child ends by itself when the pipe closes.
+# Sends SIGTERM to a child of its own and sees it die of it. The child ends by itself when the pipe
+# closes.
 probe_name="proc_signal_own_child"
 primary_capability_id="cap_proc_fork_and_child_spawn"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
 alarm 2;
 $SIG{TERM} = "DEFAULT";
 pipe(my $reader, my $writer) or stop "unready pipe";
@@ -35,6 +41,7 @@ case "$exit_code:$out" in
   "1:unready "*) message="not attempted: ${out#unready }" ;;
   127:*) message="perl is missing" ;;
   142:*) message="no answer within 2 s" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
 

@@ -17,7 +17,7 @@ case "$exit_code:$out" in
   126:*": Permission denied") status="denied" errno="EACCES" message="Permission denied" ;;
   126:*": Operation not permitted") status="denied" errno="EPERM" message="Operation not permitted" ;;
   127:*) message="sudo is missing" ;;
-  *) message="${out##*$'\n'}" ;;
+  *) message="${out%%$'\n'*}" ;;
 esac
 
 "$emit_record" \

@@ -9,15 +9,19 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # shellcheck disable=SC2016 # perl expands these
 program='
-sub stop { my $n = $! + 0; my ($e) = eval q($! = $n; grep { $!{$_} } sort keys %!); print "$_[0] ", $e || $n; exit 1 }
+sub stop {
+  my $n = $! + 0;
+  my ($name) = eval q($! = $n; grep { $!{$_} } sort keys %!); # only now, because it loads Errno.pm
+  print "$_[0] ", $name || $n;
+  exit 1;
+}
 my $unshare = shift() + 0;
 my $uid = $>;
 my $before = readlink "/proc/self/ns/user" or stop "unready readlink";
 syscall($unshare, 0x10000000) == 0 or stop "failed unshare"; # CLONE_NEWUSER
 my $after = readlink "/proc/self/ns/user" or stop "unready readlink";
-my $mapped = open(my $map, ">", "/proc/self/uid_map") && syswrite($map, "0 $uid 1");
-print $before ne $after ? "seen uid_map " : "unseen uid_map ";
-if ($mapped) { print "written" } else { stop "refused" }
+my $mapped = open(MAP, ">", "/proc/self/uid_map") && syswrite(MAP, "0 $uid 1");
+print $before ne $after ? "seen" : "unseen", $mapped ? " uid_map written" : " uid_map refused";
 '
 # System call number: unshare.
 case "$OSTYPE:$HOSTTYPE" in
@@ -43,8 +47,11 @@ case "$exit_code:$out" in
   "1:unready "*) message="not attempted: ${out#unready }" ;;
   1:unmeasured) message="unshare is not measured on $OSTYPE $HOSTTYPE" ;;
   127:*) message="perl is missing" ;;
+  159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
+uid_map="not tried"
+[[ $out != *" uid_map "* ]] || uid_map="${out##* }"
 
 "$emit_record" \
   --run-mode "$FENCE_RUN_MODE" \
@@ -60,4 +67,5 @@ esac
   --message "$message" \
   --raw-exit-code "$exit_code" \
   --payload-stdout "$out" \
+  --payload-raw-field "uid_map" "$uid_map" \
   --operation-arg "flags" "CLONE_NEWUSER"

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from stream.document import BUNDLE, convert, read_document
+from stream.document import BUNDLE, convert, is_file, read_document
 from stream.errors import InputError
 from stream.records.boundary import Snapshot
 from stream.records.catalog import Capability, CatalogDocument, Defaults
@@ -92,18 +92,23 @@ def find_catalogs(flag: str | None, tree: Path | None = None) -> Catalogs:
     named = flag or os.environ.get("CATALOG_PATH")
     if named:
         return Catalogs((load_catalog(Path(named).absolute()),), named=True)
+    first = load_catalog(default_path("catalog", tree))
     bundled = [BUNDLE / path for name, path in BUILT_IN.items() if name != "boundary"]
-    first = default_path("catalog", tree)
-    others = [path for path in bundled if path.resolve() != first.resolve()]
-    return Catalogs(tuple(map(load_catalog, (first, *others))), named=False)
+    others = [load_catalog(path) for path in bundled if path.resolve() != first.path.resolve()]
+    # A record names its catalog by the key alone: one key, one catalog.
+    return Catalogs((first, *(c for c in others if c.key != first.key)), named=False)
+
+
+def make_defaults(value: Any, path: Path) -> Defaults:
+    return convert(value, Defaults, path)
 
 
 def default_path(which: str, tree: Path | None) -> Path:
     """What the first defaults.json that knows it says, relative to the folder above it."""
     for root in (tree, BUNDLE):
         file = root / "catalogs" / "defaults.json" if root else None
-        if root and file and file.is_file():
-            defaults = convert(read_document(file), Defaults, file)
+        if root and file and is_file(file):
+            defaults = make_defaults(read_document(file), file)
             chosen = defaults.catalog if which == "catalog" else defaults.boundary
             if isinstance(chosen, dict):
                 chosen = chosen.get(sys.platform, UNSET)

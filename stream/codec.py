@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import overload
+from typing import Any, overload
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct
 
-from stream.records.control import Reject
+from stream.records.control import Reject, visible
 
 MAX_LINE = 8 << 20  #: a longer line is hashed, counted and rejected, never held
+MAX_REASON = 240  #: characters of a reason: a line cannot make its reject as long as itself
 
 
 class TornLine(bytes):
@@ -27,24 +28,33 @@ class OverlongLine(bytes):
 
     length: int
     digest: str
+    limit: int
 
     @classmethod
-    def of(cls, length: int, digest: str) -> OverlongLine:
+    def of(cls, length: int, digest: str, limit: int) -> OverlongLine:
         line = cls()
-        line.length, line.digest = length, digest
+        line.length, line.digest, line.limit = length, digest, limit
         return line
 
 
 class Lines(Sequence[bytes]):
     """Consecutive lines of one source, without their newlines."""
 
-    __slots__ = ("items", "number", "offset", "source")
+    __slots__ = ("_known", "items", "number", "offset", "source")
 
     def __init__(self, items: list[bytes], source: str, number: int, offset: int) -> None:
         self.items = items
         self.source = source
         self.number = number  #: of the first line, from 1
         self.offset = offset  #: of its first byte
+        self._known = (0, offset)  # the last place that was asked for
+
+    def offset_of(self, index: int) -> int:
+        """Counted on from the last place: a batch of bad lines costs one pass, not one each."""
+        start, offset = self._known if index >= self._known[0] else (0, self.offset)
+        offset += sum(map(_length, self.items[start:index])) + index - start
+        self._known = (index, offset)
+        return offset
 
     def __len__(self) -> int:
         return len(self.items)
@@ -65,8 +75,8 @@ class LineSplitter:
         self._limit = limit
         self._number = 1
         self._offset = 0
-        self._held: list[bytes] = []
-        self._held_length = 0
+        self._held = bytearray()
+        self._held_length = 0  # also of what is not held any more
         self._digest: hashlib._Hash | None = None  # set while inside an overlong line
 
     def feed(self, chunk: bytes) -> Lines | None:
@@ -100,26 +110,26 @@ class LineSplitter:
     def _hold(self, part: bytes) -> None:
         self._held_length += len(part)
         if self._digest is None and self._held_length > self._limit:
-            self._digest = hashlib.sha256(b"".join(self._held))
-            self._held.clear()
+            self._digest = hashlib.sha256(self._held)
+            self._held = bytearray()
         if self._digest is None:
-            self._held.append(part)
+            self._held += part
         else:
             self._digest.update(part)
 
     def _release(self) -> bytes:
         line: bytes
         if self._digest is None:
-            line = b"".join(self._held)
+            line = bytes(self._held)
         else:
-            line = OverlongLine.of(self._held_length, self._digest.hexdigest())
-        self._held, self._held_length, self._digest = [], 0, None
+            line = OverlongLine.of(self._held_length, self._digest.hexdigest(), self._limit)
+        self._held, self._held_length, self._digest = bytearray(), 0, None
         return line
 
     def _checked(self, item: bytes) -> bytes:
         if len(item) <= self._limit:
             return item
-        return OverlongLine.of(len(item), hashlib.sha256(item).hexdigest())
+        return OverlongLine.of(len(item), hashlib.sha256(item).hexdigest(), self._limit)
 
 
 def _length(line: bytes) -> int:
@@ -132,11 +142,10 @@ def reject(stage: str, batch: Sequence[object], index: int, reason: str, path: s
     line = item if isinstance(item, bytes) else msgspec.json.encode(item)
     source, number, offset = "(pipeline)", index + 1, 0
     if isinstance(batch, Lines):
-        source, number = batch.source, batch.number + index
-        offset = batch.offset + sum(map(_length, batch.items[:index])) + index
+        source, number, offset = batch.source, batch.number + index, batch.offset_of(index)
     if isinstance(line, OverlongLine):
         digest = line.digest
-        reason = f"a line of {line.length} bytes is above the limit of {MAX_LINE}"
+        reason = f"a line of {line.length} bytes is above the limit of {line.limit}"
     else:
         digest = hashlib.sha256(line).hexdigest()
         if isinstance(line, TornLine):
@@ -160,8 +169,9 @@ def is_blank(line: bytes) -> bool:
 class Head(Struct):
     """What names a line's contract."""
 
-    schema: str | UnsetType = UNSET
-    schema_version: str | UnsetType = UNSET
+    # Any: what stands there may be something else, the JSON Schema of a descriptor for one.
+    schema: Any = UNSET
+    schema_version: Any = UNSET
 
 
 _decode_head = msgspec.json.Decoder(Head).decode
@@ -170,12 +180,15 @@ _decode_head = msgspec.json.Decoder(Head).decode
 def contract_of(line: bytes) -> str | None:
     """The schema string of a JSON object, None where it names none.
 
-    Raises a msgspec error where the line is no JSON object.
+    Raises one of DECODE_ERRORS where the line is no JSON object.
     """
     head = _decode_head(line)
-    if head.schema is not UNSET:
-        return head.schema
-    return None if head.schema_version is UNSET else head.schema_version
+    if not line.isascii():
+        line.decode()  # msgspec does not look into the strings that it skips
+    for name in (head.schema, head.schema_version):
+        if isinstance(name, str):
+            return name
+    return None
 
 
 def explain(error: Exception) -> tuple[str, str]:
@@ -190,7 +203,14 @@ def explain(error: Exception) -> tuple[str, str]:
         reason, path = text, ""
     reason = reason.replace("JSON is malformed", "malformed JSON")
     reason = reason.replace("Input data was truncated", "malformed JSON: it ends too early")
-    return (reason[:1].lower() + reason[1:]).replace("jSON", "JSON"), path.rstrip("`")
+    reason = _short(reason[:1].lower() + reason[1:]).replace("jSON", "JSON")
+    return reason, path.rstrip("`")
+
+
+def _short(text: str) -> str:
+    """Bad lines put their own words into reasons."""
+    text = visible(text[: MAX_REASON + 1])
+    return text if len(text) <= MAX_REASON else text[: MAX_REASON - 1] + "…"
 
 
 #: what decoding an untrusted line may raise

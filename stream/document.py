@@ -7,6 +7,7 @@ a key that stands twice in it is an error.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -26,23 +27,43 @@ BUNDLE = _here / "data" if (_here / "data").is_dir() else _here.parent
 def read_document(path: Path) -> Any:
     """The JSON value in a file. Raises InputError with the place."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise InputError(f"{path}: larger than {LARGEST} bytes")
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)  # a device has no size to ask for first
     except OSError as error:
         raise InputError(f"{path}: {os_reason(error)}") from None
+    except ValueError as error:  # a NUL in the path
+        raise InputError(f"{path}: {error}") from None
+    if len(data) > LARGEST:
+        raise InputError(f"{path}: larger than {LARGEST} bytes")
     try:
         return parse_document(data)
     except ValueError as error:
         raise InputError(f"{path}: {error}") from None
 
 
-def parse_document(data: bytes) -> Any:
-    """The JSON value. Raises ValueError with the reason."""
+def is_file(path: Path) -> bool:
+    """Raises InputError where that cannot be known."""
     try:
-        return json.loads(
-            data.decode(), object_pairs_hook=_without_duplicates, parse_constant=_refuse
-        )
+        return path.is_file()
+    except OSError as error:
+        raise InputError(f"{path}: {os_reason(error)}") from None
+
+
+def parse_document(data: bytes) -> Any:
+    """The JSON value. Raises ValueError with the reason, after the JSON path if there is one."""
+    repeated: list[_Repeated] = []
+
+    def members(pairs: list[tuple[str, Any]]) -> Any:
+        value = dict(pairs)
+        if len(value) == len(pairs):
+            return value
+        repeated.append(_Repeated(value, Counter(key for key, _ in pairs).most_common(1)[0][0]))
+        return repeated[-1]
+
+    try:
+        value = json.loads(data.decode(), object_pairs_hook=members, parse_constant=_refuse)
+        if repeated:
+            raise ValueError(_first_repeated(value, "$"))
     except UnicodeDecodeError as error:
         raise ValueError(f"invalid UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
@@ -50,6 +71,13 @@ def parse_document(data: bytes) -> Any:
         raise ValueError(f"malformed JSON at {place}: {error.msg.lower()}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    return value
+
+
+def parted(reason: str) -> tuple[str, str]:
+    """(reason, JSON path) of a reason that may begin with its path."""
+    path, colon, rest = reason.partition(": ")
+    return (rest, path) if colon and path.startswith("$") else (reason, "")
 
 
 def convert(value: Any, kind: type[T], source: object) -> T:
@@ -61,15 +89,27 @@ def convert(value: Any, kind: type[T], source: object) -> T:
         raise InputError(f"{source}: {path + ': ' if path else ''}{reason}") from None
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"duplicate key {key!r}")
-            seen.add(key)
-    return value
+class _Repeated:
+    """Stands for an object in which a key stands twice."""
+
+    def __init__(self, value: dict[str, Any], key: str) -> None:
+        self.value = value
+        self.key = key
+
+
+def _first_repeated(value: Any, path: str) -> str:
+    """The path of the first such object, and its key; empty where there is none."""
+    if isinstance(value, _Repeated):
+        return _first_repeated(value.value, path) or f"{path}: duplicate key {value.key!r}"
+    members = (
+        [(f".{key}", member) for key, member in value.items()]
+        if isinstance(value, dict)
+        else [(f"[{index}]", member) for index, member in enumerate(value)]
+        if isinstance(value, list)
+        else []
+    )
+    found = (_first_repeated(member, path + step) for step, member in members)
+    return next(filter(None, found), "")
 
 
 def _refuse(name: str) -> NoReturn:

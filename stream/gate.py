@@ -8,6 +8,7 @@ one leaves behind is its own.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -21,16 +22,15 @@ from anyio.abc import ObjectSendStream
 from stream.errors import EmitError
 from stream.matrix import Plan, Request, make_plan, probe_source
 from stream.pipeline import Batch, Pipeline, Sink, Write
-from stream.probes import Script, staged
+from stream.probes import SHEBANG, Script, remove_tree, staged, utf8
 from stream.process import Reaper, capture
 from stream.records.control import Finding
-from stream.records.emission import FrameError, RawEmission, split_frames
+from stream.records.emission import FRAME_START, FrameError, RawEmission, split_frames
 from stream.sources.probe import Cell
 from stream.stages.emit import Emit
 from stream.stages.flags import REPEATABLE, parse_words
 from stream.stages.record import Recorder
 
-SHEBANG = b"#!/usr/bin/env bash"
 STRICT = b"set -euo pipefail"
 SYNTAX_TIMEOUT = 5.0
 
@@ -79,7 +79,9 @@ async def run_gate(
         findings: list[Finding] = []
         runnable: list[Cell] = []
         for cell in plan.cells:
-            found = [*_read(cell.script, plan), *await _parse(cell.script)]
+            found = list(_read(cell.script, plan))
+            if not any(finding.rule == "gate.readable" for finding in found):
+                found += await _parse(cell.script)
             findings += found
             if not any(finding.rule in _FATAL for finding in found):
                 runnable.append(cell)
@@ -94,17 +96,21 @@ def _finding(script: Script, rule: str, message: str, line: int | None = None) -
     return Finding(
         rule=f"gate.{rule}",
         severity="error",
-        message=message,
-        source=str(script.path),
+        message=utf8(message),
+        source=utf8(script.path),
         line=msgspec.UNSET if line is None else line,
     )
 
 
-_FATAL = {"gate.executable", "gate.syntax"}
+#: after which a run would say nothing new
+_FATAL = {"gate.readable", "gate.executable", "gate.syntax"}
 
 
 def _read(script: Script, plan: Plan) -> Iterator[Finding]:
     """The static rules."""
+    if not script.path.is_file() or not os.access(script.path, os.R_OK):
+        yield _finding(script, "readable", "the script is not a file that can be read")
+        return
     text = script.path.read_bytes()
     lines = text.splitlines()
     if not os.access(script.path, os.X_OK):
@@ -115,22 +121,33 @@ def _read(script: Script, plan: Plan) -> Iterator[Finding]:
     if first is None or lines[first].strip() != STRICT:
         at = 1 if first is None else first + 1
         yield _finding(script, "strict-mode", f"the first command is not {STRICT.decode()}", at)
+    yield from _declarations(script, lines, plan)
+
+
+def _declarations(script: Script, lines: Sequence[bytes], plan: Plan) -> Iterator[Finding]:
+    """What the script says about itself, for those who do not run it."""
+    at = _line_of(lines, b"probe_name=")
     if script.name is None:
-        yield _finding(script, "probe-name", 'probe_name="…" is not assigned as a literal')
+        yield _finding(script, "probe-name", 'probe_name="…" is not assigned as a literal', at)
     elif script.name != script.id:
         message = f"probe_name is {script.name} but the file is {script.id}.sh"
-        yield _finding(script, "probe-name", message)
+        yield _finding(script, "probe-name", message, at)
+    at = _line_of(lines, b"primary_capability_id=")
     if script.capability is None:
         message = 'primary_capability_id="…" is not assigned as a literal'
-        yield _finding(script, "capability", message)
+        yield _finding(script, "capability", message, at)
     elif plan.catalogs.knowing(script.capability) is None:
         catalogs = ", ".join(catalog.key for catalog in plan.catalogs.known)
         message = f"capability {script.capability} is not in {catalogs}"
-        yield _finding(script, "capability", message)
+        yield _finding(script, "capability", message, at)
 
 
 def _is_command(line: bytes) -> bool:
     return bool(line.strip()) and not line.lstrip().startswith(b"#")
+
+
+def _line_of(lines: Sequence[bytes], start: bytes) -> int | None:
+    return next((n for n, line in enumerate(lines, 1) if line.startswith(start)), None)
 
 
 async def _parse(script: Script) -> list[Finding]:
@@ -147,7 +164,9 @@ async def _parse(script: Script) -> list[Finding]:
         return []
     said = got.stderr.head.decode(errors="replace").strip() or got.spawn_error or "no answer"
     reason = said.splitlines()[0].removeprefix(f"{script.path.absolute()}: ")
-    return [_finding(script, "syntax", f"bash cannot parse it: {reason}")]
+    at = re.match(r"line (\d+): ", reason)
+    message = f"bash cannot parse it: {reason[at.end() if at else 0 :]}"
+    return [_finding(script, "syntax", message, int(at[1]) if at else None)]
 
 
 async def _run(plan: Plan, timeout: float, watched: Path | None) -> list[Finding]:
@@ -158,11 +177,10 @@ async def _run(plan: Plan, timeout: float, watched: Path | None) -> list[Finding
     before = _listing(watched)
 
     def after(done: int, started: Cell | None) -> None:
-        nonlocal before
         if started is None:
-            now = _listing(watched)
-            left.append(sorted(now ^ before))
-            before = now
+            left.append(sorted(_listing(watched) ^ before))
+            if watched and left[-1]:  # the next probe finds what this one found
+                _furnish(watched)
 
     with (
         staged(plan.scripts, plan.folder, plan.workspace) as staging,
@@ -182,9 +200,12 @@ async def _run(plan: Plan, timeout: float, watched: Path | None) -> list[Finding
         calls = [_count_calls(Path(logs, str(n))) for n in range(len(cells))]
     findings: list[Finding] = []
     for cell, emission, changed, called in zip(cells, collected.items, left, calls, strict=True):
+        failed = len(emit.failures)
         for rule, message in _judge(emit, emission):
             findings.append(_finding(cell.script, rule, message))
-        if called > 1 or (called == 0 and not staging.in_place):
+        # What the record tells already is not told twice.
+        quiet = len(emit.failures) == failed and not staging.in_place
+        if (called == 0 and quiet) or (called > 1 and not _several(emission)):
             message = f"emit-record was called {called} times instead of once"
             findings.append(_finding(cell.script, "emit-calls", message))
         if changed:
@@ -216,6 +237,10 @@ def _judge(emit: Emit, emission: RawEmission) -> Iterator[tuple[str, str]]:
             yield "repeated-flag", f"{flag} is given {count} times"
 
 
+def _several(emission: RawEmission) -> bool:
+    return emission.stdout.count(FRAME_START) > 1
+
+
 _CUTS = (("payload", "raw", "payload_cut"), ("operation", "args", "args_cut"))
 
 
@@ -245,8 +270,17 @@ def _workspace(given: Path | None) -> Iterator[tuple[Path, Path | None]]:
         return
     with tempfile.TemporaryDirectory(prefix="stream-gate-") as scratch:
         root = Path(scratch).resolve()
-        (root / ".git" / "hooks").mkdir(parents=True)
-        (root / ".git" / "config").write_text("[core]\n\tbare = false\n")
-        (root / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
-        (root / "README.md").write_text("A workspace to run probes in.\n")
+        _furnish(root)
         yield root, root
+
+
+def _furnish(root: Path) -> None:
+    for path in root.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            remove_tree(path)
+        else:
+            path.unlink()
+    (root / ".git" / "hooks").mkdir(parents=True)
+    (root / ".git" / "config").write_text("[core]\n\tbare = false\n")
+    (root / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (root / "README.md").write_text("A workspace to run probes in.\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from stream.catalog import Catalogs, find_catalogs
 from stream.errors import InputError, UsageError
 from stream.pattern import Descriptor, find_descriptor
 from stream.pipeline import Pipeline, Report, Sink
-from stream.probes import BUNDLED, Script, Staging, chosen, scripts, staged
+from stream.probes import BUNDLED, Script, Staging, chosen, scripts, staged, tree_of
 from stream.process import Reaper
 from stream.records.boundary import SANDBOX_MODES
 from stream.sources.probe import Cell, ProbeSource
@@ -60,13 +59,14 @@ class Outcome:
     results: dict[str, int]
     failures: list[Failure]
     strays: list[str] = field(default_factory=list)
+    without_tmpdir: bool = False  #: nothing could be written anywhere
     report: Report = field(default_factory=Report)
 
 
 def make_plan(request: Request) -> Plan:
     """Raises StreamError with the place of what cannot be used."""
     folder = request.folder or BUNDLED
-    tree = None if request.folder is None else folder.absolute().parent
+    tree = None if request.folder is None else tree_of(folder)
     catalogs = find_catalogs(request.catalog, tree)
     descriptor = find_descriptor(request.boundary, tree)
     workspace = _workspace(request.workspace)
@@ -77,12 +77,13 @@ def make_plan(request: Request) -> Plan:
             raise UsageError(f"unknown mode: {mode} (expected {'|'.join(descriptor.modes)})")
     picked, left_out = _select(request, folder, catalogs)
     env = _environment(workspace, sandbox_mode, descriptor)
-    cells = tuple(
-        Cell(index, script, mode, {**env, **_cell_environment(script, mode, catalogs)})
-        for index, (mode, script) in enumerate(
-            (mode, script) for mode in modes for script in picked for _ in range(request.repeat)
-        )
+    kinds = (
+        (script, mode, {**env, **_cell_environment(script, mode, catalogs)})
+        for mode in modes
+        for script in picked
     )
+    repeated = (kind for kind in kinds for _ in range(request.repeat))
+    cells = tuple(Cell(index, *kind) for index, kind in enumerate(repeated))
     return Plan(folder, catalogs, descriptor, workspace, sandbox_mode, cells, tuple(left_out))
 
 
@@ -115,7 +116,10 @@ def _select(
 
 
 def _workspace(given: Path | None) -> Path:
-    path = (given or Path.cwd()).absolute()
+    try:
+        path = (given or Path.cwd()).absolute()
+    except OSError:
+        raise InputError("the current folder is gone") from None
     if not path.is_dir():
         raise InputError(f"{path}: the workspace is not a folder")
     return path
@@ -135,7 +139,7 @@ def _environment(
 ) -> dict[str, str]:
     """What every probe sees: ours, the contract's variables, and nothing that is declared empty."""
     env = dict(os.environ)
-    for name in ("FENCE_SANDBOX_MODE", "BASH_ENV", "ENV", "STREAM_EMIT_LOG"):
+    for name in ("FENCE_SANDBOX_MODE", "STREAM_EMIT_LOG", *_SHELL_STATE):
         env.pop(name, None)
     env |= {
         "LC_ALL": "C",
@@ -149,6 +153,10 @@ def _environment(
     return env
 
 
+#: what would make bash behave otherwise than the script's author saw it
+_SHELL_STATE = ("BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "CDPATH", "POSIXLY_CORRECT")
+
+
 def _cell_environment(script: Script, mode: str, catalogs: Catalogs) -> dict[str, str]:
     catalog = catalogs.knowing(script.capability or "") or catalogs.first
     return {"FENCE_RUN_MODE": mode, "CATALOG_PATH": str(catalog.path)}
@@ -156,8 +164,8 @@ def _cell_environment(script: Script, mode: str, catalogs: Catalogs) -> dict[str
 
 def system_name() -> str:
     """uname -srm, as the harness sees it."""
-    name = platform.uname()
-    return f"{name.system} {name.release} {name.machine}"
+    name = os.uname()
+    return f"{name.sysname} {name.release} {name.machine}"
 
 
 async def run_matrix(
@@ -180,7 +188,14 @@ async def run_matrix(
             report = await pipeline.into(*sinks)
         finally:
             strays = Reaper.get().strays()
-    return Outcome(len(plan.cells), dict(emit.results), emit.failures, strays, report)
+    return Outcome(
+        cells=len(plan.cells),
+        results=dict(emit.results),
+        failures=emit.failures,
+        strays=strays,
+        without_tmpdir=staging.root is None,
+        report=report,
+    )
 
 
 def probe_source(

@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from stream.catalog import default_path
 from stream.codec import DECODE_ERRORS, explain
-from stream.document import BUNDLE, convert, read_document
+from stream.document import BUNDLE, convert, is_file, read_document
 from stream.errors import InputError
 from stream.records.boundary import PATTERN_VERSION, decode_boundary
 from stream.records.catalog import DescriptorDocument
@@ -59,20 +59,19 @@ def make_descriptor(value: Any, path: Path) -> Descriptor:
     schema, place = _schema(document, path)
     canonical = schema is None
     if canonical:
-        reported: object = PATTERN_VERSION
+        reported: tuple[str, ...] = (PATTERN_VERSION,)
         modes: tuple[str, ...] = ("baseline",)
         check: Check = check_canonical
     else:
         assert schema is not None
-        reported = _at(schema, "properties", "schema_version", "const")
-        enum = _at(schema, "properties", "run", "properties", "mode", "enum")
-        modes = tuple(map(str, enum)) if isinstance(enum, list) else ("baseline",)
+        reported = _words(schema, "schema_version")
+        modes = _words(schema, "run", "mode") or ("baseline",)
         check = _compiled(schema, place)
-    if reported != document.pattern_version:
-        said = "no pattern version" if reported is None else f"pattern version {reported!r}"
+    if document.pattern_version not in reported:
+        said = " or ".join(map(repr, reported)) or "none"
         raise InputError(
             f"{path}: $.pattern_version: is {document.pattern_version!r}"
-            f" but the schema {place} reports {said}"
+            f" but the pattern version that the schema {place} reports is {said}"
         )
     return Descriptor(document.key, path, document.pattern_version, modes, check, canonical)
 
@@ -86,7 +85,7 @@ def _schema(document: DescriptorDocument, path: Path) -> tuple[dict[str, Any] | 
     if document.schema_path is UNSET:
         raise InputError(f"{path}: missing schema_path")
     place = path.parent / document.schema_path
-    if not place.is_file():
+    if not is_file(place):
         raise InputError(f"{path}: $.schema_path: schema not found: {place}")
     if place.resolve() == CANONICAL.resolve():
         return None, place
@@ -96,10 +95,19 @@ def _schema(document: DescriptorDocument, path: Path) -> tuple[dict[str, Any] | 
     return schema, place
 
 
-def _at(value: Any, *keys: str) -> Any:
+def _words(schema: Any, *keys: str) -> tuple[str, ...]:
+    """The texts that a property may be, where the schema lists them."""
     for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
+        for step in ("properties", key):
+            schema = schema.get(step) if isinstance(schema, dict) else None
+    if not isinstance(schema, dict):
+        return ()
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    return tuple(w for w in listed if isinstance(w, str)) if isinstance(listed, list) else ()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 300 else text[:300] + "…"
 
 
 def _compiled(schema: dict[str, Any], place: Path) -> Check:
@@ -122,6 +130,7 @@ def _compiled(schema: dict[str, Any], place: Path) -> Check:
         steps = "".join(
             f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path
         )
-        return error.message, f"${steps}"
+        # The message quotes the value, however long that is.
+        return _short(error.message), f"${steps}"
 
     return check

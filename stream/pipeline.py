@@ -93,11 +93,15 @@ class Pipeline(Generic[T]):
         stages = [new() for new in self.stages]
         async with AsyncExitStack() as outputs:  # outlives every task: its exit commits
             writes = [await outputs.enter_async_context(sink.open()) for sink in sinks]
+            # Tasks own the sending ends. The receiving ends stay open until no task is left,
+            # so that who waits for one that failed is cancelled instead of failing as well.
             async with create_task_group() as tasks:
                 inlet, merged = create_memory_object_stream[Batch[Any]](DEPTH)
+                outputs.callback(merged.close)
                 outlets: list[ObjectSendStream[Batch[T]]] = []
                 for write in writes:
                     outlet, queue = create_memory_object_stream[Batch[T]](DEPTH)
+                    outputs.callback(queue.close)
                     outlets.append(outlet)
                     tasks.start_soon(_drain, queue, write)
                 tasks.start_soon(_fold, merged, stages, outlets)
@@ -128,9 +132,8 @@ async def _pump(source: Source[T], out: ObjectSendStream[Batch[T]]) -> None:
 
 
 async def _drain(queue: ObjectReceiveStream[Batch[T]], write: Write[T]) -> None:
-    async with queue:
-        async for batch in queue:
-            await write(batch)
+    async for batch in queue:
+        await write(batch)
 
 
 async def _fold(
@@ -149,8 +152,8 @@ async def _fold(
                 await outlet.send(batch)
 
     async with AsyncExitStack() as streams:
-        for stream in (merged, *outlets):
-            await streams.enter_async_context(stream)
+        for outlet in outlets:
+            await streams.enter_async_context(outlet)
         async for batch in merged:
             await push(batch, 0)
         for index, stage in enumerate(stages):

@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from itertools import count
 from pathlib import Path
 
 from stream.document import BUNDLE
@@ -21,6 +23,8 @@ from stream.errors import InputError, OutputError, UsageError, os_reason
 
 HELPERS = Path(__file__).resolve().parent / "helpers"
 BUNDLED = BUNDLE / "probes"
+TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108
+SHEBANG = b"#!/usr/bin/env bash"
 
 _ASSIGNMENT = r"^{name}=(?P<quote>[\"']?)(?P<value>[A-Za-z0-9_.-]+)(?P=quote)[ \t]*(?:#.*)?$"
 _CAPABILITY = re.compile(_ASSIGNMENT.format(name="primary_capability_id").encode(), re.MULTILINE)
@@ -29,10 +33,11 @@ _NAME = re.compile(_ASSIGNMENT.format(name="probe_name").encode(), re.MULTILINE)
 
 @dataclass(frozen=True)
 class Script:
-    id: str
+    id: str  #: the file name without .sh; what is not UTF-8 in it is shown as U+FFFD
     path: Path
     capability: str | None  #: the literal primary_capability_id, where it is one
     name: str | None  #: the literal probe_name
+    wants_bash: bool = False  #: its first line is the one that the contract asks for
 
 
 def scripts(folder: Path) -> list[Script]:
@@ -45,6 +50,11 @@ def scripts(folder: Path) -> list[Script]:
         hint = f"; did you mean {folder / 'probes'}?" if (folder / "probes").is_dir() else ""
         raise InputError(f"{folder}: no probes in it (*.sh){hint}")
     return [_script(folder, name) for name in names]
+
+
+def tree_of(folder: Path) -> Path:
+    """What a probe reaches as `..`: the folder's real parent, not that of a link to it."""
+    return folder.resolve().parent
 
 
 def chosen(found: Sequence[Script], folder: Path, names: Sequence[str]) -> list[Script]:
@@ -78,17 +88,30 @@ def _suggestion(name: str, known: Iterator[str] | dict[str, Script]) -> str:
 
 def _script(folder: Path, name: str) -> Script:
     path = folder / name
-    inside = folder.resolve()
-    if path.is_symlink() and not path.resolve().is_relative_to(inside):
+    if path.is_symlink() and not _target(path).is_relative_to(_target(folder)):
         raise UsageError(f"{path}: a link that leads outside the probe folder {folder}")
-    try:
-        with path.open("rb") as file:
-            text = file.read(1 << 20)
-    except OSError as error:
-        raise InputError(f"{path}: {os_reason(error)}") from None
+    text = b""
+    # What cannot be read cannot be run either: the attempt to run it says why.
+    with suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                text = file.read(1 << 20)
     return Script(
-        name.removesuffix(".sh"), path, _literal(_CAPABILITY, text), _literal(_NAME, text)
+        id=utf8(name.removesuffix(".sh")),
+        path=path,
+        capability=_literal(_CAPABILITY, text),
+        name=_literal(_NAME, text),
+        wants_bash=text.partition(b"\n")[0] == SHEBANG,
     )
+
+
+def _target(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # unlike resolve(), it bears a loop of links
+
+
+def utf8(name: str | Path) -> str:
+    """A name as a record can carry it."""
+    return os.fsencode(name).decode(errors="replace")
 
 
 def _literal(pattern: re.Pattern[bytes], text: bytes) -> str | None:
@@ -100,59 +123,102 @@ def _literal(pattern: re.Pattern[bytes], text: bytes) -> str | None:
 class Staging:
     """Where probes run from, and where each cell has its TMPDIR."""
 
-    root: Path
+    root: Path | None  #: None where nothing can be written anywhere
     in_place: bool
 
-    def path_of(self, script: Script) -> Path:
-        return script.path.absolute() if self.in_place else self.root / "probes" / script.path.name
+    def command(self, script: Script) -> list[str]:
+        """What starts a script. `env bash` is looked up here, once, and not in every cell."""
+        folder = script.path.parent.resolve()
+        if not self.in_place:
+            assert self.root is not None
+            folder = self.root / "probes"
+        path = folder / script.path.name
+        bash = _bash()
+        if script.wants_bash and bash and os.access(path, os.X_OK):
+            return [bash, str(path)]
+        return [str(path)]
 
-    def make_tmpdir(self, cell: int) -> Path:
+    def make_tmpdir(self, cell: int) -> Path | None:
+        if self.root is None:
+            return None
         path = self.root / "tmp" / str(cell)
         path.mkdir(mode=0o700)
         return path
 
 
+@cache
+def _bash() -> str | None:
+    return shutil.which("bash")
+
+
 @contextmanager
 def staged(found: Sequence[Script], folder: Path, workspace: Path) -> Iterator[Staging]:
-    """A private folder for one run, outside the workspace; removed afterwards."""
+    """A private folder for one run, outside the workspace; removed afterwards.
+
+    Inside a sandbox there may be no place for one. A tree that has its helpers can do without.
+    """
+    own_helper = tree_of(folder) / "bin" / "emit-record"
+    in_place = own_helper.is_file() and os.access(own_helper, os.X_OK)
+    root = _make_root(workspace, in_place)
     try:
-        root = Path(tempfile.mkdtemp(prefix="stream-", dir=_outside(workspace)))
-    except OSError as error:
-        raise OutputError(f"no place for temporary files: {os_reason(error)}") from None
-    try:
-        (root / "tmp").mkdir()
-        own_helper = folder.absolute().parent / "bin" / "emit-record"
-        staging = Staging(root, in_place=os.access(own_helper, os.X_OK))
-        if not staging.in_place:
-            (root / "bin").symlink_to(HELPERS)
-            (root / "probes").mkdir()
-            for script in found:
-                staging.path_of(script).symlink_to(script.path.resolve())
-        yield staging
+        if root is not None:
+            (root / "tmp").mkdir()
+            if not in_place:
+                (root / "bin").symlink_to(HELPERS)
+                (root / "probes").mkdir()
+                for script in found:
+                    (root / "probes" / script.path.name).symlink_to(_target(script.path))
+        yield Staging(root, in_place)
     finally:
-        remove_tree(root)
+        if root is not None:
+            remove_tree(root)
+
+
+def _make_root(workspace: Path, in_place: bool) -> Path | None:
+    """In the first folder for temporary files that will have it, those outside the workspace
+    before those in it."""
+    inside = workspace.resolve()
+    named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
+    candidates = [Path(path) for path in (*named, *TEMPORARY)]
+    reason = "there is no folder for them"
+    for candidate in sorted(candidates, key=lambda path: path.resolve().is_relative_to(inside)):
+        try:
+            return Path(tempfile.mkdtemp(prefix="stream-", dir=candidate.absolute()))
+        except OSError as error:
+            reason = f"{candidate}: {os_reason(error)}"
+    if in_place:
+        return None
+    raise OutputError(f"no place for temporary files: {reason}")
 
 
 def remove_tree(root: Path) -> None:
-    """Also what a probe made unreadable."""
+    """Also what a probe has locked, and however deep it is: one folder after the other is
+    emptied, and what folders are in it are moved up."""
     with suppress(OSError):
         root.rmdir()  # nearly always: the probe has cleaned up
         return
-    for _ in range(2):
-        shutil.rmtree(root, ignore_errors=True)
-        if not root.exists():
-            return
-        for folder, _, _ in os.walk(root):
+    numbers = count()
+    todo = [root]
+    while todo:
+        folder = todo.pop()
+        todo += _emptied(folder, root, numbers)
+        if folder != root:
             with suppress(OSError):
-                Path(folder).chmod(0o700)
+                folder.rmdir()
+    with suppress(OSError):
+        root.rmdir()
 
 
-def _outside(workspace: Path) -> str:
-    """A folder for temporary files that is not inside the workspace, where there is one."""
-    inside = workspace.resolve()
-    candidates = [tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"]  # noqa: S108
-    for candidate in candidates:
-        path = Path(candidate).resolve()
-        if not path.is_relative_to(inside) and os.access(path, os.W_OK | os.X_OK):
-            return str(path)
-    return tempfile.gettempdir()
+def _emptied(folder: Path, root: Path, numbers: Iterator[int]) -> list[Path]:
+    """The folders that were in it, now in root."""
+    moved: list[Path] = []
+    with suppress(OSError):
+        folder.chmod(0o700)
+        for path in list(folder.iterdir()):
+            with suppress(OSError):
+                if path.is_symlink() or not path.is_dir():
+                    path.unlink()
+                    continue
+                path.chmod(0o700)
+                moved.append(path.rename(root / f"stream-{os.getpid()}-{next(numbers)}"))
+    return moved

@@ -4,9 +4,12 @@ What it promises: when `capture` returns or is cancelled, no process of the tree
 more and no descriptor is open, however the tree tried to escape: background children,
 sessions of their own, ignored signals. On Linux this process becomes the subreaper of
 everything it starts, so that an orphan comes back to it instead of to init; elsewhere the
-process group is all that there is.
+process group is all that there is. What it cannot keep: an orphan that nothing ties to one
+of several trees is ended at the end of the run, as a stray; a process of another user, or
+one stuck in the kernel, is waited for no longer than GIVE_UP.
 
-Every program is started through this module: a child that it does not know is an orphan.
+A child that it does not know, in a session of its own, is an orphan: every program that
+gets one is started through this module.
 """
 
 from __future__ import annotations
@@ -15,24 +18,43 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 
 import anyio
-from anyio import CancelScope, create_task_group, move_on_after, to_thread, wait_readable
+from anyio import (
+    CancelScope,
+    CapacityLimiter,
+    create_task_group,
+    move_on_after,
+    to_thread,
+    wait_readable,
+)
 
 from stream.errors import os_reason
+from stream.proctable import (
+    ON_LINUX,
+    Process,
+    become_subreaper,
+    descendants,
+    open_files,
+    open_pidfd,
+    own_children,
+    read_file,
+    read_process,
+    reap,
+    send,
+)
 
 SETTLE = 0.25  #: seconds that a finished leader's children have to end by themselves
 KILL_AFTER = 1.0  #: seconds between SIGTERM and SIGKILL
 GIVE_UP = 2.0  #: seconds to wait for a killed process: only one stuck in the kernel needs it
 READ = 1 << 16
+REST = 64  #: reads at most of what a tree left in a pipe: more than a pipe can hold
 
 _MARK = "STREAM_TREE"  # in the environment of every process of a tree
-_ON_LINUX = sys.platform == "linux"
 _serial = count(1)
 
 
@@ -77,6 +99,7 @@ async def capture(
     captured = Captured(Tail(stdout_limit), Tail(stderr_limit))
     mark = f"{os.getpid()}.{next(_serial)}"
     reaper = Reaper.get()
+    alone = reaper.is_idle()
     try:
         leader = subprocess.Popen(  # noqa: ASYNC220 - it waits for the exec, half a millisecond
             argv,
@@ -89,13 +112,15 @@ async def capture(
             start_new_session=True,
         )
     except OSError as error:
-        captured.spawn_error = os_reason(error)
+        place = f"{cwd}: " if error.filename == cwd else ""
+        captured.spawn_error = f"{place}{os_reason(error)}"
         return captured
-    tree = _Tree(leader, mark)
+    tree = _Tree(leader, mark, alone)
     reaper.add(tree)
+    outlets = list(zip(tree.pipes, (captured.stdout, captured.stderr), strict=True))
     try:
         async with create_task_group() as readers:
-            for pipe, tail in zip(tree.pipes, (captured.stdout, captured.stderr), strict=True):
+            for pipe, tail in outlets:
                 readers.start_soon(_drain, tree, pipe, tail)
             with move_on_after(timeout) as limit:
                 await tree.wait()
@@ -108,11 +133,15 @@ async def capture(
             else:
                 captured.stragglers = await reaper.settle(tree)
             readers.cancel_scope.cancel()  # only a process beyond our reach still holds a pipe
+        for pipe, tail in outlets:
+            _drain_now(pipe, tail)
     finally:
-        with CancelScope(shield=True):
-            await reaper.end(tree)
-        del reaper.trees[leader.pid]
-        tree.close()
+        try:
+            with CancelScope(shield=True):
+                await reaper.end(tree)
+        finally:
+            reaper.trees.remove(tree)
+            tree.close()
     code = leader.returncode
     if code is not None and code < 0:
         captured.signal = _signal_name(-code)
@@ -131,39 +160,72 @@ def _signal_name(number: int) -> str:
 async def _drain(tree: _Tree, pipe: int, tail: Tail) -> None:
     while True:
         await wait_readable(pipe)
-        data = os.read(pipe, READ)
+        data = _read_some(pipe)
+        if data:
+            tail.add(data)
+        elif data is not None:
+            tree.close_one()
+            return
+
+
+def _drain_now(pipe: int, tail: Tail) -> None:
+    """What is left in a pipe when its readers were stopped: last words, or ours to catch up."""
+    for _ in range(REST):
+        data = _read_some(pipe)
         if not data:
-            tree.open_pipes -= 1
             return
         tail.add(data)
+
+
+def _read_some(pipe: int) -> bytes | None:
+    """None where there is nothing, also if there just was: `cat /dev/stdout` in a program
+    takes away what it wrote, and must not hold us."""
+    try:
+        return os.read(pipe, READ)
+    except BlockingIOError:
+        return None
 
 
 class _Tree:
     """A leader and what descends from it."""
 
-    def __init__(self, leader: subprocess.Popen[bytes], mark: str) -> None:
+    def __init__(self, leader: subprocess.Popen[bytes], mark: str, alone: bool) -> None:
         assert leader.stdout is not None
         assert leader.stderr is not None
         self.leader = leader
         self.mark = f"{_MARK}={mark}".encode()
+        self.alone = alone  # nobody else's orphan can come to us at any time of its life
         self.pipes = (leader.stdout.fileno(), leader.stderr.fileno())
-        self.open_pipes = len(self.pipes)
-        self.pipe_names = {name for fd in self.pipes for name in _open_files("self", fd)}
-        self.alone = True  # no other tree ran at any time of its life
+        for pipe in self.pipes:
+            os.set_blocking(pipe, False)
+        self.pipe_names = {name for fd in self.pipes for name in open_files("self", fd)}
+        self.drained = anyio.Event()  # nobody holds a pipe any more
+        self._open_pipes = len(self.pipes)
         self.claimed: set[tuple[int, int]] = set()  # (pid, start time) of known members
-        self._pidfd = _pidfd(leader.pid)
-        process = _read_process(leader.pid)
+        self._pidfd = open_pidfd(leader.pid)
+        process = read_process(leader.pid)
         self.start = process.start if process else 0
 
+    @property
+    def is_over(self) -> bool:
+        """The leader has ended, and is reaped."""
+        return self.leader.poll() is not None
+
     async def wait(self) -> None:
-        """Until the leader has ended, and is reaped."""
-        if self.leader.returncode is not None:
-            return
+        """Until it is over."""
         if self._pidfd is None:
-            await to_thread.run_sync(self.leader.wait, abandon_on_cancel=True)
+            # A limiter of its own: to wait takes no thread away from those who work.
+            await to_thread.run_sync(
+                self.leader.wait, abandon_on_cancel=True, limiter=CapacityLimiter(1)
+            )
             return
         await wait_readable(self._pidfd)
         self.leader.wait()
+
+    def close_one(self) -> None:
+        self._open_pipes -= 1
+        if not self._open_pipes:
+            self.drained.set()
 
     def close(self) -> None:
         assert self.leader.stdout is not None
@@ -175,29 +237,21 @@ class _Tree:
             self._pidfd = None
 
 
-@dataclass(frozen=True)
-class _Process:
-    pid: int
-    parent: int
-    session: int
-    start: int
-    state: str
-    name: str
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.pid, self.start
-
-
 class Reaper:
     """Adopts the orphans of every tree, and says whose they are."""
 
     _instance: Reaper | None = None
 
     def __init__(self) -> None:
-        self.trees: dict[int, _Tree] = {}
-        self.contained = _ON_LINUX and _become_subreaper()
-        self._before = set(_children())  # inherited from whoever started us
+        self.trees: list[_Tree] = []
+        self.contained = ON_LINUX and bool(read_file(os.getpid(), "stat")) and become_subreaper()
+        # Inherited from whoever started us. The processes of a tree are never in our session.
+        self._before = {p.key for p in map(read_process, own_children()) if p}
+        self._session = os.getsid(0)
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+            # Inherited as well: the kernel would forget how our children end.
+            with contextlib.suppress(ValueError):  # not in the main thread
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     @classmethod
     def get(cls) -> Reaper:
@@ -205,193 +259,130 @@ class Reaper:
             cls._instance = cls()
         return cls._instance
 
+    def is_idle(self) -> bool:
+        """Nothing runs that could leave an orphan to us."""
+        return not self.trees and not self._orphans(lambda orphan: True)
+
     def add(self, tree: _Tree) -> None:
-        tree.alone = not self.trees
-        for other in self.trees.values():
+        for other in self.trees:
             other.alone = False
-        self.trees[tree.leader.pid] = tree
+        self.trees.append(tree)
 
     async def settle(self, tree: _Tree) -> list[str]:
         """After the leader's end: give its children a moment, end the rest, name them."""
         pause = 0.001
         with move_on_after(SETTLE):
-            while tree.open_pipes or self._members(tree):
+            await tree.drained.wait()
+            while self._is_left(tree):
                 await anyio.sleep(pause)
                 pause = min(pause * 2, 0.02)
-        # Also in the moment after the pipes are closed a process may still be ending.
-        left = self._members(tree)
-        if left or tree.open_pipes:
-            await self.end(tree)
-        return [f"{process.name} (pid {process.pid})" for process in left]
+            return []
+        return await self.end(tree)
 
     def signal(self, tree: _Tree, number: signal.Signals) -> None:
         """To every living member."""
         if not self.contained:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(tree.leader.pid, number)
+            _send_group(tree, number)
             return
-        for process in self._members(tree, leader=True):
-            _send(process, number)
+        for process in self._members(tree, self._roots(tree)):
+            send(process, number)
 
-    async def end(self, tree: _Tree) -> None:
-        """Kill the tree until nothing of it is left. Bounded; safe to call again."""
-        with move_on_after(GIVE_UP):
-            if tree.leader.poll() is None:
-                self.signal(tree, signal.SIGKILL)
-                await tree.wait()
-            while self._members(tree):
-                self.signal(tree, signal.SIGKILL)
+    async def end(self, tree: _Tree) -> list[str]:
+        """Kill the tree until nothing of it is left, and name it. Bounded; safe to call again."""
+        found: dict[tuple[int, int], str] = {}
+        with move_on_after(GIVE_UP) as patience:
+            while self._is_left(tree) or not tree.is_over:
+                if self.contained:
+                    killed = self._kill(self._roots(tree), tree)
+                    found |= {process.key: str(process) for process in killed}
+                elif _send_group(tree, signal.SIGKILL):
+                    found[tree.leader.pid, 0] = f"process group {tree.leader.pid}"
                 await anyio.sleep(0.001)
+        if patience.cancelled_caught and not found:  # nobody caught is not nobody left
+            found = {process.key: str(process) for process in self._roots(tree)}
+        return list(found.values())
 
     def strays(self) -> list[str]:
-        """Orphans that no tree could be found for: named, and ended. For the end of a run."""
-        names = []
-        for process in self._orphans():
-            names.append(f"{process.name} (pid {process.pid})")
-            _send(process, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(process.pid, 0)
-        return names
+        """Orphans that no tree could be found for: named, and ended. For the end of a run:
+        it does not give way to other tasks, for GIVE_UP at most."""
+        found: dict[tuple[int, int], str] = {}
+        deadline = time.monotonic() + GIVE_UP
+        while strays := self._orphans(self._is_stray):
+            found |= {process.key: str(process) for process in self._kill(strays)}
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.001)
+        return list(found.values())
 
-    def _orphans(self) -> list[_Process]:
-        """Our children that are no leader and were not there before us; zombies are reaped."""
-        orphans = []
-        for pid in _children():
-            if pid in self.trees or pid in self._before:
-                continue
-            process = _read_process(pid)
-            if process is None or process.state == "Z":
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
-                continue
-            orphans.append(process)
-        return orphans
-
-    def _members(self, tree: _Tree, *, leader: bool = False) -> list[_Process]:
-        """The living processes of a tree: its orphans, what descends from them, its leader.
-
-        The common case, a leader that left nobody behind, costs one small read.
-        """
-        if not self.contained:
-            return []
-        roots = [orphan for orphan in self._orphans() if self._belongs(orphan, tree)]
-        if leader and tree.leader.poll() is None:
-            process = _read_process(tree.leader.pid)
-            roots += [process] if process else []
-        if not roots:
-            return []
-        members = list(_descendants(roots))
-        tree.claimed.update(process.key for process in members)
+    def _kill(self, roots: Sequence[Process], tree: _Tree | None = None) -> list[Process]:
+        """The roots, stopped so that they do not fork away meanwhile, and all below them."""
+        for process in roots:
+            send(process, signal.SIGSTOP)
+        members = self._members(tree, roots)
+        for process in members:
+            send(process, signal.SIGKILL)
         return members
 
-    def _belongs(self, orphan: _Process, tree: _Tree) -> bool:
+    def _is_left(self, tree: _Tree) -> bool:
+        """Whether the leader, once it is over, left anyone behind. Costs one small read."""
+        if self.contained:
+            return bool(self._roots(tree))
+        return tree.is_over and _send_group(tree, 0)
+
+    def _orphans(self, is_wanted: Callable[[Process], bool]) -> list[Process]:
+        """Our living children that are no leader, and were not there before us."""
+        leaders = {tree.leader.pid for tree in self.trees if tree.leader.returncode is None}
+        while True:
+            wanted: list[Process] = []
+            reaped = False
+            for process in map(read_process, set(own_children()) - leaders):
+                if process is None or process.session == self._session:
+                    continue
+                if process.key in self._before:
+                    continue
+                if process.ended:
+                    reaped |= reap(process.pid)
+                elif is_wanted(process):
+                    wanted.append(process)
+            # Who ended while we looked may have left us a child that we did not see.
+            if wanted or not reaped:
+                return wanted
+
+    def _roots(self, tree: _Tree) -> list[Process]:
+        """Where a tree hangs on us: its orphans, and its leader."""
+        roots = self._orphans(lambda orphan: self._belongs(orphan, tree))
+        if not tree.is_over:
+            leader = read_process(tree.leader.pid)
+            roots += [leader] if leader else []
+        return roots
+
+    def _members(self, tree: _Tree | None, roots: Sequence[Process]) -> list[Process]:
+        members = list(descendants(roots)) if roots else []
+        if tree is not None:
+            tree.claimed.update(process.key for process in members)
+        return members
+
+    def _is_stray(self, orphan: Process) -> bool:
+        return not any(self._belongs(orphan, tree) for tree in self.trees)
+
+    def _belongs(self, orphan: Process, tree: _Tree) -> bool:
         if orphan.key in tree.claimed or orphan.session == tree.leader.pid:
-            return True
-        if tree.mark in _read(orphan.pid, "environ").split(b"\0"):
             return True
         if tree.alone and orphan.start >= tree.start:  # whose else could it be
             return True
-        return any(name in tree.pipe_names for name in _open_files(orphan.pid))
+        if tree.mark in read_file(orphan.pid, "environ").split(b"\0"):
+            return True
+        if any(name in tree.pipe_names for name in open_files(orphan.pid)):
+            return True
+        # One that is about to end has nothing to show any more, but perhaps a child for us.
+        now = read_process(orphan.pid)
+        return now is None or now.leaving
 
 
-def _become_subreaper() -> bool:
-    import ctypes
-
-    pr_set_child_subreaper = 36
+def _send_group(tree: _Tree, number: int) -> bool:
+    """Whether there is anyone in the leader's group."""
     try:
-        return bool(ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0) == 0)
-    except (OSError, AttributeError):
+        os.killpg(tree.leader.pid, number)
+    except (ProcessLookupError, PermissionError):  # macOS: permission, where all are zombies
         return False
-
-
-def _pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid) if _ON_LINUX else None
-    except OSError:  # an old kernel, or a sandbox that refuses it
-        return None
-
-
-def _read(pid: int, name: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return b""
-
-
-def _read_process(pid: int) -> _Process | None:
-    head, _, rest = _read(pid, "stat").rpartition(b")")
-    if not head:
-        return None
-    # after the name: state, parent, group, session, … start time is the twentieth
-    words = rest.split()
-    return _Process(
-        pid=pid,
-        parent=int(words[1]),
-        session=int(words[3]),
-        start=int(words[19]),
-        state=words[0].decode(),
-        name=head.partition(b"(")[2].decode(errors="replace"),
-    )
-
-
-def _children() -> list[int]:
-    """Of this process, whichever of its threads they belong to."""
-    if not _ON_LINUX:
-        return []
-    found: list[int] = []
-    try:
-        for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - this is the fast path
-            with open(f"/proc/self/task/{thread}/children", "rb") as file:  # noqa: PTH123
-                found += map(int, file.read().split())
-    except OSError:  # a thread that just ended, or a kernel without this file
-        own = os.getpid()
-        return [process.pid for process in _all_processes() if process.parent == own]
-    return found
-
-
-def _all_processes() -> Iterator[_Process]:
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        if name.isdigit():
-            process = _read_process(int(name))
-            if process is not None:
-                yield process
-
-
-def _descendants(roots: Sequence[_Process]) -> Iterator[_Process]:
-    """The roots and all below them, without zombies."""
-    below: dict[int, list[_Process]] = {}
-    for process in _all_processes():
-        below.setdefault(process.parent, []).append(process)
-    todo, seen = list(roots), set()
-    while todo:
-        process = todo.pop()
-        if process.pid not in seen:
-            seen.add(process.pid)
-            if process.state != "Z":
-                yield process
-            todo += below.get(process.pid, ())
-
-
-def _open_files(pid: int | str, *numbers: int) -> Iterator[str]:
-    folder = f"/proc/{pid}/fd"
-    with contextlib.suppress(OSError):
-        for name in numbers or os.listdir(folder):  # noqa: PTH208
-            with contextlib.suppress(OSError):
-                yield os.readlink(f"{folder}/{name}")  # noqa: PTH115
-
-
-def _send(process: _Process, number: signal.Signals) -> None:
-    """Through a pidfd where there is one, so that a reused number is never hit."""
-    pidfd = _pidfd(process.pid)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        try:
-            now = _read_process(process.pid)
-            if now is None or now.key != process.key:
-                return
-            if pidfd is None:
-                os.kill(process.pid, number)
-            else:
-                signal.pidfd_send_signal(pidfd, number)
-        finally:
-            if pidfd is not None:
-                os.close(pidfd)
+    return True

@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 from anyio.abc import ObjectSendStream
-from msgspec import UNSET
 
-from stream.codec import Lines, explain
-from stream.document import LARGEST, parse_document
+from stream.codec import DECODE_ERRORS, Lines, reject
+from stream.document import LARGEST, parse_document, parted
 from stream.errors import InputError, os_reason
 from stream.pattern import Descriptor
 from stream.pipeline import Batch, Chain, Pipeline, Sink
@@ -29,13 +28,20 @@ class DocumentSource:
 
     async def run(self, out: ObjectSendStream[Batch[Any]], /) -> None:
         try:
-            line = msgspec.json.encode(parse_document(Path(self.name).read_bytes()))
-        except (ValueError, RecursionError) as error:
-            reason, path = explain(error)
+            data = Path(self.name).read_bytes()
+        except OSError as error:
+            raise InputError(f"{self.name}: {os_reason(error)}") from None
+        try:
+            parse_document(data)
+            # Only white space is taken out: numbers stay as they are written.
+            line = msgspec.json.format(data, indent=-1)
+        except (*DECODE_ERRORS, ValueError) as error:
+            reason, path = parted(str(error))
+            bad = reject(Validate.name, Lines([data], self.name, 1, 0), 0, reason, path)
             finding = Finding(
-                rule="json", severity="error", message=reason, source=self.name, path=path or UNSET
+                rule="json", severity="error", message=reason, source=self.name, path=bad.path
             )
-            await out.send((finding,))
+            await out.send((finding, bad))
             return
         await out.send(Lines([line], self.name, 1, 0))
 
@@ -57,9 +63,9 @@ def is_document(name: str) -> bool:
     a value in a file that is called .json.
     """
     path = Path(name)
-    if name == STDIN or not path.is_file():
-        return False
     try:
+        if name == STDIN or not path.is_file():
+            return False
         with path.open("rb") as file:
             first = file.readline(LARGEST).strip()
             small = path.stat().st_size <= LARGEST

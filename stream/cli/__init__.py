@@ -1,52 +1,18 @@
-"""The command line: parse, compose, run. Heavy imports are inside the commands."""
+"""The command line: parse, compose, run."""
 
 from __future__ import annotations
 
-import typer
-
-from stream.cli import doctor, matrix, probe, records
-
-app = typer.Typer(
-    name="stream",
-    help=(
-        "Take evidence about sandboxes and coding-agent runs.\n\n"
-        "stdout carries records, one JSON object a line; everything for people goes to stderr."
-        " Every command that takes `-` reads stdin and stands in a pipe:\n\n"
-        "  stream matrix | stream listen -\n"
-        "  stream matrix --raw | stream emit - | stream validate - > boundary.ndjson\n\n"
-        "Exit codes: 0 yes; 1 the answer is no (failed probes, findings, rejected lines);"
-        " 2 wrong use or unusable input; 130 interrupted; 141 the reader went away."
-    ),
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-
-
-def _version(value: bool) -> None:
-    if value:
-        from stream import __version__
-
-        typer.echo(f"stream {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
-    ),
-) -> None:
-    pass
-
-
-matrix.register(app)
-probe.register(app)
-records.register(app)
-doctor.register(app)
-
 
 def main() -> None:
-    app()
+    import gc
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Until a command holds something, an interrupt just ends us: no traceback of imports.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Imports make objects that stay: to look for garbage among them is a tenth of the start-up.
+    gc.disable()
+    from stream.cli.app import app
+    from stream.cli.running import start
+
+    start(app)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from stream.cli.running import run
+from stream.cli.running import run, tell
 
 
 def register(app: typer.Typer) -> None:
@@ -16,7 +16,8 @@ def doctor(
 ) -> None:
     """Say what works on this machine and what to install.
 
-    Exit 1 if something is missing that `stream matrix` cannot do without.
+    Each check is ok, limited or missing, with what was found. Exit 1 if something is missing
+    that `stream matrix` cannot do without.
     """
 
     async def work() -> int:
@@ -27,9 +28,9 @@ def doctor(
         found = await checks()
         for check in found:
             if as_json:
-                typer.echo(msgspec.json.encode(check))
+                tell(msgspec.json.encode(check))
             else:
-                typer.echo(f"{check.state:8} {check.name:14} {check.detail}")
+                tell(f"{check.state:8} {check.name:14} {check.detail}")
         return 1 if any(check.needed and check.state == "missing" for check in found) else 0
 
     run(work)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
-from stream.cli.running import run, run_now, say
+from stream.cli.running import run, run_now, say, seconds, tell
 
 if TYPE_CHECKING:
     from stream.matrix import Outcome, Plan, Request
@@ -24,7 +24,8 @@ class _ListsCommand(TyperCommand):
         flag = ""
         for word in args:
             if word.startswith("-"):
-                flag = word if word in _LISTS else ""
+                name = word.partition("=")[0]
+                flag = name if name in _LISTS else ""
             elif flag and spread[-1] != flag:
                 spread.append(flag)
             spread.append(word)
@@ -37,13 +38,13 @@ def register(app: typer.Typer) -> None:
 
 def matrix(
     probe: list[str] = typer.Option(
-        [], metavar="ID…", help="Only these probes, in this order. Default: all of the folder."
+        [], metavar="ID…", help="Run these probes, in this order. Default: all, sorted by id."
     ),
     cap: list[str] = typer.Option(
-        [], metavar="ID…", help="Only probes of these primary capabilities."
+        [], metavar="ID…", help="Run the probes of these primary capabilities (too)."
     ),
     mode: list[str] = typer.Option(
-        [], metavar="M…", help="Run modes. Default: the pattern's first."
+        [], metavar="M…", help="Run modes, each over all probes. Default: the pattern's first."
     ),
     probes: Path | None = typer.Option(
         None, metavar="DIR", help="A folder of probe scripts. Default: the bundled ones."
@@ -61,7 +62,7 @@ def matrix(
         None, "--jobs", "-j", metavar="N", min=1, help="Probes at a time. Default: 3 a core."
     ),
     timeout: float = typer.Option(
-        30.0, metavar="S", min=0.01, help="Seconds that a probe may take."
+        30.0, metavar="S", callback=seconds, help="Seconds that a probe may take."
     ),
     repeat: int = typer.Option(1, metavar="N", min=1, help="Run every cell N times."),
     list_: bool = typer.Option(
@@ -82,20 +83,29 @@ def matrix(
         None, metavar="FILE", help="Where reject records go. Default: sentences on stderr."
     ),
 ) -> None:
-    """Measure a sandbox: run probes concurrently, write one boundary object for every cell.
+    """Measure a sandbox: one record for every probe.
 
-    Run it inside the sandbox that you want to know. Every cell ends in exactly one record; a
-    probe that crashes, hangs or breaks its contract gets an `error` record that the harness
-    writes. An observed `denied` is not a failure.
+    Run it inside the sandbox that you want to know. Every cell (a probe in a mode) ends in
+    exactly one boundary object; a probe that crashes, hangs or breaks its contract gets an
+    `error` record that the harness writes. An observed `denied` is not a failure.
 
-    Exit 0 if every probe wrote its own valid record, 1 if one did not.
+    \b
+      stream matrix | stream listen -
+      stream matrix --probe fs_tmp_write fs_usr_write_guard --repeat 3
+      stream matrix --cap cap_fs_write_workspace_tree -o boundary.ndjson
+      stream matrix --probes ./probes --workspace ./project --timeout 5
+
+    --probe, --cap and --mode take several words, or commas, or are repeated.
+    FENCE_SANDBOX_MODE (read-only, workspace-write or danger-full-access) declares the
+    sandbox mode; it is only recorded. Exit 0 if every probe wrote its own valid record, 1 if
+    one did not.
     """
     from stream.matrix import Request, make_plan
 
     request = Request(
-        probes=_split(probe),
-        capabilities=_split(cap),
-        modes=_split(mode),
+        probes=_split(probe, "--probe"),
+        capabilities=_split(cap, "--cap"),
+        modes=_split(mode, "--mode"),
         folder=probes,
         catalog=catalog,
         boundary=boundary,
@@ -107,10 +117,13 @@ def matrix(
 
     async def work() -> int:
         from stream.cli.progress import Progress
+        from stream.errors import UsageError
         from stream.matrix import run_matrix
         from stream.records.control import Finding, Gap, Reject
         from stream.sinks.ndjson import People, Records, partial
 
+        if reject and reject == output:
+            raise UsageError(f"-o and --reject name the same file: {reject}")
         plan = make_plan(request)
         _mention(plan)
         sinks: list[Records | People] = [Records(output)]
@@ -121,7 +134,7 @@ def matrix(
             outcome = await run_matrix(
                 plan,
                 *sinks,
-                jobs=jobs or default_jobs(),
+                jobs=min(jobs or default_jobs(), affordable_jobs()),
                 timeout=timeout,
                 as_completed=as_completed,
                 raw=raw,
@@ -145,8 +158,19 @@ def default_jobs() -> int:
     return 3 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 6
 
 
-def _split(words: list[str]) -> list[str]:
-    return [part for word in words for part in word.split(",") if part]
+def affordable_jobs() -> int:
+    """As many as there are descriptors for: our limit must not look like a probe's failure."""
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 16 if limit == resource.RLIM_INFINITY else max(1, (limit - 40) // 6)
+
+
+def _split(words: list[str], flag: str) -> list[str]:
+    parts = [part for word in words for part in word.split(",") if part.strip()]
+    if words and not parts:  # --probe "$unset" must not mean all of them
+        raise typer.BadParameter(f"{flag} names nothing")
+    return parts
 
 
 def _list(request: Request) -> int:
@@ -157,7 +181,7 @@ def _list(request: Request) -> int:
     width = max(len(script.id) for script in found)
     for script in found:
         capability = script.capability or "(none declared)"
-        typer.echo(f"{script.id:{width}}  {capability}")
+        tell(f"{script.id:{width}}  {capability}")
     _mention(plan)
     return 0
 
@@ -175,6 +199,8 @@ def _conclude(outcome: Outcome, *, raw: bool) -> int:
         say(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
     if len(outcome.failures) > 20:
         say(f"… and {len(outcome.failures) - 20} more")
+    if outcome.without_tmpdir:
+        say("stream: nothing is writable here: the probes had no TMPDIR of their own")
     for stray in outcome.strays:
         say(f"stream: a process that left its probe's tree was ended: {stray}")
     if raw:

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from stream.cli.running import run, run_now, say
+from stream.cli.running import run, run_now, say, seconds, tell
 
 _PROBES = typer.Option(
     None, metavar="DIR", help="A folder of probe scripts. Default: the bundled ones."
@@ -38,9 +38,18 @@ def probe(
     workspace: Path | None = typer.Option(
         None, metavar="DIR", help="Where it runs. Default: the current folder."
     ),
-    timeout: float = typer.Option(30.0, metavar="S", min=0.01, help="Seconds that it may take."),
+    timeout: float = typer.Option(
+        30.0, metavar="S", callback=seconds, help="Seconds that it may take."
+    ),
 ) -> None:
-    """Run one probe in one mode and print its record (what probe-exec does)."""
+    """Run one probe in one mode and print its record.
+
+    Exit 0 if the record is the probe's own, 1 if the harness had to write it.
+
+    \b
+      stream probe fs_tmp_write
+      stream probe ./probes/my_probe.sh --workspace ./project
+    """
 
     async def work() -> int:
         from stream.matrix import Request, make_plan, run_matrix
@@ -50,7 +59,7 @@ def probe(
             Request(
                 probes=[name],
                 modes=[mode] if mode else [],
-                folder=_folder_of(name, probes),
+                folder=probes or _folder_of(name),
                 catalog=catalog,
                 boundary=boundary,
                 workspace=workspace,
@@ -66,23 +75,32 @@ def probe(
 
 def gate(
     names: list[str] = typer.Argument(
-        None, metavar="[ID|PATH…]", help="Default: the whole folder."
+        None,
+        metavar="[ID|PATH…]",
+        help="Probe ids, paths to scripts, or one folder. Default: the whole folder.",
     ),
     static: bool = typer.Option(False, "--static", help="Read the scripts, run nothing."),
     probes: Path | None = _PROBES,
     catalog: str | None = _CATALOG,
     workspace: Path | None = typer.Option(
-        None, metavar="DIR", help="Where they run. Default: a scratch folder with a .git in it."
+        None,
+        metavar="DIR",
+        help="Where they run. Default: a scratch repository, watched for leftovers.",
     ),
     timeout: float = typer.Option(
-        10.0, metavar="S", min=0.01, help="Seconds that a probe may take."
+        10.0, metavar="S", callback=seconds, help="Seconds that a probe may take."
     ),
 ) -> None:
-    """Check probe scripts against the author's contract (probes/AGENTS.md).
+    """Check probe scripts against the author's contract.
 
-    First the text of each script, then one run in which every word that it hands to
-    emit-record is looked at. Findings go to stdout as records (on a terminal: as sentences).
-    Exit 1 if there is a finding.
+    The contract is probes/AGENTS.md. First the text of each script is read, then the script
+    runs once and every word that it hands to emit-record is looked at. Findings go to stdout
+    as records, and as sentences to stderr. Exit 1 if there is a finding.
+
+    \b
+      stream gate fs_tmp_write
+      stream gate ./probes/my_probe.sh
+      stream gate --static ./probes
     """
 
     async def work() -> int:
@@ -90,12 +108,17 @@ def gate(
         from stream.records.control import Finding
         from stream.sinks.ndjson import People, Records
 
+        named, folder = names or [], probes
+        if named and probes is None:
+            folder = _folder_of(named[0])
+            if folder and Path(named[0]).is_dir() and len(named) == 1:
+                named = []
         sinks: list[Any] = [People((Finding,))]
         if not sys.stdout.isatty():
             sinks.append(Records("-", Finding))
         outcome = await run_gate(
-            names or [],
-            _folder_of(names[0], probes) if names else probes,
+            named,
+            folder,
             catalog,
             workspace,
             *sinks,
@@ -112,20 +135,24 @@ def helpers() -> None:
     """Print the folder of the helpers that probes call.
 
     A probe looks for them in ../bin, seen from its script. `stream` brings them along; to run
-    a probe without it:
+    a probe without it, link them there:
 
+    \b
       ln -s "$(stream helpers)" bin
     """
 
     def show() -> int:
         from stream.probes import HELPERS
 
-        typer.echo(HELPERS)
+        tell(str(HELPERS))
         return 0
 
     run_now(show)
 
 
-def _folder_of(name: str, probes: Path | None) -> Path | None:
+def _folder_of(name: str) -> Path | None:
     """`stream probe path/to/x.sh` means the folder that it lies in."""
-    return Path(name).parent if probes is None and "/" in name else probes
+    path = Path(name)
+    if path.is_dir():
+        return path
+    return path.parent if "/" in name or (path.suffix == ".sh" and path.exists()) else None

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from stream.cli.running import run, run_now, say
+from stream.cli.running import run, run_now, say, tell
 
 _REJECT = typer.Option(
     None, metavar="FILE", help="Where reject records go. Default: sentences on stderr."
@@ -25,7 +25,10 @@ class _WordsCommand(TyperCommand):
     """emit-record's words are its own: the next word is always the value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args[:1] in (["-"], ["--help"], ["-h"]):
+        first = 0
+        while args[first : first + 1] and args[first] in ("--reject", "--catalog", "--boundary"):
+            first += 2
+        if args[first : first + 1] in (["-"], ["--help"], ["-h"]):
             return super().parse_args(ctx, args)
         ctx.params = {"words": args, "reject": None, "catalog": None, "boundary": None}
         return []
@@ -39,27 +42,45 @@ def register(app: typer.Typer) -> None:
 
 def emit(
     words: list[str] = typer.Argument(
-        None, metavar="- | FLAGS…", help="`-`, or emit-record's words."
+        [], metavar="- | FLAGS…", help="`-`, or emit-record's words."
     ),
     reject: str | None = _REJECT,
     catalog: str | None = _CATALOG,
     boundary: str | None = _BOUNDARY,
 ) -> None:
-    """Make boundary objects: one from flags, or one for each raw emission of a pipe.
+    """Make boundary objects, from a pipe or from flags.
 
-    With `-`, raw emissions (from `stream matrix --raw`) come from stdin; any other record
-    passes through unchanged. With flags it does what emit-record does:
+    With `-`, raw emissions (from `stream matrix --raw`) come from stdin, and one object for
+    each goes to stdout; any other record passes through unchanged. Exit 1 if a probe failed
+    or a line was rejected.
 
-      stream emit --run-mode baseline --probe-name P --probe-version 1
-        --primary-capability-id ID --command C --category fs --verb write --target T
-        --status success|denied|partial|error
-        [--secondary-capability-id ID] [--errno E] [--message M] [--error-detail D]
-        [--raw-exit-code N] [--payload-stdout[-file] X] [--payload-stderr[-file] X]
-        [--payload-raw[-file] JSON] [--payload-raw-field[-json] K V] [--payload-raw-list K V]
-        [--payload-raw-null K] [--payload-file F] [--operation-args[-file] JSON]
-        [--operation-arg[-json] K V] [--operation-arg-list K V] [--operation-arg-null K]
+    \b
+      stream matrix --raw | stream emit - > boundary.ndjson
+
+    With flags it does what emit-record does: one object, or one sentence and exit 1.
+
+    \b
+      stream emit --run-mode baseline --probe-name P --probe-version 1 \\
+        --primary-capability-id ID --command C --category fs --verb write \\
+        --target T --status success|denied|partial|error
+
+    \b
+    Further flags; each takes the next word as its value, whatever it looks like:
+      --secondary-capability-id ID   (repeatable)
+      --errno E  --message M  --error-detail D  --raw-exit-code N
+      --payload-stdout TEXT          --payload-stdout-file F
+      --payload-stderr TEXT          --payload-stderr-file F
+      --payload-raw JSON             --payload-raw-file F
+      --payload-raw-field K V        --payload-raw-field-json K JSON
+      --payload-raw-list K "a,b"     --payload-raw-null K
+      --payload-file F               (a whole payload object)
+      --operation-args JSON          --operation-args-file F
+      --operation-arg K V            --operation-arg-json K JSON
+      --operation-arg-list K "a,b"   --operation-arg-null K
     """
-    if words == ["-"]:
+    if words[:1] == ["-"]:
+        if len(words) > 1:
+            raise typer.BadParameter(f"`-` reads stdin: it does not go with {words[1]}")
         _emit_stream(reject, catalog, boundary)
     run_now(lambda: _emit_one(words))
 
@@ -91,7 +112,7 @@ def _emit_stream(reject: str | None, catalog: str | None, boundary: str | None) 
 def _emit_one(words: list[str]) -> int:
     from stream.emitting import emit_words
 
-    sys.stdout.buffer.write(emit_words(words) + b"\n")
+    tell(emit_words(words))
     return 0
 
 
@@ -102,18 +123,24 @@ def listen(
     as_json: bool = typer.Option(False, "--json", help="Only the summary, as one JSON object."),
     reject: str | None = _REJECT,
 ) -> None:
-    """Read boundary objects aloud: each record as it comes, a summary at the end.
+    """Read boundary objects aloud, with a summary.
 
-    A bad line is reported with its place and does not stop the others. Exit 1 if there was one.
+    Each record is shown as it comes, the summary at the end. A bad line is reported with its
+    place and does not stop the others. Exit 1 if there was one.
+
+    \b
+      stream matrix | stream listen -
+      stream listen monday.ndjson tuesday.ndjson --json
     """
 
     async def work() -> int:
         from stream.pipeline import Chain, Pipeline
         from stream.records.control import Finding, Gap, Reject
         from stream.sinks.ndjson import People, Records
-        from stream.sources.ndjson import NdjsonSource
+        from stream.sources.ndjson import NdjsonSource, check_readable
         from stream.stages.listen import Listen
 
+        check_readable(files)
         stage = Listen(as_json=as_json, colour=sys.stdout.isatty())
         control = (Finding, Gap, Reject)
         aside = Records(reject, control) if reject else People(control)
@@ -143,6 +170,10 @@ def validate(
     Given files, findings go to stdout as records (on a terminal: as sentences). Given `-`, it
     is a filter: good lines go on to stdout unchanged, lines of contracts that stream does not
     know pass as well, findings go to stderr or --findings. Exit 1 if there is a finding.
+
+    \b
+      stream validate boundary.ndjson catalogs/*.json
+      stream matrix | stream validate - --findings bad.ndjson > good.ndjson
     """
 
     async def work() -> int:
@@ -150,11 +181,15 @@ def validate(
         from stream.pattern import find_descriptor
         from stream.records.control import Finding, Gap, Reject
         from stream.sinks.ndjson import People, Records
+        from stream.sources.ndjson import check_readable
         from stream.validate import run_validate
 
         as_filter = "-" in files
         if as_filter and len(files) > 1:
             raise UsageError("`-` filters stdin: it does not go with files")
+        if findings and findings == reject:
+            raise UsageError(f"--findings and --reject name the same file: {findings}")
+        check_readable(files)
         descriptor = find_descriptor(boundary)
         sinks: list[Records | People] = []
         if as_filter:

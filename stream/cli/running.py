@@ -3,10 +3,13 @@ where exceptions are caught."""
 
 from __future__ import annotations
 
+import errno
+import gc
 import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from typing import NoReturn
 
 import typer
 
@@ -19,21 +22,63 @@ def say(text: str) -> None:
     typer.echo(text, err=True)
 
 
+def tell(text: str | bytes) -> None:
+    """The answer of a command that writes no stream of records: stdout."""
+    from stream.errors import OutputError, os_reason
+
+    try:
+        typer.echo(text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"stdout: {os_reason(error)}") from None
+
+
+def seconds(value: float) -> float:
+    """What a --timeout may be."""
+    if not value >= 0.01:  # nan as well
+        raise typer.BadParameter(f"{value:g} is not in the range x>=0.01")
+    return value
+
+
+def start(app: Callable[[], None]) -> None:
+    """The command line, whatever state the process was started in."""
+    _open_standard_streams()
+    try:
+        try:
+            app()
+        except SystemExit as ending:
+            sys.stdout.flush()
+            # Everything is released by now: taking the interpreter apart would cost more
+            # than a probe does.
+            _leave(ending.code if isinstance(ending.code, int) else 0)
+    except BrokenPipeError:
+        _leave(READER_GONE)
+    except OSError as error:  # help that has no place to go
+        if error.errno not in (errno.ENOSPC, errno.EBADF, errno.EIO):
+            raise
+        say(f"stream: stdout: {os.strerror(error.errno).lower()}")
+        _leave(2)
+
+
 def run(work: Callable[[], Awaitable[int]]) -> None:
     """Run to the end or to a signal, and leave with the exit code."""
     import anyio
 
     from stream.errors import StreamError
 
+    # What the imports made stays; what a stream makes is rarely cyclic.
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(50_000)
     try:
         code = anyio.run(_until_signal, work)
     except* StreamError as group:
         error = _first(group)
         say(f"stream: {error}")
-        code = error.exit_code if isinstance(error, StreamError) else 1
+        _leave(error.exit_code if isinstance(error, StreamError) else 1)
     except* BrokenPipeError:
-        _silence_stdout()
-        code = READER_GONE
+        _leave(READER_GONE)
     raise typer.Exit(code)
 
 
@@ -43,13 +88,11 @@ def run_now(work: Callable[[], int]) -> None:
 
     try:
         code = work()
-        sys.stdout.flush()
     except StreamError as error:
         say(f"stream: {error}")
-        code = error.exit_code
+        _leave(error.exit_code)
     except BrokenPipeError:
-        _silence_stdout()
-        code = READER_GONE
+        _leave(READER_GONE)
     raise typer.Exit(code)
 
 
@@ -57,23 +100,25 @@ async def _until_signal(work: Callable[[], Awaitable[int]]) -> int:
     from anyio import create_task_group, open_signal_receiver
 
     caught = 0
+    code: int | None = None
+    # nohup, and a shell that starts a job in the background, have signals ignored: so do we.
+    heeded = [number for number in INTERRUPTS if signal.getsignal(number) != signal.SIG_IGN]
+    # Held until all is cleaned up: a second signal must not cut that short.
+    with open_signal_receiver(*heeded) as signals:
+        async with create_task_group() as tasks:
 
-    async def watch() -> None:
-        nonlocal caught
-        with open_signal_receiver(*INTERRUPTS) as signals:
-            async for number in signals:
-                caught = number
-                tasks.cancel_scope.cancel()
-                return
+            async def watch() -> None:
+                nonlocal caught
+                async for number in signals:
+                    caught = number
+                    tasks.cancel_scope.cancel()
 
-    code = 0
-    async with create_task_group() as tasks:
-        tasks.start_soon(watch)
-        code = await work()
-        tasks.cancel_scope.cancel()
-    if caught:
+            tasks.start_soon(watch)
+            code = await work()
+            tasks.cancel_scope.cancel()
+    if code is None:
         say("stream: interrupted")
-        return 128 + caught
+        _leave(128 + caught)
     return code
 
 
@@ -83,6 +128,23 @@ def _first(group: BaseException) -> BaseException:
     return group
 
 
-def _silence_stdout() -> None:
-    """So that the interpreter does not complain about it again at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _leave(code: int) -> NoReturn:
+    """At once: a thread may hang in a write that no reader takes, and stdout may be gone."""
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _open_standard_streams() -> None:
+    """What the parent closed is opened again, so that no file of ours gets its number: stdin
+    and stdout the wrong way round, so that using them is an error, and stderr for nobody."""
+    for fd, flags in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, flags)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+    if hasattr(sys.stdout, "reconfigure"):  # a name that is not UTF-8 is shown, never fatal
+        sys.stdout.reconfigure(errors="backslashreplace")

@@ -12,7 +12,8 @@ CATALOG = "sandbox_catalog_v1"
 DESCRIPTOR = "boundary_schema_v1"
 
 Text = Annotated[str, Meta(min_length=1)]
-Title = Annotated[str, Meta(pattern=r"\S")]
+# Not `\S`: engines differ in what they count as white space.
+Title = Annotated[str, Meta(pattern=r"[^ \t\n\r\f\v]")]
 
 
 class CatalogHead(Struct, forbid_unknown_fields=True):
@@ -21,6 +22,9 @@ class CatalogHead(Struct, forbid_unknown_fields=True):
     description: str = ""
     labels: list[str] = []
     notes: str = ""
+
+    def __post_init__(self) -> None:
+        _refuse_repeated(self.labels)
 
 
 class Layer(Struct, forbid_unknown_fields=True):
@@ -66,6 +70,9 @@ class Capability(Struct, forbid_unknown_fields=True):
     notes: str = ""
     sources: list[DocReference] = []
 
+    def __post_init__(self) -> None:
+        _refuse_repeated(self.labels)
+
 
 class CatalogDocument(Struct, forbid_unknown_fields=True):
     schema_version: Literal["sandbox_catalog_v1"]
@@ -90,3 +97,9 @@ class Defaults(Struct, forbid_unknown_fields=True):
 
     catalog: Text | dict[str, Text] | UnsetType = UNSET
     boundary: Text | UnsetType = UNSET
+
+
+def _refuse_repeated(labels: list[str]) -> None:
+    """msgspec turns a ValueError into its own, with the JSON path."""
+    if len(set(labels)) < len(labels):
+        raise ValueError("expected unique labels")

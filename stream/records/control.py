@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-Positive = Annotated[int, Meta(ge=1)]
-NonNegative = Annotated[int, Meta(ge=0)]
+# JSON Schema counts 1.0 as an integer.
+Positive = Annotated[int, Meta(ge=1)] | Annotated[float, Meta(ge=1, multiple_of=1)]
+NonNegative = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0, multiple_of=1)]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
@@ -72,14 +73,25 @@ Control = Finding | Reject | Gap
 CONTROL_SCHEMAS = ("stream.finding.v1", "stream.reject.v1", "stream.gap.v1")
 
 
-def place(source: str, line: int | UnsetType, path: str | UnsetType) -> str:
+def visible(text: str) -> str:
+    """Without anything that a terminal would obey."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def place(source: str, line: float | UnsetType, path: str | UnsetType) -> str:
     """`events.ndjson:17: $.seq: `, with the parts that there are."""
     where = source if line is UNSET else f"{source}:{line}"
     return f"{where}: " if path is UNSET else f"{where}: {path}: "
 
 
 def sentence(record: Control) -> str:
-    """The one line that a person reads."""
+    """The one line that a person reads. Records quote their input: nothing of it is obeyed."""
+    return visible(_sentence(record))
+
+
+def _sentence(record: Control) -> str:
     if isinstance(record, Gap):
         unit = "records" if record.unit is UNSET else record.unit
         return f"{record.source}: {record.lost} {unit} lost: {record.reason}"

@@ -12,11 +12,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from stream.records.boundary import SANDBOX_MODES, Integral
 from stream.records.control import NonNegative
 
 RAW_EMISSION = "stream.raw_emission.v1"
 FRAME_START = b"\x1estream-emit.v1 "
 FRAME_END = b"\x1f"
+
+Declared = Annotated[str, Meta(pattern=rf"^({'|'.join(SANDBOX_MODES)})\Z")]
 
 
 class RawEmission(
@@ -33,13 +36,13 @@ class RawEmission(
     mode: str
     capability: str | None  #: the primary id that the script declares, where it can be read
     workspace_root: str | None
-    sandbox_mode: str | None
+    sandbox_mode: Declared | None
     os: str  #: of the harness; a frame carries the one seen inside the sandbox
     stdout: bytes
     stdout_bytes: NonNegative
     stderr: bytes
     stderr_bytes: NonNegative
-    exit_code: int | None
+    exit_code: Integral | None
     signal: str | None
     timed_out: Annotated[float, Meta(ge=0)] | None  #: the seconds that it was allowed
     spawn_error: str | None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
+import stat
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from stream.records.control import Control, sentence
 
 WriteBytes = Callable[[bytes], Awaitable[None]]
 Item = bytes | Control
+STDOUT = "-"
 encode_control = msgspec.json.Encoder().encode
 
 
@@ -69,53 +72,85 @@ class People:
 
 
 def partial(target: str) -> Path:
-    """Where a file lies until it is whole."""
-    return Path(f"{target}.partial")
+    """Where a file lies until it is whole: beside it, also where `target` is a link to it."""
+    return Path(f"{os.path.realpath(target) if Path(target).is_symlink() else target}.partial")
 
 
 def _writer(target: str) -> AbstractAsyncContextManager[WriteBytes]:
-    return _stdout() if target == "-" else _file(target)
+    if target == STDOUT:
+        return _device(STDOUT)
+    with _named(target):
+        try:
+            regular = stat.S_ISREG(Path(target).stat().st_mode)
+        except FileNotFoundError:
+            regular = True
+    return _file(target) if regular else _device(target)
 
 
 @asynccontextmanager
-async def _stdout() -> AsyncIterator[WriteBytes]:
-    async def write(data: bytes) -> None:
-        with _named("stdout"):
-            # Left behind on cancellation: a reader that never reads must not hold us.
-            await to_thread.run_sync(_write_all, 1, data, abandon_on_cancel=True)
+async def _device(target: str) -> AsyncIterator[WriteBytes]:
+    """stdout, a fifo, /dev/null: written as it comes.
 
-    yield write
+    A reader that never reads, or never opens, must not hold us: on cancellation the thread
+    that waits for it is left behind.
+    """
+
+    async def write(data: bytes) -> None:
+        with _named(target):
+            await to_thread.run_sync(_write_all, fd, data, abandon_on_cancel=True)
+
+    fd = 1
+    if target != STDOUT:
+        with _named(target):
+            fd = await to_thread.run_sync(_open, target, abandon_on_cancel=True)
+    try:
+        yield write
+    finally:
+        if fd != 1:
+            os.close(fd)
+
+
+def _open(name: str) -> int:
+    return os.open(name, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:  # whoever shares the pipe with us has made it so
+            select.select((), (fd,), ())
 
 
 @asynccontextmanager
 async def _file(target: str) -> AsyncIterator[WriteBytes]:
     """Grows as `target.partial`; a clean end gives it its name, anything else leaves it so."""
-    path = Path(target)
-    direct = path.exists() and not path.is_file()  # /dev/null, a fifo
-    growing = path if direct else partial(target)
+    growing = partial(target)
     with _named(target):
         file = await aiofiles.open(growing, "wb", buffering=0)
+    size = 0
 
     async def write(data: bytes) -> None:
-        view = memoryview(data)
-        with _named(target):
-            while view:
-                view = view[await file.write(view) :]
+        nonlocal size
+        done = 0
+        with CancelScope(shield=True), _named(target):
+            try:
+                while done < len(data):
+                    done += await file.write(memoryview(data)[done:])
+            except OSError:  # a full disk: what stays are whole lines
+                with suppress(OSError):
+                    await file.truncate(size + data.rfind(b"\n", 0, done) + 1)
+                raise
+        size += done
 
     try:
         yield write
     finally:
         with CancelScope(shield=True), _named(target):
             await file.close()
-    if not direct:
-        with _named(target):
-            growing.replace(path)
+    with _named(target):
+        growing.replace(growing.with_suffix(""))
 
 
 @contextmanager
@@ -126,4 +161,5 @@ def _named(target: str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise OutputError(f"{target}: {os_reason(error)}") from None
+        place = "stdout" if target == STDOUT else target or "(a file without a name)"
+        raise OutputError(f"{place}: {os_reason(error)}") from None

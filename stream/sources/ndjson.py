@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,17 +30,28 @@ class NdjsonSource:
     name: str
 
     async def run(self, out: Out, /) -> None:
-        splitter = LineSplitter("(stdin)" if self.name == STDIN else self.name)
+        place = "(stdin)" if self.name == STDIN else os.fsencode(self.name).decode(errors="replace")
+        splitter = LineSplitter(place)
         try:
             if _is_regular(self.name):
                 await _read_file(self.name, splitter, out)
             else:
                 await _read_pipe(self.name, splitter, out)
         except OSError as error:
-            raise InputError(f"{self.name}: {os_reason(error)}") from None
+            raise InputError(f"{place}: {os_reason(error)}") from None
         rest = splitter.finish()
         if rest:
             await out.send(rest)
+
+
+def check_readable(names: Iterable[str]) -> None:
+    """Before anything is written: every file is there and may be read. Raises InputError."""
+    for name in names:
+        try:
+            if name != STDIN and stat.S_ISREG(Path(name).stat().st_mode):
+                os.close(_open(name))
+        except OSError as error:
+            raise InputError(f"{name}: {os_reason(error)}") from None
 
 
 def _is_regular(name: str) -> bool:

@@ -9,9 +9,10 @@ from pathlib import Path
 from anyio import CancelScope, Condition, create_task_group, to_thread
 from anyio.abc import ObjectSendStream
 
+from stream.errors import os_reason
 from stream.pipeline import Batch
-from stream.probes import Script, Staging, remove_tree
-from stream.process import capture
+from stream.probes import TEMPORARY, Script, Staging, remove_tree, utf8
+from stream.process import Captured, Tail, capture
 from stream.records.emission import RawEmission
 
 STDOUT_LIMIT = 4 << 20  #: bytes; a frame is far smaller
@@ -56,24 +57,32 @@ class ProbeSource:
             await line.deliver(cell, await self._measure(cell))
 
     async def _measure(self, cell: Cell) -> RawEmission:
-        tmpdir = self.staging.make_tmpdir(cell.index)
+        try:
+            tmpdir = self.staging.make_tmpdir(cell.index)
+        except OSError as error:  # a full disk, or an earlier probe that removed the folder
+            reason = f"no TMPDIR for it: {os_reason(error)}"
+            return self._emission(cell, Captured(Tail(0), Tail(0), spawn_error=reason))
         try:
             got = await capture(
-                [str(self.staging.path_of(cell.script))],
-                env={**cell.env, "TMPDIR": str(tmpdir)},
+                self.staging.command(cell.script),
+                # Where there can be none, a probe that needs one must see why.
+                env={**cell.env, "TMPDIR": str(tmpdir or cell.env.get("TMPDIR", TEMPORARY[0]))},
                 cwd=str(self.workspace),
                 timeout=self.timeout,
                 stdout_limit=STDOUT_LIMIT,
                 stderr_limit=STDERR_LIMIT,
             )
         finally:
-            with CancelScope(shield=True):
-                await to_thread.run_sync(remove_tree, tmpdir)
+            if tmpdir is not None:
+                await _remove(tmpdir)
+        return self._emission(cell, got)
+
+    def _emission(self, cell: Cell, got: Captured) -> RawEmission:
         return RawEmission(
             probe=cell.script.id,
             mode=cell.mode,
             capability=cell.script.capability,
-            workspace_root=str(self.workspace),
+            workspace_root=utf8(self.workspace),
             sandbox_mode=self.sandbox_mode,
             os=self.os,
             stdout=bytes(got.stdout.head),
@@ -86,6 +95,14 @@ class ProbeSource:
             spawn_error=got.spawn_error,
             stragglers=got.stragglers,
         )
+
+
+async def _remove(tmpdir: Path) -> None:
+    try:
+        tmpdir.rmdir()  # nearly always: the probe has cleaned up
+    except OSError:
+        with CancelScope(shield=True):
+            await to_thread.run_sync(remove_tree, tmpdir)
 
 
 @dataclass

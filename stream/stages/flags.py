@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from stream.codec import DECODE_ERRORS, explain
 from stream.errors import EmitError
 from stream.records.boundary import STATUSES, Payload
 from stream.records.emission import Word
+from stream.stages.payload import too_deep
 
 #: flags that must be there, in the order in which a missing one is named
 REQUIRED = (
@@ -54,6 +56,8 @@ _MEMBERS = {
 FILES = frozenset(
     flag for flag in (*_SNIPPETS, *_MERGES, "--payload-file") if flag.endswith("-file")
 )
+#: flags that take two words, a key and a value; every other one takes one
+PAIRS = frozenset(flag for flag, (_, kind) in _MEMBERS.items() if kind != "null")
 REPEATABLE = frozenset({"--secondary-capability-id", *_MERGES, *_MEMBERS})
 
 
@@ -143,10 +147,9 @@ def _text(data: bytes) -> str:
 
 
 def _integer(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise EmitError(f"--raw-exit-code: expected an integer, got {text!r}") from None
+    if not re.fullmatch(r"[+-]?[0-9]{1,30}", text):
+        raise EmitError(f"--raw-exit-code: expected an integer, got {text!r}")
+    number = int(text)
     if not -(2**63) <= number < 2**63:
         raise EmitError(f"--raw-exit-code: {text} is out of range")
     return number
@@ -157,13 +160,16 @@ def _member(flag: str, kind: str, rest: Iterator[Word]) -> Any:
     if kind == "json":
         return _decode(flag, data, object)
     if kind == "list":
-        return _text(data).replace(",", " ").split()
+        return [part for part in re.split("[, ]", _text(data)) if part]
     return _text(data)
 
 
 def _decode(flag: str, data: bytes, kind: Any) -> Any:
     try:
-        return msgspec.json.decode(data, type=kind)
+        value = msgspec.json.decode(data, type=kind)
+        if too_deep(value.raw if isinstance(value, Payload) else value):
+            raise RecursionError
+        return value
     except DECODE_ERRORS as error:
         reason, path = explain(error)
         raise EmitError(f"{flag}: {path + ': ' if path else ''}{reason}") from None

@@ -10,11 +10,13 @@ import msgspec
 from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
 from stream.pipeline import Batch, Counts
 from stream.records.boundary import PATTERN_VERSION, STATUSES, Boundary, Status, decode_boundary
-from stream.records.control import Control
+from stream.records.control import Control, visible
 
 SNIPPET_LINES = 3
 SNIPPET_WIDTH = 160
 MOST_PROBES = 100_000  #: ids that are told apart; memory must not grow with the input
+MOST_CATEGORIES = 1000
+OTHERS = "(others)"
 
 _COLOURS = {"success": "32", "denied": "33", "partial": "36", "error": "31"}
 
@@ -61,6 +63,8 @@ class Listen:
         for (status, mode, category), count in tally.items():
             self.results[status] += count
             self.modes[mode] += count
+            if category not in self.categories and len(self.categories) >= MOST_CATEGORIES:
+                category = OTHERS
             self.categories[category][status] += count
         if len(self.probes) > MOST_PROBES:
             self.probes = set(sorted(self.probes)[:MOST_PROBES])
@@ -130,7 +134,7 @@ class Listen:
         return text
 
     def _table(self) -> list[str]:
-        width = max(map(len, [*self.categories, "all"]))
+        width = max(len(visible(name)) for name in (*self.categories, "all"))
         head = "".join(f"{status:>9}" for status in STATUSES)
         rows = [f"{'':{width}}{head}"]
         for name, counts in [*sorted(self.categories.items()), ("all", self.results)]:
@@ -145,13 +149,6 @@ class Listen:
             + (f"; {self.counts.rejected} bad lines" if self.counts.rejected else "")
         )
         return ["", *rows] if self.records else rows[-1:]
-
-
-def visible(text: str) -> str:
-    """Without anything that a terminal would obey."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _quote(snippet: str) -> str:

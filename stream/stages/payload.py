@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,15 +12,48 @@ SNIPPET = 400  #: characters
 LIMIT = 4096  #: bytes of an encoded payload, and of operation.args
 TEXT = 4096  #: characters of any other text
 
+DEPTH = 64  #: levels of nested JSON
+
 encode_size = msgspec.json.Encoder().encode
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def clip(text: str, limit: int = TEXT) -> str:
+    """Cut visibly, and fit for UTF-8: a path of the system need not be."""
+    if not text.isascii():
+        text = _SURROGATES.sub("\ufffd", text)
     return text if len(text) <= limit else text[:limit] + "…"
 
 
 def snippet(text: str | None) -> str | None:
-    return None if text is None else clip(text.replace("\0", ""), SNIPPET)
+    # Control characters cost six bytes each in JSON: 400 of them would leave no room.
+    return None if text is None else within(clip(text.replace("\0", ""), SNIPPET), 1700)
+
+
+def within(text: str, limit: int) -> str:
+    """The text, cut until it needs at most that many bytes in JSON."""
+    kept = text
+    while kept and len(encode_size(text)) > limit:
+        kept = kept[: len(kept) * 3 // 4]
+        text = kept + "…"
+    return text
+
+
+def too_deep(value: Any) -> bool:
+    """Whether JSON is nested deeper than a record may be. Where recursion would end depends
+    on the caller; this does not."""
+    level = [value]
+    for _ in range(DEPTH + 1):
+        level = [
+            member
+            for item in level
+            for member in (
+                item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+            )
+        ]
+        if not level:
+            return False
+    return True
 
 
 def fit(value: dict[str, Any], reserved: int, mark: str) -> dict[str, Any]:
@@ -106,13 +140,21 @@ _EVIDENCE = re.compile(
 )
 
 
-def infer_errno(evidence: dict[str, str | None]) -> tuple[str, str] | None:
-    """(errno, the field that names it), from the first field that names exactly one."""
-    for name, text in evidence.items():
-        if text:
-            found = {known or _TEXTS[words] for known, words in _EVIDENCE.findall(text)}
-            if len(found) == 1:
-                return found.pop(), name
-            if found:  # two errnos: which one was the operation's is unknown
-                return None
+def infer_errno(
+    evidence: Mapping[str, str | None], shown: Mapping[str, str | None]
+) -> tuple[str, str] | None:
+    """(errno, the field that shows it), where all the evidence names exactly one.
+
+    `shown` is the evidence as the record carries it: an errno that a reader of the record
+    cannot see in it is not inferred from it.
+    """
+    named = set().union(*map(_errnos, evidence.values()))
+    if len(named) == 1:  # of two, which one was the operation's is unknown
+        for name, text in shown.items():
+            if _errnos(text):
+                return named.pop(), name
     return None
+
+
+def _errnos(text: str | None) -> set[str]:
+    return {known or _TEXTS[words] for known, words in _EVIDENCE.findall(text or "")}

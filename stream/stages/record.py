@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import msgspec
+
 from stream.catalog import Catalogs
 from stream.codec import explain
 from stream.errors import EmitError
@@ -28,9 +30,9 @@ from stream.records.boundary import (
     Status,
     encode_boundary,
 )
-from stream.records.emission import RawEmission, Word
-from stream.stages.flags import Spoken, parse_words
-from stream.stages.payload import clip, encode_size, fit, infer_errno, snippet
+from stream.records.emission import RawEmission
+from stream.stages.flags import Spoken
+from stream.stages.payload import clip, encode_size, fit, infer_errno, snippet, within
 
 AUTHOR = "stream"  #: of a record that the harness wrote in a probe's place
 
@@ -51,12 +53,8 @@ class Recorder:
         self.catalogs = catalogs
         self.descriptor = descriptor
 
-    def from_words(self, words: Sequence[Word], around: Surroundings) -> tuple[Spoken, bytes]:
-        """Raises EmitError with the sentence that emit-record prints."""
-        said = parse_words(words)
-        return said, self.from_spoken(said, around)
-
     def from_spoken(self, said: Spoken, around: Surroundings) -> bytes:
+        """Raises EmitError with the sentence that emit-record prints."""
         mode, primary = said.texts["--run-mode"], said.texts["--primary-capability-id"].strip()
         if mode not in self.descriptor.modes:
             expected = "|".join(self.descriptor.modes)
@@ -101,9 +99,8 @@ class Recorder:
         """The error record that stands for a probe which did not keep its contract."""
         primary = cell.capability or "unknown"
         catalog = self.catalogs.knowing(primary)
-        raw: dict[str, Any] = {"harness": {"author": AUTHOR, "reason": reason, **_facts(cell)}}
-        if emitted is not None:
-            raw["emitted"] = emitted
+        mark = {"harness": {"author": AUTHOR, "reason": reason, **_facts(cell)}}
+        raw = {} if emitted is None else {"emitted": emitted}
         stdout = snippet(noise.decode(errors="replace")) if noise else None
         stderr = snippet(cell.stderr.decode(errors="replace"))
         record = self._record(
@@ -119,19 +116,20 @@ class Recorder:
             version="unknown",
             mode=cell.mode,
             command=f"{cell.probe}.sh",
-            operation=Operation({}, "harness", f"{cell.probe}.sh", "run"),
+            operation=Operation({}, "harness", clip(f"{cell.probe}.sh"), "run"),
             result=Result(
                 errno=None,
-                error_detail=cell.spawn_error,
-                message=sentence,
+                error_detail=_clipped(cell.spawn_error),
+                message=clip(sentence),
                 observed_result="error",
                 raw_exit_code=cell.exit_code,
             ),
-            payload=_fitted(raw, stderr, stdout),
+            payload=_fitted(raw, stderr, stdout, mark),
         )
         line = encode_boundary(record)
         if self.descriptor.check(line):
-            # A pattern of the user's own has no room for it: the cell still gets its record.
+            # A pattern of the user's own has no room for it: the cell still gets its record,
+            # and where even that is no valid one, whoever validates it will say so.
             record.schema_version = PATTERN_VERSION
             line = encode_boundary(record)
         return line
@@ -172,10 +170,10 @@ class Recorder:
             payload=payload,
             probe=Probe(clip(probe), primary, secondary, clip(version)),
             result=result,
-            run=Run(clip(command), cast("Any", mode), around.workspace_root),
+            run=Run(clip(command), cast("Any", mode), _clipped(around.workspace_root)),
             schema_key=self.descriptor.key,
             schema_version=cast("Any", self.descriptor.pattern_version),
-            stack=Stack(around.os, cast("SandboxMode | None", around.sandbox_mode)),
+            stack=Stack(clip(around.os), cast("SandboxMode | None", around.sandbox_mode)),
         )
 
     def _checked(self, record: Boundary) -> bytes:
@@ -212,47 +210,75 @@ def _payload(said: Spoken) -> tuple[Payload, str | None]:
     else:
         raw = said.objects["raw"]
         stderr, stdout = said.snippets.get("stderr"), said.snippets.get("stdout")
+    shown = {
+        "stderr_snippet": snippet(stderr),
+        "message": _clipped(said.text("--message")),
+        "error_detail": _clipped(said.text("--error-detail")),
+        "stdout_snippet": snippet(stdout),
+    }
     inferred = None
     if said.texts["--status"] != "success" and not said.text("--errno"):
-        inferred = infer_errno(
-            {
-                "stderr_snippet": stderr,
-                "message": said.text("--message"),
-                "error_detail": said.text("--error-detail"),
-                "stdout_snippet": stdout,
-            }
-        )
-    if inferred:
-        raw = {**raw, "errno_inferred_from": inferred[1]}
-    return _fitted(raw, snippet(stderr), snippet(stdout)), inferred[0] if inferred else None
+        whole = {
+            "stderr": stderr,
+            "message": said.text("--message"),
+            "error_detail": said.text("--error-detail"),
+            "stdout": stdout,
+        }
+        inferred = infer_errno(whole, shown)
+    mark = {"errno_inferred_from": inferred[1]} if inferred else {}
+    payload = _fitted(raw, shown["stderr_snippet"], shown["stdout_snippet"], mark)
+    return payload, inferred[0] if inferred else None
 
 
-def _fitted(raw: dict[str, Any], stderr: str | None, stdout: str | None) -> Payload:
-    """Snippets keep their room; what is left of the limit is for raw."""
-    # Control characters cost six bytes each in JSON: 400 of them are above any limit.
-    used = 0
-    kept: list[str | None] = []
-    for text in (stderr, stdout):
-        shown = None if text is None else _within(text, 1700)
-        used += len(encode_size(shown))
-        kept.append(shown)
-    return Payload(fit(raw, used + 64, "payload_cut"), kept[0], kept[1])
-
-
-def _within(text: str, limit: int) -> str:
-    while len(encode_size(text)) > limit:
-        text = text[: len(text) * 3 // 4].rstrip("…") + "…"
-    return text
+def _fitted(
+    raw: dict[str, Any], stderr: str | None, stdout: str | None, mark: dict[str, Any]
+) -> Payload:
+    """Snippets and what we say ourselves keep their room; what is left is for raw."""
+    used = sum(len(encode_size(part)) for part in (stderr, stdout, mark))
+    return Payload({**fit(raw, used + 64, "payload_cut"), **mark}, stderr, stdout)
 
 
 def _facts(cell: RawEmission) -> dict[str, Any]:
     """What the harness saw of a cell, without what did not happen."""
     facts = {
         "exit_code": cell.exit_code,
-        "signal": cell.signal,
+        "signal": None if cell.signal is None else within(clip(cell.signal), 40),
         "timed_out_after_seconds": cell.timed_out,
         "stdout_bytes": cell.stdout_bytes,
         "stderr_bytes": cell.stderr_bytes,
-        "left_processes": cell.stragglers or None,
+        "left_processes": _few(cell.stragglers) or None,
     }
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def _few(names: Sequence[str]) -> list[str]:
+    """The first ones: what the harness says must fit beside any evidence."""
+    more = [f"and {len(names) - 5} more"] if len(names) > 5 else []
+    return [within(clip(name), 60) for name in names[:5]] + more
+
+
+def within_limits(record: dict[str, Any]) -> dict[str, Any]:
+    """A record that a probe wrote itself, as small as those that we write."""
+    bounded = {
+        name: {key: clip(v) if isinstance(v, str) else v for key, v in part.items()}
+        if isinstance(part, dict)
+        else part
+        for name, part in record.items()
+    }
+    args = _at(bounded, "operation", "args")
+    if isinstance(args, dict):
+        bounded["operation"]["args"] = fit(args, 0, "args_cut")
+    raw = _at(bounded, "payload", "raw")
+    if isinstance(raw, dict):
+        texts = [_at(bounded, "payload", name) for name in ("stderr_snippet", "stdout_snippet")]
+        if all(text is None or isinstance(text, str) for text in texts):
+            payload = msgspec.structs.asdict(
+                _fitted(raw, snippet(texts[0]), snippet(texts[1]), mark={})
+            )
+            bounded["payload"] = {key: payload.get(key, v) for key, v in bounded["payload"].items()}
+    return bounded
+
+
+def _at(record: dict[str, Any], part: str, name: str) -> Any:
+    section = record.get(part)
+    return section.get(name) if isinstance(section, dict) else None

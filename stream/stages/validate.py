@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from stream.catalog import make_catalog
+from stream.catalog import make_catalog, make_defaults
 from stream.codec import DECODE_ERRORS, Lines, contract_of, explain, is_blank, reject
-from stream.document import parse_document
+from stream.document import parse_document, parted
 from stream.errors import InputError
 from stream.pattern import Descriptor, Fault, make_descriptor
 from stream.pipeline import Batch, Counts
@@ -27,21 +28,21 @@ from stream.records.emission import RAW_EMISSION, decode_raw
 _decode_control = msgspec.json.Decoder(Control).decode
 
 
-def check_catalog(line: bytes, source: str) -> Fault | None:
-    return _document_fault(lambda: make_catalog(parse_document(line), Path(source)), source)
+DEFAULTS = "defaults.json"  #: names no contract: it is known by its file name
+
+_DOCUMENTS: dict[str, Callable[[Any, Path], object]] = {
+    CATALOG: make_catalog,
+    DESCRIPTOR: make_descriptor,
+    DEFAULTS: make_defaults,
+}
 
 
-def check_descriptor(line: bytes, source: str) -> Fault | None:
-    return _document_fault(lambda: make_descriptor(parse_document(line), Path(source)), source)
-
-
-def _document_fault(load: Callable[[], object], source: str) -> Fault | None:
+def check_document(contract: str, line: bytes, source: str) -> Fault | None:
+    path = Path(source)
     try:
-        load()
+        _DOCUMENTS[contract](parse_document(line), path)
     except (InputError, ValueError) as error:
-        reason = str(error).removeprefix(f"{source}: ")
-        path, colon, rest = reason.partition(": ")
-        return (rest, path) if colon and path.startswith("$") else (reason, "")
+        return parted(str(error).removeprefix(f"{path}: "))
     return None
 
 
@@ -109,6 +110,8 @@ class Validate:
             contract = contract_of(line)
         except DECODE_ERRORS as error:
             return "json", explain(error)
+        if contract is None and Path(source).name == DEFAULTS:
+            contract = DEFAULTS
         if contract is None or not self._knows(contract):
             if not self._is_last:
                 self.contracts["(unknown)"] += 1
@@ -120,17 +123,19 @@ class Validate:
         return contract, fault
 
     def _knows(self, contract: str) -> bool:
-        return contract in _KNOWN or contract == self._descriptor.pattern_version
+        return (
+            contract in _KNOWN
+            or contract in _DOCUMENTS
+            or contract == self._descriptor.pattern_version
+        )
 
     def check(self, contract: str, line: bytes, source: str) -> Fault | None:
         """Raises nothing: a line that cannot be decoded is a fault as well."""
         try:
             if contract == self._descriptor.pattern_version:
                 return self._descriptor.check(line)
-            if contract == CATALOG:
-                return check_catalog(line, source)
-            if contract == DESCRIPTOR:
-                return check_descriptor(line, source)
+            if contract in _DOCUMENTS:
+                return check_document(contract, line, source)
             if contract == PATTERN_VERSION:
                 decode_boundary(line)
             elif contract == RAW_EMISSION:
@@ -142,7 +147,7 @@ class Validate:
         return None
 
 
-_KNOWN = {PATTERN_VERSION, CATALOG, DESCRIPTOR, RAW_EMISSION, *CONTROL_SCHEMAS}
+_KNOWN = {PATTERN_VERSION, RAW_EMISSION, *CONTROL_SCHEMAS}
 
 
 def _unknown(contract: str | None) -> Fault:

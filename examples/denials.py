@@ -1,0 +1,49 @@
+"""Print the ids of the probes that were denied: the pipeline as a library.
+
+stream matrix | python examples/denials.py
+"""
+
+from __future__ import annotations
+
+import anyio
+import msgspec
+
+from stream.pipeline import Batch, Counts, Pipeline
+from stream.records.boundary import decode_boundary
+from stream.sinks.ndjson import Records
+from stream.sources.ndjson import NdjsonSource
+
+
+class Denied:
+    """A stage is pure: batches in, batches out, and books that balance."""
+
+    name = "denied"
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+
+    def feed(self, batch: Batch[bytes], /) -> Batch[bytes]:
+        out = []
+        for line in batch:
+            self.counts.received += 1
+            try:
+                record = decode_boundary(line)
+            except msgspec.DecodeError:
+                self.counts.rejected += 1
+                continue
+            if record.result.observed_result == "denied":
+                self.counts.passed += 1
+                out.append(record.probe.id.encode())
+            else:
+                self.counts.filtered += 1
+        return out
+
+    def finish(self) -> Batch[bytes]:
+        return ()
+
+
+async def main() -> None:
+    await Pipeline[bytes]((NdjsonSource("-"),)).through(Denied).into(Records("-"))
+
+
+anyio.run(main)

@@ -1,0 +1,55 @@
+"""All commands, and what they have in common. Heavy imports are inside the commands."""
+
+from __future__ import annotations
+
+import typer
+
+from stream.cli import doctor, matrix, probe, records
+
+app = typer.Typer(
+    name="stream",
+    help=(
+        "Take evidence about sandboxes and coding-agent runs.\n\n"
+        "stdout carries records, one JSON object a line; everything for people goes to stderr."
+        " Every command that takes `-` reads stdin and stands in a pipe:\n\n"
+        "\b\n"
+        "  stream matrix | stream listen -\n"
+        "  stream matrix -o boundary.ndjson && stream listen boundary.ndjson\n"
+        "  stream matrix --raw | stream emit - | stream validate - > boundary.ndjson\n\n"
+        "\b\n"
+        "Exit codes:\n"
+        "  0    yes\n"
+        "  1    the answer is no: failed probes, findings, rejected lines\n"
+        "  2    wrong use or unusable input; nothing that looks whole was written\n"
+        "  130  interrupted (129 by a hang-up, 143 by SIGTERM)\n"
+        "  141  the reader of stdout went away"
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from stream import __version__
+
+        typer.echo(f"stream {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    pass
+
+
+matrix.register(app)
+probe.register(app)
+records.register(app)
+doctor.register(app)

@@ -1,0 +1,153 @@
+"""The kernel's table of processes: who there is, whose child, and signals that hit no one else.
+
+Everything is read from /proc at the moment of asking. On systems without it there is nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ON_LINUX = sys.platform == "linux"
+_PF_EXITING = 4
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    parent: int
+    session: int
+    start: int
+    ended: bool  # a zombie: its number is taken, and that is all
+    leaving: bool  # ended, or on the way
+    name: str
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.pid, self.start
+
+    def __str__(self) -> str:
+        return f"{self.name} (pid {self.pid})"
+
+
+def become_subreaper() -> bool:
+    pr_set_child_subreaper = 36
+    try:
+        import ctypes
+
+        return bool(ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0) == 0)
+    except (ImportError, OSError, AttributeError):
+        return False
+
+
+def reap(pid: int) -> bool:
+    """False also for a zombie whose tracer has not let go of it."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return False
+
+
+def open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid) if ON_LINUX else None
+    except OSError:  # an old kernel, or a sandbox that refuses it
+        return None
+
+
+def read_file(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def read_process(pid: int) -> Process | None:
+    head, _, rest = read_file(pid, "stat").rpartition(b")")
+    if not head:
+        return None
+    # proc(5), from the third field on
+    words = rest.split()
+    # Where the first thread is over and others run, it is no zombie whatever the state says.
+    alone = int(words[17]) <= 1
+    return Process(
+        pid=pid,
+        parent=int(words[1]),
+        session=int(words[3]),
+        start=int(words[19]),
+        ended=alone and words[0] in (b"Z", b"X"),
+        leaving=alone and bool(int(words[6]) & _PF_EXITING),
+        name=head.partition(b"(")[2].decode(errors="replace"),
+    )
+
+
+def own_children() -> list[int]:
+    """Of this process, whichever of its threads they belong to."""
+    if not ON_LINUX:
+        return []
+    found: list[int] = []
+    try:
+        for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - this is the fast path
+            with open(f"/proc/self/task/{thread}/children", "rb") as file:  # noqa: PTH123
+                found += map(int, file.read().split())
+    except OSError:  # a thread that just ended, or a kernel without this file
+        own = os.getpid()
+        return [process.pid for process in _all_processes() if process.parent == own]
+    return found
+
+
+def _all_processes() -> Iterator[Process]:
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit():
+            process = read_process(int(name))
+            if process is not None:
+                yield process
+
+
+def descendants(roots: Sequence[Process]) -> Iterator[Process]:
+    """The roots and all below them, without those that end by themselves."""
+    below: dict[int, list[Process]] = {}
+    found = {process.pid: process for process in _all_processes()}
+    for process in found.values():
+        below.setdefault(process.parent, []).append(process)
+    todo, seen = [found[root.pid] for root in roots if root.pid in found], set()
+    while todo:
+        process = todo.pop()
+        if process.pid not in seen:
+            seen.add(process.pid)
+            if not process.leaving:
+                yield process
+            todo += below.get(process.pid, ())
+
+
+def open_files(pid: int | str, *numbers: int) -> Iterator[str]:
+    folder = f"/proc/{pid}/fd"
+    with contextlib.suppress(OSError):
+        for name in numbers or os.listdir(folder):  # noqa: PTH208
+            with contextlib.suppress(OSError):
+                yield os.readlink(f"{folder}/{name}")  # noqa: PTH115
+
+
+def send(process: Process, number: signal.Signals) -> None:
+    """To this process and never to another one that was given its number."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if process.parent == os.getpid():  # the number is taken until we reap it
+            os.kill(process.pid, number)
+            return
+        pidfd = open_pidfd(process.pid)
+        try:
+            now = read_process(process.pid)
+            if now is None or now.key != process.key:
+                return
+            if pidfd is None:
+                os.kill(process.pid, number)
+            else:
+                signal.pidfd_send_signal(pidfd, number)
+        finally:
+            if pidfd is not None:
+                os.close(pidfd)

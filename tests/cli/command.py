@@ -1,0 +1,150 @@
+"""The installed `stream` as a process, and a place of its own to run it in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+STREAM = str(Path(sys.executable).with_name("stream"))
+PATIENCE = 60.0  #: seconds; a limit that only a bug reaches
+CAPABILITY = "cap_fs_write_temp"
+SLEEP = "perl -e 'sleep 1000' \"$TMPDIR\"\n"  #: names the place it runs in
+
+EMIT = """emit() {
+  "${BASH_SOURCE[0]%/*}/../bin/emit-record" --run-mode "$FENCE_RUN_MODE" --probe-version 1 \\
+    --primary-capability-id "$primary_capability_id" --command : --category fs --verb write \\
+    --target here --probe-name "$probe_name" --status success "$@"
+}
+"""
+
+
+# In between stands a small process: a child starts with the peak memory of who forked it.
+_LAUNCHER = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[2:])
+open(sys.argv[1], "w").write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+sys.exit(code)
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: bytes
+    err: str
+    peak: int = 0  #: bytes resident, of the process itself
+
+    @property
+    def records(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def ids(self) -> list[str]:
+        return [record["probe"]["id"] for record in self.records]
+
+
+@dataclass
+class Place:
+    """A workspace, and a folder for temporary files that must be empty afterwards."""
+
+    root: Path
+    env: dict[str, str]
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def workspace(self) -> Path:
+        return self.root / "workspace"
+
+    @property
+    def tmp(self) -> Path:
+        return self.root / "tmp"
+
+    def start(
+        self,
+        *args: str | Path,
+        argv0: Sequence[str] = (STREAM,),
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: IO[Any] | int | None = subprocess.DEVNULL,
+        stdout: IO[Any] | int | None = subprocess.PIPE,
+        stderr: IO[Any] | int | None = subprocess.PIPE,
+    ) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [*argv0, *map(str, args)],
+            env={**self.env, **(env or {})},
+            cwd=cwd or self.workspace,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+        )
+        self.started.append(process)
+        return process
+
+    def finish(self, process: subprocess.Popen[bytes], data: bytes | None = None) -> Done:
+        out, err = process.communicate(data, timeout=PATIENCE)
+        text = (err or b"").decode(errors="replace")
+        self.said.append(text)
+        return Done(process.returncode, out or b"", text)
+
+    def stream(self, *args: str | Path, data: bytes | None = None, **how: Any) -> Done:
+        if data is not None:
+            how["stdin"] = subprocess.PIPE
+        return self.finish(self.start(*args, **how), data)
+
+    def measured(self, *args: str | Path) -> Done:
+        """With its peak memory."""
+        peak = self.root / "peak"
+        launcher = (sys.executable, "-c", _LAUNCHER, str(peak), STREAM)
+        done = self.stream(*args, argv0=launcher)
+        return replace(done, peak=int(peak.read_text()) << 10)
+
+    def probes(self, *, tree: str = "tree", emit: str = "emit\n", **bodies: str) -> Path:
+        """A folder of probes: for each id, what it does before it emits."""
+        folder = self.root / tree / "probes"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, body in bodies.items():
+            write_script(folder / f"{name}.sh", probe_text(name, body + emit))
+        return folder
+
+    def fifo(self, name: str) -> Path:
+        path = self.root / name
+        os.mkfifo(path)
+        return path
+
+    def left(self) -> list[str]:
+        """Processes and files that should be gone."""
+        return [*processes_naming(str(self.root)), *map(str, self.tmp.iterdir())]
+
+
+def probe_text(name: str, body: str, capability: str = CAPABILITY) -> str:
+    return (
+        "#!/usr/bin/env bash\nset -euo pipefail\n"
+        f'probe_name="{name}"\nprimary_capability_id="{capability}"\n{EMIT}{body}'
+    )
+
+
+def write_script(path: Path, text: str, mode: int = 0o755) -> Path:
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def processes_naming(marker: str) -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (
+                (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
+        except OSError:
+            continue
+        if marker in command:
+            found.append(f"{folder.name}: {command}")
+    return found

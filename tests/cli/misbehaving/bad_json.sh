@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# A value that is no JSON.
+set -euo pipefail
+probe_name="bad_json"
+primary_capability_id="cap_fs_write_temp"
+emit() {
+  "${BASH_SOURCE[0]%/*}/../bin/emit-record" --run-mode "$FENCE_RUN_MODE" --probe-version 1 \
+    --primary-capability-id "$primary_capability_id" --command : --category fs --verb write \
+    --target "$TMPDIR" --probe-name "$probe_name" --status success "$@"
+}
+echo "typo" >&2
+emit --operation-args "{"

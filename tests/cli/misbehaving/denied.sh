@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# A denial is an observation, not a failure.
+set -euo pipefail
+probe_name="denied"
+primary_capability_id="cap_fs_write_temp"
+emit() {
+  "${BASH_SOURCE[0]%/*}/../bin/emit-record" --run-mode "$FENCE_RUN_MODE" --probe-version 1 \
+    --primary-capability-id "$primary_capability_id" --command : --category fs --verb write \
+    --target "$TMPDIR" --probe-name "$probe_name" --status success "$@"
+}
+emit --status denied --errno EACCES

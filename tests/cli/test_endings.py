@@ -1,0 +1,252 @@
+"""How a run ends that does not end well: readers that go, full disks, signals."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import PATIENCE, SLEEP, STREAM, Done, Place
+
+
+def test_reader_that_goes_away(place: Place) -> None:
+    """`stream matrix | head -1`"""
+    folder = place.probes(a='emit --message "$(printf %300s)"\n', emit="")
+    process = place.start("matrix", "--probes", folder, "--repeat", "2000")
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"{")
+    process.stdout.close()
+    done = place.finish(process)
+    assert (done.code, done.err) == (141, "")
+
+
+def test_reader_of_listen_that_goes_away(place: Place) -> None:
+    one = place.stream("matrix", "--probes", place.probes(a="")).out
+    (place.root / "many").write_bytes(one * 20_000)
+    process = place.start("listen", place.root / "many")
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    done = place.finish(process)
+    assert (done.code, done.err) == (141, "")
+
+
+@pytest.mark.parametrize("words", [["--list"], ["--probe", "a"]])
+def test_reader_that_was_never_there(place: Place, words: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as stdout:
+        done = place.stream("matrix", "--probes", place.probes(a=""), *words, stdout=stdout)
+    assert (done.code, done.err) == (141, "")
+
+
+def test_a_slow_reader_slows_the_probes(place: Place) -> None:
+    """Each probe writes a byte into a fifo. When nothing was read from stdout and no further
+    byte comes, only as many have run as there is room for."""
+    cells = 400
+    fifo = place.fifo("started")
+    folder = place.probes(a=f"printf . >{fifo}\nemit --message \"$(printf '%3000s')\"\n", emit="")
+    started = os.open(fifo, os.O_RDWR)
+    process = place.start("matrix", "--probes", folder, "--repeat", str(cells), "--jobs", "4")
+    ran = 0
+    while select.select([started], (), (), 1.0 if ran else PATIENCE)[0]:
+        ran += len(os.read(started, 1000))
+    assert 0 < ran < cells // 2
+    done = place.finish(process)
+    while select.select([started], (), (), 0)[0]:
+        ran += len(os.read(started, 1000))
+    os.close(started)
+    assert (done.code, len(done.records), ran) == (0, cells, cells)
+
+
+def test_a_pipe_that_does_not_block(place: Place) -> None:
+    """Another process may have made it so; a full pipe is no failure then either."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    folder = place.probes(a='emit --message "$(printf %3000s)"\n', emit="")
+    process = place.start("matrix", "--probes", folder, "--repeat", "100", stdout=write)
+    os.close(write)
+    with os.fdopen(read, "rb") as lines:
+        assert len(lines.readlines()) == 100
+    assert place.finish(process).code == 0
+
+
+@pytest.mark.parametrize(
+    "words", [["matrix"], ["matrix", "--list"], ["doctor"], ["helpers"], ["--help"], ["--version"]]
+)
+def test_stdout_is_full(place: Place, words: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = place.stream(*words, stdout=full)
+    assert (done.code, done.err) == (2, "stream: stdout: no space left on device\n")
+
+
+def test_standard_streams_that_are_closed(place: Place) -> None:
+    """No file of ours gets their numbers."""
+    folder = place.probes(a="echo oops >&2\n")
+    run = ("bash", "-c", '"$@" <&- 2>&-', "closed", STREAM)
+    done = place.stream("matrix", "--probes", folder, argv0=run)
+    assert (done.code, done.ids) == (0, ["a"])
+    run = ("bash", "-c", '"$@" >&-', "closed", STREAM)
+    done = place.stream("matrix", "--probes", folder, argv0=run)
+    assert (done.code, done.err) == (2, "stream: stdout: bad file descriptor\n")
+    done = place.stream("matrix", "--probes", folder, "-o", "out", argv0=run)
+    assert done.code == 0
+    assert len((place.workspace / "out").read_bytes().splitlines()) == 1
+    run = ("bash", "-c", '"$@" <&-', "closed", STREAM)
+    done = place.stream("validate", "-", argv0=run)
+    assert (done.code, done.err) == (2, "stream: (stdin): bad file descriptor\n")
+    run = ("bash", "-c", '"$@" >&- 2>&- <&-', "closed", STREAM)
+    assert place.stream("matrix", "--probes", folder, argv0=run).code == 2
+
+
+@pytest.mark.usefixtures("needs_root")
+def test_a_full_disk(place: Place) -> None:
+    disk = place.root / "disk"
+    disk.mkdir()
+    (place.root / "kept").mkdir()
+    folder = place.probes(a='emit --message "$(printf %1000s)"\n', emit="")
+    script = (
+        'mount -t tmpfs -o size=64k none "$0" && { "$@"; code=$?;'
+        ' cp -r "$0/." "$0/../kept"; exit $code; }'
+    )
+    unshared = ("unshare", "-m", "bash", "-c", script, str(disk), STREAM)
+    if subprocess.run(["unshare", "-m", "true"], check=False).returncode:
+        pytest.skip("no private mount namespace")
+    done = place.stream(
+        "matrix", "--probes", folder, "--repeat", "200", "-o", disk / "out", argv0=unshared
+    )
+    assert done.code == 2
+    said = done.err.splitlines()
+    assert f"stream: {disk}/out: no space left on device" in said
+    assert len(said) == 2
+    assert [path.name for path in (place.root / "kept").iterdir()] == ["out.partial"]
+    data = (place.root / "kept" / "out.partial").read_bytes()
+    assert data.endswith(b"\n")
+    assert len([json.loads(line) for line in data.splitlines()]) > 20
+
+
+def test_an_output_file_is_replaced_when_it_is_whole(place: Place) -> None:
+    out = place.root / "out"
+    out.write_text("old")
+    fifo = place.fifo("running")
+    recorded = f'until [[ -s "{out}.partial" ]]; do :; done\n'
+    folder = place.probes(a="", b=f'{recorded}echo >"{fifo}"\n{SLEEP}')
+    process = place.start("matrix", "--probes", folder, "-o", out)
+    fifo.read_text()
+    assert out.read_text() == "old"
+    process.terminate()
+    done = place.finish(process)
+    assert (done.code, done.out) == (143, b"")
+    assert out.read_text() == "old"
+    assert f"stream: what was recorded until then is in {out}.partial\n" in done.err
+    (record,) = map(json.loads, Path(f"{out}.partial").read_bytes().splitlines())
+    assert record["probe"]["id"] == "a"
+    done = place.stream("matrix", "--probes", folder, "--probe", "a", "-o", out)
+    assert (done.code, done.out) == (0, b"")
+    assert json.loads(out.read_bytes()) == record
+    assert not Path(f"{out}.partial").exists()
+
+
+def test_an_output_that_is_a_link(place: Place) -> None:
+    """/dev/stdout is one: the link stays, what it leads to is written."""
+    real, link = place.root / "real", place.root / "link"
+    link.symlink_to(real)
+    folder = place.probes(a="")
+    for _ in range(2):
+        assert place.stream("matrix", "--probes", folder, "-o", link).code == 0
+        assert link.is_symlink()
+        assert real.read_bytes().count(b"\n") == 1
+    done = place.stream("matrix", "--probes", folder, "-o", "/dev/stdout")
+    assert (done.code, done.ids) == (0, ["a"])
+    assert Path("/dev/stdout").is_symlink()
+    assert place.stream("matrix", "--probes", folder, "-o", "/dev/null").code == 0
+    assert Path("/dev/null").is_char_device()
+
+
+def interrupted(
+    place: Place, number: signal.Signals, command: tuple[str, ...] = ("matrix",), times: int = 1
+) -> Done:
+    """A run that is hit while a probe is known to be running."""
+    fifo = place.fifo("running")
+    folder = place.probes(
+        a="", b=f'trap "" TERM INT HUP\nmkdir "$TMPDIR/x"\necho >"{fifo}"\n{SLEEP}{SLEEP}'
+    )
+    process = place.start(*command, "--probes", folder)
+    fifo.read_text()
+    for _ in range(times):
+        process.send_signal(number)
+    return place.finish(process)
+
+
+@pytest.mark.parametrize("times", [1, 5])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals(place: Place, number: signal.Signals, times: int) -> None:
+    """The impatient, who signal again, do not break the clean-up."""
+    done = interrupted(place, number, times=times)
+    assert (done.code, done.err) == (128 + number, "stream: interrupted\n")
+    assert not place.left()
+
+
+@pytest.mark.parametrize("command", [("gate",), ("probe", "b")])
+def test_signals_to_other_commands(place: Place, command: tuple[str, ...]) -> None:
+    done = interrupted(place, signal.SIGTERM, command)
+    assert (done.code, done.out, done.err) == (143, b"", "stream: interrupted\n")
+
+
+def test_a_signal_while_nobody_reads(place: Place) -> None:
+    """A pipe of one page is full after the first record."""
+    fifo = place.fifo("started")
+    folder = place.probes(a=f"printf . >{fifo}\nemit --message \"$(printf '%3000s')\"\n", emit="")
+    started = os.open(fifo, os.O_RDWR)
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+    process = place.start("matrix", "--probes", folder, "--repeat=50", "--jobs=1", stdout=write)
+    os.close(write)
+    for _ in range(8):
+        assert os.read(started, 1) == b"."
+    process.terminate()
+    assert place.finish(process).code == 143
+    os.close(started)
+    os.close(read)
+
+
+def test_a_signal_while_a_fifo_has_no_reader(place: Place) -> None:
+    folder = place.probes(a="")
+    process = place.start("matrix", "--probes", folder, "-o", place.fifo("unread"))
+    while len(list(Path(f"/proc/{process.pid}/task").iterdir())) < 2:
+        assert process.poll() is None  # a thread of its own waits for a reader
+    process.terminate()
+    assert place.finish(process).code == 143
+
+
+def test_signals_that_were_ignored_stay_so(place: Place) -> None:
+    """nohup stream …"""
+    fifo, go = place.fifo("running"), place.fifo("go")
+    folder = place.probes(a=f'echo >"{fifo}"\nread -r _ <"{go}"\n')
+    nohup = ("bash", "-c", 'trap "" HUP; exec "$@"', "nohup", STREAM)
+    process = place.start("matrix", "--probes", folder, argv0=nohup)
+    fifo.read_text()
+    process.send_signal(signal.SIGHUP)
+    go.write_text("on\n")
+    assert place.finish(process).code == 0
+
+
+def test_a_killed_run_leaves_whole_lines(place: Place) -> None:
+    fifo = place.fifo("running")
+    folder = place.probes(a="", b="", c=f'echo $$ >"{fifo}"\nread -r _ <"{fifo}"\n')
+    process = place.start("matrix", "--probes", folder, "-o", "out", "--jobs", "1")
+    probe = int(fifo.read_text())
+    process.kill()
+    assert place.finish(process).code == -signal.SIGKILL
+    os.kill(probe, signal.SIGKILL)
+    assert not (place.workspace / "out").exists()
+    lines = (place.workspace / "out.partial").read_bytes().split(b"\n")
+    for line in lines[:-1]:
+        json.loads(line)
+    subprocess.run(["rm", "-rf", *place.tmp.iterdir()], check=True)  # SIGKILL cannot clean up

@@ -1,0 +1,209 @@
+"""stream gate: each rule is found where it alone is broken, with its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command import Done, Place, write_script
+
+GOOD = """#!/usr/bin/env bash
+# A probe that keeps the whole contract.
+set -euo pipefail
+probe_name="NAME"
+primary_capability_id="cap_fs_write_temp"
+
+"${BASH_SOURCE[0]%/*}/../bin/emit-record" \\
+  --run-mode "$FENCE_RUN_MODE" \\
+  --probe-name "$probe_name" \\
+  --probe-version "1" \\
+  --primary-capability-id "$primary_capability_id" \\
+  --command ":" \\
+  --category "fs" \\
+  --verb "write" \\
+  --target "here" \\
+  --status "denied" \\
+  --secondary-capability-id "cap_fs_write_outside_workspace" \\
+  --secondary-capability-id "cap_fs_write_system_roots" \\
+  --errno "EACCES" \\
+  --raw-exit-code "1" \\
+  --operation-arg "a" "b" \\
+  --operation-arg "c" "d" \\
+  --payload-raw-field "e" "f"
+"""
+HELPER = '"${BASH_SOURCE[0]%/*}/../bin/emit-record" \\\n'
+CAPABILITY = 'primary_capability_id="cap_fs_write_temp"'
+REQUIRED = {
+    "--run-mode": '"$FENCE_RUN_MODE"',
+    "--probe-name": '"$probe_name"',
+    "--probe-version": '"1"',
+    "--primary-capability-id": '"$primary_capability_id"',
+    "--command": '":"',
+    "--category": '"fs"',
+    "--verb": '"write"',
+    "--target": '"here"',
+    "--status": '"denied"',
+}
+Rule = tuple[str, str, str, str]
+
+
+def required_flags() -> dict[str, Rule]:
+    rules: dict[str, Rule] = {}
+    for flag, value in REQUIRED.items():
+        name, message = flag.strip("-").replace("-", "_"), f"Missing required flag: {flag}"
+        given = f"  {flag} {value} \\\n"
+        rules[f"missing_{name}"] = (given, "", "bad-emission", message)
+        rules[f"empty_{name}"] = (given, f'  {flag} "" \\\n', "bad-emission", message)
+    return rules
+
+
+#: probe -> (what is replaced, by what, the rule, what its message says)
+STATIC: dict[str, Rule] = {
+    "shebang": ("#!/usr/bin/env bash", "#!/bin/bash", "shebang", "#!/usr/bin/env bash"),
+    "shebang_space": ("env bash\n", "env bash \n", "shebang", "first line"),
+    "strict_missing": ("set -euo pipefail\n", "", "strict-mode", "set -euo pipefail"),
+    "strict_late": ("set -euo pipefail\n", ":\nset -euo pipefail\n", "strict-mode", "first"),
+    "strict_less": ("set -euo pipefail", "set -eu", "strict-mode", "first command"),
+    "syntax": ('"f"\n', '"f"\nif true; then\n', "syntax", "bash cannot parse it"),
+    "name_wrong": ('"NAME"', '"other"', "probe-name", "probe_name is other"),
+    "name_computed": ('probe_name="NAME"', 'x="NAME"\nprobe_name=$x', "probe-name", "literal"),
+    "capability_none": (
+        CAPABILITY,
+        'primary_capability_id="${X-cap_fs_write_temp}"',
+        "capability",
+        "not assigned",
+    ),
+    "capability_odd": ("cap_fs_write_temp", "cap_nope", "capability", "cap_nope is not in"),
+}
+DYNAMIC: dict[str, Rule] = {
+    **required_flags(),
+    "wrong_name": ('--probe-name "$probe_name"', "--probe-name x", "wrong-cell", "probe x"),
+    "wrong_mode": ('"$FENCE_RUN_MODE"', "other", "wrong-cell", "mode other"),
+    "wrong_capability": (
+        '"$primary_capability_id" \\', "cap_fs_write_sysfs \\", "wrong-cell", "cap_fs_write_sysfs",
+    ),
+    "secondary_odd": ("cap_fs_write_outside_workspace", "cap_no", "bad-emission", "cap_no"),
+    "status_odd": ('--status "denied"', '--status "ok"', "bad-emission", "Unknown status: ok"),
+    "exit_code_odd": ('--raw-exit-code "1"', '--raw-exit-code "x"', "bad-emission", "integer"),
+    "flag_unknown": ("--errno", "--error-number", "bad-emission", "Unknown flag: --error-number"),
+    "flag_repeated": ("--errno", '--errno "EPERM" --errno', "repeated-flag", "--errno is given 2"),
+    "flag_alias": ('--command ":"', "--command : --probe-id NAME", "repeated-flag", "--probe-name"),
+    "args_odd": ('--operation-arg "a" "b"', "--operation-args '[1]'", "bad-emission", "object"),
+    "args_broken": ('--operation-arg "a" "b"', "--operation-args '{'", "bad-emission", "malformed"),
+    "payload_odd": ('--payload-raw-field "e" "f"', "--payload-raw 7", "bad-emission", "object"),
+    "payload_large": (
+        '"e" "f"', '"e" "$(printf %5000s)"', "size", "payload.raw is 5",
+    ),
+    "args_large": ('"a" "b"', '"a" "$(printf %5000s)"', "size", "operation.args is 5"),
+    "noise": ("cap_fs_write_temp\"\n", "cap_fs_write_temp\"\necho hello\n", "noise", "stdout"),
+    "exit_status": ('"f"\n', '"f"\nexit 7\n', "exit-status", "status 7"),
+    "two_calls": ('"f"\n', f'"f"\n{HELPER} --x >/dev/null\n', "emit-calls", "called 2 times"),
+    "no_emit": (HELPER, ": \\\n", "no-record", "wrote no record"),
+    "no_call": (HELPER, "STREAM_EMIT_LOG= " + HELPER, "emit-calls", "called 0 times"),
+    "left_process": (
+        '"f"\n', '"f"\nsetsid perl -e "sleep 1000" "$TMPDIR" &\n', "left-processes", "perl",
+    ),
+    "left_file": ("set -euo pipefail\n", "set -euo pipefail\n: >left\n", "leftovers", "left (0 b"),
+    "left_folder": ("pipefail\n", "pipefail\nmkdir left\n", "leftovers", "left/"),
+    "left_change": ("pipefail\n", "pipefail\necho >>README.md\n", "leftovers", "README.md"),
+    "left_hook": ("pipefail\n", "pipefail\n: >.git/hooks/h\n", "leftovers", ".git/hooks/h"),
+    "hangs": ('"f"\n', '"f"\nexec perl -e "sleep 1000" "$TMPDIR"\n', "timed-out", "after 2 s"),
+    "killed": ('"f"\n', '"f"\nkill -9 $$\n', "killed", "SIGKILL"),
+}  # fmt: skip
+LINES = {
+    "capability_none": 5,
+    "capability_odd": 5,
+    "name_computed": 5,
+    "name_wrong": 4,
+    "shebang": 1,
+    "shebang_space": 1,
+    "strict_late": 3,
+    "strict_less": 3,
+    "strict_missing": 3,
+    "syntax": 25,
+}
+RULES = {**STATIC, **DYNAMIC}
+
+
+@pytest.fixture(scope="module")
+def folder(shared: Place) -> Path:
+    folder = shared.root / "tree" / "probes"
+    folder.mkdir(parents=True)
+    for name, (old, new, _, _) in {**STATIC, **DYNAMIC}.items():
+        assert old in GOOD, name
+        write_script(folder / f"{name}.sh", GOOD.replace(old, new, 1).replace("NAME", name))
+    write_script(folder / "good.sh", GOOD.replace("NAME", "good"))
+    write_script(folder / "not_executable.sh", GOOD.replace("NAME", "not_executable"), 0o644)
+    twice = GOOD.replace("NAME", "two_emits").replace(HELPER, f"x() {{\n{HELPER}  ", 1)
+    write_script(folder / "two_emits.sh", twice.rstrip() + "\n}\nx\nx\n")
+    (folder / "a_folder.sh").mkdir()
+    return folder
+
+
+RULES |= {
+    "not_executable": ("", "", "executable", "chmod +x"),
+    "two_emits": ("", "", "several-records", "2 records"),
+    "a_folder": ("", "", "readable", "not a file"),
+}
+
+
+@pytest.fixture(scope="module")
+def run(shared: Place, folder: Path) -> Done:
+    return shared.stream("gate", "--probes", folder, "--timeout", "2")
+
+
+@pytest.fixture(scope="module")
+def found(run: Done) -> dict[str, list[Any]]:
+    by_probe: dict[str, list[Any]] = {}
+    for finding in run.records:
+        by_probe.setdefault(Path(finding["source"]).stem, []).append(finding)
+    return by_probe
+
+
+@pytest.mark.parametrize("probe", RULES)
+def test_each_rule(probe: str, found: dict[str, list[Any]], folder: Path) -> None:
+    _, _, rule, message = RULES[probe]
+    rules = {finding["rule"] for finding in found[probe]}
+    if probe in ("name_wrong", "capability_odd"):  # its records cannot be right either
+        rules -= {"gate.wrong-cell", "gate.bad-emission"}
+    assert rules == {f"gate.{rule}"}
+    (finding,) = (f for f in found[probe] if f["rule"] == f"gate.{rule}")
+    assert message in finding["message"]
+    assert finding["source"] == str(folder / f"{probe}.sh")
+    assert finding.get("line") == LINES.get(probe)
+
+
+def test_the_good_one_is_good(run: Done, found: dict[str, list[Any]], shared: Place) -> None:
+    assert run.code == 1
+    assert "good" not in found
+    assert set(found) == set(RULES)
+    assert "… and" in run.err
+    assert f"gate: {len(RULES) + 1} probes, " in run.err
+    valid = shared.stream("validate", "-", data=run.out)
+    assert (valid.code, valid.out) == (0, run.out)
+
+
+def test_static_runs_nothing(shared: Place, folder: Path) -> None:
+    done = shared.stream("gate", "--static", folder)
+    probes = {Path(finding["source"]).stem for finding in done.records}
+    assert (done.code, probes) == (1, {*STATIC, "not_executable", "a_folder"})
+
+
+def test_paths(shared: Place, folder: Path) -> None:
+    for words in (["good", "--probes", folder], [folder / "good.sh"], ["good.sh"], ["./good.sh"]):
+        done = shared.stream("gate", *words, cwd=folder)
+        assert (done.code, done.out, done.err) == (0, b"", "gate: 1 probes, 0 findings\n")
+    done = shared.stream("gate", folder / "good.sh", folder / "shebang.sh")
+    assert (done.code, [json.loads(done.out)["rule"]]) == (1, ["gate.shebang"])
+    for words in (["nope"], [folder / "nope.sh"], [folder / "good.sh", "/elsewhere/x.sh"]):
+        done = shared.stream("gate", *words)
+        assert (done.code, done.out) == (2, b"")
+        assert done.err.startswith("stream: ")
+
+
+def test_the_bundled_probes_pass(place: Place) -> None:
+    done = place.stream("gate")
+    assert (done.code, done.out) == (0, b""), done.err

@@ -1,0 +1,220 @@
+"""stream matrix: which cells run, in which order, and what they see."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import CAPABILITY, STREAM, Place, probe_text, write_script
+
+OTHER = "cap_fs_read_home_keys"
+MODES = """{"schema_version": "boundary_schema_v1", "key": "two_modes", "pattern_version": "v",
+"schema": {"type": "object", "properties": {"schema_version": {"const": "v"},
+"run": {"type": "object", "properties": {"mode": {"enum": ["loose", "tight"]}}}}}}"""
+
+
+@pytest.fixture
+def four(place: Place) -> Path:
+    folder = place.probes(b="", a="", c="")
+    write_script(folder / "d.sh", probe_text("d", "emit\n", OTHER))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "a b c d"),
+        (["--probe", "c", "a"], "c a"),
+        (["--probe", "c,a", "--jobs", "1"], "c a"),
+        (["--probe=c", "a", "-j1", "--probe", "b"], "c a b"),
+        (["--probe", "c.sh", "c", "b"], "c b"),
+        (["--cap", OTHER], "d"),
+        (["--cap", OTHER, CAPABILITY], "a b c d"),
+        (["--cap", OTHER, "--probe", "b"], "b d"),
+        (["--probe", "b", "a", "--repeat", "2"], "b b a a"),
+        (["--mode", "baseline", "baseline", "--probe", "a"], "a"),
+    ],
+)
+def test_selection(place: Place, four: Path, words: list[str], expected: str) -> None:
+    done = place.stream("matrix", "--probes", four, *words)
+    assert (done.code, done.ids) == (0, expected.split())
+    assert f"{len(done.ids)} cells = {len(done.ids)} records: {len(done.ids)} success" in done.err
+
+
+def test_modes_are_the_outer_order(place: Place, four: Path) -> None:
+    descriptor = place.root / "two.json"
+    descriptor.write_text(MODES)
+    done = place.stream(
+        "matrix", "--probes", four, "--boundary", descriptor, "--mode", "tight", "loose",
+        "--probe", "b", "a",
+    )  # fmt: skip
+    cells = [(record["run"]["mode"], record["probe"]["id"]) for record in done.records]
+    assert cells == [("tight", "b"), ("tight", "a"), ("loose", "b"), ("loose", "a")]
+    assert {record["schema_key"] for record in done.records} == {"two_modes"}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--probe", "aa"], "unknown probe: aa (did you mean a?)"),
+        (["--probe", ""], "--probe names nothing"),
+        (["--cap", ","], "--cap names nothing"),
+        (["--mode", ""], "--mode names nothing"),
+        (["--cap", "cap_nope"], "unknown capability: cap_nope"),
+        (["--cap", "cap_fs_write_sysfs"], "no probe has the primary capability"),
+        (["--mode", "other"], "unknown mode: other (expected baseline)"),
+        (["--workspace", "absent"], "absent: the workspace is not a folder"),
+        (["--catalog", "absent.json"], "absent.json: no such file or directory"),
+        (["--boundary", "absent.json"], "absent.json: no such file or directory"),
+        (["--probe", "../other/a.sh"], "outside the probe folder"),
+        (["-o", "x", "--reject", "x"], "-o and --reject name the same file"),
+        (["-o", "absent/out"], "absent/out: no such file or directory"),
+        (["-o", "."], ".: is a directory"),
+        (["-o", ""], "(a file without a name)"),
+        (["--jobs", "0"], "--jobs"),
+        (["--timeout", "-1"], "--timeout"),
+        (["--timeout", "0"], "--timeout"),
+        (["--timeout", "nan"], "--timeout"),
+        (["--repeat", "0"], "--repeat"),
+        (["--probe"], "--probe"),
+    ],
+)
+def test_wrong_use(place: Place, four: Path, words: list[str], sentence: str) -> None:
+    done = place.stream("matrix", "--probes", four, *words)
+    assert (done.code, done.out) == (2, b"")
+    assert sentence in done.err
+    assert not list(place.workspace.iterdir())
+
+
+def test_a_current_folder_that_is_gone(place: Place, four: Path) -> None:
+    gone = ("bash", "-c", 'mkdir gone; cd gone; rmdir ../gone; exec "$@"', "gone", STREAM)
+    for words in ([], ["--workspace", "."]):
+        done = place.stream("matrix", "--probes", four, *words, argv0=gone)
+        assert (done.code, done.out) == (2, b"")
+        assert done.err == "stream: the current folder is gone\n"
+    done = place.stream("matrix", "--probes", four, "--workspace", place.workspace, argv0=gone)
+    assert (done.code, done.ids) == (0, ["a", "b", "c", "d"])
+
+
+def test_many_cells_share_their_environment(place: Place, four: Path) -> None:
+    done = place.measured("matrix", "--probes", four, "--repeat", "20000", "--list")
+    assert (done.code, done.peak < 80 << 20) == (0, True)
+
+
+def test_list_and_what_is_left_out(place: Place, four: Path) -> None:
+    done = place.stream("matrix", "--probes", four, "--list")
+    assert done.code == 0
+    assert done.out.decode().splitlines()[-1].split() == ["d", OTHER]
+    macos = Path(__file__).parents[2] / "catalogs" / "macos_codex_v1.json"
+    done = place.stream("matrix", "--list", "--catalog", macos)
+    assert "bundled probes are left out" in done.err
+    assert 0 < len(done.out.splitlines()) < 90
+
+
+def test_as_completed_is_the_order_of_completion(place: Place) -> None:
+    """`a` can only end when `b` has ended: it waits for a word of it."""
+    fifo = place.fifo("word")
+    folder = place.probes(a=f'read -r _ <"{fifo}"\n', b="")
+    write_script(folder / "b.sh", probe_text("b", f'emit\necho done >"{fifo}"\n'))
+    in_order = place.stream("matrix", "--probes", folder, "--jobs", "2")
+    assert in_order.ids == ["a", "b"]
+    write_script(folder / "b.sh", probe_text("b", "emit\n"))
+    process = place.start("matrix", "--probes", folder, "--jobs", "2", "--as-completed")
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    fifo.write_text("go\n")
+    assert json.loads(first)["probe"]["id"] == "b"
+    assert place.finish(process).ids == ["a"]
+
+
+SHOW = """
+for name in FENCE_RUN_MODE FENCE_SANDBOX_MODE FENCE_WORKSPACE_ROOT CATALOG_PATH BOUNDARY_PATH \\
+  TMPDIR PWD LC_ALL BASH_ENV CDPATH SHELLOPTS_EXPORTED; do
+  show="${show-} --payload-raw-field $name ${!name-unset}"
+done
+IFS= read -r line && line="something" || line="nothing"
+[[ -w $TMPDIR && -z $(ls -A "$TMPDIR") ]] && tmp="empty and writable" || tmp="unusable"
+: >"$TMPDIR/scratch"
+emit $show --payload-raw-field stdin "$line" --payload-raw-field tmp "$tmp"
+"""
+
+
+@pytest.mark.parametrize(
+    ("declared", "seen"), [(None, "unset"), ("", "unset"), ("read-only", "read-only")]
+)
+def test_the_environment_of_a_probe(place: Place, declared: str | None, seen: str) -> None:
+    folder = place.probes(show=SHOW, emit="")
+    env = {"BASH_ENV": "/nonexistent", "CDPATH": "/", "TMPDIR": str(place.tmp)}
+    if declared is not None:
+        env["FENCE_SANDBOX_MODE"] = declared
+    done = place.stream("matrix", "--probes", folder, env=env)
+    (record,) = done.records
+    raw = record["payload"]["raw"]
+    tmpdir = raw.pop("TMPDIR")
+    assert tmpdir.startswith(str(place.tmp))
+    assert Path(raw.pop("CATALOG_PATH")).is_absolute()
+    assert Path(raw.pop("BOUNDARY_PATH")).is_absolute()
+    assert raw == {
+        "FENCE_RUN_MODE": "baseline",
+        "FENCE_SANDBOX_MODE": seen,
+        "FENCE_WORKSPACE_ROOT": str(place.workspace),
+        "PWD": str(place.workspace),
+        "LC_ALL": "C",
+        "BASH_ENV": "unset",
+        "CDPATH": "unset",
+        "SHELLOPTS_EXPORTED": "unset",
+        "stdin": "nothing",
+        "tmp": "empty and writable",
+    }
+    assert record["stack"]["sandbox_mode"] == (None if seen == "unset" else seen)
+    assert record["run"]["workspace_root"] == str(place.workspace)
+
+
+def test_a_sandbox_mode_that_does_not_exist(place: Place, four: Path) -> None:
+    done = place.stream("matrix", "--probes", four, env={"FENCE_SANDBOX_MODE": "strict"})
+    assert done.code == 2
+    assert "FENCE_SANDBOX_MODE: unknown mode 'strict' (expected read-only|" in done.err
+
+
+def test_tmpdir_is_outside_the_workspace(place: Place) -> None:
+    """Even where the folder for temporary files lies in it."""
+    folder = place.probes(a='emit --payload-raw-field tmpdir "$TMPDIR"\n', emit="")
+    for workspace in (place.tmp, place.root, Path("/tmp")):
+        done = place.stream("matrix", "--probes", folder, "--workspace", workspace)
+        tmpdir = Path(done.records[0]["payload"]["raw"]["tmpdir"])
+        assert not tmpdir.is_relative_to(workspace)
+        assert not tmpdir.exists()
+        assert not tmpdir.parent.exists()
+
+
+def test_a_clean_run_is_silent_about_failures(place: Place) -> None:
+    folder = place.probes(tree="denying", no="emit --status denied --errno EPERM\n", emit="")
+    done = place.stream("matrix", "--probes", folder)
+    assert done.code == 0
+    assert done.err == "1 cells = 1 records: 1 denied\n"
+
+
+def test_raw_and_emit_equal_the_direct_run(place: Place, four: Path) -> None:
+    write_script(four / "e.sh", "#!/usr/bin/env bash\nexit 3\n")
+    place.probes(f="echo oops >&2\n", g='emit --target "ü\\"$(printf %300s)"\n')
+    direct = place.stream("matrix", "--probes", four)
+    assert direct.code == 1
+    raw = place.stream("matrix", "--probes", four, "--raw")
+    assert raw.code == 0
+    emitted = place.stream("emit", "-", data=raw.out)
+    assert (emitted.code, emitted.out) == (1, direct.out)
+    valid = place.stream("validate", "-", data=emitted.out)
+    assert (valid.code, valid.out) == (0, direct.out)
+    heard = place.stream("listen", "-", data=valid.out)
+    assert heard.code == 0
+    assert "7 records of 7 probes" in heard.out.decode()
+
+
+def test_the_bundled_probes(place: Place) -> None:
+    """Clean on this machine, from an empty folder, and nothing is left in it."""
+    done = place.stream("matrix", "-o", place.root / "out.ndjson")
+    assert done.code == 0, done.err
+    assert not list(place.workspace.iterdir())
+    assert len((place.root / "out.ndjson").read_bytes().splitlines()) >= 80

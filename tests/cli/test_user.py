@@ -1,0 +1,122 @@
+"""An ordinary user in a sandbox: what root cannot be denied."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import STREAM, Done, Place, probe_text, write_script
+from tests.cli.conftest import check_place, make_place
+
+MISBEHAVING = Path(__file__).parent / "misbehaving"
+NOBODY = ("runuser", "-u", "nobody", "--", STREAM)
+# Python may lie in root's own folder, which is closed to others: in a mount namespace of its
+# own, a folder that is open takes its place, with nothing in it but that Python.
+OPENED = """python="$0" closed="$1" kept="$2"
+mount --bind "$python" "$kept" && mount -t tmpfs -o mode=755 none "$closed" &&
+mkdir -p "$python" && mount --bind "$kept" "$python" && shift 2 && exec "$@"
+"""
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def open_place() -> Iterator[Place]:
+    """A place that other users can reach; pytest's own folders are closed."""
+    root = Path(tempfile.mkdtemp(prefix="stream-test-", dir="/tmp"))
+    root.chmod(0o755)
+    place = make_place(root)
+    place.tmp.chmod(0o1777)
+    yield place
+    check_place(place)
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def run(open_place: Place) -> Run:
+    """stream, run by somebody who is not root."""
+    place = open_place
+    argv0: tuple[str, ...] = (STREAM,)
+    if os.geteuid() == 0:
+        argv0 = NOBODY
+        if subprocess.run([*NOBODY, "--version"], capture_output=True, check=False).returncode:
+            kept = place.root / "python"
+            kept.mkdir()
+            python = Path(sys.base_prefix)
+            closed = Path(*python.parts[:2])
+            argv0 = ("unshare", "-m", "bash", "-c", OPENED, str(python), str(closed), str(kept))
+            argv0 += NOBODY
+        tried = subprocess.run([*argv0, "--version"], capture_output=True, check=False)
+        if tried.returncode:
+            pytest.skip(f"cannot become an ordinary user here: {tried.stderr!r}")
+    return lambda *args, **how: place.stream(*args, argv0=argv0, **how)
+
+
+def test_denials_in_a_read_only_workspace(open_place: Place, run: Run) -> None:
+    """Probes with scratch files still get to say what they saw."""
+    open_place.workspace.chmod(0o555)
+    for name in ("fs_workspace_write_create", "fs_workspace_unicode_filename_write_ok"):
+        done = run("matrix", "--probe", name)
+        (record,) = done.records
+        assert (done.code, record["result"]["observed_result"]) == (0, "denied"), done.err
+        assert record["result"]["errno"] == "EACCES"
+        assert "harness" not in record["payload"]["raw"]
+    scratch = 'x="$(mktemp)"\necho >"$x"\n: >here 2>/dev/null || status=denied\n'
+    folder = open_place.probes(mk=f'{scratch}emit --status "$status"\n', emit="")
+    done = run("matrix", "--probes", folder)
+    assert (done.code, done.records[0]["result"]["observed_result"]) == (0, "denied")
+
+
+def test_the_bundled_probes(open_place: Place, run: Run) -> None:
+    done = run("matrix")
+    assert done.code == 0, done.err
+    assert {record["result"]["observed_result"] for record in done.records} >= {"denied"}
+    done = run("gate")
+    assert (done.code, done.out) == (0, b""), done.err
+
+
+def test_a_tmpdir_that_the_probe_has_locked(open_place: Place, run: Run) -> None:
+    done = run("matrix", "--probes", MISBEHAVING, "--probe", "locks_its_tmpdir")
+    assert (done.code, done.ids) == (0, ["locks_its_tmpdir"])
+    assert not open_place.left()
+
+
+def test_what_may_not_be_read(open_place: Place, run: Run) -> None:
+    place = open_place
+    folder = place.probes(a="")
+    write_script(folder / "secret.sh", probe_text("secret", "emit\n"), 0o700)
+    if os.geteuid() != 0:
+        (folder / "secret.sh").chmod(0o100)
+    done = run("matrix", "--probes", folder)
+    assert (done.code, done.ids) == (1, ["a", "secret"])
+    assert done.records[1]["payload"]["raw"]["harness"]["reason"] in ("spawn-failed", "exit-status")
+    done = run("gate", "--static", "--probes", folder, "secret")
+    assert [finding["rule"] for finding in done.records] == ["gate.readable"]
+    secret = place.root / "secret.json"
+    write_script(secret, "{}", 0o000)
+    for words in (["validate", secret], ["listen", secret], ["matrix", "--catalog", secret]):
+        done = run(*words)
+        assert (done.code, done.out) == (2, b"")
+        assert "secret.json: permission denied" in done.err
+    folder.chmod(0o000)
+    done = run("matrix", "--probes", folder)
+    folder.chmod(0o755)
+    assert (done.code, done.out) == (2, b"")
+    assert f"'{folder}' is not readable" in done.err
+
+
+def test_a_place_that_may_not_be_written(open_place: Place, run: Run) -> None:
+    place = open_place
+    folder = place.probes(a="")
+    place.workspace.chmod(0o555)
+    done = run("matrix", "--probes", folder, "-o", place.workspace / "out")
+    assert (done.code, done.out) == (2, b"")
+    assert done.err == f"stream: {place.workspace}/out: permission denied\n"
+    done = run("validate", "-", "--findings", "found", data=b"")
+    assert (done.code, done.err) == (2, "stream: found: permission denied\n")

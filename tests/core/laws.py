@@ -1,0 +1,57 @@
+"""Laws that every stage keeps, as functions that a stage's own tests call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from stream.codec import Lines
+from stream.pipeline import Counts, Stage
+
+
+def cut(items: Sequence[Any], cuts: Iterable[int]) -> list[Sequence[Any]]:
+    """The same items in several batches, empty ones among them. `Lines` stay `Lines`."""
+    places = [0, *sorted(place % (len(items) + 1) for place in cuts), len(items)]
+    return [_slice(items, start, end) for start, end in pairwise(places)]
+
+
+def _slice(items: Sequence[Any], start: int, end: int) -> Sequence[Any]:
+    if not isinstance(items, Lines):
+        return items[start:end]
+    offset = items.offset + sum(len(line) + 1 for line in items.items[:start])
+    return Lines(items.items[start:end], items.source, items.number + start, offset)
+
+
+def drive(stage: Stage[Any, Any], batches: Iterable[Sequence[Any]]) -> list[Any]:
+    """What a stage makes of the batches, as one list; its books are checked."""
+    out: list[Any] = []
+    fed = 0
+    for batch in batches:
+        fed += len(batch)
+        out += stage.feed(batch)
+        assert stage.counts.received == fed
+    out += stage.finish()
+    assert stage.counts.received == fed, f"{stage.name}: given {fed}, {stage.counts}"
+    assert stage.counts.balanced, f"{stage.name}: {stage.counts}"
+    return out
+
+
+def check_batch_independence(
+    make_stage: Callable[[], Stage[Any, Any]], items: Sequence[Any], cuts: Iterable[int]
+) -> tuple[list[Any], Counts]:
+    """However the items are cut into batches, the output and the books are the same.
+
+    `cuts` are any numbers, as Hypothesis makes them. Items in a `Lines` keep their places;
+    a plain list whose stage rejects something cannot keep the law, since its rejects name
+    the position in the batch. Returns what the stage gave out in one batch, and its books.
+    """
+    whole, parts, singles = make_stage(), make_stage(), make_stage()
+    assert whole is not parts, "a new stage for each run"
+    expected = drive(whole, [items])
+    assert drive(parts, cut(items, cuts)) == expected
+    assert parts.counts == whole.counts
+    assert drive(singles, cut(items, range(len(items)))) == expected
+    assert singles.counts == whole.counts
+    return expected, replace(whole.counts)

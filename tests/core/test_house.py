@@ -1,0 +1,156 @@
+"""Imports point one way, names are nouns, and the command line starts fast."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import stream
+
+HOUSE = Path(stream.__file__).parent
+FILES = sorted(HOUSE.rglob("*.py"))
+
+# Who may import whom: a module imports from floors below its own, and from its own floor
+# only where that is a package of its own kind.
+FLOORS = [
+    {"stream"},  # the package itself: its version
+    {"stream.errors", "stream.proctable"},
+    {"stream.records"},
+    {"stream.codec", "stream.pipeline", "stream.process"},
+    {"stream.catalog", "stream.document", "stream.pattern", "stream.probes"},
+    {"stream.sources", "stream.stages", "stream.sinks"},
+    {"stream.matrix", "stream.validate", "stream.emitting", "stream.gate", "stream.doctor"},
+    {"stream.cli"},
+    {"stream.__main__"},
+]
+NO_NAMES = {"utils", "util", "base", "manager", "common", "helpers", "misc", "core"}
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(HOUSE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module of ours that a file imports, inside functions as well."""
+    package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.split(".")[0] == "stream")
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import, from {package}"
+            if node.module and node.module.split(".")[0] == "stream":
+                for name in node.names:
+                    inner = f"{node.module}.{name.name}"
+                    yield inner if inner in MODULES else node.module
+
+
+def floor_of(module: str) -> int:
+    for number, floor in enumerate(FLOORS):
+        if module in floor or (number and any(module.startswith(f"{room}.") for room in floor)):
+            return number
+    raise AssertionError(f"{module} stands on no floor: give it one in tests/core/test_house.py")
+
+
+def edges() -> list[tuple[str, str]]:
+    return [(name, other) for name, path in MODULES.items() for other in imported(path)]
+
+
+def test_every_module_has_a_floor() -> None:
+    assert len(FILES) > 20
+    for module in MODULES:
+        floor_of(module)
+
+
+def test_imports_point_down() -> None:
+    up = [f"{name} imports {other}" for name, other in edges() if floor_of(other) > floor_of(name)]
+    assert up == []
+
+
+def test_there_is_no_cycle() -> None:
+    below: dict[str, set[str]] = {name: set() for name in MODULES}
+    for name, other in edges():
+        if name != other and other != "stream":
+            below[name].add(other)
+    while below:
+        free = {name for name, others in below.items() if not others & below.keys()}
+        assert free, f"a cycle among {sorted(below)}"
+        for name in free:
+            del below[name]
+
+
+def test_sources_stages_and_sinks_do_not_know_each_other() -> None:
+    kinds = ("stream.sources", "stream.stages", "stream.sinks")
+    for name, other in edges():
+        mine = [kind for kind in kinds if name.startswith(kind)]
+        theirs = [kind for kind in kinds if other.startswith(kind)]
+        assert not mine or not theirs or mine == theirs, f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("module", ["stream.pipeline", "stream.process"])
+def test_pipeline_and_process_know_no_record(module: str) -> None:
+    allowed = {
+        "stream.pipeline": set(),
+        "stream.process": {"stream.errors", "stream.proctable"},
+    }[module]
+    assert set(imported(MODULES[module])) <= allowed
+
+
+def test_only_main_imports_the_command_line() -> None:
+    for name, other in edges():
+        if other == "stream.cli" or other.startswith("stream.cli."):
+            assert name == "stream.__main__" or name.startswith("stream.cli"), name
+
+
+def test_records_need_msgspec_only() -> None:
+    for name, path in MODULES.items():
+        if not name.startswith("stream.records"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            roots = []
+            if isinstance(node, ast.Import):
+                roots = [alias.name.split(".")[0] for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                roots = [node.module.split(".")[0]]
+            outside = {root for root in roots if root not in sys.stdlib_module_names}
+            assert outside <= {"msgspec", "stream"}, f"{name} imports {outside}"
+
+
+def test_names_are_nouns() -> None:
+    for module, path in MODULES.items():
+        assert not NO_NAMES & set(module.split(".")), module
+        assert path.stem == path.stem.lower()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_says_what_it_promises(module: str) -> None:
+    doc = ast.get_docstring(ast.parse(MODULES[module].read_text()))
+    assert doc
+    assert doc[0].strip()
+
+
+def loaded_by(module: str) -> set[str]:
+    code = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_the_command_line_starts_light() -> None:
+    loaded = loaded_by("stream.cli.app")
+    assert "stream.cli.app" in loaded
+    heavy = {"anyio", "msgspec", "asyncio", "aiofiles", "jsonschema_rs", "rich"}
+    assert sorted(heavy & loaded) == []
+
+
+def test_records_and_codec_load_no_event_loop() -> None:
+    assert not {"anyio", "asyncio"} & loaded_by("stream.codec")

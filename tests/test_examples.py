@@ -1,0 +1,56 @@
+"""Every example runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+STREAM = Path(sys.executable).with_name("stream")
+ENV = {**os.environ, "PATH": f"{STREAM.parent}:{os.environ['PATH']}"}
+
+
+def run(*argv: str | Path, stdin: bytes = b"", cwd: Path | None = None) -> bytes:
+    done = subprocess.run(
+        argv, input=stdin, capture_output=True, env=ENV, cwd=cwd, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+def test_every_example_is_listed() -> None:
+    listed = (EXAMPLES / "README.md").read_text()
+    for path in EXAMPLES.iterdir():
+        if path.name != "README.md":
+            assert f"`{path.name}" in listed
+
+
+def test_own_tree(tmp_path: Path) -> None:
+    probes = EXAMPLES / "own-tree" / "probes"
+    records = run(STREAM, "matrix", "--probes", probes, cwd=tmp_path)
+    assert b'"capabilities_schema_version":"house_rules"' in records
+    assert b'"observed_result":"success"' in records
+    run(STREAM, "gate", "--probes", probes)
+    run(STREAM, "validate", EXAMPLES / "own-tree" / "catalogs" / "house_rules.json")
+
+
+def test_compare_sandboxes(tmp_path: Path) -> None:
+    for tool in ("bwrap", "jq"):
+        if not shutil.which(tool):
+            pytest.skip(f"needs {tool}")
+    if os.geteuid() != 0 and not Path("/proc/self/ns/user").exists():
+        pytest.skip("needs user namespaces")
+    probes = ["--probe", "fs_workspace_write_create", "fs_read_system_version"]
+    lines = run(EXAMPLES / "compare-sandboxes.sh", *probes, cwd=tmp_path).decode().splitlines()
+    assert lines == ["fs_workspace_write_create\tsuccess\tdenied"]
+
+
+def test_denials() -> None:
+    data = Path(__file__).parent / "data" / "fencerunner" / "cfbo-golden-snippet.ndjson"
+    ids = run(sys.executable, EXAMPLES / "denials.py", stdin=data.read_bytes()).split()
+    assert b"fs_outside_workspace" in ids

@@ -1,0 +1,229 @@
+"""The helpers that probes call, run for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+HELPERS = Path(__file__).parents[1] / "stream" / "helpers"
+
+
+def run(
+    name: str, *words: str, cwd: Path | None = None, stdin: bytes = b"", **env: str
+) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [HELPERS / name, *words],
+        input=stdin,
+        capture_output=True,
+        cwd=cwd,
+        env={**os.environ, **env},
+        check=False,
+        timeout=30,
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def test_every_helper_is_executable() -> None:
+    names = {path.name for path in HELPERS.iterdir()}
+    assert names >= {
+        "emit-record", "detect-stack", "portable-path", "json-extract", "paging-stress",
+        "probe-exec", "probe-contract-gate",
+    }  # fmt: skip
+    assert all(os.access(HELPERS / name, os.X_OK) for name in names)
+
+
+# ------------------------------------------------------------ detect-stack
+
+
+@pytest.mark.parametrize(
+    ("declared", "mode"),
+    [("", None), ("read-only", "read-only"), ("workspace-write", "workspace-write"), ("odd", None)],
+)
+def test_detect_stack(declared: str, mode: str | None) -> None:
+    code, out, _ = run("detect-stack", FENCE_SANDBOX_MODE=declared)
+    name = os.uname()
+    expected = f"{name.sysname} {name.release} {name.machine}"
+    assert code == 0
+    assert json.loads(out) == {"sandbox_mode": mode, "os": expected}
+
+
+def test_detect_stack_takes_no_arguments() -> None:
+    code, out, err = run("detect-stack", "x")
+    assert (code, out) == (1, "")
+    assert "no arguments" in err
+
+
+# ------------------------------------------------------------ portable-path
+
+
+def test_realpath_is_the_systems(tmp_path: Path) -> None:
+    (tmp_path / "real dir").mkdir()
+    (tmp_path / "real dir" / "file").touch()
+    (tmp_path / "link").symlink_to("real dir")
+    (tmp_path / "real dir" / "up").symlink_to("../link/file")
+    for path in ("link", "link/", "link/file", "link/up", "link/..", ".", "real dir/../link/up"):
+        code, out, err = run("portable-path", "realpath", path, cwd=tmp_path)
+        assert (code, err) == (0, "")
+        assert out == os.path.realpath(tmp_path / path) + "\n"
+
+
+def test_realpath_of_nothing(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for path in ("missing", "missing/below", "loop"):
+        code, out, err = run("portable-path", "realpath", path, cwd=tmp_path)
+        assert (code, out) == (1, "")
+        assert path in err
+        assert len(err.splitlines()) == 1
+
+
+_names = st.lists(st.sampled_from(["a", "b", "..", ".", "c d", "é"]), min_size=1, max_size=5)
+
+
+@settings(max_examples=60)
+@given(_names, _names)
+def test_relpath_is_pythons(target: list[str], base: list[str]) -> None:
+    first, second = "/" + "/".join(target), "/" + "/".join(base)
+    code, out, err = run("portable-path", "relpath", first, second)
+    assert (code, err) == (0, "")
+    assert out.rstrip("\n") == os.path.relpath(first, second)
+
+
+@pytest.mark.parametrize("words", [(), ("realpath",), ("relpath", "/a"), ("other", "/a")])
+def test_portable_path_usage(words: tuple[str, ...]) -> None:
+    code, out, err = run("portable-path", *words)
+    assert (code, out) == (1, "")
+    assert "usage" in err
+
+
+# ------------------------------------------------------------ json-extract
+
+DOCUMENT = (
+    '{"a":{"b":[1,2.50,"x",null,{"~/":true}]},"":"empty","a":{"b":[1,2.50,"x",null,{"~/":1}]}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("pointer", "value"),
+    [
+        ("/a/b/0", "1"),
+        ("/a/b/1", "2.50"),
+        ("/a/b/2", '"x"'),
+        ("/a/b/3", "null"),
+        ("/a/b/4/~0~1", "1"),
+        ("/", '"empty"'),
+        ("/a", '{"b":[1,2.50,"x",null,{"~/":1}]}'),
+    ],
+)
+def test_json_extract_points(pointer: str, value: str) -> None:
+    code, out, err = run("json-extract", "--stdin", "--pointer", pointer, stdin=DOCUMENT.encode())
+    assert (code, out, err) == (0, value + "\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--pointer", "/nope"), "/nope"),
+        (("--pointer", "/a/b/9"), "index"),
+        (("--pointer", "/a/b/01"), "index"),
+        (("--pointer", "bad"), "pointer"),
+        (("--pointer", "/a", "--type", "array"), "expected array, found object"),
+        (("--type", "odd"), "odd"),
+        (("--other", "x"), "--other"),
+        (("--pointer",), "--pointer"),
+        (("--pointer", "/a", "--default", "{"), "--default"),
+    ],
+)
+def test_json_extract_refuses(words: tuple[str, ...], said: str) -> None:
+    code, out, err = run("json-extract", "--stdin", *words, stdin=DOCUMENT.encode())
+    assert (code, out) == (1, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b'{"a":1} x', b'"\xff"', b"[" * 10_000, b"nan", b"\x00", b"'x'"]
+)
+def test_json_extract_and_bad_documents(data: bytes) -> None:
+    code, out, err = run("json-extract", "--stdin", stdin=data)
+    assert (code, out) == (1, "")
+    assert err.startswith("json-extract: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_json_extract_default_and_file(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_text('{"n": 1e400}')
+    assert run("json-extract", "--file", str(file), "--pointer", "/n")[1] == "1e400\n"
+    assert run("json-extract", "--file", str(file), "--pointer", "/m", "--default", "[ 1 ]") == (
+        0,
+        "[1]\n",
+        "",
+    )
+    code, _, err = run("json-extract", "--file", str(tmp_path / "missing"))
+    assert code == 1
+    assert "missing" in err
+
+
+# ------------------------------------------------------------ paging-stress
+
+
+@pytest.mark.parametrize("pattern", ["sequential", "random"])
+def test_paging_stress(pattern: str) -> None:
+    words = ("--megabytes", "2", "--passes", "2", "--pattern", pattern)
+    assert run("paging-stress", *words) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--megabytes", "x"),
+        ("--passes", "0"),
+        ("--pattern", "odd"),
+        ("--other", "1"),
+        ("--passes",),
+    ],
+)
+def test_paging_stress_arguments(words: tuple[str, ...]) -> None:
+    code, out, err = run("paging-stress", *words)
+    assert (code, out) == (1, "")
+    assert len(err.splitlines()) == 1
+
+
+def test_paging_stress_times_out() -> None:
+    words = ("--megabytes", "64", "--passes", "1000000", "--max-seconds", "1")
+    code, out, err = run("paging-stress", *words)
+    assert (code, out) == (3, "")
+    assert "1 s" in err
+
+
+# ------------------------------------------------------------ the ones that are `stream`
+
+
+def test_probe_exec_and_gate_are_stream(tmp_path: Path) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    code, out, _ = run("probe-exec", "fs_tmp_write", cwd=tmp_path, PATH=path)
+    assert code == 0
+    assert json.loads(out)["probe"]["id"] == "fs_tmp_write"
+    assert run("probe-contract-gate", "--static", "fs_tmp_write", PATH=path)[0] == 0
+
+
+def test_helpers_say_when_there_is_no_stream(tmp_path: Path) -> None:
+    alone = tmp_path / "bin"
+    shutil.copytree(HELPERS, alone)
+    done = subprocess.run(
+        [alone / "emit-record", "--run-mode", "baseline"],
+        capture_output=True,
+        env={"PATH": "/usr/bin:/bin"} if not shutil.which("stream", path="/usr/bin:/bin") else {},
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout == b""
+    assert b"PATH" in done.stderr
