@@ -7,13 +7,14 @@ place is computed from the batch: good lines pay nothing for it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import msgspec
 from msgspec import UNSET, Struct
 
-from stream.records.control import Reject, visible
+from stream.errors import visible
+from stream.records.control import Reject
 
 MAX_LINE = 8 << 20  #: a longer line is hashed, counted and rejected, never held
 MAX_REASON = 240  #: characters of a reason: a line cannot make its reject as long as itself
@@ -58,6 +59,9 @@ class Lines(Sequence[bytes]):
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.items)
 
     @overload
     def __getitem__(self, index: int) -> bytes: ...

@@ -36,3 +36,10 @@ class EmitError(StreamError):
 def os_reason(error: OSError) -> str:
     """What the system said, without the errno number and the repeated path."""
     return (error.strerror or str(error)).lower()
+
+
+def visible(text: str) -> str:
+    """Without anything that a terminal would obey."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -31,6 +31,7 @@ from stream.stages.emit import Emit
 from stream.stages.flags import REPEATABLE, parse_words
 from stream.stages.record import Recorder
 
+DENIALS = ("EACCES", "EPERM", "EROFS")
 STRICT = b"set -euo pipefail"
 SYNTAX_TIMEOUT = 5.0
 
@@ -169,9 +170,14 @@ async def _parse(script: Script) -> list[Finding]:
     return [_finding(script, "syntax", message, int(at[1]) if at else None)]
 
 
+def _stray(name: str) -> Finding:
+    message = f"one of the probes left a process behind: {name}"
+    return Finding(rule="gate.left-processes", severity="error", message=message)
+
+
 async def _run(plan: Plan, timeout: float, watched: Path | None) -> list[Finding]:
     """The dynamic rules."""
-    emit = Emit(Recorder(plan.catalogs, plan.descriptor))
+    recorder = Recorder(plan.catalogs, plan.descriptor)
     collected = _Collected()
     left: list[list[str]] = []
     before = _listing(watched)
@@ -196,15 +202,15 @@ async def _run(plan: Plan, timeout: float, watched: Path | None) -> list[Finding
         try:
             await Pipeline[Any]((source,)).into(collected)
         finally:
-            Reaper.get().strays()
+            strays = Reaper.get().strays()
         calls = [_count_calls(Path(logs, str(n))) for n in range(len(cells))]
-    findings: list[Finding] = []
+    findings = [_stray(name) for name in strays]
     for cell, emission, changed, called in zip(cells, collected.items, left, calls, strict=True):
-        failed = len(emit.failures)
+        emit = Emit(recorder)
         for rule, message in _judge(emit, emission):
             findings.append(_finding(cell.script, rule, message))
         # What the record tells already is not told twice.
-        quiet = len(emit.failures) == failed and not staging.in_place
+        quiet = not emit.failed and not staging.in_place
         if (called == 0 and quiet) or (called > 1 and not _several(emission)):
             message = f"emit-record was called {called} times instead of once"
             findings.append(_finding(cell.script, "emit-calls", message))
@@ -216,13 +222,15 @@ async def _run(plan: Plan, timeout: float, watched: Path | None) -> list[Finding
 
 def _judge(emit: Emit, emission: RawEmission) -> Iterator[tuple[str, str]]:
     """(rule, message) for all that one run shows."""
-    failed = len(emit.failures)
     (line,) = emit.feed((emission,))
-    if len(emit.failures) > failed:
-        yield emit.failures[-1].reason, emit.failures[-1].sentence
+    if emit.failed:
+        yield emit.failures[0].reason, emit.failures[0].sentence
     else:
         assert isinstance(line, bytes)
         record = msgspec.json.decode(line)
+        result = record["result"]
+        if result["observed_result"] == "denied" and result["errno"] not in DENIALS:
+            yield "denial", f"denied with errno {result['errno']}, which is not one of a denial"
         for part, where, mark in _CUTS:
             cut = record[part][where].get(mark)
             if cut:

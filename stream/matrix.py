@@ -57,7 +57,8 @@ class Outcome:
 
     cells: int
     results: dict[str, int]
-    failures: list[Failure]
+    failed: int
+    failures: list[Failure]  #: the first of them
     strays: list[str] = field(default_factory=list)
     without_tmpdir: bool = False  #: nothing could be written anywhere
     report: Report = field(default_factory=Report)
@@ -191,6 +192,7 @@ async def run_matrix(
     return Outcome(
         cells=len(plan.cells),
         results=dict(emit.results),
+        failed=emit.failed,
         failures=emit.failures,
         strays=strays,
         without_tmpdir=staging.root is None,

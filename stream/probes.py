@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -121,29 +122,37 @@ def _literal(pattern: re.Pattern[bytes], text: bytes) -> str | None:
 
 @dataclass(frozen=True)
 class Staging:
-    """Where probes run from, and where each cell has its TMPDIR."""
+    """Where probes run from, and where each of those that run at a time has its TMPDIR."""
 
+    folder: Path  #: of the scripts
     root: Path | None  #: None where nothing can be written anywhere
-    in_place: bool
+    in_place: bool  #: the tree has helpers of its own
 
     def command(self, script: Script) -> list[str]:
         """What starts a script. `env bash` is looked up here, once, and not in every cell."""
-        folder = script.path.parent.resolve()
-        if not self.in_place:
-            assert self.root is not None
-            folder = self.root / "probes"
-        path = folder / script.path.name
+        path = str(self.folder / script.path.name)
         bash = _bash()
         if script.wants_bash and bash and os.access(path, os.X_OK):
-            return [bash, str(path)]
-        return [str(path)]
+            return [bash, path]
+        return [path]
 
-    def make_tmpdir(self, cell: int) -> Path | None:
-        if self.root is None:
-            return None
-        path = self.root / "tmp" / str(cell)
-        path.mkdir(mode=0o700)
-        return path
+    def tmpdir(self, slot: int) -> Path | None:
+        return None if self.root is None else self.root / "tmp" / str(slot)
+
+
+def is_fresh(tmpdir: Path) -> bool:
+    """Nobody has been there, or who was has cleaned up: it serves the next probe as it is."""
+    try:
+        status = tmpdir.lstat()
+        fresh = stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700
+        return fresh and not os.listdir(tmpdir)  # noqa: PTH208 - the fast path
+    except OSError:
+        return False
+
+
+def renew(tmpdir: Path) -> None:
+    remove_tree(tmpdir)
+    tmpdir.mkdir(mode=0o700)
 
 
 @cache
@@ -168,7 +177,8 @@ def staged(found: Sequence[Script], folder: Path, workspace: Path) -> Iterator[S
                 (root / "probes").mkdir()
                 for script in found:
                     (root / "probes" / script.path.name).symlink_to(_target(script.path))
-        yield Staging(root, in_place)
+        linked = None if in_place or root is None else root / "probes"
+        yield Staging(linked or folder.resolve(), root, in_place)
     finally:
         if root is not None:
             remove_tree(root)
@@ -194,8 +204,10 @@ def _make_root(workspace: Path, in_place: bool) -> Path | None:
 def remove_tree(root: Path) -> None:
     """Also what a probe has locked, and however deep it is: one folder after the other is
     emptied, and what folders are in it are moved up."""
-    with suppress(OSError):
-        root.rmdir()  # nearly always: the probe has cleaned up
+    if not os.path.lexists(root):
+        return
+    if root.is_symlink() or not root.is_dir():  # put there instead of it: not followed
+        root.unlink()
         return
     numbers = count()
     todo = [root]

@@ -46,6 +46,7 @@ from stream.proctable import (
     read_process,
     reap,
     send,
+    ticks_now,
 )
 
 SETTLE = 0.25  #: seconds that a finished leader's children have to end by themselves
@@ -99,7 +100,7 @@ async def capture(
     captured = Captured(Tail(stdout_limit), Tail(stderr_limit))
     mark = f"{os.getpid()}.{next(_serial)}"
     reaper = Reaper.get()
-    alone = reaper.is_idle()
+    alone, start = reaper.is_idle(), ticks_now()
     try:
         leader = subprocess.Popen(  # noqa: ASYNC220 - it waits for the exec, half a millisecond
             argv,
@@ -115,7 +116,7 @@ async def capture(
         place = f"{cwd}: " if error.filename == cwd else ""
         captured.spawn_error = f"{place}{os_reason(error)}"
         return captured
-    tree = _Tree(leader, mark, alone)
+    tree = _Tree(leader, mark, alone, start)
     reaper.add(tree)
     outlets = list(zip(tree.pipes, (captured.stdout, captured.stderr), strict=True))
     try:
@@ -189,7 +190,7 @@ def _read_some(pipe: int) -> bytes | None:
 class _Tree:
     """A leader and what descends from it."""
 
-    def __init__(self, leader: subprocess.Popen[bytes], mark: str, alone: bool) -> None:
+    def __init__(self, leader: subprocess.Popen[bytes], mark: str, alone: bool, start: int) -> None:
         assert leader.stdout is not None
         assert leader.stderr is not None
         self.leader = leader
@@ -198,13 +199,12 @@ class _Tree:
         self.pipes = (leader.stdout.fileno(), leader.stderr.fileno())
         for pipe in self.pipes:
             os.set_blocking(pipe, False)
-        self.pipe_names = {name for fd in self.pipes for name in open_files("self", fd)}
         self.drained = anyio.Event()  # nobody holds a pipe any more
         self._open_pipes = len(self.pipes)
         self.claimed: set[tuple[int, int]] = set()  # (pid, start time) of known members
+        self.start = start
         self._pidfd = open_pidfd(leader.pid)
-        process = read_process(leader.pid)
-        self.start = process.start if process else 0
+        self.is_clean = False  # it was looked, and nobody is left
 
     @property
     def is_over(self) -> bool:
@@ -221,6 +221,9 @@ class _Tree:
             return
         await wait_readable(self._pidfd)
         self.leader.wait()
+
+    def pipe_names(self) -> set[str]:
+        return {name for fd in self.pipes for name in open_files("self", fd)}
 
     def close_one(self) -> None:
         self._open_pipes -= 1
@@ -276,6 +279,7 @@ class Reaper:
             while self._is_left(tree):
                 await anyio.sleep(pause)
                 pause = min(pause * 2, 0.02)
+            tree.is_clean = True
             return []
         return await self.end(tree)
 
@@ -290,6 +294,8 @@ class Reaper:
     async def end(self, tree: _Tree) -> list[str]:
         """Kill the tree until nothing of it is left, and name it. Bounded; safe to call again."""
         found: dict[tuple[int, int], str] = {}
+        if tree.is_clean:
+            return []
         with move_on_after(GIVE_UP) as patience:
             while self._is_left(tree) or not tree.is_over:
                 if self.contained:
@@ -372,7 +378,7 @@ class Reaper:
             return True
         if tree.mark in read_file(orphan.pid, "environ").split(b"\0"):
             return True
-        if any(name in tree.pipe_names for name in open_files(orphan.pid)):
+        if tree.pipe_names() & set(open_files(orphan.pid)):
             return True
         # One that is about to end has nothing to show any more, but perhaps a child for us.
         now = read_process(orphan.pid)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-settings.register_profile("default", deadline=None)
+settings.register_profile("default", deadline=None, derandomize=True)
 settings.load_profile("default")
 
 _ASYNCIO = pytest.param(("asyncio", {"debug": True}), id="asyncio")

@@ -197,17 +197,17 @@ def _mention(plan: Plan) -> None:
 def _conclude(outcome: Outcome, *, raw: bool) -> int:
     for failure in outcome.failures[:20]:
         say(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
-    if len(outcome.failures) > 20:
-        say(f"… and {len(outcome.failures) - 20} more")
+    if outcome.failed > 20:
+        say(f"… and {outcome.failed - 20} more")
     if outcome.without_tmpdir:
         say("stream: nothing is writable here: the probes had no TMPDIR of their own")
     for stray in outcome.strays:
         say(f"stream: a process that left its probe's tree was ended: {stray}")
     if raw:
         say(f"{outcome.cells} cells, {outcome.cells} raw emissions")
-        return 0
+        return 1 if outcome.strays else 0
     results = ", ".join(f"{count} {name}" for name, count in sorted(outcome.results.items()))
     say(f"{outcome.cells} cells = {sum(outcome.results.values())} records: {results}")
-    if outcome.failures:
-        say(f"{len(outcome.failures)} probe(s) failed")
-    return 1 if outcome.failures or outcome.strays else 0
+    if outcome.failed:
+        say(f"{outcome.failed} probe(s) failed")
+    return 1 if outcome.failed or outcome.strays else 0

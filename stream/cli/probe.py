@@ -68,7 +68,7 @@ def probe(
         outcome = await run_matrix(plan, Records("-"), jobs=1, timeout=timeout)
         for failure in outcome.failures:
             say(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
-        return 1 if outcome.failures or outcome.strays else 0
+        return 1 if outcome.failed or outcome.strays else 0
 
     run(work)
 

@@ -104,7 +104,7 @@ def _emit_stream(reject: str | None, catalog: str | None, boundary: str | None) 
         for failure in stage.failures[:20]:
             say(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
         say(f"emit: {stage.counts}")
-        return 1 if stage.failures or stage.counts.rejected else 0
+        return 1 if stage.failed or stage.counts.rejected else 0
 
     run(work)
 

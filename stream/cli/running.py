@@ -18,8 +18,10 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def say(text: str) -> None:
-    """To people: stderr."""
-    typer.echo(text, err=True)
+    """To people: stderr, without anything that a terminal would obey."""
+    from stream.errors import visible
+
+    typer.echo("\n".join(map(visible, text.split("\n"))), err=True)
 
 
 def tell(text: str | bytes) -> None:

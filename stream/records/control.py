@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from stream.errors import visible
+
 # JSON Schema counts 1.0 as an integer.
 Positive = Annotated[int, Meta(ge=1)] | Annotated[float, Meta(ge=1, multiple_of=1)]
 NonNegative = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0, multiple_of=1)]
@@ -71,13 +73,6 @@ class Gap(
 
 Control = Finding | Reject | Gap
 CONTROL_SCHEMAS = ("stream.finding.v1", "stream.reject.v1", "stream.gap.v1")
-
-
-def visible(text: str) -> str:
-    """Without anything that a terminal would obey."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def place(source: str, line: float | UnsetType, path: str | UnsetType) -> str:

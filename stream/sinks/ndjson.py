@@ -6,7 +6,7 @@ import os
 import select
 import stat
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ import aiofiles
 import msgspec
 from anyio import CancelScope, to_thread
 
-from stream.codec import join_lines
+from stream.codec import Lines, join_lines
 from stream.errors import OutputError, os_reason
 from stream.pipeline import Batch, Write
 from stream.records.control import Control, sentence
@@ -40,8 +40,7 @@ class Records:
             async def write(batch: Batch[Item]) -> None:
                 lines = [
                     item if isinstance(item, bytes) else encode_control(item)
-                    for item in batch
-                    if isinstance(item, self.kinds)
+                    for item in _picked(batch, self.kinds)
                 ]
                 if lines:
                     await write_bytes(join_lines(lines))
@@ -60,15 +59,21 @@ class People:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write[Item]]:
         async def write(batch: Batch[Item]) -> None:
-            for item in batch:
-                if isinstance(item, self.kinds) and not isinstance(item, bytes):
-                    self.seen += 1
-                    if self.seen <= self.most:
-                        print(sentence(item), file=sys.stderr)  # noqa: T201
+            for item in _picked(batch, self.kinds):
+                self.seen += 1
+                if self.seen <= self.most and not isinstance(item, bytes):
+                    print(sentence(item), file=sys.stderr)  # noqa: T201
 
         yield write
         if self.seen > self.most:
             print(f"… and {self.seen - self.most} more", file=sys.stderr)  # noqa: T201
+
+
+def _picked(batch: Batch[Item], kinds: type | tuple[type, ...]) -> Sequence[Item]:
+    """The items of some types. Lines are bytes throughout."""
+    if isinstance(batch, Lines):
+        return batch.items if issubclass(bytes, kinds) else ()
+    return [item for item in batch if isinstance(item, kinds)]
 
 
 def partial(target: str) -> Path:

@@ -16,7 +16,7 @@ from stream.codec import LineSplitter
 from stream.errors import InputError, os_reason
 from stream.pipeline import Batch
 
-FILE_BLOCK = 1 << 18
+FILE_BLOCK = 1 << 20  #: a hand-off to a thread costs as much as decoding fifty records
 PIPE_BLOCK = 1 << 16
 STDIN = "-"
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from anyio import CancelScope, Condition, create_task_group, to_thread
+from anyio import Condition, create_task_group, to_thread
 from anyio.abc import ObjectSendStream
 
 from stream.errors import os_reason
 from stream.pipeline import Batch
-from stream.probes import TEMPORARY, Script, Staging, remove_tree, utf8
+from stream.probes import TEMPORARY, Script, Staging, is_fresh, renew, utf8
 from stream.process import Captured, Tail, capture
 from stream.records.emission import RawEmission
 
@@ -48,33 +48,31 @@ class ProbeSource:
         queue = iter(self.cells)
         line = _Line(out, self.as_completed, self.on_done)
         async with create_task_group() as workers:
-            for _ in range(min(self.jobs, len(self.cells))):
-                workers.start_soon(self._work, queue, line)
+            for slot in range(min(self.jobs, len(self.cells))):
+                workers.start_soon(self._work, slot, queue, line)
 
-    async def _work(self, queue: Iterator[Cell], line: _Line) -> None:
+    async def _work(self, slot: int, queue: Iterator[Cell], line: _Line) -> None:
         for cell in queue:
             await line.turn(cell)
-            await line.deliver(cell, await self._measure(cell))
+            await line.deliver(cell, await self._measure(cell, slot))
 
-    async def _measure(self, cell: Cell) -> RawEmission:
+    async def _measure(self, cell: Cell, slot: int) -> RawEmission:
+        tmpdir = self.staging.tmpdir(slot)
         try:
-            tmpdir = self.staging.make_tmpdir(cell.index)
+            if tmpdir is not None and not is_fresh(tmpdir):
+                await to_thread.run_sync(renew, tmpdir)
         except OSError as error:  # a full disk, or an earlier probe that removed the folder
             reason = f"no TMPDIR for it: {os_reason(error)}"
             return self._emission(cell, Captured(Tail(0), Tail(0), spawn_error=reason))
-        try:
-            got = await capture(
-                self.staging.command(cell.script),
-                # Where there can be none, a probe that needs one must see why.
-                env={**cell.env, "TMPDIR": str(tmpdir or cell.env.get("TMPDIR", TEMPORARY[0]))},
-                cwd=str(self.workspace),
-                timeout=self.timeout,
-                stdout_limit=STDOUT_LIMIT,
-                stderr_limit=STDERR_LIMIT,
-            )
-        finally:
-            if tmpdir is not None:
-                await _remove(tmpdir)
+        got = await capture(
+            self.staging.command(cell.script),
+            # Where there can be none, a probe that needs one must see why.
+            env={**cell.env, "TMPDIR": str(tmpdir or cell.env.get("TMPDIR", TEMPORARY[0]))},
+            cwd=str(self.workspace),
+            timeout=self.timeout,
+            stdout_limit=STDOUT_LIMIT,
+            stderr_limit=STDERR_LIMIT,
+        )
         return self._emission(cell, got)
 
     def _emission(self, cell: Cell, got: Captured) -> RawEmission:
@@ -95,14 +93,6 @@ class ProbeSource:
             spawn_error=got.spawn_error,
             stragglers=got.stragglers,
         )
-
-
-async def _remove(tmpdir: Path) -> None:
-    try:
-        tmpdir.rmdir()  # nearly always: the probe has cleaned up
-    except OSError:
-        with CancelScope(shield=True):
-            await to_thread.run_sync(remove_tree, tmpdir)
 
 
 @dataclass

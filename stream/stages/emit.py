@@ -10,8 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
+from stream.errors import visible
 from stream.pipeline import Batch, Counts
-from stream.records.control import Control, visible
+from stream.records.control import Control
 from stream.records.emission import RAW_EMISSION, RawEmission, decode_raw, encode_raw
 from stream.stages.hearing import Breach, Heard
 from stream.stages.payload import clip
@@ -28,6 +29,9 @@ class Failure:
     sentence: str
 
 
+MOST_FAILURES = 100  #: that are kept: a stream of them may have no end
+
+
 class Emit:
     """Raw emissions in, boundary objects out; every other record passes through."""
 
@@ -35,7 +39,8 @@ class Emit:
 
     def __init__(self, recorder: Recorder) -> None:
         self.counts = Counts()
-        self.failures: list[Failure] = []
+        self.failed = 0
+        self.failures: list[Failure] = []  #: the first of them
         self.results: Counter[str] = Counter()
         self._recorder = recorder
 
@@ -84,7 +89,10 @@ class Emit:
         except Breach as breach:
             # It may quote what the probe said: nothing of it is obeyed by a terminal.
             sentence = visible(clip(str(breach), 1000))
-            self.failures.append(Failure(visible(cell.probe), cell.mode, breach.reason, sentence))
+            self.failed += 1
+            if self.failed <= MOST_FAILURES:
+                failure = Failure(visible(cell.probe), cell.mode, breach.reason, sentence)
+                self.failures.append(failure)
             result = "error"
             line = self._recorder.from_harness(
                 cell, heard.around, breach.reason, str(breach), heard.emitted, heard.noise

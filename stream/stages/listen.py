@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
+from stream.errors import visible
 from stream.pipeline import Batch, Counts
 from stream.records.boundary import PATTERN_VERSION, STATUSES, Boundary, Status, decode_boundary
-from stream.records.control import Control, visible
+from stream.records.control import Control
 
 SNIPPET_LINES = 3
 SNIPPET_WIDTH = 160
