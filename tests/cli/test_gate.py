@@ -110,6 +110,8 @@ DYNAMIC: dict[str, Rule] = {
     "left_folder": ("pipefail\n", "pipefail\nmkdir left\n", "leftovers", "left/"),
     "left_change": ("pipefail\n", "pipefail\necho >>README.md\n", "leftovers", "README.md"),
     "left_hook": ("pipefail\n", "pipefail\n: >.git/hooks/h\n", "leftovers", ".git/hooks/h"),
+    "denial": ('--errno "EACCES"', '--errno "ENOENT"', "denial", "errno ENOENT"),
+    "denial_of_nothing": ('--errno "EACCES"', '--message "no"', "denial", "errno None"),
     "hangs": ('"f"\n', '"f"\nexec perl -e "sleep 1000" "$TMPDIR"\n', "timed-out", "after 2 s"),
     "killed": ('"f"\n', '"f"\nkill -9 $$\n', "killed", "SIGKILL"),
 }  # fmt: skip

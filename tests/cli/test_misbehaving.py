@@ -172,3 +172,26 @@ def test_more_jobs_than_descriptors(place: Place) -> None:
         "matrix", "--probes", folder, "--jobs", "500", "--repeat", "40", argv0=limited
     )
     assert (done.code, len(done.records)) == (0, 40)
+
+
+def test_a_tmpdir_that_became_a_link_is_not_followed(place: Place) -> None:
+    """What it leads to belongs to somebody."""
+    treasure = place.root / "treasure"
+    (treasure / "inner").mkdir(parents=True)
+    (treasure / "gold").write_text("gold\n")
+    treasure.chmod(0o750)
+    swap = f'rmdir "$TMPDIR"\nln -s "{treasure}" "$TMPDIR"\n'
+    done = place.stream("matrix", "--probes", place.probes(a=swap, b="", c=swap), "--jobs", "1")
+    assert done.code == 0
+    assert sorted(path.name for path in treasure.iterdir()) == ["gold", "inner"]
+    assert treasure.stat().st_mode & 0o777 == 0o750
+    assert not place.left()
+
+
+def test_the_next_probe_finds_an_empty_tmpdir(place: Place) -> None:
+    litter = 'mkdir -p "$TMPDIR/a/b"\n: >"$TMPDIR/c"\nchmod 0 "$TMPDIR/a" "$TMPDIR"\n'
+    look = '[[ -z "$(ls -A "$TMPDIR")" && -w $TMPDIR ]] || exit 9\n'
+    folder = place.probes(a=litter, b=look, c=litter, d=look)
+    done = place.stream("matrix", "--probes", folder, "--jobs", "1")
+    assert done.code == 0, done.err
+    assert not place.left()

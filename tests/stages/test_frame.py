@@ -147,6 +147,19 @@ def test_without_programs_the_words_arrive(tmp_path: Path) -> None:
     assert one(done.stdout).words == tuple(as_words("--status", "denied"))
 
 
+def test_without_programs_a_file_is_unread_and_not_empty(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"content")
+    done = subprocess.run(
+        ["/bin/sh", str(HELPER), "--payload-stdout-file", "f"],
+        env={"PATH": "/nonexistent", "STREAM_FRAME": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        check=True,
+        timeout=20,
+    )
+    assert one(done.stdout).words[1] == Word(b"f", None, unreadable=True)
+
+
 def test_frames_and_the_rest_are_told_apart() -> None:
     stdout = b"before\n" + frame("a") + b"between\n" + frame("b", "c") + b"after"
     frames, rest = split_frames(stdout)
