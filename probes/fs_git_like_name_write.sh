@@ -8,7 +8,12 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 target="$FENCE_WORKSPACE_ROOT/.git-like-stream-probe-$$-$RANDOM"
 line="stream probe $$"
-trap '[[ ! -e $target ]] || rm -f "$target" 2>/dev/null || :' EXIT
+clean() {
+  trap '' HUP INT TERM
+  [[ ! -e $target ]] || rm -f "$target" 2>/dev/null || :
+}
+trap clean EXIT
+trap 'clean; exit 143' HUP INT TERM
 printf -v command 'printf %%s\\n %q >%q' "$line" "$target"
 
 status="error" errno="" message="" exit_code=0

@@ -13,7 +13,12 @@ target="$FENCE_WORKSPACE_ROOT/.$name"
 source="/var/tmp/$name"
 # Never through a name that somebody else has put there.
 set -o noclobber
-trap '[[ ! -e $source ]] || rm -f "$target" "$source" 2>/dev/null || :' EXIT
+clean() {
+  trap '' HUP INT TERM
+  [[ ! -e $source ]] || rm -f "$target" "$source" 2>/dev/null || :
+}
+trap clean EXIT
+trap 'clean; exit 143' HUP INT TERM
 
 status="error" errno="" message="" exit_code=0
 prepared=yes

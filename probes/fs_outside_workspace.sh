@@ -1,23 +1,31 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Appends a line to a file outside the workspace, where ordinary permissions would allow it.
+# Creates a file outside the workspace, where ordinary permissions would allow it, and reads it
+# back.
 probe_name="fs_outside_workspace"
 primary_capability_id="cap_fs_write_outside_workspace"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
+# Never through a name that somebody else has put there.
+set -o noclobber
 target="/var/tmp/stream-probe-outside-$$-$RANDOM"
 line="stream probe $$"
-trap '[[ ! -e $target ]] || rm -f "$target" 2>/dev/null || :' EXIT
-printf -v command 'printf %%s\\n %q >>%q' "$line" "$target"
+clean() {
+  trap '' HUP INT TERM
+  [[ ! -e $target ]] || rm -f "$target" 2>/dev/null || :
+}
+trap clean EXIT
+trap 'clean; exit 143' HUP INT TERM
+printf -v command 'printf %%s\\n %q >%q' "$line" "$target"
 
 status="error" errno="" message="" exit_code=0
-stderr="$( { printf '%s\n' "$line" >>"$target"; } 2>&1 )" || exit_code=$?
+stderr="$( { printf '%s\n' "$line" >"$target"; } 2>&1 )" || exit_code=$?
 if [[ $exit_code -eq 0 ]]; then
   seen=""
   read -r seen <"$target" || :
   if [[ $seen == "$line" ]]; then
-    status="success" message="the line was written and read back"
+    status="success" message="the file was written and read back"
   else
     message="the write reported success but the line is not in the file"
   fi
@@ -44,4 +52,4 @@ fi
   --message "$message" \
   --raw-exit-code "$exit_code" \
   --payload-stderr "$stderr" \
-  --operation-arg "write_mode" "append"
+  --operation-arg "write_mode" "create"

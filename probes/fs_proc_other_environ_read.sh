@@ -1,18 +1,23 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Opens the environment of another process: the highest parent that runs as the same user, or the
-# first process where there is none. Nothing of what is in it is recorded.
+# Opens the environment of a process outside the sandbox: the highest parent of the harness that runs
+# as the same user, or the first process where there is none. In a pid namespace of its own all of
+# them belong to the sandbox, so nothing is attempted there. Nothing of what is in it is recorded.
 probe_name="fs_proc_other_environ_read"
 primary_capability_id="cap_fs_proc_other_processes"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
-other=1 pid=$$ stat=""
-# A name may hold anything: the numbers follow the last bracket.
-while { read -r stat <"/proc/$pid/stat"; } 2>/dev/null; do
+# The first pid namespace of the machine has the same number on every Linux.
+first="pid:[4026531836]" namespace=""
+namespace="$(readlink /proc/self/ns/pid 2>/dev/null)" || :
+other=1 pid="$PPID" stat=""
+# A name may hold anything, also a line end: the numbers follow the last bracket.
+while [[ $pid -gt 1 ]]; do
+  stat=""
+  { IFS= read -r -d '' stat <"/proc/$pid/stat"; } 2>/dev/null || :
   stat="${stat##*) ? }" pid="${stat%% *}"
-  if [[ $pid -le 1 ]]; then break; fi
-  if [[ -O /proc/$pid/environ ]]; then other="$pid"; fi
+  if [[ $pid -gt 1 && -O /proc/$pid/environ ]]; then other="$pid"; fi
 done
 target="/proc/$other/environ"
 name=""
@@ -21,9 +26,13 @@ printf -v command ': <%q' "$target"
 
 status="error" errno="" message="" exit_code=0
 stderr=""
-if [[ $other -eq $$ ]]; then
+if [[ -z $namespace ]]; then
   exit_code=1
-  message="this shell is the first process here: no other to read, nothing was attempted"
+  message="not attempted: readlink of /proc/self/ns/pid failed, so every process may be the sandbox's own"
+elif [[ $namespace != "$first" ]]; then
+  exit_code=1 message="not attempted: no process outside this pid namespace is visible"
+elif [[ $other -eq $$ || $other -eq $PPID ]]; then
+  exit_code=1 message="not attempted: the only other process is the harness itself"
 elif stderr="$( { : <"$target"; } 2>&1 )"; then
   if IFS= read -r -d '' -n 1 _ <"$target"; then
     status="success" message="the environment of another process was opened and a byte read"
@@ -54,5 +63,6 @@ fi
   --message "$message" \
   --raw-exit-code "$exit_code" \
   --payload-stderr "$stderr" \
+  --payload-raw-field "pid_namespace" "$namespace" \
   --payload-raw-field "process" "$name" \
   --operation-arg "read_mode" "open"

@@ -1,37 +1,60 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Lists /proc and counts the processes that are neither this shell nor one of its parents. A listing
-# without any is partial.
+# Lists /proc and counts the processes that have nothing to do with this run: not the harness, which
+# started this shell, nor what descends from it, such as the probes beside this one, nor its parents.
+# A listing without any is partial.
 probe_name="fs_proc_other_list"
 primary_capability_id="cap_fs_proc_other_processes"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 target="/proc"
 printf -v command ': <%q' "$target"
-own=" $$ " pid=$$ stat=""
-# A name may hold anything: the numbers follow the last bracket.
-while { read -r stat <"/proc/$pid/stat"; } 2>/dev/null; do
-  stat="${stat##*) ? }" pid="${stat%% *}"
-  if [[ $pid -lt 1 ]]; then break; fi
-  own="$own$pid "
-done
-all=0 others=0
+all=0 others=0 stat="" parents=(0)
 shopt -s nullglob
+
+# Into parents[pid], 0 for none. A name may hold anything, also a line end: the numbers follow the last
+# bracket.
+read_parent() {
+  stat=""
+  { IFS= read -r -d '' stat <"/proc/$1/stat"; } 2>/dev/null || :
+  stat="${stat##*) ? }" stat="${stat%% *}"
+  if [[ $stat == [0-9]* ]]; then parents[$1]="$stat"; fi
+}
+
+# As this /proc numbers them, which need not be the numbers that the shell knows.
+{ read -r self _ </proc/self/stat; } 2>/dev/null || self=0
+read_parent "$self"
+harness="${parents[self]:-0}" above=" 0 " pid="${parents[self]:-0}"
+while [[ $pid -gt 0 ]]; do
+  read_parent "$pid"
+  pid="${parents[pid]:-0}" above="$above$pid "
+done
 
 status="error" errno="" message="" exit_code=0
 stderr="$( { : <"$target"; } 2>&1 )" || exit_code=$?
 if [[ $exit_code -eq 0 ]]; then
   for folder in /proc/[1-9]*; do
     all=$((all + 1))
-    if [[ $own != *" ${folder#/proc/} "* ]]; then others=$((others + 1)); fi
+    read_parent "${folder#/proc/}"
+  done
+  for pid in "${!parents[@]}"; do
+    if [[ $pid == "$harness" || $above == *" $pid "* ]]; then continue; fi
+    # Up to the harness, or past it to its parents. Who loses a parent meanwhile does not count.
+    up="$pid" steps=0
+    while [[ $steps -lt 100 && -n $up && $up != "$harness" && $above != *" $up "* ]]; do
+      up="${parents[up]:-}" steps=$((steps + 1))
+    done
+    if [[ $above == *" $up "* ]]; then others=$((others + 1)); fi
   done
   if [[ $all -eq 0 ]]; then
     message="/proc lists no process at all: it is not mounted"
+  elif [[ $harness -eq 0 ]]; then
+    others=0 message="/proc was listed, but it does not tell who belongs to this run"
   elif [[ $others -gt 0 ]]; then
-    status="success" message="/proc lists other processes"
+    status="success" message="/proc lists processes that have nothing to do with this run"
   else
-    status="partial" message="/proc was listed, but it shows only this shell and its parents"
+    status="partial" message="/proc was listed, but it shows only this run and its parents"
   fi
 else
   case "$stderr" in

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Lists the workspace and opens the first plain file in it; hidden names are left aside. In an empty
-# workspace the listing is the whole observation.
+# Lists the workspace and opens the first plain file in it; hidden names are left aside. Without a
+# plain file the listing is the whole observation, and without any name it shows nothing: `partial`.
 probe_name="fs_read_workspace_tree"
 primary_capability_id="cap_fs_read_workspace_tree"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
@@ -18,7 +18,9 @@ if [[ $exit_code -eq 0 ]]; then
     entries=$((entries + 1))
     if [[ -z $file && -f $entry ]]; then file="$entry"; fi
   done
-  if [[ -z $file ]]; then
+  if [[ $entries -eq 0 ]]; then
+    status="partial" message="the folder was opened, but it shows no name: empty, masked, or all hidden"
+  elif [[ -z $file ]]; then
     status="success" message="the folder was listed; it has no plain file to read"
   elif ! stderr="$( { : <"$file"; } 2>&1 )"; then
     exit_code=1

@@ -1,21 +1,30 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Writes a file in /var/tmp through a symbolic link in the workspace, and reads it back by its real
-# path. Making the link is preparation.
+# Creates a file in /var/tmp through a symbolic link in the workspace that leads to that folder, and
+# reads it back by its real path. Making the link is preparation.
 probe_name="fs_symlink_bounce_write"
 primary_capability_id="cap_fs_follow_symlinks_out_of_workspace"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
+# Never through a name that somebody else has put there.
+set -o noclobber
 name="stream-probe-bounce-$$-$RANDOM"
-target="$FENCE_WORKSPACE_ROOT/.$name"
-real="/var/tmp/$name"
+leads_to="/var/tmp"
+link="$FENCE_WORKSPACE_ROOT/.$name"
+target="$link/$name"
+real="$leads_to/$name"
 line="stream probe $$"
-trap '[[ ! -L $target ]] || rm -f "$real" "$target" 2>/dev/null || :' EXIT
-printf -v command 'ln -s %q %q; printf %%s\\n %q >%q' "$real" "$target" "$line" "$target"
+clean() {
+  trap '' HUP INT TERM
+  [[ ! -L $link ]] || rm -f "$real" "$link" 2>/dev/null || :
+}
+trap clean EXIT
+trap 'clean; exit 143' HUP INT TERM
+printf -v command 'ln -s %q %q; printf %%s\\n %q >%q' "$leads_to" "$link" "$line" "$target"
 
 status="error" errno="" message="" exit_code=0
-if ! stderr="$(ln -s "$real" "$target" 2>&1)"; then
+if ! stderr="$(ln -s "$leads_to" "$link" 2>&1)"; then
   exit_code=1
   message="no symbolic link could be made (${stderr##*: }): the write was not attempted"
 elif stderr="$( { printf '%s\n' "$line" >"$target"; } 2>&1 )"; then
@@ -51,4 +60,4 @@ fi
   --raw-exit-code "$exit_code" \
   --payload-stderr "$stderr" \
   --operation-arg "write_mode" "create" \
-  --operation-arg "symlink_target" "$real"
+  --operation-arg "symlink_target" "$leads_to"

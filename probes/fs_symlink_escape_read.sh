@@ -8,7 +8,12 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 target="$FENCE_WORKSPACE_ROOT/.stream-probe-link-$$-$RANDOM"
 leads_to="/etc/hosts"
-trap '[[ ! -L $target ]] || rm -f "$target" 2>/dev/null || :' EXIT
+clean() {
+  trap '' HUP INT TERM
+  [[ ! -L $target ]] || rm -f "$target" 2>/dev/null || :
+}
+trap clean EXIT
+trap 'clean; exit 143' HUP INT TERM
 printf -v command 'ln -s %q %q; : <%q' "$leads_to" "$target" "$target"
 
 status="error" errno="" message="" exit_code=0

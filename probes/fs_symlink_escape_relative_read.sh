@@ -16,7 +16,12 @@ while [[ $rest == /*[!/]* ]]; do
 done
 target="$here/.stream-probe-relative-link-$$-$RANDOM"
 leads_to="${up}etc/hosts"
-trap '[[ ! -L $target ]] || rm -f "$target" 2>/dev/null || :' EXIT
+clean() {
+  trap '' HUP INT TERM
+  [[ ! -L $target ]] || rm -f "$target" 2>/dev/null || :
+}
+trap clean EXIT
+trap 'clean; exit 143' HUP INT TERM
 printf -v command 'ln -s %q %q; : <%q' "$leads_to" "$target" "$target"
 
 status="error" errno="" message="" exit_code=0

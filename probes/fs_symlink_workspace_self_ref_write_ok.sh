@@ -7,12 +7,18 @@ probe_name="fs_symlink_workspace_self_ref_write_ok"
 primary_capability_id="cap_fs_write_workspace_tree"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
-name=".stream-probe-loop-$$-$RANDOM"
+id="$$-$RANDOM"
+name=".stream-probe-loop-$id"
 link="$FENCE_WORKSPACE_ROOT/$name"
-file="$FENCE_WORKSPACE_ROOT/$name.txt"
-target="$link/$name/$name.txt"
+file="$FENCE_WORKSPACE_ROOT/.stream-probe-looped-$id"
+target="$link/$name/${file##*/}"
 line="stream probe $$"
-trap '[[ ! -L $link ]] || rm -f "$file" "$link" 2>/dev/null || :' EXIT
+clean() {
+  trap '' HUP INT TERM
+  [[ ! -L $link ]] || rm -f "$file" "$link" 2>/dev/null || :
+}
+trap clean EXIT
+trap 'clean; exit 143' HUP INT TERM
 printf -v command 'ln -s . %q; printf %%s\\n %q >%q' "$link" "$line" "$target"
 
 status="error" errno="" message="" exit_code=0

@@ -20,7 +20,7 @@ if [[ $exit_code -eq 0 ]]; then
   if [[ $entries -gt 0 ]]; then
     status="success" message="the folder was listed"
   else
-    status="partial" message="the folder was opened, but it shows no name: empty, or masked"
+    message="the folder was opened, but it shows no name: empty, or masked"
   fi
 else
   case "$stderr" in

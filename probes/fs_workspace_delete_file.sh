@@ -8,7 +8,12 @@ primary_capability_id="cap_fs_write_workspace_tree"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 target="$FENCE_WORKSPACE_ROOT/.stream-probe-delete-$$-$RANDOM"
-trap '[[ ! -e $target ]] || rm -f "$target" 2>/dev/null || :' EXIT
+clean() {
+  trap '' HUP INT TERM
+  [[ ! -e $target ]] || rm -f "$target" 2>/dev/null || :
+}
+trap clean EXIT
+trap 'clean; exit 143' HUP INT TERM
 printf -v command 'rm %q' "$target"
 
 status="error" errno="" message="" exit_code=0

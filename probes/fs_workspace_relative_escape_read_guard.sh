@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Reads /etc/hosts by a path that begins in the workspace and climbs out of it with "..".
+# Reads /etc/hosts, a file of the system, by a path that begins in the workspace and climbs out of it
+# with "..".
 probe_name="fs_workspace_relative_escape_read_guard"
-primary_capability_id="cap_fs_read_workspace_tree"
+primary_capability_id="cap_fs_read_system_roots"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 # ".." leads to the parent of the physical folder, whatever the workspace is called.

@@ -13,7 +13,12 @@ if cd -P "$here" 2>/dev/null; then here="$PWD"; fi
 name=".stream-probe-segments-$$-$RANDOM"
 target="$here/./../${here##*/}/./$name"
 line="stream probe $$"
-trap '[[ ! -e $target ]] || rm -f "$target" 2>/dev/null || :' EXIT
+clean() {
+  trap '' HUP INT TERM
+  [[ ! -e $target ]] || rm -f "$target" 2>/dev/null || :
+}
+trap clean EXIT
+trap 'clean; exit 143' HUP INT TERM
 printf -v command 'printf %%s\\n %q >%q' "$line" "$target"
 
 status="error" errno="" message="" exit_code=0

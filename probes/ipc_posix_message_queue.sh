@@ -15,8 +15,9 @@ sub stop {
   print "$_[0] ", $name || $n;
   exit 1;
 }
+$SIG{$_} = "IGNORE" for qw(HUP INT TERM); # it takes no time, and leaves nothing behind
 my ($open, $unlink, $send, $receive) = map { $_ + 0 } split " ", shift;
-my $name = "stream-probe-$$"; # the C library takes the leading slash off, the kernel wants none
+my $name = shift; # the C library takes the leading slash off, the kernel wants none
 my $attributes = pack "q4x32", 0, 1, 64, 0; # one message of 64 bytes
 my $queue = syscall($open, $name, 04302, 0600, $attributes); # O_RDWR | O_CREAT | O_EXCL | O_NONBLOCK
 $queue >= 0 or stop "failed mq_open";
@@ -33,11 +34,12 @@ case "$OSTYPE:$HOSTTYPE" in
   linux*:aarch64) calls="180 181 182 183" ;;
   *) calls="" ;;
 esac
-printf -v command 'perl -e %q %q' "$program" "$calls"
+name="stream-probe-$$-$RANDOM"
+printf -v command 'perl -e %q %q %q' "$program" "$calls" "$name"
 
 status="error" errno="" message="" exit_code=0
 if [[ -n $calls ]]; then
-  out="$(perl -e "$program" "$calls" 2>&1)" || exit_code=$?
+  out="$(perl -e "$program" "$calls" "$name" 2>&1)" || exit_code=$?
 else
   out="unmeasured" exit_code=1
 fi
@@ -62,7 +64,7 @@ esac
   --command "$command" \
   --category "ipc" \
   --verb "create" \
-  --target "/stream-probe" \
+  --target "/$name" \
   --status "$status" \
   --errno "$errno" \
   --message "$message" \

@@ -6,17 +6,21 @@ probe_name="ipc_posix_shm_file"
 primary_capability_id="cap_ipc_shared_memory"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
-target="/dev/shm/stream-probe-$$"
+target="/dev/shm/stream-probe-$$-$RANDOM"
 line="stream probe $$"
-made=""
-trap '[[ -z $made ]] || rm -f "$target" 2>/dev/null || :' EXIT
+clean() {
+  trap '' HUP INT TERM
+  [[ ! -e $target ]] || rm -f "$target" 2>/dev/null || :
+}
+trap clean EXIT
+trap 'clean; exit 143' HUP INT TERM
 printf -v command 'set -C; printf %%s %q >%q' "$line" "$target"
 
 status="error" errno="" message="" exit_code=0
 # set -C: a new file, never one that somebody laid there
 stderr="$( { set -C; printf '%s\n' "$line" >"$target"; } 2>&1 )" || exit_code=$?
 if [[ $exit_code -eq 0 ]]; then
-  made=1 seen=""
+  seen=""
   read -r seen <"$target" || :
   if [[ $seen == "$line" ]]; then
     status="success" message="the line was written and read back"

@@ -17,7 +17,8 @@ printf -v command 'logger %s -p user.notice -t stream-probe %q' "$option" "$line
 status="error" errno="" message="" exit_code=0
 stderr="$(logger "$option" -p user.notice -t stream-probe "$line" 2>&1)" || exit_code=$?
 case "$exit_code:$stderr" in
-  0:*)
+  # logger may end with 0 and yet complain that its message could not be sent.
+  0:)
     if [[ -S $target ]]; then
       status="success" message="the socket of the logger took the line"
     else
@@ -29,6 +30,7 @@ case "$exit_code:$stderr" in
   *": No such file or directory") errno="ENOENT" message="there is no $target" ;;
   *": Connection refused") errno="ECONNREFUSED" message="nobody listens at $target" ;;
   127:*) message="logger is missing" ;;
+  0:*) message="logger reported success but nothing confirms that the line arrived" ;;
   *) message="${stderr:-logger ended with exit code $exit_code}" ;;
 esac
 [[ $exit_code -ne 127 ]] || errno="" message="logger is missing"

@@ -3,6 +3,7 @@ set -euo pipefail
 
 # Points a UDP socket at the first name server of /etc/resolv.conf. Connecting a UDP socket sends no
 # packet; it only asks policy and routing, which show themselves in the local address.
+# Whether the server answers stays open: that much is `partial`.
 probe_name="net_dns_resolver_config"
 primary_capability_id="cap_net_dns"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
@@ -47,7 +48,7 @@ printf -v command 'perl -e %q %q' "$program" "$server"
 status="error" errno="" message="" exit_code=0
 out="$(perl -e "$program" "$server" 2>&1)" || exit_code=$?
 case "$exit_code:$out" in
-  0:seen*) status="success" message="policy and routing gave the socket a local address; no packet was sent" ;;
+  0:seen*) status="partial" message="policy and routing let the socket be pointed there; no packet was sent" ;;
   0:unseen*) message="connect reported success but no local address was assigned" ;;
   1:unreadable) message="not attempted: no name server address in /etc/resolv.conf" ;;
   "1:failed "*)

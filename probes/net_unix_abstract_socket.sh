@@ -2,7 +2,7 @@
 set -euo pipefail
 
 # Connects to a Unix socket of its own in the abstract namespace, which no file permission guards,
-# and exchanges a word.
+# and sends it a word. Nothing outside listens: a scope that ends at the sandbox does not show.
 probe_name="net_unix_abstract_socket"
 primary_capability_id="cap_net_abstract_unix_socket"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
@@ -15,7 +15,7 @@ sub stop {
   print "$_[0] ", $name || $n;
   exit 1;
 }
-my $address = pack "Sxa*", 1, "stream-probe-$$"; # the NUL before the name makes it abstract
+my $address = pack "Sxa*", 1, shift; # the NUL before the name makes it abstract
 alarm 2;
 socket(my $listener, 1, 1, 0) or stop "failed socket";
 bind($listener, $address) or stop "failed bind";
@@ -27,16 +27,17 @@ syswrite($client, "ping") or stop "failed write";
 defined sysread($server, my $ping, 4) or stop "failed read";
 print $ping eq "ping" ? "seen" : "unseen";
 '
-printf -v command 'perl -e %q' "$program"
+name="stream-probe-$$-$RANDOM"
+printf -v command 'perl -e %q %q' "$program" "$name"
 
 status="error" errno="" message="" exit_code=0
 if [[ $OSTYPE == linux* ]]; then
-  out="$(perl -e "$program" 2>&1)" || exit_code=$?
+  out="$(perl -e "$program" "$name" 2>&1)" || exit_code=$?
 else
   out="unmeasured" exit_code=1
 fi
 case "$exit_code:$out" in
-  0:seen*) status="success" message="the listener received what was sent to its abstract name" ;;
+  0:seen*) status="success" message="a listener of its own received what was sent to its abstract name" ;;
   0:unseen*) message="the connection was made but the bytes did not arrive" ;;
   "1:failed "*)
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
@@ -57,7 +58,7 @@ esac
   --command "$command" \
   --category "net" \
   --verb "connect" \
-  --target "@stream-probe" \
+  --target "@$name" \
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
@@ -65,4 +66,5 @@ esac
   --payload-stdout "$out" \
   --operation-arg "family" "unix" \
   --operation-arg "namespace" "abstract" \
-  --operation-arg "type" "stream"
+  --operation-arg "type" "stream" \
+  --operation-arg "listener" "own"

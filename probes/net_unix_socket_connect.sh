@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Connects to a Unix socket in TMPDIR and exchanges a word. A plain file made there first tells a
-# read-only folder from a refused socket.
+# Connects to a Unix socket of its own in TMPDIR and sends it a word. A plain file made there first
+# tells a read-only folder from a refused socket.
 probe_name="net_unix_socket_connect"
 primary_capability_id="cap_net_unix_socket"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
@@ -16,27 +16,28 @@ sub stop {
   exit 1;
 }
 my $un = $^O eq "linux" ? "Sa*x" : "xCa*x"; # sockaddr_un; its path has 100 bytes, so stay relative
-my $name = "stream-probe-$$";
+my ($name, $file) = @ARGV;
 alarm 2;
 chdir $ENV{TMPDIR} or stop "unready chdir";
-open(my $file, ">", "$name.txt") or stop "unready open";
-END { unlink "$name.txt", "$name.sock" if $name }
+open(my $made, ">", $file) or stop "unready open";
+END { unlink $file, $name if $name }
 socket(my $listener, 1, 1, 0) or stop "failed socket";
-bind($listener, pack $un, 1, "$name.sock") or stop "failed bind";
+bind($listener, pack $un, 1, $name) or stop "failed bind";
 listen($listener, 1) or stop "failed listen";
 socket(my $client, 1, 1, 0) or stop "failed socket";
-connect($client, pack $un, 1, "$name.sock") or stop "failed connect";
+connect($client, pack $un, 1, $name) or stop "failed connect";
 accept(my $server, $listener) or stop "failed accept";
 syswrite($client, "ping") or stop "failed write";
 defined sysread($server, my $ping, 4) or stop "failed read";
 print $ping eq "ping" ? "seen" : "unseen";
 '
-printf -v command 'perl -e %q' "$program"
+name="stream-probe-$$-$RANDOM"
+printf -v command 'perl -e %q %q %q' "$program" "$name" "file-$name"
 
 status="error" errno="" message="" exit_code=0
-out="$(perl -e "$program" 2>&1)" || exit_code=$?
+out="$(perl -e "$program" "$name" "file-$name" 2>&1)" || exit_code=$?
 case "$exit_code:$out" in
-  0:seen*) status="success" message="the listener received what was sent to its socket file" ;;
+  0:seen*) status="success" message="a listener of its own received what was sent to its socket file" ;;
   0:unseen*) message="the connection was made but the bytes did not arrive" ;;
   "1:failed "*)
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
@@ -57,11 +58,12 @@ esac
   --command "$command" \
   --category "net" \
   --verb "connect" \
-  --target "$TMPDIR/stream-probe.sock" \
+  --target "$TMPDIR/$name" \
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
   --raw-exit-code "$exit_code" \
   --payload-stdout "$out" \
   --operation-arg "family" "unix" \
-  --operation-arg "type" "stream"
+  --operation-arg "type" "stream" \
+  --operation-arg "listener" "own"

@@ -6,9 +6,9 @@ probe_name="proc_exec_tmp_script"
 primary_capability_id="cap_proc_exec_toolchain_outside_workspace"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
-script="$TMPDIR/stream-probe-exec-$$.sh"
+script="$TMPDIR/stream-probe-exec-$$-$RANDOM"
 line="stream probe $$"
-trap 'rm -f "$script" 2>/dev/null || :' EXIT
+trap '[[ ! -e $script ]] || rm -f "$script" 2>/dev/null || :' EXIT
 printf -v command %q "$script"
 
 status="error" errno="" message="" stdout="" stderr="" exit_code=0

@@ -6,9 +6,14 @@ probe_name="proc_exec_workspace_script"
 primary_capability_id="cap_proc_exec_workspace"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
-script="$FENCE_WORKSPACE_ROOT/.stream-probe-exec-$$.sh"
+script="$FENCE_WORKSPACE_ROOT/.stream-probe-exec-$$-$RANDOM"
 line="stream probe $$"
-trap 'rm -f "$script" 2>/dev/null || :' EXIT
+clean() {
+  trap '' HUP INT TERM
+  [[ ! -e $script ]] || rm -f "$script" 2>/dev/null || :
+}
+trap clean EXIT
+trap 'clean; exit 143' HUP INT TERM
 printf -v command %q "$script"
 
 status="error" errno="" message="" stdout="" stderr="" exit_code=0

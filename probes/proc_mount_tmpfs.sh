@@ -16,6 +16,7 @@ sub stop {
   print "$_[0] ", $name || $n;
   exit 1;
 }
+$SIG{$_} = "IGNORE" for qw(HUP INT TERM); # it takes no time, and leaves nothing behind
 my ($unshare, $mount, $umount) = map { $_ + 0 } split " ", shift;
 my $folder = $ENV{TMPDIR};
 my ($source, $root, $type, $options) = ("none", "/", "tmpfs", "size=4k");

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Reads the NoNewPrivs flag of its own process: where it is set, no setuid program gains anything.
-# `success` says that setuid programs are honoured, `partial` that the flag takes that away; nothing
-# setuid is started.
+# Reads the NoNewPrivs flag of its own process: where it is set, setuid programs get nothing. Nothing
+# setuid is started, so either value is `partial`.
 probe_name="proc_no_new_privs_setuid_exec"
 primary_capability_id="cap_proc_unsandboxed_escalation"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
@@ -24,15 +23,16 @@ if [[ $exit_code -eq 0 ]]; then
     [[ $key != NoNewPrivs: ]] || flag="$value"
   done </proc/self/status
   case "$flag" in
-    0) status="success" message="NoNewPrivs is not set: a setuid program is honoured" ;;
-    1) status="partial" message="NoNewPrivs is set: a setuid program gains nothing" ;;
+    0) status="partial" message="NoNewPrivs is not set; whether a setuid program is honoured was not tried" ;;
+    1) status="partial" message="NoNewPrivs is set: setuid programs get nothing from it" ;;
     *) message="/proc/self/status has no NoNewPrivs line" ;;
   esac
 else
   message="${stderr##*: }"
+  # Nothing was refused but the look.
   case "$message" in
-    "Permission denied") status="denied" errno="EACCES" ;;
-    "Operation not permitted") status="denied" errno="EPERM" ;;
+    "Permission denied") errno="EACCES" ;;
+    "Operation not permitted") errno="EPERM" ;;
     "No such file or directory") errno="ENOENT" ;;
   esac
 fi

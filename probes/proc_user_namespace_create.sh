@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Moves a process of its own into a new user namespace. Whether it may then map its user to root
-# there is reported beside the result, in payload.raw.uid_map.
+# Moves a process of its own into a new user namespace and maps its user to root there. A namespace
+# without the map is `partial`.
 probe_name="proc_user_namespace_create"
 primary_capability_id="cap_proc_user_namespaces"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
@@ -38,7 +38,10 @@ else
   out="unmeasured" exit_code=1
 fi
 case "$exit_code:$out" in
-  0:seen*) status="success" message="the process is in a new user namespace" ;;
+  0:"seen uid_map written")
+    status="success" message="the process is in a new user namespace and root there"
+    ;;
+  0:seen*) status="partial" message="the process is in a new user namespace, but its id map was refused" ;;
   0:unseen*) message="unshare reported success but the namespace is the same" ;;
   "1:failed "*)
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"

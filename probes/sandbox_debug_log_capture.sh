@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Causes one denial under sandbox-exec and looks for a line of the sandbox in the system log. Both
+# Causes one denial under sandbox-exec and looks for its line in the system log. Both
 # tools are part of macOS; elsewhere they are missing, which is an error.
 probe_name="sandbox_debug_log_capture"
 primary_capability_id="cap_sandbox_debug_and_trace_logging"
@@ -25,7 +25,7 @@ if [[ $exit_code -eq 0 ]]; then
   sandbox-exec -p "$profile" cat /etc/hosts >/dev/null 2>&1 || :
   if stderr="$(log show --last 10s --style compact --predicate "$predicate" 2>&1)"; then
     while read -r line; do
-      if [[ $line == *Sandbox:*deny* ]]; then lines=$((lines + 1)); fi
+      if [[ $line == *Sandbox:*deny*/etc/hosts* ]]; then lines=$((lines + 1)); fi
     done <<<"$stderr"
     stderr=""
     if [[ $lines -gt 0 ]]; then

@@ -2,7 +2,8 @@
 set -euo pipefail
 
 # Runs ps, which a sandbox that denies by default has no reason to allow, and looks for this shell
-# in its list.
+# in its list. `success` says that it was carried out, which is evidence against a default of no;
+# `denied` is evidence for it.
 probe_name="sandbox_default_deny_ps"
 primary_capability_id="cap_sandbox_default_deny"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
@@ -15,7 +16,7 @@ stderr="" output=""
 output="$(ps -p "$$" -o pid= 2>&1)" || exit_code=$?
 if [[ $exit_code -eq 0 ]]; then
   if [[ ${output//[[:space:]]/} == "$$" ]]; then
-    status="success" message="ps ran and listed this shell"
+    status="success" message="ps ran and listed this shell: evidence against a default deny"
   else
     message="ps ran but did not list this shell"
   fi
@@ -26,7 +27,7 @@ else
     *": Operation not permitted") status="denied" errno="EPERM" ;;
     *": Read-only file system") status="denied" errno="EROFS" ;;
   esac
-  message="${stderr##*: }"
+  message="${stderr##*: }: evidence for a default deny"
   if [[ $status == error ]]; then message="ps failed: ${stderr#*: line *: }"; fi
 fi
 

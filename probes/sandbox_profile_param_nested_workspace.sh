@@ -11,7 +11,12 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 folder="$FENCE_WORKSPACE_ROOT/.stream-probe-nested-$$-$RANDOM"
 target="$folder/file"
 line="stream probe $$"
-trap '[[ ! -d $folder ]] || rm -rf "$folder" 2>/dev/null || :' EXIT
+clean() {
+  trap '' HUP INT TERM
+  [[ ! -d $folder ]] || rm -rf "$folder" 2>/dev/null || :
+}
+trap clean EXIT
+trap 'clean; exit 143' HUP INT TERM
 printf -v command 'mkdir %q; printf %%s\\n %q >%q' "$folder" "$line" "$target"
 
 status="error" errno="" message="" exit_code=0

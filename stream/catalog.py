@@ -49,6 +49,10 @@ class Catalogs:
     def knowing(self, capability_id: str) -> Catalog | None:
         return next((c for c in self.known if capability_id in c.capabilities), None)
 
+    def for_capability(self, capability_id: str | None) -> Catalog:
+        """What a probe that declares it is interpreted with."""
+        return self.knowing(capability_id or "") or self.first
+
     def ids(self) -> list[str]:
         return sorted({name for catalog in self.known for name in catalog.capabilities})
 

@@ -17,11 +17,25 @@ from stream.errors import visible
 from stream.records.control import Reject
 
 MAX_LINE = 8 << 20  #: a longer line is hashed, counted and rejected, never held
+TOO_EARLY = "it ends too early"
 MAX_REASON = 240  #: characters of a reason: a line cannot make its reject as long as itself
 
 
 class TornLine(bytes):
     """A last line without its newline: whole, or what a killed writer left."""
+
+
+class BrokenDocument(bytes):
+    """A whole document that cannot be read, with what is wrong where."""
+
+    reason: str
+    path: str
+
+    @classmethod
+    def of(cls, data: bytes, reason: str, path: str) -> BrokenDocument:
+        document = cls(data)
+        document.reason, document.path = reason, path
+        return document
 
 
 class OverlongLine(bytes):
@@ -152,7 +166,7 @@ def reject(stage: str, batch: Sequence[object], index: int, reason: str, path: s
         reason = f"a line of {line.length} bytes is above the limit of {line.limit}"
     else:
         digest = hashlib.sha256(line).hexdigest()
-        if isinstance(line, TornLine):
+        if isinstance(line, TornLine) and TOO_EARLY in reason:
             reason = f"the last line is torn, it has no newline: {reason}"
     return Reject(
         stage=stage,
@@ -167,7 +181,7 @@ def reject(stage: str, batch: Sequence[object], index: int, reason: str, path: s
 
 def is_blank(line: bytes) -> bool:
     """Nothing but white space: not a record, and not a bad one."""
-    return not isinstance(line, OverlongLine) and not line.strip()
+    return not isinstance(line, OverlongLine | BrokenDocument) and not line.strip()
 
 
 class Head(Struct):
@@ -206,7 +220,7 @@ def explain(error: Exception) -> tuple[str, str]:
     if not at:
         reason, path = text, ""
     reason = reason.replace("JSON is malformed", "malformed JSON")
-    reason = reason.replace("Input data was truncated", "malformed JSON: it ends too early")
+    reason = reason.replace("Input data was truncated", f"malformed JSON: {TOO_EARLY}")
     reason = _short(reason[:1].lower() + reason[1:]).replace("jSON", "JSON")
     return reason, path.rstrip("`")
 

@@ -11,11 +11,9 @@ from stream.catalog import find_catalogs
 from stream.errors import EmitError, StreamError
 from stream.matrix import declared_sandbox_mode, system_name
 from stream.pattern import find_descriptor
-from stream.records.emission import Word
+from stream.records.emission import FILE_MOST, Word
 from stream.stages.flags import FILES, PAIRS, parse_words
 from stream.stages.record import Recorder, Surroundings
-
-MOST = 1 << 20  #: bytes of a file; far above every limit of a record
 
 
 def emit_words(words: Sequence[str]) -> bytes:
@@ -46,7 +44,7 @@ def _read(path: str) -> bytes | None:
     """As much as helpers/emit-record sends along, and like it without NULs."""
     try:
         with Path(path).open("rb") as file:
-            return file.read(MOST).replace(b"\0", b"")
+            return file.read(FILE_MOST).replace(b"\0", b"")
     except (OSError, ValueError):
         return None
 

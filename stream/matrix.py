@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from stream.catalog import Catalogs, find_catalogs
 from stream.errors import InputError, UsageError
 from stream.pattern import Descriptor, find_descriptor
-from stream.pipeline import Pipeline, Report, Sink
+from stream.pipeline import Pipeline, Sink
 from stream.probes import BUNDLED, Script, Staging, chosen, scripts, staged, tree_of
 from stream.process import Reaper
 from stream.records.boundary import SANDBOX_MODES
@@ -43,12 +43,35 @@ class Plan:
     descriptor: Descriptor
     workspace: Path
     sandbox_mode: str | None
-    cells: tuple[Cell, ...]
+    cells: Sequence[Cell]
     left_out: tuple[Script, ...] = ()
 
     @property
     def scripts(self) -> list[Script]:
-        return list({cell.script.id: cell.script for cell in self.cells}.values())
+        cells = self.cells.kinds if isinstance(self.cells, Cells) else self.cells
+        return list({cell.script.id: cell.script for cell in cells}.values())
+
+
+@dataclass(frozen=True)
+class Cells(Sequence[Cell]):
+    """A few kinds of cells, each repeated; none is made before its turn."""
+
+    kinds: Sequence[Cell]
+    repeat: int
+
+    def __len__(self) -> int:
+        return len(self.kinds) * self.repeat
+
+    @overload
+    def __getitem__(self, index: int) -> Cell: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Cell]: ...
+    def __getitem__(self, index: int | slice) -> Cell | Sequence[Cell]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        if index >= len(self):
+            raise IndexError(index)
+        return replace(self.kinds[index // self.repeat], index=index)
 
 
 @dataclass
@@ -61,7 +84,6 @@ class Outcome:
     failures: list[Failure]  #: the first of them
     strays: list[str] = field(default_factory=list)
     without_tmpdir: bool = False  #: nothing could be written anywhere
-    report: Report = field(default_factory=Report)
 
 
 def make_plan(request: Request) -> Plan:
@@ -78,13 +100,9 @@ def make_plan(request: Request) -> Plan:
             raise UsageError(f"unknown mode: {mode} (expected {'|'.join(descriptor.modes)})")
     picked, left_out = _select(request, folder, catalogs)
     env = _environment(workspace, sandbox_mode, descriptor)
-    kinds = (
-        (script, mode, {**env, **_cell_environment(script, mode, catalogs)})
-        for mode in modes
-        for script in picked
+    cells = Cells(
+        [_cell(script, mode, env, catalogs) for mode in modes for script in picked], request.repeat
     )
-    repeated = (kind for kind in kinds for _ in range(request.repeat))
-    cells = tuple(Cell(index, *kind) for index, kind in enumerate(repeated))
     return Plan(folder, catalogs, descriptor, workspace, sandbox_mode, cells, tuple(left_out))
 
 
@@ -158,9 +176,10 @@ def _environment(
 _SHELL_STATE = ("BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "CDPATH", "POSIXLY_CORRECT")
 
 
-def _cell_environment(script: Script, mode: str, catalogs: Catalogs) -> dict[str, str]:
-    catalog = catalogs.knowing(script.capability or "") or catalogs.first
-    return {"FENCE_RUN_MODE": mode, "CATALOG_PATH": str(catalog.path)}
+def _cell(script: Script, mode: str, env: dict[str, str], catalogs: Catalogs) -> Cell:
+    catalog = catalogs.for_capability(script.capability)
+    variables = {"FENCE_RUN_MODE": mode, "CATALOG_PATH": str(catalog.path)}
+    return Cell(0, script, mode, catalog.key, {**env, **variables})
 
 
 def system_name() -> str:
@@ -186,7 +205,7 @@ async def run_matrix(
         )
         pipeline = Pipeline[Any]((source,)).through(EncodeRaw if raw else lambda: emit)
         try:
-            report = await pipeline.into(*sinks)
+            await pipeline.into(*sinks)
         finally:
             strays = Reaper.get().strays()
     return Outcome(
@@ -196,7 +215,6 @@ async def run_matrix(
         failures=emit.failures,
         strays=strays,
         without_tmpdir=staging.root is None,
-        report=report,
     )
 
 
@@ -214,6 +232,7 @@ def probe_source(
         staging=staging,
         workspace=plan.workspace,
         sandbox_mode=plan.sandbox_mode,
+        boundary=plan.descriptor.key,
         os=system_name(),
         jobs=jobs,
         timeout=timeout,

@@ -127,10 +127,7 @@ async def capture(
                 await tree.wait()
             if limit.cancelled_caught:
                 captured.timed_out = True
-                reaper.signal(tree, signal.SIGTERM)
-                with move_on_after(KILL_AFTER):
-                    await tree.wait()
-                await reaper.end(tree)
+                await reaper.stop(tree)
             else:
                 captured.stragglers = await reaper.settle(tree)
             readers.cancel_scope.cancel()  # only a process beyond our reach still holds a pipe
@@ -139,7 +136,7 @@ async def capture(
     finally:
         try:
             with CancelScope(shield=True):
-                await reaper.end(tree)
+                await reaper.stop(tree)
         finally:
             reaper.trees.remove(tree)
             tree.close()
@@ -290,6 +287,14 @@ class Reaper:
             return
         for process in self._members(tree, self._roots(tree)):
             send(process, number)
+
+    async def stop(self, tree: _Tree) -> None:
+        """End it, but let its traps clean up first."""
+        if not tree.is_over:
+            self.signal(tree, signal.SIGTERM)
+            with move_on_after(KILL_AFTER):
+                await tree.wait()
+        await self.end(tree)
 
     async def end(self, tree: _Tree) -> list[str]:
         """Kill the tree until nothing of it is left, and name it. Bounded; safe to call again."""

@@ -10,12 +10,11 @@ from typing import Any
 import msgspec
 from anyio.abc import ObjectSendStream
 
-from stream.codec import DECODE_ERRORS, Lines, reject
+from stream.codec import DECODE_ERRORS, BrokenDocument, Lines
 from stream.document import LARGEST, parse_document, parted
 from stream.errors import InputError, os_reason
 from stream.pattern import Descriptor
 from stream.pipeline import Batch, Chain, Pipeline, Sink
-from stream.records.control import Finding
 from stream.sources.ndjson import STDIN, NdjsonSource
 from stream.stages.validate import Validate
 
@@ -36,13 +35,7 @@ class DocumentSource:
             # Only white space is taken out: numbers stay as they are written.
             line = msgspec.json.format(data, indent=-1)
         except (*DECODE_ERRORS, ValueError) as error:
-            reason, path = parted(str(error))
-            bad = reject(Validate.name, Lines([data], self.name, 1, 0), 0, reason, path)
-            finding = Finding(
-                rule="json", severity="error", message=reason, source=self.name, path=bad.path
-            )
-            await out.send((finding, bad))
-            return
+            line = BrokenDocument.of(data, *parted(str(error)))
         await out.send(Lines([line], self.name, 1, 0))
 
 

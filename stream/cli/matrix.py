@@ -117,13 +117,11 @@ def matrix(
 
     async def work() -> int:
         from stream.cli.progress import Progress
-        from stream.errors import UsageError
         from stream.matrix import run_matrix
         from stream.records.control import Finding, Gap, Reject
-        from stream.sinks.ndjson import People, Records, partial
+        from stream.sinks.ndjson import People, Records, check_apart, partial
 
-        if reject and reject == output:
-            raise UsageError(f"-o and --reject name the same file: {reject}")
+        check_apart([output, reject])
         plan = make_plan(request)
         _mention(plan)
         sinks: list[Records | People] = [Records(output)]
@@ -207,7 +205,8 @@ def _conclude(outcome: Outcome, *, raw: bool) -> int:
         say(f"{outcome.cells} cells, {outcome.cells} raw emissions")
         return 1 if outcome.strays else 0
     results = ", ".join(f"{count} {name}" for name, count in sorted(outcome.results.items()))
-    say(f"{outcome.cells} cells = {sum(outcome.results.values())} records: {results}")
+    records = sum(outcome.results.values())
+    say(f"{outcome.cells} cells = {records} records: {results}")
     if outcome.failed:
         say(f"{outcome.failed} probe(s) failed")
-    return 1 if outcome.failed or outcome.strays else 0
+    return 1 if outcome.failed or outcome.strays or records != outcome.cells else 0

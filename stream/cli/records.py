@@ -121,6 +121,7 @@ def listen(
         ..., metavar="FILE…|-", help="NDJSON files, or `-` for stdin."
     ),
     as_json: bool = typer.Option(False, "--json", help="Only the summary, as one JSON object."),
+    boundary: str | None = _BOUNDARY,
     reject: str | None = _REJECT,
 ) -> None:
     """Read boundary objects aloud, with a summary.
@@ -134,14 +135,17 @@ def listen(
     """
 
     async def work() -> int:
+        from stream.pattern import find_descriptor
         from stream.pipeline import Chain, Pipeline
         from stream.records.control import Finding, Gap, Reject
-        from stream.sinks.ndjson import People, Records
+        from stream.sinks.ndjson import People, Records, check_apart
         from stream.sources.ndjson import NdjsonSource, check_readable
         from stream.stages.listen import Listen
 
         check_readable(files)
-        stage = Listen(as_json=as_json, colour=sys.stdout.isatty())
+        check_apart([reject], files)
+        descriptor = find_descriptor(boundary)
+        stage = Listen(descriptor, as_json=as_json, colour=sys.stdout.isatty())
         control = (Finding, Gap, Reject)
         aside = Records(reject, control) if reject else People(control)
         sources = Chain([NdjsonSource(name) for name in files])
@@ -180,15 +184,14 @@ def validate(
         from stream.errors import UsageError
         from stream.pattern import find_descriptor
         from stream.records.control import Finding, Gap, Reject
-        from stream.sinks.ndjson import People, Records
+        from stream.sinks.ndjson import People, Records, check_apart
         from stream.sources.ndjson import check_readable
         from stream.validate import run_validate
 
         as_filter = "-" in files
         if as_filter and len(files) > 1:
             raise UsageError("`-` filters stdin: it does not go with files")
-        if findings and findings == reject:
-            raise UsageError(f"--findings and --reject name the same file: {findings}")
+        check_apart([findings, reject], files)
         check_readable(files)
         descriptor = find_descriptor(boundary)
         sinks: list[Records | People] = []

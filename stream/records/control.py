@@ -14,6 +14,9 @@ NonNegative = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0, multiple_
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
+GAP = "stream.gap.v1"
+
+
 class Finding(
     Struct,
     tag_field="schema",
@@ -57,7 +60,7 @@ class Reject(
 class Gap(
     Struct,
     tag_field="schema",
-    tag="stream.gap.v1",
+    tag=GAP,
     forbid_unknown_fields=True,
     omit_defaults=True,
     kw_only=True,
@@ -72,7 +75,7 @@ class Gap(
 
 
 Control = Finding | Reject | Gap
-CONTROL_SCHEMAS = ("stream.finding.v1", "stream.reject.v1", "stream.gap.v1")
+CONTROL_SCHEMAS = ("stream.finding.v1", "stream.reject.v1", GAP)
 
 
 def place(source: str, line: float | UnsetType, path: str | UnsetType) -> str:

@@ -18,6 +18,7 @@ from stream.records.control import NonNegative
 RAW_EMISSION = "stream.raw_emission.v1"
 FRAME_START = b"\x1estream-emit.v1 "
 FRAME_END = b"\x1f"
+FILE_MOST = 1 << 20  #: bytes of a file that the helper sends along: far above what a record holds
 
 Declared = Annotated[str, Meta(pattern=rf"^({'|'.join(SANDBOX_MODES)})\Z")]
 
@@ -34,6 +35,8 @@ class RawEmission(
 
     probe: str
     mode: str
+    catalog: str  #: key of the one that the cell is interpreted with
+    boundary: str  #: key of the descriptor
     capability: str | None  #: the primary id that the script declares, where it can be read
     workspace_root: str | None
     sandbox_mode: Declared | None

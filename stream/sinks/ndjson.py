@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import stat
@@ -16,7 +17,7 @@ import msgspec
 from anyio import CancelScope, to_thread
 
 from stream.codec import Lines, join_lines
-from stream.errors import OutputError, os_reason
+from stream.errors import OutputError, UsageError, os_reason
 from stream.pipeline import Batch, Write
 from stream.records.control import Control, sentence
 
@@ -69,6 +70,27 @@ class People:
             print(f"… and {self.seen - self.most} more", file=sys.stderr)  # noqa: T201
 
 
+def check_apart(outputs: Sequence[str | None], inputs: Sequence[str] = ()) -> None:
+    """No output may take the place of an input, or of another output."""
+    taken = {os.path.realpath(name): name for name in inputs if name != STDOUT}
+    for name in outputs:
+        if name is None or name == STDOUT or not _is_regular(name):
+            continue
+        place = os.path.realpath(name)
+        if place in taken:
+            raise UsageError(f"{name}: the same file as {taken[place]}, which it would replace")
+        taken[place] = name
+
+
+def _is_regular(target: str) -> bool:
+    """Or nothing yet."""
+    with _named(target):
+        try:
+            return stat.S_ISREG(Path(target).stat().st_mode)
+        except FileNotFoundError:
+            return True
+
+
 def _picked(batch: Batch[Item], kinds: type | tuple[type, ...]) -> Sequence[Item]:
     """The items of some types. Lines are bytes throughout."""
     if isinstance(batch, Lines):
@@ -84,12 +106,7 @@ def partial(target: str) -> Path:
 def _writer(target: str) -> AbstractAsyncContextManager[WriteBytes]:
     if target == STDOUT:
         return _device(STDOUT)
-    with _named(target):
-        try:
-            regular = stat.S_ISREG(Path(target).stat().st_mode)
-        except FileNotFoundError:
-            regular = True
-    return _file(target) if regular else _device(target)
+    return _file(target) if _is_regular(target) else _device(target)
 
 
 @asynccontextmanager
@@ -133,7 +150,8 @@ async def _file(target: str) -> AsyncIterator[WriteBytes]:
     """Grows as `target.partial`; a clean end gives it its name, anything else leaves it so."""
     growing = partial(target)
     with _named(target):
-        file = await aiofiles.open(growing, "wb", buffering=0)
+        fd = _open_alone(growing)
+        file = await aiofiles.open(fd, "wb", buffering=0)
     size = 0
 
     async def write(data: bytes) -> None:
@@ -151,11 +169,28 @@ async def _file(target: str) -> AsyncIterator[WriteBytes]:
 
     try:
         yield write
+        with _named(target):
+            growing.replace(growing.with_suffix(""))
     finally:
         with CancelScope(shield=True), _named(target):
             await file.close()
-    with _named(target):
-        growing.replace(growing.with_suffix(""))
+
+
+def _open_alone(path: Path) -> int:
+    """Emptied, and locked until it is closed: two runs into one file would both look whole."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(fd), path.stat()):  # its writer has just finished
+            raise BlockingIOError
+        os.ftruncate(fd, 0)
+    except BlockingIOError:
+        os.close(fd)
+        raise OutputError(f"{path}: another run is writing it") from None
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 @contextmanager

@@ -27,6 +27,7 @@ class Cell:
     index: int
     script: Script
     mode: str
+    catalog: str
     env: Mapping[str, str]
 
 
@@ -38,6 +39,7 @@ class ProbeSource:
     staging: Staging
     workspace: Path
     sandbox_mode: str | None
+    boundary: str
     os: str
     jobs: int
     timeout: float
@@ -79,6 +81,8 @@ class ProbeSource:
         return RawEmission(
             probe=cell.script.id,
             mode=cell.mode,
+            catalog=cell.catalog,
+            boundary=self.boundary,
             capability=cell.script.capability,
             workspace_root=utf8(self.workspace),
             sandbox_mode=self.sandbox_mode,

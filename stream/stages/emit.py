@@ -72,11 +72,29 @@ class Emit:
                 reason = f"unknown run mode {cell.mode!r} (expected {'|'.join(modes)})"
                 out.append(reject(self.name, batch, index, reason, "$.mode"))
                 continue
+            mismatch = self._mismatch(cell)
+            if mismatch:
+                self.counts.rejected += 1
+                out.append(reject(self.name, batch, index, *mismatch))
+                continue
             self._pass(out, self._record(cell))
         return out
 
     def finish(self) -> Batch[bytes | Control]:
         return ()
+
+    def _mismatch(self, cell: RawEmission) -> tuple[str, str] | None:
+        """A cell that was run under another catalog or boundary would become a record of
+        something that was never asked."""
+        catalogs, descriptor = self._recorder.catalogs, self._recorder.descriptor
+        in_force = catalogs.for_capability(cell.capability).key
+        if cell.catalog != in_force:
+            reason = f"was run under catalog {cell.catalog!r}, here it is {in_force!r}"
+            return f"{reason}: name the same one with --catalog", "$.catalog"
+        if cell.boundary != descriptor.key:
+            reason = f"was run under boundary {cell.boundary!r}, here it is {descriptor.key!r}"
+            return f"{reason}: name the same one with --boundary", "$.boundary"
+        return None
 
     def _pass(self, out: list[bytes | Control], item: bytes | Control) -> None:
         self.counts.passed += 1

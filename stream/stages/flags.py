@@ -13,7 +13,7 @@ import msgspec
 from stream.codec import DECODE_ERRORS, explain
 from stream.errors import EmitError
 from stream.records.boundary import STATUSES, Payload
-from stream.records.emission import Word
+from stream.records.emission import FILE_MOST, Word
 from stream.stages.payload import too_deep
 
 #: flags that must be there, in the order in which a missing one is named
@@ -101,10 +101,12 @@ def _take(said: Spoken, flag: str, rest: Iterator[Word]) -> None:
     elif flag in _SNIPPETS:
         said.snippets[_SNIPPETS[flag]] = _text(_content(flag, _value(flag, rest)))
     elif flag == "--payload-file":
-        said.payload = _decode(flag, _content(flag, _value(flag, rest)), Payload)
+        content = _content(flag, _value(flag, rest))
+        said.payload = Payload(_CUT, None, None) if _is_cut(content) else _whole(flag, content)
     elif flag in _MERGES:
         content = _content(flag, _value(flag, rest))
-        said.objects[_MERGES[flag]].update(_decode(flag, content, dict[str, Any]))
+        cut = _is_cut(content)
+        said.objects[_MERGES[flag]].update(_CUT if cut else _decode(flag, content, dict[str, Any]))
     elif flag in _MEMBERS:
         target, kind = _MEMBERS[flag]
         key = _text(_value(flag, rest).text)
@@ -139,6 +141,19 @@ def _content(flag: str, word: Word) -> bytes:
     if word.content is None:
         raise EmitError(f"{flag}: cannot read {_text(word.text)}")
     return word.content
+
+
+#: stands for a file that is far too large for a record: cut, visibly, and not refused
+_CUT: dict[str, Any] = {"file_cut": {"bytes_at_least": FILE_MOST}}
+
+
+def _is_cut(content: bytes) -> bool:
+    return len(content) >= FILE_MOST
+
+
+def _whole(flag: str, content: bytes) -> Payload:
+    payload: Payload = _decode(flag, content, Payload)
+    return payload
 
 
 def _text(data: bytes) -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
 from stream.errors import visible
+from stream.pattern import Descriptor
 from stream.pipeline import Batch, Counts
-from stream.records.boundary import PATTERN_VERSION, STATUSES, Boundary, Status, decode_boundary
-from stream.records.control import Control
+from stream.records.boundary import STATUSES, Boundary, decode_boundary
+from stream.records.control import GAP, Control, Gap
 
 SNIPPET_LINES = 3
 SNIPPET_WIDTH = 160
@@ -19,6 +23,7 @@ MOST_PROBES = 100_000  #: ids that are told apart; memory must not grow with the
 MOST_CATEGORIES = 1000
 OTHERS = "(others)"
 
+_decode_gap = msgspec.json.Decoder(Gap).decode
 _COLOURS = {"success": "32", "denied": "33", "partial": "36", "error": "31"}
 
 
@@ -27,16 +32,23 @@ class Listen:
 
     name = "listen"
 
-    def __init__(self, *, as_json: bool = False, colour: bool = False) -> None:
+    def __init__(
+        self, descriptor: Descriptor, *, as_json: bool = False, colour: bool = False
+    ) -> None:
         self.counts = Counts()
         self.records = 0
-        self.others = 0
+        self.others: Counter[str] = Counter()  #: records that are not shown, by contract
+        self.lost = 0  #: what gap records tell of
+        self._pattern = descriptor.pattern_version
+        self._decode: Callable[[bytes], Boundary | _Alike] = (
+            decode_boundary if descriptor.canonical else _decoder(descriptor)
+        )
         self.results: Counter[str] = Counter()
         self.modes: Counter[str] = Counter()
         self.probes: set[str] = set()
         self.categories: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._as_json = as_json
-        self._labels = {
+        self._labels: dict[str, str] = {
             status: f"\x1b[{_COLOURS[status]}m{status:<8}\x1b[0m" if colour else f"{status:<8}"
             for status in STATUSES
         }
@@ -47,15 +59,17 @@ class Listen:
         bad: list[Control] = []
         tally: Counter[tuple[str, str, str]] = Counter()
         passed = 0
+        decode = self._decode
         for index, line in enumerate(batch):
             try:
-                record = decode_boundary(line)  # type: ignore[arg-type]
+                record = decode(line)  # type: ignore[arg-type]
             except (*DECODE_ERRORS, TypeError) as error:
                 self._other(batch, index, error, bad)
                 continue
             passed += 1
             result = record.result.observed_result
-            self.probes.add(record.probe.id)
+            if len(self.probes) < MOST_PROBES:
+                self.probes.add(record.probe.id)
             tally[result, record.run.mode, record.capability_context.primary.category] += 1
             if not self._as_json:
                 text.append(self._describe(record, result))
@@ -67,8 +81,6 @@ class Listen:
             if category not in self.categories and len(self.categories) >= MOST_CATEGORIES:
                 category = OTHERS
             self.categories[category][status] += count
-        if len(self.probes) > MOST_PROBES:
-            self.probes = set(sorted(self.probes)[:MOST_PROBES])
         return [*bad, "\n".join(text).encode()] if text else bad
 
     def finish(self) -> Batch[bytes | Control]:
@@ -83,7 +95,8 @@ class Listen:
             "results": {status: self.results[status] for status in STATUSES},
             "modes": dict(self.modes),
             "categories": {name: dict(counts) for name, counts in self.categories.items()},
-            "other_records": self.others,
+            "other_records": dict(self.others),
+            "lost": self.lost,
             "rejected": self.counts.rejected,
         }
 
@@ -106,15 +119,23 @@ class Listen:
         try:
             contract = contract_of(line)
         except DECODE_ERRORS:
-            contract = PATTERN_VERSION  # no JSON at all: the first error tells why
-        if contract == PATTERN_VERSION:
+            contract = self._pattern  # no JSON at all: the first error tells why
+        if contract == self._pattern:
             self.counts.rejected += 1
             bad.append(reject(self.name, batch, index, *explain(error)))
         else:
             self.counts.filtered += 1
-            self.others += 1
+            self._count_other(contract or "(none)", line)
 
-    def _describe(self, record: Boundary, result: Status) -> str:
+    def _count_other(self, contract: str, line: bytes) -> None:
+        if contract not in self.others and len(self.others) >= MOST_CATEGORIES:
+            contract = OTHERS
+        self.others[contract] += 1
+        if contract == GAP:
+            with suppress(*DECODE_ERRORS):
+                self.lost += int(_decode_gap(line).lost)
+
+    def _describe(self, record: Boundary | _Alike, result: str) -> str:
         outcome, operation = record.result, record.operation
         capability = record.capability_context.primary
         head = f"{record.probe.id} ({record.run.mode})  {operation.verb} {operation.target}"
@@ -127,7 +148,7 @@ class Listen:
             head = visible(head)
         if not tail.isprintable():
             tail = visible(tail)
-        text = f"{self._labels[result]} {head}\n         {tail}"
+        text = f"{self._labels.get(result) or visible(result)} {head}\n         {tail}"
         if result != "success":
             for snippet in (record.payload.stderr_snippet, record.payload.stdout_snippet):
                 if snippet:
@@ -146,10 +167,74 @@ class Listen:
         rows.append(
             f"{self.records} records of {many}{len(self.probes)} probes"
             + (f"; modes: {modes}" if modes else "")
-            + (f"; {self.others} records of other contracts" if self.others else "")
+            + "".join(f"; {n} {visible(name)} not shown" for name, n in sorted(self.others.items()))
+            + (f"; {self.lost} lost, as gap records tell" if self.lost else "")
             + (f"; {self.counts.rejected} bad lines" if self.counts.rejected else "")
         )
         return ["", *rows] if self.records else rows[-1:]
+
+
+def _decoder(descriptor: Descriptor) -> Callable[[bytes], _Alike]:
+    """For a pattern of the user's own: held against its schema, shown as far as it is alike."""
+
+    def decode(line: bytes) -> _Alike:
+        if contract_of(line) != descriptor.pattern_version:
+            raise msgspec.ValidationError("not a record of the pattern in force")
+        fault = descriptor.check(line)
+        if fault:
+            reason, path = fault
+            raise msgspec.ValidationError(f"{reason} - at `{path}`" if path else reason)
+        return _decode_alike(line)
+
+    return decode
+
+
+class _AlikeProbe(Struct):
+    id: str = "?"
+
+
+class _AlikeRun(Struct):
+    mode: str = "?"
+
+
+class _AlikeOperation(Struct):
+    verb: str = "?"
+    target: str = "?"
+
+
+class _AlikeResult(Struct):
+    observed_result: str = "?"
+    errno: str | None = None
+    message: str | None = None
+
+
+class _AlikePayload(Struct):
+    stderr_snippet: str | None = None
+    stdout_snippet: str | None = None
+
+
+class _AlikeCapability(Struct):
+    id: str = "?"
+    category: str = "?"
+    layer: str = "?"
+
+
+class _AlikeContext(Struct):
+    primary: _AlikeCapability
+
+
+class _Alike(Struct):
+    """What is shown of a record, under any pattern that has it."""
+
+    probe: _AlikeProbe
+    run: _AlikeRun
+    operation: _AlikeOperation
+    result: _AlikeResult
+    payload: _AlikePayload
+    capability_context: _AlikeContext
+
+
+_decode_alike = msgspec.json.Decoder(_Alike).decode
 
 
 def _quote(snippet: str) -> str:

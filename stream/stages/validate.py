@@ -13,9 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from stream.catalog import make_catalog, make_defaults
-from stream.codec import DECODE_ERRORS, Lines, contract_of, explain, is_blank, reject
+from stream.codec import (
+    DECODE_ERRORS,
+    BrokenDocument,
+    Lines,
+    contract_of,
+    explain,
+    is_blank,
+    reject,
+)
 from stream.document import parse_document, parted
 from stream.errors import InputError
 from stream.pattern import Descriptor, Fault, make_descriptor
@@ -95,7 +104,7 @@ class Validate:
                 severity="error",
                 message=bad.reason,
                 source=bad.source,
-                line=bad.line,
+                line=UNSET if isinstance(line, BrokenDocument) else bad.line,
                 path=bad.path,
             )
             out += (finding, bad)
@@ -104,8 +113,9 @@ class Validate:
     def _judge(self, line: bytes | Control, source: str) -> tuple[str, Fault | None]:
         """(the contract or rule, what breaks it)."""
         if not isinstance(line, bytes):
-            self.findings += isinstance(line, Finding)
             return "control", None
+        if isinstance(line, BrokenDocument):
+            return "json", (line.reason, line.path)
         try:
             contract = contract_of(line)
         except DECODE_ERRORS as error:

@@ -69,7 +69,7 @@ def test_modes_are_the_outer_order(place: Place, four: Path) -> None:
         (["--catalog", "absent.json"], "absent.json: no such file or directory"),
         (["--boundary", "absent.json"], "absent.json: no such file or directory"),
         (["--probe", "../other/a.sh"], "outside the probe folder"),
-        (["-o", "x", "--reject", "x"], "-o and --reject name the same file"),
+        (["-o", "x", "--reject", "x"], "x: the same file as x"),
         (["-o", "absent/out"], "absent/out: no such file or directory"),
         (["-o", "."], ".: is a directory"),
         (["-o", ""], "(a file without a name)"),

@@ -143,7 +143,11 @@ def test_carriage_returns_stay() -> None:
 def test_a_torn_line_says_so() -> None:
     (batch, torn) = split([b'{}\n{"a"'])
     assert isinstance(torn[0], TornLine)
-    assert reject("s", torn, 0, "no").reason == "the last line is torn, it has no newline: no"
+    reason = "malformed JSON: it ends too early"
+    assert reject("s", torn, 0, reason).reason == (
+        f"the last line is torn, it has no newline: {reason}"
+    )
+    assert reject("s", torn, 0, "no").reason == "no"  # a whole line that is bad for another reason
     assert not reject("s", batch, 0, "no").reason.startswith("the last line")
 
 

@@ -58,6 +58,8 @@ def cell(stdout: bytes = b"", **changes: Any) -> RawEmission:
     fields: dict[str, Any] = {
         "probe": "fs_outside_workspace",
         "mode": "baseline",
+        "catalog": "linux_agent_v1",
+        "boundary": "cfbo-v1",
         "capability": CAPABILITY,
         "workspace_root": "/srv/project",
         "sandbox_mode": None,

@@ -49,11 +49,30 @@ REASONS = (
 
 
 def emit(emission: RawEmission, own: Any = None) -> tuple[dict[str, Any], Emit]:
-    stage = Emit(own or recorder())
-    (item,) = stage.feed((emission,))
+    maker = own or recorder()
+    stage = Emit(maker)
+    (item,) = stage.feed((msgspec.structs.replace(emission, boundary=maker.descriptor.key),))
     assert isinstance(item, bytes)
     assert stage.counts.balanced
     return decoded(item), stage
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"catalog": "house_rules"}, "$.catalog"),
+        ({"boundary": "mine-v2"}, "$.boundary"),
+        ({"catalog": "macOS_codex_v1"}, "$.catalog"),
+    ],
+)
+def test_a_cell_of_another_catalog_is_no_record(changes: dict[str, str], path: str) -> None:
+    """In another process other catalogs may be in force: nothing is silently reinterpreted."""
+    stage = Emit(recorder())
+    (item,) = stage.feed((cell(OWN, **changes),))
+    assert isinstance(item, Reject)
+    assert item.path == path
+    assert next(iter(changes.values())) in item.reason
+    assert (stage.counts.rejected, stage.failed) == (1, 0)
 
 
 def size(value: object) -> int:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream.emitting import MOST, emit_words
+from stream.emitting import emit_words
 from stream.errors import EmitError
-from stream.records.emission import Word
+from stream.records.emission import FILE_MOST, Word
 from stream.stages.flags import FILES, PAIRS, REPEATABLE, REQUIRED, Spoken, parse_words
 from tests.stages.samples import (
     AROUND,
@@ -332,7 +332,7 @@ def test_alone_files_are_told_from_values(alone: Path) -> None:
 def test_alone_no_file_is_read_without_end() -> None:
     record = decoded(emit_words([*WORDS, "--payload-stdout-file", "/dev/zero"]))
     assert record["payload"]["stdout_snippet"] == ""
-    assert MOST == 1 << 20
+    assert FILE_MOST == 1 << 20
 
 
 @pytest.mark.usefixtures("alone")

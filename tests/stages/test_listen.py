@@ -9,17 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream.codec import TornLine
+from stream.pattern import find_descriptor
 from stream.records.control import Control, Finding, Gap, Reject, sentence
 from stream.stages import listen
 from stream.stages.listen import Listen
 from tests.core.laws import cut
 from tests.stages.samples import DATA, line, lines, record, run_stage
 
+DESCRIPTOR = find_descriptor(None)
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\r\x08\u202e\x00\x7f"
 
 
 def heard(*items: bytes, **options: bool) -> tuple[str, list[Control]]:
-    out, control = run_stage(Listen(**options), [lines(*items)])
+    out, control = run_stage(Listen(DESCRIPTOR, **options), [lines(*items)])
     return b"\n".join(out).decode(), control
 
 
@@ -74,13 +76,15 @@ def test_the_numbers() -> None:
         "results": {"success": 1, "denied": 1, "partial": 0, "error": 1},
         "modes": {"baseline": 3},
         "categories": {"filesystem": {"denied": 1, "success": 1}, "network": {"error": 1}},
-        "other_records": 2,
+        "other_records": {"other": 1, "(none)": 1},
+        "lost": 0,
         "rejected": 1,
     }
     assert len(control) == 1
     text, _ = heard(*items)
     assert text.splitlines()[-1] == (
-        "3 records of 2 probes; modes: baseline 3; 2 records of other contracts; 1 bad lines"
+        "3 records of 2 probes; modes: baseline 3; 1 (none) not shown; 1 other not shown"
+        "; 1 bad lines"
     )
     rows = [row.split() for row in text.splitlines()[-5:-1]]
     assert rows == [
@@ -151,7 +155,7 @@ def test_bad_lines_have_their_places() -> None:
 
 def test_control_records_pass() -> None:
     gap = Gap(source="s", lost=1, reason="r")
-    stage = Listen(as_json=True)
+    stage = Listen(DESCRIPTOR, as_json=True)
     assert run_stage(stage, [[gap]])[1] == [gap]
     assert stage.counts.passed == 1
 
@@ -176,7 +180,7 @@ POOL = [
 def test_listen_does_not_depend_on_batches(
     items: list[bytes], cuts: list[int], as_json: bool
 ) -> None:
-    whole, parts = Listen(as_json=as_json), Listen(as_json=as_json)
+    whole, parts = Listen(DESCRIPTOR, as_json=as_json), Listen(DESCRIPTOR, as_json=as_json)
     text, control = run_stage(whole, [lines(*items)])
     other_text, other_control = run_stage(parts, cut(lines(*items), cuts))
     assert b"\n".join(other_text) == b"\n".join(text)
@@ -192,7 +196,7 @@ def test_memory_does_not_grow_with_what_records_say(monkeypatch: Any) -> None:
         context = {"primary": {"id": "x", "category": name, "layer": "l"}}
         return line(record(probe={"id": name}, capability_context=context))
 
-    stage = Listen()
+    stage = Listen(DESCRIPTOR)
     run_stage(stage, [lines(named("a"), named("b")), lines(named("c"), named("d"), named("a"))])
     assert {name: counts["denied"] for name, counts in stage.categories.items()} == {
         "a": 2,
