@@ -11,7 +11,8 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 # The first pid namespace of the machine has the same number on every Linux.
 first="pid:[4026531836]" namespace=""
 namespace="$(readlink /proc/self/ns/pid 2>/dev/null)" || :
-other=1 pid="$PPID" stat=""
+other=1 pid="$PPID" stat="" self="$$"
+{ read -r self _ </proc/self/stat; } 2>/dev/null || :
 # A name may hold anything, also a line end: the numbers follow the last bracket.
 while [[ $pid -gt 1 ]]; do
   stat=""
@@ -29,6 +30,8 @@ stderr=""
 if [[ -z $namespace ]]; then
   exit_code=1
   message="not attempted: readlink of /proc/self/ns/pid failed, so every process may be the sandbox's own"
+elif [[ $namespace != "$first" && $self != "$$" ]]; then
+  exit_code=1 message="not attempted: /proc belongs to another pid namespace than this shell"
 elif [[ $namespace != "$first" ]]; then
   exit_code=1 message="not attempted: no process outside this pid namespace is visible"
 elif [[ $other -eq $$ || $other -eq $PPID ]]; then

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from anyio.abc import ObjectSendStream
 
-from stream.errors import EmitError
+from stream.errors import EmitError, OutputError, os_reason
 from stream.matrix import Plan, Request, make_plan, probe_source
 from stream.pipeline import Batch, Pipeline, Sink, Write
 from stream.probes import SHEBANG, Script, remove_tree, staged, utf8
@@ -190,7 +190,7 @@ async def _run(plan: Plan, timeout: float, watched: Path | None) -> list[Finding
 
     with (
         staged(plan.scripts, plan.folder, plan.workspace) as staging,
-        tempfile.TemporaryDirectory(prefix="stream-gate-") as logs,
+        _scratch() as logs,
     ):
         cells = tuple(
             replace(cell, index=n, env={**cell.env, "STREAM_EMIT_LOG": f"{logs}/{n}"})
@@ -276,10 +276,17 @@ def _workspace(given: Path | None) -> Iterator[tuple[Path, Path | None]]:
     if given is not None:
         yield given, None
         return
-    with tempfile.TemporaryDirectory(prefix="stream-gate-") as scratch:
+    with _scratch() as scratch:
         root = Path(scratch).resolve()
         _furnish(root)
         yield root, root
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="stream-gate-")
+    except OSError as error:
+        raise OutputError(f"no place for temporary files: {os_reason(error)}") from None
 
 
 def _furnish(root: Path) -> None:

@@ -53,6 +53,7 @@ SETTLE = 0.25  #: seconds that a finished leader's children have to end by thems
 KILL_AFTER = 1.0  #: seconds between SIGTERM and SIGKILL
 GIVE_UP = 2.0  #: seconds to wait for a killed process: only one stuck in the kernel needs it
 READ = 1 << 16
+ROOM = 12  #: descriptors that are free when a program is started; it takes three for good
 REST = 64  #: reads at most of what a tree left in a pipe: more than a pipe can hold
 
 _MARK = "STREAM_TREE"  # in the environment of every process of a tree
@@ -102,6 +103,7 @@ async def capture(
     reaper = Reaper.get()
     alone, start = reaper.is_idle(), ticks_now()
     try:
+        _check_room()
         leader = subprocess.Popen(  # noqa: ASYNC220 - it waits for the exec, half a millisecond
             argv,
             env={**env, _MARK: mark},
@@ -146,6 +148,17 @@ async def capture(
     else:
         captured.exit_code = code
     return captured
+
+
+def _check_room() -> None:
+    """To look at processes takes descriptors: who starts one leaves enough to find its children."""
+    opened: list[int] = []
+    try:
+        for _ in range(ROOM):
+            opened += [os.dup(2)]
+    finally:
+        for fd in opened:
+            os.close(fd)
 
 
 def _signal_name(number: int) -> str:

@@ -9,9 +9,12 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 READER_GONE = 141
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -99,6 +102,8 @@ def run_now(work: Callable[[], int]) -> None:
 
 
 async def _until_signal(work: Callable[[], Awaitable[int]]) -> int:
+    from asyncio import get_running_loop
+
     from anyio import create_task_group, open_signal_receiver
 
     caught = 0
@@ -116,12 +121,33 @@ async def _until_signal(work: Callable[[], Awaitable[int]]) -> int:
                     tasks.cancel_scope.cancel()
 
             tasks.start_soon(watch)
+            if not _can_send():
+                _beat(get_running_loop())
             code = await work()
             tasks.cancel_scope.cancel()
     if code is None:
         say("stream: interrupted")
         _leave(128 + caught)
     return code
+
+
+def _can_send() -> bool:
+    """Whether send(2) is allowed, by which asyncio tells its loop that a thread is done. Some
+    sandboxes refuse it, and asyncio would wait forever without a word."""
+    import socket
+
+    one, other = socket.socketpair()
+    with one, other:
+        try:
+            one.send(b"x")
+        except OSError:
+            return False
+    return True
+
+
+def _beat(loop: AbstractEventLoop) -> None:
+    """Looks often enough for what threads have finished, until the loop is closed."""
+    loop.call_later(0.005, _beat, loop)
 
 
 def _first(group: BaseException) -> BaseException:

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -250,3 +251,12 @@ def test_a_killed_run_leaves_whole_lines(place: Place) -> None:
     for line in lines[:-1]:
         json.loads(line)
     subprocess.run(["rm", "-rf", *place.tmp.iterdir()], check=True)  # SIGKILL cannot clean up
+
+
+def test_where_send_is_refused(place: Place) -> None:
+    """Threads tell asyncio by send(2) that they are done: without it nothing must wait forever."""
+    launcher = (sys.executable, str(Path(__file__).parents[1] / "no_send.py"), STREAM)
+    done = place.stream("matrix", "--probes", place.probes(a=""), "-o", "out", argv0=launcher)
+    assert done.code == 0, done.err
+    done = place.stream("validate", "out", argv0=launcher)
+    assert done.code == 0, done.err
