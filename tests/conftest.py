@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import settings
 
 settings.register_profile("default", deadline=None, derandomize=True)
 settings.load_profile("default")
+
+# Under nohup a hangup is ignored, and by whatever we start as well.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _ASYNCIO = pytest.param(("asyncio", {"debug": True}), id="asyncio")
 _TRIO = pytest.param(("trio", {}), id="trio")

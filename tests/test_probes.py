@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +39,15 @@ def matrix(
     return {record["probe"]["id"]: record["result"] for record in records}
 
 
+def of(*capabilities: str) -> list[str]:
+    """The probes that measure one of these capabilities."""
+    declared = {f'\nprimary_capability_id="{capability}"\n' for capability in capabilities}
+    texts = {path.stem: path.read_text() for path in sorted(PROBES.glob("*.sh"))}
+    for line in declared:
+        assert any(line in text for text in texts.values()), line
+    return [probe for probe, text in texts.items() if any(line in text for line in declared)]
+
+
 def repository(path: Path) -> Path:
     path.mkdir(parents=True)
     subprocess.run(["git", "init", "-q", path], check=True)
@@ -54,6 +65,17 @@ def traces() -> set[str]:
         for path in place.iterdir()
         if "stream-" in path.name and "pytest" not in path.name
     }
+
+
+def left_behind(before: set[Path], *places: Path) -> set[Path]:
+    """What the probes left. Another run on this machine has files there as well, for a moment."""
+    places += tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/etc", "/usr", "/dev/mqueue")))
+    deadline = time.monotonic() + 5
+    while True:
+        now = {path for p in places if p.is_dir() for path in p.glob("*stream-probe*")}
+        if now <= before or time.monotonic() > deadline:
+            return now - before
+        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -86,8 +108,26 @@ def test_unconfined(tmp_path: Path, home: Path) -> None:
         "net_localhost_udp_echo",
         "net_unix_socket_connect",
         "ipc_sysv_shared_memory",
+        "fs_outside_workspace",
+        "fs_symlink_bounce_write",
+        "fs_workspace_relative_escape_read_guard",
+        "net_bind_listen_any",
+        "net_unix_abstract_socket",
     ):
         assert results[probe]["observed_result"] == "success", (probe, results[probe])
+    # Read off a flag, asked of /etc/hosts, or nothing was sent.
+    for probe in (
+        "net_dns_local_name",
+        "net_disabled_env_tag",
+        "proc_no_new_privs_setuid_exec",
+        "sandbox_seccomp_status",
+    ):
+        assert results[probe]["observed_result"] == "partial", (probe, results[probe])
+    for probe in (
+        *of("cap_net_dns", "cap_net_outbound_any"),
+        *of("cap_proc_unsandboxed_escalation"),
+    ):
+        assert results[probe]["observed_result"] != "success", (probe, results[probe])
 
 
 def test_landlock(tmp_path: Path, home: Path) -> None:
@@ -116,6 +156,9 @@ def test_landlock(tmp_path: Path, home: Path) -> None:
         assert results[probe]["errno"] == "EACCES"
     for probe in ("fs_read_workspace_tree", "fs_tmpdir_write", "net_localhost_udp_echo"):
         assert results[probe]["observed_result"] == "success", (probe, results[probe])
+    for probe in ("proc_no_new_privs_setuid_exec", "sandbox_seccomp_status"):
+        assert results[probe]["observed_result"] == "partial", (probe, results[probe])
+    assert "NoNewPrivs is set" in str(results["proc_no_new_privs_setuid_exec"]["message"])
     assert not list(scratch.iterdir())
 
 
@@ -130,6 +173,79 @@ def test_bubblewrap_read_only(tmp_path: Path, home: Path) -> None:
         assert results[probe]["observed_result"] == "denied", (probe, results[probe])
         assert results[probe]["errno"] == "EROFS"
     assert results["net_outbound_udp_route"]["errno"] == "ENETUNREACH"
+    foreign = of(
+        "cap_net_outbound_any",
+        "cap_net_dns",
+        "cap_proc_signal_foreign",
+        "cap_fs_proc_other_processes",
+    )
+    for probe in foreign:
+        assert results[probe]["observed_result"] in ("partial", "error"), (probe, results[probe])
+    for probe in ("proc_signal_foreign", "fs_proc_other_environ_read"):
+        message = str(results[probe]["message"])
+        assert message == "not attempted: no process outside this pid namespace is visible"
+
+
+#: processes of any name beside the harness
+BESIDE = """
+import ctypes, os, subprocess, sys
+names = [b"x) R 1 (", b"a\\nb) S 1", b"two words", b")"]
+for name in names + [b"one of many"] * (int(sys.argv[1]) - len(names)):
+    if not os.fork():
+        ctypes.CDLL(None).prctl(15, name, 0, 0, 0)
+        os.read(0, 1)
+        os._exit(0)
+subprocess.run(sys.argv[2:], stdin=subprocess.DEVNULL)
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 9])
+@pytest.mark.parametrize("beside", [0, 4, 300])
+def test_only_processes_beside_the_harness_count(beside: int, jobs: int, tmp_path: Path) -> None:
+    if not shutil.which("bwrap"):
+        pytest.skip("needs bubblewrap")
+    command = [STREAM, "matrix", "--probes", PROBES, "--workspace", tmp_path, "--repeat", 3]
+    command += ["-j", jobs, "--probe", "fs_proc_other_list", "net_tcp_connect_loopback"]
+    sandbox = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    sandbox += ["--bind", "/tmp", "/tmp", "--unshare-all", "--die-with-parent"]
+    if beside:
+        sandbox += [sys.executable, "-c", BESIDE, str(beside)]
+    done = subprocess.run(
+        [*sandbox, *map(str, command)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=60,
+    )
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    lists = [record for record in records if record["probe"]["id"] == "fs_proc_other_list"]
+    assert len(lists) == 3
+    for record in lists:
+        result = "success" if beside else "partial"
+        assert record["result"]["observed_result"] == result, record
+        assert record["payload"]["raw"]["others"] == beside
+
+
+def test_an_interrupted_matrix_leaves_nothing(tmp_path: Path, home: Path) -> None:
+    workspace = repository(tmp_path / "ws")
+    places = (home, workspace, workspace / ".git", workspace / ".git" / "hooks")
+    before = left_behind(set())
+    command = [STREAM, "matrix", "--as-completed", "--probes", PROBES, "--workspace", workspace]
+    for records in (0, 1, 3, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35, 38, 41, 50, 66, 80):
+        run = subprocess.Popen(
+            list(map(str, command)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "HOME": str(home)},
+        )
+        with run:
+            assert run.stdout
+            seen = [run.stdout.readline() for _ in range(records)]
+            assert all(seen)
+            run.send_signal(signal.SIGTERM)
+            run.stdout.read()
+        assert run.returncode != 0
+        assert not left_behind(before, *places), records
 
 
 def test_nothing_writable_at_all(tmp_path: Path) -> None:
