@@ -55,27 +55,18 @@ def repository(path: Path) -> Path:
     return path
 
 
-def traces() -> set[str]:
-    """What probes leave where anybody may write."""
-    places = [Path(p) for p in ("/tmp", "/var/tmp", "/dev/shm", "/etc", "/usr", Path.home())]
-    return {
-        str(path)
-        for place in places
-        if place.is_dir()
-        for path in place.iterdir()
-        if "stream-" in path.name and "pytest" not in path.name
-    }
+def traces(*places: Path) -> set[Path]:
+    """What probes have made in these places, or where others may write as well."""
+    places += tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/etc", "/usr", "/dev/mqueue")))
+    return {path for place in places if place.is_dir() for path in place.glob("*stream-probe*")}
 
 
 def left_behind(before: set[Path], *places: Path) -> set[Path]:
-    """What the probes left. Another run on this machine has files there as well, for a moment."""
-    places += tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/etc", "/usr", "/dev/mqueue")))
+    """What stays. Another run on this machine has files there too, but for a moment only."""
     deadline = time.monotonic() + 5
-    while True:
-        now = {path for p in places if p.is_dir() for path in p.glob("*stream-probe*")}
-        if now <= before or time.monotonic() > deadline:
-            return now - before
+    while (now := traces(*places)) - before and time.monotonic() < deadline:
         time.sleep(0.05)
+    return now - before
 
 
 @pytest.fixture
@@ -90,11 +81,14 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 def test_unconfined(tmp_path: Path, home: Path) -> None:
     workspace = repository(tmp_path / "ws")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     before, seen = traces(), sorted(workspace.rglob("*"))
-    results = matrix(workspace, env={"HOME": str(home)})
+    results = matrix(workspace, env={"HOME": str(home), "TMPDIR": str(scratch)})
     assert len(results) == len(list(PROBES.glob("*.sh")))
     assert sorted(workspace.rglob("*")) == seen
-    assert traces() == before
+    assert not left_behind(before, home)
+    assert not list(scratch.iterdir())
     for probe in (
         "fs_workspace_write_create",
         "fs_read_workspace_tree",
@@ -228,15 +222,18 @@ def test_only_processes_beside_the_harness_count(beside: int, jobs: int, tmp_pat
 
 def test_an_interrupted_matrix_leaves_nothing(tmp_path: Path, home: Path) -> None:
     workspace = repository(tmp_path / "ws")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    env = {**os.environ, "HOME": str(home), "TMPDIR": str(scratch)}
     places = (home, workspace, workspace / ".git", workspace / ".git" / "hooks")
-    before = left_behind(set())
+    before = traces()
     command = [STREAM, "matrix", "--as-completed", "--probes", PROBES, "--workspace", workspace]
     for records in (0, 1, 3, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35, 38, 41, 50, 66, 80):
         run = subprocess.Popen(
             list(map(str, command)),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "HOME": str(home)},
+            env=env,
         )
         with run:
             assert run.stdout
@@ -246,6 +243,7 @@ def test_an_interrupted_matrix_leaves_nothing(tmp_path: Path, home: Path) -> Non
             run.stdout.read()
         assert run.returncode != 0
         assert not left_behind(before, *places), records
+        assert not list(scratch.iterdir()), records
 
 
 def test_nothing_writable_at_all(tmp_path: Path) -> None:
