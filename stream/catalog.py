@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from stream.document import BUNDLE, convert, is_file, read_document
 from stream.errors import InputError
@@ -24,8 +23,7 @@ BUILT_IN = {
 }
 
 
-@dataclass(frozen=True)
-class Catalog:
+class Catalog(Struct, frozen=True):
     key: str
     path: Path
     capabilities: Mapping[str, Capability]
@@ -35,8 +33,7 @@ class Catalog:
         return Snapshot(category=found.category, id=found.id, layer=found.layer)
 
 
-@dataclass(frozen=True)
-class Catalogs:
+class Catalogs(Struct, frozen=True):
     """The catalogs in force, the preferred one first."""
 
     known: tuple[Catalog, ...]

@@ -16,7 +16,8 @@ from stream import __version__
 from stream.catalog import find_catalogs
 from stream.errors import StreamError
 from stream.pattern import find_descriptor
-from stream.process import Reaper, capture
+from stream.process import capture
+from stream.tree import Reaper
 
 State = Literal["ok", "missing", "limited"]
 

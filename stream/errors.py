@@ -33,6 +33,10 @@ class EmitError(StreamError):
     exit_code = 1
 
 
+class SpawnError(StreamError):
+    """A program could not be started."""
+
+
 def os_reason(error: OSError) -> str:
     """What the system said, without the errno number and the repeated path."""
     return (error.strerror or str(error)).lower()

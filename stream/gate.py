@@ -12,38 +12,38 @@ import re
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from anyio.abc import ObjectSendStream
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from stream.errors import EmitError, OutputError, os_reason
-from stream.matrix import Plan, Request, make_plan, probe_source
 from stream.pipeline import Batch, Pipeline, Sink, Write
+from stream.plan import Cell, Plan, Request, make_plan
 from stream.probes import SHEBANG, Script, remove_tree, staged, utf8
-from stream.process import Reaper, capture
+from stream.process import capture
 from stream.records.control import Finding
 from stream.records.emission import FRAME_START, FrameError, RawEmission, split_frames
-from stream.sources.probe import Cell
+from stream.sources.probe import ProbeSource
 from stream.stages.emit import Emit
 from stream.stages.flags import REPEATABLE, parse_words
 from stream.stages.record import Recorder
+from stream.tree import Reaper
 
 DENIALS = ("EACCES", "EPERM", "EROFS")
 STRICT = b"set -euo pipefail"
 SYNTAX_TIMEOUT = 5.0
 
 
-@dataclass
-class Outcome:
+class Outcome(Struct):
     probes: int
     findings: int
 
 
-@dataclass
-class _Collected:
+class _Collected(Struct):
     """A sink that keeps what it gets: a gate looks at a folder of scripts, not at a stream."""
 
     items: list[RawEmission] = field(default_factory=list)
@@ -56,8 +56,7 @@ class _Collected:
         yield write
 
 
-@dataclass
-class _Findings:
+class _Findings(Struct):
     batch: Sequence[Finding]
 
     async def run(self, out: ObjectSendStream[Batch[Finding]], /) -> None:
@@ -196,8 +195,12 @@ async def _run(plan: Plan, timeout: float, watched: Path | None) -> list[Finding
             replace(cell, index=n, env={**cell.env, "STREAM_EMIT_LOG": f"{logs}/{n}"})
             for n, cell in enumerate(plan.cells)
         )
-        source = probe_source(
-            replace(plan, cells=cells), staging, jobs=1, timeout=timeout, on_done=after
+        source = ProbeSource(
+            plan=replace(plan, cells=cells),
+            staging=staging,
+            jobs=1,
+            timeout=timeout,
+            on_done=after,
         )
         try:
             await Pipeline[Any]((source,)).into(collected)

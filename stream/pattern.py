@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from stream.catalog import default_path
 from stream.codec import DECODE_ERRORS, explain
@@ -23,8 +22,7 @@ Fault = tuple[str, str]  #: (reason, JSON path)
 Check = Callable[[bytes], Fault | None]
 
 
-@dataclass(frozen=True)
-class Descriptor:
+class Descriptor(Struct, frozen=True):
     """Which boundary objects are in force: key, pattern, modes, and their check."""
 
     key: str

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from anyio import create_memory_object_stream, create_task_group
 from anyio.abc import ObjectReceiveStream, ObjectSendStream
+from msgspec import Struct, field
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -25,8 +25,7 @@ Write: TypeAlias = Callable[[Batch[T]], Awaitable[None]]
 DEPTH = 8  #: batches in flight per hop
 
 
-@dataclass
-class Counts:
+class Counts(Struct):
     """The books of one stage. `balanced` is its law."""
 
     received: int = 0
@@ -68,8 +67,7 @@ class Sink(Protocol[T_contra]):
     def open(self) -> AbstractAsyncContextManager[Write[T_contra]]: ...
 
 
-@dataclass
-class Report:
+class Report(Struct):
     """What went through: the books of every stage, in order."""
 
     stages: list[tuple[str, Counts]] = field(default_factory=list)
@@ -79,8 +77,7 @@ class UnbalancedError(AssertionError):
     """A stage lost or invented records: a bug in that stage, never in its input."""
 
 
-@dataclass(frozen=True)
-class Pipeline(Generic[T]):
+class Pipeline(Struct, Generic[T], frozen=True):
     """A description: making one opens nothing, and it may run twice."""
 
     sources: tuple[Source[Any], ...]
@@ -115,8 +112,7 @@ def merge(*sources: Source[T]) -> Pipeline[T]:
     return Pipeline(sources)
 
 
-@dataclass(frozen=True)
-class Chain(Generic[T]):
+class Chain(Struct, Generic[T], frozen=True):
     """Sources one after the other, as one."""
 
     sources: Sequence[Source[T]]

@@ -14,10 +14,11 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path
+
+from msgspec import Struct
 
 from stream.document import BUNDLE
 from stream.errors import InputError, OutputError, UsageError, os_reason
@@ -32,8 +33,7 @@ _CAPABILITY = re.compile(_ASSIGNMENT.format(name="primary_capability_id").encode
 _NAME = re.compile(_ASSIGNMENT.format(name="probe_name").encode(), re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Script:
+class Script(Struct, frozen=True):
     id: str  #: the file name without .sh; what is not UTF-8 in it is shown as U+FFFD
     path: Path
     capability: str | None  #: the literal primary_capability_id, where it is one
@@ -94,9 +94,10 @@ def _script(folder: Path, name: str) -> Script:
     text = b""
     # What cannot be read cannot be run either: the attempt to run it says why.
     with suppress(OSError):
-        if path.is_file():
-            with path.open("rb") as file:
-                text = file.read(1 << 20)
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode):
+            with path.open("rb", buffering=0) as file:
+                text = file.read(min(status.st_size, 1 << 20))
     return Script(
         id=utf8(name.removesuffix(".sh")),
         path=path,
@@ -120,8 +121,7 @@ def _literal(pattern: re.Pattern[bytes], text: bytes) -> str | None:
     return match["value"].decode() if match else None
 
 
-@dataclass(frozen=True)
-class Staging:
+class Staging(Struct, frozen=True):
     """Where probes run from, and where each of those that run at a time has its TMPDIR."""
 
     folder: Path  #: of the scripts

@@ -11,15 +11,16 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from threading import get_native_id
+
+from msgspec import Struct
 
 ON_LINUX = sys.platform == "linux"
 _PF_EXITING = 4
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(Struct, frozen=True):
     pid: int
     parent: int
     session: int
@@ -95,15 +96,16 @@ def read_process(pid: int) -> Process | None:
 
 
 def own_children() -> list[int]:
-    """Of this process, whichever of its threads they belong to."""
+    """Of this process: those that its first thread started or adopted (orphans come to the
+    first thread that lives), and those of the thread that asks. No other one starts any."""
     if not ON_LINUX:
         return []
     found: list[int] = []
     try:
-        for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - this is the fast path
+        for thread in {os.getpid(), get_native_id()}:
             with open(f"/proc/self/task/{thread}/children", "rb") as file:  # noqa: PTH123
                 found += map(int, file.read().split())
-    except OSError:  # a thread that just ended, or a kernel without this file
+    except OSError:  # a kernel without this file
         own = os.getpid()
         return [process.pid for process in _all_processes() if process.parent == own]
     return found

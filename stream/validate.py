@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from anyio.abc import ObjectSendStream
+from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, BrokenDocument, Lines
 from stream.document import LARGEST, parse_document, parted
@@ -19,8 +19,7 @@ from stream.sources.ndjson import STDIN, NdjsonSource
 from stream.stages.validate import Validate
 
 
-@dataclass
-class DocumentSource:
+class DocumentSource(Struct):
     """One JSON value that spans lines, as the one line that it would be."""
 
     name: str

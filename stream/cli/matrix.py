@@ -11,7 +11,8 @@ from typer.core import TyperCommand
 from stream.cli.running import run, run_now, say, seconds, tell
 
 if TYPE_CHECKING:
-    from stream.matrix import Outcome, Plan, Request
+    from stream.matrix import Outcome
+    from stream.plan import Begun, Plan, Request
 
 _LISTS = ("--probe", "--cap", "--mode")
 
@@ -100,7 +101,8 @@ def matrix(
     sandbox mode; it is only recorded. Exit 0 if every probe wrote its own valid record, 1 if
     one did not.
     """
-    from stream.matrix import Request, make_plan
+    from stream.plan import Request, begin, make_plan
+    from stream.sinks.places import check_outputs, partial
 
     request = Request(
         probes=_split(probe, "--probe"),
@@ -115,24 +117,30 @@ def matrix(
     if list_:
         run_now(lambda: _list(request))
 
+    begun: Begun | None = None
+
+    def prepare() -> None:
+        nonlocal begun
+        check_outputs([output, reject])
+        plan = make_plan(request)
+        _mention(plan)
+        begun = begin(plan, min(jobs or default_jobs(), affordable_jobs()))
+
     async def work() -> int:
         from stream.cli.progress import Progress
         from stream.matrix import run_matrix
         from stream.records.control import Finding, Gap, Reject
-        from stream.sinks.ndjson import People, Records, check_apart, partial
+        from stream.sinks.ndjson import People, Records
 
-        check_apart([output, reject])
-        plan = make_plan(request)
-        _mention(plan)
+        assert begun is not None
         sinks: list[Records | People] = [Records(output)]
         control = (Finding, Gap, Reject)
         sinks.append(Records(reject, control) if reject else People(control))
-        progress = Progress(len(plan.cells))
+        progress = Progress(len(begun.plan.cells))
         try:
             outcome = await run_matrix(
-                plan,
+                begun,
                 *sinks,
-                jobs=min(jobs or default_jobs(), affordable_jobs()),
                 timeout=timeout,
                 as_completed=as_completed,
                 raw=raw,
@@ -146,7 +154,7 @@ def matrix(
         progress.clear()
         return _conclude(outcome, raw=raw)
 
-    run(work)
+    run(work, prepare)
 
 
 def default_jobs() -> int:
@@ -172,7 +180,7 @@ def _split(words: list[str], flag: str) -> list[str]:
 
 
 def _list(request: Request) -> int:
-    from stream.matrix import make_plan
+    from stream.plan import make_plan
 
     plan = make_plan(request)
     found = plan.scripts

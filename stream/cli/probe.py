@@ -52,7 +52,8 @@ def probe(
     """
 
     async def work() -> int:
-        from stream.matrix import Request, make_plan, run_matrix
+        from stream.matrix import run_matrix
+        from stream.plan import Request, begin, make_plan
         from stream.sinks.ndjson import Records
 
         plan = make_plan(
@@ -65,7 +66,7 @@ def probe(
                 workspace=workspace,
             )
         )
-        outcome = await run_matrix(plan, Records("-"), jobs=1, timeout=timeout)
+        outcome = await run_matrix(begin(plan, jobs=1), Records("-"), timeout=timeout)
         for failure in outcome.failures:
             say(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
         return 1 if outcome.failed or outcome.strays else 0

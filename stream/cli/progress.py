@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 
-from stream.sources.probe import Cell
+from stream.plan import Cell
 
 
 class Progress:

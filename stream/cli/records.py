@@ -138,12 +138,13 @@ def listen(
         from stream.pattern import find_descriptor
         from stream.pipeline import Chain, Pipeline
         from stream.records.control import Finding, Gap, Reject
-        from stream.sinks.ndjson import People, Records, check_apart
+        from stream.sinks.ndjson import People, Records
+        from stream.sinks.places import check_outputs
         from stream.sources.ndjson import NdjsonSource, check_readable
         from stream.stages.listen import Listen
 
         check_readable(files)
-        check_apart([reject], files)
+        check_outputs([reject], files)
         descriptor = find_descriptor(boundary)
         stage = Listen(descriptor, as_json=as_json, colour=sys.stdout.isatty())
         control = (Finding, Gap, Reject)
@@ -184,14 +185,15 @@ def validate(
         from stream.errors import UsageError
         from stream.pattern import find_descriptor
         from stream.records.control import Finding, Gap, Reject
-        from stream.sinks.ndjson import People, Records, check_apart
+        from stream.sinks.ndjson import People, Records
+        from stream.sinks.places import check_outputs
         from stream.sources.ndjson import check_readable
         from stream.validate import run_validate
 
         as_filter = "-" in files
         if as_filter and len(files) > 1:
             raise UsageError("`-` filters stdin: it does not go with files")
-        check_apart([findings, reject], files)
+        check_outputs([findings, reject], files)
         check_readable(files)
         descriptor = find_descriptor(boundary)
         sinks: list[Records | People] = []

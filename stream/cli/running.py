@@ -8,7 +8,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -66,18 +66,27 @@ def start(app: Callable[[], None]) -> None:
         _leave(2)
 
 
-def run(work: Callable[[], Awaitable[int]]) -> None:
-    """Run to the end or to a signal, and leave with the exit code."""
-    import anyio
+def run(work: Callable[[], Awaitable[int]], prepare: Callable[[], None] | None = None) -> None:
+    """Run to the end or to a signal, and leave with the exit code.
 
+    What `prepare` starts runs while the rest is imported. An interrupt that comes meanwhile
+    is kept for `work`, which is cancelled at its first wait.
+    """
     from stream.errors import StreamError
 
-    # What the imports made stays; what a stream makes is rarely cyclic.
-    gc.freeze()
-    gc.enable()
-    gc.set_threshold(50_000)
+    early: list[int] = []
     try:
-        code = anyio.run(_until_signal, work)
+        if prepare:
+            for number in _heeded():
+                signal.signal(number, lambda number, frame: early.append(number))
+            prepare()
+        import anyio
+
+        # What the imports made stays; what a stream makes is rarely cyclic.
+        gc.freeze()
+        gc.enable()
+        gc.set_threshold(50_000)
+        code = anyio.run(_until_signal, work, early)
     except* StreamError as group:
         error = _first(group)
         say(f"stream: {error}")
@@ -101,17 +110,20 @@ def run_now(work: Callable[[], int]) -> None:
     raise typer.Exit(code)
 
 
-async def _until_signal(work: Callable[[], Awaitable[int]]) -> int:
+def _heeded() -> list[signal.Signals]:
+    """nohup, and a shell that starts a job in the background, have signals ignored: so do we."""
+    return [number for number in INTERRUPTS if signal.getsignal(number) != signal.SIG_IGN]
+
+
+async def _until_signal(work: Callable[[], Awaitable[int]], early: Sequence[int]) -> int:
     from asyncio import get_running_loop
 
     from anyio import create_task_group, open_signal_receiver
 
     caught = 0
     code: int | None = None
-    # nohup, and a shell that starts a job in the background, have signals ignored: so do we.
-    heeded = [number for number in INTERRUPTS if signal.getsignal(number) != signal.SIG_IGN]
     # Held until all is cleaned up: a second signal must not cut that short.
-    with open_signal_receiver(*heeded) as signals:
+    with open_signal_receiver(*_heeded()) as signals:
         async with create_task_group() as tasks:
 
             async def watch() -> None:
@@ -121,6 +133,9 @@ async def _until_signal(work: Callable[[], Awaitable[int]]) -> int:
                     tasks.cancel_scope.cancel()
 
             tasks.start_soon(watch)
+            if early:
+                caught = early[0]
+                tasks.cancel_scope.cancel()
             if not _can_send():
                 _beat(get_running_loop())
             code = await work()

@@ -6,7 +6,6 @@ The frame is what helpers/emit-record writes under the harness: its words, so th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -56,8 +55,7 @@ decode_raw = msgspec.json.Decoder(RawEmission).decode
 encode_raw = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True)
-class Word:
+class Word(Struct, frozen=True):
     """A word of emit-record's command line, with the file that it names, if it does."""
 
     text: bytes
@@ -65,8 +63,7 @@ class Word:
     unreadable: bool = False
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(Struct, frozen=True):
     os: str
     words: tuple[Word, ...]
 

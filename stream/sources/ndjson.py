@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import aiofiles
 from anyio import to_thread, wait_readable
 from anyio.abc import ObjectSendStream
+from msgspec import Struct
 
 from stream.codec import LineSplitter
 from stream.errors import InputError, os_reason
@@ -23,8 +23,7 @@ STDIN = "-"
 Out = ObjectSendStream[Batch[bytes]]
 
 
-@dataclass
-class NdjsonSource:
+class NdjsonSource(Struct):
     """`-` is stdin. Raises InputError where it cannot be read."""
 
     name: str

@@ -2,91 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from itertools import chain
 
 from anyio import Condition, create_task_group, to_thread
 from anyio.abc import ObjectSendStream
+from msgspec import Struct, field
 
-from stream.errors import os_reason
+from stream.errors import SpawnError, os_reason
 from stream.pipeline import Batch
-from stream.probes import TEMPORARY, Script, Staging, is_fresh, renew, utf8
-from stream.process import Captured, Tail, capture
+from stream.plan import Cell, Plan, launch, system_name
+from stream.probes import Staging, is_fresh, renew, utf8
+from stream.process import Captured, follow, not_started
 from stream.records.emission import RawEmission
+from stream.tree import Tree
 
 STDOUT_LIMIT = 4 << 20  #: bytes; a frame is far smaller
 STDERR_LIMIT = 4096
 AHEAD = 256  #: cells that may be done before the oldest one that is not
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One probe in one mode."""
-
-    index: int
-    script: Script
-    mode: str
-    catalog: str
-    env: Mapping[str, str]
-
-
-@dataclass
-class ProbeSource:
+class ProbeSource(Struct):
     """Delivers in cell order, or as cells finish. A slow reader slows the probes."""
 
-    cells: Sequence[Cell]
+    plan: Plan
     staging: Staging
-    workspace: Path
-    sandbox_mode: str | None
-    boundary: str
-    os: str
     jobs: int
     timeout: float
-    as_completed: bool
+    as_completed: bool = False
+    started: dict[int, Tree] = field(default_factory=dict)  #: by slot: its first cell runs
     on_done: Callable[[int, Cell | None], None] = lambda done, cell: None
 
     async def run(self, out: ObjectSendStream[Batch[RawEmission]], /) -> None:
-        queue = iter(self.cells)
+        cells = self.plan.cells
+        queue = iter(cells)
         line = _Line(out, self.as_completed, self.on_done)
         async with create_task_group() as workers:
-            for slot in range(min(self.jobs, len(self.cells))):
-                workers.start_soon(self._work, slot, queue, line)
+            for slot in range(min(self.jobs, len(cells))):
+                workers.start_soon(self._work, slot, next(queue), queue, line)
 
-    async def _work(self, slot: int, queue: Iterator[Cell], line: _Line) -> None:
-        for cell in queue:
+    async def _work(self, slot: int, first: Cell, queue: Iterator[Cell], line: _Line) -> None:
+        for cell in chain((first,), queue):
             await line.turn(cell)
-            await line.deliver(cell, await self._measure(cell, slot))
+            await line.deliver(cell, self._emission(cell, await self._measure(cell, slot)))
 
-    async def _measure(self, cell: Cell, slot: int) -> RawEmission:
-        tmpdir = self.staging.tmpdir(slot)
+    async def _measure(self, cell: Cell, slot: int) -> Captured:
+        tree = self.started.pop(slot, None)
         try:
-            if tmpdir is not None and not is_fresh(tmpdir):
-                await to_thread.run_sync(renew, tmpdir)
+            if tree is None:
+                tmpdir = self.staging.tmpdir(slot)
+                if tmpdir is not None and not is_fresh(tmpdir):
+                    await to_thread.run_sync(renew, tmpdir)
+                tree = launch(cell, self.plan, self.staging, slot)
+        except SpawnError as error:
+            return not_started(str(error))
         except OSError as error:  # a full disk, or an earlier probe that removed the folder
-            reason = f"no TMPDIR for it: {os_reason(error)}"
-            return self._emission(cell, Captured(Tail(0), Tail(0), spawn_error=reason))
-        got = await capture(
-            self.staging.command(cell.script),
-            # Where there can be none, a probe that needs one must see why.
-            env={**cell.env, "TMPDIR": str(tmpdir or cell.env.get("TMPDIR", TEMPORARY[0]))},
-            cwd=str(self.workspace),
-            timeout=self.timeout,
-            stdout_limit=STDOUT_LIMIT,
-            stderr_limit=STDERR_LIMIT,
+            return not_started(f"no TMPDIR for it: {os_reason(error)}")
+        return await follow(
+            tree, timeout=self.timeout, stdout_limit=STDOUT_LIMIT, stderr_limit=STDERR_LIMIT
         )
-        return self._emission(cell, got)
 
     def _emission(self, cell: Cell, got: Captured) -> RawEmission:
         return RawEmission(
             probe=cell.script.id,
             mode=cell.mode,
             catalog=cell.catalog,
-            boundary=self.boundary,
+            boundary=self.plan.descriptor.key,
             capability=cell.script.capability,
-            workspace_root=utf8(self.workspace),
-            sandbox_mode=self.sandbox_mode,
-            os=self.os,
+            workspace_root=utf8(self.plan.workspace),
+            sandbox_mode=self.plan.sandbox_mode,
+            os=system_name(),
             stdout=bytes(got.stdout.head),
             stdout_bytes=got.stdout.total,
             stderr=bytes(got.stderr.head),
@@ -99,8 +84,7 @@ class ProbeSource:
         )
 
 
-@dataclass
-class _Line:
+class _Line(Struct):
     """Puts what workers deliver into the order that was asked for. Holds a bounded number."""
 
     out: ObjectSendStream[Batch[RawEmission]]
@@ -114,7 +98,7 @@ class _Line:
     async def turn(self, cell: Cell) -> None:
         """Until the cell is not too far ahead of the oldest unfinished one."""
         self.on_done(self.done, cell)
-        if self.as_completed:
+        if self.as_completed or cell.index < self._next + AHEAD:
             return
         async with self._moved:
             while cell.index >= self._next + AHEAD:

@@ -7,7 +7,8 @@ the harness writes an `error` record which says what happened.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
 from stream.errors import visible
@@ -19,8 +20,7 @@ from stream.stages.payload import clip
 from stream.stages.record import Recorder
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """A cell whose record the harness had to write."""
 
     probe: str

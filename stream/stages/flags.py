@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from stream.codec import DECODE_ERRORS, explain
 from stream.errors import EmitError
@@ -61,8 +61,7 @@ PAIRS = frozenset(flag for flag, (_, kind) in _MEMBERS.items() if kind != "null"
 REPEATABLE = frozenset({"--secondary-capability-id", *_MERGES, *_MEMBERS})
 
 
-@dataclass
-class Spoken:
+class Spoken(Struct):
     """What a probe said, checked as far as its words go. Ids are checked by the emit stage."""
 
     texts: dict[str, str] = field(default_factory=dict)

@@ -6,11 +6,11 @@ time, no process left behind, and words that make a valid record of this cell. P
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from stream.catalog import Catalogs
 from stream.codec import DECODE_ERRORS, explain

@@ -6,10 +6,10 @@ Pure: the catalogs and the descriptor are given, facts about the machine arrive 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
+from msgspec import Struct
 
 from stream.catalog import Catalogs
 from stream.codec import explain
@@ -37,8 +37,7 @@ from stream.stages.payload import clip, encode_size, fit, infer_errno, snippet, 
 AUTHOR = "stream"  #: of a record that the harness wrote in a probe's place
 
 
-@dataclass(frozen=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True):
     """What the helper does not say: where the probe ran."""
 
     os: str

@@ -83,7 +83,7 @@ def bench_matrix(scratch: Path) -> list[Row]:
         script.chmod(0o755)
     bundled = ROOT / "probes"
     return [
-        _matrix_row(scratch, f"{len(list(bundled.glob('*.sh')))} bundled probes", bundled),
+        _matrix_row(scratch, f"the {len(list(bundled.glob('*.sh')))} bundled probes", bundled),
         _matrix_row(scratch, "published-style tree of 50 quick probes", published),
         _matrix_row(scratch, "the same tree 10 times, 500 cells", published, repeat=10),
     ]
@@ -113,7 +113,8 @@ def _matrix_row(scratch: Path, what: str, folder: Path, repeat: int = 1) -> Row:
         "FENCE_WORKSPACE_ROOT": str(work / "ws"),
         "TMPDIR": str(work / "tmp"),
     }
-    command = [STREAM, "matrix", "--probes", str(folder), "-o", str(work / "out")]
+    command = [STREAM, "matrix", "-o", str(work / "out")]
+    command += [] if folder == ROOT / "probes" else ["--probes", str(folder)]
     jobs = str(3 * (os.cpu_count() or 1))
     ours, floor = race(
         9 if repeat == 1 else 3,
@@ -136,8 +137,9 @@ def _matrix_row(scratch: Path, what: str, folder: Path, repeat: int = 1) -> Row:
     )
 
 
-# As published probes are: folders by cd and dirname, scratch files by mktemp, their contents
-# by tr, a time stamp by date, one trap that removes them.
+# What a published write probe starts: dirname for its folder, date for a time stamp, mktemp
+# for its target and two scratch files, a shell of its own for the attempt, tr for what each of
+# the three files holds, rm when it is done.
 PUBLISHED = """#!/usr/bin/env bash
 set -euo pipefail
 
@@ -146,7 +148,7 @@ emit_record="${tree}/bin/emit-record"
 
 probe_name="@ID@"
 primary_capability_id="cap_fs_write_workspace_tree"
-target="${FENCE_WORKSPACE_ROOT}/.${probe_name}.$$"
+target=$(mktemp "${FENCE_WORKSPACE_ROOT}/.${probe_name}.XXXXXX")
 line="quick $(date -u +%Y%m%dT%H%M%SZ)"
 printf -v command "printf %q >> %q" "${line}" "${target}"
 
@@ -156,9 +158,10 @@ trap 'rm -f "${out}" "${err}" "${target}"' EXIT
 
 status="error" errno="" message=""
 exit_code=0
-{ printf '%s\n' "${line}" >>"${target}"; } >"${out}" 2>"${err}" || exit_code=$?
+bash -c 'printf "%s\\n" "$1" >>"$2"' _ "${line}" "${target}" >"${out}" 2>"${err}" || exit_code=$?
 stdout_text=$(tr -d '\\0' <"${out}")
 stderr_text=$(tr -d '\\0' <"${err}")
+contents=$(tr -d '\\0' <"${target}")
 if [[ ${exit_code} -eq 0 ]]; then
   status="success" message="written"
 elif [[ ${stderr_text} == *"Permission denied" ]]; then
@@ -180,6 +183,7 @@ fi
   --raw-exit-code "${exit_code}" \\
   --payload-stdout "${stdout_text}" \\
   --payload-stderr "${stderr_text}" \\
+  --payload-raw-field "contents" "${contents}" \\
   --operation-args '{"write_mode":"append"}'
 """
 

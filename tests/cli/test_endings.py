@@ -132,6 +132,43 @@ def test_a_full_disk(place: Place) -> None:
     assert len([json.loads(line) for line in data.splitlines()]) > 20
 
 
+def test_a_signal_from_the_first_probe(place: Place) -> None:
+    """It may come before there is a loop to hear it: probes start before that."""
+    folder = place.probes(a=f"kill -TERM $PPID\n{SLEEP}", b=SLEEP)
+    done = place.stream("matrix", "--probes", folder, "-o", "out")
+    assert (done.code, done.out) == (143, b"")
+    assert done.err.splitlines()[-1] == "stream: interrupted"
+    assert not (place.workspace / "out").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_there_is_a_loop(place: Place, number: signal.Signals) -> None:
+    script = f"""
+import anyio.lowlevel, os, sys
+from stream.cli.running import run
+async def work():
+    try:
+        await anyio.lowlevel.checkpoint()
+        print("went on")
+    finally:
+        print("cleaned up", flush=True)
+    return 0
+run(work, lambda: os.kill(os.getpid(), {number.value}))
+"""
+    done = place.stream(argv0=(sys.executable, "-c", script))
+    said = (done.code, done.out, done.err)
+    assert said == (128 + number, b"cleaned up\n", "stream: interrupted\n")
+
+
+def test_an_output_without_a_place_is_seen_before_a_probe_runs(place: Place) -> None:
+    folder = place.probes(a=f"touch {place.root}/ran\n")
+    for words in (["-o", "none/out"], ["-o", "out", "--reject", "none/out"]):
+        done = place.stream("matrix", "--probes", folder, *words)
+        assert (done.code, done.err) == (2, "stream: none/out: no such file or directory\n")
+    assert not (place.root / "ran").exists()
+    assert list(place.workspace.iterdir()) == []
+
+
 def test_an_output_file_is_replaced_when_it_is_whole(place: Place) -> None:
     out = place.root / "out"
     out.write_text("old")

@@ -20,9 +20,10 @@ FILES = sorted(HOUSE.rglob("*.py"))
 FLOORS = [
     {"stream"},  # the package itself: its version
     {"stream.errors", "stream.proctable"},
-    {"stream.records"},
+    {"stream.records", "stream.tree"},
     {"stream.codec", "stream.pipeline", "stream.process"},
     {"stream.catalog", "stream.document", "stream.pattern", "stream.probes"},
+    {"stream.plan"},
     {"stream.sources", "stream.stages", "stream.sinks"},
     {"stream.matrix", "stream.validate", "stream.emitting", "stream.gate", "stream.doctor"},
     {"stream.cli"},
@@ -99,7 +100,7 @@ def test_sources_stages_and_sinks_do_not_know_each_other() -> None:
 def test_pipeline_and_process_know_no_record(module: str) -> None:
     allowed = {
         "stream.pipeline": set(),
-        "stream.process": {"stream.errors", "stream.proctable"},
+        "stream.process": {"stream.errors", "stream.tree"},
     }[module]
     assert set(imported(MODULES[module])) <= allowed
 
@@ -152,5 +153,6 @@ def test_the_command_line_starts_light() -> None:
     assert sorted(heavy & loaded) == []
 
 
-def test_records_and_codec_load_no_event_loop() -> None:
-    assert not {"anyio", "asyncio"} & loaded_by("stream.codec")
+@pytest.mark.parametrize("module", ["stream.codec", "stream.plan", "stream.sinks.places"])
+def test_what_comes_before_the_loop_does_not_load_it(module: str) -> None:
+    assert not {"anyio", "asyncio"} & loaded_by(module)

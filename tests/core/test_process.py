@@ -20,8 +20,9 @@ import anyio
 import pytest
 from anyio import create_task_group, fail_after
 
-from stream import process
-from stream.process import Captured, Reaper, Tail, capture
+from stream import process, tree
+from stream.process import Captured, Tail, capture
+from stream.tree import Reaper
 
 ON_LINUX = sys.platform == "linux"
 LIMIT = 30  # seconds, for what would otherwise hang
@@ -230,7 +231,7 @@ async def test_spawn_failures(tmp_path: Path) -> None:
         (f"{no_mode}/x", "not a directory"),
     ):
         got = await run(argv)
-        assert got == Captured(Tail(1000), Tail(1000), spawn_error=said), argv
+        assert got == process.not_started(said), argv
     assert descriptors() == opened
 
 
@@ -264,7 +265,8 @@ def test_out_of_descriptors() -> None:
     """Some cannot start, and say so; the others are contained; nothing leaks."""
     script = f"""
 import os, resource, sys, anyio
-from stream.process import Reaper, capture
+from stream.process import capture
+from stream.tree import Reaper
 ESCAPE = {PRELUDE!r} + '''
 if os.fork() == 0:
     os.setsid()
@@ -707,9 +709,10 @@ def test_a_process_of_another_user_holds_nobody_up() -> None:
     """A setuid program cannot be ended by the user who started it: it is named as a stray."""
     script = """
 import ctypes, os, sys, anyio
-from stream import process
-from stream.process import Reaper, capture
-process.GIVE_UP = 0.1
+from stream import process, tree
+from stream.process import capture
+from stream.tree import Reaper
+process.GIVE_UP = tree.GIVE_UP = 0.1
 async def main():
     os.setgid(54321); os.setuid(54321)
     got = await capture(["/bin/sh", "-c", '"$0" -p -c "exec setpriv --reuid 0 sleep 1000" & '
@@ -876,7 +879,8 @@ def test_a_reused_number_is_not_taken_for_the_leader(tmp_path: Path) -> None:
     script = f"""
 import os, sys, anyio
 from stream import process
-from stream.process import Reaper, capture
+from stream.process import capture
+from stream.tree import Reaper
 LEADER = {PRELUDE!r} + '''
 # the child waits until the number of the leader is free, and then forks until it has it
 number = os.getpid()
@@ -901,11 +905,11 @@ fifo = sys.argv[1] + '/fifo'
 os.mkfifo(fifo)
 reborn = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
 process.SETTLE = 0
-plain = Reaper.settle
-async def settle(self, tree):
+plain = process._settle
+async def settle(tree, drained):
     await anyio.wait_readable(reborn)
-    return await plain(self, tree)
-Reaper.settle = settle
+    return await plain(tree, drained)
+process._settle = settle
 async def main():
     got = await capture([sys.executable, "-ISc", LEADER, fifo], env={{}}, cwd="/", timeout=20,
                         stdout_limit=99, stderr_limit=999)
@@ -955,13 +959,13 @@ async def test_cancellation_leaves_nothing(escape: str, tmp_path: Path) -> None:
 async def test_cancellation_after_the_leader_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "SETTLE", LIMIT)
     settling = anyio.Event()
-    plain = Reaper.settle
+    plain = process._settle
 
-    async def settle(reaper: Reaper, tree: Any) -> list[str]:
+    async def settle(tree: Any, drained: Any) -> list[str]:
         settling.set()
-        return await plain(reaper, tree)
+        return await plain(tree, drained)
 
-    monkeypatch.setattr(Reaper, "settle", settle)
+    monkeypatch.setattr(process, "_settle", settle)
     async with create_task_group() as tasks:
         tasks.start_soon(run, *program(leaving(IGNORES)))
         await settling.wait()
@@ -997,8 +1001,9 @@ def groups_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     reaper = Reaper()
     reaper.contained = False
     monkeypatch.setattr(Reaper, "_instance", reaper)
-    monkeypatch.setattr(process, "ON_LINUX", False)
-    monkeypatch.setattr(process, "GIVE_UP", 0.2)  # init may be slow to reap, and zombies count
+    monkeypatch.setattr(tree, "ON_LINUX", False)
+    for module in (process, tree):  # init may be slow to reap, and zombies count
+        monkeypatch.setattr(module, "GIVE_UP", 0.2)
     if ON_LINUX:
         ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
     yield
@@ -1036,7 +1041,8 @@ import os, signal, sys
 sys.platform = "darwin"
 del os.pidfd_open, signal.pidfd_send_signal
 import anyio
-from stream.process import Reaper, capture
+from stream.process import capture
+from stream.tree import Reaper
 async def main():
     got = await capture(["sh", "-c", "exit 3"], env={}, cwd="/",
                         timeout=9, stdout_limit=9, stderr_limit=9)
@@ -1048,5 +1054,5 @@ anyio.run(main)
 
 def test_without_proc_it_does_not_claim_to_contain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chroot without /proc: the reaper would be blind, so it falls back to the group."""
-    monkeypatch.setattr(process, "read_file", lambda pid, name: b"")
+    monkeypatch.setattr(tree, "read_file", lambda pid, name: b"")
     assert not Reaper().contained

@@ -1,0 +1,239 @@
+"""What `stream matrix` is going to run: which cells there are, and how each is started.
+
+Nothing here waits, and nothing heavy is imported: the first probes run while what watches
+them is still being loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import overload
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stream.catalog import Catalogs, find_catalogs
+from stream.errors import InputError, SpawnError, UsageError
+from stream.pattern import Descriptor, find_descriptor
+from stream.probes import (
+    BUNDLED,
+    TEMPORARY,
+    Script,
+    Staging,
+    chosen,
+    renew,
+    scripts,
+    staged,
+    tree_of,
+)
+from stream.records.boundary import SANDBOX_MODES
+from stream.tree import Tree, start
+
+HEAD_START = 16  #: probes at most that run while we still load: enough to keep the cores busy
+
+
+class Cell(Struct, frozen=True):
+    """One probe in one mode."""
+
+    index: int
+    script: Script
+    mode: str
+    catalog: str
+    env: Mapping[str, str]
+
+
+class Request(Struct, frozen=True):
+    """What the user asked for, as it was said."""
+
+    probes: Sequence[str] = ()
+    capabilities: Sequence[str] = ()
+    modes: Sequence[str] = ()
+    folder: Path | None = None
+    catalog: str | None = None
+    boundary: str | None = None
+    workspace: Path | None = None
+    repeat: int = 1
+
+
+class Plan(Struct, frozen=True):
+    """A request that was found good: every cell is known, nothing has started."""
+
+    folder: Path
+    catalogs: Catalogs
+    descriptor: Descriptor
+    workspace: Path
+    sandbox_mode: str | None
+    cells: Sequence[Cell]
+    left_out: tuple[Script, ...] = ()
+
+    @property
+    def scripts(self) -> list[Script]:
+        cells = self.cells.kinds if isinstance(self.cells, Cells) else self.cells
+        return list({cell.script.id: cell.script for cell in cells}.values())
+
+
+class Cells(Sequence[Cell]):
+    """A few kinds of cells, each repeated; none is made before its turn."""
+
+    def __init__(self, kinds: Sequence[Cell], repeat: int) -> None:
+        self.kinds = kinds
+        self.repeat = repeat
+
+    def __len__(self) -> int:
+        return len(self.kinds) * self.repeat
+
+    @overload
+    def __getitem__(self, index: int) -> Cell: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Cell]: ...
+    def __getitem__(self, index: int | slice) -> Cell | Sequence[Cell]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        if index >= len(self):
+            raise IndexError(index)
+        return replace(self.kinds[index // self.repeat], index=index)
+
+
+def make_plan(request: Request) -> Plan:
+    """Raises StreamError with the place of what cannot be used."""
+    folder = request.folder or BUNDLED
+    tree = None if request.folder is None else tree_of(folder)
+    catalogs = find_catalogs(request.catalog, tree)
+    descriptor = find_descriptor(request.boundary, tree)
+    workspace = _workspace(request.workspace)
+    sandbox_mode = declared_sandbox_mode()
+    modes = tuple(dict.fromkeys(request.modes)) or descriptor.modes[:1]
+    for mode in modes:
+        if mode not in descriptor.modes:
+            raise UsageError(f"unknown mode: {mode} (expected {'|'.join(descriptor.modes)})")
+    picked, left_out = _select(request, folder, catalogs)
+    env = _environment(workspace, sandbox_mode, descriptor)
+    cells = Cells(
+        [_cell(script, mode, env, catalogs) for mode in modes for script in picked], request.repeat
+    )
+    return Plan(folder, catalogs, descriptor, workspace, sandbox_mode, cells, tuple(left_out))
+
+
+def _select(
+    request: Request, folder: Path, catalogs: Catalogs
+) -> tuple[list[Script], list[Script]]:
+    """(the probes to run, the bundled ones that belong to another catalog)."""
+    found = scripts(folder)
+    known = set(catalogs.ids())
+    for capability in request.capabilities:
+        if capability not in known:
+            raise UsageError(f"unknown capability: {capability} (see `stream matrix --list`)")
+    picked = chosen(found, folder, request.probes)
+    if request.capabilities:
+        wanted = set(request.capabilities)
+        picked += [s for s in found if s.capability in wanted and s not in picked]
+        if not picked:
+            names = ", ".join(request.capabilities)
+            raise UsageError(f"{folder}: no probe has the primary capability {names}")
+    if picked:
+        return picked, []
+    if catalogs.named and request.folder is None:
+        # The bundled probes cover several catalogs; the user chose one of them.
+        left_out = [s for s in found if s.capability not in known]
+        picked = [s for s in found if s.capability in known]
+        if not picked:
+            raise UsageError(f"{catalogs.first.path}: no bundled probe has a capability of it")
+        return picked, left_out
+    return found, []
+
+
+def _workspace(given: Path | None) -> Path:
+    try:
+        path = (given or Path.cwd()).absolute()
+    except OSError:
+        raise InputError("the current folder is gone") from None
+    if not path.is_dir():
+        raise InputError(f"{path}: the workspace is not a folder")
+    return path
+
+
+def declared_sandbox_mode() -> str | None:
+    declared = os.environ.get("FENCE_SANDBOX_MODE") or None
+    if declared is not None and declared not in SANDBOX_MODES:
+        raise UsageError(
+            f"FENCE_SANDBOX_MODE: unknown mode {declared!r} (expected {'|'.join(SANDBOX_MODES)})"
+        )
+    return declared
+
+
+def _environment(
+    workspace: Path, sandbox_mode: str | None, descriptor: Descriptor
+) -> dict[str, str]:
+    """What every probe sees: ours, the contract's variables, and nothing that is declared empty."""
+    env = dict(os.environ)
+    for name in ("FENCE_SANDBOX_MODE", "STREAM_EMIT_LOG", *_SHELL_STATE):
+        env.pop(name, None)
+    env |= {
+        "LC_ALL": "C",
+        "PWD": str(workspace),
+        "STREAM_FRAME": "1",
+        "FENCE_WORKSPACE_ROOT": str(workspace),
+        "BOUNDARY_PATH": str(descriptor.path),
+    }
+    if sandbox_mode:
+        env["FENCE_SANDBOX_MODE"] = sandbox_mode
+    return env
+
+
+#: what would make bash behave otherwise than the script's author saw it
+_SHELL_STATE = ("BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "CDPATH", "POSIXLY_CORRECT")
+
+
+def _cell(script: Script, mode: str, env: dict[str, str], catalogs: Catalogs) -> Cell:
+    catalog = catalogs.for_capability(script.capability)
+    variables = {"FENCE_RUN_MODE": mode, "CATALOG_PATH": str(catalog.path)}
+    return Cell(0, script, mode, catalog.key, {**env, **variables})
+
+
+@cache
+def system_name() -> str:
+    """uname -srm, as the harness sees it."""
+    name = os.uname()
+    return f"{name.sysname} {name.release} {name.machine}"
+
+
+class Begun(Struct):
+    """A plan whose first cells run already. `run_matrix` goes on with the rest, and ends it."""
+
+    plan: Plan
+    jobs: int
+    staging: Staging
+    started: dict[int, Tree]  #: by the index of the cell; its slot is the same number
+    held: ExitStack
+
+
+def begin(plan: Plan, jobs: int) -> Begun:
+    """Raises StreamError where there is no place for it."""
+    with ExitStack() as held:
+        staging = held.enter_context(staged(plan.scripts, plan.folder, plan.workspace))
+        begun = Begun(plan, jobs, staging, {}, held)
+        for slot, cell in enumerate(plan.cells[: min(jobs, HEAD_START)]):
+            try:
+                tmpdir = staging.tmpdir(slot)
+                if tmpdir is not None:
+                    renew(tmpdir)
+                begun.started[slot] = launch(cell, plan, staging, slot)
+            except (OSError, SpawnError):
+                break  # met again by whoever runs the cell, and reported there
+        begun.held = held.pop_all()
+    return begun
+
+
+def launch(cell: Cell, plan: Plan, staging: Staging, slot: int) -> Tree:
+    """Raises SpawnError."""
+    # Where there can be none, a probe that needs one must see why.
+    tmpdir = staging.tmpdir(slot) or cell.env.get("TMPDIR", TEMPORARY[0])
+    return start(
+        staging.command(cell.script),
+        env={**cell.env, "TMPDIR": str(tmpdir)},
+        cwd=str(plan.workspace),
+    )

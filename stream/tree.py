@@ -1,0 +1,254 @@
+"""Start programs, and find what descends from them, however it tried to escape.
+
+On Linux this process becomes the subreaper of everything it starts, so that an orphan comes
+back to it instead of to init; elsewhere the process group is all that there is. Nothing here
+waits, and nothing heavy is imported: a program may be started before there is a loop to
+watch it (`process` does).
+
+A child that it does not know, in a session of its own, is an orphan: every program that
+gets one is started through this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+
+from stream.errors import SpawnError, os_reason
+from stream.proctable import (
+    ON_LINUX,
+    Process,
+    become_subreaper,
+    descendants,
+    open_files,
+    open_pidfd,
+    own_children,
+    read_file,
+    read_process,
+    reap,
+    send,
+    ticks_now,
+)
+
+GIVE_UP = 2.0  #: seconds to wait for a killed process: only one stuck in the kernel needs it
+ROOM = 12  #: descriptors that are free when a program is started; it takes three for good
+
+_MARK = "STREAM_TREE"  # in the environment of every process of a tree
+_serial = count(1)
+
+
+def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: str) -> Tree:
+    """In a session of its own, with stdin from /dev/null and pipes for what it writes."""
+    mark = f"{os.getpid()}.{next(_serial)}"
+    reaper = Reaper.get()
+    alone, moment = reaper.is_idle(), ticks_now()
+    try:
+        _check_room()
+        leader = subprocess.Popen(  # it waits for the exec, half a millisecond
+            argv,
+            env={**env, _MARK: mark},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+    except OSError as error:
+        place = f"{cwd}: " if error.filename == cwd else ""
+        raise SpawnError(f"{place}{os_reason(error)}") from None
+    tree = Tree(leader, mark, alone, moment)
+    reaper.add(tree)
+    return tree
+
+
+def _check_room() -> None:
+    """To look at processes takes descriptors: who starts one leaves enough to find its children."""
+    opened: list[int] = []
+    try:
+        for _ in range(ROOM):
+            opened += [os.dup(2)]
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+class Tree:
+    """A leader and what descends from it."""
+
+    def __init__(self, leader: subprocess.Popen[bytes], mark: str, alone: bool, start: int) -> None:
+        assert leader.stdout is not None
+        assert leader.stderr is not None
+        self.leader = leader
+        self.mark = f"{_MARK}={mark}".encode()
+        self.alone = alone  # nobody else's orphan can come to us at any time of its life
+        self.pipes = (leader.stdout.fileno(), leader.stderr.fileno())
+        for pipe in self.pipes:
+            os.set_blocking(pipe, False)
+        self.claimed: set[tuple[int, int]] = set()  # (pid, start time) of known members
+        self.start = start
+        self.pidfd = open_pidfd(leader.pid)
+        self.is_clean = False  # it was looked, and nobody is left
+
+    @property
+    def is_over(self) -> bool:
+        """The leader has ended, and is reaped."""
+        return self.leader.poll() is not None
+
+    def pipe_names(self) -> set[str]:
+        return {name for fd in self.pipes for name in open_files("self", fd)}
+
+    def close(self) -> None:
+        assert self.leader.stdout is not None
+        assert self.leader.stderr is not None
+        self.leader.stdout.close()
+        self.leader.stderr.close()
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+
+class Reaper:
+    """Adopts the orphans of every tree, and says whose they are."""
+
+    _instance: Reaper | None = None
+
+    def __init__(self) -> None:
+        self.trees: list[Tree] = []
+        self.contained = ON_LINUX and bool(read_file(os.getpid(), "stat")) and become_subreaper()
+        # Inherited from whoever started us. The processes of a tree are never in our session.
+        self._before = {p.key for p in map(read_process, own_children()) if p}
+        self._session = os.getsid(0)
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+            # Inherited as well: the kernel would forget how our children end.
+            with contextlib.suppress(ValueError):  # not in the main thread
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    @classmethod
+    def get(cls) -> Reaper:
+        if cls._instance is None:
+            cls._instance = cls()
+        return cls._instance
+
+    def is_idle(self) -> bool:
+        """Nothing runs that could leave an orphan to us."""
+        return not self.trees and not self._orphans(lambda orphan: True)
+
+    def add(self, tree: Tree) -> None:
+        for other in self.trees:
+            other.alone = False
+        self.trees.append(tree)
+
+    def signal(self, tree: Tree, number: signal.Signals) -> None:
+        """To every living member."""
+        if not self.contained:
+            _send_group(tree, number)
+            return
+        for process in self._members(tree, self._roots(tree)):
+            send(process, number)
+
+    def strays(self) -> list[str]:
+        """Orphans that no tree could be found for: named, and ended. For the end of a run:
+        it does not give way to other tasks, for GIVE_UP at most."""
+        found: dict[tuple[int, int], str] = {}
+        deadline = time.monotonic() + GIVE_UP
+        while strays := self._orphans(self._is_stray):
+            found |= {process.key: str(process) for process in self._kill(strays)}
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.001)
+        return list(found.values())
+
+    def kill(self, tree: Tree) -> dict[tuple[int, int], str]:
+        """Whom of the tree it caught: again and again until nobody is left."""
+        if self.contained:
+            return {process.key: str(process) for process in self._kill(self._roots(tree), tree)}
+        if _send_group(tree, signal.SIGKILL):
+            return {(tree.leader.pid, 0): f"process group {tree.leader.pid}"}
+        return {}
+
+    def living(self, tree: Tree) -> list[str]:
+        return [str(process) for process in self._roots(tree)]
+
+    def drop(self, tree: Tree) -> None:
+        """Nothing of it is left, or all was tried."""
+        self.trees.remove(tree)
+        tree.close()
+
+    def _kill(self, roots: Sequence[Process], tree: Tree | None = None) -> list[Process]:
+        """The roots, stopped so that they do not fork away meanwhile, and all below them."""
+        for process in roots:
+            send(process, signal.SIGSTOP)
+        members = self._members(tree, roots)
+        for process in members:
+            send(process, signal.SIGKILL)
+        return members
+
+    def is_left(self, tree: Tree) -> bool:
+        """Whether the leader, once it is over, left anyone behind. Costs one small read."""
+        if self.contained:
+            return bool(self._roots(tree))
+        return tree.is_over and _send_group(tree, 0)
+
+    def _orphans(self, is_wanted: Callable[[Process], bool]) -> list[Process]:
+        """Our living children that are no leader, and were not there before us."""
+        leaders = {tree.leader.pid for tree in self.trees if tree.leader.returncode is None}
+        while True:
+            wanted: list[Process] = []
+            reaped = False
+            for process in map(read_process, set(own_children()) - leaders):
+                if process is None or process.session == self._session:
+                    continue
+                if process.key in self._before:
+                    continue
+                if process.ended:
+                    reaped |= reap(process.pid)
+                elif is_wanted(process):
+                    wanted.append(process)
+            # Who ended while we looked may have left us a child that we did not see.
+            if wanted or not reaped:
+                return wanted
+
+    def _roots(self, tree: Tree) -> list[Process]:
+        """Where a tree hangs on us: its orphans, and its leader."""
+        roots = self._orphans(lambda orphan: self._belongs(orphan, tree))
+        if not tree.is_over:
+            leader = read_process(tree.leader.pid)
+            roots += [leader] if leader else []
+        return roots
+
+    def _members(self, tree: Tree | None, roots: Sequence[Process]) -> list[Process]:
+        members = list(descendants(roots)) if roots else []
+        if tree is not None:
+            tree.claimed.update(process.key for process in members)
+        return members
+
+    def _is_stray(self, orphan: Process) -> bool:
+        return not any(self._belongs(orphan, tree) for tree in self.trees)
+
+    def _belongs(self, orphan: Process, tree: Tree) -> bool:
+        if orphan.key in tree.claimed or orphan.session == tree.leader.pid:
+            return True
+        if tree.alone and orphan.start >= tree.start:  # whose else could it be
+            return True
+        if tree.mark in read_file(orphan.pid, "environ").split(b"\0"):
+            return True
+        if tree.pipe_names() & set(open_files(orphan.pid)):
+            return True
+        # One that is about to end has nothing to show any more, but perhaps a child for us.
+        now = read_process(orphan.pid)
+        return now is None or now.leaving
+
+
+def _send_group(tree: Tree, number: int) -> bool:
+    """Whether there is anyone in the leader's group."""
+    try:
+        os.killpg(tree.leader.pid, number)
+    except (ProcessLookupError, PermissionError):  # macOS: permission, where all are zombies
+        return False
+    return True
