@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from stream.pipeline import Pipeline, Sink
-from stream.plan import Begun, Cell
+from stream.plan import Begun, Cell, Stop
 from stream.process import finish
 from stream.sources.probe import ProbeSource
 from stream.stages.emit import Emit, EncodeRaw, Failure
@@ -20,6 +20,7 @@ class Outcome(Struct):
     """What a run came to."""
 
     cells: int
+    recorded: int  #: fewer only where it was stopped
     results: dict[str, int]
     failed: int
     failures: list[Failure]  #: the first of them
@@ -33,6 +34,7 @@ async def run_matrix(
     timeout: float,
     as_completed: bool = False,
     raw: bool = False,
+    stop: Stop | None = None,
     on_done: Callable[[int, Cell | None], None] = lambda done, cell: None,
 ) -> Outcome:
     """Every cell of the plan ends in exactly one record, in each sink."""
@@ -46,17 +48,19 @@ async def run_matrix(
             jobs=begun.jobs,
             timeout=timeout,
             as_completed=as_completed,
+            stop=stop or Stop(),
             on_done=on_done,
         )
         pipeline = Pipeline[Any]((source,)).through(EncodeRaw if raw else lambda: emit)
         try:
-            await pipeline.into(*sinks)
+            report = await pipeline.into(*sinks)
         finally:
             for tree in begun.started.values():  # nobody came to watch them
                 await finish(tree)
             strays = Reaper.get().strays()
     return Outcome(
         cells=len(plan.cells),
+        recorded=sum(counts.passed for _, counts in report.stages),
         results=dict(emit.results),
         failed=emit.failed,
         failures=emit.failures,

@@ -7,7 +7,7 @@ them is still being loaded.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -199,6 +199,18 @@ def system_name() -> str:
     """uname -srm, as the harness sees it."""
     name = os.uname()
     return f"{name.sysname} {name.release} {name.machine}"
+
+
+class Stop:
+    """The wish that a run ends early, with what it has. May be said before anyone hears it."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.hear: Callable[[], None] = lambda: None
+
+    def ask(self) -> None:
+        self.asked = True
+        self.hear()
 
 
 class Begun(Struct):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
-from stream.cli.running import run, run_now, say, seconds, tell
+from stream.cli.running import number, run, run_now, say, seconds, tell
 
 if TYPE_CHECKING:
     from stream.matrix import Outcome
@@ -101,8 +101,8 @@ def matrix(
     sandbox mode; it is only recorded. Exit 0 if every probe wrote its own valid record, 1 if
     one did not.
     """
-    from stream.plan import Request, begin, make_plan
-    from stream.sinks.places import check_outputs, partial
+    from stream.plan import Request, Stop, begin, make_plan
+    from stream.sinks.places import check_outputs
 
     request = Request(
         probes=_split(probe, "--probe"),
@@ -118,6 +118,7 @@ def matrix(
         run_now(lambda: _list(request))
 
     begun: Begun | None = None
+    stop = Stop()
 
     def prepare() -> None:
         nonlocal begun
@@ -133,28 +134,42 @@ def matrix(
         from stream.sinks.ndjson import People, Records
 
         assert begun is not None
-        sinks: list[Records | People] = [Records(output)]
         control = (Finding, Gap, Reject)
-        sinks.append(Records(reject, control) if reject else People(control))
+        others = Records(reject, control, is_whole) if reject else People(control)
         progress = Progress(len(begun.plan.cells))
         try:
             outcome = await run_matrix(
                 begun,
-                *sinks,
+                Records(output, bytes, is_whole),
+                others,
                 timeout=timeout,
                 as_completed=as_completed,
                 raw=raw,
+                stop=stop,
                 on_done=progress,
             )
         except BaseException:
             progress.clear()
-            if output != "-" and partial(output).exists():
-                say(f"stream: what was recorded until then is in {partial(output)}")
+            _point_to(output)
             raise
         progress.clear()
-        return _conclude(outcome, raw=raw)
+        code = _conclude(outcome, raw=raw)
+        if stop.asked:
+            _point_to(output)
+        return code
 
-    run(work, prepare)
+    def is_whole() -> bool:
+        return not stop.asked
+
+    run(work, prepare=prepare, stop=stop.ask)
+
+
+def _point_to(output: str) -> None:
+    """To what there is of an output that did not become whole."""
+    from stream.sinks.places import STDOUT, partial
+
+    if output != STDOUT and partial(output).exists():
+        say(f"stream: what was recorded until then is in {partial(output)}")
 
 
 def default_jobs() -> int:
@@ -209,12 +224,15 @@ def _conclude(outcome: Outcome, *, raw: bool) -> int:
         say("stream: nothing is writable here: the probes had no TMPDIR of their own")
     for stray in outcome.strays:
         say(f"stream: a process that left its probe's tree was ended: {stray}")
+    cells = number(outcome.cells, "cell")
+    if outcome.recorded != outcome.cells:
+        cells = f"stopped: {outcome.recorded} of {outcome.cells} cells"
     if raw:
-        say(f"{outcome.cells} cells, {outcome.cells} raw emissions")
-        return 1 if outcome.strays else 0
-    results = ", ".join(f"{count} {name}" for name, count in sorted(outcome.results.items()))
-    records = sum(outcome.results.values())
-    say(f"{outcome.cells} cells = {records} records: {results}")
+        say(f"{cells} = {number(outcome.recorded, 'raw emission')}")
+    else:
+        results = ", ".join(f"{count} {name}" for name, count in sorted(outcome.results.items()))
+        say(f"{cells} = {number(outcome.recorded, 'record')}" + (results and f": {results}"))
     if outcome.failed:
-        say(f"{outcome.failed} probe(s) failed")
-    return 1 if outcome.failed or outcome.strays or records != outcome.cells else 0
+        say(f"{number(outcome.failed, 'probe')} failed")
+    bad = outcome.failed or outcome.strays or outcome.recorded != outcome.cells
+    return 1 if bad else 0

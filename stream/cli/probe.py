@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from stream.cli.running import run, run_now, say, seconds, tell
+from stream.cli.running import number, run, run_now, say, seconds, tell
 
 _PROBES = typer.Option(
     None, metavar="DIR", help="A folder of probe scripts. Default: the bundled ones."
@@ -126,7 +126,7 @@ def gate(
             static=static,
             timeout=timeout,
         )
-        say(f"gate: {outcome.probes} probes, {outcome.findings} findings")
+        say(f"gate: {number(outcome.probes, 'probe')}, {number(outcome.findings, 'finding')}")
         return 1 if outcome.findings else 0
 
     run(work)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 READER_GONE = 141
+PATIENCE = 4.0  #: seconds for an end in order: longer than to end what ignores SIGTERM takes
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -37,6 +38,10 @@ def tell(text: str | bytes) -> None:
         raise
     except OSError as error:
         raise OutputError(f"stdout: {os_reason(error)}") from None
+
+
+def number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def seconds(value: float) -> float:
@@ -66,11 +71,17 @@ def start(app: Callable[[], None]) -> None:
         _leave(2)
 
 
-def run(work: Callable[[], Awaitable[int]], prepare: Callable[[], None] | None = None) -> None:
+def run(
+    work: Callable[[], Awaitable[int]],
+    *,
+    prepare: Callable[[], None] | None = None,
+    stop: Callable[[], None] | None = None,
+) -> None:
     """Run to the end or to a signal, and leave with the exit code.
 
-    What `prepare` starts runs while the rest is imported. An interrupt that comes meanwhile
-    is kept for `work`, which is cancelled at its first wait.
+    What `prepare` starts runs while the rest is imported; a signal that comes meanwhile is
+    kept. The first signal asks `stop` for an end in order, which has PATIENCE for it; where
+    there is no `stop`, and for whoever signals again, `work` is cancelled.
     """
     from stream.errors import StreamError
 
@@ -86,7 +97,7 @@ def run(work: Callable[[], Awaitable[int]], prepare: Callable[[], None] | None =
         gc.freeze()
         gc.enable()
         gc.set_threshold(50_000)
-        code = anyio.run(_until_signal, work, early)
+        code = anyio.run(_until_signal, work, stop, early)
     except* StreamError as group:
         error = _first(group)
         say(f"stream: {error}")
@@ -115,32 +126,43 @@ def _heeded() -> list[signal.Signals]:
     return [number for number in INTERRUPTS if signal.getsignal(number) != signal.SIG_IGN]
 
 
-async def _until_signal(work: Callable[[], Awaitable[int]], early: Sequence[int]) -> int:
+async def _until_signal(
+    work: Callable[[], Awaitable[int]], stop: Callable[[], None] | None, early: Sequence[int]
+) -> int:
     from asyncio import get_running_loop
 
-    from anyio import create_task_group, open_signal_receiver
+    from anyio import create_task_group, open_signal_receiver, sleep
 
     caught = 0
-    code: int | None = None
     # Held until all is cleaned up: a second signal must not cut that short.
     with open_signal_receiver(*_heeded()) as signals:
         async with create_task_group() as tasks:
 
-            async def watch() -> None:
+            async def give_up() -> None:
+                await sleep(PATIENCE)
+                tasks.cancel_scope.cancel()
+
+            def interrupt(number: int) -> None:
                 nonlocal caught
-                async for number in signals:
-                    caught = number
+                if stop is None or caught:
                     tasks.cancel_scope.cancel()
+                else:
+                    stop()
+                    tasks.start_soon(give_up)
+                caught = number
+
+            async def watch() -> None:
+                async for number in signals:
+                    interrupt(number)
 
             tasks.start_soon(watch)
-            if early:
-                caught = early[0]
-                tasks.cancel_scope.cancel()
+            for number in early[:2]:
+                interrupt(number)
             if not _can_send():
                 _beat(get_running_loop())
             code = await work()
             tasks.cancel_scope.cancel()
-    if code is None:
+    if caught:
         say("stream: interrupted")
         _leave(128 + caught)
     return code

@@ -28,10 +28,11 @@ class Records(Struct):
 
     target: str
     kinds: type | tuple[type, ...] = bytes
+    is_whole: Callable[[], bool] = lambda: True  #: asked at the end: else a file stays partial
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write[Item]]:
-        async with _writer(self.target) as write_bytes:
+        async with _writer(self.target, self.is_whole) as write_bytes:
 
             async def write(batch: Batch[Item]) -> None:
                 lines = [
@@ -71,10 +72,10 @@ def _picked(batch: Batch[Item], kinds: type | tuple[type, ...]) -> Sequence[Item
     return [item for item in batch if isinstance(item, kinds)]
 
 
-def _writer(target: str) -> AbstractAsyncContextManager[WriteBytes]:
-    if target == STDOUT:
-        return _device(STDOUT)
-    return _file(target) if is_regular(target) else _device(target)
+def _writer(target: str, is_whole: Callable[[], bool]) -> AbstractAsyncContextManager[WriteBytes]:
+    if target == STDOUT or not is_regular(target):
+        return _device(target)
+    return _file(target, is_whole)
 
 
 @asynccontextmanager
@@ -114,7 +115,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 @asynccontextmanager
-async def _file(target: str) -> AsyncIterator[WriteBytes]:
+async def _file(target: str, is_whole: Callable[[], bool]) -> AsyncIterator[WriteBytes]:
     """Grows as `target.partial`; a clean end gives it its name, anything else leaves it so."""
     growing = partial(target)
     with named(target):
@@ -137,8 +138,9 @@ async def _file(target: str) -> AsyncIterator[WriteBytes]:
 
     try:
         yield write
-        with named(target):
-            growing.replace(growing.with_suffix(""))
+        if is_whole():
+            with named(target):
+                growing.replace(growing.with_suffix(""))
     finally:
         with CancelScope(shield=True), named(target):
             await file.close()

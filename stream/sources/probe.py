@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from anyio import Condition, create_task_group, to_thread
+from anyio import CancelScope, Condition, create_task_group, to_thread
 from anyio.abc import ObjectSendStream
 from msgspec import Struct, field
 
 from stream.errors import SpawnError, os_reason
 from stream.pipeline import Batch
-from stream.plan import Cell, Plan, launch, system_name
+from stream.plan import Cell, Plan, Stop, launch, system_name
 from stream.probes import Staging, is_fresh, renew, utf8
 from stream.process import Captured, follow, not_started
 from stream.records.emission import RawEmission
@@ -23,7 +23,10 @@ AHEAD = 256  #: cells that may be done before the oldest one that is not
 
 
 class ProbeSource(Struct):
-    """Delivers in cell order, or as cells finish. A slow reader slows the probes."""
+    """Delivers in cell order, or as cells finish. A slow reader slows the probes.
+
+    Asked to stop, it ends the probes that run, and delivers those that had finished.
+    """
 
     plan: Plan
     staging: Staging
@@ -31,20 +34,38 @@ class ProbeSource(Struct):
     timeout: float
     as_completed: bool = False
     started: dict[int, Tree] = field(default_factory=dict)  #: by slot: its first cell runs
+    stop: Stop = field(default_factory=Stop)
     on_done: Callable[[int, Cell | None], None] = lambda done, cell: None
+    _measuring: set[CancelScope] = field(default_factory=set)
 
     async def run(self, out: ObjectSendStream[Batch[RawEmission]], /) -> None:
         cells = self.plan.cells
         queue = iter(cells)
         line = _Line(out, self.as_completed, self.on_done)
+        self.stop.hear = self._interrupt
         async with create_task_group() as workers:
             for slot in range(min(self.jobs, len(cells))):
                 workers.start_soon(self._work, slot, next(queue), queue, line)
+        await line.deliver_rest()
+
+    def _interrupt(self) -> None:
+        for scope in self._measuring:
+            scope.cancel()
 
     async def _work(self, slot: int, first: Cell, queue: Iterator[Cell], line: _Line) -> None:
         for cell in chain((first,), queue):
-            await line.turn(cell)
-            await line.deliver(cell, self._emission(cell, await self._measure(cell, slot)))
+            with CancelScope() as scope:
+                self._measuring.add(scope)
+                try:
+                    if self.stop.asked:
+                        scope.cancel()
+                    await line.turn(cell)
+                    got = await self._measure(cell, slot)
+                finally:
+                    self._measuring.remove(scope)
+            if scope.cancelled_caught:
+                return
+            await line.deliver(cell, self._emission(cell, got))
 
     async def _measure(self, cell: Cell, slot: int) -> Captured:
         tree = self.started.pop(slot, None)
@@ -119,3 +140,8 @@ class _Line(Struct):
             if ready:
                 await self.out.send(ready)
                 self._moved.notify_all()
+
+    async def deliver_rest(self) -> None:
+        """What waits for cells that were never finished: nothing, unless it was stopped."""
+        if self._held:
+            await self.out.send([self._held[index] for index in sorted(self._held)])

@@ -138,7 +138,7 @@ def test_a_signal_from_the_first_probe(place: Place) -> None:
     done = place.stream("matrix", "--probes", folder, "-o", "out")
     assert (done.code, done.out) == (143, b"")
     assert done.err.splitlines()[-1] == "stream: interrupted"
-    assert not (place.workspace / "out").exists()
+    assert [path.name for path in place.workspace.iterdir()] == ["out.partial"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -153,7 +153,7 @@ async def work():
     finally:
         print("cleaned up", flush=True)
     return 0
-run(work, lambda: os.kill(os.getpid(), {number.value}))
+run(work, prepare=lambda: os.kill(os.getpid(), {number.value}))
 """
     done = place.stream(argv0=(sys.executable, "-c", script))
     said = (done.code, done.out, done.err)
@@ -227,8 +227,42 @@ def interrupted(
 def test_signals(place: Place, number: signal.Signals, times: int) -> None:
     """The impatient, who signal again, do not break the clean-up."""
     done = interrupted(place, number, times=times)
-    assert (done.code, done.err) == (128 + number, "stream: interrupted\n")
+    assert done.code == 128 + number
+    assert done.err.splitlines()[-1] == "stream: interrupted"
+    assert "Traceback" not in done.err
     assert not place.left()
+
+
+@pytest.mark.parametrize("words", [[], ["--as-completed"], ["--raw"]])
+def test_what_had_finished_is_kept(place: Place, words: list[str]) -> None:
+    """The first cell hangs, the others are done and wait for it: an interrupt loses none."""
+    fifo = place.fifo("running")
+    bodies = {f"b{n:02}": "" for n in range(20)}
+    folder = place.probes(a=SLEEP, **bodies, c=f"echo >{fifo}\n{SLEEP}")
+    process = place.start("matrix", "--probes", folder, "--jobs", "2", "-o", "out", *words)
+    fifo.read_text()
+    process.send_signal(signal.SIGINT)
+    done = place.finish(process)
+    assert (done.code, done.out) == (130, b"")
+    what = "20 raw emissions" if words == ["--raw"] else "20 records: 20 success"
+    assert done.err.splitlines() == [
+        f"stopped: 20 of 22 cells = {what}",
+        "stream: what was recorded until then is in out.partial",
+        "stream: interrupted",
+    ]
+    assert [path.name for path in place.workspace.iterdir()] == ["out.partial"]
+    lines = (place.workspace / "out.partial").read_bytes().splitlines()
+    probes = [json.loads(line)["probe"] for line in lines]
+    ids = [probe if words == ["--raw"] else probe["id"] for probe in probes]
+    assert ids == sorted(bodies) or (words == ["--as-completed"] and sorted(ids) == sorted(bodies))
+
+
+def test_nothing_had_finished(place: Place) -> None:
+    done = interrupted(place, signal.SIGINT, ("matrix", "--jobs=1", "--probe=b"))
+    assert done.err.splitlines() == [
+        "stopped: 0 of 1 cells = 0 records",
+        "stream: interrupted",
+    ]
 
 
 @pytest.mark.parametrize("command", [("gate",), ("probe", "b")])

@@ -197,7 +197,7 @@ def test_static_runs_nothing(shared: Place, folder: Path) -> None:
 def test_paths(shared: Place, folder: Path) -> None:
     for words in (["good", "--probes", folder], [folder / "good.sh"], ["good.sh"], ["./good.sh"]):
         done = shared.stream("gate", *words, cwd=folder)
-        assert (done.code, done.out, done.err) == (0, b"", "gate: 1 probes, 0 findings\n")
+        assert (done.code, done.out, done.err) == (0, b"", "gate: 1 probe, 0 findings\n")
     done = shared.stream("gate", folder / "good.sh", folder / "shebang.sh")
     assert (done.code, [json.loads(done.out)["rule"]]) == (1, ["gate.shebang"])
     for words in (["nope"], [folder / "nope.sh"], [folder / "good.sh", "/elsewhere/x.sh"]):

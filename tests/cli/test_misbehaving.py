@@ -105,7 +105,7 @@ def test_stderr_names_probe_and_reason(run: Done) -> None:
         sentence = BREACHES[probe][1]
         assert any(f"{probe} (baseline)" in line and sentence in line for line in lines)
     assert f"… and {len(patient) - 20} more" in lines
-    assert f"{len(patient)} probe(s) failed" in lines
+    assert f"{len(patient)} probes failed" in lines
 
 
 def test_the_records_validate(run: Done, shared: Place) -> None:

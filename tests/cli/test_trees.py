@@ -117,7 +117,7 @@ def test_a_tree_with_a_helper_of_its_own(place: Place, published: Path, indent: 
     link.symlink_to(published)
     for folder in (published, link):
         done = place.stream("matrix", "--probes", folder, env={"INDENT": indent})
-        assert (done.code, done.err) == (0, "1 cells = 1 records: 1 success\n")
+        assert (done.code, done.err) == (0, "1 cell = 1 record: 1 success\n")
         assert done.out.count(b"\n") == 1
         assert done.records[0]["result"]["message"] == "own"
 
