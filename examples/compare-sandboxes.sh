@@ -6,10 +6,12 @@ set -euo pipefail
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
+# Exit 1 means that a probe failed, which its record tells; anything else ends us.
+measure() { "$@" || [[ $? -eq 1 ]]; }
 results() { jq -r '[.probe.id, .result.observed_result] | @tsv' | sort; }
 
-stream matrix "$@" 2>/dev/null | results >"$scratch/plain"
-bwrap --ro-bind / / --dev /dev --proc /proc --unshare-pid --die-with-parent \
-  stream matrix "$@" 2>/dev/null | results >"$scratch/inside"
+measure stream matrix "$@" | results >"$scratch/plain"
+measure bwrap --ro-bind / / --dev /dev --proc /proc --unshare-pid --die-with-parent \
+  stream matrix "$@" | results >"$scratch/inside"
 
 join -t $'\t' "$scratch/plain" "$scratch/inside" | awk -F '\t' '$2 != $3'

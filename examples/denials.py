@@ -5,6 +5,8 @@ stream matrix | python examples/denials.py
 
 from __future__ import annotations
 
+import sys
+
 import anyio
 import msgspec
 
@@ -43,7 +45,10 @@ class Denied:
 
 
 async def main() -> None:
-    await Pipeline[bytes]((NdjsonSource("-"),)).through(Denied).into(Records("-"))
+    report = await Pipeline[bytes]((NdjsonSource("-"),)).through(Denied).into(Records("-"))
+    for name, counts in report.stages:
+        if counts.rejected:
+            sys.exit(f"{name}: {counts}")
 
 
 anyio.run(main)

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import UNSET, Struct
 
 from stream.document import BUNDLE, convert, is_file, read_document
-from stream.errors import InputError
+from stream.errors import InputError, blaming
 from stream.records.boundary import Snapshot
 from stream.records.catalog import Capability, CatalogDocument, Defaults
 
@@ -92,7 +92,8 @@ def find_catalogs(flag: str | None, tree: Path | None = None) -> Catalogs:
     """Command line, CATALOG_PATH, defaults.json of the probe tree, the bundled one, built-in."""
     named = flag or os.environ.get("CATALOG_PATH")
     if named:
-        return Catalogs((load_catalog(Path(named).absolute()),), named=True)
+        with blaming("CATALOG_PATH", not flag):
+            return Catalogs((load_catalog(Path(named).absolute()),), named=True)
     first = load_catalog(default_path("catalog", tree))
     bundled = [BUNDLE / path for name, path in BUILT_IN.items() if name != "boundary"]
     others = [load_catalog(path) for path in bundled if path.resolve() != first.path.resolve()]

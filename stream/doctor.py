@@ -14,8 +14,9 @@ from msgspec import Struct
 
 from stream import __version__
 from stream.catalog import find_catalogs
-from stream.errors import StreamError
+from stream.errors import OutputError, StreamError
 from stream.pattern import find_descriptor
+from stream.probes import make_root
 from stream.process import capture
 from stream.tree import Reaper
 
@@ -51,6 +52,7 @@ async def checks() -> list[Check]:
         await _bash(),
         *_tools(),
         *_selection(),
+        _scratch(),
         _containment(),
         _cgroup(),
         _privileges(),
@@ -87,6 +89,15 @@ def _selection() -> Iterator[Check]:
         yield Check("boundary", "ok", f"{descriptor.key}: {descriptor.path}", needed=True)
     except StreamError as error:
         yield Check("catalog", "missing", str(error), needed=True)
+
+
+def _scratch() -> Check:
+    try:
+        root = make_root(Path.cwd())
+    except (OSError, OutputError) as error:
+        return Check("scratch folder", "limited", f"{error}: probes have no TMPDIR of their own")
+    root.rmdir()
+    return Check("scratch folder", "ok", str(root.parent))
 
 
 def _containment() -> Check:

@@ -12,6 +12,9 @@ stream goes on. Anything that is not a StreamError is a bug and keeps its traceb
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class StreamError(Exception):
     exit_code = 2
@@ -35,6 +38,15 @@ class EmitError(StreamError):
 
 class SpawnError(StreamError):
     """A program could not be started."""
+
+
+@contextmanager
+def blaming(variable: str, is_to_blame: bool) -> Iterator[None]:
+    """An error says which environment variable led to it, where one did."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{variable}: {error}" if is_to_blame else str(error)) from None
 
 
 def os_reason(error: OSError) -> str:

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from stream.errors import EmitError, OutputError, os_reason
 from stream.pipeline import Batch, Pipeline, Sink, Write
 from stream.plan import Cell, Plan, Request, make_plan
-from stream.probes import SHEBANG, Script, remove_tree, staged, utf8
+from stream.probes import SHEBANG, TEMPORARY, Script, remove_tree, staged, utf8
 from stream.process import capture
 from stream.records.control import Finding
 from stream.records.emission import FRAME_START, FrameError, RawEmission, split_frames
@@ -180,10 +180,14 @@ async def _run(plan: Plan, timeout: float, watched: Path | None) -> list[Finding
     collected = _Collected()
     left: list[list[str]] = []
     before = _listing(watched)
+    known = {path for cell in plan.cells for path in _shared(cell.script)}
+    home = {"HOME": str(watched / "home")} if watched else {}
 
     def after(done: int, started: Cell | None) -> None:
         if started is None:
-            left.append(sorted(_listing(watched) ^ before))
+            shared = _shared(plan.cells[done - 1].script) - known
+            left.append(sorted(_listing(watched) ^ before) + sorted(map(str, shared)))
+            known.update(shared)
             if watched and left[-1]:  # the next probe finds what this one found
                 _furnish(watched)
 
@@ -192,7 +196,7 @@ async def _run(plan: Plan, timeout: float, watched: Path | None) -> list[Finding
         _scratch() as logs,
     ):
         cells = tuple(
-            replace(cell, index=n, env={**cell.env, "STREAM_EMIT_LOG": f"{logs}/{n}"})
+            replace(cell, index=n, env={**cell.env, **home, "STREAM_EMIT_LOG": f"{logs}/{n}"})
             for n, cell in enumerate(plan.cells)
         )
         source = ProbeSource(
@@ -218,7 +222,7 @@ async def _run(plan: Plan, timeout: float, watched: Path | None) -> list[Finding
             message = f"emit-record was called {called} times instead of once"
             findings.append(_finding(cell.script, "emit-calls", message))
         if changed:
-            message = f"the workspace is not as it was: {', '.join(changed[:5])}"
+            message = f"it leaves things behind, or changed: {', '.join(changed[:5])}"
             findings.append(_finding(cell.script, "leftovers", message))
     return findings
 
@@ -273,16 +277,33 @@ def _listing(folder: Path | None) -> set[str]:
     } | {f"{path.relative_to(folder)}/" for path in folder.rglob("*") if path.is_dir()}
 
 
+def _shared(script: Script) -> set[Path]:
+    """In the folders that all programs share: what bears the name of the probe, or of probes at
+    all and of no process that still runs."""
+    names = [path for folder in TEMPORARY for path in Path(folder).glob("*")]
+    return {
+        path
+        for path in names
+        if ("_" in script.id and script.id in path.name)
+        or ("stream-probe" in path.name and not any(map(_runs, re.findall(r"\d+", path.name))))
+    }
+
+
+def _runs(number: str) -> bool:
+    return Path("/proc", number).exists()
+
+
 @contextmanager
 def _workspace(given: Path | None) -> Iterator[tuple[Path, Path | None]]:
-    """(where probes run, the folder to watch): the user's own, or a scratch repository."""
+    """(where probes run, the folder to watch): the user's own, or a scratch repository beside
+    a scratch home."""
     if given is not None:
         yield given, None
         return
     with _scratch() as scratch:
         root = Path(scratch).resolve()
         _furnish(root)
-        yield root, root
+        yield root / "workspace", root
 
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:
@@ -298,7 +319,10 @@ def _furnish(root: Path) -> None:
             remove_tree(path)
         else:
             path.unlink()
-    (root / ".git" / "hooks").mkdir(parents=True)
-    (root / ".git" / "config").write_text("[core]\n\tbare = false\n")
-    (root / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
-    (root / "README.md").write_text("A workspace to run probes in.\n")
+    workspace, home = root / "workspace", root / "home"
+    (workspace / ".git" / "hooks").mkdir(parents=True)
+    (workspace / ".git" / "config").write_text("[core]\n\tbare = false\n")
+    (workspace / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (workspace / "README.md").write_text("A workspace to run probes in.\n")
+    (home / ".ssh").mkdir(parents=True, mode=0o700)
+    (home / ".bashrc").write_text("# A home to run probes in.\n")

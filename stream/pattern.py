@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct
 from stream.catalog import default_path
 from stream.codec import DECODE_ERRORS, explain
 from stream.document import BUNDLE, convert, is_file, read_document
-from stream.errors import InputError
+from stream.errors import InputError, blaming
 from stream.records.boundary import PATTERN_VERSION, decode_boundary
 from stream.records.catalog import DescriptorDocument
 
@@ -44,7 +44,8 @@ def check_canonical(line: bytes) -> Fault | None:
 def find_descriptor(flag: str | None, tree: Path | None = None) -> Descriptor:
     """Command line, BOUNDARY_PATH, defaults.json, built-in."""
     named = flag or os.environ.get("BOUNDARY_PATH")
-    return load_descriptor(Path(named).absolute() if named else default_path("boundary", tree))
+    with blaming("BOUNDARY_PATH", bool(named) and not flag):
+        return load_descriptor(Path(named).absolute() if named else default_path("boundary", tree))
 
 
 def load_descriptor(path: Path) -> Descriptor:

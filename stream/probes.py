@@ -168,7 +168,12 @@ def staged(found: Sequence[Script], folder: Path, workspace: Path) -> Iterator[S
     """
     own_helper = tree_of(folder) / "bin" / "emit-record"
     in_place = own_helper.is_file() and os.access(own_helper, os.X_OK)
-    root = _make_root(workspace, in_place)
+    root = None
+    try:
+        root = make_root(workspace)
+    except OutputError:
+        if not in_place:
+            raise
     try:
         if root is not None:
             (root / "tmp").mkdir()
@@ -184,7 +189,7 @@ def staged(found: Sequence[Script], folder: Path, workspace: Path) -> Iterator[S
             remove_tree(root)
 
 
-def _make_root(workspace: Path, in_place: bool) -> Path | None:
+def make_root(workspace: Path) -> Path:
     """In the first folder for temporary files that will have it, those outside the workspace
     before those in it."""
     inside = workspace.resolve()
@@ -196,8 +201,6 @@ def _make_root(workspace: Path, in_place: bool) -> Path | None:
             return Path(tempfile.mkdtemp(prefix="stream-", dir=candidate.absolute()))
         except OSError as error:
             reason = f"{candidate}: {os_reason(error)}"
-    if in_place:
-        return None
     raise OutputError(f"no place for temporary files: {reason}")
 
 

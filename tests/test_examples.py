@@ -54,3 +54,11 @@ def test_denials() -> None:
     data = Path(__file__).parent / "data" / "fencerunner" / "cfbo-golden-snippet.ndjson"
     ids = run(sys.executable, EXAMPLES / "denials.py", stdin=data.read_bytes()).split()
     assert b"fs_outside_workspace" in ids
+
+
+def test_denials_of_junk() -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "denials.py"], input=b"{}\n", capture_output=True, check=False
+    )
+    said = (done.returncode, done.stdout, done.stderr)
+    assert said == (1, b"", b"denied: 1 in = 0 out + 1 rejected + 0 filtered\n")

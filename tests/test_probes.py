@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,11 +61,14 @@ def traces(*places: Path) -> set[Path]:
 
 
 def left_behind(before: set[Path], *places: Path) -> set[Path]:
-    """What stays. Another run on this machine has files there too, but for a moment only."""
-    deadline = time.monotonic() + 5
-    while (now := traces(*places)) - before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return now - before
+    """What stays. Another run on this machine has files there too: of probes that still run, as
+    the number in the name tells, or that have removed them by now."""
+    new = {path for path in traces(*places) - before if not is_running(path)}
+    return {path for path in new if path.exists()}
+
+
+def is_running(path: Path) -> bool:
+    return any(Path("/proc", number).exists() for number in re.findall(r"-(\d+)-", path.name))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,7 @@ def matrix(
     one did not.
     """
     from stream.plan import Request, Stop, begin, make_plan
-    from stream.sinks.places import check_outputs
+    from stream.sinks.places import STDOUT, check_outputs
 
     request = Request(
         probes=_split(probe, "--probe"),
@@ -154,6 +155,10 @@ def matrix(
             raise
         progress.clear()
         code = _conclude(outcome, raw=raw)
+        if output == STDOUT and sys.stdout.isatty():
+            say(
+                "To read it: `stream matrix | stream listen -`, or -o FILE and `stream listen FILE`"
+            )
         if stop.asked:
             _point_to(output)
         return code

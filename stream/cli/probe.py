@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,17 @@ def helpers() -> None:
 
 def _folder_of(name: str) -> Path | None:
     """`stream probe path/to/x.sh` means the folder that it lies in."""
+    from stream.errors import InputError
+
     path = Path(name)
     if path.is_dir():
         return path
-    return path.parent if "/" in name or (path.suffix == ".sh" and path.exists()) else None
+    if "/" not in name and not (path.suffix == ".sh" and path.exists()):
+        return None
+    script = path if path.suffix == ".sh" else path.with_name(f"{path.name}.sh")
+    if not os.path.lexists(script):
+        is_other = os.path.lexists(path)
+        raise InputError(
+            f"{name}: {'its name does not end in .sh' if is_other else 'no such file'}"
+        )
+    return path.parent

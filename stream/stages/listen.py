@@ -238,5 +238,12 @@ _decode_alike = msgspec.json.Decoder(_Alike).decode
 
 
 def _quote(snippet: str) -> str:
-    lines = snippet.splitlines()[:SNIPPET_LINES]
-    return "".join(f"\n         | {visible(line[:SNIPPET_WIDTH])}" for line in lines)
+    lines = snippet.splitlines()
+    shown = [_shortened(line) for line in lines[:SNIPPET_LINES]]
+    if len(lines) > SNIPPET_LINES:
+        shown.append("…")
+    return "".join(f"\n         | {line}" for line in shown)
+
+
+def _shortened(line: str) -> str:
+    return visible(line if len(line) <= SNIPPET_WIDTH else f"{line[: SNIPPET_WIDTH - 1]}…")

@@ -109,6 +109,7 @@ DYNAMIC: dict[str, Rule] = {
     "left_file": ("set -euo pipefail\n", "set -euo pipefail\n: >left\n", "leftovers", "left (0 b"),
     "left_folder": ("pipefail\n", "pipefail\nmkdir left\n", "leftovers", "left/"),
     "left_change": ("pipefail\n", "pipefail\necho >>README.md\n", "leftovers", "README.md"),
+    "left_at_home": ("pipefail\n", "pipefail\n: >~/left\n", "leftovers", "home/left (0 b"),
     "left_hook": ("pipefail\n", "pipefail\n: >.git/hooks/h\n", "leftovers", ".git/hooks/h"),
     "denial": ('--errno "EACCES"', '--errno "ENOENT"', "denial", "errno ENOENT"),
     "denial_of_nothing": ('--errno "EACCES"', '--message "no"', "denial", "errno None"),
@@ -209,3 +210,38 @@ def test_paths(shared: Place, folder: Path) -> None:
 def test_the_bundled_probes_pass(place: Place) -> None:
     done = place.stream("gate")
     assert (done.code, done.out) == (0, b""), done.err
+
+
+@pytest.mark.parametrize("name", ["stream-probe-left-$$", "x.left_in_shared"])
+def test_leftovers_in_shared_folders(place: Place, name: str) -> None:
+    """Only what is surely the probe's: others write there as well."""
+    write = f'for f in "/var/tmp/{name}" "/var/tmp/someone-else.$$"; do : >"$f"; done\n'
+    script = GOOD.replace("NAME", "left_in_shared").replace("pipefail\n", f"pipefail\n{write}", 1)
+    folder = place.root / "shared"
+    folder.mkdir()
+    write_script(folder / "left_in_shared.sh", script)
+    write_script(folder / "next_one.sh", GOOD.replace("NAME", "next_one"))
+    try:
+        done = place.stream("gate", "--probes", folder)
+    finally:
+        made = [
+            *Path("/var/tmp").glob("someone-else.*"),
+            *Path("/var/tmp").glob("*stream-probe-left*"),
+        ]
+        made += Path("/var/tmp").glob("x.left_in_shared")
+        for path in made:
+            path.unlink()
+    assert len(made) == 2
+    (finding,) = done.records
+    assert (finding["rule"], Path(finding["source"]).stem) == ("gate.leftovers", "left_in_shared")
+    assert "someone-else" not in finding["message"]
+    assert done.code == 1
+
+
+def test_the_users_home_is_not_touched(place: Place) -> None:
+    """Without a workspace of the user's own, probes get a scratch home as well."""
+    home = place.root / "my home"
+    home.mkdir()
+    done = place.stream("gate", "fs_home_dotfile_write", env={"HOME": str(home)})
+    assert (done.code, done.out) == (0, b"")
+    assert list(home.iterdir()) == []
