@@ -155,12 +155,10 @@ def matrix(
             raise
         progress.clear()
         code = _conclude(outcome, raw=raw)
-        if output == STDOUT and sys.stdout.isatty():
-            say(
-                "To read it: `stream matrix | stream listen -`, or -o FILE and `stream listen FILE`"
-            )
         if stop.asked:
             _point_to(output)
+        elif output == STDOUT and sys.stdout.isatty():
+            say("These are records. To read them: stream matrix | stream listen -")
         return code
 
     def is_whole() -> bool:

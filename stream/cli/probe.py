@@ -163,8 +163,6 @@ def _folder_of(name: str) -> Path | None:
         return None
     script = path if path.suffix == ".sh" else path.with_name(f"{path.name}.sh")
     if not os.path.lexists(script):
-        is_other = os.path.lexists(path)
-        raise InputError(
-            f"{name}: {'its name does not end in .sh' if is_other else 'no such file'}"
-        )
+        reason = "its name does not end in .sh" if os.path.lexists(path) else "no such file"
+        raise InputError(f"{name}: {reason}")
     return path.parent

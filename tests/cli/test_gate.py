@@ -224,11 +224,8 @@ def test_leftovers_in_shared_folders(place: Place, name: str) -> None:
     try:
         done = place.stream("gate", "--probes", folder)
     finally:
-        made = [
-            *Path("/var/tmp").glob("someone-else.*"),
-            *Path("/var/tmp").glob("*stream-probe-left*"),
-        ]
-        made += Path("/var/tmp").glob("x.left_in_shared")
+        names = ("someone-else.*", "stream-probe-left*", "x.left_in_shared")
+        made = [path for name in names for path in Path("/var/tmp").glob(name)]
         for path in made:
             path.unlink()
     assert len(made) == 2
@@ -245,3 +242,15 @@ def test_the_users_home_is_not_touched(place: Place) -> None:
     done = place.stream("gate", "fs_home_dotfile_write", env={"HOME": str(home)})
     assert (done.code, done.out) == (0, b"")
     assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["probe", "gate"])
+def test_what_is_no_probe(place: Place, command: str) -> None:
+    (place.workspace / "x.txt").touch()
+    for name, said in (
+        ("./nope.sh", "no such file"),
+        ("./nope", "no such file"),
+        ("./x.txt", "its name does not end in .sh"),
+    ):
+        done = place.stream(command, name)
+        assert (done.code, done.err) == (2, f"stream: {name}: {said}\n")

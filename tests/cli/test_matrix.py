@@ -218,3 +218,14 @@ def test_the_bundled_probes(place: Place) -> None:
     assert done.code == 0, done.err
     assert not list(place.workspace.iterdir())
     assert len((place.root / "out.ndjson").read_bytes().splitlines()) >= 80
+
+
+@pytest.mark.parametrize("variable", ["CATALOG_PATH", "BOUNDARY_PATH"])
+def test_an_error_names_the_variable_that_led_to_it(place: Place, variable: str) -> None:
+    folder = place.probes(a="")
+    done = place.stream("matrix", "--probes", folder, env={variable: "/none"})
+    said = f"stream: {variable}: /none: no such file or directory\n"
+    assert (done.code, done.err) == (2, said)
+    flag = {"CATALOG_PATH": "--catalog", "BOUNDARY_PATH": "--boundary"}[variable]
+    done = place.stream("matrix", "--probes", folder, flag, "/none", env={variable: "/none"})
+    assert (done.code, done.err) == (2, "stream: /none: no such file or directory\n")

@@ -40,7 +40,8 @@ def test_progress_on_a_terminal_only(place: Place) -> None:
     assert "cells, running " in "".join(progress)
     assert last == "2 cells = 2 records: 2 success\r\n"
     code, shown = Terminal(place, "matrix", "--probes", folder).finish()
-    assert (code, "\x1b" in shown, shown.count("\n")) == (0, False, 3)
+    assert (code, "\x1b" in shown, shown.count("\n")) == (0, False, 4)
+    assert shown.endswith("To read them: stream matrix | stream listen -\r\n")
     done = place.stream("matrix", "--probes", folder)
     assert done.err == "2 cells = 2 records: 2 success\n"
 
