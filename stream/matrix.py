@@ -9,7 +9,6 @@ from msgspec import Struct, field
 
 from stream.pipeline import Pipeline, Sink
 from stream.plan import Begun, Cell, Stop
-from stream.process import finish
 from stream.sources.probe import ProbeSource
 from stream.stages.emit import Emit, EncodeRaw, Failure
 from stream.stages.record import Recorder
@@ -39,25 +38,22 @@ async def run_matrix(
 ) -> Outcome:
     """Every cell of the plan ends in exactly one record, in each sink."""
     plan = begun.plan
-    with begun.held:
-        emit = Emit(Recorder(plan.catalogs, plan.descriptor))
-        source = ProbeSource(
-            plan=plan,
-            staging=begun.staging,
-            started=begun.started,
-            jobs=begun.jobs,
-            timeout=timeout,
-            as_completed=as_completed,
-            stop=stop or Stop(),
-            on_done=on_done,
-        )
-        pipeline = Pipeline[Any]((source,)).through(EncodeRaw if raw else lambda: emit)
-        try:
-            report = await pipeline.into(*sinks)
-        finally:
-            for tree in begun.started.values():  # nobody came to watch them
-                await finish(tree)
-            strays = Reaper.get().strays()
+    emit = Emit(Recorder(plan.catalogs, plan.descriptor))
+    source = ProbeSource(
+        plan=plan,
+        staging=begun.staging,
+        started=begun.started,
+        jobs=begun.jobs,
+        timeout=timeout,
+        as_completed=as_completed,
+        stop=stop or Stop(),
+        on_done=on_done,
+    )
+    pipeline = Pipeline[Any]((source,)).through(EncodeRaw if raw else lambda: emit)
+    try:
+        report = await pipeline.into(*sinks)
+    finally:
+        strays = Reaper.get().strays()
     return Outcome(
         cells=len(plan.cells),
         recorded=sum(counts.passed for _, counts in report.stages),

@@ -7,8 +7,8 @@ them is still being loaded.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import overload
@@ -31,7 +31,7 @@ from stream.probes import (
     tree_of,
 )
 from stream.records.boundary import SANDBOX_MODES
-from stream.tree import Tree, start
+from stream.tree import Reaper, Tree, start
 
 HEAD_START = 16  #: probes at most that run while we still load: enough to keep the cores busy
 
@@ -213,31 +213,37 @@ class Stop:
         self.hear()
 
 
-class Begun(Struct):
-    """A plan whose first cells run already. `run_matrix` goes on with the rest, and ends it."""
+class Begun:
+    """A plan for which there is a place, and whose first probes may run already."""
 
-    plan: Plan
-    jobs: int
-    staging: Staging
-    started: dict[int, Tree]  #: by the index of the cell; its slot is the same number
-    held: ExitStack
+    def __init__(self, plan: Plan, jobs: int, staging: Staging) -> None:
+        self.plan = plan
+        self.jobs = jobs
+        self.staging = staging
+        self.started: dict[int, Tree] = {}  #: by slot: its first cell runs, and nobody watches
 
-
-def begin(plan: Plan, jobs: int) -> Begun:
-    """Raises StreamError where there is no place for it."""
-    with ExitStack() as held:
-        staging = held.enter_context(staged(plan.scripts, plan.folder, plan.workspace))
-        begun = Begun(plan, jobs, staging, {}, held)
-        for slot, cell in enumerate(plan.cells[: min(jobs, HEAD_START)]):
-            try:
-                tmpdir = staging.tmpdir(slot)
+    def head_start(self, stop: Stop) -> None:
+        for slot, cell in enumerate(self.plan.cells[: min(self.jobs, HEAD_START)]):
+            if stop.asked:
+                break
+            # What fails is met again by whoever runs the cell, and reported there.
+            with suppress(OSError, SpawnError):
+                tmpdir = self.staging.tmpdir(slot)
                 if tmpdir is not None:
                     renew(tmpdir)
-                begun.started[slot] = launch(cell, plan, staging, slot)
-            except (OSError, SpawnError):
-                break  # met again by whoever runs the cell, and reported there
-        begun.held = held.pop_all()
-    return begun
+                self.started[slot] = launch(cell, self.plan, self.staging, slot)
+
+
+@contextmanager
+def begin(plan: Plan, jobs: int) -> Iterator[Begun]:
+    """Raises StreamError where there is no place for it. Probes that nobody came to watch end
+    with it, and nothing stays on the disk."""
+    with staged(plan.scripts, plan.folder, plan.workspace) as staging:
+        begun = Begun(plan, jobs, staging)
+        try:
+            yield begun
+        finally:
+            Reaper.get().end_all(list(begun.started.values()))
 
 
 def launch(cell: Cell, plan: Plan, staging: Staging, slot: int) -> Tree:

@@ -176,17 +176,24 @@ def staged(found: Sequence[Script], folder: Path, workspace: Path) -> Iterator[S
             raise
     try:
         if root is not None:
-            (root / "tmp").mkdir()
-            if not in_place:
-                (root / "bin").symlink_to(HELPERS)
-                (root / "probes").mkdir()
-                for script in found:
-                    (root / "probes" / script.path.name).symlink_to(_target(script.path))
+            _furnish(root, () if in_place else found)
         linked = None if in_place or root is None else root / "probes"
         yield Staging(linked or folder.resolve(), root, in_place)
     finally:
         if root is not None:
             remove_tree(root)
+
+
+def _furnish(root: Path, found: Sequence[Script]) -> None:
+    try:
+        (root / "tmp").mkdir()
+        if found:
+            (root / "bin").symlink_to(HELPERS)
+            (root / "probes").mkdir()
+        for script in found:
+            (root / "probes" / script.path.name).symlink_to(_target(script.path))
+    except OSError as error:
+        raise OutputError(f"{root}: {os_reason(error)}") from None
 
 
 def make_root(workspace: Path) -> Path:
@@ -213,19 +220,18 @@ def remove_tree(root: Path) -> None:
         root.unlink()
         return
     numbers = count()
-    todo = [root]
+    todo, emptied = [root], []
     while todo:
         folder = todo.pop()
+        emptied.append(folder)
         todo += _emptied(folder, root, numbers)
-        if folder != root:
-            with suppress(OSError):
-                folder.rmdir()
-    with suppress(OSError):
-        root.rmdir()
+    for folder in reversed(emptied):
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _emptied(folder: Path, root: Path, numbers: Iterator[int]) -> list[Path]:
-    """The folders that were in it, now in root."""
+    """The folders that were in it, now in root, or where they are if they may not be moved."""
     moved: list[Path] = []
     with suppress(OSError):
         folder.chmod(0o700)
@@ -235,5 +241,8 @@ def _emptied(folder: Path, root: Path, numbers: Iterator[int]) -> list[Path]:
                     path.unlink()
                     continue
                 path.chmod(0o700)
-                moved.append(path.rename(root / f"stream-{os.getpid()}-{next(numbers)}"))
+                try:
+                    path = path.rename(root / f"stream-{os.getpid()}-{next(numbers)}")
+                finally:
+                    moved.append(path)
     return moved

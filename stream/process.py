@@ -26,10 +26,9 @@ from anyio import (
 from msgspec import Struct, field
 
 from stream.errors import SpawnError
-from stream.tree import GIVE_UP, Reaper, Tree, start
+from stream.tree import GIVE_UP, KILL_AFTER, Reaper, Tree, start
 
 SETTLE = 0.25  #: seconds that a finished leader's children have to end by themselves
-KILL_AFTER = 1.0  #: seconds between SIGTERM and SIGKILL
 READ = 1 << 16
 REST = 64  #: reads at most of what a tree left in a pipe: more than a pipe can hold
 
@@ -98,9 +97,9 @@ async def follow(tree: Tree, *, timeout: float, stdout_limit: int, stderr_limit:
         async with create_task_group() as readers:
             for pipe, tail in outlets:
                 readers.start_soon(drain, pipe, tail)
-            with move_on_after(timeout) as limit:
+            with move_on_after(max(0, timeout - tree.age)):
                 await _ended(tree)
-            if limit.cancelled_caught:
+            if not tree.is_over:
                 captured.timed_out = True
                 await _stop(tree)
             else:

@@ -76,6 +76,16 @@ def read_file(pid: int, name: str) -> bytes:
         return b""
 
 
+def shows_us() -> bool:
+    """Whether /proc may be read, and is of our own pid namespace: another one's has other
+    numbers."""
+    try:
+        is_ours = Path("/proc/self").readlink().name == str(os.getpid())
+    except OSError:
+        return False
+    return is_ours and bool(read_file(os.getpid(), "stat"))
+
+
 def read_process(pid: int) -> Process | None:
     head, _, rest = read_file(pid, "stat").rpartition(b")")
     if not head:
@@ -112,7 +122,11 @@ def own_children() -> list[int]:
 
 
 def _all_processes() -> Iterator[Process]:
-    for name in os.listdir("/proc"):  # noqa: PTH208
+    try:
+        names = os.listdir("/proc")  # noqa: PTH208
+    except OSError:
+        return
+    for name in names:
         if name.isdigit():
             process = read_process(int(name))
             if process is not None:

@@ -32,9 +32,11 @@ from stream.proctable import (
     read_process,
     reap,
     send,
+    shows_us,
     ticks_now,
 )
 
+KILL_AFTER = 1.0  #: seconds between SIGTERM and SIGKILL
 GIVE_UP = 2.0  #: seconds to wait for a killed process: only one stuck in the kernel needs it
 ROOM = 12  #: descriptors that are free when a program is started; it takes three for good
 
@@ -90,10 +92,15 @@ class Tree:
         self.pipes = (leader.stdout.fileno(), leader.stderr.fileno())
         for pipe in self.pipes:
             os.set_blocking(pipe, False)
+        self._began = time.monotonic()
         self.claimed: set[tuple[int, int]] = set()  # (pid, start time) of known members
         self.start = start
         self.pidfd = open_pidfd(leader.pid)
         self.is_clean = False  # it was looked, and nobody is left
+
+    @property
+    def age(self) -> float:
+        return time.monotonic() - self._began
 
     @property
     def is_over(self) -> bool:
@@ -120,7 +127,7 @@ class Reaper:
 
     def __init__(self) -> None:
         self.trees: list[Tree] = []
-        self.contained = ON_LINUX and bool(read_file(os.getpid(), "stat")) and become_subreaper()
+        self.contained = ON_LINUX and shows_us() and become_subreaper()
         # Inherited from whoever started us. The processes of a tree are never in our session.
         self._before = {p.key for p in map(read_process, own_children()) if p}
         self._session = os.getsid(0)
@@ -152,16 +159,36 @@ class Reaper:
         for process in self._members(tree, self._roots(tree)):
             send(process, number)
 
+    def end_all(self, trees: Sequence[Tree]) -> None:
+        """Trees that nobody watches: as `process` ends one, all at a time. For the end of a run:
+        it does not give way to other tasks, for KILL_AFTER + GIVE_UP at most."""
+        for tree in trees:
+            if not tree.is_over:
+                self.signal(tree, signal.SIGTERM)
+        _wait(KILL_AFTER, lambda: all(tree.is_over for tree in trees))
+        left = list(trees)
+
+        def ended() -> bool:
+            left[:] = [tree for tree in left if self.is_left(tree) or not tree.is_over]
+            for tree in left:
+                self.kill(tree)
+            return not left
+
+        _wait(GIVE_UP, ended)
+        for tree in trees:
+            self.drop(tree)
+
     def strays(self) -> list[str]:
         """Orphans that no tree could be found for: named, and ended. For the end of a run:
         it does not give way to other tasks, for GIVE_UP at most."""
         found: dict[tuple[int, int], str] = {}
-        deadline = time.monotonic() + GIVE_UP
-        while strays := self._orphans(self._is_stray):
-            found |= {process.key: str(process) for process in self._kill(strays)}
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.001)
+
+        def ended() -> bool:
+            strays = self._orphans(self._is_stray)
+            found.update((process.key, str(process)) for process in self._kill(strays))
+            return not strays
+
+        _wait(GIVE_UP, ended)
         return list(found.values())
 
     def kill(self, tree: Tree) -> dict[tuple[int, int], str]:
@@ -243,6 +270,12 @@ class Reaper:
         # One that is about to end has nothing to show any more, but perhaps a child for us.
         now = read_process(orphan.pid)
         return now is None or now.leaving
+
+
+def _wait(seconds: float, is_done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_done() and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def _send_group(tree: Tree, number: int) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
 
-from stream.cli.running import number, run, run_now, say, seconds, tell
+from stream.cli.running import number, run_now, run_prepared, say, seconds, tell
 
 if TYPE_CHECKING:
     from stream.matrix import Outcome
@@ -103,7 +105,7 @@ def matrix(
     one did not.
     """
     from stream.plan import Request, Stop, begin, make_plan
-    from stream.sinks.places import STDOUT, check_outputs
+    from stream.sinks.places import STDOUT, check_outputs, is_regular
 
     request = Request(
         probes=_split(probe, "--probe"),
@@ -118,23 +120,24 @@ def matrix(
     if list_:
         run_now(lambda: _list(request))
 
-    begun: Begun | None = None
     stop = Stop()
 
-    def prepare() -> None:
-        nonlocal begun
-        check_outputs([output, reject])
+    @contextmanager
+    def prepare() -> Iterator[Begun]:
         plan = make_plan(request)
         _mention(plan)
-        begun = begin(plan, min(jobs or default_jobs(), affordable_jobs()))
+        with begin(plan, min(jobs or default_jobs(), affordable_jobs())) as begun:
+            check_outputs([output, reject])
+            if output == STDOUT or is_regular(output):  # a fifo may keep us waiting
+                begun.head_start(stop)
+            yield begun
 
-    async def work() -> int:
+    async def work(begun: Begun) -> int:
         from stream.cli.progress import Progress
         from stream.matrix import run_matrix
         from stream.records.control import Finding, Gap, Reject
         from stream.sinks.ndjson import People, Records
 
-        assert begun is not None
         control = (Finding, Gap, Reject)
         others = Records(reject, control, is_whole) if reject else People(control)
         progress = Progress(len(begun.plan.cells))
@@ -164,7 +167,7 @@ def matrix(
     def is_whole() -> bool:
         return not stop.asked
 
-    run(work, prepare=prepare, stop=stop.ask)
+    run_prepared(prepare, work, stop.ask)
 
 
 def _point_to(output: str) -> None:

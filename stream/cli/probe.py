@@ -67,7 +67,8 @@ def probe(
                 workspace=workspace,
             )
         )
-        outcome = await run_matrix(begin(plan, jobs=1), Records("-"), timeout=timeout)
+        with begin(plan, jobs=1) as begun:
+            outcome = await run_matrix(begun, Records("-"), timeout=timeout)
         for failure in outcome.failures:
             say(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
         return 1 if outcome.failed or outcome.strays else 0

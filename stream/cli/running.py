@@ -9,13 +9,15 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
+T = TypeVar("T")
 READER_GONE = 141
 PATIENCE = 4.0  #: seconds for an end in order: longer than to end what ignores SIGTERM takes
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -71,39 +73,52 @@ def start(app: Callable[[], None]) -> None:
         _leave(2)
 
 
-def run(
-    work: Callable[[], Awaitable[int]],
-    *,
-    prepare: Callable[[], None] | None = None,
+def run(work: Callable[[], Awaitable[int]]) -> None:
+    """Run to the end or to a signal, and leave with the exit code."""
+    run_prepared(nullcontext, lambda _: work())
+
+
+def run_prepared(
+    prepare: Callable[[], AbstractContextManager[T]],
+    work: Callable[[T], Awaitable[int]],
     stop: Callable[[], None] | None = None,
 ) -> None:
-    """Run to the end or to a signal, and leave with the exit code.
+    """The same, of what `prepare` has made ready.
 
-    What `prepare` starts runs while the rest is imported; a signal that comes meanwhile is
-    kept. The first signal asks `stop` for an end in order, which has PATIENCE for it; where
-    there is no `stop`, and for whoever signals again, `work` is cancelled.
+    What it starts runs while the rest is imported, and it ends what is left of that. The first
+    signal asks `stop` for an end in order, which has PATIENCE for it; where there is no `stop`,
+    and for whoever signals again, `work` is cancelled.
     """
     from stream.errors import StreamError
 
     early: list[int] = []
-    try:
-        if prepare:
-            for number in _heeded():
-                signal.signal(number, lambda number, frame: early.append(number))
-            prepare()
-        import anyio
 
-        # What the imports made stays; what a stream makes is rarely cyclic.
-        gc.freeze()
-        gc.enable()
-        gc.set_threshold(50_000)
-        code = anyio.run(_until_signal, work, stop, early)
+    def hear(number: int, frame: object) -> None:
+        early.append(number)
+        if stop:
+            stop()
+
+    try:
+        for number in _heeded():
+            signal.signal(number, hear)
+        with prepare() as prepared:
+            import anyio
+
+            # What the imports made stays; what a stream makes is rarely cyclic.
+            gc.freeze()
+            gc.enable()
+            gc.set_threshold(50_000)
+            code = anyio.run(_until_signal, lambda: work(prepared), stop, early)
+            for number in _heeded():
+                signal.signal(number, signal.SIG_IGN)
     except* StreamError as group:
         error = _first(group)
         say(f"stream: {error}")
         _leave(error.exit_code if isinstance(error, StreamError) else 1)
     except* BrokenPipeError:
         _leave(READER_GONE)
+    if code > 128:
+        say("stream: interrupted")
     raise typer.Exit(code)
 
 
@@ -156,16 +171,14 @@ async def _until_signal(
                     interrupt(number)
 
             tasks.start_soon(watch)
-            for number in early[:2]:
-                interrupt(number)
             if not _can_send():
                 _beat(get_running_loop())
-            code = await work()
+            if early:
+                caught = early[0]
+            else:
+                code = await work()
             tasks.cancel_scope.cancel()
-    if caught:
-        say("stream: interrupted")
-        _leave(128 + caught)
-    return code
+    return 128 + caught if caught else code
 
 
 def _can_send() -> bool:

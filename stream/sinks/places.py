@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -18,16 +19,30 @@ def check_outputs(outputs: Sequence[str | None], inputs: Sequence[str] = ()) -> 
     """None may take the place of an input, or of another output, or have no place at all."""
     taken = {os.path.realpath(name): name for name in inputs if name != STDOUT}
     for name in outputs:
-        if name is None or name == STDOUT or not is_regular(name):
+        if name is None or name == STDOUT:
             continue
-        place = os.path.realpath(name)
-        if place in taken:
-            raise UsageError(f"{name}: the same file as {taken[place]}, which it would replace")
-        taken[place] = name
-        growing = partial(name)
-        if not os.access(growing.parent, os.W_OK | os.X_OK):
-            with named(name):  # the attempt says why
-                os.close(open_alone(growing))
+        with named(name):
+            if not is_regular(name):
+                if not name or Path(name).is_dir():  # the attempt says why
+                    os.close(os.open(name, os.O_WRONLY))
+                continue
+            place = os.path.realpath(name)
+            if place in taken:
+                raise UsageError(f"{name}: the same file as {taken[place]}, which it would replace")
+            taken[place] = name
+            _check_place(partial(name))
+
+
+def _check_place(growing: Path) -> None:
+    is_new = not os.path.lexists(growing)
+    fd = open_alone(growing)
+    try:
+        if is_new:
+            growing.unlink()
+        if not os.access(growing.parent, os.W_OK | os.X_OK):  # it could never get its name
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    finally:
+        os.close(fd)
 
 
 def is_regular(target: str) -> bool:
@@ -45,13 +60,12 @@ def partial(target: str) -> Path:
 
 
 def open_alone(path: Path) -> int:
-    """Emptied, and locked until it is closed: two runs into one file would both look whole."""
+    """Locked until it is closed: two runs into one file would both look whole."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(fd), path.stat()):  # its writer has just finished
             raise BlockingIOError
-        os.ftruncate(fd, 0)
     except BlockingIOError:
         os.close(fd)
         raise OutputError(f"{path}: another run is writing it") from None

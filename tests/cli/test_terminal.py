@@ -61,5 +61,6 @@ def test_ctrl_c_on_a_terminal(place: Place) -> None:
     fifo.read_text()
     os.write(terminal.fd, b"\x03")
     code, shown = terminal.finish()
-    said = ["stopped: 0 of 1 cells = 0 records", "stream: interrupted"]
-    assert (code, shown.replace("^C", "").splitlines()) == (130, said)
+    *more, last = shown.replace("^C", "").splitlines()
+    assert (code, last) == (130, "stream: interrupted")
+    assert more in ([], ["stopped: 0 of 1 cells = 0 records"])

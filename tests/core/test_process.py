@@ -992,6 +992,41 @@ async def test_cancellation_of_many() -> None:
     assert descriptors() == opened
 
 
+def test_unwatched_trees_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ignore SIGTERM, it takes the patience of one."""
+    monkeypatch.setattr(tree, "KILL_AFTER", 0.5)
+    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(1, b'.'); rest()"
+    trees = [tree.start(program(code), env={}, cwd="/") for _ in range(10)]
+    for one in trees:
+        os.set_blocking(one.pipes[0], True)
+        assert os.read(one.pipes[0], 1) == b"."
+    started = time.monotonic()
+    Reaper.get().end_all(trees)
+    assert 0.5 <= time.monotonic() - started < 3
+    assert [one.leader.returncode for one in trees] == [-signal.SIGKILL] * 10
+
+
+async def test_time_counts_from_the_start() -> None:
+    one = tree.start(["sleep", "60"], env={"PATH": os.environ["PATH"]}, cwd="/")
+    one._began -= 60
+    got = await process.follow(one, timeout=59, stdout_limit=9, stderr_limit=9)
+    assert got.timed_out
+    one = tree.start(["true"], env={"PATH": os.environ["PATH"]}, cwd="/")
+    one.leader.wait()
+    one._began -= 60
+    got = await process.follow(one, timeout=59, stdout_limit=9, stderr_limit=9)
+    assert (got.timed_out, got.exit_code) == (False, 0)
+
+
+@contained
+def test_a_proc_of_another_pid_namespace_is_not_believed() -> None:
+    script = "from stream.tree import Reaper; print(Reaper.get().contained)"
+    alone = ["unshare", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*alone, "true"], check=False).returncode:
+        pytest.skip("needs a pid namespace")
+    assert run_script(script, runs=alone) == "False\n"
+
+
 # Where containment is not to be had
 
 
@@ -1054,5 +1089,5 @@ anyio.run(main)
 
 def test_without_proc_it_does_not_claim_to_contain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chroot without /proc: the reaper would be blind, so it falls back to the group."""
-    monkeypatch.setattr(tree, "read_file", lambda pid, name: b"")
+    monkeypatch.setattr(tree, "shows_us", lambda: False)
     assert not Reaper().contained

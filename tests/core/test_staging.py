@@ -1,0 +1,78 @@
+"""The folder that a run has for itself: made where there is a place, and gone afterwards."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from stream import probes
+from stream.errors import OutputError
+
+
+def nested(root: Path) -> Path:
+    deep = root / "a" / "b" / "c"
+    deep.mkdir(parents=True)
+    (deep / "file").touch()
+    (root / "link").symlink_to("/etc")
+    (root / "locked").mkdir(mode=0o000)
+    return root
+
+
+def test_a_tree_is_removed(tmp_path: Path) -> None:
+    probes.remove_tree(nested(tmp_path / "root"))
+    assert list(tmp_path.iterdir()) == []
+    assert Path("/etc/passwd").exists()
+
+
+def test_a_tree_is_removed_where_folders_may_not_be_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Landlock can forbid that alone."""
+
+    def refused(self: Path, target: Path) -> Path:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(Path, "rename", refused)
+    probes.remove_tree(nested(tmp_path / "root"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_longer_than_the_system_takes(tmp_path: Path) -> None:
+    """A probe can make one, folder by folder."""
+    root, here = tmp_path / "root", os.open(".", os.O_RDONLY)
+    root.mkdir()
+    try:
+        os.chdir(root)
+        for _ in range(50):
+            Path("x" * 200).mkdir()
+            os.chdir("x" * 200)
+    finally:
+        os.fchdir(here)
+        os.close(here)
+    probes.remove_tree(root)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_is_too_small_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "probes").mkdir()
+    (tmp_path / "probes" / "a.sh").touch()
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+
+    def refused(self: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "symlink_to", refused)
+    found = probes.scripts(tmp_path / "probes")
+    with (
+        pytest.raises(OutputError, match=rf"^{scratch}/stream-\w+: no space left on device$"),
+        probes.staged(found, tmp_path / "probes", tmp_path),
+    ):
+        pass
+    assert list(scratch.iterdir()) == []
