@@ -15,7 +15,16 @@ target=""
 for file in "$@"; do
   if [[ -e $file ]]; then target="$file"; break; fi
 done
-# None is to be seen: opening the first tells whether it is absent or out of reach.
+# None is to be seen: the first one that is out of reach, and not absent, tells.
+if [[ -z $target ]]; then
+  for file in "$@"; do
+    stderr="$( { : <"$file"; } 2>&1 )" || :
+    case "$stderr" in
+      *": No such file or directory" | *": Not a directory") ;;
+      *) target="$file" && break ;;
+    esac
+  done
+fi
 target="${target:-$1}"
 printf -v command ': <%q' "$target"
 
@@ -35,7 +44,11 @@ else
     *": No such file or directory") status="partial" errno="ENOENT" ;;
   esac
   message="${stderr##*: }"
-  if [[ $status == partial ]]; then message="none of the $# known files exists"; fi
+  if [[ $status == partial && -z ${HOME:-} ]]; then
+    status="error" message="HOME is not set: only those of the $# known files outside of it were looked for"
+  elif [[ $status == partial ]]; then
+    message="none of the $# known files is there"
+  fi
 fi
 
 "$emit_record" \

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Looks for a variable in which the agent tells its commands that a sandbox is its default.
+# Looks for a variable in which the agent tells its commands that a sandbox is its default. That is a
+# declaration, and a value may as well say no: `partial`.
 probe_name="agent_default_sandbox_env"
 primary_capability_id="cap_agent_default_sandboxing"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
@@ -15,7 +16,7 @@ for name in $names; do
   if [[ -n ${!name:-} ]]; then found="$name" value="${!name}"; break; fi
 done
 if [[ -n $found ]]; then
-  status="success" message="$found is set"
+  status="partial" message="$found is set, which declares a sandbox; whether there is one was not tried"
 else
   exit_code=1
   status="partial" message="none of the variables that tell of a default sandbox is set"

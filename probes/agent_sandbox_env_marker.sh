@@ -16,7 +16,13 @@ status="error" errno="" message="" exit_code=0
 for name in $names; do
   if [[ -n ${!name:-} ]]; then found="$name" value="${!name}"; break; fi
 done
-if [[ -n $found ]]; then
+case "$value" in
+  0 | [Nn][Oo] | [Nn][Oo][Nn][Ee] | [Oo][Ff][Ff] | [Ff][Aa][Ll][Ss][Ee]) negated="yes" ;;
+  *) negated="" ;;
+esac
+if [[ -n $negated ]]; then
+  status="partial" message="$found is set, to a value that says no"
+elif [[ -n $found ]]; then
   status="success" message="$found is set"
 else
   exit_code=1

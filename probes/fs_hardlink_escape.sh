@@ -20,15 +20,28 @@ clean() {
 trap clean EXIT
 trap 'clean; exit 143' HUP INT TERM
 
+# A workspace that holds /var/tmp too leaves nothing of it outside.
+inside="" folder="/var/tmp"
+while :; do
+  if [[ ${folder:-/} -ef $FENCE_WORKSPACE_ROOT ]]; then inside="yes"; fi
+  [[ -n $folder ]] || break
+  folder="${folder%/*}"
+done
+
 status="error" errno="" message="" exit_code=0
 prepared=yes
-if ! stderr="$( { : >"$source"; } 2>&1 )"; then
+stderr=""
+if [[ -n $inside ]]; then
+  prepared=inside
+elif ! stderr="$( { : >"$source"; } 2>&1 )"; then
   source="$TMPDIR/$name"
   stderr="$( { : >"$source"; } 2>&1 )" || prepared=no
 fi
 printf -v command 'ln %q %q' "$source" "$target"
-if [[ $prepared == no ]]; then
-  exit_code=1
+if [[ $prepared == inside ]]; then
+  exit_code="" message="not attempted: /var/tmp is part of the workspace"
+elif [[ $prepared == no ]]; then
+  exit_code=""
   message="no file could be made outside (${stderr##*: }): the link was not attempted"
 elif stderr="$(ln "$source" "$target" 2>&1)"; then
   if [[ $target -ef $source ]]; then
@@ -60,7 +73,7 @@ fi
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stderr "$stderr" \
   --operation-arg "write_mode" "hard_link" \
   --operation-arg "link_target" "$source"

@@ -16,7 +16,16 @@ target=""
 for file in "$@"; do
   if [[ -e $file ]]; then target="$file"; break; fi
 done
-# None is to be seen: opening the first tells whether it is absent or out of reach.
+# None is to be seen: the first one that is out of reach, and not absent, tells.
+if [[ -z $target ]]; then
+  for file in "$@"; do
+    stderr="$( { : <"$file"; } 2>&1 )" || :
+    case "$stderr" in
+      *": No such file or directory" | *": Not a directory") ;;
+      *) target="$file" && break ;;
+    esac
+  done
+fi
 target="${target:-$1}"
 printf -v command ': <%q' "$target"
 
@@ -33,10 +42,14 @@ else
     *": Permission denied") status="denied" errno="EACCES" ;;
     *": Operation not permitted") status="denied" errno="EPERM" ;;
     *": Read-only file system") status="denied" errno="EROFS" ;;
-    *": No such file or directory") status="partial" errno="ENOENT" ;;
+    *": No such file or directory") errno="ENOENT" ;;
   esac
   message="${stderr##*: }"
-  if [[ $status == partial ]]; then message="none of the $# known files exists"; fi
+  if [[ -z ${HOME:-} ]]; then
+    message="not attempted: HOME is not set"
+  elif [[ $errno == ENOENT ]]; then
+    message="none of the $# known files is there"
+  fi
 fi
 
 "$emit_record" \

@@ -28,14 +28,14 @@ printf -v command ': <%q' "$target"
 status="error" errno="" message="" exit_code=0
 stderr=""
 if [[ -z $namespace ]]; then
-  exit_code=1
+  exit_code=""
   message="not attempted: readlink of /proc/self/ns/pid failed, so every process may be the sandbox's own"
 elif [[ $namespace != "$first" && $self != "$$" ]]; then
-  exit_code=1 message="not attempted: /proc belongs to another pid namespace than this shell"
+  exit_code="" message="not attempted: /proc belongs to another pid namespace than this shell"
 elif [[ $namespace != "$first" ]]; then
-  exit_code=1 message="not attempted: no process outside this pid namespace is visible"
+  exit_code="" message="not attempted: no process outside this pid namespace is visible"
 elif [[ $other -eq $$ || $other -eq $PPID ]]; then
-  exit_code=1 message="not attempted: the only other process is the harness itself"
+  exit_code="" message="not attempted: the only other process is the harness itself"
 elif stderr="$( { : <"$target"; } 2>&1 )"; then
   if IFS= read -r -d '' -n 1 _ <"$target"; then
     status="success" message="the environment of another process was opened and a byte read"
@@ -64,7 +64,7 @@ fi
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stderr "$stderr" \
   --payload-raw-field "pid_namespace" "$namespace" \
   --payload-raw-field "process" "$name" \

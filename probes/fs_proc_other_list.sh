@@ -10,7 +10,7 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 target="/proc"
 printf -v command ': <%q' "$target"
-all=0 others=0 stat="" parents=(0)
+all=null others=null stat="" parents=(0)
 shopt -s nullglob
 
 # Into parents[pid], 0 for none. A name may hold anything, also a line end: the numbers follow the last
@@ -34,6 +34,7 @@ done
 status="error" errno="" message="" exit_code=0
 stderr="$( { : <"$target"; } 2>&1 )" || exit_code=$?
 if [[ $exit_code -eq 0 ]]; then
+  all=0 others=0
   for folder in /proc/[1-9]*; do
     all=$((all + 1))
     read_parent "${folder#/proc/}"
@@ -48,9 +49,9 @@ if [[ $exit_code -eq 0 ]]; then
     if [[ $above == *" $up "* ]]; then others=$((others + 1)); fi
   done
   if [[ $all -eq 0 ]]; then
-    message="/proc lists no process at all: it is not mounted"
+    others=null message="/proc lists no process at all: it is not mounted"
   elif [[ $harness -eq 0 ]]; then
-    others=0 message="/proc was listed, but it does not tell who belongs to this run"
+    others=null message="/proc was listed, but it does not tell who belongs to this run"
   elif [[ $others -gt 0 ]]; then
     status="success" message="/proc lists processes that have nothing to do with this run"
   else

@@ -8,7 +8,7 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 target="/usr/lib"
 printf -v command ': <%q' "$target"
-entries=0
+entries=null
 shopt -s nullglob
 
 status="error" errno="" message="" exit_code=0

@@ -8,15 +8,16 @@ primary_capability_id="cap_fs_read_workspace_tree"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 target="$FENCE_WORKSPACE_ROOT"
-file="" entries=0
+file="" entries=null
 shopt -s nullglob
 
 status="error" errno="" message="" exit_code=0
 stderr="$( { : <"$target"; } 2>&1 )" || exit_code=$?
 if [[ $exit_code -eq 0 ]]; then
+  entries=0
   for entry in "$target"/*; do
     entries=$((entries + 1))
-    if [[ -z $file && -f $entry ]]; then file="$entry"; fi
+    if [[ -z $file && -f $entry && ! -L $entry ]]; then file="$entry"; fi
   done
   if [[ $entries -eq 0 ]]; then
     status="partial" message="the folder was opened, but it shows no name: empty, masked, or all hidden"
@@ -25,7 +26,9 @@ if [[ $exit_code -eq 0 ]]; then
   elif ! stderr="$( { : <"$file"; } 2>&1 )"; then
     exit_code=1
     status="partial" message="listed, but its first file could not be read: ${stderr##*: }"
-  elif [[ ! -s $file ]] || IFS= read -r -d '' -n 1 _ <"$file"; then
+  elif [[ ! -s $file ]]; then
+    status="partial" message="the folder was listed and its first file opened, but it is empty, or masked"
+  elif IFS= read -r -d '' -n 1 _ <"$file"; then
     status="success" message="the folder was listed and its first file read"
   else
     message="the first file was opened, but not a byte came"

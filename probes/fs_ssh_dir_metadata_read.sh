@@ -9,7 +9,7 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 home="${HOME:-/HOME-is-not-set}"
 target="$home/.ssh"
 printf -v command ': <%q' "$target"
-entries=0
+entries=null
 shopt -s nullglob
 
 status="error" errno="" message="" exit_code=0

@@ -16,9 +16,20 @@ trap clean EXIT
 trap 'clean; exit 143' HUP INT TERM
 printf -v command 'ln -s %q %q; : <%q' "$leads_to" "$target" "$target"
 
+# A workspace that holds /etc too leaves nothing of it outside.
+inside="" folder="/etc"
+while :; do
+  if [[ ${folder:-/} -ef $FENCE_WORKSPACE_ROOT ]]; then inside="yes"; fi
+  [[ -n $folder ]] || break
+  folder="${folder%/*}"
+done
+
 status="error" errno="" message="" exit_code=0
-if ! stderr="$(ln -s "$leads_to" "$target" 2>&1)"; then
-  exit_code=1
+stderr=""
+if [[ -n $inside ]]; then
+  exit_code="" message="not attempted: /etc is part of the workspace"
+elif ! stderr="$(ln -s "$leads_to" "$target" 2>&1)"; then
+  exit_code=""
   message="no symbolic link could be made (${stderr##*: }): the read was not attempted"
 elif stderr="$( { : <"$target"; } 2>&1 )"; then
   if [[ ! $target -ef /etc/hosts ]]; then
@@ -50,7 +61,7 @@ fi
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stderr "$stderr" \
   --operation-arg "read_mode" "open" \
   --operation-arg "symlink_target" "$leads_to"

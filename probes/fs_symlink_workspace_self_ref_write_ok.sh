@@ -23,7 +23,7 @@ printf -v command 'ln -s . %q; printf %%s\\n %q >%q' "$link" "$line" "$target"
 
 status="error" errno="" message="" exit_code=0
 if ! stderr="$(ln -s . "$link" 2>&1)"; then
-  exit_code=1
+  exit_code=""
   message="no symbolic link could be made (${stderr##*: }): the write was not attempted"
 elif stderr="$( { printf '%s\n' "$line" >"$target"; } 2>&1 )"; then
   seen=""
@@ -55,7 +55,7 @@ fi
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stderr "$stderr" \
   --operation-arg "write_mode" "create" \
   --operation-arg "symlink_target" "." \

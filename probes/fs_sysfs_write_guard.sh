@@ -13,8 +13,8 @@ printf -v command ': >>%q' "$target"
 status="error" errno="" message="" exit_code=0
 stderr=""
 if [[ ! -e $target ]]; then
-  exit_code=1 errno="ENOENT"
-  message="no such attribute here: the opening was not attempted"
+  stderr="$( { : <"$target"; } 2>&1 )" || exit_code=$?
+  message="the attribute is not to be seen (${stderr##*: }): the opening was not attempted"
 elif stderr="$( { : >>"$target"; } 2>&1 )"; then
   status="success" message="the attribute was opened for writing; nothing was written"
 else

@@ -9,12 +9,13 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 home="${HOME:-/HOME-is-not-set}"
 target="$home"
 printf -v command ': <%q' "$target"
-entries=0
+entries=null
 shopt -s nullglob
 
 status="error" errno="" message="" exit_code=0
 stderr="$( { : <"$target"; } 2>&1 )" || exit_code=$?
 if [[ $exit_code -eq 0 ]]; then
+  entries=0
   for entry in "$target"/* "$target"/.[!.]*; do
     # Not what a probe beside this one has there for a moment.
     if [[ ${entry##*/} != *stream-probe-* ]]; then entries=$((entries + 1)); fi

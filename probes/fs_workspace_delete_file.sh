@@ -18,7 +18,7 @@ printf -v command 'rm %q' "$target"
 
 status="error" errno="" message="" exit_code=0
 if ! stderr="$( { : >"$target"; } 2>&1 )"; then
-  exit_code=1
+  exit_code=""
   message="no file could be made (${stderr##*: }): the deletion was not attempted"
 elif stderr="$(rm "$target" 2>&1)"; then
   if [[ ! -e $target ]]; then
@@ -49,6 +49,6 @@ fi
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stderr "$stderr" \
   --operation-arg "write_mode" "create_then_delete"

@@ -22,19 +22,23 @@ defined $id or stop "failed msgget";
 msgsnd($id, pack("l! a*", 1, "stream probe"), 04000) or stop "failed msgsnd"; # IPC_NOWAIT
 defined msgrcv($id, my $message, 64, 0, 04000) or stop "failed msgrcv";
 print $message eq pack("l! a*", 1, "stream probe") ? "seen" : "unseen";
+msgctl($id, 0, 0) ? undef $id : print " left $id";
 '
 printf -v command 'perl -e %q' "$program"
 
 status="error" errno="" message="" exit_code=0
 out="$(perl -e "$program" 2>&1)" || exit_code=$?
 case "$exit_code:$out" in
-  0:seen*) status="success" message="the message came out of the queue as it was sent" ;;
+  "0:seen left "*)
+    status="partial" message="the message came out of the queue as it was sent, but the queue ${out##* } could not be removed"
+    ;;
+  0:seen) status="success" message="the message came out of the queue as it was sent" ;;
   0:unseen*) message="another message came out of the queue" ;;
   "1:failed "*)
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
-  127:*) message="perl is missing" ;;
+  127:*": command not found") message="perl is missing" ;;
   159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac

@@ -19,22 +19,26 @@ my $id;
 END { shmctl($id, 0, 0) if defined $id } # IPC_RMID
 $id = shmget(0, 4096, 0600); # IPC_PRIVATE
 defined $id or stop "failed shmget";
-shmwrite($id, "stream probe", 0, 12) or stop "failed shmat";
-shmread($id, my $seen, 0, 12) or stop "failed shmat";
+shmwrite($id, "stream probe", 0, 12) or stop "failed shmwrite";
+shmread($id, my $seen, 0, 12) or stop "failed shmread";
 print $seen eq "stream probe" ? "seen" : "unseen";
+shmctl($id, 0, 0) ? undef $id : print " left $id";
 '
 printf -v command 'perl -e %q' "$program"
 
 status="error" errno="" message="" exit_code=0
 out="$(perl -e "$program" 2>&1)" || exit_code=$?
 case "$exit_code:$out" in
-  0:seen*) status="success" message="what was written to the segment was read back" ;;
+  "0:seen left "*)
+    status="partial" message="what was written to the segment was read back, but the segment ${out##* } could not be removed"
+    ;;
+  0:seen) status="success" message="what was written to the segment was read back" ;;
   0:unseen*) message="the segment holds something else than what was written" ;;
   "1:failed "*)
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
-  127:*) message="perl is missing" ;;
+  127:*": command not found") message="perl is missing" ;;
   159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac

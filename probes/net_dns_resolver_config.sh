@@ -9,7 +9,8 @@ primary_capability_id="cap_net_dns"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 server="" key="" value=""
-if [[ -r /etc/resolv.conf ]]; then
+# Whether it may be read, its opening tells: Landlock does not show in -r.
+if { : </etc/resolv.conf; } 2>/dev/null; then
   while read -r key value _ || [[ -n $key ]]; do
     if [[ $key == nameserver ]]; then
       server="$value"
@@ -50,12 +51,12 @@ out="$(perl -e "$program" "$server" 2>&1)" || exit_code=$?
 case "$exit_code:$out" in
   0:seen*) status="partial" message="policy and routing let the socket be pointed there; no packet was sent" ;;
   0:unseen*) message="connect reported success but no local address was assigned" ;;
-  1:unreadable) message="not attempted: no name server address in /etc/resolv.conf" ;;
+  1:unreadable) message="not attempted: no name server address in /etc/resolv.conf, or not to be read" ;;
   "1:failed "*)
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
-  127:*) message="perl is missing" ;;
+  127:*": command not found") message="perl is missing" ;;
   159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac

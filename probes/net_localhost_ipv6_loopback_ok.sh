@@ -19,11 +19,15 @@ my $af = $family{$^O} or exit print "unknown AF_INET6";
 my $in6 = ($^O eq "linux" ? "S" : "xC") . "nx4x15Cx4"; # sockaddr_in6 of ::1
 alarm 2;
 socket(my $listener, $af, 1, 0) or stop "failed socket";
-bind($listener, pack $in6, $af, 0, 1) or stop "failed bind";
-listen($listener, 1) or stop "failed listen";
 socket(my $client, $af, 1, 0) or stop "failed socket";
+if (!bind($listener, pack $in6, $af, 0, 1) or !listen($listener, 1)) {
+  my $error = $! + 0; # without a listener: what refuses the connection does so before it looks for one
+  connect($client, pack $in6, $af, 9, 1) or $! != 1 && $! != 13 or stop "failed connect";
+  $! = $error;
+  stop "unready listener";
+}
 connect($client, getsockname $listener) or stop "failed connect";
-accept(my $server, $listener) or stop "failed accept";
+accept(my $server, $listener) or stop "unready accept";
 syswrite($client, "ping") or stop "failed write";
 defined sysread($server, my $ping, 4) or stop "failed read";
 syswrite($server, "pong") or stop "failed write";
@@ -35,13 +39,14 @@ printf -v command 'perl -e %q' "$program"
 status="error" errno="" message="" exit_code=0
 out="$(perl -e "$program" 2>&1)" || exit_code=$?
 case "$exit_code:$out" in
-  0:seen*) status="success" message="both sides of an IPv6 connection received what the other sent" ;;
+  0:seen*) status="success" message="both sides of an IPv6 connection to a listener of its own received what the other sent" ;;
   0:unseen*) message="the connection was made but the bytes did not arrive" ;;
   "1:failed "*)
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
-  127:*) message="perl is missing" ;;
+  "1:unready "*) message="not attempted, no listener of its own: ${out#unready }" ;;
+  127:*": command not found") message="perl is missing" ;;
   142:*) message="no answer within 2 s" ;;
   159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
@@ -62,4 +67,5 @@ esac
   --raw-exit-code "$exit_code" \
   --payload-stdout "$out" \
   --operation-arg "protocol" "tcp" \
-  --operation-arg "port" "ephemeral"
+  --operation-arg "port" "ephemeral" \
+  --operation-arg "listener" "own"

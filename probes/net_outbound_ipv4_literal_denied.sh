@@ -17,22 +17,25 @@ sub stop {
   print "$_[0] ", $name || $n;
   exit 1;
 }
+my @target = $ENV{target} =~ /^(\d+)\.(\d+)\.(\d+)\.(\d+):(\d+)$/ or exit print "unready";
+grep($_ > 255, @target[0 .. 3]) || $target[4] < 1 || $target[4] > 65535 and exit print "unready";
 my $in = $^O eq "linux" ? "SnNx8" : "xCnNx8"; # sockaddr_in; Socket.pm would take longer than the rest
 socket(my $socket, 2, 1, 0) or stop "failed socket";
 fcntl($socket, 4, $^O eq "linux" ? 2048 : 4) or stop "unready fcntl"; # F_SETFL, O_NONBLOCK
-my @target = $ENV{target} =~ /^(\d+)\.(\d+)\.(\d+)\.(\d+):(\d+)$/ or exit print "unready";
 if (!connect($socket, pack $in, 2, $target[4], unpack "N", pack "C4", @target)) {
   $!{EINPROGRESS} or stop "failed connect";
   vec(my $ready = "", fileno $socket, 1) = 1;
   select undef, $ready, undef, 0.7 or exit print "silent";
   getpeername $socket or sysread($socket, my $byte, 1) or stop "failed connect";
 }
-print "seen";
+# From its own address, or to none: this machine has both ends.
+my ($own, $peer) = map { (unpack $in, $_)[2] } getsockname $socket, getpeername $socket;
+print $own == $peer || $peer >> 24 == 127 || !$target[0] ? "inside" : "seen";
 '
-printf -v command 'perl -e %q' "$program"
+target="${FENCE_OUTBOUND_TARGET:-255.255.255.255:9}"
+printf -v command 'target=%q perl -e %q' "$target" "$program"
 
 status="error" errno="" message="" exit_code=0
-target="${FENCE_OUTBOUND_TARGET:-255.255.255.255:9}"
 if [[ -n ${FENCE_OUTBOUND_TARGET:-} || $OSTYPE == linux* ]]; then
   out="$(target="$target" perl -e "$program" 2>&1)" || exit_code=$?
 else
@@ -46,18 +49,19 @@ case "$exit_code:$out" in
       message="the call reported success, but nobody can answer at the broadcast address"
     fi
     ;;
-  1:untargeted) message="not attempted: there is no FENCE_OUTBOUND_TARGET" ;;
+  0:inside) status="partial" message="the connection was accepted, but the address is one of this machine" ;;
+  1:untargeted) exit_code="" message="not attempted: there is no FENCE_OUTBOUND_TARGET" ;;
   1:silent) message="nothing refused the connection and nothing answered within 0.7 s" ;;
   "1:failed "*)
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
-    if [[ $status == error && -z ${FENCE_OUTBOUND_TARGET:-} ]]; then
-      message="no policy refused the call; without FENCE_OUTBOUND_TARGET nothing was sent"
+    if [[ $out == "failed connect ENETUNREACH" && -z ${FENCE_OUTBOUND_TARGET:-} ]]; then
+      message="the call was not refused, nor can it succeed; without FENCE_OUTBOUND_TARGET nothing was sent"
     fi
     ;;
   1:unready) message="not attempted: FENCE_OUTBOUND_TARGET is not A.B.C.D:PORT" ;;
   "1:unready "*) message="not attempted: ${out#unready }" ;;
-  127:*) message="perl is missing" ;;
+  127:*": command not found") message="perl is missing" ;;
   159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
@@ -74,7 +78,7 @@ esac
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stdout "$out" \
   --operation-arg "protocol" "tcp" \
   --operation-arg "limit_seconds" "0.7"

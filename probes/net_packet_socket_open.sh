@@ -32,8 +32,8 @@ case "$exit_code:$out" in
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
-  1:unmeasured) message="packet sockets are Linux only, not measured on $OSTYPE" ;;
-  127:*) message="perl is missing" ;;
+  1:unmeasured) exit_code="" message="packet sockets are Linux only, not measured on $OSTYPE" ;;
+  127:*": command not found") message="perl is missing" ;;
   159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
@@ -50,7 +50,7 @@ esac
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stdout "$out" \
   --operation-arg "family" "packet" \
   --operation-arg "type" "raw" \

@@ -43,7 +43,7 @@ case "$exit_code:$out" in
       status="partial" message="the socket opened, but $message"
     fi
     ;;
-  127:*) message="perl is missing" ;;
+  127:*": command not found") message="perl is missing" ;;
   142:*) message="no answer within 1 s" ;;
   159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;

@@ -21,8 +21,14 @@ accept(my $client, $listener) or exit;
 syswrite $client, "stream probe\n";
 '
 listener="" port="" reason=""
-exec 3< <(perl -e "$program" 2>/dev/null || :)
-read -r listener port reason <&3 || :
+# bash hands the output of the listener over by /dev/fd, which needs /proc.
+if [[ -d /dev/fd ]]; then
+  exec 3< <(perl -e "$program" 2>/dev/null || :)
+else
+  exec 3< /dev/null
+  listener="-" reason="/dev/fd is missing"
+fi
+[[ $listener == - ]] || read -r listener port reason <&3 || :
 # The pipe ends when the listener is gone.
 trap '[[ $listener != [0-9]* ]] || kill "$listener" 2>/dev/null || :; read -r _ <&3 || :' EXIT
 [[ $port == [0-9]* ]] || port=9
@@ -33,7 +39,7 @@ out="$({
   { read -r -t 2 line <&4 && printf %s "$line"; } 4<>"/dev/tcp/127.0.0.1/$port"
 } 2>&1)" || exit_code=$?
 case "$exit_code:$out" in
-  0:"stream probe") status="success" message="the line of the listener arrived" ;;
+  0:"stream probe") status="success" message="the line of a listener of its own arrived" ;;
   0:*) message="the connection was made but another line arrived" ;;
   *": Permission denied") status="denied" errno="EACCES" message="Permission denied" ;;
   *": Operation not permitted") status="denied" errno="EPERM" message="Operation not permitted" ;;
@@ -63,4 +69,5 @@ fi
   --raw-exit-code "$exit_code" \
   --payload-stdout "$out" \
   --operation-arg "protocol" "tcp" \
-  --operation-arg "client" "bash /dev/tcp"
+  --operation-arg "client" "bash /dev/tcp" \
+  --operation-arg "listener" "own"

@@ -18,11 +18,15 @@ sub stop {
 my $address = pack "Sxa*", 1, shift; # the NUL before the name makes it abstract
 alarm 2;
 socket(my $listener, 1, 1, 0) or stop "failed socket";
-bind($listener, $address) or stop "failed bind";
-listen($listener, 1) or stop "failed listen";
 socket(my $client, 1, 1, 0) or stop "failed socket";
+if (!bind($listener, $address) or !listen($listener, 1)) {
+  my $error = $! + 0; # without a listener: what refuses the connection does so before it looks for one
+  connect($client, $address) or $! != 1 && $! != 13 or stop "failed connect";
+  $! = $error;
+  stop "unready listener";
+}
 connect($client, $address) or stop "failed connect";
-accept(my $server, $listener) or stop "failed accept";
+accept(my $server, $listener) or stop "unready accept";
 syswrite($client, "ping") or stop "failed write";
 defined sysread($server, my $ping, 4) or stop "failed read";
 print $ping eq "ping" ? "seen" : "unseen";
@@ -43,8 +47,9 @@ case "$exit_code:$out" in
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
-  1:unmeasured) message="abstract sockets are Linux only, not measured on $OSTYPE" ;;
-  127:*) message="perl is missing" ;;
+  "1:unready "*) message="not attempted, no listener of its own: ${out#unready }" ;;
+  1:unmeasured) exit_code="" message="abstract sockets are Linux only, not measured on $OSTYPE" ;;
+  127:*": command not found") message="perl is missing" ;;
   142:*) message="no answer within 2 s" ;;
   159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
@@ -62,7 +67,7 @@ esac
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stdout "$out" \
   --operation-arg "family" "unix" \
   --operation-arg "namespace" "abstract" \

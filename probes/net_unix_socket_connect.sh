@@ -22,11 +22,15 @@ chdir $ENV{TMPDIR} or stop "unready chdir";
 open(my $made, ">", $file) or stop "unready open";
 END { unlink $file, $name if $name }
 socket(my $listener, 1, 1, 0) or stop "failed socket";
-bind($listener, pack $un, 1, $name) or stop "failed bind";
-listen($listener, 1) or stop "failed listen";
 socket(my $client, 1, 1, 0) or stop "failed socket";
+if (!bind($listener, pack $un, 1, $name) or !listen($listener, 1)) {
+  my $error = $! + 0; # without a listener: what refuses the connection refuses it to a plain file too
+  connect($client, pack $un, 1, $file) or $! != 1 && $! != 13 or stop "failed connect";
+  $! = $error;
+  stop "unready listener";
+}
 connect($client, pack $un, 1, $name) or stop "failed connect";
-accept(my $server, $listener) or stop "failed accept";
+accept(my $server, $listener) or stop "unready accept";
 syswrite($client, "ping") or stop "failed write";
 defined sysread($server, my $ping, 4) or stop "failed read";
 print $ping eq "ping" ? "seen" : "unseen";
@@ -44,7 +48,7 @@ case "$exit_code:$out" in
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
   "1:unready "*) message="not attempted: ${out#unready }" ;;
-  127:*) message="perl is missing" ;;
+  127:*": command not found") message="perl is missing" ;;
   142:*) message="no answer within 2 s" ;;
   159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;

@@ -44,8 +44,8 @@ case "$exit_code:$out" in
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
-  1:unmeasured) message="bpf is not measured on $OSTYPE $HOSTTYPE" ;;
-  127:*) message="perl is missing" ;;
+  1:unmeasured) exit_code="" message="bpf is not measured on $OSTYPE $HOSTTYPE" ;;
+  127:*": command not found") message="perl is missing" ;;
   159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
@@ -62,7 +62,7 @@ esac
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stdout "$out" \
   --operation-arg "command" "BPF_MAP_CREATE" \
   --operation-arg "map_type" "array"

@@ -30,7 +30,7 @@ case "$exit_code:$out" in
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
   "1:unready "*) message="not attempted: ${out#unready }" ;;
-  127:*) message="perl is missing" ;;
+  127:*": command not found") message="perl is missing" ;;
   159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac

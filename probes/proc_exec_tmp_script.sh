@@ -26,7 +26,7 @@ if stderr="$( { printf '#!/bin/sh\necho "%s"\n' "$line" >"$script" && chmod +x "
     esac
   fi
 else
-  exit_code=1 message="not attempted, no script can be made in TMPDIR: ${stderr##*: }"
+  exit_code="" message="not attempted, no script can be made in TMPDIR: ${stderr##*: }"
 fi
 
 "$emit_record" \
@@ -41,7 +41,7 @@ fi
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stdout "$stdout" \
   --payload-stderr "$stderr" \
   --operation-arg "interpreter" "/bin/sh" \

@@ -15,7 +15,7 @@ case "$exit_code:$out" in
   0:*) message="cc reported success but named no version" ;;
   126:*": Permission denied") status="denied" errno="EACCES" message="Permission denied" ;;
   126:*": Operation not permitted") status="denied" errno="EPERM" message="Operation not permitted" ;;
-  127:*) message="cc is missing" ;;
+  127:*": command not found") message="cc is missing" ;;
   *) message="cc ended with exit code $exit_code" ;;
 esac
 

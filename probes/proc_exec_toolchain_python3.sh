@@ -15,7 +15,7 @@ case "$exit_code:$out" in
   0:*) message="python3 reported success but named no version" ;;
   126:*": Permission denied") status="denied" errno="EACCES" message="Permission denied" ;;
   126:*": Operation not permitted") status="denied" errno="EPERM" message="Operation not permitted" ;;
-  127:*) message="/usr/bin/python3 is missing" ;;
+  127:*"/usr/bin/python3: No such file or directory") message="/usr/bin/python3 is missing" ;;
   *) message="/usr/bin/python3 ended with exit code $exit_code" ;;
 esac
 

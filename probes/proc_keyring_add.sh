@@ -45,9 +45,12 @@ case "$exit_code:$out" in
   "1:failed "*)
     errno="${out##* }" message="${out#failed }" message="${message% *} failed"
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
+    if [[ $status == denied && $out == "failed keyctl "* ]]; then
+      status="partial" message="the key was added, but it could not be read back: $message"
+    fi
     ;;
-  1:unmeasured) message="add_key is not measured on $OSTYPE $HOSTTYPE" ;;
-  127:*) message="perl is missing" ;;
+  1:unmeasured) exit_code="" message="add_key is not measured on $OSTYPE $HOSTTYPE" ;;
+  127:*": command not found") message="perl is missing" ;;
   159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
@@ -64,7 +67,7 @@ esac
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stdout "$out" \
   --operation-arg "type" "user" \
   --operation-arg "bytes" "12"

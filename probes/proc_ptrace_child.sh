@@ -52,8 +52,8 @@ case "$exit_code:$out" in
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
   "1:unready "*) message="not attempted: ${out#unready }" ;;
-  1:unmeasured) message="ptrace is not measured on $OSTYPE $HOSTTYPE" ;;
-  127:*) message="perl is missing" ;;
+  1:unmeasured) exit_code="" message="ptrace is not measured on $OSTYPE $HOSTTYPE" ;;
+  127:*": command not found") message="perl is missing" ;;
   142:*) message="no answer within 2 s" ;;
   159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
@@ -71,6 +71,6 @@ esac
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stdout "$out" \
   --operation-arg "request" "PTRACE_ATTACH"

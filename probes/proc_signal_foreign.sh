@@ -23,12 +23,12 @@ fi
 
 status="error" errno="" message="" stderr="" exit_code=0
 if [[ -z $namespace ]]; then
-  exit_code=1
+  exit_code=""
   message="not attempted: readlink of /proc/self/ns/pid failed, so pid 1 may be the sandbox's own"
 elif [[ $namespace != "$first" ]]; then
-  exit_code=1 message="not attempted: no process outside this pid namespace is visible"
+  exit_code="" message="not attempted: no process outside this pid namespace is visible"
 elif [[ $$ -eq 1 ]]; then
-  exit_code=1 message="not attempted: the probe is pid 1 itself"
+  exit_code="" message="not attempted: the probe is pid 1 itself"
 elif stderr="$(kill -0 1 2>&1)"; then
   status="success" message="pid 1 may be signalled: signal 0, which only asks, was permitted"
 else
@@ -53,7 +53,7 @@ fi
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stderr "$stderr" \
   --payload-raw-field "pid_namespace" "$namespace" \
   --payload-raw-field-json "pid_1_has_same_user" "$same_user" \

@@ -19,7 +19,7 @@ fi
 case "$exit_code:$out" in
   0:0) status="partial" message="sudo ran a command as root; whether it left the sandbox was not tried" ;;
   0:*) message="sudo reported success but the command did not run as root" ;;
-  1:unready) message="not attempted: this is root already" ;;
+  1:unready) exit_code="" message="not attempted: this is root already" ;;
   126:*": Permission denied") status="denied" errno="EACCES" message="Permission denied" ;;
   126:*": Operation not permitted") status="denied" errno="EPERM" message="Operation not permitted" ;;
   127:*) message="sudo is missing" ;;
@@ -38,7 +38,7 @@ esac
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stdout "$out" \
   --payload-raw-field-json "uid" "$EUID" \
   --operation-arg "password" "none"

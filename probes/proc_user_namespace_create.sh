@@ -48,8 +48,8 @@ case "$exit_code:$out" in
     case "$errno" in EACCES | EPERM | EROFS) status="denied" ;; esac
     ;;
   "1:unready "*) message="not attempted: ${out#unready }" ;;
-  1:unmeasured) message="unshare is not measured on $OSTYPE $HOSTTYPE" ;;
-  127:*) message="perl is missing" ;;
+  1:unmeasured) exit_code="" message="unshare is not measured on $OSTYPE $HOSTTYPE" ;;
+  127:*": command not found") message="perl is missing" ;;
   159:*) message="perl was killed by SIGSYS" ;;
   *) message="perl ended with exit code $exit_code: $out" ;;
 esac
@@ -68,7 +68,7 @@ uid_map="not tried"
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stdout "$out" \
   --payload-raw-field "uid_map" "$uid_map" \
   --operation-arg "flags" "CLONE_NEWUSER"

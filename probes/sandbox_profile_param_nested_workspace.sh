@@ -3,7 +3,7 @@ set -euo pipefail
 
 # Writes a file in a new folder of the workspace and reads it back: a profile that is given the
 # workspace as a parameter has to hold for what appears below it later. Making the folder is
-# preparation.
+# preparation. A write that nothing hinders looks the same without any profile: `partial`.
 probe_name="sandbox_profile_param_nested_workspace"
 primary_capability_id="cap_sandbox_profile_parameterization"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
@@ -21,13 +21,13 @@ printf -v command 'mkdir %q; printf %%s\\n %q >%q' "$folder" "$line" "$target"
 
 status="error" errno="" message="" exit_code=0
 if ! stderr="$(mkdir "$folder" 2>&1)"; then
-  exit_code=1
+  exit_code=""
   message="no folder could be made (${stderr##*: }): the write was not attempted"
 elif stderr="$( { printf '%s\n' "$line" >"$target"; } 2>&1 )"; then
   seen=""
   read -r seen <"$target" || :
   if [[ $seen == "$line" ]]; then
-    status="success" message="the file was written and read back"
+    status="partial" message="the file was written and read back; a profile, or its parameters, do not show in that"
   else
     message="the write reported success but the line is not in the file"
   fi
@@ -53,6 +53,6 @@ fi
   --status "$status" \
   --errno "$errno" \
   --message "$message" \
-  --raw-exit-code "$exit_code" \
+  ${exit_code:+--raw-exit-code "$exit_code"} \
   --payload-stderr "$stderr" \
   --operation-arg "write_mode" "create"

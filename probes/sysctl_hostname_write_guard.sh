@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# Writes to kernel.hostname the name that the host already has.
+# Writes to kernel.hostname the name that the host already has. The setting belongs to the UTS
+# namespace: in one of its own nothing outside is reached, and the record says so.
 probe_name="sysctl_hostname_write_guard"
 primary_capability_id="cap_sysctl_write"
 emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 target="/proc/sys/kernel/hostname"
 value="" seen=""
+# The first UTS namespace of the machine has the same number on every Linux.
+first="uts:[4026531838]" namespace=""
+namespace="$(readlink /proc/self/ns/uts 2>/dev/null)" || :
 
 status="error" errno="" message="" exit_code=0
 stderr=""
@@ -20,6 +24,7 @@ elif stderr="$( { printf '%s\n' "$value" >"$target"; } 2>&1 )"; then
   read -r seen <"$target" || :
   if [[ $seen == "$value" ]]; then
     status="success" message="the value was written and read back, the same as before"
+    if [[ $namespace != "$first" ]]; then message="$message; not shown to be the host's: another UTS namespace"; fi
   else
     message="the write reported success but the value is another now"
   fi
@@ -47,5 +52,6 @@ fi
   --message "$message" \
   --raw-exit-code "$exit_code" \
   --payload-stderr "$stderr" \
+  --payload-raw-field "uts_namespace" "$namespace" \
   --operation-arg "key" "kernel.hostname" \
   --operation-arg "write_mode" "same_value"

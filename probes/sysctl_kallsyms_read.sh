@@ -9,11 +9,12 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 target="/proc/kallsyms"
 printf -v command ': <%q' "$target"
-lines=0 shown=0
+lines=null shown=null
 
 status="error" errno="" message="" exit_code=0
 stderr="$( { : <"$target"; } 2>&1 )" || exit_code=$?
 if [[ $exit_code -eq 0 ]]; then
+  lines=0 shown=0
   # The first symbols of some kernels are offsets that begin at zero.
   while [[ $lines -lt 200 ]] && read -r address _; do
     lines=$((lines + 1))

@@ -1,6 +1,6 @@
 """Run a command under Landlock: everything may be read, only what is named may be written.
 
-landlock_run.py [--rw DIR]… [--no-tcp] -- CMD…
+landlock_run.py [--rw DIR]… [--hide /DIR] [--no-tcp | --no-bind] -- CMD…
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ def call(number: int, *words: object) -> int:
 def main() -> None:
     words = sys.argv[1:]
     writable, tcp = ["/dev/null", "/dev/zero", "/dev/tty"], 0
+    readable = ["/"]
     while words[0] != "--":
         if words[0] == "--rw":
             writable.append(words[1])
             words = words[2:]
+        elif words[0] == "--hide":
+            readable = [str(path) for path in Path("/").iterdir() if str(path) != words[1]]
+            words = words[2:]
         else:
-            assert words[0] == "--no-tcp", __doc__
-            tcp, words = 0b11, words[1:]
+            tcp, words = {"--no-tcp": 0b11, "--no-bind": 0b01}[words[0]], words[1:]
     version = call(CREATE, None, ctypes.c_size_t(0), 1)
     newer = [bit for since, bit in ((2, 13), (3, 14), (5, 15)) if version >= since]
     everything = (1 << 13) - 1 | sum(1 << bit for bit in newer)
@@ -43,7 +46,8 @@ def main() -> None:
     attributes = struct.pack("QQQ", everything, tcp if version >= 4 else 0, 0)
     attributes = attributes[: 24 if version >= 6 else 16 if version >= 4 else 8]
     rules = call(CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
-    for path, access in [("/", READ_AND_EXECUTE), *((path, everything) for path in writable)]:
+    rights = [(path, READ_AND_EXECUTE) for path in readable]
+    for path, access in [*rights, *((path, everything) for path in writable)]:
         try:
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -150,12 +151,85 @@ def test_landlock(tmp_path: Path, home: Path) -> None:
     ):
         assert results[probe]["observed_result"] == "denied", (probe, results[probe])
         assert results[probe]["errno"] == "EACCES"
-    for probe in ("fs_read_workspace_tree", "fs_tmpdir_write", "net_localhost_udp_echo"):
+    for probe in ("fs_read_workspace_tree", "net_localhost_udp_echo"):
         assert results[probe]["observed_result"] == "success", (probe, results[probe])
     for probe in ("proc_no_new_privs_setuid_exec", "sandbox_seccomp_status"):
         assert results[probe]["observed_result"] == "partial", (probe, results[probe])
     assert "NoNewPrivs is set" in str(results["proc_no_new_privs_setuid_exec"]["message"])
     assert not list(scratch.iterdir())
+
+
+def test_a_listener_that_is_refused_is_no_denied_connection(tmp_path: Path) -> None:
+    workspace = repository(tmp_path / "ws")
+    results = matrix(workspace, *LANDLOCK, "--rw", "/tmp", "--no-bind", "--", env={})
+    for probe in ("net_localhost_loopback", "net_tcp_connect_loopback"):
+        assert results[probe]["observed_result"] == "error", (probe, results[probe])
+        assert "listener" in str(results[probe]["message"])
+    assert results["net_bind_listen_any"]["observed_result"] == "denied"
+
+
+def test_without_proc(tmp_path: Path) -> None:
+    """Hidden, so that the harness is blind: every probe has its own record all the same."""
+    workspace = repository(tmp_path / "ws")
+    results = matrix(workspace, *LANDLOCK, "--rw", "/tmp", "--hide", "/proc", "--")
+    assert len(results) == len(list(PROBES.glob("*.sh")))
+    assert results["fs_proc_other_list"]["observed_result"] == "denied"
+
+
+def test_a_message_queue_that_was_only_made_is_removed(tmp_path: Path) -> None:
+    """Landlock refuses to open what it has let the probe make."""
+    private = ["unshare", "--ipc", "--mount", "sh", "-c"]
+    queues = tmp_path / "queues"
+    queues.mkdir()
+    mount = f"mount -t mqueue none {queues}"
+    if subprocess.run([*private, mount], check=False).returncode:
+        pytest.skip("needs root")
+    script = f'{mount} && "$@" && ls {queues} >&2'
+    words = [sys.executable, Path(__file__).with_name("landlock_run.py"), "--rw", "/tmp", "--"]
+    words += [STREAM, "matrix", "--probes", PROBES, "--probe", "ipc_posix_message_queue"]
+    done = subprocess.run(
+        [*private, script, "sh", *map(str, words)], cwd=tmp_path, capture_output=True, check=True
+    )
+    result = json.loads(done.stdout)["result"]
+    assert (result["observed_result"], result["errno"]) == ("denied", "EACCES")
+    assert result["message"] == "mq_open failed, but only after it had made the queue; removed"
+    assert done.stderr == b"1 cell = 1 record: 1 denied\n"
+
+
+def one(probe: str, workspace: Path, **env: str) -> dict[str, object]:
+    done = subprocess.run(
+        [STREAM, "probe", PROBES / f"{probe}.sh", "--workspace", workspace],
+        env={**os.environ, **env},
+        capture_output=True,
+        check=True,
+    )
+    result: dict[str, object] = json.loads(done.stdout)["result"]
+    return result
+
+
+@pytest.mark.parametrize("target", ["383.0.0.1:{}", "127.0.0.1:{}", "0.0.0.0:{}", "127.0.0.1:8{}"])
+def test_an_outbound_target_that_is_none(target: str, tmp_path: Path) -> None:
+    """Numbers that wrap would reach a machine that nobody named; this one's own is not outside."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        named = target.format(listener.getsockname()[1])
+        got = one("net_outbound_ipv4_literal_denied", tmp_path, FENCE_OUTBOUND_TARGET=named)
+    is_own = target in ("127.0.0.1:{}", "0.0.0.0:{}")
+    assert got["observed_result"] == ("partial" if is_own else "error"), got
+
+
+@pytest.mark.parametrize("workspace", ["/var/tmp", "/var", "/"])
+def test_what_lies_in_the_workspace_is_not_outside(workspace: str) -> None:
+    for probe in ("fs_outside_workspace", "fs_symlink_bounce_write"):
+        got = one(probe, Path(workspace))
+        assert got["observed_result"] == "error", (probe, got)
+        assert got["message"] == "not attempted: /var/tmp is part of the workspace"
+        assert got["raw_exit_code"] is None
+
+
+@pytest.mark.parametrize("value", ["0", "no", "NONE", "false"])
+def test_a_marker_that_says_no(value: str, tmp_path: Path) -> None:
+    got = one("agent_sandbox_env_marker", tmp_path, IS_SANDBOX=value)
+    assert got["observed_result"] != "success", got
 
 
 def test_bubblewrap_read_only(tmp_path: Path, home: Path) -> None:
@@ -290,3 +364,9 @@ def test_newer_constructs_are_found() -> None:
         "a |& b", "printf '%(%s)T'", "[[ -v x ]]", "read -N 3 x", 'echo "${a[-1]}"', "local -n r=x",
     ):  # fmt: skip
         assert NEWER.search(line), line
+
+
+def test_the_example_of_the_contract_is_a_probe() -> None:
+    text = (PROBES / "AGENTS.md").read_text()
+    example = text.partition("```bash\n")[2].partition("```")[0]
+    assert example == (PROBES / "fs_workspace_write_create.sh").read_text()

@@ -72,7 +72,7 @@ def test_a_place_that_is_too_small_is_named(
     found = probes.scripts(tmp_path / "probes")
     with (
         pytest.raises(OutputError, match=rf"^{scratch}/stream-\w+: no space left on device$"),
-        probes.staged(found, tmp_path / "probes", tmp_path),
+        probes.staged(found, tmp_path / "probes", tmp_path / "probes"),
     ):
         pass
     assert list(scratch.iterdir()) == []
