@@ -246,4 +246,8 @@ def _quote(snippet: str) -> str:
 
 
 def _shortened(line: str) -> str:
-    return visible(line if len(line) <= SNIPPET_WIDTH else f"{line[: SNIPPET_WIDTH - 1]}…")
+    """In the middle: a complaint names its place first, and the reason last."""
+    if len(line) > SNIPPET_WIDTH:
+        half = SNIPPET_WIDTH // 2
+        line = f"{line[:half]}…{line[1 - half :]}"
+    return visible(line)

@@ -32,7 +32,10 @@ def obeyed(text: str) -> str:
 
 def test_a_record_is_told_in_lines() -> None:
     value = record(
-        payload={"stderr_snippet": "one\ntwo\nthree\nfour", "stdout_snippet": "x" * 500},
+        payload={
+            "stderr_snippet": "one\ntwo\nthree\nfour",
+            "stdout_snippet": "x" * 250 + "y" * 250,
+        },
         result={"message": "no way"},
     )
     text, _ = heard(line(value))
@@ -42,7 +45,7 @@ def test_a_record_is_told_in_lines() -> None:
         "         cap_fs_write_outside_workspace (filesystem, os_sandbox)  EACCES  no way"
     )
     assert told[2:5] == ["         | one", "         | two", "         | three"]
-    assert told[5:7] == ["         | …", "         | " + "x" * 159 + "…"]
+    assert told[5:7] == ["         | …", "         | " + "x" * 80 + "…" + "y" * 79]
     assert told[-1] == "1 records of 1 probes; modes: baseline 1"
 
 
