@@ -25,7 +25,6 @@ from stream.probes import (
     Script,
     Staging,
     chosen,
-    renew,
     scripts,
     staged,
     tree_of,
@@ -230,7 +229,7 @@ class Begun:
             with suppress(OSError, SpawnError):
                 tmpdir = self.staging.tmpdir(slot)
                 if tmpdir is not None:
-                    renew(tmpdir)
+                    tmpdir.mkdir(mode=0o700)
                 self.started[slot] = launch(cell, self.plan, self.staging, slot)
 
 

@@ -140,19 +140,15 @@ class Staging(Struct, frozen=True):
         return None if self.root is None else self.root / "tmp" / str(slot)
 
 
-def is_fresh(tmpdir: Path) -> bool:
-    """Nobody has been there, or who was has cleaned up: it serves the next probe as it is."""
+def is_cleared(tmpdir: Path) -> bool:
+    """Whether nobody has been there, or who was has cleaned up: then it is gone."""
     try:
-        status = tmpdir.lstat()
-        fresh = stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700
-        return fresh and not os.listdir(tmpdir)  # noqa: PTH208 - the fast path
+        tmpdir.rmdir()
+    except FileNotFoundError:
+        return True
     except OSError:
         return False
-
-
-def renew(tmpdir: Path) -> None:
-    remove_tree(tmpdir)
-    tmpdir.mkdir(mode=0o700)
+    return True
 
 
 @cache

@@ -11,18 +11,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from selectors import EVENT_READ, DefaultSelector
 
 import anyio
-from anyio import (
-    CancelScope,
-    CapacityLimiter,
-    Event,
-    create_task_group,
-    move_on_after,
-    to_thread,
-    wait_readable,
-)
+from anyio import CancelScope, move_on_after, wait_readable
 from msgspec import Struct, field
 
 from stream.errors import SpawnError
@@ -83,32 +76,24 @@ async def capture(
 async def follow(tree: Tree, *, timeout: float, stdout_limit: int, stderr_limit: int) -> Captured:
     """One that was started, to its end and that of all that descends from it."""
     captured = Captured(Tail(stdout_limit), Tail(stderr_limit))
-    outlets = list(zip(tree.pipes, (captured.stdout, captured.stderr), strict=True))
-    drained, undrained = Event(), len(outlets)  # nobody holds a pipe any more
-
-    async def drain(pipe: int, tail: Tail) -> None:
-        nonlocal undrained
-        await _read_all(pipe, tail)
-        undrained -= 1
-        if not undrained:
-            drained.set()
-
+    watch = _Watch(tree, captured.stdout, captured.stderr)
     try:
-        async with create_task_group() as readers:
-            for pipe, tail in outlets:
-                readers.start_soon(drain, pipe, tail)
-            with move_on_after(max(0, timeout - tree.age)):
-                await _ended(tree)
-            if not tree.is_over:
-                captured.timed_out = True
-                await _stop(tree)
-            else:
-                captured.stragglers = await _settle(tree, drained)
-            readers.cancel_scope.cancel()  # only a process beyond our reach still holds a pipe
-        for pipe, tail in outlets:
-            _drain_now(pipe, tail)
+        with move_on_after(max(0, timeout - tree.age)):
+            await watch.until(watch.has_ended)
+        if not tree.is_over:
+            captured.timed_out = True
+            await _stop(watch)
+        else:
+            captured.stragglers = await _settle(watch)
+        watch.read_rest()
     finally:
-        await finish(tree)
+        try:
+            if not tree.is_clean:
+                with CancelScope(shield=True):
+                    await _stop(watch)
+        finally:
+            watch.close()
+            Reaper.get().drop(tree)
     code = tree.leader.returncode
     if code is not None and code < 0:
         captured.signal = _signal_name(-code)
@@ -117,48 +102,74 @@ async def follow(tree: Tree, *, timeout: float, stdout_limit: int, stderr_limit:
     return captured
 
 
-async def finish(tree: Tree) -> None:
-    """Whatever is left of it ends now, and its descriptors are closed."""
-    try:
-        if not tree.is_clean:
-            with CancelScope(shield=True):
-                await _stop(tree)
-    finally:
-        Reaper.get().drop(tree)
+class _Watch:
+    """The end of a leader, and what its tree writes until then and after it. One descriptor is
+    waited for, whichever of the three has something to tell: a wait is what costs."""
+
+    def __init__(self, tree: Tree, *tails: Tail) -> None:
+        self.tree = tree
+        self._selector = DefaultSelector()
+        self._selector.register(tree.exit_fd, EVENT_READ)
+        self._open = dict(zip(tree.pipes, tails, strict=True))  # somebody holds their other end
+        for pipe in self._open:
+            self._selector.register(pipe, EVENT_READ)
+
+    def has_ended(self) -> bool:
+        """The leader, and it is reaped."""
+        return self.tree.leader.returncode is not None
+
+    def is_drained(self) -> bool:
+        """Nobody holds a pipe any more."""
+        return not self._open
+
+    async def until(self, is_done: Callable[[], bool]) -> None:
+        while not is_done():
+            await wait_readable(self._selector)
+            for key, _ in self._selector.select(0):
+                tail = self._open.get(key.fd)
+                if tail is None:
+                    self.tree.leader.wait()
+                    self._selector.unregister(key.fd)
+                elif (data := _read_some(key.fd)) is not None:
+                    tail.add(data)
+                    if not data:
+                        self._selector.unregister(key.fd)
+                        del self._open[key.fd]
+
+    def read_rest(self) -> None:
+        """What is left in a pipe that a process beyond our reach still holds, or that was filled
+        while nobody looked."""
+        for pipe, tail in self._open.items():
+            for _ in range(REST):
+                data = _read_some(pipe)
+                if not data:
+                    break
+                tail.add(data)
+
+    def close(self) -> None:
+        self._selector.close()
 
 
-async def _ended(tree: Tree) -> None:
-    """Until the leader has ended, and is reaped."""
-    if tree.pidfd is None:
-        # A limiter of its own: to wait takes no thread away from those who work.
-        await to_thread.run_sync(
-            tree.leader.wait, abandon_on_cancel=True, limiter=CapacityLimiter(1)
-        )
-        return
-    await wait_readable(tree.pidfd)
-    tree.leader.wait()
-
-
-async def _settle(tree: Tree, drained: Event) -> list[str]:
+async def _settle(watch: _Watch) -> list[str]:
     """After the leader's end: give its children a moment, end the rest, name them."""
     reaper, pause = Reaper.get(), 0.001
     with move_on_after(SETTLE):
-        await drained.wait()
-        while reaper.is_left(tree):
+        await watch.until(watch.is_drained)
+        while reaper.is_left(watch.tree):
             await anyio.sleep(pause)
             pause = min(pause * 2, 0.02)
-        tree.is_clean = True
+        watch.tree.is_clean = True
         return []
-    return await _end(tree)
+    return await _end(watch.tree)
 
 
-async def _stop(tree: Tree) -> None:
+async def _stop(watch: _Watch) -> None:
     """End it, but let its traps clean up first."""
-    if not tree.is_over:
-        Reaper.get().signal(tree, signal.SIGTERM)
+    if not watch.tree.is_over:
+        Reaper.get().signal(watch.tree, signal.SIGTERM)
         with move_on_after(KILL_AFTER):
-            await _ended(tree)
-    await _end(tree)
+            await watch.until(watch.has_ended)
+    await _end(watch.tree)
 
 
 async def _end(tree: Tree) -> list[str]:
@@ -181,25 +192,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"SIG{number}"
-
-
-async def _read_all(pipe: int, tail: Tail) -> None:
-    while True:
-        await wait_readable(pipe)
-        data = _read_some(pipe)
-        if data:
-            tail.add(data)
-        elif data is not None:
-            return
-
-
-def _drain_now(pipe: int, tail: Tail) -> None:
-    """What is left in a pipe when its readers were stopped: last words, or ours to catch up."""
-    for _ in range(REST):
-        data = _read_some(pipe)
-        if not data:
-            return
-        tail.add(data)
 
 
 def _read_some(pipe: int) -> bytes | None:

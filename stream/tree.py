@@ -18,6 +18,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from threading import Thread
 
 from stream.errors import SpawnError, os_reason
 from stream.proctable import (
@@ -38,7 +39,7 @@ from stream.proctable import (
 
 KILL_AFTER = 1.0  #: seconds between SIGTERM and SIGKILL
 GIVE_UP = 2.0  #: seconds to wait for a killed process: only one stuck in the kernel needs it
-ROOM = 12  #: descriptors that are free when a program is started; it takes three for good
+ROOM = 12  #: descriptors that are free when a program is started; it takes five for good
 
 _MARK = "STREAM_TREE"  # in the environment of every process of a tree
 _serial = count(1)
@@ -95,7 +96,7 @@ class Tree:
         self._began = time.monotonic()
         self.claimed: set[tuple[int, int]] = set()  # (pid, start time) of known members
         self.start = start
-        self.pidfd = open_pidfd(leader.pid)
+        self.exit_fd = _exit_fd(leader)  #: readable once the leader has ended
         self.is_clean = False  # it was looked, and nobody is left
 
     @property
@@ -115,9 +116,22 @@ class Tree:
         assert self.leader.stderr is not None
         self.leader.stdout.close()
         self.leader.stderr.close()
-        if self.pidfd is not None:
-            os.close(self.pidfd)
-            self.pidfd = None
+        os.close(self.exit_fd)
+
+
+def _exit_fd(leader: subprocess.Popen[bytes]) -> int:
+    pidfd = open_pidfd(leader.pid)
+    if pidfd is not None:
+        return pidfd
+    # Where there are none, a thread waits, and lets go of a pipe.
+    read, write = os.pipe()
+
+    def wait() -> None:
+        leader.wait()
+        os.close(write)
+
+    Thread(target=wait, daemon=True).start()
+    return read
 
 
 class Reaper:

@@ -190,7 +190,7 @@ def affordable_jobs() -> int:
     import resource
 
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 16 if limit == resource.RLIM_INFINITY else max(1, (limit - 40) // 6)
+    return 1 << 16 if limit == resource.RLIM_INFINITY else max(1, (limit - 40) // 7)
 
 
 def _split(words: list[str], flag: str) -> list[str]:

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from stream.errors import SpawnError, os_reason
 from stream.pipeline import Batch
 from stream.plan import Cell, Plan, Stop, launch, system_name
-from stream.probes import Staging, is_fresh, renew, utf8
+from stream.probes import Staging, is_cleared, remove_tree, utf8
 from stream.process import Captured, follow, not_started
 from stream.records.emission import RawEmission
 from stream.tree import Tree
@@ -72,8 +72,10 @@ class ProbeSource(Struct):
         try:
             if tree is None:
                 tmpdir = self.staging.tmpdir(slot)
-                if tmpdir is not None and not is_fresh(tmpdir):
-                    await to_thread.run_sync(renew, tmpdir)
+                if tmpdir is not None:
+                    if not is_cleared(tmpdir):
+                        await to_thread.run_sync(remove_tree, tmpdir)
+                    tmpdir.mkdir(mode=0o700)
                 tree = launch(cell, self.plan, self.staging, slot)
         except SpawnError as error:
             return not_started(str(error))

@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -349,11 +348,11 @@ async def test_a_program_that_reads_its_own_pipe(
     by the wait itself, since no real one wins that race every time."""
     stolen = 0
 
-    async def wait_readable(fd: int) -> None:
+    async def wait_readable(watched: Any) -> None:
         nonlocal stolen
-        await anyio.wait_readable(fd)
-        if not stolen and stat.S_ISFIFO(os.fstat(fd).st_mode):
-            stolen = len(os.read(fd, steal))
+        await anyio.wait_readable(watched)
+        if not stolen:
+            stolen = len(os.read(Reaper.get().trees[0].pipes[0], steal))
 
     monkeypatch.setattr(process, "wait_readable", wait_readable)
     got = await run("sh", "-c", "printf ab; read x </dev/null; exec sleep 60", timeout=0.3)
@@ -906,9 +905,9 @@ os.mkfifo(fifo)
 reborn = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
 process.SETTLE = 0
 plain = process._settle
-async def settle(tree, drained):
+async def settle(watch):
     await anyio.wait_readable(reborn)
-    return await plain(tree, drained)
+    return await plain(watch)
 process._settle = settle
 async def main():
     got = await capture([sys.executable, "-ISc", LEADER, fifo], env={{}}, cwd="/", timeout=20,
@@ -961,9 +960,9 @@ async def test_cancellation_after_the_leader_ended(monkeypatch: pytest.MonkeyPat
     settling = anyio.Event()
     plain = process._settle
 
-    async def settle(tree: Any, drained: Any) -> list[str]:
+    async def settle(watch: Any) -> list[str]:
         settling.set()
-        return await plain(tree, drained)
+        return await plain(watch)
 
     monkeypatch.setattr(process, "_settle", settle)
     async with create_task_group() as tasks:
