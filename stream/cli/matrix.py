@@ -127,9 +127,10 @@ def matrix(
         plan = make_plan(request)
         _mention(plan)
         with begin(plan, min(jobs or default_jobs(), affordable_jobs())) as begun:
-            check_outputs([output, reject])
-            if output == STDOUT or is_regular(output):  # a fifo may keep us waiting
-                begun.head_start(stop)
+            outputs = [name for name in (output, reject) if name is not None]
+            check_outputs(outputs)
+            if all(name == STDOUT or is_regular(name) for name in outputs):
+                begun.head_start(stop)  # a fifo may keep us waiting for its reader
             yield begun
 
     async def work(begun: Begun) -> int:

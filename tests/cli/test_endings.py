@@ -188,9 +188,10 @@ def test_an_output_without_a_place_is_seen_before_a_probe_runs(place: Place) -> 
     assert (place.workspace / "busy.partial").read_text() == "of another run\n"
 
 
-def test_nothing_runs_before_a_fifo_has_a_reader(place: Place) -> None:
+@pytest.mark.parametrize("flag", ["-o", "--reject"])
+def test_nothing_runs_before_a_fifo_has_a_reader(place: Place, flag: str) -> None:
     folder = place.probes(a=f"touch {place.root}/ran\n")
-    process = place.start("matrix", "--probes", folder, "-o", place.fifo("unread"))
+    process = place.start("matrix", "--probes", folder, flag, place.fifo("unread"))
     while len(list(Path(f"/proc/{process.pid}/task").iterdir())) < 2:
         assert process.poll() is None  # a thread of its own waits for a reader
     process.terminate()
