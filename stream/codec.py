@@ -6,9 +6,8 @@ place is computed from the batch: good lines pay nothing for it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 from msgspec import UNSET, Struct
@@ -16,9 +15,18 @@ from msgspec import UNSET, Struct
 from stream.errors import visible
 from stream.records.control import Reject
 
+if TYPE_CHECKING:
+    import hashlib
+
 MAX_LINE = 8 << 20  #: a longer line is hashed, counted and rejected, never held
 TOO_EARLY = "it ends too early"
 MAX_REASON = 240  #: characters of a reason: a line cannot make its reject as long as itself
+
+
+def _sha256(data: bytes | bytearray) -> hashlib._Hash:
+    import hashlib  # and with it OpenSSL: only bad lines need it
+
+    return hashlib.sha256(data)
 
 
 class TornLine(bytes):
@@ -128,7 +136,7 @@ class LineSplitter:
     def _hold(self, part: bytes) -> None:
         self._held_length += len(part)
         if self._digest is None and self._held_length > self._limit:
-            self._digest = hashlib.sha256(self._held)
+            self._digest = _sha256(self._held)
             self._held = bytearray()
         if self._digest is None:
             self._held += part
@@ -147,7 +155,7 @@ class LineSplitter:
     def _checked(self, item: bytes) -> bytes:
         if len(item) <= self._limit:
             return item
-        return OverlongLine.of(len(item), hashlib.sha256(item).hexdigest(), self._limit)
+        return OverlongLine.of(len(item), _sha256(item).hexdigest(), self._limit)
 
 
 def _length(line: bytes) -> int:
@@ -165,7 +173,7 @@ def reject(stage: str, batch: Sequence[object], index: int, reason: str, path: s
         digest = line.digest
         reason = f"a line of {line.length} bytes is above the limit of {line.limit}"
     else:
-        digest = hashlib.sha256(line).hexdigest()
+        digest = _sha256(line).hexdigest()
         if isinstance(line, TornLine) and TOO_EARLY in reason:
             reason = f"the last line is torn, it has no newline: {reason}"
     return Reject(

@@ -105,7 +105,7 @@ def matrix(
     one did not.
     """
     from stream.plan import Request, Stop, begin, make_plan
-    from stream.sinks.places import STDOUT, check_outputs, is_regular
+    from stream.sinks.places import STDOUT, check_outputs, is_fifo
 
     request = Request(
         probes=_split(probe, "--probe"),
@@ -129,8 +129,8 @@ def matrix(
         with begin(plan, min(jobs or default_jobs(), affordable_jobs())) as begun:
             outputs = [name for name in (output, reject) if name is not None]
             check_outputs(outputs)
-            if all(name == STDOUT or is_regular(name) for name in outputs):
-                begun.head_start(stop)  # a fifo may keep us waiting for its reader
+            if not any(map(is_fifo, outputs)):  # whose reader may keep us waiting
+                begun.head_start(stop)
             yield begun
 
     async def work(begun: Begun) -> int:

@@ -54,6 +54,10 @@ def is_regular(target: str) -> bool:
             return True
 
 
+def is_fifo(target: str) -> bool:
+    return target != STDOUT and Path(target).is_fifo()
+
+
 def partial(target: str) -> Path:
     """Where a file lies until it is whole: beside it, also where `target` is a link to it."""
     return Path(f"{os.path.realpath(target) if Path(target).is_symlink() else target}.partial")
