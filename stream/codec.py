@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import hashlib
 
 MAX_LINE = 8 << 20  #: a longer line is hashed, counted and rejected, never held
+MOST_LINES = 1000  #: in a batch
 TOO_EARLY = "it ends too early"
 MAX_REASON = 240  #: characters of a reason: a line cannot make its reject as long as itself
 
@@ -78,6 +79,15 @@ class Lines(Sequence[bytes]):
         offset += sum(map(_length, self.items[start:index])) + index - start
         self._known = (index, offset)
         return offset
+
+    def parts(self) -> Iterator[Lines]:
+        """Of no more than MOST_LINES: a megabyte of empty lines is half a million rejects."""
+        if len(self.items) <= MOST_LINES:
+            yield self
+            return
+        for first in range(0, len(self.items), MOST_LINES):
+            items = self.items[first : first + MOST_LINES]
+            yield Lines(items, self.source, self.number + first, self.offset_of(first))
 
     def __len__(self) -> int:
         return len(self.items)

@@ -40,7 +40,6 @@ TOOLS = {
     "cc": "a toolchain probe",
     "sudo": "the escalation probe",
     "logger": "the system log probe",
-    "strace": "kernel events without privileges",
     "bwrap": "running a matrix in a sandbox",
 }
 
@@ -85,10 +84,13 @@ def _selection() -> Iterator[Check]:
         catalogs = find_catalogs(None)
         detail = f"{catalogs.first.key}, {len(catalogs.first.capabilities)} capabilities"
         yield Check("catalog", "ok", f"{detail}: {catalogs.first.path}", needed=True)
+    except StreamError as error:
+        yield Check("catalog", "missing", str(error), needed=True)
+    try:
         descriptor = find_descriptor(None)
         yield Check("boundary", "ok", f"{descriptor.key}: {descriptor.path}", needed=True)
     except StreamError as error:
-        yield Check("catalog", "missing", str(error), needed=True)
+        yield Check("boundary", "missing", str(error), needed=True)
 
 
 def _scratch() -> Check:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -270,11 +271,19 @@ def _listing(folder: Path | None) -> set[str]:
     """What there is, with sizes: a probe that cleans up leaves it as it was."""
     if folder is None:
         return set()
-    return {
-        f"{path.relative_to(folder)} ({path.lstat().st_size} bytes)"
-        for path in folder.rglob("*")
-        if not path.is_dir()
-    } | {f"{path.relative_to(folder)}/" for path in folder.rglob("*") if path.is_dir()}
+    found: set[str] = set()
+    todo = [folder]
+    while todo:
+        with suppress(OSError):
+            for path in todo.pop().iterdir():
+                status, name = path.lstat(), path.relative_to(folder)
+                if stat.S_ISDIR(status.st_mode):
+                    found.add(f"{name}/ (mode {stat.S_IMODE(status.st_mode):o})")
+                    todo.append(path)
+                else:
+                    mode = stat.S_IMODE(status.st_mode)
+                    found.add(f"{name} ({status.st_size} bytes, mode {mode:o})")
+    return found
 
 
 def _shared(script: Script) -> set[Path]:
@@ -306,11 +315,16 @@ def _workspace(given: Path | None) -> Iterator[tuple[Path, Path | None]]:
         yield root / "workspace", root
 
 
-def _scratch() -> tempfile.TemporaryDirectory[str]:
+@contextmanager
+def _scratch() -> Iterator[str]:
     try:
-        return tempfile.TemporaryDirectory(prefix="stream-gate-")
+        folder = tempfile.mkdtemp(prefix="stream-gate-")
     except OSError as error:
         raise OutputError(f"no place for temporary files: {os_reason(error)}") from None
+    try:
+        yield folder
+    finally:
+        remove_tree(Path(folder))
 
 
 def _furnish(root: Path) -> None:

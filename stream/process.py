@@ -128,8 +128,10 @@ class _Watch:
             for key, _ in self._selector.select(0):
                 tail = self._open.get(key.fd)
                 if tail is None:
-                    self.tree.leader.wait()
-                    self._selector.unregister(key.fd)
+                    if self.tree.is_over:
+                        self._selector.unregister(key.fd)
+                    else:  # its tracer has not let go of it: to wait for that could take forever
+                        await anyio.sleep(0.001)
                 elif (data := _read_some(key.fd)) is not None:
                     tail.add(data)
                     if not data:

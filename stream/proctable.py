@@ -23,6 +23,7 @@ _PF_EXITING = 4
 class Process(Struct, frozen=True):
     pid: int
     parent: int
+    group: int
     session: int
     start: int
     ended: bool  # a zombie: its number is taken, and that is all
@@ -97,6 +98,7 @@ def read_process(pid: int) -> Process | None:
     return Process(
         pid=pid,
         parent=int(words[1]),
+        group=int(words[2]),
         session=int(words[3]),
         start=int(words[19]),
         ended=alone and words[0] in (b"Z", b"X"),

@@ -39,6 +39,7 @@ from stream.proctable import (
 
 KILL_AFTER = 1.0  #: seconds between SIGTERM and SIGKILL
 GIVE_UP = 2.0  #: seconds to wait for a killed process: only one stuck in the kernel needs it
+AT_ONCE = 0.05  #: seconds that orphans which end all the time may keep everyone else waiting
 ROOM = 12  #: descriptors that are free when a program is started; it takes five for good
 
 _MARK = "STREAM_TREE"  # in the environment of every process of a tree
@@ -141,6 +142,7 @@ class Reaper:
 
     def __init__(self) -> None:
         self.trees: list[Tree] = []
+        self._is_flooded = False  # more orphans ended than could be reaped at once
         self.contained = ON_LINUX and shows_us() and become_subreaper()
         # Inherited from whoever started us. The processes of a tree are never in our session.
         self._before = {p.key for p in map(read_process, own_children()) if p}
@@ -170,8 +172,11 @@ class Reaper:
         if not self.contained:
             _send_group(tree, number)
             return
+        # The group first, at once: one that forks without end is stopped best at its root.
+        _send_group(tree, number)
         for process in self._members(tree, self._roots(tree)):
-            send(process, number)
+            if process.group != tree.leader.pid:
+                send(process, number)
 
     def end_all(self, trees: Sequence[Tree]) -> None:
         """Trees that nobody watches: as `process` ends one, all at a time. For the end of a run:
@@ -200,7 +205,7 @@ class Reaper:
         def ended() -> bool:
             strays = self._orphans(self._is_stray)
             found.update((process.key, str(process)) for process in self._kill(strays))
-            return not strays
+            return not strays and not self._is_flooded
 
         _wait(GIVE_UP, ended)
         return list(found.values())
@@ -208,6 +213,8 @@ class Reaper:
     def kill(self, tree: Tree) -> dict[tuple[int, int], str]:
         """Whom of the tree it caught: again and again until nobody is left."""
         if self.contained:
+            if not tree.is_over:
+                _send_group(tree, signal.SIGKILL)
             return {process.key: str(process) for process in self._kill(self._roots(tree), tree)}
         if _send_group(tree, signal.SIGKILL):
             return {(tree.leader.pid, 0): f"process group {tree.leader.pid}"}
@@ -233,11 +240,15 @@ class Reaper:
     def is_left(self, tree: Tree) -> bool:
         """Whether the leader, once it is over, left anyone behind. Costs one small read."""
         if self.contained:
-            return bool(self._roots(tree))
+            return bool(self._roots(tree)) or self._is_flooded
         return tree.is_over and _send_group(tree, 0)
 
     def _orphans(self, is_wanted: Callable[[Process], bool]) -> list[Process]:
         """Our living children that are no leader, and were not there before us."""
+        self._is_flooded = False
+        if not self.contained:  # what there is of /proc tells of other processes, or of none
+            return []
+        deadline = time.monotonic() + AT_ONCE
         leaders = {tree.leader.pid for tree in self.trees if tree.leader.returncode is None}
         while True:
             wanted: list[Process] = []
@@ -252,7 +263,8 @@ class Reaper:
                 elif is_wanted(process):
                     wanted.append(process)
             # Who ended while we looked may have left us a child that we did not see.
-            if wanted or not reaped:
+            self._is_flooded = time.monotonic() > deadline
+            if wanted or not reaped or self._is_flooded:
                 return wanted
 
     def _roots(self, tree: Tree) -> list[Process]:

@@ -34,8 +34,21 @@ class DocumentSource(Struct):
             # Only white space is taken out: numbers stay as they are written.
             line = msgspec.json.format(data, indent=-1)
         except (*DECODE_ERRORS, ValueError) as error:
+            if any(map(_is_record, data.splitlines()[1:])):  # a stream whose first line is bad
+                await NdjsonSource(self.name).run(out)
+                return
             line = BrokenDocument.of(data, *parted(str(error)))
         await out.send(Lines([line], self.name, 1, 0))
+
+
+def _is_record(line: bytes) -> bool:
+    """A whole object on a line of its own, not indented: no document is written like that."""
+    if not line.startswith(b"{"):
+        return False
+    try:
+        return isinstance(msgspec.json.decode(line), dict)
+    except (*DECODE_ERRORS, ValueError):
+        return False
 
 
 async def run_validate(

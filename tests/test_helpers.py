@@ -40,6 +40,12 @@ def test_every_helper_is_executable() -> None:
     assert all(os.access(HELPERS / name, os.X_OK) for name in names)
 
 
+def test_emit_record_is_no_filter() -> None:
+    """Its words are its own, also where `stream emit` would read stdin or show help."""
+    assert run("emit-record", "-") == (1, "", "stream: Unknown flag: -\n")
+    assert run("emit-record", "--help") == (1, "", "stream: Unknown flag: --help\n")
+
+
 # ------------------------------------------------------------ detect-stack
 
 

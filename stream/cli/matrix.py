@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperCommand
 
-from stream.cli.running import number, run_now, run_prepared, say, seconds, tell
+from stream.cli.running import CarefulCommand, number, run_now, run_prepared, say, seconds, tell
 
 if TYPE_CHECKING:
     from stream.matrix import Outcome
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 _LISTS = ("--probe", "--cap", "--mode")
 
 
-class _ListsCommand(TyperCommand):
+class _ListsCommand(CarefulCommand):
     """`--probe A B` means `--probe A --probe B`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -68,7 +67,9 @@ def matrix(
     timeout: float = typer.Option(
         30.0, metavar="S", callback=seconds, help="Seconds that a probe may take."
     ),
-    repeat: int = typer.Option(1, metavar="N", min=1, help="Run every cell N times."),
+    repeat: int = typer.Option(
+        1, metavar="N", min=1, max=1_000_000, help="Run every cell N times."
+    ),
     list_: bool = typer.Option(
         False, "--list", help="Print the probes and their capabilities only."
     ),
@@ -141,7 +142,9 @@ def matrix(
 
         control = (Finding, Gap, Reject)
         others = Records(reject, control, is_whole) if reject else People(control)
-        progress = Progress(len(begun.plan.cells))
+        progress = Progress(
+            len(begun.plan.cells), is_shown=output != STDOUT or not sys.stdout.isatty()
+        )
         try:
             outcome = await run_matrix(
                 begun,
@@ -202,6 +205,7 @@ def _split(words: list[str], flag: str) -> list[str]:
 
 
 def _list(request: Request) -> int:
+    from stream.errors import visible
     from stream.plan import make_plan
 
     plan = make_plan(request)
@@ -209,7 +213,7 @@ def _list(request: Request) -> int:
     width = max(len(script.id) for script in found)
     for script in found:
         capability = script.capability or "(none declared)"
-        tell(f"{script.id:{width}}  {capability}")
+        tell(visible(f"{script.id:{width}}  {capability}"))
     _mention(plan)
     return 0
 

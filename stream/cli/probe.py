@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from stream.cli.running import number, run, run_now, say, seconds, tell
+from stream.cli.running import CarefulCommand, number, run, run_now, say, seconds, tell
 
 _PROBES = typer.Option(
     None, metavar="DIR", help="A folder of probe scripts. Default: the bundled ones."
@@ -23,8 +23,8 @@ _BOUNDARY = typer.Option(
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(probe)
-    app.command()(gate)
+    app.command(cls=CarefulCommand)(probe)
+    app.command(cls=CarefulCommand)(gate)
     app.command()(helpers)
 
 
@@ -111,25 +111,24 @@ def gate(
         from stream.records.control import Finding
         from stream.sinks.ndjson import People, Records
 
-        named, folder = names or [], probes
-        if named and probes is None:
-            folder = _folder_of(named[0])
-            if folder and Path(named[0]).is_dir() and len(named) == 1:
-                named = []
         sinks: list[Any] = [People((Finding,))]
         if not sys.stdout.isatty():
             sinks.append(Records("-", Finding))
-        outcome = await run_gate(
-            named,
-            folder,
-            catalog,
-            workspace,
-            *sinks,
-            static=static,
-            timeout=timeout,
-        )
-        say(f"gate: {number(outcome.probes, 'probe')}, {number(outcome.findings, 'finding')}")
-        return 1 if outcome.findings else 0
+        checked = findings = 0
+        for folder, named in _by_folder(names or [], probes).items():
+            outcome = await run_gate(
+                named,
+                folder,
+                catalog,
+                workspace,
+                *sinks,
+                static=static,
+                timeout=timeout,
+            )
+            checked += outcome.probes
+            findings += outcome.findings
+        say(f"gate: {number(checked, 'probe')}, {number(findings, 'finding')}")
+        return 1 if findings else 0
 
     run(work)
 
@@ -151,6 +150,18 @@ def helpers() -> None:
         return 0
 
     run_now(show)
+
+
+def _by_folder(names: list[str], probes: Path | None) -> dict[Path | None, list[str]]:
+    """Which of the names lie in which folder. No names: all that is in it."""
+    found: dict[Path | None, list[str]] = {} if names else {probes: []}
+    for name in names:
+        folder = probes or _folder_of(name)
+        if probes is None and Path(name).is_dir():
+            found[folder] = []
+        elif found.get(folder, [""]):  # else all of it are meant already
+            found.setdefault(folder, []).append(name)
+    return found
 
 
 def _folder_of(name: str) -> Path | None:

@@ -10,10 +10,10 @@ from stream.plan import Cell
 
 
 class Progress:
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, *, is_shown: bool) -> None:
+        """Records on the same terminal show progress enough."""
         self._total = total
-        # Records on the same terminal show progress enough.
-        self._shown = sys.stderr.isatty() and not sys.stdout.isatty()
+        self._shown = is_shown and sys.stderr.isatty()
         self._next = 0.0
         self._running = ""
 

@@ -9,10 +9,11 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -24,10 +25,12 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def say(text: str) -> None:
-    """To people: stderr, without anything that a terminal would obey."""
+    """To people: stderr, without anything that a terminal would obey. That nobody can be told
+    changes no record and no answer."""
     from stream.errors import visible
 
-    typer.echo("\n".join(map(visible, text.split("\n"))), err=True)
+    with suppress(OSError):
+        typer.echo("\n".join(map(visible, text.split("\n"))), err=True)
 
 
 def tell(text: str | bytes) -> None:
@@ -40,6 +43,16 @@ def tell(text: str | bytes) -> None:
         raise
     except OSError as error:
         raise OutputError(f"stdout: {os_reason(error)}") from None
+
+
+class CarefulCommand(TyperCommand):
+    """`--workspace "$unset"` must not mean the current folder, nor `--catalog ""` the default."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "" in args:
+            before = args[args.index("") - 1] if args.index("") else "the first word"
+            raise typer.BadParameter(f"an empty word after {before}: is a variable unset?")
+        return super().parse_args(ctx, args)
 
 
 def number(count: int, what: str) -> str:
@@ -92,6 +105,7 @@ def run_prepared(
     from stream.errors import StreamError
 
     early: list[int] = []
+    heeded = _heeded()
 
     def hear(number: int, frame: object) -> None:
         early.append(number)
@@ -99,7 +113,7 @@ def run_prepared(
             stop()
 
     try:
-        for number in _heeded():
+        for number in heeded:
             signal.signal(number, hear)
         with prepare() as prepared:
             import anyio
@@ -109,8 +123,10 @@ def run_prepared(
             gc.enable()
             gc.set_threshold(50_000)
             code = anyio.run(_until_signal, lambda: work(prepared), stop, early)
-            for number in _heeded():
+            for number in heeded:
                 signal.signal(number, signal.SIG_IGN)
+        for number in heeded:  # nothing is left that a signal could spoil
+            signal.signal(number, signal.SIG_DFL)
     except* StreamError as group:
         error = _first(group)
         say(f"stream: {error}")
@@ -208,7 +224,8 @@ def _first(group: BaseException) -> BaseException:
 
 def _leave(code: int) -> NoReturn:
     """At once: a thread may hang in a write that no reader takes, and stdout may be gone."""
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)
 
 

@@ -58,11 +58,17 @@ class People(Struct):
             for item in _picked(batch, self.kinds):
                 self.seen += 1
                 if self.seen <= self.most and not isinstance(item, bytes):
-                    print(sentence(item), file=sys.stderr)  # noqa: T201
+                    _tell(sentence(item))
 
         yield write
         if self.seen > self.most:
-            print(f"… and {self.seen - self.most} more", file=sys.stderr)  # noqa: T201
+            _tell(f"… and {self.seen - self.most} more")
+
+
+def _tell(text: str) -> None:
+    """That nobody can be told is no reason to lose what goes elsewhere."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _picked(batch: Batch[Item], kinds: type | tuple[type, ...]) -> Sequence[Item]:

@@ -63,8 +63,8 @@ async def _read_file(name: str, splitter: LineSplitter, out: Out) -> None:
     async with aiofiles.open(target, "rb", buffering=0, closefd=name != STDIN) as file:
         while chunk := await file.read(FILE_BLOCK):
             batch = splitter.feed(chunk)
-            if batch:
-                await out.send(batch)
+            for part in batch.parts() if batch else ():
+                await out.send(part)
 
 
 async def _read_pipe(name: str, splitter: LineSplitter, out: Out) -> None:
@@ -74,8 +74,8 @@ async def _read_pipe(name: str, splitter: LineSplitter, out: Out) -> None:
     try:
         while chunk := await _read_some(fd):
             batch = splitter.feed(chunk)
-            if batch:
-                await out.send(batch)
+            for part in batch.parts() if batch else ():
+                await out.send(part)
     finally:
         if fd != 0:
             os.close(fd)

@@ -20,6 +20,7 @@ from stream.tree import Tree
 STDOUT_LIMIT = 4 << 20  #: bytes; a frame is far smaller
 STDERR_LIMIT = 4096
 AHEAD = 256  #: cells that may be done before the oldest one that is not
+HELD = 32 << 20  #: bytes of what they wrote, above which only the oldest one goes on
 
 
 class ProbeSource(Struct):
@@ -54,11 +55,11 @@ class ProbeSource(Struct):
 
     async def _work(self, slot: int, first: Cell, queue: Iterator[Cell], line: _Line) -> None:
         for cell in chain((first,), queue):
+            if self.stop.asked:
+                return
             with CancelScope() as scope:
                 self._measuring.add(scope)
                 try:
-                    if self.stop.asked:
-                        scope.cancel()
                     await line.turn(cell)
                     got = await self._measure(cell, slot)
                 finally:
@@ -116,16 +117,21 @@ class _Line(Struct):
     done: int = 0
     _next: int = 0
     _held: dict[int, RawEmission] = field(default_factory=dict)
+    _size: int = 0
     _moved: Condition = field(default_factory=Condition)
 
     async def turn(self, cell: Cell) -> None:
         """Until the cell is not too far ahead of the oldest unfinished one."""
         self.on_done(self.done, cell)
-        if self.as_completed or cell.index < self._next + AHEAD:
+        if self.as_completed or not self._is_ahead(cell):
             return
         async with self._moved:
-            while cell.index >= self._next + AHEAD:
+            while self._is_ahead(cell):
                 await self._moved.wait()
+
+    def _is_ahead(self, cell: Cell) -> bool:
+        too_much = self._size > HELD and cell.index != self._next
+        return too_much or cell.index >= self._next + AHEAD
 
     async def deliver(self, cell: Cell, emission: RawEmission) -> None:
         self.done += 1
@@ -134,10 +140,12 @@ class _Line(Struct):
             await self.out.send((emission,))
             return
         self._held[cell.index] = emission
+        self._size += len(emission.stdout)
         async with self._moved:  # one sender at a time keeps the order
             ready: list[RawEmission] = []
             while self._next in self._held:
                 ready.append(self._held.pop(self._next))
+                self._size -= len(ready[-1].stdout)
                 self._next += 1
             if ready:
                 await self.out.send(ready)

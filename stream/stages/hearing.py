@@ -26,6 +26,9 @@ _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
+FLOOD = 4 << 20  #: bytes on stderr that are no debugging any more
+
+
 class Breach(Exception):  # noqa: N818 - not a failure of ours
     """The probe did not keep its contract."""
 
@@ -55,6 +58,9 @@ class Heard:
         _judge_end(self.cell)
         if self._breach:
             raise self._breach
+        if self.cell.stderr_bytes > FLOOD:
+            written = self.cell.stderr_bytes
+            raise Breach("flooded", f"the probe wrote {written} bytes to stderr")
         if self.cell.stragglers:
             left = ", ".join(self.cell.stragglers[:5])
             raise Breach("left-processes", f"the probe left processes behind, now ended: {left}")

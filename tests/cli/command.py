@@ -98,11 +98,11 @@ class Place:
             how["stdin"] = subprocess.PIPE
         return self.finish(self.start(*args, **how), data)
 
-    def measured(self, *args: str | Path) -> Done:
+    def measured(self, *args: str | Path, **how: Any) -> Done:
         """With its peak memory."""
         peak = self.root / "peak"
         launcher = (sys.executable, "-c", _LAUNCHER, str(peak), STREAM)
-        done = self.stream(*args, argv0=launcher)
+        done = self.stream(*args, argv0=launcher, **how)
         return replace(done, peak=int(peak.read_text()) << 10)
 
     def probes(self, *, tree: str = "tree", emit: str = "emit\n", **bodies: str) -> Path:

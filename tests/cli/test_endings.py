@@ -175,7 +175,6 @@ def test_an_output_without_a_place_is_seen_before_a_probe_runs(place: Place) -> 
         for words, said in (
             (["-o", "none/out"], f"none/out: {missing}"),
             (["-o", "out", "--reject", "none/out"], f"none/out: {missing}"),
-            (["-o", ""], f"(a file without a name): {missing}"),
             (["-o", ".."], "..: is a directory"),
             (["-o", "taken"], "taken: is a directory"),
             (["-o", "/proc/out"], f"/proc/out: {missing}"),

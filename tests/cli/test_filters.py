@@ -274,3 +274,41 @@ def test_the_helper_alone_finds_stream(place: Place) -> None:
         done = place.stream("--nope", argv0=(helper,), env=path)
         assert (done.code, done.out) == (1, b"")
         assert "Unknown flag: --nope" in done.err
+
+
+@pytest.mark.parametrize("command", ["validate", "listen", "emit"])
+def test_memory_is_bounded_on_short_lines(place: Place, command: str) -> None:
+    """Each byte and a half of input is a line, and each line a reject."""
+    source = place.root / "short"
+    source.write_bytes(b"x\n" * 500_000)
+    if command == "emit":
+        with source.open("rb") as stdin:
+            done = place.measured("emit", "-", stdin=stdin)
+    else:
+        done = place.measured(command, source)
+    assert done.code == 1
+    assert done.peak < 80_000_000
+
+
+def test_nobody_can_be_told(place: Place) -> None:
+    """stderr is a full disk: records and answers are what they would have been."""
+    folder = place.probes(a="")
+    one = place.stream("matrix", "--probes", folder).out
+    with Path("/dev/full").open("wb") as full:
+        data = one * 50 + b"{\n" + one * 40
+        done = place.stream("validate", "-", data=data, stderr=full)
+        assert (done.code, done.out) == (1, one * 90)
+        done = place.stream("matrix", "--probes", folder, stderr=full)
+        assert (done.code, done.out) == (0, one)
+        for words in (["matrix", "--probe", "nope"], ["nope"]):
+            assert place.stream(*words, stderr=full).code == 2
+
+
+def test_a_stream_whose_first_line_is_bad(place: Place) -> None:
+    """It could be the beginning of a document; the lines after it tell."""
+    one = place.stream("matrix", "--probes", place.probes(a="")).out
+    for first in (b"{\n", b"[\n"):
+        (place.workspace / "x.ndjson").write_bytes(first + one * 90)
+        done = place.stream("validate", "x.ndjson")
+        assert done.code == 1
+        assert "91 in = 90 out + 1 rejected" in done.err

@@ -254,3 +254,25 @@ def test_what_is_no_probe(place: Place, command: str) -> None:
     ):
         done = place.stream(command, name)
         assert (done.code, done.err) == (2, f"stream: {name}: {said}\n")
+
+
+def test_names_of_several_folders(place: Place) -> None:
+    paths = []
+    for number in (1, 2):
+        folder = place.root / f"tree{number}" / "probes"
+        folder.mkdir(parents=True)
+        paths.append(write_script(folder / "good.sh", GOOD.replace("NAME", "good")))
+    done = place.stream("gate", "fs_tmp_write", *paths)
+    assert (done.code, done.err) == (0, "gate: 3 probes, 0 findings\n")
+    done = place.stream("gate", paths[0].parent, paths[1].parent, paths[0])
+    assert (done.code, done.err) == (0, "gate: 2 probes, 0 findings\n")
+
+
+def test_a_deep_tree_that_a_probe_leaves(place: Place) -> None:
+    dig = "perl -e 'chdir $ENV{HOME}; for (1 .. 1500) { mkdir q(d); chdir q(d) }'\n"
+    folder = place.root / "deep"
+    folder.mkdir()
+    text = GOOD.replace("NAME", "digs").replace("pipefail\n", f"pipefail\n{dig}", 1)
+    write_script(folder / "digs.sh", text)
+    done = place.stream("gate", "--probes", folder)
+    assert (done.code, [finding["rule"] for finding in done.records]) == (1, ["gate.leftovers"])

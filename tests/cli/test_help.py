@@ -13,7 +13,7 @@ from stream.cli.app import app
 from tests.cli.command import STREAM, Place
 
 GROUP: Any = typer.main.get_command(app)
-COMMANDS: dict[str, Any] = GROUP.commands
+COMMANDS: dict[str, Any] = {n: c for n, c in GROUP.commands.items() if not c.hidden}
 
 
 def test_every_command_and_option_is_documented() -> None:

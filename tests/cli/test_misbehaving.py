@@ -23,6 +23,7 @@ BREACHES = {
     "bad_status": ("bad-emission", "Unknown status: ok"),
     "broken_record": ("invalid-record", "$.probe"),
     "exits_3": ("exit-status", "exited with status 3"),
+    "floods_stderr": ("flooded", "bytes to stderr"),
     "floods_stdout": ("flooded", "bytes to stdout"),
     "half_a_frame": ("bad-emission", "cut at byte 100"),
     "hangs": ("timed-out", "still running after 2 s"),
@@ -44,7 +45,6 @@ BREACHES = {
 GOOD = {
     "captures_then_prints": "success",
     "denied": "denied",
-    "floods_stderr": "success",
     "locks_its_tmpdir": "success",
 }
 ON_STDERR = {

@@ -42,6 +42,8 @@ def test_progress_on_a_terminal_only(place: Place) -> None:
     code, shown = Terminal(place, "matrix", "--probes", folder).finish()
     assert (code, "\x1b" in shown, shown.count("\n")) == (0, False, 4)
     assert shown.endswith("To read them: stream matrix | stream listen -\r\n")
+    code, shown = Terminal(place, "matrix", "--probes", folder, "-o", "file").finish()
+    assert (code, "cells, running " in shown) == (0, True)
     done = place.stream("matrix", "--probes", folder)
     assert done.err == "2 cells = 2 records: 2 success\n"
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -989,6 +990,45 @@ async def test_cancellation_of_many() -> None:
         tasks.cancel_scope.cancel()
     assert below(os.getpid()) == {}
     assert descriptors() == opened
+
+
+@contained
+async def test_a_leader_that_is_traced() -> None:
+    """It has ended, but cannot be reaped before its tracer lets go: nobody waits for that."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    tracing = """
+import ctypes
+leader = os.getpid()
+if os.fork() == 0:
+    seize = ctypes.CDLL(None).ptrace(0x4206, leader, 0, 0)
+    ready()
+    rest()
+wait_ready()
+os._exit(0)
+"""
+    beside: list[float] = []
+
+    async def look() -> None:
+        while True:
+            beside.append(time.monotonic())
+            await anyio.sleep(0.01)
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(look)
+        got = await run_python(tracing, timeout=0.5)
+        tasks.cancel_scope.cancel()
+    assert got.timed_out
+    assert max(b - a for a, b in pairwise(beside)) < 0.4
+
+
+@contained
+async def test_orphans_without_end() -> None:
+    """They end faster than they can be counted; a limit holds all the same."""
+    started = time.monotonic()
+    got = await run("sh", "-c", "while :; do ( : & ); done", timeout=0.5)
+    assert got.timed_out
+    assert time.monotonic() - started < 10
 
 
 def test_unwatched_trees_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
