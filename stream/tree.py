@@ -289,13 +289,22 @@ class Reaper:
             return True
         if tree.alone and orphan.start >= tree.start:  # whose else could it be
             return True
-        if tree.mark in read_file(orphan.pid, "environ").split(b"\0"):
+        if self._is_marked(orphan, tree):
             return True
         if tree.pipe_names() & set(open_files(orphan.pid)):
             return True
         # One that is about to end has nothing to show any more, but perhaps a child for us.
         now = read_process(orphan.pid)
         return now is None or now.leaving
+
+    def _is_marked(self, orphan: Process, tree: Tree) -> bool:
+        environment = read_file(orphan.pid, "environ")
+        if not environment:
+            # In the middle of an exec there is none to be read, nor a command line: wait and see.
+            if not read_file(orphan.pid, "cmdline"):
+                return True
+            environment = read_file(orphan.pid, "environ")
+        return tree.mark in environment.split(b"\0")
 
 
 def _wait(seconds: float, is_done: Callable[[], bool]) -> None:

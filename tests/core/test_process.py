@@ -20,7 +20,7 @@ import anyio
 import pytest
 from anyio import create_task_group, fail_after
 
-from stream import process, tree
+from stream import process, proctable, tree
 from stream.process import Captured, Tail, capture
 from stream.tree import Reaper
 
@@ -709,7 +709,7 @@ def test_a_process_of_another_user_holds_nobody_up() -> None:
     """A setuid program cannot be ended by the user who started it: it is named as a stray."""
     script = """
 import ctypes, os, sys, anyio
-from stream import process, tree
+from stream import process, proctable, tree
 from stream.process import capture
 from stream.tree import Reaper
 process.GIVE_UP = tree.GIVE_UP = 0.1
@@ -1020,6 +1020,27 @@ os._exit(0)
         tasks.cancel_scope.cancel()
     assert got.timed_out
     assert max(b - a for a, b in pairwise(beside)) < 0.4
+
+
+@contained
+@pytest.mark.parametrize("unreadable", [{"environ": 1}, {"environ": 2, "cmdline": 1}])
+async def test_an_escapee_in_the_middle_of_an_exec(
+    unreadable: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a moment there is neither environment nor command line: played here, as short it is."""
+    monkeypatch.setattr(process, "SETTLE", 0.3)
+    plain = proctable.read_file
+
+    def read_file(pid: int, name: str) -> bytes:
+        if unreadable.get(name, 0) > 0:
+            unreadable[name] -= 1
+            return b""
+        return plain(pid, name)
+
+    monkeypatch.setattr(tree, "read_file", read_file)
+    monkeypatch.setattr(Reaper.get(), "is_idle", lambda: False)  # else it could be no other's
+    got = await run_python(leaving(DAEMON))
+    assert names(got) == ["escapee"]
 
 
 @contained
