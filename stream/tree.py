@@ -160,7 +160,7 @@ class Reaper:
 
     def is_idle(self) -> bool:
         """Nothing runs that could leave an orphan to us."""
-        return not self.trees and not self._orphans(lambda orphan: True)
+        return not (self.trees or self._orphans(lambda orphan: True) or self._is_flooded)
 
     def add(self, tree: Tree) -> None:
         for other in self.trees:
@@ -169,11 +169,10 @@ class Reaper:
 
     def signal(self, tree: Tree, number: signal.Signals) -> None:
         """To every living member."""
-        if not self.contained:
-            _send_group(tree, number)
-            return
         # The group first, at once: one that forks without end is stopped best at its root.
         _send_group(tree, number)
+        if not self.contained:
+            return
         for process in self._members(tree, self._roots(tree)):
             if process.group != tree.leader.pid:
                 send(process, number)
@@ -263,9 +262,11 @@ class Reaper:
                 elif is_wanted(process):
                     wanted.append(process)
             # Who ended while we looked may have left us a child that we did not see.
-            self._is_flooded = time.monotonic() > deadline
-            if wanted or not reaped or self._is_flooded:
+            if wanted or not reaped:
                 return wanted
+            if time.monotonic() > deadline:
+                self._is_flooded = True
+                return []
 
     def _roots(self, tree: Tree) -> list[Process]:
         """Where a tree hangs on us: its orphans, and its leader."""

@@ -25,9 +25,6 @@ class _WordsCommand(TyperCommand):
     """emit-record's words are its own: the next word is always the value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if ctx.info_name == "emit-record":  # as the helper calls it: never a stream, nor our help
-            ctx.params = {"words": args, "reject": None, "catalog": None, "boundary": None}
-            return []
         first = 0
         while args[first : first + 1] and args[first] in ("--reject", "--catalog", "--boundary"):
             first += 2
@@ -37,9 +34,17 @@ class _WordsCommand(TyperCommand):
         return []
 
 
+class _HelperCommand(TyperCommand):
+    """As the helper calls it: nothing is a flag of ours, no stdin is read, no help is shown."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.params = {"words": args}
+        return []
+
+
 def register(app: typer.Typer) -> None:
     app.command(cls=_WordsCommand)(emit)
-    app.command("emit-record", cls=_WordsCommand, hidden=True)(emit_record)
+    app.command("emit-record", cls=_HelperCommand, hidden=True)(emit_record)
     app.command()(listen)
     app.command()(validate)
 
@@ -89,12 +94,7 @@ def emit(
     run_now(lambda: _emit_one(words))
 
 
-def emit_record(
-    words: list[str] = typer.Argument([]),
-    reject: str | None = None,
-    catalog: str | None = None,
-    boundary: str | None = None,
-) -> None:
+def emit_record(words: list[str] = typer.Argument([])) -> None:
     """What the helper of this name does outside the harness."""
     run_now(lambda: _emit_one(words))
 

@@ -47,17 +47,18 @@ class Heard:
         self.noise = b""
         self._said: Spoken | None = None
         self._plain: bytes | None = None
-        self._breach: Breach | None = None
+        # Not the exception: its frames would keep us, and what the cell wrote, in a cycle.
+        self._breach: tuple[str, str] | None = None
         try:
             self._listen()
         except Breach as breach:
-            self._breach = breach
+            self._breach = breach.reason, str(breach)
 
     def record(self, recorder: Recorder) -> tuple[bytes, str]:
         """(the probe's own record, its result). Raises Breach."""
         _judge_end(self.cell)
         if self._breach:
-            raise self._breach
+            raise Breach(*self._breach)
         if self.cell.stderr_bytes > FLOOD:
             written = self.cell.stderr_bytes
             raise Breach("flooded", f"the probe wrote {written} bytes to stderr")

@@ -66,6 +66,15 @@ def test_a_slow_reader_slows_the_probes(place: Place) -> None:
     assert (done.code, len(done.records), ran) == (0, cells, cells)
 
 
+def test_what_waits_for_a_slow_probe_is_bounded(place: Place) -> None:
+    """120 probes write 4 MB each and wait, in cell order, for one that hangs."""
+    noise = "perl -e 'print q(x) x 4_000_000'\n"
+    folder = place.probes(a=SLEEP, **{f"b{n:03}": noise for n in range(120)})
+    done = place.measured("matrix", "--probes", folder, "--timeout", "3", "--jobs", "2")
+    assert (done.code, len(done.records)) == (1, 121)
+    assert done.peak < 200_000_000
+
+
 def test_a_pipe_that_does_not_block(place: Place) -> None:
     """Another process may have made it so; a full pipe is no failure then either."""
     read, write = os.pipe()
