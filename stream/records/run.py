@@ -1,0 +1,61 @@
+"""The documents of a run folder: what was asked for, and what is in it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+RUN = "stream.run.v1"
+MANIFEST = "stream.manifest.v1"
+
+METADATA_FILE = "metadata.json"
+EVENTS_FILE = "events.jsonl"
+BOUNDARY_FILE = "boundary.ndjson"
+WORKSPACE = "workspace"
+ARTIFACTS = "artifacts"
+STDOUT_FILE = "artifacts/claude_stdout.txt"
+STDERR_FILE = "artifacts/claude_stderr.txt"
+DIFF_FILE = "artifacts/fs_diff.patch"
+CHANGES_FILE = "artifacts/fs_changes.jsonl"
+COMMANDS_FILE = "artifacts/command_logs.jsonl"
+SUMMARY_FILE = "artifacts/summary.json"
+MANIFEST_FILE = "artifacts/manifest.json"
+
+WorkspaceMode = Literal["copy", "empty", "here"]
+#: `poc`: the contract to the letter. `agents`: any agent_id, for agents that are not Claude Code.
+Profile = Literal["poc", "agents"]
+
+
+class RunMetadata(Struct, tag_field="schema", tag=RUN, kw_only=True):
+    """Written once, before anything else, and never changed."""
+
+    run_id: str
+    session_id: str
+    profile: Profile
+    started: str
+    stream_version: str
+    system: str
+    agent_id: str
+    agent_version: str
+    argv: list[str]  #: by the capture mode
+    environment: str
+    capture_mode: str
+    workspace_mode: WorkspaceMode
+    workspace: str  #: where the agent works: absolute, or relative to the run folder
+    source: str | None  #: what the workspace was copied from
+    constraints: list[str]
+    parameters: dict[str, Any] = {}
+
+
+class ManifestFile(Struct):
+    path: str  #: relative to the run folder
+    bytes: int
+    sha256: str
+
+
+class Manifest(Struct, tag_field="schema", tag=MANIFEST, kw_only=True):
+    """Every file of a run but the events, the workspace and itself."""
+
+    run_id: str
+    files: list[ManifestFile]
