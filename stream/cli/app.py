@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from stream.cli import doctor, matrix, probe, records
+from stream.cli import check, doctor, matrix, probe, records
 
 app = typer.Typer(
     name="stream",
@@ -52,4 +52,5 @@ def _root(
 matrix.register(app)
 probe.register(app)
 records.register(app)
+check.register(app)
 doctor.register(app)

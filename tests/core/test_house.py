@@ -25,7 +25,11 @@ FLOORS = [
     {"stream.catalog", "stream.document", "stream.pattern", "stream.probes"},
     {"stream.plan"},
     {"stream.sources", "stream.stages", "stream.sinks"},
-    {"stream.matrix", "stream.validate", "stream.emitting", "stream.gate", "stream.doctor"},
+    {"stream.patch", "stream.runfolder"},
+    {
+        *("stream.matrix", "stream.validate", "stream.checking", "stream.emitting"),
+        *("stream.gate", "stream.doctor"),
+    },
     {"stream.cli"},
     {"stream.__main__"},
 ]

@@ -1,0 +1,85 @@
+"""The composition behind `stream check`: a stream of events, a file of them, or a run folder."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+from anyio import to_thread
+from anyio.abc import ObjectSendStream
+from msgspec import Struct, field
+
+from stream.errors import InputError, os_reason
+from stream.pipeline import Batch, Chain, Counts, Pipeline, Sink, Source
+from stream.records.control import Finding
+from stream.records.run import EVENTS_FILE, Profile
+from stream.runfolder import check_folder, examine, profile_of
+from stream.sources.ndjson import STDIN, NdjsonSource, check_readable
+from stream.stages.invariants import Invariants
+
+
+class Answer(Struct):
+    """The books of a check: of its lines, and of what was found."""
+
+    counts: Counts
+    events: int
+    runs: int
+    findings: int
+    errors: int  #: findings that make the answer no
+
+
+class FolderSource(Struct):
+    """What a run folder shows beside its events, as findings."""
+
+    root: Path
+    found: list[Finding] = field(default_factory=list)
+
+    async def run(self, out: ObjectSendStream[Batch[Any]], /) -> None:
+        # In a thread that an interrupt leaves behind: there may be gigabytes to hash.
+        self.found = await to_thread.run_sync(
+            lambda: list(examine(self.root)), abandon_on_cancel=True
+        )
+        if self.found:
+            await out.send(self.found)
+
+
+async def run_check(name: str, profile: Profile | None, *sinks: Sink[Any]) -> Answer:
+    """`-`: whatever comes from stdin; a file: the events of one run; a folder: a whole run.
+
+    Raises InputError where there is nothing to check.
+    """
+    sources: list[Source[Any]] = []
+    folder = FolderSource(Path(name))
+    if name != STDIN and _is_folder(folder.root):
+        check_folder(folder.root)
+        profile = profile or profile_of(folder.root)
+        name = str(folder.root / EVENTS_FILE)
+        sources = [folder]
+    if not sources or Path(name).exists():
+        check_readable([name])
+        sources = [NdjsonSource(name), *sources]
+    stage = Invariants(profile or "poc", is_alone=name != STDIN, source=name)
+    await Pipeline[Any]((Chain(sources),)).through(lambda: stage).into(*sinks)
+    return _answer(stage, folder.found)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        reason = os_reason(error) if isinstance(error, OSError) else str(error)
+        raise InputError(f"{path}: {reason}") from None
+    if stat.S_ISBLK(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):
+        raise InputError(f"{path}: neither a run folder nor a file of events")
+    return stat.S_ISDIR(mode)
+
+
+def _answer(stage: Invariants, found: list[Finding]) -> Answer:
+    lines = stage.counts
+    lines.received -= len(found)
+    lines.passed -= len(found)
+    errors = sum(finding.severity == "error" for finding in found)
+    return Answer(
+        lines, stage.events, stage.runs, stage.findings + len(found), stage.errors + errors
+    )

@@ -1,0 +1,381 @@
+"""What only a whole run folder can show: its artifacts, its manifest, its diff.
+
+It reads and changes nothing, follows nothing out of the folder, and waits for no fifo. Of a
+run that was cut off it says nothing: that is one finding, and the events make it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, field
+
+from stream.codec import DECODE_ERRORS, LineSplitter
+from stream.document import convert, read_document
+from stream.errors import InputError, os_reason
+from stream.patch import GitError, applies, parses
+from stream.records.control import Finding
+from stream.records.run import (
+    ARTIFACTS,
+    DIFF_FILE,
+    EVENTS_FILE,
+    MANIFEST_FILE,
+    METADATA_FILE,
+    RUN,
+    WORKSPACE,
+    Manifest,
+    Profile,
+    RunMetadata,
+)
+from stream.stages.invariants import is_event
+from stream.stages.rules import RULES
+from stream.stages.shape import name_of
+
+BLOCK = 1 << 20
+_DIGITS = frozenset("0123456789abcdef")
+
+
+class Mention(Struct):
+    """An artifact in an event, and where it stands."""
+
+    artifact: dict[str, Any]
+    line: int
+    path: str
+    event_id: str
+
+
+class Told(Struct):
+    """What the events say about the folder."""
+
+    is_finished: bool = False
+    is_lossy: bool = False  #: there was no room for something
+    run_ids: dict[str, int] = field(default_factory=dict)  #: and the line of the first of each
+    constraints: set[str] = field(default_factory=set)
+    mentions: list[Mention] = field(default_factory=list)
+
+
+class Unfit(Exception):  # noqa: N818  # it is no failure: it becomes a finding
+    """Something that a run names cannot be looked into."""
+
+    def __init__(self, rule: str, reason: str) -> None:
+        super().__init__(reason)
+        self.rule = rule
+
+
+def check_folder(root: Path) -> None:
+    """Raises InputError where the folder is none of a run, or cannot be read."""
+    try:
+        names = [path.name for path in root.iterdir()]
+    except OSError as error:
+        raise InputError(f"{root}: {os_reason(error)}") from None
+    known = (METADATA_FILE, EVENTS_FILE, ARTIFACTS, WORKSPACE)
+    if names and not any(name.startswith(known) for name in names):
+        raise InputError(f"{root}: no run folder: neither {METADATA_FILE} nor {EVENTS_FILE}")
+    events = root / EVENTS_FILE
+    try:
+        mode = events.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"{events}: {os_reason(error)}") from None
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{events}: {_kind(mode)}, not a regular file")
+
+
+def profile_of(root: Path) -> Profile:
+    """What the run says that it is to be held to."""
+    try:
+        return _read_metadata(root).profile
+    except (Unfit, InputError):
+        return "poc"
+
+
+def examine(root: Path) -> Iterator[Finding]:
+    """Every rule of the folder that the run breaks."""
+    told = _told(root / EVENTS_FILE)
+    if not told.is_finished:
+        return
+    digests = _Digests(root)
+    metadata: RunMetadata | None = None
+    try:
+        metadata = _read_metadata(root)
+    except Unfit as fault:
+        yield _finding(fault.rule, str(fault), root / METADATA_FILE)
+    for mention in told.mentions:
+        yield from _mention_findings(mention, digests, root)
+    if metadata:
+        yield from _metadata_findings(metadata, told, root)
+        if not told.is_lossy or os.path.lexists(root / MANIFEST_FILE):
+            yield from _manifest_findings(metadata, told, digests, root)
+    yield from _diff_findings(metadata, told, digests, root)
+
+
+def _told(path: Path) -> Told:
+    told = Told()
+    if not path.exists():
+        return told
+    splitter = LineSplitter(str(path))
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(BLOCK):
+                batch = splitter.feed(chunk)
+                for index, line in enumerate(batch or ()):
+                    _tell(told, line, (batch.number if batch else 0) + index)
+    except OSError as error:
+        raise InputError(f"{path}: {os_reason(error)}") from None
+    for line in splitter.finish() or ():
+        _tell(told, line, 0)
+    return told
+
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def _tell(told: Told, line: bytes, number: int) -> None:
+    """Whatever is wrong with the line itself, its findings say."""
+    try:
+        event = _decode(line)
+    except DECODE_ERRORS:
+        return
+    if not is_event(event):
+        return
+    told.is_finished |= name_of(event) == "run_finished"
+    run_id = _get(event, "session", "run_id")
+    if isinstance(run_id, str):
+        told.run_ids.setdefault(run_id, number)
+    for item in _list(event, "request", "constraints"):
+        if isinstance(item, dict) and isinstance(item.get("id"), str):
+            told.constraints.add(item["id"])
+    event_id = event.get("event_id")
+    for index, item in enumerate(_list(event, "agent_action", "artifacts")):
+        if isinstance(item, dict):
+            path = f"$.agent_action.artifacts[{index}]"
+            name = event_id if isinstance(event_id, str) else ""
+            told.mentions.append(Mention(item, number, path, name))
+            told.is_lossy |= _is_lossy(item)
+
+
+def _is_lossy(artifact: dict[str, Any]) -> bool:
+    lost = _get(artifact, "metadata", "lost_bytes")
+    return type(lost) is int and lost > 0
+
+
+def _mention_findings(mention: Mention, digests: _Digests, root: Path) -> Iterator[Finding]:
+    artifact = mention.artifact
+    ref, digest = artifact.get("content_ref"), artifact.get("hash")
+    if not isinstance(ref, str) or not isinstance(digest, str) or _is_lossy(artifact):
+        return
+
+    def finding(rule: str, message: str, name: str) -> Finding:
+        where = root / EVENTS_FILE
+        at = f"{mention.path}.{name}"
+        return _finding(rule, message, where, mention.line, at, mention.event_id)
+
+    try:
+        known = digests.of(ref, "artifact")
+    except Unfit as fault:
+        yield finding(fault.rule, str(fault), "content_ref")
+        return
+    kind, _, digits = digest.partition(":")
+    if kind != "sha256" or len(digits) != 64 or not _DIGITS.issuperset(digits):
+        message = f"not sha256: and 64 digits: whether {ref} was changed cannot be told"
+        yield finding("artifact.checkable", message, "hash")
+    elif digits != known[1]:
+        yield finding("artifact.digest", f"{ref} is not what was hashed: {known[1]}", "hash")
+
+
+def _metadata_findings(metadata: RunMetadata, told: Told, root: Path) -> Iterator[Finding]:
+    for run_id, line in told.run_ids.items():
+        if run_id != metadata.run_id:
+            message = f"{run_id!r}, but {METADATA_FILE} is of {metadata.run_id!r}"
+            where = root / EVENTS_FILE
+            yield _finding("folder.run_id", message, where, line, "$.session.run_id")
+            break
+    for name in metadata.constraints:
+        if name not in told.constraints:
+            message = f"no event has the constraint {name}, which the run was asked to keep"
+            yield _finding("folder.constraints", message, root / EVENTS_FILE)
+
+
+def _manifest_findings(
+    metadata: RunMetadata, told: Told, digests: _Digests, root: Path
+) -> Iterator[Finding]:
+    where = root / MANIFEST_FILE
+    try:
+        digests.of(MANIFEST_FILE, "manifest")
+        manifest = convert(read_document(where), Manifest, where)
+    except (Unfit, InputError) as error:
+        yield _finding("manifest.document", str(error).removeprefix(f"{where}: "), where)
+        return
+    if manifest.run_id != metadata.run_id:
+        message = f"{manifest.run_id!r}, but {METADATA_FILE} is of {metadata.run_id!r}"
+        yield _finding("folder.run_id", message, where, path="$.run_id")
+    for index, listed in enumerate(manifest.files):
+        path = f"$.files[{index}]"
+        try:
+            size, digest = digests.of(listed.path, "manifest")
+        except Unfit as fault:
+            yield _finding(fault.rule, str(fault), where, path=f"{path}.path")
+            continue
+        if size != listed.bytes:
+            message = f"{listed.path} has {size} bytes, not {listed.bytes}"
+            yield _finding("manifest.digest", message, where, path=f"{path}.bytes")
+        elif digest != listed.sha256.removeprefix("sha256:"):
+            message = f"{listed.path} is not what was hashed: {digest}"
+            yield _finding("manifest.digest", message, where, path=f"{path}.sha256")
+    listed_names = {str(PurePosixPath(listed.path)) for listed in manifest.files}
+    for name in _files_below(root, ARTIFACTS):
+        if name not in listed_names and name != MANIFEST_FILE:
+            yield _finding("manifest.unlisted", f"{name} is not listed", where, path="$.files")
+
+
+def _diff_findings(
+    metadata: RunMetadata | None, told: Told, digests: _Digests, root: Path
+) -> Iterator[Finding]:
+    """The diff that the events reference; without one there is nothing to say here."""
+    refs = [
+        m.artifact.get("content_ref") for m in told.mentions if m.artifact.get("type") == "diff"
+    ]
+    ref = next((ref for ref in refs if isinstance(ref, str)), DIFF_FILE)
+    is_lost = any(_is_lossy(m.artifact) for m in told.mentions if m.artifact.get("type") == "diff")
+    try:
+        digests.of(ref, "artifact")
+    except Unfit:
+        return
+    diff = root / ref
+    if is_lost:
+        return
+    try:
+        if reason := parses(diff):
+            yield _finding("diff.parses", reason, diff)
+            return
+        workspace = _workspace(metadata, root)
+        if workspace is not None and (reason := applies(diff, workspace)):
+            message = f"{reason}; perhaps {WORKSPACE} was changed since the run"
+            yield _finding("diff.applies", message, diff)
+    except GitError as error:
+        yield _finding("diff.checkable", str(error), diff)
+
+
+def _workspace(metadata: RunMetadata | None, root: Path) -> Path | None:
+    """The workspace, where it is in the folder and the diff is as it was taken."""
+    if metadata is None or metadata.capture_mode != "full" or metadata.workspace_mode == "here":
+        return None
+    path = Path(os.path.realpath(root / metadata.workspace))
+    is_inside = path.is_relative_to(os.path.realpath(root))
+    return path if is_inside and path.is_dir() else None
+
+
+def _read_metadata(root: Path) -> RunMetadata:
+    """Raises Unfit."""
+    where = root / METADATA_FILE
+    try:
+        mode = where.lstat().st_mode
+        if not stat.S_ISREG(mode):
+            raise Unfit("folder.metadata", f"{_kind(mode)}, not a regular file")
+        value = read_document(where)
+        if isinstance(value, dict) and "schema" not in value:
+            message = f"names no contract: only a {RUN} can be held against the events"
+            raise Unfit("folder.contract", message)
+        return convert(value, RunMetadata, where)
+    except OSError as error:
+        raise Unfit("folder.metadata", os_reason(error)) from None
+    except InputError as error:
+        raise Unfit("folder.metadata", str(error).removeprefix(f"{where}: ")) from None
+
+
+class _Digests:
+    """Sizes and digests of files inside a folder, each read once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._real = os.path.realpath(root)
+        self._known: dict[str, tuple[int, str]] = {}
+
+    def of(self, ref: str, rules: str) -> tuple[int, str]:
+        """(bytes, sha256). Raises Unfit with a rule of this family."""
+        path = self._inside(ref, rules)
+        if path not in self._known:
+            try:
+                self._known[path] = _digest(path)
+            except Unfit as fault:
+                raise Unfit(f"{rules}.present", f"{ref}: {fault}") from None
+            except OSError as error:
+                raise Unfit(f"{rules}.present", f"{ref}: {os_reason(error)}") from None
+        return self._known[path]
+
+    def _inside(self, ref: str, rules: str) -> str:
+        if not ref or "\0" in ref:
+            raise Unfit(f"{rules}.present", "no name of a file")
+        path = PurePosixPath(ref)
+        if path.is_absolute():
+            raise Unfit(f"{rules}.inside", f"{ref} is absolute")
+        if ".." in path.parts:
+            raise Unfit(f"{rules}.inside", f"{ref} leads out of the folder by `..`")
+        real = os.path.realpath(self._root / ref)
+        if real != self._real and not real.startswith(f"{self._real}/"):
+            raise Unfit(f"{rules}.inside", f"{ref} is a link out of the folder")
+        return real
+
+
+def _digest(path: str) -> tuple[int, str]:
+    """Raises OSError, or Unfit where it is no regular file; opening a fifo would wait."""
+    import hashlib
+
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(fd, "rb") as file:  # noqa: PTH123
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise Unfit("", f"{_kind(status.st_mode)}, not a regular file")
+        return status.st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _files_below(root: Path, name: str) -> Iterator[str]:
+    """Relative to the root, in order: everything but folders."""
+    for folder, folders, files in os.walk(root / name):
+        folders.sort()
+        links = [item for item in folders if Path(folder, item).is_symlink()]
+        for item in sorted((*files, *links)):
+            yield os.path.relpath(f"{folder}/{item}", root)
+
+
+def _kind(mode: int) -> str:
+    kinds = {
+        stat.S_IFDIR: "a folder",
+        stat.S_IFLNK: "a link",
+        stat.S_IFIFO: "a fifo",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    return kinds.get(stat.S_IFMT(mode), "something else")
+
+
+def _get(value: Any, *path: str) -> Any:
+    for step in path:
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
+
+
+def _list(value: Any, *path: str) -> list[Any]:
+    found = _get(value, *path)
+    return found if isinstance(found, list) else []
+
+
+def _finding(
+    rule: str, message: str, where: Path, line: int = 0, path: str = "", event_id: str = ""
+) -> Finding:
+    return Finding(
+        rule=rule,
+        severity=RULES[rule].severity,
+        message=message,
+        source=os.fsencode(where).decode(errors="replace"),
+        line=line or UNSET,
+        path=path or UNSET,
+        event_id=event_id or UNSET,
+    )
