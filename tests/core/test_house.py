@@ -22,7 +22,7 @@ FLOORS = [
     {"stream.errors", "stream.proctable"},
     {"stream.records", "stream.tree"},
     {"stream.codec", "stream.pipeline", "stream.process"},
-    {"stream.catalog", "stream.document", "stream.pattern", "stream.probes"},
+    {"stream.catalog", "stream.document", "stream.pattern", "stream.probes", "stream.redaction"},
     {"stream.plan"},
     {"stream.sources", "stream.stages", "stream.sinks"},
     {"stream.patch", "stream.runfolder"},

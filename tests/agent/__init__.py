@@ -1,0 +1,1 @@
+"""What is made of an agent run."""

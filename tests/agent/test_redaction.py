@@ -1,0 +1,405 @@
+"""No secret that was seeded comes out, at whatever places the bytes were cut."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stream
+from stream.redaction import Redactor
+from stream.redaction.environment import is_plain, names_secret
+
+KEY_LINES = "\n".join("MIIEpAIBAAKCAQEA" + f"{n:02}" * 24 for n in range(10, 35))
+PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{KEY_LINES}\nAbc=\n-----END RSA PRIVATE KEY-----"
+ENVIRONMENT = {
+    "MY_SERVICE_TOKEN": 'Zq9!tr"ick/y\\sécret=',
+    "DB_PASSWORD": "correct-horse-3-battery",
+    "DEPLOY_KEY": "-----no pem-----\nline one of it 1\nline two of it 2",
+    "HOME": "/home/user",
+    "TERM": "xterm-256color",
+}
+_A = "aB3" * 40
+# what is written, and what of it must never come out
+SEEDED: dict[str, tuple[str, str]] = {
+    "env": ('it is Zq9!tr"ick/y\\sécret= here', 'Zq9!tr"ick/y\\sécret='),
+    "env of lines": (ENVIRONMENT["DEPLOY_KEY"], "line one of it 1\nline two of it 2"),
+    "anthropic": (f"key sk-ant-api03-{_A[:90]}", f"sk-ant-api03-{_A[:90]}"),
+    "openai": (f"key sk-proj-{_A[:60]}", f"sk-proj-{_A[:60]}"),
+    "github": (f"x=ghp_{_A[:36]}", f"ghp_{_A[:36]}"),
+    "github fine": (f"github_pat_{_A[:82]}", f"github_pat_{_A[:82]}"),
+    "github app": (f"a\\nghs_{_A[:36]}", f"ghs_{_A[:36]}"),
+    "gitlab": (f"(glpat-{_A[:20]})", f"glpat-{_A[:20]}"),
+    "slack": ("xoxb-123456789012-abcdefABCDEF", "xoxb-123456789012-abcdefABCDEF"),
+    "aws": ("AKIAIOSFODNN7EXAMPLE", "AKIAIOSFODNN7EXAMPLE"),
+    "google": (f"AIza{_A[:35]}", f"AIza{_A[:35]}"),
+    "npm": (f"_authToken=npm_{_A[:36]}", f"npm_{_A[:36]}"),
+    "pypi": (f"pypi-AgEIcHlwaS5vcmc{_A[:60]}", f"pypi-AgEIcHlwaS5vcmc{_A[:60]}"),
+    "huggingface": (f"hf_{_A[:34]}", f"hf_{_A[:34]}"),
+    "sendgrid": (f"SG.{_A[:22]}.{_A[:43]}", f"SG.{_A[:22]}.{_A[:43]}"),
+    "stripe": (f"sk_live_{_A[:24]}", f"sk_live_{_A[:24]}"),
+    "stripe restricted": (f"rk_live_{_A[:24]}", f"rk_live_{_A[:24]}"),
+    "jwt": (f"eyJ{_A[:40]}.eyJ{_A}.{_A[:43]}", f"eyJ{_A[:40]}.eyJ{_A}.{_A[:43]}"),
+    "long jwt": (f"eyJ{_A[:40]}.eyJ{_A * 80}.{_A[:43]}", f"eyJ{_A * 80}.{_A[:43]}"),
+    "bearer": ("Authorization: Bearer qwertzuiopas", "qwertzuiopas"),
+    "bearer in json": ('{"Authorization": "Bearer qwertzuiop12"}', "qwertzuiop12"),
+    "bearer alone": ("curl -H 'bearer qwertzuiop12'", "qwertzuiop12"),
+    "basic": ("authorization: basic dXNlcjpwYXNzd29yZA==", "dXNlcjpwYXNzd29yZA=="),
+    "x-api-key": ("x-api-key: abcdefghijkl", "abcdefghijkl"),
+    "cookie": ("Set-Cookie: session=abcdefghijkl; Path=/", "abcdefghijkl"),
+    "assigned": ('password = "tr0ub4dor&3xyz"', "tr0ub4dor&3xyz"),
+    "typed": ('password: str = "tr0ub4dor&3xyz"', "tr0ub4dor&3xyz"),
+    "with blanks": ("passphrase = 'correct horse battery'", "correct horse battery"),
+    "yaml": ("api_key: abcd1234efgh5678", "abcd1234efgh5678"),
+    "yaml password": ("  password: hunter2hunter2", "hunter2hunter2"),
+    "env file": ("export SOME_SECRET=abcdefghijklmn", "abcdefghijklmn"),
+    "option": ("login --password hunter2hunter2 now", "hunter2hunter2"),
+    "option with =": ("login --db-password=correcthorse now", "correcthorse"),
+    "option in json": ('["--token", "abcdefgh-ijkl"]', "abcdefgh-ijkl"),
+    "query": ("GET /x?a=b&token=abcdefghijkl&c=d", "abcdefghijkl"),
+    "json": ('{"password": "abc\\"defghijkl"}', 'abc\\"defghijkl'),
+    "json in json": ('"{\\"password\\": \\"abc\\\\\\"defghijkl\\"}"', "defghijkl"),
+    "json twice": (
+        json.dumps(json.dumps({"a": json.dumps({"password": "a'b\"cdefghijklm"})})),
+        "cdefghijklm",
+    ),
+    "url": ("postgres://admin:s3cr3t-pa55word@db:5432/x", "s3cr3t-pa55word"),
+    "url in json": ("https:\\/\\/admin:s3cr3t-pa55word@host", "s3cr3t-pa55word"),
+    "pem": (PEM, KEY_LINES),
+    "pem in json": (json.dumps(PEM), json.dumps(KEY_LINES)[1:-1]),
+    "pem in a diff": ("+" + PEM.replace("\n", "\n+"), KEY_LINES.replace("\n", "\n+")),
+    "pem on one line": (PEM.replace("\n", " "), KEY_LINES.replace("\n", " ")),
+    "pem of pgp": (
+        f"-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: GnuPG v1\n\n{KEY_LINES}\n"
+        "-----END PGP PRIVATE KEY BLOCK-----",
+        KEY_LINES,
+    ),
+}
+
+
+def pieces(secret: str) -> set[bytes]:
+    data = secret.encode()
+    return {data[n : n + 12] for n in range(max(len(data) - 11, 1))}
+
+
+def clean(output: bytes, secret: str) -> None:
+    assert secret.encode() not in output
+    for piece in pieces(secret):
+        assert piece not in output, (piece, output[-500:])
+
+
+def cut(redactor: Redactor, data: bytes, places: list[int]) -> bytes:
+    stream_ = redactor.stream()
+    edges = [0, *sorted(places), len(data)]
+    parts = [stream_.feed(data[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    return b"".join([*parts, stream_.finish()])
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_a_secret_does_not_come_out(name: str) -> None:
+    written, secret = SEEDED[name]
+    text = f"first line\n{written}\nlast line\n"
+    output = Redactor(ENVIRONMENT).text(text)
+    clean(output.encode(), secret)
+    assert output.startswith("first line\n")
+    assert output.endswith("\nlast line\n"), output[-200:]
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_it_does_not_where_the_bytes_are_cut_anywhere(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stream.redaction.scan.STEP", 1)
+    written, secret = SEEDED[name]
+    data = f"first line\n{written}\nlast line\n".encode()
+    whole = Redactor(ENVIRONMENT).bytes(data)
+    every = range(len(data)) if len(data) < 1500 else range(0, len(data), 97)
+    for place in every:
+        assert cut(Redactor(ENVIRONMENT), data, [place]) == whole
+    if len(data) < 5000:
+        assert cut(Redactor(ENVIRONMENT), data, [*range(len(data))]) == whole
+
+
+_parts = st.one_of(
+    st.sampled_from([written for written, _ in SEEDED.values()]),
+    st.text(max_size=30),
+    st.sampled_from(['"', "\\", '\\\\"', "\n", " ", "@", "://", "password=", "-----END", "token"]),
+    st.integers(1, 3000).map(lambda n: "a" * n),
+    st.integers(1, 3000).map(lambda n: "word " * n),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(_parts, max_size=12), st.data())
+def test_the_output_depends_on_the_bytes_alone(parts: list[str], data: st.DataObject) -> None:
+    text = "".join(parts).encode("utf-8", "replace")
+    whole = Redactor(ENVIRONMENT).bytes(text)
+    places = data.draw(st.lists(st.integers(0, len(text)), max_size=30))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stream.redaction.scan.STEP", data.draw(st.sampled_from([1, 50, 5000])))
+        assert cut(Redactor(ENVIRONMENT), text, places) == whole
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(sorted(SEEDED)), min_size=1, max_size=8), st.integers(0, 9000))
+def test_secrets_do_not_come_out_of_a_crowd(names: list[str], before: int) -> None:
+    text = "." * before + "\n" + "\n\n".join(SEEDED[name][0] for name in names) + "\n"
+    output = Redactor(ENVIRONMENT).bytes(text.encode())
+    for name in names:
+        clean(output, SEEDED[name][1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(_parts, max_size=8))
+def test_redacting_twice_changes_nothing_more(parts: list[str]) -> None:
+    redactor = Redactor(ENVIRONMENT)
+    once = redactor.bytes("".join(parts).encode("utf-8", "replace"))
+    for token in re.findall(rb"\[redacted:[a-z0-9-]+:\d+\]", once):
+        assert redactor.bytes(token) == token
+        assert redactor.bytes(b'password = "%s"' % token) == b'password = "%s"' % token
+
+
+def test_a_cut_private_key_does_not_come_out() -> None:
+    for length in range(len("-----BEGIN RSA PRIVATE KEY-----\n"), len(PEM), 7):
+        output = Redactor({}).bytes(PEM[:length].encode())
+        for piece in pieces(KEY_LINES):
+            assert piece not in output, length
+
+
+def test_what_only_speaks_of_a_private_key_stays() -> None:
+    text = 'if "-----BEGIN RSA PRIVATE KEY-----" in text:\n    raise Bad("a key")\n'
+    assert Redactor({}).text(text) == text
+
+
+def test_words_after_a_cut_key_stay() -> None:
+    text = f"-----BEGIN PRIVATE KEY-----\n{KEY_LINES}\nand so on, it was cut here\n"
+    output = Redactor({}).text(text)
+    assert output == "[redacted:private-key:1]and so on, it was cut here\n"
+
+
+def test_the_same_secret_is_the_same_token_and_others_count_on() -> None:
+    redactor = Redactor({})
+    first = redactor.text('password = "tr0ub4dor&3xyz" --password=other-secret-2')
+    assert first == 'password = "[redacted:password:1]" --password=[redacted:password:2]'
+    again = redactor.text("postgres://u:tr0ub4dor&3xyz@h\n" + '{"password": "other-secret-2"}')
+    assert "[redacted:password:1]" in again
+    assert "[redacted:password:2]" in again
+
+
+def test_the_same_key_is_the_same_token_however_it_is_written() -> None:
+    redactor = Redactor({})
+    assert redactor.text(PEM) == redactor.text(json.dumps(PEM)).strip('"')
+    assert redactor.text(PEM) == "[redacted:private-key:1]"
+
+
+def test_every_form_of_a_value_of_the_environment_is_one_token() -> None:
+    value = ENVIRONMENT["MY_SERVICE_TOKEN"]
+    forms = [
+        value,
+        json.dumps(value)[1:-1],
+        json.dumps(value, ensure_ascii=False)[1:-1],
+        json.dumps(json.dumps(value))[3:-3],
+        "Zq9%21tr%22ick%2Fy%5Cs%C3%A9cret%3D",
+        "Zq9%21tr%22ick%2fy%5cs%c3%a9cret%3d",
+        base64.b64encode(value.encode()).decode(),
+        base64.urlsafe_b64encode(b"u:" + value.encode()).decode(),
+        base64.b64encode(b"x" + value.encode() + b"yyy").decode(),
+    ]
+    redactor = Redactor(ENVIRONMENT)
+    for form in forms:
+        output = redactor.text(f"<{form}>")
+        assert "[redacted:env:1]" in output, form
+        clean(output.encode(), form)
+
+
+def test_a_long_value_of_the_environment_is_found_in_pieces() -> None:
+    value = "".join(random.Random(3).choices("abcdefghijklmnopqrstuvwxyzABC0123456789", k=9000))
+    output = Redactor({"BIG_SECRET": value}).text(f"<{value}>")
+    assert set(re.findall(r"[^<>]+", output)) == {"[redacted:env:1]" * 5}
+
+
+def test_the_words_of_a_command_are_seen_together() -> None:
+    words = ["login", "--password", "hunter2hunter2", "--header", "Authorization: Bearer abcdef12"]
+    output = Redactor({}).words(words)
+    assert output == [
+        "login",
+        "--password",
+        "[redacted:password:1]",
+        "--header",
+        "Authorization: Bearer [redacted:authorization:2]",
+    ]
+    assert Redactor({}).words([]) == []
+    assert Redactor({}).words(["", "a\udcff", ""]) == ["", "a\udcff", ""]
+
+
+def test_half_of_a_surrogate_pair_goes_through() -> None:
+    assert Redactor({}).text("a\ud800b") == "a\ud800b"
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        ("ANTHROPIC_API_KEY", True),
+        ("GITHUB_TOKEN", True),
+        ("DB_PASSWORD_2", True),
+        ("npm_config__authToken", True),
+        ("SENTRY_DSN", True),
+        ("SESSION_COOKIE", True),
+        ("TOKEN_FILE", False),
+        ("AUTH_METHOD", False),
+        ("GIT_AUTHOR_NAME", False),
+        ("KEYBOARD", False),
+        ("TOKENIZERS_PARALLELISM", False),
+        ("PATH", False),
+        ("", False),
+    ],
+)
+def test_which_names_are_secret(name: str, secret: bool) -> None:
+    assert names_secret(name) is secret
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        ("short", True),
+        ("true", True),
+        ("default", True),
+        ("password", True),
+        ("12345678", True),
+        ("/run/user/1000/keyring", True),
+        ("disabled", True),
+        ("hunter2", False),
+        ("correcthorse", False),
+        ("1234567890123", False),
+        ("/Ab3xY7+kQ==", False),
+    ],
+)
+def test_which_values_are_plain(value: str, plain: bool) -> None:
+    assert is_plain(value) is plain
+
+
+ORDINARY = [
+    "commit 3f2504e04f8941d39a0c0305e82c3301a1b2c3d4",
+    "id: 3f2504e0-4f89-41d3-9a0c-0305e82c3301",
+    '"integrity": "sha512-' + base64.b64encode(bytes(range(64))).decode() + '",',
+    'checksum = "' + "0123456789abcdef" * 4 + '"',
+    '"js-tokens": "^4.0.0", "jsonwebtoken": "^9.0.2-beta.1"',
+    'resolved "https://registry.yarnpkg.com/@babel/x/-/x-7.1.0.tgz#' + "ab12" * 10 + '"',
+    "token = self.next_token()",
+    "password = args.password",
+    'password = os.environ["DB_PASSWORD2"]',
+    "password: str | None = None",
+    "api_key=api_key, token=token",
+    "const token = getToken(user1);",
+    "secret: SecretStr",
+    'password = "${DB_PASSWORD}"',
+    'token = f"{prefix1}_{name}"',
+    "max_tokens: 4096",
+    '"password": {"type": "string"}',
+    'help="Enter your password"',
+    'password = getpass("Password: ", stream)',
+    "prompt='Password: ', stream=None)",
+    "from: someone <someone@example.org>",
+    "git clone ssh://git@github.com/a/b.git",
+    "https://example.org:8080/a@b/c",
+    "--password PASSWORD    the password to use",
+    "task-force risk-management-and-something-else-2",
+    "class sk-folding-cube-animation-item-number2",
+    "npm_config_registry_setting_with_a_long_name_that_goes_on",
+    "the bearer of this letter, a basic token of trust",
+    "Authorization: required for this",
+    "-----BEGIN CERTIFICATE-----\n" + KEY_LINES + "\n-----END CERTIFICATE-----",
+    "-----BEGIN PUBLIC KEY-----\n" + KEY_LINES + "\n-----END PUBLIC KEY-----",
+]
+
+
+@pytest.mark.parametrize("text", ORDINARY)
+def test_ordinary_source_stays_as_it_is(text: str) -> None:
+    assert Redactor({"HOME": "/root"}).text(text) == text
+
+
+def test_the_source_of_this_package_stays_as_it_is() -> None:
+    """Its own rules name every word that a secret may have beside it."""
+    redactor = Redactor({"HOME": "/root", "API_KEY": "true", "AUTH_MODE": "stream"})
+    house = Path(stream.__file__).parent
+    changed = [
+        str(path.relative_to(house))
+        for path in sorted(house.rglob("*.py"))
+        if redactor.bytes(path.read_bytes()) != path.read_bytes()
+    ]
+    assert changed == []
+
+
+def test_random_base64_stays_as_it_is() -> None:
+    data = base64.encodebytes(random.Random(5).randbytes(300_000))
+    assert Redactor(ENVIRONMENT).bytes(data) == data
+
+
+def test_memory_is_bounded_without_newlines() -> None:
+    redactor = Redactor(ENVIRONMENT)
+    heads = (b"", b'password = "', b"token=", PEM[:200].encode(), b"eyJ" + b"a" * 40 + b".eyJ")
+    for head in heads:
+        stream_ = redactor.stream()
+        stream_.feed(head)
+        stream_.feed(b"A" * (1 << 17))
+        tracemalloc.start()
+        for _ in range(100):
+            stream_.feed(b"A" * (1 << 17))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2 << 20, head
+        stream_.finish()
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "token=",
+        'password="',
+        "\\",
+        "-----BEGIN PRIVATE KEY-----",
+        "://a:b@",
+        "eyJaaaaaaaaaaa.",
+        "k",
+    ],
+)
+def test_no_input_takes_forever(unit: str) -> None:
+    data = (unit * (1 << 18))[: 1 << 18].encode()
+    start = time.process_time()
+    Redactor(ENVIRONMENT).bytes(data)
+    spent = time.process_time() - start
+    assert spent < 5
+
+
+def test_streams_of_several_threads_share_the_numbers() -> None:
+    redactor = Redactor({})
+    outputs: list[bytes] = []
+
+    def work() -> None:
+        lines = [f'password = "secret-number-{n}"\n'.encode() for n in range(200)]
+        outputs.append(cut(redactor, b"".join(lines), []))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(outputs)) == 1
+    tokens = set(re.findall(rb"\[redacted:password:(\d+)\]", outputs[0]))
+    assert tokens == {str(n).encode() for n in range(1, 201)}
+
+
+def test_there_is_an_end_to_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stream.redaction.MOST", 1)
+    text = 'password = "secret-one" password = "secret-two" password = "secret-one"'
+    one, two = '"[redacted:password:1]"', '"[redacted:password:more]"'
+    assert Redactor({}).text(text) == f"password = {one} password = {two} password = {one}"
