@@ -22,7 +22,10 @@ FLOORS = [
     {"stream.errors", "stream.proctable"},
     {"stream.records", "stream.tree"},
     {"stream.codec", "stream.pipeline", "stream.process"},
-    {"stream.catalog", "stream.document", "stream.pattern", "stream.probes", "stream.redaction"},
+    {
+        *("stream.catalog", "stream.document", "stream.pattern", "stream.probes"),
+        *("stream.redaction", "stream.workspace"),
+    },
     {"stream.plan"},
     {"stream.sources", "stream.stages", "stream.sinks"},
     {"stream.patch", "stream.runfolder"},

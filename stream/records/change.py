@@ -1,0 +1,75 @@
+"""The record of one path that is different after a run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from stream.records.control import Sha256
+
+Kind = Literal["file", "dir", "symlink", "fifo", "socket", "device"]
+#: why a change is not in the patch
+Reason = Literal[
+    "inside-git",
+    "refused-name",
+    "long-path",
+    "folder",
+    "mode-bits",
+    "special-file",
+    "too-large",
+    "unreadable",
+    "in-the-way",
+    "redacted",
+]
+
+
+class FileState(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    kind: Kind
+    mode: Annotated[str, Meta(pattern=r"^[0-7]{4}\Z")]
+    bytes: Annotated[int, Meta(ge=0)] | None
+    sha256: Sha256 | None
+    target: str | UnsetType = UNSET
+    target_base64: str | UnsetType = UNSET
+
+
+class FsChange(
+    Struct,
+    tag_field="schema",
+    tag="stream.fs_change.v1",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    kw_only=True,
+):
+    path: str
+    path_base64: str | UnsetType = UNSET
+    change: Literal["added", "removed", "changed"]
+    before: FileState | None
+    after: FileState | None
+    in_patch: bool
+    not_in_patch: Reason | None
+    after_exit: bool | None
+
+
+encode_change = msgspec.json.Encoder().encode
+decode_change = msgspec.json.Decoder(FsChange).decode
+
+
+def shown_name(name: bytes) -> tuple[str, str | UnsetType]:
+    """(text for people, the exact bytes where the text is not them)."""
+    try:
+        return name.decode(), UNSET
+    except UnicodeDecodeError:
+        from base64 import b64encode
+
+        return name.decode(errors="replace"), b64encode(name).decode()
+
+
+def exact_name(text: str, base64: str | UnsetType) -> bytes:
+    """Raises ValueError."""
+    if base64 is UNSET:
+        return text.encode()
+    from base64 import b64decode
+
+    return b64decode(base64, validate=True)

@@ -1,0 +1,1 @@
+"""What an agent changed in a folder: its state before, the differences, and a patch of them."""

@@ -1,0 +1,287 @@
+"""What is different in a folder since its snapshot; the new contents go into the store as well,
+so that nothing is read twice and all that is said later is about the same bytes."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from stream.errors import InputError, os_reason
+from stream.workspace.descent import FILE, Descent, Entry, entries, visit
+from stream.workspace.snapshot import (
+    LARGEST,
+    NOWHERE,
+    Folder,
+    Kind,
+    Reason,
+    Record,
+    Skipped,
+    Snapshot,
+    kind_of,
+    pack,
+)
+from stream.workspace.store import CHUNK, Cancelled, IsCancelled, Store, never
+
+#: A clock of files may tick as slowly as this: a file can change and keep its ctime.
+TICK = 20_000_000  #: ns
+
+
+class State(Struct):
+    kind: Kind
+    mode: int  #: with the kind
+    size: int = 0
+    ctime: int = 0
+    place: int = NOWHERE  #: of the content, or of a link's target, in the store
+    digest: bytes | None = None  #: SHA-256 of a content that is too large to be kept
+
+    @property
+    def is_kept(self) -> bool:
+        return self.place >= 0
+
+
+class Change(Struct):
+    path: bytes
+    before: State | None
+    after: State | None
+
+    @property
+    def what(self) -> Literal["added", "removed", "changed"]:
+        return "added" if not self.before else "changed" if self.after else "removed"
+
+
+class Changes(Struct):
+    items: list[Change]  #: sorted by the bytes of the path
+    unknown: list[Skipped]  #: what cannot be said, because it could not be read
+
+
+def find_changes(
+    before: Snapshot, root: Path, store: Store, is_cancelled: IsCancelled = never
+) -> Changes:
+    """Nothing may write into `root` any longer, or into what is found of it."""
+    descent = Descent(root)
+    try:
+        finder = _Finder(before, descent, store, is_cancelled)
+        finder.begin(root)
+        visit(finder)
+    finally:
+        descent.close()
+    finder.found.sort(key=lambda change: change.path)
+    return Changes(finder.found, finder.unknown)
+
+
+class _Finder:
+    def __init__(
+        self, before: Snapshot, descent: Descent, store: Store, is_cancelled: IsCancelled
+    ) -> None:
+        self.found: list[Change] = []
+        self.unknown: list[Skipped] = []
+        self._before = before
+        self._descent = descent
+        self._store = store
+        self._is_cancelled = is_cancelled
+        self._nodes: list[Folder | None] = [before.root]
+        self._path: list[bytes] = []
+        self._entries: tuple[list[Entry], list[Entry]] = ([], [])
+        # Whichever clock is behind, ours or that of the files: what is as late as this may have
+        # changed afterwards within one tick.
+        self._late = min(before.ended, _latest(before.root)) - TICK
+
+    def begin(self, root: Path) -> None:
+        try:
+            self._entries = entries(self._descent.fd)
+        except OSError as error:
+            raise InputError(f"{root}: {os_reason(error)}") from None
+
+    def look(self) -> Iterator[bytes]:
+        if self._is_cancelled():
+            raise Cancelled
+        node = self._nodes[-1] or Folder(0)
+        files, folders = self._entries
+        if not self._is_as_before(node):
+            old: dict[bytes, Record | Folder] = {**node.records(), **node.folders}
+            now = dict(files + folders)
+            for name in sorted(old.keys() | now.keys()):
+                self._compare(name, old.get(name), now.get(name))
+        return iter([name for name, _ in folders])
+
+    def enter(self, name: bytes) -> bool:
+        parent = self._nodes[-1]
+        node = parent.folders.get(name) if parent else None
+        if node and not node.is_known:
+            return False
+        try:
+            self._descent.enter(name)
+            status = os.fstat(self._descent.fd)
+            if (status.st_dev, status.st_ino) in self._before.left_out:
+                self._descent.leave()
+                return False
+            try:
+                self._entries = entries(self._descent.fd)
+            except OSError:
+                self._descent.leave()
+                raise
+        except OSError:
+            self._doubt(name, "unreadable")
+            return False
+        self._nodes.append(node)
+        self._path.append(name)
+        return True
+
+    def leave(self) -> None:
+        self._descent.leave()
+        self._path.pop()
+        self._nodes.pop()
+
+    def _is_as_before(self, node: Folder) -> bool:
+        """By the status of all that lies in it; its folders are looked at one by one."""
+        files, folders = self._entries
+        return (
+            node.latest < self._late
+            and node.names == b"\0".join([name for name, _ in files])
+            and node.statuses == b"".join([pack(status) for _, status in files])
+            and [(name, status.st_mode) for name, status in folders]
+            == [(name, folder.mode) for name, folder in sorted(node.folders.items())]
+        )
+
+    def _compare(
+        self, name: bytes, was: Record | Folder | None, status: os.stat_result | None
+    ) -> None:
+        after: State | None = None
+        if status and stat.S_ISDIR(status.st_mode):
+            if isinstance(was, Folder) and was.mode == status.st_mode:
+                return
+            after = State("dir", status.st_mode, ctime=status.st_ctime_ns)
+        elif status:
+            record = was if isinstance(was, Record) else None
+            if record and self._is_untouched(record, status):
+                return
+            after = self._look_at(name, status, record)
+            if record and after and self._is_same(record, after, status):
+                return
+        before = self._state_of(was)
+        if not before and not after:
+            return
+        self._add([name], before, after)
+        if isinstance(was, Folder) and not (after and after.kind == "dir"):
+            self._remove_below(name, was)
+
+    def _is_untouched(self, record: Record, status: os.stat_result) -> bool:
+        return record.ctime < self._late and record.is_of(status)
+
+    def _is_same(self, record: Record, after: State, status: os.stat_result) -> bool:
+        """Touching a file, or writing into it what it held, changes nothing."""
+        if record.mode != after.mode:
+            return False
+        if after.kind in ("fifo", "socket"):
+            return True
+        if after.is_kept:
+            return after.place == record.place
+        if after.digest:
+            return after.digest == self._before.digest(record.place)
+        return record.is_of(status)  # what cannot be read is judged by what is said about it
+
+    def _look_at(self, name: bytes, status: os.stat_result, record: Record | None) -> State | None:
+        """None: it is gone."""
+        state = State(kind_of(status.st_mode), status.st_mode, status.st_size, status.st_ctime_ns)
+        try:
+            if state.kind == "symlink":
+                link = os.readlink(name, dir_fd=self._descent.fd)
+                self._keep_link(state, link, record)
+            elif state.kind == "file":
+                fd = os.open(name, FILE, dir_fd=self._descent.fd)
+                try:
+                    self._keep_file(state, fd, name, record)
+                finally:
+                    os.close(fd)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            self._doubt(name, "unreadable")
+        return state
+
+    def _keep_link(self, state: State, link: bytes, record: Record | None) -> None:
+        state.size = len(link)
+        if record and self._holds(record, [link], len(link)):
+            state.place = record.place
+        else:
+            state.place = self._store.end
+            self._store.add(link)
+
+    def _keep_file(self, state: State, fd: int, name: bytes, record: Record | None) -> None:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is something else by now")
+        state.mode, state.size, state.ctime = status.st_mode, status.st_size, status.st_ctime_ns
+        if state.size > LARGEST:
+            from hashlib import sha256
+
+            hashed = sha256()
+            for chunk in self._chunks(fd, state.size):
+                hashed.update(chunk)
+            state.digest = hashed.digest()
+        elif record and self._holds(record, self._chunks(fd, state.size), state.size):
+            state.place = record.place
+        else:
+            os.lseek(fd, 0, os.SEEK_SET)
+            place = self._store.end
+            for chunk in self._chunks(fd, state.size):
+                self._store.add(chunk)
+            state.size, state.place = self._store.end - place, place
+        if os.fstat(fd).st_mtime_ns != status.st_mtime_ns or state.size != status.st_size:
+            self._doubt(name, "unsteady")
+
+    def _chunks(self, fd: int, size: int) -> Iterator[bytes]:
+        while size:
+            chunk = os.read(fd, min(size, CHUNK))
+            if not chunk:
+                return
+            yield chunk
+            size -= len(chunk)
+            if self._is_cancelled():
+                raise Cancelled
+
+    def _holds(self, record: Record, chunks: Iterable[bytes], size: int) -> bool:
+        """Whether the content before was this."""
+        if record.size != size or record.place < 0:
+            return False
+        kept = self._store.read(record.place, size)
+        return all(one == other for one, other in zip_longest(kept, chunks))
+
+    def _state_of(self, was: Record | Folder | None) -> State | None:
+        if was is None:
+            return None
+        if isinstance(was, Folder):
+            return State("dir", was.mode)
+        digest = self._before.digest(was.place)
+        return State(kind_of(was.mode), was.mode, was.size, was.ctime, was.place, digest)
+
+    def _remove_below(self, name: bytes, folder: Folder) -> None:
+        todo = [([name], folder)]
+        while todo:
+            path, node = todo.pop()
+            for inner, record in node.records().items():
+                self._add([*path, inner], self._state_of(record), None)
+            for inner, deeper in node.folders.items():
+                self._add([*path, inner], self._state_of(deeper), None)
+                todo.append(([*path, inner], deeper))
+
+    def _add(self, names: list[bytes], before: State | None, after: State | None) -> None:
+        self.found.append(Change(b"/".join(self._path + names), before, after))
+
+    def _doubt(self, name: bytes, reason: Reason) -> None:
+        self.unknown.append(Skipped(b"/".join([*self._path, name]), reason))
+
+
+def _latest(root: Folder) -> int:
+    latest, todo = 0, [root]
+    while todo:
+        folder = todo.pop()
+        latest = max(latest, folder.latest)
+        todo.extend(folder.folders.values())
+    return latest

@@ -1,0 +1,144 @@
+"""Which changes a git patch can take, and why it cannot take the others."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterator, Sequence
+
+from stream.records.change import Reason
+from stream.workspace.changes import Change, State
+
+_LONGEST = 4_000  #: bytes; git opens whole paths, and a system takes 4,096 at most
+_INSIDE_GIT = re.compile(rb"(?:^|/)\.git(?:/|\Z)", re.IGNORECASE)
+# `git apply` refuses a whole patch for one path that means `.git` on some file system. What it
+# refuses on a Mac only is in here as well.
+_REFUSED = re.compile(rb"(?:^|[/\\])(?:\.git|git~1)[ .]*(?:[/\\:]|\Z)", re.IGNORECASE)
+_REFUSED_LINK = re.compile(
+    rb"(?:^|[/\\])(?:\.gitmodules|gitmod~[0-9]+|(?:g(?:i(?:7(?:e(?:ba?)?)?)?)?)?~[0-9]+)"
+    rb"[ .]*(?:[/\\:]|\Z)",
+    re.IGNORECASE,
+)
+_IGNORED_ON_MACS = re.compile(
+    rb"\xe2\x80[\x8c-\x8f\xaa-\xae]|\xe2\x81[\xaa-\xaf]|\xef\xbb\xbf",
+)
+
+
+def reasons(changes: Sequence[Change], paths: Sequence[bytes]) -> list[Reason | None]:
+    """One for each change; None: it is in the patch. `paths`: the names that the patch uses."""
+    found = [_own(change, path) for change, path in zip(changes, paths, strict=True)]
+    _find_obstacles(changes, paths, found)
+    _find_clashes(changes, paths, found)
+    _find_implied(changes, paths, found)
+    return found
+
+
+def git_mode(state: State) -> str:
+    if state.kind == "symlink":
+        return "120000"
+    return "100755" if state.mode & stat.S_IXUSR else "100644"
+
+
+def is_leaf(state: State | None) -> bool:
+    return state is not None and state.kind != "dir"
+
+
+def is_inside_git(path: bytes) -> bool:
+    return _INSIDE_GIT.search(path) is not None
+
+
+def _own(change: Change, path: bytes) -> Reason | None:
+    """What is to be said about a change without looking at the others."""
+    states = [state for state in (change.before, change.after) if state]
+    if is_inside_git(path):
+        return "inside-git"
+    plain = _IGNORED_ON_MACS.sub(b"", path)
+    if _REFUSED.search(plain) or (
+        _REFUSED_LINK.search(plain) and any(state.kind == "symlink" for state in states)
+    ):
+        return "refused-name"
+    if len(path) > _LONGEST:
+        return "long-path"
+    for state in states:
+        if state.kind in ("fifo", "socket", "device"):
+            return "special-file"
+        if state.kind != "dir" and not state.is_kept:
+            return "too-large" if state.digest else "unreadable"
+    before, after = change.before, change.after
+    if not (is_leaf(before) or is_leaf(after)):
+        return "mode-bits" if before and after else "folder"
+    if before and after and before.place == after.place and git_mode(before) == git_mode(after):
+        return "mode-bits"
+    return None
+
+
+def _find_obstacles(
+    changes: Sequence[Change], paths: Sequence[bytes], found: list[Reason | None]
+) -> None:
+    """Where something was that the patch cannot remove, it cannot put something else."""
+    staying: set[bytes] = set()
+    above: set[bytes] = set()
+    for change, path, reason in zip(changes, paths, found, strict=True):
+        if reason and is_leaf(change.before):
+            staying.add(path)
+            above.update(_above(path))
+    for index, (change, path) in enumerate(zip(changes, paths, strict=True)):
+        if (
+            staying
+            and found[index] is None
+            and is_leaf(change.after)
+            and (path in above or any(folder in staying for folder in _above(path)))
+        ):
+            found[index] = "in-the-way"
+
+
+def _find_clashes(
+    changes: Sequence[Change], paths: Sequence[bytes], found: list[Reason | None]
+) -> None:
+    """Redaction can make one name of two, or a name that is none."""
+    if all(change.path == path for change, path in zip(changes, paths, strict=True)):
+        return
+    taken: set[bytes] = set()
+    above: set[bytes] = set()
+    for index, path in enumerate(paths):
+        if found[index] is not None:
+            continue
+        folders = set(_above(path))
+        parts = path.split(b"/")
+        if path in taken | above or folders & taken or {b"", b".", b".."} & set(parts):
+            found[index] = "redacted"
+        else:
+            taken.add(path)
+            above |= folders
+
+
+def _find_implied(
+    changes: Sequence[Change], paths: Sequence[bytes], found: list[Reason | None]
+) -> None:
+    """A folder comes with the files in it, and goes with the last of them."""
+    filled: set[bytes] = set()
+    emptied: set[bytes] = set()
+    kept: set[bytes] = set()
+    for change, path, reason in zip(changes, paths, found, strict=True):
+        if is_leaf(change.after) and reason is None:
+            filled.update(_above(path))
+        if is_leaf(change.before):
+            (kept if reason else emptied).update(_above(path))
+        elif change.what == "removed" and reason != "folder":
+            kept.update(_above(path))
+    # An empty folder in a folder: the patch leaves both.
+    for change, path, reason in zip(changes, paths, found, strict=True):
+        if reason == "folder" and change.before and path not in emptied:
+            kept.update(_above(path))
+    for index, (change, path) in enumerate(zip(changes, paths, strict=True)):
+        if found[index] == "folder" and (
+            path in filled if change.after else path in emptied and path not in kept
+        ):
+            found[index] = None
+
+
+def _above(path: bytes) -> Iterator[bytes]:
+    end = path.rfind(b"/")
+    while end > 0:
+        yield path[:end]
+        end = path.rfind(b"/", 0, end)

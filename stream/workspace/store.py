@@ -1,0 +1,92 @@
+"""Contents of files, one after the other in a file that has no name: no death leaves it behind."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from stream.errors import OutputError, os_reason
+
+CHUNK = 1 << 20  #: bytes that are read or written at once
+_PARTS = 1000  #: a write takes 1,024 at most
+
+IsCancelled = Callable[[], bool]
+
+
+class Cancelled(Exception):  # noqa: N818 - no error: it was asked for
+    """Somebody asked for an end, and got it."""
+
+
+def never() -> bool:
+    return False
+
+
+class Store:
+    """Append-only but for `forget`. `folder`: on a file system with room for what is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._parts: list[bytes] = []
+        self._waiting = 0  #: bytes in the parts
+        self._written = 0
+        try:
+            # Where the system can, the file never has a name at all.
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise OutputError(f"{folder}: {os_reason(error)}") from None
+        self._fd = self._file.fileno()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    @property
+    def end(self) -> int:
+        """Where the next content will begin."""
+        return self._written + self._waiting
+
+    def add(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._waiting += len(data)
+        if self._waiting >= CHUNK or len(self._parts) >= _PARTS:
+            self._flush()
+
+    def forget(self, end: int) -> None:
+        """Everything from there on."""
+        self._flush()
+        self._written = end
+        os.ftruncate(self._fd, end)
+
+    def read(self, offset: int, size: int) -> Iterator[bytes]:
+        """In chunks: a content may be larger than what should be in memory."""
+        self._flush()
+        while size:
+            data = os.pread(self._fd, min(size, CHUNK), offset)
+            if not data:
+                raise OutputError(f"{self._folder}: what was kept there has become shorter")
+            yield data
+            offset += len(data)
+            size -= len(data)
+
+    def _flush(self) -> None:
+        parts, self._parts = self._parts, []
+        try:
+            done = os.pwritev(self._fd, parts, self._written) if parts else 0
+            while done < self._waiting:  # a signal, or the last free bytes
+                rest = b"".join(parts)[done:]
+                done += os.pwrite(self._fd, rest, self._written + done)
+        except OSError as error:
+            raise OutputError(f"{self._folder}: {os_reason(error)}") from None
+        self._written += self._waiting
+        self._waiting = 0
