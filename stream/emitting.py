@@ -10,10 +10,11 @@ from pathlib import Path
 from stream.catalog import find_catalogs
 from stream.errors import EmitError, StreamError
 from stream.pattern import find_descriptor
-from stream.plan import declared_sandbox_mode, system_name
+from stream.plan import declared_sandbox_mode
 from stream.records.emission import FILE_MOST, Word
 from stream.stages.flags import FILES, PAIRS, parse_words
 from stream.stages.record import Recorder, Surroundings
+from stream.system import system_name
 
 
 def emit_words(words: Sequence[str]) -> bytes:

@@ -39,6 +39,10 @@ class EmitError(StreamError):
 class SpawnError(StreamError):
     """A program could not be started."""
 
+    def __init__(self, reason: str, number: int = 0) -> None:
+        super().__init__(reason)
+        self.number = number  #: errno, where there is one
+
 
 @contextmanager
 def blaming(variable: str, is_to_blame: bool) -> Iterator[None]:

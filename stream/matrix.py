@@ -27,6 +27,43 @@ class Outcome(Struct):
     without_tmpdir: bool = False  #: nothing could be written anywhere
 
 
+class Matrix:
+    """The parts of a run, for a pipeline, and what they come to."""
+
+    def __init__(
+        self,
+        begun: Begun,
+        *,
+        timeout: float,
+        as_completed: bool = False,
+        stop: Stop | None = None,
+        on_done: Callable[[int, Cell | None], None] = lambda done, cell: None,
+    ) -> None:
+        self._begun = begun
+        self.emit = Emit(Recorder(begun.plan.catalogs, begun.plan.descriptor))
+        self.source = ProbeSource(
+            plan=begun.plan,
+            staging=begun.staging,
+            started=begun.started,
+            jobs=begun.jobs,
+            timeout=timeout,
+            as_completed=as_completed,
+            stop=stop or Stop(),
+            on_done=on_done,
+        )
+
+    def outcome(self, recorded: int, strays: list[str]) -> Outcome:
+        return Outcome(
+            cells=len(self._begun.plan.cells),
+            recorded=recorded,
+            results=dict(self.emit.results),
+            failed=self.emit.failed,
+            failures=self.emit.failures,
+            strays=strays,
+            without_tmpdir=self._begun.staging.root is None,
+        )
+
+
 async def run_matrix(
     begun: Begun,
     *sinks: Sink[Any],
@@ -37,29 +74,10 @@ async def run_matrix(
     on_done: Callable[[int, Cell | None], None] = lambda done, cell: None,
 ) -> Outcome:
     """Every cell of the plan ends in exactly one record, in each sink."""
-    plan = begun.plan
-    emit = Emit(Recorder(plan.catalogs, plan.descriptor))
-    source = ProbeSource(
-        plan=plan,
-        staging=begun.staging,
-        started=begun.started,
-        jobs=begun.jobs,
-        timeout=timeout,
-        as_completed=as_completed,
-        stop=stop or Stop(),
-        on_done=on_done,
-    )
-    pipeline = Pipeline[Any]((source,)).through(EncodeRaw if raw else lambda: emit)
+    matrix = Matrix(begun, timeout=timeout, as_completed=as_completed, stop=stop, on_done=on_done)
+    stage = EncodeRaw if raw else lambda: matrix.emit
     try:
-        report = await pipeline.into(*sinks)
+        report = await Pipeline[Any]((matrix.source,)).through(stage).into(*sinks)
     finally:
         strays = Reaper.get().strays()
-    return Outcome(
-        cells=len(plan.cells),
-        recorded=sum(counts.passed for _, counts in report.stages),
-        results=dict(emit.results),
-        failed=emit.failed,
-        failures=emit.failures,
-        strays=strays,
-        without_tmpdir=begun.staging.root is None,
-    )
+    return matrix.outcome(sum(counts.passed for _, counts in report.stages), strays)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import overload
 
@@ -191,13 +190,6 @@ def _cell(script: Script, mode: str, env: dict[str, str], catalogs: Catalogs) ->
     catalog = catalogs.for_capability(script.capability)
     variables = {"FENCE_RUN_MODE": mode, "CATALOG_PATH": str(catalog.path)}
     return Cell(0, script, mode, catalog.key, {**env, **variables})
-
-
-@cache
-def system_name() -> str:
-    """uname -srm, as the harness sees it."""
-    name = os.uname()
-    return f"{name.sysname} {name.release} {name.machine}"
 
 
 class Stop:

@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from threading import Thread
 
+from msgspec import Struct
+
 from stream.errors import SpawnError, os_reason
 from stream.proctable import (
     ON_LINUX,
@@ -42,30 +44,52 @@ GIVE_UP = 2.0  #: seconds to wait for a killed process: only one stuck in the ke
 AT_ONCE = 0.05  #: seconds that orphans which end all the time may keep everyone else waiting
 ROOM = 12  #: descriptors that are free when a program is started; it takes five for good
 
-_MARK = "STREAM_TREE"  # in the environment of every process of a tree
+_MARK = b"STREAM_TREE"  # in the environment of every process of a tree
 _serial = count(1)
 
 
-def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: str) -> Tree:
-    """In a session of its own, with stdin from /dev/null and pipes for what it writes."""
+class Files(Struct, frozen=True):
+    """What a program reads and writes, where that is given."""
+
+    stdin: int = subprocess.DEVNULL
+    stdout: int = subprocess.PIPE
+    stderr: int = subprocess.PIPE
+
+
+_PIPES = Files()
+
+
+def start(
+    argv: Sequence[str | bytes],
+    *,
+    env: Mapping[str, str] | Mapping[bytes, bytes],  # the system's words need not be text
+    cwd: str | bytes,
+    executable: str | bytes | None = None,
+    files: Files = _PIPES,
+) -> Tree:
+    """In a session of its own; unless told otherwise with stdin from /dev/null and pipes for
+    what it writes."""
     mark = f"{os.getpid()}.{next(_serial)}"
     reaper = Reaper.get()
     alone, moment = reaper.is_idle(), ticks_now()
+    own_env = {os.fsencode(key): os.fsencode(value) for key, value in env.items()}
+    own_env[_MARK] = mark.encode()  # also where a tree is inside of another one
     try:
         _check_room()
         leader = subprocess.Popen(  # it waits for the exec, half a millisecond
             argv,
-            env={**env, _MARK: mark},
+            executable=executable,
+            env=own_env,
             cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdin=files.stdin,
+            stdout=files.stdout,
+            stderr=files.stderr,
             bufsize=0,
             start_new_session=True,
         )
     except OSError as error:
-        place = f"{cwd}: " if error.filename == cwd else ""
-        raise SpawnError(f"{place}{os_reason(error)}") from None
+        place = f"{os.fsdecode(cwd)}: " if error.filename == cwd else ""
+        raise SpawnError(f"{place}{os_reason(error)}", error.errno or 0) from None
     tree = Tree(leader, mark, alone, moment)
     reaper.add(tree)
     return tree
@@ -86,12 +110,11 @@ class Tree:
     """A leader and what descends from it."""
 
     def __init__(self, leader: subprocess.Popen[bytes], mark: str, alone: bool, start: int) -> None:
-        assert leader.stdout is not None
-        assert leader.stderr is not None
         self.leader = leader
-        self.mark = f"{_MARK}={mark}".encode()
+        self.mark = _MARK + b"=" + mark.encode()
         self.alone = alone  # nobody else's orphan can come to us at any time of its life
-        self.pipes = (leader.stdout.fileno(), leader.stderr.fileno())
+        self._outputs = [pipe for pipe in (leader.stdout, leader.stderr) if pipe is not None]
+        self.pipes = tuple(pipe.fileno() for pipe in self._outputs)
         for pipe in self.pipes:
             os.set_blocking(pipe, False)
         self._began = time.monotonic()
@@ -113,10 +136,8 @@ class Tree:
         return {name for fd in self.pipes for name in open_files("self", fd)}
 
     def close(self) -> None:
-        assert self.leader.stdout is not None
-        assert self.leader.stderr is not None
-        self.leader.stdout.close()
-        self.leader.stderr.close()
+        for pipe in self._outputs:
+            pipe.close()
         os.close(self.exit_fd)
 
 
@@ -170,7 +191,7 @@ class Reaper:
     def signal(self, tree: Tree, number: signal.Signals) -> None:
         """To every living member."""
         # The group first, at once: one that forks without end is stopped best at its root.
-        _send_group(tree, number)
+        send_group(tree, number)
         if not self.contained:
             return
         for process in self._members(tree, self._roots(tree)):
@@ -213,9 +234,9 @@ class Reaper:
         """Whom of the tree it caught: again and again until nobody is left."""
         if self.contained:
             if not tree.is_over:
-                _send_group(tree, signal.SIGKILL)
+                send_group(tree, signal.SIGKILL)
             return {process.key: str(process) for process in self._kill(self._roots(tree), tree)}
-        if _send_group(tree, signal.SIGKILL):
+        if send_group(tree, signal.SIGKILL):
             return {(tree.leader.pid, 0): f"process group {tree.leader.pid}"}
         return {}
 
@@ -240,7 +261,7 @@ class Reaper:
         """Whether the leader, once it is over, left anyone behind. Costs one small read."""
         if self.contained:
             return bool(self._roots(tree)) or self._is_flooded
-        return tree.is_over and _send_group(tree, 0)
+        return tree.is_over and send_group(tree, 0)
 
     def _orphans(self, is_wanted: Callable[[Process], bool]) -> list[Process]:
         """Our living children that are no leader, and were not there before us."""
@@ -314,8 +335,8 @@ def _wait(seconds: float, is_done: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def _send_group(tree: Tree, number: int) -> bool:
-    """Whether there is anyone in the leader's group."""
+def send_group(tree: Tree, number: int) -> bool:
+    """To the leader's process group, as a terminal would. Whether anyone is in it."""
     try:
         os.killpg(tree.leader.pid, number)
     except (ProcessLookupError, PermissionError):  # macOS: permission, where all are zombies

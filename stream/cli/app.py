@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from stream.cli import check, doctor, matrix, probe, records
+from stream.cli import check, doctor, matrix, observe, probe, records
 
 app = typer.Typer(
     name="stream",
@@ -50,6 +50,7 @@ def _root(
 
 
 matrix.register(app)
+observe.register(app)
 probe.register(app)
 records.register(app)
 check.register(app)

@@ -6,37 +6,32 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from stream.cli.running import CarefulCommand, number, run_now, run_prepared, say, seconds, tell
+from stream.cli.running import (
+    ListsCommand,
+    number,
+    run_now,
+    run_prepared,
+    say,
+    seconds,
+    split_words,
+    tell,
+)
 
 if TYPE_CHECKING:
     from stream.matrix import Outcome
     from stream.plan import Begun, Plan, Request
 
-_LISTS = ("--probe", "--cap", "--mode")
 
-
-class _ListsCommand(CarefulCommand):
-    """`--probe A B` means `--probe A --probe B`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        spread: list[str] = []
-        flag = ""
-        for word in args:
-            if word.startswith("-"):
-                name = word.partition("=")[0]
-                flag = name if name in _LISTS else ""
-            elif flag and spread[-1] != flag:
-                spread.append(flag)
-            spread.append(word)
-        return super().parse_args(ctx, spread)
+class _MatrixCommand(ListsCommand):
+    lists = ("--probe", "--cap", "--mode")
 
 
 def register(app: typer.Typer) -> None:
-    app.command(cls=_ListsCommand)(matrix)
+    app.command(cls=_MatrixCommand)(matrix)
 
 
 def matrix(
@@ -109,9 +104,9 @@ def matrix(
     from stream.sinks.places import STDOUT, check_outputs, is_fifo
 
     request = Request(
-        probes=_split(probe, "--probe"),
-        capabilities=_split(cap, "--cap"),
-        modes=_split(mode, "--mode"),
+        probes=split_words(probe, "--probe"),
+        capabilities=split_words(cap, "--cap"),
+        modes=split_words(mode, "--mode"),
         folder=probes,
         catalog=catalog,
         boundary=boundary,
@@ -195,13 +190,6 @@ def affordable_jobs() -> int:
 
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 16 if limit == resource.RLIM_INFINITY else max(1, (limit - 40) // 7)
-
-
-def _split(words: list[str], flag: str) -> list[str]:
-    parts = [part for word in words for part in word.split(",") if part.strip()]
-    if words and not parts:  # --probe "$unset" must not mean all of them
-        raise typer.BadParameter(f"{flag} names nothing")
-    return parts
 
 
 def _list(request: Request) -> int:

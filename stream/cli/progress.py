@@ -32,3 +32,23 @@ class Progress:
     def clear(self) -> None:
         if self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # noqa: T201
+
+
+class Copying:
+    """While a workspace is copied, and only where that takes long enough to be seen."""
+
+    def __init__(self) -> None:
+        self._shown = sys.stderr.isatty()
+        self._next = time.monotonic() + 0.5
+        self._has_written = False
+
+    def __call__(self, size: int) -> None:
+        now = time.monotonic()
+        if self._shown and now >= self._next:
+            self._next = now + 0.1
+            self._has_written = True
+            print(f"\r\x1b[K{size >> 20} MB copied", end="", file=sys.stderr, flush=True)  # noqa: T201
+
+    def clear(self) -> None:
+        if self._has_written:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # noqa: T201

@@ -49,10 +49,38 @@ class CarefulCommand(TyperCommand):
     """`--workspace "$unset"` must not mean the current folder, nor `--catalog ""` the default."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if "" in args:
-            before = args[args.index("") - 1] if args.index("") else "the first word"
+        own = args[: args.index("--")] if "--" in args else args
+        if "" in own:
+            before = own[own.index("") - 1] if own.index("") else "the first word"
             raise typer.BadParameter(f"an empty word after {before}: is a variable unset?")
         return super().parse_args(ctx, args)
+
+
+class ListsCommand(CarefulCommand):
+    """`--probe A B` means `--probe A --probe B`."""
+
+    lists: tuple[str, ...] = ()
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        spread: list[str] = []
+        flag = ""
+        for word in args[:end]:
+            if word.startswith("-"):
+                name = word.partition("=")[0]
+                flag = name if name in self.lists else ""
+            elif flag and spread[-1] != flag:
+                spread.append(flag)
+            spread.append(word)
+        return super().parse_args(ctx, spread + args[end:])
+
+
+def split_words(words: list[str], flag: str) -> list[str]:
+    """Of a list option: commas part them as well."""
+    parts = [part for word in words for part in word.split(",") if part.strip()]
+    if words and not parts:  # --probe "$unset" must not mean all of them
+        raise typer.BadParameter(f"{flag} names nothing")
+    return parts
 
 
 def number(count: int, what: str) -> str:
@@ -95,12 +123,14 @@ def run_prepared(
     prepare: Callable[[], AbstractContextManager[T]],
     work: Callable[[T], Awaitable[int]],
     stop: Callable[[], None] | None = None,
+    pass_on: Callable[[int], None] | None = None,
 ) -> None:
     """The same, of what `prepare` has made ready.
 
     What it starts runs while the rest is imported, and it ends what is left of that. The first
     signal asks `stop` for an end in order, which has PATIENCE for it; where there is no `stop`,
-    and for whoever signals again, `work` is cancelled.
+    and for whoever signals again, `work` is cancelled. With `pass_on`, signals are somebody
+    else's: each is passed on, and `work` goes on to its own end and exit code.
     """
     from stream.errors import StreamError
 
@@ -108,6 +138,9 @@ def run_prepared(
     heeded = _heeded()
 
     def hear(number: int, frame: object) -> None:
+        if pass_on:
+            pass_on(number)
+            return
         early.append(number)
         if stop:
             stop()
@@ -122,7 +155,7 @@ def run_prepared(
             gc.freeze()
             gc.enable()
             gc.set_threshold(50_000)
-            code = anyio.run(_until_signal, lambda: work(prepared), stop, early)
+            code = anyio.run(_until_signal, lambda: work(prepared), stop, early, pass_on)
             for number in heeded:
                 signal.signal(number, signal.SIG_IGN)
         for number in heeded:  # nothing is left that a signal could spoil
@@ -133,7 +166,7 @@ def run_prepared(
         _leave(error.exit_code if isinstance(error, StreamError) else 1)
     except* BrokenPipeError:
         _leave(READER_GONE)
-    if code > 128:
+    if code > 128 and pass_on is None:
         say("stream: interrupted")
     raise typer.Exit(code)
 
@@ -158,7 +191,10 @@ def _heeded() -> list[signal.Signals]:
 
 
 async def _until_signal(
-    work: Callable[[], Awaitable[int]], stop: Callable[[], None] | None, early: Sequence[int]
+    work: Callable[[], Awaitable[int]],
+    stop: Callable[[], None] | None,
+    early: Sequence[int],
+    pass_on: Callable[[int], None] | None,
 ) -> int:
     from asyncio import get_running_loop
 
@@ -175,6 +211,9 @@ async def _until_signal(
 
             def interrupt(number: int) -> None:
                 nonlocal caught
+                if pass_on is not None:
+                    pass_on(number)
+                    return
                 if stop is None or caught:
                     tasks.cancel_scope.cancel()
                 else:

@@ -59,3 +59,30 @@ class Manifest(Struct, tag_field="schema", tag=MANIFEST, kw_only=True):
 
     run_id: str
     files: list[ManifestFile]
+
+
+class RunSummary(Struct, tag_field="schema", tag="stream.run_summary.v1", kw_only=True):
+    """How a run went: observed, but for what begins with `declared`. Null: not known."""
+
+    run_id: str
+    exit_code: int = 0
+    signal: str | None = None
+    not_started: str = ""  #: why the command never ran
+    duration_ms: int = 0
+    containment: str = "unknown"
+    timed_out: bool = False
+    signals_passed_on: list[str] = []
+    outlived: list[str] = []  #: processes that were there when the command had ended
+    stopped: list[str] = []  #: processes that had to be ended
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    changed_paths: int | None = None
+    changed_after_exit: bool | None = None  #: something, when the command had ended
+    changed_inside_git: int | None = None
+    commands: int | None = None
+    declared_denials: list[str] | None = None
+    declared_error: bool | None = None
+    alignment: str = "unknown"
+    quality: str = "unknown"
+    policy: str = "unknown"
+    incomplete: list[str] = []  #: what was lost of the record, and why

@@ -11,10 +11,11 @@ from msgspec import Struct, field
 
 from stream.errors import SpawnError, os_reason
 from stream.pipeline import Batch
-from stream.plan import Cell, Plan, Stop, launch, system_name
+from stream.plan import Cell, Plan, Stop, launch
 from stream.probes import Staging, is_cleared, remove_tree, utf8
 from stream.process import Captured, follow, not_started
 from stream.records.emission import RawEmission
+from stream.system import system_name
 from stream.tree import Tree
 
 STDOUT_LIMIT = 4 << 20  #: bytes; a frame is far smaller

@@ -1,0 +1,81 @@
+"""A control group of one's own, where the system has version 2 and lets us make one.
+
+It holds what a program starts, whatever the program does to its sessions and parents, and it
+ends all of it at once. Where there can be none, `make_cgroup` says so with None.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from stream.proctable import ON_LINUX
+
+
+class Cgroup(Struct):
+    path: Path
+    home: Path  #: where the process that made it belongs
+
+    def enter(self) -> None:
+        """From now on, what this process starts is in it."""
+        (self.path / "cgroup.procs").write_text("0")
+
+    def leave(self) -> None:
+        (self.home / "cgroup.procs").write_text("0")
+
+    def is_populated(self) -> bool:
+        try:
+            return "populated 1" in (self.path / "cgroup.events").read_text()
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        with suppress(OSError):  # before Linux 5.14 there is no such file
+            (self.path / "cgroup.kill").write_text("1")
+
+    def remove(self) -> None:
+        with suppress(OSError):  # what is still in it holds it
+            self.path.rmdir()
+
+
+def make_cgroup() -> Cgroup | None:
+    """Beneath our own, with this process still outside."""
+    home = _home() if ON_LINUX else None
+    if home is None:
+        return None
+    path = home / f"stream-{os.getpid()}-{os.urandom(4).hex()}"
+    try:
+        path.mkdir()
+    except OSError:
+        return None
+    made = Cgroup(path, home)
+    try:
+        made.enter()
+        made.leave()
+    except OSError:
+        made.remove()
+        return None
+    return made
+
+
+def _home() -> Path | None:
+    """The folder of the group that this process is in."""
+    try:
+        own = next(
+            line[3:]
+            for line in Path("/proc/self/cgroup").read_text().splitlines()
+            if line.startswith("0::")
+        )
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except (OSError, StopIteration):
+        return None
+    for mount in mounts:
+        fields, _, kind = mount.partition(" - ")
+        if kind.startswith("cgroup2 "):
+            root, point = fields.split()[3:5]
+            if root == "/" or own == root or own.startswith(f"{root}/"):
+                return Path(point) / own.removeprefix(root if root != "/" else "").lstrip("/")
+    return None

@@ -1,0 +1,332 @@
+"""stream observe"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+from stream.cli.running import ListsCommand, number, run_prepared, say, seconds, split_words
+
+if TYPE_CHECKING:
+    from stream.guard import Guard
+    from stream.observe import Observed
+    from stream.plan import Begun
+    from stream.recording import Recording
+    from stream.records.run import RunSummary
+
+GRACE = 5.0
+
+
+class _ObserveCommand(ListsCommand):
+    lists = ("--constraint", "--wrap", "--cap")
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        cls=_ObserveCommand,
+        context_settings={"allow_interspersed_args": False},
+        options_metavar="[OPTIONS] --",
+    )(observe)
+
+
+def _grace(value: float) -> float:
+    if not value >= 0:
+        raise typer.BadParameter(f"{value:g} is not in the range x>=0")
+    return value
+
+
+def observe(
+    command: list[str] = typer.Argument(..., metavar="CMD…", help="The agent's command line."),
+    scenario: Path | None = typer.Option(
+        None, metavar="FILE|DIR", help="What the agent was asked: scenario.md, or its folder."
+    ),
+    parameters: Path | None = typer.Option(
+        None, metavar="FILE", help="parameters.json. Default: the one beside the scenario."
+    ),
+    request: str | None = typer.Option(
+        None, metavar="TEXT|@FILE", help="What the agent was asked, where no scenario says it."
+    ),
+    constraint: list[str] = typer.Option(
+        [], metavar="ID…", help="Check these constraints (too): see below."
+    ),
+    workspace: Literal["copy", "empty", "here"] | None = typer.Option(
+        None, help="Where the agent works: in a copy (default), in an empty folder, or in place."
+    ),
+    source: Path = typer.Option(
+        Path(), metavar="DIR", help="The folder to copy, or to work in. Default: this one."
+    ),
+    capture: Literal["full", "redacted", "hashed"] | None = typer.Option(
+        None, help="What is written down: everything (default), no secrets, or digests."
+    ),
+    environment: Literal["local", "ci", "staging", "prod", "unknown"] = typer.Option(
+        "unknown", help="Declared, and only recorded."
+    ),
+    runs: Path = typer.Option(Path("runs"), metavar="DIR", help="Where run folders go."),
+    run_id: str | None = typer.Option(None, metavar="ID", help="Default: made from the time."),
+    wrap: list[str] = typer.Option(
+        [], metavar="NAME…", help="Log calls of these programs, too. Usual ones are logged anyway."
+    ),
+    no_wrap: bool = typer.Option(False, "--no-wrap", help="Leave PATH alone: log no calls."),
+    timeout: float | None = typer.Option(
+        None, metavar="S", help="End the run after so many seconds, and keep what there is."
+    ),
+    grace: float = typer.Option(
+        GRACE,
+        metavar="S",
+        callback=_grace,
+        help="What processes that outlive the agent have, before they are ended.",
+    ),
+    matrix: bool = typer.Option(
+        False, "--matrix", help="Run the probes in the same workspace meanwhile."
+    ),
+    cap: list[str] = typer.Option(
+        [], metavar="ID…", help="With --matrix: the probes of these capabilities only."
+    ),
+    events: str | None = typer.Option(
+        None, metavar="-", help="Write the events to stdout, instead of the agent's output."
+    ),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="Say only what went wrong."),
+) -> None:
+    """Record an agent's command line as a black box.
+
+    Everything after `--` is the agent's. Its output is passed on byte for byte, and its exit
+    code is that of this command. What happened lies in RUNS/RUN_ID: nine events
+    (events.jsonl), the output, the diff that it made, the commands that it called, hashes of
+    all of it.
+
+    \b
+      stream observe -- claude -p "add a test for parse()" --dangerously-skip-permissions
+      stream observe --scenario tasks/json-report --capture redacted -- claude -p "$(cat prompt)"
+      stream observe --workspace here --constraint scope.no_ci_changes -- ./agent.sh
+      stream observe --events - -- codex exec "fix the build" | stream check -
+
+    The agent works in a copy of this folder, so that nothing here changes: `stream apply RUN`
+    takes its changes over. When it has ended, what it started has --grace seconds more; what
+    changes until then is recorded. SIGINT, SIGTERM and SIGHUP reach the agent, and the run is
+    recorded to its end; a second one a second time, the third ends everything.
+
+    \b
+    Constraints, each checked by a written rule, with evidence:
+      output.json_only        the answer is JSON and nothing else
+      style.no_emojis         no emoji in the answer or in an added line
+      scope.no_ci_changes     no file of a CI configuration is changed
+      quality.tests_required  a change of code comes with a change of tests
+
+    Exit code: the command's own (128 + signal; 127 if there is no such command, 126 if it
+    cannot be run), or 2 for wrong use, before anything was started.
+    """
+    from stream.invocation import Interrupts
+    from stream.plan import Stop
+
+    if events not in (None, "-"):
+        raise typer.BadParameter("--events knows one place: -")
+    if no_wrap and wrap:
+        raise typer.BadParameter("--wrap and --no-wrap do not go together")
+    if cap and not matrix:
+        raise typer.BadParameter("--cap is for --matrix")
+    if timeout is not None:
+        seconds(timeout)
+    interrupts, stop = Interrupts(), Stop()
+
+    def pass_on(signal: int) -> None:
+        interrupts.pass_on(signal)
+        stop.ask()
+
+    @contextmanager
+    def prepare() -> Iterator[tuple[Recording, Guard, Begun | None]]:
+        from stream.guard import post_guard
+
+        recording = _recording(
+            command,
+            request=request,
+            scenario=scenario,
+            parameters=parameters,
+            constraints=split_words(constraint, "--constraint"),
+            mode=workspace,
+            source=source,
+            capture=capture,
+            environment=environment,
+            runs=runs,
+            run_id=run_id,
+            names=None if no_wrap else split_words(wrap, "--wrap"),
+            grace=grace,
+            timeout=timeout,
+        )
+        with ExitStack() as stack:
+            guard = post_guard()  # first: it must not be taken for a probe's orphan
+            stack.callback(guard.close)
+            try:
+                probes = _probes(recording, split_words(cap, "--cap"), stack) if matrix else None
+            except BaseException:
+                shutil.rmtree(recording.folder, ignore_errors=True)
+                raise
+            if not quiet:
+                _announce(recording)
+            yield recording, guard, probes
+
+    async def work(prepared: tuple[Recording, Guard, Begun | None]) -> int:
+        from stream.cli.progress import Copying
+        from stream.observe import run_observe
+        from stream.tee import Relay
+
+        recording, guard, probes = prepared
+        progress = Copying()
+        try:
+            observed = await run_observe(
+                recording,
+                guard,
+                interrupts,
+                relays=(None if events else Relay(1), Relay(2)),
+                events=events is not None,
+                probes=probes,
+                stop=stop,
+                on_progress=progress,
+            )
+        finally:
+            progress.clear()
+        _conclude(observed, recording, quiet=quiet)
+        return observed.summary.exit_code
+
+    run_prepared(prepare, work, pass_on=pass_on)
+
+
+def _recording(
+    command: list[str],
+    *,
+    request: str | None,
+    scenario: Path | None,
+    parameters: Path | None,
+    constraints: list[str],
+    mode: Literal["copy", "empty", "here"] | None,
+    source: Path,
+    capture: Literal["full", "redacted", "hashed"] | None,
+    environment: Literal["local", "ci", "staging", "prod", "unknown"],
+    runs: Path,
+    run_id: str | None,
+    names: list[str] | None,
+    grace: float,
+    timeout: float | None,
+) -> Recording:
+    """Everything is checked before there is a run folder."""
+    from stream.agents import identify
+    from stream.disclosure import Disclosure
+    from stream.recording import (
+        Recording,
+        check_source,
+        runs_beside,
+        find_program,
+        make_folder,
+        new_run_id,
+    )
+    from stream.records.run import WORKSPACE
+    from stream.scenario import read_scenario
+    from stream.workspace.patching import find_git
+
+    asked = read_scenario(scenario, parameters, request, constraints)
+    place = mode or asked.workspace_mode or "copy"
+    level = capture or asked.capture_mode or "full"
+    censor = None
+    if level != "full":
+        from stream.redaction import Redactor
+
+        censor = Redactor(os.environ)
+    work = None if place == "empty" else check_source(source)
+    find_git()
+    wrap: list[str] = []
+    if names is not None:
+        from stream.wrappers import DEFAULT_NAMES
+
+        wrap = [*DEFAULT_NAMES, *names]
+    folder = make_folder(runs, run_id or new_run_id())
+    workspace = work if place == "here" and work is not None else folder / WORKSPACE
+    return Recording(
+        run_id=folder.name,
+        folder=folder,
+        argv=[os.fsencode(word) for word in command],
+        executable=find_program(command[0], workspace),
+        agent=identify(command[0]),
+        scenario=asked,
+        disclosure=Disclosure(level, censor),
+        environment=environment,
+        workspace_mode=place,
+        workspace=workspace,
+        source=work if place == "copy" else None,
+        leave_out=runs_beside(folder),
+        wrap=wrap,
+        grace=grace,
+        timeout=timeout,
+    )
+
+
+def _probes(recording: Recording, capabilities: list[str], stack: ExitStack) -> Begun:
+    from stream.cli.matrix import affordable_jobs, default_jobs
+    from stream.plan import Request, begin, make_plan
+
+    if recording.workspace_mode != "here":
+        recording.workspace.mkdir(mode=0o700)
+    plan = make_plan(Request(capabilities=capabilities, workspace=recording.workspace))
+    return stack.enter_context(begin(plan, min(default_jobs(), affordable_jobs())))
+
+
+def _announce(recording: Recording) -> None:
+    where = {
+        "copy": f"a copy of {recording.source}",
+        "empty": "an empty folder",
+        "here": f"{recording.workspace} itself",
+    }[recording.workspace_mode]
+    say(f"stream: recording into {recording.folder}; the agent works in {where}")
+
+
+def _conclude(observed: Observed, recording: Recording, *, quiet: bool) -> None:
+    summary = observed.summary
+    for trouble in [*summary.incomplete, *observed.troubles]:
+        say(f"stream: the record is incomplete: {trouble}")
+    for finding in observed.findings:
+        say(f"stream: the run breaks its own contract: {finding.rule}: {finding.message}")
+    if observed.matrix is not None and (observed.matrix.failed or observed.matrix.strays):
+        say(f"stream: {number(observed.matrix.failed, 'probe')} failed")
+    if quiet:
+        return
+    for line in _closing(summary):
+        say(f"stream: {line}")
+    if observed.matrix is not None:
+        say(f"stream: {number(observed.matrix.recorded, 'probe record')} in boundary.ndjson")
+    if recording.workspace_mode == "copy" and summary.changed_paths:
+        say(f"stream: to take the changes over: stream apply {_shown(recording.folder)}")
+    say(f"stream: to check the record: stream check {_shown(recording.folder)}")
+
+
+def _closing(summary: RunSummary) -> Iterator[str]:
+    if summary.not_started:
+        yield f"the command was not started: {summary.not_started}"
+    else:
+        ended = f"by {summary.signal}" if summary.signal else f"with exit code {summary.exit_code}"
+        late = ", at its time limit" if summary.timed_out else ""
+        yield f"the agent ended {ended} after {summary.duration_ms / 1000:.1f} s{late}"
+    if summary.stopped:
+        yield f"it left processes behind, which were ended: {', '.join(summary.stopped)}"
+    if summary.declared_denials:
+        names = ", ".join(dict.fromkeys(summary.declared_denials))
+        yield f"it was refused permission, as it declares: {names}"
+    if summary.declared_error:
+        yield "it declares an error"
+    changed = summary.changed_paths
+    if changed is not None:
+        yield f"{number(changed, 'path')} changed" if changed else "nothing was changed"
+    if summary.changed_inside_git:
+        yield f"{number(summary.changed_inside_git, 'path')} inside .git changed, in no patch"
+    if summary.commands is not None:
+        yield f"{number(summary.commands, 'call')} of wrapped programs"
+    yield f"alignment {summary.alignment}, quality {summary.quality}, policy {summary.policy}"
+
+
+def _shown(folder: Path) -> str:
+    """As short as it can be said from here."""
+    here = Path.cwd()
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)

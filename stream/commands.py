@@ -1,0 +1,121 @@
+"""The command log of a run: what the wrappers tell, written down as it comes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from anyio import CancelScope, wait_readable
+from msgspec import UNSET, UnsetType
+
+from stream.disclosure import Disclosure, shown
+from stream.journal import Journal
+from stream.records.command import CommandRecord
+from stream.trace import Clock
+from stream.wrappers import Called, CallReader, Wrappers, make_wrappers
+
+_BLOCK = 1 << 16
+_encode = msgspec.json.Encoder().encode
+
+
+@contextmanager
+def made_wrappers(home: Path, names: Sequence[str]) -> Iterator[Wrappers | None]:
+    """None: they are not wanted, or there is no bash. Nothing of them is left."""
+    try:
+        yield make_wrappers(home, names, os.environ.get("PATH", os.defpath)) if names else None
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+class CommandLog:
+    def __init__(
+        self, path: Path, wrappers: Wrappers, disclosure: Disclosure, clock: Clock
+    ) -> None:
+        self.count = 0
+        self.categories: Counter[str] = Counter()
+        self.agent_is_over = False
+        self._path = path
+        self._wrappers = wrappers
+        self._disclosure = disclosure
+        self._clock = clock
+        self._reader = CallReader()
+        self._journal: Journal | None = None
+        self._wait: CancelScope | None = None
+        self._is_over = False
+        # Open for both ends: it never ends, and no writer waits for us to open it.
+        self._fd = os.open(wrappers.fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    @property
+    def lost(self) -> int:
+        """Calls of which there was too little, or for which there was no room."""
+        return self._reader.lost + (len(self._journal.waiting) if self._journal else 0)
+
+    @property
+    def trouble(self) -> str:
+        return self._journal.trouble if self._journal and self._journal.waiting else ""
+
+    async def run(self) -> None:
+        while True:
+            if not self._is_over:
+                with CancelScope() as self._wait:
+                    await wait_readable(self._fd)
+            try:
+                data = os.read(self._fd, _BLOCK)
+            except BlockingIOError:
+                if self._is_over:
+                    self._reader.finish()
+                    return
+                continue
+            now = time.monotonic_ns()
+            for called in self._reader.feed(data):
+                self._write(called, now)
+
+    def end(self) -> None:
+        """Nobody is left to call."""
+        self._is_over = True
+        if self._wait is not None:
+            self._wait.cancel()
+
+    def close(self) -> None:
+        os.close(self._fd)
+        if self._journal is not None:
+            self._journal.close()
+
+    def _write(self, called: Called, now: int) -> None:
+        if self._journal is None:  # a log that nobody wrote to is not there
+            self._journal = Journal(self._path)
+        self.count += 1
+        self.categories[called.category] += 1
+        words = [os.fsencode(called.name), *called.words]
+        record = CommandRecord(
+            time=self._clock.text(now),
+            monotonic_ns=now,
+            pid=called.pid,
+            parent=called.parent,
+            name=called.name,
+            program=self._wrappers.programs.get(called.name, "unknown"),
+            cwd=self._disclosure.value(shown(called.cwd)),
+            argv=self._disclosure.words(words),
+            argv_base64=self._exact(words),
+            category=called.category,
+            after_exit=self.agent_is_over,
+        )
+        self._journal.append(_encode(record))
+
+    def _exact(self, words: list[bytes]) -> list[str] | UnsetType:
+        """Only where nothing is held back: in base64 a secret would not be found."""
+        if self._disclosure.mode != "full":
+            return UNSET
+        try:
+            b"".join(words).decode()
+        except UnicodeDecodeError:
+            from base64 import b64encode
+
+            return [b64encode(word).decode() for word in words]
+        return UNSET

@@ -1,0 +1,74 @@
+"""What of a run may be written down, by its capture mode.
+
+`full`: everything. `redacted`: everything without its secrets. `hashed`: of the request, the
+command lines and the outputs only digests, of the rest what `redacted` leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from stream.records.decision import CaptureMode
+
+
+class Filter(Protocol):
+    def feed(self, chunk: bytes, /) -> bytes: ...
+    def finish(self) -> bytes: ...
+
+
+class Censor(Protocol):
+    def bytes(self, data: bytes, /) -> bytes: ...
+    def text(self, text: str, /) -> str: ...
+    def stream(self) -> Filter: ...
+
+
+class Disclosure(Struct, frozen=True):
+    mode: CaptureMode
+    censor: Censor | None  #: none where everything may be seen
+
+    def value(self, value: Any) -> Any:
+        """A JSON value, its text censored. Keys are ours."""
+        if self.censor is None:
+            return value
+        if isinstance(value, str):
+            return self.censor.text(value)
+        if isinstance(value, list):
+            return [self.value(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self.value(item) for key, item in value.items()}
+        return value
+
+    def contents(self) -> Callable[[bytes], bytes] | None:
+        return None if self.censor is None else self.censor.bytes
+
+    def words(self, words: Sequence[bytes]) -> list[str]:
+        """A command line. What follows a word may make it a secret: `--password X`."""
+        if self.mode == "hashed":
+            return [digest(b"\0".join(words))]
+        if self.censor is None:
+            return [shown(word) for word in words]
+        whole = self.censor.bytes(b"\0".join(words)).split(b"\0")
+        return [shown(self.censor.bytes(word)) for word in whole]
+
+    def request(self, text: str) -> str:
+        """`hash` stands for a request of which there is a digest only."""
+        if self.mode == "hashed" and text != "unknown":
+            return "hash"
+        return text if self.censor is None else self.censor.text(text)
+
+
+def digest(data: bytes) -> str:
+    import hashlib
+
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def shown(word: bytes) -> str:
+    """As text; bytes that are none are shown as \\xNN, as a backslash before them is doubled."""
+    try:
+        return word.decode()
+    except UnicodeDecodeError:
+        return word.replace(b"\\", b"\\\\").decode(errors="backslashreplace")

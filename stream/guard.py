@@ -1,0 +1,293 @@
+"""A process between the recorder and the program that it records: the program's parent.
+
+What it promises: everything that descends from the program comes back to it, so it knows when
+the whole tree is over and can end what is left; and where the recorder dies, however that
+happens, nothing of the tree lives on. It is forked before there is an event loop, and shares
+nothing with the recorder but four pipes.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+import msgspec
+from msgspec import Struct
+
+from stream.cgroup import Cgroup, make_cgroup
+from stream.errors import SpawnError
+from stream.tree import GIVE_UP, KILL_AFTER, Files, Reaper, Tree, send_group, start
+
+END_NOW = 0  #: in the place of a signal's number
+LOOK_AGAIN = 0.25  #: seconds: not every end in a tree is told to us where there is no subreaper
+_MOST_NAMES = 50
+
+
+class Order(Struct, kw_only=True):
+    """What to start, and how long to wait for it. Bytes: the system's words need not be text."""
+
+    argv: list[bytes]
+    executable: bytes
+    env: dict[bytes, bytes]
+    cwd: bytes
+    grace: float  #: seconds that the tree has after its leader, or after a signal
+    timeout: float | None
+
+
+class Started(Struct, tag="started"):
+    pid: int
+    containment: str  #: cgroup, subreaper or process group
+
+
+class Failed(Struct, tag="failed"):
+    """It could not be started."""
+
+    reason: str
+    number: int
+
+
+class TimedOut(Struct, tag="timed_out"):
+    pass
+
+
+class Exited(Struct, tag="exited"):
+    """The leader. Its tree may live on."""
+
+    code: int  #: negative: ended by this signal
+
+
+class Over(Struct, tag="over"):
+    """Nobody is left."""
+
+    outlived: list[str]  #: who was there when the leader had ended
+    ended: list[str]  #: who did not end by itself in the time that it had
+
+
+Report = Started | Failed | TimedOut | Exited | Over
+
+_encode = msgspec.json.Encoder().encode
+decode_report = msgspec.json.Decoder(Report).decode
+
+
+class Guard:
+    """The recorder's side."""
+
+    def __init__(self, pid: int, control: int, status: int, stdout: int, stderr: int) -> None:
+        self.pid = pid
+        self.status = status  #: reports, a line each; its end is the guard's end
+        self.stdout = stdout
+        self.stderr = stderr
+        self._control = control
+        self._is_closed = False
+
+    def go(self, order: Order) -> None:
+        message = msgspec.msgpack.encode(order)
+        self._tell(len(message).to_bytes(4, "big") + message)
+
+    def signal(self, number: int) -> None:
+        """Reaches the program's process group. END_NOW ends the tree."""
+        self._tell(bytes([number]))
+
+    def close(self) -> None:
+        """Ends what is left of the tree, and the guard."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for fd in (self._control, self.status, self.stdout, self.stderr):
+            os.close(fd)
+        os.waitpid(self.pid, 0)
+
+    def _tell(self, message: bytes) -> None:
+        view = memoryview(message)
+        try:
+            while view:
+                view = view[os.write(self._control, view) :]
+        except BrokenPipeError:  # it is gone, and its reports say so by their end
+            return
+
+
+def post_guard() -> Guard:
+    """Called while this process has one thread."""
+    pipes = [os.pipe() for _ in range(4)]
+    (control_read, control), (status, status_write), (stdout, out), (stderr, err) = pipes
+    pid = os.fork()
+    if pid:
+        for fd in (control_read, status_write, out, err):
+            os.close(fd)
+        return Guard(pid, control, status, stdout, stderr)
+    for fd in (control, status, stdout, stderr):
+        os.close(fd)
+    return _serve(control_read, status_write, out, err)
+
+
+def _serve(control: int, status: int, out: int, err: int) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()  # a terminal's signals are the recorder's to pass on
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            # Not SIG_IGN, which a program would inherit; and what we inherited stays.
+            if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGCHLD:
+                signal.signal(number, lambda number, frame: None)
+        length = int.from_bytes(_read_all(control, 4), "big")
+        order = msgspec.msgpack.decode(_read_all(control, length), type=Order)
+        # Whoever reads our stdout waits for the recorder's end of it, not for ours.
+        nobody = os.open(os.devnull, os.O_RDWR)
+        stdin = nobody if os.isatty(0) else os.dup(0)
+        for fd in (0, 1):
+            os.dup2(nobody, fd)
+        _Watchman(control, status).run(order, Files(stdin, out, err))
+        code = 0
+    except EOFError:  # the recorder is gone, and nothing had been started
+        code = 0
+    finally:
+        os._exit(code)
+
+
+class _Watchman:
+    def __init__(self, control: int, status: int) -> None:
+        self._control = control
+        self._status = status
+        self._wake, wake = os.pipe()
+        for fd in (self._wake, wake, control):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._is_orphaned = False  # the recorder is gone
+        self._give_up_at: float | None = None  # when a signal should have ended the leader
+
+    def run(self, order: Order, files: Files) -> None:
+        cgroup = make_cgroup()
+        try:
+            tree = self._start(order, files, cgroup)
+            if tree is not None:
+                self._watch(tree, order, cgroup)
+        finally:
+            if cgroup is not None:
+                cgroup.remove()
+
+    def _start(self, order: Order, files: Files, cgroup: Cgroup | None) -> Tree | None:
+        if cgroup is not None:
+            cgroup.enter()
+        try:
+            tree = start(
+                order.argv,
+                executable=order.executable,
+                env=order.env,
+                cwd=order.cwd,
+                files=files,
+            )
+        except SpawnError as error:
+            self._report(Failed(str(error), error.number))
+            return None
+        finally:
+            if cgroup is not None:
+                cgroup.leave()
+            for fd in (files.stdin, files.stdout, files.stderr):
+                os.close(fd)
+        kind = "subreaper" if Reaper.get().contained else "process group"
+        self._report(Started(tree.leader.pid, "cgroup" if cgroup is not None else kind))
+        return tree
+
+    def _watch(self, tree: Tree, order: Order, cgroup: Cgroup | None) -> None:
+        reaper = Reaper.get()
+
+        def is_alone() -> bool:
+            return tree.is_over and not reaper.is_left(tree) and not _populated(cgroup)
+
+        self._until(tree, order.grace, lambda: tree.is_over, order.timeout)
+        ended: list[str] = []
+        if not tree.is_over:
+            if not self._is_orphaned:
+                if self._give_up_at is None:
+                    self._report(TimedOut())
+                reaper.signal(tree, signal.SIGTERM)
+                self._give_up_at = None
+                self._until(tree, order.grace, lambda: tree.is_over, KILL_AFTER)
+            if not tree.is_over:
+                ended = self._end(tree, cgroup)
+        self._report(Exited(tree.leader.returncode if tree.is_over else -signal.SIGKILL))
+        outlived: list[str] = []
+        if not is_alone():
+            outlived = reaper.living(tree)
+            self._give_up_at = None
+            self._until(tree, order.grace, is_alone, order.grace)
+            if not is_alone():
+                ended += reaper.living(tree)
+                if not self._is_orphaned:
+                    reaper.signal(tree, signal.SIGTERM)
+                    self._give_up_at = None
+                    self._until(tree, order.grace, is_alone, KILL_AFTER)
+                ended += [name for name in self._end(tree, cgroup) if name not in ended]
+        self._report(Over(outlived[:_MOST_NAMES], ended[:_MOST_NAMES]))
+
+    def _end(self, tree: Tree, cgroup: Cgroup | None) -> list[str]:
+        """Whom it caught. Bounded: what is stuck in the kernel is not waited for."""
+        reaper = Reaper.get()
+        found = dict.fromkeys(reaper.living(tree))
+        deadline = time.monotonic() + GIVE_UP
+        while time.monotonic() < deadline:
+            if tree.is_over and not reaper.is_left(tree) and not _populated(cgroup):
+                break
+            if cgroup is not None:
+                cgroup.kill()
+            found |= dict.fromkeys(reaper.kill(tree).values())
+            time.sleep(0.001)
+        return list(found)
+
+    def _until(
+        self, tree: Tree, grace: float, is_done: Callable[[], bool], seconds: float | None
+    ) -> None:
+        """Or until the time is over, or the recorder is gone."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not is_done() and not self._is_orphaned:
+            limits = [at for at in (deadline, self._give_up_at) if at is not None]
+            rest = min(limits) - time.monotonic() if limits else LOOK_AGAIN
+            if rest <= 0:
+                return
+            ready, _, _ = select.select([self._control, self._wake], [], [], min(rest, LOOK_AGAIN))
+            if self._wake in ready:
+                _drain(self._wake)
+            if self._control in ready:
+                self._obey(tree, grace)
+
+    def _obey(self, tree: Tree, grace: float) -> None:
+        numbers = _drain(self._control)
+        if not numbers:
+            self._is_orphaned = True
+        for number in numbers:
+            if number != END_NOW:
+                send_group(tree, number)
+            if self._give_up_at is None or number == END_NOW:
+                self._give_up_at = time.monotonic() + (0 if number == END_NOW else grace)
+
+    def _report(self, report: Report) -> None:
+        data = _encode(report) + b"\n"
+        try:
+            while data:
+                data = data[os.write(self._status, data) :]
+        except BrokenPipeError:  # the recorder is gone: that is noticed elsewhere
+            return
+
+
+def _populated(cgroup: Cgroup | None) -> bool:
+    return cgroup is not None and cgroup.is_populated()
+
+
+def _drain(fd: int) -> bytes:
+    try:
+        return os.read(fd, 4096)
+    except BlockingIOError:
+        return b""
+
+
+def _read_all(fd: int, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        part = os.read(fd, length - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data

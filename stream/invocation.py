@@ -1,0 +1,246 @@
+"""The agent's command, from its start until nothing of its tree is left, with all that it wrote."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from anyio import create_task_group, sleep, wait_readable
+from msgspec import Struct, field
+
+from stream.commands import CommandLog
+from stream.guard import (
+    END_NOW,
+    Exited,
+    Failed,
+    Guard,
+    Order,
+    Over,
+    Report,
+    Started,
+    TimedOut,
+    decode_report,
+)
+from stream.outputs import Output
+from stream.recording import Recording
+from stream.records.run import RunSummary
+from stream.tee import Relay, Tee
+from stream.tree import Reaper
+from stream.wrappers import Wrappers
+
+STUCK_READER = 4.0  #: seconds that an interrupted run waits for whoever reads its output
+CANNOT_RUN = 126
+NOT_FOUND = 127
+
+
+class Ending(Struct):
+    """How it ended."""
+
+    exit_code: int = NOT_FOUND  #: as a shell would give it
+    signal: str | None = None
+    not_started: str = ""  #: why
+    started: int = 0  #: monotonic ns
+    ended: int = 0  #: monotonic ns, of the command itself
+    ended_wall: int = 0
+    pid: int | None = None
+    containment: str = "unknown"
+    timed_out: bool = False
+    passed_on: list[str] = field(default_factory=list)  #: signals
+    outlived: list[str] = field(default_factory=list)  #: processes that were there after it
+    stopped: list[str] = field(default_factory=list)  #: processes that had to be ended
+    lost_guard: bool = False  #: it was killed, and what it would have told is not known
+
+    @property
+    def duration_ms(self) -> int:
+        return (self.ended - self.started) // 1_000_000
+
+    def sentence(self) -> str:
+        """Of the command, when it has ended."""
+        text = f"exit_code={self.exit_code} duration_ms={self.duration_ms}"
+        if self.not_started:
+            return f"{text} not started: {self.not_started}"
+        if self.signal:
+            text += f" signal={self.signal}"
+        return f"{text} timed out" if self.timed_out else text
+
+    def aftermath(self) -> str:
+        """Of its tree, when that has ended."""
+        if self.not_started:
+            return "no process was started"
+        if not self.outlived:
+            return "no process outlived the command"
+        return f"outlived the command: {len(self.outlived)}, ended: {len(self.stopped)}"
+
+    def facts(self) -> dict[str, Any]:
+        """For an event: what is in it must not depend on who asks."""
+        return {
+            "pid": self.pid,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "not_started": self.not_started,
+            "duration_ms": self.duration_ms,
+            "containment": self.containment,
+            "timed_out": self.timed_out,
+            "signals_passed_on": list(self.passed_on),
+            "outlived": list(self.outlived),
+            "stopped": list(self.stopped),
+        }
+
+    def into(self, summary: RunSummary) -> RunSummary:
+        facts = self.facts()
+        del facts["pid"]
+        return msgspec.structs.replace(summary, **facts)
+
+
+def order_of(recording: Recording, wrappers: Wrappers | None) -> Order:
+    env = dict(os.environb)
+    if wrappers is not None:
+        env[b"PATH"] = os.fsencode(wrappers.path(os.fsdecode(env.get(b"PATH", b""))))
+    cwd = os.fsencode(recording.workspace)
+    return Order(
+        argv=recording.argv,
+        executable=os.fsencode(recording.executable or os.fsdecode(recording.argv[0])),
+        env={**env, b"PWD": cwd},
+        cwd=cwd,
+        grace=recording.grace,
+        timeout=recording.timeout,
+    )
+
+
+class Interrupts:
+    """Signals to us, passed on to the agent as soon as there is one."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.hear: Callable[[int], None] = lambda number: None
+
+    def pass_on(self, number: int) -> None:
+        self.numbers.append(number)
+        self.hear(number)
+
+
+class Invocation:
+    def __init__(
+        self,
+        guard: Guard,
+        interrupts: Interrupts,
+        *,
+        outputs: Sequence[Output],
+        relays: Sequence[Relay | None],
+        log: CommandLog | None,
+        on_exit: Callable[[Ending], Awaitable[None]],
+    ) -> None:
+        self.ending = Ending()
+        self._guard = guard
+        self._interrupts = interrupts
+        pipes = (guard.stdout, guard.stderr)
+        self._readers: list[Tee | CommandLog] = [
+            Tee(*one) for one in zip(pipes, outputs, relays, strict=True)
+        ]
+        if log is not None:
+            self._readers.append(log)
+        self._relays = [relay for relay in relays if relay is not None]
+        self._on_exit = on_exit
+        self._has_exited = self._is_over = False
+
+    async def run(self, order: Order) -> None:
+        if self._interrupts.numbers:  # before there was anything to pass them on to
+            self._guard.close()
+            await self._not_started(
+                128 + self._interrupts.numbers[0],
+                f"{_name(self._interrupts.numbers[0])} came before it was started",
+            )
+            return
+        self.ending.started = time.monotonic_ns()
+        self._guard.go(order)
+        self._interrupts.hear = self._pass_on
+        try:
+            async with create_task_group() as patience:
+                async with create_task_group() as tasks:
+                    for reader in self._readers:
+                        tasks.start_soon(reader.run)
+                    await self._follow()
+                    for reader in self._readers:
+                        reader.end()
+                    if self._interrupts.numbers:
+                        patience.start_soon(self._release)
+                patience.cancel_scope.cancel()
+        finally:
+            self._interrupts.hear = lambda number: None
+            self._guard.close()
+
+    def _pass_on(self, number: int) -> None:
+        self.ending.passed_on.append(_name(number))
+        if self._is_over:  # what still holds us is whoever reads our output
+            self._let_go()
+        elif len(self.ending.passed_on) > 2:
+            self._guard.signal(END_NOW)
+        else:
+            self._guard.signal(number)
+
+    async def _release(self) -> None:
+        await sleep(STUCK_READER)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for relay in self._relays:
+            relay.give_up()
+
+    async def _follow(self) -> None:
+        """The guard's reports, to their end."""
+        rest = b""
+        while True:
+            await wait_readable(self._guard.status)
+            data = os.read(self._guard.status, 1 << 16)
+            if not data:
+                break
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                await self._heed(decode_report(line))
+        if not self._is_over:
+            self._is_over = self.ending.lost_guard = True
+            # The tree came to us instead.
+            self.ending.stopped += Reaper.get().strays()
+            if not self._has_exited:
+                await self._exited(-signal.SIGKILL)
+
+    async def _heed(self, report: Report) -> None:
+        if isinstance(report, Started):
+            self.ending.pid, self.ending.containment = report.pid, report.containment
+        elif isinstance(report, Failed):
+            missing = report.number in (2, 20)  # ENOENT, ENOTDIR
+            self._is_over = True
+            await self._not_started(NOT_FOUND if missing else CANNOT_RUN, report.reason)
+        elif isinstance(report, TimedOut):
+            self.ending.timed_out = True
+        elif isinstance(report, Exited):
+            await self._exited(report.code)
+        elif isinstance(report, Over):
+            self._is_over = True
+            self.ending.outlived = report.outlived
+            self.ending.stopped = report.ended
+
+    async def _exited(self, code: int) -> None:
+        self._has_exited = True
+        self.ending.ended, self.ending.ended_wall = time.monotonic_ns(), time.time_ns()
+        self.ending.exit_code = code if code >= 0 else 128 - code
+        self.ending.signal = _name(-code) if code < 0 else None
+        await self._on_exit(self.ending)
+
+    async def _not_started(self, code: int, reason: str) -> None:
+        now = time.monotonic_ns()
+        self.ending.started = self.ending.started or now
+        self.ending.ended, self.ending.ended_wall = now, time.time_ns()
+        self.ending.exit_code, self.ending.not_started = code, reason
+        await self._on_exit(self.ending)
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"

@@ -1,0 +1,46 @@
+"""A file to which lines are appended, each with one write, and which is never written anew.
+
+What was said to be there is there when `append` returns, whatever happens to us next. Where the
+disk is full, lines wait in their order for room: the file stays a whole beginning.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from stream.errors import os_reason
+
+
+class Journal:
+    def __init__(self, path: Path) -> None:
+        self.trouble = ""  #: why lines are waiting
+        self.waiting: list[bytes] = []
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._fd = os.open(path, flags, 0o600)
+        self._size = os.fstat(self._fd).st_size
+
+    def append(self, line: bytes) -> bool:
+        """Whether it is there, without its newline given."""
+        self.waiting.append(line)
+        while self.waiting:
+            if not self._write(self.waiting[0] + b"\n"):
+                return False
+            del self.waiting[0]
+        return True
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _write(self, data: bytes) -> bool:
+        done = 0
+        try:
+            while done < len(data):
+                done += os.write(self._fd, data[done:])
+        except OSError as error:
+            self.trouble = os_reason(error)
+            if done:
+                os.ftruncate(self._fd, self._size)
+            return False
+        self._size += len(data)
+        return True

@@ -1,0 +1,172 @@
+"""The composition behind `stream observe`: an agent run, and the probe matrix beside it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+from anyio import Event
+from anyio.abc import ObjectSendStream
+from msgspec import Struct, field
+
+from stream.errors import OutputError, StreamError
+from stream.guard import Guard
+from stream.invocation import Interrupts
+from stream.matrix import Matrix, Outcome
+from stream.pipeline import Batch, Pipeline, Sink, Source, Write
+from stream.plan import Begun, Stop
+from stream.recording import Recording
+from stream.records.control import Finding
+from stream.records.run import BOUNDARY_FILE, RunSummary
+from stream.sinks.ndjson import Records
+from stream.sinks.places import STDOUT
+from stream.sources.agent import AgentSource, EventLine
+from stream.stages.invariants import Invariants
+from stream.tee import Relay
+from stream.tree import Reaper
+from stream.workplace import Workplace
+
+MOST_FINDINGS = 20
+
+
+class Observed(Struct):
+    """What a run came to."""
+
+    summary: RunSummary
+    findings: list[Finding] = field(default_factory=list)  #: rules that the run itself broke
+    troubles: list[str] = field(default_factory=list)  #: what could not be written or run beside it
+    matrix: Outcome | None = None
+
+
+async def run_observe(
+    recording: Recording,
+    guard: Guard,
+    interrupts: Interrupts,
+    *,
+    relays: Sequence[Relay | None],
+    events: bool = False,
+    probes: Begun | None = None,
+    stop: Stop | None = None,
+    timeout: float = 30.0,
+    on_progress: Callable[[int], None] = lambda files: None,
+) -> Observed:
+    """Everything ends in the run folder; with `events`, the events go to stdout as well."""
+    troubles: list[str] = []
+    findings: list[Finding] = []
+    has_place, is_alone = Event(), Event()
+    with Workplace(recording, lambda: bool(interrupts.numbers), on_progress) as workplace:
+        agent = AgentSource(
+            recording,
+            workplace,
+            guard,
+            interrupts,
+            relays=relays,
+            has_place=has_place.set,
+            is_alone=is_alone.wait,
+        )
+        sources: list[Source[Any]] = [agent]
+        sinks: list[Sink[Any]] = [_Findings(findings)]
+        matrix = None
+        if probes is None:
+            is_alone.set()
+        else:
+            matrix = Matrix(probes, timeout=timeout, stop=stop)
+            sources.append(_Beside(matrix.source, has_place, is_alone, troubles))
+            target = Records(str(recording.folder / BOUNDARY_FILE))
+            sinks.append(_Part(target, _is_boundary, "boundary records", troubles))
+        if events:
+            sinks.append(_Part(Records(STDOUT), _is_event, "events to stdout", troubles))
+        pipeline = Pipeline[Any](tuple(sources))
+        if matrix is not None:
+            pipeline = pipeline.through(lambda: matrix.emit)
+        check = Invariants(profile=recording.agent.profile, is_alone=False)
+        await pipeline.through(lambda: check).into(*sinks)
+    outcome = None
+    if matrix is not None:
+        outcome = matrix.outcome(sum(matrix.emit.results.values()), Reaper.get().strays())
+    return Observed(agent.summary, findings, troubles, outcome)
+
+
+def _is_event(item: object) -> bool:
+    return isinstance(item, EventLine)
+
+
+def _is_boundary(item: object) -> bool:
+    return isinstance(item, bytes) and not isinstance(item, EventLine)
+
+
+class _Beside(Struct):
+    """The probes of the same workspace. That they cannot run must not cost the agent's run."""
+
+    source: Source[Any]
+    has_place: Event
+    is_over: Event
+    troubles: list[str]
+
+    async def run(self, out: ObjectSendStream[Batch[Any]], /) -> None:
+        try:
+            await self.has_place.wait()
+            await self.source.run(out)
+        except StreamError as error:
+            self.troubles.append(f"the probes: {error}")
+        finally:
+            self.is_over.set()
+
+
+class _Part(Struct):
+    """Some of the items, as long as they can be written. Nobody who reads a copy of the record
+    may end the recording."""
+
+    sink: Sink[Any]
+    picks: Callable[[object], bool]
+    name: str
+    troubles: list[str]
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Write[Any]]:
+        lost = 0
+        reason = ""
+
+        async def write(batch: Batch[Any]) -> None:
+            nonlocal lost, reason
+            items = [item for item in batch if self.picks(item)]
+            if items and not reason:
+                try:
+                    await inner(items)
+                    return
+                except BrokenPipeError:
+                    reason = "the reader went away"
+                except OutputError as error:
+                    reason = str(error)
+            lost += len(items)
+
+        stack = AsyncExitStack()
+        try:
+            inner = await stack.enter_async_context(self.sink.open())
+        except OutputError as error:
+            reason = str(error)
+        try:
+            yield write
+        finally:
+            # What is not whole does not get the name of what is.
+            failure = OutputError(reason) if reason else sys.exception()
+            with suppress(OutputError):
+                await stack.__aexit__(type(failure) if failure else None, failure, None)
+            if reason:
+                self.troubles.append(f"{self.name}: {reason}; {lost} lost")
+
+
+class _Findings(Struct):
+    """What the run itself broke, the first of it."""
+
+    found: list[Finding]
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Write[Any]]:
+        async def write(batch: Batch[Any]) -> None:
+            new = [item for item in batch if isinstance(item, Finding)]
+            self.found.extend(new[: MOST_FINDINGS - len(self.found)])
+
+        yield write

@@ -1,0 +1,105 @@
+"""What an agent writes, kept in a file as it comes, with its digest and with what was lost of it.
+
+A full disk ends the file at a whole beginning; the agent does not notice.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from stream.disclosure import Disclosure
+from stream.errors import os_reason
+
+if TYPE_CHECKING:
+    import hashlib
+
+
+class Kept(Struct):
+    """What became of a file."""
+
+    sha256: str  #: of the file
+    bytes: int  #: in the file
+    total: int  #: that came
+    lost: int
+    why: str = ""
+
+    @property
+    def hash(self) -> str:
+        return f"sha256:{self.sha256}"
+
+
+class Output:
+    """Not for two threads at a time."""
+
+    def __init__(self, path: Path, disclosure: Disclosure) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._hashed = disclosure.mode == "hashed"
+        self._filter = (
+            disclosure.censor.stream()
+            if disclosure.censor is not None and not self._hashed
+            else None
+        )
+        self._digest: hashlib._Hash | None = None
+        self._total = self._size = self._lost = 0
+        self._why = ""
+
+    def write(self, chunk: bytes) -> None:
+        self._total += len(chunk)
+        if self._hashed:
+            self._update(chunk)
+        elif self._filter is not None:
+            self._keep(self._filter.feed(chunk))
+        else:
+            self._keep(chunk)
+
+    def finish(self) -> Kept:
+        try:
+            if self._filter is not None:
+                self._keep(self._filter.finish())
+            if self._hashed:
+                own = self._hexdigest()
+                self._digest = None
+                self._keep(f"sha256:{own} bytes:{self._total}\n".encode())
+        finally:
+            os.close(self._fd)
+        return Kept(self._hexdigest(), self._size, self._total, self._lost, self._why)
+
+    def _keep(self, data: bytes) -> None:
+        if self._why:
+            self._lost += len(data)
+            return
+        done = 0
+        try:
+            while done < len(data):
+                done += os.write(self._fd, data[done:] if done else data)
+        except OSError as error:
+            self._why = os_reason(error)
+            self._lost += len(data) - done
+        self._size += done
+        self._update(data[:done] if done < len(data) else data)
+
+    def _update(self, data: bytes) -> None:
+        if self._digest is None:
+            import hashlib  # and with it OpenSSL, while the agent runs
+
+            self._digest = hashlib.sha256()
+        self._digest.update(data)
+
+    def _hexdigest(self) -> str:
+        self._update(b"")
+        assert self._digest is not None
+        return self._digest.hexdigest()
+
+
+def kept_file(path: Path) -> Kept:
+    """Of a file that is finished."""
+    import hashlib
+
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        size = file.tell()
+    return Kept(digest.hexdigest(), size, size, 0)

@@ -1,0 +1,206 @@
+"""What one agent run was told to be, and the folder that it is written into."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from stream import __version__
+from stream.agents import Agent
+from stream.disclosure import Disclosure, digest
+from stream.errors import InputError, OutputError, UsageError, os_reason
+from stream.outputs import Kept, kept_file
+from stream.records.decision import CONSTRAINTS, Environment, PromptProvenance, Request, Session
+from stream.records.run import (
+    ARTIFACTS,
+    BOUNDARY_FILE,
+    EVENTS_FILE,
+    MANIFEST_FILE,
+    METADATA_FILE,
+    WORKSPACE,
+    Manifest,
+    ManifestFile,
+    RunMetadata,
+    WorkspaceMode,
+)
+from stream.scenario import UNKNOWN, Scenario
+from stream.system import system_name
+from stream.trace import Clock, Trace, utc
+
+_RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}")
+
+
+class Recording(Struct, kw_only=True):
+    run_id: str
+    folder: Path  #: absolute
+    argv: list[bytes]
+    executable: str | None  #: None: there is no such command
+    agent: Agent
+    scenario: Scenario
+    disclosure: Disclosure
+    environment: Environment
+    workspace_mode: WorkspaceMode
+    workspace: Path  #: absolute
+    source: Path | None
+    leave_out: list[Path]
+    wrap: Sequence[str]  #: empty: no wrappers
+    grace: float
+    timeout: float | None
+
+    @property
+    def wrappers_folder(self) -> Path:
+        return self.folder / ".wrappers"
+
+    @property
+    def is_verbose(self) -> bool:
+        return b"--verbose" in self.argv[1:]
+
+    def metadata(self, version: str, clock: Clock) -> RunMetadata:
+        see = self.disclosure.value
+        return RunMetadata(
+            run_id=self.run_id,
+            session_id=self.scenario.id,
+            profile=self.agent.profile,
+            started=utc(clock.wall),
+            stream_version=__version__,
+            system=system_name(),
+            agent_id=self.agent.id,
+            agent_version=version,
+            argv=self.disclosure.words(self.argv),
+            environment=self.environment,
+            capture_mode=self.disclosure.mode,
+            workspace_mode=self.workspace_mode,
+            workspace=WORKSPACE if self.workspace_mode != "here" else see(str(self.workspace)),
+            source=None if self.source is None else see(str(self.source)),
+            constraints=self.scenario.constraints,
+            parameters=see(self.scenario.parameters),
+        )
+
+    def process_facts(self, start: str) -> dict[str, Any]:
+        """Of the agent's process, before there is one."""
+        return {
+            "cwd": str(self.workspace),
+            "argv": self.disclosure.words(self.argv),
+            "start": start,
+            "stdin": "/dev/null" if os.isatty(0) else "inherited",
+            "wrappers": "on" if self.wrap else "off",
+        }
+
+    def trace(self, version: str, clock: Clock, write: Callable[[bytes], object]) -> Trace:
+        scenario = self.scenario
+        numbers = ("temperature", "top_p", "max_tokens")
+        context = {
+            key: value
+            for key, value in scenario.parameters.items()
+            if key in ("language", "test_framework", "package_manager")
+        }
+        if self.disclosure.mode == "hashed" and scenario.request != UNKNOWN:
+            context["user_request_hash"] = digest(scenario.request.encode())
+        return Trace(
+            Session(scenario.id, self.run_id, self.agent.id, version, self.environment),
+            Request(
+                os.urandom(16).hex(),
+                self.disclosure.request(scenario.request),
+                [CONSTRAINTS[id_] for id_ in scenario.constraints],
+                context,
+            ),
+            PromptProvenance(
+                self.agent.provider,
+                UNKNOWN,
+                self.disclosure.mode,
+                None,
+                "unknown",
+                {key: scenario.parameters[key] for key in numbers if key in scenario.parameters},
+            ),
+            clock=clock,
+            write=write,
+            censor=self.disclosure.value,
+        )
+
+
+def write_document(path: Path, document: Struct) -> Kept:
+    """Raises OutputError."""
+    data = msgspec.json.format(msgspec.json.encode(document)) + b"\n"
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise OutputError(f"{path}: {os_reason(error)}") from None
+    return Kept(digest(data).removeprefix("sha256:"), len(data), len(data), 0)
+
+
+def write_manifest(folder: Path, run_id: str) -> Kept:
+    """Of all that is in the folder but the events, which go on, and the workspace."""
+    places = [
+        folder / METADATA_FILE,
+        folder / BOUNDARY_FILE,
+        *sorted((folder / ARTIFACTS).iterdir()),
+    ]
+    files = []
+    try:
+        for place in places:
+            if place.is_file():
+                kept = kept_file(place)
+                name = str(place.relative_to(folder))
+                files.append(ManifestFile(name, kept.bytes, kept.sha256))
+    except OSError as error:
+        raise OutputError(f"{folder / ARTIFACTS}: {os_reason(error)}") from None
+    return write_document(folder / MANIFEST_FILE, Manifest(run_id=run_id, files=files))
+
+
+def new_run_id() -> str:
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + os.urandom(3).hex()
+
+
+def make_folder(runs: Path, run_id: str) -> Path:
+    """Nobody else may look into it. Raises StreamError where it is there already."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise UsageError(
+            f"--run-id {run_id!r}: letters, digits, `_`, `-` and `.`, at most 120, and no `.` first"
+        )
+    folder = Path(os.path.abspath(runs)) / run_id  # noqa: PTH100  # it need not be there yet
+    try:
+        if not folder.parent.exists():
+            folder.parent.mkdir(parents=True)
+            # A record is nobody's source: not by accident in a commit either.
+            (folder.parent / ".gitignore").write_text("*\n")
+        folder.mkdir(mode=0o700)
+        (folder / ARTIFACTS).mkdir(mode=0o700)
+    except FileExistsError:
+        raise UsageError(f"{folder}: this run exists already; choose another --run-id") from None
+    except OSError as error:
+        raise OutputError(f"{folder}: {os_reason(error)}") from None
+    return folder
+
+
+def check_source(source: Path) -> Path:
+    """The folder that an agent works on, or on a copy of. Raises InputError."""
+    try:
+        with os.scandir(source):
+            return source.resolve()
+    except OSError as error:
+        raise InputError(f"{source}: {os_reason(error)}") from None
+
+
+def runs_beside(folder: Path) -> list[Path]:
+    """They lie beside this one, and are no part of what an agent works on; nor is the folder of
+    them, where nothing else lies in it."""
+    beside = [place for place in folder.parent.iterdir() if place.name != ".gitignore"]
+    runs = [place for place in beside if place == folder or (place / EVENTS_FILE).exists()]
+    return [folder.parent] if len(runs) == len(beside) else runs
+
+
+def find_program(name: str, workspace: Path) -> str | None:
+    """What a shell in the workspace would start, executable or not."""
+    if "/" in name:
+        return str(workspace / name)
+    return shutil.which(name) or shutil.which(name, os.F_OK)

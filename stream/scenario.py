@@ -1,0 +1,131 @@
+"""What an agent was asked for: the request, the constraints, the parameters. Read, never guessed.
+
+A scenario is a Markdown file with the headings `Request` and, if there are any, `Constraints`,
+a list of known ids; beside it may lie `parameters.json`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+from msgspec import Struct, field
+
+from stream.document import read_document
+from stream.errors import InputError, UsageError, os_reason
+from stream.records.decision import CONSTRAINTS, CaptureMode
+from stream.records.run import WorkspaceMode
+
+SCENARIO_FILE = "scenario.md"
+PARAMETERS_FILE = "parameters.json"
+UNKNOWN = "unknown"
+LARGEST = 4 << 20  #: bytes of a request
+_MODES: dict[str, WorkspaceMode] = {"empty": "empty", "existing": "copy"}
+_CAPTURES = get_args(CaptureMode)
+_HEADING = re.compile(r"^ {0,3}#{1,6}\s+(.*?)\s*#*\s*$")
+_ITEM = re.compile(r"^\s*[-*+]\s+`?([A-Za-z0-9_.-]+)`?")
+
+
+class Scenario(Struct):
+    id: str = UNKNOWN
+    request: str = UNKNOWN
+    constraints: list[str] = field(default_factory=list)
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def workspace_mode(self) -> WorkspaceMode | None:
+        return _MODES.get(self.parameters.get("workspace_mode", ""))
+
+    @property
+    def capture_mode(self) -> CaptureMode | None:
+        return self.parameters.get("capture_mode")
+
+
+def read_scenario(
+    place: Path | None, parameters: Path | None, request: str | None, constraints: list[str]
+) -> Scenario:
+    """What was given on the command line goes before what stands in the files."""
+    scenario = Scenario()
+    if place is not None:
+        file = place / SCENARIO_FILE if place.is_dir() else place
+        scenario = _parse(_read_text(file), file)
+        scenario.id = place.resolve().name if place.is_dir() else file.stem
+        beside = file.with_name(PARAMETERS_FILE)
+        if parameters is None and beside.is_file():
+            parameters = beside
+    if parameters is not None:
+        scenario.parameters = _parameters(parameters)
+        scenario.id = scenario.parameters.get("scenario_id", scenario.id)
+    if request is not None:
+        scenario.request = _request(request)
+    known_ids(constraints, "--constraint")
+    scenario.constraints = list(dict.fromkeys([*scenario.constraints, *constraints]))
+    return scenario
+
+
+def known_ids(ids: list[str], place: str) -> None:
+    for id_ in ids:
+        if id_ not in CONSTRAINTS:
+            raise UsageError(
+                f"{place}: {id_!r} is no constraint that can be checked: {', '.join(CONSTRAINTS)}"
+            )
+
+
+def _request(text: str) -> str:
+    if text.startswith("@"):
+        text = _read_text(Path(text[1:]))
+    if not text.strip():
+        raise UsageError("--request: it is empty")
+    return text
+
+
+def _parse(text: str, place: Path) -> Scenario:
+    parts: dict[str, list[str]] = {}
+    lines: list[str] = []
+    fenced = False
+    for line in text.splitlines():
+        fenced ^= line.lstrip().startswith(("```", "~~~"))
+        heading = None if fenced else _HEADING.match(line)
+        if heading and heading[1].casefold() in ("request", "constraints"):
+            if heading[1].casefold() in parts:
+                raise InputError(f"{place}: the heading {heading[1]!r} stands twice")
+            lines = parts.setdefault(heading[1].casefold(), [])
+        elif heading and "constraints" in parts:
+            lines = []  # what follows the constraints is for people
+        else:
+            lines.append(line)
+    request = "\n".join(parts.get("request", [])).strip()
+    if not request:
+        raise InputError(f"{place}: no request: it stands under a heading `Request`")
+    items = map(_ITEM.match, parts.get("constraints", []))
+    ids = [item[1] for item in items if item]
+    known_ids(ids, str(place))
+    return Scenario(request=request, constraints=ids)
+
+
+def _parameters(place: Path) -> dict[str, Any]:
+    value = read_document(place)
+    if not isinstance(value, dict):
+        raise InputError(f"{place}: expected an object")
+    id_ = value.get("scenario_id", UNKNOWN)
+    if not isinstance(id_, str) or not id_:
+        raise InputError(f"{place}: $.scenario_id: expected text")
+    for key, known in (("workspace_mode", tuple(_MODES)), ("capture_mode", _CAPTURES)):
+        if key in value and value[key] not in known:
+            raise InputError(f"{place}: $.{key}: expected one of {', '.join(known)}")
+    return value
+
+
+def _read_text(place: Path) -> str:
+    try:
+        with place.open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise InputError(f"{place}: {os_reason(error)}") from None
+    if len(data) > LARGEST:
+        raise InputError(f"{place}: larger than {LARGEST} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{place}: invalid UTF-8 at byte {error.start}") from None

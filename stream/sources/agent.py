@@ -1,0 +1,276 @@
+"""One agent run, from its first event to its ninth.
+
+The agent is a black box: nothing is asked of it, nothing is changed for it but its PATH, and
+what it says about itself is kept apart from what was seen. Each event is on the disk before
+what it announces goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+from anyio import to_thread
+from anyio.abc import ObjectSendStream
+
+from stream.agents import ask_version
+from stream.commands import CommandLog, made_wrappers
+from stream.errors import OutputError
+from stream.guard import Guard
+from stream.invocation import Ending, Interrupts, Invocation, order_of
+from stream.journal import Journal
+from stream.outputs import Kept, Output, kept_file
+from stream.pipeline import Batch
+from stream.recording import Recording, write_document, write_manifest
+from stream.records.decision import ActionType, Artifact, EventName
+from stream.records.run import (
+    COMMANDS_FILE,
+    EVENTS_FILE,
+    MANIFEST_FILE,
+    METADATA_FILE,
+    STDERR_FILE,
+    STDOUT_FILE,
+    SUMMARY_FILE,
+    RunSummary,
+)
+from stream.tee import Relay
+from stream.trace import Clock, Trace, file_artifact, value_artifact
+from stream.verdict import Verdict, reach_verdict
+from stream.workplace import Compared, Workplace
+
+Out = ObjectSendStream[Batch[bytes]]
+
+
+class EventLine(bytes):
+    """A DecisionEvent, among the other lines of a pipeline."""
+
+
+class AgentSource:
+    """Sends the events that it has written. When it ends, so has the agent's tree."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        workplace: Workplace,
+        guard: Guard,
+        interrupts: Interrupts,
+        *,
+        relays: Sequence[Relay | None],
+        has_place: Callable[[], None] = lambda: None,
+        is_alone: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.summary = RunSummary(run_id=recording.run_id)
+        self._recording = recording
+        self._workplace = workplace
+        self._guard = guard
+        self._interrupts = interrupts
+        self._relays = relays
+        self._has_place = has_place  # called when the workspace is there
+        self._is_alone = is_alone  # waits until nobody else works in it
+        self._log: CommandLog | None = None
+        self._out: Out
+        self._trace: Trace
+
+    async def run(self, out: Out, /) -> None:
+        recording = self._recording
+        self._out = out
+        journal = Journal(recording.folder / EVENTS_FILE)
+        try:
+            clock = Clock.start()
+            version = await ask_version(recording.agent, recording.executable, dict(os.environ))
+            self._trace = recording.trace(version, clock, journal.append)
+            await self._begin(version, clock)
+            ending, kept = await self._invoke()
+            await self._tell_outputs(ending, kept)
+            if self._is_alone is not None:
+                await self._is_alone()
+            changes = await self._tell_changes(ending)
+            await self._tell_commands()
+            verdict = await self._tell_verdict(changes)
+            await self._finish(verdict)
+        finally:
+            if journal.waiting:
+                self._lose(f"{len(journal.waiting)} events: {journal.trouble}")
+            journal.close()
+            self._guard.close()
+
+    async def _tell(
+        self,
+        name: EventName,
+        action: ActionType,
+        summary: str,
+        artifacts: Sequence[Artifact] = (),
+        **more: Any,
+    ) -> None:
+        line = self._trace.add(name, action, summary, artifacts, **more)
+        await self._out.send([EventLine(line)])
+
+    def _lose(self, what: str) -> None:
+        self.summary.incomplete.append(what)
+
+    async def _begin(self, version: str, clock: Clock) -> None:
+        recording = self._recording
+        metadata = await to_thread.run_sync(
+            write_document, recording.folder / METADATA_FILE, recording.metadata(version, clock)
+        )
+        await self._tell(
+            "run_started",
+            "other",
+            f"run_id={recording.run_id} scenario_id={recording.scenario.id}",
+            [file_artifact("metadata", METADATA_FILE, metadata, "What the run was told to be.")],
+        )
+        prepared = await to_thread.run_sync(self._workplace.prepare)
+        await self._tell(
+            "workspace_prepared",
+            "other",
+            prepared.summary,
+            [value_artifact("workspace", prepared.summary, prepared.facts)],
+        )
+        self._has_place()
+
+    async def _invoke(self) -> tuple[Ending, list[Kept]]:
+        """Everything from the agent's start until nobody of its tree is left."""
+        recording = self._recording
+        with made_wrappers(recording.wrappers_folder, recording.wrap) as wrappers:
+            if wrappers is not None:
+                self._log = CommandLog(
+                    recording.folder / COMMANDS_FILE,
+                    wrappers,
+                    recording.disclosure,
+                    self._trace.clock,
+                )
+            outputs = [
+                Output(recording.folder / name, recording.disclosure)
+                for name in (STDOUT_FILE, STDERR_FILE)
+            ]
+            invocation = Invocation(
+                self._guard,
+                self._interrupts,
+                outputs=outputs,
+                relays=self._relays,
+                log=self._log,
+                on_exit=self._tell_exit,
+            )
+            summary = f"verbose={'yes' if recording.is_verbose else 'no'} cwd={recording.workspace}"
+            facts = recording.process_facts(self._trace.now())
+            await self._tell(
+                "agent_invoked", "other", summary, [value_artifact("process", summary, facts)]
+            )
+            await invocation.run(order_of(recording, wrappers))
+            kept = [await to_thread.run_sync(output.finish) for output in outputs]
+        return invocation.ending, kept
+
+    async def _tell_exit(self, ending: Ending) -> None:
+        """As soon as the command has ended; its tree may live on."""
+        summary = ending.sentence()
+        artifact = value_artifact("process", summary, ending.facts())
+        await self._tell("agent_completed", "other", summary, [artifact])
+
+    async def _tell_outputs(self, ending: Ending, kept: list[Kept]) -> None:
+        artifacts = []
+        files = (("stdout_log", STDOUT_FILE), ("stderr_log", STDERR_FILE))
+        for (kind, name), one in zip(files, kept, strict=True):
+            what = "Declared by the agent: nothing in it was observed."
+            if self._recording.disclosure.mode == "hashed":
+                what += " Only its digest was kept."
+            artifact = file_artifact(kind, name, one, what, non_normative=True, total=one.total)
+            artifacts.append(artifact)
+            if one.lost:
+                self._lose(f"{one.lost} bytes of {name}: {one.why}")
+        after = ending.aftermath()
+        if ending.lost_guard:
+            self._lose("the process that watched the agent was killed: what it saw is not known")
+        self.summary = ending.into(self.summary)
+        self.summary.stdout_bytes, self.summary.stderr_bytes = (one.total for one in kept)
+        summary = f"stdout={kept[0].total} bytes stderr={kept[1].total} bytes; {after}"
+        artifacts.append(value_artifact("process", after, ending.facts()))
+        await self._tell(
+            "artifacts_captured", "other", summary, artifacts, output_raw="captured_as_artifact"
+        )
+
+    async def _tell_changes(self, ending: Ending) -> Compared:
+        changes = await to_thread.run_sync(self._workplace.compare, ending.ended_wall)
+        if changes.trouble:
+            self._lose(changes.trouble)
+        if changes.found is not None:
+            self.summary.changed_paths = changes.found.total
+            self.summary.changed_after_exit = changes.found.has_after_exit
+            self.summary.changed_inside_git = changes.found.inside_git
+        await self._tell("fs_diff_captured", "edit", changes.summary, changes.artifacts)
+        return changes
+
+    async def _tell_commands(self) -> None:
+        log = self._log
+        if log is None or not log.count:
+            await self._tell("commands_observation_unavailable", "other", self._why_no_commands())
+            return
+        self.summary.commands = log.count
+        if log.lost:
+            why = log.trouble or "they were cut short"
+            self._lose(f"{log.lost} calls of {COMMANDS_FILE}: {why}")
+        kept = await to_thread.run_sync(kept_file, self._recording.folder / COMMANDS_FILE)
+        categories = sorted(log.categories)
+        note = "Only wrapped programs called by name through PATH are seen."
+        artifact = file_artifact(
+            "command_log",
+            COMMANDS_FILE,
+            kept,
+            note,
+            observed_count=log.count,
+            categories_seen=categories,
+            lost_calls=log.lost,
+        )
+        summary = f"observed_count={log.count} categories_seen={','.join(categories)}. {note}"
+        action: ActionType = "run_tests" if "test" in categories else "command"
+        await self._tell("commands_observed", action, summary, [artifact])
+
+    def _why_no_commands(self) -> str:
+        if not self._recording.wrap:
+            return "wrappers disabled"
+        if self._log is None:
+            return "unknown: the wrappers need bash, and there is none"
+        if self._log.lost:
+            return f"permission issue or full disk: {self._log.lost} calls could not be written"
+        self.summary.commands = 0
+        return "no wrapped binaries invoked"
+
+    async def _tell_verdict(self, changes: Compared) -> Verdict:
+        verdict = await to_thread.run_sync(
+            partial(reach_verdict, self._recording, changes, self._log)
+        )
+        self.summary.declared_denials = verdict.denials
+        self.summary.declared_error = verdict.declared_error
+        self.summary.alignment = verdict.evaluation.alignment.status
+        self.summary.quality = verdict.evaluation.quality.status
+        self.summary.policy = verdict.evaluation.policy.status
+        await self._tell(
+            "evaluation_performed", "other", verdict.summary, evaluation=verdict.evaluation
+        )
+        return verdict
+
+    async def _finish(self, verdict: Verdict) -> None:
+        folder = self._recording.folder
+        artifacts = []
+        try:
+            summary = await to_thread.run_sync(write_document, folder / SUMMARY_FILE, self.summary)
+            artifacts.append(file_artifact("summary", SUMMARY_FILE, summary, "How the run went."))
+            manifest = await to_thread.run_sync(write_manifest, folder, self._recording.run_id)
+            artifacts.append(
+                file_artifact("manifest", MANIFEST_FILE, manifest, "Every file, with its hash.")
+            )
+        except OutputError as error:
+            self._lose(str(error))
+        statuses = (
+            f"alignment={self.summary.alignment} quality={self.summary.quality}"
+            f" policy={self.summary.policy}"
+        )
+        state = f" incomplete: {len(self.summary.incomplete)}" if self.summary.incomplete else ""
+        await self._tell(
+            "run_finished",
+            "other",
+            f"{statuses}; {verdict.closing}{state}",
+            artifacts,
+            evaluation=verdict.evaluation,
+        )

@@ -1,0 +1,23 @@
+"""The evaluation of a run, from what was recorded of it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from stream.commands import CommandLog
+from stream.recording import Recording
+from stream.records.decision import Evaluation
+from stream.trace import not_evaluated
+from stream.workplace import Compared
+
+
+class Verdict(Struct):
+    summary: str
+    closing: str
+    evaluation: Evaluation
+    denials: list[str] | None = None
+    declared_error: bool | None = None
+
+
+def reach_verdict(recording: Recording, changes: Compared, log: CommandLog | None) -> Verdict:
+    return Verdict("", "", not_evaluated())

@@ -1,0 +1,175 @@
+"""The folder that an agent works in: made ready before, compared after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from msgspec import Struct, field
+
+from stream.errors import OutputError, StreamError
+from stream.outputs import Kept, kept_file
+from stream.recording import Recording
+from stream.records.decision import Artifact
+from stream.records.run import CHANGES_FILE, DIFF_FILE
+from stream.trace import file_artifact
+from stream.workspace.changes import find_changes
+from stream.workspace.copying import remove_tree
+from stream.workspace.patching import find_git
+from stream.workspace.snapshot import Snapshot, empty_snapshot
+from stream.workspace.store import Cancelled, Store
+from stream.workspace.taking import take_copy, take_snapshot
+from stream.workspace.writing import Summary, write_patch
+
+MOST_PATHS = 100  #: that an event names
+_NOT_THERE = Kept("", 0, 0, 0)
+
+
+class Prepared(Struct):
+    summary: str
+    facts: dict[str, Any]
+
+
+class Compared(Struct):
+    """What is known of the changes."""
+
+    summary: str
+    artifacts: list[Artifact] = field(default_factory=list)
+    found: Summary | None = None  #: None: they could not be written down
+    trouble: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.found is not None and not self.trouble
+
+
+class Workplace:
+    """Everything here waits: for threads. `is_interrupted`: an agent that has not started need
+    not be waited for."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        is_interrupted: Callable[[], bool],
+        on_progress: Callable[[int], None],
+    ) -> None:
+        self._recording = recording
+        self._is_interrupted = is_interrupted
+        self._on_progress = on_progress
+        self._git = find_git()
+        self._store = Store(recording.folder)
+        self._before: Snapshot = empty_snapshot()
+
+    def __enter__(self) -> Self:
+        self._store.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._store.__exit__(kind, error, trace)
+
+    def prepare(self) -> Prepared:
+        """Raises StreamError."""
+        recording = self._recording
+        mode = recording.workspace_mode
+        facts: dict[str, Any] = {"root": str(recording.workspace), "mode": mode}
+        try:
+            if mode == "empty":
+                recording.workspace.mkdir(mode=0o700, exist_ok=True)
+                self._before = empty_snapshot()
+            elif mode == "here":
+                self._before = take_snapshot(
+                    recording.workspace, self._store, recording.leave_out, self._is_cancelled
+                )
+            else:
+                self._copy()
+        except Cancelled:  # the agent will not be started: nothing will change
+            self._before = empty_snapshot()
+            return Prepared(f"workspace_mode={mode} interrupted", facts)
+        except OSError as error:
+            raise OutputError(f"{recording.workspace}: {error.strerror}") from None
+        skipped = self._before.skipped
+        count = 0 if mode == "empty" else self._before.count()
+        facts |= {
+            "source": None if recording.source is None else str(recording.source),
+            "entries": count,
+            "bytes": self._store.end,
+            "skipped": len(skipped),
+            "skipped_paths": [
+                {"path": one.path.decode(errors="backslashreplace"), "reason": one.reason}
+                for one in skipped[:MOST_PATHS]
+            ],
+        }
+        text = f"workspace_mode={mode} entries={count} skipped={len(skipped)}"
+        return Prepared(text, facts)
+
+    def _copy(self) -> None:
+        recording = self._recording
+        assert recording.source is not None
+        try:
+            self._before = take_copy(
+                recording.source,
+                recording.workspace,
+                self._store,
+                recording.leave_out,
+                self._is_cancelled,
+            )
+        except StreamError:
+            remove_tree(recording.workspace)
+            raise
+
+    def _is_cancelled(self) -> bool:
+        self._on_progress(self._store.end)
+        return self._is_interrupted()
+
+    def compare(self, exited: int) -> Compared:
+        """`exited`: wall-clock ns of the agent's end. Once begun, it is finished."""
+        recording = self._recording
+        try:
+            changes = find_changes(self._before, recording.workspace, self._store)
+            found = write_patch(
+                changes,
+                self._store,
+                recording.folder / DIFF_FILE,
+                recording.folder / CHANGES_FILE,
+                git=self._git,
+                exited=exited,
+                redact=recording.disclosure.contents(),
+                shown=MOST_PATHS,
+            )
+            listing = kept_file(recording.folder / CHANGES_FILE)
+        except (StreamError, OSError) as error:
+            return Compared(
+                f"method=git_diff not captured: {error}", trouble=f"{DIFF_FILE}: {error}"
+            )
+        patch = Kept(found.patch_sha256, found.patch_bytes, found.patch_bytes, 0)
+        if found.total:
+            summary = (
+                f"changed_paths={found.total} added={found.added} removed={found.removed}"
+                f" changed={found.changed} inside_git={found.inside_git}"
+            )
+        else:
+            summary = "changed_paths=0: nothing was changed"
+        artifacts = [
+            file_artifact(
+                "diff",
+                DIFF_FILE,
+                patch,
+                "What git can carry of the changes, for `git apply`.",
+                method="git_diff",
+                changed_paths=found.paths,
+                changed_count=found.total,
+                inside_git=found.inside_git,
+                not_in_patch=found.not_in_patch,
+                has_after_exit=found.has_after_exit,
+                complete=not found.is_incomplete,
+            ),
+            file_artifact("changes", CHANGES_FILE, listing, "Every changed path, with its hashes."),
+        ]
+        trouble = "some of the workspace could not be read" if found.is_incomplete else ""
+        return Compared(f"method=git_diff {summary}", artifacts, found, trouble)

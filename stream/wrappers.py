@@ -1,0 +1,218 @@
+"""Small scripts put first on an agent's PATH: each tells what it was called with, then becomes
+the program that it stands for.
+
+They write to a fifo, in pieces that the kernel keeps whole, so that nothing of a command line
+touches the disk before its secrets are taken out. One that cannot write still becomes its
+program. What is not called by name, or not through this PATH, is not seen.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from msgspec import Struct, field
+
+#: what an auditor asks about: tests, builds, packages, version control, the network, containers
+CATEGORIES: dict[str, tuple[str, ...]] = {
+    "test": (
+        *("pytest", "py.test", "tox", "nox", "jest", "vitest", "mocha", "ava", "playwright"),
+        *("rspec", "phpunit", "ctest", "bats", "cypress"),
+    ),
+    "build": (
+        *("make", "cmake", "ninja", "gradle", "mvn", "bazel", "cargo", "go", "dotnet", "tsc"),
+        *("webpack", "vite", "rake", "just", "meson"),
+    ),
+    "package": (
+        *("pip", "pip3", "pipx", "uv", "poetry", "pdm", "conda", "npm", "npx", "pnpm", "yarn"),
+        *("bun", "gem", "bundle", "composer", "apt", "apt-get", "dnf", "apk", "brew"),
+    ),
+    "vcs": ("git", "gh", "glab", "hg", "svn", "jj"),
+    "network": (
+        *("curl", "wget", "ssh", "scp", "sftp", "rsync", "nc", "ncat", "telnet", "ftp"),
+        *("aws", "gcloud", "az"),
+    ),
+    "container": ("docker", "podman", "kubectl", "helm", "terraform", "ansible-playbook"),
+    "interpreter": ("python", "python3", "node", "deno", "ruby", "perl", "php", "Rscript", "java"),
+}
+DEFAULT_NAMES = tuple(name for names in CATEGORIES.values() for name in names)
+_CATEGORY_OF = {name: category for category, names in CATEGORIES.items() for name in names}
+
+PIECE = 3800 if sys.platform == "linux" else 400  #: below what a pipe takes as a whole
+MOST_HELD = 4 << 20  #: bytes of one unfinished command: more than a command line can have
+_SEPARATOR = b"\x1f"
+
+# `-p`: what the agent put into BASH_ENV is not run a second time. A line is one write, so no
+# newline may be in it. Nothing of this stays in the environment of the program.
+_SCRIPT = """#!{bash} -p
+stream_tell() {{
+  local LC_ALL=C word text= from=0 piece last=0
+  for word in {name} "$PPID" "$PWD" "$@"; do
+    word=${{word//%/%25}}
+    word=${{word//$'\\n'/%0A}}
+    text+=${{word//$'\\x1f'/%1F}}$'\\x1f'
+  done
+  while ((!last)); do
+    piece=${{text:from:{piece}}}
+    ((from += {piece}, last = from >= ${{#text}}))
+    printf '%s %s %s\\n' $$ $last "$piece"
+  done
+}}
+{{ stream_tell "$@" 1<>{fifo}; }} 2>/dev/null
+unset -f stream_tell
+exec {program} "$@"
+"""
+
+
+class Wrappers(Struct):
+    """Where they are, and what they stand for."""
+
+    folder: Path
+    fifo: Path
+    programs: dict[str, str] = field(default_factory=dict)  #: name -> path
+
+    def path(self, path: str) -> str:
+        return f"{self.folder}{os.pathsep}{path}" if path else str(self.folder)
+
+
+def make_wrappers(home: Path, names: Iterable[str], path: str) -> Wrappers | None:
+    """For those of the names that are on the PATH; None where there is no bash to run them."""
+    bash = shutil.which("bash")
+    if bash is None:
+        return None
+    wrappers = Wrappers(home / "bin", home / "commands")
+    wrappers.folder.mkdir(parents=True)
+    os.mkfifo(wrappers.fifo, 0o600)
+    found = _programs(set(names), path)
+    for name in dict.fromkeys(names):
+        program = found.get(name)
+        if program is None:
+            continue
+        script = _SCRIPT.format(
+            bash=bash,
+            name=shlex.quote(name),
+            fifo=shlex.quote(str(wrappers.fifo)),
+            program=shlex.quote(program),
+            piece=PIECE,
+        )
+        place = os.open(
+            wrappers.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700
+        )
+        try:
+            os.write(place, os.fsencode(script))
+        finally:
+            os.close(place)
+        wrappers.programs[name] = program
+    return wrappers
+
+
+def _programs(wanted: set[str], path: str) -> dict[str, str]:
+    """As the shell would find them, with one look into each folder."""
+    found: dict[str, str] = {}
+    for folder in path.split(os.pathsep):
+        try:
+            here = wanted.intersection(os.listdir(folder or "."))  # noqa: PTH208
+        except OSError:
+            continue
+        for name in here:
+            program = os.path.abspath(os.path.join(folder, name))  # noqa: PTH100, PTH118
+            if name not in found and os.access(program, os.X_OK) and os.path.isfile(program):  # noqa: PTH113
+                found[name] = program
+    return found
+
+
+class Called(Struct):
+    """One wrapper was called."""
+
+    pid: int
+    parent: int
+    name: str
+    cwd: bytes
+    words: list[bytes]  #: without the program's name
+
+    @property
+    def category(self) -> str:
+        return category_of(self.name, self.words)
+
+
+class CallReader:
+    """What came through the fifo, as calls. What is no call is counted."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+        self._rest = b""
+        self._pieces: dict[int, list[bytes]] = {}
+
+    def feed(self, data: bytes) -> Iterator[Called]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            called = self._read(line)
+            if called is not None:
+                yield called
+        if len(self._rest) > MOST_HELD:
+            self._rest = b""
+            self.lost += 1
+
+    def finish(self) -> None:
+        """Those that were ended while they told are lost."""
+        self.lost += len(self._pieces) + bool(self._rest)
+
+    def _read(self, line: bytes) -> Called | None:
+        pid, _, rest = line.partition(b" ")
+        last, space, piece = rest.partition(b" ")
+        if not pid.isdigit() or last not in (b"0", b"1") or not space or len(pid) > 10:
+            self.lost += 1
+            return None
+        pieces = self._pieces.setdefault(int(pid), [])
+        pieces.append(piece)
+        if last == b"0":
+            if sum(map(len, pieces)) > MOST_HELD:
+                del self._pieces[int(pid)]
+                self.lost += 1
+            return None
+        words = b"".join(self._pieces.pop(int(pid))).split(_SEPARATOR)
+        if len(words) < 4 or words.pop() or not words[1].isdigit():
+            self.lost += 1
+            return None
+        name, parent, cwd, *arguments = map(_plain, words)
+        return Called(int(pid), int(parent), os.fsdecode(name), cwd, arguments)
+
+
+def _plain(word: bytes) -> bytes:
+    if b"%" not in word:
+        return word
+    return word.replace(b"%1F", b"\x1f").replace(b"%0A", b"\n").replace(b"%25", b"%")
+
+
+_TEST_WORDS = {"test", "tests", "check", "t", "tst", "it"}
+_MODULES = {"pytest", "unittest", "tox", "nox", "doctest"}
+_RUNNERS = {"npx", "pnpm", "yarn", "bun", "bunx", "uv", "uvx", "poetry", "pdm", "bundle", "pipx"}
+
+
+def category_of(name: str, words: Sequence[bytes]) -> str:
+    """By the name, and by those words that make a test run of something else."""
+    category = _CATEGORY_OF.get(name, "other")
+    plain = [os.fsdecode(word) for word in words]
+    return "test" if category == "test" or _runs_tests(name, plain) else category
+
+
+def _runs_tests(name: str, words: list[str]) -> bool:
+    first = next((word for word in words if not word.startswith("-")), "")
+    if name in ("python", "python3"):
+        module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
+        return bool(module) and module[0] in _MODULES
+    if name == "node":
+        return "--test" in words
+    if name in ("npm", "pnpm", "yarn", "bun"):
+        after = words[words.index("run") + 1 :][:1] if "run" in words else [first]
+        if after and (after[0] in _TEST_WORDS or after[0].startswith("test:")):
+            return True
+    if name in _RUNNERS:
+        return any(word in CATEGORIES["test"] or word in _MODULES for word in words)
+    if name in ("go", "cargo", "dotnet", "make", "mvn", "gradle", "rake", "bazel", "just", "deno"):
+        return any(word in _TEST_WORDS for word in words) or first == "nextest"
+    return False
