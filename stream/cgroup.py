@@ -1,7 +1,7 @@
 """A control group of one's own, where the system has version 2 and lets us make one.
 
 It holds what a program starts, whatever the program does to its sessions and parents, and it
-ends all of it at once. Where there can be none, `make_cgroup` says so with None.
+ends all of it at once. Where there can be none, `enter_cgroup` says so with None.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ class Cgroup(Struct):
     path: Path
     home: Path  #: where the process that made it belongs
 
-    def enter(self) -> None:
-        """From now on, what this process starts is in it."""
-        (self.path / "cgroup.procs").write_text("0")
-
     def leave(self) -> None:
         (self.home / "cgroup.procs").write_text("0")
 
-    def is_populated(self) -> bool:
+    def holds_others(self) -> bool:
+        """Beside this process."""
         try:
-            return "populated 1" in (self.path / "cgroup.events").read_text()
+            return bool({*(self.path / "cgroup.procs").read_text().split()} - {str(os.getpid())})
         except OSError:
             return False
 
     def kill(self) -> None:
+        """Everyone in it: this process must have left."""
         with suppress(OSError):  # before Linux 5.14 there is no such file
             (self.path / "cgroup.kill").write_text("1")
 
     def remove(self) -> None:
         with suppress(OSError):  # what is still in it holds it
+            self.leave()
             self.path.rmdir()
 
 
-def make_cgroup() -> Cgroup | None:
-    """Beneath our own, with this process still outside."""
+def enter_cgroup() -> Cgroup | None:
+    """A new one beneath our own: what this process starts from now on is in it, as it is itself.
+    To change groups takes the kernel milliseconds, so it is done when nobody waits for it."""
     home = _home() if ON_LINUX else None
     if home is None:
         return None
@@ -53,8 +53,7 @@ def make_cgroup() -> Cgroup | None:
         return None
     made = Cgroup(path, home)
     try:
-        made.enter()
-        made.leave()
+        (path / "cgroup.procs").write_text("0")
     except OSError:
         made.remove()
         return None

@@ -18,7 +18,7 @@ from typing import NoReturn
 import msgspec
 from msgspec import Struct
 
-from stream.cgroup import Cgroup, make_cgroup
+from stream.cgroup import Cgroup, enter_cgroup
 from stream.errors import SpawnError
 from stream.tree import GIVE_UP, KILL_AFTER, Files, Reaper, Tree, send_group, start
 
@@ -125,32 +125,35 @@ def post_guard() -> Guard:
 
 
 def _serve(control: int, status: int, out: int, err: int) -> NoReturn:
-    code = 1
+    code, cgroup = 1, None
     try:
         os.setsid()  # a terminal's signals are the recorder's to pass on
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             # Not SIG_IGN, which a program would inherit; and what we inherited stays.
             if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGCHLD:
                 signal.signal(number, lambda number, frame: None)
-        length = int.from_bytes(_read_all(control, 4), "big")
-        order = msgspec.msgpack.decode(_read_all(control, length), type=Order)
+        Reaper.get()
+        cgroup = enter_cgroup()
+        order = _read_order(control)
         # Whoever reads our stdout waits for the recorder's end of it, not for ours.
         nobody = os.open(os.devnull, os.O_RDWR)
         stdin = nobody if os.isatty(0) else os.dup(0)
         for fd in (0, 1):
             os.dup2(nobody, fd)
-        _Watchman(control, status).run(order, Files(stdin, out, err))
-        code = 0
-    except EOFError:  # the recorder is gone, and nothing had been started
+        if order is not None:
+            _Watchman(control, status, cgroup).run(order, Files(stdin, out, err))
         code = 0
     finally:
+        if cgroup is not None:
+            cgroup.remove()
         os._exit(code)
 
 
 class _Watchman:
-    def __init__(self, control: int, status: int) -> None:
+    def __init__(self, control: int, status: int, cgroup: Cgroup | None) -> None:
         self._control = control
         self._status = status
+        self._cgroup = cgroup
         self._wake, wake = os.pipe()
         for fd in (self._wake, wake, control):
             os.set_blocking(fd, False)
@@ -159,18 +162,11 @@ class _Watchman:
         self._give_up_at: float | None = None  # when a signal should have ended the leader
 
     def run(self, order: Order, files: Files) -> None:
-        cgroup = make_cgroup()
-        try:
-            tree = self._start(order, files, cgroup)
-            if tree is not None:
-                self._watch(tree, order, cgroup)
-        finally:
-            if cgroup is not None:
-                cgroup.remove()
+        tree = self._start(order, files)
+        if tree is not None:
+            self._watch(tree, order)
 
-    def _start(self, order: Order, files: Files, cgroup: Cgroup | None) -> Tree | None:
-        if cgroup is not None:
-            cgroup.enter()
+    def _start(self, order: Order, files: Files) -> Tree | None:
         try:
             tree = start(
                 order.argv,
@@ -183,19 +179,17 @@ class _Watchman:
             self._report(Failed(str(error), error.number))
             return None
         finally:
-            if cgroup is not None:
-                cgroup.leave()
             for fd in (files.stdin, files.stdout, files.stderr):
                 os.close(fd)
         kind = "subreaper" if Reaper.get().contained else "process group"
-        self._report(Started(tree.leader.pid, "cgroup" if cgroup is not None else kind))
+        self._report(Started(tree.leader.pid, "cgroup" if self._cgroup is not None else kind))
         return tree
 
-    def _watch(self, tree: Tree, order: Order, cgroup: Cgroup | None) -> None:
+    def _watch(self, tree: Tree, order: Order) -> None:
         reaper = Reaper.get()
 
         def is_alone() -> bool:
-            return tree.is_over and not reaper.is_left(tree) and not _populated(cgroup)
+            return self._is_empty(tree)
 
         self._until(tree, order.grace, lambda: tree.is_over, order.timeout)
         ended: list[str] = []
@@ -207,7 +201,7 @@ class _Watchman:
                 self._give_up_at = None
                 self._until(tree, order.grace, lambda: tree.is_over, KILL_AFTER)
             if not tree.is_over:
-                ended = self._end(tree, cgroup)
+                ended = self._end(tree)
         self._report(Exited(tree.leader.returncode if tree.is_over else -signal.SIGKILL))
         outlived: list[str] = []
         if not is_alone():
@@ -220,19 +214,26 @@ class _Watchman:
                     reaper.signal(tree, signal.SIGTERM)
                     self._give_up_at = None
                     self._until(tree, order.grace, is_alone, KILL_AFTER)
-                ended += [name for name in self._end(tree, cgroup) if name not in ended]
+                ended += [name for name in self._end(tree) if name not in ended]
         self._report(Over(outlived[:_MOST_NAMES], ended[:_MOST_NAMES]))
 
-    def _end(self, tree: Tree, cgroup: Cgroup | None) -> list[str]:
+    def _is_empty(self, tree: Tree) -> bool:
+        if not tree.is_over or Reaper.get().is_left(tree):
+            return False
+        return self._cgroup is None or not self._cgroup.holds_others()
+
+    def _end(self, tree: Tree) -> list[str]:
         """Whom it caught. Bounded: what is stuck in the kernel is not waited for."""
         reaper = Reaper.get()
+        if self._cgroup is not None:
+            self._cgroup.leave()
         found = dict.fromkeys(reaper.living(tree))
         deadline = time.monotonic() + GIVE_UP
         while time.monotonic() < deadline:
-            if tree.is_over and not reaper.is_left(tree) and not _populated(cgroup):
+            if self._is_empty(tree):
                 break
-            if cgroup is not None:
-                cgroup.kill()
+            if self._cgroup is not None:
+                self._cgroup.kill()
             found |= dict.fromkeys(reaper.kill(tree).values())
             time.sleep(0.001)
         return list(found)
@@ -272,10 +273,6 @@ class _Watchman:
             return
 
 
-def _populated(cgroup: Cgroup | None) -> bool:
-    return cgroup is not None and cgroup.is_populated()
-
-
 def _drain(fd: int) -> bytes:
     try:
         return os.read(fd, 4096)
@@ -283,11 +280,15 @@ def _drain(fd: int) -> bytes:
         return b""
 
 
-def _read_all(fd: int, length: int) -> bytes:
+def _read_order(fd: int) -> Order | None:
+    """None: the recorder is gone, or wants nothing any more."""
     data = b""
+    length = 4
     while len(data) < length:
         part = os.read(fd, length - len(data))
         if not part:
-            raise EOFError
+            return None
         data += part
-    return data
+        if len(data) == 4:
+            length += int.from_bytes(data, "big")
+    return msgspec.msgpack.decode(data[4:], type=Order)

@@ -25,6 +25,7 @@ from stream.guard import (
     TimedOut,
     decode_report,
 )
+from stream.interrupts import Interrupts
 from stream.outputs import Output
 from stream.recording import Recording
 from stream.records.run import RunSummary
@@ -111,18 +112,6 @@ def order_of(recording: Recording, wrappers: Wrappers | None) -> Order:
     )
 
 
-class Interrupts:
-    """Signals to us, passed on to the agent as soon as there is one."""
-
-    def __init__(self) -> None:
-        self.numbers: list[int] = []
-        self.hear: Callable[[int], None] = lambda number: None
-
-    def pass_on(self, number: int) -> None:
-        self.numbers.append(number)
-        self.hear(number)
-
-
 class Invocation:
     def __init__(
         self,
@@ -157,7 +146,7 @@ class Invocation:
             return
         self.ending.started = time.monotonic_ns()
         self._guard.go(order)
-        self._interrupts.hear = self._pass_on
+        self._interrupts.listen(self._pass_on)
         try:
             async with create_task_group() as patience:
                 async with create_task_group() as tasks:
@@ -170,7 +159,6 @@ class Invocation:
                         patience.start_soon(self._release)
                 patience.cancel_scope.cancel()
         finally:
-            self._interrupts.hear = lambda number: None
             self._guard.close()
 
     def _pass_on(self, number: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyio import Event
 from anyio.abc import ObjectSendStream
@@ -13,20 +13,19 @@ from msgspec import Struct, field
 
 from stream.errors import OutputError, StreamError
 from stream.guard import Guard
-from stream.invocation import Interrupts
-from stream.matrix import Matrix, Outcome
+from stream.interrupts import Interrupts
 from stream.pipeline import Batch, Pipeline, Sink, Source, Write
-from stream.plan import Begun, Stop
 from stream.recording import Recording
 from stream.records.control import Finding
 from stream.records.run import BOUNDARY_FILE, RunSummary
-from stream.sinks.ndjson import Records
-from stream.sinks.places import STDOUT
 from stream.sources.agent import AgentSource, EventLine
 from stream.stages.invariants import Invariants
 from stream.tee import Relay
 from stream.tree import Reaper
 from stream.workplace import Workplace
+
+if TYPE_CHECKING:  # half of what a run without probes would load
+    from stream.plan import Begun
 
 MOST_FINDINGS = 20
 
@@ -37,7 +36,7 @@ class Observed(Struct):
     summary: RunSummary
     findings: list[Finding] = field(default_factory=list)  #: rules that the run itself broke
     troubles: list[str] = field(default_factory=list)  #: what could not be written or run beside it
-    matrix: Outcome | None = None
+    matrix: Any = None  #: an Outcome, where there were probes
 
 
 async def run_observe(
@@ -48,7 +47,6 @@ async def run_observe(
     relays: Sequence[Relay | None],
     events: bool = False,
     probes: Begun | None = None,
-    stop: Stop | None = None,
     timeout: float = 30.0,
     on_progress: Callable[[int], None] = lambda files: None,
 ) -> Observed:
@@ -72,11 +70,20 @@ async def run_observe(
         if probes is None:
             is_alone.set()
         else:
+            from stream.matrix import Matrix
+            from stream.plan import Stop
+            from stream.sinks.ndjson import Records
+
+            stop = Stop()
+            interrupts.listen(lambda number: stop.ask())
             matrix = Matrix(probes, timeout=timeout, stop=stop)
             sources.append(_Beside(matrix.source, has_place, is_alone, troubles))
             target = Records(str(recording.folder / BOUNDARY_FILE))
             sinks.append(_Part(target, _is_boundary, "boundary records", troubles))
         if events:
+            from stream.sinks.ndjson import Records
+            from stream.sinks.places import STDOUT
+
             sinks.append(_Part(Records(STDOUT), _is_event, "events to stdout", troubles))
         pipeline = Pipeline[Any](tuple(sources))
         if matrix is not None:

@@ -51,7 +51,7 @@ _SEPARATOR = b"\x1f"
 _SCRIPT = """#!{bash} -p
 stream_tell() {{
   local LC_ALL=C word text= from=0 piece last=0
-  for word in {name} "$PPID" "$PWD" "$@"; do
+  for word in "${{0##*/}}" "$PPID" "$PWD" "$@"; do
     word=${{word//%/%25}}
     word=${{word//$'\\n'/%0A}}
     text+=${{word//$'\\x1f'/%1F}}$'\\x1f'
@@ -64,7 +64,9 @@ stream_tell() {{
 }}
 {{ stream_tell "$@" 1<>{fifo}; }} 2>/dev/null
 unset -f stream_tell
-exec {program} "$@"
+case ${{0##*/}} in
+{cases}
+esac
 """
 
 
@@ -87,26 +89,21 @@ def make_wrappers(home: Path, names: Iterable[str], path: str) -> Wrappers | Non
     wrappers = Wrappers(home / "bin", home / "commands")
     wrappers.folder.mkdir(parents=True)
     os.mkfifo(wrappers.fifo, 0o600)
-    found = _programs(set(names), path)
-    for name in dict.fromkeys(names):
-        program = found.get(name)
-        if program is None:
-            continue
-        script = _SCRIPT.format(
-            bash=bash,
-            name=shlex.quote(name),
-            fifo=shlex.quote(str(wrappers.fifo)),
-            program=shlex.quote(program),
-            piece=PIECE,
-        )
-        place = os.open(
-            wrappers.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700
-        )
-        try:
-            os.write(place, os.fsencode(script))
-        finally:
-            os.close(place)
-        wrappers.programs[name] = program
+    wrappers.programs = _programs(set(names), path)
+    script = _SCRIPT.format(
+        bash=bash,
+        fifo=shlex.quote(str(wrappers.fifo)),
+        cases="\n".join(
+            f'{shlex.quote(name)}) exec {shlex.quote(program)} "$@" ;;'
+            for name, program in sorted(wrappers.programs.items())
+        ),
+        piece=PIECE,
+    )
+    place = home / "wrapper"
+    place.write_bytes(os.fsencode(script))
+    place.chmod(0o700)
+    for name in wrappers.programs:
+        os.symlink(place, wrappers.folder / name)  # noqa: PTH211  # hundreds of µs in all
     return wrappers
 
 

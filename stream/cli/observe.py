@@ -121,9 +121,6 @@ def observe(
     Exit code: the command's own (128 + signal; 127 if there is no such command, 126 if it
     cannot be run), or 2 for wrong use, before anything was started.
     """
-    from stream.invocation import Interrupts
-    from stream.plan import Stop
-
     if events not in (None, "-"):
         raise typer.BadParameter("--events knows one place: -")
     if no_wrap and wrap:
@@ -132,35 +129,34 @@ def observe(
         raise typer.BadParameter("--cap is for --matrix")
     if timeout is not None:
         seconds(timeout)
-    interrupts, stop = Interrupts(), Stop()
+    from stream.interrupts import Interrupts
 
-    def pass_on(signal: int) -> None:
-        interrupts.pass_on(signal)
-        stop.ask()
+    interrupts = Interrupts()
 
     @contextmanager
     def prepare() -> Iterator[tuple[Recording, Guard, Begun | None]]:
         from stream.guard import post_guard
 
-        recording = _recording(
-            command,
-            request=request,
-            scenario=scenario,
-            parameters=parameters,
-            constraints=split_words(constraint, "--constraint"),
-            mode=workspace,
-            source=source,
-            capture=capture,
-            environment=environment,
-            runs=runs,
-            run_id=run_id,
-            names=None if no_wrap else split_words(wrap, "--wrap"),
-            grace=grace,
-            timeout=timeout,
-        )
         with ExitStack() as stack:
-            guard = post_guard()  # first: it must not be taken for a probe's orphan
+            # First: it gets ready while the rest is loaded, and must not be taken for an orphan.
+            guard = post_guard()
             stack.callback(guard.close)
+            recording = _recording(
+                command,
+                request=request,
+                scenario=scenario,
+                parameters=parameters,
+                constraints=split_words(constraint, "--constraint"),
+                mode=workspace,
+                source=source,
+                capture=capture,
+                environment=environment,
+                runs=runs,
+                run_id=run_id,
+                names=None if no_wrap else split_words(wrap, "--wrap"),
+                grace=grace,
+                timeout=timeout,
+            )
             try:
                 probes = _probes(recording, split_words(cap, "--cap"), stack) if matrix else None
             except BaseException:
@@ -185,7 +181,6 @@ def observe(
                 relays=(None if events else Relay(1), Relay(2)),
                 events=events is not None,
                 probes=probes,
-                stop=stop,
                 on_progress=progress,
             )
         finally:
@@ -193,7 +188,7 @@ def observe(
         _conclude(observed, recording, quiet=quiet)
         return observed.summary.exit_code
 
-    run_prepared(prepare, work, pass_on=pass_on)
+    run_prepared(prepare, work, pass_on=interrupts.pass_on)
 
 
 def _recording(
@@ -219,10 +214,10 @@ def _recording(
     from stream.recording import (
         Recording,
         check_source,
-        runs_beside,
         find_program,
         make_folder,
         new_run_id,
+        runs_beside,
     )
     from stream.records.run import WORKSPACE
     from stream.scenario import read_scenario

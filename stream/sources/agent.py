@@ -19,7 +19,8 @@ from stream.agents import ask_version
 from stream.commands import CommandLog, made_wrappers
 from stream.errors import OutputError
 from stream.guard import Guard
-from stream.invocation import Ending, Interrupts, Invocation, order_of
+from stream.interrupts import Interrupts
+from stream.invocation import Ending, Invocation, order_of
 from stream.journal import Journal
 from stream.outputs import Kept, Output, kept_file
 from stream.pipeline import Batch
