@@ -38,7 +38,9 @@ def test_the_schema_is_open() -> None:
 
 
 def test_the_page_has_every_rule() -> None:
-    rows = re.findall(r"^\| `([a-z0-9_.]+)` \| ([\d.]+|folder) \| (error|warning) \|", PAGE, re.M)
+    rows = re.findall(
+        r"^\| `([a-z0-9_.]+)` \| ([\d.]+|folder) \| (error|warning) \|", PAGE, re.MULTILINE
+    )
     assert rows == [(name, rule.section, rule.severity) for name, rule in RULES.items()]
     for name, rule in RULES.items():
         assert f"| `{name}` | {rule.section} | {rule.severity} | {cell(rule.sentence)} |" in PAGE
