@@ -402,7 +402,8 @@ def _is_judged(value: dict[str, Any]) -> bool:
 
 def _is_founded(part: dict[str, Any], event: dict[str, Any]) -> bool:
     """What is wrong with an evidence that is there has been said already."""
-    if _objects(part.get("violations")) or any(map(_is_judged, _objects(part.get("checks")))):
+    checks = _objects(part.get("checks"))
+    if _objects(part.get("violations")) or any(item.get("status") != "unknown" for item in checks):
         return True
     return any(reference.type in SOURCES for reference in references_of(event))
 

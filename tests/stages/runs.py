@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
+
+from hypothesis import strategies as st
 
 from stream.records.decision import CONSTRAINTS
 
@@ -192,4 +195,55 @@ def many_runs(count: int) -> Iterator[bytes]:
         yield from text.encode().split(b"\n")
 
 
-Change = Callable[[Run], Any]
+VALUES: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        *(None, True, False, 0, -1, 1.5, 2**70, 1e300, "", " ", "unknown", "pass", "fail", "warn"),
+        *("null", "codex", "claude-code", "black_box", "full", "style", "x" * 513, "stdout: é"),
+        *("sha256:0123abcd", "[run_started] x", "[run_started", "[x] y", "run_finished"),
+        *("the agent thought", "2026-03-04T05:06:07Z", "2026-03-04T05:06:07.1234567+00:00"),
+        *("2026-03-04T05:06:07+02:00", "2026-02-30T00:00:00Z", "2026-03-04", "0001-01-01T00:00:00"),
+        *([], {}, [None], [{}], {"a": 1}, [[]], ["x"], {"lost_bytes": 5}, {"lost_bytes": "5"}),
+        {"id": "a", "status": "pass", "evidence": "diff"},
+        [{"id": "a", "status": "unknown", "evidence": ""}],
+        [{"id": "a", "status": "pass", "evidence": "stdout, 5 lines"}],
+        [{"id": "a", "severity": "warn", "message": "", "evidence": "fs_diff.patch"}],
+        [{"id": "style.no_emojis", "type": "style", "rule": ""}],
+        [{"id": "style.no_emojis", "type": "safety", "rule": ""}],
+        {"status": "unknown", "checks": [], "violations": [], "score": None},
+        {"status": "pass", "checks": [], "violations": [], "score": 1},
+        {"status": "pass", "checks": [{"id": "a", "status": "fail", "evidence": "stderr"}]},
+    ]
+)
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    steps = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    inner = [found for key, item in steps for found in _paths(item, (*path, key))]
+    return [path, *inner] if path else inner
+
+
+@st.composite
+def changed_events(draw: st.DrawFn) -> Event:
+    """One of the nine, with up to three of its values replaced, left out or added."""
+    one: Event = copy.deepcopy(draw(st.sampled_from([*good_run(), *published(good_run()[6:])])))
+    for _ in range(draw(st.integers(0, 3))):
+        *steps, last = draw(st.sampled_from(_paths(one)))
+        holder: Any = one
+        for step in steps:
+            holder = holder[step]
+        kind = draw(st.integers(0, 9))
+        if kind == 0:
+            del holder[last]
+        elif kind == 1 and isinstance(holder, dict):
+            holder[draw(st.sampled_from(["x", "checks", "violations", "score"]))] = copy.deepcopy(
+                draw(VALUES)
+            )
+        else:
+            holder[last] = copy.deepcopy(draw(VALUES))
+    return one

@@ -1,0 +1,385 @@
+"""check, given a run folder: what beside the events is not as they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from stream.checking import Answer, run_check
+from stream.errors import InputError
+from stream.pipeline import Batch
+from stream.records.control import Finding
+from stream.records.run import Profile
+from stream.stages.rules import RULES
+from tests.folders import FILES, Folder, digest
+from tests.stages.runs import encoded
+from tests.stages.test_invariants import BROKEN_HERE
+
+
+class Collected:
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+
+    def open(self) -> Any:
+        return self
+
+    async def __aenter__(self) -> Any:
+        async def write(batch: Batch[Any]) -> None:
+            self.items += batch
+
+        return write
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+def checked(target: Path, profile: Profile | None = None) -> tuple[Answer, list[Finding]]:
+    collected = Collected()
+    answer = anyio.run(run_check, str(target), profile, collected)
+    return answer, [item for item in collected.items if isinstance(item, Finding)]
+
+
+def found(target: Path) -> list[Finding]:
+    return checked(target)[1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "run")
+
+
+def test_a_good_folder_has_no_finding(folder: Folder) -> None:
+    answer, findings = checked(folder.write())
+    assert findings == []
+    assert (answer.events, answer.runs, answer.findings, answer.errors) == (9, 1, 0, 0)
+    assert str(answer.counts) == "9 in = 9 out + 0 rejected + 0 filtered"
+
+
+Change = Callable[[Folder], object]
+
+
+def after(change: Change) -> Change:
+    """Done to a folder that is written already: what somebody did to the evidence."""
+
+    def work(folder: Folder) -> None:
+        folder.write()
+        change(folder)
+
+    return work
+
+
+def before(change: Change) -> Change:
+    """What the recorder did wrong."""
+
+    def work(folder: Folder) -> None:
+        change(folder)
+        folder.write()
+
+    return work
+
+
+def _edit(name: str, **changes: Any) -> Change:
+    def work(folder: Folder) -> None:
+        path = folder.root / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return work
+
+
+def _referring(ref: str, kind: str = "process", **changes: Any) -> Change:
+    def work(folder: Folder) -> None:
+        folder.write()
+        folder.item(kind).update({"content_ref": ref, **changes})
+        folder.write_events()
+
+    return work
+
+
+def _link_out(folder: Folder) -> None:
+    outside = folder.root.parent / "outside"
+    outside.write_text("x")
+    (folder.root / "out").symlink_to(outside)
+    _referring("out")(folder)
+
+
+def _fifo(folder: Folder) -> None:
+    os.mkfifo(folder.root / "fifo")
+    _referring("fifo")(folder)
+
+
+def _unlisted_link(folder: Folder) -> None:
+    (folder.artifacts / "more").symlink_to("/")
+
+
+def _other_manifest(folder: Folder) -> None:
+    folder.write_manifest(run_id="another")
+
+
+def _manifest_files(**changes: Any) -> Change:
+    def work(folder: Folder) -> None:
+        path = folder.artifacts / "manifest.json"
+        manifest = json.loads(path.read_text())
+        manifest["files"][1].update(changes)
+        path.write_text(json.dumps(manifest))
+
+    return after(work)
+
+
+def _more_in_manifest(path: str) -> Change:
+    def work(folder: Folder) -> None:
+        target = folder.artifacts / "manifest.json"
+        manifest = json.loads(target.read_text())
+        manifest["files"].append({"path": path, "bytes": 0, "sha256": "0" * 64})
+        target.write_text(json.dumps(manifest))
+
+    return after(work)
+
+
+def _broken_diff(folder: Folder) -> None:
+    path = folder.root / FILES["diff"]
+    path.write_bytes(path.read_bytes().replace(b"@@ -1", b"@@ -x"))
+
+
+def _run_id(folder: Folder) -> None:
+    folder.metadata["run_id"] = "another"
+
+
+def _write(name: str, data: bytes) -> Change:
+    return lambda folder: (folder.root / name).write_bytes(data)
+
+
+#: (rule, what is done)
+CASES: list[tuple[str, Change]] = [
+    ("folder.metadata", after(lambda folder: (folder.root / "metadata.json").unlink())),
+    ("folder.run_id", before(_run_id)),
+    ("folder.run_id", after(_other_manifest)),
+    ("folder.constraints", before(lambda f: f.metadata["constraints"].append("mine.own"))),
+    ("artifact.inside", _referring("/etc/hostname")),
+    ("artifact.inside", _referring("artifacts/../../run/metadata.json")),
+    ("artifact.inside", _link_out),
+    ("artifact.present", _referring("artifacts/absent.txt")),
+    ("artifact.present", _referring("artifacts/claude_stdout.txt/x")),
+    ("artifact.present", _referring("workspace")),
+    ("artifact.present", _referring("x" * 5000)),
+    ("artifact.present", _referring("a\0b")),
+    ("artifact.present", _referring("")),
+    ("artifact.present", _fifo),
+    ("artifact.digest", _referring(FILES["stdout_log"], hash=f"sha256:{'0' * 64}")),
+    ("artifact.checkable", _referring(FILES["stdout_log"], hash="unknown")),
+    ("artifact.checkable", _referring(FILES["stdout_log"], hash=f"sha256:{'0' * 63}X")),
+    ("manifest.document", after(lambda folder: (folder.artifacts / "manifest.json").unlink())),
+    ("manifest.document", after(_write("artifacts/manifest.json", b"{"))),
+    ("manifest.document", after(_write("artifacts/manifest.json", b"[" * 100_000))),
+    ("manifest.document", after(_write("artifacts/manifest.json", b'{"schema":"x"}'))),
+    ("manifest.document", after(_edit("artifacts/manifest.json", files=5))),
+    ("manifest.inside", _more_in_manifest("../run/metadata.json")),
+    ("manifest.present", _more_in_manifest("artifacts/absent")),
+    ("manifest.digest", _manifest_files(bytes=1)),
+    ("manifest.digest", _manifest_files(sha256="0" * 64)),
+    ("manifest.unlisted", after(_write("artifacts/more.txt", b"x"))),
+    ("manifest.unlisted", after(_unlisted_link)),
+    ("diff.parses", before(_broken_diff)),
+    ("diff.parses", before(_write(FILES["diff"], b"this is no patch\n"))),
+    ("diff.applies", after(_write("workspace/kept.txt", b"mine\n"))),
+    ("diff.applies", after(lambda folder: (folder.workspace / "new file").unlink())),
+]
+ELSEWHERE = {"folder.contract", "diff.checkable"}  #: below
+
+
+@pytest.mark.parametrize(("rule", "change"), CASES, ids=[rule for rule, _ in CASES])
+def test_a_rule_that_alone_is_broken_is_found_alone(
+    rule: str, change: Change, folder: Folder
+) -> None:
+    change(folder)
+    answer, (finding,) = checked(folder.root)
+    assert (finding.rule, finding.severity) == (rule, RULES[rule].severity)
+    assert (answer.findings, answer.errors) == (1, finding.severity == "error")
+    assert "\n" not in finding.message
+    assert str(finding.source).startswith(str(folder.root))
+
+
+def test_every_rule_is_broken_somewhere() -> None:
+    assert {rule for rule, _ in CASES} | ELSEWHERE | BROKEN_HERE == set(RULES)
+    assert not {rule for rule, _ in CASES} & BROKEN_HERE
+
+
+def test_metadata_of_another_recorder_are_only_a_warning(folder: Folder) -> None:
+    del folder.metadata["schema"]
+    (finding,) = found(folder.write())
+    assert (finding.rule, finding.severity) == ("folder.contract", "warning")
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b'"\xff"', b'{"schema":"x"}', b'{"schema":5}'])
+def test_metadata_that_cannot_be_used(data: bytes, folder: Folder) -> None:
+    folder.write()
+    (folder.root / "metadata.json").write_bytes(data)
+    assert [one.rule for one in found(folder.root)] in (
+        ["folder.metadata", "manifest.digest"],
+        ["folder.metadata"],
+    )
+
+
+def test_without_git_the_diff_is_not_judged(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.write()
+    monkeypatch.setenv("PATH", "/nonexistent")
+    (finding,) = found(folder.root)
+    assert (finding.rule, finding.severity) == ("diff.checkable", "warning")
+
+
+# ------------------------------------------------------------- runs that were cut off
+
+
+def test_a_run_that_was_cut_off_is_one_finding(folder: Folder) -> None:
+    """However far it came, and whatever of its artifacts, its metadata, its manifest is there."""
+    folder.write()
+    data = (folder.root / "events.jsonl").read_bytes()
+    shutil.rmtree(folder.artifacts)
+    end = data.rindex(b"\n", 0, -1) + 1
+    for size in (0, 1, 500, *range(700, end, 2500), end, end + 9, len(data) - 2):
+        (folder.root / "events.jsonl").write_bytes(data[:size])
+        assert [one.rule for one in found(folder.root)] == ["run.incomplete"], size
+    (folder.root / "metadata.json").unlink()
+    assert [one.rule for one in found(folder.root)] == ["run.incomplete"]
+    (folder.root / "events.jsonl").unlink()
+    assert [one.rule for one in found(folder.root)] == ["run.incomplete"]
+    shutil.rmtree(folder.workspace)
+    (finding,) = found(folder.root)
+    assert finding.rule == "run.incomplete"
+    assert finding.source == str(folder.root / "events.jsonl")
+
+
+def test_what_was_lost_is_one_finding(folder: Folder) -> None:
+    """The disk was full: the log is short, and there is no manifest."""
+    folder.write()
+    folder.item("stdout_log")["metadata"]["lost_bytes"] = 512
+    folder.write_events()
+    (folder.root / FILES["stdout_log"]).write_bytes(b"{")
+    (folder.artifacts / "manifest.json").unlink()
+    (finding,) = found(folder.root)
+    assert finding.rule == "run.incomplete"
+    assert "512 bytes of artifacts/claude_stdout.txt" in finding.message
+
+
+# --------------------------------------------------------------------- the diff
+
+
+def test_neither_user_nor_workspace_tells_git_anything(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attributes that convert, filters and hooks that leave a trace, a repository that is
+    broken: nothing of it is heeded, and nothing of it is started."""
+    folder.write()
+    trace = tmp_path / "trace"
+    home = tmp_path / "home"
+    home.mkdir()
+    config = f'[filter "evil"]\nclean = touch {trace}\nsmudge = touch {trace}\nrequired = true\n'
+    config += f"[core]\nautocrlf = true\nfsmonitor = touch {trace}\nattributesFile = {home}/a\n"
+    (home / ".gitconfig").write_text(config)
+    (home / "a").write_text("* text eol=crlf filter=evil\n")
+    (folder.workspace / ".gitattributes").write_text("* text=auto eol=lf ident filter=evil\n")
+    (folder.workspace / ".git").mkdir()
+    (folder.workspace / ".git" / "config").write_text("broken [\n")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(home / ".gitconfig"))
+    monkeypatch.setenv("GIT_DIR", str(home))
+    assert found(folder.root) == []
+    assert not trace.exists()
+
+
+def test_a_workspace_in_place_is_not_looked_into(folder: Folder) -> None:
+    folder.metadata["workspace_mode"] = "here"
+    folder.write()
+    (folder.workspace / "kept.txt").write_text("mine")
+    assert found(folder.root) == []
+
+
+def test_a_workspace_elsewhere_is_not_looked_into(folder: Folder, tmp_path: Path) -> None:
+    folder.metadata["workspace"] = str(tmp_path)
+    assert found(folder.write()) == []
+
+
+def test_nothing_changed_is_an_empty_diff(folder: Folder) -> None:
+    (folder.root / FILES["diff"]).write_bytes(b"")
+    assert found(folder.write()) == []
+
+
+def test_the_artifacts_of_a_folder_stay_as_they_are(folder: Folder) -> None:
+    folder.write()
+    paths = sorted(path for path in folder.root.rglob("*") if path.is_file())
+    states = [(path, digest(path), path.stat().st_mtime_ns) for path in paths]
+    assert found(folder.root) == []
+    paths = sorted(path for path in folder.root.rglob("*") if path.is_file())
+    assert [(path, digest(path), path.stat().st_mtime_ns) for path in paths] == states
+
+
+# --------------------------------------------------------------------- profiles
+
+
+def test_the_profile_is_that_of_the_run(folder: Folder) -> None:
+    for one in folder.run:
+        one["session"]["agent_id"] = "codex"
+    folder.metadata["profile"] = "agents"
+    folder.write()
+    assert found(folder.root) == []
+    assert [one.rule for one in checked(folder.root, "poc")[1]] == ["session.agent_id"] * 9
+    assert {one.rule for one in found(folder.root / "events.jsonl")} == {"session.agent_id"}
+
+
+# -------------------------------------------------------------- unusable input
+
+
+def _folder_with(make: Callable[[Path], None], path: Path) -> None:
+    path.mkdir()
+    make(path / "events.jsonl")
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda path: None, "no such file or directory"),
+        (lambda path: path.symlink_to("/dev/null"), "neither a run folder nor"),
+        (lambda path: path.symlink_to(path), "too many levels of symbolic links"),
+        (_socket, "neither a run folder nor"),
+        (lambda path: (path / "x").mkdir(parents=True), "no run folder"),
+        (lambda path: (path / "events.jsonl").mkdir(parents=True), "a folder, not a regular file"),
+        (lambda path: _folder_with(os.mkfifo, path), "a fifo, not a regular"),
+        (
+            lambda path: (path.mkdir(), (path / "events.jsonl").symlink_to("/etc/hostname")),
+            "a link, not a regular",
+        ),
+    ],
+    ids=range(8),
+)
+def test_what_is_no_run(
+    make: Callable[[Path], object], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(Path("r"))
+    with pytest.raises(InputError) as caught:
+        checked(Path("r"))
+    assert sentence in str(caught.value)
+    assert str(caught.value).startswith("r")
+
+
+def test_a_file_of_events(tmp_path: Path, folder: Folder) -> None:
+    path = tmp_path / "e"
+    path.write_bytes(b"\n".join([*encoded(folder.run), b"junk", b""]))
+    answer, (finding,) = checked(path)
+    assert (finding.rule, finding.line) == ("line.json_object", 10)
+    assert answer.counts.rejected == 1
