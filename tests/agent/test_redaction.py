@@ -9,6 +9,7 @@ import re
 import threading
 import time
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -79,8 +80,9 @@ SEEDED: dict[str, tuple[str, str]] = {
     "pem in a diff": ("+" + PEM.replace("\n", "\n+"), KEY_LINES.replace("\n", "\n+")),
     "pem on one line": (PEM.replace("\n", " "), KEY_LINES.replace("\n", " ")),
     "pem of pgp": (
-        f"-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: GnuPG v1\n\n{KEY_LINES}\n"
-        "-----END PGP PRIVATE KEY BLOCK-----",
+        PEM.replace("RSA PRIVATE KEY", "PGP PRIVATE KEY BLOCK").replace(
+            "\n", "\nVersion: GnuPG v1\n\n", 1
+        ),
         KEY_LINES,
     ),
 }
@@ -100,7 +102,7 @@ def clean(output: bytes, secret: str) -> None:
 def cut(redactor: Redactor, data: bytes, places: list[int]) -> bytes:
     stream_ = redactor.stream()
     edges = [0, *sorted(places), len(data)]
-    parts = [stream_.feed(data[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [stream_.feed(data[a:b]) for a, b in pairwise(edges)]
     return b"".join([*parts, stream_.finish()])
 
 
@@ -119,7 +121,7 @@ def test_it_does_not_where_the_bytes_are_cut_anywhere(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stream.redaction.scan.STEP", 1)
-    written, secret = SEEDED[name]
+    written, _ = SEEDED[name]
     data = f"first line\n{written}\nlast line\n".encode()
     whole = Redactor(ENVIRONMENT).bytes(data)
     every = range(len(data)) if len(data) < 1500 else range(0, len(data), 97)
