@@ -8,7 +8,7 @@ depends on its bytes alone, never on its chunks, and it holds a bounded piece of
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,10 +49,6 @@ class Redactor:
             return self.bytes(text.encode("utf-8", "surrogatepass")).decode(
                 "utf-8", "surrogatepass"
             )
-
-    def words(self, words: Sequence[str]) -> list[str]:
-        """The words of a command, each seen with its neighbours: `--password` is one of its own."""
-        return self.text("\0".join(words)).split("\0") if words else []
 
     def _token(self, kind: str, identity: Data) -> Data:
         from hashlib import sha256

@@ -231,7 +231,7 @@ def test_a_long_value_of_the_environment_is_found_in_pieces() -> None:
 
 def test_the_words_of_a_command_are_seen_together() -> None:
     words = ["login", "--password", "hunter2hunter2", "--header", "Authorization: Bearer abcdef12"]
-    output = Redactor({}).words(words)
+    output = Redactor({}).text("\0".join(words)).split("\0")
     assert output == [
         "login",
         "--password",
@@ -239,8 +239,11 @@ def test_the_words_of_a_command_are_seen_together() -> None:
         "--header",
         "Authorization: Bearer [redacted:authorization:2]",
     ]
-    assert Redactor({}).words([]) == []
-    assert Redactor({}).words(["", "a\udcff", ""]) == ["", "a\udcff", ""]
+
+
+def test_what_is_not_utf_8_goes_through() -> None:
+    assert Redactor({}).text("a\udcff") == "a\udcff"
+    assert Redactor({}).bytes(b"a\xff\0") == b"a\xff\0"
 
 
 def test_half_of_a_surrogate_pair_goes_through() -> None:
