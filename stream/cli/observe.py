@@ -14,10 +14,10 @@ import typer
 from stream.cli.running import ListsCommand, number, run_prepared, say, seconds, split_words
 
 if TYPE_CHECKING:
-    from stream.guard import Guard
+    from stream.recorder.guard import Guard
     from stream.observe import Observed
     from stream.plan import Begun
-    from stream.recording import Recording
+    from stream.recorder.recording import Recording
     from stream.records.run import RunSummary
 
 GRACE = 5.0
@@ -129,13 +129,13 @@ def observe(
         raise typer.BadParameter("--cap is for --matrix")
     if timeout is not None:
         seconds(timeout)
-    from stream.interrupts import Interrupts
+    from stream.recorder.interrupts import Interrupts
 
     interrupts = Interrupts()
 
     @contextmanager
     def prepare() -> Iterator[tuple[Recording, Guard, Begun | None]]:
-        from stream.guard import post_guard
+        from stream.recorder.guard import post_guard
 
         with ExitStack() as stack:
             # First: it gets ready while the rest is loaded, and must not be taken for an orphan.
@@ -169,7 +169,7 @@ def observe(
     async def work(prepared: tuple[Recording, Guard, Begun | None]) -> int:
         from stream.cli.progress import Copying
         from stream.observe import run_observe
-        from stream.tee import Relay
+        from stream.recorder.tee import Relay
 
         recording, guard, probes = prepared
         progress = Copying()
@@ -209,9 +209,9 @@ def _recording(
     timeout: float | None,
 ) -> Recording:
     """Everything is checked before there is a run folder."""
-    from stream.agents import identify
-    from stream.disclosure import Disclosure
-    from stream.recording import (
+    from stream.recorder.agents import identify
+    from stream.recorder.disclosure import Disclosure
+    from stream.recorder.recording import (
         Recording,
         check_source,
         find_program,
@@ -220,7 +220,7 @@ def _recording(
         runs_beside,
     )
     from stream.records.run import WORKSPACE
-    from stream.scenario import read_scenario
+    from stream.recorder.scenario import read_scenario
     from stream.workspace.patching import find_git
 
     asked = read_scenario(scenario, parameters, request, constraints)
@@ -235,7 +235,7 @@ def _recording(
     find_git()
     wrap: list[str] = []
     if names is not None:
-        from stream.wrappers import DEFAULT_NAMES
+        from stream.recorder.wrappers import DEFAULT_NAMES
 
         wrap = [*DEFAULT_NAMES, *names]
     folder = make_folder(runs, run_id or new_run_id())

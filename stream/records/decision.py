@@ -165,12 +165,8 @@ class DecisionEvent(Struct, kw_only=True):
 CONSTRAINTS: dict[str, Constraint] = {
     constraint.id: constraint
     for constraint in (
-        Constraint(
-            "output.json_only", "format", "What the agent answers is JSON and nothing else."
-        ),
-        Constraint(
-            "style.no_emojis", "style", "Neither the answer nor an added line has an emoji."
-        ),
+        Constraint("output.json_only", "format", "What the agent answers is JSON and nothing else."),
+        Constraint("style.no_emojis", "style", "Neither the answer nor an added line has an emoji."),
         Constraint("scope.no_ci_changes", "scope", "No file of a CI configuration is changed."),
         Constraint(
             "quality.tests_required", "quality", "A change of code comes with a change of tests."

@@ -8,12 +8,13 @@ depends on its bytes alone, never on its chunks, and it holds a bounded piece of
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from stream.redaction.scan import Detector, Scan
 
+Data = bytes  # a method of the Redactor has that name
 MOST = 100_000  #: secrets that get a number of their own
 
 
@@ -49,11 +50,7 @@ class Redactor:
                 "utf-8", "surrogatepass"
             )
 
-    def words(self, words: Sequence[str]) -> list[str]:
-        """The words of a command, each seen with its neighbours: `--password` is one of its own."""
-        return self.text("\0".join(words)).split("\0") if words else []
-
-    def _token(self, kind: str, identity: bytes) -> bytes:
+    def _token(self, kind: str, identity: Data) -> Data:
         from hashlib import sha256
 
         key = sha256(identity).digest()

@@ -92,7 +92,8 @@ def _pem(text: bytes, place: int) -> Found | None:
 
 _PLACEHOLDER = re.compile(
     rb"\[redacted:[a-z0-9-]+:(?:\d+|more)\]"
-    rb"|[$<{%]|\*{3}|\.{3}|\xe2\x80\xa6|x{4}|X{4}|\[|(?i:your[_ -]|process\.env|os\.environ|env\.|secrets\.)"
+    rb"|[$<{%]|\*{3}|\.{3}|\xe2\x80\xa6|x{4}|X{4}|\["
+    rb"|(?i:your[_ -]|process\.env|os\.environ|env\.|secrets\.)"
 )
 _VERSION = re.compile(rb"[\^~<>=v]{0,3}\d{1,5}(?:\.[\dx*]{1,5}){1,3}(?:[-+][\w.-]{0,40})?\Z")
 _NO_SECRET = re.compile(rb"(?i:true|false|null|none|undefined|nil|yes|no|string|str|bytes)\Z")
@@ -256,7 +257,7 @@ _USERINFO = re.compile(rb":(?:\\{0,7}/){2}(?:[^\s/@:\"'<>\\\0]{0,128}:)?([^\s/\"
 
 
 def _url(text: bytes, place: int) -> Found | None:
-    """scheme://user:password@host, seen from the @."""
+    """The password in front of the host of a URL, seen from the @."""
     lowest = max(place - 700, 0)
     slashes = text.rfind(b"//", lowest, place)
     if slashes < 0:

@@ -42,9 +42,9 @@ class Detector:
         exact: list[Anchor] = []
         for value in secret_values(environment):
             identity = identity_of("env", value.encode("utf-8", "surrogateescape"))
-            for form in forms(value):
-                if self.identities.setdefault(form, identity) is identity:
-                    exact.append(Anchor(form, _exact(form)))
+            new = [form for form in forms(value) if form not in self.identities]
+            self.identities.update(dict.fromkeys(new, identity))
+            exact += [Anchor(form, _exact(form)) for form in new]
         self.by_pivot: dict[int, list[tuple[int, Anchor]]] = {}
         for anchor in exact + anchors():
             place = pivot(anchor.word, anchor.any_case)

@@ -9,6 +9,7 @@ import re
 import threading
 import time
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -79,8 +80,9 @@ SEEDED: dict[str, tuple[str, str]] = {
     "pem in a diff": ("+" + PEM.replace("\n", "\n+"), KEY_LINES.replace("\n", "\n+")),
     "pem on one line": (PEM.replace("\n", " "), KEY_LINES.replace("\n", " ")),
     "pem of pgp": (
-        f"-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: GnuPG v1\n\n{KEY_LINES}\n"
-        "-----END PGP PRIVATE KEY BLOCK-----",
+        PEM.replace("RSA PRIVATE KEY", "PGP PRIVATE KEY BLOCK").replace(
+            "\n", "\nVersion: GnuPG v1\n\n", 1
+        ),
         KEY_LINES,
     ),
 }
@@ -100,7 +102,7 @@ def clean(output: bytes, secret: str) -> None:
 def cut(redactor: Redactor, data: bytes, places: list[int]) -> bytes:
     stream_ = redactor.stream()
     edges = [0, *sorted(places), len(data)]
-    parts = [stream_.feed(data[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [stream_.feed(data[a:b]) for a, b in pairwise(edges)]
     return b"".join([*parts, stream_.finish()])
 
 
@@ -119,7 +121,7 @@ def test_it_does_not_where_the_bytes_are_cut_anywhere(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stream.redaction.scan.STEP", 1)
-    written, secret = SEEDED[name]
+    written, _ = SEEDED[name]
     data = f"first line\n{written}\nlast line\n".encode()
     whole = Redactor(ENVIRONMENT).bytes(data)
     every = range(len(data)) if len(data) < 1500 else range(0, len(data), 97)
@@ -229,7 +231,7 @@ def test_a_long_value_of_the_environment_is_found_in_pieces() -> None:
 
 def test_the_words_of_a_command_are_seen_together() -> None:
     words = ["login", "--password", "hunter2hunter2", "--header", "Authorization: Bearer abcdef12"]
-    output = Redactor({}).words(words)
+    output = Redactor({}).text("\0".join(words)).split("\0")
     assert output == [
         "login",
         "--password",
@@ -237,8 +239,11 @@ def test_the_words_of_a_command_are_seen_together() -> None:
         "--header",
         "Authorization: Bearer [redacted:authorization:2]",
     ]
-    assert Redactor({}).words([]) == []
-    assert Redactor({}).words(["", "a\udcff", ""]) == ["", "a\udcff", ""]
+
+
+def test_what_is_not_utf_8_goes_through() -> None:
+    assert Redactor({}).text("a\udcff") == "a\udcff"
+    assert Redactor({}).bytes(b"a\xff\0") == b"a\xff\0"
 
 
 def test_half_of_a_surrogate_pair_goes_through() -> None:

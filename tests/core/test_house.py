@@ -19,19 +19,19 @@ FILES = sorted(HOUSE.rglob("*.py"))
 # only where that is a package of its own kind.
 FLOORS = [
     {"stream"},  # the package itself: its version
-    {"stream.errors", "stream.proctable"},
+    {"stream.errors", "stream.proctable", "stream.system"},
     {"stream.records", "stream.tree"},
     {"stream.codec", "stream.pipeline", "stream.process"},
     {
         *("stream.catalog", "stream.document", "stream.pattern", "stream.probes"),
-        *("stream.redaction", "stream.workspace"),
+        *("stream.redaction", "stream.workspace", "stream.declared", "stream.evaluation"),
     },
-    {"stream.plan"},
+    {"stream.plan", "stream.recorder"},
     {"stream.sources", "stream.stages", "stream.sinks"},
     {"stream.patch", "stream.runfolder"},
     {
         *("stream.matrix", "stream.validate", "stream.checking", "stream.emitting"),
-        *("stream.gate", "stream.doctor"),
+        *("stream.gate", "stream.doctor", "stream.observe"),
     },
     {"stream.cli"},
     {"stream.__main__"},

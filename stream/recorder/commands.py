@@ -14,11 +14,11 @@ import msgspec
 from anyio import CancelScope, wait_readable
 from msgspec import UNSET, UnsetType
 
-from stream.disclosure import Disclosure, shown
-from stream.journal import Journal
+from stream.recorder.disclosure import Disclosure, shown
+from stream.recorder.journal import Journal
 from stream.records.command import CommandRecord
-from stream.trace import Clock
-from stream.wrappers import Called, CallReader, Wrappers, make_wrappers
+from stream.recorder.trace import Clock
+from stream.recorder.wrappers import Called, CallReader, Wrappers, make_wrappers
 
 _BLOCK = 1 << 16
 _encode = msgspec.json.Encoder().encode

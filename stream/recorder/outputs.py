@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from stream.disclosure import Disclosure
+from stream.recorder.disclosure import Disclosure
 from stream.errors import os_reason
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import msgspec
 from anyio import create_task_group, sleep, wait_readable
 from msgspec import Struct, field
 
-from stream.commands import CommandLog
-from stream.guard import (
+from stream.recorder.commands import CommandLog
+from stream.recorder.guard import (
     END_NOW,
     Exited,
     Failed,
@@ -25,13 +25,13 @@ from stream.guard import (
     TimedOut,
     decode_report,
 )
-from stream.interrupts import Interrupts
-from stream.outputs import Output
-from stream.recording import Recording
+from stream.recorder.interrupts import Interrupts
+from stream.recorder.outputs import Output
+from stream.recorder.recording import Recording
 from stream.records.run import RunSummary
-from stream.tee import Relay, Tee
+from stream.recorder.tee import Relay, Tee
 from stream.tree import Reaper
-from stream.wrappers import Wrappers
+from stream.recorder.wrappers import Wrappers
 
 STUCK_READER = 4.0  #: seconds that an interrupted run waits for whoever reads its output
 CANNOT_RUN = 126

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from stream.disclosure import digest
-from stream.outputs import Kept
+from stream.recorder.disclosure import digest
+from stream.recorder.outputs import Kept
 from stream.records.decision import (
     SCHEMA_VERSION,
     ActionType,

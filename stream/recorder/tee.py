@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from anyio import CancelScope, to_thread, wait_readable
 
-from stream.outputs import Output
+from stream.recorder.outputs import Output
 
 BLOCK = 1 << 20
 _REST = 64  #: reads at most of a pipe that somebody beyond the tree still holds

@@ -18,7 +18,7 @@ from typing import NoReturn
 import msgspec
 from msgspec import Struct
 
-from stream.cgroup import Cgroup, enter_cgroup
+from stream.recorder.cgroup import Cgroup, enter_cgroup
 from stream.errors import SpawnError
 from stream.tree import GIVE_UP, KILL_AFTER, Files, Reaper, Tree, send_group, start
 

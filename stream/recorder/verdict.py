@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from stream.commands import CommandLog
-from stream.recording import Recording
+from stream.recorder.commands import CommandLog
+from stream.recorder.recording import Recording
 from stream.records.decision import Evaluation
-from stream.trace import not_evaluated
-from stream.workplace import Compared
+from stream.recorder.trace import not_evaluated
+from stream.recorder.workplace import Compared
 
 
 class Verdict(Struct):
