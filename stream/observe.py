@@ -12,17 +12,17 @@ from anyio.abc import ObjectSendStream
 from msgspec import Struct, field
 
 from stream.errors import OutputError, StreamError
+from stream.pipeline import Batch, Pipeline, Sink, Source, Write
 from stream.recorder.guard import Guard
 from stream.recorder.interrupts import Interrupts
-from stream.pipeline import Batch, Pipeline, Sink, Source, Write
 from stream.recorder.recording import Recording
+from stream.recorder.tee import Relay
+from stream.recorder.workplace import Workplace
 from stream.records.control import Finding
 from stream.records.run import BOUNDARY_FILE, RunSummary
 from stream.sources.agent import AgentSource, EventLine
 from stream.stages.invariants import Invariants
-from stream.recorder.tee import Relay
 from stream.tree import Reaper
-from stream.recorder.workplace import Workplace
 
 if TYPE_CHECKING:  # half of what a run without probes would load
     from stream.plan import Begun

@@ -14,9 +14,9 @@ import typer
 from stream.cli.running import ListsCommand, number, run_prepared, say, seconds, split_words
 
 if TYPE_CHECKING:
-    from stream.recorder.guard import Guard
     from stream.observe import Observed
     from stream.plan import Begun
+    from stream.recorder.guard import Guard
     from stream.recorder.recording import Recording
     from stream.records.run import RunSummary
 
@@ -219,8 +219,8 @@ def _recording(
         new_run_id,
         runs_beside,
     )
-    from stream.records.run import WORKSPACE
     from stream.recorder.scenario import read_scenario
+    from stream.records.run import WORKSPACE
     from stream.workspace.patching import find_git
 
     asked = read_scenario(scenario, parameters, request, constraints)

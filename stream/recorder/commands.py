@@ -16,9 +16,9 @@ from msgspec import UNSET, UnsetType
 
 from stream.recorder.disclosure import Disclosure, shown
 from stream.recorder.journal import Journal
-from stream.records.command import CommandRecord
 from stream.recorder.trace import Clock
 from stream.recorder.wrappers import Called, CallReader, Wrappers, make_wrappers
+from stream.records.command import CommandRecord
 
 _BLOCK = 1 << 16
 _encode = msgspec.json.Encoder().encode

@@ -18,8 +18,8 @@ from typing import NoReturn
 import msgspec
 from msgspec import Struct
 
-from stream.recorder.cgroup import Cgroup, enter_cgroup
 from stream.errors import SpawnError
+from stream.recorder.cgroup import Cgroup, enter_cgroup
 from stream.tree import GIVE_UP, KILL_AFTER, Files, Reaper, Tree, send_group, start
 
 END_NOW = 0  #: in the place of a signal's number

@@ -28,10 +28,10 @@ from stream.recorder.guard import (
 from stream.recorder.interrupts import Interrupts
 from stream.recorder.outputs import Output
 from stream.recorder.recording import Recording
-from stream.records.run import RunSummary
 from stream.recorder.tee import Relay, Tee
-from stream.tree import Reaper
 from stream.recorder.wrappers import Wrappers
+from stream.records.run import RunSummary
+from stream.tree import Reaper
 
 STUCK_READER = 4.0  #: seconds that an interrupted run waits for whoever reads its output
 CANNOT_RUN = 126

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from stream.recorder.disclosure import Disclosure
 from stream.errors import os_reason
+from stream.recorder.disclosure import Disclosure
 
 if TYPE_CHECKING:
     import hashlib

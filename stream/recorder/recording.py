@@ -14,10 +14,12 @@ import msgspec
 from msgspec import Struct
 
 from stream import __version__
+from stream.errors import InputError, OutputError, UsageError, os_reason
 from stream.recorder.agents import Agent
 from stream.recorder.disclosure import Disclosure, digest
-from stream.errors import InputError, OutputError, UsageError, os_reason
 from stream.recorder.outputs import Kept, kept_file
+from stream.recorder.scenario import UNKNOWN, Scenario
+from stream.recorder.trace import Clock, Trace, utc
 from stream.records.decision import CONSTRAINTS, Environment, PromptProvenance, Request, Session
 from stream.records.run import (
     ARTIFACTS,
@@ -31,9 +33,7 @@ from stream.records.run import (
     RunMetadata,
     WorkspaceMode,
 )
-from stream.recorder.scenario import UNKNOWN, Scenario
 from stream.system import system_name
-from stream.recorder.trace import Clock, Trace, utc
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}")
 

@@ -6,9 +6,9 @@ from msgspec import Struct
 
 from stream.recorder.commands import CommandLog
 from stream.recorder.recording import Recording
-from stream.records.decision import Evaluation
 from stream.recorder.trace import not_evaluated
 from stream.recorder.workplace import Compared
+from stream.records.decision import Evaluation
 
 
 class Verdict(Struct):

@@ -11,9 +11,9 @@ from msgspec import Struct, field
 from stream.errors import OutputError, StreamError
 from stream.recorder.outputs import Kept, kept_file
 from stream.recorder.recording import Recording
+from stream.recorder.trace import file_artifact
 from stream.records.decision import Artifact
 from stream.records.run import CHANGES_FILE, DIFF_FILE
-from stream.recorder.trace import file_artifact
 from stream.workspace.changes import find_changes
 from stream.workspace.copying import remove_tree
 from stream.workspace.patching import find_git

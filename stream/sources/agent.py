@@ -15,16 +15,20 @@ from typing import Any
 from anyio import to_thread
 from anyio.abc import ObjectSendStream
 
+from stream.errors import OutputError
+from stream.pipeline import Batch
 from stream.recorder.agents import ask_version
 from stream.recorder.commands import CommandLog, made_wrappers
-from stream.errors import OutputError
 from stream.recorder.guard import Guard
 from stream.recorder.interrupts import Interrupts
 from stream.recorder.invocation import Ending, Invocation, order_of
 from stream.recorder.journal import Journal
 from stream.recorder.outputs import Kept, Output, kept_file
-from stream.pipeline import Batch
 from stream.recorder.recording import Recording, write_document, write_manifest
+from stream.recorder.tee import Relay
+from stream.recorder.trace import Clock, Trace, file_artifact, value_artifact
+from stream.recorder.verdict import Verdict, reach_verdict
+from stream.recorder.workplace import Compared, Workplace
 from stream.records.decision import ActionType, Artifact, EventName
 from stream.records.run import (
     COMMANDS_FILE,
@@ -36,10 +40,6 @@ from stream.records.run import (
     SUMMARY_FILE,
     RunSummary,
 )
-from stream.recorder.tee import Relay
-from stream.recorder.trace import Clock, Trace, file_artifact, value_artifact
-from stream.recorder.verdict import Verdict, reach_verdict
-from stream.recorder.workplace import Compared, Workplace
 
 Out = ObjectSendStream[Batch[bytes]]
 
