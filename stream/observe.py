@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyio import Event
+from anyio import CancelScope, Event
 from anyio.abc import ObjectSendStream
 from msgspec import Struct, field
 
+from stream.codec import join_lines
 from stream.errors import OutputError, StreamError
 from stream.pipeline import Batch, Pipeline, Sink, Source, Write
 from stream.recorder.guard import Guard
@@ -20,6 +22,7 @@ from stream.recorder.tee import Relay
 from stream.recorder.workplace import Workplace
 from stream.records.control import Finding
 from stream.records.run import BOUNDARY_FILE, RunSummary
+from stream.sinks.places import STDOUT, named
 from stream.sources.agent import AgentSource, EventLine
 from stream.stages.invariants import Invariants
 from stream.tree import Reaper
@@ -72,17 +75,15 @@ async def run_observe(
         else:
             from stream.matrix import Matrix
             from stream.plan import Stop
-            from stream.sinks.ndjson import Records
 
             stop = Stop()
             interrupts.listen(lambda number: stop.ask())
             matrix = Matrix(probes, timeout=timeout, stop=stop)
-            sources.append(_Beside(matrix.source, has_place, is_alone, troubles))
-            target = Records(str(recording.folder / BOUNDARY_FILE))
-            sinks.append(_Part(target, _is_boundary, "boundary records", troubles))
+            sources.append(_Beside(matrix.source, has_place, troubles))
+            target = _Growing(recording.folder / BOUNDARY_FILE)
+            sinks.append(_Part(target, _is_boundary, BOUNDARY_FILE, troubles, is_alone.set))
         if events:
             from stream.sinks.ndjson import Records
-            from stream.sinks.places import STDOUT
 
             sinks.append(_Part(Records(STDOUT), _is_event, "events to stdout", troubles))
         pipeline = Pipeline[Any](tuple(sources))
@@ -104,12 +105,15 @@ def _is_boundary(item: object) -> bool:
     return isinstance(item, bytes) and not isinstance(item, EventLine)
 
 
+class _Mark(Struct):
+    """Comes after the last probe, and through the pipeline as they did."""
+
+
 class _Beside(Struct):
     """The probes of the same workspace. That they cannot run must not cost the agent's run."""
 
     source: Source[Any]
     has_place: Event
-    is_over: Event
     troubles: list[str]
 
     async def run(self, out: ObjectSendStream[Batch[Any]], /) -> None:
@@ -118,8 +122,37 @@ class _Beside(Struct):
             await self.source.run(out)
         except StreamError as error:
             self.troubles.append(f"the probes: {error}")
+        await out.send([_Mark()])
+
+
+class _Growing(Struct):
+    """A file of the run folder: whole lines, and the run says whether it is all of them."""
+
+    path: Path
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Write[bytes]]:
+        import aiofiles
+
+        with named(str(self.path)):
+            file = await aiofiles.open(self.path, "xb", buffering=0)
+
+        async def write(batch: Batch[bytes]) -> None:
+            data = join_lines(batch)
+            with named(str(self.path)):
+                start, done = await file.tell(), 0
+                try:
+                    while done < len(data):
+                        done += await file.write(memoryview(data)[done:])
+                except OSError:
+                    await file.truncate(start)
+                    raise
+
+        try:
+            yield write
         finally:
-            self.is_over.set()
+            with CancelScope(shield=True):
+                await file.close()
 
 
 class _Part(Struct):
@@ -130,6 +163,7 @@ class _Part(Struct):
     picks: Callable[[object], bool]
     name: str
     troubles: list[str]
+    on_mark: Callable[[], object] = lambda: None
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write[Any]]:
@@ -149,13 +183,18 @@ class _Part(Struct):
                     reason = str(error)
             lost += len(items)
 
+        async def write_and_mark(batch: Batch[Any]) -> None:
+            await write(batch)
+            if any(isinstance(item, _Mark) for item in batch):
+                self.on_mark()
+
         stack = AsyncExitStack()
         try:
             inner = await stack.enter_async_context(self.sink.open())
         except OutputError as error:
             reason = str(error)
         try:
-            yield write
+            yield write_and_mark
         finally:
             # What is not whole does not get the name of what is.
             failure = OutputError(reason) if reason else sys.exception()

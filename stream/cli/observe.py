@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -88,6 +88,9 @@ def observe(
     cap: list[str] = typer.Option(
         [], metavar="ID…", help="With --matrix: the probes of these capabilities only."
     ),
+    probes: Path | None = typer.Option(
+        None, metavar="DIR", help="With --matrix: a folder of probe scripts, instead of ours."
+    ),
     events: str | None = typer.Option(
         None, metavar="-", help="Write the events to stdout, instead of the agent's output."
     ),
@@ -125,8 +128,9 @@ def observe(
         raise typer.BadParameter("--events knows one place: -")
     if no_wrap and wrap:
         raise typer.BadParameter("--wrap and --no-wrap do not go together")
-    if cap and not matrix:
-        raise typer.BadParameter("--cap is for --matrix")
+    for flag, value in (("--cap", cap), ("--probes", probes)):
+        if value and not matrix:
+            raise typer.BadParameter(f"{flag} is for --matrix")
     if timeout is not None:
         seconds(timeout)
     from stream.recorder.interrupts import Interrupts
@@ -158,20 +162,23 @@ def observe(
                 timeout=timeout,
             )
             try:
-                probes = _probes(recording, split_words(cap, "--cap"), stack) if matrix else None
+                begun = None
+                if matrix:
+                    words = split_words(cap, "--cap")
+                    begun = stack.enter_context(_probes(recording, words, probes))
             except BaseException:
                 shutil.rmtree(recording.folder, ignore_errors=True)
                 raise
             if not quiet:
                 _announce(recording)
-            yield recording, guard, probes
+            yield recording, guard, begun
 
     async def work(prepared: tuple[Recording, Guard, Begun | None]) -> int:
         from stream.cli.progress import Copying
         from stream.observe import run_observe
         from stream.recorder.tee import Relay
 
-        recording, guard, probes = prepared
+        recording, guard, begun = prepared
         progress = Copying()
         try:
             observed = await run_observe(
@@ -180,7 +187,7 @@ def observe(
                 interrupts,
                 relays=(None if events else Relay(1), Relay(2)),
                 events=events is not None,
-                probes=probes,
+                probes=begun,
                 on_progress=progress,
             )
         finally:
@@ -259,14 +266,20 @@ def _recording(
     )
 
 
-def _probes(recording: Recording, capabilities: list[str], stack: ExitStack) -> Begun:
+def _probes(
+    recording: Recording, capabilities: list[str], folder: Path | None
+) -> AbstractContextManager[Begun]:
     from stream.cli.matrix import affordable_jobs, default_jobs
     from stream.plan import Request, begin, make_plan
 
-    if recording.workspace_mode != "here":
-        recording.workspace.mkdir(mode=0o700)
-    plan = make_plan(Request(capabilities=capabilities, workspace=recording.workspace))
-    return stack.enter_context(begin(plan, min(default_jobs(), affordable_jobs())))
+    is_new = recording.workspace_mode != "here"
+    if is_new:
+        recording.workspace.mkdir()  # a plan is for a folder that is there
+    request = Request(capabilities=capabilities, folder=folder, workspace=recording.workspace)
+    plan = make_plan(request)
+    if is_new:
+        recording.workspace.rmdir()
+    return begin(plan, min(default_jobs(), affordable_jobs()))
 
 
 def _announce(recording: Recording) -> None:

@@ -1,0 +1,108 @@
+"""Whoever records may be killed at any moment: what was recorded stands, and nothing lives on."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from stream.records.decision import ORDER
+from tests.cli.command import STREAM, Place, processes_naming
+
+MOMENTS = 200
+EARLIEST, LATEST = 0.08, 0.6  #: seconds: from the start of the command to the end of a quick run
+PATIENCE = 30.0
+
+# Everything that is hard to end: a child, one in a session of its own, one whose parent is gone.
+STUBBORN = """
+echo begun
+printf '%s' "$1" > note
+git --version
+sleep 1000 "$1" &
+setsid sleep 1000 "$1" &
+(setsid sh -c 'trap "" TERM HUP; sleep 1000; :' "$1" &)
+sleep 1000 "$1"
+"""
+QUICK = "echo begun; printf note > note; git --version"
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containment needs Linux")
+
+
+def record(place: Place, number: int, seconds: float) -> Path:
+    """A run that is killed after so many seconds."""
+    folder = place.workspace / "runs" / f"run-{number}"
+    agent = STUBBORN if number % 2 else QUICK
+    words = ["--run-id", folder.name, "--grace", "0", "--workspace", "empty"]
+    process = subprocess.Popen(
+        [STREAM, "observe", *words, "--", "sh", "-c", agent, "agent", folder],
+        env=place.env,
+        cwd=place.workspace,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return folder
+
+
+def survivors(folder: Path) -> list[str]:
+    """The guard may need a moment to end them."""
+    deadline = time.monotonic() + PATIENCE
+    while found := processes_naming(str(folder)):
+        if time.monotonic() > deadline:
+            break
+    return found
+
+
+def events(folder: Path) -> int:
+    journal = folder / "events.jsonl"
+    return len(journal.read_bytes().splitlines()) if journal.exists() else 0
+
+
+def judge(place: Place, folder: Path) -> str:
+    """What is wrong with what is left of the run."""
+    if found := survivors(folder):
+        return f"{folder.name}: still alive: {found}"
+    if not folder.exists():
+        return ""
+    lines = []
+    if (folder / "events.jsonl").exists():
+        lines = (folder / "events.jsonl").read_bytes().splitlines()
+    names = [json.loads(line)["event_type"] for line in lines]
+    if any(name not in forms for name, forms in zip(names, ORDER, strict=False)):
+        return f"{folder.name}: {names}"
+    checked = subprocess.run(
+        [STREAM, "check", folder], env=place.env, capture_output=True, check=False
+    )
+    rules = [json.loads(line)["rule"] for line in checked.stdout.splitlines()]
+    whole = len(names) == len(ORDER)
+    if (checked.returncode, rules) != ((0, []) if whole else (1, ["run.incomplete"])):
+        return f"{folder.name}: {names}: {rules} {checked.stderr.decode()}"
+    return ""
+
+
+def test_at_any_moment(place: Place) -> None:
+    moments = random.Random(7)
+    delays = [moments.uniform(EARLIEST, LATEST) for _ in range(MOMENTS)]
+
+    def play(number: int) -> str:
+        return judge(place, record(place, number, delays[number]))
+
+    with ThreadPoolExecutor(4) as workers:
+        wrong = [text for text in workers.map(play, range(MOMENTS)) if text]
+    assert not wrong
+    counts = Counter(
+        events(place.workspace / "runs" / f"run-{number}") for number in range(MOMENTS)
+    )
+    assert len(counts) > 4, f"they were all killed at the same place: {counts}"

@@ -1,0 +1,363 @@
+"""What `stream observe` records of a command, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream.records.decision import CONSTRAINTS, ORDER
+from tests.cli.command import Place, write_script
+from tests.recorder.runs import Run, observe, records
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containment needs Linux")
+
+SCENARIO = """# A report
+
+## Request
+
+Write the report.
+
+### In JSON
+
+No prose.
+
+## Constraints
+
+- `output.json_only`: for the machine
+- scope.no_ci_changes
+"""
+
+
+def scenario(place: Place, text: str = SCENARIO, **parameters: Any) -> Path:
+    folder = place.root / "task"
+    folder.mkdir()
+    (folder / "scenario.md").write_text(text)
+    if parameters:
+        (folder / "parameters.json").write_text(json.dumps(parameters))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(shared: Place) -> Run:
+    (shared.workspace / "old.txt").write_text("old\n")
+    agent = "echo said; echo complained >&2; echo new >new.txt; rm old.txt; git --version; exit 3"
+    return observe(shared, "--environment", "ci", "--", "sh", "-c", agent)
+
+
+def test_nine_events_in_their_order(run: Run) -> None:
+    assert run.names == [forms[0] for forms in ORDER]
+    times = [event["timestamp"] for event in run.events]
+    assert times == sorted(times)
+
+
+def test_spans_are_a_tree(run: Run) -> None:
+    parents = [None, 0, 0, 2, 3, 3, 5, 6, 0]
+    spans = [event["span_id"] for event in run.events]
+    assert [event["parent_span_id"] for event in run.events] == [
+        None if parent is None else spans[parent] for parent in parents
+    ]
+
+
+def test_output_and_exit_code_are_the_commands(run: Run) -> None:
+    assert run.done.code == 3
+    assert run.done.out == b"said\n" + subprocess.check_output(["git", "--version"])
+    assert "complained\n" in run.done.err
+    assert run.stdout == run.done.out
+    assert run.stderr == b"complained\n"
+    assert run.summary_of("agent_completed").startswith(
+        "[agent_completed] exit_code=3 duration_ms="
+    )
+
+
+def test_the_folder_that_it_was_called_in_is_as_it_was(run: Run) -> None:
+    here = run.folder.parent.parent
+    assert sorted(path.name for path in here.iterdir()) == ["old.txt", "runs"]
+    assert (here / "old.txt").read_text() == "old\n"
+    assert sorted(path.name for path in (run.folder / "workspace").iterdir()) == ["new.txt"]
+
+
+def test_changes(run: Run) -> None:
+    assert {path: change["change"] for path, change in run.changes.items()} == {
+        "new.txt": "added",
+        "old.txt": "removed",
+    }
+    assert run.facts_of("fs_diff_captured", "diff")["changed_paths"] == ["new.txt", "old.txt"]
+
+
+def test_commands(run: Run) -> None:
+    (call,) = run.commands
+    assert call["argv"] == ["git", "--version"]
+    assert call["category"] == "vcs"
+    assert call["cwd"] == str(run.folder / "workspace")
+    assert not call["after_exit"]
+
+
+def test_what_it_is_told_is_declared(run: Run) -> None:
+    session = run.events[0]["session"]
+    assert session["environment"] == "ci"
+    assert (session["agent_id"], session["agent_version"]) == ("sh", "unknown")
+    assert run.events[0]["request"]["user_request_raw"] == "unknown"
+
+
+def test_nobody_else_may_look(run: Run) -> None:
+    assert stat.S_IMODE(run.folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((run.folder / "artifacts").stat().st_mode) == 0o700
+
+
+def test_the_manifest_has_every_file(run: Run) -> None:
+    manifest = json.loads((run.folder / "artifacts/manifest.json").read_bytes())
+    named = {one["path"] for one in manifest["files"]}
+    there = {f"artifacts/{path.name}" for path in (run.folder / "artifacts").iterdir()}
+    assert named == there - {"artifacts/manifest.json"} | {"metadata.json"}
+
+
+def test_nothing_but_the_run_is_left_in_its_folder(run: Run) -> None:
+    names = {path.name for path in run.folder.iterdir()}
+    assert names == {"artifacts", "events.jsonl", "metadata.json", "workspace"}
+
+
+def test_it_says_where_and_what_next(run: Run) -> None:
+    assert f"a copy of {run.folder.parent.parent}" in run.done.err
+    assert f"stream apply runs/{run.folder.name}" in run.done.err
+    assert "2 paths changed" in run.done.err
+
+
+def test_a_scenario(place: Place) -> None:
+    task = scenario(place, scenario_id="report-1", workspace_mode="empty", language="python")
+    run = observe(place, "--scenario", task, "--constraint", "style.no_emojis", "--", "true")
+    request = run.events[1]["request"]
+    assert request["user_request_raw"] == "Write the report.\n\n### In JSON\n\nNo prose."
+    assert [one["id"] for one in request["constraints"]] == [
+        "output.json_only",
+        "scope.no_ci_changes",
+        "style.no_emojis",
+    ]
+    assert request["constraints"][0]["type"] == CONSTRAINTS["output.json_only"].type
+    assert request["context"] == {"language": "python"}
+    assert run.events[0]["session"]["session_id"] == "report-1"
+    assert run.summary_of("workspace_prepared").startswith(
+        "[workspace_prepared] workspace_mode=empty"
+    )
+
+
+def test_the_command_line_goes_before_the_scenario(place: Place) -> None:
+    task = scenario(place, workspace_mode="empty", capture_mode="hashed")
+    (place.root / "ask").write_text("Something else\n")
+    words = ["--workspace", "here", "--capture", "full", "--request", f"@{place.root / 'ask'}"]
+    run = observe(place, "--scenario", task, *words, "--", "touch", "made")
+    assert (place.workspace / "made").exists()
+    assert run.events[1]["request"]["user_request_raw"] == "Something else\n"
+    assert list(run.changes) == ["made"]
+    assert not (run.folder / "workspace").exists()
+
+
+def test_in_place_a_second_run_does_not_see_the_first(place: Place) -> None:
+    observe(place, "--workspace", "here", "--", "true")
+    done = place.stream("observe", "--workspace", "here", "--run-id", "second", "--", "true")
+    assert "nothing was changed" in done.err
+
+
+def test_a_folder_of_runs_within_a_folder_of_something_else(place: Place) -> None:
+    (place.workspace / "runs").mkdir()
+    (place.workspace / "runs" / "mine.txt").write_text("mine")
+    place.stream("observe", "--run-id", "first", "--", "true")
+    done = place.stream("observe", "--run-id", "second", "--", "ls", "runs")
+    assert done.out == b"mine.txt\n"
+
+
+@pytest.mark.parametrize("word", ["nope", "./nope", "no/such/nope"])
+def test_no_such_command(place: Place, word: str) -> None:
+    run = observe(place, "--", word, "x")
+    assert run.done.code == 127
+    assert len(run.events) == 9
+    assert "not started: no such file or directory" in run.summary_of("agent_completed")
+    assert "was not started: no such file or directory" in run.done.err
+
+
+def test_a_command_that_cannot_be_run(place: Place) -> None:
+    (place.workspace / "agent").write_text("text")
+    run = observe(place, "--", "./agent")
+    assert run.done.code == 126
+    assert "permission denied" in run.summary_of("agent_completed")
+
+
+def test_a_script_without_a_first_line(place: Place) -> None:
+    write_script(place.workspace / "agent", "echo ran\n")
+    assert observe(place, "--", "./agent").done.code == 126
+
+
+def test_words_are_the_commands_own(place: Place) -> None:
+    code = "import os, sys; sys.stdout.buffer.write(os.fsencode('|'.join(sys.argv[1:])))"
+    words = ["", "--help", "--", "--quiet", "a b", "new\nline", os.fsdecode(b"\xff\xfe"), "ü"]
+    run = observe(place, "--quiet", "--", sys.executable, "-c", code, *words)
+    assert run.done.out == os.fsencode("|".join(words))
+    assert run.done.err == ""
+
+
+def test_its_stdin_is_ours(place: Place) -> None:
+    assert observe(place, "-q", "--", "cat", data=b"asked\0\xff").done.out == b"asked\0\xff"
+
+
+def test_its_environment_is_ours(place: Place) -> None:
+    code = "import os,json; print(json.dumps(dict(os.environ)))"
+    run = observe(place, "--no-wrap", "--", sys.executable, "-c", code)
+    env = json.loads(run.done.out)
+    del env["STREAM_TREE"]
+    assert env.pop("PWD") == str(run.folder / "workspace")
+    ours = {key: value for key, value in place.env.items() if key not in ("PWD", "LC_CTYPE")}
+    env.pop("LC_CTYPE", None)
+    assert env == ours
+
+
+def test_no_wrappers(place: Place) -> None:
+    run = observe(place, "--no-wrap", "--", "sh", "-c", 'git --version; echo "$PATH"')
+    assert run.done.out.decode().splitlines()[1] == place.env["PATH"]
+    assert run.names[6] == "commands_observation_unavailable"
+    assert "wrappers disabled" in run.summary_of("commands_observation_unavailable")
+
+
+def test_no_wrapped_program_was_called(place: Place) -> None:
+    run = observe(place, "--", "true")
+    said = run.summary_of("commands_observation_unavailable")
+    assert "no wrapped binaries invoked" in said
+    assert run.summary["commands"] == 0
+
+
+def test_a_program_of_ones_own_is_wrapped(place: Place) -> None:
+    write_script(place.root / "deploy", "#!/bin/sh\necho deployed\n")
+    path = f"{place.root}:{place.env['PATH']}"
+    run = observe(place, "--wrap", "deploy", "--", "sh", "-c", "deploy it", env={"PATH": path})
+    assert run.done.out == b"deployed\n"
+    assert [call["argv"] for call in run.commands] == [["deploy", "it"]]
+
+
+def test_the_agent_itself_is_not_wrapped(place: Place) -> None:
+    run = observe(place, "--", "git", "--version")
+    assert run.commands == []
+
+
+def test_tests_are_recognised(place: Place) -> None:
+    run = observe(place, "--", "sh", "-c", "python3 -m unittest discover 2>/dev/null; true")
+    assert run.event("commands_observed")["agent_action"]["action_type"] == "run_tests"
+    assert run.facts_of("commands_observed", "command_log")["categories_seen"] == ["test"]
+
+
+def test_events_to_stdout(place: Place) -> None:
+    run = observe(place, "--events", "-", "--", "sh", "-c", "echo said; echo loud >&2")
+    assert run.done.out == (run.folder / "events.jsonl").read_bytes()
+    assert run.stdout == b"said\n"
+    assert "loud\n" in run.done.err
+
+
+def test_events_through_a_pipe(place: Place) -> None:
+    process = place.start("observe", "--events", "-", "--", "sh", "-c", "exit 5")
+    checked = place.stream("check", "-", "--profile", "agents", stdin=process.stdout)
+    assert (checked.code, len(checked.out.splitlines())) == (0, 9)
+    assert place.finish(process).code == 5
+
+
+def test_a_reader_of_the_events_that_goes_away_costs_nothing(place: Place) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as stdout:
+        run = observe(place, "--events", "-", "--", "sh", "-c", "exit 5", stdout=stdout)
+    assert run.done.code == 5
+    assert "events to stdout: the reader went away; 9 lost" in run.done.err
+
+
+def test_a_reader_of_the_output_that_goes_away_costs_nothing(place: Place) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as stdout:
+        run = observe(place, "--", "sh", "-c", "echo said; exit 5", stdout=stdout)
+    assert run.done.code == 5
+    assert run.stdout == b"said\n"
+
+
+def test_with_the_matrix(place: Place) -> None:
+    (place.workspace / "a.txt").write_text("a")
+    words = ["--matrix", "--cap", "cap_fs_write_workspace_tree"]
+    run = observe(place, *words, "--", "sh", "-c", "echo b >b.txt")
+    boundary = run.folder / "boundary.ndjson"
+    found = records(boundary)
+    workspace = str(run.folder / "workspace")
+    assert found
+    assert {record["run"]["workspace_root"] for record in found} == {workspace}
+    assert place.stream("validate", boundary).code == 0
+    assert list(run.changes) == ["b.txt"]
+    manifest = json.loads((run.folder / "artifacts/manifest.json").read_bytes())
+    assert "boundary.ndjson" in {one["path"] for one in manifest["files"]}
+
+
+def test_the_matrix_and_the_run_are_at_the_same_time(place: Place) -> None:
+    """The agent ends when a probe has run, and the probe when the agent has begun."""
+    one, other = place.fifo("one"), place.fifo("other")
+    folder = place.probes(a=f"echo probe >{one}\nread -r line <{other}\n")
+    agent = f"read -r line <{one}; echo agent >{other}"
+    run = observe(place, "--matrix", "--probes", folder, "--", "sh", "-c", agent)
+    assert run.done.code == 0
+
+
+WRONG = [
+    (["--constraint", "no.such", "--", "true"], "'no.such' is no constraint that can be checked"),
+    (["--scenario", "missing", "--", "true"], "missing: no such file or directory"),
+    (["--scenario", "empty.md", "--", "true"], "empty.md: no request"),
+    (["--scenario", "odd.md", "--", "true"], "odd.md: 'made.up' is no constraint"),
+    (["--scenario", "twice.md", "--", "true"], "twice.md: the heading 'Request' stands twice"),
+    (["--scenario", "bytes.md", "--", "true"], "bytes.md: invalid UTF-8 at byte 10"),
+    (["--parameters", "list.json", "--", "true"], "list.json: expected an object"),
+    (["--parameters", "mode.json", "--", "true"], "mode.json: $.workspace_mode: expected one of"),
+    (["--parameters", "bad.json", "--", "true"], "bad.json: malformed JSON at line 1 column 2"),
+    (["--request", "", "--", "true"], "an empty word after --request"),
+    (["--request", "@empty.txt", "--", "true"], "--request: it is empty"),
+    (["--source", "missing", "--", "true"], "missing: no such file or directory"),
+    (["--source", "empty.md", "--", "true"], "empty.md: not a directory"),
+    (["--run-id", "../x", "--", "true"], "--run-id '../x'"),
+    (["--run-id", "taken", "--", "true"], "taken: this run exists already"),
+    (["--runs", "empty.md", "--", "true"], "empty.md"),
+    (["--wrap", "x", "--no-wrap", "--", "true"], "--wrap and --no-wrap do not go together"),
+    (["--cap", "x", "--", "true"], "--cap is for --matrix"),
+    (["--matrix", "--cap", "x", "--", "true"], "unknown capability: x"),
+    (["--events", "file", "--", "true"], "--events knows one place: -"),
+    (["--timeout", "0", "--", "true"], "not in the range"),
+    (["--grace", "-1", "--", "true"], "not in the range"),
+    (["--workspace", "new", "--", "true"], "'new' is not one of"),
+    (["--"], "Missing argument"),
+    ([], "Missing argument"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), WRONG)
+def test_wrong_use(place: Place, words: list[str], sentence: str) -> None:
+    """Said before anything is made."""
+    files = {
+        "empty.md": b"# Title\n\n## Request\n\n## Constraints\n",
+        "odd.md": b"## Request\n\nx\n\n## Constraints\n\n- made.up\n",
+        "twice.md": b"## Request\n\nx\n\n## Request\n\ny\n",
+        "bytes.md": b"## Request\xff",
+        "list.json": b"[]",
+        "mode.json": b'{"workspace_mode":"new"}',
+        "bad.json": b"{x}",
+        "empty.txt": b"\n",
+    }
+    for name, content in files.items():
+        (place.workspace / name).write_bytes(content)
+    (place.workspace / "runs" / "taken").mkdir(parents=True)
+    done = place.stream("observe", *words)
+    assert done.code == 2
+    assert sentence in done.err
+    assert [path.name for path in (place.workspace / "runs").iterdir()] == ["taken"]
+
+
+def test_a_run_that_exists_is_left_alone(place: Place) -> None:
+    run = observe(place, "--run-id", "one", "--", "true")
+    before = (run.folder / "events.jsonl").read_bytes()
+    assert place.stream("observe", "--run-id", "one", "--", "true").code == 2
+    assert (run.folder / "events.jsonl").read_bytes() == before
