@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ async def run_check(name: str, profile: Profile | None, *sinks: Sink[Any]) -> An
     if not sources or Path(name).exists():
         check_readable([name])
         sources = [NdjsonSource(name), *sources]
-    stage = Invariants(profile or "poc", is_alone=name != STDIN, source=name)
+    place = os.fsencode(name).decode(errors="replace")
+    stage = Invariants(profile or "poc", is_alone=name != STDIN, source=place)
     await Pipeline[Any]((Chain(sources),)).through(lambda: stage).into(*sinks)
     return _answer(stage, folder.found)
 

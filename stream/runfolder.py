@@ -367,14 +367,19 @@ def _list(value: Any, *path: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
+def _utf8(text: str) -> str:
+    """A name of a file may be any bytes, a record may not."""
+    return os.fsencode(text).decode(errors="replace")
+
+
 def _finding(
     rule: str, message: str, where: Path, line: int = 0, path: str = "", event_id: str = ""
 ) -> Finding:
     return Finding(
         rule=rule,
         severity=RULES[rule].severity,
-        message=message,
-        source=os.fsencode(where).decode(errors="replace"),
+        message=_utf8(message),
+        source=_utf8(str(where)),
         line=line or UNSET,
         path=path or UNSET,
         event_id=event_id or UNSET,

@@ -97,7 +97,7 @@ class Folder:
         self._git(home, "init", "-q")
         self._git(home, "add", "-A")
         self._git(home, "commit", "-qm", "before")
-        (self.workspace / "kept.txt").write_bytes(b"one\r\n2 $Id$\r\n")
+        (self.workspace / "kept.txt").write_bytes(b"one\r\n2 $Id: 5 $\r\n")
         (self.workspace / "gone.bin").unlink()
         (self.workspace / "new file").write_bytes(bytes(range(255, -1, -1)))
         (self.workspace / "link").symlink_to("/etc/hostname")

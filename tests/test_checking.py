@@ -169,6 +169,7 @@ CASES: list[tuple[str, Change]] = [
     ("artifact.present", _referring("artifacts/absent.txt")),
     ("artifact.present", _referring("artifacts/claude_stdout.txt/x")),
     ("artifact.present", _referring("workspace")),
+    ("artifact.present", _referring(".")),
     ("artifact.present", _referring("x" * 5000)),
     ("artifact.present", _referring("a\0b")),
     ("artifact.present", _referring("")),
@@ -277,8 +278,8 @@ def test_what_was_lost_is_one_finding(folder: Folder) -> None:
 def test_neither_user_nor_workspace_tells_git_anything(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Attributes that convert, filters and hooks that leave a trace, a repository that is
-    broken: nothing of it is heeded, and nothing of it is started."""
+    """Attributes that convert, and filters that leave a trace, of the user and of the
+    workspace: nothing of it is heeded, and nothing of it is started."""
     folder.write()
     trace = tmp_path / "trace"
     home = tmp_path / "home"
@@ -288,11 +289,13 @@ def test_neither_user_nor_workspace_tells_git_anything(
     (home / ".gitconfig").write_text(config)
     (home / "a").write_text("* text eol=crlf filter=evil\n")
     (folder.workspace / ".gitattributes").write_text("* text=auto eol=lf ident filter=evil\n")
-    (folder.workspace / ".git").mkdir()
-    (folder.workspace / ".git" / "config").write_text("broken [\n")
+    own = folder.workspace / ".git"
+    for name in ("objects", "refs"):
+        (own / name).mkdir(parents=True)
+    (own / "HEAD").write_text("ref: refs/heads/main\n")
+    (own / "config").write_text(config)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(home / ".gitconfig"))
-    monkeypatch.setenv("GIT_DIR", str(home))
     assert found(folder.root) == []
     assert not trace.exists()
 

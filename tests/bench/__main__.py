@@ -19,6 +19,8 @@ from pathlib import Path
 
 import msgspec
 
+from tests.stages.runs import many_runs
+
 ROOT = Path(__file__).resolve().parents[2]
 STREAM = str(Path(sys.executable).with_name("stream"))
 HELPERS = ROOT / "stream" / "helpers"
@@ -231,6 +233,33 @@ def _write_records(target: Path) -> int:
     return target.stat().st_size // RECORDS
 
 
+# ------------------------------------------------------------ events of agent runs
+
+
+def bench_check(scratch: Path) -> list[Row]:
+    source = scratch / "events.jsonl"
+    with source.open("wb") as file:
+        for line in many_runs(-(-RECORDS // 9)):
+            file.write(line + b"\n")
+    size = source.stat().st_size // RECORDS
+    check, jq = race(
+        5,
+        lambda: run([STREAM, "check", "-"], stdin=source),
+        lambda: run(["jq", "-c", "."], stdin=source),
+    )
+    rate = RECORDS / check.seconds
+    return [
+        Row(
+            f"`stream check -`, {RECORDS:,} events of {size:,} bytes",
+            f"{rate:,.0f}/s, peak {check.peak / 1e6:.0f} MB",
+            f"`jq -c .`: {RECORDS / jq.seconds:,.0f}/s",
+            jq.seconds / check.seconds,
+            "≥ 100,000/s, < 120 MB",
+            rate >= 100_000 and check.peak < 120 << 20,
+        )
+    ]
+
+
 # ------------------------------------------------------------ start-up
 
 
@@ -269,7 +298,12 @@ def bench_start(scratch: Path) -> list[Row]:
     ]
 
 
-BENCHES = {"matrix": bench_matrix, "records": bench_records, "start": bench_start}
+BENCHES = {
+    "matrix": bench_matrix,
+    "records": bench_records,
+    "check": bench_check,
+    "start": bench_start,
+}
 
 
 def main() -> int:

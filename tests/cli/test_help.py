@@ -58,6 +58,7 @@ def test_the_examples_stand_on_lines_of_their_own(place: Place) -> None:
         (["matrix", "--jbos", "1"], "--jobs"),
         (["validate", "--finding", "x", "y"], "--findings"),
         (["gate", "--statc"], "--static"),
+        (["check", "--rule"], "--rules"),
         (["matrix", "stray"], "unexpected extra argument"),
         (["matrix", "--jobs", "many"], "not a valid int"),
         (["matrix", "--jobs", "0"], "x>=1"),

@@ -195,25 +195,34 @@ def many_runs(count: int) -> Iterator[bytes]:
         yield from text.encode().split(b"\n")
 
 
-VALUES: st.SearchStrategy[Any] = st.sampled_from(
-    [
-        *(None, True, False, 0, -1, 1.5, 2**70, 1e300, "", " ", "unknown", "pass", "fail", "warn"),
-        *("null", "codex", "claude-code", "black_box", "full", "style", "x" * 513, "stdout: é"),
-        *("sha256:0123abcd", "[run_started] x", "[run_started", "[x] y", "run_finished"),
-        *("the agent thought", "2026-03-04T05:06:07Z", "2026-03-04T05:06:07.1234567+00:00"),
-        *("2026-03-04T05:06:07+02:00", "2026-02-30T00:00:00Z", "2026-03-04", "0001-01-01T00:00:00"),
-        *([], {}, [None], [{}], {"a": 1}, [[]], ["x"], {"lost_bytes": 5}, {"lost_bytes": "5"}),
-        {"id": "a", "status": "pass", "evidence": "diff"},
-        [{"id": "a", "status": "unknown", "evidence": ""}],
-        [{"id": "a", "status": "pass", "evidence": "stdout, 5 lines"}],
-        [{"id": "a", "severity": "warn", "message": "", "evidence": "fs_diff.patch"}],
-        [{"id": "style.no_emojis", "type": "style", "rule": ""}],
-        [{"id": "style.no_emojis", "type": "safety", "rule": ""}],
-        {"status": "unknown", "checks": [], "violations": [], "score": None},
-        {"status": "pass", "checks": [], "violations": [], "score": 1},
-        {"status": "pass", "checks": [{"id": "a", "status": "fail", "evidence": "stderr"}]},
-    ]
+POOL: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1.5, 2**70, 1e300, "", " ", "unknown", "pass", "fail", "warn"),
+    *(
+        "null",
+        "codex",
+        "claude-code",
+        "black_box",
+        "full",
+        "style",
+        "safety",
+        "x" * 513,
+        "stdout: é",
+    ),
+    *("sha256:0123abcd", "[run_started] x", "[run_started", "[x] y", "run_finished"),
+    *("the agent thought", "2026-03-04T05:06:07Z", "2026-03-04T05:06:07.1234567+00:00"),
+    *("2026-03-04T05:06:07+02:00", "2026-02-30T00:00:00Z", "2026-03-04", "0001-01-01T00:00:00"),
+    *([], {}, [None], [{}], {"a": 1}, [[]], ["x"], {"lost_bytes": 5}, {"lost_bytes": "5"}),
+    {"id": "a", "status": "pass", "evidence": "diff"},
+    [{"id": "a", "status": "unknown", "evidence": ""}],
+    [{"id": "a", "status": "pass", "evidence": "stdout, 5 lines"}],
+    [{"id": "a", "severity": "warn", "message": "", "evidence": "fs_diff.patch"}],
+    [{"id": "style.no_emojis", "type": "style", "rule": ""}],
+    [{"id": "style.no_emojis", "type": "safety", "rule": ""}],
+    {"status": "unknown", "checks": [], "violations": [], "score": None},
+    {"status": "pass", "checks": [], "violations": [], "score": 1},
+    {"status": "pass", "checks": [{"id": "a", "status": "fail", "evidence": "stderr"}]},
 )
+VALUES: st.SearchStrategy[Any] = st.sampled_from(POOL)
 
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -226,6 +235,21 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     )
     inner = [found for key, item in steps for found in _paths(item, (*path, key))]
     return [path, *inner] if path else inner
+
+
+def changed_once(one: Event) -> Iterator[Event]:
+    """Every value of an event replaced by every other one, and left out."""
+    for *steps, last in _paths(one):
+        for value in (*POOL, ...):
+            other: Event = copy.deepcopy(one)
+            holder: Any = other
+            for step in steps:
+                holder = holder[step]
+            if value is ...:
+                del holder[last]
+            else:
+                holder[last] = value
+            yield other
 
 
 @st.composite

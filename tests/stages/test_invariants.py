@@ -26,6 +26,7 @@ from tests.stages.runs import (
     Run,
     artifact,
     changed_events,
+    changed_once,
     encoded,
     event,
     good_run,
@@ -138,6 +139,7 @@ _CONSTRAINT = "request.constraints.0"
 CASES: list[tuple[str, Change]] = [
     ("line.utf8", _each_line(lambda good: [*good[:4], b'{"a":"\xff"}', *good[4:]])),
     ("line.utf8", _each_line(lambda good: [*good, good[8].replace(b"alignment", b"\xff")])),
+    ("line.utf8", _each_line(lambda good: [*good, good[1].replace(b'"pytest"', b'"\xff"')])),
     ("line.json_object", _each_line(lambda good: [*good[:4], b"junk", *good[4:]])),
     ("line.json_object", _each_line(lambda good: [*good, b"[1]"])),
     ("line.json_object", _each_line(lambda good: [*good, b""])),
@@ -172,6 +174,7 @@ CASES: list[tuple[str, Change]] = [
     ("trace_id", put("trace_id", 5)),
     ("trace_id.constant", put("trace_id", "other")),
     ("span_id", put("span_id", [])),
+    ("span_id", put("span_id", 5, 4)),
     ("span_id.unique", put("span_id", event(4)["span_id"], 8)),
     ("parent_span_id", drop("parent_span_id")),
     ("parent_span_id", put("parent_span_id", 5)),
@@ -513,3 +516,14 @@ def test_the_fast_way_accepts_what_the_slow_way_finds_no_fault_with(
     if facts is not None:
         assert facts == facts_of(value)
         assert is_event(value)
+
+
+@pytest.mark.parametrize("number", [2, 6, 8])
+def test_they_agree_on_every_single_change(number: int) -> None:
+    accepted = 0
+    for one in changed_once(event(number)):
+        (line,) = encoded([one])
+        facts = decode_good(line, "poc")
+        assert (facts is not None) == (faults_of(one, "poc") == []), one
+        accepted += facts is not None
+    assert 50 < accepted < 2500
