@@ -44,6 +44,10 @@ class State(Struct):
     def is_kept(self) -> bool:
         return self.place >= 0
 
+    def holds_as(self, other: State | Record) -> bool:
+        """What is the same is kept once; what is empty has no place of its own."""
+        return self.is_kept and (self.place, self.size) == (other.place, other.size)
+
 
 class Change(Struct):
     path: bytes
@@ -181,7 +185,7 @@ class _Finder:
         if after.kind in ("fifo", "socket"):
             return True
         if after.is_kept:
-            return after.place == record.place
+            return after.holds_as(record)
         if after.digest:
             return after.digest == self._before.digest(record.place)
         return record.is_of(status)  # what cannot be read is judged by what is said about it

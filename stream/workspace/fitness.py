@@ -27,9 +27,8 @@ _IGNORED_ON_MACS = re.compile(
 def reasons(changes: Sequence[Change], paths: Sequence[bytes]) -> list[Reason | None]:
     """One for each change; None: it is in the patch. `paths`: the names that the patch uses."""
     found = [_own(change, path) for change, path in zip(changes, paths, strict=True)]
-    _find_obstacles(changes, paths, found)
     _find_clashes(changes, paths, found)
-    _find_implied(changes, paths, found)
+    _find_obstacles(changes, paths, found)
     return found
 
 
@@ -57,6 +56,8 @@ def _own(change: Change, path: bytes) -> Reason | None:
         _REFUSED_LINK.search(plain) and any(state.kind == "symlink" for state in states)
     ):
         return "refused-name"
+    if b" /" in path:  # where only the first line of a diff has the name, its end is not found
+        return "refused-name"
     if len(path) > _LONGEST:
         return "long-path"
     for state in states:
@@ -67,7 +68,7 @@ def _own(change: Change, path: bytes) -> Reason | None:
     before, after = change.before, change.after
     if not (is_leaf(before) or is_leaf(after)):
         return "mode-bits" if before and after else "folder"
-    if before and after and before.place == after.place and git_mode(before) == git_mode(after):
+    if before and after and before.holds_as(after) and git_mode(before) == git_mode(after):
         return "mode-bits"
     return None
 
@@ -75,21 +76,31 @@ def _own(change: Change, path: bytes) -> Reason | None:
 def _find_obstacles(
     changes: Sequence[Change], paths: Sequence[bytes], found: list[Reason | None]
 ) -> None:
-    """Where something was that the patch cannot remove, it cannot put something else."""
+    """Where something was that the patch cannot remove, it cannot put something else; and a
+    folder comes with the files in it, and goes with the last of them."""
     staying: set[bytes] = set()
-    above: set[bytes] = set()
+    kept: set[bytes] = set()
+    emptied: set[bytes] = set()
     for change, path, reason in zip(changes, paths, found, strict=True):
-        if reason and is_leaf(change.before):
-            staying.add(path)
-            above.update(_above(path))
+        if is_leaf(change.before):
+            (kept if reason else emptied).update(_above(path))
+            if reason:
+                staying.add(path)
+    for change, path in zip(changes, paths, strict=True):
+        if change.before and not is_leaf(change.before) and path not in emptied:
+            kept.update(_above(path))  # an empty folder
+    filled: set[bytes] = set()
     for index, (change, path) in enumerate(zip(changes, paths, strict=True)):
-        if (
-            staying
-            and found[index] is None
-            and is_leaf(change.after)
-            and (path in above or any(folder in staying for folder in _above(path)))
+        if found[index] is None and is_leaf(change.after):
+            if path in kept or not staying.isdisjoint(_above(path)):
+                found[index] = "in-the-way"
+            else:
+                filled.update(_above(path))
+    for index, (change, path) in enumerate(zip(changes, paths, strict=True)):
+        if found[index] == "folder" and (
+            path in filled if change.after else path in emptied and path not in kept
         ):
-            found[index] = "in-the-way"
+            found[index] = None
 
 
 def _find_clashes(
@@ -110,31 +121,6 @@ def _find_clashes(
         else:
             taken.add(path)
             above |= folders
-
-
-def _find_implied(
-    changes: Sequence[Change], paths: Sequence[bytes], found: list[Reason | None]
-) -> None:
-    """A folder comes with the files in it, and goes with the last of them."""
-    filled: set[bytes] = set()
-    emptied: set[bytes] = set()
-    kept: set[bytes] = set()
-    for change, path, reason in zip(changes, paths, found, strict=True):
-        if is_leaf(change.after) and reason is None:
-            filled.update(_above(path))
-        if is_leaf(change.before):
-            (kept if reason else emptied).update(_above(path))
-        elif change.what == "removed" and reason != "folder":
-            kept.update(_above(path))
-    # An empty folder in a folder: the patch leaves both.
-    for change, path, reason in zip(changes, paths, found, strict=True):
-        if reason == "folder" and change.before and path not in emptied:
-            kept.update(_above(path))
-    for index, (change, path) in enumerate(zip(changes, paths, strict=True)):
-        if found[index] == "folder" and (
-            path in filled if change.after else path in emptied and path not in kept
-        ):
-            found[index] = None
 
 
 def _above(path: bytes) -> Iterator[bytes]:

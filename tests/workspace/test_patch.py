@@ -1,0 +1,142 @@
+"""The law of the patch: it makes the after-state of the before-state, byte for byte; and what
+it cannot take is in the listing."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from stream.records.change import FileState, FsChange, decode_change, exact_name
+from stream.workspace.changes import find_changes
+from stream.workspace.patching import find_git
+from stream.workspace.store import Store
+from stream.workspace.taking import take_copy
+from stream.workspace.writing import Summary, write_patch
+from tests.workspace.trees import (
+    GIT_NAMES,
+    NAMES,
+    Node,
+    Tree,
+    changed_trees,
+    git,
+    read_tree,
+    write_tree,
+)
+
+MANY = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+
+
+class Written:
+    """A copy of a tree, changed, and what was written about it."""
+
+    def __init__(self, scratch: Path, before: Tree, after: Tree, **how: Any) -> None:
+        self.source = scratch / "source"
+        self.workspace = scratch / "workspace"
+        self.patch = scratch / "fs_diff.patch"
+        self.listing = scratch / "fs_changes.jsonl"
+        write_tree(self.source, before)
+        with Store(scratch) as store:
+            snapshot = take_copy(self.source, self.workspace, store)
+            self.skipped = snapshot.skipped
+            assert read_tree(self.workspace) == {
+                path: node for path, node in before.items() if node.kind != "fifo"
+            }
+            write_tree(self.workspace, after)
+            self.changes = find_changes(snapshot, self.workspace, store)
+            self.summary: Summary = write_patch(
+                self.changes,
+                store,
+                self.patch,
+                self.listing,
+                **{"git": find_git(), "exited": 0, **how},
+            )
+        self.records = [decode_change(line) for line in self.listing.read_bytes().splitlines()]
+
+    @property
+    def by_path(self) -> dict[bytes, FsChange]:
+        return {exact_name(record.path, record.path_base64): record for record in self.records}
+
+
+def leaves(tree: Tree) -> Tree:
+    """As much of it as git can carry."""
+    return {
+        path: node._replace(mode=node.mode & 0o100 if node.kind == "file" else 0)
+        for path, node in tree.items()
+        if node.kind != "dir"
+    }
+
+
+def check_law(before: Tree, after: Tree, *, is_repository: bool) -> None:
+    with tempfile.TemporaryDirectory(prefix="stream-test-") as name:
+        scratch = Path(name)
+        written = Written(scratch, before, after)
+        check_listing(written, before, after)
+        target = scratch / "target"
+        write_tree(target, before)
+        if is_repository:
+            git(target, "init", "-q")
+            # The attributes of the user's own files would convert line ends.
+            (target / ".git" / "info" / "attributes").write_text("* -text -filter -ident\n")
+        if written.patch.stat().st_size:
+            # What is called .git in a generated tree is no repository.
+            elsewhere = {} if is_repository else {"GIT_DIR": str(scratch / "none")}
+            git(target, "apply", written.patch, **elsewhere)
+        expected = leaves(before)
+        for path, record in written.by_path.items():
+            if record.in_patch:
+                expected.pop(path, None)
+                if path in leaves(after):
+                    expected[path] = leaves(after)[path]
+        found = leaves(read_tree(target))
+        if is_repository:
+            found = {path: node for path, node in found.items() if not path.startswith(b".git/")}
+        assert found == expected
+
+
+def check_listing(written: Written, before: Tree, after: Tree) -> None:
+    """Every difference, recomputed here, is in it, and nothing else is."""
+    different = {
+        path for path in before.keys() | after.keys() if before.get(path) != after.get(path)
+    }
+    assert written.by_path.keys() == different
+    assert [exact_name(r.path, r.path_base64) for r in written.records] == sorted(different)
+    for path, record in written.by_path.items():
+        check_state(record.before, before.get(path))
+        check_state(record.after, after.get(path))
+        assert record.in_patch == (record.not_in_patch is None)
+
+
+def check_state(state: FileState | None, node: Node | None) -> None:
+    from hashlib import sha256
+
+    if node is None or state is None:
+        assert state is node
+        return
+    assert (state.kind, int(state.mode, 8)) == (node.kind, node.mode)
+    if node.kind in ("file", "symlink"):
+        assert (state.bytes, state.sha256) == (len(node.data), sha256(node.data).hexdigest())
+    if node.kind == "symlink":
+        assert isinstance(state.target, str)
+        assert exact_name(state.target, state.target_base64) == node.data
+
+
+@MANY
+@given(changed_trees())
+def test_the_law_outside_a_repository(trees: tuple[Tree, Tree]) -> None:
+    check_law(*trees, is_repository=False)
+
+
+@MANY
+@given(changed_trees())
+def test_the_law_in_a_repository(trees: tuple[Tree, Tree]) -> None:
+    check_law(*trees, is_repository=True)
+
+
+@MANY
+@given(changed_trees(NAMES | GIT_NAMES))
+def test_the_law_with_names_that_git_refuses(trees: tuple[Tree, Tree]) -> None:
+    check_law(*trees, is_repository=False)

@@ -1,0 +1,196 @@
+"""Folders as values: made on disk, read back without the code under test, and generated."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+
+class Node(NamedTuple):
+    kind: str
+    mode: int = 0o644
+    data: bytes = b""  #: or the target of a link
+
+
+Tree = dict[bytes, Node]
+
+
+def text(data: bytes, mode: int = 0o644) -> Node:
+    return Node("file", mode, data)
+
+
+def link(target: bytes) -> Node:
+    return Node("symlink", 0o777, target)
+
+
+FOLDER = Node("dir", 0o755)
+
+
+def closed(tree: Tree) -> Tree:
+    """With every folder that a path needs; what would lie in a file is left out."""
+    whole: Tree = {}
+    for path in sorted(tree):
+        above = [path[:i] for i, byte in enumerate(path) if byte == ord("/")]
+        if all(whole.get(folder, FOLDER).kind == "dir" for folder in above):
+            for folder in above:
+                whole.setdefault(folder, FOLDER)
+            whole[path] = tree[path]
+    return whole
+
+
+def write_tree(root: Path, tree: Tree) -> None:
+    """Makes of the folder what the tree says; what is right already is not touched."""
+    root.mkdir(exist_ok=True)
+    top = os.fsencode(root)
+    now = read_tree(root)
+    for path in sorted(now, reverse=True):
+        if tree.get(path, Node("")).kind != now[path].kind:
+            name = top + b"/" + path
+            (os.rmdir if now[path].kind == "dir" else os.unlink)(name)
+    now = read_tree(root)
+    for path in sorted(tree):
+        node, name = tree[path], top + b"/" + path
+        if now.get(path) == node:
+            continue
+        if node.kind == "dir":
+            if path not in now:
+                os.mkdir(name)
+        elif node.kind == "symlink":
+            if path in now:
+                os.unlink(name)
+            os.symlink(node.data, name)
+            continue
+        elif node.kind == "fifo":
+            os.mkfifo(name)
+        else:
+            with open(name, "wb") as file:  # noqa: PTH123 - a name of any bytes
+                file.write(node.data)
+        os.chmod(name, node.mode)  # noqa: PTH101
+
+
+def read_tree(root: Path) -> Tree:
+    top = os.fsencode(root)
+    tree: Tree = {}
+    for folder, folders, files in os.walk(top):
+        for name in folders + files:
+            path = folder + b"/" + name
+            status = os.lstat(path)
+            mode = stat.S_IMODE(status.st_mode)
+            if stat.S_ISLNK(status.st_mode):
+                node = link(os.readlink(path))
+            elif stat.S_ISDIR(status.st_mode):
+                node = Node("dir", mode)
+            elif stat.S_ISREG(status.st_mode):
+                with open(path, "rb") as file:  # noqa: PTH123
+                    node = Node("file", mode, file.read())
+            else:
+                node = Node("fifo", mode)
+            tree[path[len(top) + 1 :]] = node
+    return tree
+
+
+def clean_environment(home: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return {
+        **kept,
+        "HOME": str(home),
+        "XDG_CONFIG_HOME": str(home),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CEILING_DIRECTORIES": str(home),
+    }
+
+
+def git(folder: Path, *words: str | Path, **more: str) -> bytes:
+    done = subprocess.run(
+        ["git", *map(str, words)],
+        cwd=folder,
+        env={**clean_environment(folder.parent), **more},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    return done.stdout
+
+
+# ---------------------------------------------------------------- generated
+
+NAMES = st.sampled_from(
+    [
+        b"a",
+        b"b",
+        b"a.b",
+        b"a b ",
+        b"-x",
+        b"new\nline",
+        b'"quoted"',
+        b"back\\slash",
+        b"tab\there",
+        b"\xff\xfe",
+        "ü".encode(),
+        b".gitignore",
+        b".gitattributes",
+        b"git~2",
+        b"dev",
+        b"null",
+    ]
+)
+GIT_NAMES = st.sampled_from([b".git", b"GIT~1", b".Git ", b"x\\.git", b".gitmodules", b"gitmod~1"])
+LINES = st.lists(
+    st.sampled_from(
+        [b"one\n", b"two\n", b"crlf\r\n", b"-- \n", b"+x\n", b" \n", b"\\ no\n", b"x" * 99]
+    ),
+    max_size=12,
+).map(b"".join)
+SPECIAL_CONTENTS = st.sampled_from(
+    [b"", b"no newline", b"\0binary\0", bytes(range(256)), b"\r", b"\r\n", b"*\n", b"a\nb\n/c\n"]
+)
+ATTRIBUTES = st.sampled_from(
+    [b"* text eol=crlf\n", b"* text=auto eol=lf\n", b"* -diff filter=x ident\n", b"* binary\n"]
+)
+CONTENTS = ATTRIBUTES | LINES | SPECIAL_CONTENTS | st.binary(max_size=40)
+FILES = st.builds(text, CONTENTS, st.sampled_from([0o644, 0o755, 0o600, 0o444, 0o711]))
+LINKS = st.builds(
+    link, st.sampled_from([b"a", b"../b", b"/dev/null", b"\xff", b"no where\n", b"."])
+)
+FOLDERS = st.sampled_from([FOLDER, Node("dir", 0o700)])
+NODES = st.one_of(FILES, FILES, LINKS, FOLDERS)
+
+
+@st.composite
+def changed_trees(draw: Any, names: Any = NAMES) -> tuple[Tree, Tree]:
+    """(before, after), the second made of the first by what agents do."""
+    paths = st.lists(names, min_size=1, max_size=3).map(b"/".join)
+    before = closed(draw(st.dictionaries(paths, NODES, max_size=8)))
+    after = dict(before)
+    for _ in range(draw(st.integers(1, 5))):
+        deed = draw(st.sampled_from(["put", "put", "remove", "move", "mode", "edit"]))
+        if deed == "put" or not after:
+            after[draw(paths)] = draw(NODES)
+            continue
+        path = draw(st.sampled_from(sorted(after)))
+        node = after[path]
+        if deed in ("remove", "move"):
+            below = [name for name in after if name == path or name.startswith(path + b"/")]
+            taken = {name: after.pop(name) for name in below}
+            if deed == "move":
+                new = draw(paths)
+                after.update({new + name[len(path) :]: inner for name, inner in taken.items()})
+        elif deed == "mode" and node.kind != "symlink":
+            after[path] = node._replace(mode=draw(st.sampled_from([0o644, 0o755, 0o700, 0o750])))
+        elif node.kind == "file":
+            after[path] = node._replace(data=draw(CONTENTS) + node.data)
+    return before, usable(closed(after))
+
+
+def usable(tree: Tree) -> Tree:
+    """Folders that an ordinary user may search."""
+    return {
+        path: node._replace(mode=node.mode | 0o700) if node.kind == "dir" else node
+        for path, node in tree.items()
+    }
