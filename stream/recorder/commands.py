@@ -39,7 +39,7 @@ class CommandLog:
     ) -> None:
         self.count = 0
         self.categories: Counter[str] = Counter()
-        self.agent_is_over = False
+        self._is_after = False
         self._path = path
         self._wrappers = wrappers
         self._disclosure = disclosure
@@ -65,16 +65,15 @@ class CommandLog:
             if not self._is_over:
                 with CancelScope() as self._wait:
                     await wait_readable(self._fd)
-            try:
-                data = os.read(self._fd, _BLOCK)
-            except BlockingIOError:
-                if self._is_over:
-                    self._reader.finish()
-                    return
-                continue
-            now = time.monotonic_ns()
-            for called in self._reader.feed(data):
-                self._write(called, now)
+            self._read()
+            if self._is_over:
+                self._reader.finish()
+                return
+
+    def agent_is_over(self) -> None:
+        """What has come until now was called before; what comes now, afterwards."""
+        self._read()
+        self._is_after = True
 
     def end(self) -> None:
         """Nobody is left to call."""
@@ -86,6 +85,17 @@ class CommandLog:
         os.close(self._fd)
         if self._journal is not None:
             self._journal.close()
+
+    def _read(self) -> None:
+        """What there is."""
+        while True:
+            try:
+                data = os.read(self._fd, _BLOCK)
+            except BlockingIOError:
+                return
+            now = time.monotonic_ns()
+            for called in self._reader.feed(data):
+                self._write(called, now)
 
     def _write(self, called: Called, now: int) -> None:
         if self._journal is None:  # a log that nobody wrote to is not there
@@ -104,7 +114,7 @@ class CommandLog:
             argv=self._disclosure.words(words),
             argv_base64=self._exact(words),
             category=called.category,
-            after_exit=self.agent_is_over,
+            after_exit=self._is_after,
         )
         self._journal.append(_encode(record))
 

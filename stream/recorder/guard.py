@@ -58,6 +58,7 @@ class Exited(Struct, tag="exited"):
     """The leader. Its tree may live on."""
 
     code: int  #: negative: ended by this signal
+    wall: int  #: ns: it had not been seen to have ended before
 
 
 class Over(Struct, tag="over"):
@@ -82,7 +83,7 @@ class Guard:
         self.stdout = stdout
         self.stderr = stderr
         self._control = control
-        self._is_closed = False
+        self._is_closed = self._is_reaped = False
 
     def go(self, order: Order) -> None:
         message = msgspec.msgpack.encode(order)
@@ -99,7 +100,13 @@ class Guard:
         self._is_closed = True
         for fd in (self._control, self.status, self.stdout, self.stderr):
             os.close(fd)
-        os.waitpid(self.pid, 0)
+        self.wait()
+
+    def wait(self) -> None:
+        """For its end, which was asked for or is seen."""
+        if not self._is_reaped:
+            os.waitpid(self.pid, 0)
+            self._is_reaped = True
 
     def _tell(self, message: bytes) -> None:
         view = memoryview(message)
@@ -159,6 +166,7 @@ class _Watchman:
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         self._is_orphaned = False  # the recorder is gone
+        self._looked = 0  # wall-clock ns, when the leader was last found alive
         self._give_up_at: float | None = None  # when a signal should have ended the leader
 
     def run(self, order: Order, files: Files) -> None:
@@ -191,7 +199,13 @@ class _Watchman:
         def is_alone() -> bool:
             return self._is_empty(tree)
 
-        self._until(tree, order.grace, lambda: tree.is_over, order.timeout)
+        def has_ended() -> bool:
+            if tree.leader.returncode is not None:
+                return True
+            self._looked = time.time_ns()
+            return tree.is_over
+
+        self._until(tree, order.grace, has_ended, order.timeout)
         ended: list[str] = []
         if not tree.is_over:
             if not self._is_orphaned:
@@ -199,10 +213,11 @@ class _Watchman:
                     self._report(TimedOut())
                 reaper.signal(tree, signal.SIGTERM)
                 self._give_up_at = None
-                self._until(tree, order.grace, lambda: tree.is_over, KILL_AFTER)
-            if not tree.is_over:
+                self._until(tree, order.grace, has_ended, KILL_AFTER)
+            if not has_ended():
                 ended = self._end(tree)
-        self._report(Exited(tree.leader.returncode if tree.is_over else -signal.SIGKILL))
+        code = tree.leader.returncode if tree.is_over else -signal.SIGKILL
+        self._report(Exited(code, self._looked))
         outlived: list[str] = []
         if not is_alone():
             outlived = reaper.living(tree)

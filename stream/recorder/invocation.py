@@ -59,6 +59,11 @@ class Ending(Struct):
     def duration_ms(self) -> int:
         return (self.ended - self.started) // 1_000_000
 
+    @property
+    def outlived_since(self) -> int | None:
+        """Wall-clock ns from which on only others can have done something."""
+        return self.ended_wall if self.outlived or self.lost_guard else None
+
     def sentence(self) -> str:
         """Of the command, when it has ended."""
         text = f"exit_code={self.exit_code} duration_ms={self.duration_ms}"
@@ -130,6 +135,7 @@ class Invocation:
         self._readers: list[Tee | CommandLog] = [
             Tee(*one) for one in zip(pipes, outputs, relays, strict=True)
         ]
+        self._log = log
         if log is not None:
             self._readers.append(log)
         self._relays = [relay for relay in relays if relay is not None]
@@ -146,6 +152,7 @@ class Invocation:
             return
         self.ending.started = time.monotonic_ns()
         self._guard.go(order)
+        Reaper.get()  # should the guard be killed, its orphans come to us
         self._interrupts.listen(self._pass_on)
         try:
             async with create_task_group() as patience:
@@ -191,10 +198,10 @@ class Invocation:
                 await self._heed(decode_report(line))
         if not self._is_over:
             self._is_over = self.ending.lost_guard = True
-            # The tree came to us instead.
+            self._guard.wait()  # then the tree has come to us instead
             self.ending.stopped += Reaper.get().strays()
             if not self._has_exited:
-                await self._exited(-signal.SIGKILL)
+                await self._exited(-signal.SIGKILL, time.time_ns())
 
     async def _heed(self, report: Report) -> None:
         if isinstance(report, Started):
@@ -206,15 +213,17 @@ class Invocation:
         elif isinstance(report, TimedOut):
             self.ending.timed_out = True
         elif isinstance(report, Exited):
-            await self._exited(report.code)
+            await self._exited(report.code, report.wall)
         elif isinstance(report, Over):
             self._is_over = True
             self.ending.outlived = report.outlived
             self.ending.stopped = report.ended
 
-    async def _exited(self, code: int) -> None:
+    async def _exited(self, code: int, wall: int) -> None:
         self._has_exited = True
-        self.ending.ended, self.ending.ended_wall = time.monotonic_ns(), time.time_ns()
+        if self._log is not None:
+            self._log.agent_is_over()
+        self.ending.ended, self.ending.ended_wall = time.monotonic_ns(), wall
         self.ending.exit_code = code if code >= 0 else 128 - code
         self.ending.signal = _name(-code) if code < 0 else None
         await self._on_exit(self.ending)

@@ -127,8 +127,9 @@ class Workplace:
         self._on_progress(self._store.end)
         return self._is_interrupted()
 
-    def compare(self, exited: int) -> Compared:
-        """`exited`: wall-clock ns of the agent's end. Once begun, it is finished."""
+    def compare(self, exited: int | None) -> Compared:
+        """`exited`: wall-clock ns of the agent's end, where something outlived it. Once begun, it
+        is finished."""
         recording = self._recording
         try:
             changes = find_changes(self._before, recording.workspace, self._store)

@@ -192,7 +192,7 @@ class AgentSource:
         )
 
     async def _tell_changes(self, ending: Ending) -> Compared:
-        changes = await to_thread.run_sync(self._workplace.compare, ending.ended_wall)
+        changes = await to_thread.run_sync(self._workplace.compare, ending.outlived_since)
         if changes.trouble:
             self._lose(changes.trouble)
         if changes.found is not None:

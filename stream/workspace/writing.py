@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from stream.errors import OutputError, os_reason
 from stream.records.change import FileState, FsChange, Reason, encode_change, shown_name
-from stream.workspace.changes import Change, Changes, State
+from stream.workspace.changes import TICK, Change, Changes, State
 from stream.workspace.fitness import git_mode, is_leaf, reasons
 from stream.workspace.patching import Shadow
 from stream.workspace.store import CHUNK, Cancelled, IsCancelled, Store, never
@@ -43,12 +43,13 @@ def write_patch(
     listing: Path,
     *,
     git: str,
-    exited: int,
+    exited: int | None,
     redact: Redact | None = None,
     shown: int = 100,
     is_cancelled: IsCancelled = never,
 ) -> Summary:
-    """`git`: from find_git. `exited`: wall-clock ns of the end of the agent itself.
+    """`git`: from find_git. `exited`: wall-clock ns when the agent itself was last seen
+    alive; None where nothing outlived it.
 
     Raises OutputError; then neither of the two files is there.
     """
@@ -81,7 +82,7 @@ class _Writer:
         changes: Changes,
         store: Store,
         redact: Redact | None,
-        exited: int,
+        exited: int | None,
         is_cancelled: IsCancelled,
     ) -> None:
         self._changes = changes
@@ -151,8 +152,15 @@ class _Writer:
             after=self._state(change.after, after),
             in_patch=reason is None,
             not_in_patch=reason,
-            after_exit=change.after.ctime > self._exited if change.after else None,
+            after_exit=self._is_after_exit(change.after),
         )
+
+    def _is_after_exit(self, after: State | None) -> bool | None:
+        if self._exited is None:
+            return False
+        if after is None or self._exited - TICK < after.ctime <= self._exited:
+            return None
+        return after.ctime > self._exited
 
     def _content(self, state: State | None) -> _Content | None:
         if not state or not state.is_kept or not is_leaf(state):

@@ -1,0 +1,212 @@
+"""How a run ends that does not end well, and that the record of it is whole all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import SLEEP, Place
+from tests.recorder.runs import Run, observe, only_run
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containment needs Linux")
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+def interrupted(place: Place, agent: str, *numbers: int, words: tuple[str, ...] = ()) -> Run:
+    """The agent is told where to say that it is ready; then the signals come, one by one, each
+    when the agent has said that it has the one before."""
+    fifo = place.fifo("ready")
+    process = place.start("observe", *words, "--", "sh", "-c", agent, "agent", fifo, place.root)
+    for number in numbers:
+        assert fifo.read_bytes() == b"ready\n"
+        process.send_signal(number)
+    run = only_run(place, place.finish(process))
+    checked = place.stream("check", run.folder)
+    assert (checked.code, checked.out) == (0, b""), checked.err
+    return run
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_reaches_the_agent(place: Place, number: signal.Signals) -> None:
+    agent = (
+        'trap "echo heard; exit 7" INT TERM HUP; echo begun; echo ready >"$1";'
+        f" while :; do {SLEEP.strip()} & wait; done"
+    )
+    run = interrupted(place, agent, number)
+    assert run.done.code == 7
+    assert run.stdout == b"begun\nheard\n"
+    assert len(run.events) == 9
+    assert run.facts_of("agent_completed")["signals_passed_on"] == [number.name]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_that_ends_the_agent(place: Place, number: signal.Signals) -> None:
+    run = interrupted(place, 'echo ready >"$1"; exec perl -e "sleep 1000" "$2"', number)
+    assert run.done.code == 128 + number
+    assert run.summary["signal"] == number.name
+
+
+def test_an_agent_that_does_not_heed_it_has_its_grace(place: Place) -> None:
+    agent = 'trap "" TERM; echo ready >"$1"; perl -e "sleep 1000" "$2"'
+    run = interrupted(place, agent, signal.SIGTERM, words=("--grace", "0.1"))
+    assert run.done.code == 128 + signal.SIGKILL
+    assert run.summary["timed_out"] is False
+
+
+def test_the_third_one_ends_everything(place: Place) -> None:
+    agent = 'trap \'echo ready >"$1"\' INT; echo ready >"$1"; while :; do :; done'
+    run = interrupted(place, agent, *[signal.SIGINT] * 3, words=("--grace", "1000"))
+    assert run.done.code in (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+    assert len(run.events) == 9
+
+
+def test_a_signal_before_there_is_an_agent(place: Place) -> None:
+    """While the workspace is copied: a fifo as the scenario says when we are that far."""
+    fifo = place.fifo("scenario.md")
+    process = place.start("observe", "--scenario", fifo, "--", "touch", "ran")
+    with fifo.open("w") as writer:
+        process.send_signal(signal.SIGTERM)
+        writer.write("# Request\n\nx\n")
+    run = only_run(place, place.finish(process))
+    assert run.done.code == 128 + signal.SIGTERM
+    assert "not started: SIGTERM came before it was started" in run.summary_of("agent_completed")
+    assert run.changes == {}
+    assert place.stream("check", run.folder).code == 0
+
+
+def test_a_time_limit(place: Place) -> None:
+    agent = "echo begun; echo kept >kept.txt; exec perl -e 'sleep 1000'"
+    run = observe(place, "--timeout", "1", "--", "sh", "-c", agent)
+    assert run.done.code == 128 + signal.SIGTERM
+    assert run.stdout == b"begun\n"
+    assert list(run.changes) == ["kept.txt"]
+    assert run.summary["timed_out"]
+    assert "at its time limit" in run.done.err
+
+
+def test_a_time_limit_that_is_not_heeded(place: Place) -> None:
+    agent = "trap '' TERM INT HUP; echo begun; while :; do perl -e 'sleep 1000'; done"
+    run = observe(place, "--timeout", "0.5", "--", "sh", "-c", agent)
+    assert run.done.code == 128 + signal.SIGKILL
+    assert run.stdout == b"begun\n"
+
+
+def test_the_tree_decides_when_it_is_over(place: Place) -> None:
+    """A child in a session of its own writes when the agent has ended."""
+    gone = place.fifo("gone")
+    child = f"read -r line <{gone}; sleep 0.05; echo late >late.txt; git --version"
+    agent = f"setsid sh -c '{child}' & echo early >early.txt; sleep 0.05"
+    waiter = f"while kill -0 $0 2>/dev/null; do :; done; echo over >{gone}"
+    run = observe(place, "--", "sh", "-c", f"{agent}; setsid sh -c '{waiter}' $$ & exit 4")
+    assert run.done.code == 4
+    assert {path: one["after_exit"] for path, one in run.changes.items()} == {
+        "early.txt": False,
+        "late.txt": True,
+    }
+    assert run.summary["changed_after_exit"]
+    assert [call["after_exit"] for call in run.commands] == [True]
+    assert run.summary["outlived"]
+    assert run.summary["stopped"] == []
+
+
+def test_who_does_not_end_is_ended_and_named(place: Place) -> None:
+    agent = (
+        f"setsid perl -e 'sleep 1000' {place.root} & (setsid perl -e 'sleep 1000' {place.root} &)"
+    )
+    run = observe(place, "--grace", "0.1", "--", "sh", "-c", agent)
+    assert run.done.code == 0
+    assert len(run.summary["stopped"]) == 2
+    assert all(name.startswith("perl (pid ") for name in run.summary["stopped"])
+    assert "it left processes behind, which were ended: perl (pid " in run.done.err
+
+
+def test_without_grace(place: Place) -> None:
+    agent = f"(trap '' TERM HUP; exec perl -e 'sleep 1000' {place.root}) & exit 2"
+    run = observe(place, "--grace", "0", "--", "sh", "-c", agent)
+    assert run.done.code == 2
+    assert len(run.summary["stopped"]) == 1
+
+
+def test_a_daemon_that_closes_everything(place: Place) -> None:
+    """No pipe, no environment, no parent, no session of ours."""
+    code = (
+        "import os,time\n"
+        "if os.fork(): os._exit(0)\n"
+        "os.setsid()\n"
+        "if os.fork(): os._exit(0)\n"
+        "os.closerange(0, 100)\n"
+        f"os.execve('/usr/bin/perl', ['perl', '-e', 'sleep 1000', {str(place.root)!r}], {{}})\n"
+    )
+    run = observe(place, "--grace", "0.3", "--", sys.executable, "-c", code)
+    assert run.done.code == 0
+    assert len(run.summary["stopped"]) == 1
+
+
+def test_the_guard_is_killed(place: Place) -> None:
+    """What it watched is ended, and the run says that it was not seen to its end."""
+    fifo = place.fifo("ready")
+    agent = 'echo $PPID >"$1"; exec perl -e "sleep 1000" "$2"'
+    process = place.start("observe", "--", "sh", "-c", agent, "agent", fifo, place.root)
+    os.kill(int(fifo.read_bytes()), signal.SIGKILL)
+    run = only_run(place, place.finish(process))
+    assert run.done.code == 128 + signal.SIGKILL
+    assert "the process that watched the agent was killed" in run.done.err
+    assert len(run.events) == 9
+
+
+@pytest.fixture
+def small(place: Place, needs_root: None) -> Iterator[Path]:
+    """A disk with room for little."""
+    disk = place.root / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], check=True)
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def on(disk: Path, place: Place, *words: str) -> Run:
+    done = place.stream("observe", "--runs", disk / "runs", "--run-id", "one", *words)
+    return Run(disk / "runs" / "one", done)
+
+
+def test_no_room_for_the_output(place: Place, small: Path) -> None:
+    """All of it is passed on, its beginning is kept, and how much is missing is said."""
+    agent = "head -c 3000000 /dev/zero; exit 5"
+    run = on(small, place, "--workspace", "empty", "--", "sh", "-c", agent)
+    assert run.done.code == 5
+    assert len(run.done.out) == 3_000_000
+    kept = len(run.stdout)
+    assert f"{3_000_000 - kept} bytes of artifacts/claude_stdout.txt" in run.done.err
+    checked = place.stream("check", run.folder)
+    assert {json.loads(line)["rule"] for line in checked.out.splitlines()} == {"run.incomplete"}
+
+
+def test_no_room_for_anything(place: Place, small: Path) -> None:
+    """The agent itself fills the disk: its exit code is its own, and the beginning stands."""
+    agent = "cat /dev/zero >big 2>/dev/null; exit 5"
+    run = on(small, place, "--workspace", "empty", "--", "sh", "-c", agent)
+    assert run.done.code == 5
+    assert "the record is incomplete" in run.done.err
+    assert run.names[:3] == ["run_started", "workspace_prepared", "agent_invoked"]
+    checked = place.stream("check", run.folder)
+    assert {json.loads(line)["rule"] for line in checked.out.splitlines()} == {"run.incomplete"}
+
+
+def test_no_room_for_the_copy(place: Place, small: Path) -> None:
+    (place.workspace / "big").write_bytes(bytes(2_000_000))
+    run = on(small, place, "--", "touch", "ran")
+    assert run.done.code == 2
+    assert "no space left on device" in run.done.err
+    assert not (run.folder / "workspace").exists()
+    shutil.rmtree(run.folder)
