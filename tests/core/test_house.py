@@ -20,12 +20,12 @@ FILES = sorted(HOUSE.rglob("*.py"))
 FLOORS = [
     {"stream"},  # the package itself: its version
     {"stream.errors", "stream.proctable"},
-    {"stream.records", "stream.tree"},
+    {"stream.records", "stream.tree", "stream.enclosure", "stream.patch"},
     {"stream.codec", "stream.pipeline", "stream.process"},
     {"stream.catalog", "stream.document", "stream.pattern", "stream.probes"},
     {"stream.plan"},
     {"stream.sources", "stream.stages", "stream.sinks"},
-    {"stream.patch", "stream.runfolder"},
+    {"stream.runfolder"},
     {
         *("stream.matrix", "stream.validate", "stream.checking", "stream.emitting"),
         *("stream.gate", "stream.doctor"),
