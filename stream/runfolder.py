@@ -17,6 +17,7 @@ from msgspec import UNSET, Struct, field
 
 from stream.codec import DECODE_ERRORS, LineSplitter
 from stream.document import convert, read_document
+from stream.enclosure import Digests, Unfit, files_below, kind_of
 from stream.errors import InputError, os_reason
 from stream.patch import GitError, applies, parses
 from stream.records.control import Finding
@@ -59,14 +60,6 @@ class Told(Struct):
     mentions: list[Mention] = field(default_factory=list)
 
 
-class Unfit(Exception):  # noqa: N818  # it is no failure: it becomes a finding
-    """Something that a run names cannot be looked into."""
-
-    def __init__(self, rule: str, reason: str) -> None:
-        super().__init__(reason)
-        self.rule = rule
-
-
 def check_folder(root: Path) -> None:
     """Raises InputError where the folder is none of a run, or cannot be read."""
     try:
@@ -84,7 +77,7 @@ def check_folder(root: Path) -> None:
     except OSError as error:
         raise InputError(f"{events}: {os_reason(error)}") from None
     if not stat.S_ISREG(mode):
-        raise InputError(f"{events}: {_kind(mode)}, not a regular file")
+        raise InputError(f"{events}: {kind_of(mode)}, not a regular file")
 
 
 def profile_of(root: Path) -> Profile:
@@ -100,7 +93,7 @@ def examine(root: Path) -> Iterator[Finding]:
     told = _told(root / EVENTS_FILE)
     if not told.is_finished:
         return
-    digests = _Digests(root)
+    digests = Digests(root)
     metadata: RunMetadata | None = None
     try:
         metadata = _read_metadata(root)
@@ -165,7 +158,7 @@ def _is_lossy(artifact: dict[str, Any]) -> bool:
     return type(lost) is int and lost > 0
 
 
-def _mention_findings(mention: Mention, digests: _Digests, root: Path) -> Iterator[Finding]:
+def _mention_findings(mention: Mention, digests: Digests, root: Path) -> Iterator[Finding]:
     artifact = mention.artifact
     ref, digest = artifact.get("content_ref"), artifact.get("hash")
     if not isinstance(ref, str) or not isinstance(digest, str) or _is_lossy(artifact):
@@ -203,7 +196,7 @@ def _metadata_findings(metadata: RunMetadata, told: Told, root: Path) -> Iterato
 
 
 def _manifest_findings(
-    metadata: RunMetadata, told: Told, digests: _Digests, root: Path
+    metadata: RunMetadata, told: Told, digests: Digests, root: Path
 ) -> Iterator[Finding]:
     where = root / MANIFEST_FILE
     try:
@@ -229,13 +222,13 @@ def _manifest_findings(
             message = f"{listed.path} is not what was hashed: {digest}"
             yield _finding("manifest.digest", message, where, path=f"{path}.sha256")
     listed_names = {str(PurePosixPath(listed.path)) for listed in manifest.files}
-    for name in _files_below(root, ARTIFACTS):
+    for name in files_below(root, ARTIFACTS):
         if name not in listed_names and name != MANIFEST_FILE:
             yield _finding("manifest.unlisted", f"{name} is not listed", where, path="$.files")
 
 
 def _diff_findings(
-    metadata: RunMetadata | None, told: Told, digests: _Digests, root: Path
+    metadata: RunMetadata | None, told: Told, digests: Digests, root: Path
 ) -> Iterator[Finding]:
     """The diff that the events reference; without one there is nothing to say here."""
     refs = [
@@ -277,7 +270,7 @@ def _read_metadata(root: Path) -> RunMetadata:
     try:
         mode = where.lstat().st_mode
         if not stat.S_ISREG(mode):
-            raise Unfit("folder.metadata", f"{_kind(mode)}, not a regular file")
+            raise Unfit("folder.metadata", f"{kind_of(mode)}, not a regular file")
         value = read_document(where)
         if isinstance(value, dict) and "schema" not in value:
             message = f"names no contract: only a {RUN} can be held against the events"
@@ -287,73 +280,6 @@ def _read_metadata(root: Path) -> RunMetadata:
         raise Unfit("folder.metadata", os_reason(error)) from None
     except InputError as error:
         raise Unfit("folder.metadata", str(error).removeprefix(f"{where}: ")) from None
-
-
-class _Digests:
-    """Sizes and digests of files inside a folder, each read once."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._real = os.path.realpath(root)
-        self._known: dict[str, tuple[int, str]] = {}
-
-    def of(self, ref: str, rules: str) -> tuple[int, str]:
-        """(bytes, sha256). Raises Unfit with a rule of this family."""
-        path = self._inside(ref, rules)
-        if path not in self._known:
-            try:
-                self._known[path] = _digest(path)
-            except Unfit as fault:
-                raise Unfit(f"{rules}.present", f"{ref}: {fault}") from None
-            except OSError as error:
-                raise Unfit(f"{rules}.present", f"{ref}: {os_reason(error)}") from None
-        return self._known[path]
-
-    def _inside(self, ref: str, rules: str) -> str:
-        if not ref or "\0" in ref:
-            raise Unfit(f"{rules}.present", "no name of a file")
-        path = PurePosixPath(ref)
-        if path.is_absolute():
-            raise Unfit(f"{rules}.inside", f"{ref} is absolute")
-        if ".." in path.parts:
-            raise Unfit(f"{rules}.inside", f"{ref} leads out of the folder by `..`")
-        real = os.path.realpath(self._root / ref)
-        if real != self._real and not real.startswith(f"{self._real}/"):
-            raise Unfit(f"{rules}.inside", f"{ref} is a link out of the folder")
-        return real
-
-
-def _digest(path: str) -> tuple[int, str]:
-    """Raises OSError, or Unfit where it is no regular file; opening a fifo would wait."""
-    import hashlib
-
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(fd, "rb") as file:  # noqa: PTH123
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise Unfit("", f"{_kind(status.st_mode)}, not a regular file")
-        return status.st_size, hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _files_below(root: Path, name: str) -> Iterator[str]:
-    """Relative to the root, in order: everything but folders."""
-    for folder, folders, files in os.walk(root / name):
-        folders.sort()
-        links = [item for item in folders if Path(folder, item).is_symlink()]
-        for item in sorted((*files, *links)):
-            yield os.path.relpath(f"{folder}/{item}", root)
-
-
-def _kind(mode: int) -> str:
-    kinds = {
-        stat.S_IFDIR: "a folder",
-        stat.S_IFLNK: "a link",
-        stat.S_IFIFO: "a fifo",
-        stat.S_IFSOCK: "a socket",
-        stat.S_IFCHR: "a device",
-        stat.S_IFBLK: "a device",
-    }
-    return kinds.get(stat.S_IFMT(mode), "something else")
 
 
 def _get(value: Any, *path: str) -> Any:

@@ -44,7 +44,7 @@ def check(
         None, metavar="FILE", help="Where a record of each line that is no JSON object goes."
     ),
 ) -> None:
-    """Hold the events of an agent run against the rules of its contract.
+    """Hold the events of an agent run against their contract.
 
     Given a run folder, its events are checked, and that its artifacts are there, inside the
     folder, unchanged and listed, and that its diff applies. Given a file, its lines are the

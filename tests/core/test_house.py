@@ -20,7 +20,7 @@ FILES = sorted(HOUSE.rglob("*.py"))
 FLOORS = [
     {"stream"},  # the package itself: its version
     {"stream.errors", "stream.proctable", "stream.system"},
-    {"stream.records", "stream.tree"},
+    {"stream.records", "stream.tree", "stream.enclosure", "stream.patch"},
     {"stream.codec", "stream.pipeline", "stream.process"},
     {
         *("stream.catalog", "stream.document", "stream.pattern", "stream.probes"),
@@ -28,7 +28,7 @@ FLOORS = [
     },
     {"stream.plan", "stream.recorder"},
     {"stream.sources", "stream.stages", "stream.sinks"},
-    {"stream.patch", "stream.runfolder"},
+    {"stream.runfolder"},
     {
         *("stream.matrix", "stream.validate", "stream.checking", "stream.emitting"),
         *("stream.gate", "stream.doctor", "stream.observe"),

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 
 from stream.document import BUNDLE
 from stream.records.decision import ORDER
+from stream.stages.fields import shape_faults
 from stream.stages.rules import RULES
-from stream.stages.shape import shape_faults
 from tests.stages.runs import Event, changed_events, good_run, published
 
 SCHEMA: dict[str, Any] = json.loads((BUNDLE / "schema" / "decision_event.schema.json").read_text())
