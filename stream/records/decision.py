@@ -1,4 +1,4 @@
-"""DecisionEvents: what a recorder saw of one agent run from outside. The contract's fields, no more.
+"""DecisionEvents: what a recorder saw of one agent run from outside, in the contract's fields.
 
 The contract is open: a reader takes further fields. `event_type` is ours; the name of an event
 also stands, in brackets, at the beginning of `agent_action.action_summary`.
@@ -129,6 +129,7 @@ class Alignment(Struct):
     status: Status
     score: int | float | None
     violations: list[Violation]
+    checks: list[Check] = []  #: beyond the contract: what a pass rests on
 
 
 class Checked(Struct):
@@ -165,8 +166,12 @@ class DecisionEvent(Struct, kw_only=True):
 CONSTRAINTS: dict[str, Constraint] = {
     constraint.id: constraint
     for constraint in (
-        Constraint("output.json_only", "format", "What the agent answers is JSON and nothing else."),
-        Constraint("style.no_emojis", "style", "Neither the answer nor an added line has an emoji."),
+        Constraint(
+            "output.json_only", "format", "What the agent answers is JSON and nothing else."
+        ),
+        Constraint(
+            "style.no_emojis", "style", "Neither the answer nor an added line has an emoji."
+        ),
         Constraint("scope.no_ci_changes", "scope", "No file of a CI configuration is changed."),
         Constraint(
             "quality.tests_required", "quality", "A change of code comes with a change of tests."

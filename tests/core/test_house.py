@@ -30,7 +30,7 @@ FLOORS = [
         "stream.redaction",
         "stream.declared",
     },
-    {"stream.plan"},
+    {"stream.plan", "stream.evaluation"},
     {"stream.sources", "stream.stages", "stream.sinks"},
     {"stream.matrix", "stream.validate", "stream.emitting", "stream.gate", "stream.doctor"},
     {"stream.cli"},
