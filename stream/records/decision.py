@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """DecisionEvents: what a recorder saw of an agent run from outside, as the contract has it.
+=======
+"""DecisionEvents: what a recorder saw of one agent run from outside, in the contract's fields.
+>>>>>>> judge
 
 The contract is open: a reader takes further fields. `event_type` is ours; the name of an event
 also stands, in brackets, at the beginning of `agent_action.action_summary`.
@@ -129,6 +133,7 @@ class Alignment(Struct):
     status: Status
     score: int | float | None
     violations: list[Violation]
+    checks: list[Check] = []  #: beyond the contract: what a pass rests on
 
 
 class Checked(Struct):

@@ -18,55 +18,14 @@ _SECRET = re.compile(
     r"|\w*(?:PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|APIKEY|ACCESSKEY|PRIVATEKEY|CREDENTIAL)S?\d*"
 )
 #: what such a name says *about* a secret, where it ends so
-_ABOUT = frozenset(
-    [
-        "NAME",
-        "TYPE",
-        "METHOD",
-        "FILE",
-        "PATH",
-        "DIR",
-        "SOCK",
-        "SOCKET",
-        "HOST",
-        "PORT",
-        "USER",
-        "USERNAME",
-        "TTL",
-        "TIMEOUT",
-        "LENGTH",
-        "SIZE",
-        "COUNT",
-        "ALGORITHM",
-        "ENABLED",
-        "DISABLED",
-        "REGION",
-        "VERSION",
-        "PROVIDER",
-        "HELPER",
-        "ASKPASS",
-    ]
-)
-_WORDS = frozenset(
-    [
-        "true",
-        "false",
-        "none",
-        "null",
-        "undefined",
-        "enabled",
-        "disabled",
-        "default",
-        "example",
-        "password",
-        "passwd",
-        "secret",
-        "changeme",
-        "required",
-        "optional",
-        "unknown",
-    ]
-)
+_ABOUT = """
+NAME TYPE METHOD FILE PATH DIR SOCK SOCKET HOST PORT USER USERNAME TTL TIMEOUT LENGTH SIZE COUNT
+ALGORITHM ENABLED DISABLED REGION VERSION PROVIDER HELPER ASKPASS
+"""
+_WORDS = """
+true false none null undefined enabled disabled default example password passwd secret changeme
+required optional unknown
+"""
 _PATH = re.compile(r"(?:~|\.{0,2})/(?:[a-z0-9_.-]+|[A-Z][a-z]+|/)*|[A-Za-z]:[\\/][\w\\/ .-]*")
 _NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.\d+)?")
 _ONE_WORD = re.compile(r"[a-z]{1,9}|[A-Z]{1,9}|[A-Z][a-z]{1,8}")
@@ -80,14 +39,14 @@ def secret_values(environment: Mapping[str, str]) -> list[str]:
 
 def names_secret(name: str) -> bool:
     parts = [part for part in re.split(r"[^A-Z0-9]+", name.upper()) if part]
-    return bool(parts) and parts[-1] not in _ABOUT and any(map(_SECRET.fullmatch, parts))
+    return bool(parts) and parts[-1] not in _ABOUT.split() and any(map(_SECRET.fullmatch, parts))
 
 
 def is_plain(value: str) -> bool:
     """Too short, a word, a small number or a path: says nothing, and stands everywhere."""
     return (
         len(value) < SHORTEST
-        or value.lower() in _WORDS
+        or value.lower() in _WORDS.split()
         or any(form.fullmatch(value) for form in (_PATH, _NUMBER, _ONE_WORD))
     )
 

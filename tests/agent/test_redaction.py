@@ -116,23 +116,72 @@ def test_a_secret_does_not_come_out(name: str) -> None:
     assert output.endswith("\nlast line\n"), output[-200:]
 
 
+FILLER = "some words that are nothing special, and a line\n" * 60  # more than what is held back
+
+
+def in_chunks(redactor: Redactor, data: bytes, size: int, first: int = 0) -> bytes:
+    return cut(redactor, data, [*range(first, len(data), size)])
+
+
 @pytest.mark.parametrize("name", SEEDED)
+@pytest.mark.parametrize("size", [1, 61])
 def test_it_does_not_where_the_bytes_are_cut_anywhere(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stream.redaction.scan.STEP", 1)
-    written, _ = SEEDED[name]
-    data = f"first line\n{written}\nlast line\n".encode()
+    written, secret = SEEDED[name]
+    data = f"{FILLER}{written}\n{FILLER}".encode()
     whole = Redactor(ENVIRONMENT).bytes(data)
-    every = range(len(data)) if len(data) < 1500 else range(0, len(data), 97)
-    for place in every:
-        assert cut(Redactor(ENVIRONMENT), data, [place]) == whole
-    if len(data) < 5000:
-        assert cut(Redactor(ENVIRONMENT), data, [*range(len(data))]) == whole
+    clean(whole, secret)
+    for first in range(0, size, 6):
+        assert in_chunks(Redactor(ENVIRONMENT), data, size, first) == whole
+
+
+# Secrets that have a part in each other, or end where something else begins.
+CROWDED = [
+    'token=Zq9!tr"ick/y\\sécret=',
+    'password="a;b',
+    "https://user:password=abcdefgh1;2@host/",
+    "https://user:" + "token=abcdefgh1" * 20 + "@host/",
+    "x-api-key: correct-horse-3-battery-and-more;, next",
+    "DB_TOKEN=abcdefgh;;; next",
+    "DB_TOKEN=correct-horse-3-battery;correct-horse-3-battery",
+    "DB_TOKEN=xx;correct-horse-3-battery yyyy",
+    "secret=abcdefghcorrect-horse-3-battery\\correct-horse-3-battery",
+    '"password": "' + PEM + '"',
+    "PRIVATE_KEY=" + json.dumps(PEM) + PEM,
+    PEM[:900] + " password=abcdefgh1 " + PEM,
+    "Authorization: Bearer eyJ" + _A + ".eyJ" + _A * 30 + ".x. next",
+    f"https://x:ghp_{_A[:36]}@github.com",
+    'password = "' + "\\" * 300 + '" next',
+    'password = "' + "a" * 5000 + '" next',
+]
+
+
+@pytest.mark.parametrize("number", range(len(CROWDED)))
+@pytest.mark.parametrize("size", [1, 61])
+def test_nor_where_secrets_overlap(number: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stream.redaction.scan.STEP", 1)
+    data = f"{FILLER}{CROWDED[number]}\n{FILLER}".encode()
+    whole = Redactor(ENVIRONMENT).bytes(data)
+    for value in ("abcdefgh1", "correct-horse", "0123456789012", "MIIEpAIBAAKCAQEA", "eyJaB3"):
+        assert value.encode() not in whole
+    assert whole.startswith(FILLER.encode())
+    assert whole.endswith(FILLER.encode())
+    for first in range(0, size, 20):
+        assert in_chunks(Redactor(ENVIRONMENT), data, size, first) == whole
+
+
+def test_overlapping_secrets_are_one() -> None:
+    redactor = Redactor(ENVIRONMENT)
+    assert redactor.text("(https://u:password=abcdefgh1;2@host/)") == "(https://u:[redacted:url:1])"
+    assert redactor.text("DB_TOKEN=xxxxxx;correct-horse-3-battery yyyy").endswith("] yyyy")
 
 
 _parts = st.one_of(
     st.sampled_from([written for written, _ in SEEDED.values()]),
+    st.deferred(lambda: st.sampled_from(CROWDED)),
+    st.just(FILLER),
     st.text(max_size=30),
     st.sampled_from(['"', "\\", '\\\\"', "\n", " ", "@", "://", "password=", "-----END", "token"]),
     st.integers(1, 3000).map(lambda n: "a" * n),
@@ -140,15 +189,17 @@ _parts = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(_parts, max_size=12), st.data())
-def test_the_output_depends_on_the_bytes_alone(parts: list[str], data: st.DataObject) -> None:
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(_parts, min_size=3, max_size=20), st.integers(1, 5000), st.sampled_from([1, 50, 5000])
+)
+def test_the_output_depends_on_the_bytes_alone(parts: list[str], size: int, step: int) -> None:
     text = "".join(parts).encode("utf-8", "replace")
+    size = max(size, len(text) // 400)
     whole = Redactor(ENVIRONMENT).bytes(text)
-    places = data.draw(st.lists(st.integers(0, len(text)), max_size=30))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stream.redaction.scan.STEP", data.draw(st.sampled_from([1, 50, 5000])))
-        assert cut(Redactor(ENVIRONMENT), text, places) == whole
+        patch.setattr("stream.redaction.scan.STEP", step)
+        assert in_chunks(Redactor(ENVIRONMENT), text, size) == whole
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,137 @@
+"""Mechanical verdicts about a run, each with its evidence. Recorded, never enforced.
+
+The rules are written in schema/README.md. Unknown stays unknown: what is missing makes no verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from stream.declared import Declared
+from stream.evaluation.checks import (
+    Changes,
+    Commands,
+    Declaration,
+    Verdict,
+    agent_not_refused,
+    no_ci_changes,
+    no_emojis,
+    output_json_only,
+    tests_required,
+)
+from stream.evaluation.evidence import NOT_ASKED, cut
+from stream.evaluation.paths import is_ci, is_code, is_test
+from stream.records.decision import (
+    Alignment,
+    CaptureMode,
+    Check,
+    Checked,
+    Evaluation,
+    Status,
+    Violation,
+)
+
+JSON_ONLY = "output.json_only"
+NO_EMOJIS = "style.no_emojis"
+NO_CI_CHANGES = "scope.no_ci_changes"
+TESTS_REQUIRED = "quality.tests_required"
+NOT_REFUSED = "agent.not_refused"
+
+_WORST: tuple[Status, ...] = ("fail", "warn", "unknown", "pass")
+_NAMED = 5  #: paths that evidence can have room for
+
+
+class ChangedPath(Struct, frozen=True):
+    path: str
+    what: Literal["added", "removed", "changed"]
+
+
+class Diff(Struct):
+    changes: Iterable[ChangedPath]
+    patch: Path
+    sha256: str
+    is_complete: bool  #: all changes are among the changes, and all added lines in the patch
+
+
+class Command(Struct, frozen=True):
+    name: str
+    category: str  #: `test` for a run of tests
+    time: str
+
+
+def evaluate(
+    asked: Collection[str],
+    diff: Diff,
+    commands: Iterable[Command] | None,
+    declared: Declared | None,
+    capture_mode: CaptureMode,
+    *,
+    no_commands: str = "unknown",
+) -> Evaluation:
+    """`no_commands` says why there are none; `declared` is None where the output is not kept."""
+    changes = _changes(diff)
+    log = _commands(commands, no_commands)
+    declaration = Declaration(declared, may_quote=capture_mode != "hashed")
+
+    def check(name: str, verdict: Callable[[], Verdict]) -> Check:
+        return Check(name, *(verdict() if name in asked else ("unknown", NOT_ASKED)))
+
+    json_only = check(JSON_ONLY, lambda: output_json_only(declaration))
+    tests = check(TESTS_REQUIRED, lambda: tests_required(changes, log))
+    policy = [
+        check(NO_CI_CHANGES, lambda: no_ci_changes(changes)),
+        check(NO_EMOJIS, lambda: no_emojis(declaration, changes)),
+    ]
+    refused = Check(NOT_REFUSED, *agent_not_refused(declaration))
+    counted = [refused] if refused.status == "warn" else []
+    return Evaluation(
+        Alignment(_overall([json_only], asked), None, _violations(json_only), [json_only]),
+        Checked(_overall([tests], asked), [tests]),
+        Checked(_overall([*policy, *counted], {*asked, NOT_REFUSED}), [*policy, refused]),
+    )
+
+
+def _overall(checks: list[Check], asked: Collection[str]) -> Status:
+    found = [check.status for check in checks if check.id in asked]
+    return next((status for status in _WORST if status in found), "unknown")
+
+
+def _violations(check: Check) -> list[Violation]:
+    if check.status != "fail":
+        return []
+    return [Violation(check.id, "fail", "The answer is not JSON alone.", check.evidence)]
+
+
+def _changes(diff: Diff) -> Changes:
+    found = Changes(
+        patch=diff.patch, sha256=diff.sha256, is_complete=diff.is_complete,
+        count=0, ci=[], ci_count=0, code=[], code_count=0, tests=[], test_count=0,
+    )  # fmt: skip
+    for change in diff.changes:
+        found.count += 1
+        if is_ci(change.path):
+            found.ci_count += 1
+            found.ci += [change.path][: _NAMED - len(found.ci)]
+        if is_test(change.path):
+            if change.what != "removed":
+                found.test_count += 1
+                found.tests += [change.path][: _NAMED - len(found.tests)]
+        elif is_code(change.path):
+            found.code_count += 1
+            found.code += [change.path][: _NAMED - len(found.code)]
+    return found
+
+
+def _commands(commands: Iterable[Command] | None, why_none: str) -> Commands:
+    if commands is None:
+        return Commands(count=None, why_none=cut(why_none, 60))
+    count, first = 0, ""
+    for command in commands:
+        count += 1
+        if command.category == "test" and not first:
+            first = f"{cut(command.name, 30)} at {cut(command.time, 30)}"
+    return Commands(count=count, first_test=first, why_none="none were called")
