@@ -263,10 +263,14 @@ def _probes(recording: Recording, capabilities: list[str], stack: ExitStack) -> 
     from stream.cli.matrix import affordable_jobs, default_jobs
     from stream.plan import Request, begin, make_plan
 
-    if recording.workspace_mode != "here":
+    is_here = recording.workspace_mode == "here"
+    if not is_here:  # a plan is for a folder that is there
         recording.workspace.mkdir(mode=0o700)
     plan = make_plan(Request(capabilities=capabilities, workspace=recording.workspace))
-    return stack.enter_context(begin(plan, min(default_jobs(), affordable_jobs())))
+    begun = stack.enter_context(begin(plan, min(default_jobs(), affordable_jobs())))
+    if not is_here:  # to make it is the run's
+        recording.workspace.rmdir()
+    return begun
 
 
 def _announce(recording: Recording) -> None:
