@@ -25,6 +25,7 @@ from tests.cli.command import PATIENCE, STREAM, Done, Place
 
 STUB = Path(__file__).with_name("stub_anthropic.py")
 KEY = "sk-ant-api03-made-up-for-a-test-0123456789abcdefghijklmnop"
+EVALUATED = False  #: whether `stream observe` judges already what it has recorded
 REQUEST = "Add a function and a test for it."
 ALLOWED = "--dangerously-skip-permissions"
 JSON = ("--output-format", "json")
@@ -124,15 +125,24 @@ class Session:
         """Every run that a test looks at is whole, and its record holds."""
         done = self.rig.place.finish(self.process, data)
         end(self.stub)
-        assert not [word for word in done.err.splitlines() if "incomplete" in word], done.err
+        assert "incomplete" not in done.err
+        assert "breaks its own contract" not in done.err
         checked = self.rig.place.stream("check", self.folder)
-        assert (checked.code, checked.out) == (0, b""), checked.err
-        log = self.rig.log_of(self.folder.name)
-        asked = [json.loads(line) for line in log.read_bytes().splitlines()] if log.exists() else []
-        recorded = Recorded(self.folder, done, asked)
-        assert recorded.summary["exit_code"] == done.code
+        assert (checked.code, checked.out) == (0, b""), done.err + checked.err
+        recorded = Recorded(self.folder, done, self.rig.asked(self.folder.name))
         assert len(recorded.events) == 9
+        assert recorded.summary["exit_code"] == done.code
+        assert f"exit_code={done.code} " in recorded.summary_of(4)
+        assert recorded.metadata["agent_id"] == "claude-code"
         return recorded
+
+    def read_until(self, words: bytes) -> None:
+        """What of its stdout stands before, and the line itself."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if words in line:
+                return
+        pytest.fail(f"{words!r} never came")
 
 
 @dataclass
@@ -171,8 +181,9 @@ class Rig:
     def log_of(self, name: str) -> Path:
         return self.place.root / f"{name}.asked.jsonl"
 
-    def fifo(self, name: str) -> Path:
-        return self.place.fifo(name)
+    def asked(self, name: str) -> list[Any]:
+        log = self.log_of(name)
+        return [json.loads(line) for line in log.read_bytes().splitlines()] if log.exists() else []
 
     def _serve(self, name: str, script: Sequence[Turn]) -> tuple[subprocess.Popen[bytes], int]:
         path = self.place.root / f"{name}.script.json"
@@ -184,6 +195,13 @@ class Rig:
         self.stubs.append(stub)
         assert stub.stdout is not None
         return stub, int(stub.stdout.readline())
+
+
+def judged(recorded: Recorded, **expected: Any) -> None:
+    """What the evaluation of a run comes to, as its summary has it."""
+    if EVALUATED:
+        found = recorded.summary
+        assert {name: found[name] for name in expected} == expected
 
 
 def end(stub: subprocess.Popen[bytes]) -> None:
