@@ -272,6 +272,7 @@ def _probes(
     from stream.cli.matrix import affordable_jobs, default_jobs
     from stream.plan import Request, begin, make_plan
 
+<<<<<<< HEAD
     is_new = recording.workspace_mode != "here"
     if is_new:
         recording.workspace.mkdir()  # a plan is for a folder that is there
@@ -280,6 +281,16 @@ def _probes(
     if is_new:
         recording.workspace.rmdir()
     return begin(plan, min(default_jobs(), affordable_jobs()))
+=======
+    is_here = recording.workspace_mode == "here"
+    if not is_here:  # a plan is for a folder that is there
+        recording.workspace.mkdir(mode=0o700)
+    plan = make_plan(Request(capabilities=capabilities, workspace=recording.workspace))
+    begun = stack.enter_context(begin(plan, min(default_jobs(), affordable_jobs())))
+    if not is_here:  # to make it is the run's
+        recording.workspace.rmdir()
+    return begun
+>>>>>>> e2e
 
 
 def _announce(recording: Recording) -> None:
