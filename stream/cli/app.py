@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from stream.cli import doctor, matrix, probe, records
+from stream.cli import apply, doctor, matrix, probe, records
 
 app = typer.Typer(
     name="stream",
@@ -53,3 +53,4 @@ matrix.register(app)
 probe.register(app)
 records.register(app)
 doctor.register(app)
+apply.register(app)
