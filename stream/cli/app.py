@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import typer
 
+<<<<<<< HEAD
 from stream.cli import check, doctor, matrix, observe, probe, records
+=======
+from stream.cli import apply, doctor, matrix, probe, records
+>>>>>>> space
 
 app = typer.Typer(
     name="stream",
@@ -55,3 +59,4 @@ probe.register(app)
 records.register(app)
 check.register(app)
 doctor.register(app)
+apply.register(app)

@@ -42,18 +42,18 @@ def is_leaf(state: State | None) -> bool:
     return state is not None and state.kind != "dir"
 
 
-def is_inside_git(path: bytes) -> bool:
-    return _INSIDE_GIT.search(path) is not None
+def means_git(path: bytes) -> bool:
+    """On some file system; what is written there can run when git does."""
+    return _REFUSED.search(_IGNORED_ON_MACS.sub(b"", path)) is not None
 
 
 def _own(change: Change, path: bytes) -> Reason | None:
     """What is to be said about a change without looking at the others."""
     states = [state for state in (change.before, change.after) if state]
-    if is_inside_git(path):
+    if _INSIDE_GIT.search(path):
         return "inside-git"
-    plain = _IGNORED_ON_MACS.sub(b"", path)
-    if _REFUSED.search(plain) or (
-        _REFUSED_LINK.search(plain) and any(state.kind == "symlink" for state in states)
+    if means_git(path) or (
+        _REFUSED_LINK.search(path) and any(state.kind == "symlink" for state in states)
     ):
         return "refused-name"
     if b" /" in path:  # where only the first line of a diff has the name, its end is not found

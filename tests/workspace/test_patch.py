@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 
 from stream.records.change import FileState, FsChange, decode_change, exact_name
@@ -113,8 +112,8 @@ def check_listing(written: Written, before: Tree, after: Tree) -> None:
 def check_state(state: FileState | None, node: Node | None) -> None:
     from hashlib import sha256
 
+    assert (node is None) == (state is None)
     if node is None or state is None:
-        assert state is node
         return
     assert (state.kind, int(state.mode, 8)) == (node.kind, node.mode)
     if node.kind in ("file", "symlink"):

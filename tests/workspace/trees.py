@@ -43,54 +43,52 @@ def closed(tree: Tree) -> Tree:
     return whole
 
 
+def at(root: Path, path: bytes) -> Path:
+    return root / os.fsdecode(path)
+
+
 def write_tree(root: Path, tree: Tree) -> None:
     """Makes of the folder what the tree says; what is right already is not touched."""
     root.mkdir(exist_ok=True)
-    top = os.fsencode(root)
+    for path, node in sorted(read_tree(root).items(), reverse=True):
+        if tree.get(path, Node("")).kind != node.kind:
+            place = at(root, path)
+            (place.rmdir if node.kind == "dir" else place.unlink)()
     now = read_tree(root)
-    for path in sorted(now, reverse=True):
-        if tree.get(path, Node("")).kind != now[path].kind:
-            name = top + b"/" + path
-            (os.rmdir if now[path].kind == "dir" else os.unlink)(name)
-    now = read_tree(root)
-    for path in sorted(tree):
-        node, name = tree[path], top + b"/" + path
-        if now.get(path) == node:
-            continue
-        if node.kind == "dir":
-            if path not in now:
-                os.mkdir(name)
-        elif node.kind == "symlink":
-            if path in now:
-                os.unlink(name)
-            os.symlink(node.data, name)
-            continue
-        elif node.kind == "fifo":
-            os.mkfifo(name)
-        else:
-            with open(name, "wb") as file:  # noqa: PTH123 - a name of any bytes
-                file.write(node.data)
-        os.chmod(name, node.mode)  # noqa: PTH101
+    for path, node in sorted(tree.items()):
+        if now.get(path) != node:
+            _write_node(at(root, path), node, is_new=path not in now)
+
+
+def _write_node(place: Path, node: Node, *, is_new: bool) -> None:
+    if node.kind == "symlink":
+        place.unlink(missing_ok=True)
+        place.symlink_to(os.fsdecode(node.data))
+        return
+    if node.kind == "file":
+        if not is_new:
+            place.chmod(0o600)
+        place.write_bytes(node.data)
+    elif is_new:
+        place.mkdir() if node.kind == "dir" else os.mkfifo(place)
+    place.chmod(node.mode)
 
 
 def read_tree(root: Path) -> Tree:
-    top = os.fsencode(root)
     tree: Tree = {}
-    for folder, folders, files in os.walk(top):
-        for name in folders + files:
-            path = folder + b"/" + name
-            status = os.lstat(path)
+    for folder, folders, files in os.walk(root):
+        for place in (Path(folder, name) for name in folders + files):
+            status = place.lstat()
             mode = stat.S_IMODE(status.st_mode)
             if stat.S_ISLNK(status.st_mode):
-                node = link(os.readlink(path))
+                node = link(os.fsencode(place.readlink()))
             elif stat.S_ISDIR(status.st_mode):
                 node = Node("dir", mode)
             elif stat.S_ISREG(status.st_mode):
-                with open(path, "rb") as file:  # noqa: PTH123
-                    node = Node("file", mode, file.read())
+                node = Node("file", mode, place.read_bytes())
             else:
                 node = Node("fifo", mode)
-            tree[path[len(top) + 1 :]] = node
+            tree[os.fsencode(place.relative_to(root))] = node
     return tree
 
 

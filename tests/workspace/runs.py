@@ -1,0 +1,49 @@
+"""Finished runs, made with the parts that make them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stream.records.run import ARTIFACTS, CHANGES_FILE, DIFF_FILE, METADATA_FILE, RunMetadata
+from stream.workspace.changes import find_changes
+from stream.workspace.patching import find_git
+from stream.workspace.store import Store
+from stream.workspace.taking import take_copy
+from stream.workspace.writing import write_patch
+from tests.workspace.trees import Tree, write_tree
+
+
+def make_run(run: Path, source: Path, after: Tree, /, **more: Any) -> Path:
+    """A run whose agent made of the source what the tree says."""
+    (run / ARTIFACTS).mkdir(parents=True)
+    metadata = RunMetadata(
+        run_id="r",
+        session_id="s",
+        profile="agents",
+        started="2026-01-01T00:00:00Z",
+        stream_version="0",
+        system="Linux",
+        agent_id="a",
+        agent_version="1",
+        argv=["a"],
+        environment="local",
+        capture_mode="full",
+        workspace_mode="copy",
+        workspace="workspace",
+        source=str(source),
+        constraints=[],
+    )
+    metadata = msgspec.structs.replace(metadata, **more)
+    (run / METADATA_FILE).write_bytes(msgspec.json.encode(metadata))
+    (run / "events.jsonl").write_text(
+        '{"event_type":"run_started"}\n{"event_type":"run_finished"}\n'
+    )
+    with Store(run) as store:
+        snapshot = take_copy(source, run / "workspace", store)
+        write_tree(run / "workspace", after)
+        changes = find_changes(snapshot, run / "workspace", store)
+        write_patch(changes, store, run / DIFF_FILE, run / CHANGES_FILE, git=find_git(), exited=0)
+    return run
