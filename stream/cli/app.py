@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import typer
 
-<<<<<<< HEAD
-from stream.cli import check, doctor, matrix, observe, probe, records
-=======
-from stream.cli import apply, doctor, matrix, probe, records
->>>>>>> space
+from stream.cli import apply, check, doctor, matrix, observe, probe, records
 
 app = typer.Typer(
     name="stream",

@@ -272,7 +272,6 @@ def _probes(
     from stream.cli.matrix import affordable_jobs, default_jobs
     from stream.plan import Request, begin, make_plan
 
-<<<<<<< HEAD
     is_new = recording.workspace_mode != "here"
     if is_new:
         recording.workspace.mkdir()  # a plan is for a folder that is there
@@ -281,16 +280,6 @@ def _probes(
     if is_new:
         recording.workspace.rmdir()
     return begin(plan, min(default_jobs(), affordable_jobs()))
-=======
-    is_here = recording.workspace_mode == "here"
-    if not is_here:  # a plan is for a folder that is there
-        recording.workspace.mkdir(mode=0o700)
-    plan = make_plan(Request(capabilities=capabilities, workspace=recording.workspace))
-    begun = stack.enter_context(begin(plan, min(default_jobs(), affordable_jobs())))
-    if not is_here:  # to make it is the run's
-        recording.workspace.rmdir()
-    return begun
->>>>>>> e2e
 
 
 def _announce(recording: Recording) -> None:
@@ -331,8 +320,9 @@ def _closing(summary: RunSummary) -> Iterator[str]:
     if summary.stopped:
         yield f"it left processes behind, which were ended: {', '.join(summary.stopped)}"
     if summary.declared_denials:
-        names = ", ".join(dict.fromkeys(summary.declared_denials))
-        yield f"it was refused permission, as it declares: {names}"
+        tools = ", ".join(summary.declared_denied_tools)
+        times = number(summary.declared_denials, "time")
+        yield f"it was refused permission {times}, as it declares: {tools}"
     if summary.declared_error:
         yield "it declares an error"
     changed = summary.changed_paths

@@ -151,8 +151,8 @@ class Invocation:
             )
             return
         self.ending.started = time.monotonic_ns()
-        self._guard.go(order)
         Reaper.get()  # should the guard be killed, its orphans come to us
+        self._guard.go(order)
         self._interrupts.listen(self._pass_on)
         try:
             async with create_task_group() as patience:

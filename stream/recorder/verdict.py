@@ -2,22 +2,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
 from msgspec import Struct
 
+from stream.declared import Declared, read_declared
+from stream.evaluation import ChangedPath, Command, Diff, evaluate
 from stream.recorder.commands import CommandLog
 from stream.recorder.recording import Recording
-from stream.recorder.trace import not_evaluated
 from stream.recorder.workplace import Compared
+from stream.records.change import decode_change
+from stream.records.command import CommandRecord
 from stream.records.decision import Evaluation
+from stream.records.run import CHANGES_FILE, COMMANDS_FILE, DIFF_FILE, STDOUT_FILE
+
+_decode_command = msgspec.json.Decoder(CommandRecord).decode
 
 
 class Verdict(Struct):
-    summary: str
-    closing: str
     evaluation: Evaluation
-    denials: list[str] | None = None
-    declared_error: bool | None = None
+    declared: Declared | None  #: None: it was not kept
+    changed: int | None
+
+    @property
+    def statuses(self) -> str:
+        one = self.evaluation
+        return (
+            f"alignment={one.alignment.status} quality={one.quality.status}"
+            f" policy={one.policy.status}"
+        )
+
+    @property
+    def sentence(self) -> str:
+        """What must not be missed, whatever the exit code and the answer say."""
+        parts = [self.statuses]
+        if self.declared is not None and self.declared.denials:
+            tools = ",".join(self.declared.denied_tools)
+            parts.append(f"declared_permission_denials={self.declared.denials} ({tools})")
+        if self.declared is not None and self.declared.is_error:
+            parts.append("declared_error=yes")
+        changed = "unknown" if self.changed is None else self.changed
+        parts.append(f"changed_paths={changed}" + (": nothing was changed" * (changed == 0)))
+        return "; ".join(parts)
 
 
 def reach_verdict(recording: Recording, changes: Compared, log: CommandLog | None) -> Verdict:
-    return Verdict("", "", not_evaluated())
+    """Reads the artifacts, a line at a time."""
+    folder = recording.folder
+    declared = None
+    if recording.disclosure.mode != "hashed":
+        declared = read_declared(folder / STDOUT_FILE)
+    why_none, commands = _commands(folder / COMMANDS_FILE, log)
+    evaluation = evaluate(
+        recording.scenario.constraints,
+        Diff(
+            _changed(folder / CHANGES_FILE) if changes.found is not None else [],
+            folder / DIFF_FILE,
+            changes.found.patch_sha256 if changes.found is not None else "unknown",
+            changes.is_complete,
+        ),
+        commands,
+        declared,
+        recording.disclosure.mode,
+        no_commands=why_none,
+    )
+    return Verdict(evaluation, declared, changes.found.total if changes.found else None)
+
+
+def _changed(path: Path) -> Iterator[ChangedPath]:
+    """Those that count: a folder that came with its files is not one more."""
+    with path.open("rb") as lines:
+        for line in lines:
+            change = decode_change(line)
+            yield ChangedPath(change.path, change.change)
+
+
+def _commands(path: Path, log: CommandLog | None) -> tuple[str, Iterator[Command] | None]:
+    """(why there is nothing to be said about them, them)."""
+    if log is None:
+        return "the wrappers were off", None
+    if log.lost and "test" not in log.categories:
+        return f"{log.lost} calls were lost", None
+    return "", _called(path) if log.count else iter(())
+
+
+def _called(path: Path) -> Iterator[Command]:
+    with path.open("rb") as lines:
+        for line in lines:
+            record = _decode_command(line)
+            yield Command(record.name, record.category, record.time)

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """DecisionEvents: what a recorder saw of an agent run from outside, as the contract has it.
-=======
-"""DecisionEvents: what a recorder saw of one agent run from outside, in the contract's fields.
->>>>>>> judge
 
 The contract is open: a reader takes further fields. `event_type` is ours; the name of an event
 also stands, in brackets, at the beginning of `agent_action.action_summary`.

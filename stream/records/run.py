@@ -80,7 +80,8 @@ class RunSummary(Struct, tag_field="schema", tag="stream.run_summary.v1", kw_onl
     changed_after_exit: bool | None = None  #: something, when the command had ended
     changed_inside_git: int | None = None
     commands: int | None = None
-    declared_denials: list[str] | None = None
+    declared_denials: int | None = None  #: refused calls of tools
+    declared_denied_tools: list[str] = []
     declared_error: bool | None = None
     alignment: str = "unknown"
     quality: str = "unknown"

@@ -241,13 +241,15 @@ class AgentSource:
         verdict = await to_thread.run_sync(
             partial(reach_verdict, self._recording, changes, self._log)
         )
-        self.summary.declared_denials = verdict.denials
-        self.summary.declared_error = verdict.declared_error
+        if verdict.declared is not None:
+            self.summary.declared_denials = verdict.declared.denials
+            self.summary.declared_denied_tools = verdict.declared.denied_tools
+            self.summary.declared_error = verdict.declared.is_error
         self.summary.alignment = verdict.evaluation.alignment.status
         self.summary.quality = verdict.evaluation.quality.status
         self.summary.policy = verdict.evaluation.policy.status
         await self._tell(
-            "evaluation_performed", "other", verdict.summary, evaluation=verdict.evaluation
+            "evaluation_performed", "other", verdict.sentence, evaluation=verdict.evaluation
         )
         return verdict
 
@@ -263,15 +265,12 @@ class AgentSource:
             )
         except OutputError as error:
             self._lose(str(error))
-        statuses = (
-            f"alignment={self.summary.alignment} quality={self.summary.quality}"
-            f" policy={self.summary.policy}"
-        )
-        state = f" incomplete: {len(self.summary.incomplete)}" if self.summary.incomplete else ""
+        lost = len(self.summary.incomplete)
+        state = f"; incomplete: {lost}" if lost else ""
         await self._tell(
             "run_finished",
             "other",
-            f"{statuses}; {verdict.closing}{state}",
+            f"{verdict.sentence}{state}",
             artifacts,
             evaluation=verdict.evaluation,
         )
