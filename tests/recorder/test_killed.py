@@ -17,7 +17,8 @@ from stream.records.decision import ORDER
 from tests.cli.command import STREAM, Place, processes_naming
 
 MOMENTS = 200
-EARLIEST, LATEST = 0.08, 0.6  #: seconds: from the start of the command to the end of a quick run
+START = 0.12  #: seconds that a start takes, about
+STEP = 0.004  #: seconds from an event to the next one, about
 PATIENCE = 30.0
 
 # Everything that is hard to end: a child, one in a session of its own, one whose parent is gone.
@@ -35,8 +36,8 @@ QUICK = "echo begun; printf note > note; git --version"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containment needs Linux")
 
 
-def record(place: Place, number: int, seconds: float) -> Path:
-    """A run that is killed after so many seconds."""
+def record(place: Place, number: int, after: int, seconds: float) -> Path:
+    """A run that is killed so many seconds after so many events."""
     folder = place.workspace / "runs" / f"run-{number}"
     agent = STUBBORN if number % 2 else QUICK
     words = ["--run-id", folder.name, "--grace", "0", "--workspace", "empty"]
@@ -48,12 +49,20 @@ def record(place: Place, number: int, seconds: float) -> Path:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
+    while events(folder) < after and not has_ended(process, 0.0005):
+        pass
+    if not has_ended(process, seconds):
         process.kill()
         process.wait()
     return folder
+
+
+def has_ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def survivors(folder: Path) -> list[str]:
@@ -94,10 +103,11 @@ def judge(place: Place, folder: Path) -> str:
 
 def test_at_any_moment(place: Place) -> None:
     moments = random.Random(7)
-    delays = [moments.uniform(EARLIEST, LATEST) for _ in range(MOMENTS)]
+    afters = [moments.randrange(len(ORDER)) for _ in range(MOMENTS)]
+    delays = [moments.uniform(0, STEP if after else START) for after in afters]
 
     def play(number: int) -> str:
-        return judge(place, record(place, number, delays[number]))
+        return judge(place, record(place, number, afters[number], delays[number]))
 
     with ThreadPoolExecutor(4) as workers:
         wrong = [text for text in workers.map(play, range(MOMENTS)) if text]
@@ -105,4 +115,4 @@ def test_at_any_moment(place: Place) -> None:
     counts = Counter(
         events(place.workspace / "runs" / f"run-{number}") for number in range(MOMENTS)
     )
-    assert len(counts) > 4, f"they were all killed at the same place: {counts}"
+    assert len(counts) > 7, f"they were all killed at the same place: {counts}"
