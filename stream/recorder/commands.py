@@ -39,7 +39,6 @@ class CommandLog:
     ) -> None:
         self.count = 0
         self.categories: Counter[str] = Counter()
-        self.agent_is_over = False
         self._path = path
         self._wrappers = wrappers
         self._disclosure = disclosure
@@ -47,7 +46,7 @@ class CommandLog:
         self._reader = CallReader()
         self._journal: Journal | None = None
         self._wait: CancelScope | None = None
-        self._is_over = False
+        self._agent_is_over = self._is_over = False
         # Open for both ends: it never ends, and no writer waits for us to open it.
         self._fd = os.open(wrappers.fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -65,16 +64,14 @@ class CommandLog:
             if not self._is_over:
                 with CancelScope() as self._wait:
                     await wait_readable(self._fd)
-            try:
-                data = os.read(self._fd, _BLOCK)
-            except BlockingIOError:
-                if self._is_over:
-                    self._reader.finish()
-                    return
-                continue
-            now = time.monotonic_ns()
-            for called in self._reader.feed(data):
-                self._write(called, now)
+            if not self._read() and self._is_over:
+                self._reader.finish()
+                return
+
+    def agent_ended(self) -> None:
+        """What was told until now was told before: one read takes all that the fifo holds."""
+        self._read()
+        self._agent_is_over = True
 
     def end(self) -> None:
         """Nobody is left to call."""
@@ -86,6 +83,17 @@ class CommandLog:
         os.close(self._fd)
         if self._journal is not None:
             self._journal.close()
+
+    def _read(self) -> bool:
+        """Whether there was anything."""
+        try:
+            data = os.read(self._fd, _BLOCK)
+        except BlockingIOError:
+            return False
+        now = time.monotonic_ns()
+        for called in self._reader.feed(data):
+            self._write(called, now)
+        return True
 
     def _write(self, called: Called, now: int) -> None:
         if self._journal is None:  # a log that nobody wrote to is not there
@@ -104,7 +112,7 @@ class CommandLog:
             argv=self._disclosure.words(words),
             argv_base64=self._exact(words),
             category=called.category,
-            after_exit=self.agent_is_over,
+            after_exit=self._agent_is_over,
         )
         self._journal.append(_encode(record))
 

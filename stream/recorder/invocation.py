@@ -130,6 +130,7 @@ class Invocation:
         self._readers: list[Tee | CommandLog] = [
             Tee(*one) for one in zip(pipes, outputs, relays, strict=True)
         ]
+        self._log = log
         if log is not None:
             self._readers.append(log)
         self._relays = [relay for relay in relays if relay is not None]
@@ -217,6 +218,8 @@ class Invocation:
         self.ending.ended, self.ending.ended_wall = time.monotonic_ns(), time.time_ns()
         self.ending.exit_code = code if code >= 0 else 128 - code
         self.ending.signal = _name(-code) if code < 0 else None
+        if self._log is not None:
+            self._log.agent_ended()
         await self._on_exit(self.ending)
 
     async def _not_started(self, code: int, reason: str) -> None:
