@@ -202,10 +202,10 @@ class _Watchman:
                 self._until(tree, order.grace, lambda: tree.is_over, KILL_AFTER)
             if not tree.is_over:
                 ended = self._end(tree)
+        # First: whoever hears of the end may end what is left.
+        outlived = [] if is_alone() else reaper.living(tree)
         self._report(Exited(tree.leader.returncode if tree.is_over else -signal.SIGKILL))
-        outlived: list[str] = []
         if not is_alone():
-            outlived = reaper.living(tree)
             self._give_up_at = None
             self._until(tree, order.grace, is_alone, order.grace)
             if not is_alone():
