@@ -47,7 +47,7 @@ class CommandLog:
         self._reader = CallReader()
         self._journal: Journal | None = None
         self._wait: CancelScope | None = None
-        self._is_over = False
+        self._agent_is_over = self._is_over = False
         # Open for both ends: it never ends, and no writer waits for us to open it.
         self._fd = os.open(wrappers.fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 

@@ -220,7 +220,6 @@ class _Watchman:
         self._report(Exited(code, self._looked))
         outlived: list[str] = []
         if not is_alone():
-            outlived = reaper.living(tree)
             self._give_up_at = None
             self._until(tree, order.grace, is_alone, order.grace)
             if not is_alone():

@@ -25,6 +25,7 @@ from tests.cli.command import PATIENCE, STREAM, Done, Place
 
 STUB = Path(__file__).with_name("stub_anthropic.py")
 KEY = "sk-ant-api03-made-up-for-a-test-0123456789abcdefghijklmnop"
+LIMIT = "40"  #: seconds of an agent that only a bug lets run on
 EVALUATED = False  #: whether `stream observe` judges already what it has recorded
 REQUEST = "Add a function and a test for it."
 ALLOWED = "--dangerously-skip-permissions"
@@ -166,7 +167,7 @@ class Rig:
         stdin: IO[Any] | int = subprocess.DEVNULL,
     ) -> Session:
         stub, own_port = self._serve(name, script)
-        given = ("--run-id", name, "--scenario", self.scenario, *options)
+        given = ("--run-id", name, "--scenario", self.scenario, "--timeout", LIMIT, *options)
         inside = ("nsenter", f"--net=/proc/{stub.pid}/ns/net") if is_alone() else ()
         process = self.place.start(
             "observe",

@@ -1,0 +1,88 @@
+"""Runs in which nothing comes of it, whatever the agent says: refused, cut off, nobody there."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from tests.e2e.rig import ALLOWED, JSON, STREAM_JSON, Recorded, Rig, judged, text, write
+
+FORMATS = {"text": (), "json": JSON, "stream-json": STREAM_JSON}
+ANSWERS = {
+    401: "Failed to authenticate",
+    429: "Request rejected (429)",
+    529: "529",
+}
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def refused(request: pytest.FixtureRequest, rig: Rig) -> Recorded:
+    """Nobody allows the agent to write, and it claims success."""
+    script = [write("calc.py", "x = 1\n"), text("All tests pass.")]
+    return rig.record(f"refused-{request.param}", script, *FORMATS[request.param])
+
+
+def test_what_was_refused_did_not_happen(refused: Recorded) -> None:
+    assert refused.done.code == 0
+    assert "All tests pass." in refused.stdout
+    assert refused.asked[-1]["results"][0]["is_error"]
+    assert refused.patch == ""
+    assert refused.changes == {}
+    assert refused.summary["changed_paths"] == 0
+    assert "changed_paths=0: nothing was changed" in refused.summary_of(6)
+    assert not list(refused.workspace.iterdir())
+    assert "nothing was changed" in refused.done.err
+
+
+def test_a_refusal_is_told_where_it_is_declared(refused: Recorded) -> None:
+    declares = refused.folder.name != "refused-text"
+    judged(refused, declared_denials=["Write"] if declares else None)
+
+
+@pytest.mark.parametrize("status", ANSWERS)
+def test_an_error_of_the_api(rig: Rig, status: int) -> None:
+    recorded = rig.record(f"status-{status}", [{"status": status}], ALLOWED, *JSON)
+    assert recorded.done.code == 1
+    result = json.loads(recorded.stdout)
+    assert (result["is_error"], result["subtype"]) == (True, "success")
+    assert ANSWERS[status] in result["result"]
+    assert [request["step"] for request in recorded.asked] == [0]
+    assert recorded.summary["changed_paths"] == 0
+    judged(recorded, declared_error=True, declared_denials=[])
+
+
+def test_no_api_at_all(rig: Rig) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens there
+        recorded = rig.record("down", [], ALLOWED, port=taken.getsockname()[1])
+    assert recorded.done.code == 1
+    assert "ECONNREFUSED" in recorded.stdout
+    assert (recorded.folder / "artifacts/claude_stderr.txt").read_bytes() == b""
+    assert recorded.asked == []
+    assert recorded.summary["changed_paths"] == 0
+
+
+@pytest.mark.parametrize("cut", ["inside", "after"])
+def test_a_stream_that_breaks_off_for_good(rig: Rig, cut: str) -> None:
+    turn = {**write("calc.py", "x = 1\n" * 50), "cut": cut, "again": True}
+    recorded = rig.record(f"broken-{cut}", [turn], ALLOWED, *STREAM_JSON)
+    assert recorded.done.code == 1
+    [result] = recorded.results
+    assert result["is_error"]
+    assert [request["step"] for request in recorded.asked] == [0, 0]
+    assert recorded.changes == {}
+    judged(recorded, declared_error=True)
+
+
+@pytest.mark.parametrize("cut", ["inside", "after"])
+def test_a_stream_that_breaks_off_once(rig: Rig, cut: str) -> None:
+    """It asks again without a stream, and what it does is recorded once."""
+    turn = {**write("calc.py", "x = 1\n" * 50), "cut": cut}
+    recorded = rig.record(f"mended-{cut}", [turn, text("Done.")], ALLOWED, *STREAM_JSON)
+    assert recorded.done.code == 0
+    assert [request["step"] for request in recorded.asked] == [0, 0, 1]
+    assert set(recorded.changes) == {"calc.py"}
+    assert (recorded.workspace / "calc.py").read_text() == "x = 1\n" * 50
+    judged(recorded, declared_error=False)
