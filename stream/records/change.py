@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from stream.records.control import Sha256
+from stream.records.control import NonNegative, Sha256
 
 Kind = Literal["file", "dir", "symlink", "fifo", "socket", "device"]
 #: why a change is not in the patch
@@ -28,7 +28,7 @@ Reason = Literal[
 class FileState(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     kind: Kind
     mode: Annotated[str, Meta(pattern=r"^[0-7]{4}\Z")]
-    bytes: Annotated[int, Meta(ge=0)] | None
+    bytes: NonNegative | None
     sha256: Sha256 | None
     target: str | UnsetType = UNSET
     target_base64: str | UnsetType = UNSET

@@ -92,6 +92,8 @@ class Shadow:
         self._wait(self._importer)
         with self._patch.open("wb") as patch:
             self._wait(self._start([*_DIFF, *_PLAIN, _BEFORE, _AFTER], None, patch))
+        if not self._patch.stat().st_size:
+            raise OutputError(f"{self._patch}: git: it wrote nothing")
 
     def close(self) -> None:
         if self._importer:

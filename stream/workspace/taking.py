@@ -219,10 +219,10 @@ class _Taker:
             left -= len(data)
             if self._copy:
                 self._copy.write(data)
-            if not hashed:
+            if hashed:
+                hashed.update(data)
+            else:
                 self._store.add(data)
-                continue
-            hashed.update(data)
             if self._is_cancelled():
                 raise Cancelled
         if self._copy:

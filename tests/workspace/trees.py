@@ -58,6 +58,9 @@ def write_tree(root: Path, tree: Tree) -> None:
     for path, node in sorted(tree.items()):
         if now.get(path) != node:
             _write_node(at(root, path), node, is_new=path not in now)
+    for path, node in sorted(tree.items(), reverse=True):
+        if node.kind == "dir" and now.get(path) != node:
+            at(root, path).chmod(node.mode)
 
 
 def _write_node(place: Path, node: Node, *, is_new: bool) -> None:
@@ -69,8 +72,11 @@ def _write_node(place: Path, node: Node, *, is_new: bool) -> None:
         if not is_new:
             place.chmod(0o600)
         place.write_bytes(node.data)
+    elif node.kind == "dir":
+        place.mkdir(exist_ok=True)
+        return
     elif is_new:
-        place.mkdir() if node.kind == "dir" else os.mkfifo(place)
+        os.mkfifo(place)
     place.chmod(node.mode)
 
 

@@ -1,0 +1,391 @@
+"""A copy holds what could be had, and says what could not."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import socket
+import stat
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stream.errors import InputError, OutputError
+from stream.workspace.changes import find_changes
+from stream.workspace.copying import remove_tree
+from stream.workspace.snapshot import Snapshot, empty_snapshot
+from stream.workspace.store import CHUNK, Cancelled, Store
+from stream.workspace.taking import take_copy, take_snapshot
+from tests.workspace.trees import FOLDER, Node, Tree, link, read_tree, text, write_tree
+
+TREE: Tree = {
+    b"a": text(b"one\n"),
+    b"empty": text(b""),
+    b"run": text(b"#!/bin/sh\n", 0o755),
+    b"secret": text(b"s", 0o600),
+    b"open": text(b"o", 0o666),
+    b"\xff\n": text(b"name"),
+    b"large": text(bytes(range(256)) * 10_000),
+    b"link": link(b"\xfe/nowhere"),
+    b"folder": Node("dir", 0o555),
+    b"folder/inner": Node("dir", 0o1777),
+    b"folder/inner/b": text(b"b", 0o444),
+}
+
+
+def skipped(snapshot: Snapshot) -> dict[bytes, str]:
+    return {item.path: item.reason for item in snapshot.skipped}
+
+
+def listing(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Of everything below: what a reader must not have changed."""
+    return {
+        str(path): (s.st_mode, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)
+        for path in sorted(folder.rglob("*"))
+        for s in [path.lstat()]
+    }
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Open to other users, as pytest's own folders are not."""
+    root = Path(tempfile.mkdtemp(prefix="stream-test-", dir="/tmp"))
+    root.chmod(0o777)
+    yield root
+    assert not [path for path in root.iterdir() if path.name.startswith((".patch", "tmp"))]
+    shutil.rmtree(root)
+
+
+def in_a_child(work: Callable[[], None], user: int | None = None) -> None:
+    """Its limits and its identity are its own."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            if user:
+                os.setgroups([])
+                os.setgid(user)
+                os.setuid(user)
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def as_user(work: Callable[[], None]) -> None:
+    """In a process that is not root."""
+    in_a_child(work, None if os.geteuid() else 65534)
+
+
+@pytest.mark.parametrize("who", [lambda work: work(), as_user])
+def test_a_copy_is_the_same(place: Path, who: Callable[[Callable[[], None]], None]) -> None:
+    def work() -> None:
+        source, target = place / "source", place / "target"
+        write_tree(source, TREE)
+        os.utime(source / "a", ns=(1, 1_234_567_890))
+        os.utime(source / "folder", ns=(1, 2_000_000_001))
+        before = listing(source)
+        with Store(place) as store:
+            snapshot = take_copy(source, target, store)
+            assert read_tree(target) == TREE
+            for path in source.rglob("*"):
+                one, other = path.lstat(), (target / path.relative_to(source)).lstat()
+                assert (one.st_mtime_ns, one.st_mode) == (other.st_mtime_ns, other.st_mode)
+                assert one.st_ino != other.st_ino
+            assert listing(source) == before
+            assert snapshot.count() == len(TREE)
+            assert not snapshot.skipped
+            changes = find_changes(snapshot, target, store)
+            assert (changes.items, changes.unknown) == ([], [])
+        remove_tree(target)
+        remove_tree(source)
+        assert not list(place.iterdir())
+
+    who(work)
+
+
+def test_the_umask_plays_no_part(place: Path) -> None:
+    write_tree(place / "source", {b"a": text(b"a", 0o666), b"b": text(b"", 0o777)})
+    old = os.umask(0o077)
+    try:
+        with Store(place) as store:
+            take_copy(place / "source", place / "target", store)
+    finally:
+        os.umask(old)
+    assert read_tree(place / "target") == read_tree(place / "source")
+
+
+def test_what_may_not_be_read(place: Path) -> None:
+    def work() -> None:
+        source = place / "source"
+        write_tree(
+            source,
+            {b"a": text(b"a"), b"no": text(b"n", 0o000), b"shut/x": text(b"x")}
+            | {b"shut": FOLDER, b"blind": FOLDER, b"blind/y": text(b"y")},
+        )
+        (source / "shut").chmod(0o000)
+        (source / "blind").chmod(0o444)
+        with Store(place) as store:
+            snapshot = take_copy(source, place / "target", store)
+            assert skipped(snapshot) == dict.fromkeys([b"blind", b"no", b"shut"], "unreadable")
+            assert read_tree(place / "target") == {b"a": text(b"a")}
+            here = take_snapshot(source, store)
+            assert skipped(here) == skipped(snapshot)
+            found = find_changes(here, source, store)
+            assert not found.items
+        (source / "shut").chmod(0o700)
+        (source / "blind").chmod(0o700)
+        remove_tree(source)
+        remove_tree(place / "target")
+
+    as_user(work)
+
+
+def test_what_an_agent_shuts(place: Path) -> None:
+    def work() -> None:
+        source = place / "source"
+        write_tree(source, {b"a": text(b"a"), b"f": FOLDER, b"f/x": text(b"x")})
+        with Store(place) as store:
+            snapshot = take_snapshot(source, store)
+            (source / "a").chmod(0o000)
+            (source / "f").chmod(0o000)
+            found = find_changes(snapshot, source, store)
+        assert [(c.path, c.what) for c in found.items] == [(b"a", "changed"), (b"f", "changed")]
+        assert [(u.path, u.reason) for u in found.unknown] == [
+            (b"a", "unreadable"),
+            (b"f", "unreadable"),
+        ]
+        remove_tree(source)
+
+    as_user(work)
+
+
+def test_special_files(place: Path) -> None:
+    source = place / "source"
+    write_tree(source, {b"a": text(b"a"), b"fifo": Node("fifo")})
+    with socket.socket(socket.AF_UNIX) as listener, Store(place) as store:
+        listener.bind(str(source / "socket"))
+        expected = {b"fifo": "fifo", b"socket": "socket"}
+        try:
+            os.mknod(source / "null", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+            expected[b"null"] = "device"
+        except PermissionError:
+            pass
+        snapshot = take_copy(source, place / "target", store)
+        assert skipped(snapshot) == expected
+        assert read_tree(place / "target") == {b"a": text(b"a")}
+        here = take_snapshot(source, store)
+        assert not find_changes(here, source, store).items
+        (source / "fifo").unlink()
+        (source / "a").unlink()
+        os.mkfifo(source / "a")
+        found = find_changes(here, source, store)
+        assert [(c.path, c.what) for c in found.items] == [(b"a", "changed"), (b"fifo", "removed")]
+
+
+def test_no_privilege_is_handed_on(place: Path, needs_root: None) -> None:
+    source = place / "source"
+    write_tree(source, {b"theirs": text(b"x", 0o755), b"ours": text(b"x", 0o755)})
+    os.chown(source / "theirs", 65534, 65534)
+    for name in ("theirs", "ours"):
+        (source / name).chmod(0o6755)
+    with Store(place) as store:
+        take_copy(source, place / "target", store)
+    assert stat.S_IMODE((place / "target" / "theirs").stat().st_mode) == 0o755
+    assert stat.S_IMODE((place / "target" / "ours").stat().st_mode) == 0o6755
+
+
+class Meddler:
+    """Is asked whether to stop, and does something to the source instead."""
+
+    def __init__(self, deed: Callable[[], object], times: int = 1) -> None:
+        self.deed = deed
+        self.times = times
+
+    def __call__(self) -> bool:
+        if self.times:
+            self.times -= 1
+            self.deed()
+        return False
+
+
+def test_what_vanishes(place: Path) -> None:
+    source = place / "source"
+    write_tree(source, {b"a": text(b"a"), b"b": text(b"b"), b"f": FOLDER, b"f/x": text(b"x")})
+
+    def deed() -> None:
+        (source / "b").unlink()
+        shutil.rmtree(source / "f")
+
+    with Store(place) as store:
+        snapshot = take_copy(source, place / "target", store, is_cancelled=Meddler(deed))
+    assert skipped(snapshot) == {b"b": "vanished", b"f": "vanished"}
+    assert read_tree(place / "target") == {b"a": text(b"a")}
+
+
+def test_what_becomes_a_link_is_not_followed(place: Path) -> None:
+    source = place / "source"
+    write_tree(source, {b"a": text(b"a"), b"b": text(b"b"), b"f": FOLDER, b"f/x": text(b"x")})
+
+    def deed() -> None:
+        (source / "b").unlink()
+        (source / "b").symlink_to("/etc/passwd")
+        shutil.rmtree(source / "f")
+        (source / "f").symlink_to("/etc")
+
+    with Store(place) as store:
+        snapshot = take_copy(source, place / "target", store, is_cancelled=Meddler(deed))
+    assert skipped(snapshot) == {b"b": "vanished", b"f": "vanished"}
+    assert read_tree(place / "target") == {b"a": text(b"a")}
+
+
+@pytest.mark.parametrize(("times", "reason"), [(2, {}), (1000, {b"a": "unsteady"})])
+def test_what_changes_while_it_is_read(place: Path, times: int, reason: dict[bytes, str]) -> None:
+    """The first call is before the file is opened, the second between two reads."""
+    source = place / "source"
+    write_tree(source, {b"a": text(b"a" * (2 * CHUNK)), b"b": text(b"b")})
+
+    def deed() -> None:
+        with (source / "a").open("ab") as file:
+            file.write(b"more")
+
+    with Store(place) as store:
+        snapshot = take_copy(source, place / "target", store, is_cancelled=Meddler(deed, times))
+        assert skipped(snapshot) == reason
+        copied = (place / "target" / "a").read_bytes()
+        record = snapshot.root.records()[b"a"]
+        assert b"".join(store.read(record.place, record.size)) == copied
+        assert copied == b"a" * (2 * CHUNK) + b"more" * ((len(copied) - 2 * CHUNK) // 4)
+        if not reason:
+            assert copied == (source / "a").read_bytes()
+        assert not find_changes(snapshot, place / "target", store).items
+
+
+def test_what_becomes_shorter_while_it_is_read(place: Path) -> None:
+    source = place / "source"
+    size = 8 * CHUNK
+    write_tree(source, {b"a": text(b"a" * size), b"b": text(b"b")})
+
+    def deed() -> None:
+        nonlocal size
+        size //= 4
+        os.truncate(source / "a", size)
+
+    with Store(place) as store:
+        snapshot = take_copy(source, place / "target", store, is_cancelled=Meddler(deed, 4))
+        assert skipped(snapshot) == {b"a": "unsteady"}
+        record = snapshot.root.records()[b"a"]
+        assert record.size == (place / "target" / "a").stat().st_size
+        assert not find_changes(snapshot, place / "target", store).items
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_runs_folder_inside(place: Path, in_place: bool) -> None:
+    source = place / "source"
+    runs = source / "runs"
+    write_tree(source, {b"a": text(b"a"), b"runs": FOLDER, b"runs/old": text(b"x")})
+    with Store(runs) as store:
+        if in_place:
+            workspace = source
+            snapshot = take_snapshot(source, store, [source / "." / "runs"])
+        else:
+            workspace = runs / "new"
+            snapshot = take_copy(source, workspace, store, [runs])
+            assert read_tree(workspace) == {b"a": text(b"a")}
+        assert skipped(snapshot) == {b"runs": "left out"}
+        (runs / "log").write_text("x")
+        (workspace / "b").write_text("b")
+        found = find_changes(snapshot, workspace, store)
+        assert [change.path for change in found.items] == [b"b"]
+
+
+def test_a_copy_into_its_own_source_ends(place: Path) -> None:
+    write_tree(place / "source", {b"a": text(b"a")})
+    with Store(place) as store:
+        take_copy(place / "source", place / "source" / "target", store)
+    assert read_tree(place / "source" / "target") == {b"a": text(b"a")}
+
+
+def make_deep(root: Path, depth: int = 120, name: str = "d" * 50) -> None:
+    """With a file beside and below at every level; a path of 6,000 bytes at the end."""
+    root.mkdir()
+    fd = os.open(root, os.O_RDONLY)
+    for level in range(depth):
+        os.mkdir(name, dir_fd=fd)
+        os.mkdir("z", dir_fd=fd)
+        for place in ("file", "z/file"):
+            file = os.open(place, os.O_WRONLY | os.O_CREAT, 0o644, dir_fd=fd)
+            os.write(file, b"%d" % level)
+            os.close(file)
+        inner = os.open(name, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.close(fd)
+
+
+def test_paths_longer_than_any_system_takes(place: Path) -> None:
+    make_deep(place / "source")
+    with Store(place) as store:
+        snapshot = take_copy(place / "source", place / "target", store)
+        assert (snapshot.count(), snapshot.skipped) == (120 * 4, [])
+        assert not find_changes(snapshot, place / "target", store).items
+        other = find_changes(empty_snapshot(), place / "target", store)
+        assert len(other.items) == 120 * 4
+        assert max(len(change.path) for change in other.items) > 6000
+        contents = [
+            b"".join(store.read(change.after.place, change.after.size))
+            for change in other.items
+            if change.after and change.after.kind == "file"
+        ]
+        assert sorted(map(int, contents)) == sorted([*range(120)] * 2)
+        remove_tree(place / "target")
+        remove_tree(place / "source")
+    assert not list(place.iterdir())
+
+
+def test_a_full_disk_is_said_with_its_place(place: Path) -> None:
+    """A limit on the size of a file stands in for a disk that is full."""
+    write_tree(place / "source", {b"f": FOLDER, b"f/large": text(b"x" * (4 << 20))})
+
+    def work() -> None:
+        import signal
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
+        with Store(place) as store, pytest.raises(OutputError) as caught:
+            take_copy(place / "source", place / "target", store)
+        assert str(caught.value) in (
+            f"{place}/target/f/large: file too large",
+            f"{place}: file too large",
+        )
+        remove_tree(place / "target")
+
+    in_a_child(work)
+    assert not (place / "target").exists()
+
+
+def test_places_that_cannot_be_used(place: Path) -> None:
+    with Store(place) as store:
+        with pytest.raises(InputError, match="none: no such file or directory"):
+            take_copy(place / "none", place / "target", store)
+        (place / "file").write_text("")
+        with pytest.raises(OutputError, match="file: file exists"):
+            take_copy(place, place / "file", store)
+    with pytest.raises(OutputError, match="none: no such file"), Store(place / "none"):
+        pass
+
+
+def test_an_end_that_was_asked_for(place: Path) -> None:
+    write_tree(place / "source", TREE | {b"folder": FOLDER})
+    calls = iter([False] * 4)
+    with Store(place) as store, pytest.raises(Cancelled):
+        take_copy(place / "source", place / "target", store, (), lambda: next(calls, True))
+    remove_tree(place / "target")
+    assert not (place / "target").exists()
