@@ -20,7 +20,7 @@ from stream.recorder.trace import Clock
 from stream.recorder.wrappers import Called, CallReader, Wrappers, make_wrappers
 from stream.records.command import CommandRecord
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 12
 _encode = msgspec.json.Encoder().encode
 
 
@@ -47,7 +47,7 @@ class CommandLog:
         self._reader = CallReader()
         self._journal: Journal | None = None
         self._wait: CancelScope | None = None
-        self._agent_is_over = self._is_over = False
+        self._is_after = self._is_over = False
         # Open for both ends: it never ends, and no writer waits for us to open it.
         self._fd = os.open(wrappers.fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -87,8 +87,8 @@ class CommandLog:
             self._journal.close()
 
     def _read(self) -> None:
-        """What there is."""
-        while True:
+        """What there is: a fifo holds sixteen blocks at most, and who floods it may wait."""
+        for _ in range(16):
             try:
                 data = os.read(self._fd, _BLOCK)
             except BlockingIOError:

@@ -217,8 +217,9 @@ class _Watchman:
             if not has_ended():
                 ended = self._end(tree)
         code = tree.leader.returncode if tree.is_over else -signal.SIGKILL
+        # First: whoever hears of the end may end what is left.
+        outlived = [] if is_alone() else reaper.living(tree) or ["a process of its control group"]
         self._report(Exited(code, self._looked))
-        outlived: list[str] = []
         if not is_alone():
             self._give_up_at = None
             self._until(tree, order.grace, is_alone, order.grace)

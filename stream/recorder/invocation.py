@@ -226,8 +226,6 @@ class Invocation:
         self.ending.ended, self.ending.ended_wall = time.monotonic_ns(), wall
         self.ending.exit_code = code if code >= 0 else 128 - code
         self.ending.signal = _name(-code) if code < 0 else None
-        if self._log is not None:
-            self._log.agent_ended()
         await self._on_exit(self.ending)
 
     async def _not_started(self, code: int, reason: str) -> None:

@@ -95,6 +95,8 @@ class AgentSource:
             if journal.waiting:
                 self._lose(f"{len(journal.waiting)} events: {journal.trouble}")
             journal.close()
+            if self._log is not None:
+                self._log.close()
             self._guard.close()
 
     async def _tell(
