@@ -6,6 +6,7 @@ it says only the answer is kept, and of that no more than a bounded piece.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -50,44 +51,41 @@ class Declared(Struct, kw_only=True):
     reason: str = ""  #: why it is unreadable
 
 
-def read_declared(path: Path) -> Declared:
+def read_declared(path: Path, sha256: str = "") -> Declared:
+    """`sha256`: of the file, where it is known: to hash a gigabyte again takes its time."""
     try:
         with path.open("rb") as file:
             block = file.read(_BLOCK).removeprefix(b"\xef\xbb\xbf")
         head = b"".join(block.split(None, 2)[:2])[:2]
         if not head:
-            return _text(path)
+            return _text(path, sha256)
         if head == b"[{":
             declared = _of_records(_items(path), "json")
         else:
             declared = _of_records(_lines(path), "stream-json")
-        return declared or _text(path)
+        return declared or _text(path, sha256)
     except OSError as error:
         return Declared(mode="unreadable", reason=os_reason(error))
 
 
-def _text(path: Path) -> Declared:
+def _text(path: Path, sha256: str) -> Declared:
     with path.open("rb") as file:
         start = file.read(ANSWER)
         is_cut = bool(file.read(1))
-        size, digest = file.tell(), None
-        if is_cut:
-            size, digest = _digest(path)
+        size, digest = file.seek(0, os.SEEK_END), sha256
+        if is_cut and not digest:
+            digest = _digest(path)
     if not is_cut and not start.strip():
         return Declared(mode="empty")
     answer = Answer(_decoded(start), size, digest or _sha256(start), is_cut)
     return Declared(mode="text", answer=answer)
 
 
-def _digest(path: Path) -> tuple[int, str]:
-    from hashlib import sha256
+def _digest(path: Path) -> str:
+    from hashlib import file_digest
 
-    digest, size = sha256(), 0
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            size += len(block)
-    return size, digest.hexdigest()
+        return file_digest(file, "sha256").hexdigest()
 
 
 def _sha256(data: bytes) -> str:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +138,9 @@ def write_document(path: Path, document: Struct) -> Kept:
     return Kept(digest(data).removeprefix("sha256:"), len(data), len(data), 0)
 
 
-def write_manifest(folder: Path, run_id: str) -> Kept:
-    """Of all that is in the folder but the events, which go on, and the workspace."""
+def write_manifest(folder: Path, run_id: str, known: Mapping[str, Kept]) -> Kept:
+    """Of all that is in the folder but the events, which go on, and the workspace. Files whose
+    digest is known are not read again."""
     places = [
         folder / METADATA_FILE,
         folder / BOUNDARY_FILE,
@@ -149,8 +150,8 @@ def write_manifest(folder: Path, run_id: str) -> Kept:
     try:
         for place in places:
             if place.is_file():
-                kept = kept_file(place)
                 name = str(place.relative_to(folder))
+                kept = known.get(name) or kept_file(place)
                 files.append(ManifestFile(name, kept.bytes, kept.sha256))
     except OSError as error:
         raise OutputError(f"{folder / ARTIFACTS}: {os_reason(error)}") from None

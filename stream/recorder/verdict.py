@@ -11,6 +11,7 @@ from msgspec import Struct
 from stream.declared import Declared, read_declared
 from stream.evaluation import ChangedPath, Command, Diff, evaluate
 from stream.recorder.commands import CommandLog
+from stream.recorder.outputs import Kept
 from stream.recorder.recording import Recording
 from stream.recorder.workplace import Compared
 from stream.records.change import decode_change
@@ -48,12 +49,14 @@ class Verdict(Struct):
         return "; ".join(parts)
 
 
-def reach_verdict(recording: Recording, changes: Compared, log: CommandLog | None) -> Verdict:
+def reach_verdict(
+    recording: Recording, stdout: Kept, changes: Compared, log: CommandLog | None
+) -> Verdict:
     """Reads the artifacts, a line at a time."""
     folder = recording.folder
     declared = None
     if recording.disclosure.mode != "hashed":
-        declared = read_declared(folder / STDOUT_FILE)
+        declared = read_declared(folder / STDOUT_FILE, stdout.sha256)
     why_none, commands = _commands(folder / COMMANDS_FILE, log)
     evaluation = evaluate(
         recording.scenario.constraints,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any
 
 from anyio import to_thread
@@ -89,8 +88,8 @@ class AgentSource:
                 await self._is_alone()
             changes = await self._tell_changes(ending)
             await self._tell_commands()
-            verdict = await self._tell_verdict(changes)
-            await self._finish(verdict)
+            verdict = await self._tell_verdict(kept[0], changes)
+            await self._finish(verdict, dict(zip((STDOUT_FILE, STDERR_FILE), kept, strict=True)))
         finally:
             if journal.waiting:
                 self._lose(f"{len(journal.waiting)} events: {journal.trouble}")
@@ -239,9 +238,9 @@ class AgentSource:
         self.summary.commands = 0
         return "no wrapped binaries invoked"
 
-    async def _tell_verdict(self, changes: Compared) -> Verdict:
+    async def _tell_verdict(self, stdout: Kept, changes: Compared) -> Verdict:
         verdict = await to_thread.run_sync(
-            partial(reach_verdict, self._recording, changes, self._log)
+            reach_verdict, self._recording, stdout, changes, self._log
         )
         if verdict.declared is not None:
             self.summary.declared_denials = verdict.declared.denials
@@ -255,13 +254,15 @@ class AgentSource:
         )
         return verdict
 
-    async def _finish(self, verdict: Verdict) -> None:
+    async def _finish(self, verdict: Verdict, known: dict[str, Kept]) -> None:
         folder = self._recording.folder
         artifacts = []
         try:
             summary = await to_thread.run_sync(write_document, folder / SUMMARY_FILE, self.summary)
             artifacts.append(file_artifact("summary", SUMMARY_FILE, summary, "How the run went."))
-            manifest = await to_thread.run_sync(write_manifest, folder, self._recording.run_id)
+            manifest = await to_thread.run_sync(
+                write_manifest, folder, self._recording.run_id, known
+            )
             artifacts.append(
                 file_artifact("manifest", MANIFEST_FILE, manifest, "Every file, with its hash.")
             )
