@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 LONGEST = 2048  #: bytes of one form; a longer one is looked for in pieces
+LINE = 24  #: bytes without a blank that are a secret for themselves, in one of several lines
 SHORTEST = 6  #: characters of a value
 
 _SECRET = re.compile(
@@ -27,13 +28,15 @@ true false none null undefined enabled disabled default example password passwd 
 required optional unknown
 """
 _PATH = re.compile(r"(?:~|\.{0,2})/(?:[a-z0-9_.-]+|[A-Z][a-z]+|/)*|[A-Za-z]:[\\/][\w\\/ .-]*")
+_USERINFO = re.compile(r"://[^\s/@:]*:([^\s/@]+)@")
 _NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.\d+)?")
 _ONE_WORD = re.compile(r"[a-z]{1,9}|[A-Z]{1,9}|[A-Z][a-z]{1,8}")
 
 
 def secret_values(environment: Mapping[str, str]) -> list[str]:
-    """Longest first, so that a secret which contains another one is found whole."""
-    found = {value for name, value in environment.items() if names_secret(name)}
+    """The password in a URL is one whatever the variable is called."""
+    found = {value.strip() for name, value in environment.items() if names_secret(name)}
+    found.update(url[1] for value in environment.values() if (url := _USERINFO.search(value)))
     return sorted((value for value in found if not is_plain(value)), key=lambda v: (-len(v), v))
 
 
@@ -52,10 +55,11 @@ def is_plain(value: str) -> bool:
 
 
 def forms(value: str) -> Iterator[bytes]:
-    """The value as it is, in JSON, in a URL and in base64, in pieces no longer than LONGEST."""
+    """The value as it is, in JSON, in a URL and in base64, in pieces no longer than LONGEST; and
+    its long lines, each for itself."""
     raw = value.encode("utf-8", "surrogateescape")
     seen = set()
-    for form in (raw, *_json(value), *_url(raw), *_base64(raw)):
+    for form in (raw, *_json(value), *_url(raw), *_base64(raw), *_lines(raw)):
         for start in range(0, len(form), LONGEST):
             piece = form[start : start + LONGEST]
             if len(piece) >= SHORTEST and piece not in seen:
@@ -70,6 +74,12 @@ def _json(value: str) -> Iterator[bytes]:
         yield once.encode("utf-8", "surrogateescape")
         yield once.replace("/", "\\/").encode("utf-8", "surrogateescape")
         yield json.dumps(once, ensure_ascii=ascii_only)[1:-1].encode("utf-8", "surrogateescape")
+
+
+def _lines(raw: bytes) -> Iterator[bytes]:
+    lines = raw.split()
+    if len(lines) > 1:
+        yield from (line for line in lines if len(line) >= LINE)
 
 
 def _url(raw: bytes) -> Iterator[bytes]:

@@ -117,6 +117,10 @@ _BARE_END = re.compile(rb"[\s\"'`\\\0<>]|[;,)\]}&|]{1,16}(?=[\s\"'`\\\0]|\Z)")
 _QUERY_END = re.compile(rb"[\s\"'`\\\0<>&#]|[;,.)\]}|]{1,16}(?=[\s\"'`\\\0]|\Z)")
 _CODE_END = re.compile(rb"[\s\"'`\\\0<>,;(){}\[\]|&]")
 _OPEN_QUOTE = re.compile(rb"[bBfFrRuU]{0,2}(\\{0,7})([\"'`])")
+_ELEMENT_END = re.compile(rb"[<\r\n\0]")
+_VALUE_END = re.compile(rb"[\s\"'`\\\0<>,;]")
+_LOGIN = re.compile(rb"login[ \t]{1,4}\S{1,64}\s{1,8}\Z")
+_COMPARISONS = frozenset((b"==", b"===", b"!=", b"!=="))
 _SEEN = 256  #: bytes of a value that decide
 
 
@@ -143,7 +147,7 @@ _NAME = re.compile(
     rb"(?P<sure>password|passwd|passphrase|(?<![a-z])pwd|(?<=_)pass)"
     rb"|(?P<likely>secret|(?:api|access|secret|private|auth|account|encryption|signing|master"
     rb"|session|license|service|shared|client|deploy|webhook|subscription|consumer)[_-]?key)"
-    rb"|(?P<maybe>token|credentials?))\d{0,2}(?![\w-])"
+    rb"|(?P<maybe>token|credentials?|(?<![a-z])sig(?:nature)?))\d{0,2}(?![\w-])"
 )
 _NAME_BACKWARDS = re.compile(rb"[\w.$-]*")
 _GAP = re.compile(
@@ -165,14 +169,29 @@ def _assignment(text: bytes, place: int) -> Found | None:
     is_option = name[0].startswith(b"--")
     gap = (is_option and _OPTION_GAP.match(text, name.end())) or _GAP.match(text, name.end())
     if not gap:
-        return None
+        return _beside(text, start, name)
     quote = _OPEN_QUOTE.match(text, gap.end())
     if quote and (len(quote[1]), quote[2]) in _QUOTED:
         until = _QUOTED[len(quote[1]), quote[2]]
         value = _piece(text, quote.end(), until)
-        good = _quoted_secret(value, level if not is_option else _SURE)
+        is_template = b"f" in text[gap.end() : quote.start(2)].lower() and b"{" in value
+        good = not is_template and _quoted_secret(value, level if not is_option else _SURE)
         return Found("password", quote.end(), quote.end(), until) if good else None
     return _bare(text, gap, level, text[start - 1 : start], name[0], is_option)
+
+
+def _beside(text: bytes, start: int, name: re.Match[bytes]) -> Found | None:
+    """In an element of XML, and in a netrc."""
+    in_element = text[start - 1 : start] == b"<" and text[name.end() : name.end() + 1] == b">"
+    if in_element:
+        place, until = name.end() + 1, _ELEMENT_END
+    elif name["sure"] and _LOGIN.search(text, max(start - 160, 0), start):
+        place, until = name.end() + 1, _VALUE_END
+    else:
+        return None
+    value = _piece(text, place, until)
+    good = _quoted_secret(value, _SURE if name["sure"] else _LIKELY)
+    return Found("password", place, place, until) if good else None
 
 
 def _quoted_secret(value: bytes, level: int) -> bool:
@@ -198,7 +217,7 @@ def _bare(
     header = mark == b":" and name.lower().startswith((b"x-", b"private-"))
     until = _QUERY_END if in_query else _BARE_END
     value = _piece(text, start, until)
-    if _is_none(value) or _CALL.match(value) or value.startswith(b"-"):
+    if mark in _COMPARISONS or _is_none(value) or _CALL.match(value) or value.startswith(b"-"):
         return None
     if in_query or shell or header:
         good = len(value) >= (4 if level == _SURE else 6)
@@ -221,7 +240,6 @@ _AUTHORIZATION = re.compile(
 )
 _BEARER = re.compile(rb"(?i)(?<![A-Za-z])bearer[ \t]{1,4}")
 _COOKIE = re.compile(rb"(?i)(?<![A-Za-z])cookie\\{0,7}[\"']?:[ \t]{0,4}\\{0,7}[\"']?")
-_VALUE_END = re.compile(rb"[\s\"'`\\\0<>,;]")
 _LINE_END = re.compile(rb"[\r\n\"'`\\\0]")
 
 
@@ -277,11 +295,13 @@ def _url(text: bytes, place: int) -> Found | None:
 
 def anchors() -> list[Anchor]:
     ends = rb"(?=\d{0,2}[\\\"'`\]\s:=!\0])"
+    signed = (b"sig=", b"signature=")
     words = (b"secret", b"token", b"credential", b"credentials", b"key", b"pwd", b"_pass")
     return [
         Anchor(b"passw", _assignment, any_case=True),
         Anchor(b"passphrase", _assignment, any_case=True),
         *(Anchor(word, _assignment, any_case=True, then=ends) for word in words),
+        *(Anchor(word, _assignment, any_case=True) for word in signed),
         Anchor(b"authorization", _authorization, any_case=True),
         Anchor(b"bearer", _bearer, any_case=True),
         Anchor(b"cookie", _cookie, any_case=True),

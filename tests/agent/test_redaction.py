@@ -74,6 +74,9 @@ SEEDED: dict[str, tuple[str, str]] = {
         "cdefghijklm",
     ),
     "url": ("postgres://admin:s3cr3t-pa55word@db:5432/x", "s3cr3t-pa55word"),
+    "xml": ("<password>hunter2hunter2</password>", "hunter2hunter2"),
+    "netrc": ("machine a.org login me password hunter2hunter2\n", "hunter2hunter2"),
+    "signed url": ("https://x.org/a?sv=1&sig=abcdefghijkl&e=1", "abcdefghijkl"),
     "url in json": ("https:\\/\\/admin:s3cr3t-pa55word@host", "s3cr3t-pa55word"),
     "pem": (PEM, KEY_LINES),
     "pem in json": (json.dumps(PEM), json.dumps(KEY_LINES)[1:-1]),
@@ -274,6 +277,20 @@ def test_every_form_of_a_value_of_the_environment_is_one_token() -> None:
         clean(output.encode(), form)
 
 
+def test_the_lines_of_a_value_are_secret_too() -> None:
+    output = Redactor({"SIGNING_KEY": PEM}).text("tail: " + "\n".join(PEM.splitlines()[-4:]))
+    assert output.splitlines()[:2] == ["tail: [redacted:env:1]", "[redacted:env:1]"]
+
+
+def test_the_password_of_a_url_in_the_environment_is_secret_alone() -> None:
+    redactor = Redactor({"DATABASE_URL": "postgres://app:s3cr3t-pa55@db/x", "URL": "http://a@b"})
+    assert redactor.text("it is s3cr3t-pa55") == "it is [redacted:env:1]"
+
+
+def test_blanks_around_a_value_do_not_hide_it() -> None:
+    assert Redactor({"A_TOKEN": "abcdef123\n"}).text("abcdef123") == "[redacted:env:1]"
+
+
 def test_a_long_value_of_the_environment_is_found_in_pieces() -> None:
     value = "".join(random.Random(3).choices("abcdefghijklmnopqrstuvwxyzABC0123456789", k=9000))
     output = Redactor({"BIG_SECRET": value}).text(f"<{value}>")
@@ -351,6 +368,10 @@ ORDINARY = [
     '"js-tokens": "^4.0.0", "jsonwebtoken": "^9.0.2-beta.1"',
     'resolved "https://registry.yarnpkg.com/@babel/x/-/x-7.1.0.tgz#' + "ab12" * 10 + '"',
     "token = self.next_token()",
+    "if (token !== !user1.token2) {",
+    "_token = rf'[0-9]{_nl}abc'",
+    "signature = inspect.signature(call2)",
+    "the <token>abc</token> element",
     "password = args.password",
     'password = os.environ["DB_PASSWORD2"]',
     "password: str | None = None",
