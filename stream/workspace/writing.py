@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from stream.errors import OutputError, os_reason
-from stream.records.change import FileState, FsChange, Reason, encode_change, shown_name
+from stream.records.change import FS_CHANGE, FileState, FsChange, Reason, encode_change, shown_name
 from stream.workspace.changes import Change, Changes, State
 from stream.workspace.fitness import git_mode, is_leaf, reasons
 from stream.workspace.patching import Shadow
@@ -144,6 +144,7 @@ class _Writer:
             shadow.add(path, *(side.git_mode if side else None for side in (before, after)))
         text, base64 = shown_name(path)
         return FsChange(
+            schema=FS_CHANGE,
             path=text,
             path_base64=base64,
             change=change.what,

@@ -122,7 +122,8 @@ def test_files_too_large_to_be_kept(
         assert change.path == b"f/b"
         assert change.before
         assert change.after
-        assert not (change.before.is_kept or change.after.is_kept)
+        assert not change.before.is_kept
+        assert not change.after.is_kept
         assert store.end == 1
         assert change.before.digest != change.after.digest
 
