@@ -135,3 +135,16 @@ def test_an_end_that_was_asked_for(root: Path, tmp_path: Path) -> None:
             find_changes(before, root, store, lambda: True)
         with pytest.raises(InputError, match="none: no such file"):
             find_changes(before, tmp_path / "none", store)
+
+
+def test_a_root_that_leads_elsewhere(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(root)
+    with Store(tmp_path) as store:
+        before = take_snapshot(tmp_path / "link", store)
+        assert not find_changes(before, tmp_path / "link", store).items
+        root.rename(tmp_path / "moved")
+        (tmp_path / "elsewhere").mkdir()
+        root.symlink_to(tmp_path / "elsewhere")
+        for place in (root, tmp_path / "link"):
+            with pytest.raises(InputError, match="has become a link to another folder"):
+                find_changes(before, place, store)
