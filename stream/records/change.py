@@ -10,6 +10,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from stream.records.control import NonNegative, Sha256
 
 Kind = Literal["file", "dir", "symlink", "fifo", "socket", "device"]
+FS_CHANGE: Literal["stream.fs_change.v1"] = "stream.fs_change.v1"
+
 #: why a change is not in the patch
 Reason = Literal[
     "inside-git",
@@ -34,14 +36,10 @@ class FileState(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=
     target_base64: str | UnsetType = UNSET
 
 
-class FsChange(
-    Struct,
-    tag_field="schema",
-    tag="stream.fs_change.v1",
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    kw_only=True,
-):
+class FsChange(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A field that may be absent is in no other way empty; null is "not there" or "not known"."""
+
+    schema: Literal["stream.fs_change.v1"]  # a tag could be absent
     path: str
     path_base64: str | UnsetType = UNSET
     change: Literal["added", "removed", "changed"]

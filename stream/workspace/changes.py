@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from stream.errors import InputError, os_reason
-from stream.workspace.descent import FILE, Descent, Entry, entries, visit
+from stream.workspace.descent import FILE, Descent, Entry, entries, identity_of, visit
 from stream.workspace.snapshot import (
     LARGEST,
     NOWHERE,
@@ -67,9 +67,11 @@ class Changes(Struct):
 def find_changes(
     before: Snapshot, root: Path, store: Store, is_cancelled: IsCancelled = never
 ) -> Changes:
-    """Nothing may write into `root` any longer, or into what is found of it."""
+    """Nothing may write into `root` any longer. Raises InputError."""
     descent = Descent(root)
     try:
+        if root.is_symlink() and identity_of(descent.fd) != before.identity:
+            raise InputError(f"{root}: has become a link to another folder")
         finder = _Finder(before, descent, store, is_cancelled)
         finder.begin(root)
         visit(finder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,7 +31,7 @@ class Copy:
         self._file = -1
         self._name = b""
         self._is_clone = False
-        self._can_clone = hasattr(os, "copy_file_range")  # Linux
+        self._can_clone = sys.platform == "linux"
         with self._blaming():
             target.mkdir(mode=0o700)
             self._descent = Descent(target)
@@ -49,6 +50,10 @@ class Copy:
 
     def begin(self, source: os.stat_result) -> None:
         self._sources.append(source)
+
+    @property
+    def fd(self) -> int:
+        return self._descent.fd
 
     def finish(self) -> None:
         with self._blaming():

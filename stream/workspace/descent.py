@@ -40,7 +40,7 @@ class Descent:
             far = len(self._fds) - _OPEN
             if self._fds[far] >= 0:  # the root itself stays open
                 del self._seen[far - 1 :]
-                self._seen.append(_identity(self._fds[far]))
+                self._seen.append(identity_of(self._fds[far]))
                 os.close(self._fds[far])
                 self._fds[far] = -1
 
@@ -49,7 +49,7 @@ class Descent:
         try:
             if self._fds and self.fd < 0:
                 self._fds[-1] = os.open("..", FOLDER, dir_fd=inner)
-                if _identity(self.fd) != self._seen[len(self._fds) - 2]:
+                if identity_of(self.fd) != self._seen[len(self._fds) - 2]:
                     raise InputError("a folder was moved away while it was read")
         finally:
             os.close(inner)
@@ -105,6 +105,6 @@ def _name(entry: Entry) -> bytes:
     return entry[0]
 
 
-def _identity(fd: int) -> tuple[int, int]:
+def identity_of(fd: int) -> tuple[int, int]:
     status = os.fstat(fd)
     return status.st_dev, status.st_ino

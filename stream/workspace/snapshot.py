@@ -95,7 +95,8 @@ class Snapshot:
         self.root = Folder(stat.S_IFDIR | 0o755)
         self.skipped: list[Skipped] = []
         self.ended = 0  #: wall-clock ns
-        self.left_out: set[tuple[int, int]] = set()  #: device and inode
+        self.identity: tuple[int, int] | None = None  #: device and inode of the folder itself
+        self.left_out: set[tuple[int, int]] = set()  #: of the folders that are not looked at
         self._digests: list[bytes] = []
 
     def keep_digest(self, digest: bytes) -> int:

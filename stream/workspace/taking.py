@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stream.errors import InputError, os_reason
 from stream.workspace.copying import Copy
-from stream.workspace.descent import FILE, Descent, Entry, entries, visit
+from stream.workspace.descent import FILE, Descent, Entry, entries, identity_of, visit
 from stream.workspace.snapshot import (
     LARGEST,
     NOWHERE,
@@ -63,6 +63,7 @@ def _take(
         taker.snapshot.left_out.update(_identities(leave_out))
         taker.begin(root)
         visit(taker)
+        taker.snapshot.identity = identity_of(copy.fd if copy else descent.fd)
         if copy:
             copy.finish()
     finally:

@@ -145,6 +145,7 @@ class _Writer:
             shadow.add(path, *(side.git_mode if side else None for side in (before, after)))
         text, base64 = shown_name(path)
         return FsChange(
+            schema=FS_CHANGE,
             path=text,
             path_base64=base64,
             change=change.what,

@@ -35,6 +35,10 @@ def test_a_rewrite_of_the_same_size_with_its_old_time(root: Path, tmp_path: Path
         status = (root / "a").stat()
         (root / "a").write_bytes(b"ONE\n")
         os.utime(root / "a", ns=(status.st_atime_ns, status.st_mtime_ns))
+        while (root / "a").stat().st_ctime_ns == status.st_ctime_ns:
+            os.utime(root / "a", ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert (root / "a").stat().st_mtime_ns == status.st_mtime_ns
+        before.ended -= 10**12  # as if long ago: nothing is compared for being recent
         assert found(find_changes(before, root, store)) == {b"a": "changed"}
 
 
@@ -122,7 +126,8 @@ def test_files_too_large_to_be_kept(
         assert change.path == b"f/b"
         assert change.before
         assert change.after
-        assert not (change.before.is_kept or change.after.is_kept)
+        assert not change.before.is_kept
+        assert not change.after.is_kept
         assert store.end == 1
         assert change.before.digest != change.after.digest
 
@@ -134,3 +139,16 @@ def test_an_end_that_was_asked_for(root: Path, tmp_path: Path) -> None:
             find_changes(before, root, store, lambda: True)
         with pytest.raises(InputError, match="none: no such file"):
             find_changes(before, tmp_path / "none", store)
+
+
+def test_a_root_that_leads_elsewhere(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(root)
+    with Store(tmp_path) as store:
+        before = take_snapshot(tmp_path / "link", store)
+        assert not find_changes(before, tmp_path / "link", store).items
+        root.rename(tmp_path / "moved")
+        (tmp_path / "elsewhere").mkdir()
+        root.symlink_to(tmp_path / "elsewhere")
+        for place in (root, tmp_path / "link"):
+            with pytest.raises(InputError, match="has become a link to another folder"):
+                find_changes(before, place, store)
