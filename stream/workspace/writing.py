@@ -151,8 +151,14 @@ class _Writer:
             after=self._state(change.after, after),
             in_patch=reason is None,
             not_in_patch=reason,
-            after_exit=change.after.ctime > self._exited if change.after else None,
+            after_exit=self._is_late(change.after),
         )
+
+    def _is_late(self, state: State | None) -> bool | None:
+        """None: it is gone, or its clock stood still meanwhile."""
+        if state is None or state.ctime == self._exited:
+            return None
+        return state.ctime > self._exited
 
     def _content(self, state: State | None) -> _Content | None:
         if not state or not state.is_kept or not is_leaf(state):
