@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.e2e.rig import bundled_claude, is_alone
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 STREAM = Path(sys.executable).with_name("stream")
@@ -48,6 +51,33 @@ def test_compare_sandboxes(tmp_path: Path) -> None:
     probes = ["--probe", "fs_workspace_write_create", "fs_read_system_version"]
     lines = run(EXAMPLES / "compare-sandboxes.sh", *probes, cwd=tmp_path).decode().splitlines()
     assert lines == ["fs_workspace_write_create\tsuccess\tdenied"]
+
+
+def recorded(runs: Path) -> tuple[Path, list[str]]:
+    """The one run that is there, and what is called in it."""
+    [events] = runs.glob("*/events.jsonl")
+    assert len(events.read_bytes().splitlines()) == 9
+    log = events.parent / "artifacts" / "command_logs.jsonl"
+    return events.parent, [json.loads(line)["category"] for line in log.read_text().splitlines()]
+
+
+def test_tiny_agent(tmp_path: Path) -> None:
+    answer = run(EXAMPLES / "tiny-agent" / "run.sh", tmp_path / "runs", cwd=tmp_path)
+    assert json.loads(answer) == {"changed": ["slug.py", "test_slug.py"], "tests": "passed"}
+    folder, categories = recorded(tmp_path / "runs")
+    assert {path.name for path in (folder / "workspace").iterdir()} == {"slug.py", "test_slug.py"}
+    assert categories == ["test"]
+
+
+def test_claude_stub(tmp_path: Path) -> None:
+    if bundled_claude() is None:
+        pytest.skip("needs claude-agent-sdk: pip install -e '.[e2e]'")
+    alone = ("unshare", "-n") if is_alone() else ()
+    answer = run(*alone, EXAMPLES / "claude-stub" / "run.sh", tmp_path / "runs", cwd=tmp_path)
+    assert b'"result":"The test passes."' in answer
+    folder, categories = recorded(tmp_path / "runs")
+    assert {path.name for path in (folder / "workspace").iterdir()} == {"calc.py", "test_calc.py"}
+    assert "test" in categories
 
 
 def test_denials() -> None:

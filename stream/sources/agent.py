@@ -70,13 +70,14 @@ class AgentSource:
         self._has_place = has_place  # called when the workspace is there
         self._is_alone = is_alone  # waits until nobody else works in it
         self._log: CommandLog | None = None
+        self._journal: Journal
         self._out: Out
         self._trace: Trace
 
     async def run(self, out: Out, /) -> None:
         recording = self._recording
         self._out = out
-        journal = Journal(recording.folder / EVENTS_FILE)
+        journal = self._journal = Journal(recording.folder / EVENTS_FILE)
         try:
             clock = Clock.start()
             version = await ask_version(recording.agent, recording.executable, dict(os.environ))
@@ -169,6 +170,8 @@ class AgentSource:
         summary = ending.sentence()
         artifact = value_artifact("process", summary, ending.facts())
         await self._tell("agent_completed", "other", summary, [artifact])
+        if not self._journal.waiting:  # by the clock of files, which is coarser than ours
+            ending.ended_wall = (self._recording.folder / EVENTS_FILE).stat().st_ctime_ns
 
     async def _tell_outputs(self, ending: Ending, kept: list[Kept]) -> None:
         artifacts = []

@@ -191,7 +191,7 @@ class Rig:
         path.write_text(json.dumps(list(script)))
         argv = [sys.executable, str(STUB), str(path), "--log", str(self.log_of(name))]
         if is_alone():
-            argv = ["unshare", "-n", *argv, "--raise-loopback"]
+            argv = ["unshare", "-n", *argv]
         stub = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.stubs.append(stub)
         assert stub.stdout is not None

@@ -1,6 +1,6 @@
 """A Messages API on loopback that answers from a script: the same answers in every run.
 
-    python3 stub_anthropic.py SCRIPT.json
+    python3 stub_anthropic.py SCRIPT.json [--log FILE]
 
 The first line on stdout is its port. It ends when its stdin does; nothing but Python is needed.
 
@@ -209,21 +209,21 @@ def _events(message: Json, cut: str | None) -> Iterator[Json]:
 
 
 def raise_loopback() -> None:
-    """In a network namespace that was just made it is down."""
+    """In a network namespace that was just made it is down, and ours to raise."""
     get_flags, set_flags, up = 0x8913, 0x8914, 1
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         found = fcntl.ioctl(sock, get_flags, struct.pack("16sh22x", b"lo", 0))
         _, flags = struct.unpack("16sh22x", found)
-        fcntl.ioctl(sock, set_flags, struct.pack("16sh22x", b"lo", flags | up))
+        if not flags & up:
+            fcntl.ioctl(sock, set_flags, struct.pack("16sh22x", b"lo", flags | up))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("script", type=Path)
     parser.add_argument("--log", type=Path, help="where each request leaves a line")
-    parser.add_argument("--raise-loopback", action="store_true", help="in a namespace of its own")
     args = parser.parse_args()
-    if args.raise_loopback:
+    if sys.platform == "linux":
         raise_loopback()
     stub = Stub(json.loads(args.script.read_text()), args.log)
     threading.Thread(target=stub.serve_forever, daemon=True).start()

@@ -109,6 +109,16 @@ def test_its_file_is_in_the_diff_and_marked(detached: Recorded) -> None:
     assert diff["metadata"]["has_after_exit"] is True
 
 
+def test_a_file_of_the_same_tick_is_not_said_to_be_older(rig: Rig) -> None:
+    gate = fifo(rig, "tick")
+    late = f"setsid nohup sh -c {shlex.quote(f'read x <{gate}; echo late >late.txt')}"
+    script = [bash(f"({late} >/dev/null 2>&1 &)"), text("Done.")]
+    session = rig.start("tick", script, ALLOWED, options=("--events", "-", "--grace", "30"))
+    session.read_until(b"[agent_completed]")
+    gate.write_text("go\n")
+    assert session.finish().changes["late.txt"]["after_exit"] is not False
+
+
 def test_its_calls_are_marked(detached: Recorded) -> None:
     """This far into a script that was started by nobody."""
     late = [call["argv"] for call in detached.commands if call["after_exit"]]
