@@ -18,6 +18,7 @@ from stream.errors import OutputError, StreamError
 from stream.pattern import find_descriptor
 from stream.probes import make_root
 from stream.process import capture
+from stream.recorder.cgroup import enter_cgroup, own_group
 from stream.tree import Reaper
 
 State = Literal["ok", "missing", "limited"]
@@ -35,7 +36,7 @@ class Check(Struct, frozen=True):
 #: program -> what needs it
 TOOLS = {
     "perl": "probes that make system calls",
-    "git": "workspace roots outside the harness",
+    "git": "the diff of a run",
     "python3": "json-extract, and a toolchain probe",
     "cc": "a toolchain probe",
     "sudo": "the escalation probe",
@@ -117,9 +118,12 @@ def _cgroup() -> Check:
     ]
     if not points:
         return Check("cgroup v2", "missing", "not mounted")
-    if os.access(points[0], os.W_OK):
-        return Check("cgroup v2", "ok", f"{points[0]}, writable")
-    return Check("cgroup v2", "limited", f"{points[0]}, not writable by this user")
+    made = enter_cgroup()
+    if made is not None:
+        made.remove()
+        return Check("cgroup v2", "ok", f"{points[0]}: an agent's tree has a group of its own")
+    detail = f"{points[0]}: no group can be made in {own_group()}: an agent's tree has none"
+    return Check("cgroup v2", "limited", detail)
 
 
 def _privileges() -> Check:

@@ -43,7 +43,7 @@ class Cgroup(Struct):
 def enter_cgroup() -> Cgroup | None:
     """A new one beneath our own: what this process starts from now on is in it, as it is itself.
     To change groups takes the kernel milliseconds, so it is done when nobody waits for it."""
-    home = _home() if ON_LINUX else None
+    home = own_group() if ON_LINUX else None
     if home is None:
         return None
     path = home / f"stream-{os.getpid()}-{os.urandom(4).hex()}"
@@ -60,7 +60,7 @@ def enter_cgroup() -> Cgroup | None:
     return made
 
 
-def _home() -> Path | None:
+def own_group() -> Path | None:
     """The folder of the group that this process is in."""
     try:
         own = next(

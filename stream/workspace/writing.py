@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from stream.errors import OutputError, os_reason
-from stream.records.change import FileState, FsChange, Reason, encode_change, shown_name
+from stream.records.change import FS_CHANGE, FileState, FsChange, Reason, encode_change, shown_name
 from stream.workspace.changes import TICK, Change, Changes, State
 from stream.workspace.fitness import git_mode, is_leaf, reasons
 from stream.workspace.patching import Shadow
