@@ -36,7 +36,6 @@ def test_the_probes_of_the_same_workspace(rig: Rig, mode: str) -> None:
     assert (validated.code, validated.out) == (0, b""), validated.err
 
 
-@pytest.mark.xfail(reason="the file gets its name when the manifest has been written")
 def test_the_record_names_what_the_probes_found(rig: Rig) -> None:
     recorded = rig.record("listed", SCRIPT, ALLOWED, options=PROBES)
     [artifact] = [
