@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from typing import TYPE_CHECKING
 
-from stream.plan import Cell
+if TYPE_CHECKING:
+    from stream.plan import Cell
 
 
 class Progress:

@@ -17,17 +17,20 @@ from stream.proctable import ON_LINUX
 
 class Cgroup(Struct):
     path: Path
-    home: Path  #: where the process that made it belongs
 
     def leave(self) -> None:
-        (self.home / "cgroup.procs").write_text("0")
+        """To where this process came from."""
+        (self.path.parent / "cgroup.procs").write_text("0")
+
+    def members(self) -> list[int]:
+        try:
+            return [int(pid) for pid in (self.path / "cgroup.procs").read_text().split()]
+        except OSError:
+            return []
 
     def holds_others(self) -> bool:
         """Beside this process."""
-        try:
-            return bool({*(self.path / "cgroup.procs").read_text().split()} - {str(os.getpid())})
-        except OSError:
-            return False
+        return any(pid != os.getpid() for pid in self.members())
 
     def kill(self) -> None:
         """Everyone in it: this process must have left."""
@@ -36,7 +39,8 @@ class Cgroup(Struct):
 
     def remove(self) -> None:
         with suppress(OSError):  # what is still in it holds it
-            self.leave()
+            if os.getpid() in self.members():
+                self.leave()
             self.path.rmdir()
 
 
@@ -51,7 +55,7 @@ def enter_cgroup() -> Cgroup | None:
         path.mkdir()
     except OSError:
         return None
-    made = Cgroup(path, home)
+    made = Cgroup(path)
     try:
         (path / "cgroup.procs").write_text("0")
     except OSError:

@@ -41,6 +41,7 @@ class Order(Struct, kw_only=True):
 class Started(Struct, tag="started"):
     pid: int
     containment: str  #: cgroup, subreaper or process group
+    cgroup: str | None  #: its folder
 
 
 class Failed(Struct, tag="failed"):
@@ -83,7 +84,7 @@ class Guard:
         self.stdout = stdout
         self.stderr = stderr
         self._control = control
-        self._is_closed = self._is_reaped = False
+        self._is_dismissed = self._is_reaped = False
 
     def go(self, order: Order) -> None:
         message = msgspec.msgpack.encode(order)
@@ -93,17 +94,19 @@ class Guard:
         """Reaches the program's process group. END_NOW ends the tree."""
         self._tell(bytes([number]))
 
+    def dismiss(self) -> None:
+        """Ends what is left of the tree, and the guard; `wait` waits for it."""
+        if not self._is_dismissed:
+            self._is_dismissed = True
+            for fd in (self._control, self.status, self.stdout, self.stderr):
+                os.close(fd)
+
     def close(self) -> None:
-        """Ends what is left of the tree, and the guard."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        for fd in (self._control, self.status, self.stdout, self.stderr):
-            os.close(fd)
+        self.dismiss()
         self.wait()
 
     def wait(self) -> None:
-        """For its end, which was asked for or is seen."""
+        """For its end, which was asked for or has been seen."""
         if not self._is_reaped:
             os.waitpid(self.pid, 0)
             self._is_reaped = True
@@ -189,8 +192,10 @@ class _Watchman:
         finally:
             for fd in (files.stdin, files.stdout, files.stderr):
                 os.close(fd)
-        kind = "subreaper" if Reaper.get().contained else "process group"
-        self._report(Started(tree.leader.pid, "cgroup" if self._cgroup is not None else kind))
+        kind, place = "subreaper" if Reaper.get().contained else "process group", None
+        if self._cgroup is not None:
+            kind, place = "cgroup", str(self._cgroup.path)
+        self._report(Started(tree.leader.pid, kind, place))
         return tree
 
     def _watch(self, tree: Tree, order: Order) -> None:

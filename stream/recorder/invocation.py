@@ -6,12 +6,15 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from anyio import create_task_group, sleep, wait_readable
 from msgspec import Struct, field
 
+from stream.proctable import read_process
+from stream.recorder.cgroup import Cgroup
 from stream.recorder.commands import CommandLog
 from stream.recorder.guard import (
     END_NOW,
@@ -31,7 +34,7 @@ from stream.recorder.recording import Recording
 from stream.recorder.tee import Relay, Tee
 from stream.recorder.wrappers import Wrappers
 from stream.records.run import RunSummary
-from stream.tree import Reaper
+from stream.tree import GIVE_UP, Reaper
 
 STUCK_READER = 4.0  #: seconds that an interrupted run waits for whoever reads its output
 CANNOT_RUN = 126
@@ -141,17 +144,17 @@ class Invocation:
         self._relays = [relay for relay in relays if relay is not None]
         self._on_exit = on_exit
         self._has_exited = self._is_over = False
+        self._cgroup: Cgroup | None = None
 
     async def run(self, order: Order) -> None:
         if self._interrupts.numbers:  # before there was anything to pass them on to
-            self._guard.close()
+            self._guard.dismiss()
             await self._not_started(
                 128 + self._interrupts.numbers[0],
                 f"{_name(self._interrupts.numbers[0])} came before it was started",
             )
             return
         self.ending.started = time.monotonic_ns()
-        Reaper.get()  # should the guard be killed, its orphans come to us
         self._guard.go(order)
         self._interrupts.listen(self._pass_on)
         try:
@@ -166,7 +169,7 @@ class Invocation:
                         patience.start_soon(self._release)
                 patience.cancel_scope.cancel()
         finally:
-            self._guard.close()
+            self._guard.dismiss()
 
     def _pass_on(self, number: int) -> None:
         self.ending.passed_on.append(_name(number))
@@ -198,14 +201,31 @@ class Invocation:
                 await self._heed(decode_report(line))
         if not self._is_over:
             self._is_over = self.ending.lost_guard = True
-            self._guard.wait()  # then the tree has come to us instead
+            self._guard.wait()
+            self.ending.stopped += self._end_orphans()
             self.ending.stopped += Reaper.get().strays()
             if not self._has_exited:
                 await self._exited(-signal.SIGKILL, time.time_ns())
 
+    def _end_orphans(self) -> list[str]:
+        """Without the guard they are in its group still, or have come to us."""
+        if self._cgroup is None:
+            return Reaper.get().strays()
+        names = [str(process) for process in map(read_process, self._cgroup.members()) if process]
+        deadline = time.monotonic() + GIVE_UP
+        while self._cgroup.members() and time.monotonic() < deadline:
+            self._cgroup.kill()
+            time.sleep(0.001)
+        self._cgroup.remove()
+        return names
+
     async def _heed(self, report: Report) -> None:
         if isinstance(report, Started):
             self.ending.pid, self.ending.containment = report.pid, report.containment
+            if report.cgroup is not None:
+                self._cgroup = Cgroup(Path(report.cgroup))
+            else:
+                Reaper.get()  # should the guard be killed, its orphans come to us
         elif isinstance(report, Failed):
             missing = report.number in (2, 20)  # ENOENT, ENOTDIR
             self._is_over = True

@@ -12,7 +12,6 @@ from typing import Any, get_args
 
 from msgspec import Struct, field
 
-from stream.document import read_document
 from stream.errors import InputError, UsageError, os_reason
 from stream.records.decision import CONSTRAINTS, CaptureMode
 from stream.records.run import WorkspaceMode
@@ -105,6 +104,8 @@ def _parse(text: str, place: Path) -> Scenario:
 
 
 def _parameters(place: Path) -> dict[str, Any]:
+    from stream.document import read_document
+
     value = read_document(place)
     if not isinstance(value, dict):
         raise InputError(f"{place}: expected an object")
