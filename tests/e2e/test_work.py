@@ -152,7 +152,7 @@ def test_the_script_was_played_to_its_end(worked: Recorded) -> None:
 
 
 def test_it_is_judged(worked: Recorded) -> None:
-    judged(worked, quality="pass", policy="pass", declared_denials=[], declared_error=False)
+    judged(worked, quality="pass", policy="pass", declared_denials=0, declared_error=False)
 
 
 def test_two_turns_of_one_conversation(rig: Rig) -> None:
