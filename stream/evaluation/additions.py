@@ -12,7 +12,7 @@ from msgspec import Struct
 
 PIECE = 1 << 16  #: bytes of a line that are read at once
 
-_HUNK = re.compile(rb"@@ -\d+(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_HUNK = rb"@@ -\d+(?:,(\d+))? \+(\d+)(?:,(\d+))? @@"
 
 
 class Addition(Struct):
@@ -28,7 +28,7 @@ def additions(patch: Path) -> Iterator[Addition]:
     with patch.open("rb") as file:
         while piece := file.readline(PIECE):
             if old <= 0 and new <= 0:
-                hunk = _HUNK.match(piece)
+                hunk = re.match(_HUNK, piece)
                 if hunk:
                     old, line, new = (int(number or 1) for number in _numbers(hunk))
                 elif piece.startswith(b"+++ "):

@@ -37,8 +37,8 @@ _TEST_FOLDERS = """
 test tests __tests__ spec specs e2e testing unittests integrationtest integrationtests
 androidtest commontest jvmtest
 """
-_TEST_NAMES = re.compile(r"test_.*|.*[_.-]tests?|.*[_.-]spec|.*[_.-](?:e2e|cy)|conftest|tests?")
-_TEST_CLASSES = re.compile(r"Test[A-Z]\w*|\w*[a-z0-9](?:Tests?|TestCase|Spec|IT)")
+_TEST_NAMES = r"test_.*|.*[_.-]tests?|.*[_.-]spec|.*[_.-](?:e2e|cy)|conftest|tests?"
+_TEST_CLASSES = r"Test[A-Z]\w*|\w*[a-z0-9](?:Tests?|TestCase|Spec|IT)"
 
 
 def is_ci(path: str) -> bool:
@@ -55,8 +55,8 @@ def is_test(path: str) -> bool:
     return (
         suffix.lower() in _words(_TESTS)
         or not _words(_TEST_FOLDERS).isdisjoint(folder.lower() for folder in folders)
-        or _TEST_NAMES.fullmatch(stem.lower()) is not None
-        or _TEST_CLASSES.fullmatch(stem) is not None
+        or re.fullmatch(_TEST_NAMES, stem.lower()) is not None
+        or re.fullmatch(_TEST_CLASSES, stem) is not None
     )
 
 

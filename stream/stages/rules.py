@@ -58,10 +58,7 @@ REASONING = (
     rf"|(?:{_any(SUBJECTS)}['’]s|its|his|her|their)\s+{_any(NOUNS)}"
     rf"|{_any(NOUNS)}\s+of\s+(?:the\s+)?{_any(SUBJECTS)})\b"
 )
-_search_reasoning = re.compile(REASONING).search
-_words = re.compile("[a-z]+").findall
 _SUSPICIOUS = frozenset((*(verb.split()[0] for verb in VERBS), *NOUNS))
-find_source = re.compile(SOURCE).search
 
 #: what a run must reference: artifact type -> file name
 REQUIRED = {
@@ -76,12 +73,16 @@ SOURCES = frozenset((*REQUIRED, COMMAND_LOG))
 JUDGED = frozenset(("pass", "warn", "fail"))
 
 
+def find_source(evidence: str) -> re.Match[str] | None:
+    return re.search(SOURCE, evidence)
+
+
 def find_reasoning(summary: str) -> re.Match[str] | None:
     """Where a summary tells reasoning or intent. Most have none of the words: a look at them
     is a fifth of the whole search."""
-    if _SUSPICIOUS.isdisjoint(_words(summary.lower())):
+    if _SUSPICIOUS.isdisjoint(re.findall("[a-z]+", summary.lower())):
         return None
-    return _search_reasoning(summary)
+    return re.search(REASONING, summary)  # compiled where one is needed, and then kept
 
 
 def prefix_of(summary: str) -> str | None:

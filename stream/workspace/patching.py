@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -120,6 +119,8 @@ class Shadow:
             raise
 
     def _prepare(self) -> None:
+        import tempfile  # a run that changes nothing never comes here
+
         self._folder = Path(tempfile.mkdtemp(prefix=".patch-", dir=self._patch.parent.absolute()))
         (self._folder / "objects").mkdir()
         (self._folder / "refs").mkdir()

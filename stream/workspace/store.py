@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,6 +25,17 @@ def never() -> bool:
     return False
 
 
+def _open_nameless(folder: Path) -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC
+    if hasattr(os, "O_TMPFILE"):
+        with suppress(OSError):  # not on every file system
+            return os.open(folder, flags | os.O_TMPFILE, 0o600)
+    place = folder / f".store-{os.urandom(8).hex()}"
+    fd = os.open(place, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    place.unlink()
+    return fd
+
+
 class Store:
     """Append-only but for `forget`. `folder`: on a file system with room for what is kept."""
 
@@ -34,11 +45,9 @@ class Store:
         self._waiting = 0  #: bytes in the parts
         self._written = 0
         try:
-            # Where the system can, the file never has a name at all.
-            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+            self._fd = _open_nameless(folder)
         except OSError as error:
             raise OutputError(f"{folder}: {os_reason(error)}") from None
-        self._fd = self._file.fileno()
 
     def __enter__(self) -> Self:
         return self
@@ -49,7 +58,7 @@ class Store:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        os.close(self._fd)
 
     @property
     def end(self) -> int:

@@ -26,7 +26,6 @@ from tests.cli.command import PATIENCE, STREAM, Done, Place
 STUB = Path(__file__).with_name("stub_anthropic.py")
 KEY = "sk-ant-api03-made-up-for-a-test-0123456789abcdefghijklmnop"
 LIMIT = "40"  #: seconds of an agent that only a bug lets run on
-EVALUATED = False  #: whether `stream observe` judges already what it has recorded
 REQUEST = "Add a function and a test for it."
 ALLOWED = "--dangerously-skip-permissions"
 JSON = ("--output-format", "json")
@@ -200,9 +199,8 @@ class Rig:
 
 def judged(recorded: Recorded, **expected: Any) -> None:
     """What the evaluation of a run comes to, as its summary has it."""
-    if EVALUATED:
-        found = recorded.summary
-        assert {name: found[name] for name in expected} == expected
+    found = recorded.summary
+    assert {name: found[name] for name in expected} == expected
 
 
 def end(stub: subprocess.Popen[bytes]) -> None:
