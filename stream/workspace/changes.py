@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from stream.errors import InputError, os_reason
 from stream.workspace.descent import FILE, Descent, Entry, entries, identity_of, visit
+from stream.workspace.links import goes_round
 from stream.workspace.snapshot import (
     LARGEST,
     NOWHERE,
@@ -39,6 +40,7 @@ class State(Struct):
     ctime: int = 0
     place: int = NOWHERE  #: of the content, or of a link's target, in the store
     digest: bytes | None = None  #: SHA-256 of a content that is too large to be kept
+    goes_round: bool = False  #: a link that leads to itself, and was replaced by a folder
 
     @property
     def is_kept(self) -> bool:
@@ -123,10 +125,6 @@ class _Finder:
             return False
         try:
             self._descent.enter(name)
-            status = os.fstat(self._descent.fd)
-            if (status.st_dev, status.st_ino) in self._before.left_out:
-                self._descent.leave()
-                return False
             try:
                 self._entries = entries(self._descent.fd)
             except OSError:
@@ -173,6 +171,9 @@ class _Finder:
         before = self._state_of(was)
         if not before and not after:
             return
+        if before and before.kind == "symlink" and after and after.kind == "dir":
+            path = b"/".join([*self._path, name])
+            before.goes_round = goes_round(self._before, self._store, path)
         self._add([name], before, after)
         if isinstance(was, Folder) and not (after and after.kind == "dir"):
             self._remove_below(name, was)

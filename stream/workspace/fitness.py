@@ -84,7 +84,9 @@ def _find_obstacles(
     for change, path, reason in zip(changes, paths, found, strict=True):
         if is_leaf(change.before):
             (kept if reason else emptied).update(_above(path))
-            if reason:
+            # `git apply` looks through a link that it is about to remove, and gives up on all of
+            # the patch where that link leads to itself.
+            if reason or (change.before and change.before.goes_round):
                 staying.add(path)
     for change, path in zip(changes, paths, strict=True):
         if change.before and not is_leaf(change.before) and path not in emptied:

@@ -23,7 +23,6 @@ _CONFIG = """[core]
 \trepositoryformatversion = 0
 \tbare = true
 \tfsync = none
-\tattributesFile = /dev/null
 [pack]
 \tcompression = 0
 [fastimport]
@@ -185,7 +184,6 @@ def _environment(folder: Path) -> dict[str, str]:
         "LC_ALL": "C",
         "GIT_DIR": str(folder),
         "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_ATTR_NOSYSTEM": "1",
     }
 

@@ -96,7 +96,6 @@ class Snapshot:
         self.skipped: list[Skipped] = []
         self.ended = 0  #: wall-clock ns
         self.identity: tuple[int, int] | None = None  #: device and inode of the folder itself
-        self.left_out: set[tuple[int, int]] = set()  #: of the folders that are not looked at
         self._digests: list[bytes] = []
 
     def keep_digest(self, digest: bytes) -> int:

@@ -59,8 +59,7 @@ def _take(
 ) -> Snapshot:
     descent = Descent(root)
     try:
-        taker = _Taker(descent, copy, store, is_cancelled)
-        taker.snapshot.left_out.update(_identities(leave_out))
+        taker = _Taker(descent, copy, store, set(_identities(leave_out)), is_cancelled)
         taker.begin(root)
         visit(taker)
         taker.snapshot.identity = identity_of(copy.fd if copy else descent.fd)
@@ -74,12 +73,18 @@ def _take(
 
 class _Taker:
     def __init__(
-        self, descent: Descent, copy: Copy | None, store: Store, is_cancelled: IsCancelled
+        self,
+        descent: Descent,
+        copy: Copy | None,
+        store: Store,
+        leave_out: set[tuple[int, int]],
+        is_cancelled: IsCancelled,
     ) -> None:
         self.snapshot = Snapshot()
         self._descent = descent
         self._copy = copy
         self._store = store
+        self._leave_out = leave_out
         self._is_cancelled = is_cancelled
         self._nodes = [self.snapshot.root]
         self._path: list[bytes] = []
@@ -116,7 +121,7 @@ class _Taker:
             self._descent.enter(name)
             try:
                 status = os.fstat(self._descent.fd)
-                if (status.st_dev, status.st_ino) in self.snapshot.left_out:
+                if (status.st_dev, status.st_ino) in self._leave_out:
                     self._skip(name, "left out")
                 else:
                     self._found = entries(self._descent.fd)

@@ -263,6 +263,7 @@ def test_what_changes_while_it_is_read(place: Path, times: int, reason: dict[byt
         record = snapshot.root.records()[b"a"]
         assert b"".join(store.read(record.place, record.size)) == copied
         assert copied == b"a" * (2 * CHUNK) + b"more" * ((len(copied) - 2 * CHUNK) // 4)
+        assert store.end == len(copied) + 1
         if not reason:
             assert copied == (source / "a").read_bytes()
         assert not find_changes(snapshot, place / "target", store).items
@@ -330,7 +331,16 @@ def make_deep(root: Path, depth: int = 120, name: str = "d" * 50) -> None:
     os.close(fd)
 
 
-def test_paths_longer_than_any_system_takes(place: Path) -> None:
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """Fewer than there are levels in what `make_deep` makes, for two trees at once."""
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, old[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, old)
+
+
+def test_paths_longer_than_any_system_takes(place: Path, few_descriptors: None) -> None:
     make_deep(place / "source")
     with Store(place) as store:
         snapshot = take_copy(place / "source", place / "target", store)

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from stream.records.change import FileState, FsChange, decode_change, exact_name
@@ -16,13 +17,16 @@ from stream.workspace.store import Store
 from stream.workspace.taking import take_copy
 from stream.workspace.writing import Summary, write_patch
 from tests.workspace.trees import (
+    FOLDER,
     GIT_NAMES,
     NAMES,
     Node,
     Tree,
     changed_trees,
     git,
+    link,
     read_tree,
+    text,
     write_tree,
 )
 
@@ -121,6 +125,40 @@ def check_state(state: FileState | None, node: Node | None) -> None:
     if node.kind == "symlink":
         assert isinstance(state.target, str)
         assert exact_name(state.target, state.target_base64) == node.data
+
+
+LOOP = {b"a": link(b"b"), b"b": link(b"./a")}
+FULL = {b"a": FOLDER, b"a/f": text(b"f"), b"a/g": FOLDER}
+
+
+@pytest.mark.parametrize("is_repository", [False, True])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({b"a": link(b"a")}, FULL),
+        ({b"a": link(b"a")}, {b"a": FOLDER, b"a/a": link(b"a")}),
+        (LOOP, FULL | {b"b": link(b"./a")}),
+        (LOOP, FULL),
+        (
+            {b"x": FOLDER, b"x/a": link(b"../x/a/y")},
+            {b"x": FOLDER, b"x/a": FOLDER, b"x/a/f": text(b"")},
+        ),
+        (LOOP, {b"a": text(b"f")}),
+        (FULL, LOOP),
+    ],
+)
+def test_links_that_lead_to_themselves(before: Tree, after: Tree, is_repository: bool) -> None:
+    """One of them would have git refuse all of a patch."""
+    other = {b"other": text(b"in any case")}
+    check_law(before, after | other, is_repository=is_repository)
+
+
+@pytest.mark.parametrize("target", [b"none", b"x", b"d", b"../out", b"/a", b"d/../x"])
+def test_other_links_are_no_obstacle(tmp_path: Path, target: bytes) -> None:
+    around = {b"d": FOLDER, b"d/f": text(b"d"), b"x": text(b"x")}
+    before, after = around | {b"a": link(target)}, around | FULL
+    check_law(before, after, is_repository=False)
+    assert Written(tmp_path, before, after).by_path[b"a/f"].in_patch
 
 
 @MANY

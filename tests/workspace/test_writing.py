@@ -237,6 +237,10 @@ def test_too_large_for_the_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(module, "LARGEST", 100)
     data = b"x" * 200
     written = Written(tmp_path, {b"a": text(b"a")}, {b"a": text(data), b"b": text(b"b")})
+    (tmp_path / "redacted").mkdir()
+    hidden = Written(tmp_path / "redacted", {}, {b"a": text(data)}, redact=redact).records[0].after
+    assert hidden
+    assert (hidden.bytes, hidden.sha256) == (None, None)
     record = written.by_path[b"a"]
     assert record.not_in_patch == "too-large"
     assert record.after

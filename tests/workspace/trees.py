@@ -50,6 +50,9 @@ def at(root: Path, path: bytes) -> Path:
 def write_tree(root: Path, tree: Tree) -> None:
     """Makes of the folder what the tree says; what is right already is not touched."""
     root.mkdir(exist_ok=True)
+    for path, node in sorted(read_tree(root).items()):
+        if node.kind == "dir":
+            at(root, path).chmod(node.mode | 0o700)
     for path, node in sorted(read_tree(root).items(), reverse=True):
         if tree.get(path, Node("")).kind != node.kind:
             place = at(root, path)
@@ -59,7 +62,7 @@ def write_tree(root: Path, tree: Tree) -> None:
         if now.get(path) != node:
             _write_node(at(root, path), node, is_new=path not in now)
     for path, node in sorted(tree.items(), reverse=True):
-        if node.kind == "dir" and now.get(path) != node:
+        if node.kind == "dir":
             at(root, path).chmod(node.mode)
 
 
@@ -87,7 +90,7 @@ def read_tree(root: Path) -> Tree:
             status = place.lstat()
             mode = stat.S_IMODE(status.st_mode)
             if stat.S_ISLNK(status.st_mode):
-                node = link(os.fsencode(place.readlink()))
+                node = link(os.readlink(os.fsencode(place)))  # noqa: PTH115 - a Path would tidy it
             elif stat.S_ISDIR(status.st_mode):
                 node = Node("dir", mode)
             elif stat.S_ISREG(status.st_mode):
@@ -173,7 +176,7 @@ def changed_trees(draw: Any, names: Any = NAMES) -> tuple[Tree, Tree]:
     before = closed(draw(st.dictionaries(paths, NODES, max_size=8)))
     after = dict(before)
     for _ in range(draw(st.integers(1, 5))):
-        deed = draw(st.sampled_from(["put", "put", "remove", "move", "mode", "edit"]))
+        deed = draw(st.sampled_from(["put", "put", "remove", "move", "mode", "edit", "swap"]))
         if deed == "put" or not after:
             after[draw(paths)] = draw(NODES)
             continue
@@ -185,6 +188,12 @@ def changed_trees(draw: Any, names: Any = NAMES) -> tuple[Tree, Tree]:
             if deed == "move":
                 new = draw(paths)
                 after.update({new + name[len(path) :]: inner for name, inner in taken.items()})
+        elif deed == "swap":
+            below = [name for name in after if name.startswith(path + b"/")]
+            for name in below:
+                del after[name]
+            after[path] = draw(NODES)
+            after[path + b"/" + draw(names)] = draw(NODES)
         elif deed == "mode" and node.kind != "symlink":
             after[path] = node._replace(mode=draw(st.sampled_from([0o644, 0o755, 0o700, 0o750])))
         elif node.kind == "file":
