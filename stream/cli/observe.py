@@ -161,6 +161,8 @@ def observe(
                 grace=grace,
                 timeout=timeout,
             )
+            if recording.wrap:
+                guard.tell(recording.outfit())
             try:
                 begun = None
                 if matrix:

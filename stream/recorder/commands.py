@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -17,20 +14,11 @@ from msgspec import UNSET, UnsetType
 from stream.recorder.disclosure import Disclosure, shown
 from stream.recorder.journal import Journal
 from stream.recorder.trace import Clock
-from stream.recorder.wrappers import Called, CallReader, Wrappers, make_wrappers
+from stream.recorder.wrappers import Called, CallReader, Wrappers
 from stream.records.command import CommandRecord
 
 _BLOCK = 1 << 12
 _encode = msgspec.json.Encoder().encode
-
-
-@contextmanager
-def made_wrappers(home: Path, names: Sequence[str]) -> Iterator[Wrappers | None]:
-    """None: they are not wanted, or there is no bash. Nothing of them is left."""
-    try:
-        yield make_wrappers(home, names, os.environ.get("PATH", os.defpath)) if names else None
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
 
 
 class CommandLog:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -18,8 +19,9 @@ from typing import NoReturn
 import msgspec
 from msgspec import Struct
 
-from stream.errors import SpawnError
+from stream.errors import SpawnError, os_reason
 from stream.recorder.cgroup import Cgroup, enter_cgroup
+from stream.recorder.wrappers import Wrappers, make_wrappers
 from stream.tree import GIVE_UP, KILL_AFTER, Files, Reaper, Tree, send_group, start
 
 END_NOW = 0  #: in the place of a signal's number
@@ -27,7 +29,15 @@ LOOK_AGAIN = 0.25  #: seconds: not every end in a tree is told to us where there
 _MOST_NAMES = 50
 
 
-class Order(Struct, kw_only=True):
+class Outfit(Struct, tag="outfit"):
+    """What to get ready, while the recorder loads the rest of itself."""
+
+    home: str  #: a folder to be made
+    wrap: list[str]
+    path: str
+
+
+class Order(Struct, kw_only=True, tag="order"):
     """What to start, and how long to wait for it. Bytes: the system's words need not be text."""
 
     argv: list[bytes]
@@ -36,6 +46,13 @@ class Order(Struct, kw_only=True):
     cwd: bytes
     grace: float  #: seconds that the tree has after its leader, or after a signal
     timeout: float | None
+
+
+class Ready(Struct, tag="ready"):
+    """The answer to an Outfit."""
+
+    wrappers: Wrappers | None  #: None: there is no bash
+    trouble: str = ""
 
 
 class Started(Struct, tag="started"):
@@ -69,9 +86,10 @@ class Over(Struct, tag="over"):
     ended: list[str]  #: who did not end by itself in the time that it had
 
 
-Report = Started | Failed | TimedOut | Exited | Over
+Report = Ready | Started | Failed | TimedOut | Exited | Over
 
 _encode = msgspec.json.Encoder().encode
+_decode_message = msgspec.msgpack.Decoder(Outfit | Order).decode
 decode_report = msgspec.json.Decoder(Report).decode
 
 
@@ -86,9 +104,10 @@ class Guard:
         self._control = control
         self._is_dismissed = self._is_reaped = False
 
-    def go(self, order: Order) -> None:
-        message = msgspec.msgpack.encode(order)
-        self._tell(len(message).to_bytes(4, "big") + message)
+    def tell(self, message: Outfit | Order) -> None:
+        """An Order is the last one."""
+        data = msgspec.msgpack.encode(message)
+        self._tell(len(data).to_bytes(4, "big") + data)
 
     def signal(self, number: int) -> None:
         """Reaches the program's process group. END_NOW ends the tree."""
@@ -135,7 +154,7 @@ def post_guard() -> Guard:
 
 
 def _serve(control: int, status: int, out: int, err: int) -> NoReturn:
-    code, cgroup = 1, None
+    code, cgroup, outfit = 1, None, None
     try:
         os.setsid()  # a terminal's signals are the recorder's to pass on
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
@@ -144,19 +163,32 @@ def _serve(control: int, status: int, out: int, err: int) -> NoReturn:
                 signal.signal(number, lambda number, frame: None)
         Reaper.get()
         cgroup = enter_cgroup()
-        order = _read_order(control)
+        message = _read_message(control)
+        if isinstance(message, Outfit):
+            outfit = message
+            _report(status, _get_ready(outfit))
+            message = _read_message(control)
         # Whoever reads our stdout waits for the recorder's end of it, not for ours.
         nobody = os.open(os.devnull, os.O_RDWR)
         stdin = nobody if os.isatty(0) else os.dup(0)
         for fd in (0, 1):
             os.dup2(nobody, fd)
-        if order is not None:
-            _Watchman(control, status, cgroup).run(order, Files(stdin, out, err))
+        if isinstance(message, Order):
+            _Watchman(control, status, cgroup).run(message, Files(stdin, out, err))
         code = 0
     finally:
         if cgroup is not None:
             cgroup.remove()
+        if outfit is not None:
+            shutil.rmtree(outfit.home, ignore_errors=True)
         os._exit(code)
+
+
+def _get_ready(outfit: Outfit) -> Ready:
+    try:
+        return Ready(make_wrappers(outfit.home, outfit.wrap, outfit.path))
+    except OSError as error:
+        return Ready(None, os_reason(error))
 
 
 class _Watchman:
@@ -285,12 +317,16 @@ class _Watchman:
                 self._give_up_at = time.monotonic() + (0 if number == END_NOW else grace)
 
     def _report(self, report: Report) -> None:
-        data = _encode(report) + b"\n"
-        try:
-            while data:
-                data = data[os.write(self._status, data) :]
-        except BrokenPipeError:  # the recorder is gone: that is noticed elsewhere
-            return
+        _report(self._status, report)
+
+
+def _report(status: int, report: Report) -> None:
+    data = _encode(report) + b"\n"
+    try:
+        while data:
+            data = data[os.write(status, data) :]
+    except BrokenPipeError:  # the recorder is gone: that is noticed elsewhere
+        return
 
 
 def _drain(fd: int) -> bytes:
@@ -300,7 +336,7 @@ def _drain(fd: int) -> bytes:
         return b""
 
 
-def _read_order(fd: int) -> Order | None:
+def _read_message(fd: int) -> Outfit | Order | None:
     """None: the recorder is gone, or wants nothing any more."""
     data = b""
     length = 4
@@ -311,4 +347,5 @@ def _read_order(fd: int) -> Order | None:
         data += part
         if len(data) == 4:
             length += int.from_bytes(data, "big")
-    return msgspec.msgpack.decode(data[4:], type=Order)
+    message: Outfit | Order = _decode_message(data[4:])
+    return message

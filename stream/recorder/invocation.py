@@ -13,6 +13,7 @@ import msgspec
 from anyio import create_task_group, sleep, wait_readable
 from msgspec import Struct, field
 
+from stream.errors import OutputError
 from stream.proctable import read_process
 from stream.recorder.cgroup import Cgroup
 from stream.recorder.commands import CommandLog
@@ -23,6 +24,7 @@ from stream.recorder.guard import (
     Guard,
     Order,
     Over,
+    Ready,
     Report,
     Started,
     TimedOut,
@@ -120,6 +122,22 @@ def order_of(recording: Recording, wrappers: Wrappers | None) -> Order:
     )
 
 
+async def outfit(guard: Guard) -> Wrappers | None:
+    """What the guard was told to get ready. Raises OutputError where it could not."""
+    line = b""
+    while not line.endswith(b"\n"):
+        await wait_readable(guard.status)
+        data = os.read(guard.status, 1 << 16)
+        if not data:
+            raise OutputError("the process that guards the agent was killed before it began")
+        line += data
+    report = decode_report(line)
+    assert isinstance(report, Ready)
+    if report.trouble:
+        raise OutputError(f"the wrappers: {report.trouble}")
+    return report.wrappers
+
+
 class Invocation:
     def __init__(
         self,
@@ -155,7 +173,7 @@ class Invocation:
             )
             return
         self.ending.started = time.monotonic_ns()
-        self._guard.go(order)
+        self._guard.tell(order)
         self._interrupts.listen(self._pass_on)
         try:
             async with create_task_group() as patience:

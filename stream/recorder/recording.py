@@ -6,7 +6,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from stream import __version__
 from stream.errors import InputError, OutputError, UsageError, os_reason
 from stream.recorder.agents import Agent
 from stream.recorder.disclosure import Disclosure, digest
+from stream.recorder.guard import Outfit
 from stream.recorder.outputs import Kept, kept_file
 from stream.recorder.scenario import UNKNOWN, Scenario
 from stream.recorder.trace import Clock, Trace, utc
@@ -58,6 +60,10 @@ class Recording(Struct, kw_only=True):
     @property
     def wrappers_folder(self) -> Path:
         return self.folder / ".wrappers"
+
+    def outfit(self) -> Outfit:
+        path = os.environ.get("PATH", os.defpath)
+        return Outfit(str(self.wrappers_folder), list(self.wrap), path)
 
     @property
     def is_verbose(self) -> bool:
@@ -124,6 +130,15 @@ class Recording(Struct, kw_only=True):
             write=write,
             censor=self.disclosure.value,
         )
+
+
+@contextmanager
+def written_to(folder: Path) -> Iterator[None]:
+    """A failure to write into a run folder is said with its place."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{error.filename or folder}: {os_reason(error)}") from None
 
 
 def write_document(path: Path, document: Struct) -> Kept:

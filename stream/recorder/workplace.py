@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from anyio import to_thread
 from msgspec import Struct, field
 
 from stream.errors import OutputError, StreamError
@@ -45,8 +46,7 @@ class Compared(Struct):
 
 
 class Workplace:
-    """Everything here waits: for threads. `is_interrupted`: an agent that has not started need
-    not be waited for."""
+    """`is_interrupted`: nobody waits any more for an agent that has not started."""
 
     def __init__(
         self,
@@ -73,8 +73,13 @@ class Workplace:
     ) -> None:
         self._store.__exit__(kind, error, trace)
 
-    def prepare(self) -> Prepared:
+    async def prepare(self) -> Prepared:
         """Raises StreamError."""
+        if self._recording.workspace_mode == "empty":
+            return self._prepare()
+        return await to_thread.run_sync(self._prepare)
+
+    def _prepare(self) -> Prepared:
         recording = self._recording
         mode = recording.workspace_mode
         facts: dict[str, Any] = {"root": str(recording.workspace), "mode": mode}
@@ -127,9 +132,12 @@ class Workplace:
         self._on_progress(self._store.end)
         return self._is_interrupted()
 
-    def compare(self, exited: int | None) -> Compared:
+    async def compare(self, exited: int | None) -> Compared:
         """`exited`: wall-clock ns of the agent's end, where something outlived it. Once begun, it
         is finished."""
+        return await to_thread.run_sync(self._compare, exited)
+
+    def _compare(self, exited: int | None) -> Compared:
         recording = self._recording
         try:
             changes = find_changes(self._before, recording.workspace, self._store)

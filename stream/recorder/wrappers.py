@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 #: what an auditor asks about: tests, builds, packages, version control, the network, containers
 CATEGORIES: dict[str, tuple[str, ...]] = {
@@ -73,51 +73,66 @@ esac
 class Wrappers(Struct):
     """Where they are, and what they stand for."""
 
-    folder: Path
-    fifo: Path
-    programs: dict[str, str] = field(default_factory=dict)  #: name -> path
+    home: str
+    programs: dict[str, str]  #: name -> path
+
+    @property
+    def folder(self) -> str:
+        return f"{self.home}/bin"
+
+    @property
+    def fifo(self) -> str:
+        return f"{self.home}/commands"
 
     def path(self, path: str) -> str:
-        return f"{self.folder}{os.pathsep}{path}" if path else str(self.folder)
+        return f"{self.folder}{os.pathsep}{path}" if path else self.folder
 
 
-def make_wrappers(home: Path, names: Iterable[str], path: str) -> Wrappers | None:
-    """For those of the names that are on the PATH; None where there is no bash to run them."""
+def make_wrappers(home: str, names: Iterable[str], path: str) -> Wrappers | None:
+    """For those of the names that are on the PATH; None where there is no bash to run them.
+    Who makes them removes `home`. Raises OSError."""
     bash = shutil.which("bash")
     if bash is None:
         return None
-    wrappers = Wrappers(home / "bin", home / "commands")
-    wrappers.folder.mkdir(parents=True)
+    wrappers = Wrappers(home, _programs(set(names), path))
+    Path(wrappers.folder).mkdir(mode=0o700, parents=True)
     os.mkfifo(wrappers.fifo, 0o600)
-    wrappers.programs = _programs(set(names), path)
     script = _SCRIPT.format(
         bash=bash,
-        fifo=shlex.quote(str(wrappers.fifo)),
+        fifo=shlex.quote(wrappers.fifo),
         cases="\n".join(
             f'{shlex.quote(name)}) exec {shlex.quote(program)} "$@" ;;'
             for name, program in sorted(wrappers.programs.items())
         ),
         piece=PIECE,
     )
-    place = home / "wrapper"
-    place.write_bytes(os.fsencode(script))
-    place.chmod(0o700)
+    place = f"{home}/wrapper"
+    fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
+    try:
+        os.write(fd, os.fsencode(script))
+    finally:
+        os.close(fd)
     for name in wrappers.programs:
-        os.symlink(place, wrappers.folder / name)  # noqa: PTH211  # hundreds of µs in all
+        os.symlink(place, f"{wrappers.folder}/{name}")  # noqa: PTH211  # there are many
     return wrappers
 
 
 def _programs(wanted: set[str], path: str) -> dict[str, str]:
     """As the shell would find them, with one look into each folder."""
     found: dict[str, str] = {}
+    seen: set[tuple[int, int]] = set()
     for folder in path.split(os.pathsep):
         try:
+            status = os.stat(folder or ".")  # noqa: PTH116
+            if (status.st_dev, status.st_ino) in seen:  # /bin is often /usr/bin
+                continue
+            seen.add((status.st_dev, status.st_ino))
             here = wanted.intersection(os.listdir(folder or "."))  # noqa: PTH208
         except OSError:
             continue
-        for name in here:
-            program = os.path.abspath(os.path.join(folder, name))  # noqa: PTH100, PTH118
-            if name not in found and os.access(program, os.X_OK) and os.path.isfile(program):  # noqa: PTH113
+        for name in here - found.keys():
+            program = os.path.abspath(f"{folder or '.'}/{name}")  # noqa: PTH100
+            if os.access(program, os.X_OK) and os.path.isfile(program):  # noqa: PTH113
                 found[name] = program
     return found
 

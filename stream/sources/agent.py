@@ -8,22 +8,23 @@ what it announces goes on.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from anyio import to_thread
 from anyio.abc import ObjectSendStream
 
-from stream.errors import OutputError
+from stream.errors import OutputError, StreamError
 from stream.pipeline import Batch
 from stream.recorder.agents import ask_version
-from stream.recorder.commands import CommandLog, made_wrappers
+from stream.recorder.commands import CommandLog
 from stream.recorder.guard import Guard
 from stream.recorder.interrupts import Interrupts
-from stream.recorder.invocation import Ending, Invocation, order_of
+from stream.recorder.invocation import Ending, Invocation, order_of, outfit
 from stream.recorder.journal import Journal
 from stream.recorder.outputs import Kept, Output, kept_file
-from stream.recorder.recording import Recording, write_document, write_manifest
+from stream.recorder.recording import Recording, write_document, write_manifest, written_to
 from stream.recorder.tee import Relay
 from stream.recorder.trace import Clock, Trace, file_artifact, value_artifact
 from stream.recorder.verdict import Verdict, reach_verdict
@@ -82,15 +83,14 @@ class AgentSource:
             clock = Clock.start()
             version = await ask_version(recording.agent, recording.executable, dict(os.environ))
             self._trace = recording.trace(version, clock, journal.append)
-            await self._begin(version, clock)
-            ending, kept = await self._invoke()
-            await self._tell_outputs(ending, kept)
-            if self._is_alone is not None:
-                await self._is_alone()
-            changes = await self._tell_changes(ending)
-            await self._tell_commands()
-            verdict = await self._tell_verdict(kept[0], changes)
-            await self._finish(verdict, dict(zip((STDOUT_FILE, STDERR_FILE), kept, strict=True)))
+            with written_to(recording.folder):
+                await self._begin(version, clock)
+                ending, kept = await self._invoke()
+            self.summary = ending.into(self.summary)
+            try:
+                await self._account(ending, kept)
+            except (StreamError, OSError) as error:  # the agent's exit code must not be lost by it
+                self._lose(str(error))
         finally:
             if journal.waiting:
                 self._lose(f"{len(journal.waiting)} events: {journal.trouble}")
@@ -98,6 +98,7 @@ class AgentSource:
             if self._log is not None:
                 self._log.close()
             self._guard.close()
+            shutil.rmtree(recording.wrappers_folder, ignore_errors=True)  # a killed guard's
 
     async def _tell(
         self,
@@ -115,16 +116,15 @@ class AgentSource:
 
     async def _begin(self, version: str, clock: Clock) -> None:
         recording = self._recording
-        metadata = await to_thread.run_sync(
-            write_document, recording.folder / METADATA_FILE, recording.metadata(version, clock)
-        )
+        document = recording.metadata(version, clock)
+        metadata = write_document(recording.folder / METADATA_FILE, document)
         await self._tell(
             "run_started",
             "other",
             f"run_id={recording.run_id} scenario_id={recording.scenario.id}",
             [file_artifact("metadata", METADATA_FILE, metadata, "What the run was told to be.")],
         )
-        prepared = await to_thread.run_sync(self._workplace.prepare)
+        prepared = await self._workplace.prepare()
         await self._tell(
             "workspace_prepared",
             "other",
@@ -136,34 +136,44 @@ class AgentSource:
     async def _invoke(self) -> tuple[Ending, list[Kept]]:
         """Everything from the agent's start until nobody of its tree is left."""
         recording = self._recording
-        with made_wrappers(recording.wrappers_folder, recording.wrap) as wrappers:
-            if wrappers is not None:
-                self._log = CommandLog(
-                    recording.folder / COMMANDS_FILE,
-                    wrappers,
-                    recording.disclosure,
-                    self._trace.clock,
-                )
-            outputs = [
-                Output(recording.folder / name, recording.disclosure)
-                for name in (STDOUT_FILE, STDERR_FILE)
-            ]
-            invocation = Invocation(
-                self._guard,
-                self._interrupts,
-                outputs=outputs,
-                relays=self._relays,
-                log=self._log,
-                on_exit=self._tell_exit,
+        wrappers = await outfit(self._guard) if recording.wrap else None
+        if wrappers is not None:
+            self._log = CommandLog(
+                recording.folder / COMMANDS_FILE,
+                wrappers,
+                recording.disclosure,
+                self._trace.clock,
             )
-            summary = f"verbose={'yes' if recording.is_verbose else 'no'} cwd={recording.workspace}"
-            facts = recording.process_facts(self._trace.now())
-            await self._tell(
-                "agent_invoked", "other", summary, [value_artifact("process", summary, facts)]
-            )
-            await invocation.run(order_of(recording, wrappers))
-            kept = [await to_thread.run_sync(output.finish) for output in outputs]
+        outputs = [
+            Output(recording.folder / name, recording.disclosure)
+            for name in (STDOUT_FILE, STDERR_FILE)
+        ]
+        invocation = Invocation(
+            self._guard,
+            self._interrupts,
+            outputs=outputs,
+            relays=self._relays,
+            log=self._log,
+            on_exit=self._tell_exit,
+        )
+        summary = f"verbose={'yes' if recording.is_verbose else 'no'} cwd={recording.workspace}"
+        facts = recording.process_facts(self._trace.now())
+        await self._tell(
+            "agent_invoked", "other", summary, [value_artifact("process", summary, facts)]
+        )
+        await invocation.run(order_of(recording, wrappers))
+        kept = [output.finish() for output in outputs]
         return invocation.ending, kept
+
+    async def _account(self, ending: Ending, kept: list[Kept]) -> None:
+        """For everything that the agent did, once nobody of its tree is left."""
+        await self._tell_outputs(ending, kept)
+        if self._is_alone is not None:
+            await self._is_alone()
+        changes = await self._tell_changes(ending)
+        await self._tell_commands()
+        verdict = await self._tell_verdict(kept[0], changes)
+        await self._finish(verdict, dict(zip((STDOUT_FILE, STDERR_FILE), kept, strict=True)))
 
     async def _tell_exit(self, ending: Ending) -> None:
         """As soon as the command has ended; its tree may live on."""
@@ -187,7 +197,6 @@ class AgentSource:
         after = ending.aftermath()
         if ending.lost_guard:
             self._lose("the process that watched the agent was killed: what it saw is not known")
-        self.summary = ending.into(self.summary)
         self.summary.stdout_bytes, self.summary.stderr_bytes = (one.total for one in kept)
         summary = f"stdout={kept[0].total} bytes stderr={kept[1].total} bytes; {after}"
         artifacts.append(value_artifact("process", after, ending.facts()))
@@ -196,7 +205,7 @@ class AgentSource:
         )
 
     async def _tell_changes(self, ending: Ending) -> Compared:
-        changes = await to_thread.run_sync(self._workplace.compare, ending.outlived_since)
+        changes = await self._workplace.compare(ending.outlived_since)
         if changes.trouble:
             self._lose(changes.trouble)
         if changes.found is not None:
@@ -261,7 +270,7 @@ class AgentSource:
         folder = self._recording.folder
         artifacts = []
         try:
-            summary = await to_thread.run_sync(write_document, folder / SUMMARY_FILE, self.summary)
+            summary = write_document(folder / SUMMARY_FILE, self.summary)
             artifacts.append(file_artifact("summary", SUMMARY_FILE, summary, "How the run went."))
             manifest = await to_thread.run_sync(
                 write_manifest, folder, self._recording.run_id, known

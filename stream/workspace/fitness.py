@@ -10,18 +10,15 @@ from stream.records.change import Reason
 from stream.workspace.changes import Change, State
 
 _LONGEST = 4_000  #: bytes; git opens whole paths, and a system takes 4,096 at most
-_INSIDE_GIT = re.compile(rb"(?:^|/)\.git(?:/|\Z)", re.IGNORECASE)
+_INSIDE_GIT = rb"(?i)(?:^|/)\.git(?:/|\Z)"
 # `git apply` refuses a whole patch for one path that means `.git` on some file system. What it
 # refuses on a Mac only is in here as well.
-_REFUSED = re.compile(rb"(?:^|[/\\])(?:\.git|git~1)[ .]*(?:[/\\:]|\Z)", re.IGNORECASE)
-_REFUSED_LINK = re.compile(
-    rb"(?:^|[/\\])(?:\.gitmodules|gitmod~[0-9]+|(?:g(?:i(?:7(?:e(?:ba?)?)?)?)?)?~[0-9]+)"
-    rb"[ .]*(?:[/\\:]|\Z)",
-    re.IGNORECASE,
+_REFUSED = rb"(?i)(?:^|[/\\])(?:\.git|git~1)[ .]*(?:[/\\:]|\Z)"
+_REFUSED_LINK = (
+    rb"(?i)(?:^|[/\\])(?:\.gitmodules|gitmod~[0-9]+|(?:g(?:i(?:7(?:e(?:ba?)?)?)?)?)?~[0-9]+)"
+    rb"[ .]*(?:[/\\:]|\Z)"
 )
-_IGNORED_ON_MACS = re.compile(
-    rb"\xe2\x80[\x8c-\x8f\xaa-\xae]|\xe2\x81[\xaa-\xaf]|\xef\xbb\xbf",
-)
+_IGNORED_ON_MACS = rb"\xe2\x80[\x8c-\x8f\xaa-\xae]|\xe2\x81[\xaa-\xaf]|\xef\xbb\xbf"
 
 
 def reasons(changes: Sequence[Change], paths: Sequence[bytes]) -> list[Reason | None]:
@@ -44,16 +41,16 @@ def is_leaf(state: State | None) -> bool:
 
 def means_git(path: bytes) -> bool:
     """On some file system; what is written there can run when git does."""
-    return _REFUSED.search(_IGNORED_ON_MACS.sub(b"", path)) is not None
+    return re.search(_REFUSED, re.sub(_IGNORED_ON_MACS, b"", path)) is not None
 
 
 def _own(change: Change, path: bytes) -> Reason | None:
     """What is to be said about a change without looking at the others."""
     states = [state for state in (change.before, change.after) if state]
-    if _INSIDE_GIT.search(path):
+    if re.search(_INSIDE_GIT, path):
         return "inside-git"
     if means_git(path) or (
-        _REFUSED_LINK.search(path) and any(state.kind == "symlink" for state in states)
+        re.search(_REFUSED_LINK, path) and any(state.kind == "symlink" for state in states)
     ):
         return "refused-name"
     if b" /" in path:  # where only the first line of a diff has the name, its end is not found
