@@ -153,6 +153,13 @@ def test_links_that_lead_to_themselves(before: Tree, after: Tree, is_repository:
     check_law(before, after | other, is_repository=is_repository)
 
 
+def test_a_link_that_moves_into_a_folder_of_its_name() -> None:
+    """Told as a rename, even an exact one, git refuses it."""
+    before = {b"a": text(b"a"), b"b": link(b"a")}
+    after = {b"a": text(b"a"), b"b": FOLDER, b"b/a": link(b"a")}
+    check_law(before, after, is_repository=False)
+
+
 @pytest.mark.parametrize("target", [b"none", b"x", b"d", b"../out", b"/a", b"d/../x"])
 def test_other_links_are_no_obstacle(tmp_path: Path, target: bytes) -> None:
     around = {b"d": FOLDER, b"d/f": text(b"d"), b"x": text(b"x")}
