@@ -161,8 +161,6 @@ def observe(
                 grace=grace,
                 timeout=timeout,
             )
-            if recording.wrap:
-                guard.tell(recording.outfit())
             try:
                 begun = None
                 if matrix:
@@ -171,6 +169,8 @@ def observe(
             except BaseException:
                 shutil.rmtree(recording.folder, ignore_errors=True)
                 raise
+            if recording.wrap:
+                guard.tell(recording.outfit())
             if not quiet:
                 _announce(recording)
             yield recording, guard, begun
