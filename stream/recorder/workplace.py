@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ from stream.records.run import CHANGES_FILE, DIFF_FILE
 from stream.workspace.changes import find_changes
 from stream.workspace.copying import remove_tree
 from stream.workspace.patching import find_git
-from stream.workspace.snapshot import Snapshot, empty_snapshot
+from stream.workspace.snapshot import Skipped, Snapshot, empty_snapshot
 from stream.workspace.store import Cancelled, Store
 from stream.workspace.taking import take_copy, take_snapshot
 from stream.workspace.writing import Summary, write_patch
@@ -43,6 +43,14 @@ class Compared(Struct):
     @property
     def is_complete(self) -> bool:
         return self.found is not None and not self.trouble
+
+
+def _named(found: Sequence[Skipped]) -> list[dict[str, str]]:
+    """The first of them."""
+    return [
+        {"path": one.path.decode(errors="backslashreplace"), "reason": one.reason}
+        for one in found[:MOST_PATHS]
+    ]
 
 
 class Workplace:
@@ -105,10 +113,7 @@ class Workplace:
             "entries": count,
             "bytes": self._store.end,
             "skipped": len(skipped),
-            "skipped_paths": [
-                {"path": one.path.decode(errors="backslashreplace"), "reason": one.reason}
-                for one in skipped[:MOST_PATHS]
-            ],
+            "skipped_paths": _named(skipped),
         }
         text = f"workspace_mode={mode} entries={count} skipped={len(skipped)}"
         return Prepared(text, facts)
@@ -176,6 +181,8 @@ class Workplace:
                 inside_git=found.inside_git,
                 not_in_patch=found.not_in_patch,
                 has_after_exit=found.has_after_exit,
+                unknown=_named(changes.unknown),
+                unknown_count=len(changes.unknown),
                 complete=not found.is_incomplete,
             ),
             file_artifact("changes", CHANGES_FILE, listing, "Every changed path, with its hashes."),

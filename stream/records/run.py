@@ -27,7 +27,7 @@ WorkspaceMode = Literal["copy", "empty", "here"]
 Profile = Literal["poc", "agents"]
 
 
-class RunMetadata(Struct, tag_field="schema", tag=RUN, kw_only=True):
+class RunMetadata(Struct, tag_field="schema", tag=RUN, forbid_unknown_fields=True, kw_only=True):
     """Written once, before anything else, and never changed."""
 
     run_id: str
@@ -48,20 +48,26 @@ class RunMetadata(Struct, tag_field="schema", tag=RUN, kw_only=True):
     parameters: dict[str, Any] = {}
 
 
-class ManifestFile(Struct):
+class ManifestFile(Struct, forbid_unknown_fields=True):
     path: str  #: relative to the run folder
     bytes: int
     sha256: str
 
 
-class Manifest(Struct, tag_field="schema", tag=MANIFEST, kw_only=True):
+class Manifest(Struct, tag_field="schema", tag=MANIFEST, forbid_unknown_fields=True, kw_only=True):
     """Every file of a run but the events, the workspace and itself."""
 
     run_id: str
     files: list[ManifestFile]
 
 
-class RunSummary(Struct, tag_field="schema", tag="stream.run_summary.v1", kw_only=True):
+class RunSummary(
+    Struct,
+    tag_field="schema",
+    tag="stream.run_summary.v1",
+    forbid_unknown_fields=True,
+    kw_only=True,
+):
     """How a run went: observed, but for what begins with `declared`. Null: not known."""
 
     run_id: str

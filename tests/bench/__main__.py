@@ -16,9 +16,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from tests.bench.observing import fill
 from tests.stages.runs import many_runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -298,11 +300,104 @@ def bench_start(scratch: Path) -> list[Row]:
     ]
 
 
+# ------------------------------------------------------------ agent runs
+
+
+def bench_observe(scratch: Path) -> list[Row]:
+    return [*_quick_run(scratch), *_large_workspaces(scratch), *_long_output(scratch)]
+
+
+def _observe(scratch: Path, *words: str | Path, **how: Any) -> Run:
+    """Of a run whose folder is not removed: what was removed a moment ago makes the next file
+    dear on some file systems."""
+    runs = tempfile.mkdtemp(dir=scratch, prefix="runs-")
+    return run([STREAM, "observe", "-q", "--runs", runs, *map(str, words)], **how)
+
+
+def _quick_run(scratch: Path) -> list[Row]:
+    ours, version, alone = race(
+        30,
+        lambda: _observe(scratch, "--workspace", "empty", "--", "true"),
+        lambda: run([STREAM, "--version"]),
+        lambda: run(["true"]),
+    )
+    more = ours.seconds - alone.seconds
+    return [
+        Row(
+            "`stream observe --workspace empty -- true`, more than `true`",
+            f"{more * 1e3:.0f} ms",
+            f"`stream --version`: {version.seconds * 1e3:.0f} ms",
+            more / version.seconds,
+            "≤ 2.5×",
+            more / version.seconds <= 2.5,
+        )
+    ]
+
+
+def _large_workspaces(scratch: Path) -> list[Row]:
+    few, many = scratch / "few", scratch / "many"
+    fill(few, 20_000, 4_000)
+    fill(many, 200_000, 10)
+    agent = ("--", "sh", "-c", "echo changed >d0/e0/f7.txt")
+
+    def copied(source: Path) -> Run:
+        return run(["cp", "-a", str(source), tempfile.mkdtemp(dir=scratch)])
+
+    small, copy = race(3, lambda: _observe(scratch, "--source", few, *agent), lambda: copied(few))
+    large, copies = race(
+        1, lambda: _observe(scratch, "--source", many, *agent), lambda: copied(many)
+    )
+    rows = []
+    for what, mine, floor in (
+        ("`stream observe`, 20,000 files, 79 MB, one is changed", small, copy),
+        ("`stream observe`, 200,000 small files, one is changed", large, copies),
+    ):
+        ratio = mine.seconds / floor.seconds
+        rows.append(
+            Row(
+                what,
+                f"{mine.seconds:.2f} s, peak {mine.peak / 1e6:.0f} MB",
+                f"`cp -a`: {floor.seconds:.2f} s",
+                ratio,
+                "≤ 3×, < 200 MB",
+                ratio <= 3 and mine.peak < 200e6,
+            )
+        )
+    return rows
+
+
+def _long_output(scratch: Path) -> list[Row]:
+    agent = f"head -c {1 << 30} /dev/zero"
+
+    def ours() -> Run:
+        with tempfile.TemporaryDirectory(dir=scratch) as runs:
+            words = [STREAM, "observe", "-q", "--runs", runs, "--workspace", "empty"]
+            return run(["sh", "-c", f'"$@" >"{runs}/copy"', "sh", *words, "--", *agent.split()])
+
+    def tee() -> Run:
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            return run(["sh", "-c", f'{agent} | tee "{folder}/one" >"{folder}/two"'])
+
+    mine, floor = race(3, ours, tee)
+    ratio = mine.seconds / floor.seconds
+    return [
+        Row(
+            "`stream observe` of a command that prints 1 GiB, to a file",
+            f"{mine.seconds:.2f} s, peak {mine.peak / 1e6:.0f} MB",
+            f"`tee` to two files: {floor.seconds:.2f} s",
+            ratio,
+            "≤ 1.5×, < 80 MB",
+            ratio <= 1.5 and mine.peak < 80e6,
+        )
+    ]
+
+
 BENCHES = {
     "matrix": bench_matrix,
     "records": bench_records,
     "check": bench_check,
     "start": bench_start,
+    "observe": bench_observe,
 }
 
 
