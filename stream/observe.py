@@ -51,13 +51,16 @@ async def run_observe(
     events: bool = False,
     probes: Begun | None = None,
     timeout: float = 30.0,
-    on_progress: Callable[[int], None] = lambda files: None,
+    on_progress: Callable[[int], None] = lambda size: None,
+    on_warning: Callable[[str], None] = lambda sentence: None,
 ) -> Observed:
     """Everything ends in the run folder; with `events`, the events go to stdout as well."""
     troubles: list[str] = []
     findings: list[Finding] = []
     has_place, is_alone = Event(), Event()
-    with Workplace(recording, lambda: bool(interrupts.numbers), on_progress) as workplace:
+    with Workplace(
+        recording, lambda: bool(interrupts.numbers), on_progress, on_warning
+    ) as workplace:
         agent = AgentSource(
             recording,
             workplace,

@@ -191,6 +191,7 @@ def observe(
                 events=events is not None,
                 probes=begun,
                 on_progress=progress,
+                on_warning=lambda sentence: say(f"stream: {sentence}"),
             )
         finally:
             progress.clear()

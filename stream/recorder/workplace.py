@@ -45,12 +45,13 @@ class Compared(Struct):
         return self.found is not None and not self.trouble
 
 
+def _text(path: bytes) -> str:
+    return path.decode(errors="backslashreplace")
+
+
 def _named(found: Sequence[Skipped]) -> list[dict[str, str]]:
     """The first of them."""
-    return [
-        {"path": one.path.decode(errors="backslashreplace"), "reason": one.reason}
-        for one in found[:MOST_PATHS]
-    ]
+    return [{"path": _text(one.path), "reason": one.reason} for one in found[:MOST_PATHS]]
 
 
 class Workplace:
@@ -61,10 +62,12 @@ class Workplace:
         recording: Recording,
         is_interrupted: Callable[[], bool],
         on_progress: Callable[[int], None],
+        on_warning: Callable[[str], None],
     ) -> None:
         self._recording = recording
         self._is_interrupted = is_interrupted
         self._on_progress = on_progress
+        self._on_warning = on_warning
         self._git = find_git()
         self._store = Store(recording.folder)
         self._before: Snapshot = empty_snapshot()
@@ -114,9 +117,28 @@ class Workplace:
             "bytes": self._store.end,
             "skipped": len(skipped),
             "skipped_paths": _named(skipped),
+            "leads_back": self._warn(),
         }
         text = f"workspace_mode={mode} entries={count} skipped={len(skipped)}"
         return Prepared(text, facts)
+
+    def _warn(self) -> list[str]:
+        """Where what is done in a copy is done to its source."""
+        back = [_text(path) for path in self._before.leading_back]
+        source = self._recording.source
+        if source is not None and (source / ".git").is_file():
+            back.insert(0, ".git")
+            self._on_warning(
+                f"{source / '.git'} is a link to a repository elsewhere: what the agent does with"
+                " git in the copy, it does there"
+            )
+        links = len(self._before.leading_back)
+        if links:
+            self._on_warning(
+                f"links in the copy lead back into {source}, {back[-1]} for one ({links} in all):"
+                " what the agent writes through them, it writes there"
+            )
+        return back[:MOST_PATHS]
 
     def _copy(self) -> None:
         recording = self._recording

@@ -94,6 +94,7 @@ class Snapshot:
     def __init__(self) -> None:
         self.root = Folder(stat.S_IFDIR | 0o755)
         self.skipped: list[Skipped] = []
+        self.leading_back: list[bytes] = []  #: paths in a copy that lead into its source
         self.ended = 0  #: wall-clock ns
         self.identity: tuple[int, int] | None = None  #: device and inode of the folder itself
         self._digests: list[bytes] = []

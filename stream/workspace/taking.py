@@ -91,6 +91,7 @@ class _Taker:
         self._found: tuple[list[Entry], list[Entry]] = ([], [])
 
     def begin(self, root: Path) -> None:
+        self._root = f"{root.absolute()}/"
         status = os.fstat(self._descent.fd)
         self.snapshot.root.mode = status.st_mode
         try:
@@ -183,6 +184,8 @@ class _Taker:
         self._store.add(link)
         if self._copy:
             status = self._copy.link(name, link, status)
+            if f"{os.fsdecode(link)}/".startswith(self._root):
+                self.snapshot.leading_back.append(b"/".join([*self._path, name]))
         return status, place
 
     def _take_file(self, name: bytes) -> tuple[os.stat_result, int]:

@@ -361,3 +361,18 @@ def test_a_run_that_exists_is_left_alone(place: Place) -> None:
     before = (run.folder / "events.jsonl").read_bytes()
     assert place.stream("observe", "--run-id", "one", "--", "true").code == 2
     assert (run.folder / "events.jsonl").read_bytes() == before
+
+
+def test_a_copy_that_is_not_apart(place: Place) -> None:
+    """What leads out of it back into its source is said, and is in the record."""
+    (place.workspace / "data").mkdir()
+    (place.workspace / "deep").mkdir()
+    (place.workspace / "deep" / "back").symlink_to(place.workspace / "data")
+    (place.workspace / "deep" / "inside").symlink_to("../data")
+    (place.workspace / ".git").write_text(f"gitdir: {place.root}/elsewhere\n")
+    run = observe(place, "-q", "--", "true")
+    assert "links in the copy lead back into" in run.done.err
+    assert "deep/back for one (1 in all)" in run.done.err
+    assert "is a link to a repository elsewhere" in run.done.err
+    facts = run.facts_of("workspace_prepared", "workspace")
+    assert facts["leads_back"] == [".git", "deep/back"]
