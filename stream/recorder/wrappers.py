@@ -220,8 +220,9 @@ def _runs_tests(name: str, words: list[str]) -> bool:
     if name == "node":
         return "--test" in words
     if name in ("npm", "pnpm", "yarn", "bun"):
-        after = words[words.index("run") + 1 :][:1] if "run" in words else [first]
-        if after and (after[0] in _TEST_WORDS or after[0].startswith("test:")):
+        after = words[words.index("run") + 1 :] if "run" in words else words
+        script = next((word for word in after if not word.startswith("-")), "")
+        if script in _TEST_WORDS or script.startswith("test:"):
             return True
     if name in _RUNNERS:
         return any(word in CATEGORIES["test"] or word in _MODULES for word in words)

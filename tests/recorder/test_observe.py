@@ -14,7 +14,7 @@ import pytest
 
 from stream.records.decision import CONSTRAINTS, ORDER
 from tests.cli.command import Place, write_script
-from tests.recorder.runs import Run, observe, records
+from tests.recorder.runs import Run, observe, only_run, records
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containment needs Linux")
 
@@ -376,3 +376,17 @@ def test_a_copy_that_is_not_apart(place: Place) -> None:
     assert "is a link to a repository elsewhere" in run.done.err
     facts = run.facts_of("workspace_prepared", "workspace")
     assert facts["leads_back"] == [".git", "deep/back"]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_on_both_event_loops(place: Place, backend: str) -> None:
+    (place.workspace / "old").write_text("old")
+    words = ["-m", "tests.recorder.backend", backend, str(place.workspace / "runs")]
+    agent = ["sh", "-c", "echo said; git --version; rm old; (sleep 0.05; echo late >late) & exit 3"]
+    env = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = place.stream(*words, *agent, argv0=[sys.executable], env=env)
+    assert done.code == 3, done.err
+    run = only_run(place, done)
+    assert run.stdout.startswith(b"said\ngit version")
+    assert sorted(run.changes) == ["late", "old"]
+    assert place.stream("check", run.folder).code == 0

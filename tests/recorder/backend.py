@@ -1,0 +1,55 @@
+"""`python -m tests.recorder.backend BACKEND RUNS CMD…`: a run under another event loop."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import anyio
+
+from stream.observe import Observed, run_observe
+from stream.recorder.agents import identify
+from stream.recorder.disclosure import Disclosure
+from stream.recorder.guard import post_guard
+from stream.recorder.interrupts import Interrupts
+from stream.recorder.recording import Recording, find_program, make_folder
+from stream.recorder.scenario import Scenario
+from stream.recorder.wrappers import DEFAULT_NAMES
+
+
+def main(backend: str, runs: Path, command: list[str]) -> int:
+    guard = post_guard()
+    folder = make_folder(runs, "one")
+    workspace = folder / "workspace"
+    recording = Recording(
+        run_id=folder.name,
+        folder=folder,
+        argv=[os.fsencode(word) for word in command],
+        executable=find_program(command[0], workspace),
+        agent=identify(command[0]),
+        scenario=Scenario(),
+        disclosure=Disclosure("full", None),
+        environment="unknown",
+        workspace_mode="copy",
+        workspace=workspace,
+        source=Path.cwd(),
+        leave_out=[runs],
+        wrap=DEFAULT_NAMES,
+        grace=5.0,
+        timeout=None,
+    )
+    guard.tell(recording.outfit())
+
+    async def work() -> Observed:
+        return await run_observe(recording, guard, Interrupts(), relays=(None, None))
+
+    observed = anyio.run(work, backend=backend)
+    assert not observed.findings
+    assert not observed.troubles
+    assert not observed.summary.incomplete
+    return observed.summary.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:]))

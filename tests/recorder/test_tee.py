@@ -1,0 +1,135 @@
+"""An agent's output goes two ways, and neither holds the other up."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from anyio import create_task_group, fail_after, to_thread, wait_readable
+from anyio.lowlevel import checkpoint
+
+from stream.recorder.disclosure import Disclosure
+from stream.recorder.outputs import Output
+from stream.recorder.tee import AHEAD, BLOCK, Relay, Tee
+from stream.redaction import Redactor
+
+pytestmark = pytest.mark.anyio
+FULL = Disclosure("full", None)
+LIMIT = 30
+
+
+def write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+async def test_both_have_every_byte(tmp_path: Path) -> None:
+    data = os.urandom(3 * BLOCK + 7)
+    read, write = os.pipe()
+    copy_read, copy_write = os.pipe()
+    output, relay = Output(tmp_path / "out", FULL), Relay(copy_write)
+    tee = Tee(read, output, relay)
+    got = bytearray()
+
+    def collect() -> None:
+        while len(got) < len(data):
+            got.extend(os.read(copy_read, 1 << 16))
+
+    def produce() -> None:
+        write_all(write, data)
+        os.close(write)
+
+    with fail_after(LIMIT):
+        async with create_task_group() as tasks:
+            tasks.start_soon(tee.run)
+            tasks.start_soon(to_thread.run_sync, collect)
+            tasks.start_soon(to_thread.run_sync, produce)
+    kept = output.finish()
+    assert (tmp_path / "out").read_bytes() == data == got
+    assert kept.sha256 == hashlib.sha256(data).hexdigest()
+    assert (kept.bytes, kept.total, kept.lost, relay.lost) == (len(data), len(data), 0, 0)
+    for fd in (read, copy_read, copy_write):
+        os.close(fd)
+
+
+async def test_a_reader_that_does_not_read_slows_and_can_be_left(tmp_path: Path) -> None:
+    """The pipe to it is full, then what we keep ahead, then the agent waits. Given up, the rest
+    of the output is kept all the same."""
+    data = os.urandom((AHEAD + 16) * BLOCK)
+    read, write = os.pipe()
+    copy_read, copy_write = os.pipe()
+    output, relay = Output(tmp_path / "out", FULL), Relay(copy_write)
+    tee = Tee(read, output, relay)
+
+    def produce() -> None:
+        write_all(write, data)
+        os.close(write)
+
+    producer = Thread(target=produce)
+    producer.start()
+    with fail_after(LIMIT):
+        async with create_task_group() as tasks:
+            tasks.start_soon(tee.run)
+            await wait_readable(copy_read)
+            assert producer.is_alive()
+            relay.give_up()
+    producer.join()
+    output.finish()
+    assert (tmp_path / "out").read_bytes() == data
+    assert 0 < relay.lost <= len(data)
+    for fd in (read, copy_read, copy_write):
+        os.close(fd)
+
+
+async def test_a_pipe_that_somebody_else_still_holds(tmp_path: Path) -> None:
+    """What is in it when the tree is over is kept."""
+    read, write = os.pipe()
+    output = Output(tmp_path / "out", FULL)
+    tee = Tee(read, output, None)
+    os.write(write, b"said")
+    with fail_after(LIMIT):
+        async with create_task_group() as tasks:
+            tasks.start_soon(tee.run)
+            await checkpoint()
+            tee.end()
+    assert output.finish().bytes == 4
+    os.close(read)
+    os.close(write)
+
+
+async def test_an_end_after_the_end(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    output = Output(tmp_path / "out", FULL)
+    tee = Tee(read, output, None)
+    os.close(write)
+    await tee.run()
+    tee.end()
+    output.finish()
+    os.close(read)
+
+
+def test_a_redacted_output(tmp_path: Path) -> None:
+    secret = "ghp_" + "a1B2c3D4" * 5
+    output = Output(tmp_path / "out", Disclosure("redacted", Redactor({})))
+    for byte in f"before {secret} after\n".encode():
+        output.write(bytes([byte]))
+    kept = output.finish()
+    found = (tmp_path / "out").read_bytes()
+    assert secret.encode() not in found
+    assert found.startswith(b"before [redacted:")
+    assert found.endswith(b"] after\n")
+    assert kept.sha256 == hashlib.sha256(found).hexdigest()
+    assert kept.bytes == len(found)
+
+
+def test_a_hashed_output(tmp_path: Path) -> None:
+    output = Output(tmp_path / "out", Disclosure("hashed", Redactor({})))
+    output.write(b"said ")
+    output.write(b"this")
+    kept = output.finish()
+    digest = hashlib.sha256(b"said this").hexdigest()
+    assert (tmp_path / "out").read_text() == f"sha256:{digest} bytes:9\n"
+    assert kept.total == 9

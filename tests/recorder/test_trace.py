@@ -1,0 +1,100 @@
+"""Time and spans of a run's events, and the file that they are appended to."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream.recorder.journal import Journal
+from stream.recorder.trace import Clock, Trace, utc
+from stream.records.decision import ORDER, PromptProvenance, Request, Session
+
+
+def trace(write: Any = lambda line: None, clock: Clock | None = None) -> Trace:
+    return Trace(
+        Session("s", "r", "claude-code", "unknown", "unknown"),
+        Request("q", "unknown", [], {}),
+        PromptProvenance("unknown", "unknown", "full", None, "unknown", {}),
+        clock=clock or Clock.start(),
+        write=write,
+    )
+
+
+@given(st.integers(0, 1 << 62), st.integers(0, 1 << 62))
+def test_times_are_in_the_order_of_the_clock(one: int, other: int) -> None:
+    clock = Clock(1_700_000_000_000_000_000, 1 << 50)
+    early, late = sorted((one, other))
+    assert clock.text(early) <= clock.text(late)
+
+
+def test_a_time() -> None:
+    assert utc(1_700_000_000_123_456_789) == "2023-11-14T22:13:20.123456Z"
+    assert utc(0) == "1970-01-01T00:00:00.000000Z"
+
+
+def test_a_wall_clock_that_steps_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[bytes] = []
+    events = trace(lines.append)
+    events.add("run_started", "other", "x")
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    events.add("workspace_prepared", "other", "x")
+    first, second = (json.loads(line)["timestamp"] for line in lines)
+    assert first <= second
+
+
+@pytest.mark.parametrize("form", [0, 1])
+def test_every_parent_is_an_earlier_event(form: int) -> None:
+    lines: list[bytes] = []
+    events = trace(lines.append)
+    for forms in ORDER:
+        events.add(forms[min(form, len(forms) - 1)], "other", "x")
+    found = [json.loads(line) for line in lines]
+    for index, event in enumerate(found):
+        earlier = [one["span_id"] for one in found[:index]]
+        assert event["parent_span_id"] in (earlier if index else [None])
+    assert len({event["event_id"] for event in found}) == len(found)
+    assert len({event["trace_id"] for event in found}) == 1
+
+
+def test_a_journal_is_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"old\n")
+    journal = Journal(path)
+    assert journal.append(b"new")
+    assert path.read_bytes() == b"old\nnew\n"
+    journal.close()
+
+
+def test_lines_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that stops in the middle leaves no half of a line, and the order is kept."""
+    journal = Journal(tmp_path / "lines")
+    journal.append(b"one")
+    room = 2
+    real = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(28, "No space left on device")
+        done = real(fd, data[:room])
+        room -= done
+        return done
+
+    monkeypatch.setattr(os, "write", full)
+    assert not journal.append(b"two")
+    assert not journal.append(b"three")
+    assert (tmp_path / "lines").read_bytes() == b"one\n"
+    assert (journal.trouble, journal.waiting) == ("no space left on device", [b"two", b"three"])
+    room = 1000
+    assert journal.append(b"four")
+    assert (tmp_path / "lines").read_bytes() == b"one\ntwo\nthree\nfour\n"
+    assert journal.waiting == []
+    journal.close()
