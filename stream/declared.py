@@ -7,6 +7,7 @@ it says only the answer is kept, and of that no more than a bounded piece.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +60,8 @@ def read_declared(path: Path, sha256: str = "") -> Declared:
         head = b"".join(block.split(None, 2)[:2])[:2]
         if not head:
             return _text(path, sha256)
+        if head != b"[{" and not re.search(rb"(?m)^[ \t]*\{", block):
+            return _text(path, sha256)  # a gigabyte without a line need not be looked through
         if head == b"[{":
             declared = _of_records(_items(path), "json")
         else:
