@@ -207,9 +207,9 @@ class Invocation:
             relay.give_up()
 
     async def _follow(self) -> None:
-        """The guard's reports, to their end."""
+        """The guard's reports, to the last one: it has things to put away after that."""
         rest = b""
-        while True:
+        while not self._is_over:
             await wait_readable(self._guard.status)
             data = os.read(self._guard.status, 1 << 16)
             if not data:
