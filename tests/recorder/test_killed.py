@@ -75,8 +75,13 @@ def survivors(folder: Path) -> list[str]:
 
 
 def events(folder: Path) -> int:
+    return len(whole_lines(folder))
+
+
+def whole_lines(folder: Path) -> list[bytes]:
+    """The kernel may cut a write at the end of a page when it kills: what has no end is no line."""
     journal = folder / "events.jsonl"
-    return len(journal.read_bytes().splitlines()) if journal.exists() else 0
+    return journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
 
 
 def judge(place: Place, folder: Path) -> str:
@@ -85,10 +90,7 @@ def judge(place: Place, folder: Path) -> str:
         return f"{folder.name}: still alive: {found}"
     if not folder.exists():
         return ""
-    lines = []
-    if (folder / "events.jsonl").exists():
-        lines = (folder / "events.jsonl").read_bytes().splitlines()
-    names = [json.loads(line)["event_type"] for line in lines]
+    names = [json.loads(line)["event_type"] for line in whole_lines(folder)]
     if any(name not in forms for name, forms in zip(names, ORDER, strict=False)):
         return f"{folder.name}: {names}"
     checked = subprocess.run(
