@@ -15,14 +15,16 @@ app = typer.Typer(
         "\b\n"
         "  stream matrix | stream listen -\n"
         "  stream matrix -o boundary.ndjson && stream listen boundary.ndjson\n"
-        "  stream matrix --raw | stream emit - | stream validate - > boundary.ndjson\n\n"
+        "  stream matrix --raw | stream emit - | stream validate - > boundary.ndjson\n"
+        "  stream observe -- claude -p 'add a test' && stream check runs/RUN\n\n"
         "\b\n"
         "Exit codes:\n"
         "  0    yes\n"
         "  1    the answer is no: failed probes, findings, rejected lines\n"
         "  2    wrong use or unusable input; nothing that looks whole was written\n"
         "  130  interrupted (129 by a hang-up, 143 by SIGTERM)\n"
-        "  141  the reader of stdout went away"
+        "  141  the reader of stdout went away\n\n"
+        "`observe` exits with the code of the command that it records."
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -51,8 +53,8 @@ def _root(
 
 matrix.register(app)
 observe.register(app)
+check.register(app)
+apply.register(app)
 probe.register(app)
 records.register(app)
-check.register(app)
 doctor.register(app)
-apply.register(app)

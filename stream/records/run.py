@@ -7,6 +7,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 RUN = "stream.run.v1"
+RUN_SUMMARY = "stream.run_summary.v1"
 MANIFEST = "stream.manifest.v1"
 
 METADATA_FILE = "metadata.json"
@@ -64,7 +65,7 @@ class Manifest(Struct, tag_field="schema", tag=MANIFEST, forbid_unknown_fields=T
 class RunSummary(
     Struct,
     tag_field="schema",
-    tag="stream.run_summary.v1",
+    tag=RUN_SUMMARY,
     forbid_unknown_fields=True,
     kw_only=True,
 ):

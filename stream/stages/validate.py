@@ -31,9 +31,15 @@ from stream.pattern import Descriptor, Fault, make_descriptor
 from stream.pipeline import Batch, Counts
 from stream.records.boundary import PATTERN_VERSION, decode_boundary
 from stream.records.catalog import CATALOG, DESCRIPTOR
+from stream.records.change import FS_CHANGE, decode_change
+from stream.records.command import COMMAND, CommandRecord
 from stream.records.control import CONTROL_SCHEMAS, Control, Finding
 from stream.records.emission import RAW_EMISSION, decode_raw
+from stream.records.run import MANIFEST, RUN, RUN_SUMMARY, Manifest, RunMetadata, RunSummary
+from stream.stages.invariants import is_event
+from stream.stages.shape import faults_of
 
+EVENT = "DecisionEvent"  #: names itself by its fields
 _decode_control = msgspec.json.Decoder(Control).decode
 
 
@@ -123,6 +129,8 @@ class Validate:
         if contract is None and Path(source).name == DEFAULTS:
             contract = DEFAULTS
         if contract is None or not self._knows(contract):
+            if is_event(msgspec.json.decode(line)):
+                return EVENT, self._judge_event(line)
             if not self._is_last:
                 self.contracts["(unknown)"] += 1
                 return "contract", None
@@ -131,6 +139,14 @@ class Validate:
         if fault is None:
             self.contracts[contract] += 1
         return contract, fault
+
+    def _judge_event(self, line: bytes) -> Fault | None:
+        """By itself: `check` holds a run together."""
+        fault = next(iter(faults_of(msgspec.json.decode(line), "agents")), None)
+        if fault is None:
+            self.contracts[EVENT] += 1
+            return None
+        return fault.message, fault.path
 
     def _knows(self, contract: str) -> bool:
         return (
@@ -150,6 +166,8 @@ class Validate:
                 decode_boundary(line)
             elif contract == RAW_EMISSION:
                 decode_raw(line)
+            elif contract in _RUN_FOLDER:
+                _RUN_FOLDER[contract](line)
             else:
                 _decode_control(line)
         except DECODE_ERRORS as error:
@@ -157,7 +175,12 @@ class Validate:
         return None
 
 
-_KNOWN = {PATTERN_VERSION, RAW_EMISSION, *CONTROL_SCHEMAS}
+_decode_document = msgspec.json.Decoder(RunMetadata | RunSummary | Manifest | CommandRecord).decode
+_RUN_FOLDER: dict[str, Callable[[bytes], object]] = {
+    **dict.fromkeys((RUN, RUN_SUMMARY, MANIFEST, COMMAND), _decode_document),
+    FS_CHANGE: decode_change,
+}
+_KNOWN = {PATTERN_VERSION, RAW_EMISSION, *CONTROL_SCHEMAS, *_RUN_FOLDER}
 
 
 def _unknown(contract: str | None) -> Fault:

@@ -61,3 +61,19 @@ def test_every_field_is_on_the_page(kind: type[msgspec.Struct]) -> None:
     page = (SCHEMA / "README.md").read_text()
     missing = [name for name in kind.__struct_fields__ if f"`{name}`" not in page]
     assert not missing
+
+
+def test_validate_knows_them_all(place: Place) -> None:
+    run = observe(place, "--", "sh", "-c", "git --version; echo x >y")
+    names = ["metadata.json", "events.jsonl"]
+    names += [f"artifacts/{name}" for name in ("summary.json", "manifest.json")]
+    names += [f"artifacts/{name}" for name in ("fs_changes.jsonl", "command_logs.jsonl")]
+    done = place.stream("validate", *(run.folder / name for name in names))
+    assert (done.code, done.out) == (0, b""), done.err
+    lines = [(run.folder / name).read_bytes().splitlines()[-1] for name in names[1:2] + names[4:]]
+    broken = [line.replace(b'"name":', b'"names":') for line in lines[2:]]
+    broken += [line.replace(b'"black_box"', b'"white_box"') for line in lines[:1]]
+    broken += [line.replace(b'"change":"added"', b'"change":"new"') for line in lines[1:2]]
+    done = place.stream("validate", "-", data=b"\n".join([*broken, b""]))
+    assert (done.code, done.out) == (1, b"")
+    assert len(done.err.splitlines()) == 4
