@@ -53,7 +53,7 @@ def observe(
         None, metavar="TEXT|@FILE", help="What the agent was asked, where no scenario says it."
     ),
     constraint: list[str] = typer.Option(
-        [], metavar="ID…", help="Check these constraints (too): see below."
+        [], metavar="ID…", help="Check these constraints (too): see above."
     ),
     workspace: Literal["copy", "empty", "here"] | None = typer.Option(
         None, help="Where the agent works: in a copy (default), in an empty folder, or in place."
@@ -107,7 +107,7 @@ def observe(
       stream observe -- claude -p "add a test for parse()" --dangerously-skip-permissions
       stream observe --scenario tasks/json-report --capture redacted -- claude -p "$(cat prompt)"
       stream observe --workspace here --constraint scope.no_ci_changes -- ./agent.sh
-      stream observe --events - -- codex exec "fix the build" | stream check -
+      stream observe --events - -- ./agent.sh | stream check - --profile agents
 
     The agent works in a copy of this folder, so that nothing here changes: `stream apply RUN`
     takes its changes over. When it has ended, what it started has --grace seconds more; what
@@ -254,7 +254,7 @@ def _recording(
         run_id=folder.name,
         folder=folder,
         argv=[os.fsencode(word) for word in command],
-        executable=find_program(command[0], workspace),
+        executable=find_program(command[0], work),
         agent=identify(command[0]),
         scenario=asked,
         disclosure=Disclosure(level, censor),

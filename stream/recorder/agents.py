@@ -43,14 +43,16 @@ def identify(command: str) -> Agent:
     return _KNOWN.get(name) or Agent(name or UNKNOWN, is_known=False)
 
 
-async def ask_version(agent: Agent, executable: str | None, env: Mapping[str, str]) -> str:
+async def ask_version(
+    agent: Agent, executable: str | None, cwd: str, env: Mapping[str, str]
+) -> str:
     """Of a program that is known to answer. Any other could take the question for an order."""
     if executable is None or not agent.is_known:
         return UNKNOWN
     said = await capture(
         [executable, "--version"],
         env=env,
-        cwd="/",
+        cwd=cwd,
         timeout=PATIENCE,
         stdout_limit=4096,
         stderr_limit=0,

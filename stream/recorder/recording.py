@@ -61,6 +61,13 @@ class Recording(Struct, kw_only=True):
     def wrappers_folder(self) -> Path:
         return self.folder / ".wrappers"
 
+    @property
+    def origin(self) -> str:
+        """A folder in which the command can be found before there is a workspace."""
+        if self.workspace_mode == "here":
+            return str(self.workspace)
+        return str(self.source or self.folder)
+
     def outfit(self) -> Outfit:
         path = os.environ.get("PATH", os.defpath)
         return Outfit(str(self.wrappers_folder), list(self.wrap), path)
@@ -215,8 +222,10 @@ def runs_beside(folder: Path) -> list[Path]:
     return [folder.parent] if len(runs) == len(beside) else runs
 
 
-def find_program(name: str, workspace: Path) -> str | None:
-    """What a shell in the workspace would start, executable or not."""
+def find_program(name: str, source: Path | None) -> str | None:
+    """What a shell in the workspace would start, executable or not; what is not there, as a
+    shell here would. `source`: what is or will be in the workspace."""
     if "/" in name:
-        return str(workspace / name)
+        is_here = source is None or not os.path.lexists(source / name)
+        return os.path.abspath(name) if is_here else name  # noqa: PTH100
     return shutil.which(name) or shutil.which(name, os.F_OK)

@@ -81,7 +81,9 @@ class AgentSource:
         journal = self._journal = Journal(recording.folder / EVENTS_FILE)
         try:
             clock = Clock.start()
-            version = await ask_version(recording.agent, recording.executable, dict(os.environ))
+            version = await ask_version(
+                recording.agent, recording.executable, recording.origin, os.environ
+            )
             self._trace = recording.trace(version, clock, journal.append)
             with written_to(recording.folder):
                 await self._begin(version, clock)

@@ -26,7 +26,7 @@ def main(backend: str, runs: Path, command: list[str]) -> int:
         run_id=folder.name,
         folder=folder,
         argv=[os.fsencode(word) for word in command],
-        executable=find_program(command[0], workspace),
+        executable=find_program(command[0], Path.cwd()),
         agent=identify(command[0]),
         scenario=Scenario(),
         disclosure=Disclosure("full", None),
