@@ -67,10 +67,18 @@ def test_no_api_at_all(rig: Rig) -> None:
     assert recorded.summary["changed_paths"] == 0
 
 
-@pytest.mark.parametrize("cut", ["inside", "after"])
-def test_a_stream_that_breaks_off_for_good(rig: Rig, cut: str) -> None:
-    turn = {**write("calc.py", "x = 1\n" * 50), "cut": cut, "again": True}
-    recorded = rig.record(f"broken-{cut}", [turn], ALLOWED, *STREAM_JSON)
+def test_a_stream_that_breaks_off_after_a_whole_call(rig: Rig) -> None:
+    """Whether the agent still makes the call depends on who is faster; the record says which."""
+    turn = {**write("calc.py", "x = 1\n" * 50), "cut": "after", "again": True}
+    recorded = rig.record("broken-after", [turn], ALLOWED, *STREAM_JSON)
+    made = recorded.done.code == 0
+    assert set(recorded.changes) == ({"calc.py"} if made else set())
+    judged(recorded, declared_error=not made)
+
+
+def test_a_stream_that_breaks_off_for_good(rig: Rig) -> None:
+    turn = {**write("calc.py", "x = 1\n" * 50), "cut": "inside", "again": True}
+    recorded = rig.record("broken-inside", [turn], ALLOWED, *STREAM_JSON)
     assert recorded.done.code == 1
     [result] = recorded.results
     assert result["is_error"]
@@ -81,11 +89,12 @@ def test_a_stream_that_breaks_off_for_good(rig: Rig, cut: str) -> None:
 
 @pytest.mark.parametrize("cut", ["inside", "after"])
 def test_a_stream_that_breaks_off_once(rig: Rig, cut: str) -> None:
-    """It asks again without a stream, and what it does is recorded once."""
+    """It asks again without a stream, or makes the call that was whole: it is recorded once."""
     turn = {**write("calc.py", "x = 1\n" * 50), "cut": cut}
     recorded = rig.record(f"mended-{cut}", [turn, text("Done.")], ALLOWED, *STREAM_JSON)
     assert recorded.done.code == 0
-    assert [request["step"] for request in recorded.asked] == [0, 0, 1]
+    steps = [request["step"] for request in recorded.asked]
+    assert steps == [0, 0, 1] or (cut == "after" and steps == [0, 1])
     assert set(recorded.changes) == {"calc.py"}
     assert (recorded.workspace / "calc.py").read_text() == "x = 1\n" * 50
     judged(recorded, declared_error=False)
