@@ -13,12 +13,25 @@ from stream.errors import os_reason
 
 
 class Journal:
+    """Raises OSError where something has its name already."""
+
     def __init__(self, path: Path) -> None:
+        self._path = path
         self.trouble = ""  #: why lines are waiting
         self.waiting: list[bytes] = []
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
-        self._size = os.fstat(self._fd).st_size
+        self._size = 0
+
+    @property
+    def is_ours(self) -> bool:
+        """Still there, and nobody else has written into it."""
+        return is_whole(self._path, self._fd, self._size)
+
+    @property
+    def changed_at(self) -> int:
+        """ns, by the clock of files."""
+        return os.fstat(self._fd).st_ctime_ns
 
     def append(self, line: bytes) -> bool:
         """Whether it is there, without its newline given."""
@@ -44,3 +57,14 @@ class Journal:
             return False
         self._size += len(data)
         return True
+
+
+def is_whole(path: Path, fd: int, size: int) -> bool:
+    """Whether what was opened there has that name still, and so many bytes. Who is recorded may
+    be able to write where the record is."""
+    opened = os.fstat(fd)
+    try:
+        named = path.lstat()
+    except OSError:
+        return False
+    return os.path.samestat(opened, named) and opened.st_size == size
