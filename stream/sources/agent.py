@@ -79,7 +79,8 @@ class AgentSource:
     async def run(self, out: Out, /) -> None:
         recording = self._recording
         self._out = out
-        journal = self._journal = Journal(recording.folder / EVENTS_FILE)
+        with written_to(recording.folder):
+            journal = self._journal = Journal(recording.folder / EVENTS_FILE)
         try:
             clock = Clock.start()
             version = await ask_version(recording.agent, recording.executable, dict(os.environ))

@@ -44,6 +44,17 @@ def test_a_folder_of_runs(place: Place) -> None:
     assert place.stream("check", runs / "one").code == 0
 
 
+def test_a_folder_of_runs_that_is_too_deep(place: Place) -> None:
+    """There is room for a folder in it, and for no file in that."""
+    runs = place.root
+    while len(str(runs)) < 3800:
+        runs /= "d" * 200
+    runs /= "e" * (4070 - len(str(runs)))
+    done = place.stream("observe", "--runs", runs, "--run-id", "one", "--", "true")
+    assert done.code == 2
+    assert "file name too long" in done.err
+
+
 def test_a_scenario(place: Place) -> None:
     task = place.root / ODD
     task.mkdir()
