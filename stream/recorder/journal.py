@@ -7,6 +7,7 @@ disk is full, lines wait in their order for room: the file stays a whole beginni
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from stream.errors import os_reason
@@ -53,7 +54,8 @@ class Journal:
         except OSError as error:
             self.trouble = os_reason(error)
             if done:
-                os.ftruncate(self._fd, self._size)
+                with suppress(OSError):
+                    os.ftruncate(self._fd, self._size)
             return False
         self._size += len(data)
         return True
