@@ -83,7 +83,7 @@ async def run_observe(
             interrupts.listen(lambda number: stop.ask())
             matrix = Matrix(probes, timeout=timeout, stop=stop)
             sources.append(_Beside(matrix.source, has_place, troubles))
-            target = _Growing(recording.folder / BOUNDARY_FILE)
+            target = _Growing(recording.folder / BOUNDARY_FILE, recording.disclosure.line)
             sinks.append(_Part(target, _is_boundary, BOUNDARY_FILE, troubles, is_alone.set))
         if events:
             from stream.sinks.ndjson import Records
@@ -132,6 +132,7 @@ class _Growing(Struct):
     """A file of the run folder: whole lines, and the run says whether it is all of them."""
 
     path: Path
+    see: Callable[[bytes], bytes]  #: what of a line may be written down
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write[bytes]]:
@@ -141,7 +142,7 @@ class _Growing(Struct):
             file = await aiofiles.open(self.path, "xb", buffering=0)
 
         async def write(batch: Batch[bytes]) -> None:
-            data = join_lines(batch)
+            data = join_lines([self.see(line) for line in batch])
             with named(str(self.path)):
                 start, done = await file.tell(), 0
                 try:

@@ -219,6 +219,7 @@ def _recording(
     timeout: float | None,
 ) -> Recording:
     """Everything is checked before there is a run folder."""
+    from stream.errors import UsageError
     from stream.recorder.agents import identify
     from stream.recorder.disclosure import Disclosure
     from stream.recorder.recording import (
@@ -247,6 +248,9 @@ def _recording(
     if names is not None:
         from stream.recorder.wrappers import DEFAULT_NAMES
 
+        for name in names:
+            if not name.isprintable():
+                raise UsageError(f"--wrap {name!r}: no name of a program that can be recorded")
         wrap = [*DEFAULT_NAMES, *names]
     folder = make_folder(runs, run_id or new_run_id())
     workspace = work if place == "here" and work is not None else folder / WORKSPACE

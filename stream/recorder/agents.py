@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from stream.process import capture
+from stream.recorder.disclosure import readable
 from stream.records.decision import CLAUDE_CODE
 from stream.records.run import Profile
 
@@ -40,7 +41,7 @@ _KNOWN = {
 
 def identify(command: str) -> Agent:
     name = Path(command).name
-    return _KNOWN.get(name) or Agent(name or UNKNOWN, is_known=False)
+    return _KNOWN.get(name) or Agent(readable(name) or UNKNOWN, is_known=False)
 
 
 async def ask_version(

@@ -11,7 +11,8 @@ import msgspec
 from anyio import CancelScope, wait_readable
 from msgspec import UNSET, UnsetType
 
-from stream.recorder.disclosure import Disclosure, shown
+from stream.errors import os_reason
+from stream.recorder.disclosure import Disclosure, readable, shown
 from stream.recorder.journal import Journal
 from stream.recorder.trace import Clock
 from stream.recorder.wrappers import Called, CallReader, Wrappers
@@ -27,13 +28,14 @@ class CommandLog:
     ) -> None:
         self.count = 0
         self.categories: Counter[str] = Counter()
-        self._is_after = False
         self._path = path
         self._wrappers = wrappers
         self._disclosure = disclosure
         self._clock = clock
         self._reader = CallReader()
         self._journal: Journal | None = None
+        self._lost = 0
+        self._trouble = ""  #: why there is no journal
         self._wait: CancelScope | None = None
         self._is_after = self._is_over = False
         # Open for both ends: it never ends, and no writer waits for us to open it.
@@ -42,11 +44,18 @@ class CommandLog:
     @property
     def lost(self) -> int:
         """Calls of which there was too little, or for which there was no room."""
-        return self._reader.lost + (len(self._journal.waiting) if self._journal else 0)
+        waiting = len(self._journal.waiting) if self._journal else 0
+        return self._reader.lost + self._lost + waiting
 
     @property
     def trouble(self) -> str:
-        return self._journal.trouble if self._journal and self._journal.waiting else ""
+        if self._journal is None:
+            return self._trouble
+        return self._journal.trouble if self._journal.waiting else ""
+
+    @property
+    def is_ours(self) -> bool:
+        return self._journal is None or self._journal.is_ours
 
     async def run(self) -> None:
         while True:
@@ -87,7 +96,12 @@ class CommandLog:
 
     def _write(self, called: Called, now: int) -> None:
         if self._journal is None:  # a log that nobody wrote to is not there
-            self._journal = Journal(self._path)
+            try:
+                self._journal = Journal(self._path)
+            except OSError as error:  # which must not end what is recorded
+                self._trouble = os_reason(error)
+                self._lost += 1
+                return
         self.count += 1
         self.categories[called.category] += 1
         words = [os.fsencode(called.name), *called.words]
@@ -96,8 +110,8 @@ class CommandLog:
             monotonic_ns=now,
             pid=called.pid,
             parent=called.parent,
-            name=called.name,
-            program=self._wrappers.programs.get(called.name, "unknown"),
+            name=readable(called.name),
+            program=readable(self._wrappers.programs.get(called.name, "unknown")),
             cwd=self._disclosure.value(shown(called.cwd)),
             argv=self._disclosure.words(words),
             argv_base64=self._exact(words),

@@ -30,16 +30,22 @@ class Disclosure(Struct, frozen=True):
     censor: Censor | None  #: none where everything may be seen
 
     def value(self, value: Any) -> Any:
-        """A JSON value, its text censored. Keys are ours."""
-        if self.censor is None:
-            return value
+        """A JSON value, its text censored, and such as a record can carry. Keys are ours."""
         if isinstance(value, str):
-            return self.censor.text(value)
+            return readable(value if self.censor is None else self.censor.text(value))
         if isinstance(value, list):
             return [self.value(item) for item in value]
         if isinstance(value, dict):
             return {key: self.value(item) for key, item in value.items()}
         return value
+
+    def line(self, line: bytes) -> bytes:
+        """A record in JSON, censored as a value is."""
+        if self.censor is None:
+            return line
+        import msgspec
+
+        return msgspec.json.encode(self.value(msgspec.json.decode(line)))
 
     def contents(self) -> Callable[[bytes], bytes] | None:
         return None if self.censor is None else self.censor.bytes
@@ -64,6 +70,15 @@ def digest(data: bytes) -> str:
     import hashlib
 
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def readable(text: str) -> str:
+    """What the system says need not be text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return shown(text.encode(errors="surrogateescape"))
+    return text
 
 
 def shown(word: bytes) -> str:

@@ -21,7 +21,8 @@ from msgspec import Struct
 
 from stream.errors import SpawnError, os_reason
 from stream.recorder.cgroup import Cgroup, enter_cgroup
-from stream.recorder.wrappers import Wrappers, make_wrappers
+from stream.recorder.disclosure import readable
+from stream.recorder.wrappers import make_wrappers
 from stream.tree import GIVE_UP, KILL_AFTER, Files, Reaper, Tree, send_group, start
 
 END_NOW = 0  #: in the place of a signal's number
@@ -32,9 +33,9 @@ _MOST_NAMES = 50
 class Outfit(Struct, tag="outfit"):
     """What to get ready, while the recorder loads the rest of itself."""
 
-    home: str  #: a folder to be made
+    home: bytes  #: a folder to be made
     wrap: list[str]
-    path: str
+    path: bytes
 
 
 class Order(Struct, kw_only=True, tag="order"):
@@ -51,7 +52,7 @@ class Order(Struct, kw_only=True, tag="order"):
 class Ready(Struct, tag="ready"):
     """The answer to an Outfit."""
 
-    wrappers: Wrappers | None  #: None: there is no bash
+    programs: dict[str, bytes] | None  #: name -> path; None: there is no bash
     trouble: str = ""
 
 
@@ -186,7 +187,10 @@ def _serve(control: int, status: int, out: int, err: int) -> NoReturn:
 
 def _get_ready(outfit: Outfit) -> Ready:
     try:
-        return Ready(make_wrappers(outfit.home, outfit.wrap, outfit.path))
+        made = make_wrappers(os.fsdecode(outfit.home), outfit.wrap, os.fsdecode(outfit.path))
+        if made is None:
+            return Ready(None)
+        return Ready({name: os.fsencode(path) for name, path in made.programs.items()})
     except OSError as error:
         return Ready(None, os_reason(error))
 
@@ -219,7 +223,7 @@ class _Watchman:
                 files=files,
             )
         except SpawnError as error:
-            self._report(Failed(str(error), error.number))
+            self._report(Failed(readable(str(error)), error.number))
             return None
         finally:
             for fd in (files.stdin, files.stdout, files.stderr):

@@ -122,7 +122,7 @@ def order_of(recording: Recording, wrappers: Wrappers | None) -> Order:
     )
 
 
-async def outfit(guard: Guard) -> Wrappers | None:
+async def outfit(guard: Guard, home: Path) -> Wrappers | None:
     """What the guard was told to get ready. Raises OutputError where it could not."""
     line = b""
     while not line.endswith(b"\n"):
@@ -135,7 +135,10 @@ async def outfit(guard: Guard) -> Wrappers | None:
     assert isinstance(report, Ready)
     if report.trouble:
         raise OutputError(f"the wrappers: {report.trouble}")
-    return report.wrappers
+    if report.programs is None:
+        return None
+    programs = {name: os.fsdecode(program) for name, program in report.programs.items()}
+    return Wrappers(str(home), programs)
 
 
 class Invocation:

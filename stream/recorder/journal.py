@@ -7,18 +7,32 @@ disk is full, lines wait in their order for room: the file stays a whole beginni
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from stream.errors import os_reason
 
 
 class Journal:
+    """Raises OSError where something has its name already."""
+
     def __init__(self, path: Path) -> None:
+        self._path = path
         self.trouble = ""  #: why lines are waiting
         self.waiting: list[bytes] = []
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
-        self._size = os.fstat(self._fd).st_size
+        self._size = 0
+
+    @property
+    def is_ours(self) -> bool:
+        """Still there, and nobody else has written into it."""
+        return is_whole(self._path, self._fd, self._size)
+
+    @property
+    def changed_at(self) -> int:
+        """ns, by the clock of files."""
+        return os.fstat(self._fd).st_ctime_ns
 
     def append(self, line: bytes) -> bool:
         """Whether it is there, without its newline given."""
@@ -40,7 +54,19 @@ class Journal:
         except OSError as error:
             self.trouble = os_reason(error)
             if done:
-                os.ftruncate(self._fd, self._size)
+                with suppress(OSError):
+                    os.ftruncate(self._fd, self._size)
             return False
         self._size += len(data)
         return True
+
+
+def is_whole(path: Path, fd: int, size: int) -> bool:
+    """Whether what was opened there has that name still, and so many bytes. Who is recorded may
+    be able to write where the record is."""
+    opened = os.fstat(fd)
+    try:
+        named = path.lstat()
+    except OSError:
+        return False
+    return os.path.samestat(opened, named) and opened.st_size == size

@@ -13,9 +13,13 @@ from msgspec import Struct
 
 from stream.errors import os_reason
 from stream.recorder.disclosure import Disclosure
+from stream.recorder.journal import is_whole
 
 if TYPE_CHECKING:
     import hashlib
+
+
+NOT_OURS = "was removed, replaced or written to by somebody else"
 
 
 class Kept(Struct):
@@ -26,6 +30,7 @@ class Kept(Struct):
     total: int  #: that came
     lost: int
     why: str = ""
+    is_ours: bool = True  #: nobody else removed, replaced or wrote into it
 
     @property
     def hash(self) -> str:
@@ -36,6 +41,7 @@ class Output:
     """Not for two threads at a time."""
 
     def __init__(self, path: Path, disclosure: Disclosure) -> None:
+        self._path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._hashed = disclosure.mode == "hashed"
         self._filter = (
@@ -64,9 +70,10 @@ class Output:
                 own = self._hexdigest()
                 self._digest = None
                 self._keep(f"sha256:{own} bytes:{self._total}\n".encode())
+            is_ours = is_whole(self._path, self._fd, self._size)
         finally:
             os.close(self._fd)
-        return Kept(self._hexdigest(), self._size, self._total, self._lost, self._why)
+        return Kept(self._hexdigest(), self._size, self._total, self._lost, self._why, is_ours)
 
     def _keep(self, data: bytes) -> None:
         if self._why:

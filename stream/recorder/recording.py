@@ -17,10 +17,10 @@ from msgspec import Struct
 from stream import __version__
 from stream.errors import InputError, OutputError, UsageError, os_reason
 from stream.recorder.agents import Agent
-from stream.recorder.disclosure import Disclosure, digest
+from stream.recorder.disclosure import Disclosure, digest, readable
 from stream.recorder.guard import Outfit
 from stream.recorder.outputs import Kept, kept_file
-from stream.recorder.scenario import UNKNOWN, Scenario
+from stream.recorder.scenario import NUMBERS, UNKNOWN, Scenario
 from stream.recorder.trace import Clock, Trace, utc
 from stream.records.decision import CONSTRAINTS, Environment, PromptProvenance, Request, Session
 from stream.records.run import (
@@ -70,7 +70,7 @@ class Recording(Struct, kw_only=True):
 
     def outfit(self) -> Outfit:
         path = os.environ.get("PATH", os.defpath)
-        return Outfit(str(self.wrappers_folder), list(self.wrap), path)
+        return Outfit(os.fsencode(self.wrappers_folder), list(self.wrap), os.fsencode(path))
 
     @property
     def is_verbose(self) -> bool:
@@ -109,14 +109,13 @@ class Recording(Struct, kw_only=True):
 
     def trace(self, version: str, clock: Clock, write: Callable[[bytes], object]) -> Trace:
         scenario = self.scenario
-        numbers = ("temperature", "top_p", "max_tokens")
         context = {
             key: value
             for key, value in scenario.parameters.items()
             if key in ("language", "test_framework", "package_manager")
         }
         if self.disclosure.mode == "hashed" and scenario.request != UNKNOWN:
-            context["user_request_hash"] = digest(scenario.request.encode())
+            context["user_request_hash"] = digest(scenario.request.encode(errors="surrogateescape"))
         return Trace(
             Session(scenario.id, self.run_id, self.agent.id, version, self.environment),
             Request(
@@ -131,7 +130,7 @@ class Recording(Struct, kw_only=True):
                 self.disclosure.mode,
                 None,
                 "unknown",
-                {key: scenario.parameters[key] for key in numbers if key in scenario.parameters},
+                {key: scenario.parameters[key] for key in NUMBERS if key in scenario.parameters},
             ),
             clock=clock,
             write=write,
@@ -148,7 +147,7 @@ def written_to(folder: Path) -> Iterator[None]:
         raise OutputError(f"{error.filename or folder}: {os_reason(error)}") from None
 
 
-def write_document(path: Path, document: Struct) -> Kept:
+def write_document(path: Path, document: Any) -> Kept:
     """Raises OutputError."""
     data = msgspec.json.format(msgspec.json.encode(document)) + b"\n"
     try:
@@ -163,16 +162,12 @@ def write_document(path: Path, document: Struct) -> Kept:
 def write_manifest(folder: Path, run_id: str, known: Mapping[str, Kept]) -> Kept:
     """Of all that is in the folder but the events, which go on, and the workspace. Files whose
     digest is known are not read again."""
-    places = [
-        folder / METADATA_FILE,
-        folder / BOUNDARY_FILE,
-        *sorted((folder / ARTIFACTS).iterdir()),
-    ]
     files = []
     try:
-        for place in places:
-            if place.is_file():
-                name = str(place.relative_to(folder))
+        beside = sorted((folder / ARTIFACTS).iterdir())
+        for place in (folder / METADATA_FILE, folder / BOUNDARY_FILE, *beside):
+            if place.is_file() and not place.is_symlink():
+                name = readable(str(place.relative_to(folder)))
                 kept = known.get(name) or kept_file(place)
                 files.append(ManifestFile(name, kept.bytes, kept.sha256))
     except OSError as error:
@@ -218,8 +213,15 @@ def runs_beside(folder: Path) -> list[Path]:
     """They lie beside this one, and are no part of what an agent works on; nor is the folder of
     them, where nothing else lies in it."""
     beside = [place for place in folder.parent.iterdir() if place.name != ".gitignore"]
-    runs = [place for place in beside if place == folder or (place / EVENTS_FILE).exists()]
+    runs = [place for place in beside if place == folder or _is_run(place)]
     return [folder.parent] if len(runs) == len(beside) else runs
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return (folder / EVENTS_FILE).exists()
+    except PermissionError:  # somebody else's, whatever it is
+        return False
 
 
 def find_program(name: str, source: Path | None) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any, get_args
 from msgspec import Struct, field
 
 from stream.errors import InputError, UsageError, os_reason
+from stream.recorder.disclosure import readable
 from stream.records.decision import CONSTRAINTS, CaptureMode
 from stream.records.run import WorkspaceMode
 
@@ -21,6 +22,7 @@ PARAMETERS_FILE = "parameters.json"
 UNKNOWN = "unknown"
 LARGEST = 4 << 20  #: bytes of a request
 _MODES: dict[str, WorkspaceMode] = {"empty": "empty", "existing": "copy"}
+NUMBERS = ("temperature", "top_p", "max_tokens")  #: of the model
 _CAPTURES = get_args(CaptureMode)
 _HEADING = re.compile(r"^ {0,3}#{1,6}\s+(.*?)\s*#*\s*$")
 _ITEM = re.compile(r"^\s*[-*+]\s+`?([A-Za-z0-9_.-]+)`?")
@@ -49,7 +51,7 @@ def read_scenario(
     if place is not None:
         file = place / SCENARIO_FILE if place.is_dir() else place
         scenario = _parse(_read_text(file), file)
-        scenario.id = place.resolve().name if place.is_dir() else file.stem
+        scenario.id = readable(place.resolve().name if place.is_dir() else file.stem)
         beside = file.with_name(PARAMETERS_FILE)
         if parameters is None and beside.is_file():
             parameters = beside
@@ -104,6 +106,8 @@ def _parse(text: str, place: Path) -> Scenario:
 
 
 def _parameters(place: Path) -> dict[str, Any]:
+    import json
+
     from stream.document import read_document
 
     value = read_document(place)
@@ -112,6 +116,13 @@ def _parameters(place: Path) -> dict[str, Any]:
     id_ = value.get("scenario_id", UNKNOWN)
     if not isinstance(id_, str) or not id_:
         raise InputError(f"{place}: $.scenario_id: expected text")
+    for key in NUMBERS:
+        if not isinstance(value.get(key), int | float | None) or isinstance(value.get(key), bool):
+            raise InputError(f"{place}: $.{key}: expected a number")
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{place}: half of a surrogate pair is no text") from None
     for key, known in (("workspace_mode", tuple(_MODES)), ("capture_mode", _CAPTURES)):
         if key in value and value[key] not in known:
             raise InputError(f"{place}: $.{key}: expected one of {', '.join(known)}")

@@ -134,6 +134,9 @@ class Trace:
         value = msgspec.to_builtins(event)
         for key in _CENSORED:
             value[key] = self._censor(value[key])
+        for artifact in value["agent_action"]["artifacts"]:
+            if artifact["content_ref"] is None:  # of what is written, without its secrets
+                artifact["hash"] = digest(encode_event(artifact["metadata"]))
         return encode_event(value)
 
 
@@ -146,5 +149,5 @@ def file_artifact(kind: str, path: str, kept: Kept, summary: str, **metadata: An
 
 
 def value_artifact(kind: str, summary: str, facts: dict[str, Any]) -> Artifact:
-    """Facts that are in the event itself, with their digest."""
-    return Artifact(kind, kind, summary, None, digest(encode_event(facts)), facts)
+    """Facts that are in the event itself, which gives them their digest."""
+    return Artifact(kind, kind, summary, None, "", facts)

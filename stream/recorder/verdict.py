@@ -9,9 +9,10 @@ import msgspec
 from msgspec import Struct
 
 from stream.declared import Declared, read_declared
+from stream.errors import OutputError
 from stream.evaluation import ChangedPath, Command, Diff, evaluate
 from stream.recorder.commands import CommandLog
-from stream.recorder.outputs import Kept
+from stream.recorder.outputs import NOT_OURS, Kept
 from stream.recorder.recording import Recording
 from stream.recorder.workplace import Compared
 from stream.records.change import decode_change
@@ -56,7 +57,11 @@ def reach_verdict(
     folder = recording.folder
     declared = None
     if recording.disclosure.mode != "hashed":
-        declared = read_declared(folder / STDOUT_FILE, stdout.sha256)
+        declared = (
+            read_declared(folder / STDOUT_FILE, stdout.sha256)
+            if stdout.is_ours
+            else Declared(mode="unreadable", reason=NOT_OURS)
+        )
     why_none, commands = _commands(folder / COMMANDS_FILE, log)
     evaluation = evaluate(
         recording.scenario.constraints,
@@ -86,6 +91,8 @@ def _commands(path: Path, log: CommandLog | None) -> tuple[str, Iterator[Command
     """(why there is nothing to be said about them, them)."""
     if log is None:
         return "the wrappers were off", None
+    if not log.is_ours:
+        return f"the log {NOT_OURS}", None
     if log.lost and "test" not in log.categories:
         return f"{log.lost} calls were lost", None
     return "", _called(path) if log.count else iter(())
@@ -94,5 +101,8 @@ def _commands(path: Path, log: CommandLog | None) -> tuple[str, Iterator[Command
 def _called(path: Path) -> Iterator[Command]:
     with path.open("rb") as lines:
         for line in lines:
-            record = _decode_command(line)
+            try:
+                record = _decode_command(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise OutputError(f"{path}: {error}") from None
             yield Command(record.name, record.category, record.time)

@@ -24,7 +24,6 @@ from stream.workspace.taking import take_copy, take_snapshot
 from stream.workspace.writing import Summary, write_patch
 
 MOST_PATHS = 100  #: that an event names
-_NOT_THERE = Kept("", 0, 0, 0)
 
 
 class Prepared(Struct):

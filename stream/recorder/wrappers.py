@@ -44,6 +44,8 @@ _CATEGORY_OF = {name: category for category, names in CATEGORIES.items() for nam
 
 PIECE = 3800 if sys.platform == "linux" else 400  #: below what a pipe takes as a whole
 MOST_HELD = 4 << 20  #: bytes of one unfinished command: more than a command line can have
+MOST_BEGUN = 1000  #: unfinished commands, and
+MOST_IN_ALL = 64 << 20  #: bytes of them
 _SEPARATOR = b"\x1f"
 
 # `-p`: what the agent put into BASH_ENV is not run a second time. A line is one write, so no
@@ -157,7 +159,7 @@ class CallReader:
     def __init__(self) -> None:
         self.lost = 0
         self._rest = b""
-        self._pieces: dict[int, list[bytes]] = {}
+        self._begun: dict[int, bytearray] = {}
 
     def feed(self, data: bytes) -> Iterator[Called]:
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -171,27 +173,41 @@ class CallReader:
 
     def finish(self) -> None:
         """Those that were ended while they told are lost."""
-        self.lost += len(self._pieces) + bool(self._rest)
+        self.lost += len(self._begun) + bool(self._rest)
 
     def _read(self, line: bytes) -> Called | None:
         pid, _, rest = line.partition(b" ")
         last, space, piece = rest.partition(b" ")
-        if not pid.isdigit() or last not in (b"0", b"1") or not space or len(pid) > 10:
+        if not _is_pid(pid) or last not in (b"0", b"1") or not space:
             self.lost += 1
             return None
-        pieces = self._pieces.setdefault(int(pid), [])
-        pieces.append(piece)
+        text = self._begun.pop(int(pid), bytearray())
+        text += piece
         if last == b"0":
-            if sum(map(len, pieces)) > MOST_HELD:
-                del self._pieces[int(pid)]
-                self.lost += 1
+            self._hold(int(pid), text)
             return None
-        words = b"".join(self._pieces.pop(int(pid))).split(_SEPARATOR)
-        if len(words) < 4 or words.pop() or not words[1].isdigit():
+        words = bytes(text).split(_SEPARATOR)
+        if len(words) < 4 or words.pop() or not _is_pid(words[1]):
             self.lost += 1
             return None
         name, parent, cwd, *arguments = map(_plain, words)
         return Called(int(pid), int(parent), os.fsdecode(name), cwd, arguments)
+
+    def _hold(self, pid: int, text: bytearray) -> None:
+        """Whoever writes what is no command must not fill our memory."""
+        if len(text) > MOST_HELD:
+            self.lost += 1
+            return
+        self._begun[pid] = text
+        held = sum(map(len, self._begun.values()))
+        while len(self._begun) > MOST_BEGUN or held > MOST_IN_ALL:
+            oldest = next(iter(self._begun))  # who was silent for longest
+            held -= len(self._begun.pop(oldest))
+            self.lost += 1
+
+
+def _is_pid(word: bytes) -> bool:
+    return word.isdigit() and len(word) <= 10
 
 
 def _plain(word: bytes) -> bytes:

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import msgspec
 from anyio import to_thread
 from anyio.abc import ObjectSendStream
 
@@ -23,7 +24,7 @@ from stream.recorder.guard import Guard
 from stream.recorder.interrupts import Interrupts
 from stream.recorder.invocation import Ending, Invocation, order_of, outfit
 from stream.recorder.journal import Journal
-from stream.recorder.outputs import Kept, Output, kept_file
+from stream.recorder.outputs import NOT_OURS, Kept, Output, kept_file
 from stream.recorder.recording import Recording, write_document, write_manifest, written_to
 from stream.recorder.tee import Relay
 from stream.recorder.trace import Clock, Trace, file_artifact, value_artifact
@@ -78,7 +79,8 @@ class AgentSource:
     async def run(self, out: Out, /) -> None:
         recording = self._recording
         self._out = out
-        journal = self._journal = Journal(recording.folder / EVENTS_FILE)
+        with written_to(recording.folder):
+            journal = self._journal = Journal(recording.folder / EVENTS_FILE)
         try:
             clock = Clock.start()
             version = await ask_version(
@@ -114,7 +116,7 @@ class AgentSource:
         await self._out.send([EventLine(line)])
 
     def _lose(self, what: str) -> None:
-        self.summary.incomplete.append(what)
+        self.summary.incomplete.append(self._recording.disclosure.value(what))
 
     async def _begin(self, version: str, clock: Clock) -> None:
         recording = self._recording
@@ -138,7 +140,9 @@ class AgentSource:
     async def _invoke(self) -> tuple[Ending, list[Kept]]:
         """Everything from the agent's start until nobody of its tree is left."""
         recording = self._recording
-        wrappers = await outfit(self._guard) if recording.wrap else None
+        wrappers = None
+        if recording.wrap:
+            wrappers = await outfit(self._guard, recording.wrappers_folder)
         if wrappers is not None:
             self._log = CommandLog(
                 recording.folder / COMMANDS_FILE,
@@ -183,7 +187,7 @@ class AgentSource:
         artifact = value_artifact("process", summary, ending.facts())
         await self._tell("agent_completed", "other", summary, [artifact])
         if not self._journal.waiting:  # by the clock of files, which is coarser than ours
-            ending.ended_wall = (self._recording.folder / EVENTS_FILE).stat().st_ctime_ns
+            ending.ended_wall = self._journal.changed_at
 
     async def _tell_outputs(self, ending: Ending, kept: list[Kept]) -> None:
         artifacts = []
@@ -196,6 +200,10 @@ class AgentSource:
             artifacts.append(artifact)
             if one.lost:
                 self._lose(f"{one.lost} bytes of {name}: {one.why}")
+            if not one.is_ours:
+                self._lose(f"{name} {NOT_OURS}")
+        if not self._journal.is_ours:
+            self._lose(f"{EVENTS_FILE} {NOT_OURS}")
         after = ending.aftermath()
         if ending.lost_guard:
             self._lose("the process that watched the agent was killed: what it saw is not known")
@@ -219,13 +227,15 @@ class AgentSource:
 
     async def _tell_commands(self) -> None:
         log = self._log
-        if log is None or not log.count:
+        if log is not None and log.lost:
+            why = log.trouble or "they were cut short"
+            self._lose(f"{log.lost} calls of {COMMANDS_FILE}: {why}")
+        if log is not None and not log.is_ours:
+            self._lose(f"{COMMANDS_FILE} {NOT_OURS}")
+        if log is None or not log.count or not log.is_ours:
             await self._tell("commands_observation_unavailable", "other", self._why_no_commands())
             return
         self.summary.commands = log.count
-        if log.lost:
-            why = log.trouble or "they were cut short"
-            self._lose(f"{log.lost} calls of {COMMANDS_FILE}: {why}")
         kept = await to_thread.run_sync(kept_file, self._recording.folder / COMMANDS_FILE)
         categories = sorted(log.categories)
         note = "Only wrapped programs called by name through PATH are seen."
@@ -247,6 +257,8 @@ class AgentSource:
             return "wrappers disabled"
         if self._log is None:
             return "unknown: the wrappers need bash, and there is none"
+        if not self._log.is_ours:
+            return f"unknown: the log {NOT_OURS}"
         if self._log.lost:
             return f"permission issue or full disk: {self._log.lost} calls could not be written"
         self.summary.commands = 0
@@ -272,7 +284,8 @@ class AgentSource:
         folder = self._recording.folder
         artifacts = []
         try:
-            summary = write_document(folder / SUMMARY_FILE, self.summary)
+            see = self._recording.disclosure.value
+            summary = write_document(folder / SUMMARY_FILE, see(msgspec.to_builtins(self.summary)))
             artifacts.append(file_artifact("summary", SUMMARY_FILE, summary, "How the run went."))
             manifest = await to_thread.run_sync(
                 write_manifest, folder, self._recording.run_id, known

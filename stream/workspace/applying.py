@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -31,8 +31,18 @@ class Conflict(Struct):
     reason: str
 
 
+class _Artifact(Struct):
+    content_ref: str | None = None
+    hash: str = ""
+
+
+class _Action(Struct, frozen=True):
+    artifacts: list[_Artifact] = []
+
+
 class _Event(Struct):
     event_type: str = ""
+    agent_action: _Action = _Action()
 
 
 class Plan(Struct):
@@ -49,7 +59,8 @@ class Plan(Struct):
 def plan_changes(run: Path, to: Path | None = None) -> Plan | None:
     """Reads only. None: the agent worked in the folder itself. Raises InputError for a run whose
     changes cannot be taken over."""
-    metadata = _read_metadata(run)
+    digests = _read_events(run)
+    metadata = _read_metadata(run, digests)
     if metadata.workspace_mode == "here":
         return None
     target = to or (Path(metadata.source) if metadata.source else None)
@@ -61,7 +72,7 @@ def plan_changes(run: Path, to: Path | None = None) -> Plan | None:
             f"{run}: was captured {metadata.capture_mode}, so that what it recorded cannot be"
             f" compared; what the agent left is in {workspace}"
         )
-    changes = _read_changes(run / CHANGES_FILE)
+    changes = _read_changes(run, digests)
     plan = Plan(workspace, target, [], 0, 0, [])
     with _opened(workspace) as ours, _opened(target) as theirs:
         _compare(changes, ours, theirs, plan)
@@ -95,32 +106,55 @@ def path_of(change: FsChange) -> bytes:
 # ---------------------------------------------------------------- what the run says
 
 
-def _read_metadata(run: Path) -> RunMetadata:
+def _read_events(run: Path) -> dict[str, str]:
+    """What the events say that the files of the run hold."""
+    digests: dict[str, str] = {}
+    is_finished = False
+    try:
+        with (run / EVENTS_FILE).open("rb") as lines:
+            for line in lines:
+                with suppress(msgspec.MsgspecError):
+                    event = msgspec.json.decode(line, type=_Event)
+                    is_finished |= event.event_type == "run_finished"
+                    for one in event.agent_action.artifacts:
+                        digests[one.content_ref or ""] = one.hash
+    except OSError as error:
+        raise InputError(f"{error.filename}: {os_reason(error)}") from None
+    if not is_finished:
+        raise InputError(f"{run}: the run did not come to its end: there is no run_finished in it")
+    return digests
+
+
+def _check_digest(run: Path, name: str, found: str, digests: Mapping[str, str]) -> None:
+    """Whoever could write to the record must not choose what is taken over, and where to."""
+    if digests.get(name, found) != found:
+        raise InputError(f"{run / name}: is not what the run recorded: stream check {run}")
+
+
+def _read_metadata(run: Path, digests: Mapping[str, str]) -> RunMetadata:
+    from hashlib import sha256
+
     path = run / METADATA_FILE
     try:
-        metadata = msgspec.json.decode(path.read_bytes(), type=RunMetadata)
-        with (run / EVENTS_FILE).open("rb") as events:
-            is_finished = any(_is_last(line) for line in events)
+        data = path.read_bytes()
+        _check_digest(run, METADATA_FILE, f"sha256:{sha256(data).hexdigest()}", digests)
+        return msgspec.json.decode(data, type=RunMetadata)
     except OSError as error:
         raise InputError(f"{error.filename}: {os_reason(error)}") from None
     except msgspec.MsgspecError as error:
         raise InputError(f"{path}: {error}") from None
-    if not is_finished:
-        raise InputError(f"{run}: the run did not come to its end: there is no run_finished in it")
-    return metadata
 
 
-def _is_last(line: bytes) -> bool:
-    with suppress(msgspec.MsgspecError):
-        return msgspec.json.decode(line, type=_Event).event_type == "run_finished"
-    return False
+def _read_changes(run: Path, digests: Mapping[str, str]) -> list[FsChange]:
+    from hashlib import sha256
 
-
-def _read_changes(path: Path) -> list[FsChange]:
+    path = run / CHANGES_FILE
     changes = []
+    hashed = sha256()
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
+                hashed.update(line)
                 try:
                     change = decode_change(line)
                     _check_path(path_of(change))
@@ -129,6 +163,7 @@ def _read_changes(path: Path) -> list[FsChange]:
                 changes.append(change)
     except OSError as error:
         raise InputError(f"{path}: {os_reason(error)}") from None
+    _check_digest(run, CHANGES_FILE, f"sha256:{hashed.hexdigest()}", digests)
     return changes
 
 

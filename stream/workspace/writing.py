@@ -57,7 +57,7 @@ def write_patch(
     shadow = Shadow(git, patch, is_cancelled)
     try:
         try:
-            with listing.open("wb") as lines:
+            with listing.open("xb") as lines:
                 for line in writer.lines(shadow):
                     lines.write(line)
         except OSError as error:

@@ -120,3 +120,15 @@ def test_a_place_that_may_not_be_written(open_place: Place, run: Run) -> None:
     assert done.err == f"stream: {place.workspace}/out: permission denied\n"
     done = run("validate", "-", "--findings", "found", data=b"")
     assert (done.code, done.err) == (2, "stream: found: permission denied\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="containment needs Linux")
+def test_a_folder_of_runs_with_somebody_elses(open_place: Place, run: Run) -> None:
+    """Closed to us: no run of ours, and no reason to fail."""
+    theirs = open_place.workspace / "runs" / "theirs"
+    theirs.mkdir(parents=True)
+    for folder, mode in ((theirs, 0), (theirs.parent, 0o777), (open_place.workspace, 0o777)):
+        folder.chmod(mode)
+    done = run("observe", "--", "true")
+    theirs.chmod(0o700)
+    assert done.code == 0, done.err

@@ -213,5 +213,5 @@ def test_a_run_without_an_end(place: Place) -> None:
     done = place.stream("apply", run)
     assert (done.code, "did not come to its end" in done.err) == (2, True)
     done = place.stream("apply", place.root / "none")
-    assert (done.code, "none/metadata.json: no such file" in done.err) == (2, True)
+    assert (done.code, "none/events.jsonl: no such file" in done.err) == (2, True)
     assert list(place.tmp.iterdir()) == []

@@ -1,0 +1,25 @@
+"""The time of events, by a clock that is not the wall's."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream.recorder.trace import Clock
+
+START = 1_800_000_000_000_000_000
+MOMENTS = st.integers(0, 10**18)
+
+
+@given(MOMENTS, MOMENTS, MOMENTS)
+def test_time_never_steps_back(begun: int, one: int, other: int) -> None:
+    """The wall is not asked again, so that nobody who sets it can change the order."""
+    clock = Clock(START, begun)
+    early, late = sorted((begun + one, begun + other))
+    assert clock.text(early) <= clock.text(late)
+    between = datetime.fromisoformat(clock.text(late)) - datetime.fromisoformat(clock.text(early))
+    assert abs(between - timedelta(microseconds=(late - early) // 1000)) <= timedelta(
+        microseconds=1
+    )
