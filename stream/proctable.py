@@ -39,11 +39,19 @@ class Process(Struct, frozen=True):
 
 
 def become_subreaper() -> bool:
-    pr_set_child_subreaper = 36
+    return _prctl(36, 1)
+
+
+def go_on_when_orphaned() -> bool:
+    """One that somebody has stopped would not notice that its parent is gone."""
+    return ON_LINUX and _prctl(1, signal.SIGCONT)
+
+
+def _prctl(option: int, value: int) -> bool:
     try:
         import ctypes
 
-        return bool(ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0) == 0)
+        return bool(ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0)
     except (ImportError, OSError, AttributeError):
         return False
 

@@ -28,10 +28,12 @@ from stream.records.run import (
     MANIFEST_FILE,
     METADATA_FILE,
     RUN,
+    SUMMARY_FILE,
     WORKSPACE,
     Manifest,
     Profile,
     RunMetadata,
+    RunSummary,
 )
 from stream.stages.invariants import is_event
 from stream.stages.rules import RULES
@@ -106,6 +108,21 @@ def examine(root: Path) -> Iterator[Finding]:
         if not told.is_lossy or os.path.lexists(root / MANIFEST_FILE):
             yield from _manifest_findings(metadata, told, digests, root)
     yield from _diff_findings(metadata, told, digests, root)
+    yield from _own_findings(root)
+
+
+def _own_findings(root: Path) -> Iterator[Finding]:
+    """What the recorder itself knows to be missing. That the summary is the one that it wrote is
+    looked at with the other artifacts."""
+    where = root / SUMMARY_FILE
+    try:
+        if not stat.S_ISREG(where.lstat().st_mode):
+            return
+        summary = convert(read_document(where), RunSummary, where)
+    except (OSError, InputError):
+        return
+    for what in summary.incomplete:
+        yield _finding("run.incomplete", f"the recorder itself lost: {what}", where)
 
 
 def _told(path: Path) -> Told:

@@ -169,8 +169,7 @@ def observe(
             except BaseException:
                 shutil.rmtree(recording.folder, ignore_errors=True)
                 raise
-            if recording.wrap:
-                guard.tell(recording.outfit())
+            guard.tell(recording.outfit())
             if not quiet:
                 _announce(recording)
             yield recording, guard, begun

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from stream.errors import os_reason
 from stream.recorder.disclosure import Disclosure, readable, shown
 from stream.recorder.journal import Journal
+from stream.recorder.outputs import Kept
 from stream.recorder.trace import Clock
 from stream.recorder.wrappers import Called, CallReader, Wrappers
 from stream.records.command import CommandRecord
@@ -52,6 +53,11 @@ class CommandLog:
         if self._journal is None:
             return self._trouble
         return self._journal.trouble if self._journal.waiting else ""
+
+    def kept(self) -> Kept:
+        """What was written, whatever the file holds by now."""
+        assert self._journal is not None
+        return Kept(self._journal.sha256, self._journal.size, self._journal.size, 0)
 
     @property
     def is_ours(self) -> bool:

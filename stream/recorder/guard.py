@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from stream.errors import SpawnError, os_reason
+from stream.proctable import go_on_when_orphaned
 from stream.recorder.cgroup import Cgroup, enter_cgroup
 from stream.recorder.disclosure import readable
 from stream.recorder.wrappers import make_wrappers
@@ -52,14 +53,14 @@ class Order(Struct, kw_only=True, tag="order"):
 class Ready(Struct, tag="ready"):
     """The answer to an Outfit."""
 
-    programs: dict[str, bytes] | None  #: name -> path; None: there is no bash
+    programs: dict[str, bytes] | None  #: name -> path; None: none are wanted, or no bash
+    cgroup: str | None  #: the folder of the group that the program will be in
     trouble: str = ""
 
 
 class Started(Struct, tag="started"):
     pid: int
     containment: str  #: cgroup, subreaper or process group
-    cgroup: str | None  #: its folder
 
 
 class Failed(Struct, tag="failed"):
@@ -112,7 +113,13 @@ class Guard:
 
     def signal(self, number: int) -> None:
         """Reaches the program's process group. END_NOW ends the tree."""
+        self.go_on()
         self._tell(bytes([number]))
+
+    def go_on(self) -> None:
+        """Should the program, whose parent it is, have stopped it."""
+        if not self._is_reaped:
+            os.kill(self.pid, signal.SIGCONT)
 
     def dismiss(self) -> None:
         """Ends what is left of the tree, and the guard; `wait` waits for it."""
@@ -128,6 +135,7 @@ class Guard:
     def wait(self) -> None:
         """For its end, which was asked for or has been seen."""
         if not self._is_reaped:
+            self.go_on()
             os.waitpid(self.pid, 0)
             self._is_reaped = True
 
@@ -162,12 +170,13 @@ def _serve(control: int, status: int, out: int, err: int) -> NoReturn:
             # Not SIG_IGN, which a program would inherit; and what we inherited stays.
             if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGCHLD:
                 signal.signal(number, lambda number, frame: None)
+        go_on_when_orphaned()
         Reaper.get()
         cgroup = enter_cgroup()
         message = _read_message(control)
         if isinstance(message, Outfit):
             outfit = message
-            _report(status, _get_ready(outfit))
+            _report(status, _get_ready(outfit, cgroup))
             message = _read_message(control)
         # Whoever reads our stdout waits for the recorder's end of it, not for ours.
         nobody = os.open(os.devnull, os.O_RDWR)
@@ -185,14 +194,18 @@ def _serve(control: int, status: int, out: int, err: int) -> NoReturn:
         os._exit(code)
 
 
-def _get_ready(outfit: Outfit) -> Ready:
-    try:
-        made = make_wrappers(os.fsdecode(outfit.home), outfit.wrap, os.fsdecode(outfit.path))
-        if made is None:
-            return Ready(None)
-        return Ready({name: os.fsencode(path) for name, path in made.programs.items()})
-    except OSError as error:
-        return Ready(None, os_reason(error))
+def _get_ready(outfit: Outfit, cgroup: Cgroup | None) -> Ready:
+    ready = Ready(None, None if cgroup is None else str(cgroup.path))
+    if outfit.wrap:
+        home, path = os.fsdecode(outfit.home), os.fsdecode(outfit.path)
+        try:
+            made = make_wrappers(home, outfit.wrap, path)
+        except OSError as error:
+            ready.trouble = os_reason(error)
+        else:
+            if made is not None:
+                ready.programs = {name: os.fsencode(at) for name, at in made.programs.items()}
+    return ready
 
 
 class _Watchman:
@@ -228,10 +241,8 @@ class _Watchman:
         finally:
             for fd in (files.stdin, files.stdout, files.stderr):
                 os.close(fd)
-        kind, place = "subreaper" if Reaper.get().contained else "process group", None
-        if self._cgroup is not None:
-            kind, place = "cgroup", str(self._cgroup.path)
-        self._report(Started(tree.leader.pid, kind, place))
+        kind = "subreaper" if Reaper.get().contained else "process group"
+        self._report(Started(tree.leader.pid, "cgroup" if self._cgroup is not None else kind))
         return tree
 
     def _watch(self, tree: Tree, order: Order) -> None:

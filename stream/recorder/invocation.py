@@ -39,6 +39,7 @@ from stream.records.run import RunSummary
 from stream.tree import GIVE_UP, Reaper
 
 STUCK_READER = 4.0  #: seconds that an interrupted run waits for whoever reads its output
+KEEP_GOING = 1.0  #: seconds that a guard may stand still: an agent can stop it
 CANNOT_RUN = 126
 NOT_FOUND = 127
 
@@ -122,7 +123,7 @@ def order_of(recording: Recording, wrappers: Wrappers | None) -> Order:
     )
 
 
-async def outfit(guard: Guard, home: Path) -> Wrappers | None:
+async def outfit(guard: Guard, home: Path) -> tuple[Wrappers | None, Cgroup | None]:
     """What the guard was told to get ready. Raises OutputError where it could not."""
     line = b""
     while not line.endswith(b"\n"):
@@ -135,10 +136,11 @@ async def outfit(guard: Guard, home: Path) -> Wrappers | None:
     assert isinstance(report, Ready)
     if report.trouble:
         raise OutputError(f"the wrappers: {report.trouble}")
+    cgroup = None if report.cgroup is None else Cgroup(Path(report.cgroup))
     if report.programs is None:
-        return None
+        return None, cgroup
     programs = {name: os.fsdecode(program) for name, program in report.programs.items()}
-    return Wrappers(str(home), programs)
+    return Wrappers(str(home), programs), cgroup
 
 
 class Invocation:
@@ -146,6 +148,7 @@ class Invocation:
         self,
         guard: Guard,
         interrupts: Interrupts,
+        cgroup: Cgroup | None,
         *,
         outputs: Sequence[Output],
         relays: Sequence[Relay | None],
@@ -165,7 +168,7 @@ class Invocation:
         self._relays = [relay for relay in relays if relay is not None]
         self._on_exit = on_exit
         self._has_exited = self._is_over = False
-        self._cgroup: Cgroup | None = None
+        self._cgroup = cgroup
 
     async def run(self, order: Order) -> None:
         if self._interrupts.numbers:  # before there was anything to pass them on to
@@ -175,11 +178,14 @@ class Invocation:
                 f"{_name(self._interrupts.numbers[0])} came before it was started",
             )
             return
+        if self._cgroup is None:  # should the guard be killed, its orphans come to us
+            Reaper.get()
         self.ending.started = time.monotonic_ns()
         self._guard.tell(order)
         self._interrupts.listen(self._pass_on)
         try:
             async with create_task_group() as patience:
+                patience.start_soon(self._keep_going)
                 async with create_task_group() as tasks:
                     for reader in self._readers:
                         tasks.start_soon(reader.run)
@@ -200,6 +206,11 @@ class Invocation:
             self._guard.signal(END_NOW)
         else:
             self._guard.signal(number)
+
+    async def _keep_going(self) -> None:
+        while True:
+            await sleep(KEEP_GOING)
+            self._guard.go_on()
 
     async def _release(self) -> None:
         await sleep(STUCK_READER)
@@ -224,7 +235,6 @@ class Invocation:
             self._is_over = self.ending.lost_guard = True
             self._guard.wait()
             self.ending.stopped += self._end_orphans()
-            self.ending.stopped += Reaper.get().strays()
             if not self._has_exited:
                 await self._exited(-signal.SIGKILL, time.time_ns())
 
@@ -243,10 +253,6 @@ class Invocation:
     async def _heed(self, report: Report) -> None:
         if isinstance(report, Started):
             self.ending.pid, self.ending.containment = report.pid, report.containment
-            if report.cgroup is not None:
-                self._cgroup = Cgroup(Path(report.cgroup))
-            else:
-                Reaper.get()  # should the guard be killed, its orphans come to us
         elif isinstance(report, Failed):
             missing = report.number in (2, 20)  # ENOENT, ENOTDIR
             self._is_over = True

@@ -9,8 +9,14 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stream.errors import os_reason
+
+if TYPE_CHECKING:
+    import hashlib
+
+BLOCK = 1 << 20
 
 
 class Journal:
@@ -20,14 +26,32 @@ class Journal:
         self._path = path
         self.trouble = ""  #: why lines are waiting
         self.waiting: list[bytes] = []
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
         self._size = 0
+        self._digest: hashlib._Hash | None = None
 
     @property
     def is_ours(self) -> bool:
         """Still there, and nobody else has written into it."""
-        return is_whole(self._path, self._fd, self._size)
+        if not is_whole(self._path, self._fd, self._size):
+            return False
+        from hashlib import sha256
+
+        found, place = sha256(), 0
+        while block := os.pread(self._fd, BLOCK, place):
+            found.update(block)
+            place += len(block)
+        return found.hexdigest() == self.sha256
+
+    @property
+    def sha256(self) -> str:
+        """Of what was written, whatever the file holds by now."""
+        return self._hashed(b"").hexdigest()
+
+    @property
+    def size(self) -> int:
+        return self._size
 
     @property
     def changed_at(self) -> int:
@@ -58,7 +82,16 @@ class Journal:
                     os.ftruncate(self._fd, self._size)
             return False
         self._size += len(data)
+        self._hashed(data)
         return True
+
+    def _hashed(self, data: bytes) -> hashlib._Hash:
+        if self._digest is None:
+            import hashlib  # and with it OpenSSL: when something is written for the first time
+
+            self._digest = hashlib.sha256()
+        self._digest.update(data)
+        return self._digest
 
 
 def is_whole(path: Path, fd: int, size: int) -> bool:

@@ -94,7 +94,7 @@ class Recording(Struct, kw_only=True):
             workspace=WORKSPACE if self.workspace_mode != "here" else see(str(self.workspace)),
             source=None if self.source is None else see(str(self.source)),
             constraints=self.scenario.constraints,
-            parameters=see(self.scenario.parameters),
+            parameters={see(key): see(value) for key, value in self.scenario.parameters.items()},
         )
 
     def process_facts(self, start: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from stream.recorder.guard import Guard
 from stream.recorder.interrupts import Interrupts
 from stream.recorder.invocation import Ending, Invocation, order_of, outfit
 from stream.recorder.journal import Journal
-from stream.recorder.outputs import NOT_OURS, Kept, Output, kept_file
+from stream.recorder.outputs import NOT_OURS, Kept, Output
 from stream.recorder.recording import Recording, write_document, write_manifest, written_to
 from stream.recorder.tee import Relay
 from stream.recorder.trace import Clock, Trace, file_artifact, value_artifact
@@ -140,9 +140,7 @@ class AgentSource:
     async def _invoke(self) -> tuple[Ending, list[Kept]]:
         """Everything from the agent's start until nobody of its tree is left."""
         recording = self._recording
-        wrappers = None
-        if recording.wrap:
-            wrappers = await outfit(self._guard, recording.wrappers_folder)
+        wrappers, cgroup = await outfit(self._guard, recording.wrappers_folder)
         if wrappers is not None:
             self._log = CommandLog(
                 recording.folder / COMMANDS_FILE,
@@ -157,6 +155,7 @@ class AgentSource:
         invocation = Invocation(
             self._guard,
             self._interrupts,
+            cgroup,
             outputs=outputs,
             relays=self._relays,
             log=self._log,
@@ -179,7 +178,10 @@ class AgentSource:
         changes = await self._tell_changes(ending)
         await self._tell_commands()
         verdict = await self._tell_verdict(kept[0], changes)
-        await self._finish(verdict, dict(zip((STDOUT_FILE, STDERR_FILE), kept, strict=True)))
+        known = dict(zip((STDOUT_FILE, STDERR_FILE), kept, strict=True))
+        if self._log is not None and self._log.count and self._log.is_ours:
+            known[COMMANDS_FILE] = self._log.kept()
+        await self._finish(verdict, known)
 
     async def _tell_exit(self, ending: Ending) -> None:
         """As soon as the command has ended; its tree may live on."""
@@ -236,13 +238,12 @@ class AgentSource:
             await self._tell("commands_observation_unavailable", "other", self._why_no_commands())
             return
         self.summary.commands = log.count
-        kept = await to_thread.run_sync(kept_file, self._recording.folder / COMMANDS_FILE)
         categories = sorted(log.categories)
         note = "Only wrapped programs called by name through PATH are seen."
         artifact = file_artifact(
             "command_log",
             COMMANDS_FILE,
-            kept,
+            log.kept(),
             note,
             observed_count=log.count,
             categories_seen=categories,

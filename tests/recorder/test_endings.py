@@ -8,12 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.command import SLEEP, Place
+from tests.cli.command import PATIENCE, SLEEP, Place
 from tests.recorder.runs import Run, observe, only_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containment needs Linux")
@@ -210,3 +211,28 @@ def test_no_room_for_the_copy(place: Place, small: Path) -> None:
     assert "no space left on device" in run.done.err
     assert not (run.folder / "workspace").exists()
     shutil.rmtree(run.folder)
+
+
+def test_the_guard_is_stopped(place: Place) -> None:
+    run = observe(place, "--", "sh", "-c", "kill -STOP $PPID; exit 5")
+    assert run.done.code == 5
+
+
+def test_a_stopped_guard_outlives_nobody(place: Place) -> None:
+    fifo = place.fifo("ready")
+    agent = 'kill -STOP $PPID; echo ready >"$1"; exec perl -e "sleep 1000" "$2"'
+    process = place.start("observe", "--", "sh", "-c", agent, "agent", fifo, place.root)
+    assert fifo.read_bytes() == b"ready\n"
+    process.kill()
+    place.finish(process)
+    deadline = time.monotonic() + PATIENCE
+    while place.left() and time.monotonic() < deadline:
+        pass  # the fixture names who is left
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_the_guard_is_killed_before_it_has_said_anything(place: Place, attempt: int) -> None:
+    agent = 'kill -9 $PPID; exec perl -e "sleep 1000" "$1"'
+    done = place.stream("observe", "--", "sh", "-c", agent, "agent", place.root)
+    assert done.code == 128 + signal.SIGKILL
+    assert "the process that watched the agent was killed" in done.err

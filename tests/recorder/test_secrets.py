@@ -107,3 +107,14 @@ def test_no_file_is_open_to_others(place: Place) -> None:
     for path in [run.folder, *(run.folder / name for name in written(run))]:
         if path.parent == run.folder or path == run.folder:
             assert not path.stat().st_mode & 0o077, path
+
+
+@pytest.mark.parametrize("mode", ["redacted", "hashed"])
+def test_a_secret_as_the_name_of_a_parameter(place: Place, mode: str) -> None:
+    key = KEYS["parameter"]
+    parameters = place.root / "parameters.json"
+    parameters.write_text(json.dumps({key: 1, "language": key}))
+    words = ("--capture", mode, "--parameters", parameters, "--", "true")
+    run = only_run(place, place.stream("observe", *words))
+    for path in run.folder.rglob("*"):
+        assert not (path.is_file() and key.encode() in Path(path).read_bytes()), path
