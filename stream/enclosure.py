@@ -9,6 +9,8 @@ from pathlib import Path, PurePosixPath
 
 from stream.errors import os_reason
 
+BLOCK = 1 << 20
+
 
 class Unfit(Exception):  # noqa: N818  # it is no failure: it becomes a finding
     """Something that a run names cannot be looked into."""
@@ -38,6 +40,13 @@ class Digests:
                 raise Unfit(f"{rules}.present", f"{ref}: {os_reason(error)}") from None
         return self._known[path]
 
+    def of_beginning(self, ref: str, length: int) -> str:
+        """sha256 of so many bytes, or of fewer where there are fewer. Raises Unfit."""
+        try:
+            return _digest(self._inside(ref, "folder"), length)[1]
+        except OSError as error:
+            raise Unfit("folder", os_reason(error)) from None
+
     def _inside(self, ref: str, rules: str) -> str:
         if not ref or "\0" in ref:
             raise Unfit(f"{rules}.present", "no name of a file")
@@ -52,7 +61,7 @@ class Digests:
         return real
 
 
-def _digest(path: str) -> tuple[int, str]:
+def _digest(path: str, length: int | None = None) -> tuple[int, str]:
     """Raises OSError, or Unfit where it is no regular file; opening a fifo would wait."""
     import hashlib
 
@@ -61,7 +70,13 @@ def _digest(path: str) -> tuple[int, str]:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise Unfit("", f"{kind_of(status.st_mode)}, not a regular file")
-        return status.st_size, hashlib.file_digest(file, "sha256").hexdigest()
+        if length is None:
+            return status.st_size, hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        while length > 0 and (block := file.read(min(length, BLOCK))):
+            digest.update(block)
+            length -= len(block)
+        return status.st_size, digest.hexdigest()
 
 
 def files_below(root: Path, name: str) -> Iterator[str]:

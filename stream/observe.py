@@ -38,7 +38,7 @@ class Observed(Struct):
 
     summary: RunSummary
     findings: list[Finding] = field(default_factory=list)  #: rules that the run itself broke
-    troubles: list[str] = field(default_factory=list)  #: what could not be written or run beside it
+    troubles: list[str] = field(default_factory=list)  #: what could not be passed on
     matrix: Any = None  #: an Outcome, where there were probes
 
 
@@ -57,6 +57,7 @@ async def run_observe(
     """Everything ends in the run folder; with `events`, the events go to stdout as well."""
     troubles: list[str] = []
     findings: list[Finding] = []
+    beside: list[str] = []  # the same, of what belongs to the record
     has_place, is_alone = Event(), Event()
     with Workplace(
         recording, lambda: bool(interrupts.numbers), on_progress, on_warning
@@ -69,6 +70,7 @@ async def run_observe(
             relays=relays,
             has_place=has_place.set,
             is_alone=is_alone.wait,
+            beside=beside,
         )
         sources: list[Source[Any]] = [agent]
         sinks: list[Sink[Any]] = [_Findings(findings)]
@@ -82,9 +84,9 @@ async def run_observe(
             stop = Stop()
             interrupts.listen(lambda number: stop.ask())
             matrix = Matrix(probes, timeout=timeout, stop=stop)
-            sources.append(_Beside(matrix.source, has_place, troubles))
+            sources.append(_Beside(matrix.source, has_place, beside))
             target = _Growing(recording.folder / BOUNDARY_FILE, recording.disclosure.line)
-            sinks.append(_Part(target, _is_boundary, BOUNDARY_FILE, troubles, is_alone.set))
+            sinks.append(_Part(target, _is_boundary, BOUNDARY_FILE, beside, is_alone.set))
         if events:
             from stream.sinks.ndjson import Records
 
@@ -94,6 +96,9 @@ async def run_observe(
             pipeline = pipeline.through(lambda: matrix.emit)
         check = Invariants(profile=recording.agent.profile, is_alone=False)
         await pipeline.through(lambda: check).into(*sinks)
+    for relay, name in zip(relays, ("stdout", "stderr"), strict=True):
+        if relay is not None and relay.lost:
+            troubles.append(f"{name}: {relay.lost} bytes of the command's output")
     outcome = None
     if matrix is not None:
         outcome = matrix.outcome(sum(matrix.emit.results.values()), Reaper.get().strays())
@@ -187,9 +192,16 @@ class _Part(Struct):
                     reason = str(error)
             lost += len(items)
 
+        def report() -> None:
+            nonlocal lost
+            if lost:
+                self.troubles.append(f"{self.name}: {reason}: {lost} records lost")
+                lost = 0
+
         async def write_and_mark(batch: Batch[Any]) -> None:
             await write(batch)
             if any(isinstance(item, _Mark) for item in batch):
+                report()
                 self.on_mark()
 
         stack = AsyncExitStack()
@@ -204,8 +216,7 @@ class _Part(Struct):
             failure = OutputError(reason) if reason else sys.exception()
             with suppress(OutputError):
                 await stack.__aexit__(type(failure) if failure else None, failure, None)
-            if reason:
-                self.troubles.append(f"{self.name}: {reason}; {lost} lost")
+            report()
 
 
 class _Findings(Struct):

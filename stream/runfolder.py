@@ -225,6 +225,12 @@ def _manifest_findings(
     if manifest.run_id != metadata.run_id:
         message = f"{manifest.run_id!r}, but {METADATA_FILE} is of {metadata.run_id!r}"
         yield _finding("folder.run_id", message, where, path="$.run_id")
+    try:
+        if digests.of_beginning(EVENTS_FILE, manifest.events.bytes) != manifest.events.sha256:
+            message = f"the first {manifest.events.bytes} bytes of {EVENTS_FILE} are others by now"
+            yield _finding("manifest.events", message, where, path="$.events.sha256")
+    except Unfit as fault:
+        yield _finding("manifest.events", str(fault), where, path="$.events")
     for index, listed in enumerate(manifest.files):
         path = f"$.files[{index}]"
         try:

@@ -77,7 +77,10 @@ class Folder:
             | {"sha256": digest(self.root / name)}
             for name in names
         ]
-        manifest = {"schema": MANIFEST, "run_id": self.metadata["run_id"], "files": files}
+        begun = b"".join((self.root / "events.jsonl").read_bytes().splitlines(True)[:-1])
+        events = {"bytes": len(begun), "sha256": hashlib.sha256(begun).hexdigest()}
+        manifest = {"schema": MANIFEST, "run_id": self.metadata["run_id"]}
+        manifest |= {"events": events, "files": files}
         text = json.dumps(manifest | changes)
         (self.artifacts / "manifest.json").write_text(text)
 

@@ -100,6 +100,7 @@ def _referring(ref: str, kind: str = "process", **changes: Any) -> Change:
         folder.write()
         folder.item(kind).update({"content_ref": ref, **changes})
         folder.write_events()
+        folder.write_manifest()
 
     return work
 
@@ -118,6 +119,12 @@ def _fifo(folder: Folder) -> None:
 
 def _unlisted_link(folder: Folder) -> None:
     (folder.artifacts / "more").symlink_to("/")
+
+
+def _later_event(folder: Folder) -> None:
+    """An event that keeps every rule, and is not the one that was written."""
+    events = folder.root / "events.jsonl"
+    events.write_bytes(events.read_bytes().replace(b'"environment":"', b'"environment": "', 1))
 
 
 def _other_manifest(folder: Folder) -> None:
@@ -186,6 +193,7 @@ CASES: list[tuple[str, Change]] = [
     ("manifest.present", _more_in_manifest("artifacts/absent")),
     ("manifest.digest", _manifest_files(bytes=1)),
     ("manifest.digest", _manifest_files(sha256="0" * 64)),
+    ("manifest.events", after(_later_event)),
     ("manifest.unlisted", after(_write("artifacts/more.txt", b"x"))),
     ("manifest.unlisted", after(_unlisted_link)),
     ("diff.parses", before(_broken_diff)),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stream.records.run import RunSummary
 
 GRACE = 5.0
+_NAMED = 5  #: processes
 
 
 class _ObserveCommand(ListsCommand):
@@ -299,8 +300,10 @@ def _announce(recording: Recording) -> None:
 
 def _conclude(observed: Observed, recording: Recording, *, quiet: bool) -> None:
     summary = observed.summary
-    for trouble in [*summary.incomplete, *observed.troubles]:
+    for trouble in summary.incomplete:
         say(f"stream: the record is incomplete: {trouble}")
+    for trouble in observed.troubles:
+        say(f"stream: not passed on: {trouble}")
     for finding in observed.findings:
         say(f"stream: the run breaks its own contract: {finding.rule}: {finding.message}")
     if observed.matrix is not None and (observed.matrix.failed or observed.matrix.strays):
@@ -324,7 +327,10 @@ def _closing(summary: RunSummary) -> Iterator[str]:
         late = ", at its time limit" if summary.timed_out else ""
         yield f"the agent ended {ended} after {summary.duration_ms / 1000:.1f} s{late}"
     if summary.stopped:
-        yield f"it left processes behind, which were ended: {', '.join(summary.stopped)}"
+        names = ", ".join(summary.stopped[:_NAMED])
+        more = len(summary.stopped) - _NAMED
+        rest = f" and {more} more" if more > 0 else ""
+        yield f"it left processes behind, which were ended: {names}{rest}"
     if summary.declared_denials:
         tools = ", ".join(summary.declared_denied_tools)
         times = number(summary.declared_denials, "time")

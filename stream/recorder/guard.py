@@ -186,6 +186,8 @@ def _serve(control: int, status: int, out: int, err: int) -> NoReturn:
         if isinstance(message, Order):
             _Watchman(control, status, cgroup).run(message, Files(stdin, out, err))
         code = 0
+    except OSError as error:  # our own: a system without /dev/null, for one
+        _report(status, Failed(f"the process that guards it: {os_reason(error)}", error.errno or 0))
     finally:
         if cgroup is not None:
             cgroup.remove()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -66,9 +67,14 @@ class Ending(Struct):
         return (self.ended - self.started) // 1_000_000
 
     @property
+    def is_blind(self) -> bool:
+        """To what left the command's process group."""
+        return self.containment == "process group"
+
+    @property
     def outlived_since(self) -> int | None:
         """Wall-clock ns from which on only others can have done something."""
-        return self.ended_wall if self.outlived or self.lost_guard else None
+        return self.ended_wall if self.outlived or self.lost_guard or self.is_blind else None
 
     def sentence(self) -> str:
         """Of the command, when it has ended."""
@@ -84,6 +90,8 @@ class Ending(Struct):
         if self.not_started:
             return "no process was started"
         if not self.outlived:
+            if self.is_blind:
+                return "outside of its process group nothing could be seen of its processes"
             return "no process outlived the command"
         return f"outlived the command: {len(self.outlived)}, ended: {len(self.stopped)}"
 
@@ -254,7 +262,7 @@ class Invocation:
         if isinstance(report, Started):
             self.ending.pid, self.ending.containment = report.pid, report.containment
         elif isinstance(report, Failed):
-            missing = report.number in (2, 20)  # ENOENT, ENOTDIR
+            missing = report.number in (errno.ENOENT, errno.ENOTDIR)
             self._is_over = True
             await self._not_started(NOT_FOUND if missing else CANNOT_RUN, report.reason)
         elif isinstance(report, TimedOut):

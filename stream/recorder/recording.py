@@ -30,6 +30,7 @@ from stream.records.run import (
     MANIFEST_FILE,
     METADATA_FILE,
     WORKSPACE,
+    Beginning,
     Manifest,
     ManifestFile,
     RunMetadata,
@@ -80,12 +81,12 @@ class Recording(Struct, kw_only=True):
         see = self.disclosure.value
         return RunMetadata(
             run_id=self.run_id,
-            session_id=self.scenario.id,
+            session_id=see(self.scenario.id),
             profile=self.agent.profile,
             started=utc(clock.wall),
             stream_version=__version__,
             system=system_name(),
-            agent_id=self.agent.id,
+            agent_id=see(self.agent.id),
             agent_version=version,
             argv=self.disclosure.words(self.argv),
             environment=self.environment,
@@ -108,7 +109,7 @@ class Recording(Struct, kw_only=True):
         }
 
     def trace(self, version: str, clock: Clock, write: Callable[[bytes], object]) -> Trace:
-        scenario = self.scenario
+        scenario, see = self.scenario, self.disclosure.value
         context = {
             key: value
             for key, value in scenario.parameters.items()
@@ -117,7 +118,7 @@ class Recording(Struct, kw_only=True):
         if self.disclosure.mode == "hashed" and scenario.request != UNKNOWN:
             context["user_request_hash"] = digest(scenario.request.encode(errors="surrogateescape"))
         return Trace(
-            Session(scenario.id, self.run_id, self.agent.id, version, self.environment),
+            Session(see(scenario.id), self.run_id, see(self.agent.id), version, self.environment),
             Request(
                 os.urandom(16).hex(),
                 self.disclosure.request(scenario.request),
@@ -159,9 +160,9 @@ def write_document(path: Path, document: Any) -> Kept:
     return Kept(digest(data).removeprefix("sha256:"), len(data), len(data), 0)
 
 
-def write_manifest(folder: Path, run_id: str, known: Mapping[str, Kept]) -> Kept:
-    """Of all that is in the folder but the events, which go on, and the workspace. Files whose
-    digest is known are not read again."""
+def write_manifest(folder: Path, run_id: str, events: Beginning, known: Mapping[str, Kept]) -> Kept:
+    """Of all that is in the folder but the workspace. Files whose digest is known are not read
+    again."""
     files = []
     try:
         beside = sorted((folder / ARTIFACTS).iterdir())
@@ -172,7 +173,9 @@ def write_manifest(folder: Path, run_id: str, known: Mapping[str, Kept]) -> Kept
                 files.append(ManifestFile(name, kept.bytes, kept.sha256))
     except OSError as error:
         raise OutputError(f"{folder / ARTIFACTS}: {os_reason(error)}") from None
-    return write_document(folder / MANIFEST_FILE, Manifest(run_id=run_id, files=files))
+    return write_document(
+        folder / MANIFEST_FILE, Manifest(run_id=run_id, events=events, files=files)
+    )
 
 
 def new_run_id() -> str:

@@ -55,10 +55,18 @@ class ManifestFile(Struct, forbid_unknown_fields=True):
     sha256: str
 
 
+class Beginning(Struct, forbid_unknown_fields=True):
+    """Of a file that goes on."""
+
+    bytes: int
+    sha256: str
+
+
 class Manifest(Struct, tag_field="schema", tag=MANIFEST, forbid_unknown_fields=True, kw_only=True):
-    """Every file of a run but the events, the workspace and itself."""
+    """Every file of a run but the workspace and itself."""
 
     run_id: str
+    events: Beginning  #: all of them but the last, which refers to this
     files: list[ManifestFile]
 
 

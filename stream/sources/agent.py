@@ -18,6 +18,7 @@ from anyio.abc import ObjectSendStream
 
 from stream.errors import OutputError, StreamError
 from stream.pipeline import Batch
+from stream.proctable import ON_LINUX
 from stream.recorder.agents import ask_version
 from stream.recorder.commands import CommandLog
 from stream.recorder.guard import Guard
@@ -39,6 +40,7 @@ from stream.records.run import (
     STDERR_FILE,
     STDOUT_FILE,
     SUMMARY_FILE,
+    Beginning,
     RunSummary,
 )
 
@@ -62,6 +64,7 @@ class AgentSource:
         relays: Sequence[Relay | None],
         has_place: Callable[[], None] = lambda: None,
         is_alone: Callable[[], Awaitable[None]] | None = None,
+        beside: Sequence[str] = (),
     ) -> None:
         self.summary = RunSummary(run_id=recording.run_id)
         self._recording = recording
@@ -71,6 +74,7 @@ class AgentSource:
         self._relays = relays
         self._has_place = has_place  # called when the workspace is there
         self._is_alone = is_alone  # waits until nobody else works in it
+        self._beside = beside  # what is lost of what they recorded, once that is known
         self._log: CommandLog | None = None
         self._journal: Journal
         self._out: Out
@@ -175,6 +179,8 @@ class AgentSource:
         await self._tell_outputs(ending, kept)
         if self._is_alone is not None:
             await self._is_alone()
+        for trouble in self._beside:
+            self._lose(trouble)
         changes = await self._tell_changes(ending)
         await self._tell_commands()
         verdict = await self._tell_verdict(kept[0], changes)
@@ -207,6 +213,8 @@ class AgentSource:
         if not self._journal.is_ours:
             self._lose(f"{EVENTS_FILE} {NOT_OURS}")
         after = ending.aftermath()
+        if ending.is_blind and ON_LINUX:  # elsewhere that is all there can be
+            self._lose("processes that left the command's group: /proc does not show them")
         if ending.lost_guard:
             self._lose("the process that watched the agent was killed: what it saw is not known")
         self.summary.stdout_bytes, self.summary.stderr_bytes = (one.total for one in kept)
@@ -285,11 +293,12 @@ class AgentSource:
         folder = self._recording.folder
         artifacts = []
         try:
+            events = Beginning(self._journal.size, self._journal.sha256)
             see = self._recording.disclosure.value
             summary = write_document(folder / SUMMARY_FILE, see(msgspec.to_builtins(self.summary)))
             artifacts.append(file_artifact("summary", SUMMARY_FILE, summary, "How the run went."))
             manifest = await to_thread.run_sync(
-                write_manifest, folder, self._recording.run_id, known
+                write_manifest, folder, self._recording.run_id, events, known
             )
             artifacts.append(
                 file_artifact("manifest", MANIFEST_FILE, manifest, "Every file, with its hash.")

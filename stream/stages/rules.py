@@ -281,6 +281,9 @@ RULES: dict[str, Rule] = {
     "manifest.inside": Rule("folder", "What the manifest lists is inside the run folder."),
     "manifest.present": Rule("folder", "What the manifest lists is there, a regular file."),
     "manifest.digest": Rule("folder", "What the manifest lists has its size and its digest."),
+    "manifest.events": Rule(
+        "folder", "The events before the last one are those that the manifest has the digest of."
+    ),
     "manifest.unlisted": Rule("folder", "The manifest lists every file under artifacts/."),
     "diff.checkable": Rule("folder", "git is there, and can be asked about the diff.", "warning"),
     "diff.parses": Rule("folder", "git can read fs_diff.patch."),

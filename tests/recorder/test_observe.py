@@ -269,7 +269,7 @@ def test_a_reader_of_the_events_that_goes_away_costs_nothing(place: Place) -> No
     with os.fdopen(write, "wb") as stdout:
         run = observe(place, "--events", "-", "--", "sh", "-c", "exit 5", stdout=stdout)
     assert run.done.code == 5
-    assert "events to stdout: the reader went away; 9 lost" in run.done.err
+    assert "not passed on: events to stdout: the reader went away: 9 records lost" in run.done.err
 
 
 def test_a_reader_of_the_output_that_goes_away_costs_nothing(place: Place) -> None:
@@ -279,6 +279,7 @@ def test_a_reader_of_the_output_that_goes_away_costs_nothing(place: Place) -> No
         run = observe(place, "--", "sh", "-c", "echo said; exit 5", stdout=stdout)
     assert run.done.code == 5
     assert run.stdout == b"said\n"
+    assert "not passed on: stdout: 5 bytes of the command's output" in run.done.err
 
 
 def test_with_the_matrix(place: Place) -> None:
@@ -436,3 +437,12 @@ def test_an_unknown_program_is_not_asked(place: Place) -> None:
     run = observe(place, "--workspace", "here", "--", "./agent", "x")
     assert (place.workspace / "asked").read_text() == "x\n"
     assert run.events[0]["session"]["agent_version"] == "unknown"
+
+
+def test_a_run_that_breaks_its_own_contract_says_so(place: Place) -> None:
+    """No scenario is to tell what an agent thinks, and its id stands in the first summary."""
+    task = scenario(place, scenario_id="the agent believed it")
+    run = observe(place, "-q", "--scenario", task, "--", "true", check=False)
+    assert run.done.code == 0
+    assert "the run breaks its own contract: action_summary.reasoning: " in run.done.err
+    assert place.stream("check", run.folder).code == 1
