@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,8 +59,8 @@ async def run_observe(
     findings: list[Finding] = []
     beside: list[str] = []  # the same, of what belongs to the record
     has_place, is_alone = Event(), Event()
-    with Workplace(
-        recording, lambda: bool(interrupts.numbers), on_progress, on_warning
+    with closing(
+        Workplace(recording, lambda: bool(interrupts.numbers), on_progress, on_warning)
     ) as workplace:
         agent = AgentSource(
             recording,

@@ -185,7 +185,7 @@ async def _end(tree: Tree) -> list[str]:
             found |= reaper.kill(tree)
             await anyio.sleep(0.001)
     if patience.cancelled_caught and not found:  # nobody caught is not nobody left
-        return reaper.living(tree)
+        return list(reaper.living(tree).values())
     return list(found.values())
 
 

@@ -240,8 +240,9 @@ class Reaper:
             return {(tree.leader.pid, 0): f"process group {tree.leader.pid}"}
         return {}
 
-    def living(self, tree: Tree) -> list[str]:
-        return [str(process) for process in self._roots(tree)]
+    def living(self, tree: Tree) -> dict[tuple[int, int], str]:
+        """Where the tree hangs on us, by name."""
+        return {process.key: str(process) for process in self._roots(tree)}
 
     def drop(self, tree: Tree) -> None:
         """Nothing of it is left, or all was tried."""

@@ -260,7 +260,7 @@ class _Watchman:
             return tree.is_over
 
         self._until(tree, order.grace, has_ended, order.timeout)
-        ended: list[str] = []
+        ended: dict[tuple[int, int], str] = {}  # by what they are: an exec gives another name
         if not tree.is_over:
             if not self._is_orphaned:
                 if self._give_up_at is None:
@@ -272,40 +272,40 @@ class _Watchman:
                 ended = self._end(tree)
         code = tree.leader.returncode if tree.is_over else -signal.SIGKILL
         # First: whoever hears of the end may end what is left.
-        outlived = [] if is_alone() else reaper.living(tree) or ["a process of its control group"]
+        outlived = {} if is_alone() else reaper.living(tree) or {(0, 0): "one of its control group"}
         self._report(Exited(code, self._looked))
         if not is_alone():
             self._give_up_at = None
             self._until(tree, order.grace, is_alone, order.grace)
             if not is_alone():
-                ended += reaper.living(tree)
+                ended |= reaper.living(tree)
                 if not self._is_orphaned:
                     reaper.signal(tree, signal.SIGTERM)
                     self._give_up_at = None
                     self._until(tree, order.grace, is_alone, KILL_AFTER)
-                ended += [name for name in self._end(tree) if name not in ended]
-        self._report(Over(outlived[:_MOST_NAMES], ended[:_MOST_NAMES]))
+                ended = self._end(tree) | ended
+        self._report(Over(_first(outlived), _first(ended)))
 
     def _is_empty(self, tree: Tree) -> bool:
         if not tree.is_over or Reaper.get().is_left(tree):
             return False
         return self._cgroup is None or not self._cgroup.holds_others()
 
-    def _end(self, tree: Tree) -> list[str]:
+    def _end(self, tree: Tree) -> dict[tuple[int, int], str]:
         """Whom it caught. Bounded: what is stuck in the kernel is not waited for."""
         reaper = Reaper.get()
         if self._cgroup is not None:
             self._cgroup.leave()
-        found = dict.fromkeys(reaper.living(tree))
+        found = reaper.living(tree)
         deadline = time.monotonic() + GIVE_UP
         while time.monotonic() < deadline:
             if self._is_empty(tree):
                 break
             if self._cgroup is not None:
                 self._cgroup.kill()
-            found |= dict.fromkeys(reaper.kill(tree).values())
+            found = reaper.kill(tree) | found
             time.sleep(0.001)
-        return list(found)
+        return found
 
     def _until(
         self, tree: Tree, grace: float, is_done: Callable[[], bool], seconds: float | None
@@ -335,6 +335,10 @@ class _Watchman:
 
     def _report(self, report: Report) -> None:
         _report(self._status, report)
+
+
+def _first(names: dict[tuple[int, int], str]) -> list[str]:
+    return list(names.values())[:_MOST_NAMES]
 
 
 def _report(status: int, report: Report) -> None:

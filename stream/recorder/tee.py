@@ -18,6 +18,7 @@ from threading import Condition, Thread
 from anyio import to_thread
 
 from stream.recorder.outputs import Output
+from stream.system import write_all
 
 BLOCK = 1 << 18
 PIPE = 1 << 20  #: bytes that a pipe may hold, where a user may have that
@@ -72,7 +73,7 @@ class Relay:
     def _put_now(self, block: bytes) -> None:
         if not self._given_up:
             try:
-                _write_all(self._fd, block)
+                write_all(self._fd, block)
                 return
             except OSError:  # its disk is full
                 self._given_up = True
@@ -87,7 +88,7 @@ class Relay:
                     return
                 block = self._blocks[0]
             try:
-                _write_all(self._fd, block)
+                write_all(self._fd, block)
             except OSError:  # the reader is gone, or its disk is full
                 self.give_up()
                 return
@@ -143,12 +144,3 @@ class Tee:
                 self._relay.put(block)
         if self._relay is not None:
             self._relay.finish()
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(fd, view) :]
-        except BlockingIOError:  # whoever shares the pipe with us has made it so
-            select.select((), (fd,), ())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from anyio import to_thread
 from msgspec import Struct, field
@@ -71,17 +70,8 @@ class Workplace:
         self._store = Store(recording.folder)
         self._before: Snapshot = empty_snapshot()
 
-    def __enter__(self) -> Self:
-        self._store.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._store.__exit__(kind, error, trace)
+    def close(self) -> None:
+        self._store.__exit__(None, None, None)
 
     async def prepare(self) -> Prepared:
         """Raises StreamError."""

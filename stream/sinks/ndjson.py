@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -17,6 +16,7 @@ from stream.codec import Lines, join_lines
 from stream.pipeline import Batch, Write
 from stream.records.control import Control, sentence
 from stream.sinks.places import STDOUT, is_regular, named, open_alone, partial
+from stream.system import write_all
 
 WriteBytes = Callable[[bytes], Awaitable[None]]
 Item = bytes | Control
@@ -94,7 +94,7 @@ async def _device(target: str) -> AsyncIterator[WriteBytes]:
 
     async def write(data: bytes) -> None:
         with named(target):
-            await to_thread.run_sync(_write_all, fd, data, abandon_on_cancel=True)
+            await to_thread.run_sync(write_all, fd, data, abandon_on_cancel=True)
 
     fd = 1
     if target != STDOUT:
@@ -109,15 +109,6 @@ async def _device(target: str) -> AsyncIterator[WriteBytes]:
 
 def _open(name: str) -> int:
     return os.open(name, os.O_WRONLY | os.O_CLOEXEC)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(fd, view) :]
-        except BlockingIOError:  # whoever shares the pipe with us has made it so
-            select.select((), (fd,), ())
 
 
 @asynccontextmanager
