@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import select
 import stat
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from stream.records.decision import CONSTRAINTS, ORDER
-from tests.cli.command import Place, write_script
+from tests.cli.command import PATIENCE, Place, write_script
 from tests.recorder.runs import Run, observe, only_run, records
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containment needs Linux")
@@ -446,3 +448,32 @@ def test_a_run_that_breaks_its_own_contract_says_so(place: Place) -> None:
     assert run.done.code == 0
     assert "the run breaks its own contract: action_summary.reasoning: " in run.done.err
     assert place.stream("check", run.folder).code == 1
+
+
+def test_who_reads_the_events_sets_the_pace_of_the_probes(place: Place) -> None:
+    """Nothing is read from stdout, which holds less than two events. When no further byte comes
+    from the probes, only as many have run as there is room for; read, all of them run."""
+    cells = 150
+    fifo = place.fifo("ran")
+    folder = place.probes(**{f"p{n:03}": f"printf . >{fifo}\n" for n in range(cells)})
+    ran_fd = os.open(fifo, os.O_RDWR)
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+    words = ["--matrix", "--probes", str(folder), "--events", "-", "--", "true"]
+    process = place.start("observe", *words, stdout=write)
+    os.close(write)
+    ran = 0
+    while select.select([ran_fd], (), (), 2.0 if ran else PATIENCE)[0]:
+        ran += len(os.read(ran_fd, 1000))
+    assert ran < cells
+    with os.fdopen(read, "rb") as events:
+        while events.read(1 << 16):
+            pass
+    done = place.finish(process)
+    assert done.code == 0
+    ran += len(os.read(ran_fd, 1000))
+    os.close(ran_fd)
+    assert ran == cells
+    run = only_run(place, done)
+    assert len(records(run.folder / "boundary.ndjson")) == cells
+    assert len(run.events) == 9
