@@ -18,11 +18,12 @@ from stream.errors import OutputError
 from stream.proctable import read_process
 from stream.recorder.cgroup import Cgroup
 from stream.recorder.commands import CommandLog
-from stream.recorder.guard import (
+from stream.recorder.guard import Guard
+from stream.recorder.interrupts import Interrupts
+from stream.recorder.messages import (
     END_NOW,
     Exited,
     Failed,
-    Guard,
     Order,
     Over,
     Ready,
@@ -31,7 +32,6 @@ from stream.recorder.guard import (
     TimedOut,
     decode_report,
 )
-from stream.recorder.interrupts import Interrupts
 from stream.recorder.outputs import Output
 from stream.recorder.recording import Recording
 from stream.recorder.tee import Relay, Tee

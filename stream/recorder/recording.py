@@ -18,7 +18,7 @@ from stream import __version__
 from stream.errors import InputError, OutputError, UsageError, os_reason
 from stream.recorder.agents import Agent
 from stream.recorder.disclosure import Disclosure, digest, readable
-from stream.recorder.guard import Outfit
+from stream.recorder.messages import Outfit
 from stream.recorder.outputs import Kept, kept_file
 from stream.recorder.scenario import NUMBERS, UNKNOWN, Scenario
 from stream.recorder.trace import Clock, Trace, utc

@@ -1,0 +1,243 @@
+"""The guard's own side: it starts the program, watches all that descends from it, and ends it."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from stream.errors import SpawnError, os_reason
+from stream.proctable import go_on_when_orphaned
+from stream.recorder.cgroup import Cgroup, enter_cgroup
+from stream.recorder.disclosure import readable
+from stream.recorder.messages import (
+    END_NOW,
+    Exited,
+    Failed,
+    Order,
+    Outfit,
+    Over,
+    Ready,
+    Report,
+    Started,
+    TimedOut,
+    decode_message,
+    encode_report,
+)
+from stream.recorder.wrappers import make_wrappers
+from stream.system import write_all
+from stream.tree import GIVE_UP, KILL_AFTER, Files, Reaper, Tree, send_group, start
+
+LOOK_AGAIN = 0.25  #: seconds: not every end in a tree is told to us where there is no subreaper
+_MOST_NAMES = 50
+
+
+def serve(control: int, status: int, out: int, err: int) -> NoReturn:
+    code, cgroup, outfit = 1, None, None
+    try:
+        os.setsid()  # a terminal's signals are the recorder's to pass on
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            # Not SIG_IGN, which a program would inherit; and what we inherited stays.
+            if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGCHLD:
+                signal.signal(number, lambda number, frame: None)
+        go_on_when_orphaned()
+        Reaper.get()
+        cgroup = enter_cgroup()
+        message = _read_message(control)
+        if isinstance(message, Outfit):
+            outfit = message
+            _report(status, _get_ready(outfit, cgroup))
+            message = _read_message(control)
+        # Whoever reads our stdout waits for the recorder's end of it, not for ours.
+        nobody = os.open(os.devnull, os.O_RDWR)
+        stdin = nobody if os.isatty(0) else os.dup(0)
+        for fd in (0, 1):
+            os.dup2(nobody, fd)
+        if isinstance(message, Order):
+            _Watchman(control, status, cgroup).run(message, Files(stdin, out, err))
+        code = 0
+    except OSError as error:  # our own: a system without /dev/null, for one
+        _report(status, Failed(f"the process that guards it: {os_reason(error)}", error.errno or 0))
+    finally:
+        if cgroup is not None:
+            cgroup.remove()
+        if outfit is not None:
+            shutil.rmtree(outfit.home, ignore_errors=True)
+        os._exit(code)
+
+
+def _get_ready(outfit: Outfit, cgroup: Cgroup | None) -> Ready:
+    ready = Ready(None, None if cgroup is None else str(cgroup.path))
+    if outfit.wrap:
+        home, path = os.fsdecode(outfit.home), os.fsdecode(outfit.path)
+        try:
+            made = make_wrappers(home, outfit.wrap, path)
+        except OSError as error:
+            ready.trouble = os_reason(error)
+        else:
+            if made is not None:
+                ready.programs = {name: os.fsencode(at) for name, at in made.programs.items()}
+    return ready
+
+
+class _Watchman:
+    def __init__(self, control: int, status: int, cgroup: Cgroup | None) -> None:
+        self._control = control
+        self._status = status
+        self._cgroup = cgroup
+        self._wake, wake = os.pipe()
+        for fd in (self._wake, wake, control):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._is_orphaned = False  # the recorder is gone
+        self._looked = 0  # wall-clock ns, when the leader was last found alive
+        self._give_up_at: float | None = None  # when a signal should have ended the leader
+
+    def run(self, order: Order, files: Files) -> None:
+        tree = self._start(order, files)
+        if tree is not None:
+            self._watch(tree, order)
+
+    def _start(self, order: Order, files: Files) -> Tree | None:
+        try:
+            tree = start(
+                order.argv,
+                executable=order.executable,
+                env=order.env,
+                cwd=order.cwd,
+                files=files,
+            )
+        except SpawnError as error:
+            self._report(Failed(readable(str(error)), error.number))
+            return None
+        finally:
+            for fd in (files.stdin, files.stdout, files.stderr):
+                os.close(fd)
+        kind = "subreaper" if Reaper.get().contained else "process group"
+        self._report(Started(tree.leader.pid, "cgroup" if self._cgroup is not None else kind))
+        return tree
+
+    def _watch(self, tree: Tree, order: Order) -> None:
+        reaper = Reaper.get()
+
+        def is_alone() -> bool:
+            return self._is_empty(tree)
+
+        def has_ended() -> bool:
+            if tree.leader.returncode is not None:
+                return True
+            self._looked = time.time_ns()
+            return tree.is_over
+
+        self._until(tree, order.grace, has_ended, order.timeout)
+        ended: dict[tuple[int, int], str] = {}  # by what they are: an exec gives another name
+        if not tree.is_over:
+            if not self._is_orphaned:
+                if self._give_up_at is None:
+                    self._report(TimedOut())
+                reaper.signal(tree, signal.SIGTERM)
+                self._give_up_at = None
+                self._until(tree, order.grace, has_ended, KILL_AFTER)
+            if not has_ended():
+                ended = self._end(tree)
+        code = tree.leader.returncode if tree.is_over else -signal.SIGKILL
+        # First: whoever hears of the end may end what is left.
+        outlived = {} if is_alone() else reaper.living(tree) or {(0, 0): "one of its control group"}
+        self._report(Exited(code, self._looked))
+        if not is_alone():
+            self._give_up_at = None
+            self._until(tree, order.grace, is_alone, order.grace)
+            if not is_alone():
+                ended |= reaper.living(tree)
+                if not self._is_orphaned:
+                    reaper.signal(tree, signal.SIGTERM)
+                    self._give_up_at = None
+                    self._until(tree, order.grace, is_alone, KILL_AFTER)
+                ended = self._end(tree) | ended
+        self._report(Over(_first(outlived), _first(ended)))
+
+    def _is_empty(self, tree: Tree) -> bool:
+        if not tree.is_over or Reaper.get().is_left(tree):
+            return False
+        return self._cgroup is None or not self._cgroup.holds_others()
+
+    def _end(self, tree: Tree) -> dict[tuple[int, int], str]:
+        """Whom it caught. Bounded: what is stuck in the kernel is not waited for."""
+        reaper = Reaper.get()
+        if self._cgroup is not None:
+            self._cgroup.leave()
+        found = reaper.living(tree)
+        deadline = time.monotonic() + GIVE_UP
+        while time.monotonic() < deadline:
+            if self._is_empty(tree):
+                break
+            if self._cgroup is not None:
+                self._cgroup.kill()
+            found = reaper.kill(tree) | found
+            time.sleep(0.001)
+        return found
+
+    def _until(
+        self, tree: Tree, grace: float, is_done: Callable[[], bool], seconds: float | None
+    ) -> None:
+        """Or until the time is over, or the recorder is gone."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not is_done() and not self._is_orphaned:
+            limits = [at for at in (deadline, self._give_up_at) if at is not None]
+            rest = min(limits) - time.monotonic() if limits else LOOK_AGAIN
+            if rest <= 0:
+                return
+            ready, _, _ = select.select([self._control, self._wake], [], [], min(rest, LOOK_AGAIN))
+            if self._wake in ready:
+                _drain(self._wake)
+            if self._control in ready:
+                self._obey(tree, grace)
+
+    def _obey(self, tree: Tree, grace: float) -> None:
+        numbers = _drain(self._control)
+        if not numbers:
+            self._is_orphaned = True
+        for number in numbers:
+            if number != END_NOW:
+                send_group(tree, number)
+            if self._give_up_at is None or number == END_NOW:
+                self._give_up_at = time.monotonic() + (0 if number == END_NOW else grace)
+
+    def _report(self, report: Report) -> None:
+        _report(self._status, report)
+
+
+def _first(names: dict[tuple[int, int], str]) -> list[str]:
+    return list(names.values())[:_MOST_NAMES]
+
+
+def _report(status: int, report: Report) -> None:
+    with suppress(BrokenPipeError):  # the recorder is gone: that is noticed elsewhere
+        write_all(status, encode_report(report) + b"\n")
+
+
+def _drain(fd: int) -> bytes:
+    try:
+        return os.read(fd, 4096)
+    except BlockingIOError:
+        return b""
+
+
+def _read_message(fd: int) -> Outfit | Order | None:
+    """None: the recorder is gone, or wants nothing any more."""
+    data = b""
+    length = 4
+    while len(data) < length:
+        part = os.read(fd, length - len(data))
+        if not part:
+            return None
+        data += part
+        if len(data) == 4:
+            length += int.from_bytes(data, "big")
+    message: Outfit | Order = decode_message(data[4:])
+    return message
