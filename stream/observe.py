@@ -21,6 +21,7 @@ from stream.recorder.recording import Recording
 from stream.recorder.tee import Relay
 from stream.recorder.workplace import Workplace
 from stream.records.control import Finding
+from stream.records.decision import Evaluation
 from stream.records.run import BOUNDARY_FILE, RunSummary
 from stream.sinks.places import STDOUT, named
 from stream.sources.agent import AgentSource, EventLine
@@ -39,6 +40,7 @@ class Observed(Struct):
     summary: RunSummary
     findings: list[Finding] = field(default_factory=list)  #: rules that the run itself broke
     troubles: list[str] = field(default_factory=list)  #: what could not be passed on
+    evaluation: Evaluation | None = None
     matrix: Any = None  #: an Outcome, where there were probes
 
 
@@ -102,7 +104,7 @@ async def run_observe(
     outcome = None
     if matrix is not None:
         outcome = matrix.outcome(sum(matrix.emit.results.values()), Reaper.get().strays())
-    return Observed(agent.summary, findings, troubles, outcome)
+    return Observed(agent.summary, findings, troubles, agent.evaluation, outcome)
 
 
 def _is_event(item: object) -> bool:

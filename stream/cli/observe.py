@@ -310,7 +310,7 @@ def _conclude(observed: Observed, recording: Recording, *, quiet: bool) -> None:
         say(f"stream: {number(observed.matrix.failed, 'probe')} failed")
     if quiet:
         return
-    for line in _closing(summary):
+    for line in (*_closing(summary), *_verdicts(observed)):
         say(f"stream: {line}")
     if observed.matrix is not None:
         say(f"stream: {number(observed.matrix.recorded, 'probe record')} in boundary.ndjson")
@@ -345,6 +345,18 @@ def _closing(summary: RunSummary) -> Iterator[str]:
     if summary.commands is not None:
         yield f"{number(summary.commands, 'call')} of wrapped programs"
     yield f"alignment {summary.alignment}, quality {summary.quality}, policy {summary.policy}"
+
+
+def _verdicts(observed: Observed) -> Iterator[str]:
+    """What was asked for and does not hold, with its evidence."""
+    from stream.records.decision import CONSTRAINTS
+
+    found = observed.evaluation
+    if found is None:
+        return
+    for check in (*found.alignment.checks, *found.quality.checks, *found.policy.checks):
+        if check.status in ("warn", "fail") and check.id in CONSTRAINTS:
+            yield f"{check.id}: {check.status}: {check.evidence}"
 
 
 def _shown(folder: Path) -> str:

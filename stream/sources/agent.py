@@ -31,7 +31,7 @@ from stream.recorder.tee import Relay
 from stream.recorder.trace import Clock, Trace, file_artifact, value_artifact
 from stream.recorder.verdict import Verdict, reach_verdict
 from stream.recorder.workplace import Compared, Workplace
-from stream.records.decision import ActionType, Artifact, EventName
+from stream.records.decision import ActionType, Artifact, Evaluation, EventName
 from stream.records.run import (
     COMMANDS_FILE,
     EVENTS_FILE,
@@ -75,6 +75,7 @@ class AgentSource:
         self._has_place = has_place  # called when the workspace is there
         self._is_alone = is_alone  # waits until nobody else works in it
         self._beside = beside  # what is lost of what they recorded, once that is known
+        self.evaluation: Evaluation | None = None
         self._log: CommandLog | None = None
         self._journal: Journal
         self._out: Out
@@ -277,6 +278,7 @@ class AgentSource:
         verdict = await to_thread.run_sync(
             reach_verdict, self._recording, stdout, changes, self._log
         )
+        self.evaluation = verdict.evaluation
         if verdict.declared is not None:
             self.summary.declared_denials = verdict.declared.denials
             self.summary.declared_denied_tools = verdict.declared.denied_tools

@@ -477,3 +477,13 @@ def test_who_reads_the_events_sets_the_pace_of_the_probes(place: Place) -> None:
     run = only_run(place, done)
     assert len(records(run.folder / "boundary.ndjson")) == cells
     assert len(run.events) == 9
+
+
+def test_what_does_not_hold_is_said_with_its_evidence(place: Place) -> None:
+    words = ["--constraint", "scope.no_ci_changes", "output.json_only"]
+    agent = "mkdir .ci; touch .ci/run; echo hello"
+    run = observe(place, *words, "--", "sh", "-c", agent)
+    assert "stream: output.json_only: fail: " in run.done.err
+    assert "stream: scope.no_ci_changes: fail: " in run.done.err
+    assert ".ci/run" in run.done.err
+    assert "alignment fail, quality unknown, policy fail" in run.done.err
