@@ -45,6 +45,7 @@ def apply(
 def _apply(run: Path, to: Path | None, dry_run: bool) -> int:
     import os
 
+    from stream.records.run import DIFF_FILE
     from stream.workspace.applying import apply_plan, path_of, plan_changes
 
     plan = plan_changes(run, to)
@@ -60,6 +61,7 @@ def _apply(run: Path, to: Path | None, dry_run: bool) -> int:
         more = len(plan.conflicts) - _SHOWN
         if more > 0:
             say(f"stream: and {more} more")
+        say(f"apply: by hand: the files are in {plan.workspace}, the patch in {run / DIFF_FILE}")
         say(f"apply: {number(len(plan.conflicts), 'conflict')}, nothing was changed")
         return 1
     if dry_run:

@@ -110,6 +110,8 @@ def observe(
       stream observe --workspace here --constraint scope.no_ci_changes -- ./agent.sh
       stream observe --events - -- ./agent.sh | stream check - --profile agents
 
+    Its stdin is ours, and empty on a terminal: an agent that asks a person is not for this.
+
     The agent works in a copy of this folder, so that nothing here changes: `stream apply RUN`
     takes its changes over. When it has ended, what it started has --grace seconds more; what
     changes until then is recorded. SIGINT, SIGTERM and SIGHUP reach the agent, and the run is
@@ -137,6 +139,13 @@ def observe(
     from stream.recorder.interrupts import Interrupts
 
     interrupts = Interrupts()
+
+    def pass_on(signal: int) -> None:
+        interrupts.pass_on(signal)
+        if not quiet:
+            count = len(interrupts.numbers)
+            more = {1: "; two more end everything", 2: "; one more ends everything"}.get(count, "")
+            say(f"stream: signal {signal} is passed on{more}")
 
     @contextmanager
     def prepare() -> Iterator[tuple[Recording, Guard, Begun | None]]:
@@ -198,7 +207,7 @@ def observe(
         _conclude(observed, recording, quiet=quiet)
         return observed.summary.exit_code
 
-    run_prepared(prepare, work, pass_on=interrupts.pass_on)
+    run_prepared(prepare, work, pass_on=pass_on)
 
 
 def _recording(
@@ -296,6 +305,8 @@ def _announce(recording: Recording) -> None:
         "here": f"{recording.workspace} itself",
     }[recording.workspace_mode]
     say(f"stream: recording into {recording.folder}; the agent works in {where}")
+    if recording.disclosure.mode != "full":
+        say("stream: secrets are taken out of the record, not out of the workspace")
 
 
 def _conclude(observed: Observed, recording: Recording, *, quiet: bool) -> None:
@@ -316,6 +327,8 @@ def _conclude(observed: Observed, recording: Recording, *, quiet: bool) -> None:
         say(f"stream: {number(observed.matrix.recorded, 'probe record')} in boundary.ndjson")
     if recording.workspace_mode == "copy" and summary.changed_paths:
         say(f"stream: to take the changes over: stream apply {_shown(recording.folder)}")
+    if recording.workspace_mode == "empty" and summary.changed_paths:
+        say(f"stream: what it made is in {_shown(recording.workspace)}")
     say(f"stream: to check the record: stream check {_shown(recording.folder)}")
 
 
@@ -342,9 +355,13 @@ def _closing(summary: RunSummary) -> Iterator[str]:
         yield f"{number(changed, 'path')} changed" if changed else "nothing was changed"
     if summary.changed_inside_git:
         yield f"{number(summary.changed_inside_git, 'path')} inside .git changed, in no patch"
-    if summary.commands is not None:
+    if summary.commands:
         yield f"{number(summary.commands, 'call')} of wrapped programs"
-    yield f"alignment {summary.alignment}, quality {summary.quality}, policy {summary.policy}"
+    else:
+        yield "no calls of wrapped programs were seen"
+    statuses = (summary.alignment, summary.quality, summary.policy)
+    if statuses != ("unknown",) * 3:  # nothing was asked for, and nothing stands out
+        yield "alignment {}, quality {}, policy {}".format(*statuses)
 
 
 def _verdicts(observed: Observed) -> Iterator[str]:

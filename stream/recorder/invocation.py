@@ -41,6 +41,7 @@ from stream.tree import GIVE_UP, Reaper
 
 STUCK_READER = 4.0  #: seconds that an interrupted run waits for whoever reads its output
 KEEP_GOING = 1.0  #: seconds that a guard may stand still: an agent can stop it
+CEILINGS = b"GIT_CEILING_DIRECTORIES"
 CANNOT_RUN = 126
 NOT_FOUND = 127
 
@@ -120,6 +121,10 @@ def order_of(recording: Recording, wrappers: Wrappers | None) -> Order:
     env = dict(os.environb)
     if wrappers is not None:
         env[b"PATH"] = os.fsencode(wrappers.path(os.fsdecode(env.get(b"PATH", b""))))
+    if recording.workspace_mode != "here":
+        # What lies above is the user's own: git must not find a repository there.
+        ceilings = [os.fsencode(recording.folder), *env.get(CEILINGS, b"").split(b":")]
+        env[CEILINGS] = b":".join(filter(None, ceilings))
     cwd = os.fsencode(recording.workspace)
     return Order(
         argv=recording.argv,

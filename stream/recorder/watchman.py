@@ -205,8 +205,10 @@ class _Watchman:
         for number in numbers:
             if number != END_NOW:
                 send_group(tree, number)
-            if self._give_up_at is None or number == END_NOW:
-                self._give_up_at = time.monotonic() + (0 if number == END_NOW else grace)
+            # Once the leader is over, what is waited for need not be waited for any longer.
+            at_once = number == END_NOW or tree.leader.returncode is not None
+            if self._give_up_at is None or at_once:
+                self._give_up_at = time.monotonic() + (0 if at_once else grace)
 
     def _report(self, report: Report) -> None:
         _report(self._status, report)

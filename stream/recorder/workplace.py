@@ -121,6 +121,19 @@ class Workplace:
                 f"{source / '.git'} is a link to a repository elsewhere: what the agent does with"
                 " git in the copy, it does there"
             )
+        elif source is not None and not (source / ".git").exists():
+            above = next((place for place in source.parents if (place / ".git").exists()), None)
+            if above is not None:
+                self._on_warning(
+                    f"{source} is a part of the repository {above}, which is not in the copy: git"
+                    " finds none there"
+                )
+        missing = [one for one in self._before.skipped if one.reason != "left out"]
+        if missing:
+            self._on_warning(
+                f"not in the copy, or not for sure: {_text(missing[0].path)}"
+                f" ({missing[0].reason}), {len(missing)} in all"
+            )
         links = len(self._before.leading_back)
         if links:
             self._on_warning(

@@ -236,3 +236,17 @@ def test_the_guard_is_killed_before_it_has_said_anything(place: Place, attempt: 
     done = place.stream("observe", "--", "sh", "-c", agent, "agent", place.root)
     assert done.code == 128 + signal.SIGKILL
     assert "the process that watched the agent was killed" in done.err
+
+
+def test_a_signal_when_the_agent_has_ended_ends_the_waiting(place: Place) -> None:
+    fifo = place.fifo("ready")
+    waited = f"while kill -0 $0 2>/dev/null; do :; done; echo ready >{fifo}"
+    child = f'{waited}; exec perl -e "sleep 1000"'
+    agent = f"setsid sh -c '{child}' $$ {place.root} & exit 4"
+    process = place.start("observe", "--grace", "1000", "--", "sh", "-c", agent)
+    assert fifo.read_bytes() == b"ready\n"
+    process.send_signal(signal.SIGINT)
+    run = only_run(place, place.finish(process))
+    assert run.done.code == 4
+    assert len(run.summary["stopped"]) == 1
+    assert "signal 2 is passed on" in run.done.err

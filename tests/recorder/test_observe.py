@@ -212,6 +212,7 @@ def test_its_environment_is_ours(place: Place) -> None:
     run = observe(place, "--no-wrap", "--", sys.executable, "-c", code)
     env = json.loads(run.done.out)
     del env["STREAM_TREE"]
+    assert env.pop("GIT_CEILING_DIRECTORIES") == str(run.folder)
     assert env.pop("PWD") == str(run.folder / "workspace")
     ours = {key: value for key, value in place.env.items() if key not in ("PWD", "LC_CTYPE")}
     env.pop("LC_CTYPE", None)
@@ -487,3 +488,38 @@ def test_what_does_not_hold_is_said_with_its_evidence(place: Place) -> None:
     assert "stream: scope.no_ci_changes: fail: " in run.done.err
     assert ".ci/run" in run.done.err
     assert "alignment fail, quality unknown, policy fail" in run.done.err
+
+
+def git(folder: Path, *words: str) -> str:
+    own = ["-c", "user.email=a@b", "-c", "user.name=n"]
+    return subprocess.check_output(["git", *own, *words], cwd=folder, text=True)
+
+
+@pytest.mark.parametrize("mode", ["empty", "copy"])
+def test_git_does_not_find_the_repository_around_the_runs(place: Place, mode: str) -> None:
+    git(place.workspace, "init", "-q")
+    (place.workspace / "sub").mkdir()
+    kept = place.workspace / "sub" / "kept"
+    kept.write_text("old")
+    git(place.workspace, "add", "-A")
+    git(place.workspace, "commit", "-qm", "one")
+    kept.write_text("not committed")
+    agent = "git reset -q --hard; git rev-parse --show-toplevel"
+    words = ["observe", "--workspace", mode, "--", "sh", "-c", agent]
+    done = place.stream(*words, cwd=kept.parent, env={"GIT_CEILING_DIRECTORIES": "/nowhere"})
+    assert (done.code, done.out) == (128, b"")
+    assert kept.read_text() == "not committed"
+    warned = "is a part of the repository" in done.err
+    assert warned == (mode == "copy")
+
+
+def test_a_repository_that_is_copied_is_found(place: Place) -> None:
+    git(place.workspace, "init", "-q")
+    run = observe(place, "--", "git", "rev-parse", "--show-toplevel")
+    assert run.done.out.decode().strip() == str(run.folder / "workspace")
+
+
+def test_what_could_not_be_copied_is_said(place: Place) -> None:
+    os.mkfifo(place.workspace / "pipe")
+    run = observe(place, "-q", "--", "true")
+    assert "not in the copy, or not for sure: pipe (fifo), 1 in all" in run.done.err
