@@ -1,8 +1,8 @@
 """One agent run, from its first event to its ninth.
 
 The agent is a black box: nothing is asked of it, nothing is changed for it but its PATH and how
-far up git looks for a repository, and what it says about itself is kept apart from what was seen. Each event is on the disk before
-what it announces goes on.
+far up git looks for a repository, and what it says about itself is kept apart from what was
+seen. Each event is on the disk before what it announces goes on.
 """
 
 from __future__ import annotations

@@ -366,7 +366,7 @@ ORDINARY = [
     '"integrity": "sha512-' + base64.b64encode(bytes(range(64))).decode() + '",',
     'checksum = "' + "0123456789abcdef" * 4 + '"',
     '"js-tokens": "^4.0.0", "jsonwebtoken": "^9.0.2-beta.1"',
-    'resolved "https://registry.yarnpkg.com/@babel/x/-/x-7.1.0.tgz#' + "ab12" * 10 + '"',
+    'resolved "https://example.com/@babel/x/-/x-7.1.0.tgz#' + "ab12" * 10 + '"',
     "token = self.next_token()",
     "if (token !== !user1.token2) {",
     "_token = rf'[0-9]{_nl}abc'",
