@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from stream.cli.running import ListsCommand, number, run_prepared, say, seconds, split_words
+from stream.cli.running import ListsCommand, run_prepared, say, seconds, split_words
 
 if TYPE_CHECKING:
-    from stream.observe import Observed
     from stream.plan import Begun
     from stream.recorder.guard import Guard
     from stream.recorder.recording import Recording
-    from stream.records.run import RunSummary
 
 GRACE = 5.0
-_NAMED = 5  #: processes
 
 
 class _ObserveCommand(ListsCommand):
@@ -181,10 +178,13 @@ def observe(
                 raise
             guard.tell(recording.outfit())
             if not quiet:
-                _announce(recording)
+                from stream.cli.closing import announce
+
+                announce(recording)
             yield recording, guard, begun
 
     async def work(prepared: tuple[Recording, Guard, Begun | None]) -> int:
+        from stream.cli.closing import conclude
         from stream.cli.progress import Copying
         from stream.observe import run_observe
         from stream.recorder.tee import Relay
@@ -204,7 +204,7 @@ def observe(
             )
         finally:
             progress.clear()
-        _conclude(observed, recording, quiet=quiet)
+        conclude(observed, recording, quiet=quiet)
         return observed.summary.exit_code
 
     run_prepared(prepare, work, pass_on=pass_on)
@@ -296,87 +296,3 @@ def _probes(
     if is_new:
         recording.workspace.rmdir()
     return begin(plan, min(default_jobs(), affordable_jobs()))
-
-
-def _announce(recording: Recording) -> None:
-    where = {
-        "copy": f"a copy of {recording.source}",
-        "empty": "an empty folder",
-        "here": f"{recording.workspace} itself",
-    }[recording.workspace_mode]
-    say(f"stream: recording into {recording.folder}; the agent works in {where}")
-    if recording.disclosure.mode != "full":
-        say("stream: secrets are taken out of the record, not out of the workspace")
-
-
-def _conclude(observed: Observed, recording: Recording, *, quiet: bool) -> None:
-    summary = observed.summary
-    for trouble in summary.incomplete:
-        say(f"stream: the record is incomplete: {trouble}")
-    for trouble in observed.troubles:
-        say(f"stream: not passed on: {trouble}")
-    for finding in observed.findings:
-        say(f"stream: the run breaks its own contract: {finding.rule}: {finding.message}")
-    if observed.matrix is not None and (observed.matrix.failed or observed.matrix.strays):
-        say(f"stream: {number(observed.matrix.failed, 'probe')} failed")
-    if quiet:
-        return
-    for line in (*_closing(summary), *_verdicts(observed)):
-        say(f"stream: {line}")
-    if observed.matrix is not None:
-        say(f"stream: {number(observed.matrix.recorded, 'probe record')} in boundary.ndjson")
-    if recording.workspace_mode == "copy" and summary.changed_paths:
-        say(f"stream: to take the changes over: stream apply {_shown(recording.folder)}")
-    if recording.workspace_mode == "empty" and summary.changed_paths:
-        say(f"stream: what it made is in {_shown(recording.workspace)}")
-    say(f"stream: to check the record: stream check {_shown(recording.folder)}")
-
-
-def _closing(summary: RunSummary) -> Iterator[str]:
-    if summary.not_started:
-        yield f"the command was not started: {summary.not_started}"
-    else:
-        ended = f"by {summary.signal}" if summary.signal else f"with exit code {summary.exit_code}"
-        late = ", at its time limit" if summary.timed_out else ""
-        yield f"the agent ended {ended} after {summary.duration_ms / 1000:.1f} s{late}"
-    if summary.stopped:
-        names = ", ".join(summary.stopped[:_NAMED])
-        more = len(summary.stopped) - _NAMED
-        rest = f" and {more} more" if more > 0 else ""
-        yield f"it left processes behind, which were ended: {names}{rest}"
-    if summary.declared_denials:
-        tools = ", ".join(summary.declared_denied_tools)
-        times = number(summary.declared_denials, "time")
-        yield f"it was refused permission {times}, as it declares: {tools}"
-    if summary.declared_error:
-        yield "it declares an error"
-    changed = summary.changed_paths
-    if changed is not None:
-        yield f"{number(changed, 'path')} changed" if changed else "nothing was changed"
-    if summary.changed_inside_git:
-        yield f"{number(summary.changed_inside_git, 'path')} inside .git changed, in no patch"
-    if summary.commands:
-        yield f"{number(summary.commands, 'call')} of wrapped programs"
-    else:
-        yield "no calls of wrapped programs were seen"
-    statuses = (summary.alignment, summary.quality, summary.policy)
-    if statuses != ("unknown",) * 3:  # nothing was asked for, and nothing stands out
-        yield "alignment {}, quality {}, policy {}".format(*statuses)
-
-
-def _verdicts(observed: Observed) -> Iterator[str]:
-    """What was asked for and does not hold, with its evidence."""
-    from stream.records.decision import CONSTRAINTS
-
-    found = observed.evaluation
-    if found is None:
-        return
-    for check in (*found.alignment.checks, *found.quality.checks, *found.policy.checks):
-        if check.status in ("warn", "fail") and check.id in CONSTRAINTS:
-            yield f"{check.id}: {check.status}: {check.evidence}"
-
-
-def _shown(folder: Path) -> str:
-    """As short as it can be said from here."""
-    here = Path.cwd()
-    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)

@@ -107,7 +107,7 @@ async def test_an_end_after_the_end(tmp_path: Path) -> None:
     os.close(write)
     await tee.run()
     tee.end()
-    output.finish()
+    assert output.finish().bytes == 0
     os.close(read)
 
 
