@@ -1,0 +1,205 @@
+"""What a kernel feed saw: raw telemetry, the normalised layer, and what goes beside it.
+
+`RawEvent` is what a feed gives, `KernelEvent` is a line of layers/kernel.ndjson (its form is not
+ours to change), `KernelDetail` is the line of layers/kernel-ext.ndjson with the same number.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+RAW_KERNEL = "stream.raw_kernel.v1"
+RAW_CAPTURE = "stream.raw_capture.v1"
+KERNEL_EVENT = "assay.runner.kernel_event.v0"
+KERNEL_DETAIL = "stream.kernel_detail.v1"
+
+RunId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]+\Z")]
+Count = Annotated[int, Meta(ge=0)]
+
+#: Which evidence puts a process into the run: its control group, its parents, or both.
+Scope = Literal["both", "cgroup", "tree", "unknown"]
+
+Mark = Literal[
+    "truncated",  # a string was longer than what is kept of it
+    "fault",  # memory could not be read: what should stand here is missing
+    "walk_cut",  # the path was deeper than what is followed
+    "unreachable",  # the file had no name any more, or lies in a detached mount
+    "compat",  # a 32-bit system call
+    "uring",  # by way of io_uring
+    "first_only",  # of several messages only the first one's peer was looked at
+    "thread_exec",  # executed by a thread that was not the first
+]
+
+
+class RawEvent(
+    Struct,
+    tag_field="schema",
+    tag=RAW_KERNEL,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    """One completed call. Paths are text by `path_text`: every byte of a name comes back."""
+
+    ts: int  #: ns of CLOCK_MONOTONIC
+    pid: int  #: thread group, as the kernel's first pid namespace counts
+    tid: int
+    call: str  #: the system call's name; or exec, fork, exit, wrote
+    ret: int | None = None  #: None: not seen
+    path: str | None = None  #: as the program gave it: a claim
+    resolved: str | None = None  #: of the file that was really reached, from the root of all mounts
+    base: str | None = None  #: the folder that a relative `path` starts from
+    to_path: str | None = None  #: the same of the second path: rename, link; a symlink's place
+    to_base: str | None = None
+    flags: int = 0
+    mode: int = 0
+    resolve: int = 0
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None  #: truncate; of `wrote`: how many bytes
+    peer: str | None = None
+    argv: list[str] | None = None
+    child: int = 0  #: fork: the new process
+    status: int = 0  #: exit: as wait gives it
+    stream: str = ""  #: wrote: which of the watched ones
+    scope: Scope = "both"
+    marks: list[Mark] = []
+
+
+class RawCapture(
+    Struct,
+    tag_field="schema",
+    tag=RAW_CAPTURE,
+    forbid_unknown_fields=True,
+    kw_only=True,
+):
+    """The books of a feed: its last record. `got + dropped == seen`, where it can be known."""
+
+    feed: Literal["ebpf", "strace", "absent"]
+    reason: str = ""  #: absent: why
+    got: int = 0
+    dropped: int = 0  #: events that were lost: exactly, for ebpf
+    seen: int = 0
+    unparsed: int = 0  #: strace: lines that could not be read
+    misses: int = 0  #: ebpf: runs of a program that the kernel skipped
+    lost_forks: int = 0  #: processes that could not be entered into the tree
+    unknown_loss: str = ""  #: why nobody knows how much is missing; empty: it is known
+    before_exec: int = 0  #: of the wrapper between fork and the command itself: not its own
+    scopes: dict[str, int] = {}
+    cgroup: Literal["clean", "partial", "failed"] = "failed"
+    cgroup_reasons: list[str] = []
+    uring: Literal["seen", "unused", "hole", "unknown"] = "unknown"
+    ring_bytes: int = 0
+
+
+Kind = Annotated[
+    str, Meta(pattern=r"^(openat|connect|exec|file_blocked|connect_blocked|event_[0-9]+)\Z")
+]
+AccessMode = Literal["read", "write", "read_write", "unknown"]
+OperationFlag = Literal["create", "truncate", "append", "exclusive"]
+Status = Literal["success", "error"]
+
+
+class KernelEvent(
+    Struct,
+    tag_field="schema",
+    tag=KERNEL_EVENT,
+    forbid_unknown_fields=True,
+    kw_only=True,
+):
+    run_id: RunId
+    seq: Count
+    pid: Count
+    event_type: Count
+    kind: Kind
+    value: str | None
+    flags: Count | UnsetType = UNSET
+    mode: Count | UnsetType = UNSET
+    resolve: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    return_value: int | UnsetType = UNSET
+    access_mode: AccessMode | UnsetType = UNSET
+    operation_flags: list[OperationFlag] | UnsetType = UNSET
+    status: Status | UnsetType = UNSET
+
+
+#: event_type of each call. Below 1000 they are the contract's; the others travel as event_<id>.
+OPEN, CONNECT, SENDTO, SENDMSG, EXEC, FILE_BLOCKED, CONNECT_BLOCKED = 1, 2, 6, 7, 4, 10, 20
+UNLINK, RENAME, MKDIR, RMDIR, LINK, SYMLINK, CHMOD, CHOWN, TRUNCATE = range(1001, 1010)
+MKNOD, EXEC_FAILED, FORK, EXIT, URING_SETUP, LOCAL_CONNECT, LOCAL_SEND = range(1010, 1017)
+
+EVENT_TYPES: dict[str, int] = {
+    **dict.fromkeys(("open", "creat", "openat", "openat2"), OPEN),
+    "connect": CONNECT,
+    "sendto": SENDTO,
+    "sendmsg": SENDMSG,
+    "sendmmsg": SENDMSG,
+    "exec": EXEC,
+    **dict.fromkeys(("execve", "execveat"), EXEC_FAILED),  # one that succeeds is `exec`
+    "file_blocked": FILE_BLOCKED,
+    "connect_blocked": CONNECT_BLOCKED,
+    **dict.fromkeys(("unlink", "unlinkat"), UNLINK),
+    **dict.fromkeys(("rename", "renameat", "renameat2"), RENAME),
+    **dict.fromkeys(("mkdir", "mkdirat"), MKDIR),
+    "rmdir": RMDIR,  # and unlinkat with AT_REMOVEDIR, which a feed gives this name
+    **dict.fromkeys(("link", "linkat"), LINK),
+    **dict.fromkeys(("symlink", "symlinkat"), SYMLINK),
+    **dict.fromkeys(("chmod", "fchmod", "fchmodat", "fchmodat2"), CHMOD),
+    **dict.fromkeys(("chown", "fchown", "lchown", "fchownat"), CHOWN),
+    **dict.fromkeys(("truncate", "ftruncate"), TRUNCATE),
+    **dict.fromkeys(("mknod", "mknodat"), MKNOD),
+    "fork": FORK,
+    "exit": EXIT,
+    "io_uring_setup": URING_SETUP,
+}
+KINDS = {
+    OPEN: "openat",
+    CONNECT: "connect",
+    EXEC: "exec",
+    FILE_BLOCKED: "file_blocked",
+    CONNECT_BLOCKED: "connect_blocked",
+}
+
+
+def kind_of(event_type: int) -> str:
+    return KINDS.get(event_type) or f"event_{event_type}"
+
+
+class KernelDetail(
+    Struct,
+    tag_field="schema",
+    tag=KERNEL_DETAIL,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    kw_only=True,
+):
+    """What the line with the same `seq` in layers/kernel.ndjson has no room for."""
+
+    run_id: RunId
+    seq: Count
+    pid: Count
+    call: str
+    path: str | None = None  #: as the program gave it, where that is not the value
+    to_path: str | None = None  #: where a rename, link or symlink puts it; absolute
+    resolved: str | None = None  #: of an exec: the file that runs
+    return_value: int | None = None
+    status: Status | UnsetType = UNSET
+    flags: int = 0
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    peer: str | None = None
+    argv: list[str] | None = None
+    child: int = 0
+    exit_status: int | None = None
+    scope: Scope = "both"
+    marks: list[Mark] = []
+
+
+def path_text(data: bytes) -> str:
+    """Every byte comes back: a backslash doubles, and what is no UTF-8 becomes \\xNN."""
+    try:
+        return data.decode() if b"\\" not in data else data.decode().replace("\\", "\\\\")
+    except UnicodeDecodeError:
+        return data.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
