@@ -4,6 +4,7 @@ StreamError             carries one sentence: the place, then what is wrong
 ├── UsageError          the words on the command line, or in the environment
 ├── InputError          a file or document that cannot be used at all
 ├── OutputError         something could not be written; nothing that looks whole is left
+├── FeedError           what the kernel would tell about a run cannot be had here
 └── EmitError           the words that a probe gave to emit-record
 
 A line of a stream that is bad is not an exception: it becomes a reject record and the
@@ -29,6 +30,10 @@ class InputError(StreamError):
 
 
 class OutputError(StreamError):
+    pass
+
+
+class FeedError(StreamError):
     pass
 
 

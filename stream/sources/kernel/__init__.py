@@ -1,0 +1,1 @@
+"""What the kernel saw of a run, as a source: feeds that deliver raw events in order."""

@@ -1,0 +1,113 @@
+"""Puts the object into the kernel, or says in one sentence why that cannot be."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from stream.errors import FeedError, os_reason
+
+if TYPE_CHECKING:
+    from stream.sources.kernel.loader import Loaded
+
+WATCHES = 4  #: as many as the object has room for
+WAKE = 64 << 10  #: bytes in the ring that are worth to wake up for
+
+_BLOBS = Path(__file__).parent / "bpf"
+_MACHINES = {"x86_64": "x86", "aarch64": "arm64"}
+_BTF = Path("/sys/kernel/btf/vmlinux")
+_PLACE = "the kernel feed"
+
+
+class Watch(Struct, frozen=True):
+    """A file or pipe, as stat names it: what is written to it is an event."""
+
+    name: str
+    device: int
+    inode: int
+
+
+class Attachment(Struct, frozen=True):
+    loaded: Loaded
+    sees_uring: bool
+
+
+def attach(
+    guard: int, cgroup: Path | None, watch: Sequence[Watch], ring_bytes: int, tree_size: int
+) -> Attachment:
+    from stream.sources.kernel.loader import is_known_machine
+
+    assert len(watch) <= WATCHES
+    if not is_known_machine():
+        raise FeedError(f"{_PLACE}: there is none for {platform.machine()}")
+    if not _BTF.exists():
+        raise FeedError(f"{_BTF}: missing: this kernel does not describe itself (BTF)")
+    wake = min(WAKE, ring_bytes // 4)
+    config = _config(guard, cgroup is not None, wake, watch)
+    made = _load(config, {"ring": ring_bytes, "tree": tree_size})
+    try:
+        if cgroup is not None:
+            _put_cgroup(made.loaded, cgroup)
+        made.loaded.attach()
+    except (OSError, FeedError) as error:
+        made.loaded.close()
+        raise _explained(error) from None
+    return made
+
+
+def _config(guard: int, use_cgroup: bool, wake: int, watch: Sequence[Watch]) -> bytes:
+    """The first constants of the object, in their order."""
+    space = os.stat("/proc/self/ns/pid")  # noqa: PTH116
+    head = struct.pack(
+        "<QQIIII", _kernel_device(space.st_dev), space.st_ino, guard, use_cgroup, wake, len(watch)
+    )
+    pairs = [struct.pack("<QQ", _kernel_device(one.device), one.inode) for one in watch]
+    return head + b"".join(pairs).ljust(16 * WATCHES, b"\0")
+
+
+def _kernel_device(number: int) -> int:
+    """stat puts the halves of a device's number together in another way than the kernel."""
+    return os.major(number) << 20 | os.minor(number)
+
+
+def _load(config: bytes, sizes: dict[str, int]) -> Attachment:
+    """With io_uring, where this kernel lets that be seen."""
+    from stream.sources.kernel.loader import load
+
+    machine = _MACHINES[platform.machine()]
+    try:
+        return Attachment(load(_BLOBS / f"stream-uring.{machine}.lskel", config, sizes), True)
+    except OSError:
+        pass
+    try:
+        return Attachment(load(_BLOBS / f"stream.{machine}.lskel", config, sizes), False)
+    except OSError as error:
+        raise _explained(error) from None
+
+
+def _put_cgroup(loaded: Loaded, cgroup: Path) -> None:
+    try:
+        fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise FeedError(f"{cgroup}: {os_reason(error)}") from None
+    try:
+        loaded.write("cgroup", fd.to_bytes(4, "little"))
+    except OSError:
+        raise FeedError(f"{cgroup}: not a control group of version 2") from None
+    finally:
+        os.close(fd)
+
+
+def _explained(error: OSError | FeedError) -> FeedError:
+    if isinstance(error, FeedError):
+        return error
+    if error.errno == errno.EPERM:
+        return FeedError(f"{_PLACE}: not permitted: it takes root, or CAP_BPF and CAP_PERFMON")
+    return FeedError(f"{_PLACE}: kernel {platform.release()} refuses it: {os_reason(error)}")

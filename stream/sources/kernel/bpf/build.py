@@ -1,0 +1,107 @@
+"""From stream.bpf.c to what the loader takes: a light skeleton for each machine.
+
+A light skeleton is a program for the kernel that makes the maps, fits the other programs to the
+running kernel and loads them. The same tools give the same bytes, in whatever folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+HERE = Path(__file__).parent
+SOURCE = HERE / "stream.bpf.c"
+MACHINES = {"x86_64": "x86", "aarch64": "arm64"}
+FLAGS = ("-g", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-sign-compare")
+_ESCAPES = {"n": 10, "t": 9, "r": 13, "a": 7, "b": 8, "f": 12, "v": 11}
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|([0-7]{1,3})|(.))", re.DOTALL)
+
+
+def blob_name(machine: str, *, with_uring: bool) -> str:
+    return f"stream{'-uring' if with_uring else ''}.{MACHINES[machine]}.lskel"
+
+
+def built_with() -> str:
+    """The versions that the bytes depend on."""
+    return "; ".join(
+        _run([tool, "--version"]).decode().splitlines()[0] for tool in ("clang", "bpftool")
+    )
+
+
+def build(folder: Path) -> list[Path]:
+    made = []
+    for machine, with_uring in product(MACHINES, (False, True)):
+        blob = folder / blob_name(machine, with_uring=with_uring)
+        blob.write_bytes(_build(machine, with_uring))
+        made.append(blob)
+    return made
+
+
+def _build(machine: str, with_uring: bool) -> bytes:
+    with TemporaryDirectory() as scratch:
+        compiled = Path(scratch, "stream.bpf.o")  # its name goes into the result
+        _run(
+            [
+                *("clang", *FLAGS, "-target", "bpf", f"-D__TARGET_ARCH_{MACHINES[machine]}"),
+                *(["-DWITH_URING"] if with_uring else []),
+                *(f"-I{folder}" for folder in sorted(Path("/usr/include").glob("*-linux-gnu"))),
+                *("-fdebug-compilation-dir=.", "-c", SOURCE.name, "-o", str(compiled)),
+            ]
+        )
+        _run(["llvm-strip", "-g", str(compiled)])
+        return _packed(_run(["bpftool", "gen", "skeleton", "-L", str(compiled)]).decode())
+
+
+def _packed(header: str) -> bytes:
+    """What bpftool wrote as a C header, without the C."""
+    image = _string(header, "skel_prep_map_data((void *)", _number(header, r", 4096, (\d+)\)"))
+    data = _string(header, "opts.data = (void *)", _number(header, r"opts\.data_sz = (\d+)"))
+    code = _string(header, "opts.insns = (void *)", _number(header, r"opts\.insns_sz = (\d+)"))
+    head = json.dumps(
+        {
+            "built_with": built_with(),
+            "maps": re.findall(r"struct bpf_map_desc (\w+);", header),
+            "programs": re.findall(r"struct bpf_prog_desc (\w+);", header),
+            "image": len(image),
+            "data": len(data),
+            "code": len(code),
+        }
+    ).encode()
+    return len(head).to_bytes(4, "little") + head + image + data + code
+
+
+def _number(header: str, pattern: str) -> int:
+    found = re.findall(pattern, header)
+    assert len(found) == 1, pattern
+    return int(found[0])
+
+
+def _string(header: str, before: str, length: int) -> bytes:
+    start = header.index('"', header.index(before)) + 1
+    body = header[start : re.compile(r'(?<!\\)(?:\\\\)*"').search(header, start).end() - 1]
+    body = body.replace("\\\n", "")
+    return _ESCAPE.sub(_character, body).encode("latin-1")[:length].ljust(length, b"\0")
+
+
+def _character(found: re.Match[str]) -> str:
+    hexadecimal, octal, letter = found.groups()
+    if letter is not None:
+        return chr(_ESCAPES.get(letter, ord(letter)))
+    return chr(int(hexadecimal, 16) if hexadecimal else int(octal, 8))
+
+
+def _run(command: list[str]) -> bytes:
+    try:
+        return subprocess.run(command, cwd=HERE, check=True, capture_output=True).stdout
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{command[0]}: {error.stderr.decode()}")
+
+
+if __name__ == "__main__":
+    for made in build(HERE):
+        print(made.name, made.stat().st_size, "bytes")  # noqa: T201

@@ -1,0 +1,235 @@
+"""Records of the ring to raw events: what the bytes mean, and nothing that they do not say.
+
+It keeps the books of what it was given. A relative path has its base, except where the path
+that was really reached is known: of opens that succeeded.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from stream.records.kernel import Mark, RawEvent, Scope, path_text
+from stream.sources.kernel.address import peer_text
+
+#: In the order of the object's `enum call`.
+CALLS = (
+    *("", "open", "creat", "openat", "openat2", "unlink", "unlinkat", "rename", "renameat"),
+    *("renameat2", "mkdir", "mkdirat", "rmdir", "link", "linkat", "symlink", "symlinkat"),
+    *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"),
+    *("truncate", "ftruncate", "mknod", "mknodat", "connect", "sendto", "sendmsg", "sendmmsg"),
+    *("execve", "execveat", "io_uring_setup", "exec", "fork", "exit", "wrote", "uring_result"),
+)
+_NUMBER = {name: number for number, name in enumerate(CALLS)}
+
+
+def _numbers(*names: str) -> frozenset[int]:
+    return frozenset(_NUMBER[name] for name in names)
+
+
+_LAST_OPEN = _NUMBER["openat2"]
+_LAST_ANSWERED = _NUMBER["exec"]
+_PEERS = _numbers("connect", "sendto", "sendmsg", "sendmmsg")
+_BY_DESCRIPTOR = _numbers("fchmod", "fchown", "ftruncate")
+_TWO_PATHS = _numbers(
+    *("rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat"),
+)
+_OWNERS = _numbers("chown", "fchown", "lchown", "fchownat")
+_SIZES = _numbers("truncate", "ftruncate")
+_MODES = _numbers(
+    *("mkdir", "mkdirat", "mknod", "mknodat", "chmod", "fchmod", "fchmodat", "fchmodat2"),
+)
+_MAY_BE_EMPTY = _numbers("linkat", "fchownat", "fchmodat2", "execveat")
+
+_IN_CGROUP, _IN_TREE, _BEFORE_EXEC, _NO_PATH, _NO_TO_PATH = 1, 2, 4, 8, 16
+_TRUNCATED, _URING = 32, 512
+_BOTH = _IN_CGROUP | _IN_TREE
+_MARKS: tuple[tuple[int, Mark], ...] = (
+    (_TRUNCATED, "truncated"),
+    (_NO_PATH | _NO_TO_PATH, "fault"),
+    (64, "walk_cut"),
+    (128, "unreachable"),
+    (256, "compat"),
+    (_URING, "uring"),
+    (1024, "first_only"),
+    (2048, "thread_exec"),
+)
+_SCOPES: tuple[Scope, ...] = ("unknown", "cgroup", "tree", "both")
+_ORDINARY = ~(_BOTH | _BEFORE_EXEC)
+
+_RECORD = struct.Struct("<IIBBHIIiQIIQHHHHHHI")  # with the ring's own eight bytes before it
+_BUSY = 1 << 31
+_CREATES = 0o20000100  # O_CREAT or O_TMPFILE: without them the mode is whatever lay there
+_EMPTY_PATH = 0x1000
+_REMOVE_FOLDER = 0x200
+_NOBODY = 0xFFFFFFFF  # chown: leave it as it is
+_MOST_FOLDERS = 4096
+
+
+class Decoder:
+    def __init__(self, streams: Sequence[str] = ()) -> None:
+        self.got = 0
+        self.before_exec = 0
+        self.urings = 0  #: rings that were set up
+        self._scopes = [0, 0, 0, 0]
+        self._streams = streams
+        self._folders: dict[bytes, str] = {b"": "/"}
+        self._requests: dict[int, RawEvent] = {}
+
+    @property
+    def scopes(self) -> dict[str, int]:
+        return {name: n for name, n in zip(_SCOPES, self._scopes, strict=True) if n}
+
+    def decode(self, chunk: bytes) -> tuple[list[RawEvent], int]:
+        """The events, and how many of the bytes they took."""
+        events: list[RawEvent] = []
+        add, unpack, folders, scopes = (
+            events.append,
+            _RECORD.unpack_from,
+            self._folders,
+            self._scopes,
+        )
+        at, last, got, size = 0, len(chunk) - _RECORD.size, 0, len(chunk)
+        while at <= last:
+            record = unpack(chunk, at)
+            length = record[0]
+            end = at + 8 + (length + 7 & ~7)
+            if length & _BUSY or end > size:
+                break
+            got += 1
+            flags, call = record[4], record[2]
+            if flags & _BEFORE_EXEC:
+                self.before_exec += 1
+            elif call <= _LAST_OPEN and record[13] and not flags & _ORDINARY:
+                # An open that succeeded: nearly all there is, so it is done here and at once.
+                middle = at + 64 + record[12]
+                path = chunk[at + 64 : middle]
+                leaf, _, rest = chunk[middle : middle + record[13]].partition(b"\0")
+                scopes[flags] += 1
+                event = RawEvent(
+                    record[8],
+                    record[6],
+                    record[5],
+                    CALLS[call],
+                    record[7],
+                    path_text(path),
+                    (folders.get(rest) or self._folder(rest)) + path_text(leaf),
+                    None,
+                    None,
+                    None,
+                    record[9],
+                    record[10] & 0o7777 if record[9] & _CREATES else 0,
+                    record[18],
+                )
+                if flags != _BOTH:
+                    event.scope = _SCOPES[flags]
+                add(event)
+            else:
+                events += self._other(record, chunk[at + 64 : end])
+            at = end
+        self.got += got
+        return events, at
+
+    def rest(self) -> list[RawEvent]:
+        """Requests of io_uring that nobody answered."""
+        unanswered = [*self._requests.values()]
+        self._requests = {}
+        return unanswered
+
+    def _other(self, record: tuple[int, ...], data: bytes) -> list[RawEvent]:
+        """Every other event. A request of io_uring waits for its result."""
+        call, flags = record[2], record[4]
+        if CALLS[call] == "uring_result":
+            event = self._requests.pop(record[11], None)
+            if event is None:
+                return []  # its request was lost
+            event.ret, event.ts = record[7], record[8]
+            return [event]
+        self._scopes[flags & _BOTH] += 1
+        event = self._event(record, data)
+        if not flags & _URING:
+            return [event]
+        before = self._requests.pop(record[11], None)
+        self._requests[record[11]] = event
+        return [] if before is None else [before]
+
+    def _event(self, record: tuple[int, ...], data: bytes) -> RawEvent:
+        call, flags, ret, extra = record[2], record[4], record[7], record[11]
+        event = RawEvent(record[8], record[6], record[5], CALLS[call])
+        if flags & _BOTH != _BOTH:
+            event.scope = _SCOPES[flags & _BOTH]
+        if flags & _ORDINARY:
+            event.marks = [mark for bit, mark in _MARKS if flags & bit]
+        if call <= _LAST_ANSWERED and not flags & _URING:
+            event.ret = ret
+        parts = _cut(data, record[12:17])
+        if call in _PEERS:
+            event.peer = None if flags & _NO_PATH else peer_text(parts[0])
+        elif event.call == "fork":
+            event.child = extra
+        elif event.call == "exit":
+            event.status = extra
+        elif event.call == "wrote":
+            event.stream, event.size = self._streams[record[3]], ret
+        elif event.call == "io_uring_setup":
+            self.urings += ret >= 0
+        else:
+            self._put_paths(event, call, flags, parts)
+            _put_numbers(event, call, record)
+        return event
+
+    def _put_paths(self, event: RawEvent, call: int, flags: int, parts: list[bytes]) -> None:
+        path, resolved, base, to_path, to_base = parts
+        if call not in _BY_DESCRIPTOR and not flags & _NO_PATH:
+            event.path = path_text(path)
+        event.resolved, event.base = self._walked(resolved), self._walked(base)
+        if event.call == "exec":
+            if not flags & _NO_TO_PATH:
+                words = to_path if flags & _TRUNCATED else to_path.removesuffix(b"\0")
+                event.argv = [path_text(word) for word in words.split(b"\0")] if words else []
+        elif call in _TWO_PATHS:
+            event.to_path = None if flags & _NO_TO_PATH else path_text(to_path)
+            event.to_base = self._walked(to_base)
+
+    def _walked(self, names: bytes) -> str | None:
+        if not names:
+            return None
+        leaf, _, rest = names.partition(b"\0")
+        return (self._folders.get(rest) or self._folder(rest)) + path_text(leaf)
+
+    def _folder(self, names: bytes) -> str:
+        """Of names from the leaf to the root: the folder, with the slash that follows."""
+        if len(self._folders) >= _MOST_FOLDERS:
+            self._folders.clear()
+            self._folders[b""] = "/"
+        words = [path_text(name) for name in names.split(b"\0")[-2::-1]]
+        folder = self._folders[names] = f"/{'/'.join(words)}/"
+        return folder
+
+
+def _put_numbers(event: RawEvent, call: int, record: tuple[int, ...]) -> None:
+    flags, mode, extra = record[9], record[10], record[11]
+    event.flags = flags
+    if call <= _LAST_OPEN:
+        event.mode = mode & 0o7777 if flags & _CREATES else 0
+        event.resolve = record[18]
+    elif call in _MODES:
+        event.mode = mode & 0xFFFF
+    elif call in _SIZES:
+        event.size = extra - (1 << 64) if extra >> 63 else extra
+    elif call in _OWNERS:
+        uid, gid = extra & _NOBODY, extra >> 32
+        event.uid = None if uid == _NOBODY else uid
+        event.gid = None if gid == _NOBODY else gid
+    if event.call == "unlinkat" and flags & _REMOVE_FOLDER:
+        event.call = "rmdir"
+    if event.path == "" and flags & _EMPTY_PATH and call in _MAY_BE_EMPTY:
+        event.resolved, event.base = event.base, None  # the descriptor itself is meant
+
+
+def _cut(data: bytes, lengths: Sequence[int]) -> list[bytes]:
+    parts, at = [], 0
+    for length in lengths:
+        parts.append(data[at : at + length])
+        at += length
+    return parts

@@ -1,0 +1,160 @@
+"""The kernel's own account of a run: each call of its processes, in order; every loss is counted.
+
+It is attached before the program starts, and records nothing of the process that starts it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from anyio import move_on_after, sleep, wait_readable
+from anyio.abc import ObjectSendStream
+from anyio.lowlevel import checkpoint
+
+from stream.errors import FeedError
+from stream.pipeline import Batch
+from stream.records.control import Gap
+from stream.records.kernel import RawCapture, RawEvent
+from stream.sources.kernel.attach import Attachment, Watch, attach
+from stream.sources.kernel.books import Bookkeeper, Books, capture_of
+from stream.sources.kernel.decode import Decoder
+from stream.sources.kernel.ring import PAGE, Ring
+
+__all__ = ["EbpfFeed", "Watch", "probe_ebpf"]
+
+TICK = 0.05  #: seconds: nothing lies in the ring for longer
+STEP = 192 << 10  #: bytes that are taken out at a time: others wait for the loop, too
+SETTLE = 200  #: milliseconds that the last programs have to finish
+
+Item: TypeAlias = RawEvent | Gap | RawCapture
+
+
+class EbpfFeed:
+    name = "ebpf"
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        *,
+        guard: int,
+        cgroup: Path | None,
+        names: Sequence[str],
+        ring_bytes: int,
+    ) -> None:
+        self._loaded = attachment.loaded
+        self._sees_uring = attachment.sees_uring
+        self._guard, self._cgroup = guard, cgroup
+        self._ring, self._ring_bytes = Ring(self._loaded.maps["ring"], ring_bytes), ring_bytes
+        self._decoder = Decoder(names)
+        self._books = Bookkeeper(self._loaded)
+        self._is_ended = self._is_closed = False
+        self._noticed = 0  # of the lost events, those that have a gap
+        self._gaps: deque[tuple[int, int]] = deque()  # where in the ring, and how many
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Edge-triggered: that something is in the ring is no reason to wake up; enough of it is.
+        self._alarm = select.epoll()
+        for fd in (self._bell, self._loaded.maps["ring"]):
+            self._alarm.register(fd, select.EPOLLIN | select.EPOLLET)
+
+    @classmethod
+    def open(
+        cls,
+        *,
+        guard: int,
+        cgroup: Path | None,
+        watch: Sequence[Watch] = (),
+        ring_bytes: int = 16 << 20,
+        tree_size: int = 65536,
+    ) -> EbpfFeed:
+        """Of all that the process `guard` will start, and of the control group that it is in.
+
+        Raises FeedError. `ring_bytes` is a power of two, and whole pages.
+        """
+        attachment = attach(guard, cgroup, watch, ring_bytes, tree_size)
+        names = [one.name for one in watch]
+        return cls(attachment, guard=guard, cgroup=cgroup, names=names, ring_bytes=ring_bytes)
+
+    def end(self) -> None:
+        """The tree is over: what is in the ring is all that there will be."""
+        self._is_ended = True
+        os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._alarm.close()
+            os.close(self._bell)
+            self._ring.close()
+            self._loaded.close()
+
+    async def run(self, out: ObjectSendStream[Batch[Item]], /) -> None:
+        while True:
+            was_ended = self._is_ended
+            await self._drain(out)
+            if was_ended:
+                break
+            with move_on_after(TICK):
+                await wait_readable(self._alarm.fileno())
+            self._alarm.poll(0)
+        self._loaded.detach()
+        books = await self._settle(out)
+        capture = capture_of(
+            books,
+            self._decoder,
+            misses=self._loaded.misses(),
+            ring_bytes=self._ring_bytes,
+            sees_uring=self._sees_uring,
+            cgroup=self._cgroup,
+            guard=self._guard,
+        )
+        await out.send([*self._decoder.rest(), *self._gaps_to(None), capture])
+
+    async def _drain(self, out: ObjectSendStream[Batch[Item]]) -> None:
+        position = -1
+        while position != self._ring.read:
+            position = self._ring.read
+            if batch := self._look():
+                await out.send(batch)
+                await checkpoint()  # a send to a queue with room does not let the others run
+
+    def _look(self) -> list[Item]:
+        """The next events. A gap stands where the ring was when its loss was noticed."""
+        lost = self._books.lost()  # before the position: what is lost lies before that
+        if lost > self._noticed:
+            self._gaps.append((self._ring.written, lost - self._noticed))
+            self._noticed = lost
+        events, length = self._decoder.decode(self._ring.peek(STEP))
+        self._ring.take(length)
+        return [*events, *self._gaps_to(self._ring.read)]
+
+    def _gaps_to(self, position: int | None) -> list[Item]:
+        gaps: list[Item] = []
+        while self._gaps and (position is None or self._gaps[0][0] <= position):
+            _, lost = self._gaps.popleft()
+            gaps.append(Gap(source=self.name, lost=lost, reason="the ring was full", unit="events"))
+        return gaps
+
+    async def _settle(self, out: ObjectSendStream[Batch[Item]]) -> Books:
+        """A program may still have been at work when it was detached: until the books balance."""
+        for _ in range(SETTLE):
+            await self._drain(out)
+            books = self._books.read()
+            if self._decoder.got + books.lost == sum(books.seen) and books.lost == self._noticed:
+                break
+            await sleep(0.001)
+        return books
+
+
+def probe_ebpf() -> str:
+    """Why there can be no such feed here; empty: there can."""
+    try:
+        feed = EbpfFeed.open(guard=os.getpid(), cgroup=None, ring_bytes=PAGE, tree_size=64)
+    except FeedError as error:
+        return str(error)
+    feed.close()
+    return ""
