@@ -179,8 +179,9 @@ class Surface:
 
     def _add_change(self, ways: tuple[str, str], path: str, detail: KernelDetail | None) -> None:
         touched = [(path, ways[0])]
-        if detail is not None and detail.to_path is not None and ways[1]:
-            touched.append((detail.to_path, ways[1]))
+        to_path = None if detail is None else detail.to_path
+        if to_path is not None and to_path.startswith("/") and ways[1]:
+            touched.append((to_path, ways[1]))
         for name, way in touched:
             if detail is not None and detail.status == "success":
                 self.reach(name, _BITS[way])

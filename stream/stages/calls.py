@@ -146,7 +146,7 @@ def detail_of(
         pid=event.pid,
         call=event.call,
         path=event.path if event.path != value else None,
-        to_path=absolute(event.to_base, event.to_path),
+        to_path=absolute(event.to_base, event.to_path) or event.to_path,
         resolved=event.resolved if event_type == EXEC or event.resolved != value else None,
         return_value=None if is_open else event.ret,
         status=UNSET if is_open else status_of(event),
