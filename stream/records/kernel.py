@@ -181,9 +181,7 @@ class KernelDetail(
     pid: Count
     call: str
     path: str | None = None  #: as the program gave it, where that is not the value
-    to_path: str | None = (
-        None  #: where a rename, link or symlink puts it; absolute, where that is known
-    )
+    to_path: str | None = None  #: where a rename, link or symlink puts it; absolute if known
     resolved: str | None = None  #: of an exec: the file that runs
     return_value: int | None = None
     status: Status | UnsetType = UNSET
