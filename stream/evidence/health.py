@@ -45,8 +45,8 @@ def make_health(
     sdk_tool_calls: int,
     platform: str = LINUX,
 ) -> ObservationHealth:
-    """`monitor_events` are the lines of the kernel layer, `has_connect` and `has_datagram`
-    whether there is any connect, or any datagram peer, among them."""
+    """`monitor_events` are the lines of the kernel layer; `has_connect` and `has_datagram` say
+    whether there is a connect, or a datagram's peer, among them. `sdk_tool_calls` have started."""
     is_absent = capture is None or capture.feed == "absent" or platform != LINUX
     losses = [] if is_absent or capture is None else list(_losses(capture))
     drops = 0 if is_absent or capture is None else capture.dropped
@@ -109,8 +109,11 @@ def health_faults(
     health: ObservationHealth,
     *,
     monitor_events: int,
+    has_connect: bool,
+    has_datagram: bool,
     policy_events: int,
     sdk_events: int,
+    sdk_tool_calls: int,
     lost: int = 0,
     is_reference: bool = False,
 ) -> Iterator[str]:
@@ -130,9 +133,10 @@ def health_faults(
         else:
             notes[parts[1]] = parts[2]
     yield from _kernel_faults(health, notes, monitor_events, lost, is_reference=is_reference)
-    yield from _count_faults(health, notes, policy_events, sdk_events)
+    yield from _count_faults(health, notes, policy_events, sdk_events, sdk_tool_calls)
     if not is_reference:
         yield from _own_faults(health, notes)
+        yield from _coverage_faults(health, notes, has_connect, has_datagram)
 
 
 def _losses(capture: RawCapture) -> Iterator[str]:
@@ -183,11 +187,7 @@ def _rule_faults(health: ObservationHealth, *, is_reference: bool) -> Iterator[s
         return
     if scope != scope_of(coverage):
         yield f"network_endpoint_claim_scope: {scope} does not follow from {coverage}"
-    if is_reference:  # which counts its losses by hook
-        return
-    if kernel != "complete" and coverage != "unknown":
-        yield f"network_protocol_coverage: {coverage}, and kernel_layer is {kernel}"
-    if kernel == "absent" and health.cgroup_correlation != "failed":
+    if kernel == "absent" and health.cgroup_correlation != "failed" and not is_reference:
         yield f"cgroup_correlation: {health.cgroup_correlation}, and nothing was captured"
 
 
@@ -224,7 +224,11 @@ def _kernel_faults(
 
 
 def _count_faults(
-    health: ObservationHealth, notes: dict[str, str], policy_events: int, sdk_events: int
+    health: ObservationHealth,
+    notes: dict[str, str],
+    policy_events: int,
+    sdk_events: int,
+    sdk_tool_calls: int,
 ) -> Iterator[str]:
     for layer, state, code, form, events in (
         ("policy", health.policy_layer, "s4_policy_capture", _POLICY_NOTE, policy_events),
@@ -242,6 +246,8 @@ def _count_faults(
             yield f"notes: {code} does not have its form"
         elif int(found["events"]) != events:
             yield f"notes: {code}: {events} events, and it says {found['events']}"
+        elif int(found.groupdict().get("calls", sdk_tool_calls)) != sdk_tool_calls:
+            yield f"notes: {code}: {sdk_tool_calls} tool calls, and it says {found['calls']}"
 
 
 def _own_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[str]:
@@ -254,9 +260,17 @@ def _own_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[st
         yield "kernel_layer: partial, and nothing is said to be lost"
     if (ABSENT_NOTE in notes) != (kernel == "absent"):
         yield f"kernel_layer: {kernel}, and {ABSENT_NOTE} says otherwise"
-    if URING_NOTE in notes and health.network_protocol_coverage != "unknown":
-        yield f"network_protocol_coverage: known, and {URING_NOTE} is noted"
     for state in ("partial", "failed"):
         is_noted = f"stream_cgroup_{state}" in notes
         if is_noted != (kernel != "absent" and health.cgroup_correlation == state):
             yield f"cgroup_correlation: {health.cgroup_correlation}, and the notes say otherwise"
+
+
+def _coverage_faults(
+    health: ObservationHealth, notes: dict[str, str], has_connect: bool, has_datagram: bool
+) -> Iterator[str]:
+    is_known = health.kernel_layer == "complete" and URING_NOTE not in notes
+    follows = coverage_of(has_connect, has_datagram, is_known=is_known)
+    found = health.network_protocol_coverage
+    if found is not UNSET and found != follows:
+        yield f"network_protocol_coverage: {found}, and {follows} follows from what was observed"

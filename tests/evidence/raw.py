@@ -75,4 +75,6 @@ RAW_EVENTS = st.builds(
     marks=st.just([]) | st.lists(st.sampled_from(get_args(Mark)), max_size=2, unique=True),
 )
 
-CAPTURE = RawCapture(feed="ebpf", got=10, seen=10, scopes={"both": 10}, cgroup="clean")
+CAPTURE = RawCapture(
+    feed="ebpf", got=10, seen=10, scopes={"both": 10}, cgroup="clean", uring="unused"
+)
