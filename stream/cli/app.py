@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from stream.cli import apply, check, doctor, matrix, observe, probe, records
+from stream.cli import apply, check, doctor, matrix, normalize, observe, probe, records
 
 app = typer.Typer(
     name="stream",
@@ -57,4 +57,5 @@ check.register(app)
 apply.register(app)
 probe.register(app)
 records.register(app)
+normalize.register(app)
 doctor.register(app)

@@ -22,7 +22,7 @@ def apply(
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would be done."),
 ) -> None:
-    """Take the changes of a run over to where its workspace came from.
+    """Take a run's changes over to where its workspace came from.
 
     All or nothing: every path must be there as it was when the run began, or already as the
     run left it, and in the workspace as the run left it. Where one is not, each is named,

@@ -17,6 +17,7 @@ KERNEL_DETAIL = "stream.kernel_detail.v1"
 
 RunId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]+\Z")]
 Count = Annotated[int, Meta(ge=0)]
+Nanoseconds = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 #: Which evidence puts a process into the run: its control group, its parents, or both.
 Scope = Literal["both", "cgroup", "tree", "unknown"]
@@ -42,9 +43,9 @@ class RawEvent(
 ):
     """One completed call. Paths are text by `path_text`: every byte of a name comes back."""
 
-    ts: int  #: ns of CLOCK_MONOTONIC
-    pid: int  #: thread group, as the kernel's first pid namespace counts
-    tid: int
+    ts: Nanoseconds  #: of CLOCK_MONOTONIC
+    pid: Count  #: thread group, as the kernel's first pid namespace counts
+    tid: Count
     call: str  #: the system call's name; or exec, fork, exit, wrote
     ret: int | None = None  #: None: not seen
     path: str | None = None  #: as the program gave it: a claim
@@ -52,9 +53,9 @@ class RawEvent(
     base: str | None = None  #: the folder that a relative `path` starts from
     to_path: str | None = None  #: the same of the second path: rename, link; a symlink's place
     to_base: str | None = None
-    flags: int = 0
-    mode: int = 0
-    resolve: int = 0
+    flags: Count = 0
+    mode: Count = 0
+    resolve: Count = 0
     uid: int | None = None
     gid: int | None = None
     size: int | None = None  #: truncate; of `wrote`: how many bytes
@@ -180,7 +181,7 @@ class KernelDetail(
     pid: Count
     call: str
     path: str | None = None  #: as the program gave it, where that is not the value
-    to_path: str | None = None  #: where a rename, link or symlink puts it; absolute
+    to_path: str | None = None  #: where a rename, link or symlink puts it; absolute if known
     resolved: str | None = None  #: of an exec: the file that runs
     return_value: int | None = None
     status: Status | UnsetType = UNSET

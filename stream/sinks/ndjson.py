@@ -29,6 +29,7 @@ class Records(Struct):
     target: str
     kinds: type | tuple[type, ...] = bytes
     is_whole: Callable[[], bool] = lambda: True  #: asked at the end: else a file stays partial
+    but: tuple[type, ...] = ()  #: of those, the types that go elsewhere
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write[Item]]:
@@ -38,6 +39,7 @@ class Records(Struct):
                 lines = [
                     item if isinstance(item, bytes) else encode_control(item)
                     for item in _picked(batch, self.kinds)
+                    if not isinstance(item, self.but)
                 ]
                 if lines:
                     await write_bytes(join_lines(lines))

@@ -27,6 +27,7 @@ from stream.codec import (
 )
 from stream.document import parse_document, parted
 from stream.errors import InputError
+from stream.evidence.contracts import ARTIFACTS, LINES
 from stream.pattern import Descriptor, Fault, make_descriptor
 from stream.pipeline import Batch, Counts
 from stream.records.boundary import PATTERN_VERSION, decode_boundary
@@ -166,8 +167,8 @@ class Validate:
                 decode_boundary(line)
             elif contract == RAW_EMISSION:
                 decode_raw(line)
-            elif contract in _RUN_FOLDER:
-                _RUN_FOLDER[contract](line)
+            elif contract in _DECODED:
+                _DECODED[contract](line)
             else:
                 _decode_control(line)
         except DECODE_ERRORS as error:
@@ -176,11 +177,13 @@ class Validate:
 
 
 _decode_document = msgspec.json.Decoder(RunMetadata | RunSummary | Manifest | CommandRecord).decode
-_RUN_FOLDER: dict[str, Callable[[bytes], object]] = {
+_DECODED: dict[str, Callable[[bytes], object]] = {
     **dict.fromkeys((RUN, RUN_SUMMARY, MANIFEST, COMMAND), _decode_document),
     FS_CHANGE: decode_change,
+    **LINES,
+    **ARTIFACTS,
 }
-_KNOWN = {PATTERN_VERSION, RAW_EMISSION, *CONTROL_SCHEMAS, *_RUN_FOLDER}
+_KNOWN = {PATTERN_VERSION, RAW_EMISSION, *CONTROL_SCHEMAS, *_DECODED}
 
 
 def _unknown(contract: str | None) -> Fault:

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from tests.bench.evidence import write_raw
 from tests.bench.observing import fill
 from tests.stages.runs import many_runs
 
@@ -262,6 +263,39 @@ def bench_check(scratch: Path) -> list[Row]:
     ]
 
 
+# ------------------------------------------------------------ kernel evidence
+
+DECODING = """
+import sys, msgspec
+from stream.records.kernel import RawCapture, RawEvent
+decode = msgspec.json.Decoder(RawEvent | RawCapture).decode
+encode = msgspec.json.Encoder().encode
+for line in open(sys.argv[1], "rb"):
+    sys.stdout.buffer.write(encode(decode(line)) + b"\\n")
+"""
+
+
+def bench_evidence(scratch: Path) -> list[Row]:
+    source, count = scratch / "raw.ndjson", 1_000_000
+    write_raw(source, count)
+    ours, floor = race(
+        3,
+        lambda: run([STREAM, "normalize", str(source)]),
+        lambda: run([sys.executable, "-c", DECODING, str(source)]),
+    )
+    rate, ratio = count / ours.seconds, ours.seconds / floor.seconds
+    return [
+        Row(
+            f"`stream normalize`, {count:,} raw events",
+            f"{rate:,.0f}/s, peak {ours.peak / 1e6:.0f} MB",
+            f"msgspec decodes and encodes them, nothing else: {count / floor.seconds:,.0f}/s",
+            ratio,
+            "≥ 300,000/s, ≤ 3×, < 80 MB",
+            rate >= 300_000 and ratio <= 3 and ours.peak < 80 << 20,
+        )
+    ]
+
+
 # ------------------------------------------------------------ start-up
 
 
@@ -396,6 +430,7 @@ BENCHES = {
     "matrix": bench_matrix,
     "records": bench_records,
     "check": bench_check,
+    "evidence": bench_evidence,
     "start": bench_start,
     "observe": bench_observe,
 }

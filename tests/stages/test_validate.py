@@ -39,7 +39,7 @@ GOOD = [
     encode_control(Gap(source="s", lost=0, reason="r")),
     encode_control(Reject(stage="s", source="s", line=1, offset=0, sha256="0" * 64, reason="r")),
 ]
-UNKNOWN = [b'{"schema":"assay.runner.event.v0"}', b'{"a":1}', b"{}"]
+UNKNOWN = [b'{"schema":"assay.runner.other.v0"}', b'{"a":1}', b"{}"]
 #: (line, rule, reason, JSON path)
 BAD = [
     (b"{", "json", "malformed JSON: it ends too early", ""),

@@ -1,0 +1,1 @@
+"""What the layers of a run come to: its surface, its health, and what goes beside them."""

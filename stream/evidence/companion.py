@@ -1,0 +1,36 @@
+"""companion.json: what the artifacts have no room for, from the same evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import to_builtins
+
+from stream.evidence.surface import Surface
+from stream.records.kernel import RawCapture
+from stream.records.runner import Companion
+
+
+def make_companion(
+    run_id: str,
+    surface: Surface,
+    *,
+    capture: RawCapture | None,
+    filtered: Mapping[str, int],
+    calls: Mapping[str, Mapping[str, int]],
+    unbound: Mapping[str, int],
+) -> Companion:
+    """`filtered` is counted by rule, `calls` and `unbound` by kind of event; what order they
+    come in makes no difference."""
+    return Companion(
+        run_id=run_id,
+        capture={} if capture is None else to_builtins(capture),
+        filtered=dict(sorted(filtered.items())),
+        paths=surface.paths(),
+        failed_paths=surface.failed_paths(),
+        address_probes=surface.address_probes(),
+        local_sockets=surface.local_sockets(),
+        self_reported_tools=surface.self_reported_tools(),
+        calls={call: dict(sorted(kinds.items())) for call, kinds in sorted(calls.items())},
+        unbound=dict(sorted(unbound.items())),
+    )

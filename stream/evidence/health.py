@@ -1,0 +1,276 @@
+"""How much of a run was observed, in the contract's words, and whether such words hold together.
+
+Health never looks better than the feed's books: what was lost is never zeroed, a loss that nobody
+can count is a loss, and what was not observed is absent. Notes say only what is degraded, besides
+the contract's own three, and nothing that depends on the time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from msgspec import UNSET
+
+from stream.errors import visible
+from stream.records.kernel import RawCapture
+from stream.records.runner import ClaimScope, Coverage, ObservationHealth
+
+LINUX = "linux"
+_NOTE = re.compile(r"([a-z][a-z0-9_]*): (.+)\Z")
+_KERNEL_NOTE = re.compile(
+    r"monitor_events=(?P<events>[0-9]+) ringbuf_drops=(?P<drops>[0-9]+)"
+    r"(?: network_protocol_coverage=(?P<coverage>[a-z_]+)"
+    r" network_endpoint_claim_scope=(?P<scope>[a-z_]+))?\Z"
+)
+_POLICY_NOTE = re.compile(r"policy_events=(?P<events>[0-9]+)\Z")
+_SDK_NOTE = re.compile(r"sdk_events=(?P<events>[0-9]+) sdk_tool_calls=(?P<calls>[0-9]+)\Z")
+#: Notes that say why a kernel layer is not complete.
+_LOSS_NOTES = {
+    *("stream_kernel_misses", "stream_kernel_lost_forks", "stream_kernel_unparsed"),
+    *("stream_kernel_unknown_loss", "stream_kernel_books"),
+}
+ABSENT_NOTE, URING_NOTE = "stream_kernel_absent", "stream_uring_hole"
+
+
+def make_health(
+    run_id: str,
+    capture: RawCapture | None,
+    *,
+    monitor_events: int,
+    has_connect: bool,
+    has_datagram: bool,
+    policy_events: int,
+    sdk_events: int,
+    sdk_tool_calls: int,
+    platform: str = LINUX,
+) -> ObservationHealth:
+    """`monitor_events` are the lines of the kernel layer; `has_connect` and `has_datagram` say
+    whether there is a connect, or a datagram's peer, among them. `sdk_tool_calls` have started."""
+    is_absent = capture is None or capture.feed == "absent" or platform != LINUX
+    losses = [] if is_absent or capture is None else list(_losses(capture))
+    drops = 0 if is_absent or capture is None else capture.dropped
+    is_blind = is_absent or bool(losses) or drops > 0
+    has_hole = capture is not None and capture.uring == "hole"
+    coverage = coverage_of(has_connect, has_datagram, is_known=not is_blind and not has_hole)
+    scope = scope_of(coverage)
+    notes = []
+    if not is_absent:
+        notes.append(
+            f"s2_kernel_capture: monitor_events={monitor_events} ringbuf_drops={drops}"
+            f" network_protocol_coverage={coverage} network_endpoint_claim_scope={scope}"
+        )
+    if policy_events:
+        notes.append(f"s4_policy_capture: policy_events={policy_events}")
+    if sdk_events:
+        notes.append(f"s5_sdk_capture: sdk_events={sdk_events} sdk_tool_calls={sdk_tool_calls}")
+    return ObservationHealth(
+        run_id=run_id,
+        platform=platform,
+        kernel_layer=(
+            "absent" if is_absent else "partial_ringbuf_drops" if is_blind else "complete"
+        ),
+        ringbuf_drops=drops,
+        policy_layer="present" if policy_events else "absent",
+        sdk_layer="self_reported" if sdk_events else "absent",
+        cgroup_correlation="failed" if is_absent or capture is None else capture.cgroup,
+        network_protocol_coverage=coverage,
+        network_endpoint_claim_scope=scope,
+        notes=[*notes, *losses, *_shortcomings(capture, platform)],
+    )
+
+
+def coverage_of(has_connect: bool, has_datagram: bool, *, is_known: bool) -> Coverage:
+    if not is_known:
+        return "unknown"
+    if has_connect and has_datagram:
+        return "connect_and_datagram_peer_observed"
+    if has_datagram:
+        return "datagram_peer_observed"
+    return "connect_only" if has_connect else "absent"
+
+
+def scope_of(coverage: Coverage) -> ClaimScope:
+    if coverage == "unknown":
+        return "unknown"
+    return "not_applicable" if coverage == "absent" else "diagnostic_only"
+
+
+def is_passing(health: ObservationHealth) -> bool:
+    """What the contract asks of a run that is to pass."""
+    return (
+        health.kernel_layer == "complete"
+        and not health.ringbuf_drops
+        and health.cgroup_correlation == "clean"
+    )
+
+
+def health_faults(
+    health: ObservationHealth,
+    *,
+    monitor_events: int,
+    has_connect: bool,
+    has_datagram: bool,
+    policy_events: int,
+    sdk_events: int,
+    sdk_tool_calls: int,
+    lost: int = 0,
+    is_reference: bool = False,
+) -> Iterator[str]:
+    """What does not hold: by the contract's rules, by the notes, and by what the layers count.
+
+    `lost` is what the gaps of the kernel layer add up to. The reference's archives may be from
+    before there was a network coverage, and know no notes of ours.
+    """
+    yield from _rule_faults(health, is_reference=is_reference)
+    notes: dict[str, str] = {}
+    for note in health.notes:
+        parts = _NOTE.match(note)
+        if parts is None:
+            yield f"notes: {visible(note)[:80]!r} does not begin with a code"
+        elif parts[1] in notes:
+            yield f"notes: {parts[1]} stands twice"
+        else:
+            notes[parts[1]] = parts[2]
+    yield from _kernel_faults(health, notes, monitor_events, lost, is_reference=is_reference)
+    yield from _count_faults(health, notes, policy_events, sdk_events, sdk_tool_calls)
+    if not is_reference:
+        yield from _own_faults(health, notes)
+        yield from _coverage_faults(health, notes, has_connect, has_datagram)
+
+
+def _losses(capture: RawCapture) -> Iterator[str]:
+    """What is missing beyond the events that were counted as dropped."""
+    if capture.misses:
+        yield f"stream_kernel_misses: misses={capture.misses}"
+    if capture.lost_forks:
+        yield f"stream_kernel_lost_forks: lost_forks={capture.lost_forks}"
+    if capture.unparsed:
+        yield f"stream_kernel_unparsed: unparsed={capture.unparsed}"
+    if capture.unknown_loss:
+        yield f"stream_kernel_unknown_loss: {visible(capture.unknown_loss)}"
+    if capture.feed == "ebpf" and capture.got + capture.dropped != capture.seen:
+        books = f"got={capture.got} dropped={capture.dropped} seen={capture.seen}"
+        yield f"stream_kernel_books: {books}"
+
+
+def _shortcomings(capture: RawCapture | None, platform: str) -> Iterator[str]:
+    """What else a reader has to know."""
+    if platform != LINUX:
+        yield f"{ABSENT_NOTE}: {visible(platform)} has no kernel feed"
+    elif capture is None:
+        yield f"{ABSENT_NOTE}: there was no kernel feed"
+    elif capture.feed == "absent":
+        yield f"{ABSENT_NOTE}: {visible(capture.reason) or 'for a reason that was not given'}"
+    else:
+        if capture.uring == "hole":
+            yield f"{URING_NOTE}: what went by way of io_uring was not seen"
+        elif capture.uring == "unknown":
+            yield "stream_uring_unknown: whether io_uring was used was not seen"
+        if capture.cgroup != "clean":
+            reasons = "; ".join(map(visible, capture.cgroup_reasons)) or "no reason was given"
+            yield f"stream_cgroup_{capture.cgroup}: {reasons}"
+
+
+def _rule_faults(health: ObservationHealth, *, is_reference: bool) -> Iterator[str]:
+    kernel, drops = health.kernel_layer, health.ringbuf_drops
+    coverage, scope = health.network_protocol_coverage, health.network_endpoint_claim_scope
+    if drops and kernel != "partial_ringbuf_drops":
+        yield f"ringbuf_drops: {drops} were lost, and kernel_layer is {kernel}"
+    if health.platform != LINUX and kernel != "absent":
+        yield f"kernel_layer: {kernel} on a platform that is not linux"
+    if (coverage is UNSET) != (scope is UNSET):
+        yield "network_protocol_coverage: stands without network_endpoint_claim_scope, or it alone"
+    if coverage is UNSET or scope is UNSET:
+        if not is_reference:
+            yield "network_protocol_coverage: is missing"
+        return
+    if scope != scope_of(coverage):
+        yield f"network_endpoint_claim_scope: {scope} does not follow from {coverage}"
+    if kernel == "absent" and health.cgroup_correlation != "failed" and not is_reference:
+        yield f"cgroup_correlation: {health.cgroup_correlation}, and nothing was captured"
+
+
+def _kernel_faults(
+    health: ObservationHealth,
+    notes: dict[str, str],
+    monitor_events: int,
+    lost: int,
+    *,
+    is_reference: bool,
+) -> Iterator[str]:
+    if monitor_events and health.kernel_layer == "absent":
+        yield f"kernel_layer: absent, and there are {monitor_events} events"
+    if lost and health.kernel_layer == "complete":
+        yield f"kernel_layer: complete, and gaps say that {lost} events were lost"
+    text = notes.get("s2_kernel_capture")
+    if text is None:
+        if health.kernel_layer != "absent":
+            yield "notes: s2_kernel_capture is missing"
+        return
+    if health.kernel_layer == "absent" and not is_reference:
+        yield "notes: s2_kernel_capture stands there, and kernel_layer is absent"
+    found = _KERNEL_NOTE.match(text)
+    if found is None:
+        yield "notes: s2_kernel_capture does not have its form"
+        return
+    if int(found["events"]) != monitor_events:
+        yield f"notes: s2_kernel_capture: {monitor_events} events, and it says {found['events']}"
+    if int(found["drops"]) != health.ringbuf_drops:
+        yield f"notes: s2_kernel_capture: ringbuf_drops is not {found['drops']}"
+    fields = (health.network_protocol_coverage, health.network_endpoint_claim_scope)
+    if (found["coverage"] or UNSET, found["scope"] or UNSET) != fields:
+        yield "notes: s2_kernel_capture: coverage and scope are not those of the fields"
+
+
+def _count_faults(
+    health: ObservationHealth,
+    notes: dict[str, str],
+    policy_events: int,
+    sdk_events: int,
+    sdk_tool_calls: int,
+) -> Iterator[str]:
+    for layer, state, code, form, events in (
+        ("policy", health.policy_layer, "s4_policy_capture", _POLICY_NOTE, policy_events),
+        ("sdk", health.sdk_layer, "s5_sdk_capture", _SDK_NOTE, sdk_events),
+    ):
+        if (state == "absent") != (events == 0):
+            yield f"{layer}_layer: {state}, and there are {events} events"
+        text = notes.get(code)
+        if (text is None) != (state == "absent"):
+            yield f"notes: {code} {'is missing' if text is None else 'belongs to no layer'}"
+        if text is None:
+            continue
+        found = form.match(text)
+        if found is None:
+            yield f"notes: {code} does not have its form"
+        elif int(found["events"]) != events:
+            yield f"notes: {code}: {events} events, and it says {found['events']}"
+        elif int(found.groupdict().get("calls", sdk_tool_calls)) != sdk_tool_calls:
+            yield f"notes: {code}: {sdk_tool_calls} tool calls, and it says {found['calls']}"
+
+
+def _own_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[str]:
+    """Where our own notes and the fields say different things."""
+    kernel = health.kernel_layer
+    lossy = sorted(_LOSS_NOTES & notes.keys())
+    if lossy and kernel != "partial_ringbuf_drops":
+        yield f"kernel_layer: {kernel}, and {lossy[0]} is noted"
+    if kernel == "partial_ringbuf_drops" and not lossy and not health.ringbuf_drops:
+        yield "kernel_layer: partial, and nothing is said to be lost"
+    if (ABSENT_NOTE in notes) != (kernel == "absent"):
+        yield f"kernel_layer: {kernel}, and {ABSENT_NOTE} says otherwise"
+    for state in ("partial", "failed"):
+        is_noted = f"stream_cgroup_{state}" in notes
+        if is_noted != (kernel != "absent" and health.cgroup_correlation == state):
+            yield f"cgroup_correlation: {health.cgroup_correlation}, and the notes say otherwise"
+
+
+def _coverage_faults(
+    health: ObservationHealth, notes: dict[str, str], has_connect: bool, has_datagram: bool
+) -> Iterator[str]:
+    is_known = health.kernel_layer == "complete" and URING_NOTE not in notes
+    follows = coverage_of(has_connect, has_datagram, is_known=is_known)
+    found = health.network_protocol_coverage
+    if found is not UNSET and found != follows:
+        yield f"network_protocol_coverage: {found}, and {follows} follows from what was observed"

@@ -1,0 +1,217 @@
+"""The capability surface: what a run reached, by the lines of its layers.
+
+It claims what was done: opens and changes that succeeded, programs that ran, peers that were
+addressed. What was only tried, and what is no peer, is kept apart for the companion. Everything
+is a set: order and repetition change nothing.
+
+The reference's archives claim more: failed opens and port-0 connects as well. `is_reference`
+gives that projection of the same lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import get_args
+
+from msgspec import UNSET, UnsetType
+
+from stream.evidence.failures import failure
+from stream.records.kernel import (
+    CHMOD,
+    CHOWN,
+    CONNECT,
+    CONNECT_BLOCKED,
+    EXEC,
+    EXEC_FAILED,
+    FILE_BLOCKED,
+    LINK,
+    LOCAL_CONNECT,
+    LOCAL_SEND,
+    MKDIR,
+    MKNOD,
+    OPEN,
+    RENAME,
+    RMDIR,
+    SENDMSG,
+    SENDTO,
+    SYMLINK,
+    TRUNCATE,
+    UNLINK,
+    AccessMode,
+    KernelDetail,
+    KernelEvent,
+    OperationFlag,
+)
+from stream.records.runner import CapabilitySurface, PolicyEvent, SdkEvent
+
+OPENED = "openat"  #: what an open is called, whichever call it was
+#: The calls that change the file system, and how each of their two paths was reached.
+_CHANGES = {
+    UNLINK: ("unlink", ""),
+    RENAME: ("rename", "rename_to"),
+    MKDIR: ("mkdir", ""),
+    RMDIR: ("rmdir", ""),
+    LINK: ("link", "link_to"),
+    SYMLINK: ("symlink", "symlink"),
+    CHMOD: ("chmod", ""),
+    CHOWN: ("chown", ""),
+    TRUNCATE: ("truncate", ""),
+    MKNOD: ("mknod", ""),
+}
+_BLOCKED = "blocked"
+_WAYS = tuple(
+    dict.fromkeys(
+        (
+            *get_args(AccessMode),
+            *get_args(OperationFlag),
+            *(way for ways in _CHANGES.values() for way in ways if way),
+            _BLOCKED,
+        )
+    )
+)
+_BITS = {way: 1 << number for number, way in enumerate(_WAYS)}
+
+
+def ways_of(
+    access_mode: AccessMode | UnsetType, operation_flags: Sequence[OperationFlag] | UnsetType
+) -> int:
+    """How an open reached its path, as `Surface.reach` takes it."""
+    ways = _BITS["unknown" if access_mode is UNSET else access_mode]
+    for flag in () if operation_flags is UNSET else operation_flags:
+        ways |= _BITS[flag]
+    return ways
+
+
+class Surface:
+    """Grows with the different things that a run touches, not with how often."""
+
+    def __init__(self, *, is_reference: bool = False) -> None:
+        self.has_connect = False  #: of any kind that goes to a network
+        self.has_datagram = False
+        self._is_reference = is_reference
+        self._reached: dict[str, int] = {}
+        self._missed: dict[str, set[str]] = {}
+        self._peers: set[str] = set()
+        self._blocked_peers: set[str] = set()
+        self._sockets: set[str] = set()
+        self._programs: set[str] = set()
+        self._agent_tools: set[str] = set()
+        self._policy_tools: set[str] = set()
+        self._decisions: set[str] = set()
+
+    def reach(self, path: str, ways: int) -> None:
+        """An open that succeeded. The same as its line, without the cost of making one."""
+        self._reached[path] = self._reached.get(path, 0) | ways
+
+    def miss(self, path: str, call: str, result: int | None) -> None:
+        """An attempt that failed, or whose end nobody saw."""
+        self._missed.setdefault(path, set()).add(f"{call}:{failure(result)}")
+
+    def add_kernel(self, event: KernelEvent, detail: KernelDetail | None) -> None:
+        kind, value = event.event_type, event.value
+        if kind in (CONNECT, SENDTO, SENDMSG):
+            self.has_connect |= kind == CONNECT
+            self.has_datagram |= kind != CONNECT
+        if value is None:
+            return
+        if kind == OPEN:
+            self._add_open(event, value)
+        elif kind in _CHANGES:
+            self._add_change(_CHANGES[kind], value, detail)
+        elif kind == FILE_BLOCKED:
+            self.reach(value, _BITS[_BLOCKED])
+        elif kind == EXEC:
+            self._programs.add(value)
+        elif kind == EXEC_FAILED:
+            self.miss(value, "exec", None if detail is None else detail.return_value)
+        elif kind in (CONNECT, SENDTO, SENDMSG):
+            self._peers.add(value)
+        elif kind == CONNECT_BLOCKED:
+            self._blocked_peers.add(value)
+        elif kind in (LOCAL_CONNECT, LOCAL_SEND):
+            self._sockets.add(value)
+
+    def add_sdk(self, event: SdkEvent) -> None:
+        if event.tool is not None:
+            self._agent_tools.add(event.tool)
+
+    def add_policy(self, event: PolicyEvent) -> None:
+        self._policy_tools.add(event.tool)
+        self._decisions.add(f"{event.decision}:{event.tool}")
+
+    def surface(self, run_id: str) -> CapabilitySurface:
+        return CapabilitySurface(
+            run_id=run_id,
+            filesystem_paths=_sorted({*self._reached, *self._claimed_by_attempt()}),
+            network_endpoints=_sorted(self._peers - self._no_peers() | self._blocked_peers),
+            process_execs=_sorted(self._programs),
+            mcp_tools=_sorted(
+                self._policy_tools | (set() if self._is_reference else self._agent_tools)
+            ),
+            policy_decisions=_sorted(self._decisions),
+        )
+
+    def paths(self) -> dict[str, list[str]]:
+        """How each path was reached."""
+        return {
+            path: sorted(way for way, bit in _BITS.items() if ways & bit)
+            for path, ways in sorted(self._reached.items())
+        }
+
+    def failed_paths(self) -> dict[str, list[str]]:
+        return {path: sorted(why) for path, why in sorted(self._missed.items())}
+
+    def address_probes(self) -> list[str]:
+        return _sorted(peer for peer in self._peers if _is_address(peer) and _is_probe(peer))
+
+    def local_sockets(self) -> list[str]:
+        return _sorted(self._sockets)
+
+    def self_reported_tools(self) -> list[str]:
+        return _sorted(self._agent_tools - self._policy_tools)
+
+    def _add_open(self, event: KernelEvent, path: str) -> None:
+        if event.status == "success":
+            self.reach(path, ways_of(event.access_mode, event.operation_flags))
+        else:
+            result = event.return_value
+            self.miss(path, OPENED, None if result is UNSET else result)
+
+    def _add_change(self, ways: tuple[str, str], path: str, detail: KernelDetail | None) -> None:
+        touched = [(path, ways[0])]
+        to_path = None if detail is None else detail.to_path
+        if to_path is not None and to_path.startswith("/") and ways[1]:
+            touched.append((to_path, ways[1]))
+        for name, way in touched:
+            if detail is not None and detail.status == "success":
+                self.reach(name, _BITS[way])
+            else:
+                self.miss(name, way, None if detail is None else detail.return_value)
+
+    def _claimed_by_attempt(self) -> Iterable[str]:
+        if not self._is_reference:
+            return ()
+        return (
+            path
+            for path, why in self._missed.items()
+            if any(reason.startswith(f"{OPENED}:") for reason in why)
+        )
+
+    def _no_peers(self) -> set[str]:
+        if self._is_reference:
+            return set()
+        return {peer for peer in self._peers if not _is_address(peer) or _is_probe(peer)}
+
+
+def _is_address(peer: str) -> bool:
+    return peer[:1] in tuple("[0123456789")
+
+
+def _is_probe(peer: str) -> bool:
+    """Port 0: libc asks which of its own addresses it would use. Nothing is sent."""
+    return peer.endswith(":0")
+
+
+def _sorted(texts: Iterable[str]) -> list[str]:
+    """By UTF-8 bytes, which is the order of code points."""
+    return sorted(texts)

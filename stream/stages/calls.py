@@ -1,0 +1,164 @@
+"""One call that a feed saw, as the lines of the kernel layer that it becomes."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from msgspec import UNSET, Struct, UnsetType
+
+from stream.evidence.surface import ways_of
+from stream.records.kernel import (
+    CHMOD,
+    CONNECT,
+    CONNECT_BLOCKED,
+    EXEC,
+    EXIT,
+    FORK,
+    LOCAL_CONNECT,
+    LOCAL_SEND,
+    MKDIR,
+    MKNOD,
+    OPEN,
+    SENDMSG,
+    SENDTO,
+    SYMLINK,
+    AccessMode,
+    KernelDetail,
+    KernelEvent,
+    OperationFlag,
+    RawEvent,
+    Status,
+)
+
+# As Linux has them on x86-64 and arm64, whatever machine reads the line.
+CREATE, EXCLUSIVE, CUT, APPEND, TMPFILE = 0o100, 0o200, 0o1000, 0o2000, 0o20000000
+_CREAT_FLAGS = 0o1101  #: what creat(2) stands for
+IN_ROOT = 0x10  #: of openat2: an absolute path starts from `base` too
+ENOENT, ENOTDIR, EALREADY, EINPROGRESS = 2, 20, 114, 115
+_ACCESS: tuple[AccessMode, ...] = get_args(AccessMode)
+_OPERATIONS: tuple[tuple[int, OperationFlag], ...] = (
+    (CREATE, "create"),
+    (CUT, "truncate"),
+    (APPEND, "append"),
+    (EXCLUSIVE, "exclusive"),
+)
+_PEER_TYPES = {CONNECT: LOCAL_CONNECT, SENDTO: LOCAL_SEND, SENDMSG: LOCAL_SEND}
+_WITH_PEER = {*_PEER_TYPES, LOCAL_CONNECT, LOCAL_SEND, CONNECT_BLOCKED}
+#: With one of these marks nobody knows which file it was.
+UNSURE = {"unreachable", "walk_cut", "fault", "truncated"}
+
+
+class OpenForm(Struct):
+    """What the opens with the same flags have in common."""
+
+    line: KernelEvent  #: of a success; who uses it sets what is its own
+    is_read: bool
+    ways: int  #: how the surface says it
+
+
+def open_form(run_id: str, event: RawEvent) -> OpenForm:
+    flags = event.flags | (_CREAT_FLAGS if event.call == "creat" else 0)
+    operations = [name for bit, name in _OPERATIONS if flags & bit]
+    line = KernelEvent(
+        run_id=run_id,
+        seq=0,
+        pid=0,
+        event_type=OPEN,
+        kind="openat",
+        value=None,
+        flags=flags,
+        mode=event.mode if flags & (CREATE | TMPFILE) else UNSET,
+        resolve=event.resolve or UNSET,
+        access_mode=_ACCESS[flags & 3],
+        operation_flags=operations or UNSET,
+    )
+    ways = ways_of(line.access_mode, line.operation_flags)
+    return OpenForm(line, not flags & (3 | CREATE | CUT | TMPFILE), ways)
+
+
+def absolute(base: str | None, path: str | None, resolve: int = 0) -> str | None:
+    """`path` from `base`, without dots: by its text alone. None where that is not known."""
+    if not path:
+        return None
+    if resolve & IN_ROOT or not path.startswith("/"):
+        path = f"{base or ''}/{path}" if base is not None else ""
+    if not path.startswith("/"):
+        return None
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            parts[-1:] = []
+        elif part not in ("", "."):
+            parts.append(part)
+    return "/" + "/".join(parts)
+
+
+def is_literal(event: RawEvent, value: str) -> bool:
+    """Whether `value` is nothing but what the program named, from where it stood."""
+    path = event.path
+    if path is None or path == value or f"{event.base}/{path}" == value:
+        return True
+    return "/../" not in f"/{path}/" and absolute(event.base, path, event.resolve) == value
+
+
+def with_peer(event: RawEvent, event_type: int) -> int:
+    """Peers that are no IP address have types of their own."""
+    if not event.peer or event.peer[0] in "[0123456789":
+        return event_type
+    return _PEER_TYPES.get(event_type, event_type)
+
+
+def value_of(event: RawEvent, event_type: int) -> str | None:
+    """The path or endpoint of any call but an open."""
+    if event_type in _WITH_PEER:
+        return event.peer
+    if event_type in (FORK, EXIT):
+        return None
+    if event_type == SYMLINK:  # its `path` is a text, and leads nowhere yet
+        return absolute(event.to_base, event.to_path)
+    return absolute(event.base, event.path) or event.resolved
+
+
+def status_of(event: RawEvent) -> Status | UnsetType:
+    """Unset where the outcome was not seen: a connect that has only begun, for one."""
+    if event.ret is None or (event.call == "connect" and event.ret in (-EINPROGRESS, -EALREADY)):
+        return UNSET
+    return "success" if event.ret >= 0 else "error"
+
+
+def has_detail(event: RawEvent, event_type: int, value: str | None) -> bool:
+    """Whether a line of the kernel layer leaves something unsaid."""
+    if event.marks or event.scope != "both" or value is None:
+        return True
+    if event_type == OPEN:
+        return not is_literal(event, value)
+    return event_type != CONNECT or event.ret != 0
+
+
+def detail_of(
+    run_id: str, seq: int, event: RawEvent, event_type: int, value: str | None
+) -> KernelDetail:
+    is_open = event_type == OPEN  # whose flags, mode and result stand in its own line
+    has_mode = event_type in (MKDIR, CHMOD, MKNOD)
+    return KernelDetail(
+        run_id=run_id,
+        seq=seq,
+        pid=event.pid,
+        call=event.call,
+        path=event.path if event.path != value else None,
+        to_path=absolute(event.to_base, event.to_path) or event.to_path,
+        resolved=event.resolved if event_type == EXEC or event.resolved != value else None,
+        return_value=None if is_open else event.ret,
+        status=UNSET if is_open else status_of(event),
+        flags=0 if is_open else event.flags,
+        mode=event.mode if has_mode else None,
+        uid=event.uid,
+        gid=event.gid,
+        size=event.size,
+        peer=event.peer,
+        argv=event.argv,
+        child=event.child,
+        exit_status=event.status if event_type == EXIT else None,
+        scope=event.scope,
+        marks=event.marks,
+    )

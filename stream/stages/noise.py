@@ -1,0 +1,117 @@
+"""Which reads say nothing about an agent: those of loaders, runtimes and the kernel's own folders.
+
+The rules are about the file that was really reached, by its canonical path; who asks must know
+that something was only read. A path that fails may be noise as well, but only where its text
+alone tells what it would have reached: see `is_straight`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from msgspec import Struct
+
+Judge = Callable[[str], str | None]
+
+
+class Rule(Struct, frozen=True):
+    name: str
+    what: str
+    folders: tuple[str, ...] = ()  #: themselves, and everything below
+    files: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  #: in whatever folder
+    inside: str = ""  #: what a folder's path must show, for all that is in it
+    objects_inside: str = ""  #: the same, for shared objects only
+
+
+# Where /lib is a link to /usr/lib the canonical path says the latter, and a time zone's file is
+# what /etc/localtime leads to: both forms of a place are the same place.
+RULES = (
+    Rule(
+        "loader",
+        "the dynamic loader's cache and libraries",
+        folders=(
+            *("/lib", "/lib32", "/lib64"),
+            *("/usr/lib", "/usr/lib32", "/usr/lib64"),
+        ),
+        files=("/etc/ld.so.cache",),
+    ),
+    Rule(
+        "locale",
+        "locales and the time zone",
+        folders=("/usr/share/locale", "/usr/share/zoneinfo"),
+        files=("/etc/localtime",),
+    ),
+    Rule("proc", "what the kernel tells of processes", folders=("/proc",)),
+    Rule("sys", "what the kernel tells of devices", folders=("/sys",)),
+    Rule("dev", "devices", folders=("/dev",)),
+    Rule(
+        "node_modules",
+        "installed dependencies of Node programs",
+        names=("node_modules",),
+        inside=r"/node_modules(?:/|\Z)",
+    ),
+    Rule("runtime_config", "settings of OpenSSL", files=("/etc/ssl/openssl.cnf",)),
+    Rule("python_bootstrap", "how Python finds itself", names=("pyvenv.cfg", "pybuilddir.txt")),
+    Rule(
+        "toolchain",
+        "shared objects of Rust's toolchains and builds",
+        objects_inside=(
+            r"/\.rustup/toolchains/[^/]+(?:/|\Z)"
+            r"|/target/(?:[^/]+/)*(?:build|debug|release)(?:/|\Z)"
+        ),
+    ),
+)
+
+_SHARED_OBJECT = re.compile(r"\.so(?:\.[0-9]+)*\Z")
+_ELSEWHERE = re.compile(
+    r"/proc/[^/]+/(?:root|cwd|exe|fd|fdinfo|task|map_files|ns)(?:/|\Z)"
+    r"|/dev/(?:fd|stdin|stdout|stderr)(?:/|\Z)"
+)
+
+
+def judge_of(folder: str) -> Judge:
+    """For the path of a folder, what tells of a name in it which rule it falls under.
+
+    The folder of `/x` is the empty text. A rule for the whole folder goes before the others.
+    """
+    for rule in RULES:
+        if any(folder == top or folder.startswith(f"{top}/") for top in rule.folders):
+            return _always(rule.name)
+        if rule.inside and re.search(rule.inside, folder):
+            return _always(rule.name)
+    named = dict(_named(folder))
+    for rule in RULES:
+        if rule.objects_inside and re.search(rule.objects_inside, folder):
+            return _objects(rule.name, named)
+    return named.get
+
+
+def noise_of(path: str) -> str | None:
+    """The name of the rule that a canonical path falls under."""
+    folder, _, name = path.rpartition("/")
+    return judge_of(folder)(name)
+
+
+def is_straight(path: str, plain: str) -> bool:
+    """Whether an absolute path leads where its text says: nothing in it goes up, and it does not
+    go through another process's view. `plain` is the same path, normalised."""
+    return "/../" not in f"{path}/" and _ELSEWHERE.match(plain) is None
+
+
+def _always(rule: str) -> Judge:
+    return lambda name: rule
+
+
+def _objects(rule: str, named: dict[str, str]) -> Judge:
+    return lambda name: rule if _SHARED_OBJECT.search(name) else named.get(name)
+
+
+def _named(folder: str) -> Iterator[tuple[str, str]]:
+    for rule in RULES:
+        yield from ((name, rule.name) for name in rule.names)
+        for path in (*rule.folders, *rule.files):
+            place, _, name = path.rpartition("/")
+            if place == folder:
+                yield name, rule.name

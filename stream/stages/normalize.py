@@ -1,0 +1,272 @@
+"""normalize: what a kernel feed saw, as the numbered lines of the kernel layer.
+
+Out come lines of layers/kernel.ndjson (plain bytes) and, right behind the line that they belong
+to, lines of layers/kernel-ext.ndjson (`DetailLine`). Gaps stay where they stood, and so do the
+feed's books. What is left out is left out by a rule, and counted by it: reads of a loader and a
+runtime, by the table in `noise`; results that are none, because the call was restarted; writes
+to the watched streams, which only place the agent's own words among the events.
+
+Lines of other contracts pass, but for `is_alone`, the file of one feed, where they are rejected.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TypeAlias
+
+import msgspec
+
+from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
+from stream.evidence.surface import OPENED, Surface
+from stream.pipeline import Batch, Counts
+from stream.records.control import GAP, Control, Gap
+from stream.records.kernel import (
+    EVENT_TYPES,
+    OPEN,
+    RAW_CAPTURE,
+    RAW_KERNEL,
+    KernelEvent,
+    RawCapture,
+    RawEvent,
+    kind_of,
+)
+from stream.stages.calls import (
+    ENOENT,
+    ENOTDIR,
+    IN_ROOT,
+    UNSURE,
+    OpenForm,
+    absolute,
+    detail_of,
+    has_detail,
+    open_form,
+    value_of,
+    with_peer,
+)
+from stream.stages.noise import Judge, is_straight, judge_of
+
+DEFAULT_RUN_ID = "run"
+WROTE, RESTARTED = "wrote", "restarted"  #: counted beside the rules of `noise`
+_RESTARTS = range(-516, -511)  #: what the kernel says to itself, never to a program
+_MOST_KNOWN = 50_000  #: folders, and forms of opens: a stream of many forgets and learns again
+
+Given: TypeAlias = bytes | RawEvent | RawCapture | Control
+_decode = msgspec.json.Decoder(RawEvent | RawCapture | Gap).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class DetailLine(bytes):
+    """A line of layers/kernel-ext.ndjson."""
+
+
+Normalized: TypeAlias = bytes | DetailLine | RawCapture | Control
+
+
+class Normalize:
+    """Raw events, or lines of them, in; lines of the two layers out."""
+
+    name = "normalize"
+
+    def __init__(
+        self,
+        run_id: str | None = None,
+        *,
+        is_alone: bool = False,
+        surface: Surface | None = None,
+        keeps_times: bool = False,
+    ) -> None:
+        self.counts = Counts()
+        self.dropped: dict[str, int] = {}  #: events left out, by rule
+        self.events = 0  #: lines of the kernel layer: the next one's number
+        self.details = 0
+        self.lost = 0  #: by the gaps
+        self.capture: RawCapture | None = None  #: the feed's books, once they have come
+        #: of each watched stream: how many bytes had been written at what time
+        self.written: dict[str, list[tuple[int, int]]] = {}
+        self._run_id = run_id or DEFAULT_RUN_ID
+        self._is_alone = is_alone
+        self._surface = surface
+        self._times: array[int] | None = array("Q") if keeps_times else None
+        self._forms: dict[tuple[int, int, int, bool], OpenForm] = {}
+        self._judges: dict[str, Judge] = {}
+
+    def feed(self, batch: Batch[Given], /) -> Batch[Normalized]:
+        self.counts.received += len(batch)
+        out: list[Normalized] = []
+        for index, item in enumerate(batch):
+            if isinstance(item, bytes):
+                try:
+                    event: object = _decode(item)
+                except DECODE_ERRORS as error:
+                    self._add_other(batch, index, error, out)
+                    continue
+            else:
+                event = item
+            if type(event) is not RawEvent:
+                self._add_aside(event, out)
+                continue
+            event_type = EVENT_TYPES.get(event.call)
+            if event.ret is not None and event.ret in _RESTARTS:
+                self._drop(RESTARTED)
+            elif event_type == OPEN:
+                self._add_open(event, out)
+            elif event_type is not None:
+                self._add_call(event, event_type, out)
+            elif event.call == WROTE:
+                self._add_written(event)
+            else:
+                self._reject(batch, index, out, f"{event.call!r} is no call of a feed", "$.call")
+        return out
+
+    def finish(self) -> Batch[Normalized]:
+        return ()
+
+    def take_times(self) -> array[int]:
+        """When the events since the last time happened, in the order of their numbers."""
+        assert self._times is not None, "made without keeps_times"
+        taken, self._times = self._times, array("Q")
+        return taken
+
+    def _add_open(self, event: RawEvent, out: list[Normalized]) -> None:
+        is_creat = event.call == "creat"
+        key = (event.flags, event.mode, event.resolve, is_creat)
+        form = self._forms.get(key) or self._new_form(key, event)
+        ret, value = event.ret, event.resolved
+        if ret is not None and ret >= 0 and value is not None and not event.marks:
+            rule = self._noise(value) if form.is_read else None
+        else:
+            value, rule = self._judge_unsure(event, form)
+        if rule is not None:
+            self._drop(rule)
+            return
+        line = form.line
+        line.seq, line.pid, line.value = self.events, event.pid, value
+        if ret is None:
+            line.return_value = line.status = msgspec.UNSET
+        else:
+            line.return_value = ret
+            line.status = "success" if ret >= 0 else "error"
+        out.append(_encode(line))
+        if value is None or event.path != value or event.marks or event.scope != "both":
+            self._add_detail(event, OPEN, value, out)
+        if self._surface is not None and value is not None:
+            self._show_open(self._surface, value, ret, form)
+        self._count(event)
+
+    def _judge_unsure(self, event: RawEvent, form: OpenForm) -> tuple[str | None, str | None]:
+        """The value, and the rule, of an open that failed or of which not all is known."""
+        is_done = event.ret is not None and event.ret >= 0
+        value = event.resolved if is_done else None
+        value = value or absolute(event.base, event.path, event.resolve)
+        if not form.is_read or value is None or not UNSURE.isdisjoint(event.marks):
+            return value, None
+        if is_done:
+            return value, self._noise(value) if event.resolved else None
+        if event.ret not in (-ENOENT, -ENOTDIR) or event.resolve & IN_ROOT:
+            return value, None
+        return value, self._noise(value) if is_straight(f"/{event.path}", value) else None
+
+    def _add_call(self, event: RawEvent, event_type: int, out: list[Normalized]) -> None:
+        event_type = with_peer(event, event_type)
+        value = value_of(event, event_type)
+        line = KernelEvent(
+            run_id=self._run_id,
+            seq=self.events,
+            pid=event.pid,
+            event_type=event_type,
+            kind=kind_of(event_type),
+            value=value,
+        )
+        out.append(_encode(line))
+        self._add_detail(event, event_type, value, out)
+        if self._surface is not None:
+            detail = detail_of(self._run_id, self.events, event, event_type, value)
+            self._surface.add_kernel(line, detail)
+        self._count(event)
+
+    def _add_detail(
+        self, event: RawEvent, event_type: int, value: str | None, out: list[Normalized]
+    ) -> None:
+        if has_detail(event, event_type, value):
+            detail = detail_of(self._run_id, self.events, event, event_type, value)
+            out.append(DetailLine(_encode(detail)))
+            self.details += 1
+
+    def _count(self, event: RawEvent) -> None:
+        self.events += 1
+        self.counts.passed += 1
+        if self._times is not None:
+            self._times.append(event.ts)
+
+    def _show_open(self, surface: Surface, path: str, ret: int | None, form: OpenForm) -> None:
+        if ret is not None and ret >= 0:
+            surface.reach(path, form.ways)
+        else:
+            surface.miss(path, OPENED, ret)
+
+    def _add_written(self, event: RawEvent) -> None:
+        self._drop(WROTE)
+        if event.size:
+            marks = self.written.setdefault(event.stream, [])
+            marks.append((event.size + (marks[-1][0] if marks else 0), event.ts))
+
+    def _add_aside(self, item: object, out: list[Normalized]) -> None:
+        self.counts.passed += 1
+        if isinstance(item, RawCapture):
+            self.capture = item
+        elif isinstance(item, Gap):
+            self.lost += int(item.lost)
+        out.append(item)  # type: ignore[arg-type]
+
+    def _add_other(
+        self, batch: Batch[Given], index: int, error: Exception, out: list[Normalized]
+    ) -> None:
+        """A line that is no record of a feed."""
+        line = batch[index]
+        assert isinstance(line, bytes)
+        if is_blank(line):
+            self.counts.filtered += 1
+            return
+        try:
+            contract = contract_of(line)
+        except DECODE_ERRORS as broken:
+            self._reject(batch, index, out, *explain(broken))
+            return
+        if contract in (RAW_KERNEL, RAW_CAPTURE, GAP):
+            self._reject(batch, index, out, *explain(error))
+        elif self._is_alone:
+            self._reject(batch, index, out, "is no record of a kernel feed")
+        else:
+            self.counts.passed += 1
+            out.append(line)
+
+    def _reject(
+        self,
+        batch: Batch[Given],
+        index: int,
+        out: list[Normalized],
+        reason: str,
+        path: str = "",
+    ) -> None:
+        self.counts.rejected += 1
+        out.append(reject(self.name, batch, index, reason, path))
+
+    def _drop(self, rule: str) -> None:
+        self.counts.filtered += 1
+        self.dropped[rule] = self.dropped.get(rule, 0) + 1
+
+    def _noise(self, path: str) -> str | None:
+        at = path.rfind("/")
+        folder = path[:at]
+        judge = self._judges.get(folder)
+        if judge is None:
+            if len(self._judges) >= _MOST_KNOWN:
+                self._judges.clear()
+            judge = self._judges[folder] = judge_of(folder)
+        return judge(path[at + 1 :])
+
+    def _new_form(self, key: tuple[int, int, int, bool], event: RawEvent) -> OpenForm:
+        if len(self._forms) >= _MOST_KNOWN:
+            self._forms.clear()
+        form = self._forms[key] = open_form(self._run_id, event)
+        return form

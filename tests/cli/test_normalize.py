@@ -1,0 +1,178 @@
+"""stream normalize: a file, a pipe, where the details go, and what is said to people."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stream.records.control import Gap
+from stream.stages.noise import RULES
+from tests.bench.evidence import write_raw
+from tests.cli.command import STREAM, Place
+from tests.evidence.raw import CAPTURE, failed, opened, raw
+
+GAP = Gap(source="ebpf", lost=3, reason="the ring was full")
+EVENTS = (
+    *(raw("exec", ret=0, path="/bin/x", resolved="/bin/x", argv=["x"]), opened("/usr/lib/x")),
+    *(GAP, opened("/srv/a"), failed("/proc/1/x"), raw("fork", child=8), CAPTURE),
+)
+LINES = [msgspec.json.encode(event) for event in EVENTS]
+RAW = b"\n".join([*LINES, b""])
+FOREIGN = b'{"schema": "somebody.else.v1",  "x": [1, 2.50]}'
+
+
+@pytest.fixture
+def source(place: Place) -> Path:
+    path = place.root / "raw.ndjson"
+    path.write_bytes(RAW)
+    return path
+
+
+def contracts(data: bytes) -> list[str]:
+    return [json.loads(line)["schema"].rpartition(".runner.")[2] for line in data.splitlines()]
+
+
+KERNEL, DETAIL, LOSS = "kernel_event.v0", "stream.kernel_detail.v1", "stream.gap.v1"
+
+
+def test_a_file_becomes_the_kernel_layer(place: Place, source: Path) -> None:
+    done = place.stream("normalize", source)
+    assert done.code == 0
+    assert contracts(done.out) == [KERNEL] * 3
+    found = [(line["run_id"], line["seq"], line["value"]) for line in done.records]
+    assert found == [("run", 0, "/bin/x"), ("run", 1, "/srv/a"), ("run", 2, None)]
+    books = "7 in = 5 out + 0 rejected + 2 filtered"
+    assert done.err.splitlines() == [
+        "ebpf: 3 records lost: the ring was full",
+        f"normalize: {books}; 3 kernel events, 2 detail lines; left out: 1 loader, 1 proc",
+    ]
+
+
+def test_details_go_where_they_are_sent(place: Place, source: Path) -> None:
+    target = place.root / "kernel-ext.ndjson"
+    done = place.stream("normalize", source, "--detail", target, "--run-id", "run_001")
+    assert contracts(done.out) == [KERNEL] * 3
+    assert contracts(target.read_bytes()) == [DETAIL, LOSS, DETAIL]
+    details = [json.loads(line) for line in target.read_bytes().splitlines()]
+    assert [detail.get("seq") for detail in details] == [0, None, 2]
+    assert {record["run_id"] for record in [*done.records, details[0]]} == {"run_001"}
+    both = place.stream("normalize", source, "--detail", "-")
+    assert contracts(both.out) == [KERNEL, DETAIL, LOSS, KERNEL, KERNEL, DETAIL]
+
+
+def test_in_a_pipe_everything_else_goes_on(place: Place) -> None:
+    data = b"\n".join([FOREIGN, *LINES, FOREIGN, b""])
+    done = place.stream("normalize", "-", data=data)
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert lines[0] == lines[-1] == FOREIGN
+    expected = [KERNEL, LOSS, KERNEL, KERNEL, "stream.raw_capture.v1"]
+    assert contracts(done.out) == ["somebody.else.v1", *expected, "somebody.else.v1"]
+    assert LINES[-1] in [msgspec.json.encode(json.loads(line)) for line in lines]
+    done = place.stream("normalize", "-", "--detail", "-", data=data)
+    assert contracts(done.out)[1:4] == [KERNEL, DETAIL, LOSS]
+
+
+def test_what_it_writes_keeps_the_contracts(place: Place, source: Path) -> None:
+    with (
+        subprocess.Popen(
+            [STREAM, "normalize", source, "--detail", "-"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=place.env,
+        ) as first,
+        subprocess.Popen(
+            [STREAM, "validate", "-"], stdin=first.stdout, stdout=subprocess.PIPE, env=place.env
+        ) as second,
+    ):
+        assert first.stdout is not None
+        first.stdout.close()
+        out, _ = second.communicate()
+    assert (first.wait(), second.wait()) == (0, 0)
+    assert len(out.splitlines()) == 6
+
+
+def test_bad_lines_are_rejected_with_their_place(place: Place, source: Path) -> None:
+    bad = [b"{", b"\xff\xfe", b"42", b"[" * 10_000, LINES[0].replace(b'"pid":7', b'"pid":"7"')]
+    source.write_bytes(b"\n".join([LINES[0], b"", *bad, LINES[3], LINES[5][:-4]]))
+    rejects = place.root / "rejects.ndjson"
+    done = place.stream("normalize", source, "--reject", rejects)
+    assert done.code == 1
+    assert [line["value"] for line in done.records] == ["/bin/x", "/srv/a"]
+    found = [json.loads(line) for line in rejects.read_bytes().splitlines()]
+    assert [record["line"] for record in found] == [3, 4, 5, 6, 7, 9]
+    assert found[4]["path"] == "$.pid"
+    assert "torn" in found[5]["reason"]
+    assert "9 in = 2 out + 6 rejected + 1 filtered" in done.err
+    done = place.stream("normalize", source)
+    assert f"{source}:3: " in done.err
+    assert "the feed's books are missing" in done.err
+
+
+def test_the_file_of_a_feed_has_nothing_else(place: Place, source: Path) -> None:
+    source.write_bytes(RAW + FOREIGN + b"\n")
+    done = place.stream("normalize", source)
+    assert done.code == 1
+    assert f"{source}:8: is no record of a kernel feed" in done.err
+    assert contracts(done.out) == [KERNEL] * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"dropped": 2, "seen": 12}, "normalize: the feed lost 2 events"),
+        ({"feed": "absent", "reason": "no BTF"}, "normalize: there was no feed: no BTF"),
+    ],
+)
+def test_what_a_feed_lost_is_said(place: Place, changes: dict[str, object], sentence: str) -> None:
+    books = json.dumps({**json.loads(LINES[-1]), **changes}).encode()
+    done = place.stream("normalize", "-", data=books)
+    assert done.code == 0
+    assert sentence in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "a file or `-` is missing"),
+        (["-", "--run-id", "a b"], "letters, digits"),
+        (["-", "--run-id", "a\n"], "letters, digits"),
+        (["-", "--detail", ""], "an empty word after --detail"),
+        (["/nowhere/raw.ndjson"], "/nowhere/raw.ndjson: no such file or directory"),
+        (["-", "--detail", "/nowhere/x"], "/nowhere/x: no such file or directory"),
+    ],
+)
+def test_wrong_use(place: Place, words: list[str], sentence: str) -> None:
+    done = place.stream("normalize", *words)
+    assert (done.code, done.out) == (2, b"")
+    assert sentence in done.err
+
+
+def test_no_output_takes_the_place_of_the_input(place: Place, source: Path) -> None:
+    done = place.stream("normalize", source, "--detail", source)
+    assert done.code == 2
+    assert source.read_bytes() == RAW
+
+
+def test_the_rules_are_told(place: Place) -> None:
+    done = place.stream("normalize", "--rules")
+    assert done.code == 0
+    told = done.out.decode().splitlines()
+    assert [line.split()[0] for line in told] == [rule.name for rule in RULES]
+    for rule in RULES:
+        for where in (*rule.folders, *rule.files, *rule.names):
+            assert where in done.out.decode()
+
+
+def test_memory_stays_flat(place: Place) -> None:
+    few, many = place.root / "few.ndjson", place.root / "many.ndjson"
+    write_raw(few, 20_000)
+    write_raw(many, 400_000)
+    small = place.measured("normalize", few, stdout=subprocess.DEVNULL)
+    large = place.measured("normalize", many, stdout=subprocess.DEVNULL)
+    assert (small.code, large.code) == (0, 0)
+    assert large.peak < small.peak + (12 << 20)

@@ -1,0 +1,285 @@
+"""Health never looks better than the feed's books, and what contradicts itself is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from stream.evidence.health import health_faults, is_passing, make_health
+from stream.records.kernel import RawCapture
+from stream.records.runner import ClaimScope, Coverage, ObservationHealth
+from tests.evidence.raw import CAPTURE
+from tests.evidence.test_contracts import archived
+
+ASSAY = Path(__file__).resolve().parents[1] / "data" / "assay"
+GOLDEN = ASSAY / "golden" / "observation-health-openai-agents-kernel-policy-v0.json"
+SEEN: dict[str, Any] = {
+    "monitor_events": 4,
+    "has_connect": True,
+    "has_datagram": False,
+    "policy_events": 1,
+    "sdk_events": 3,
+    "sdk_tool_calls": 1,
+}
+COUNTS = ("monitor_events", "policy_events", "sdk_events", "sdk_tool_calls")
+
+
+def health(capture: RawCapture | None = CAPTURE, **changes: Any) -> ObservationHealth:
+    return make_health("run", capture, **{**SEEN, **changes})
+
+
+def faults(found: ObservationHealth, **changes: Any) -> list[str]:
+    return list(health_faults(found, **{**SEEN, **changes}))
+
+
+def codes(found: ObservationHealth) -> list[str]:
+    return [note.partition(":")[0] for note in found.notes]
+
+
+def test_a_good_run_is_said_as_the_contract_shows_it() -> None:
+    golden = msgspec.json.decode(GOLDEN.read_bytes(), type=ObservationHealth)
+    assert make_health(golden.run_id, CAPTURE, **SEEN) == golden
+    assert is_passing(golden)
+    assert faults(golden) == []
+
+
+def test_the_real_archives_hold_together() -> None:
+    seen = 0
+    files = dict(archived())
+    for name, data in files.items():
+        if name.endswith("observation-health.json"):
+            kernel = files[name.replace("observation-health.json", "layers/kernel.ndjson")]
+            found = msgspec.json.decode(data, type=ObservationHealth)
+            counts: dict[str, Any] = {
+                "monitor_events": kernel.count(b"\n"),
+                "policy_events": 0,
+                "sdk_events": 5,
+                "sdk_tool_calls": 2,
+                "is_reference": True,
+            }
+            assert faults(found, **counts) == []
+            assert faults(found, **{**counts, "monitor_events": 1})
+            seen += 1
+    assert seen == 2
+
+
+@pytest.mark.parametrize(
+    ("connect", "datagram", "coverage", "scope"),
+    [
+        (False, False, "absent", "not_applicable"),
+        (True, False, "connect_only", "diagnostic_only"),
+        (False, True, "datagram_peer_observed", "diagnostic_only"),
+        (True, True, "connect_and_datagram_peer_observed", "diagnostic_only"),
+    ],
+)
+def test_coverage_is_what_was_observed(
+    connect: bool, datagram: bool, coverage: str, scope: str
+) -> None:
+    found = health(has_connect=connect, has_datagram=datagram)
+    assert (found.network_protocol_coverage, found.network_endpoint_claim_scope) == (
+        coverage,
+        scope,
+    )
+    assert found.notes[0] == (
+        "s2_kernel_capture: monitor_events=4 ringbuf_drops=0"
+        f" network_protocol_coverage={coverage} network_endpoint_claim_scope={scope}"
+    )
+
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "": {"dropped": 3, "seen": 13},
+    "stream_kernel_misses": {"misses": 1},
+    "stream_kernel_lost_forks": {"lost_forks": 1},
+    "stream_kernel_unparsed": {"unparsed": 1},
+    "stream_kernel_unknown_loss": {"unknown_loss": "the feed was killed"},
+    "stream_kernel_books": {"seen": 11},
+}
+
+
+@pytest.mark.parametrize("code", LOSSES)
+def test_any_loss_is_one(code: str) -> None:
+    capture = replace(CAPTURE, **LOSSES[code])
+    found = health(capture)
+    assert found.kernel_layer == "partial_ringbuf_drops"
+    assert found.ringbuf_drops == capture.dropped
+    assert (found.network_protocol_coverage, found.network_endpoint_claim_scope) == (
+        "unknown",
+        "unknown",
+    )
+    assert codes(found)[3:] == ([code] if code else [])
+    assert not is_passing(found)
+    assert faults(found) == []
+
+
+@pytest.mark.parametrize(
+    ("capture", "platform", "why"),
+    [
+        (None, "linux", "there was no kernel feed"),
+        (RawCapture(feed="absent", reason="no BTF"), "linux", "no BTF"),
+        (RawCapture(feed="absent"), "linux", "for a reason that was not given"),
+        (CAPTURE, "darwin", "darwin has no kernel feed"),
+    ],
+)
+def test_what_was_not_observed_is_absent(
+    capture: RawCapture | None, platform: str, why: str
+) -> None:
+    found = health(capture, platform=platform, monitor_events=0, has_connect=False)
+    assert found.kernel_layer == "absent"
+    assert found.cgroup_correlation == "failed"
+    assert found.network_protocol_coverage == found.network_endpoint_claim_scope == "unknown"
+    assert codes(found) == ["s4_policy_capture", "s5_sdk_capture", "stream_kernel_absent"]
+    assert found.notes[-1] == f"stream_kernel_absent: {why}"
+    assert faults(found, monitor_events=0, has_connect=False) == []
+    assert faults(found, monitor_events=1)
+
+
+def test_what_went_by_way_of_io_uring_makes_the_network_unknown() -> None:
+    found = health(replace(CAPTURE, uring="hole"))
+    assert found.kernel_layer == "complete"
+    assert found.network_protocol_coverage == "unknown"
+    assert codes(found)[3:] == ["stream_uring_hole"]
+    for uring in ("seen", "unused"):
+        assert health(replace(CAPTURE, uring=uring)).notes == health().notes[:3]
+
+
+def test_the_control_groups_reasons_are_notes() -> None:
+    reasons = ["2 left it", "it has\nstill processes"]
+    found = health(replace(CAPTURE, cgroup="partial", cgroup_reasons=reasons))
+    assert found.cgroup_correlation == "partial"
+    assert found.notes[-1] == "stream_cgroup_partial: 2 left it; it has\\nstill processes"
+    assert faults(found) == []
+    assert not is_passing(found)
+
+
+def test_layers_without_events_are_absent() -> None:
+    none: dict[str, Any] = {"policy_events": 0, "sdk_events": 0, "sdk_tool_calls": 0}
+    found = health(**none)
+    assert (found.policy_layer, found.sdk_layer) == ("absent", "absent")
+    assert codes(found) == ["s2_kernel_capture"]
+    assert faults(found, **none) == []
+
+
+CAPTURES = st.builds(
+    RawCapture,
+    feed=st.sampled_from(("ebpf", "strace", "absent")),
+    reason=st.sampled_from(("", "no BTF")),
+    got=st.integers(0, 3),
+    dropped=st.integers(0, 2),
+    seen=st.integers(0, 5),
+    unparsed=st.integers(0, 1),
+    misses=st.integers(0, 1),
+    lost_forks=st.integers(0, 1),
+    unknown_loss=st.sampled_from(("", "killed")),
+    cgroup=st.sampled_from(("clean", "partial", "failed")),
+    cgroup_reasons=st.lists(st.sampled_from(("it left",)), max_size=1),
+    uring=st.sampled_from(("seen", "unused", "hole", "unknown")),
+)
+RUNS = st.fixed_dictionaries(
+    {
+        "monitor_events": st.integers(0, 3),
+        "has_connect": st.booleans(),
+        "has_datagram": st.booleans(),
+        "policy_events": st.integers(0, 2),
+        "sdk_events": st.integers(0, 2),
+        "sdk_tool_calls": st.integers(0, 2),
+        "platform": st.sampled_from(("linux", "darwin")),
+    }
+)
+
+
+@given(st.none() | CAPTURES, RUNS)
+def test_what_is_made_holds_together_and_is_honest(
+    capture: RawCapture | None, run: dict[str, Any]
+) -> None:
+    is_absent = capture is None or capture.feed == "absent" or run["platform"] != "linux"
+    if is_absent:
+        run["monitor_events"] = 0
+    found = make_health("run", capture, **run)
+    counts = {name: value for name, value in run.items() if name != "platform"}
+    assert list(health_faults(found, **counts)) == []
+    assert msgspec.json.decode(msgspec.json.encode(found), type=ObservationHealth) == found
+    if found.kernel_layer == "complete":
+        assert capture is not None
+        losses = (capture.dropped, capture.misses, capture.lost_forks, capture.unparsed)
+        assert not any(losses)
+        assert not capture.unknown_loss
+        assert not is_absent
+    if not is_absent and capture is not None:
+        assert found.ringbuf_drops == capture.dropped
+        assert found.cgroup_correlation == capture.cgroup
+
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "platform": ("darwin",),
+    "kernel_layer": ("complete", "partial_ringbuf_drops", "absent"),
+    "ringbuf_drops": (0, 1, 5),
+    "policy_layer": ("present", "absent"),
+    "sdk_layer": ("self_reported", "absent"),
+    "cgroup_correlation": ("clean", "partial", "failed"),
+    "network_protocol_coverage": (*get_args(Coverage), UNSET),
+    "network_endpoint_claim_scope": (*get_args(ClaimScope), UNSET),
+}
+STATES = {
+    "good": (CAPTURE, {}),
+    "lossy": (replace(CAPTURE, dropped=1, seen=11), {}),
+    "missed": (replace(CAPTURE, misses=1), {}),
+    "partial": (replace(CAPTURE, cgroup="partial"), {}),
+    "hole": (replace(CAPTURE, uring="hole"), {}),
+    "absent": (None, {"monitor_events": 0, "has_connect": False}),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("name", VALUES)
+def test_any_field_that_is_changed_alone_is_found(state: str, name: str) -> None:
+    capture, changes = STATES[state]
+    good = health(capture, **changes)
+    assert faults(good, **changes) == []
+    for value in VALUES[name]:
+        if value == getattr(good, name) or (state, name) == ("absent", "platform"):
+            continue
+        changed = replace(good, **{name: value})
+        assert faults(changed, **changes), (state, name, value)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_any_note_that_is_changed_is_found(state: str) -> None:
+    capture, changes = STATES[state]
+    good = health(capture, **changes)
+    for index, note in enumerate(good.notes):
+        rest = [*good.notes[:index], *good.notes[index + 1 :]]
+        others = [rest, [*good.notes, note], [*rest, note.replace(":", " ")]]
+        if not note.startswith("stream_"):  # how much of it: the feed's books say
+            others += [[*rest, note.replace(old, "9", 1)] for old in set("0134") & set(note[10:])]
+        for notes in others:
+            assert faults(replace(good, notes=notes), **changes), notes
+
+
+def test_gaps_and_counts_are_held_against_it() -> None:
+    assert faults(health(), lost=1)
+    assert not faults(health(replace(CAPTURE, dropped=1, seen=11)), lost=1)
+    for name in COUNTS:
+        assert faults(health(), **{name: 9})
+        assert faults(health(), **{name: 0})
+    assert faults(health(), has_connect=False)
+    assert faults(health(), has_datagram=True)
+
+
+def test_a_note_of_the_old_form_is_known_where_the_fields_are_unset() -> None:
+    old = replace(
+        health(),
+        network_protocol_coverage=UNSET,
+        network_endpoint_claim_scope=UNSET,
+        notes=["s2_kernel_capture: monitor_events=4 ringbuf_drops=0", *health().notes[1:]],
+    )
+    assert "network_protocol_coverage" not in json.loads(msgspec.json.encode(old))
+    assert faults(old, is_reference=True) == []
+    assert faults(old) == ["network_protocol_coverage: is missing"]

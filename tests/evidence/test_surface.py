@@ -1,0 +1,293 @@
+"""The surface claims what was done, and the companion keeps what was only tried."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream.evidence.companion import make_companion
+from stream.evidence.contracts import LINES
+from stream.evidence.failures import failure
+from stream.evidence.surface import Surface, ways_of
+from stream.records.kernel import EVENT_TYPES, KernelDetail, KernelEvent, RawEvent
+from stream.records.runner import (
+    KERNEL_FILE,
+    POLICY_FILE,
+    SDK_FILE,
+    SURFACE_FILE,
+    PolicyEvent,
+    SdkEvent,
+)
+from stream.stages.normalize import DetailLine, Normalize
+from tests.evidence.raw import CAPTURE, O_CREAT, O_WRONLY, RAW_EVENTS, failed, opened, raw
+
+ASSAY = Path(__file__).resolve().parents[1] / "data" / "assay"
+ARCHIVES = sorted((ASSAY / "archives").glob("*.tar.gz"))
+
+
+def surface_of(*events: RawEvent, is_reference: bool = False) -> Surface:
+    """By way of the lines that the events become."""
+    surface = Surface(is_reference=is_reference)
+    lines = Normalize().feed(events)
+    more = [LINES["stream.kernel_detail.v1"](i) for i in lines if isinstance(i, DetailLine)]
+    details = {detail.seq: detail for detail in more if isinstance(detail, KernelDetail)}
+    for item in lines:
+        if isinstance(item, bytes) and not isinstance(item, DetailLine):
+            event = msgspec.json.decode(item, type=KernelEvent)
+            surface.add_kernel(event, details.get(event.seq))
+    return surface
+
+
+def paths(*events: RawEvent) -> list[str]:
+    return surface_of(*events).surface("run").filesystem_paths
+
+
+def endpoints(*events: RawEvent) -> list[str]:
+    return surface_of(*events).surface("run").network_endpoints
+
+
+def sdk(tool: str | None, **fields: Any) -> SdkEvent:
+    return SdkEvent(
+        run_id="run", seq=0, event_type="tool_call_started", source="x", tool=tool, **fields
+    )
+
+
+def policy(tool: str, decision: str) -> PolicyEvent:
+    return PolicyEvent(
+        run_id="run", seq=0, source_event_type="t", source="x", tool=tool, decision=decision
+    )
+
+
+# ---------------------------------------------------------------- the reference's archives
+
+
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.stem)
+def test_the_real_archives_surfaces_follow_from_their_layers(archive: Path) -> None:
+    with tarfile.open(archive) as tar:
+        files = {member.name: tar.extractfile(member) for member in tar}
+        data = {name: file.read() for name, file in files.items() if file is not None}
+    surface, ours = Surface(is_reference=True), Surface()
+    for name in (KERNEL_FILE, SDK_FILE, POLICY_FILE):
+        for line in data[name].splitlines():
+            event = LINES[json.loads(line)["schema"]](line)
+            for one in (surface, ours):
+                if isinstance(event, KernelEvent):
+                    one.add_kernel(event, None)
+                elif isinstance(event, SdkEvent):
+                    one.add_sdk(event)
+                elif isinstance(event, PolicyEvent):
+                    one.add_policy(event)
+    run_id = json.loads(data[SURFACE_FILE])["run_id"]
+    assert msgspec.json.encode(surface.surface(run_id)) == data[SURFACE_FILE]
+    # What the reference claims beyond what was done: failed opens, and probes of addresses.
+    less = ours.surface(run_id)
+    claimed = surface.surface(run_id)
+    assert set(claimed.filesystem_paths) - set(less.filesystem_paths) == {
+        path for path in ours.failed_paths() if path not in less.filesystem_paths
+    }
+    assert set(claimed.network_endpoints) - set(less.network_endpoints) == set(
+        ours.address_probes()
+    )
+    assert len(ours.address_probes()) >= 2
+    assert ours.self_reported_tools() == less.mcp_tools == ["read_file", "write_file"]
+
+
+# ---------------------------------------------------------------- what is claimed
+
+
+def test_only_opens_that_succeeded_are_claimed() -> None:
+    surface = surface_of(
+        opened("/b", O_WRONLY | O_CREAT), opened("/b"), opened("/a"), failed("/c"), failed("/c", 13)
+    )
+    assert surface.surface("run").filesystem_paths == ["/a", "/b"]
+    assert surface.paths() == {"/a": ["read"], "/b": ["create", "read", "write"]}
+    assert surface.failed_paths() == {"/c": ["openat:EACCES", "openat:ENOENT"]}
+
+
+def test_an_open_whose_end_nobody_saw_is_not_claimed() -> None:
+    surface = surface_of(opened("/a", ret=None, resolved=None))
+    assert surface.paths() == {}
+    assert surface.failed_paths() == {"/a": ["openat:unseen"]}
+
+
+CHANGES = {
+    **dict.fromkeys(("unlink", "unlinkat"), "unlink"),
+    **dict.fromkeys(("mkdir", "mkdirat"), "mkdir"),
+    "rmdir": "rmdir",
+    **dict.fromkeys(("chmod", "fchmod", "fchmodat", "fchmodat2"), "chmod"),
+    **dict.fromkeys(("chown", "fchown", "lchown", "fchownat"), "chown"),
+    **dict.fromkeys(("truncate", "ftruncate"), "truncate"),
+    **dict.fromkeys(("mknod", "mknodat"), "mknod"),
+    **dict.fromkeys(("rename", "renameat", "renameat2"), "rename"),
+    **dict.fromkeys(("link", "linkat"), "link"),
+    **dict.fromkeys(("symlink", "symlinkat"), "symlink"),
+}
+
+
+@pytest.mark.parametrize("call", CHANGES)
+def test_what_changes_the_file_system_is_claimed(call: str) -> None:
+    way = CHANGES[call]
+    event = raw(call, ret=0, path="/a")
+    if way in ("rename", "link", "symlink"):
+        event = raw(call, ret=0, path="/a", to_path="b", to_base="/c")
+    expected = {"/a": [way]}
+    if way in ("rename", "link"):
+        expected["/c/b"] = [f"{way}_to"]
+    if way == "symlink":
+        expected = {"/c/b": [way]}
+    assert surface_of(event).paths() == expected
+    assert paths(event) == sorted(expected)
+    event.ret = -13
+    assert paths(event) == []
+    assert surface_of(event).failed_paths() == {
+        path: [f"{ways[0]}:EACCES"] for path, ways in expected.items()
+    }
+
+
+def test_every_call_that_changes_the_file_system_is_known() -> None:
+    others = {"open", "creat", "openat", "openat2", "connect", "sendto", "sendmsg", "sendmmsg"}
+    others |= {"exec", "execve", "execveat", "file_blocked", "connect_blocked", "fork", "exit"}
+    assert {*CHANGES, *others, "io_uring_setup"} == set(EVENT_TYPES)
+
+
+def test_without_its_detail_a_change_is_not_claimed() -> None:
+    surface = Surface()
+    fields: dict[str, Any] = {"run_id": "run", "seq": 0, "pid": 7}
+    surface.add_kernel(KernelEvent(**fields, event_type=1001, kind="event_1001", value="/a"), None)
+    assert surface.surface("run").filesystem_paths == []
+    assert surface.failed_paths() == {"/a": ["unlink:unseen"]}
+
+
+def test_what_a_policy_blocked_is_claimed() -> None:
+    events = raw("file_blocked", path="/lib/libc.so.6"), raw("connect_blocked", peer="1.2.3.4:0")
+    assert paths(*events) == ["/lib/libc.so.6"]
+    assert endpoints(*events) == ["1.2.3.4:0"]
+    assert surface_of(*events).paths() == {"/lib/libc.so.6": ["blocked"]}
+    assert surface_of(*events).address_probes() == []
+
+
+def test_attempts_to_connect_are_claimed_and_probes_of_addresses_are_not() -> None:
+    events = (
+        raw("connect", ret=-111, peer="1.2.3.4:443"),
+        raw("connect", ret=0, peer="1.2.3.4:0"),
+        raw("connect", ret=0, peer="[::1]:0"),
+        raw("sendto", ret=1, peer="[2001:db8::1]:53"),
+        raw("sendmsg", ret=-1, peer="1.2.3.4:10"),
+        raw("connect", ret=0, peer="unix:/run/x"),
+        raw("sendto", ret=0, peer="unix:@a"),
+        raw("connect", ret=0, peer="netlink"),
+    )
+    surface = surface_of(*events)
+    assert endpoints(*events) == ["1.2.3.4:10", "1.2.3.4:443", "[2001:db8::1]:53"]
+    assert surface.address_probes() == ["1.2.3.4:0", "[::1]:0"]
+    assert surface.local_sockets() == ["netlink", "unix:/run/x", "unix:@a"]
+    assert (surface.has_connect, surface.has_datagram) == (True, True)
+    assert not surface_of(events[5], events[6]).has_connect
+    assert not surface_of(events[5], events[6]).has_datagram
+
+
+def test_an_endpoint_that_is_no_address_is_none() -> None:
+    """A layer that somebody else wrote may say anything."""
+    surface = Surface()
+    for value in ("unix:/run/x", "", "localhost:80"):
+        fields: dict[str, Any] = {"run_id": "run", "seq": 0, "pid": 7, "value": value}
+        surface.add_kernel(KernelEvent(**fields, event_type=2, kind="connect"), None)
+    assert surface.surface("run").network_endpoints == []
+
+
+def test_programs_that_ran_are_claimed_and_others_are_not() -> None:
+    surface = surface_of(
+        raw("exec", ret=0, path="bin/x", base="/srv", resolved="/bin/busybox"),
+        raw("execve", ret=-2, path="/usr/bin/x"),
+    )
+    assert surface.surface("run").process_execs == ["/srv/bin/x"]
+    assert surface.failed_paths() == {"/usr/bin/x": ["exec:ENOENT"]}
+    assert surface.surface("run").filesystem_paths == []
+
+
+def test_tools_and_decisions() -> None:
+    surface, reference = Surface(), Surface(is_reference=True)
+    for one in (surface, reference):
+        one.add_sdk(sdk("Read"))
+        one.add_sdk(sdk("Bash"))
+        one.add_sdk(sdk(None))
+        one.add_policy(policy("Bash", "deny"))
+        one.add_policy(policy("Write", "allow"))
+    found = surface.surface("run")
+    assert found.mcp_tools == ["Bash", "Read", "Write"]
+    assert found.policy_decisions == ["allow:Write", "deny:Bash"]
+    assert surface.self_reported_tools() == ["Read"]
+    assert reference.surface("run").mcp_tools == ["Bash", "Write"]
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), unique=True))
+def test_sets_are_sorted_by_their_bytes(names: list[str]) -> None:
+    surface = Surface()
+    for name in names:
+        surface.reach(f"/{name}", ways_of("read", []))
+    found = surface.surface("run").filesystem_paths
+    assert [path.encode() for path in found] == sorted(f"/{name}".encode() for name in names)
+
+
+@given(st.lists(RAW_EVENTS, max_size=12), st.randoms(use_true_random=False))
+def test_order_and_repetition_change_nothing(events: list[RawEvent], chance: Any) -> None:
+    again = [*events, *events]
+    chance.shuffle(again)
+    one, other = surface_of(*events), surface_of(*again)
+    assert one.surface("run") == other.surface("run")
+    assert companion(one) == companion(other)
+
+
+# ---------------------------------------------------------------- the companion
+
+
+def companion(surface: Surface, **changes: Any) -> bytes:
+    fields: dict[str, Any] = {"capture": None, "filtered": {}, "calls": {}, "unbound": {}}
+    return msgspec.json.encode(make_companion("run", surface, **{**fields, **changes}))
+
+
+def test_a_companion_is_the_same_in_whatever_order_it_was_counted() -> None:
+    surface = surface_of(opened("/b"), failed("/a"), raw("connect", ret=0, peer="1.2.3.4:0"))
+    one = companion(
+        surface,
+        filtered={"loader": 1, "dev": 2},
+        calls={"b": {"openat": 1, "exec": 2}, "a": {}},
+        unbound={"openat": 1, "exec": 2},
+    )
+    other = companion(
+        surface,
+        filtered={"dev": 2, "loader": 1},
+        calls={"a": {}, "b": {"exec": 2, "openat": 1}},
+        unbound={"exec": 2, "openat": 1},
+    )
+    assert one == other
+    found = json.loads(one)
+    assert found["filtered"] == {"dev": 2, "loader": 1}
+    assert found["paths"] == {"/b": ["read"]}
+    assert found["failed_paths"] == {"/a": ["openat:ENOENT"]}
+    assert found["address_probes"] == ["1.2.3.4:0"]
+
+
+def test_a_companion_has_the_feeds_books() -> None:
+    found = json.loads(companion(Surface(), capture=CAPTURE))["capture"]
+    assert found == json.loads(msgspec.json.encode(CAPTURE))
+    assert json.loads(companion(Surface()))["capture"] == {}
+
+
+@pytest.mark.parametrize(
+    ("result", "name"),
+    [
+        *[(-1, "EPERM"), (-2, "ENOENT"), (-13, "EACCES"), (-40, "ELOOP"), (-41, "errno 41")],
+        *[(-95, "EOPNOTSUPP"), (-111, "ECONNREFUSED"), (-133, "EHWPOISON"), (-134, "errno 134")],
+        *[(None, "unseen"), (0, "unseen"), (3, "unseen")],
+    ],
+)
+def test_failures_have_the_names_of_linux(result: int | None, name: str) -> None:
+    assert failure(result) == name
