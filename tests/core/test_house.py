@@ -25,6 +25,7 @@ FLOORS = [
     {
         *("stream.catalog", "stream.document", "stream.pattern", "stream.probes"),
         *("stream.redaction", "stream.workspace", "stream.declared", "stream.evaluation"),
+        "stream.evidence",
     },
     {"stream.plan", "stream.recorder"},
     {"stream.sources", "stream.stages", "stream.sinks"},
