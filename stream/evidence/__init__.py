@@ -1,1 +1,1 @@
-"""What the layers of a run come to: its surface, its health, and what goes beside them."""
+"""What is made of the layers of a run: what they mean, and how far they can be trusted."""

@@ -1,0 +1,536 @@
+"""Whose kernel event it is: by windows, by the process tree, and what is said otherwise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream.evidence.commands import asked_for, command_of
+from stream.evidence.correlation import OUTSIDE, Correlation, code, correlate
+from stream.evidence.policy import DECISION, DENIAL
+from stream.evidence.steps import KernelStep, kernel_steps, lost_between
+from stream.records.control import Gap
+from stream.records.kernel import EXEC, EXIT, FORK, OPEN, KernelDetail, KernelEvent, path_text
+from stream.records.runner import CorrelationReport, Marker, PolicyEvent, SdkEvent
+
+DATA = Path(__file__).parent.parent / "data/assay"
+AGENT = 1
+
+
+class Run:
+    """A run that is written down as it would happen."""
+
+    def __init__(self) -> None:
+        self.steps: list[KernelStep] = []
+        self.markers: list[Marker] = []
+        self.sdk: list[SdkEvent] = []
+        self.policy: list[PolicyEvent] = []
+        self.gaps: list[tuple[int, int]] = []
+
+    def says(
+        self, name: Any, call: str | None, tool: str = "T", command: str | None = None
+    ) -> None:
+        self.tells(name, call, tool)
+        self.marks(name, call, command)
+
+    def tells(self, name: Any, call: str | None, tool: str | None = "T") -> None:
+        event = SdkEvent(
+            run_id="r",
+            seq=len(self.sdk),
+            event_type=name,
+            source="test",
+            tool_call_id=call,
+            tool=tool,
+        )
+        self.sdk.append(event)
+
+    def marks(self, name: Any, call: str | None, command: str | None = None) -> None:
+        marker = Marker(
+            run_id="r",
+            seq=len(self.markers),
+            name=name,
+            at=len(self.steps),
+            clock="kernel",
+            tool_call_id=call,
+            command=command,
+        )
+        self.markers.append(marker)
+
+    def start(self, call: str | None, command: str | None = None, tool: str = "T") -> None:
+        self.says("tool_call_started", call, tool, command)
+
+    def end(self, call: str | None, tool: str = "T") -> None:
+        self.says("tool_call_completed", call, tool)
+
+    def decides(
+        self, call: str | None, decision: str = "allow", tool: str = "T", kind: str = DECISION
+    ) -> None:
+        event = PolicyEvent(
+            run_id="r",
+            seq=len(self.policy),
+            source_event_type=kind,
+            source="test",
+            tool_call_id=call,
+            tool=tool,
+            decision=decision,
+        )
+        self.policy.append(event)
+
+    def opens(self, times: int = 1, pid: int = AGENT) -> None:
+        self.steps += [(pid, OPEN, None)] * times
+
+    def forks(self, child: int, parent: int = AGENT) -> None:
+        self.steps.append((parent, FORK, child))
+
+    def execs(self, pid: int, *argv: str) -> None:
+        self.steps.append((pid, EXEC, list(argv)))
+
+    def exits(self, pid: int) -> None:
+        self.steps.append((pid, EXIT, None))
+
+    def correlated(self, *, has_kernel: bool = True) -> Correlation:
+        return correlate(
+            "r",
+            markers=self.markers,
+            sdk=self.sdk,
+            policy=self.policy,
+            events=iter(self.steps),
+            gaps=self.gaps,
+            has_kernel=has_kernel,
+        )
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run()
+
+
+def counts(found: Correlation) -> dict[str, int]:
+    return {one.tool_call_id: one.kernel_event_count for one in found.report.bindings}
+
+
+def named(found: Correlation) -> list[str]:
+    return found.report.ambiguities
+
+
+# --- windows ------------------------------------------------------------------------------------
+
+
+def test_an_event_counts_for_the_call_in_whose_window_it_lies(run: Run) -> None:
+    run.opens(2)
+    run.start("a")
+    run.opens(3)
+    run.end("a")
+    run.opens(4)
+    run.start("b")
+    run.opens(5)
+    run.end("b")
+    found = run.correlated()
+    assert counts(found) == {"a": 3, "b": 5}
+    assert found.calls == {"a": {"openat": 3}, "b": {"openat": 5}}
+    assert found.unbound == {"openat": 6}
+    assert named(found) == [OUTSIDE]
+    assert found.report.status == "clean"
+
+
+def test_a_window_is_half_open(run: Run) -> None:
+    run.start("a")
+    run.opens()
+    run.end("a")
+    run.start("b")
+    run.opens()
+    run.end("b")
+    found = run.correlated()
+    assert counts(found) == {"a": 1, "b": 1}
+    assert named(found) == []
+    window = found.report.bindings[1].window
+    assert (window.start, window.end) == ("tool_call_started:b", "tool_call_completed:b")
+
+
+def test_the_report_has_the_form_of_the_reference(run: Run) -> None:
+    run.start("tc_runner_policy_001")
+    run.opens(2)
+    run.end("tc_runner_policy_001")
+    run.decides("tc_runner_policy_001")
+    golden = DATA / "golden/correlation-report-openai-agents-kernel-policy-v0.json"
+    theirs = msgspec.json.decode(golden.read_bytes(), type=CorrelationReport)
+    ours = run.correlated().report
+    assert ours.status == theirs.status == "clean"
+    ours.run_id = theirs.run_id
+    ours.bindings[0].window = theirs.bindings[0].window
+    assert msgspec.json.format(msgspec.json.encode(ours)) + b"\n" == golden.read_bytes()
+
+
+def test_bindings_stand_in_the_order_of_their_first_markers(run: Run) -> None:
+    for name in ("z", "a", "m"):
+        run.start(name)
+        run.opens()
+        run.end(name)
+    run.decides("only-decided")
+    assert list(counts(run.correlated())) == ["z", "a", "m", "only-decided"]
+
+
+# --- the process tree ---------------------------------------------------------------------------
+
+
+def test_where_windows_overlap_the_process_tree_decides(run: Run) -> None:
+    run.start("a", "make all")
+    run.forks(10)  # while only a is open
+    run.start("b", "ls -l")
+    run.opens(2, pid=10)
+    run.forks(20)
+    run.execs(20, "bash", "-c", "true && eval 'ls -l' < /dev/null && pwd -P")
+    run.forks(21, parent=20)
+    run.opens(5, pid=21)
+    run.opens(7)  # the agent's own
+    run.end("a")
+    run.end("b")
+    found = run.correlated()
+    assert found.calls["a"] == {"openat": 2, "event_1012": 1}
+    assert found.calls["b"] == {"openat": 5, "exec": 1, "event_1012": 1}
+    assert found.undecided == {"openat": 7, "event_1012": 1}
+    assert named(found) == ["kernel_events_in_overlapping_windows:a,b"]
+    assert found.report.status == "partial"
+
+
+def test_what_outlives_its_call_is_not_counted_for_the_next(run: Run) -> None:
+    run.start("a", "sleep 5 &")
+    run.forks(10)
+    run.end("a")
+    run.opens(pid=10)
+    run.start("b")
+    run.opens(2, pid=10)
+    run.opens(3)
+    run.end("b")
+    found = run.correlated()
+    assert counts(found) == {"a": 1, "b": 3}
+    assert found.unbound == {"openat": 1}
+    assert found.undecided == {"openat": 2}
+    assert named(found) == ["kernel_events_after_call:a", OUTSIDE]
+
+
+def test_a_process_that_was_forked_too_early_belongs_to_whose_command_it_runs(run: Run) -> None:
+    run.start("a", "echo a")
+    run.forks(10)
+    run.start("b", "echo b")
+    run.execs(10, "bash", "-c", "eval 'echo b'")
+    run.opens(4, pid=10)
+    run.end("a")
+    run.end("b")
+    assert counts(run.correlated()) == {"a": 1, "b": 5}
+
+
+def test_a_call_cannot_be_given_to_another_by_a_name_that_its_process_takes(run: Run) -> None:
+    run.start("a", "make")
+    run.forks(10)
+    run.execs(10, "bash", "-c", "eval make < /dev/null")
+    run.start("b", "ls")
+    run.forks(11, parent=10)
+    run.execs(11, "ls")
+    run.opens(pid=11)
+    run.end("a")
+    run.end("b")
+    found = run.correlated()
+    assert counts(found) == {"a": 5, "b": 0}
+
+
+def test_a_number_that_is_used_again_is_another_process(run: Run) -> None:
+    run.start("a")
+    run.forks(10)
+    run.exits(10)
+    run.end("a")
+    run.start("b")
+    run.opens(pid=10)  # by somebody whose fork was not seen
+    run.forks(10)
+    run.opens(pid=10)
+    run.end("b")
+    found = run.correlated()
+    assert counts(found) == {"a": 2, "b": 3}
+    assert named(found) == []
+
+
+# Taken from what Claude Code 2.1.327 really starts.
+EVAL = "true && eval {} < /dev/null && pwd -P >| /tmp/claude-a563-cwd"
+PRELUDE = (
+    "source x 2>/dev/null || true && {{ \\builtin unalias -- 'which'; }} && eval {} < /dev/null"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        ("ls", EVAL.format("ls")),
+        ("cat /etc/hostname", EVAL.format("'cat /etc/hostname'")),
+        (
+            'echo it\'s "two" $HOME | cat',
+            EVAL.format("'echo it'\"'\"'s \"two\" $HOME | cat'"),
+        ),
+        (
+            "printf 'x\\n' && echo \"a\\b\" ; (cat <<'EOT'\nhi\nEOT\n)",
+            (
+                "eval 'printf '\"'\"'x\\n'\"'\"' && echo \"a\\b\" ; "
+                "(cat <<'\"'\"'EOT'\"'\"'\nhi\nEOT\n)' && pwd -P"
+            ),
+        ),
+        ("it's", "eval 'it'\\''s'"),
+        ('say "x"', 'eval "say \\"x\\""'),
+        ("a b", "eval a\\ b"),
+        ("make all", "make all"),
+    ],
+)
+def test_a_command_is_known_however_the_shell_got_it(command: str, word: str) -> None:
+    known, other = command_of(command), command_of("which")
+    assert known is not None
+    assert other is not None
+    for told in (word, path_text(word.encode())):
+        assert asked_for(["/bin/bash", "-c", told], [other, known]) is known
+
+
+def test_the_most_telling_place_counts() -> None:
+    which, ls, both = command_of("which"), command_of("ls"), command_of("ls -la")
+    assert which
+    assert ls
+    assert both
+    assert asked_for(["bash", "-c", PRELUDE.format("ls")], [which, ls]) is ls
+    assert asked_for(["bash", "-c", PRELUDE.format("'ls -la'")], [ls, both]) is both
+    assert asked_for(["sh", "-c", "ls -la"], [ls, both]) is both
+    assert asked_for(["sh", "-c", "else"], [ls]) is None
+    assert asked_for(["sh", "-c", "eval ls"], [ls, command_of("ls") or ls]) is None
+    assert command_of(" \n") is None
+
+
+def test_a_command_that_was_cut_off_is_known_by_its_beginning() -> None:
+    known = command_of("echo " + "x" * 10_000)
+    other = command_of("echo " + "y" * 10_000)
+    assert known
+    assert other
+    cut = ("true && eval 'echo " + "x" * 10_000)[:4000]
+    assert asked_for(["bash", "-c", cut], [other, known]) is known
+    assert asked_for(["bash", "-c", "true && eval 'ec"], [other, known]) is None
+
+
+# --- what is not certain ------------------------------------------------------------------------
+
+
+def test_nothing_observed_is_not_clean(run: Run) -> None:
+    found = run.correlated()
+    assert found.report.status == "partial"
+    assert named(found) == ["nothing_observed"]
+
+
+def test_events_without_any_call_are_not_clean(run: Run) -> None:
+    run.opens()
+    found = run.correlated()
+    assert (found.report.status, named(found)) == ("partial", [OUTSIDE])
+
+
+def test_without_a_kernel_layer_it_fails(run: Run) -> None:
+    run.start("a")
+    run.end("a")
+    run.decides("a")
+    found = run.correlated(has_kernel=False)
+    assert found.report.status == "failed"
+    assert named(found) == ["kernel_layer_absent", "policy_events_without_kernel_events"]
+    assert counts(found) == {"a": 0}
+
+
+def one_call(run: Run, name: str = "a") -> None:
+    run.start(name)
+    run.opens()
+    run.end(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda run: run.decides("a"), []),
+        (lambda run: run.decides("a", "deny", kind=DENIAL), []),
+        (
+            lambda run: run.decides("b", "deny", kind=DENIAL),
+            ["policy_decision_without_sdk_tool_call:b"],
+        ),
+        (
+            lambda run: run.decides("b"),
+            [
+                "policy_decision_without_sdk_tool_call:b",
+                "sdk_tool_call_without_policy_binding:a",
+            ],
+        ),
+        (
+            lambda run: (run.decides("a"), run.decides("a", "deny")),
+            ["policy_decision_conflict:a"],
+        ),
+        (lambda run: (run.decides("a"), run.decides("a")), []),
+        (lambda run: run.decides("a", tool="U"), ["tool_name_mismatch:a"]),
+        (
+            lambda run: run.decides(None),
+            ["policy_event_without_tool_call_id", "sdk_tool_call_without_policy_binding:a"],
+        ),
+        (lambda run: run.start("a"), ["sdk_tool_call_duplicate:a"]),
+        (lambda run: run.end("a"), ["sdk_tool_call_duplicate:a"]),
+        (
+            lambda run: run.start("b"),
+            [
+                "sdk_tool_call_started_without_completed:b",
+                "sdk_tool_call_without_kernel_events:b",
+            ],
+        ),
+        (
+            lambda run: run.end("b"),
+            [
+                "sdk_tool_call_completed_without_started:b",
+                "sdk_tool_call_without_kernel_events:b",
+            ],
+        ),
+        (
+            lambda run: (run.end("b"), run.start("b")),
+            [
+                "sdk_tool_call_started_without_completed:b",
+                "sdk_tool_call_without_kernel_events:b",
+            ],
+        ),
+        (lambda run: run.start(None), ["sdk_event_without_tool_call_id"]),
+        (lambda run: run.tells("run_finished", None, None), []),
+        (lambda run: run.gaps.append((0, 0)), ["kernel_events_lost_in_window:a"]),
+        (lambda run: run.gaps.append((1, 9)), ["kernel_events_lost_in_window:a"]),
+        (lambda run: run.gaps.append((2, 9)), []),
+    ],
+)
+def test_each_doubt_has_a_name(run: Run, change: Any, expected: list[str]) -> None:
+    one_call(run)
+    change(run)
+    found = run.correlated()
+    assert named(found) == expected
+    assert found.report.status == ("partial" if expected else "clean")
+
+
+def test_a_call_that_never_ended_has_the_rest_of_the_run(run: Run) -> None:
+    run.start("a")
+    run.opens(3)
+    found = run.correlated()
+    assert counts(found) == {"a": 3}
+    assert found.report.bindings[0].window.end == "run_finished"
+
+
+def test_a_conflict_of_decisions_is_no_decision(run: Run) -> None:
+    one_call(run)
+    run.decides("a")
+    assert run.correlated().report.bindings[0].policy_decision == "allow"
+    run.decides("a", "deny")
+    assert run.correlated().report.bindings[0].policy_decision is None
+
+
+def test_gaps_reach_over_windows(run: Run) -> None:
+    for name in "abcd":
+        run.start(name)
+        run.opens(10)
+        run.end(name)
+    run.gaps = [(33, 34), (12, 25)]
+    lost = [name for name in named(run.correlated()) if "lost" in name]
+    assert lost == [code("kernel_events_lost_in_window", name) for name in "bcd"]
+
+
+def test_many_overlapping_calls_have_short_names(run: Run) -> None:
+    for number in range(40):
+        run.start(f"{number:02}")
+        run.opens()
+    overlaps = [name for name in named(run.correlated()) if "overlap" in name]
+    assert len(overlaps) == 16  # of two calls, of three, … and of more than sixteen
+    longest = ",".join(f"{number:02}" for number in range(16)) + ",\\+"
+    assert f"kernel_events_in_overlapping_windows:{longest}" in overlaps
+
+
+# --- laws ---------------------------------------------------------------------------------------
+
+ids = st.sampled_from(["a", "b", "c", "a,b", "x:y", "n\nl", "\\", "\\x2c", "", "é\u202e", "a\\,"])
+pids = st.integers(1, 6)
+moves = st.one_of(
+    st.tuples(st.just("start"), ids, st.sampled_from([None, "ls", "make all", "'"])),
+    st.tuples(st.just("end"), ids),
+    st.tuples(st.just("decides"), ids, st.sampled_from(["allow", "deny"])),
+    st.tuples(st.just("opens"), st.integers(1, 3), pids),
+    st.tuples(st.just("forks"), pids, pids),
+    st.tuples(st.just("execs"), pids, st.just("-c"), st.sampled_from(["ls", "eval 'make all'"])),
+    st.tuples(st.just("exits"), pids),
+)
+
+
+@given(st.lists(moves, max_size=60))
+def test_every_event_is_counted_exactly_once(script: list[tuple[Any, ...]]) -> None:
+    run = Run()
+    for name, *words in script:
+        getattr(run, name)(*words)
+    found = run.correlated()
+    together: Counter[str] = Counter()
+    for tally in (*found.calls.values(), found.unbound, found.undecided):
+        together.update(tally)
+    expected = Counter(
+        {OPEN: "openat", EXEC: "exec"}.get(kind, f"event_{kind}") for _, kind, _ in run.steps
+    )
+    assert together == expected
+    for binding in found.report.bindings:
+        assert binding.kernel_event_count == sum(found.calls[binding.tool_call_id].values())
+    assert named(found) == sorted(set(named(found)))
+    assert all(name.isprintable() for name in named(found))
+    assert (found.report.status == "clean") == (
+        bool(found.report.bindings) and set(named(found)) <= {OUTSIDE}
+    )
+    again = msgspec.json.decode(msgspec.json.encode(found.report), type=CorrelationReport)
+    assert again == found.report
+
+
+@given(st.lists(st.text(), min_size=1), st.lists(st.text(), min_size=1))
+def test_a_code_names_its_ids_and_no_others(one: list[str], other: list[str]) -> None:
+    assert code("c", *one).isprintable()
+    assert (code("c", *one) == code("c", *other)) == (one == other)
+    assert "\n" not in code("c", *one)
+
+
+# --- from the layers ----------------------------------------------------------------------------
+
+
+def line(seq: int, pid: int, kind: int) -> bytes:
+    names = {OPEN: "openat", EXEC: "exec"}
+    event = KernelEvent(
+        run_id="r",
+        seq=seq,
+        pid=pid,
+        event_type=kind,
+        kind=names.get(kind, f"event_{kind}"),
+        value=None,
+    )
+    return msgspec.json.encode(event)
+
+
+def detail(seq: int, pid: int, call: str, **more: Any) -> bytes:
+    return msgspec.json.encode(KernelDetail(run_id="r", seq=seq, pid=pid, call=call, **more))
+
+
+GAP_LINE = msgspec.json.encode(Gap(source="kernel", lost=3, reason="the ring was full"))
+
+
+def test_steps_come_from_both_files_of_the_kernel_layer() -> None:
+    kernel = [line(0, 1, OPEN), line(1, 1, FORK), line(2, 2, EXEC), line(3, 2, EXIT)]
+    details = [
+        detail(0, 1, "openat"),
+        GAP_LINE,
+        detail(1, 1, "fork", child=2),
+        detail(2, 2, "exec", argv=["ls"]),
+        GAP_LINE,
+    ]
+    assert list(kernel_steps(kernel, details)) == [
+        (1, OPEN, None),
+        (1, FORK, 2),
+        (2, EXEC, ["ls"]),
+        (2, EXIT, None),
+    ]
+    assert list(kernel_steps(kernel, []))[2] == (2, EXEC, None)
+    assert lost_between(details, 4) == [(1, 1), (3, 4)]
+    assert lost_between([GAP_LINE, GAP_LINE], 9) == [(0, 9)]
+    assert lost_between([], 9) == []

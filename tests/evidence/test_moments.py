@@ -1,0 +1,120 @@
+"""Where a call's ends stand among the kernel's events, and by which clock."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream.evidence.moments import MarkerName, Moment, place
+from stream.records.runner import Marker
+
+EVENTS = [10, 20, 30, 40, 50]  #: when the kernel saw them
+
+
+def times(ts: int) -> int:
+    return bisect_right(EVENTS, ts)
+
+
+def placed(
+    moments: Sequence[Moment], written: Sequence[tuple[int, int]] | None = None, received: int = 0
+) -> list[Marker]:
+    return place("r", moments, written=written, received=received, times=times, total=len(EVENTS))
+
+
+def start(call: str, end: int | None, arrived: int, command: str | None = None) -> Moment:
+    return Moment(0, "tool_call_started", call, end, arrived, command)
+
+
+def done(call: str, end: int | None, arrived: int) -> Moment:
+    return Moment(1, "tool_call_completed", call, end, arrived)
+
+
+def test_a_run_without_calls_has_two_markers() -> None:
+    markers = placed([])
+    assert [(m.seq, m.name, m.at) for m in markers] == [
+        (0, "run_started", 0),
+        (1, "run_finished", 5),
+    ]
+
+
+def test_a_line_was_said_when_the_kernel_saw_it_written() -> None:
+    moments = [start("a", 100, 55, "ls"), done("a", 150, 55)]
+    markers = placed(moments, [(60, 15), (120, 25), (150, 45)], 150)
+    assert [(m.name, m.at, m.clock) for m in markers[1:-1]] == [
+        ("tool_call_started", 2, "kernel"),
+        ("tool_call_completed", 4, "kernel"),
+    ]
+    assert (markers[1].tool_call_id, markers[1].sdk_seq, markers[1].command) == ("a", 0, "ls")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        None,
+        [],
+        [(60, 15), (120, 25)],  # a write was not seen
+        [(60, 15), (120, 25), (160, 45)],  # somebody else wrote as well
+        [(120, 15), (60, 25), (150, 45)],
+        [(60, 25), (120, 15), (150, 45)],
+    ],
+)
+def test_otherwise_it_was_said_when_it_arrived(written: list[tuple[int, int]] | None) -> None:
+    markers = placed([start("a", 100, 35)], written, 150)
+    assert (markers[1].at, markers[1].clock) == (3, "arrival")
+
+
+def test_what_was_not_told_on_stdout_is_placed_by_its_arrival() -> None:
+    markers = placed([start("a", None, 35)], [(150, 15)], 150)
+    assert (markers[1].at, markers[1].clock) == (3, "arrival")
+
+
+def test_a_call_does_not_end_before_it_starts() -> None:
+    markers = placed([start("a", None, 45), done("a", 150, 99)], [(150, 15)], 150)
+    assert [m.at for m in markers[1:-1]] == [4, 4]
+
+
+def test_markers_stand_in_order() -> None:
+    moments = [start("a", None, 45), start("b", None, 15), start("c", None, 45)]
+    assert [m.tool_call_id for m in placed(moments)[1:-1]] == ["b", "a", "c"]
+
+
+names: st.SearchStrategy[MarkerName] = st.sampled_from(("tool_call_started", "tool_call_completed"))
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda name, call, end, arrived: Moment(0, name, call, end, arrived),
+            names,
+            st.sampled_from(["a", "b", None]),
+            st.none() | st.integers(0, 200),
+            st.integers(-5, 100),
+        )
+    ),
+    st.none() | st.lists(st.tuples(st.integers(0, 200), st.integers(-5, 100))).map(sorted),
+    st.integers(0, 200),
+)
+def test_markers_are_a_run(
+    moments: list[Moment], written: list[tuple[int, int]] | None, received: int
+) -> None:
+    markers = placed(moments, written, received)
+    assert [m.seq for m in markers] == list(range(len(moments) + 2))
+    places = [m.at for m in markers]
+    assert places == sorted(places)
+    assert (places[0], places[-1]) == (0, 5)
+    started: set[str | None] = set()
+    first: dict[tuple[MarkerName, str | None], int] = {}
+    for moment in moments:
+        first.setdefault((moment.name, moment.tool_call_id), len(first))
+        started.add(moment.tool_call_id)
+    for call in started - {None}:
+        begun = first.get(("tool_call_started", call))
+        ended = first.get(("tool_call_completed", call))
+        if begun is None or ended is None or begun > ended:
+            continue
+        ours = [m for m in markers if m.tool_call_id == call]
+        assert ours[0].name == "tool_call_started"

@@ -1,0 +1,126 @@
+"""Decisions about calls, from logs and refusals: byte for byte where the reference has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream.evidence.policy import DECISION, PolicyLayer
+from stream.records.runner import PolicyEvent
+
+DATA = Path(__file__).parent.parent / "data"
+VECTORS = DATA / "assay/vectors"
+
+
+def event(**data: Any) -> bytes:
+    return json.dumps({"type": DECISION, "source": "s", "data": data}).encode() + b"\n"
+
+
+def test_the_references_vector() -> None:
+    found = PolicyLayer("run_001").feed((VECTORS / "policy-decision-log.one.ndjson").read_bytes())
+    expected = (VECTORS / "expected.policy-layer.one.ndjson").read_bytes()
+    assert b"".join(msgspec.json.encode(one) + b"\n" for one in found) == expected
+
+
+@given(st.lists(st.integers(0, 400), max_size=6))
+def test_it_does_not_matter_where_the_log_is_cut(cuts: list[int]) -> None:
+    data = (VECTORS / "policy-decision-log.two.ndjson").read_bytes()
+    layer, found = PolicyLayer("r"), []
+    for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
+        found += layer.feed(data[start:end])
+    assert [(one.seq, one.tool_call_id, one.tool, one.decision) for one in found] == [
+        (0, "tc_runner_policy_001", "read_file", "allow"),
+        (1, "tc_runner_policy_002", "write_file", "deny"),
+    ]
+    assert not layer.problems
+
+
+def test_a_decision_without_an_id_is_given_none() -> None:
+    layer = PolicyLayer("r")
+    found = layer.feed(event(tool="t", decision="allow") + event(tool="t", decision="x") * 2)
+    assert [one.tool_call_id for one in found] == [None] * 3
+    assert [one.seq for one in found] == [0, 1, 2]
+    assert layer.feed(event(tool="t", decision="x", tool_call_id=""))[0].tool_call_id is None
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"no\n", "not_a_record"),
+        (b"\xff\n", "not_a_record"),
+        (b"[]\n", "not_a_record"),
+        (event(tool="t"), "no_decision"),
+        (event(decision="allow"), "no_decision"),
+        (event(tool="t", decision="allow", tool_call_id=3), "no_decision"),
+        (b'{"type":"assay.tool.decision"}\n', "no_decision"),
+        (b"x" * (9 << 20) + b"\n", "overlong"),
+        (b'{"type":', "torn"),
+    ],
+)
+def test_bad_lines_are_counted(line: bytes, problem: str) -> None:
+    layer = PolicyLayer("r")
+    good = event(tool="t", decision="allow")
+    assert len(layer.feed(good + line)) == 1
+    layer.finish()
+    assert layer.problems == {problem: 1}
+
+
+def test_events_of_other_types_are_not_decisions() -> None:
+    layer = PolicyLayer("r")
+    assert layer.feed(b'{"type":"assay.tool.call","data":{}}\n \n') == []
+    assert (layer.ignored, dict(layer.problems)) == (1, {})
+
+
+def test_refusals_of_a_real_run_are_told_once() -> None:
+    layer = PolicyLayer("r")
+    found = layer.feed_stdout((DATA / "claude/refused.stream.jsonl").read_bytes())
+    assert [(one.tool_call_id, one.tool) for one in found] == [
+        ("toolu_stub_00_01", "Write"),
+        ("toolu_stub_00_02", "Write"),
+        ("toolu_stub_01_00", "Bash"),
+    ]
+    assert {(one.source_event_type, one.source, one.decision) for one in found} == {
+        ("claude.permission_denial", "claude-code", "deny")
+    }
+
+
+def test_refusals_that_only_the_result_tells() -> None:
+    data = (DATA / "claude/refused.stream.jsonl").read_bytes().splitlines(keepends=True)
+    found = PolicyLayer("r").feed_stdout(data[-1])
+    assert [one.tool for one in found] == ["Write", "Write", "Bash"]
+
+
+def test_a_refusal_without_a_tool_is_a_problem() -> None:
+    layer = PolicyLayer("r")
+    denials = [{"tool_use_id": "a"}, 7, {"tool_name": "T"}]
+    line = {"type": "result", "session_id": "s", "permission_denials": denials}
+    found = layer.feed_stdout(json.dumps(line).encode() + b"\n")
+    assert [(one.tool_call_id, one.tool) for one in found] == [(None, "T")]
+    assert layer.problems == {"unnamed_denial": 2}
+
+
+def test_a_run_that_refused_nothing() -> None:
+    for name in ("success", "background", "st401"):
+        data = (DATA / f"claude/{name}.stream.jsonl").read_bytes()
+        assert PolicyLayer("r").feed_stdout(data) == []
+
+
+@given(st.text(min_size=1), st.text(min_size=1), st.text(min_size=1))
+def test_ids_and_names_may_be_anything(call: str, tool: str, decision: str) -> None:
+    found = PolicyLayer("r").feed(event(tool=tool, decision=decision, tool_call_id=call))
+    expected = PolicyEvent(
+        run_id="r",
+        seq=0,
+        source_event_type=DECISION,
+        source="s",
+        tool_call_id=call,
+        tool=tool,
+        decision=decision,
+    )
+    assert found == [expected]

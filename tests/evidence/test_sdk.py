@@ -1,0 +1,310 @@
+"""What an agent says of its calls: told as it told it, nothing added, however it arrives."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream.codec import MAX_LINE
+from stream.evidence.sdk import MOST_NAME, Said, SdkLayer, log_environment
+from stream.records.runner import SDK_EVENT, SdkEvent
+
+DATA = Path(__file__).parent.parent / "data"
+CLAUDE = DATA / "claude"
+STREAMS = sorted(path.name for path in CLAUDE.glob("*.stream.jsonl"))
+
+
+def said(name: str) -> list[Said]:
+    return SdkLayer("r").feed((CLAUDE / name).read_bytes(), 1)
+
+
+def told(all_said: list[Said]) -> list[tuple[str, str | None, str | None]]:
+    return [(one.event.event_type, one.event.tool_call_id, one.event.tool) for one in all_said]
+
+
+def record(kind: str, **fields: Any) -> bytes:
+    return json.dumps({"type": kind, "session_id": "s", **fields}).encode() + b"\n"
+
+
+def use(call: Any = "a", tool: Any = "Bash", given: Any = None) -> bytes:
+    block = {"type": "tool_use", "id": call, "name": tool, "input": given}
+    return record("assistant", message={"content": [block]})
+
+
+def result(call: Any = "a") -> bytes:
+    block = {"type": "tool_result", "tool_use_id": call, "content": "x"}
+    return record("user", message={"content": [block]})
+
+
+# --- stream-json --------------------------------------------------------------------------------
+
+
+def test_calls_of_a_real_run() -> None:
+    found = said("success.stream.jsonl")
+    assert told(found) == [
+        ("tool_call_started", "toolu_stub_00_01", "Write"),
+        ("tool_call_started", "toolu_stub_00_02", "Write"),
+        ("tool_call_completed", "toolu_stub_00_01", "Write"),
+        ("tool_call_completed", "toolu_stub_00_02", "Write"),
+        ("tool_call_started", "toolu_stub_01_00", "Bash"),
+        ("tool_call_completed", "toolu_stub_01_00", "Bash"),
+        ("run_finished", None, None),
+    ]
+    events = [one.event for one in found]
+    assert [event.seq for event in events] == list(range(7))
+    assert {(e.source, e.sdk_name, e.sdk_version) for e in events} == {
+        ("claude-code", "claude-code", "2.1.327")
+    }
+    commands = [one.moment.command for one in found if one.moment]
+    assert [c for c in commands if c] == ["python3 -m pytest -q 2>&1 | tail -3"]
+
+
+def test_a_moment_is_the_end_of_its_line() -> None:
+    data = (CLAUDE / "success.stream.jsonl").read_bytes()
+    for one in said("success.stream.jsonl"):
+        if one.moment:
+            assert one.moment.offset_end is not None
+            line = data[: one.moment.offset_end].splitlines(keepends=True)[-1]
+            assert line.endswith(b"\n")
+            assert one.moment.tool_call_id is not None
+            assert one.moment.tool_call_id.encode() in line
+            assert one.moment.sdk_seq == one.event.seq
+
+
+def test_partial_messages_tell_no_call_twice() -> None:
+    found = told(said("parallel.stream.jsonl"))
+    assert len(found) == len(set(found)) == 13
+    assert b"stream_event" in (CLAUDE / "parallel.stream.jsonl").read_bytes()
+
+
+def test_a_run_that_failed() -> None:
+    assert told(said("st529.stream.jsonl")) == [("run_failed", None, None)]
+
+
+def test_work_in_the_background_has_two_results() -> None:
+    assert [kind for kind, _, _ in told(said("background.stream.jsonl"))] == [
+        *("tool_call_started", "tool_call_completed", "run_finished", "run_finished")
+    ]
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@given(cuts=st.lists(st.integers(0, 25_000), max_size=12))
+def test_it_does_not_matter_where_the_output_is_cut(name: str, cuts: list[int]) -> None:
+    data = (CLAUDE / name).read_bytes()
+    layer, pieces = SdkLayer("r"), []
+    for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
+        pieces += layer.feed(data[start:end], 1)
+    assert pieces == said(name)
+    assert layer.received == len(data)
+    assert not layer.problems
+
+
+def test_a_call_without_an_id_is_given_none() -> None:
+    layer = SdkLayer("r")
+    found = layer.feed(use(None) + use("") + result(None), 1)
+    assert told(found) == [
+        ("tool_call_started", None, "Bash"),
+        ("tool_call_started", None, "Bash"),
+        ("tool_call_completed", None, None),
+    ]
+    assert not layer.problems
+    found = layer.feed(use(7) + use("x" * (MOST_NAME + 1)) + use("a", {}), 1)
+    assert told(found)[:2] == [("tool_call_started", None, "Bash")] * 2
+    assert told(found)[2] == ("tool_call_started", "a", None)
+    assert layer.problems == {("stdout", "unusable_name"): 3}
+
+
+def test_what_is_told_twice_is_recorded_twice() -> None:
+    found = SdkLayer("r").feed(use() + use() + result() + result(), 1)
+    assert [kind for kind, _, _ in told(found)] == ["tool_call_started"] * 2 + [
+        "tool_call_completed"
+    ] * 2
+
+
+def test_a_result_of_an_unknown_call() -> None:
+    assert told(SdkLayer("r").feed(result("z"), 1)) == [("tool_call_completed", "z", None)]
+
+
+def test_calls_of_subagents_are_calls() -> None:
+    line = record(
+        "assistant",
+        parent_tool_use_id="task",
+        message={"content": [{"type": "tool_use", "id": "b", "name": "Read", "input": {}}]},
+    )
+    assert told(SdkLayer("r").feed(line, 1)) == [("tool_call_started", "b", "Read")]
+
+
+def test_a_result_in_an_answer_and_a_call_in_a_question_are_none() -> None:
+    uses = {"type": "tool_use", "id": "a", "name": "Bash"}
+    results = {"type": "tool_result", "tool_use_id": "a"}
+    lines = record("user", message={"content": [uses]}) + record(
+        "assistant", message={"content": [results]}
+    )
+    assert SdkLayer("r").feed(lines, 1) == []
+
+
+def test_a_command_is_that_of_bash_and_a_text() -> None:
+    cases = [("Bash", {"command": "ls"}), ("Other", {"command": "ls"}), ("Bash", {"command": 1})]
+    layer = SdkLayer("r")
+    found = [one for tool, given in cases for one in layer.feed(use("a", tool, given), 1)]
+    assert [one.moment.command for one in found if one.moment] == ["ls", None, None]
+
+
+def test_half_a_character_hides_no_call() -> None:
+    line = use("a", "Bash", {"command": "echo \ud800"})
+    assert rb"\ud800" in line
+    found = SdkLayer("r").feed(line + use("\udc00"), 1)
+    assert told(found) == [("tool_call_started", "a", "Bash"), ("tool_call_started", None, "Bash")]
+    assert found[0].moment is not None
+    assert found[0].moment.command == "echo \\ud800"
+    msgspec.json.encode([one.event for one in found])
+
+
+def test_lines_that_are_none_are_counted() -> None:
+    layer = SdkLayer("r")
+    lines = b"All tests pass.\n\n{\n[]\n" + b'{"type":"result"}\n' + b"\xff\n" + use()
+    assert len(layer.feed(lines + b'{"type":"resu', 1)) == 1
+    layer.finish()
+    assert layer.problems == {("stdout", "not_a_record"): 5, ("stdout", "torn"): 1}
+
+
+def test_what_follows_the_last_newline_was_not_finished() -> None:
+    layer = SdkLayer("r")
+    assert layer.feed(use().rstrip(b"\n"), 1) == []
+    layer.finish()
+    assert layer.problems == {("stdout", "torn"): 1}
+
+
+def test_an_endless_line_is_not_held() -> None:
+    layer, piece = SdkLayer("r"), b"x" * (1 << 20)
+    tracemalloc.start()
+    try:
+        for _ in range(3 * MAX_LINE >> 20):
+            assert layer.feed(piece, 1) == []
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * MAX_LINE
+    found = layer.feed(b"\n" + use(), 2)
+    assert layer.problems == {("stdout", "overlong"): 1}
+    assert found[0].moment is not None
+    assert found[0].moment.offset_end == 3 * MAX_LINE + 1 + len(use())
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+@given(
+    st.sampled_from(["assistant", "user", "result", "system"]),
+    st.dictionaries(
+        st.sampled_from(["message", "subtype", "is_error", "claude_code_version"]), json_values
+    ),
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(["type", "id", "name", "input", "tool_use_id"]),
+            json_values | st.sampled_from(["tool_use", "tool_result"]),
+        )
+    ),
+)
+def test_records_of_any_shape_break_nothing(kind: str, fields: Any, blocks: Any) -> None:
+    for line in (record(kind, **fields), record(kind, message={"content": blocks})):
+        for one in SdkLayer("r").feed(line, 1):
+            encoded = msgspec.json.encode(one.event)
+            assert msgspec.json.decode(encoded, type=SdkEvent) == one.event
+
+
+# --- the event log ------------------------------------------------------------------------------
+
+VECTOR = (DATA / "assay/vectors/sdk-events.two.ndjson").read_bytes()
+
+
+def test_the_references_events_go_through_unchanged() -> None:
+    found = SdkLayer("run_001").feed_log(VECTOR, 5)
+    assert b"".join(msgspec.json.encode(one.event) + b"\n" for one in found) == VECTOR
+    assert [one.moment.arrived_ns for one in found if one.moment] == [5, 5]
+    assert all(one.moment and one.moment.offset_end is None for one in found)
+
+
+def test_lines_of_the_log_are_numbered_anew() -> None:
+    layer = SdkLayer("run_001")
+    found = layer.feed_log(VECTOR.replace(b'"seq":1', b'"seq":-7') * 2, 5)
+    assert [one.event.seq for one in found] == [0, 1, 2, 3]
+
+
+def test_what_another_run_wrote_is_not_used() -> None:
+    layer = SdkLayer("run_002")
+    assert layer.feed_log(VECTOR + b"{}\n", 5) == []
+    assert layer.problems == {("log", "foreign_run"): 2, ("log", "not_a_record"): 1}
+
+
+def test_the_log_is_named_as_the_reference_does() -> None:
+    assert log_environment("r", "f") == {
+        "ASSAY_RUNNER_SDK_EVENT_LOG": "f",
+        "ASSAY_RUNNER_RUN_ID": "r",
+        "ASSAY_RUNNER_SDK_EVENT_SCHEMA": SDK_EVENT,
+    }
+
+
+# --- hooks and telemetry ------------------------------------------------------------------------
+
+
+def test_hooks_tell_the_same_calls() -> None:
+    hooks = (CLAUDE / "parallel.hooks.ndjson").read_bytes()
+    found = SdkLayer("r").feed_hooks(hooks, 7)
+    calls = {line for line in told(said("parallel.stream.jsonl")) if line[1]}
+    assert set(told(found)) == calls
+    assert {one.event.source for one in found} == {"claude-code-hooks"}
+    commands = [one.moment.command for one in found if one.moment and one.moment.command]
+    assert len(commands) == 5
+
+
+def test_a_refused_call_has_a_beginning_only() -> None:
+    hook = {"hook_event_name": "PreToolUse", "session_id": "s", "tool_name": "Write"}
+    stop = {"hook_event_name": "Stop", "session_id": "s"}
+    lines = b"".join(json.dumps(one).encode() + b"\n" for one in (hook, stop))
+    layer = SdkLayer("r")
+    assert told(layer.feed_hooks(lines, 7)) == [("tool_call_started", None, "Write")]
+    assert not layer.problems
+
+
+def test_telemetry_tells_the_same_calls_and_nobody_knows_when() -> None:
+    bodies = (CLAUDE / "parallel.otel.ndjson").read_bytes()
+    found = SdkLayer("r").feed_otel(bodies, 7)
+    calls = {line for line in told(said("parallel.stream.jsonl")) if line[1]}
+    assert set(told(found)) == calls
+    assert {one.moment for one in found} == {None}
+    assert {one.event.sdk_version for one in found} == {"2.1.327"}
+
+
+def test_telemetry_without_ids_stays_without() -> None:
+    bodies = (CLAUDE / "parallel.otel.ndjson").read_bytes().replace(b'"tool_use_id"', b'"other"')
+    found = SdkLayer("r").feed_otel(bodies, 7)
+    assert len(found) == 12
+    assert {one.event.tool_call_id for one in found} == {None}
+
+
+@given(json_values)
+def test_telemetry_of_any_shape_breaks_nothing(body: Any) -> None:
+    for export in (body, {"resourceLogs": body}, {"resourceLogs": [{"scopeLogs": body}]}):
+        SdkLayer("r").feed_otel(json.dumps(export).encode() + b"\n", 1)
+
+
+def test_what_two_channels_tell_is_recorded_once() -> None:
+    layer = SdkLayer("r")
+    first = layer.feed_hooks((CLAUDE / "parallel.hooks.ndjson").read_bytes(), 1)
+    second = layer.feed((CLAUDE / "parallel.stream.jsonl").read_bytes(), 2)
+    assert len(first) == 12
+    assert told(second) == [("run_finished", None, None)]
+    assert layer.repeated == 12
+    assert second[0].event.seq == 12
