@@ -4,7 +4,8 @@ StreamError             carries one sentence: the place, then what is wrong
 ├── UsageError          the words on the command line, or in the environment
 ├── InputError          a file or document that cannot be used at all
 ├── OutputError         something could not be written; nothing that looks whole is left
-└── EmitError           the words that a probe gave to emit-record
+├── EmitError           the words that a probe gave to emit-record
+└── FeedError           a kernel feed that cannot be had
 
 A line of a stream that is bad is not an exception: it becomes a reject record and the
 stream goes on. Anything that is not a StreamError is a bug and keeps its traceback.
@@ -34,6 +35,10 @@ class OutputError(StreamError):
 
 class EmitError(StreamError):
     exit_code = 1
+
+
+class FeedError(StreamError):
+    """A kernel feed cannot be had here: one sentence, why."""
 
 
 class SpawnError(StreamError):

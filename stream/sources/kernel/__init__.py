@@ -1,0 +1,1 @@
+"""What the kernel shows of a command and all that it starts."""
