@@ -7,14 +7,12 @@ What does not have the form that is known gives None, and never a guess.
 from __future__ import annotations
 
 import re
-import socket
-from binascii import unhexlify
 from collections.abc import Callable
-from functools import lru_cache
 
 from msgspec import Struct, field
 
-from stream.records.kernel import Mark, path_text
+from stream.records.kernel import Mark
+from stream.sources.kernel.strace_values import NUMBER, number, peer_of, plain
 
 AT_REMOVEDIR = 0x200
 CREAT_FLAGS = 0o1101  #: O_CREAT | O_WRONLY | O_TRUNC
@@ -96,7 +94,6 @@ class Told(Struct):
 
 _FILE = rb"(-?\d+)(?:<([^<>]*)>(\(deleted\))?)?"
 _TEXT = rb'(?:"([^"]*)"(\.\.\.)?|(?:NULL|0x[0-9a-f]+))'
-_NUMBER = rb"(0x[0-9a-f]+|-?\d+)"
 _SOCKADDR = rb"(NULL|0x[0-9a-f]+|\{sa_family=[^{}]*\})"
 _FORMS = {"dir": _FILE, "todir": _FILE, "fd": _FILE, "path": _TEXT, "to": _TEXT, "target": _TEXT}
 _GROUPS = {"dir": 3, "todir": 3, "fd": 3, "path": 2, "to": 2, "target": 2}
@@ -106,7 +103,7 @@ def _pattern(shape: str) -> re.Pattern[bytes]:
     text = b""
     for word in shape.split():
         name = word.rstrip("?")
-        form = rb".*" if name == "device" else _FORMS.get(name, _NUMBER)
+        form = rb".*" if name == "device" else _FORMS.get(name, NUMBER)
         part = (b", " if text else b"") + form
         text += b"(?:" + part + b")?" if word.endswith("?") else part
     return re.compile(text)
@@ -125,12 +122,12 @@ def _plan(shape: str) -> tuple[tuple[str, int], ...]:
 
 _PATTERNS = {call: (_pattern(shape).fullmatch, _plan(shape)) for call, shape in SHAPES.items()}
 _HOW = re.compile(
-    _FILE + b", " + _TEXT + rb", \{flags=" + _NUMBER + rb"(?:, mode=" + _NUMBER + rb")?"
-    rb", resolve=" + _NUMBER + rb"(?:, .*)?\}, \d+"
+    _FILE + b", " + _TEXT + rb", \{flags=" + NUMBER + rb"(?:, mode=" + NUMBER + rb")?"
+    rb", resolve=" + NUMBER + rb"(?:, .*)?\}, \d+"
 )
 _NO_HOW = re.compile(_FILE + b", " + _TEXT + rb", (?:NULL|0x[0-9a-f]+|\{.*\}), \d+")
 _EXEC = re.compile(_TEXT + rb", (\[.*?\](?=, )|NULL|0x[0-9a-f]+), .*")
-_EXECAT = re.compile(_FILE + b", " + _TEXT + rb", (\[.*?\](?=, )|NULL|0x[0-9a-f]+), .*, " + _NUMBER)
+_EXECAT = re.compile(_FILE + b", " + _TEXT + rb", (\[.*?\](?=, )|NULL|0x[0-9a-f]+), .*, " + NUMBER)
 _WORDS = re.compile(rb'\[(?:"[^"]*"(?:\.\.\.)?(?:, )?)*(?:\.\.\.)?\]')
 _WORD = re.compile(rb'"([^"]*)"(\.\.\.)?')
 _CONNECT = re.compile(rb"-?\d+(?:<[^<>]*>(?:\(deleted\))?)?, " + _SOCKADDR + rb", \d+")
@@ -143,15 +140,7 @@ _SENDMMSG = re.compile(
     rb"-?\d+(?:<[^<>]*>(?:\(deleted\))?)?, "
     rb"(?:\[\{msg_hdr=\{msg_name=" + _SOCKADDR + rb", .*|\[\], .*|NULL, .*|0x[0-9a-f]+, .*)"
 )
-_FLAGS = re.compile(rb"[({ ]flags=" + _NUMBER)
-_FAMILY = re.compile(rb"\{sa_family=(0x[0-9a-f]+|\d+)")
-_IN4 = re.compile(rb'sin_port="((?:\\x..){2})", sin_addr="((?:\\x..){4})"')
-_IN6 = re.compile(
-    rb'sin6_port="((?:\\x..){2})".*?sin6_addr="((?:\\x..){16})"'
-    rb"(?:, sin6_scope_id=" + _NUMBER + rb")?"
-)
-_LOCAL = re.compile(rb'sun_path=(@?)"([^"]*)"')
-_DATA = re.compile(rb'sa_data="([^"]*)"')
+_FLAGS = re.compile(rb"[({ ]flags=" + NUMBER)
 
 
 def tell(call: str, args: bytes) -> Told | None:
@@ -291,30 +280,8 @@ def _to(address: bytes) -> Told | None:
         return Told()
     if not address.startswith(b"{"):
         return Told(marks=["fault"])
-    peer = _peer(address)
+    peer = peer_of(address)
     return None if peer is None else Told(peer=peer)
-
-
-def _peer(address: bytes) -> str | None:
-    if found := _IN4.search(address):
-        port, host = _bytes(found[1]), _bytes(found[2])
-        return f"{socket.inet_ntoa(host)}:{int.from_bytes(port, 'big')}"
-    if found := _IN6.search(address):
-        port, host = _bytes(found[1]), _bytes(found[2])
-        scope = number(found[3] or b"0")
-        name = socket.inet_ntop(socket.AF_INET6, host) + (f"%{scope}" if scope else "")
-        return f"[{name}]:{int.from_bytes(port, 'big')}"
-    if found := _LOCAL.search(address):
-        return f"unix:{found[1].decode()}{plain(found[2])}"
-    if (known := _FAMILY.match(address)) is None:
-        return None
-    family = number(known[1])
-    if family == 0:
-        return "unspec"
-    if family == socket.AF_NETLINK:
-        return "netlink"
-    data = _DATA.search(address)
-    return f"af{family}:{_bytes(data[1]).hex() if data else ''}"
 
 
 def _io_uring_setup(args: bytes) -> Told | None:
@@ -340,22 +307,3 @@ _SPECIAL: dict[str, Callable[[bytes], Told | None]] = {
     "io_uring_setup": _io_uring_setup,
     FCHMODAT2: _fchmodat2,
 }
-
-
-def number(text: bytes) -> int:
-    if text.startswith(b"0") and len(text) > 1:
-        return int(text, 16 if text[1:2] == b"x" else 8)
-    return int(text)
-
-
-def _bytes(text: bytes) -> bytes:
-    """Raises ValueError."""
-    if text.count(b"\\x") * 4 != len(text):
-        raise ValueError(text)
-    return unhexlify(text.replace(b"\\x", b""))
-
-
-@lru_cache(4096)  # the same few folders and libraries, again and again
-def plain(text: bytes) -> str:
-    """Raises ValueError."""
-    return path_text(_bytes(text))

@@ -8,8 +8,9 @@ from errno import errorcode
 from msgspec import Struct
 
 from stream.records.kernel import RawEvent
-from stream.sources.kernel.strace_calls import AT_REMOVEDIR, OWN, Told, number, plain
+from stream.sources.kernel.strace_calls import AT_REMOVEDIR, OWN, Told
 from stream.sources.kernel.strace_tasks import Folder, Task
+from stream.sources.kernel.strace_values import number, plain
 
 _NUMBERS = {name.encode(): value for value, name in errorcode.items()} | {
     b"EWOULDBLOCK": 11,
@@ -39,7 +40,7 @@ def read_result(text: bytes) -> Result | None:
     found = _RESULT(text)
     if found is None:
         return None
-    value, path, deleted, child, name, errno = found.groups()
+    value, file, deleted, child, name, errno = found.groups()
     if value == b"?":
         return Result(found.start(), None, is_over=name is not None)
     ret: int | None = number(value)
@@ -49,13 +50,13 @@ def read_result(text: bytes) -> Result | None:
     elif errno is not None:
         ret = -int(errno)
     try:
-        text = None if path is None else plain(path)
+        path = None if file is None else plain(file)
     except ValueError:
         return None
     return Result(
         found.start(),
         ret,
-        text,
+        path,
         bool(deleted),
         child=int(child) if child else max(ret or 0, 0),
         is_misread=errno is not None and len(errno) > 9,

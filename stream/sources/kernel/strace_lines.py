@@ -47,6 +47,7 @@ _EXITED = re.compile(rb"exited with (\d+) \+\+\+").fullmatch
 _KILLED = re.compile(rb"killed by (\w+)( \(core dumped\))? \+\+\+").fullmatch
 _SUPERSEDED = re.compile(rb"superseded by execve in pid (\d+) \+\+\+").fullmatch
 _UNFINISHED, _DETACHED = b" <unfinished ...>", b" <detached ...>"
+UNREADABLE = "a line of strace could not be read"
 LOST_CALL = "strace misread the first call after an exec by a thread"
 
 
@@ -73,6 +74,10 @@ class Lines:
         self._halves: dict[int, tuple[bytes, bytes]] = {}  # by thread: the call and its arguments
         self._superseded: set[int] = set()
         self._out: list[Item] = []
+
+    @property
+    def has_begun(self) -> bool:
+        return self._now is not None
 
     def feed(self, data: bytes) -> list[Item]:
         head, newline, rest = data.partition(b"\n")
@@ -101,7 +106,7 @@ class Lines:
     def _read(self, line: bytes) -> None:
         found = _LINE(line)
         if found is None:
-            self.books.unparsed += 1
+            self._give_up()
             return
         pid, wall, seconds, fraction, call, resumed, sign, rest = found.groups()
         if self._now is None:
@@ -137,14 +142,14 @@ class Lines:
             return self._after_exec(rest)
         began = self._halves.pop(tid, None)
         if began is None or began[0] != call:
-            self.books.unparsed += 1
+            self._give_up()
             return None
         return self._complete(tid, self._task(tid), call, began[1] + rest)
 
     def _complete(self, tid: int, task: Task, call: bytes, text: bytes) -> None:
         result = read_result(text)
         if result is None:
-            self.books.unparsed += 1
+            self._give_up()
         elif not result.is_over:
             self.books.halves += 1
         elif call in _FORKS:
@@ -154,7 +159,7 @@ class Lines:
         else:
             told = tell(name := COMPAT.get(call.decode(), call.decode()), text[: result.start])
             if told is None:
-                self.books.unparsed += 1
+                self._give_up()
             else:
                 if name != call.decode():
                     told.mark("compat")
@@ -189,7 +194,7 @@ class Lines:
             return
         status = _status(text)
         if status is None:
-            self.books.unparsed += 1
+            self._give_up()
             return
         task = self._task(tid)
         self._halves.pop(tid, None)
@@ -208,7 +213,7 @@ class Lines:
         told = tell(call.decode(), args) if call in _EXECS else None
         self._superseded.add(tid)
         if told is None:
-            self.books.unparsed += 1
+            self._give_up()
             return
         told.mark("thread_exec")
         self._send(make_event(self._time, task, tid, "exec", told, Result(0, 0)))
@@ -231,6 +236,10 @@ class Lines:
 
     def _fork(self, parent: Task, tid: int, child: int) -> RawEvent:
         return RawEvent(self._time, parent.group, tid, "fork", child=child, scope="tree")
+
+    def _give_up(self) -> None:
+        self.books.unparsed += 1
+        self._out.append(Gap(source="strace", lost=1, reason=UNREADABLE))
 
     def _send(self, event: RawEvent) -> None:
         self.books.events += 1
