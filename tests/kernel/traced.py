@@ -107,7 +107,7 @@ def main(job: Any) -> Any:
             guard.close()
             if feed is not None:
                 feed.close()
-        return {**done, "left": os.listdir(folder)}
+        return {**done, "left": [path.name for path in Path(folder).iterdir()]}
 
 
 if __name__ == "__main__":

@@ -227,14 +227,11 @@ def _find() -> list[str]:
     if program is None:
         raise FeedError("strace is not installed")
     words = [program, *OPTIONS]
-    trouble = _try([*words, FILTER])
-    if not trouble:
-        return [*words, FILTER]
-    if "seccomp" in trouble:
-        trouble = _try(words)
-    if trouble:
-        raise FeedError(trouble)
-    return words
+    for filtered in ([*words, FILTER], words):
+        trouble = _try(filtered)
+        if not trouble:
+            return filtered
+    raise FeedError(trouble)
 
 
 def _try(words: list[str]) -> str:
@@ -259,15 +256,17 @@ def _try(words: list[str]) -> str:
     finally:
         os.close(record)
     said = done.stderr.decode(errors="replace").strip().splitlines()
-    if done.returncode or any("seccomp" in line for line in said):
+    # Where it may not follow, a strace that has detached itself lets the command run alone.
+    if done.returncode or not text or any("seccomp" in line for line in said):
         return _blame(said)
     return _check(text)
 
 
 def _blame(said: list[str]) -> str:
     words = said[0] if said else "it said nothing"
-    if any("ptrace" in line.lower() for line in said):
-        return f"ptrace is forbidden here: {words}"
+    for line in said:
+        if "ptrace" in line.lower():
+            return f"ptrace is forbidden here: {line}"
     if any("option" in line or "invalid" in line for line in said):
         return f"this strace is too old: {words}"
     return f"strace does not work here: {words}"

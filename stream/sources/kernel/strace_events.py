@@ -20,7 +20,7 @@ _NUMBERS = {name.encode(): value for value, name in errorcode.items()} | {
 _RESULT = re.compile(
     rb"\)\s+= (-?\d+|0x[0-9a-f]+|\?)(?:<([^<>]*)>(\(deleted\))?)?"
     rb"(?: /\* (\d+) in strace's PID NS \*/)?"
-    rb"(?: (E[A-Z0-9]+)(?: \([^()]*\))?| \(errno (\d+)\))?$"
+    rb"(?: (E[A-Z0-9]+)(?: \(.*\))?| \(errno (\d+)\))?$"
 ).search
 _DELETED = " (deleted)"
 
