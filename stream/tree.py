@@ -88,11 +88,15 @@ def start(
             start_new_session=True,
         )
     except OSError as error:
-        place = f"{os.fsdecode(cwd)}: " if error.filename == cwd else ""
-        raise SpawnError(f"{place}{os_reason(error)}", error.errno or 0) from None
+        raise spawn_error(error, cwd) from None
     tree = Tree(leader, mark, alone, moment)
     reaper.add(tree)
     return tree
+
+
+def spawn_error(error: OSError, cwd: str | bytes) -> SpawnError:
+    place = f"{os.fsdecode(cwd)}: " if error.filename == cwd else ""
+    return SpawnError(f"{place}{os_reason(error)}", error.errno or 0)
 
 
 def _check_room() -> None:
@@ -121,6 +125,7 @@ class Tree:
         self.claimed: set[tuple[int, int]] = set()  # (pid, start time) of known members
         self.start = start
         self.exit_fd = _exit_fd(leader)  #: readable once the leader has ended
+        self.tracer: tuple[int, int] | None = None  # follows the tree, and is not of it
         self.is_clean = False  # it was looked, and nobody is left
 
     @property
@@ -270,6 +275,7 @@ class Reaper:
         if not self.contained:  # what there is of /proc tells of other processes, or of none
             return []
         deadline = time.monotonic() + AT_ONCE
+        tracers = {tree.tracer for tree in self.trees}
         leaders = {tree.leader.pid for tree in self.trees if tree.leader.returncode is None}
         while True:
             wanted: list[Process] = []
@@ -281,7 +287,7 @@ class Reaper:
                     continue
                 if process.ended:
                     reaped |= reap(process.pid)
-                elif is_wanted(process):
+                elif process.key not in tracers and is_wanted(process):
                     wanted.append(process)
             # Who ended while we looked may have left us a child that we did not see.
             if wanted or not reaped:

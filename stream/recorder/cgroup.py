@@ -28,9 +28,9 @@ class Cgroup(Struct):
         except OSError:
             return []
 
-    def holds_others(self) -> bool:
-        """Beside this process."""
-        return any(pid != os.getpid() for pid in self.members())
+    def holds_others(self, but: int | None = None) -> bool:
+        """Beside this process, and that one."""
+        return any(pid not in (os.getpid(), but) for pid in self.members())
 
     def kill(self) -> None:
         """Everyone in it: this process must have left."""

@@ -25,6 +25,9 @@ class Order(Struct, kw_only=True, tag="order"):
     cwd: bytes
     grace: float  #: seconds that the tree has after its leader, or after a signal
     timeout: float | None
+    #: How a tracer is called that is to start it, all of it. The tracer must detach itself from the
+    #: program, and let it begin only after that.
+    tracer: list[bytes] = []
 
 
 class Ready(Struct, tag="ready"):

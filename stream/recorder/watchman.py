@@ -29,6 +29,7 @@ from stream.recorder.messages import (
     decode_message,
     encode_report,
 )
+from stream.recorder.tracer import end_tracer, find_tracer, has_tracer, rehearse
 from stream.recorder.wrappers import make_wrappers
 from stream.system import write_all
 from stream.tree import GIVE_UP, KILL_AFTER, Files, Reaper, Tree, send_group, start
@@ -105,9 +106,11 @@ class _Watchman:
 
     def _start(self, order: Order, files: Files) -> Tree | None:
         try:
+            if order.tracer:
+                rehearse(order)
             tree = start(
-                order.argv,
-                executable=order.executable,
+                order.tracer or order.argv,
+                executable=order.tracer[0] if order.tracer else order.executable,
                 env=order.env,
                 cwd=order.cwd,
                 files=files,
@@ -118,6 +121,8 @@ class _Watchman:
         finally:
             for fd in (files.stdin, files.stdout, files.stderr):
                 os.close(fd)
+        if order.tracer:
+            find_tracer(tree)
         kind = "subreaper" if Reaper.get().contained else "process group"
         self._report(Started(tree.leader.pid, "cgroup" if self._cgroup is not None else kind))
         return tree
@@ -159,12 +164,22 @@ class _Watchman:
                     self._give_up_at = None
                     self._until(tree, order.grace, is_alone, KILL_AFTER)
                 ended = self._end(tree) | ended
+        if tree.tracer is not None:
+            self._see_off(tree, order)
         self._report(Over(_first(outlived), _first(ended)))
+
+    def _see_off(self, tree: Tree, order: Order) -> None:
+        """The tracer, which has nobody left to follow. It may be writing still."""
+        self._give_up_at = None
+        self._until(tree, order.grace, lambda: not has_tracer(tree), GIVE_UP)
+        end_tracer(tree)
 
     def _is_empty(self, tree: Tree) -> bool:
         if not tree.is_over or Reaper.get().is_left(tree):
             return False
-        return self._cgroup is None or not self._cgroup.holds_others()
+        return self._cgroup is None or not self._cgroup.holds_others(
+            tree.tracer[0] if tree.tracer else None
+        )
 
     def _end(self, tree: Tree) -> dict[tuple[int, int], str]:
         """Whom it caught. Bounded: what is stuck in the kernel is not waited for."""
@@ -172,12 +187,15 @@ class _Watchman:
         if self._cgroup is not None:
             self._cgroup.leave()
         found = reaper.living(tree)
-        deadline = time.monotonic() + GIVE_UP
-        while time.monotonic() < deadline:
+        began = time.monotonic()
+        while (now := time.monotonic()) < began + GIVE_UP:
             if self._is_empty(tree):
                 break
-            if self._cgroup is not None:
-                self._cgroup.kill()
+            # A tracer is to tell how they end; unless it is what holds them.
+            if tree.tracer is None or now > began + GIVE_UP / 2:
+                end_tracer(tree)
+                if self._cgroup is not None:
+                    self._cgroup.kill()
             found = reaper.kill(tree) | found
             time.sleep(0.001)
         return found

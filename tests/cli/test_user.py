@@ -16,7 +16,7 @@ from tests.cli.command import STREAM, Done, Place, probe_text, write_script
 from tests.cli.conftest import check_place, make_place
 
 MISBEHAVING = Path(__file__).parent / "misbehaving"
-NOBODY = ("runuser", "-u", "nobody", "--", STREAM)
+NOBODY = ("runuser", "-u", "nobody", "--")
 # Python may lie in root's own folder, which is closed to others: in a mount namespace of its
 # own, a folder that is open takes its place, with nothing in it but that Python.
 OPENED = """python="$0" closed="$1" kept="$2"
@@ -38,23 +38,28 @@ def open_place() -> Iterator[Place]:
     shutil.rmtree(root)
 
 
+def ordinary(place: Place) -> tuple[str, ...]:
+    """What makes a command somebody's who is not root."""
+    if os.geteuid() != 0:
+        return ()
+    words: tuple[str, ...] = NOBODY
+    if subprocess.run([*words, STREAM, "--version"], capture_output=True, check=False).returncode:
+        kept = place.root / "python"
+        kept.mkdir()
+        python = Path(sys.base_prefix)
+        closed = Path(*python.parts[:2])
+        words = ("unshare", "-m", "bash", "-c", OPENED, str(python), str(closed), str(kept))
+        words += NOBODY
+    tried = subprocess.run([*words, STREAM, "--version"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"cannot become an ordinary user here: {tried.stderr!r}")
+    return words
+
+
 @pytest.fixture
 def run(open_place: Place) -> Run:
     """stream, run by somebody who is not root."""
-    place = open_place
-    argv0: tuple[str, ...] = (STREAM,)
-    if os.geteuid() == 0:
-        argv0 = NOBODY
-        if subprocess.run([*NOBODY, "--version"], capture_output=True, check=False).returncode:
-            kept = place.root / "python"
-            kept.mkdir()
-            python = Path(sys.base_prefix)
-            closed = Path(*python.parts[:2])
-            argv0 = ("unshare", "-m", "bash", "-c", OPENED, str(python), str(closed), str(kept))
-            argv0 += NOBODY
-        tried = subprocess.run([*argv0, "--version"], capture_output=True, check=False)
-        if tried.returncode:
-            pytest.skip(f"cannot become an ordinary user here: {tried.stderr!r}")
+    place, argv0 = open_place, (*ordinary(open_place), STREAM)
     return lambda *args, **how: place.stream(*args, argv0=argv0, **how)
 
 

@@ -1,0 +1,284 @@
+"""The kernel feed that an ordinary user can have: the command runs under strace.
+
+It promises that nothing is lost while strace lives: a program waits until its call has been
+written down. What that costs and changes:
+
+- A call takes many times as long. A reader that is slow makes it longer, and nothing else.
+- With a seccomp filter (used wherever it works: three times as fast) the command gets the
+  NoNewPrivs attribute, so that sudo and ping fail. Without one, they fail under a tracer that is
+  not root's.
+- Should strace be killed, the command lives on; but with the filter, the calls that strace would
+  have seen fail for it from then on, with ENOSYS: ptrace offers no better end.
+- Operations of an io_uring are not seen. Its making is.
+- Whoever is the same user can see strace, and end it or write in its place: this is evidence
+  about programs that do not know that they are watched, or do not mind.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from anyio import Event, wait_readable
+from anyio.abc import ObjectSendStream
+
+from stream.errors import FeedError, os_reason
+from stream.pipeline import Batch
+from stream.recorder.messages import Order
+from stream.records.control import Gap
+from stream.records.kernel import RawCapture, RawEvent, path_text
+from stream.sources.kernel.strace_calls import TRACED
+from stream.sources.kernel.strace_lines import Lines
+
+Record = RawEvent | Gap | RawCapture
+
+FILTER = "--seccomp-bpf"
+OPTIONS = (
+    "-DD",  # the command stays our own child; in a process group of its own, signals pass strace by
+    "-f",
+    "--quiet=attach,personality",
+    "--signal=!SIGCHLD,SIGURG,SIGWINCH,SIGCONT",  # of the others it says whom they killed
+    "--trace=" + ",".join(f"?{call}" for call in TRACED),  # ?: also those that it does not know
+    "-y",
+    "-xx",
+    "-X",
+    "raw",
+    "-s",
+    "4096",
+    "-a",
+    "1",
+    "--decode-pids=pidns",
+    "--absolute-timestamps=format:unix,precision:ns",
+    "--relative-timestamps=ns",
+)
+PATIENCE = 5.0  #: seconds that strace has for a command that does nothing
+CHUNK = 1 << 18
+ROOM = 1 << 20  #: what may wait in the fifo, where the system allows that much
+SET_PIPE_SIZE = 1031
+SEEN_ONLY = "strace sees the process tree only"
+GONE = "strace ended before the processes that it followed"
+SILENT = "strace wrote nothing"
+
+
+class StraceFeed:
+    name = "strace"
+
+    def __init__(self, words: list[str], fifo: Path, fd: int) -> None:
+        self._words = words
+        self._fifo = fifo
+        self._fd = fd
+        self._cwd = "/"
+        self._opened = time.monotonic_ns()
+        self._over: Event | None = None
+        self._is_over = self._is_closed = False
+
+    @classmethod
+    def open(cls, *, folder: Path) -> StraceFeed:
+        """Raises FeedError."""
+        words = _find()
+        fifo = folder / f"strace-{os.urandom(4).hex()}.fifo"
+        try:
+            os.mkfifo(fifo, 0o600)
+            fd = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise FeedError(f"{fifo}: {os_reason(error)}") from None
+        _widen(fd)
+        return cls(words, fifo, fd)
+
+    def wrap(self, order: Order) -> Order:
+        self._cwd = path_text(os.path.realpath(order.cwd))
+        words = [os.fsencode(word) for word in (*self._words, "-o", str(self._fifo))]
+        env, restored, name = _named(order)
+        words += [*restored, b"--", name, *order.argv[1:]]
+        return msgspec.structs.replace(order, tracer=words, env=env)
+
+    async def run(self, out: ObjectSendStream[Batch[Record]], /) -> None:
+        self._over = Event()
+        if self._is_over:
+            self._over.set()
+        lines = Lines(self._monotonic_of, self._cwd)
+        is_read = False
+        try:
+            while data := await self._read():
+                self._hide()
+                if items := lines.feed(data):
+                    await out.send(items)
+            is_read = True
+        finally:
+            if not is_read:
+                self._let_go()
+        unknown = _unknown_loss(lines)
+        rest: list[Record] = [*lines.finish()]
+        if unknown:
+            rest.append(Gap(source=self.name, lost=0, reason=unknown))
+        if rest:
+            await out.send(rest)
+        await self._over.wait()
+        await out.send([_capture(lines, unknown)])
+
+    def end(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._over is not None:
+            self._over.set()
+        with suppress(OSError):  # who opens and closes it makes an end, if nobody else has it open
+            os.close(os.open(self._fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._hide()
+            os.close(self._fd)
+
+    async def _read(self) -> bytes:
+        while True:
+            await wait_readable(self._fd)
+            with suppress(BlockingIOError):
+                return os.read(self._fd, CHUNK)
+
+    def _hide(self) -> None:
+        """From the command, which has no business with it."""
+        with suppress(OSError):
+            self._fifo.unlink()
+
+    def _monotonic_of(self, wall: int) -> int:
+        now = time.monotonic_ns()
+        return min(max(wall + now - time.time_ns(), self._opened), now)
+
+    def _let_go(self) -> None:
+        """Nobody reads any more: what strace writes is thrown away, so that the command goes on."""
+        from threading import Thread
+
+        Thread(target=self._discard, args=(os.dup(self._fd),), daemon=True).start()
+
+    def _discard(self, fd: int) -> None:
+        from select import POLLIN, poll
+
+        waiting = poll()
+        waiting.register(fd, POLLIN)
+        try:
+            while not self._is_closed:
+                with suppress(BlockingIOError):
+                    if waiting.poll(250) and not os.read(fd, CHUNK):
+                        return
+        finally:
+            os.close(fd)
+
+
+def probe_strace() -> str:
+    """Why there is no such feed here. Empty: there is."""
+    try:
+        _find()
+    except FeedError as error:
+        return str(error)
+    return ""
+
+
+def _named(order: Order) -> tuple[dict[bytes, bytes], list[bytes], bytes]:
+    """strace gives a program the name that it was called by. One that is not its path is kept by
+    way of PATH, which holds the right folder for strace, and for the program what it was."""
+    folder, _, name = order.executable.rpartition(b"/")
+    if name != order.argv[0] or not folder or b":" in folder:
+        return order.env, [], order.executable
+    path = order.env.get(b"PATH")
+    restored = b"PATH" if path is None else b"PATH=" + path
+    return {**order.env, b"PATH": folder}, [b"-E", restored], name
+
+
+def _unknown_loss(lines: Lines) -> str:
+    if not lines.has_begun:
+        return SILENT
+    return GONE if lines.tasks.living else ""
+
+
+def _capture(lines: Lines, unknown: str) -> RawCapture:
+    books = lines.books
+    got = books.events + books.told_twice
+    return RawCapture(
+        feed="strace",
+        got=got,
+        dropped=books.lost,
+        seen=got + books.lost,
+        unparsed=books.unparsed,
+        lost_forks=lines.tasks.untraced,
+        unknown_loss=unknown,
+        scopes={"tree": got},
+        cgroup="failed",
+        cgroup_reasons=[SEEN_ONLY],
+        uring="hole" if lines.has_uring else "unknown" if unknown else "unused",
+    )
+
+
+def _widen(fd: int) -> None:
+    import fcntl
+
+    with suppress(OSError):  # some users may not have so much
+        fcntl.fcntl(fd, SET_PIPE_SIZE, ROOM)
+
+
+def _find() -> list[str]:
+    """How strace is called here. Raises FeedError."""
+    program = shutil.which("strace")
+    if program is None:
+        raise FeedError("strace is not installed")
+    words = [program, *OPTIONS]
+    for filtered in ([*words, FILTER], words):
+        trouble = _try(filtered)
+        if not trouble:
+            return filtered
+    raise FeedError(trouble)
+
+
+def _try(words: list[str]) -> str:
+    """On a command that does nothing: strace itself, which tells its version. What is wrong."""
+    import subprocess
+
+    record = os.memfd_create("strace")
+    try:
+        done = subprocess.run(
+            [*words, "-o", f"/proc/self/fd/{record}", "--", words[0], "-V"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PATIENCE,
+            pass_fds=[record],
+            check=False,
+        )
+        text = os.pread(record, CHUNK, 0)
+    except subprocess.TimeoutExpired:
+        return f"strace did not come back in {PATIENCE:.0f} s"
+    except OSError as error:
+        return f"{words[0]}: {os_reason(error)}"
+    finally:
+        os.close(record)
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    # Where it may not follow, a strace that has detached itself lets the command run alone.
+    if done.returncode or not text or any("seccomp" in line for line in said):
+        return _blame(said)
+    return _check(text)
+
+
+def _blame(said: list[str]) -> str:
+    words = said[0] if said else "it said nothing"
+    for line in said:
+        if "ptrace" in line.lower():
+            return f"ptrace is forbidden here: {line}"
+    if any("option" in line or "invalid" in line for line in said):
+        return f"this strace is too old: {words}"
+    return f"strace does not work here: {words}"
+
+
+def _check(text: bytes) -> str:
+    lines = Lines(lambda wall: wall, "/")
+    records = [*lines.feed(text), *lines.finish()]
+    calls = [record for record in records if isinstance(record, RawEvent)]
+    opened = [call for call in calls if call.resolved is not None]
+    if lines.books.unparsed or lines.tasks.living or not calls:
+        return "this strace writes in a way that cannot be read"
+    if not opened and any(call.call.startswith("open") and call.ret != -2 for call in calls):
+        return "strace cannot tell which files are opened: /proc is not to be read"
+    return ""

@@ -1,0 +1,309 @@
+"""The arguments of one call, as strace prints them with -xx -y -X raw, and what they say.
+
+Every string is hexadecimal, so that nothing a program puts into a name looks like anything else.
+What does not have the form that is known gives None, and never a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from msgspec import Struct, field
+
+from stream.records.kernel import Mark
+from stream.sources.kernel.strace_values import NUMBER, number, peer_of, plain
+
+AT_REMOVEDIR = 0x200
+CREAT_FLAGS = 0o1101  #: O_CREAT | O_WRONLY | O_TRUNC
+FCHMODAT2 = "syscall_0x1c4"  #: what strace calls it before it knew it
+
+#: What each call's arguments are, in order. `dir` is where the next path starts from.
+SHAPES = {
+    "open": "path flags mode?",
+    "creat": "path mode",
+    "openat": "dir path flags mode?",
+    "unlink": "path",
+    "unlinkat": "dir path flags",
+    "rename": "path to",
+    "renameat": "dir path todir to",
+    "renameat2": "dir path todir to flags",
+    "mkdir": "path mode",
+    "mkdirat": "dir path mode",
+    "rmdir": "path",
+    "link": "path to",
+    "linkat": "dir path todir to flags",
+    "symlink": "target to",
+    "symlinkat": "target todir to",
+    "chmod": "path mode",
+    "fchmod": "fd mode",
+    "fchmodat": "dir path mode",
+    "fchmodat2": "dir path mode flags",
+    "chown": "path uid gid",
+    "lchown": "path uid gid",
+    "fchown": "fd uid gid",
+    "fchownat": "dir path uid gid flags",
+    "truncate": "path size",
+    "ftruncate": "fd size",
+    "mknod": "path mode device?",
+    "mknodat": "dir path mode device?",
+    "chdir": "path",
+    "fchdir": "fd",
+}
+#: What a 32-bit program calls them.
+COMPAT = {"chown32": "chown", "lchown32": "lchown", "fchown32": "fchown"} | {
+    "truncate64": "truncate",
+    "ftruncate64": "ftruncate",
+}
+SENDS = ("sendto", "sendmsg", "sendmmsg")
+FORKS = ("clone", "clone3", "fork", "vfork")
+EXECS = ("execve", "execveat")
+OTHERS = ("openat2", "connect", "io_uring_setup")
+TRACED = (*SHAPES, *COMPAT, *SENDS, *FORKS, *EXECS, *OTHERS)
+
+CLONE_FS, CLONE_THREAD, CLONE_UNTRACED = 0x200, 0x10000, 0x800000
+
+
+OWN = "."  #: the folder that the process is in
+
+
+class Told(Struct):
+    """What the arguments say. A folder or file is known by the path that strace read."""
+
+    path: str | None = None
+    to: str | None = None
+    dir: str | None = OWN  #: None: a descriptor that is no folder's
+    todir: str | None = OWN
+    fd: str | None = None
+    here: str | None = None  #: what strace says that the process's own folder is
+    gone: list[str] = field(default_factory=list)  #: which of dir, todir and fd has no name
+    flags: int = 0
+    mode: int = 0
+    resolve: int = 0
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    peer: str | None = None
+    argv: list[str] | None = None
+    marks: list[Mark] = field(default_factory=list)
+
+    def mark(self, mark: Mark) -> None:
+        if mark not in self.marks:
+            self.marks.append(mark)
+
+
+_FILE = rb"(-?\d+)(?:<([^<>]*)>(\(deleted\))?)?"
+_TEXT = rb'(?:"([^"]*)"(\.\.\.)?|(?:NULL|0x[0-9a-f]+))'
+_SOCKADDR = rb"(NULL|0x[0-9a-f]+|\{sa_family=[^{}]*\})"
+_FORMS = {"dir": _FILE, "todir": _FILE, "fd": _FILE, "path": _TEXT, "to": _TEXT, "target": _TEXT}
+_GROUPS = {"dir": 3, "todir": 3, "fd": 3, "path": 2, "to": 2, "target": 2}
+
+
+def _pattern(shape: str) -> re.Pattern[bytes]:
+    text = b""
+    for word in shape.split():
+        name = word.rstrip("?")
+        form = rb".*" if name == "device" else _FORMS.get(name, NUMBER)
+        part = (b", " if text else b"") + form
+        text += b"(?:" + part + b")?" if word.endswith("?") else part
+    return re.compile(text)
+
+
+def _plan(shape: str) -> tuple[tuple[str, int], ...]:
+    """Which groups of the pattern hold what."""
+    plan, group = [], 0
+    for word in shape.split():
+        name = word.rstrip("?")
+        if name != "device":
+            plan.append((name, group))
+            group += _GROUPS.get(name, 1)
+    return tuple(plan)
+
+
+_PATTERNS = {call: (_pattern(shape).fullmatch, _plan(shape)) for call, shape in SHAPES.items()}
+_HOW = re.compile(
+    _FILE + b", " + _TEXT + rb", \{flags=" + NUMBER + rb"(?:, mode=" + NUMBER + rb")?"
+    rb", resolve=" + NUMBER + rb"(?:, .*)?\}, \d+"
+)
+_NO_HOW = re.compile(_FILE + b", " + _TEXT + rb", (?:NULL|0x[0-9a-f]+|\{.*\}), \d+")
+_EXEC = re.compile(_TEXT + rb", (\[.*?\](?=, )|NULL|0x[0-9a-f]+), .*")
+_EXECAT = re.compile(_FILE + b", " + _TEXT + rb", (\[.*?\](?=, )|NULL|0x[0-9a-f]+), .*, " + NUMBER)
+_WORDS = re.compile(rb'\[(?:"[^"]*"(?:\.\.\.)?(?:, )?)*(?:\.\.\.)?\]')
+_WORD = re.compile(rb'"([^"]*)"(\.\.\.)?')
+_CONNECT = re.compile(rb"-?\d+(?:<[^<>]*>(?:\(deleted\))?)?, " + _SOCKADDR + rb", \d+")
+_SENDTO = re.compile(rb".*, " + _SOCKADDR + rb", \d+")
+_SENDMSG = re.compile(
+    rb"-?\d+(?:<[^<>]*>(?:\(deleted\))?)?, "
+    rb"(?:\{msg_name=" + _SOCKADDR + rb", .*|NULL, .*|0x[0-9a-f]+, .*)"
+)
+_SENDMMSG = re.compile(
+    rb"-?\d+(?:<[^<>]*>(?:\(deleted\))?)?, "
+    rb"(?:\[\{msg_hdr=\{msg_name=" + _SOCKADDR + rb", .*|\[\], .*|NULL, .*|0x[0-9a-f]+, .*)"
+)
+_FLAGS = re.compile(rb"[({ ]flags=" + NUMBER)
+
+
+def tell(call: str, args: bytes) -> Told | None:
+    """None: they do not have the form that is known."""
+    try:
+        special = _SPECIAL.get(call)
+        return _simple(call, args) if special is None else special(args)
+    except ValueError:  # what should be hexadecimal is not
+        return None
+
+
+def clone_flags(call: str, args: bytes) -> int | None:
+    """None: not to be seen. fork and vfork have none."""
+    if call in ("fork", "vfork"):
+        return 0
+    found = _FLAGS.search(b" " + args)
+    return None if found is None else number(found[1])
+
+
+def _simple(call: str, args: bytes) -> Told | None:
+    match, plan = _PATTERNS[call]
+    found = match(args)
+    if found is None:
+        return None
+    groups = found.groups()
+    told = Told()
+    for name, at in plan:
+        if name in ("path", "to", "target"):
+            _read_text(told, "path" if name == "target" else name, groups[at], groups[at + 1])
+        elif name in ("dir", "todir", "fd"):
+            _read_file(told, name, groups[at], groups[at + 1], groups[at + 2])
+        elif (value := groups[at]) is not None:
+            figure = number(value)
+            setattr(told, name, None if figure == -1 and name in ("uid", "gid") else figure)
+    if call == "creat":
+        told.flags = CREAT_FLAGS
+    return told
+
+
+def _read_text(told: Told, name: str, text: bytes | None, is_cut: bytes | None) -> None:
+    if text is None:
+        told.mark("fault")
+    else:
+        setattr(told, name, plain(text))
+        if is_cut:
+            told.mark("truncated")
+
+
+def _read_file(
+    told: Told, name: str, figure: bytes, path: bytes | None, is_deleted: bytes | None
+) -> None:
+    place = None if path is None else plain(path)
+    if figure == b"-100":  # AT_FDCWD
+        told.here = place
+        return
+    setattr(told, name, place if place is not None and place.startswith("/") else None)
+    if is_deleted:
+        told.gone.append(name)
+
+
+def _openat2(args: bytes) -> Told | None:
+    found = _HOW.fullmatch(args)
+    told = Told()
+    if found is not None:
+        told.flags, told.resolve = number(found[6]), number(found[8])
+        told.mode = number(found[7] or b"0")
+    else:
+        found = _NO_HOW.fullmatch(args)
+        if found is None:
+            return None
+        told.mark("fault")
+    _read_file(told, "dir", found[1], found[2], found[3])
+    _read_text(told, "path", found[4], found[5])
+    return told
+
+
+def _execve(args: bytes) -> Told | None:
+    found = _EXEC.fullmatch(args)
+    if found is None:
+        return None
+    told = Told()
+    _read_text(told, "path", found[1], found[2])
+    _read_words(told, found[3])
+    return told
+
+
+def _execveat(args: bytes) -> Told | None:
+    found = _EXECAT.fullmatch(args)
+    if found is None:
+        return None
+    told = Told(flags=number(found[7]))
+    _read_file(told, "dir", found[1], found[2], found[3])
+    _read_text(told, "path", found[4], found[5])
+    _read_words(told, found[6])
+    return told
+
+
+def _read_words(told: Told, words: bytes) -> None:
+    if words != b"NULL" and not _WORDS.fullmatch(words):
+        told.mark("fault")
+    told.argv = []
+    for text, is_cut in _WORD.findall(words):
+        told.argv.append(plain(text))
+        if is_cut:
+            told.mark("truncated")
+    if words.endswith(b"...]"):
+        told.mark("truncated")
+
+
+def _connect(args: bytes) -> Told | None:
+    found = _CONNECT.fullmatch(args)
+    return None if found is None else _to(found[1])
+
+
+def _sendto(args: bytes) -> Told | None:
+    found = _SENDTO.fullmatch(args)
+    return None if found is None else _to(found[1])
+
+
+def _sendmsg(args: bytes) -> Told | None:
+    found = _SENDMSG.fullmatch(args)
+    return None if found is None else _to(found[1] or b"NULL")
+
+
+def _sendmmsg(args: bytes) -> Told | None:
+    found = _SENDMMSG.fullmatch(args)
+    if found is None:
+        return None
+    told = _to(found[1] or b"NULL")
+    if args.count(b"{msg_hdr=") > 1 and told is not None:
+        told.mark("first_only")
+    return told
+
+
+def _to(address: bytes) -> Told | None:
+    if address == b"NULL":
+        return Told()
+    if not address.startswith(b"{"):
+        return Told(marks=["fault"])
+    peer = peer_of(address)
+    return None if peer is None else Told(peer=peer)
+
+
+def _io_uring_setup(args: bytes) -> Told | None:
+    return Told()
+
+
+def _fchmodat2(args: bytes) -> Told | None:
+    """By its number: its path is an address only."""
+    words = args.split(b", ")
+    if len(words) != 6:
+        return None
+    return Told(mode=number(words[2]), flags=number(words[3]), dir=None, marks=["fault"])
+
+
+_SPECIAL: dict[str, Callable[[bytes], Told | None]] = {
+    "openat2": _openat2,
+    "execve": _execve,
+    "execveat": _execveat,
+    "connect": _connect,
+    "sendto": _sendto,
+    "sendmsg": _sendmsg,
+    "sendmmsg": _sendmmsg,
+    "io_uring_setup": _io_uring_setup,
+    FCHMODAT2: _fchmodat2,
+}

@@ -1,0 +1,139 @@
+"""An event of a call that is over: what its arguments said, how it ended, and where it was made."""
+
+from __future__ import annotations
+
+import re
+from errno import errorcode
+
+from msgspec import Struct
+
+from stream.records.kernel import RawEvent
+from stream.sources.kernel.strace_calls import AT_REMOVEDIR, OWN, Told
+from stream.sources.kernel.strace_tasks import Folder, Task
+from stream.sources.kernel.strace_values import number, plain
+
+_NUMBERS = {name.encode(): value for value, name in errorcode.items()} | {
+    b"EWOULDBLOCK": 11,
+    b"EDEADLOCK": 35,
+    b"ENOTSUPP": 524,
+}
+_RESULT = re.compile(
+    rb"\)\s+= (-?\d+|0x[0-9a-f]+|\?)(?:<([^<>]*)>(\(deleted\))?)?"
+    rb"(?: /\* (\d+) in strace's PID NS \*/)?"
+    rb"(?: (E[A-Z0-9]+)(?: \(.*\))?| \(errno (\d+)\))?$"
+).search
+_DELETED = " (deleted)"
+
+
+class Result(Struct):
+    start: int  #: where the arguments end
+    ret: int | None
+    path: str | None = None
+    is_deleted: bool = False
+    child: int = 0
+    is_misread: bool = False
+    is_over: bool = True  #: False: the process ended in the middle of the call
+
+
+def read_result(text: bytes) -> Result | None:
+    """None: it does not end as a call ends."""
+    found = _RESULT(text)
+    if found is None:
+        return None
+    value, file, deleted, child, name, errno = found.groups()
+    if value == b"?":
+        return Result(found.start(), None, is_over=name is not None)
+    ret: int | None = number(value)
+    if name is not None:
+        known = _NUMBERS.get(name)
+        ret = None if known is None else -known
+    elif errno is not None:
+        ret = -int(errno)
+    try:
+        path = None if file is None else plain(file)
+    except ValueError:
+        return None
+    return Result(
+        found.start(),
+        ret,
+        path,
+        bool(deleted),
+        child=int(child) if child else max(ret or 0, 0),
+        is_misread=errno is not None and len(errno) > 9,
+    )
+
+
+def move(folder: Folder, told: Told, result: Result) -> None:
+    if result.ret != 0:
+        return
+    target = told.fd if told.path is None else told.path
+    if target is not None:
+        folder.path = target if target.startswith("/") else f"{folder.path.rstrip('/')}/{target}"
+
+
+def make_event(ts: int, task: Task, tid: int, call: str, told: Told, result: Result) -> RawEvent:
+    event = RawEvent(
+        ts,
+        task.group,
+        tid,
+        call,
+        result.ret,
+        told.path,
+        to_path=told.to,
+        flags=told.flags,
+        mode=told.mode,
+        resolve=told.resolve,
+        uid=told.uid,
+        gid=told.gid,
+        size=told.size,
+        peer=told.peer,
+        argv=told.argv,
+        scope="tree",
+        marks=told.marks,
+    )
+    if call == "unlinkat" and told.flags & AT_REMOVEDIR:
+        event.call = "rmdir"
+    _place(event, task.folder, told)
+    if call in ("open", "creat", "openat", "openat2"):
+        if (result.ret or 0) >= 0 and result.ret is not None:
+            _reach(event, result.path, result.is_deleted)
+    elif told.fd is not None or "fd" in told.gone:
+        _reach(event, told.fd, "fd" in told.gone)
+    elif told.path == "" and told.dir not in (None, OWN):
+        _reach(event, told.dir, "dir" in told.gone)
+    return event
+
+
+def _reach(event: RawEvent, path: str | None, is_deleted: bool) -> None:
+    if path is not None and path.startswith("/"):
+        event.resolved = path
+    if event.resolved is None or is_deleted:
+        _mark_unreachable(event)
+
+
+def _place(event: RawEvent, folder: Folder, told: Told) -> None:
+    """Where its relative paths start from."""
+    is_gone = _correct(folder, told.here)
+    symlink = event.call.startswith("symlink")
+    if told.path is not None and not told.path.startswith("/") and not symlink:
+        event.base = folder.path if told.dir == OWN else told.dir
+        if is_gone if told.dir == OWN else "dir" in told.gone:
+            _mark_unreachable(event)
+    if told.to is not None and not told.to.startswith("/"):
+        event.to_base = folder.path if told.todir == OWN else told.todir
+        if is_gone if told.todir == OWN else "todir" in told.gone:
+            _mark_unreachable(event)
+
+
+def _correct(folder: Folder, here: str | None) -> bool:
+    """By what strace has read. Whether the folder has no name any more."""
+    if here is None or here == folder.path:
+        return False
+    is_gone = here.endswith(_DELETED)
+    folder.path = here.removesuffix(_DELETED)
+    return is_gone
+
+
+def _mark_unreachable(event: RawEvent) -> None:
+    if "unreachable" not in event.marks:
+        event.marks.append("unreachable")

@@ -1,0 +1,282 @@
+"""What strace writes, line by line, becomes the events of a kernel feed.
+
+It promises that nothing in the text makes it fail, that it does not matter how the text was
+cut, and that every line is accounted for: as an event, as a half of one, as nothing that is
+evidence, or as unreadable.
+
+The time is strace's own: each line says how long after the one before it was written, by the
+clock that nobody sets. What the first line says of the wall clock places all of them.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from stream.records.control import Gap
+from stream.records.kernel import RawEvent
+from stream.sources.kernel.strace_calls import (
+    COMPAT,
+    EXECS,
+    FCHMODAT2,
+    FORKS,
+    SENDS,
+    TRACED,
+    Told,
+    clone_flags,
+    tell,
+)
+from stream.sources.kernel.strace_events import Result, make_event, move, read_result
+from stream.sources.kernel.strace_tasks import Ask, Task, Tasks, ask_proc
+
+Item = RawEvent | Gap
+_SECOND = 1_000_000_000
+_KNOWN = frozenset(call.encode() for call in (*TRACED, FCHMODAT2))
+_EXECS = frozenset(call.encode() for call in EXECS)
+_FORKS = frozenset(call.encode() for call in FORKS)
+_LINE = re.compile(
+    rb"(\d+) +(\d+\.\d{9}) \(\+ +(\d+)\.(\d{9})\) "
+    rb"(?:(\w+)\(|<\.\.\. (\w+) resumed>|(---|\+\+\+) )(.*)",
+    re.DOTALL,
+).fullmatch
+_CHANGED = re.compile(rb" <pid changed to \d+ \.\.\.>$").search
+_EXITED = re.compile(rb"exited with (\d+) \+\+\+").fullmatch
+_KILLED = re.compile(rb"killed by (\w+)( \(core dumped\))? \+\+\+").fullmatch
+_SUPERSEDED = re.compile(rb"superseded by execve in pid (\d+) \+\+\+").fullmatch
+_UNFINISHED, _DETACHED = b" <unfinished ...>", b" <detached ...>"
+UNREADABLE = "a line of strace could not be read"
+LOST_CALL = "strace misread the first call after an exec by a thread"
+
+
+class Books(Struct):
+    """Every line stands in one of the first four."""
+
+    events: int = 0  #: lines that became an event
+    halves: int = 0  #: lines that wait for another one, or for nothing any more
+    besides: int = 0  #: lines of what is no evidence: a signal, a folder changed, a thread's end
+    unparsed: int = 0
+    told_twice: int = 0  #: events beyond one a line: a fork that its child's line announced
+    lost: int = 0  #: calls
+
+
+class Lines:
+    def __init__(self, monotonic_of: Callable[[int], int], cwd: str, ask: Ask = ask_proc) -> None:
+        """`monotonic_of`: of the first line's wall clock, ns."""
+        self.books = Books()
+        self.has_uring = False
+        self.tasks = Tasks(cwd, ask)
+        self._monotonic_of = monotonic_of
+        self._now: int | None = None
+        self._parts: list[bytes] = []  # of a line that is not whole yet
+        self._halves: dict[int, tuple[bytes, bytes]] = {}  # by thread: the call and its arguments
+        self._superseded: set[int] = set()
+        self._out: list[Item] = []
+
+    @property
+    def has_begun(self) -> bool:
+        return self._now is not None
+
+    def feed(self, data: bytes) -> list[Item]:
+        head, newline, rest = data.partition(b"\n")
+        self._parts.append(head)
+        if newline:
+            whole = b"".join(self._parts)
+            *lines, last = rest.split(b"\n")
+            self._parts = [last]
+            self._read(whole)
+            for line in lines:
+                self._read(line)
+        return self._take()
+
+    def finish(self) -> list[Item]:
+        """There is no more."""
+        last = b"".join(self._parts)
+        self._parts = []
+        if last:
+            self._read(last)
+        return self._take()
+
+    def _take(self) -> list[Item]:
+        out, self._out = self._out, []
+        return out
+
+    def _read(self, line: bytes) -> None:
+        found = _LINE(line)
+        if found is None:
+            self._give_up()
+            return
+        pid, wall, seconds, fraction, call, resumed, sign, rest = found.groups()
+        if self._now is None:
+            self._now = self._monotonic_of(int(wall.replace(b".", b"")))
+        else:
+            self._now += int(seconds) * _SECOND + int(fraction)
+        tid = int(pid)
+        if sign == b"---":
+            self.books.besides += 1
+        elif sign:
+            self._heed(tid, rest)
+        elif call:
+            self._begin(tid, call, rest)
+        else:
+            self._resume(tid, resumed, rest)
+
+    def _begin(self, tid: int, call: bytes, rest: bytes) -> None:
+        self._superseded.discard(tid)
+        task = self._task(tid)
+        args = _cut(rest)
+        if call in _FORKS:
+            flags = clone_flags(call.decode(), rest)
+            self.tasks.fork_begins(tid, task, flags or 0)
+        if args is None:
+            self._complete(tid, task, call, rest)
+        else:
+            self.books.halves += 1
+            self._halves[tid] = (call, args)
+
+    def _resume(self, tid: int, call: bytes, rest: bytes) -> None:
+        if tid in self._superseded and call in _EXECS:
+            self._superseded.discard(tid)
+            return self._after_exec(rest)
+        began = self._halves.pop(tid, None)
+        if began is None or began[0] != call:
+            self._give_up()
+            return None
+        return self._complete(tid, self._task(tid), call, began[1] + rest)
+
+    def _complete(self, tid: int, task: Task, call: bytes, text: bytes) -> None:
+        result = read_result(text)
+        if result is None:
+            self._give_up()
+        elif not result.is_over:
+            self.books.halves += 1
+        elif call in _FORKS:
+            self._forked(tid, task, result)
+        elif call not in _KNOWN:
+            self.books.besides += 1
+        else:
+            told = tell(name := COMPAT.get(call.decode(), call.decode()), text[: result.start])
+            if told is None:
+                self._give_up()
+            else:
+                if name != call.decode():
+                    told.mark("compat")
+                self._called(tid, task, name, told, result)
+
+    def _called(self, tid: int, task: Task, call: str, told: Told, result: Result) -> None:
+        if call in ("chdir", "fchdir"):
+            move(task.folder, told, result)
+            self.books.besides += 1
+            return
+        if call in SENDS and told.peer is None and not told.marks:
+            self.books.besides += 1
+            return
+        if call == "io_uring_setup" and (result.ret or 0) >= 0:
+            self.has_uring = True
+        if call == FCHMODAT2:
+            call = "fchmodat2"
+        if call in EXECS and result.ret == 0:
+            call = "exec"
+        self._send(make_event(self._time, task, tid, call, told, result))
+
+    def _forked(self, tid: int, task: Task, result: Result) -> None:
+        fork = self.tasks.fork_ends(tid, result.child)
+        if fork is None:
+            self.books.besides += 1
+            return
+        self._send(self._fork(fork, tid, result.child))
+
+    def _heed(self, tid: int, text: bytes) -> None:
+        if by := _SUPERSEDED(text):
+            self._supersede(tid, int(by[1]))
+            return
+        status = _status(text)
+        if status is None:
+            self._give_up()
+            return
+        task = self._task(tid)
+        self._halves.pop(tid, None)
+        self.tasks.end(tid)
+        if task.group != tid:
+            self.books.besides += 1
+        else:
+            self._send(RawEvent(self._time, tid, tid, "exit", status=status, scope="tree"))
+
+    def _supersede(self, tid: int, by: int) -> None:
+        """A thread has executed a program, and goes on as its process's first one."""
+        task = self._task(tid)
+        call, args = self._halves.pop(by, (b"", b""))
+        self._halves.pop(tid, None)
+        self.tasks.end(by)
+        told = tell(call.decode(), args) if call in _EXECS else None
+        self._superseded.add(tid)
+        if told is None:
+            self._give_up()
+            return
+        told.mark("thread_exec")
+        self._send(make_event(self._time, task, tid, "exec", told, Result(0, 0)))
+
+    def _after_exec(self, rest: bytes) -> None:
+        """What strace says of it after that. With seccomp, it takes the program's first call for
+        the end of the exec."""
+        result = read_result(rest)
+        self.books.halves += 1
+        if result is None or result.is_misread:
+            self.books.lost += 1
+            self._out.append(Gap(source="strace", lost=1, reason=LOST_CALL))
+
+    def _task(self, tid: int) -> Task:
+        task, parent = self.tasks.find(tid)
+        if parent is not None:
+            self.books.told_twice += 1
+            self._out.append(self._fork(parent, parent.group, tid))
+        return task
+
+    def _fork(self, parent: Task, tid: int, child: int) -> RawEvent:
+        return RawEvent(self._time, parent.group, tid, "fork", child=child, scope="tree")
+
+    def _give_up(self) -> None:
+        self.books.unparsed += 1
+        self._out.append(Gap(source="strace", lost=1, reason=UNREADABLE))
+
+    def _send(self, event: RawEvent) -> None:
+        self.books.events += 1
+        self._out.append(event)
+
+    @property
+    def _time(self) -> int:
+        assert self._now is not None
+        return self._now
+
+
+def _cut(rest: bytes) -> bytes | None:
+    """The arguments of a call that has not returned yet."""
+    if rest.endswith(_UNFINISHED):
+        return rest[: -len(_UNFINISHED)]
+    if rest.endswith(_DETACHED):
+        return rest[: -len(_DETACHED)]
+    changed = _CHANGED(rest)
+    return rest[: changed.start()] if changed else None
+
+
+def _status(text: bytes) -> int | None:
+    """As wait gives it."""
+    if found := _EXITED(text):
+        return (int(found[1]) & 0xFF) << 8
+    if found := _KILLED(text):
+        number = _signal(found[1].decode())
+        return None if number is None else number | (0x80 if found[2] else 0)
+    return None
+
+
+def _signal(name: str) -> int | None:
+    if name.startswith("SIGRT_") and name[6:].isdigit():
+        return 32 + int(name[6:])
+    if name == "SIGRTMIN":
+        return 32
+    try:
+        return int(signal.Signals[name])
+    except KeyError:
+        return int(name) if name.isdigit() else None

@@ -1,0 +1,639 @@
+"""The strace feed, on real programs under their guard."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream.sources.kernel.strace import probe_strace
+from tests.cli.command import Place
+from tests.cli.test_user import open_place, ordinary
+
+__all__ = ["open_place"]
+HERE = Path(__file__).parent
+NEEDED = pytest.mark.skipif(bool(probe_strace()), reason=f"strace: {probe_strace()}")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="strace needs Linux"),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc"),
+]
+TRACER = "int(open('/proc/self/status').read().split('TracerPid:')[1].split()[0])"
+
+
+@dataclass
+class Traced:
+    said: Any
+
+    @property
+    def events(self) -> list[Any]:
+        return [r for r in self.said["records"] if r["schema"] == "stream.raw_kernel.v1"]
+
+    @property
+    def gaps(self) -> list[Any]:
+        return [r for r in self.said["records"] if r["schema"] == "stream.gap.v1"]
+
+    @property
+    def capture(self) -> Any:
+        last = self.said["records"][-1]
+        assert last["schema"] == "stream.raw_capture.v1"
+        return last
+
+    @property
+    def kinds(self) -> list[str]:
+        return [report["type"] for report in self.said["reports"]]
+
+    def report(self, kind: str) -> Any:
+        return next(report for report in self.said["reports"] if report["type"] == kind)
+
+    @property
+    def code(self) -> int:
+        code: int = self.report("exited")["code"]
+        return code
+
+    def of(self, *calls: str) -> list[Any]:
+        return [event for event in self.events if event["call"] in calls]
+
+    def check(self) -> Traced:
+        """Nothing was lost, and the books close."""
+        capture, events = self.capture, self.events
+        assert capture["got"] == capture["seen"] == len(events)
+        assert capture["scopes"] == {"tree": len(events)}
+        assert not capture["dropped"] + capture["unparsed"] + capture["lost_forks"]
+        assert (capture["unknown_loss"], self.gaps) == ("", [])
+        assert (capture["feed"], capture["cgroup"]) == ("strace", "failed")
+        stamps = [event["ts"] for event in events]
+        assert stamps == sorted(stamps)
+        assert self.said["left"] == []
+        return self
+
+
+Run = Callable[..., Traced]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def run(*argv: str | Path, runner: tuple[str, ...] = (), **job: Any) -> Traced:
+        job = {"argv": [str(word) for word in argv], "cwd": str(job.pop("cwd", tmp_path)), **job}
+        done = subprocess.run(
+            [*runner, sys.executable, "-m", "tests.kernel.traced", json.dumps(job)],
+            cwd=HERE.parent.parent,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return Traced(json.loads(done.stdout))
+
+    return run
+
+
+def compiled(source: Path, folder: Path) -> Path:
+    program = folder / source.stem
+    subprocess.run(["gcc", "-w", "-o", program, source, "-lpthread"], check=True)
+    return program
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(HERE / "calls.c", tmp_path_factory.mktemp("calls"))
+
+
+def program(code: str, folder: Path) -> Path:
+    """A C program of one function."""
+    source = folder / "program.c"
+    names = ("fcntl", "pthread", "sched", "signal", "spawn", "stdio", "stdlib", "string", "unistd")
+    more = ("sys/syscall", "sys/wait", "sys/prctl", "sys/stat", "sys/socket", "netinet/in")
+    includes = "".join(f"#include <{name}.h>\n" for name in (*names, *more))
+    source.write_text(f"#define _GNU_SOURCE\n{includes}{code}")
+    return compiled(source, folder)
+
+
+def facts(event: Any, *leave_out: str) -> dict[str, Any]:
+    dull = {"schema", "ts", "pid", "tid", "scope", "flags", *leave_out}
+    return {name: value for name, value in event.items() if name not in dull}
+
+
+def since_begin(traced: Traced) -> list[Any]:
+    """Without what the loader opens."""
+    return [
+        event for event in traced.events if not str(event.get("path")).startswith(("/lib", "/etc"))
+    ]
+
+
+@NEEDED
+def test_opens(run: Run, calls: Path, tmp_path: Path) -> None:
+    here = str(tmp_path)
+    found = [facts(event, "argv") for event in since_begin(run(calls, "0").check())]
+    base = {"base": here}
+    assert found == [
+        {"call": "exec", "ret": 0, "path": str(calls)},
+        {"call": "open", "ret": 3, "path": "legacy", "resolved": f"{here}/legacy", "mode": 0o640}
+        | base,
+        {"call": "creat", "ret": 4, "path": "created", "resolved": f"{here}/created", "mode": 0o644}
+        | base,
+        {"call": "openat", "ret": -errno.ENOENT, "path": "missing"} | base,
+        {"call": "openat", "ret": 5, "path": ".", "resolved": here} | base,
+        {"call": "openat", "ret": 6, "path": "./legacy", "resolved": f"{here}/legacy"} | base,
+        {"call": "openat2", "ret": 7, "path": "second", "resolved": f"{here}/second"}
+        | base
+        | {"mode": 0o600, "resolve": 8},
+        {"call": "openat", "ret": -errno.EBADF, "path": "nowhere"},
+        {"call": "openat", "ret": -errno.EFAULT, "marks": ["fault"]},
+        {"call": "openat", "ret": 8, "path": "gone", "resolved": f"{here}/gone", "mode": 0o600}
+        | base,
+        {"call": "unlink", "ret": 0, "path": "gone"} | base,
+        {"call": "ftruncate", "ret": 0, "resolved": f"{here}/gone", "size": 3}
+        | {"marks": ["unreachable"]},
+        {"call": "exit"},
+    ]
+    flags = {event["path"]: event["flags"] for event in run(calls, "0").of("open", "creat")}
+    assert flags == {
+        "legacy": os.O_WRONLY | os.O_CREAT,
+        "created": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+    }
+
+
+@NEEDED
+def test_files(run: Run, calls: Path, tmp_path: Path) -> None:
+    (tmp_path / "created").touch()
+    here, base, to_base = str(tmp_path), {"base": str(tmp_path)}, {"to_base": str(tmp_path)}
+    uid, gid = os.getuid(), os.getgid()
+    traced = run(calls, "1").check()
+    found = [facts(event, "ret") for event in traced.events if not event["call"].startswith("open")]
+    created = {"path": "created"} | base
+    assert found[1:-1] == [
+        {"call": "mkdir", "path": "one", "mode": 0o700} | base,
+        {"call": "mkdirat", "path": "two", "mode": 0o750} | base,
+        {"call": "rmdir", "path": "one"} | base,
+        {"call": "rmdir", "path": "two"} | base,
+        {"call": "symlink", "path": "to where", "to_path": "soft"} | to_base,
+        {"call": "symlinkat", "path": "/to where", "to_path": "softer"} | to_base,
+        {"call": "link", "to_path": "hard"} | created | to_base,
+        {"call": "linkat", "to_path": "harder"} | created | to_base,
+        {"call": "rename", "path": "hard", "to_path": "harm"} | base | to_base,
+        {"call": "renameat", "path": "harm", "to_path": "hard"} | base | to_base,
+        {"call": "renameat2", "path": "hard", "to_path": "harm"} | base | to_base,
+        {"call": "unlink", "path": "soft"} | base,
+        {"call": "unlinkat", "path": "softer"} | base,
+        {"call": "chmod", "mode": 0o611} | created,
+        {"call": "fchmod", "mode": 0o622, "resolved": f"{here}/created"},
+        {"call": "fchmodat", "mode": 0o633} | created,
+        {"call": "chown"} | created,
+        {"call": "lchown", "uid": uid} | created,
+        {"call": "fchown", "gid": gid, "resolved": f"{here}/created"},
+        {"call": "fchownat"} | created,
+        {"call": "fchownat", "path": "", "base": f"{here}/created", "resolved": f"{here}/created"},
+        {"call": "truncate", "size": 5_000_000_000} | created,
+        {"call": "ftruncate", "size": 7, "resolved": f"{here}/created"},
+        {"call": "mknod", "path": "pipe", "mode": 0o10600} | base,
+        {"call": "mknodat", "path": "pipes", "mode": 0o10640} | base,
+        {"call": "unlink", "path": "not/here", "base": "/"},
+        {"call": "unlink", "path": "not/here"} | base,
+    ]
+    assert [event["ret"] for event in traced.of("unlink")] == [0, -errno.ENOENT, -errno.ENOENT]
+
+
+@NEEDED
+def test_peers(run: Run, calls: Path) -> None:
+    traced = run(calls, "2").check()
+    found = traced.of("sendto", "sendmsg", "sendmmsg", "connect")
+    assert [facts(event, "ret") for event in found] == [
+        {"call": "sendto", "peer": "127.0.0.1:9"},
+        {"call": "sendmsg", "peer": "127.0.0.1:9"},
+        {"call": "sendmmsg", "peer": "127.0.0.1:9", "marks": ["first_only"]},
+        {"call": "connect", "peer": "[::1]:9"},
+        {"call": "connect", "peer": 'unix:no\n"socket'},
+        {"call": "connect", "peer": "unix:@no\n"},
+        {"call": "connect", "peer": "127.0.0.1:9"},
+        {"call": "connect", "peer": "unspec"},
+    ]
+    assert "secret" not in json.dumps(traced.said)
+
+
+@NEEDED
+def test_programs(run: Run, calls: Path) -> None:
+    traced = run(calls, "3").check()
+    (leader,) = {event["pid"] for event in traced.of("io_uring_setup")}
+    failed = traced.of("execve", "execveat")
+    words = ["name", 'a "b"\n']
+    path = {"ret": -errno.ENOENT, "argv": words}
+    assert [facts(event) for event in failed] == [
+        {"call": "execve", "path": "/no/program"} | path,
+        {"call": "execveat", "path": "no/program", "base": "/"} | path,
+    ]
+    first, *execs = traced.of("exec")
+    assert (first["path"], first["argv"]) == (str(calls), [str(calls), "3"])
+    assert [facts(event, "ret") for event in execs] == [
+        {"call": "exec", "path": "/bin/true", "argv": words},
+        {"call": "exec", "path": "bin/true", "base": "/", "argv": words},
+    ]
+    forks = traced.of("fork")
+    assert {event["pid"] for event in forks} == {leader}
+    ends = {event["pid"]: event.get("status", 0) for event in traced.of("exit")}
+    children = [event["child"] for event in forks]
+    assert [ends[child] for child in children] == [0, 0, 3 << 8, signal.SIGKILL]
+    assert set(ends) == {leader, *children}
+    assert traced.capture["uring"] == "unused"
+
+
+@NEEDED
+def test_a_ring(run: Run, tmp_path: Path) -> None:
+    ring = program(
+        "int main(void) { char p[200] = {0}; return syscall(SYS_io_uring_setup, 1, p) < 0; }",
+        tmp_path,
+    )
+    traced = run(ring).check()
+    (made,) = traced.of("io_uring_setup")
+    if made["ret"] < 0:
+        pytest.skip("io_uring is switched off here")
+    assert traced.capture["uring"] == "hole"
+
+
+@NEEDED
+@pytest.mark.parametrize(
+    "name",
+    [
+        "two\nlines",
+        '"quoted", 0) = 3',
+        "x <unfinished ...>",
+        '\n1 1.000000000 (+     0.000000001) unlink("\\x41") = 0\n',
+        "\n2 1.000000000 (+ 0.000000001) +++ exited with 0 +++",
+        ") = 3</etc/shadow>",
+        "back\\slash \\x41",
+        "b\udcff\udcfed",
+        "gone (deleted)",
+        "ü",
+    ],
+)
+def test_names_forge_nothing(run: Run, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name.replace("/", "_")
+    folder.mkdir()
+    code = (
+        "import os\nos.close(os.open('f', os.O_CREAT))\nos.unlink('f')\nos.mkdir(os.fsencode({!r}))"
+    )
+    traced = run("/usr/bin/python3", "-ISc", code.format(folder.name), cwd=folder).check()
+    text = os.fsencode(folder).replace(b"\\", b"\\\\").decode(errors="backslashreplace")
+    (unlinked,), (made,) = traced.of("unlink"), traced.of("mkdir")
+    assert facts(unlinked, "ret") == {"call": "unlink", "path": "f", "base": text}
+    assert f"{text}/f" in [event.get("resolved") for event in traced.events]
+    assert made["path"] == text.rpartition("/")[2]
+    assert len(traced.of("exit")) == 1
+
+
+@NEEDED
+def test_long_names(run: Run, tmp_path: Path) -> None:
+    script = (
+        "import os\n"
+        "for length in (4095, 4096, 5000):\n"
+        "    try: os.open('./' * 2000 + 'n' * (length - 4000), os.O_RDONLY)\n"
+        "    except OSError: pass\n"
+        "os.spawnv(os.P_WAIT, '/bin/true', ['true', 'w' * 4096, 'w' * 4097])\n"
+    )
+    traced = run("/usr/bin/python3", "-ISc", script).check()
+    opened = [event for event in traced.of("openat") if event["path"].startswith("././")]
+    assert [(len(event["path"]), event["ret"], event.get("marks")) for event in opened] == [
+        (4095, -errno.ENOENT, None),
+        (4095, -errno.ENAMETOOLONG, ["truncated"]),
+        (4095, -errno.ENAMETOOLONG, ["truncated"]),
+    ]
+    spawned = traced.of("exec")[-1]
+    assert [len(word) for word in spawned["argv"]] == [4, 4096, 4096]
+    assert spawned["marks"] == ["truncated"]
+
+
+THREADS = """
+void *work(void *name) { close(open(name, O_RDONLY)); return 0; }
+int main(void) {
+    pthread_t threads[8];
+    for (int i = 0; i < 8; i++) pthread_create(&threads[i], 0, work, "/etc/hostname");
+    for (int i = 0; i < 8; i++) pthread_join(threads[i], 0);
+}
+"""
+THREAD_EXEC = """
+void *work(void *name) { execl("/bin/true", "true", "by a thread", NULL); return 0; }
+int main(void) { pthread_t t; pthread_create(&t, 0, work, 0); pause(); }
+"""
+SPAWNED = """
+int main(void) {
+    char *words[] = {"true", 0}, *none[] = {0};
+    int pid;
+    chdir("/usr");
+    posix_spawn(&pid, "bin/true", 0, 0, words, none);
+    waitpid(pid, 0, 0);
+    if (!vfork()) { chdir("/"); execve("bin/true", words, none); }
+    wait(0);
+    unlink("not here");
+    syscall(SYS_clone, CLONE_FS | SIGCHLD, 0) || (chdir("/var"), _exit(0), 0);
+    wait(0);
+    unlink("not here");
+}
+"""
+
+
+@NEEDED
+def test_threads_are_of_their_process(run: Run, tmp_path: Path) -> None:
+    traced = run(program(THREADS, tmp_path)).check()
+    assert len({event["pid"] for event in traced.events}) == 1
+    opened = [event for event in traced.events if event.get("path") == "/etc/hostname"]
+    assert len(opened) == len({event["tid"] for event in opened}) == 8
+    assert len(traced.of("exit")) == 1
+    assert not traced.of("fork")
+
+
+@NEEDED
+def test_a_thread_that_executes(run: Run, tmp_path: Path) -> None:
+    """It becomes the process. With a filter, strace misses one call, and that is said."""
+    traced = run(program(THREAD_EXEC, tmp_path))
+    first, second = traced.of("exec")
+    assert first["pid"] == second["pid"] == second["tid"]
+    assert (second["argv"], second["marks"]) == (["true", "by a thread"], ["thread_exec"])
+    assert (second["path"], second["ret"]) == ("/bin/true", 0)
+    opened = [event["path"] for event in traced.of("openat")]
+    lost = 2 - opened.count("/etc/ld.so.cache")  # what each of the two begins with
+    assert [gap["lost"] for gap in traced.gaps] == [1] * lost
+    capture = traced.capture
+    assert capture["dropped"] == lost
+    assert capture["got"] + lost == capture["seen"]
+    assert (capture["unparsed"], capture["unknown_loss"]) == (0, "")
+    assert len(traced.of("exit")) == 1
+
+
+@NEEDED
+def test_spawned_programs_and_their_folders(run: Run, tmp_path: Path) -> None:
+    traced = run(program(SPAWNED, tmp_path)).check()
+    execs = [(event["path"], event.get("base")) for event in traced.of("exec")[1:]]
+    assert execs == [("bin/true", "/usr"), ("bin/true", "/")]
+    unlinked = [event["base"] for event in traced.of("unlink")]
+    assert unlinked == ["/usr", "/var"]  # vfork has a folder of its own, CLONE_FS shares it
+    order = [(event["call"], event.get("child", event["pid"])) for event in traced.events]
+    for fork in traced.of("fork"):  # before anything that the child does
+        assert order.index(("fork", fork["child"])) < order.index(("exit", fork["child"]))
+        first = next(event for event in traced.events if event["pid"] == fork["child"])
+        assert traced.events.index(fork) < traced.events.index(first)
+
+
+@NEEDED
+def test_a_process_that_no_tracer_can_follow(run: Run, tmp_path: Path) -> None:
+    code = "int main(void) { syscall(SYS_clone, 0x800000 | SIGCHLD, 0) || (_exit(0), 0); wait(0); }"
+    capture = run(program(code, tmp_path)).capture
+    assert (capture["lost_forks"], capture["unknown_loss"]) == (1, "")
+
+
+@NEEDED
+def test_another_pid_namespace(run: Run, needs_root: None) -> None:
+    script = "true & wait; /bin/true; exit 3"
+    traced = run(shutil.which("unshare") or "", "-fp", "/bin/sh", "-c", script).check()
+    forks, ends = traced.of("fork"), traced.of("exit")
+    assert len(ends) == len(forks) + 1
+    assert {fork["child"] for fork in forks} < {end["pid"] for end in ends}
+
+
+@NEEDED
+def test_daemons_and_killed_processes(run: Run) -> None:
+    script = (
+        "import os, signal, time\n"
+        "for n in range(20):\n"
+        "    pid = os.fork()\n"
+        "    if not pid:\n"
+        "        while True: os.close(os.open('/etc/hostname', os.O_RDONLY))\n"
+        "    time.sleep(0.002)\n"
+        "    os.kill(pid, signal.SIGKILL)\n"
+        "    os.waitpid(pid, 0)\n"
+        "if not os.fork():\n"
+        "    os.setsid()\n"
+        "    if os.fork(): os._exit(0)\n"
+        "    time.sleep(0.2)\n"
+        "    os.mkdir('late')\n"
+        "    os._exit(5)\n"
+        "os._exit(4)\n"
+    )
+    traced = run("/usr/bin/python3", "-ISc", script).check()
+    assert traced.code == 4
+    assert [event["path"] for event in traced.of("mkdir")] == ["late"]
+    statuses = [event.get("status", 0) for event in traced.of("exit")]
+    assert statuses.count(signal.SIGKILL) == 20
+    assert statuses[-1] == 5 << 8
+    (outlived,) = traced.report("over")["outlived"]
+    assert outlived.startswith("python3")
+    assert traced.report("over")["ended"] == []
+
+
+@NEEDED
+def test_a_tree_that_is_ended(run: Run) -> None:
+    """strace tells how, and is not counted among them."""
+    script = "sleep 1000 & setsid sleep 1001 & trap '' TERM; echo ready; sleep 1002; sleep 1003"
+    traced = run("/bin/sh", "-c", script, timeout=0.3, grace=0.2).check()
+    assert traced.kinds == ["started", "timed_out", "exited", "over"]
+    statuses = [event.get("status", 0) for event in traced.of("exit")]
+    assert statuses.count(signal.SIGTERM) == 2  # the two that do not ignore it
+    assert statuses.count(signal.SIGKILL) == 2
+    alone = run("/bin/sh", "-c", script, timeout=0.3, grace=0.2, traced=False)
+    for which in ("outlived", "ended"):
+        names = [
+            sorted(name.split()[0] for name in one.report("over")[which]) for one in (traced, alone)
+        ]
+        assert names[0] == names[1]
+        assert "strace" not in names[0]
+
+
+@NEEDED
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_signal_comes_once(run: Run, backend: str) -> None:
+    script = "trap 'echo got' TERM; echo ready; sleep 0.2; sleep 0.2; sleep 0.2; exit 6"
+    traced = run("/bin/sh", "-c", script, signal=signal.SIGTERM, backend=backend, grace=5).check()
+    assert (traced.said["out"], traced.code) == ("ready\ngot\n", 6)
+
+
+@NEEDED
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGRTMIN + 3])
+def test_who_dies_of_a_signal(run: Run, number: int) -> None:
+    traced = run("/bin/sh", "-c", f"ulimit -c 0; kill -{int(number)} $$").check()
+    assert traced.code == -number
+    assert traced.of("exit")[-1]["status"] == number
+
+
+@NEEDED
+def test_strace_killed(run: Run) -> None:
+    """The command lives on and has its own end; what is missing is said."""
+    script = f"import os, sys\nos.mkdir('seen')\nos.kill({TRACER}, 9)\n"
+    script += "while True:\n    try: os.mkdir('x')\n    except FileExistsError: continue\n"
+    script += "    except OSError: break\n    else: break\nos.write(1, b'alive'); os._exit(7)\n"
+    traced = run("/usr/bin/python3", "-ISc", script)
+    assert (traced.said["out"], traced.code) == ("alive", 7)
+    assert traced.report("over") == {"type": "over", "outlived": [], "ended": []}
+    assert [event["path"] for event in traced.of("mkdir")][:1] == ["seen"]
+    reason = "strace ended before the processes that it followed"
+    assert traced.capture["unknown_loss"] == reason
+    assert traced.gaps == [
+        {"schema": "stream.gap.v1", "source": "strace", "lost": 0, "reason": reason}
+    ]
+    assert traced.said["records"][-2] == traced.gaps[0]
+    assert not traced.of("exit")
+
+
+@NEEDED
+def test_strace_stopped(run: Run) -> None:
+    """It holds all that it follows: they are ended, and so is it."""
+    script = f"import os\nos.kill({TRACER}, 19)\nos.mkdir('x')\n"
+    traced = run("/usr/bin/python3", "-ISc", script, timeout=0.2, grace=0.1)
+    assert traced.kinds == ["started", "timed_out", "exited", "over"]
+    assert traced.capture["unknown_loss"]
+
+
+@NEEDED
+def test_nobody_takes_the_records(run: Run) -> None:
+    """The command does not notice."""
+    script = "i=0; while [ $i -lt 3000 ]; do : </etc/hostname; i=$((i+1)); done; echo done; exit 3"
+    traced = run("/bin/sh", "-c", script, deaf=True)
+    assert (traced.said["out"], traced.said["err"], traced.code) == ("done\n", "", 3)
+
+
+@NEEDED
+def test_a_command_that_cannot_be_started(run: Run, tmp_path: Path) -> None:
+    """It fails as without strace."""
+    (tmp_path / "plain").write_text("x")
+    (tmp_path / "odd").write_text("x")
+    (tmp_path / "odd").chmod(0o755)
+    (tmp_path / "script").write_text("#!/no/interpreter\n")
+    (tmp_path / "script").chmod(0o755)
+    for argv in (["/no/such"], ["nosuch"], ["./plain"], ["./odd"], ["./script"], ["/etc"]):
+        traced, alone = run(*argv), run(*argv, traced=False)
+        assert traced.said["reports"] == alone.said["reports"]
+        assert traced.kinds == ["failed"]
+        assert traced.capture["unknown_loss"] == "strace wrote nothing"
+    traced, alone = (run("/bin/true", cwd="/no/folder", traced=which) for which in (True, False))
+    assert traced.said["reports"] == alone.said["reports"]
+
+
+@NEEDED
+def test_what_a_command_sees_of_it(run: Run, tmp_path: Path) -> None:
+    """Its name, words, environment, folder, descriptors, groups and signals are what they were."""
+    code = (
+        "import os, signal\n"
+        "print(open('/proc/self/cmdline', 'rb').read(), os.getcwd(), os.listdir('/proc/self/fd'))\n"
+        "print(os.readlink('/proc/self/exe'), os.getpgrp() == os.getsid(0) == os.getpid())\n"
+        "drop = ('STREAM_TREE', 'PYTEST_CURRENT_TEST')\n"
+        "print(sorted(set(os.environb.items()) - {(k.encode(), os.environb.get(k.encode())) "
+        "for k in drop}))\n"
+        "status = open('/proc/self/status').read().splitlines()\n"
+        "print([line for line in status if line.startswith(('SigBlk', 'SigIgn', 'SigCgt'))])\n"
+    )
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "python3").symlink_to("/usr/bin/python3")
+    for executable in ("/usr/bin/python3", str(folder / "python3"), "bin/python3"):
+        job = {"executable": executable, "cwd": tmp_path}
+        traced = run("python3", "-Sc", code, **job).check()
+        alone = run("python3", "-Sc", code, traced=False, **job)
+        assert (traced.said["out"], traced.said["err"]) == (alone.said["out"], alone.said["err"])
+        assert traced.of("exec")[0]["path"] == executable
+        assert traced.of("exec")[0]["argv"][0] == "python3"
+
+
+@NEEDED
+def test_an_ordinary_user(run: Run, open_place: Place) -> None:
+    runner = ordinary(open_place)
+    open_place.workspace.chmod(0o777)
+    script = "[ $(id -u) != 0 ] && echo somebody; mkdir made\n"
+    script += "(setsid sh -c 'sleep 0.1; mkdir late' &); exit 3"
+    traced = run("/bin/sh", "-c", script, cwd=open_place.workspace, runner=runner).check()
+    assert (traced.said["out"], traced.code) == ("somebody\n", 3)
+    assert [event["path"] for event in traced.of("mkdir")] == ["made", "late"]
+    assert traced.report("started")["containment"] == "subreaper"
+
+
+NO_PTRACE = """
+#include <errno.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+int main(int count, char **words) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ptrace, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog all = {4, code};
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &all);
+    execvp(words[1], words + 1);
+    return 99;
+}
+"""
+
+
+def probed(*runner: str | Path, path: str | None = None) -> str:
+    code = "from stream.sources.kernel.strace import probe_strace; print(probe_strace())"
+    env = {**os.environ, "PATH": path} if path is not None else None
+    done = subprocess.run(
+        [*runner, sys.executable, "-c", code],
+        cwd=HERE.parent.parent,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+@NEEDED
+def test_ptrace_forbidden(run: Run, tmp_path: Path) -> None:
+    forbid = program(NO_PTRACE, tmp_path)
+    sentence = probed(forbid)
+    assert sentence.startswith("ptrace is forbidden here: ")
+    assert "Operation not permitted" in sentence
+    assert run("/bin/true", runner=(str(forbid),)).said == {"refused": sentence}
+
+
+def test_no_strace(tmp_path: Path) -> None:
+    assert probed(path=str(tmp_path)) == "strace is not installed"
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        (
+            "echo \"strace: unrecognized option '--quiet=attach'\" >&2; exit 1",
+            "this strace is too old: strace: unrecognized option '--quiet=attach'",
+        ),
+        ("exit 1", "strace does not work here: it said nothing"),
+        ("exit 0", "strace does not work here: it said nothing"),
+        (
+            'while [ "$1" != -o ]; do shift; done; echo "1 execve(nonsense) = 0" >"$2"',
+            "this strace writes in a way that cannot be read",
+        ),
+    ],
+)
+def test_another_strace(tmp_path: Path, script: str, sentence: str) -> None:
+    strace = tmp_path / "strace"
+    strace.write_text(f"#!/bin/sh\n{script}\n")
+    strace.chmod(0o755)
+    assert probed(path=str(tmp_path)) == sentence
+
+
+@NEEDED
+def test_without_a_filter(tmp_path: Path) -> None:
+    """A strace that cannot have one is slow, and works."""
+    strace = tmp_path / "strace"
+    strace.write_text(
+        f"#!/bin/sh\nfor word do [ \"$word\" = --seccomp-bpf ] && echo 'strace: no seccomp' >&2; "
+        f'done\nexec {shutil.which("strace")} "$@"\n'
+    )
+    strace.chmod(0o755)
+    assert probed(path=f"{tmp_path}:{os.environ['PATH']}") == ""

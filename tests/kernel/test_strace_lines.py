@@ -1,0 +1,430 @@
+"""What strace writes, read: halves, times, losses, and text that nobody wrote."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from stream.records.control import Gap
+from stream.records.kernel import RawEvent, path_text
+from stream.sources.kernel.strace_calls import CLONE_FS, CLONE_THREAD, TRACED
+from stream.sources.kernel.strace_lines import LOST_CALL, UNREADABLE, Item, Lines
+
+SECOND = 1_000_000_000
+THREAD, SHARED = hex(CLONE_THREAD), hex(CLONE_FS)
+
+
+def quoted(text: str | bytes) -> str:
+    data = text.encode() if isinstance(text, str) else text
+    return '"' + "".join(f"\\x{byte:02x}" for byte in data) + '"'
+
+
+def at(path: str | bytes, figure: int = -100) -> str:
+    return f"{figure}<{quoted(path)[1:-1]}>"
+
+
+def written(*lines: str, wall: int = 1_700_000_000 * SECOND, step: int = 1000) -> bytes:
+    """A millionth of a second after one another."""
+    text = ""
+    for number, line in enumerate(lines):
+        pid, _, rest = line.partition(" ")
+        stamp, later = divmod(wall + number * step, SECOND), divmod(step if number else 0, SECOND)
+        text += f"{pid}  {stamp[0]}.{stamp[1]:09} (+     {later[0]}.{later[1]:09}) {rest}\n"
+    return text.encode()
+
+
+def no_answer(tid: int) -> None:
+    return None
+
+
+def reader(cwd: str = "/here", ask: Any = no_answer) -> Lines:
+    return Lines(lambda wall: 5_000, cwd, ask)
+
+
+def read(*lines: str, **how: Any) -> list[Item]:
+    return reader(**how).feed(written(*lines))
+
+
+def calls(items: Sequence[Item]) -> list[Any]:
+    """The events, in short."""
+    found = []
+    for item in items:
+        assert isinstance(item, RawEvent), item
+        facts = msgspec.to_builtins(item)
+        assert facts.pop("scope") == "tree"
+        for name in ("schema", "ts"):
+            del facts[name]
+        found.append(facts)
+    return found
+
+
+def event(pid: int, call: str, **facts: Any) -> Any:
+    return {"pid": pid, "tid": pid, "call": call, **facts}
+
+
+OPENED = f"openat({at('/here')}, {quoted('a')}, 0x80000) = 3{at('/here/a', 3)[1:]}"
+
+
+def test_halves_are_joined() -> None:
+    first = f"1 openat({at('/here')}, {quoted('slow')}, 0x80000 <unfinished ...>"
+    items = read(
+        first,
+        f"2 unlink({quoted('x')}) = -1 EACCES (Permission denied)",
+        f"1 <... openat resumed>) = 3{at('/there/slow', 3)[1:]}",
+    )
+    assert calls(items) == [
+        event(2, "unlink", ret=-errno.EACCES, path="x", base="/here"),
+        event(1, "openat", ret=3, path="slow", resolved="/there/slow", base="/here", flags=0x80000),
+    ]
+
+
+def test_a_half_that_never_resumes_is_no_event() -> None:
+    lines = reader()
+    items = lines.feed(
+        written(
+            f"1 openat({at('/here')}, {quoted('slow')}, 0 <unfinished ...>",
+            "1 +++ killed by SIGKILL +++",
+            f"2 unlink({quoted('x')} <unfinished ...>) = ?",
+            "2 +++ exited with 0 +++",
+        )
+    )
+    assert calls(items) == [event(1, "exit", status=9), event(2, "exit")]
+    books = lines.books
+    assert (books.events, books.halves, books.unparsed) == (2, 2, 0)
+
+
+def test_a_call_that_starts_again_has_no_result() -> None:
+    restarted = "= ? ERESTARTSYS (To be restarted if SA_RESTART is set)"
+    items = read(f"1 openat({at('/here')}, {quoted('fifo')}, 0) {restarted}")
+    assert calls(items) == [event(1, "openat", path="fifo", base="/here")]
+
+
+@pytest.mark.parametrize("step", [-3600 * SECOND, 3600 * SECOND, 7])
+def test_time_is_monotonic(step: int) -> None:
+    """Whatever becomes of the wall clock after the first line."""
+    walls: list[int] = []
+
+    def monotonic_of(wall: int) -> int:
+        walls.append(wall)
+        return 77
+
+    lines = Lines(monotonic_of, "/")
+    first = b"1  1700000000.123456789 (+     0.000000000) rmdir(NULL) = -1 EFAULT (x)\n"
+    base = 1_700_000_000 * SECOND + step
+    later = "".join(
+        f"1  {(base + n) // SECOND}.{(base + n) % SECOND:09} (+     {n % 2}.000000{n:03}) "
+        "--- SIGUSR1 {si_signo=10} ---\n1  1.000000000 (+ 0.000000001) rmdir(NULL) = 0\n"
+        for n in range(1, 4)
+    )
+    stamps = [item.ts for item in lines.feed(first + later.encode()) if isinstance(item, RawEvent)]
+    one, two, three = (n % 2 * SECOND + n + 1 for n in range(1, 4))
+    assert stamps == [77, 77 + one, 77 + one + two, 77 + one + two + three]
+    assert walls == [1_700_000_000_123_456_789]
+
+
+def test_a_child_that_speaks_first() -> None:
+    """Its fork stands before what it does, once."""
+    spawn = "1 clone3({flags=0x4100, exit_signal=17, stack=0x7f, stack_size=0x9000}, 88"
+    items = read(
+        f"1 chdir({quoted('sub')}) = 0",
+        f"{spawn} <unfinished ...>",
+        f"2 execve({quoted('./x')}, [{quoted('x')}, {quoted('')}], 0x7f /* 3 vars */) = 0",
+        "2 +++ exited with 1 +++",
+        "1 <... clone3 resumed>) = 2",
+        f"1 unlink({quoted('y')}) = 0",
+    )
+    assert calls(items) == [
+        event(1, "fork", child=2),
+        event(2, "exec", ret=0, path="./x", base="/here/sub", argv=["x", ""]),
+        event(2, "exit", status=256),
+        event(1, "unlink", ret=0, path="y", base="/here/sub"),
+    ]
+
+
+def test_a_thread_that_speaks_first() -> None:
+    items = read(
+        f"1 clone3({{flags={THREAD}, stack=0x7f}} <unfinished ...>",
+        f"2 chdir({quoted('/else')}) = 0",
+        f"2 rmdir({quoted('y')}) = 0",
+        "2 +++ exited with 0 +++",
+        "1 <... clone3 resumed> => {parent_tid=[2]}, 88) = 2",
+        "1 +++ exited with 0 +++",
+    )
+    rmdir = event(1, "rmdir", ret=0, path="y", base="/else") | {"tid": 2}
+    assert calls(items) == [rmdir, event(1, "exit")]
+
+
+BOTH = (
+    f"1 clone(child_stack=NULL, flags={SHARED}|17) = 2",
+    f"1 clone(child_stack=0x7f, flags={THREAD} <unfinished ...>",
+    "2 clone(child_stack=NULL, flags=17 <unfinished ...>",
+)
+AFTER = ("1 <... clone resumed>) = 3", "2 <... clone resumed>) = 4")
+
+
+@pytest.mark.parametrize(
+    ("ask", "first"),
+    [
+        ({3: (1, 0), 4: (4, 2)}.get, [("fork", 1, 2), ("rmdir", 1, 0), ("fork", 2, 4)]),
+        # Nobody can be asked any more: it is found out once the calls are over.
+        (no_answer, [("fork", 1, 2), ("rmdir", 3, 0)]),
+    ],
+)
+def test_who_is_whose_child(ask: Any, first: list[Any]) -> None:
+    lines = ("3 rmdir(NULL) = 0", "4 rmdir(NULL) = 0")
+    items = read(*BOTH, *lines, *AFTER, "3 rmdir(NULL) = 0", ask=ask)
+    told = [(one["call"], one["pid"], one.get("child", 0)) for one in calls(items)]
+    assert told[: len(first)] == first
+    assert sorted(one for one in told if one[0] == "fork") == [("fork", 1, 2), ("fork", 2, 4)]
+    assert told[-1] == ("rmdir", 1, 0)
+
+
+def test_folders_are_shared_or_not() -> None:
+    items = read(
+        f"1 clone(child_stack=NULL, flags={SHARED}|17) = 2",
+        "1 clone(child_stack=NULL, flags=17) = 3",
+        f"1 chdir({quoted('/new')}) = 0",
+        f"1 chdir({quoted('/no')}) = -1 ENOENT (No such file or directory)",
+        *(f"{pid} rmdir({quoted('x')}) = 0" for pid in (1, 2, 3)),
+        f"2 fchdir({at('/other', 3)}) = 0",
+        *(f"{pid} rmdir({quoted('x')}) = 0" for pid in (1, 2, 3)),
+    )
+    bases = [one.get("base") for one in calls(items)[2:]]
+    assert bases == ["/new", "/new", "/here", "/other", "/other", "/here"]
+
+
+def test_strace_knows_the_folder_better() -> None:
+    """A symlink on the way, or one that is gone; a name that only looks so."""
+    items = read(
+        f"1 chdir({quoted('/link')}) = 0",
+        f"1 mkdirat({at('/real')}, {quoted('x')}, 0777) = 0",
+        f"1 unlink({quoted('x')}) = 0",
+        f"1 unlinkat({at('/real (deleted)')}, {quoted('x')}, 0) = -1 ENOENT (x)",
+        f"1 unlinkat({at('/real (deleted)')}, {quoted('/x')}, 0) = -1 ENOENT (x)",
+        f"1 chdir({quoted('/odd (deleted)')}) = 0",
+        f"1 unlinkat({at('/odd (deleted)')}, {quoted('x')}, 0) = 0",
+        f"1 unlinkat({at('/odd', 5)}(deleted), {quoted('x')}, 0x200) = -1 ENOENT (x)",
+    )
+    told = [(one["call"], one.get("base"), one.get("marks")) for one in calls(items)]
+    assert told == [
+        ("mkdirat", "/real", None),
+        ("unlink", "/real", None),
+        ("unlinkat", "/real", ["unreachable"]),
+        ("unlinkat", None, None),
+        ("unlinkat", "/odd (deleted)", None),
+        ("rmdir", "/odd", ["unreachable"]),
+    ]
+
+
+def test_an_open_file_that_is_no_path() -> None:
+    items = read(
+        f"1 openat({at('/here')}, {quoted('/proc/self/fd/0')}, 0) = 3{at('pipe:[5]', 3)[1:]}",
+        f"1 fchmod({at('/gone', 3)}(deleted), 0600) = 0",
+        f"1 fchmod({at('socket:[5]', 3)}, 0600) = 0",
+        "1 fchmod(9, 0600) = -1 EBADF (Bad file descriptor)",
+    )
+    assert calls(items) == [
+        event(1, "openat", ret=3, path="/proc/self/fd/0", marks=["unreachable"]),
+        event(1, "fchmod", ret=0, resolved="/gone", mode=0o600, marks=["unreachable"]),
+        event(1, "fchmod", ret=0, mode=0o600),
+        event(1, "fchmod", ret=-errno.EBADF, mode=0o600),
+    ]
+
+
+@pytest.mark.parametrize("head", ["> <unfinished ...>", " <pid changed to 1 ...>"])
+@pytest.mark.parametrize(("end", "lost"), [("= 0", 0), ("= -1 (errno 18446744073709551359)", 1)])
+def test_a_thread_that_executes(head: str, end: str, lost: int) -> None:
+    lines = reader()
+    execve = f"execve({quoted('/bin/x')}, [{quoted('x')}], 0x7f /* 3 vars */"
+    items = lines.feed(
+        written(
+            f"1 clone(child_stack=0x7f, flags={THREAD}) = 2",
+            f"2 {execve}{head.removeprefix('>')}",
+            "1 +++ superseded by execve in pid 2 +++",
+            f"1 <... execve resumed>) {end}",
+            "1 +++ exited with 0 +++",
+        )
+    )
+    gaps = [item for item in items if isinstance(item, Gap)]
+    assert gaps == [Gap(source="strace", lost=1, reason=LOST_CALL)] * lost
+    assert calls([item for item in items if item not in gaps]) == [
+        event(1, "exec", ret=0, path="/bin/x", argv=["x"], marks=["thread_exec"]),
+        event(1, "exit"),
+    ]
+    assert lines.books.lost == lost
+    assert not lines.books.unparsed
+    assert not lines.tasks.living
+
+
+def test_calls_by_another_name() -> None:
+    items = read(
+        f"1 chown32({quoted('/x')}, 5, -1) = 0",
+        f"1 truncate64({quoted('/x')}, 9) = 0",
+        "1 syscall_0x1c4(0x4, 0x556cdcce5049, 0x1ed, 0x100, 0, 0) = 0",
+        "1 syscall_0x1c5(0x4, 0x556cdcce5049, 0x1ed, 0x100, 0, 0) = 0",
+    )
+    assert calls(items) == [
+        event(1, "chown", ret=0, path="/x", uid=5, marks=["compat"]),
+        event(1, "truncate", ret=0, path="/x", size=9, marks=["compat"]),
+        event(1, "fchmodat2", ret=0, mode=0o755, flags=0x100, marks=["fault"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "ret"),
+    [
+        ("-1 ENOENT (No such file or directory)", -2),
+        ("-1 EAGAIN (Die Ressource ist zur Zeit (noch) nicht verf\xfcgbar)", -errno.EAGAIN),
+        ("-1 EWOULDBLOCK (x)", -errno.EAGAIN),
+        ("-1 (errno 524)", -524),
+        ("-1 ENEVERHEARD (x)", None),
+        ("0", 0),
+    ],
+)
+def test_results(said: str, ret: int | None) -> None:
+    (found,) = calls(read(f"1 rmdir({quoted('/x')}) = {said}"))
+    assert found.get("ret") == ret
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("exited with 255", 255 << 8),
+        ("killed by SIGKILL", 9),
+        ("killed by SIGSEGV (core dumped)", 11 | 0x80),
+        ("killed by SIGRT_5", 37),
+        ("killed by SIGRTMIN", 32),
+        ("killed by 70", 70),
+    ],
+)
+def test_ends(words: str, status: int) -> None:
+    assert calls(read(f"1 +++ {words} +++")) == [event(1, "exit", status=status)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "1 unlink(x) = 0",
+        f"1 unlink({quoted('x')}, 5) = 0",
+        f"1 unlink({quoted('x')}) = 0 or so",
+        '1 unlink("plain") = 0',
+        '1 unlink("\\x4") = 0',
+        f"1 <... unlink resumed>{quoted('x')}) = 0",
+        "1 +++ exited with honour +++",
+        "1 +++ killed by SIGNOTHING +++",
+        "1 connect(3, {sa_data=1}, 16) = 0",
+        "1 openat2(-100, NULL) = 0",
+        "1 execve() = 0",
+        "strace: Process 3 attached",
+        "",
+    ],
+)
+def test_what_cannot_be_read_is_counted(line: str) -> None:
+    lines = reader()
+    items = lines.feed(written(line) if line[:1] == "1" else f"{line}\n".encode())
+    assert items == [Gap(source="strace", lost=1, reason=UNREADABLE)]
+    assert (lines.books.unparsed, lines.books.events) == (1, 0)
+    assert calls(lines.feed(written("7 rmdir(NULL) = 0"))) == [
+        event(7, "rmdir", ret=0, marks=["fault"])
+    ]
+
+
+def test_a_line_that_is_cut_off() -> None:
+    lines = reader()
+    assert lines.feed(written(f"1 {OPENED}")[:-9]) == []
+    assert lines.finish() == [Gap(source="strace", lost=1, reason=UNREADABLE)]
+    assert lines.finish() == []
+
+
+NAMES = st.binary(max_size=20).filter(lambda name: b"\0" not in name)
+CALLS = st.sampled_from(sorted({*TRACED, "read", "syscall_0x1c4"}))
+ARGUMENTS = st.lists(
+    st.one_of(
+        NAMES.map(quoted),
+        NAMES.map(at),
+        NAMES.map(lambda name: at(name, 3) + "(deleted)"),
+        st.integers(-2, 1 << 40).map(str),
+        st.integers(0, 1 << 40).map(hex),
+        st.sampled_from(
+            ["NULL", "[]", "{flags=0x100, resolve=0}", "{flags=0x10000}", "0777", "09"]
+        ),
+        st.sampled_from(
+            ['{sa_family=0x2, sin_port="\\x00\\x01", sin_addr="\\x7f\\x00\\x00\\x01"}']
+        ),
+        st.sampled_from(["[{msg_hdr={msg_name=NULL, msg_namelen=0}}]", "{msg_name={sa_family=0}"]),
+        st.text(max_size=8),
+    ),
+    max_size=5,
+).map(", ".join)
+ENDS = st.sampled_from(
+    [
+        *(") = 0", ") = 3", ") = 3</x>", ") = ?", ") = -1 ENOENT (x)", " <unfinished ...>"),
+        *(
+            " <pid changed to 2 ...>",
+            ") = -1 (errno 99999999999)",
+            ") = 0x7f",
+            "",
+            " <detached ...>",
+        ),
+    ]
+)
+TIDS = st.integers(1, 4)
+LINES = st.one_of(
+    st.builds("{} {}({}{}".format, TIDS, CALLS, ARGUMENTS, ENDS),
+    st.builds("{} <... {} resumed>{}{}".format, TIDS, CALLS, ARGUMENTS, ENDS),
+    st.builds("{} +++ superseded by execve in pid {} +++".format, TIDS, TIDS),
+    st.builds("{} +++ exited with {} +++".format, TIDS, st.integers(0, 300)),
+    st.builds("{} --- SIGUSR1 {{}} ---".format, TIDS),
+    st.text(max_size=20).map("1 {}".format),
+)
+TEXTS = st.lists(
+    st.one_of(LINES.map(lambda line: written(line)), st.binary(max_size=30)), max_size=12
+).map(b"".join)
+
+
+def fed(text: bytes, cuts: Sequence[int]) -> tuple[list[Item], Any]:
+    lines = reader()
+    items, start = [], 0
+    for end in (*sorted(cut % (len(text) + 1) for cut in cuts), len(text)):
+        items += lines.feed(text[start:end])
+        start = end
+    items += lines.finish()
+    return items, (lines.books, lines.tasks.living, lines.has_uring)
+
+
+@given(TEXTS, st.lists(st.integers(0, 2000), max_size=6))
+@example(written("1 +++ superseded by execve in pid 1 +++"), [])
+def test_any_text_however_it_is_cut(text: bytes, cuts: list[int]) -> None:
+    """It is read, each line stands in the books, and the cuts make no difference."""
+    items, (books, *rest) = fed(text, cuts)
+    assert (items, (books, *rest)) == fed(text, [])
+    lines = text.count(b"\n") + (not text.endswith(b"\n") and bool(text))
+    assert books.events + books.halves + books.besides + books.unparsed == lines
+    events = [item for item in items if isinstance(item, RawEvent)]
+    assert len(events) == books.events + books.told_twice
+    assert sum(int(item.lost) for item in items if isinstance(item, Gap)) == (
+        books.lost + books.unparsed
+    )
+    msgspec.json.encode(items)
+
+
+@given(NAMES, NAMES)
+def test_every_name_comes_back(name: bytes, folder: bytes) -> None:
+    """And none of them looks like anything else."""
+    line = f"renameat2({at(b'/' + folder, 4)}, {quoted(name)}, {at(b'/' + folder)}, {quoted(name)}"
+    (found,) = calls(read(f"1 {line}, 0x1) = 0"))
+    base = {} if name.startswith(b"/") else {"base": path_text(b"/" + folder)}
+    here = path_text(b"/" + folder)
+    to_base = {"to_base": here.removesuffix(" (deleted)")} if base else {}
+    assert found == {
+        **event(1, "renameat2", ret=0, path=path_text(name), to_path=path_text(name), flags=1),
+        **base,
+        **to_base,
+        **({"resolved": here} if name == b"" else {}),
+    }

@@ -1,0 +1,114 @@
+"""`python -m tests.kernel.traced JOB`: a command under its guard and under strace, and all that was
+seen of it, as JSON. What the recorder does with a feed, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+from anyio import create_memory_object_stream, create_task_group, wait_readable
+
+from stream.errors import FeedError
+from stream.recorder.guard import Guard, post_guard
+from stream.recorder.messages import Failed, Order, Over, Report, decode_report
+from stream.sources.kernel.strace import Record, StraceFeed
+
+
+async def read_all(fd: int, into: list[bytes], guard: Guard, signal: int) -> None:
+    while True:
+        await wait_readable(fd)
+        data = os.read(fd, 1 << 16)
+        if not data:
+            return
+        into.append(data)
+        if signal and b"ready" in data:
+            guard.signal(signal)
+
+
+async def follow(guard: Guard) -> list[Report]:
+    reports: list[Report] = []
+    rest = b""
+    while not reports or not isinstance(reports[-1], Over | Failed):
+        await wait_readable(guard.status)
+        *lines, rest = (rest + os.read(guard.status, 1 << 16)).split(b"\n")
+        reports += [decode_report(line) for line in lines]
+    return reports
+
+
+async def record(guard: Guard, order: Order, feed: StraceFeed | None, job: Any) -> Any:
+    out: list[bytes] = []
+    err: list[bytes] = []
+    records: list[Record] = []
+    reports: list[Report] = []
+    sender, receiver = create_memory_object_stream[Any](8)
+
+    async def pump() -> None:
+        async with sender:
+            if feed is not None:
+                if job.get("deaf"):  # whoever takes the records fails
+                    receiver.close()
+                try:
+                    await feed.run(sender)
+                except anyio.BrokenResourceError:
+                    assert job["deaf"]
+
+    async def collect() -> None:
+        async with receiver:
+            if not job.get("deaf"):
+                async for batch in receiver:
+                    records.extend(batch)
+
+    async def watch() -> None:
+        reports.extend(await follow(guard))
+        if feed is not None:
+            feed.end()
+
+    guard.tell(feed.wrap(order) if feed is not None else order)
+    async with create_task_group() as tasks:
+        tasks.start_soon(pump)
+        tasks.start_soon(collect)
+        tasks.start_soon(watch)
+        tasks.start_soon(read_all, guard.stdout, out, guard, job.get("signal", 0))
+        tasks.start_soon(read_all, guard.stderr, err, guard, 0)
+    text = {"out": b"".join(out), "err": b"".join(err)}
+    return {
+        "records": msgspec.to_builtins(records),
+        "reports": msgspec.to_builtins(reports),
+        **{name: value.decode(errors="surrogateescape") for name, value in text.items()},
+    }
+
+
+def main(job: Any) -> Any:
+    guard = post_guard()
+    argv = [os.fsencode(word) for word in job["argv"]]
+    order = Order(
+        argv=argv,
+        executable=os.fsencode(job.get("executable") or job["argv"][0]),
+        env=dict(os.environb),
+        cwd=os.fsencode(job["cwd"]),
+        grace=job.get("grace", 5.0),
+        timeout=job.get("timeout"),
+    )
+    feed = None
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            if job.get("traced", True):
+                feed = StraceFeed.open(folder=Path(folder))
+            done = anyio.run(record, guard, order, feed, job, backend=job.get("backend", "asyncio"))
+        except FeedError as error:
+            return {"refused": str(error)}
+        finally:
+            guard.close()
+            if feed is not None:
+                feed.close()
+        return {**done, "left": [path.name for path in Path(folder).iterdir()]}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(json.loads(sys.argv[1]))))
