@@ -33,6 +33,9 @@ class Check(Struct, frozen=True):
     needed: bool = False  #: without it `stream matrix` cannot work
 
 
+_LOADS = "it loads: `stream observe --kernel auto` sees every call, and counts what it loses"
+_TRACES = "it traces: `stream observe --kernel strace` sees the same, and slows the command down"
+
 #: program -> what needs it
 TOOLS = {
     "perl": "probes that make system calls",
@@ -42,6 +45,7 @@ TOOLS = {
     "sudo": "the escalation probe",
     "logger": "the system log probe",
     "bwrap": "running a matrix in a sandbox",
+    "strace": "a kernel feed without privileges",
 }
 
 
@@ -55,6 +59,7 @@ async def checks() -> list[Check]:
         _scratch(),
         _containment(),
         _cgroup(),
+        *_feeds(),
         _privileges(),
     ]
 
@@ -124,6 +129,17 @@ def _cgroup() -> Check:
         return Check("cgroup v2", "ok", f"{points[0]}: an agent's tree has a group of its own")
     detail = f"{points[0]}: no group can be made in {own_group()}: an agent's tree has none"
     return Check("cgroup v2", "limited", detail)
+
+
+def _feeds() -> Iterator[Check]:
+    """Slow to look at: each is tried."""
+    from stream.sources.kernel.ebpf import probe_ebpf
+    from stream.sources.kernel.strace import probe_strace
+
+    reason = probe_ebpf()
+    yield Check("kernel feed: eBPF", "limited" if reason else "ok", reason or _LOADS)
+    reason = probe_strace()
+    yield Check("kernel feed: strace", "limited" if reason else "ok", reason or _TRACES)
 
 
 def _privileges() -> Check:

@@ -4,8 +4,10 @@ StreamError             carries one sentence: the place, then what is wrong
 ├── UsageError          the words on the command line, or in the environment
 ├── InputError          a file or document that cannot be used at all
 ├── OutputError         something could not be written; nothing that looks whole is left
-├── FeedError           what the kernel would tell about a run cannot be had here
-└── EmitError           the words that a probe gave to emit-record
+├── EmitError           the words that a probe gave to emit-record
+├── SpawnError          a program could not be started
+├── FeedError           a kernel feed cannot be had here
+└── RequiredError       what the user required cannot be had
 
 A line of a stream that is bad is not an exception: it becomes a reject record and the
 stream goes on. Anything that is not a StreamError is a bug and keeps its traceback.
@@ -33,12 +35,16 @@ class OutputError(StreamError):
     pass
 
 
-class FeedError(StreamError):
-    pass
-
-
 class EmitError(StreamError):
     exit_code = 1
+
+
+class FeedError(StreamError):
+    """A kernel feed cannot be had here: one sentence, why."""
+
+
+class RequiredError(StreamError):
+    exit_code = 40
 
 
 class SpawnError(StreamError):

@@ -6,9 +6,9 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from anyio import CancelScope, Event
+from anyio import CancelScope, Event, create_task_group
 from anyio.abc import ObjectSendStream
 from msgspec import Struct, field
 
@@ -19,6 +19,7 @@ from stream.recorder.guard import Guard
 from stream.recorder.interrupts import Interrupts
 from stream.recorder.recording import Recording
 from stream.recorder.tee import Relay
+from stream.recorder.witness import Witness
 from stream.recorder.workplace import Workplace
 from stream.records.control import Finding
 from stream.records.decision import Evaluation
@@ -32,6 +33,11 @@ if TYPE_CHECKING:  # half of what a run without probes would load
     from stream.plan import Begun
 
 MOST_FINDINGS = 20
+
+
+class RunningWitness(Witness, Protocol):
+    async def run(self) -> None:
+        """As long as it has something to do."""
 
 
 class Observed(Struct):
@@ -52,6 +58,7 @@ async def run_observe(
     relays: Sequence[Relay | None],
     events: bool = False,
     probes: Begun | None = None,
+    witness: RunningWitness | None = None,
     timeout: float = 30.0,
     on_progress: Callable[[int], None] = lambda size: None,
     on_warning: Callable[[str], None] = lambda sentence: None,
@@ -73,6 +80,7 @@ async def run_observe(
             has_place=has_place.set,
             is_alone=is_alone.wait,
             beside=beside,
+            witness=witness,
         )
         sources: list[Source[Any]] = [agent]
         sinks: list[Sink[Any]] = [_Findings(findings)]
@@ -97,7 +105,11 @@ async def run_observe(
         if matrix is not None:
             pipeline = pipeline.through(lambda: matrix.emit)
         check = Invariants(profile=recording.agent.profile, is_alone=False)
-        await pipeline.through(lambda: check).into(*sinks)
+        async with create_task_group() as tasks:
+            if witness is not None:
+                tasks.start_soon(witness.run)
+            await pipeline.through(lambda: check).into(*sinks)
+            tasks.cancel_scope.cancel()  # of a run that ended before it began
     for relay, name in zip(relays, ("stdout", "stderr"), strict=True):
         if relay is not None and relay.lost:
             troubles.append(f"{name}: {relay.lost} bytes of the command's output")

@@ -25,6 +25,7 @@ from stream.records.run import (
     ARTIFACTS,
     DIFF_FILE,
     EVENTS_FILE,
+    LAYERS,
     MANIFEST_FILE,
     METADATA_FILE,
     RUN,
@@ -245,7 +246,7 @@ def _manifest_findings(
             message = f"{listed.path} is not what was hashed: {digest}"
             yield _finding("manifest.digest", message, where, path=f"{path}.sha256")
     listed_names = {str(PurePosixPath(listed.path)) for listed in manifest.files}
-    for name in files_below(root, ARTIFACTS):
+    for name in (*files_below(root, ARTIFACTS), *files_below(root, LAYERS)):
         if name not in listed_names and name != MANIFEST_FILE:
             yield _finding("manifest.unlisted", f"{name} is not listed", where, path="$.files")
 

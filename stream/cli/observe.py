@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -31,6 +30,12 @@ def register(app: typer.Typer) -> None:
         context_settings={"allow_interspersed_args": False},
         options_metavar="[OPTIONS] --",
     )(observe)
+
+
+def _power(value: int) -> int:
+    if not 4 <= value <= 1 << 20 or value & value - 1:
+        raise typer.BadParameter(f"{value} is no power of two from 4 to {1 << 20}")
+    return value
 
 
 def _grace(value: float) -> float:
@@ -89,6 +94,28 @@ def observe(
     probes: Path | None = typer.Option(
         None, metavar="DIR", help="With --matrix: a folder of probe scripts, instead of ours."
     ),
+    kernel: Literal["off", "auto", "ebpf", "strace"] | None = typer.Option(
+        None,
+        help="What the kernel says that its processes did: see above. Default: off; auto with"
+        " --require.",
+    ),
+    require: Literal["kernel"] | None = typer.Option(
+        None, help="Start nothing, and exit 40, where there can be no kernel feed."
+    ),
+    archive: Path | None = typer.Option(
+        None, metavar="FILE", help="Write the whole record to FILE.tar.gz as well, at the end."
+    ),
+    policy: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="With --kernel: CloudEvents that a policy engine writes meanwhile, one a line.",
+    ),
+    raw_kernel: Path | None = typer.Option(
+        None, metavar="FILE", help="With --kernel: the feed's raw telemetry, before normalizing."
+    ),
+    kernel_ring: int = typer.Option(
+        16384, metavar="KIB", callback=_power, help="With eBPF: how much may wait for us."
+    ),
     events: str | None = typer.Option(
         None, metavar="-", help="Write the events to stdout, instead of the agent's output."
     ),
@@ -115,6 +142,13 @@ def observe(
     recorded to its end; a second one a second time, the third ends everything.
 
     \b
+    --kernel: what really happened, in layers/ and three artifacts of the run folder
+      ebpf     files opened and changed, connects, programs run: everything, or the loss is
+               counted. Costs little; needs root, or CAP_BPF and CAP_PERFMON
+      strace   the same for everyone, but slow; no sudo and ping beneath it
+      auto     the better one of those that there are; none is recorded as none
+
+    \b
     Constraints, each checked by a written rule, with evidence:
       output.json_only        the answer is JSON and nothing else
       style.no_emojis         no emoji in the answer or in an added line
@@ -122,7 +156,8 @@ def observe(
       quality.tests_required  a change of code comes with a change of tests
 
     Exit code: the command's own (128 + signal; 127 if there is no such command, 126 if it
-    cannot be run), or 2 for wrong use, before anything was started.
+    cannot be run), or 2 for wrong use, before anything was started, and 40 where what was
+    required cannot be had.
     """
     if events not in (None, "-"):
         raise typer.BadParameter("--events knows one place: -")
@@ -133,6 +168,14 @@ def observe(
             raise typer.BadParameter(f"{flag} is for --matrix")
     if timeout is not None:
         seconds(timeout)
+    if require:
+        if kernel == "off":
+            raise typer.BadParameter("--require kernel and --kernel off do not go together")
+        kernel = kernel or "auto"
+    if kernel in (None, "off"):
+        for name, path in (("--policy", policy), ("--raw-kernel", raw_kernel)):
+            if path is not None:
+                raise typer.BadParameter(f"{name} is for --kernel")
     from stream.recorder.interrupts import Interrupts
 
     interrupts = Interrupts()
@@ -146,13 +189,20 @@ def observe(
 
     @contextmanager
     def prepare() -> Iterator[tuple[Recording, Guard, Begun | None]]:
+        from stream.cli.preparation import begin_probes, check_archive, make_recording
         from stream.recorder.guard import post_guard
 
         with ExitStack() as stack:
             # First: it gets ready while the rest is loaded, and must not be taken for an orphan.
             guard = post_guard()
             stack.callback(guard.close)
-            recording = _recording(
+            if require:
+                from stream.cli.preparation import check_feeds
+
+                check_feeds(kernel)
+            if archive is not None:
+                check_archive(archive)
+            recording = make_recording(
                 command,
                 request=request,
                 scenario=scenario,
@@ -172,7 +222,7 @@ def observe(
                 begun = None
                 if matrix:
                     words = split_words(cap, "--cap")
-                    begun = stack.enter_context(_probes(recording, words, probes))
+                    begun = stack.enter_context(begin_probes(recording, words, probes))
             except BaseException:
                 shutil.rmtree(recording.folder, ignore_errors=True)
                 raise
@@ -190,6 +240,20 @@ def observe(
         from stream.recorder.tee import Relay
 
         recording, guard, begun = prepared
+        witness = None
+        if kernel not in (None, "off"):
+            from stream.witnessing import KernelWitness, Wish
+
+            witness = KernelWitness(
+                recording,
+                Wish(
+                    kernel=kernel,
+                    is_required=require is not None,
+                    ring_bytes=kernel_ring << 10,
+                    raw=raw_kernel,
+                    policy_log=policy,
+                ),
+            )
         progress = Copying()
         try:
             observed = await run_observe(
@@ -199,100 +263,17 @@ def observe(
                 relays=(None if events else Relay(1), Relay(2)),
                 events=events is not None,
                 probes=begun,
+                witness=witness,
                 on_progress=progress,
                 on_warning=lambda sentence: say(f"stream: {sentence}"),
             )
         finally:
             progress.clear()
         conclude(observed, recording, quiet=quiet)
+        if archive is not None:
+            from stream.cli.closing import put_away
+
+            await put_away(recording, archive, quiet=quiet)
         return observed.summary.exit_code
 
     run_prepared(prepare, work, pass_on=pass_on)
-
-
-def _recording(
-    command: list[str],
-    *,
-    request: str | None,
-    scenario: Path | None,
-    parameters: Path | None,
-    constraints: list[str],
-    mode: Literal["copy", "empty", "here"] | None,
-    source: Path,
-    capture: Literal["full", "redacted", "hashed"] | None,
-    environment: Literal["local", "ci", "staging", "prod", "unknown"],
-    runs: Path,
-    run_id: str | None,
-    names: list[str] | None,
-    grace: float,
-    timeout: float | None,
-) -> Recording:
-    """Everything is checked before there is a run folder."""
-    from stream.errors import UsageError
-    from stream.recorder.agents import identify
-    from stream.recorder.disclosure import Disclosure
-    from stream.recorder.recording import (
-        Recording,
-        check_source,
-        find_program,
-        make_folder,
-        new_run_id,
-        runs_beside,
-    )
-    from stream.recorder.scenario import read_scenario
-    from stream.records.run import WORKSPACE
-    from stream.workspace.patching import find_git
-
-    asked = read_scenario(scenario, parameters, request, constraints)
-    place = mode or asked.workspace_mode or "copy"
-    level = capture or asked.capture_mode or "full"
-    censor = None
-    if level != "full":
-        from stream.redaction import Redactor
-
-        censor = Redactor(os.environ)
-    work = None if place == "empty" else check_source(source)
-    find_git()
-    wrap: list[str] = []
-    if names is not None:
-        from stream.recorder.wrappers import DEFAULT_NAMES
-
-        for name in names:
-            if not name.isprintable():
-                raise UsageError(f"--wrap {name!r}: no name of a program that can be recorded")
-        wrap = [*DEFAULT_NAMES, *names]
-    folder = make_folder(runs, run_id or new_run_id())
-    workspace = work if place == "here" and work is not None else folder / WORKSPACE
-    return Recording(
-        run_id=folder.name,
-        folder=folder,
-        argv=[os.fsencode(word) for word in command],
-        executable=find_program(command[0], work),
-        agent=identify(command[0]),
-        scenario=asked,
-        disclosure=Disclosure(level, censor),
-        environment=environment,
-        workspace_mode=place,
-        workspace=workspace,
-        source=work if place == "copy" else None,
-        leave_out=runs_beside(folder),
-        wrap=wrap,
-        grace=grace,
-        timeout=timeout,
-    )
-
-
-def _probes(
-    recording: Recording, capabilities: list[str], folder: Path | None
-) -> AbstractContextManager[Begun]:
-    from stream.cli.matrix import affordable_jobs, default_jobs
-    from stream.plan import Request, begin, make_plan
-
-    is_new = recording.workspace_mode != "here"
-    if is_new:
-        recording.workspace.mkdir()  # a plan is for a folder that is there
-    request = Request(capabilities=capabilities, folder=folder, workspace=recording.workspace)
-    plan = make_plan(request)
-    if is_new:
-        recording.workspace.rmdir()
-    return begin(plan, min(default_jobs(), affordable_jobs()))

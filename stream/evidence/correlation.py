@@ -17,7 +17,6 @@ from msgspec import Struct
 
 from stream.errors import visible
 from stream.evidence.ownership import Ownership
-from stream.evidence.policy import DENIAL
 from stream.evidence.steps import KernelStep
 from stream.records.kernel import EXEC, EXIT, FORK, kind_of
 from stream.records.runner import (
@@ -196,8 +195,6 @@ def _by_kind(tally: Tally) -> dict[str, int]:
 
 def _named_of_calls(calls: dict[str, _Call], policy: Sequence[PolicyEvent]) -> Iterator[str]:
     """What the agent and the decisions say, held against each other."""
-    # A list of refusals names no call that was let through: its silence says nothing.
-    is_complete = any(event.source_event_type != DENIAL for event in policy)
     if any(event.tool_call_id is None for event in policy):
         yield "policy_event_without_tool_call_id"
     for call in calls.values():
@@ -213,7 +210,7 @@ def _named_of_calls(calls: dict[str, _Call], policy: Sequence[PolicyEvent]) -> I
             yield code("policy_decision_conflict", call.id)
         if not call.is_told:
             yield code("policy_decision_without_sdk_tool_call", call.id)
-        elif is_complete and not call.decisions:
+        elif not call.decisions:
             yield code("sdk_tool_call_without_policy_binding", call.id)
 
 

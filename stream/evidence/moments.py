@@ -7,7 +7,7 @@ it written, where all of its writes were seen; else when the recorder read it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -16,6 +16,9 @@ from msgspec import Struct
 from stream.records.runner import Marker
 
 MarkerName = Literal["tool_call_started", "tool_call_completed"]
+Clock = Literal["kernel", "arrival"]
+_KERNEL: Clock = "kernel"
+_ARRIVAL: Clock = "arrival"
 
 
 class Moment(Struct, frozen=True):
@@ -24,14 +27,30 @@ class Moment(Struct, frozen=True):
     sdk_seq: int  #: of the SDK event that it belongs to
     name: MarkerName
     tool_call_id: str | None
-    offset_end: int | None  #: bytes of stdout with its line. None: it was told elsewhere
+    channel: str  #: where it was told
+    offset_end: int  #: so many bytes came there, with its line
     arrived_ns: int
     command: str | None = None
 
 
+class Written(Struct, frozen=True):
+    """A channel, as the kernel saw it written and as the recorder received it."""
+
+    writes: Sequence[tuple[int, int]]  #: so many bytes by then, and when: ns
+    received: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Else some write was not seen, and all that come after it would be taken for others."""
+        in_order = all(
+            one[0] <= other[0] and one[1] <= other[1] for one, other in pairwise(self.writes)
+        )
+        return in_order and bool(self.writes) and self.writes[-1][0] == self.received
+
+
 class _Placed(Struct):
     at: int
-    clock: Literal["kernel", "arrival"]
+    clock: Clock
     moment: Moment
 
 
@@ -39,23 +58,24 @@ def place(
     run_id: str,
     moments: Sequence[Moment],
     *,
-    written: Sequence[tuple[int, int]] | None,
-    received: int,
+    written: Mapping[str, Written],
     times: Callable[[int], int],
     total: int,
 ) -> list[Marker]:
     """The markers of a run with `total` kernel events.
 
-    `written`: after each write to stdout, how many bytes it had and the kernel's time. It is
-    used only where it ends with the `received` bytes: else some write was not seen, and all that
-    come after it would be taken for others. `times`: how many kernel events had happened by then.
+    `written`: of each channel that the kernel saw written. `times`: how many kernel events had
+    happened by then.
     """
-    writes = written if written and _is_whole(written, received) else ()
-    sizes = [size for size, _ in writes]
+    whole = {channel: one for channel, one in written.items() if one.is_whole}
+    sizes = {channel: [size for size, _ in one.writes] for channel, one in whole.items()}
     begun: dict[str | None, int] = {}
     placed: list[_Placed] = []
     for moment in moments:
-        ts, clock = _when(moment, sizes, writes)
+        ts, clock = moment.arrived_ns, _ARRIVAL
+        if moment.channel in whole:
+            number = bisect_left(sizes[moment.channel], moment.offset_end)
+            ts, clock = whole[moment.channel].writes[number][1], _KERNEL
         at = min(max(times(ts), 0), total)
         if moment.name == "tool_call_started":
             begun.setdefault(moment.tool_call_id, at)
@@ -68,19 +88,6 @@ def place(
         *(_marker(run_id, seq, one) for seq, one in enumerate(placed, 1)),
         Marker(run_id=run_id, seq=len(placed) + 1, name="run_finished", at=total, clock="kernel"),
     ]
-
-
-def _is_whole(written: Sequence[tuple[int, int]], received: int) -> bool:
-    in_order = all(one[0] <= other[0] and one[1] <= other[1] for one, other in pairwise(written))
-    return in_order and written[-1][0] == received
-
-
-def _when(
-    moment: Moment, sizes: list[int], writes: Sequence[tuple[int, int]]
-) -> tuple[int, Literal["kernel", "arrival"]]:
-    if moment.offset_end is not None and sizes and moment.offset_end <= sizes[-1]:
-        return writes[bisect_left(sizes, moment.offset_end)][1], "kernel"
-    return moment.arrived_ns, "arrival"
 
 
 def _marker(run_id: str, seq: int, one: _Placed) -> Marker:

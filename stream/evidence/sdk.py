@@ -94,7 +94,7 @@ _OTEL: dict[str, MarkerName] = {
 class _Where(Struct, frozen=True):
     channel: Channel
     arrived_ns: int
-    offset_end: int | None = None
+    offset_end: int
 
 
 class SdkLayer:
@@ -109,11 +109,10 @@ class SdkLayer:
         self._lines = {channel: LineSplitter(channel) for channel in _CHANNELS}
         self.problems: Counter[tuple[Channel, Problem]] = Counter()
         self.repeated = 0  #: events that another channel had told already
-        self.received = 0  #: bytes of stdout
+        self.received = Counter[Channel]()  #: bytes
 
     def feed(self, chunk: bytes, arrived_ns: int) -> list[Said]:
         """The standard output of Claude Code, in its form stream-json."""
-        self.received += len(chunk)
         return list(self._read("stdout", chunk, arrived_ns, _Record, self._claude))
 
     def feed_log(self, chunk: bytes, arrived_ns: int) -> list[Said]:
@@ -142,6 +141,7 @@ class SdkLayer:
         form: type[_T],
         use: Callable[[_T, _Where], Iterator[Said]],
     ) -> Iterator[Said]:
+        self.received[channel] += len(chunk)
         batch = self._lines[channel].feed(chunk)
         for index, line in enumerate(batch or ()):
             if isinstance(line, OverlongLine):
@@ -154,9 +154,8 @@ class SdkLayer:
             except DECODE_ERRORS:
                 self._blame(channel, "not_a_record")
                 continue
-            end = None
-            if channel == "stdout" and batch is not None:
-                end = batch.offset_of(index) + len(line) + 1
+            assert batch is not None
+            end = batch.offset_of(index) + len(line) + 1
             yield from use(record, _Where(channel, arrived_ns, end))
 
     def _blame(self, channel: Channel, problem: Problem) -> None:
@@ -233,7 +232,15 @@ class SdkLayer:
         event = self._event(where.channel, name, self._version, line, call, tool)
         moment = None
         if where.channel != "otel":
-            moment = Moment(event.seq, name, call, where.offset_end, where.arrived_ns, command)
+            moment = Moment(
+                sdk_seq=event.seq,
+                name=name,
+                tool_call_id=call,
+                channel=where.channel,
+                offset_end=where.offset_end,
+                arrived_ns=where.arrived_ns,
+                command=command,
+            )
         yield Said(event, moment)
 
     def _say(

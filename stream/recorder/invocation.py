@@ -167,13 +167,14 @@ class Invocation:
         relays: Sequence[Relay | None],
         log: CommandLog | None,
         on_exit: Callable[[Ending], Awaitable[None]],
+        on_stdout: Callable[[bytes, int], None] | None = None,
     ) -> None:
         self.ending = Ending()
         self._guard = guard
         self._interrupts = interrupts
-        pipes = (guard.stdout, guard.stderr)
         self._readers: list[Tee | CommandLog] = [
-            Tee(*one) for one in zip(pipes, outputs, relays, strict=True)
+            Tee(guard.stdout, outputs[0], relays[0], on_stdout),
+            Tee(guard.stderr, outputs[1], relays[1]),
         ]
         self._log = log
         if log is not None:

@@ -27,6 +27,7 @@ from stream.records.run import (
     ARTIFACTS,
     BOUNDARY_FILE,
     EVENTS_FILE,
+    LAYERS,
     MANIFEST_FILE,
     METADATA_FILE,
     WORKSPACE,
@@ -165,8 +166,9 @@ def write_manifest(folder: Path, run_id: str, events: Beginning, known: Mapping[
     again."""
     files = []
     try:
+        named = [folder / name for name in (METADATA_FILE, BOUNDARY_FILE, *_evidence(folder))]
         beside = sorted((folder / ARTIFACTS).iterdir())
-        for place in (folder / METADATA_FILE, folder / BOUNDARY_FILE, *beside):
+        for place in (*named, *beside):
             if place.is_file() and not place.is_symlink():
                 name = readable(str(place.relative_to(folder)))
                 kept = known.get(name) or kept_file(place)
@@ -176,6 +178,14 @@ def write_manifest(folder: Path, run_id: str, events: Beginning, known: Mapping[
     return write_document(
         folder / MANIFEST_FILE, Manifest(run_id=run_id, events=events, files=files)
     )
+
+
+def _evidence(folder: Path) -> Sequence[str]:
+    if not (folder / LAYERS).exists():
+        return ()
+    from stream.records.runner import EVIDENCE_FILES  # which a run without it need not load
+
+    return EVIDENCE_FILES
 
 
 def new_run_id() -> str:

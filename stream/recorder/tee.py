@@ -11,7 +11,9 @@ import os
 import select
 import stat
 import sys
+import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Condition, Thread
 
@@ -99,10 +101,17 @@ class Relay:
 
 
 class Tee:
-    def __init__(self, pipe: int, output: Output, relay: Relay | None) -> None:
+    def __init__(
+        self,
+        pipe: int,
+        output: Output,
+        relay: Relay | None,
+        hear: Callable[[bytes, int], None] | None = None,
+    ) -> None:
         self._pipe = pipe
         self._output = output
         self._relay = relay
+        self._hear = hear  # told what came, and when: monotonic ns
         self._wake, self._waker = os.pipe()
         self._has_ended = False
         os.set_blocking(pipe, False)
@@ -139,6 +148,8 @@ class Tee:
             if not block:
                 break
             rest -= is_over
+            if self._hear is not None:
+                self._hear(block, time.monotonic_ns())
             self._output.write(block)
             if self._relay is not None:
                 self._relay.put(block)

@@ -42,6 +42,11 @@ V0_FILES = (
     *(KERNEL_FILE, POLICY_FILE, SDK_FILE, HEALTH_FILE),
 )
 
+#: What a run folder has of them, in the order of their names.
+EVIDENCE_FILES = tuple(
+    sorted((*V0_FILES, CHAIN_FILE, COMPANION_FILE, DETAIL_FILE, MARKERS_FILE)),
+)
+
 Digest = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
 SdkEventType = Literal["tool_call_started", "tool_call_completed", "run_finished", "run_failed"]
 

@@ -30,6 +30,7 @@ from stream.recorder.recording import Recording, write_document, write_manifest,
 from stream.recorder.tee import Relay
 from stream.recorder.trace import Clock, Trace, file_artifact, value_artifact
 from stream.recorder.verdict import Verdict, reach_verdict
+from stream.recorder.witness import Witness
 from stream.recorder.workplace import Compared, Workplace
 from stream.records.decision import ActionType, Artifact, Evaluation, EventName
 from stream.records.run import (
@@ -65,6 +66,7 @@ class AgentSource:
         has_place: Callable[[], None] = lambda: None,
         is_alone: Callable[[], Awaitable[None]] | None = None,
         beside: Sequence[str] = (),
+        witness: Witness | None = None,
     ) -> None:
         self.summary = RunSummary(run_id=recording.run_id)
         self._recording = recording
@@ -75,6 +77,7 @@ class AgentSource:
         self._has_place = has_place  # called when the workspace is there
         self._is_alone = is_alone  # waits until nobody else works in it
         self._beside = beside  # what is lost of what they recorded, once that is known
+        self._witness = witness
         self.evaluation: Evaluation | None = None
         self._log: CommandLog | None = None
         self._journal: Journal
@@ -165,19 +168,26 @@ class AgentSource:
             relays=self._relays,
             log=self._log,
             on_exit=self._tell_exit,
+            on_stdout=None if self._witness is None else self._witness.hear,
         )
+        order = order_of(recording, wrappers)
+        if self._witness is not None:
+            order = await self._witness.begin(self._guard, cgroup, order)
         summary = f"verbose={'yes' if recording.is_verbose else 'no'} cwd={recording.workspace}"
         facts = recording.process_facts(self._trace.now())
         await self._tell(
             "agent_invoked", "other", summary, [value_artifact("process", summary, facts)]
         )
-        await invocation.run(order_of(recording, wrappers))
+        await invocation.run(order)
         kept = [output.finish() for output in outputs]
         return invocation.ending, kept
 
     async def _account(self, ending: Ending, kept: list[Kept]) -> None:
         """For everything that the agent did, once nobody of its tree is left."""
         await self._tell_outputs(ending, kept)
+        if self._witness is not None:
+            for trouble in await self._witness.finish(ending, self.summary):
+                self._lose(trouble)
         if self._is_alone is not None:
             await self._is_alone()
         for trouble in self._beside:

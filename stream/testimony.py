@@ -1,0 +1,284 @@
+"""What a run came to, from its layers: markers, correlation, surface, health, companion.
+
+The recorder comes to it with what it has in hand; `stream verify` comes to the same from the
+files alone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from stream.archive.chain import LayerFiles
+from stream.errors import os_reason
+from stream.evidence.companion import make_companion
+from stream.evidence.correlation import Correlation, correlate
+from stream.evidence.health import make_health
+from stream.evidence.moments import Moment, Written, place
+from stream.evidence.policy import PolicyLayer
+from stream.evidence.sdk import SdkLayer, log_environment
+from stream.evidence.steps import kernel_steps, lost_between
+from stream.evidence.surface import Surface
+from stream.recorder.disclosure import Disclosure
+from stream.recorder.invocation import Ending
+from stream.recorder.recording import Recording
+from stream.records.kernel import RawCapture
+from stream.records.runner import (
+    COMPANION_FILE,
+    CORRELATION_FILE,
+    DETAIL_FILE,
+    HEALTH_FILE,
+    KERNEL_FILE,
+    MARKERS_FILE,
+    POLICY_FILE,
+    RUNNER_FILE,
+    SDK_FILE,
+    SURFACE_FILE,
+    CorrelationReport,
+    Marker,
+    ObservationHealth,
+    PolicyEvent,
+    RunnerFinished,
+    RunnerStarted,
+    SdkEvent,
+)
+
+_encode = msgspec.json.Encoder().encode
+_WORD = 8
+
+
+class Times:
+    """When each event of the kernel layer happened, in a file without a name: millions of them
+    take no memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        self._latest = 0
+        self._count = 0
+
+    def add(self, times: array[int]) -> None:
+        """Two processors disagree by a little: what stands later did not happen before."""
+        if times:
+            rising = array("Q", accumulate(times, max, initial=self._latest))[1:]
+            self._latest = rising[-1]
+            self._count += len(rising)
+            self._file.write(rising.tobytes())
+
+    def until(self) -> Callable[[int], int]:
+        """How many events had happened by then."""
+        if not self._count:
+            return lambda ts: 0
+        words = memoryview(mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)).cast("Q")
+        return lambda ts: bisect_right(words, ts)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Testimony:
+    """What the agent, and who decides for it, say. Told from several threads."""
+
+    def __init__(self, run_id: str, disclosure: Disclosure) -> None:
+        self.run_id = run_id
+        self.sdk: list[SdkEvent] = []
+        self.moments: list[Moment] = []
+        self.policy: list[PolicyEvent] = []
+        self._see = disclosure.value
+        self._layer = SdkLayer(run_id)
+        self._policy = PolicyLayer(run_id)
+        self._lock = Lock()
+
+    @property
+    def received(self) -> Mapping[str, int]:
+        return {str(channel): size for channel, size in self._layer.received.items()}
+
+    def environment(self, log: Path) -> dict[bytes, bytes]:
+        given = log_environment(self.run_id, str(log))
+        return {name.encode(): os.fsencode(value) for name, value in given.items()}
+
+    def hear(self, block: bytes, arrived: int) -> None:
+        with self._lock:
+            self._take(self._layer.feed(block, arrived))
+            self.policy += map(self._seen, self._policy.feed_stdout(block))
+
+    def hear_log(self, block: bytes, arrived: int) -> None:
+        with self._lock:
+            self._take(self._layer.feed_log(block, arrived))
+
+    def decide(self, block: bytes) -> None:
+        with self._lock:
+            self.policy += map(self._seen, self._policy.feed(block))
+
+    def finish(self) -> Iterator[str]:
+        """What of it could not be used."""
+        self._layer.finish()
+        self._policy.finish()
+        for (channel, problem), count in sorted(self._layer.problems.items()):
+            if channel != "stdout":  # a program that says something else there says nothing wrong
+                yield f"{count} lines of the {channel} were not used: {problem}"
+        for reason, count in sorted(self._policy.problems.items()):
+            yield f"{count} lines of the policy layer were not used: {reason}"
+
+    def _take(self, said: Sequence[Any]) -> None:
+        for one in said:
+            self.sdk.append(self._seen(one.event))
+            if one.moment is not None:
+                self.moments.append(self._seen(one.moment))
+
+    def _seen(self, record: Any) -> Any:
+        """By what may be written down of this run."""
+        return msgspec.convert(self._see(msgspec.to_builtins(record)), type(record))
+
+
+class Account(Struct, kw_only=True):
+    """What the kernel's side of it comes to."""
+
+    capture: RawCapture
+    filtered: Mapping[str, int]
+    surface: Surface
+    written: Mapping[str, Sequence[tuple[int, int]]]  #: of each channel that was watched
+    times: Times
+
+
+class Concluded(Struct):
+    health: ObservationHealth
+    correlation: CorrelationReport
+    troubles: list[str] = field(default_factory=list)
+
+
+def conclude(
+    recording: Recording,
+    ending: Ending,
+    files: LayerFiles,
+    testimony: Testimony,
+    account: Account,
+) -> Concluded:
+    """Writes all that is made of the layers into the run folder."""
+    folder, run_id = recording.folder, recording.run_id
+    troubles = list(testimony.finish())
+    total = files.lines(KERNEL_FILE)
+    markers = _markers(testimony, account, total)
+    account.times.close()
+    for name, lines in (
+        (SDK_FILE, testimony.sdk),
+        (POLICY_FILE, testimony.policy),
+        (MARKERS_FILE, markers),
+        (RUNNER_FILE, _runner_events(recording, ending, testimony)),
+    ):
+        files.append(name, b"".join(_encode(line) + b"\n" for line in lines), len(lines))
+    files.close()
+    for event in testimony.sdk:
+        account.surface.add_sdk(event)
+    for decision in testimony.policy:
+        account.surface.add_policy(decision)
+    correlation = _correlation(folder, testimony, markers, total, account.capture)
+    health = make_health(
+        run_id,
+        account.capture,
+        monitor_events=total,
+        has_connect=account.surface.has_connect,
+        has_datagram=account.surface.has_datagram,
+        policy_events=len(testimony.policy),
+        sdk_events=len(testimony.sdk),
+        sdk_tool_calls=sum(one.event_type == "tool_call_started" for one in testimony.sdk),
+    )
+    companion = make_companion(
+        run_id,
+        account.surface,
+        capture=account.capture,
+        filtered=account.filtered,
+        calls=correlation.calls,
+        unbound=correlation.unbound,
+    )
+    documents = {
+        SURFACE_FILE: account.surface.surface(run_id),
+        CORRELATION_FILE: correlation.report,
+        HEALTH_FILE: health,
+        COMPANION_FILE: companion,
+    }
+    for name, document in documents.items():
+        try:
+            _write(folder / name, _encode(document))
+        except OSError as error:
+            troubles.append(f"{name}: {os_reason(error)}")
+    if files.trouble:
+        troubles.append(f"{sum(files.lost.values())} lines of the layers: {files.trouble}")
+    return Concluded(health, correlation.report, troubles)
+
+
+def _markers(testimony: Testimony, account: Account, total: int) -> list[Marker]:
+    received = testimony.received
+    return place(
+        testimony.run_id,
+        testimony.moments,
+        written={
+            channel: Written(writes, received.get(channel, 0))
+            for channel, writes in account.written.items()
+        },
+        times=account.times.until(),
+        total=total,
+    )
+
+
+def _runner_events(
+    recording: Recording, ending: Ending, testimony: Testimony
+) -> list[RunnerStarted | RunnerFinished]:
+    has_ended = not ending.not_started
+    return [
+        RunnerStarted(
+            run_id=recording.run_id,
+            seq=0,
+            agent_shim=recording.disclosure.value(recording.agent.id),
+            command=recording.disclosure.words(recording.argv),
+            env_keys=sorted(name.decode() for name in testimony.environment(recording.folder)),
+            window_elapsed_ms=0,
+        ),
+        RunnerFinished(
+            run_id=recording.run_id,
+            seq=1,
+            exit_code=ending.exit_code if has_ended and ending.signal is None else None,
+            signal=ending.exit_code - 128 if ending.signal is not None else None,
+            success=has_ended and ending.exit_code == 0,
+            window_elapsed_ms=ending.duration_ms,
+        ),
+    ]
+
+
+def _correlation(
+    folder: Path,
+    testimony: Testimony,
+    markers: Sequence[Marker],
+    total: int,
+    capture: RawCapture,
+) -> Correlation:
+    with (
+        (folder / KERNEL_FILE).open("rb") as kernel,
+        (folder / DETAIL_FILE).open("rb") as details,
+        (folder / DETAIL_FILE).open("rb") as again,
+    ):
+        return correlate(
+            testimony.run_id,
+            markers=markers,
+            sdk=testimony.sdk,
+            policy=testimony.policy,
+            events=kernel_steps(kernel, details),
+            gaps=lost_between(again, total),
+            has_kernel=capture.feed != "absent",
+        )
+
+
+def _write(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)

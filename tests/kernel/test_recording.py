@@ -1,0 +1,172 @@
+"""`stream observe --kernel`: layers, artifacts, and what they say where nothing could be seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream.sources.kernel.ebpf import probe_ebpf
+from stream.sources.kernel.strace import probe_strace
+from tests.cli.command import Place
+from tests.recorder.runs import Run, observe, records
+
+EBPF = ("--kernel", "ebpf", "--require", "kernel")
+STRACE = ("--kernel", "strace", "--require", "kernel")
+ARTIFACTS = ("observation-health.json", "capability-surface.json", "correlation-report.json")
+DECISION = {"type": "assay.tool.decision", "source": "test"}
+
+needs_ebpf = pytest.mark.skipif(bool(probe_ebpf()), reason=probe_ebpf() or "it loads")
+needs_strace = pytest.mark.skipif(bool(probe_strace()), reason=probe_strace() or "it traces")
+
+
+def artifact(run: Run, name: str) -> Any:
+    return json.loads((run.folder / name).read_bytes())
+
+
+def health(run: Run) -> Any:
+    return artifact(run, "observation-health.json")
+
+
+def kernel(run: Run) -> list[Any]:
+    return records(run.folder / "layers/kernel.ndjson")
+
+
+def policy_log(place: Place) -> Path:
+    """What an engine would have written: a decision for each call of the sequence."""
+    path = place.root / "policy.ndjson"
+    calls = (("call_write", "write_file"), ("call_read", "read_file"), ("call_reach", "http_get"))
+    lines = [
+        {**DECISION, "data": {"tool": tool, "tool_call_id": id_, "decision": "allow"}}
+        for id_, tool in calls
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def sequence_run(place: Place, sequence: Path, feed: tuple[str, ...], name: str) -> Path:
+    """Recorded under one name, and moved out of the way: so that its paths are the same."""
+    policy = policy_log(place)
+    words = (*feed, "--policy", policy, "--run-id", "sequence", "--workspace", "empty")
+    run = observe(place, *words, "--", sequence)
+    assert run.done.code == 0, run.done.err
+    kept = place.root / name
+    shutil.move(run.folder, kept)
+    return kept
+
+
+@needs_ebpf
+def test_three_runs_are_the_same_evidence(place: Place, sequence: Path) -> None:
+    runs = [sequence_run(place, sequence, EBPF, f"ebpf-{number}") for number in range(3)]
+    for name in ARTIFACTS:
+        assert len({(run / name).read_bytes() for run in runs}) == 1, name
+    for run in runs[1:]:
+        done = place.stream("diff", "--canonical", runs[0], run)
+        assert done.code == 0, done.err
+    report = json.loads((runs[0] / "correlation-report.json").read_bytes())
+    assert report["status"] == "clean"
+    counts = {one["tool_call_id"]: one["kernel_event_count"] for one in report["bindings"]}
+    assert list(counts) == ["call_write", "call_read", "call_reach"]
+    assert counts["call_write"] == 8
+    assert counts["call_reach"] == 2
+
+
+@needs_strace
+def test_three_runs_with_strace_are_the_same_evidence(place: Place, sequence: Path) -> None:
+    runs = [sequence_run(place, sequence, STRACE, f"strace-{number}") for number in range(3)]
+    for name in ARTIFACTS:
+        assert len({(run / name).read_bytes() for run in runs}) == 1, name
+    for run in runs[1:]:
+        done = place.stream("diff", "--canonical", runs[0], run)
+        assert done.code == 0, done.err
+
+
+@needs_ebpf
+@needs_strace
+def test_the_feeds_agree(place: Place, sequence: Path) -> None:
+    ebpf = sequence_run(place, sequence, EBPF, "ebpf")
+    strace = sequence_run(place, sequence, STRACE, "strace")
+    assert surface_of(ebpf) == surface_of(strace)
+    assert what_happened(ebpf) == what_happened(strace)
+
+
+def surface_of(folder: Path) -> Any:
+    return json.loads((folder / "capability-surface.json").read_bytes())
+
+
+def what_happened(folder: Path) -> list[Any]:
+    """Everything but who: the two feeds see the same calls in the same order."""
+    lines = records(folder / "layers/kernel.ndjson")
+    return [{**line, "pid": 0} for line in lines]
+
+
+@needs_ebpf
+def test_what_is_lost_is_counted_and_never_looks_clean(place: Place) -> None:
+    """A ring of a page, and far more than it holds."""
+    busy = "i=0; while [ $i -lt 3000 ]; do : </etc/hostname; i=$((i+1)); done"
+    for number in range(100):
+        words = (*EBPF, "--kernel-ring", "4", "--run-id", f"run{number}", "--workspace", "empty")
+        run = observe(place, *words, "--", "sh", "-c", busy)
+        found = health(run)
+        capture = artifact(run, "companion.json")["capture"]
+        assert capture["got"] + capture["dropped"] == capture["seen"]
+        assert capture["dropped"] == found["ringbuf_drops"]
+        if found["ringbuf_drops"]:
+            assert found["kernel_layer"] == "partial_ringbuf_drops"
+            assert found["network_protocol_coverage"] == "unknown"
+            assert artifact(run, "correlation-report.json")["status"] != "clean"
+            gaps = [one for one in records(run.folder / "layers/kernel-ext.ndjson") if "lost" in one]
+            assert sum(gap["lost"] for gap in gaps) == capture["dropped"]
+        else:
+            assert Counter(one["value"] for one in kernel(run))["/etc/hostname"] == 3000
+        shutil.rmtree(run.folder)
+
+
+def test_absent_is_said_with_its_reason(place: Place) -> None:
+    """No strace on PATH is the one way to have none that root cannot mend."""
+    env = {"PATH": str(place.root / "bin")}
+    programs = place.root / "bin"
+    programs.mkdir()
+    for name in ("sh", "git", "bash"):
+        found = shutil.which(name)
+        assert found
+        (programs / name).symlink_to(found)
+    run = observe(place, "--kernel", "strace", "--", "sh", "-c", "echo hello", env=env)
+    assert run.done.code == 0
+    found = health(run)
+    assert found["kernel_layer"] == "absent"
+    assert found["cgroup_correlation"] == "failed"
+    assert found["network_protocol_coverage"] == "unknown"
+    assert any("strace" in note for note in found["notes"])
+    assert "strace" in run.done.err
+    assert artifact(run, "correlation-report.json")["status"] == "failed"
+    assert (run.folder / "layers/kernel.ndjson").read_bytes() == b""
+    required = place.stream("observe", *STRACE, "--run-id", "no", "--", "sh", "-c", ":", env=env)
+    assert required.code == 40
+    assert "--require kernel: " in required.err
+    assert not (place.workspace / "runs/no").exists()
+
+
+@needs_ebpf
+def test_nothing_that_reaches_further_hides_as_noise(place: Place) -> None:
+    target = place.root / "secret"
+    target.write_text("secret")
+    link = Path("/usr/lib") / f"stream-test-{os.getpid()}.so"
+    link.symlink_to(target)
+    made = Path("/dev/shm") / f"stream-test-{os.getpid()}"
+    try:
+        agent = f": <{link}; : <{'/lib/..'}{target}; : </proc/self/root{target}; echo x >{made}"
+        run = observe(place, *EBPF, "--", "sh", "-c", agent)
+    finally:
+        link.unlink()
+        made.unlink(missing_ok=True)
+    values = Counter(one["value"] for one in kernel(run))
+    assert values[str(target)] == 3
+    assert values[str(made)] == 1
+    filtered = artifact(run, "companion.json")["filtered"]
+    assert filtered["loader"] > 0
