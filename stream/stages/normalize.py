@@ -33,7 +33,6 @@ from stream.records.kernel import (
 from stream.stages.calls import (
     ENOENT,
     ENOTDIR,
-    IN_ROOT,
     UNSURE,
     OpenForm,
     absolute,
@@ -162,7 +161,7 @@ class Normalize:
             return value, None
         if is_done:
             return value, self._noise(value) if event.resolved else None
-        if event.ret not in (-ENOENT, -ENOTDIR) or event.resolve & IN_ROOT:
+        if event.ret not in (-ENOENT, -ENOTDIR):
             return value, None
         return value, self._noise(value) if is_straight(f"/{event.path}", value) else None
 

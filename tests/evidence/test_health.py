@@ -258,7 +258,9 @@ def test_any_note_that_is_changed_is_found(state: str) -> None:
         rest = [*good.notes[:index], *good.notes[index + 1 :]]
         others = [rest, [*good.notes, note], [*rest, note.replace(":", " ")]]
         if not note.startswith("stream_"):  # how much of it: the feed's books say
-            others += [[*rest, note.replace(old, "9", 1)] for old in set("0134") & set(note[10:])]
+            digits = sorted(set("0134") & set(note[10:]))
+            others += [[*rest, note.replace(old, "9", 1)] for old in digits]
+            others += [[*rest, note.replace("=", f"={digit}", 1)] for digit in ("0", "9" * 5000)]
         for notes in others:
             assert faults(replace(good, notes=notes), **changes), notes
 
