@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from stream.cli import apply, check, doctor, matrix, normalize, observe, probe, records
+from stream.cli import apply, check, diff, doctor, matrix, normalize, observe, probe, records
 
 app = typer.Typer(
     name="stream",
@@ -54,6 +54,7 @@ def _root(
 matrix.register(app)
 observe.register(app)
 check.register(app)
+diff.register(app)
 apply.register(app)
 probe.register(app)
 records.register(app)

@@ -1,0 +1,165 @@
+"""stream diff"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import typer
+
+from stream.cli.running import CarefulCommand, number, run_now, split_words, tell
+
+if TYPE_CHECKING:
+    from stream.evidence.canonical import Compared
+    from stream.records.runner import CapabilityDiff
+
+#: What the words of --fail-on mean.
+_SETS = {
+    "paths": "filesystem_paths",
+    "endpoints": "network_endpoints",
+    "execs": "process_execs",
+    "tools": "mcp_tools",
+    "decisions": "policy_decisions",
+}
+_WORDS = (
+    *(f"{how}-{what}" for what in _SETS for how in ("added", "removed")),
+    *("changed-policy", "partial", "any"),
+)
+_SHOWN = 240  #: characters of a line
+
+
+def register(app: typer.Typer) -> None:
+    app.command(cls=CarefulCommand)(diff)
+
+
+def diff(
+    base: str = typer.Argument(metavar="A", help="What was: an archive, a run or a folder."),
+    head: str = typer.Argument(metavar="B", help="What is: the same."),
+    json: bool = typer.Option(False, "--json", help="One record, on a terminal as well."),
+    fail_on: list[str] = typer.Option(
+        [],
+        metavar="WORDS",
+        help="Exit 1 where there is such a difference: added- or removed- with paths, endpoints,"
+        " execs, tools or decisions; changed-policy; partial; any.",
+    ),
+    canonical: bool = typer.Option(
+        False, "--canonical", help="Compare the layers line by line, with labels for processes."
+    ),
+) -> None:
+    """Say what one run reached that another did not.
+
+    Compares the evidence of two runs: files, endpoints, programs, tools, decisions, and the
+    decisions about calls that both have. Each of A and B is an archive, a run folder, or a
+    folder with the three artifacts as loose files. On a terminal it prints a table, else one
+    record, assay.runner.capability_diff.v0.
+
+    \b
+      stream diff before.tar.gz after.tar.gz
+      stream diff runs/RUN1 runs/RUN2 | jq .surface.filesystem_paths.added
+      stream diff main.tar.gz branch.tar.gz --fail-on added-paths,added-endpoints,partial
+
+    The status says how far the comparison holds, and the notes say why: clean; partial:health
+    where a capture is not complete; partial:correlation where calls and events were not told
+    apart; partial:unbound where values belong to no call; failed where evidence is missing or
+    broken, and nothing was compared.
+
+    With --canonical the layers themselves are compared. Process numbers become p1, p2, … in the
+    order in which they are met, run_id becomes run, all else must be the same. It prints the
+    first line of each layer that is not.
+
+    \b
+      stream diff --canonical runs/RUN1 runs/RUN2
+
+    Exit 0, also where they differ; 1 where --fail-on says so, where the status is failed, or
+    where --canonical found a difference; 2 where A or B is no evidence.
+    """
+    words = _known(split_words(fail_on, "--fail-on"))
+    if canonical:
+        if json or words:
+            raise typer.BadParameter("--canonical goes with neither --json nor --fail-on")
+        run_now(lambda: _compare_layers(base, head))
+    run_now(lambda: _compare(base, head, words, as_record=json or not sys.stdout.isatty()))
+
+
+def _known(words: list[str]) -> list[str]:
+    for word in words:
+        if word not in _WORDS:
+            raise typer.BadParameter(f"--fail-on {word}: it is one of {', '.join(_WORDS)}")
+    return words
+
+
+def _compare(base: str, head: str, words: list[str], *, as_record: bool) -> int:
+    import msgspec
+
+    from stream.evidence.difference import diff, read_evidence
+
+    found = diff(read_evidence(base), read_evidence(head))
+    if as_record:
+        tell(msgspec.json.encode(found))
+    else:
+        from stream.errors import visible
+
+        tell("\n".join(map(visible, _table(found, (base, head)))))
+    return 1 if found.status == "failed" or any(_holds(word, found) for word in words) else 0
+
+
+def _holds(word: str, found: CapabilityDiff) -> bool:
+    from stream.evidence.difference import is_same
+
+    if word == "any":
+        return not is_same(found)
+    if word == "partial":
+        return found.status != "clean"
+    if word == "changed-policy":
+        return bool(found.policy_outcomes["changed"])
+    how, _, what = word.partition("-")
+    return bool(getattr(found.surface[_SETS[what]], how))
+
+
+def _table(found: CapabilityDiff, paths: tuple[str, str]) -> Iterator[str]:
+    for side, run_id, path in zip(
+        ("base", "head"), (found.base_run_id, found.head_run_id), paths, strict=True
+    ):
+        yield f"{side}    {run_id or '(unknown)'}  {path}"
+    yield f"status  {found.status}"
+    for note in found.notes:
+        yield f"        {note}"
+    for name, changes in (*found.surface.items(), ("tool_calls", found.binding_ids)):
+        counts = f"+{len(changes.added)} -{len(changes.removed)} ={len(changes.unchanged)}"
+        yield f"{name:18}{counts}"
+        yield from (f"  + {value}" for value in changes.added)
+        yield from (f"  - {value}" for value in changes.removed)
+    for change in found.policy_outcomes["changed"]:
+        yield f"policy: {change['tool_call_id']}: {change['base']} -> {change['head']}"
+    for ambiguity in found.ambiguities:
+        yield f"ambiguity: {ambiguity}"
+
+
+def _compare_layers(base: str, head: str) -> int:
+    from stream.evidence.canonical import compare
+
+    differ = False
+    for found in compare(base, head):
+        differ = differ or found.parting is not None
+        for line in _report(found):
+            tell(line)
+    return 1 if differ else 0
+
+
+def _report(found: Compared) -> Iterator[str]:
+    if found.parting is None:
+        yield f"{found.layer}: {number(found.lines, 'line')}, the same"
+        return
+    yield f"{found.layer}:{found.parting.line}: differs"
+    yield f"  A {_line(found.parting.base)}"
+    yield f"  B {_line(found.parting.head)}"
+
+
+def _line(line: bytes | None) -> str:
+    from stream.errors import visible
+
+    if line is None:
+        return "(it is over)"
+    text = visible(line.decode(errors="backslashreplace"))
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

@@ -1,0 +1,280 @@
+"""What one run could do and another could not: `assay.runner.capability_diff.v0`.
+
+It compares sets of values, and calls by their ids; it never guesses that two calls with other ids
+are the same. Of several reasons why it is not clean, the status names the first of these:
+
+- failed: a side is missing, damaged, of another form, or of several runs. Nothing is compared.
+- partial:health: a side's capture is not complete, or lost something, or its control group or
+  network coverage does not hold: what is not in its surface may have happened nevertheless.
+- partial:correlation: a side's correlation is not clean.
+- partial:unbound: a side has values in its surface, and no call at all that they could belong to.
+  These are listed as unbound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from stream.codec import DECODE_ERRORS, explain
+from stream.errors import InputError, visible
+from stream.evidence.artifacts import ARTIFACTS, DamagedError, read_artifacts
+from stream.records.runner import (
+    COMPANION_FILE,
+    CORRELATION_FILE,
+    HEALTH_FILE,
+    SURFACE_FILE,
+    SURFACE_SETS,
+    CapabilityDiff,
+    CapabilitySurface,
+    Changes,
+    CorrelationReport,
+    ObservationHealth,
+)
+
+Side = Literal["base", "head"]
+_SIDES: tuple[Side, ...] = ("base", "head")
+ArtifactT = TypeVar("ArtifactT", ObservationHealth, CapabilitySurface, CorrelationReport)
+
+#: Ambiguities that say that a call cannot be told by its id.
+_UNSTABLE = (
+    "sdk_event_without_tool_call_id",
+    "policy_event_without_tool_call_id",
+    "sdk_tool_call_duplicate",
+)
+_SCOPE = {
+    "projection": "surface_set",
+    "uses_raw_telemetry": False,
+    "uses_proof_pack": False,
+    "per_binding_capability_values": False,
+}
+
+
+class Evidence(Struct, kw_only=True):
+    """The artifacts of one run. With a problem, it is nothing that could be compared."""
+
+    health: ObservationHealth | None = None
+    surface: CapabilitySurface | None = None
+    correlation: CorrelationReport | None = None
+    has_companion: bool = False
+    problems: list[str] = []
+
+    @property
+    def run_id(self) -> str:
+        for artifact in (self.surface, self.correlation, self.health):
+            if artifact is not None:
+                return artifact.run_id
+        return ""
+
+
+def read_evidence(path: str) -> Evidence:
+    """Raises InputError where there is nothing at all; what is there and broken is a problem."""
+    try:
+        found = read_artifacts(path)
+    except DamagedError as error:
+        return Evidence(problems=[str(error)])
+    if not found.keys() & ARTIFACTS.keys():
+        raise InputError(f"{path}: there is no evidence: no {', no '.join(ARTIFACTS)}")
+    return evidence_of(found)
+
+
+def evidence_of(artifacts: Mapping[str, bytes]) -> Evidence:
+    problems: list[str] = []
+
+    def artifact(name: str, form: type[ArtifactT]) -> ArtifactT | None:
+        if name not in artifacts:
+            problems.append(f"{name} is missing")
+            return None
+        try:
+            return msgspec.json.decode(artifacts[name], type=form)
+        except DECODE_ERRORS as error:
+            reason, where = explain(error)
+            problems.append(f"{name}: {where + ': ' if where else ''}{reason}")
+            return None
+
+    evidence = Evidence(
+        surface=artifact(SURFACE_FILE, CapabilitySurface),
+        correlation=artifact(CORRELATION_FILE, CorrelationReport),
+        health=artifact(HEALTH_FILE, ObservationHealth),
+        has_companion=COMPANION_FILE in artifacts,
+    )
+    parts = (evidence.surface, evidence.correlation, evidence.health)
+    if len({part.run_id for part in parts if part is not None}) > 1:
+        problems.append("its artifacts are of several runs")
+    evidence.problems = problems
+    return evidence
+
+
+def diff(base: Evidence, head: Evidence) -> CapabilityDiff:
+    sides: dict[Side, Evidence] = dict(zip(_SIDES, (base, head), strict=True))
+    broken = any(evidence.problems for evidence in sides.values())
+    compared = {} if broken else sides  # what is left of evidence proves nothing
+    found = CapabilityDiff(
+        base_run_id=base.run_id,
+        head_run_id=head.run_id,
+        status="clean",
+        preconditions=_preconditions(sides),
+        scope=dict(_SCOPE),
+        surface={name: _changes(compared, partial(_values, name)) for name in SURFACE_SETS},
+        binding_ids=_changes(compared, _ids),
+        policy_outcomes={"changed": [] if broken else list(_outcomes(base, head))},
+        unbound={name: _united(compared, partial(_unbound, name)) for name in SURFACE_SETS},
+        ambiguities=sorted(_ambiguities(sides)),
+        notes=[],
+    )
+    found.status = _status(sides, found)
+    found.notes = [*_reasons(sides), *_remarks(sides, found)]
+    return found
+
+
+def is_same(found: CapabilityDiff) -> bool:
+    """Nothing came, went or was decided otherwise, as far as it could be compared."""
+    changes = (*found.surface.values(), found.binding_ids)
+    return not any(c.added or c.removed for c in changes) and not found.policy_outcomes["changed"]
+
+
+# --- what is compared ---------------------------------------------------------------------------
+
+
+def _changes(sides: Mapping[Side, Evidence], read: Callable[[Evidence], Iterable[str]]) -> Changes:
+    before, after = (set(read(sides[side])) if side in sides else set() for side in _SIDES)
+    return Changes(
+        added=sorted(after - before),
+        removed=sorted(before - after),
+        unchanged=sorted(before & after),
+    )
+
+
+def _united(sides: Mapping[Side, Evidence], read: Callable[[Evidence], Iterable[str]]) -> list[str]:
+    return sorted({value for evidence in sides.values() for value in read(evidence)})
+
+
+def _values(name: str, evidence: Evidence) -> list[str]:
+    values: list[str] = getattr(evidence.surface, name, [])
+    return values
+
+
+def _bindings(evidence: Evidence) -> list[Any]:
+    return [] if evidence.correlation is None else list(evidence.correlation.bindings)
+
+
+def _ids(evidence: Evidence) -> list[str]:
+    return [binding.tool_call_id for binding in _bindings(evidence)]
+
+
+def _outcomes(base: Evidence, head: Evidence) -> Iterator[dict[str, Any]]:
+    """Of calls that both sides name once: an id that is there twice names none of them."""
+    before, after = _decisions(base), _decisions(head)
+    for call in sorted(before.keys() & after.keys()):
+        if before[call] != after[call]:
+            yield {"tool_call_id": call, "base": before[call], "head": after[call]}
+
+
+def _decisions(evidence: Evidence) -> dict[str, str | None]:
+    times = Counter(_ids(evidence))
+    bindings = _bindings(evidence)
+    return {b.tool_call_id: b.policy_decision for b in bindings if times[b.tool_call_id] == 1}
+
+
+def _unbound(name: str, evidence: Evidence) -> list[str]:
+    return [] if _bindings(evidence) else _values(name, evidence)
+
+
+# --- how far it can be trusted ------------------------------------------------------------------
+
+
+def _preconditions(sides: Mapping[Side, Evidence]) -> dict[str, bool]:
+    both = sides.values()
+    return {
+        **{f"{side}_health_clean": not _degraded(sides[side]) for side in sides},
+        **{f"{side}_correlation_clean": _is_correlated(sides[side]) for side in sides},
+        "stable_tool_call_ids_required": True,
+        "stable_tool_call_ids_present": all(map(_has_stable_ids, both)),
+    }
+
+
+def _degraded(evidence: Evidence) -> list[str]:
+    """The fields of the health artifact that do not hold, as they stand there."""
+    health = evidence.health
+    if health is None:
+        return ["it is missing"]
+    coverage = health.network_protocol_coverage
+    held = {
+        f"kernel_layer={health.kernel_layer}": health.kernel_layer == "complete",
+        f"ringbuf_drops={health.ringbuf_drops}": health.ringbuf_drops == 0,
+        f"cgroup_correlation={health.cgroup_correlation}": health.cgroup_correlation == "clean",
+        f"network_protocol_coverage={coverage}": coverage is UNSET or coverage != "unknown",
+    }
+    return [field for field, holds in held.items() if not holds]
+
+
+def _is_correlated(evidence: Evidence) -> bool:
+    return evidence.correlation is not None and evidence.correlation.status == "clean"
+
+
+def _has_stable_ids(evidence: Evidence) -> bool:
+    ids = _ids(evidence)
+    codes = [] if evidence.correlation is None else evidence.correlation.ambiguities
+    unstable = any(code.partition(":")[0] in _UNSTABLE for code in codes)
+    return (
+        evidence.correlation is not None and all(ids) and len(set(ids)) == len(ids) and not unstable
+    )
+
+
+def _status(
+    sides: Mapping[Side, Evidence], found: CapabilityDiff
+) -> Literal["clean", "partial:health", "partial:correlation", "partial:unbound", "failed"]:
+    if any(evidence.problems for evidence in sides.values()):
+        return "failed"
+    if any(map(_degraded, sides.values())):
+        return "partial:health"
+    holds = found.preconditions
+    if not (holds["base_correlation_clean"] and holds["head_correlation_clean"]):
+        return "partial:correlation"
+    if not holds["stable_tool_call_ids_present"]:
+        return "partial:correlation"
+    return "partial:unbound" if any(found.unbound.values()) else "clean"
+
+
+def _ambiguities(sides: Mapping[Side, Evidence]) -> Iterator[str]:
+    for side, evidence in sides.items():
+        if evidence.correlation is not None:
+            yield from {f"{side}: {code}" for code in evidence.correlation.ambiguities}
+
+
+def _reasons(sides: Mapping[Side, Evidence]) -> Iterator[str]:
+    """Why it is not clean: all reasons, not only the one that the status names."""
+    for side, evidence in sides.items():
+        for problem in evidence.problems:
+            yield f"capability_diff_{side}_unusable: {visible(problem)}"
+        if evidence.problems:
+            continue
+        if degraded := _degraded(evidence):
+            yield f"capability_diff_{side}_health: {' '.join(degraded)}"
+        if evidence.correlation is not None and evidence.correlation.status != "clean":
+            yield f"capability_diff_{side}_correlation: status={evidence.correlation.status}"
+        if not _has_stable_ids(evidence):
+            yield f"capability_diff_{side}_tool_call_ids: they do not tell its calls apart"
+        if any(_unbound(name, evidence) for name in SURFACE_SETS):
+            yield f"capability_diff_{side}_unbound: no call is known that its values belong to"
+
+
+def _remarks(sides: Mapping[Side, Evidence], found: CapabilityDiff) -> Iterator[str]:
+    if found.status == "failed":
+        return
+    base, head = sides.values()
+    calls = found.binding_ids
+    if is_same(found):
+        yield "capability_diff_idempotent: base and head evidence sets are identical"
+    elif calls.added and calls.removed and not calls.unchanged:
+        yield "capability_diff_no_common_call: no tool call id is in both, calls are not compared"
+    if base.has_companion != head.has_companion:
+        yield (
+            "capability_diff_rules_differ: only one of them was recorded by rules that leave out"
+            " failed opens and connects to port 0"
+        )

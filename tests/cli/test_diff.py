@@ -1,0 +1,125 @@
+"""`stream diff`: a table for people, a record for programs, an exit code for CI."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command import Place
+
+ASSAY = Path(__file__).parent.parent / "data/assay"
+GOLDEN = ASSAY / "golden"
+OPENAI, GEMINI = ASSAY / "archives/openai-1.tar.gz", ASSAY / "archives/gemini-1.tar.gz"
+
+
+def changed(place: Place, **fields: Any) -> Path:
+    """A folder with the golden artifacts, and another surface."""
+    folder = place.root / "changed"
+    shutil.copytree(GOLDEN, folder, dirs_exist_ok=True)
+    path = next(folder.glob("capability-surface-*"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    return folder
+
+
+def test_a_pipe_gets_the_record(place: Place) -> None:
+    done = place.stream("diff", GOLDEN, GOLDEN)
+    golden = json.loads((GOLDEN / "capability-diff-s5-idempotent-v0.json").read_text())
+    assert (done.code, done.err, done.records) == (0, "", [golden])
+
+
+def test_a_terminal_gets_a_table(place: Place) -> None:
+    leader, follower = pty.openpty()
+    process = place.start("diff", OPENAI, GEMINI, stdout=follower)
+    os.close(follower)
+    shown = b""
+    while piece := read(leader):
+        shown += piece
+    os.close(leader)
+    assert place.finish(process).code == 0
+    text = shown.decode()
+    assert "status  partial:unbound" in text
+    assert "network_endpoints +15 -4 =1" in text
+    assert "  - 162.159.140.245:443" in text
+
+
+def read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # the other end is closed
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ([], 0),
+        (["--fail-on", "added-tools"], 1),
+        (["--fail-on", "removed-tools"], 0),
+        (["--fail-on", "added-paths,added-tools"], 1),
+        (["--fail-on", "added-paths", "--fail-on", "removed-tools"], 0),
+        (["--fail-on", "any"], 1),
+        (["--fail-on", "partial,changed-policy"], 0),
+    ],
+)
+def test_what_ci_asks_for_is_the_exit_code(place: Place, words: list[str], code: int) -> None:
+    head = changed(place, mcp_tools=["read_file", "shell"])
+    done = place.stream("diff", GOLDEN, head, *words)
+    assert done.code == code
+    assert done.records[0]["surface"]["mcp_tools"]["added"] == ["shell"]
+
+
+def test_the_same_twice_fails_on_nothing_but_what_it_is(place: Place) -> None:
+    assert place.stream("diff", GOLDEN, GOLDEN, "--fail-on", "any,partial").code == 0
+    assert place.stream("diff", OPENAI, OPENAI, "--fail-on", "any").code == 0
+    assert place.stream("diff", OPENAI, OPENAI, "--fail-on", "partial").code == 1
+
+
+def test_broken_evidence_is_a_record_and_exit_1(place: Place) -> None:
+    torn = place.root / "torn.tar.gz"
+    torn.write_bytes(OPENAI.read_bytes()[:500])
+    done = place.stream("diff", torn, OPENAI)
+    assert (done.code, done.records[0]["status"]) == (1, "failed")
+    assert "the archive is damaged" in done.records[0]["notes"][0]
+    done = place.stream("diff", GOLDEN, changed(place, run_id=""), "--json")
+    assert (done.code, done.records[0]["status"]) == (1, "failed")
+
+
+def test_no_evidence_is_exit_2(place: Place) -> None:
+    for path, sentence in ((place.root / "none", "no such file"), (place.tmp, "no evidence")):
+        done = place.stream("diff", GOLDEN, path)
+        assert (done.code, done.out) == (2, b"")
+        assert str(path) in done.err
+        assert sentence in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--fail-on", "added-files"], "--fail-on added-files: it is one of added-paths"),
+        (["--fail-on", ","], "--fail-on names nothing"),
+        (["--canonical", "--json"], "--canonical goes with neither"),
+        (["--canonical", "--fail-on", "any"], "--canonical goes with neither"),
+    ],
+)
+def test_wrong_words(place: Place, words: list[str], sentence: str) -> None:
+    done = place.stream("diff", GOLDEN, GOLDEN, *words)
+    assert (done.code, done.out) == (2, b"")
+    assert sentence in " ".join(done.err.split())
+
+
+def test_canonical(place: Place) -> None:
+    done = place.stream("diff", "--canonical", OPENAI, OPENAI)
+    assert done.code == 0
+    assert "layers/kernel.ndjson: 29 lines, the same" in done.out.decode().splitlines()
+    done = place.stream("diff", "--canonical", OPENAI, GEMINI)
+    assert done.code == 1
+    text = done.out.decode()
+    assert "layers/kernel.ndjson:1: differs" in text
+    assert '  A {"schema":"assay.runner.kernel_event.v0","run_id":"run","seq":0,"pid":"p1"' in text
+    assert place.stream("diff", "--canonical", OPENAI, GOLDEN).code == 2

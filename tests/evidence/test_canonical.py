@@ -1,0 +1,94 @@
+"""Two runs that did the same have the same layers, but for the numbers of processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream.errors import InputError
+from stream.evidence.canonical import LAYERS, Compared, Labels, canonical_lines, compare
+from stream.records.runner import DETAIL_FILE, KERNEL_FILE, SDK_FILE
+
+
+def lines(*records: dict[str, Any]) -> list[bytes]:
+    return [json.dumps(record, separators=(",", ":")).encode() for record in records]
+
+
+def written(folder: Path, **layers: list[bytes]) -> str:
+    names = {"kernel": KERNEL_FILE, "detail": DETAIL_FILE, "sdk": SDK_FILE}
+    (folder / "layers").mkdir(parents=True, exist_ok=True)
+    for name, content in layers.items():
+        (folder / names[name]).write_bytes(b"".join(line + b"\n" for line in content))
+    return str(folder)
+
+
+def test_processes_are_named_as_they_are_met() -> None:
+    found = canonical_lines(
+        lines({"run_id": "x", "pid": 70, "return_value": 70}, {"pid": 9, "child": 70}, {"pid": 9})
+    )
+    assert list(found) == lines(
+        {"run_id": "run", "pid": "p1", "return_value": 70},
+        {"pid": "p2", "child": "p1"},
+        {"pid": "p2"},
+    )
+
+
+def test_labels_are_those_of_all_layers() -> None:
+    labels = Labels()
+    list(canonical_lines(lines({"pid": 5}, {"pid": 6}), labels))
+    assert list(canonical_lines(lines({"pid": 6, "child": 8}), labels)) == lines(
+        {"pid": "p2", "child": "p3"}
+    )
+
+
+def test_what_is_no_object_stays(tmp_path: Path) -> None:
+    odd = [b"", b"[1]", b"{", b"\xff", b"7", b'{"pid":"x","child":true}']
+    assert list(canonical_lines(odd)) == odd
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=30),
+    st.permutations(range(100, 106)),
+)
+def test_other_numbers_are_the_same_run(forks: list[tuple[int, int]], numbers: list[int]) -> None:
+    one = lines(*({"run_id": "a", "pid": pid, "child": child} for pid, child in forks))
+    renamed = ({"run_id": "b", "pid": numbers[p], "child": numbers[c]} for p, c in forks)
+    assert list(canonical_lines(one)) == list(canonical_lines(lines(*renamed)))
+
+
+def test_where_two_runs_part(tmp_path: Path) -> None:
+    a = written(
+        tmp_path / "a",
+        kernel=lines({"pid": 1, "value": "x"}, {"pid": 2, "value": "y"}, {"pid": 3}),
+        detail=lines({"pid": 3}),
+        sdk=lines({"run_id": "a"}),
+    )
+    b = written(
+        tmp_path / "b",
+        kernel=lines({"pid": 7, "value": "x"}, {"pid": 8, "value": "z"}, {"pid": 9}),
+        detail=lines({"pid": 9}),
+        sdk=lines({"run_id": "b"}, {"run_id": "b"}),
+    )
+    kernel, detail, sdk, policy, markers = compare(a, b)
+    assert kernel.parting is not None
+    assert kernel.parting.line == 2
+    assert kernel.parting.base == lines({"pid": "p2", "value": "y"})[0]
+    assert (detail, policy.lines, markers.lines) == (Compared(DETAIL_FILE, 1, None), 0, 0)
+    assert sdk.parting is not None
+    assert (sdk.parting.line, sdk.parting.base) == (2, None)
+    assert all(one.parting is None for one in compare(a, a))
+
+
+def test_without_layers_nothing_is_the_same(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    whole = written(tmp_path / "a", kernel=[])
+    with pytest.raises(InputError, match="no layers"):
+        list(compare(whole, str(tmp_path / "empty")))
+    with pytest.raises(InputError, match="no such file"):
+        list(compare(whole, str(tmp_path / "none")))
+    assert [one.lines for one in compare(whole, whole)] == [0] * len(LAYERS)

@@ -1,0 +1,362 @@
+"""What differs between two runs, how far that can be trusted, and that nothing is an exception."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream.errors import InputError
+from stream.evidence.artifacts import read_artifacts
+from stream.evidence.difference import Evidence, diff, evidence_of, is_same, read_evidence
+from stream.records.runner import (
+    COMPANION_FILE,
+    CORRELATION_FILE,
+    HEALTH_FILE,
+    SURFACE_FILE,
+    SURFACE_SETS,
+    CapabilityDiff,
+)
+
+ASSAY = Path(__file__).parent.parent / "data/assay"
+GOLDEN = ASSAY / "golden"
+ARCHIVES = sorted((ASSAY / "archives").glob("*.tar.gz"))
+LOOSE = read_artifacts(str(GOLDEN))
+
+
+def with_changes(**changes: dict[str, Any]) -> Evidence:
+    """The golden evidence, with other fields: `surface={"mcp_tools": []}`."""
+    found = dict(LOOSE)
+    names = {"surface": SURFACE_FILE, "correlation": CORRELATION_FILE, "health": HEALTH_FILE}
+    for what, fields in changes.items():
+        name = names[what]
+        found[name] = json.dumps({**json.loads(found[name]), **fields}).encode()
+    return evidence_of(found)
+
+
+def binding(call: str, decision: str | None = "allow") -> dict[str, Any]:
+    return {
+        "tool_call_id": call,
+        "policy_decision": decision,
+        "kernel_event_count": 1,
+        "window": {"start": "a", "end": "b"},
+    }
+
+
+BASE = with_changes()
+
+
+def codes(found: CapabilityDiff) -> list[str]:
+    return [note.partition(":")[0] for note in found.notes]
+
+
+def test_the_golden_is_reproduced_byte_for_byte() -> None:
+    golden = (GOLDEN / "capability-diff-s5-idempotent-v0.json").read_bytes()
+    found = diff(read_evidence(str(GOLDEN)), read_evidence(str(GOLDEN)))
+    assert msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n" == golden
+    assert msgspec.json.decode(golden, type=CapabilityDiff) == found
+
+
+def test_the_diff_of_two_runtimes_is_another_contract() -> None:
+    other = (GOLDEN / "cross-runtime-diff-s5-gemini-v0.json").read_bytes()
+    assert msgspec.json.decode(other)["schema"] == "assay.runner.cross_runtime_diff.v0"
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(other, type=CapabilityDiff)
+
+
+@pytest.mark.parametrize("path", ARCHIVES)
+def test_the_references_archives_are_evidence(path: Path) -> None:
+    evidence = read_evidence(str(path))
+    assert evidence.problems == []
+    found = diff(evidence, evidence)
+    # Their reports bind no call at all, and call that clean.
+    assert found.status == "partial:unbound"
+    assert found.unbound["filesystem_paths"] == found.surface["filesystem_paths"].unchanged
+    assert is_same(found)
+
+
+def test_what_came_and_what_went() -> None:
+    head = with_changes(
+        surface={"mcp_tools": ["write_file", "read_file"], "filesystem_paths": ["/b", "/a"]}
+    )
+    found = diff(BASE, head)
+    assert found.surface["mcp_tools"].added == ["write_file"]
+    assert found.surface["mcp_tools"].unchanged == ["read_file"]
+    assert found.surface["filesystem_paths"].added == ["/a", "/b"]
+    assert len(found.surface["filesystem_paths"].removed) == 2
+    assert (found.status, found.notes) == ("clean", [])
+
+
+@given(st.lists(st.text(max_size=3)), st.lists(st.text(max_size=3)))
+def test_sets_are_sets(before: list[str], after: list[str]) -> None:
+    base = with_changes(surface={"process_execs": before})
+    found = diff(base, with_changes(surface={"process_execs": after})).surface["process_execs"]
+    assert found.unchanged == sorted(set(before) & set(after))
+    assert sorted([*found.removed, *found.unchanged]) == sorted(set(before))
+    assert sorted([*found.added, *found.unchanged]) == sorted(set(after))
+    assert [t.encode() for t in found.added] == sorted(t.encode() for t in found.added)
+
+
+def test_calls_are_the_same_by_their_ids_only() -> None:
+    base = with_changes(correlation={"bindings": [binding("a"), binding("b"), binding("c", None)]})
+    head = with_changes(
+        correlation={"bindings": [binding("b", "deny"), binding("c"), binding("d")]}
+    )
+    found = diff(base, head)
+    assert found.binding_ids.added == ["d"]
+    assert found.binding_ids.removed == ["a"]
+    assert found.policy_outcomes == {
+        "changed": [
+            {"tool_call_id": "b", "base": "allow", "head": "deny"},
+            {"tool_call_id": "c", "base": None, "head": "allow"},
+        ]
+    }
+
+
+def test_an_id_that_is_there_twice_names_no_call() -> None:
+    base = with_changes(correlation={"bindings": [binding("a"), binding("a", "deny")]})
+    found = diff(base, with_changes(correlation={"bindings": [binding("a", "x")]}))
+    assert found.policy_outcomes == {"changed": []}
+    assert found.preconditions["stable_tool_call_ids_present"] is False
+    assert found.status == "partial:correlation"
+    assert codes(found) == ["capability_diff_base_tool_call_ids", "capability_diff_idempotent"]
+
+
+def test_ids_of_another_run_are_not_compared() -> None:
+    found = diff(BASE, with_changes(correlation={"bindings": [binding("toolu_1")]}))
+    assert codes(found) == ["capability_diff_no_common_call"]
+    assert found.status == "clean"
+
+
+PARTIAL = {"status": "partial", "ambiguities": ["sdk_event_without_tool_call_id"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "expected"),
+    [
+        ({"health": {"kernel_layer": "absent"}}, "partial:health", "health"),
+        (
+            {"health": {"kernel_layer": "partial_ringbuf_drops", "ringbuf_drops": 7}},
+            "partial:health",
+            "health",
+        ),
+        ({"health": {"ringbuf_drops": 7}}, "partial:health", "health"),
+        ({"health": {"cgroup_correlation": "partial"}}, "partial:health", "health"),
+        ({"health": {"network_protocol_coverage": "unknown"}}, "partial:health", "health"),
+        ({"health": {"network_protocol_coverage": "absent"}}, "clean", ""),
+        ({"correlation": {"status": "partial"}}, "partial:correlation", "correlation"),
+        ({"correlation": {"status": "failed"}}, "partial:correlation", "correlation"),
+        ({"correlation": {"bindings": []}}, "partial:unbound", "unbound"),
+        ({"correlation": PARTIAL}, "partial:correlation", "correlation"),
+        (
+            {"health": {"ringbuf_drops": 1}, "correlation": {"status": "partial", "bindings": []}},
+            "partial:health",
+            "health",
+        ),
+        (
+            {"correlation": {"status": "partial", "bindings": []}},
+            "partial:correlation",
+            "correlation",
+        ),
+    ],
+)
+def test_the_first_reason_is_the_status(
+    changes: dict[str, Any], status: str, expected: str
+) -> None:
+    changed = with_changes(**changes)
+    for sides in ((BASE, changed), (changed, BASE)):
+        found = diff(*sides)
+        assert found.status == status
+        side = "head" if sides[1] is changed else "base"
+        if expected:
+            assert f"capability_diff_{side}_{expected}" in codes(found)
+        health = found.preconditions[f"{side}_health_clean"]
+        assert health == (status != "partial:health")
+
+
+def test_nothing_in_the_surface_is_unbound() -> None:
+    empty: dict[str, Any] = {name: [] for name in SURFACE_SETS}
+    one = with_changes(surface=empty, correlation={"bindings": []})
+    assert diff(one, one).status == "clean"
+
+
+def test_ambiguities_say_whose_they_are() -> None:
+    head = with_changes(correlation={"status": "partial", "ambiguities": ["z", "a"]})
+    assert diff(BASE, head).ambiguities == ["head: a", "head: z"]
+
+
+def test_evidence_by_other_rules_is_said() -> None:
+    ours = evidence_of({**LOOSE, COMPANION_FILE: b"{}"})
+    assert "capability_diff_rules_differ" in codes(diff(BASE, ours))
+    assert "capability_diff_rules_differ" not in codes(diff(ours, ours))
+
+
+# --- broken evidence ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [SURFACE_FILE, CORRELATION_FILE, HEALTH_FILE])
+def test_what_is_missing_fails(name: str) -> None:
+    broken = evidence_of({key: data for key, data in LOOSE.items() if key != name})
+    found = diff(broken, BASE)
+    assert found.status == "failed"
+    assert found.notes == [f"capability_diff_base_unusable: {name} is missing"]
+    assert found.surface["mcp_tools"].unchanged == found.surface["mcp_tools"].added == []
+    assert found.head_run_id == BASE.run_id
+
+
+def test_artifacts_of_several_runs_fail() -> None:
+    found = diff(BASE, with_changes(surface={"run_id": "other"}))
+    assert found.status == "failed"
+    assert found.notes == ["capability_diff_head_unusable: its artifacts are of several runs"]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+fields = st.sampled_from(
+    sorted({key for data in LOOSE.values() for key in json.loads(data)} | {"stray"})
+)
+
+
+@st.composite
+def broken_artifacts(draw: st.DrawFn) -> dict[str, bytes]:
+    found = {}
+    for name, data in LOOSE.items():
+        what = draw(st.sampled_from(["whole", "changed", "bytes", "missing"]))
+        if what == "whole":
+            found[name] = data
+        elif what == "bytes":
+            found[name] = draw(st.binary(max_size=20) | json_values.map(to_json))
+        elif what == "changed":
+            found[name] = to_json({**json.loads(data), draw(fields): draw(json_values)})
+    return found
+
+
+def to_json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+@given(broken_artifacts(), broken_artifacts())
+def test_broken_evidence_is_an_answer(base: dict[str, bytes], head: dict[str, bytes]) -> None:
+    sides = evidence_of(base), evidence_of(head)
+    found = diff(*sides)
+    assert (found.status == "failed") == any(side.problems for side in sides)
+    assert (found.status == "failed") == any(n.endswith("_unusable") for n in codes(found))
+    assert all(note.isprintable() for note in found.notes)
+    again = msgspec.json.decode(msgspec.json.encode(found), type=CapabilityDiff)
+    assert again == found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("archives") / "broken.tar.gz"
+
+
+WHOLE = ARCHIVES[0].read_bytes()
+PLAIN = gzip.decompress(WHOLE)
+
+
+def answer(place: Path, data: bytes) -> str:
+    """The status, or that there is no evidence at all."""
+    place.write_bytes(data)
+    try:
+        return diff(read_evidence(str(place)), BASE).status
+    except InputError as error:
+        assert str(error).startswith(str(place))  # noqa: PT017
+        return "none"
+
+
+@given(cut=st.integers(0, len(WHOLE) - 1))
+def test_an_archive_that_is_cut_off_is_an_answer(place: Path, cut: int) -> None:
+    answer(place, WHOLE[:cut])
+
+
+@given(at=st.integers(0, len(PLAIN) - 1), byte=st.integers(0, 255))
+def test_an_archive_with_another_byte_is_an_answer(place: Path, at: int, byte: int) -> None:
+    answer(place, gzip.compress(PLAIN[:at] + bytes([byte]) + PLAIN[at + 1 :], 1))
+
+
+@given(st.binary(max_size=2000))
+def test_what_is_no_archive_is_an_answer(place: Path, data: bytes) -> None:
+    assert answer(place, data) in ("failed", "none")
+    assert answer(place, gzip.compress(data)) in ("failed", "none")
+
+
+def archived(place: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(place, "w:gz") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return place
+
+
+def test_a_link_in_place_of_an_artifact_is_not_followed(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(LOOSE[SURFACE_FILE])
+    archive = tmp_path / "a.tar.gz"
+    with tarfile.open(archive, "w:gz") as out:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+            info = tarfile.TarInfo(SURFACE_FILE)
+            info.type, info.linkname = kind, str(secret)
+            out.addfile(info)
+        info = tarfile.TarInfo(HEALTH_FILE)
+        info.size = len(LOOSE[HEALTH_FILE])
+        out.addfile(info, io.BytesIO(LOOSE[HEALTH_FILE]))
+    assert read_evidence(str(archive)).problems == [
+        f"{SURFACE_FILE} is missing",
+        f"{CORRELATION_FILE} is missing",
+    ]
+
+
+def test_an_artifact_without_end_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stream.evidence.artifacts.MOST_ARTIFACT", 1000)
+    archive = archived(tmp_path / "a.tar.gz", {**LOOSE, SURFACE_FILE: b" " * 1001})
+    problems = read_evidence(str(archive)).problems
+    assert len(problems) == 1
+    assert "above the limit" in problems[0]
+
+
+def test_an_archive_without_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stream.evidence.artifacts.MOST_ARCHIVE", 10_000)
+    archive = archived(tmp_path / "a.tar.gz", {"layers/kernel.ndjson": b" " * 10_001, **LOOSE})
+    assert "more than 10000 bytes" in read_evidence(str(archive)).problems[0]
+
+
+def test_two_loose_files_of_one_contract_are_no_evidence(tmp_path: Path) -> None:
+    for name, data in LOOSE.items():
+        (tmp_path / f"one-{name}").write_bytes(data)
+    assert read_evidence(str(tmp_path)).problems == []
+    (tmp_path / "two.json").write_bytes(LOOSE[HEALTH_FILE])
+    assert "another file of this contract" in read_evidence(str(tmp_path)).problems[0]
+
+
+def test_a_run_folder_is_read_by_its_names(tmp_path: Path) -> None:
+    for name, data in LOOSE.items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "metadata.json").write_bytes(LOOSE[HEALTH_FILE])
+    (tmp_path / COMPANION_FILE).write_bytes(b"{}")
+    evidence = read_evidence(str(tmp_path))
+    assert evidence.has_companion
+    assert diff(evidence, evidence).status == "clean"
+
+
+def test_where_nothing_is_there_is_no_answer(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        read_evidence(str(tmp_path / "none"))
+    with pytest.raises(InputError, match="there is no evidence"):
+        read_evidence(str(tmp_path))
