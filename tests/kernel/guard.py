@@ -1,5 +1,5 @@
-"""`python -m tests.kernel.guard`: plays the guard. A line of argv starts a program; its tree is
-waited for; a line of what became of it is the answer. The end of the input is its end."""
+"""`python -m tests.kernel.guard`: plays the guard. A line of a folder and a program's words starts
+one there, waits for its tree, and answers how it ended. The end of the input is the guard's end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from stream.proctable import become_subreaper
 from stream.recorder.cgroup import enter_cgroup
 
 
-def run(argv: list[str]) -> int:
+def run(folder: str, *argv: str) -> int:
+    null = subprocess.DEVNULL
+    stdout = int(os.environ.get("STDOUT_OF_PROGRAM", null))
     try:
-        null = subprocess.DEVNULL
-        program = subprocess.Popen(argv, start_new_session=True, stdin=null, stdout=null)
+        program = subprocess.Popen(
+            argv, cwd=folder, start_new_session=True, stdin=null, stdout=stdout
+        )
     except OSError as error:
         return -(error.errno or 0)
     code = 0
@@ -36,7 +39,7 @@ def main() -> None:
     print(json.dumps(str(cgroup.path) if cgroup else None), flush=True)
     for line in sys.stdin:
         Path("/etc/passwd").read_bytes()  # what it does itself is no part of a run
-        print(run(json.loads(line)), flush=True)
+        print(run(*json.loads(line)), flush=True)
     if cgroup:
         cgroup.remove()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 from anyio import create_memory_object_stream, create_task_group, to_thread
 from msgspec import Struct, field
 
@@ -24,18 +26,26 @@ Items = list[Batch[RawEvent | Gap | RawCapture]]
 
 
 class Guard:
-    def __init__(self, *, pid_namespace: bool = False) -> None:
-        argv = [sys.executable, "-m", "tests.kernel.guard"]
+    def __init__(self, stdout: int | None = None) -> None:
+        env = dict(os.environ)
+        if stdout is not None:
+            env["STDOUT_OF_PROGRAM"] = str(stdout)
         self.process = subprocess.Popen(
-            argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tests.kernel.guard"],
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=() if stdout is None else (stdout,),
+            text=True,
         )
         self.pid = self.process.pid
         where = json.loads(self._line())
         self.cgroup = Path(where) if where else None
 
-    def start(self, *argv: str) -> None:
+    def start(self, folder: Path, *argv: str) -> None:
         assert self.process.stdin
-        self.process.stdin.write(json.dumps(argv) + "\n")
+        self.process.stdin.write(json.dumps([str(folder), *argv]) + "\n")
         self.process.stdin.flush()
 
     def wait(self) -> int:
@@ -54,8 +64,8 @@ class Guard:
 
 
 @contextmanager
-def guarding() -> Iterator[Guard]:
-    guard = Guard()
+def guarding(stdout: int | None = None) -> Iterator[Guard]:
+    guard = Guard(stdout)
     try:
         yield guard
     finally:
@@ -111,20 +121,22 @@ def sorted_out(batches: Items, code: int) -> Recorded:
 
 
 async def record(
+    folder: Path,
     *argv: Any,
     reads_late: bool = False,
     watch: Sequence[Watch] = (),
+    stdout: int | None = None,
     cgroup: bool = True,
     **options: Any,
 ) -> Recorded:
     """`reads_late`: nothing is taken out of the ring before the program has ended."""
     words = [str(word) for word in argv]
     batches: Items = []
-    with guarding() as guard:
+    with guarding(stdout) as guard:
         where = guard.cgroup if cgroup else None
         feed = EbpfFeed.open(guard=guard.pid, cgroup=where, watch=watch, **options)
         try:
-            guard.start(*words)
+            guard.start(folder, *words)
             if reads_late:
                 code = guard.wait()
                 feed.end()
@@ -139,8 +151,19 @@ async def record(
     return sorted_out(batches, code)
 
 
-def run(*argv: Any, **options: Any) -> Recorded:
+def run(folder: Path, *argv: Any, backend: str = "asyncio", **options: Any) -> Recorded:
     async def work() -> Recorded:
-        return await record(*argv, **options)
+        return await record(folder, *argv, **options)
 
-    return anyio.run(work)
+    return anyio.run(work, backend=backend)
+
+
+def told(event: RawEvent) -> dict[str, Any]:
+    """What it says beyond the defaults, but for when and who."""
+    said = msgspec.to_builtins(event)
+    return {key: said[key] for key in said if key not in ("schema", "ts", "pid", "tid")}
+
+
+def expected(call: str, ret: int | None = None, path: Any = None, **others: Any) -> dict[str, Any]:
+    said = {"call": call, "ret": ret, "path": None if path is None else str(path), **others}
+    return {key: value for key, value in said.items() if value is not None}

@@ -82,7 +82,7 @@ enum flag {
     WALK_CUT = 64, UNREACHABLE = 128, COMPAT = 256, URING = 512, FIRST_ONLY = 1024,
     THREAD_EXEC = 2048,
 };
-enum section { PATH, RESOLVED, BASE, TO_PATH, TO_BASE, SECTIONS };  // and argv in TO_PATH
+enum section { PATH, RESOLVED, BASE, TO_PATH, TO_BASE, SECTIONS };  // in this order; argv in TO_PATH
 enum scratch_slot { OF_SYSCALL, OF_EXEC, OF_URING, SLOTS };  // each program its own
 enum state { FRESH = 1, RUNNING };
 
@@ -704,9 +704,10 @@ int on_exec(u64 *ctx)
     struct event *e = begin_long(OF_EXEC, EXEC, (u32)ctx[1] != (u32)task->pid ? scope | THREAD_EXEC : scope);
     if (!e)
         return 0;
-    if (put_text(OF_EXEC, PATH, (u64)BPF_CORE_READ(binary, filename), 1) > 0)
-        walk_base(OF_EXEC, BASE, AT_FDCWD);
+    int relative = put_text(OF_EXEC, PATH, (u64)BPF_CORE_READ(binary, filename), 1) > 0;
     walk_file(OF_EXEC, RESOLVED, BPF_CORE_READ(task, mm, exe_file));
+    if (relative)
+        walk_base(OF_EXEC, BASE, AT_FDCWD);
     u64 from = BPF_CORE_READ(task, mm, arg_start);
     u64 length = BPF_CORE_READ(task, mm, arg_end) - from;
     u64 at = AT_MOST((u64)*(volatile u32 *)&e->end, sizeof(e->data) - ARGV_ROOM);

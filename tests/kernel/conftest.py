@@ -1,0 +1,46 @@
+"""The programs that are watched, and a folder for what they do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stream.sources.kernel.ebpf import probe_ebpf
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built without shared libraries: what they do is what they are told to do."""
+    folder = tmp_path_factory.mktemp("programs")
+    for source in PROGRAMS.glob("*.c"):
+        command = ["gcc", "-O1", "-Wall", "-Werror", "-static", "-pthread", "-o"]
+        subprocess.run([*command, folder / source.stem, source], check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def calls(programs: Path) -> Path:
+    return programs / "calls"
+
+
+@pytest.fixture(scope="session")
+def kernel_feed() -> None:
+    """Where there is nothing that forbids it, it must work."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    if not Path("/sys/kernel/btf/vmlinux").exists():
+        pytest.skip("needs a kernel with BTF")
+    assert probe_ebpf() == ""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "given").write_text("0123456789")
+    (tmp_path / "link").symlink_to("sub")
+    return tmp_path
