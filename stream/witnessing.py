@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from anyio import Event, create_task_group, sleep, to_thread
@@ -35,7 +35,7 @@ from stream.records.runner import DETAIL_FILE, KERNEL_FILE
 from stream.sources.kernel.ebpf import EbpfFeed, Watch
 from stream.sources.kernel.feeds import Choice, Telemetry, open_feed
 from stream.sources.kernel.strace import StraceFeed
-from stream.stages.normalize import DetailLine, Normalize
+from stream.stages.normalize import RESTARTED, WROTE, DetailLine, Normalize
 from stream.testimony import Account, Testimony, Times, conclude
 
 RING = 16 << 20
@@ -145,7 +145,11 @@ class KernelWitness:
         self._read_policy()
         account = Account(
             capture=self._capture_of_all(),
-            filtered=self._normalize.dropped,
+            filtered={
+                rule: count
+                for rule, count in self._normalize.dropped.items()
+                if rule not in (WROTE, RESTARTED)  # which are no events of the run
+            },
             surface=self._surface,
             written=self._normalize.written,
             times=self._times,
@@ -173,7 +177,10 @@ class KernelWitness:
         """The feed's books; where it never got to them, or they were not kept, that is a loss."""
         if self._feed is None:
             return self._capture
-        capture = self._normalize.capture or RawCapture(feed=self._feed.name)
+        feed: Literal["ebpf", "strace"] = (
+            "strace" if isinstance(self._feed, StraceFeed) else "ebpf"
+        )
+        capture = self._normalize.capture or RawCapture(feed=feed)
         lost = sum(self._files.lost.values())
         reasons = [capture.unknown_loss] if capture.unknown_loss else []
         if self._normalize.capture is None:

@@ -172,7 +172,8 @@ def observe(
         if kernel == "off":
             raise typer.BadParameter("--require kernel and --kernel off do not go together")
         kernel = kernel or "auto"
-    if kernel in (None, "off"):
+    choice = None if kernel in (None, "off") else kernel
+    if choice is None:
         for name, path in (("--policy", policy), ("--raw-kernel", raw_kernel)):
             if path is not None:
                 raise typer.BadParameter(f"{name} is for --kernel")
@@ -199,7 +200,7 @@ def observe(
             if require:
                 from stream.cli.preparation import check_feeds
 
-                check_feeds(kernel)
+                check_feeds(choice or "auto")
             if archive is not None:
                 check_archive(archive)
             recording = make_recording(
@@ -241,13 +242,13 @@ def observe(
 
         recording, guard, begun = prepared
         witness = None
-        if kernel not in (None, "off"):
+        if choice is not None:
             from stream.witnessing import KernelWitness, Wish
 
             witness = KernelWitness(
                 recording,
                 Wish(
-                    kernel=kernel,
+                    kernel=choice,
                     is_required=require is not None,
                     ring_bytes=kernel_ring << 10,
                     raw=raw_kernel,

@@ -1,4 +1,4 @@
-"""What `stream observe` makes ready before anything is started, from the words of its command line."""
+"""What `stream observe` makes ready before anything is started, from its command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Somebody else who watches a run, beside the recorder: what a kernel feed must be asked and told."""
+"""Somebody else who watches a run: what a kernel feed must be asked and told."""
 
 from __future__ import annotations
 

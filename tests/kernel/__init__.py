@@ -1,0 +1,1 @@
+"""What the kernel feeds see of real programs."""

@@ -1,36 +1,46 @@
-"""Programs that are watched, made once; and at the end of each test: is anything left behind?"""
+"""The programs that are watched, and a folder for what they do."""
 
 from __future__ import annotations
 
-import shutil
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import place, shared
-from tests.cli.test_user import open_place, run
+from stream.sources.kernel.ebpf import probe_ebpf
 
-__all__ = ["open_place", "place", "run", "shared"]
-HERE = Path(__file__).parent
-
-
-def compiled(source: str, folder: Path, *flags: str) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    target = folder / Path(source).stem
-    subprocess.run(
-        [compiler, "-O1", "-w", "-o", str(target), str(HERE / source), *flags, "-pthread"],
-        check=True,
-    )
-    return target
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.fixture(scope="session")
-def sequence(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Work in a fixed order, for an ordinary user as well."""
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built without shared libraries: what they do is what they are told to do."""
     folder = tmp_path_factory.mktemp("programs")
-    for place in (folder, *folder.parents[:2]):
-        place.chmod(0o755)
-    return compiled("sequence.c", folder)
+    for source in PROGRAMS.glob("*.c"):
+        command = ["gcc", "-O1", "-Wall", "-Werror", "-static", "-pthread", "-o"]
+        subprocess.run([*command, folder / source.stem, source], check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def calls(programs: Path) -> Path:
+    return programs / "calls"
+
+
+@pytest.fixture(scope="session")
+def kernel_feed() -> None:
+    """Where there is nothing that forbids it, it must work."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    if not Path("/sys/kernel/btf/vmlinux").exists():
+        pytest.skip("needs a kernel with BTF")
+    assert probe_ebpf() == ""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "given").write_text("0123456789")
+    (tmp_path / "link").symlink_to("sub")
+    return tmp_path

@@ -41,7 +41,8 @@ class Bookkeeper:
     def read(self) -> Books:
         rows = _ONE_CPU.iter_unpack(self._loaded.read("books", self._size))
         sums = [sum(column) for column in zip(*rows, strict=True)]
-        return Books(*sums[:4], seen=tuple(sums[4:20]), dropped=tuple(sums[20:36]))
+        lost, lost_forks, foreign, unseen, *kinds = sums
+        return Books(lost, lost_forks, foreign, unseen, tuple(kinds[:16]), tuple(kinds[16:]))
 
 
 def capture_of(

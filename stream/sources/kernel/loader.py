@@ -1,4 +1,4 @@
-"""Loads a light skeleton with raw bpf(2): no library, no compiler, nothing left when it is closed."""
+"""Loads a light skeleton with raw bpf(2): no library, no compiler; closing leaves nothing."""
 
 from __future__ import annotations
 

@@ -17,8 +17,9 @@ from tempfile import TemporaryDirectory
 HERE = Path(__file__).parent
 SOURCE = HERE / "stream.bpf.c"
 MACHINES = {"x86_64": "x86", "aarch64": "arm64"}
-FLAGS = ("-g", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-sign-compare")
+FLAGS = ("-g", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-sign-compare", "-Wno-unused-parameter")
 _ESCAPES = {"n": 10, "t": 9, "r": 13, "a": 7, "b": 8, "f": 12, "v": 11}
+_LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|([0-7]{1,3})|(.))", re.DOTALL)
 
 
@@ -82,10 +83,10 @@ def _number(header: str, pattern: str) -> int:
 
 
 def _string(header: str, before: str, length: int) -> bytes:
-    start = header.index('"', header.index(before)) + 1
-    body = header[start : re.compile(r'(?<!\\)(?:\\\\)*"').search(header, start).end() - 1]
-    body = body.replace("\\\n", "")
-    return _ESCAPE.sub(_character, body).encode("latin-1")[:length].ljust(length, b"\0")
+    literal = _LITERAL.match(header, header.index(before) + len(before))
+    assert literal
+    body = _ESCAPE.sub(_character, literal[1].replace("\\\n", ""))
+    return body.encode("latin-1")[:length].ljust(length, b"\0")
 
 
 def _character(found: re.Match[str]) -> str:

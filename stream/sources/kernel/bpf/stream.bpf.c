@@ -82,7 +82,7 @@ enum flag {
     WALK_CUT = 64, UNREACHABLE = 128, COMPAT = 256, URING = 512, FIRST_ONLY = 1024,
     THREAD_EXEC = 2048,
 };
-enum section { PATH, RESOLVED, BASE, TO_PATH, TO_BASE, SECTIONS };  // and argv in TO_PATH
+enum section { PATH, RESOLVED, BASE, TO_PATH, TO_BASE, SECTIONS };  // in this order; argv in TO_PATH
 enum scratch_slot { OF_SYSCALL, OF_EXEC, OF_URING, SLOTS };  // each program its own
 enum state { FRESH = 1, RUNNING };
 
@@ -91,7 +91,7 @@ enum state { FRESH = 1, RUNNING };
 #define ARGV_ROOM 16383
 #define NAME_ROOM 256
 #define WALK_ROOM 4352
-#define WALK_STEPS 128
+#define WALK_STEPS 256
 #define HEADER 56
 #define MOST_CALLS 16  // kinds of events in the books
 #define WATCHES 4
@@ -338,7 +338,7 @@ static __always_inline int put_long(struct event *e)
 static __always_inline int put_short(u8 call, u32 scope, u64 extra, s32 ret)
 {
     struct event *e = 0;
-    char header[HEADER];
+    char header[HEADER] __attribute__((aligned(8)));
     e = (void *)header;
     begin(e, call, scope);
     e->extra = extra;
@@ -367,6 +367,47 @@ __attribute__((noinline)) int put_text(u32 slot, u32 section, u64 from, u32 from
     return n == 1 || e->data[at] != '/';  // relative
 }
 
+struct walker {
+    struct event *event;
+    struct dentry *dentry, *root;
+    struct mount *mount;
+    u32 start, flag;
+};
+
+// One name, or one mount that is left behind. 1: done; `flag` says what is wrong with it.
+static int step(u32 number, struct walker *w)
+{
+    struct event *e = w->event;
+    volatile u32 *end = &e->end;
+    struct dentry *d = w->dentry;
+    if (d == w->root) {
+        struct mount *m = w->mount, *parent = BPF_CORE_READ(m, mnt_parent);
+        if (parent == m) {
+            u64 space = (u64)BPF_CORE_READ(m, mnt_ns);
+            w->flag = !space || space >= (u64)-4095 ? UNREACHABLE : 0;
+            return 1;
+        }
+        w->dentry = BPF_CORE_READ(m, mnt_mountpoint);
+        w->mount = parent;
+        w->root = BPF_CORE_READ(parent, mnt.mnt_root);
+        return 0;
+    }
+    struct dentry *parent = BPF_CORE_READ(d, d_parent);
+    if (parent == d) {
+        w->flag = UNREACHABLE;
+        return 1;
+    }
+    u64 at = *end;
+    if (at > sizeof(e->data) - NAME_ROOM || at - w->start > WALK_ROOM - NAME_ROOM)
+        return 1;
+    long n = bpf_probe_read_kernel_str(&e->data[at], NAME_ROOM, BPF_CORE_READ(d, d_name.name));
+    if (n <= 0)
+        return 1;
+    *end = at + n;
+    w->dentry = parent;
+    return 0;
+}
+
 // Names from the leaf to the root, each with its NUL, across mounts; user space turns them round.
 // A path that cannot be followed to the root of all mounts leaves nothing: half would mislead.
 __attribute__((noinline)) int walk(u32 slot, u32 section, u64 dentry, u64 vfsmount)
@@ -374,42 +415,16 @@ __attribute__((noinline)) int walk(u32 slot, u32 section, u64 dentry, u64 vfsmou
     struct event *e = bpf_map_lookup_elem(&scratch, &slot);
     if (!e || !dentry || !vfsmount)
         return 0;
-    struct dentry *d = (void *)dentry;
     struct mount *m = (void *)vfsmount - bpf_core_field_offset(struct mount, mnt);
-    struct dentry *root = BPF_CORE_READ(m, mnt.mnt_root);
     volatile u32 *end = &e->end;
-    u32 start = *end, flag = WALK_CUT;
+    u32 start = *end;
+    struct dentry *d = (void *)dentry, *root = BPF_CORE_READ(m, mnt.mnt_root);
+    struct walker w = {e, d, root, m, start, WALK_CUT};
     if (d != root && !BPF_CORE_READ(d, d_hash.pprev))
         e->flags |= UNREACHABLE;  // its last name is gone: what follows is where it was
-    for (int i = 0; i < WALK_STEPS; i++) {
-        if (d == root) {
-            struct mount *parent = BPF_CORE_READ(m, mnt_parent);
-            if (parent == m) {
-                u64 space = (u64)BPF_CORE_READ(m, mnt_ns);
-                flag = !space || space >= (u64)-4095 ? UNREACHABLE : 0;
-                break;
-            }
-            d = BPF_CORE_READ(m, mnt_mountpoint);
-            m = parent;
-            root = BPF_CORE_READ(m, mnt.mnt_root);
-            continue;
-        }
-        struct dentry *parent = BPF_CORE_READ(d, d_parent);
-        if (parent == d) {
-            flag = UNREACHABLE;
-            break;
-        }
-        u64 at = *end;
-        if (at > sizeof(e->data) - NAME_ROOM || at - start > WALK_ROOM - NAME_ROOM)
-            break;
-        long n = bpf_probe_read_kernel_str(&e->data[at], NAME_ROOM, BPF_CORE_READ(d, d_name.name));
-        if (n <= 0)
-            break;
-        *end = at + n;
-        d = parent;
-    }
-    if (flag) {
-        e->flags |= flag;
+    bpf_loop(WALK_STEPS, step, &w, 0);
+    if (w.flag) {
+        e->flags |= w.flag;
         *end = start;
         return 0;
     }
@@ -541,7 +556,7 @@ static __always_inline int on_write(struct task_struct *task, u32 scope, int fd,
             return 0;
         if (ro.watches[i].inode != number || ro.watches[i].device != device)
             continue;
-        char header[HEADER];
+        char header[HEADER] __attribute__((aligned(8)));
         struct event *e = (void *)header;
         begin(e, WROTE, scope);
         e->detail = i;
@@ -578,7 +593,7 @@ static __always_inline u8 of_socketcall(struct event *e)
     return what == 3 ? CONNECT : what == 11 ? SENDTO : what == 16 ? SENDMSG : what == 20 ? SENDMMSG : 0;
 }
 
-static __always_inline void put_args(u64 *args, struct pt_regs *regs, __attribute__((unused)) int compat)
+static __always_inline void put_args(u64 *args, struct pt_regs *regs, int compat)
 {
 #if defined(__TARGET_ARCH_x86)
     if (compat) {
@@ -689,9 +704,10 @@ int on_exec(u64 *ctx)
     struct event *e = begin_long(OF_EXEC, EXEC, (u32)ctx[1] != (u32)task->pid ? scope | THREAD_EXEC : scope);
     if (!e)
         return 0;
-    if (put_text(OF_EXEC, PATH, (u64)BPF_CORE_READ(binary, filename), 1) > 0)
-        walk_base(OF_EXEC, BASE, AT_FDCWD);
+    int relative = put_text(OF_EXEC, PATH, (u64)BPF_CORE_READ(binary, filename), 1) > 0;
     walk_file(OF_EXEC, RESOLVED, BPF_CORE_READ(task, mm, exe_file));
+    if (relative)
+        walk_base(OF_EXEC, BASE, AT_FDCWD);
     u64 from = BPF_CORE_READ(task, mm, arg_start);
     u64 length = BPF_CORE_READ(task, mm, arg_end) - from;
     u64 at = AT_MOST((u64)*(volatile u32 *)&e->end, sizeof(e->data) - ARGV_ROOM);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,17 @@ EBPF = ("--kernel", "ebpf", "--require", "kernel")
 STRACE = ("--kernel", "strace", "--require", "kernel")
 ARTIFACTS = ("observation-health.json", "capability-surface.json", "correlation-report.json")
 DECISION = {"type": "assay.tool.decision", "source": "test"}
+
+SEQUENCE = Path(__file__).parents[1] / "kernel" / "programs" / "sequence.c"
+
+
+@pytest.fixture(scope="module")
+def sequence(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Work in a fixed order."""
+    program = tmp_path_factory.mktemp("programs") / "sequence"
+    subprocess.run(["gcc", "-O1", "-w", "-o", program, SEQUENCE], check=True)
+    return program
+
 
 needs_ebpf = pytest.mark.skipif(bool(probe_ebpf()), reason=probe_ebpf() or "it loads")
 needs_strace = pytest.mark.skipif(bool(probe_strace()), reason=probe_strace() or "it traces")
@@ -52,8 +64,8 @@ def policy_log(place: Place) -> Path:
 def sequence_run(place: Place, sequence: Path, feed: tuple[str, ...], name: str) -> Path:
     """Recorded under one name, and moved out of the way: so that its paths are the same."""
     policy = policy_log(place)
-    words = (*feed, "--policy", policy, "--run-id", "sequence", "--workspace", "empty")
-    run = observe(place, *words, "--", sequence)
+    words = ("--run-id", "sequence", "--workspace", "empty")
+    run = observe(place, *feed, "--policy", policy, *words, "--", sequence)
     assert run.done.code == 0, run.done.err
     kept = place.root / name
     shutil.move(run.folder, kept)

@@ -1,0 +1,48 @@
+"""`python -m tests.kernel.guard`: plays the guard. A line of a folder and a program's words starts
+one there, waits for its tree, and answers how it ended. The end of the input is the guard's end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from stream.proctable import become_subreaper
+from stream.recorder.cgroup import enter_cgroup
+
+
+def run(folder: str, *argv: str) -> int:
+    null = subprocess.DEVNULL
+    stdout = int(os.environ.get("STDOUT_OF_PROGRAM", null))
+    try:
+        program = subprocess.Popen(
+            argv, cwd=folder, start_new_session=True, stdin=null, stdout=stdout
+        )
+    except OSError as error:
+        return -(error.errno or 0)
+    code = 0
+    while True:
+        try:
+            pid, status = os.wait()  # orphans of the program come to us
+        except ChildProcessError:
+            program.returncode = code
+            return code
+        if pid == program.pid:
+            code = os.waitstatus_to_exitcode(status)
+
+
+def main() -> None:
+    become_subreaper()
+    cgroup = enter_cgroup()
+    print(json.dumps(str(cgroup.path) if cgroup else None), flush=True)
+    for line in sys.stdin:
+        Path("/etc/passwd").read_bytes()  # what it does itself is no part of a run
+        print(run(*json.loads(line)), flush=True)
+    if cgroup:
+        cgroup.remove()
+
+
+if __name__ == "__main__":
+    main()

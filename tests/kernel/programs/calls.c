@@ -1,0 +1,465 @@
+// calls CASE…: each case makes its calls in the working directory, in the order that the tests have.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/io_uring.h>
+#include <linux/openat2.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#ifndef SYS_fchmodat2
+#define SYS_fchmodat2 452
+#endif
+#define HERE AT_FDCWD
+
+#define call(...) syscall(__VA_ARGS__)
+
+static int folder(const char *name) { return call(SYS_openat, HERE, name, O_PATH | O_DIRECTORY); }
+
+static void opens(void)
+{
+    struct open_how how = {.flags = O_RDWR | O_CREAT, .mode = 0640, .resolve = RESOLVE_NO_SYMLINKS};
+    int at = folder("sub");
+#ifdef SYS_open
+    call(SYS_open, "given", O_RDONLY, 07777);
+    call(SYS_open, "none", O_WRONLY);
+    call(SYS_creat, "created", 0600);
+#endif
+    call(SYS_openat, HERE, "link", O_RDONLY | O_DIRECTORY, 0755);
+    call(SYS_openat, at, "none", O_RDWR | O_APPEND);
+    call(SYS_openat, at, "../given", O_RDONLY);
+    call(SYS_openat, at, "/dev/null", O_WRONLY | O_TRUNC);
+    call(SYS_openat, HERE, ".", O_TMPFILE | O_RDWR, 0600);
+    call(SYS_openat2, HERE, "two", &how, sizeof how);
+    call(SYS_openat2, at, "none/x", &how, sizeof how);
+    call(SYS_openat2, at, "x", &how, 4);
+    call(SYS_openat, HERE, "/", O_RDONLY);
+    call(SYS_openat, 99, "x", O_RDONLY);
+}
+
+static void changes(void)
+{
+    int at = folder("sub"), fd = call(SYS_openat, HERE, "given", O_RDWR);
+#ifdef SYS_mkdir
+    call(SYS_mkdir, "d1", 0700);
+    call(SYS_rmdir, "d1");
+    call(SYS_mknod, "n1", S_IFIFO | 0600, 0);
+    call(SYS_rename, "n1", "n2");
+    call(SYS_link, "n2", "n3");
+    call(SYS_symlink, "../target", "s1");
+    call(SYS_chmod, "n3", 0640);
+    call(SYS_chown, "n3", 1, 2);
+    call(SYS_lchown, "s1", 3, -1);
+    call(SYS_unlink, "n2");
+    call(SYS_unlink, "none");
+#endif
+    call(SYS_mkdirat, at, "d2", 0750);
+    call(SYS_mknodat, at, "f", S_IFREG | 0644, 0);
+    call(SYS_renameat, at, "f", HERE, "f2");
+    call(SYS_renameat2, HERE, "f2", at, "f3", RENAME_NOREPLACE);
+    call(SYS_linkat, at, "f3", HERE, "f4", AT_SYMLINK_FOLLOW);
+    call(SYS_linkat, fd, "", at, "f5", AT_EMPTY_PATH);
+    call(SYS_symlinkat, "/nowhere", at, "s2");
+    call(SYS_fchmod, fd, 04711);
+    call(SYS_fchmodat, at, "f3", 0600);
+    call(SYS_fchmodat2, at, "s2", 0600, AT_SYMLINK_NOFOLLOW);
+    call(SYS_fchown, fd, 5, 6);
+    call(SYS_fchownat, at, "f3", -1, 7, 0);
+    call(SYS_fchownat, fd, "", 8, 9, AT_EMPTY_PATH);
+    call(SYS_truncate, "given", 1L << 33);
+    call(SYS_ftruncate, fd, 5);
+    call(SYS_ftruncate, fd, -1L);
+    call(SYS_ftruncate, 99, 1);
+    call(SYS_unlinkat, at, "f3", 0);
+    call(SYS_unlinkat, at, "d2", AT_REMOVEDIR);
+}
+
+static struct sockaddr_in internet(int last, int port)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(port)};
+    a.sin_addr.s_addr = htonl(0x7f000000 + last);
+    return a;
+}
+
+static void peers(void)
+{
+    struct sockaddr_in one = internet(2, 77), two = internet(3, 78);
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons(79)};
+    struct sockaddr_un local = {.sun_family = AF_UNIX, .sun_path = "nobody.sock"};
+    struct iovec word = {"hello", 5};
+    struct mmsghdr several[2] = {{.msg_hdr = {&one, sizeof one, &word, 1}},
+                                 {.msg_hdr = {&two, sizeof two, &word, 1}}};
+    struct msghdr nobody = {.msg_iov = &word, .msg_iovlen = 1};
+    int udp = socket(AF_INET, SOCK_DGRAM, 0), unix_ = socket(AF_UNIX, SOCK_STREAM, 0);
+    int tcp = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    six.sin6_addr.s6_addr[15] = 1;
+    call(SYS_sendto, udp, "x", 1, 0, &one, sizeof one);
+    call(SYS_sendmsg, udp, &several[1].msg_hdr, 0);
+    call(SYS_sendmmsg, udp, several, 2, 0);
+    call(SYS_connect, udp, &one, sizeof one);
+    call(SYS_sendto, udp, "x", 1, 0, NULL, 0);
+    call(SYS_sendmsg, udp, &nobody, 0);
+    call(SYS_connect, tcp, &two, sizeof two);
+    call(SYS_connect, socket(AF_INET6, SOCK_DGRAM, 0), &six, sizeof six);
+    call(SYS_connect, unix_, &local, sizeof local);
+    memcpy(local.sun_path, "\0hidden", 7);
+    call(SYS_connect, unix_, &local, 2 + 7);
+    call(SYS_connect, udp, (void *)8, 16);
+}
+
+static void odd(void)
+{
+    char *path = malloc(8192), name[256];
+    memset(path, '/', 8192);
+    memcpy(path + 4092, "tmp", 4);
+    call(SYS_openat, HERE, path, O_RDONLY);  // 4,095 bytes
+    memset(path, 'x', 8192);
+    path[5000] = 0;
+    call(SYS_openat, HERE, path, O_RDONLY);
+    call(SYS_openat, HERE, NULL, O_RDONLY);
+    call(SYS_openat, HERE, "", O_RDONLY);
+    call(SYS_openat, HERE, "a\n\"q\\\xff\xfe\x01", O_RDONLY | O_CREAT, 0600);
+    call(SYS_renameat, HERE, "given", HERE, NULL);
+    call(SYS_mkdirat, HERE, (char *)8, 0700);
+    call(SYS_execve, (char *)8, NULL, NULL);
+    int gone = call(SYS_openat, HERE, "gone", O_CREAT | O_RDWR, 0600);
+    call(SYS_unlinkat, HERE, "gone", 0);
+    sprintf(name, "/proc/self/fd/%d", gone);
+    call(SYS_openat, HERE, name, O_RDONLY);
+    call(SYS_fchmod, gone, 0644);
+    int ends[2];
+    if (pipe(ends))
+        exit(1);
+    sprintf(name, "/proc/self/fd/%d", ends[0]);
+    call(SYS_openat, HERE, name, O_RDONLY | O_NONBLOCK);
+}
+
+// Deeper than what is followed; then, once it is too deep, up again.
+static void deep(void)
+{
+    for (int i = 0; i < 300; i++) {
+        call(SYS_mkdirat, HERE, "d", 0700);
+        if (chdir("d"))
+            exit(1);
+        if (i == 99 || i == 299)
+            call(SYS_openat, HERE, "leaf", O_CREAT | O_WRONLY, 0600);
+    }
+    call(SYS_openat, HERE, "none", O_RDONLY);
+}
+
+// 32-bit calls of a 64-bit program: pointers below 4 GiB.
+static void compat(void)
+{
+#ifdef __x86_64__
+    char *low = mmap((void *)0x10000000, 4096, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    struct sockaddr_in *peer = (void *)(low + 1024);
+    unsigned *args = (void *)(low + 2048);
+    int udp = socket(AF_INET, SOCK_DGRAM, 0), free_ = socket(AF_INET, SOCK_DGRAM, 0);
+#define int80(nr, a, b, c, d, e) ({ long r_; register long d_ asm("rsi") = (long)(d);            \
+    register long e_ asm("rdi") = (long)(e);                                                     \
+    asm volatile("int $0x80" : "=a"(r_)                                                          \
+        : "a"(nr), "b"((long)(a)), "c"((long)(b)), "d"((long)(c)), "r"(d_), "r"(e_) : "memory"); r_; })
+    strcpy(low, "given");
+    strcpy(low + 512, "moved");
+    *peer = internet(2, 77);
+    int80(5, low, O_RDONLY, 0, 0, 0);
+    int80(8, low + 512, 0600, 0, 0, 0);
+    int80(295, HERE, low, O_RDWR | O_CREAT, 0640, 0);
+    int80(182, low, 0xffff, 7, 0, 0);
+    int80(198, low, -1, 70000, 0, 0);
+    int80(92, low, 9, 0, 0, 0);
+    int80(193, low, 5, 2, 0, 0);
+    int80(38, low, low + 512, 0, 0, 0);
+    int80(9, low + 512, low, 0, 0, 0);
+    int80(10, low + 512, 0, 0, 0, 0);
+    int80(83, low, low + 512, 0, 0, 0);
+    int80(302, HERE, low + 512, HERE, low, 0);
+    int80(301, HERE, low, 0, 0, 0);
+    int80(39, low, 0700, 0, 0, 0);
+    int80(40, low, 0, 0, 0, 0);
+    int80(14, low, S_IFIFO | 0600, 0, 0, 0);
+    int80(15, low, 0611, 0, 0, 0);
+    int80(362, udp, peer, sizeof *peer, 0, 0);
+    args[0] = udp, args[1] = (unsigned)(long)peer, args[2] = sizeof *peer;
+    int80(102, 3, args, 0, 0, 0);
+    args[0] = free_, args[1] = (unsigned)(long)low, args[2] = 1, args[3] = 0;
+    args[4] = (unsigned)(long)peer, args[5] = sizeof *peer;
+    int80(102, 11, args, 0, 0, 0);
+    unsigned *message = args + 16;
+    memset(message, 0, 64);
+    message[0] = (unsigned)(long)peer, message[1] = sizeof *peer;
+    args[0] = free_, args[1] = (unsigned)(long)message, args[2] = 0;
+    int80(102, 16, args, 0, 0, 0);
+    int80(370, free_, message, 0, 0, 0);
+    int80(11, low + 512, 0, 0, 0, 0);
+#endif
+}
+
+static void *opens_one(void *path) { return (void *)call(SYS_openat, HERE, path, O_RDONLY); }
+static void *executes(void *word)
+{
+    char *argv[] = {"/proc/self/exe", word, NULL}, *env[] = {NULL};
+    call(SYS_execve, argv[0], argv, env);
+    return NULL;
+}
+
+static void thread(void)
+{
+    pthread_t other;
+    pthread_create(&other, NULL, opens_one, "from-thread");
+    pthread_join(other, NULL);
+    pthread_create(&other, NULL, executes, "nothing");
+    pthread_join(other, NULL);
+}
+
+static void execs(void)
+{
+    char *argv[] = {"first", "a\xff b", "", NULL}, *env[] = {NULL};
+    int sub = folder("sub"), self = call(SYS_openat, HERE, "/proc/self/exe", O_RDONLY);
+    call(SYS_execve, "none", argv, env);
+    call(SYS_execveat, sub, "none", argv, env, AT_SYMLINK_NOFOLLOW);
+    call(SYS_execveat, 99, "", argv, env, AT_EMPTY_PATH);
+    if (!fork()) {
+        call(SYS_execveat, self, "", argv, env, AT_EMPTY_PATH);
+        _exit(1);
+    }
+    wait(NULL);
+    if (!fork()) {
+        call(SYS_execve, "script", argv, env);
+        _exit(1);
+    }
+    wait(NULL);
+}
+
+static void families(void)
+{
+    int status;
+    if (!fork()) {
+        setsid();
+        if (!fork()) {
+            call(SYS_openat, HERE, "from-daemon", O_RDONLY);
+            _exit(3);
+        }
+        _exit(0);
+    }
+    wait(&status);
+    pid_t child = fork();
+    if (!child)
+        for (;;)
+            pause();
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+}
+
+// Each of the two threads may be the last: the group ends once.
+static void *leaves(void *gate)
+{
+    char byte;
+    if (read(*(int *)gate, &byte, 1) >= 0)
+        call(SYS_exit, 0);
+    return NULL;
+}
+static void endings(void)
+{
+    for (int i = 0; i < 200; i++)
+        if (!fork()) {
+            int gate[2];
+            pthread_t other;
+            if (pipe(gate))
+                exit(1);
+            pthread_create(&other, NULL, leaves, &gate[0]);
+            close(gate[1]);
+            call(SYS_exit, 0);
+        }
+    while (wait(NULL) > 0)
+        ;
+}
+
+// Until a task that does nothing but to go to sleep in one call sleeps in it.
+static void await_sleep(const char *folder)
+{
+    char name[64], text[512], *state;
+    sprintf(name, "%s/stat", folder);
+    do {
+        FILE *file = fopen(name, "r");
+        if (!file || !fgets(text, sizeof text, file))
+            exit(1);
+        fclose(file);
+        state = strrchr(text, ')');
+    } while (!state || state[2] != 'S');
+}
+
+static void blocked(void)
+{
+    char name[64];
+    mkfifo("fifo", 0600);
+    pid_t child = fork();
+    if (!child) {
+        call(SYS_openat, HERE, "fifo", O_RDONLY);
+        _exit(0);
+    }
+    sprintf(name, "/proc/%d", child);
+    await_sleep(name);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+}
+
+static char changing[64] = "fifo";
+static volatile int sleeper;
+static void *opens_changing(void *nothing)
+{
+    sleeper = call(SYS_gettid);
+    call(SYS_openat, HERE, changing, O_RDONLY);
+    return nothing;
+}
+static void changed(void)
+{
+    char name[64];
+    pthread_t other;
+    mkfifo("fifo", 0600);
+    pthread_create(&other, NULL, opens_changing, NULL);
+    while (!sleeper)
+        ;
+    sprintf(name, "/proc/self/task/%d", sleeper);
+    await_sleep(name);
+    strcpy(changing, "innocent");
+    call(SYS_openat, HERE, "fifo", O_WRONLY);
+    pthread_join(other, NULL);
+}
+
+// What a path says when the call returns need not be what it said when it was looked up.
+static volatile char flipped[64] = "flip-A";
+static volatile int is_going = 1;
+static void *flips(void *nothing)
+{
+    while (is_going) {
+        flipped[5] = 'B';
+        for (volatile int i = 0; i < 60; i++)
+            ;
+        flipped[5] = 'A';
+        for (volatile int i = 0; i < 60; i++)
+            ;
+    }
+    return nothing;
+}
+static void race(void)
+{
+    pthread_t other;
+    int wrong = 0;
+    pthread_create(&other, NULL, flips, NULL);
+    for (int i = 0; i < 3000; i++) {
+        int fd = open((char *)flipped, O_RDONLY);
+        char byte = 0;
+        if (fd < 0 || read(fd, &byte, 1) != 1)
+            wrong++;
+        else  // what was really read: the file of that name is opened for it once more
+            call(SYS_openat, HERE, byte == 'A' ? "read-A" : "read-B", O_RDONLY);
+        close(fd);
+    }
+    is_going = 0;
+    pthread_join(other, NULL);
+    exit(wrong);
+}
+
+static void uring(void)
+{
+    struct io_uring_params p = {0};
+    int ring = call(SYS_io_uring_setup, 16, &p), udp = socket(AF_INET, SOCK_DGRAM, 0);
+    if (ring < 0)
+        exit(77);
+    char *queue = mmap(0, p.sq_off.array + p.sq_entries * 4, PROT_READ | PROT_WRITE,
+                       MAP_SHARED | MAP_POPULATE, ring, IORING_OFF_SQ_RING);
+    struct io_uring_sqe *e = mmap(0, p.sq_entries * sizeof *e, PROT_READ | PROT_WRITE,
+                                  MAP_SHARED | MAP_POPULATE, ring, IORING_OFF_SQES);
+    unsigned *tail = (void *)(queue + p.sq_off.tail), *list = (void *)(queue + p.sq_off.array);
+    struct sockaddr_in peer = internet(3, 88);
+    struct open_how how = {.flags = O_WRONLY | O_CREAT, .mode = 0600};
+    memset(e, 0, p.sq_entries * sizeof *e);
+#define OP(i, op, at, one, ...) e[i] = (struct io_uring_sqe){.opcode = op, .fd = at,             \
+        .addr = (unsigned long)(one), .user_data = i, .flags = IOSQE_IO_LINK, __VA_ARGS__}
+    OP(0, IORING_OP_OPENAT, HERE, "given", .open_flags = O_RDONLY);
+    OP(1, IORING_OP_OPENAT2, HERE, "by-ring", .off = (unsigned long)&how, .len = sizeof how);
+    OP(2, IORING_OP_CONNECT, udp, &peer, .off = sizeof peer);
+    OP(3, IORING_OP_MKDIRAT, HERE, "ring-dir", .len = 0700);
+    OP(4, IORING_OP_SYMLINKAT, HERE, "target", .off = (unsigned long)"ring-link");
+    OP(5, IORING_OP_LINKAT, HERE, "given", .off = (unsigned long)"ring-hard", .len = HERE);
+    OP(6, IORING_OP_RENAMEAT, HERE, "ring-hard", .off = (unsigned long)"ring-moved", .len = HERE);
+    OP(7, IORING_OP_UNLINKAT, HERE, "ring-moved", .unlink_flags = 0);
+    OP(8, IORING_OP_UNLINKAT, HERE, "ring-dir", .unlink_flags = AT_REMOVEDIR);
+    OP(9, IORING_OP_OPENAT, HERE, "none", .open_flags = O_RDONLY);
+    e[9].flags = IOSQE_ASYNC;
+    for (int i = 0; i < 10; i++)
+        list[i] = i;
+    __atomic_store_n(tail, 10, __ATOMIC_RELEASE);
+    call(SYS_io_uring_enter, ring, 10, 10, IORING_ENTER_GETEVENTS, NULL, 0);
+}
+
+static void uring_send(void)
+{
+    struct io_uring_params p = {0};
+    int ring = call(SYS_io_uring_setup, 4, &p), udp = socket(AF_INET, SOCK_DGRAM, 0);
+    char *queue = mmap(0, p.sq_off.array + p.sq_entries * 4, PROT_READ | PROT_WRITE,
+                       MAP_SHARED | MAP_POPULATE, ring, IORING_OFF_SQ_RING);
+    struct io_uring_sqe *e = mmap(0, p.sq_entries * sizeof *e, PROT_READ | PROT_WRITE,
+                                  MAP_SHARED | MAP_POPULATE, ring, IORING_OFF_SQES);
+    struct sockaddr_in peer = internet(3, 88);
+    struct iovec word = {"hello", 5};
+    struct msghdr message = {&peer, sizeof peer, &word, 1};
+    memset(e, 0, sizeof *e);
+    *e = (struct io_uring_sqe){.opcode = IORING_OP_SENDMSG, .fd = udp,
+                               .addr = (unsigned long)&message, .len = 1};
+    *(unsigned *)(queue + p.sq_off.array) = 0;
+    __atomic_store_n((unsigned *)(queue + p.sq_off.tail), 1, __ATOMIC_RELEASE);
+    call(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0);
+}
+
+// Into the pipe or file that is descriptor 1, in every way that there is.
+static void writes(void)
+{
+    struct iovec words[2] = {{"two ", 4}, {"words", 5}};
+    int ends[2], given = call(SYS_openat, HERE, "given", O_RDONLY);
+    if (pipe(ends) || write(ends[1], "12345678", 8) != 8)
+        exit(1);
+    call(SYS_write, 1, "one", 3);
+    call(SYS_write, ends[1], "elsewhere", 9);
+    call(SYS_writev, 1, words, 2);
+    call(SYS_pwritev2, 1, words, 2, -1, -1, 0);
+    call(SYS_sendfile, 1, given, NULL, 5);
+    call(SYS_tee, ends[0], 1, 8, 0);
+    call(SYS_splice, ends[0], NULL, 1, NULL, 6, 0);
+    call(SYS_vmsplice, 1, words, 1, 0);
+    call(SYS_write, 1, "", 0);
+    call(SYS_write, 1, (char *)8, 4);
+}
+
+
+static void nothing(void) {}
+
+static struct { const char *name; void (*run)(void); } cases[] = {
+    {"opens", opens}, {"changes", changes}, {"peers", peers}, {"odd", odd}, {"deep", deep},
+    {"compat", compat}, {"thread", thread}, {"execs", execs}, {"families", families},
+    {"endings", endings}, {"blocked", blocked}, {"race", race}, {"changed", changed}, {"uring", uring},
+    {"uring_send", uring_send}, {"writes", writes}, {"nothing", nothing},
+};
+
+int main(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        for (unsigned k = 0; k < sizeof cases / sizeof *cases; k++)
+            if (!strcmp(argv[i], cases[k].name))
+                cases[k].run();
+    return 0;
+}

@@ -1,0 +1,325 @@
+"""Each call is seen once, with what it was given, what it reached and how it ended."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel.rig import Recorded, expected, run, told
+
+pytestmark = pytest.mark.usefixtures("kernel_feed")
+LEGACY = platform.machine() == "x86_64"  # younger machines never had these calls
+O_BOTH = os.O_CREAT | os.O_RDWR
+NOENT, BADF, FAULT = -errno.ENOENT, -errno.EBADF, -errno.EFAULT
+
+
+def made(recorded: Recorded) -> list[dict[str, Any]]:
+    """What the program did between its start and its end; the books must be right."""
+    assert recorded.capture.cgroup == "clean", recorded.capture
+    assert recorded.is_balanced
+    assert recorded.capture.dropped == recorded.capture.misses == recorded.capture.lost_forks == 0
+    assert recorded.capture.unknown_loss == ""
+    assert recorded.gaps == []
+    said = [told(event) for event in recorded.events]
+    assert said[0]["call"] == "exec"
+    assert said[-1]["call"] == "exit"
+    return said[1:-1]
+
+
+def test_opens(calls: Path, place: Path) -> None:
+    sub, given = str(place / "sub"), str(place / "given")
+    create = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
+    temporary = os.O_TMPFILE | os.O_RDWR
+    folder = os.O_PATH | os.O_DIRECTORY
+    seen = made(run(place, calls, "opens"))
+    unnamed = seen[-6]
+    assert unnamed.pop("resolved").startswith(f"{place}/#")
+    assert seen == [
+        expected("openat", 3, "sub", resolved=sub, flags=folder),
+        *(
+            [
+                expected("open", 4, "given", resolved=given),
+                expected("open", NOENT, "none", base=str(place), flags=os.O_WRONLY),
+                expected("creat", 5, "created", resolved=f"{place}/created", flags=create)
+                | {"mode": 0o600},
+            ]
+            if LEGACY
+            else []
+        ),
+        expected("openat", 6, "link", resolved=sub, flags=os.O_DIRECTORY),
+        expected("openat", NOENT, "none", base=sub, flags=os.O_RDWR | os.O_APPEND),
+        expected("openat", 7, "../given", resolved=given),
+        expected("openat", 8, "/dev/null", resolved="/dev/null", flags=os.O_WRONLY | os.O_TRUNC),
+        expected("openat", 9, ".", flags=temporary, mode=0o600, marks=["unreachable"]),
+        expected("openat2", 10, "two", resolved=f"{place}/two", flags=O_BOTH, mode=0o640)
+        | {"resolve": 4},
+        expected("openat2", NOENT, "none/x", base=sub, flags=O_BOTH, mode=0o640, resolve=4),
+        expected("openat2", -errno.EINVAL, "x", base=sub, flags=O_BOTH),
+        expected("openat", 11, "/", resolved="/"),
+        expected("openat", BADF, "x"),
+    ]
+
+
+def test_changes(calls: Path, place: Path) -> None:
+    sub, given = str(place / "sub"), str(place / "given")
+    here, there = {"base": str(place)}, {"base": sub}
+    to_here, to_there = {"to_base": str(place)}, {"to_base": sub}
+    seen = made(run(place, calls, "changes"))
+    assert seen[:2] == [
+        expected("openat", 3, "sub", resolved=sub, flags=os.O_PATH | os.O_DIRECTORY),
+        expected("openat", 4, "given", resolved=given, flags=os.O_RDWR),
+    ]
+    legacy = [
+        expected("mkdir", 0, "d1", **here, mode=0o700),
+        expected("rmdir", 0, "d1", **here),
+        expected("mknod", 0, "n1", **here, mode=stat.S_IFIFO | 0o600),
+        expected("rename", 0, "n1", **here, to_path="n2", **to_here),
+        expected("link", 0, "n2", **here, to_path="n3", **to_here),
+        expected("symlink", 0, "../target", to_path="s1", **to_here),
+        expected("chmod", 0, "n3", **here, mode=0o640),
+        expected("chown", 0, "n3", **here, uid=1, gid=2),
+        expected("lchown", 0, "s1", **here, uid=3),
+        expected("unlink", 0, "n2", **here),
+        expected("unlink", NOENT, "none", **here),
+    ]
+    first = legacy if LEGACY else []
+    assert seen[2 : 2 + len(first)] == first
+    last = seen[2 + len(first) :]
+    follow, empty, no_follow, remove = 0x400, 0x1000, 0x100, 0x200
+    symlink_mode = last[9].pop("ret")  # of a symlink: some kernels refuse it
+    assert symlink_mode in (0, -errno.EOPNOTSUPP)
+    assert last == [
+        expected("mkdirat", 0, "d2", **there, mode=0o750),
+        expected("mknodat", 0, "f", **there, mode=stat.S_IFREG | 0o644),
+        expected("renameat", 0, "f", **there, to_path="f2", **to_here),
+        expected("renameat2", 0, "f2", **here, to_path="f3", **to_there, flags=1),
+        expected("linkat", 0, "f3", **there, to_path="f4", **to_here, flags=follow),
+        expected("linkat", 0, "", resolved=given, to_path="f5", **to_there, flags=empty),
+        expected("symlinkat", 0, "/nowhere", to_path="s2", **to_there),
+        expected("fchmod", 0, resolved=given, mode=0o4711),
+        expected("fchmodat", 0, "f3", **there, mode=0o600),
+        expected("fchmodat2", None, "s2", **there, mode=0o600, flags=no_follow),
+        expected("fchown", 0, resolved=given, uid=5, gid=6),
+        expected("fchownat", 0, "f3", **there, gid=7),
+        expected("fchownat", 0, "", resolved=given, uid=8, gid=9, flags=empty),
+        expected("truncate", 0, "given", **here, size=1 << 33),
+        expected("ftruncate", 0, resolved=given, size=5),
+        expected("ftruncate", -errno.EINVAL, resolved=given, size=-1),
+        expected("ftruncate", BADF, size=1),
+        expected("unlinkat", 0, "f3", **there),
+        expected("rmdir", 0, "d2", **there, flags=remove),
+    ]
+
+
+def test_peers(calls: Path, place: Path) -> None:
+    one, two = "127.0.0.2:77", "127.0.0.3:78"
+    seen = made(run(place, calls, "peers"))
+    assert seen[4].pop("ret") in (-errno.EINPROGRESS, -errno.ECONNREFUSED)
+    assert seen == [
+        expected("sendto", 1, peer=one),
+        expected("sendmsg", 5, peer=two),
+        expected("sendmmsg", 2, peer=one, marks=["first_only"]),
+        expected("connect", 0, peer=one),
+        # two sends to whom it is connected name nobody
+        expected("connect", None, peer=two),
+        expected("connect", 0, peer="[::1]:79"),
+        expected("connect", NOENT, peer="unix:nobody.sock"),
+        expected("connect", -errno.ECONNREFUSED, peer="unix:@hidden"),
+        expected("connect", FAULT, marks=["fault"]),
+    ]
+
+
+def test_odd_paths(calls: Path, place: Path) -> None:
+    here = str(place)
+    seen = made(run(place, calls, "odd"))
+    assert len(seen[0]["path"]) == 4095
+    assert seen[0] == expected("openat", seen[0]["ret"], "/" * 4092 + "tmp", resolved="/tmp")
+    assert seen[1] == expected(
+        "openat", -errno.ENAMETOOLONG, "x" * 4096, base=here, marks=["truncated"]
+    )
+    assert seen[2:9] == [
+        expected("openat", FAULT, marks=["fault"]),
+        expected("openat", NOENT, "", base=here),
+        expected("openat", 4, 'a\n"q\\\\\\xff\\xfe\x01', flags=os.O_CREAT, mode=0o600)
+        | {"resolved": f'{here}/a\n"q\\\\\\xff\\xfe\x01'},
+        expected("renameat", FAULT, "given", base=here, marks=["fault"]),
+        expected("mkdirat", FAULT, mode=0o700, marks=["fault"]),
+        expected("execve", FAULT, marks=["fault"]),
+        expected("openat", 5, "gone", resolved=f"{here}/gone", flags=O_BOTH, mode=0o600),
+    ]
+    gone = {"resolved": f"{here}/gone", "marks": ["unreachable"]}
+    assert seen[9:] == [
+        expected("unlinkat", 0, "gone", base=here),
+        expected("openat", 6, "/proc/self/fd/5", **gone),
+        expected("fchmod", 0, mode=0o644, **gone),
+        expected("openat", 9, "/proc/self/fd/7", flags=os.O_NONBLOCK, marks=["unreachable"]),
+    ]
+
+
+def test_paths_deeper_than_what_is_followed(calls: Path, place: Path) -> None:
+    recorded = run(place, calls, "deep")
+    made(recorded)
+    within, beyond = recorded.at("leaf")
+    assert within.resolved == f"{place}{'/d' * 100}/leaf"
+    assert within.marks == []
+    assert (beyond.ret, beyond.resolved, beyond.marks) == (4, None, ["walk_cut"])
+    failed = recorded.one("none")
+    assert (failed.ret, failed.base, failed.marks) == (NOENT, None, ["walk_cut"])
+
+
+@pytest.mark.skipif(not LEGACY, reason="32-bit calls are followed on x86-64 only")
+def test_32_bit_calls(calls: Path, place: Path) -> None:
+    here = {"base": str(place), "marks": ["compat"]}
+    moved = {"to_path": "moved", "to_base": str(place)}
+    back = {"to_path": "given", "to_base": str(place)}
+    given = {"resolved": str(place / "given"), "marks": ["compat"]}
+    create = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
+    peer = {"peer": "127.0.0.2:77", "marks": ["compat"]}
+    assert made(run(place, calls, "compat")) == [
+        expected("open", 5, "given", **given),
+        expected("creat", 6, "moved", flags=create, mode=0o600)
+        | {"resolved": f"{place}/moved", "marks": ["compat"]},
+        expected("openat", 7, "given", **given, flags=O_BOTH, mode=0o640),
+        expected("chown", 0, "given", **here, gid=7),
+        expected("lchown", 0, "given", **here, gid=70000),
+        expected("truncate", 0, "given", **here, size=9),
+        expected("truncate", 0, "given", **here, size=(2 << 32) + 5),
+        expected("rename", 0, "given", **here, **moved),
+        expected("link", 0, "moved", **here, **back),
+        expected("unlink", 0, "moved", **here),
+        expected("symlink", 0, "given", **moved, marks=["compat"]),
+        expected("renameat", 0, "moved", **here, **back),
+        expected("unlinkat", 0, "given", **here),
+        expected("mkdir", 0, "given", **here, mode=0o700),
+        expected("rmdir", 0, "given", **here),
+        expected("mknod", 0, "given", **here, mode=stat.S_IFIFO | 0o600),
+        expected("chmod", 0, "given", **here, mode=0o611),
+        expected("connect", 0, **peer),
+        expected("connect", 0, **peer),
+        expected("sendto", 1, **peer),
+        expected("sendmsg", 0, **peer),
+        expected("sendmsg", 0, **peer),
+        expected("execve", NOENT, "moved", **here),
+    ]
+
+
+def test_execs(calls: Path, place: Path) -> None:
+    script = place / "script"
+    script.write_text("#!/bin/true an argument\n")
+    script.chmod(0o755)
+    recorded = run(place, calls, "execs")
+    said = made(recorded)
+    here = {"base": str(place)}
+    failed = [one for one in said if one["call"] in ("execve", "execveat")]
+    assert failed == [
+        expected("execve", NOENT, "none", **here),
+        expected("execveat", NOENT, "none", base=str(place / "sub"), flags=0x100),
+        expected("execveat", BADF, "", flags=0x1000),
+    ]
+    first, by_descriptor, by_script = recorded.of("exec")
+    assert first.path == first.resolved == str(calls)
+    assert first.argv == [str(calls), "execs"]
+    assert (by_descriptor.path, by_descriptor.resolved) == ("/dev/fd/4", str(calls))
+    assert by_descriptor.argv == ["first", "a\\xff b", ""]
+    assert (by_script.path, by_script.base) == ("script", str(place))
+    assert by_script.resolved == str(Path("/bin/true").resolve())
+    assert by_script.argv == ["/bin/true", "an argument", "script", "a\\xff b", ""]
+
+
+def test_long_arguments(place: Path) -> None:
+    word = "x" * 5000
+    first, last = run(place, "/bin/sh", "-c", "exec true $0 $0 $0 $0", word).of("exec")
+    assert first.argv == ["/bin/sh", "-c", "exec true $0 $0 $0 $0", word]
+    assert last.argv is not None
+    assert (last.argv[:4], last.marks) == (["true", word, word, word], ["truncated"])
+    assert sum(len(one) + 1 for one in last.argv) - 1 == 16383
+
+
+def test_threads_that_open_and_execute(calls: Path, place: Path) -> None:
+    recorded = run(place, calls, "thread")
+    made(recorded)
+    first, second = recorded.of("exec")
+    opened = recorded.one("from-thread")
+    assert opened.pid == first.pid != opened.tid
+    assert (first.marks, second.marks) == ([], ["thread_exec"])
+    assert second.pid == second.tid == first.pid
+    assert len(recorded.of("exit")) == 1
+
+
+def test_families(calls: Path, place: Path) -> None:
+    """A daemon is still of the tree; every process ends once, with what wait says."""
+    recorded = run(place, calls, "families")
+    made(recorded)
+    forks, exits = recorded.of("fork"), recorded.of("exit")
+    root = recorded.events[0].pid
+    assert len(forks) == 3
+    assert {fork.child for fork in forks} | {root} == {end.pid for end in exits}
+    daemon = recorded.one("from-daemon").pid
+    by_pid = {end.pid: end.status for end in exits}
+    assert by_pid[daemon] == 3 << 8
+    assert sorted(by_pid.values()) == [0, 0, 9, 3 << 8]
+
+
+def test_the_last_of_two_threads_ends_the_process_once(calls: Path, place: Path) -> None:
+    recorded = run(place, calls, "endings")
+    made(recorded)
+    ended = [end.pid for end in recorded.of("exit")]
+    assert len(ended) == len(set(ended)) == 201
+
+
+def test_a_call_that_never_returned_is_no_event(calls: Path, place: Path) -> None:
+    recorded = run(place, calls, "blocked")
+    made(recorded)
+    assert recorded.at("fifo") == recorded.of("mknodat", "mknod")
+    assert 9 in [end.status for end in recorded.of("exit")]
+
+
+def test_what_was_reached_is_told_whatever_the_path_became(calls: Path, place: Path) -> None:
+    (place / "flip-A").write_text("A")
+    (place / "flip-B").write_text("B")
+    recorded = run(place, calls, "race")
+    assert recorded.code == 0
+    opened = [event for event in recorded.of("openat") if "flip" in (event.path or "")]
+    read = [event for event in recorded.of("openat") if "read-" in (event.path or "")]
+    assert len(opened) == len(read) == 3000
+    assert [event.resolved for event in opened] == [
+        f"{place}/flip-{(event.path or '')[-1]}" for event in read
+    ]
+
+
+def test_a_path_that_was_changed_during_the_call(calls: Path, place: Path) -> None:
+    recorded = run(place, calls, "changed")
+    opened = recorded.one("innocent")
+    assert (opened.ret, opened.resolved) == (3, f"{place}/fifo")
+
+
+def test_io_uring(calls: Path, place: Path) -> None:
+    recorded = run(place, calls, "uring")
+    seen = made(recorded)
+    if recorded.code == 77:
+        assert recorded.capture.uring == "unused"
+        pytest.skip("io_uring is forbidden here")
+    assert seen.pop(0) == expected("io_uring_setup", 3)
+    here, to_here = {"base": str(place), "marks": ["uring"]}, {"to_base": str(place)}
+    large = 0o100000  # which the kernel adds
+    create = os.O_CREAT | os.O_WRONLY | large
+    assert seen == [
+        expected("openat", 5, "given", **here, flags=large),
+        expected("openat2", 6, "by-ring", **here, flags=create, mode=0o600),
+        expected("connect", 0, peer="127.0.0.3:88", marks=["uring"]),
+        expected("mkdirat", 0, "ring-dir", **here, mode=0o700),
+        expected("symlinkat", 0, "target", to_path="ring-link", **to_here, marks=["uring"]),
+        expected("linkat", 0, "given", **here, to_path="ring-hard", **to_here),
+        expected("renameat2", 0, "ring-hard", **here, to_path="ring-moved", **to_here),
+        expected("unlinkat", 0, "ring-moved", **here),
+        expected("rmdir", 0, "ring-dir", **here, flags=0x200),
+        expected("openat", NOENT, "none", **here, flags=large),
+    ]
+    assert recorded.capture.uring == "seen"
+    assert run(place, calls, "uring_send").capture.uring == "hole"
