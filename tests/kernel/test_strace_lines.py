@@ -92,16 +92,25 @@ def test_a_half_that_never_resumes_is_no_event() -> None:
             "1 +++ killed by SIGKILL +++",
             f"2 unlink({quoted('x')} <unfinished ...>) = ?",
             "2 +++ exited with 0 +++",
+            "3 ???() = ?",
         )
     )
     assert calls(items) == [event(1, "exit", status=9), event(2, "exit")]
     books = lines.books
-    assert (books.events, books.halves, books.unparsed) == (2, 2, 0)
+    assert (books.events, books.halves, books.unparsed) == (2, 3, 0)
 
 
-def test_a_call_that_starts_again_has_no_result() -> None:
-    restarted = "= ? ERESTARTSYS (To be restarted if SA_RESTART is set)"
-    items = read(f"1 openat({at('/here')}, {quoted('fifo')}, 0) {restarted}")
+@pytest.mark.parametrize(
+    "end",
+    [
+        ") = ? ERESTARTSYS (To be restarted if SA_RESTART is set)",
+        ") = ? <unavailable>",
+        " <unfinished ...>) = ? <unavailable>",
+    ],
+)
+def test_a_result_that_was_not_seen(end: str) -> None:
+    """It starts again, or the process was killed when it was about to return."""
+    items = read(f"1 openat({at('/here')}, {quoted('fifo')}, 0{end}")
     assert calls(items) == [event(1, "openat", path="fifo", base="/here")]
 
 
@@ -364,7 +373,15 @@ ARGUMENTS = st.lists(
 ).map(", ".join)
 ENDS = st.sampled_from(
     [
-        *(") = 0", ") = 3", ") = 3</x>", ") = ?", ") = -1 ENOENT (x)", " <unfinished ...>"),
+        *(
+            ") = 0",
+            ") = 3",
+            ") = 3</x>",
+            ") = ?",
+            ") = ? <unavailable>",
+            ") = -1 ENOENT (x)",
+            " <unfinished ...>",
+        ),
         *(
             " <pid changed to 2 ...>",
             ") = -1 (errno 99999999999)",

@@ -20,7 +20,7 @@ _NUMBERS = {name.encode(): value for value, name in errorcode.items()} | {
 _RESULT = re.compile(
     rb"\)\s+= (-?\d+|0x[0-9a-f]+|\?)(?:<([^<>]*)>(\(deleted\))?)?"
     rb"(?: /\* (\d+) in strace's PID NS \*/)?"
-    rb"(?: (E[A-Z0-9]+)(?: \(.*\))?| \(errno (\d+)\))?$"
+    rb"(?: (E[A-Z0-9]+)(?: \(.*\))?| \(errno (\d+)\)|( <unavailable>))?$"
 ).search
 _DELETED = " (deleted)"
 
@@ -40,9 +40,9 @@ def read_result(text: bytes) -> Result | None:
     found = _RESULT(text)
     if found is None:
         return None
-    value, file, deleted, child, name, errno = found.groups()
+    value, file, deleted, child, name, errno, unavailable = found.groups()
     if value == b"?":
-        return Result(found.start(), None, is_over=name is not None)
+        return Result(found.start(), None, is_over=bool(name or unavailable))
     ret: int | None = number(value)
     if name is not None:
         known = _NUMBERS.get(name)

@@ -39,7 +39,7 @@ _EXECS = frozenset(call.encode() for call in EXECS)
 _FORKS = frozenset(call.encode() for call in FORKS)
 _LINE = re.compile(
     rb"(\d+) +(\d+\.\d{9}) \(\+ +(\d+)\.(\d{9})\) "
-    rb"(?:(\w+)\(|<\.\.\. (\w+) resumed>|(---|\+\+\+) )(.*)",
+    rb"(?:([\w?]+)\(|<\.\.\. ([\w?]+) resumed>|(---|\+\+\+) )(.*)",
     re.DOTALL,
 ).fullmatch
 _CHANGED = re.compile(rb" <pid changed to \d+ \.\.\.>$").search
@@ -157,13 +157,17 @@ class Lines:
         elif call not in _KNOWN:
             self.books.besides += 1
         else:
-            told = tell(name := COMPAT.get(call.decode(), call.decode()), text[: result.start])
-            if told is None:
-                self._give_up()
-            else:
-                if name != call.decode():
-                    told.mark("compat")
-                self._called(tid, task, name, told, result)
+            self._known(tid, task, call.decode(), text[: result.start], result)
+
+    def _known(self, tid: int, task: Task, call: str, args: bytes, result: Result) -> None:
+        name = COMPAT.get(call, call)
+        told = tell(name, args.removesuffix(_UNFINISHED))
+        if told is None:
+            self._give_up()
+            return
+        if name != call:
+            told.mark("compat")
+        self._called(tid, task, name, told, result)
 
     def _called(self, tid: int, task: Task, call: str, told: Told, result: Result) -> None:
         if call in ("chdir", "fchdir"):
