@@ -55,9 +55,12 @@ class Wish(Struct, frozen=True, kw_only=True):
 
 
 class KernelWitness:
-    def __init__(self, recording: Recording, wish: Wish) -> None:
+    def __init__(
+        self, recording: Recording, wish: Wish, warn: Callable[[str], None] = lambda sentence: None
+    ) -> None:
         self._recording = recording
         self._wish = wish
+        self._warn = warn
         self._files = LayerFiles(recording.folder)
         self._testimony = Testimony(recording.run_id, recording.disclosure)
         self._surface = Surface()
@@ -86,6 +89,7 @@ class KernelWitness:
             if self._wish.is_required:
                 raise RequiredError(f"--require kernel: {error}") from None
             self._capture.reason = str(error)
+            self._warn(f"the kernel is not watched: {error}")
         else:
             self._feed = feed
             if isinstance(feed, StraceFeed):

@@ -73,6 +73,8 @@ def _closing(summary: RunSummary) -> Iterator[str]:
         yield f"{number(changed, 'path')} changed" if changed else "nothing was changed"
     if summary.changed_inside_git:
         yield f"{number(summary.changed_inside_git, 'path')} inside .git changed, in no patch"
+    if summary.kernel_layer is not None:
+        yield _seen(summary)
     if summary.commands:
         yield f"{number(summary.commands, 'call')} of wrapped programs"
     else:
@@ -80,6 +82,25 @@ def _closing(summary: RunSummary) -> Iterator[str]:
     statuses = (summary.alignment, summary.quality, summary.policy)
     if statuses != ("unknown",) * 3:  # nothing was asked for, and nothing stands out
         yield "alignment {}, quality {}, policy {}".format(*statuses)
+
+
+def _seen(summary: RunSummary) -> str:
+    """What the kernel layer is worth."""
+    if summary.kernel_layer == "absent":
+        return "the kernel was not watched: see observation-health.json"
+    seen = number(summary.kernel_events or 0, "kernel event")
+    if summary.kernel_layer != "complete":
+        lost = f", {summary.kernel_lost} lost" if summary.kernel_lost else ""
+        return f"{seen}{lost}: not all of them, see observation-health.json"
+    return f"{seen}, none lost; bound to tool calls: {summary.correlation}"
+
+
+async def put_away(recording: Recording, target: Path, *, quiet: bool) -> None:
+    from stream.archiving import archive_folder
+
+    written = await archive_folder(recording.folder, target)
+    if not quiet:
+        say(f"stream: archived in {target}: {number(written.entries, 'entry')}")
 
 
 def _verdicts(observed: Observed) -> Iterator[str]:

@@ -172,7 +172,7 @@ def observe(
         if kernel == "off":
             raise typer.BadParameter("--require kernel and --kernel off do not go together")
         kernel = kernel or "auto"
-    choice = None if kernel in (None, "off") else kernel
+    choice = None if kernel == "off" else kernel
     if choice is None:
         for name, path in (("--policy", policy), ("--raw-kernel", raw_kernel)):
             if path is not None:
@@ -254,6 +254,7 @@ def observe(
                     raw=raw_kernel,
                     policy_log=policy,
                 ),
+                lambda sentence: say(f"stream: {sentence}"),
             )
         progress = Copying()
         try:

@@ -172,7 +172,7 @@ def test_nothing_that_reaches_further_hides_as_noise(place: Place) -> None:
     link.symlink_to(target)
     made = Path("/dev/shm") / f"stream-test-{os.getpid()}"
     try:
-        agent = f": <{link}; : <{'/lib/..'}{target}; : </proc/self/root{target}; echo x >{made}"
+        agent = f": <{link}; : </lib/../..{target}; : </proc/self/root{target}; echo x >{made}"
         run = observe(place, *EBPF, "--", "sh", "-c", agent)
     finally:
         link.unlink()

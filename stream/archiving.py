@@ -1,0 +1,1 @@
+"""A placeholder until the archive is joined."""
