@@ -334,13 +334,12 @@ class _Attribution:
 
 
 def _edges(calls: Iterable[_Call]) -> list[tuple[int, Literal["opens", "closes"], _Call]]:
-    """In order. At the same number, ends come first: windows are half-open."""
-    edges: list[tuple[int, int, int, Literal["opens", "closes"], _Call]] = []
-    for number, call in enumerate(_in_order(calls)):
+    """In order. At the same number, no event lies between: which comes first is all one."""
+    edges: list[tuple[int, Literal["opens", "closes"], _Call]] = []
+    for call in _in_order(calls):
         if call.begin is None or (call.end is not None and call.end <= call.begin):
             continue
-        edges.append((call.begin, 1, number, "opens", call))
+        edges.append((call.begin, "opens", call))
         if call.end is not None:
-            edges.append((call.end, 0, number, "closes", call))
-    edges.sort(key=lambda edge: edge[:3])
-    return [(at, what, call) for at, _, _, what, call in edges]
+            edges.append((call.end, "closes", call))
+    return sorted(edges, key=lambda edge: edge[0])

@@ -77,6 +77,19 @@ def test_a_call_does_not_end_before_it_starts() -> None:
     assert [m.at for m in markers[1:-1]] == [4, 4]
 
 
+def test_no_marker_stands_outside_of_the_run() -> None:
+    for count, expected in ((-1, 0), (99, 5)):
+        markers = place(
+            "r",
+            [start("a", None, 1)],
+            written=None,
+            received=0,
+            times=lambda _, count=count: count,  # type: ignore[misc]
+            total=5,
+        )
+        assert markers[1].at == expected
+
+
 def test_markers_stand_in_order() -> None:
     moments = [start("a", None, 45), start("b", None, 15), start("c", None, 45)]
     assert [m.tool_call_id for m in placed(moments)[1:-1]] == ["b", "a", "c"]
