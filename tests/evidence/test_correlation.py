@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stream.evidence.attribution import OUTSIDE
+from stream.evidence.calls import code
 from stream.evidence.commands import asked_for, command_of
-from stream.evidence.correlation import OUTSIDE, Correlation, code, correlate
+from stream.evidence.correlation import Correlation, correlate
 from stream.evidence.policy import DECISION, DENIAL
 from stream.evidence.steps import KernelStep, kernel_steps, lost_between
 from stream.records.control import Gap

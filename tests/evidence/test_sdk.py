@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.codec import MAX_LINE
-from stream.evidence.sdk import MOST_NAME, Said, SdkLayer, log_environment
+from stream.evidence.sayings import MOST_NAME
+from stream.evidence.sdk import Said, SdkLayer, log_environment
 from stream.records.runner import SDK_EVENT, SdkEvent
 
 DATA = Path(__file__).parent.parent / "data"
