@@ -181,9 +181,7 @@ class KernelWitness:
         """The feed's books; where it never got to them, or they were not kept, that is a loss."""
         if self._feed is None:
             return self._capture
-        feed: Literal["ebpf", "strace"] = (
-            "strace" if isinstance(self._feed, StraceFeed) else "ebpf"
-        )
+        feed: Literal["ebpf", "strace"] = "strace" if isinstance(self._feed, StraceFeed) else "ebpf"
         capture = self._normalize.capture or RawCapture(feed=feed)
         lost = sum(self._files.lost.values())
         reasons = [capture.unknown_loss] if capture.unknown_loss else []

@@ -8,17 +8,14 @@ the kernel layer but the living processes: who has the layers comes to the same 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Literal
 
 from msgspec import Struct
 
-from stream.errors import visible
-from stream.evidence.ownership import Ownership
+from stream.evidence.attribution import OUTSIDE, Attribution
+from stream.evidence.calls import TOOL_EVENTS, Call, Tally, calls_of, code, in_order
 from stream.evidence.steps import KernelStep
-from stream.records.kernel import EXEC, EXIT, FORK, kind_of
+from stream.records.kernel import kind_of
 from stream.records.runner import (
     Binding,
     CorrelationReport,
@@ -28,12 +25,6 @@ from stream.records.runner import (
     State,
     Window,
 )
-
-OUTSIDE = "kernel_events_outside_every_window"  #: the one ambiguity that a clean report may have
-_NAMED = 16  #: calls in the name of one overlap; `\+` stands for more
-_MORE = r"\+"
-
-Tally = defaultdict[int, int]  #: events by event_type
 
 
 class Correlation(Struct, frozen=True):
@@ -56,18 +47,18 @@ def correlate(
     has_kernel: bool,
 ) -> Correlation:
     """`events` is read once. A gap is the numbers between which the lost events would stand."""
-    calls = _calls_of(sdk, policy, markers)
+    calls = calls_of(sdk, policy, markers)
     named = set(_named_of_calls(calls, policy))
-    attribution = _Attribution()
+    attribution = Attribution()
     attribution.run(calls.values(), events)
     named |= set(attribution.named())
     named |= set(_named_of_evidence(calls, attribution, policy, has_kernel=has_kernel))
     named |= {code("kernel_events_lost_in_window", c.id) for c in _tainted(calls.values(), gaps)}
-    if any(e.event_type in _TOOL_EVENTS and e.tool_call_id is None for e in sdk):
+    if any(e.event_type in TOOL_EVENTS and e.tool_call_id is None for e in sdk):
         named.add("sdk_event_without_tool_call_id")
     if not (attribution.total or sdk or policy):
         named.add("nothing_observed")
-    bindings = [_binding(call) for call in _in_order(calls.values())]
+    bindings = [_binding(call) for call in in_order(calls.values())]
     report = CorrelationReport(
         run_id=run_id,
         status=_status(bindings, named, has_kernel=has_kernel),
@@ -76,19 +67,10 @@ def correlate(
     )
     return Correlation(
         report=report,
-        calls={call.id: _by_kind(call.tally) for call in _in_order(calls.values())},
+        calls={call.id: _by_kind(call.tally) for call in in_order(calls.values())},
         unbound=_by_kind(attribution.unbound),
         undecided=_by_kind(attribution.undecided),
     )
-
-
-def code(name: str, *ids: str) -> str:
-    r"""One line, whatever the ids hold: a backslash is doubled, a comma is `\x2c`."""
-    return f"{name}:{','.join(map(_escaped, ids))}" if ids else name
-
-
-def _escaped(text: str) -> str:
-    return visible(text.replace("\\", "\\\\").replace(",", "\\x2c"))
 
 
 def _status(bindings: Sequence[Binding], named: set[str], *, has_kernel: bool) -> State:
@@ -97,82 +79,7 @@ def _status(bindings: Sequence[Binding], named: set[str], *, has_kernel: bool) -
     return "clean" if bindings and not named - {OUTSIDE} else "partial"
 
 
-# --- calls --------------------------------------------------------------------------------------
-
-_TOOL_EVENTS = ("tool_call_started", "tool_call_completed")
-
-
-class _Call(Struct, eq=False):
-    """All that is said of one id."""
-
-    id: str
-    order: tuple[int, int]  #: by its first marker, else by where it is met first
-    started: int = 0
-    completed: int = 0
-    begin: int | None = None  #: half-open, in numbers of kernel events
-    end: int | None = None
-    command: str | None = None
-    tools: set[str] = set()
-    decisions: list[str] = []
-    tally: Tally = defaultdict(int)
-
-    @property
-    def is_told(self) -> bool:
-        """By the agent; else a decision alone is known."""
-        return bool(self.started or self.completed)
-
-    @property
-    def never_ends(self) -> bool:
-        """Its end was told before its start, if at all."""
-        return self.begin is not None and self.end is None
-
-    @property
-    def count(self) -> int:
-        return sum(self.tally.values())
-
-
-def _calls_of(
-    sdk: Sequence[SdkEvent], policy: Sequence[PolicyEvent], markers: Sequence[Marker]
-) -> dict[str, _Call]:
-    calls: dict[str, _Call] = {}
-    for event in sdk:
-        if event.event_type in _TOOL_EVENTS and event.tool_call_id is not None:
-            call = _met(calls, event.tool_call_id, event.tool)
-            call.started += event.event_type == "tool_call_started"
-            call.completed += event.event_type == "tool_call_completed"
-    for decision in policy:
-        if decision.tool_call_id is not None:
-            _met(calls, decision.tool_call_id, decision.tool).decisions.append(decision.decision)
-    for number, marker in enumerate(markers):
-        if marker.tool_call_id in calls and marker.name in _TOOL_EVENTS:
-            _mark(calls[marker.tool_call_id], marker, number)
-    return calls
-
-
-def _met(calls: dict[str, _Call], name: str, tool: str | None) -> _Call:
-    call = calls.get(name)
-    if call is None:
-        call = calls[name] = _Call(name, (1, len(calls)))
-        call.tools, call.decisions, call.tally = set(), [], defaultdict(int)
-    if tool is not None:
-        call.tools.add(tool)
-    return call
-
-
-def _mark(call: _Call, marker: Marker, number: int) -> None:
-    """The first start, and the first end after it: what comes again is a duplicate."""
-    call.order = min(call.order, (0, number))
-    if marker.name == "tool_call_started" and call.begin is None:
-        call.begin, call.end, call.command = marker.at, None, marker.command
-    elif marker.name == "tool_call_completed" and call.end is None:
-        call.end = marker.at
-
-
-def _in_order(calls: Iterable[_Call]) -> list[_Call]:
-    return sorted(calls, key=lambda call: call.order)
-
-
-def _binding(call: _Call) -> Binding:
+def _binding(call: Call) -> Binding:
     """Where an end is not known, nothing narrower than the run's own can be named."""
     decisions = set(call.decisions)
     return Binding(
@@ -193,7 +100,7 @@ def _by_kind(tally: Tally) -> dict[str, int]:
 # --- what is not certain ------------------------------------------------------------------------
 
 
-def _named_of_calls(calls: dict[str, _Call], policy: Sequence[PolicyEvent]) -> Iterator[str]:
+def _named_of_calls(calls: dict[str, Call], policy: Sequence[PolicyEvent]) -> Iterator[str]:
     """What the agent and the decisions say, held against each other."""
     if any(event.tool_call_id is None for event in policy):
         yield "policy_event_without_tool_call_id"
@@ -215,8 +122,8 @@ def _named_of_calls(calls: dict[str, _Call], policy: Sequence[PolicyEvent]) -> I
 
 
 def _named_of_evidence(
-    calls: dict[str, _Call],
-    attribution: _Attribution,
+    calls: dict[str, Call],
+    attribution: Attribution,
     policy: Sequence[PolicyEvent],
     *,
     has_kernel: bool,
@@ -230,7 +137,7 @@ def _named_of_evidence(
             yield code("sdk_tool_call_without_kernel_events", call.id)
 
 
-def _tainted(calls: Iterable[_Call], gaps: Sequence[tuple[int, int]]) -> Iterator[_Call]:
+def _tainted(calls: Iterable[Call], gaps: Sequence[tuple[int, int]]) -> Iterator[Call]:
     """Those in whose windows something may be missing. A loss at a window's edge may be in it."""
     firsts: list[int] = []
     lasts: list[int] = []
@@ -243,101 +150,3 @@ def _tainted(calls: Iterable[_Call], gaps: Sequence[tuple[int, int]]) -> Iterato
         before_end = len(firsts) if call.end is None else bisect_right(firsts, call.end)
         if before_end and lasts[before_end - 1] >= call.begin:
             yield call
-
-
-# --- whose event --------------------------------------------------------------------------------
-
-
-class _Attribution:
-    def __init__(self) -> None:
-        self.unbound: Tally = defaultdict(int)
-        self.undecided: Tally = defaultdict(int)
-        self.total = 0
-        self._overlaps: set[str] = set()
-        self._late: dict[_Call, None] = {}  # something was done for them after their end
-        self._tree: Ownership[_Call] = Ownership()
-        self._open: dict[_Call, None] = {}
-        # Where an event goes: by the call that its process was started for, None for the agent.
-        self._rows: dict[_Call | None, Tally] = {None: self.unbound}
-
-    def run(self, calls: Iterable[_Call], events: Iterable[KernelStep]) -> None:
-        steps = iter(events)
-        for at, what, call in _edges(calls):
-            if not self._advance(steps, at - self.total):
-                return
-            self._turn(what, call)
-        self._advance(steps, None)
-
-    def named(self) -> Iterator[str]:
-        yield from self._overlaps
-        yield from (code("kernel_events_after_call", call.id) for call in self._late)
-        if self.unbound:
-            yield OUTSIDE
-
-    def _turn(self, what: Literal["opens", "closes"], call: _Call) -> None:
-        if what == "opens":
-            self._open[call] = None
-            self._rows[call] = call.tally
-            if call.command is not None:
-                self._tree.expect(call, call.command)
-        else:
-            del self._open[call], self._rows[call]
-            self._tree.forget(call)
-
-    def _advance(self, steps: Iterator[KernelStep], count: int | None) -> bool:
-        """With the same calls open. Whether there were that many."""
-        if count is not None and count <= 0:
-            return True
-        own, doubtful = self._of_the_agent()
-        rows, owners = self._rows, self._tree.owners
-        rows[None] = own
-        number = 0
-        for number, (pid, kind, detail) in enumerate(islice(steps, count), 1):  # noqa: B007
-            if detail is not None:
-                self._learn(pid, kind, detail)
-            row = rows.get(owners.get(pid))
-            if row is None:
-                row = self._after_its_call(pid)
-            row[kind] += 1
-            if kind == EXIT:
-                self._tree.gone(pid)
-        self.total += number
-        if doubtful and own:
-            self._overlap(own)
-        return number == count
-
-    def _of_the_agent(self) -> tuple[Tally, bool]:
-        """Where that goes which no process tree decides, and whether it is decided at all."""
-        if len(self._open) == 1:
-            return next(iter(self._open)).tally, False
-        return (defaultdict(int), True) if self._open else (self.unbound, False)
-
-    def _learn(self, pid: int, kind: int, detail: int | list[str]) -> None:
-        if kind == FORK and isinstance(detail, int):
-            self._tree.forked(pid, detail, self._open)
-        elif kind == EXEC and isinstance(detail, list):
-            self._tree.executed(pid, detail)
-
-    def _after_its_call(self, pid: int) -> Tally:
-        self._late[self._tree.owners[pid]] = None
-        return self.undecided if self._open else self.unbound
-
-    def _overlap(self, own: Tally) -> None:
-        for kind, count in own.items():
-            self.undecided[kind] += count
-        some = sorted(call.id for call in islice(self._open, _NAMED))
-        name = code("kernel_events_in_overlapping_windows", *some)
-        self._overlaps.add(f"{name},{_MORE}" if len(self._open) > _NAMED else name)
-
-
-def _edges(calls: Iterable[_Call]) -> list[tuple[int, Literal["opens", "closes"], _Call]]:
-    """In order. At the same number, ends come first: windows are half-open."""
-    edges: list[tuple[int, int, int, Literal["opens", "closes"], _Call]] = []
-    for number, call in enumerate(_in_order(calls)):
-        if call.begin is None or (call.end is not None and call.end <= call.begin):
-            continue
-        edges.append((call.begin, 1, number, "opens", call))
-        if call.end is not None:
-            edges.append((call.end, 0, number, "closes", call))
-    edges.sort(key=lambda edge: edge[:3])
-    return [(at, what, call) for at, _, _, what, call in edges]

@@ -75,7 +75,8 @@ def place(
         ts, clock = moment.arrived_ns, _ARRIVAL
         if moment.channel in whole:
             number = bisect_left(sizes[moment.channel], moment.offset_end)
-            ts, clock = whole[moment.channel].writes[number][1], _KERNEL
+            if number < len(sizes[moment.channel]):
+                ts, clock = whole[moment.channel].writes[number][1], _KERNEL
         at = min(max(times(ts), 0), total)
         if moment.name == "tool_call_started":
             begun.setdefault(moment.tool_call_id, at)

@@ -1,7 +1,7 @@
 """The policy layer: which tool calls were allowed and which refused, by whom who decides says so.
 
-Decisions come as CloudEvents of type `assay.tool.decision`, or as the refusals that Claude Code
-tells of itself. A decision without a call's id is never given one.
+Decisions come as CloudEvents of type `assay.tool.decision`, or as the permissions and refusals
+that Claude Code tells of itself. A decision without a call's id is never given one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from stream.records.runner import PolicyEvent
 
 DECISION = "assay.tool.decision"
 DENIAL = "claude.permission_denial"
+PERMISSION = "claude.permission_decision"  #: beside the result of a call
+_DECISIONS = {"accept": "allow", "reject": "deny"}
 _CLAUDE = "claude-code"
 _KNOWN = 100_000  #: refused calls that are told apart
 
@@ -45,6 +47,8 @@ class _Record(Struct):
     permission_denials: Any = None
     tool_name: Any = None
     tool_use_id: Any = None
+    tool_result_meta: Any = None
+    message: Any = None
 
 
 _decode_event = msgspec.json.Decoder(_CloudEvent).decode
@@ -58,7 +62,8 @@ class PolicyLayer:
         self._run_id = run_id
         self._seq = 0
         self._log, self._stdout = LineSplitter("policy log"), LineSplitter("stdout")
-        self._denied: dict[str, None] = {}
+        self._told: dict[str, str] = {}  # by call, what was told of it
+        self._tools: dict[str, str] = {}  # by call: a permission does not name its tool
         self.problems: Counter[Problem] = Counter()
         self.ignored = 0  #: events of other types
 
@@ -69,7 +74,12 @@ class PolicyLayer:
     def feed_stdout(self, chunk: bytes) -> list[PolicyEvent]:
         """What Claude Code prints in its form stream-json; whether it is that is not judged."""
         lines = self._stdout.feed(chunk) or ()
-        return [e for line in lines if b"permission_den" in line for e in self._refused(line)]
+        return [
+            event
+            for line in lines
+            if b'"permission_de' in line or b'"tool_use"' in line
+            for event in self._permitted(line)
+        ]
 
     def finish(self) -> None:
         """What stands after the last newline of the log was never finished."""
@@ -102,28 +112,47 @@ class PolicyLayer:
         call = found.tool_call_id or None
         yield self._event(DECISION, source, call, found.tool, found.decision)
 
-    def _refused(self, line: bytes) -> Iterator[PolicyEvent]:
+    def _permitted(self, line: bytes) -> Iterator[PolicyEvent]:
         """A result repeats what was told when it happened; a run that was killed has no result."""
         try:
             record = _decode_record(line)
         except DECODE_ERRORS:
             return  # the SDK layer counts it
+        if record.type == "assistant":
+            self._learn(record.message)
+        for meta in _dicts(record.tool_result_meta) if record.type == "user" else ():
+            permission = meta.get("permission_decision")
+            found = permission.get("decision") if isinstance(permission, dict) else None
+            decision = _DECISIONS.get(found) if isinstance(found, str) else None
+            if decision is not None:
+                call = meta.get("id")
+                tool = self._tools.get(call) if isinstance(call, str) else None
+                yield from self._tell(PERMISSION, call, tool, decision)
         denials = record.permission_denials if record.type == "result" else None
         told_early = record.type == "system" and record.subtype == "permission_denied"
         if told_early and record.tool_use_id:  # without an id, the result's list has to do
-            yield from self._deny(record.tool_use_id, record.tool_name)
+            yield from self._tell(DENIAL, record.tool_use_id, record.tool_name, "deny")
         for denial in denials if isinstance(denials, list) else ():
             fields = denial if isinstance(denial, dict) else {}
-            yield from self._deny(fields.get("tool_use_id"), fields.get("tool_name"))
+            call, tool = fields.get("tool_use_id"), fields.get("tool_name")
+            yield from self._tell(DENIAL, call, tool, "deny")
 
-    def _deny(self, call: Any, tool: Any) -> Iterator[PolicyEvent]:
+    def _learn(self, message: Any) -> None:
+        for block in _dicts(message.get("content") if isinstance(message, dict) else None):
+            call, tool = block.get("id"), block.get("name")
+            is_call = block.get("type") == "tool_use" and len(self._tools) < _KNOWN
+            if is_call and isinstance(call, str) and isinstance(tool, str):
+                self._tools[call] = tool
+
+    def _tell(self, kind: str, call: Any, tool: Any, decision: str) -> Iterator[PolicyEvent]:
+        """What was told of a call already is not told again, unless it is something else."""
         call = call if isinstance(call, str) and call else None
         if not isinstance(tool, str) or not tool:
-            self.problems["unnamed_denial"] += 1
-        elif call is None or call not in self._denied:
-            if call is not None and len(self._denied) < _KNOWN:
-                self._denied[call] = None
-            yield self._event(DENIAL, _CLAUDE, call, tool, "deny")
+            self.problems["unnamed_denial"] += decision == "deny"
+        elif call is None or self._told.get(call) != decision:
+            if call is not None and len(self._told) < _KNOWN:
+                self._told[call] = decision
+            yield self._event(kind, _CLAUDE, call, tool, decision)
 
     def _event(
         self, kind: str, source: str, call: str | None, tool: str, decision: str
@@ -138,3 +167,9 @@ class PolicyLayer:
             tool=tool,
             decision=decision,
         )
+
+
+def _dicts(items: Any) -> Iterator[dict[str, Any]]:
+    return (
+        (item for item in items if isinstance(item, dict)) if isinstance(items, list) else iter(())
+    )

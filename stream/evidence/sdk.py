@@ -9,13 +9,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine
 from stream.evidence.moments import MarkerName, Moment
+from stream.evidence.sayings import (
+    HookInput,
+    LogExport,
+    LoggedLine,
+    StreamRecord,
+    T,
+    blocks_of,
+    command_in,
+    decoded,
+    is_usable,
+    log_records,
+)
 from stream.records.runner import SDK_EVENT, SdkEvent, SdkEventType
 
 #: What the child is given, by the reference's names.
@@ -23,7 +34,6 @@ LOG_VARIABLE = "ASSAY_RUNNER_SDK_EVENT_LOG"
 RUN_VARIABLE = "ASSAY_RUNNER_RUN_ID"
 SCHEMA_VARIABLE = "ASSAY_RUNNER_SDK_EVENT_SCHEMA"
 
-MOST_NAME = 1024  #: characters of an id or name; a longer one is a problem, and none
 _KNOWN = 100_000  #: calls whose names and tellers are remembered
 _CLAUDE = "claude-code"
 _SOURCES = {"stdout": _CLAUDE, "hooks": "claude-code-hooks", "otel": "claude-code-otel"}
@@ -43,43 +53,6 @@ def log_environment(run_id: str, path: str) -> dict[str, str]:
     return {LOG_VARIABLE: path, RUN_VARIABLE: run_id, SCHEMA_VARIABLE: SDK_EVENT}
 
 
-class _Record(Struct):
-    """A line of stream-json: its fields that matter here. Another program may mean others."""
-
-    type: str
-    session_id: str
-    subtype: Any = None
-    message: Any = None
-    is_error: Any = None
-    claude_code_version: Any = None
-
-
-class _Hook(Struct):
-    hook_event_name: str
-    session_id: str
-    tool_name: Any = None
-    tool_use_id: Any = None
-    tool_input: Any = None
-
-
-class _Export(Struct):
-    """A body of OTLP: its records are looked for, whatever else is in it."""
-
-    resource_logs: Any = msgspec.field(name="resourceLogs", default=None)
-
-
-class _Logged(Struct):
-    schema: Literal["assay.runner.sdk_event.v0"]
-    run_id: str
-    event_type: SdkEventType
-    source: str
-    sdk_name: str | None = None
-    sdk_version: str | None = None
-    tool_call_id: str | None = None
-    tool: str | None = None
-
-
-_T = TypeVar("_T")
 _HOOKS: dict[str, MarkerName] = {
     "PreToolUse": "tool_call_started",
     "PostToolUse": "tool_call_completed",
@@ -113,19 +86,19 @@ class SdkLayer:
 
     def feed(self, chunk: bytes, arrived_ns: int) -> list[Said]:
         """The standard output of Claude Code, in its form stream-json."""
-        return list(self._read("stdout", chunk, arrived_ns, _Record, self._claude))
+        return list(self._read("stdout", chunk, arrived_ns, StreamRecord, self._claude))
 
     def feed_log(self, chunk: bytes, arrived_ns: int) -> list[Said]:
         """The event log that the environment named."""
-        return list(self._read("log", chunk, arrived_ns, _Logged, self._logged))
+        return list(self._read("log", chunk, arrived_ns, LoggedLine, self._logged))
 
     def feed_hooks(self, chunk: bytes, arrived_ns: int) -> list[Said]:
         """What Claude Code gave its hooks on stdin, one object a line."""
-        return list(self._read("hooks", chunk, arrived_ns, _Hook, self._hooked))
+        return list(self._read("hooks", chunk, arrived_ns, HookInput, self._hooked))
 
     def feed_otel(self, chunk: bytes, arrived_ns: int) -> list[Said]:
         """Bodies of OTLP/HTTP in JSON, one a line. They come in batches, long after: no moments."""
-        return list(self._read("otel", chunk, arrived_ns, _Export, self._exported))
+        return list(self._read("otel", chunk, arrived_ns, LogExport, self._exported))
 
     def finish(self) -> None:
         """What stands after the last newline was never finished: it counts, and says nothing."""
@@ -138,8 +111,8 @@ class SdkLayer:
         channel: Channel,
         chunk: bytes,
         arrived_ns: int,
-        form: type[_T],
-        use: Callable[[_T, _Where], Iterator[Said]],
+        form: type[T],
+        use: Callable[[T, _Where], Iterator[Said]],
     ) -> Iterator[Said]:
         self.received[channel] += len(chunk)
         batch = self._lines[channel].feed(chunk)
@@ -150,7 +123,7 @@ class SdkLayer:
             if not line.strip():
                 continue
             try:
-                record = _decoded(line, form)
+                record = decoded(line, form)
             except DECODE_ERRORS:
                 self._blame(channel, "not_a_record")
                 continue
@@ -163,15 +136,15 @@ class SdkLayer:
 
     # --- the channels ---------------------------------------------------------------------------
 
-    def _claude(self, record: _Record, where: _Where) -> Iterator[Said]:
+    def _claude(self, record: StreamRecord, where: _Where) -> Iterator[Said]:
         if record.type == "result":
             failed = record.is_error is True
             yield self._say(where, "run_failed" if failed else "run_finished", self._version)
         elif record.type == "system" and record.subtype == "init":
             version = record.claude_code_version
-            self._version = version if _is_usable(version) else self._version
+            self._version = version if is_usable(version) else self._version
         elif record.type in ("assistant", "user"):
-            for block in _blocks(record.message):
+            for block in blocks_of(record.message):
                 yield from self._block(record.type, block, where)
 
     def _block(self, teller: str, block: Mapping[str, Any], where: _Where) -> Iterator[Said]:
@@ -179,12 +152,12 @@ class SdkLayer:
         if teller == "assistant" and block.get("type") == "tool_use":
             call, tool = block.get("id"), block.get("name")
             yield from self._tell(
-                where, "tool_call_started", call, tool, _command(tool, block.get("input"))
+                where, "tool_call_started", call, tool, command_in(tool, block.get("input"))
             )
         elif teller == "user" and block.get("type") == "tool_result":
             yield from self._tell(where, "tool_call_completed", block.get("tool_use_id"), None)
 
-    def _logged(self, line: _Logged, where: _Where) -> Iterator[Said]:
+    def _logged(self, line: LoggedLine, where: _Where) -> Iterator[Said]:
         if line.run_id != self._run_id:
             self._blame(where.channel, "foreign_run")
         elif line.event_type in ("tool_call_started", "tool_call_completed"):
@@ -193,16 +166,16 @@ class SdkLayer:
         else:
             yield self._say(where, line.event_type, line.sdk_version, line)
 
-    def _hooked(self, hook: _Hook, where: _Where) -> Iterator[Said]:
+    def _hooked(self, hook: HookInput, where: _Where) -> Iterator[Said]:
         name = _HOOKS.get(hook.hook_event_name)
         if name is not None:
-            command = _command(hook.tool_name, hook.tool_input)
+            command = command_in(hook.tool_name, hook.tool_input)
             if name == "tool_call_completed":
                 command = None
             yield from self._tell(where, name, hook.tool_use_id, hook.tool_name, command)
 
-    def _exported(self, export: _Export, where: _Where) -> Iterator[Said]:
-        for version, fields in _log_records(export.resource_logs):
+    def _exported(self, export: LogExport, where: _Where) -> Iterator[Said]:
+        for version, fields in log_records(export.resource_logs):
             name = _OTEL.get(str(fields.get("event.name")))
             if name is not None:
                 self._version = self._version or version
@@ -218,7 +191,7 @@ class SdkLayer:
         call: Any,
         tool: Any,
         command: str | None = None,
-        line: _Logged | None = None,
+        line: LoggedLine | None = None,
     ) -> Iterator[Said]:
         call, tool = self._usable(call, where.channel), self._usable(tool, where.channel)
         if call is not None:
@@ -244,7 +217,7 @@ class SdkLayer:
         yield Said(event, moment)
 
     def _say(
-        self, where: _Where, name: SdkEventType, version: str | None, line: _Logged | None = None
+        self, where: _Where, name: SdkEventType, version: str | None, line: LoggedLine | None = None
     ) -> Said:
         return Said(self._event(where.channel, name, version, line), None)
 
@@ -253,7 +226,7 @@ class SdkLayer:
         channel: Channel,
         name: SdkEventType,
         version: str | None,
-        line: _Logged | None,
+        line: LoggedLine | None,
         call: str | None = None,
         tool: str | None = None,
     ) -> SdkEvent:
@@ -273,85 +246,17 @@ class SdkLayer:
         """An empty name is none. One that no layer can hold is none either, and a problem."""
         if text is None or text == "":
             return None
-        if _is_usable(text):
+        if is_usable(text):
             return str(text)
         self._blame(channel, "unusable_name")
         return None
-
-
-def _is_usable(text: Any) -> bool:
-    if not isinstance(text, str) or not 0 < len(text) <= MOST_NAME:
-        return False
-    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
-
-
-def _forget(known: dict[Any, Any]) -> None:
-    """An agent that makes up calls without end must not fill the memory."""
-    if len(known) > _KNOWN:
-        del known[next(iter(known))]
 
 
 def _rest(splitter: LineSplitter) -> Iterable[bytes]:
     return splitter.finish() or ()
 
 
-def _decoded(line: bytes, form: type[_T]) -> _T:
-    try:
-        return msgspec.json.decode(line, type=form)
-    except msgspec.ValidationError:
-        raise
-    except DECODE_ERRORS:
-        if b"\\u" not in line:
-            raise
-    return _with_half_characters(line, form)
-
-
-def _with_half_characters(line: bytes, form: type[_T]) -> _T:
-    """JavaScript prints half a character as an escape that is no Unicode: a call with one in its
-    input is a call nevertheless."""
-    import json
-
-    try:
-        return msgspec.convert(json.loads(line), type=form)
-    except (ValueError, RecursionError) as error:
-        raise msgspec.DecodeError(str(error)) from None
-
-
-def _command(tool: Any, given: Any) -> str | None:
-    command = given.get("command") if tool == "Bash" and isinstance(given, dict) else None
-    if not isinstance(command, str):
-        return None
-    return command.encode("utf-8", "backslashreplace").decode()
-
-
-def _blocks(message: Any) -> Iterator[Mapping[str, Any]]:
-    content = message.get("content") if isinstance(message, dict) else None
-    for block in content if isinstance(content, list) else ():
-        if isinstance(block, dict):
-            yield block
-
-
-def _log_records(resources: Any) -> Iterator[tuple[str | None, dict[str, Any]]]:
-    """The attributes of each record, with the version of who sent it."""
-    for resource in _dicts(resources):
-        about = resource.get("resource")
-        sender = _attributes(about if isinstance(about, dict) else {})
-        version = sender.get("service.version")
-        for scope in _dicts(resource.get("scopeLogs")):
-            for record in _dicts(scope.get("logRecords")):
-                yield version if _is_usable(version) else None, _attributes(record)
-
-
-def _attributes(owner: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
-    for one in _dicts(owner.get("attributes")):
-        value = one.get("value")
-        if isinstance(value, dict) and isinstance(one.get("key"), str):
-            found[one["key"]] = value.get("stringValue")
-    return found
-
-
-def _dicts(items: Any) -> Iterator[dict[str, Any]]:
-    for item in items if isinstance(items, list) else ():
-        if isinstance(item, dict):
-            yield item
+def _forget(known: dict[Any, Any]) -> None:
+    """An agent that makes up calls without end must not fill the memory."""
+    if len(known) > _KNOWN:
+        del known[next(iter(known))]

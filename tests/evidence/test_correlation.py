@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stream.evidence.attribution import OUTSIDE
+from stream.evidence.calls import code
 from stream.evidence.commands import asked_for, command_of
-from stream.evidence.correlation import OUTSIDE, Correlation, code, correlate
+from stream.evidence.correlation import Correlation, correlate
 from stream.evidence.policy import DECISION, DENIAL
 from stream.evidence.steps import KernelStep, kernel_steps, lost_between
 from stream.records.control import Gap
@@ -94,7 +96,15 @@ class Run:
     def exits(self, pid: int) -> None:
         self.steps.append((pid, EXIT, None))
 
-    def correlated(self, *, has_kernel: bool = True) -> Correlation:
+    def allows_all(self) -> None:
+        for call in dict.fromkeys(event.tool_call_id for event in self.sdk):
+            if call is not None:
+                self.decides(call)
+
+    def correlated(self, *, has_kernel: bool = True, is_decided: bool = True) -> Correlation:
+        """Where a test says nothing of decisions, every call was allowed."""
+        if is_decided and not self.policy:
+            self.allows_all()
         return correlate(
             "r",
             markers=self.markers,
@@ -255,6 +265,29 @@ def test_a_number_that_is_used_again_is_another_process(run: Run) -> None:
     assert named(found) == []
 
 
+def test_a_number_whose_end_was_not_seen_is_another_process(run: Run) -> None:
+    run.start("a")
+    run.forks(10)
+    run.end("a")
+    run.forks(10)
+    run.start("b")
+    run.opens(pid=10)
+    run.end("b")
+    assert counts(run.correlated()) == {"a": 1, "b": 1}
+
+
+def test_a_process_is_known_by_the_first_program_behind_it(run: Run) -> None:
+    run.start("a", "echo a")
+    run.forks(10)
+    run.forks(11, parent=10)  # a spawner that forks twice
+    run.start("b", "echo b")
+    run.execs(11, "bash", "-c", "eval 'echo b'")
+    run.opens(pid=11)
+    run.end("a")
+    run.end("b")
+    assert counts(run.correlated()) == {"a": 2, "b": 2}
+
+
 # Taken from what Claude Code 2.1.327 really starts.
 EVAL = "true && eval {} < /dev/null && pwd -P >| /tmp/claude-a563-cwd"
 PRELUDE = (
@@ -312,7 +345,7 @@ def test_a_command_that_was_cut_off_is_known_by_its_beginning() -> None:
     assert other
     cut = ("true && eval 'echo " + "x" * 10_000)[:4000]
     assert asked_for(["bash", "-c", cut], [other, known]) is known
-    assert asked_for(["bash", "-c", "true && eval 'ec"], [other, known]) is None
+    assert asked_for(["bash", "-c", "true && eval 'echo xx"], [known]) is None
 
 
 # --- what is not certain ------------------------------------------------------------------------
@@ -353,7 +386,10 @@ def one_call(run: Run, name: str = "a") -> None:
         (lambda run: run.decides("a", "deny", kind=DENIAL), []),
         (
             lambda run: run.decides("b", "deny", kind=DENIAL),
-            ["policy_decision_without_sdk_tool_call:b"],
+            [
+                "policy_decision_without_sdk_tool_call:b",
+                "sdk_tool_call_without_policy_binding:a",
+            ],
         ),
         (
             lambda run: run.decides("b"),
@@ -410,6 +446,14 @@ def test_each_doubt_has_a_name(run: Run, change: Any, expected: list[str]) -> No
     assert found.report.status == ("partial" if expected else "clean")
 
 
+def test_calls_that_nobody_decided_are_each_named(run: Run) -> None:
+    one_call(run, "a")
+    one_call(run, "b")
+    found = run.correlated(is_decided=False)
+    assert found.report.status == "partial"
+    assert named(found) == [f"sdk_tool_call_without_policy_binding:{call}" for call in "ab"]
+
+
 def test_a_call_that_never_ended_has_the_rest_of_the_run(run: Run) -> None:
     run.start("a")
     run.opens(3)
@@ -434,6 +478,8 @@ def test_gaps_reach_over_windows(run: Run) -> None:
     run.gaps = [(33, 34), (12, 25)]
     lost = [name for name in named(run.correlated()) if "lost" in name]
     assert lost == [code("kernel_events_lost_in_window", name) for name in "bcd"]
+    run.gaps = [(3, 35), (4, 5)]
+    assert len([name for name in named(run.correlated()) if "lost" in name]) == 4
 
 
 def test_many_overlapping_calls_have_short_names(run: Run) -> None:
@@ -489,7 +535,13 @@ def test_every_event_is_counted_exactly_once(script: list[tuple[Any, ...]]) -> N
 def test_a_code_names_its_ids_and_no_others(one: list[str], other: list[str]) -> None:
     assert code("c", *one).isprintable()
     assert (code("c", *one) == code("c", *other)) == (one == other)
-    assert "\n" not in code("c", *one)
+
+
+def test_ids_that_look_like_codes_are_told_apart() -> None:
+    assert code("c", "a,b") == "c:a\\x2cb"
+    assert code("c", "a", "b") == "c:a,b"
+    assert code("c", "a\\x2cb") == "c:a\\\\x2cb"
+    assert code("c", "a\nb:c") == "c:a\\nb:c"
 
 
 # --- from the layers ----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.evidence.moments import MarkerName, Moment, place
+from stream.evidence.moments import MarkerName, Moment, Written, place
 from stream.records.runner import Marker
 
 EVENTS = [10, 20, 30, 40, 50]  #: when the kernel saw them
@@ -22,15 +22,36 @@ def times(ts: int) -> int:
 def placed(
     moments: Sequence[Moment], written: Sequence[tuple[int, int]] | None = None, received: int = 0
 ) -> list[Marker]:
-    return place("r", moments, written=written, received=received, times=times, total=len(EVENTS))
+    seen = {} if written is None else {"stdout": Written(written, received)}
+    return place("r", moments, written=seen, times=times, total=len(EVENTS))
+
+
+def moment(
+    sdk_seq: int,
+    name: MarkerName,
+    call: str | None,
+    end: int | None,
+    arrived: int,
+    command: str | None = None,
+) -> Moment:
+    """Without an end: told by way of the hooks."""
+    return Moment(
+        sdk_seq=sdk_seq,
+        name=name,
+        tool_call_id=call,
+        channel="hooks" if end is None else "stdout",
+        offset_end=end or 0,
+        arrived_ns=arrived,
+        command=command,
+    )
 
 
 def start(call: str, end: int | None, arrived: int, command: str | None = None) -> Moment:
-    return Moment(0, "tool_call_started", call, end, arrived, command)
+    return moment(0, "tool_call_started", call, end, arrived, command)
 
 
 def done(call: str, end: int | None, arrived: int) -> Moment:
-    return Moment(1, "tool_call_completed", call, end, arrived)
+    return moment(1, "tool_call_completed", call, end, arrived)
 
 
 def test_a_run_without_calls_has_two_markers() -> None:
@@ -67,6 +88,21 @@ def test_otherwise_it_was_said_when_it_arrived(written: list[tuple[int, int]] | 
     assert (markers[1].at, markers[1].clock) == (3, "arrival")
 
 
+def test_each_channel_has_writes_of_its_own() -> None:
+    by_log = Moment(
+        sdk_seq=1,
+        name="tool_call_completed",
+        tool_call_id="a",
+        channel="log",
+        offset_end=10,
+        arrived_ns=99,
+    )
+    seen = {"stdout": Written([(100, 15)], 100), "log": Written([(10, 45)], 10)}
+    moments = [start("a", 100, 99), by_log]
+    markers = place("r", moments, written=seen, times=times, total=len(EVENTS))
+    assert [(m.at, m.clock) for m in markers[1:-1]] == [(1, "kernel"), (4, "kernel")]
+
+
 def test_what_was_not_told_on_stdout_is_placed_by_its_arrival() -> None:
     markers = placed([start("a", None, 35)], [(150, 15)], 150)
     assert (markers[1].at, markers[1].clock) == (3, "arrival")
@@ -75,6 +111,18 @@ def test_what_was_not_told_on_stdout_is_placed_by_its_arrival() -> None:
 def test_a_call_does_not_end_before_it_starts() -> None:
     markers = placed([start("a", None, 45), done("a", 150, 99)], [(150, 15)], 150)
     assert [m.at for m in markers[1:-1]] == [4, 4]
+
+
+def test_no_marker_stands_outside_of_the_run() -> None:
+    for count, expected in ((-1, 0), (99, 5)):
+        markers = place(
+            "r",
+            [start("a", None, 1)],
+            written={},
+            times=lambda _, count=count: count,  # type: ignore[misc]
+            total=5,
+        )
+        assert markers[1].at == expected
 
 
 def test_markers_stand_in_order() -> None:
@@ -88,7 +136,7 @@ names: st.SearchStrategy[MarkerName] = st.sampled_from(("tool_call_started", "to
 @given(
     st.lists(
         st.builds(
-            lambda name, call, end, arrived: Moment(0, name, call, end, arrived),
+            lambda name, call, end, arrived: moment(0, name, call, end, arrived),
             names,
             st.sampled_from(["a", "b", None]),
             st.none() | st.integers(0, 200),

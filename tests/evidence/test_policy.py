@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.evidence.policy import DECISION, PolicyLayer
+from stream.evidence.policy import DECISION, PERMISSION, PolicyLayer
 from stream.records.runner import PolicyEvent
 
 DATA = Path(__file__).parent.parent / "data"
@@ -105,10 +105,19 @@ def test_a_refusal_without_a_tool_is_a_problem() -> None:
     assert layer.problems == {"unnamed_denial": 2}
 
 
-def test_a_run_that_refused_nothing() -> None:
-    for name in ("success", "background", "st401"):
-        data = (DATA / f"claude/{name}.stream.jsonl").read_bytes()
-        assert PolicyLayer("r").feed_stdout(data) == []
+def test_what_was_permitted_is_told_beside_the_results() -> None:
+    data = (DATA / "claude/parallel.stream.jsonl").read_bytes()
+    found = PolicyLayer("r").feed_stdout(data)
+    calls = {one.tool_call_id for one in found}
+    assert {(one.source_event_type, one.decision, one.tool) for one in found} == {
+        (PERMISSION, "allow", "Bash")
+    }
+    assert len(calls) == len(found) == 5
+
+
+def test_a_run_that_asked_for_nothing() -> None:
+    data = (DATA / "claude/st401.stream.jsonl").read_bytes()
+    assert PolicyLayer("r").feed_stdout(data) == []
 
 
 @given(st.text(min_size=1), st.text(min_size=1), st.text(min_size=1))

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.codec import MAX_LINE
-from stream.evidence.sdk import MOST_NAME, Said, SdkLayer, log_environment
+from stream.evidence.sayings import MOST_NAME
+from stream.evidence.sdk import Said, SdkLayer, log_environment
 from stream.records.runner import SDK_EVENT, SdkEvent
 
 DATA = Path(__file__).parent.parent / "data"
@@ -102,7 +103,7 @@ def test_it_does_not_matter_where_the_output_is_cut(name: str, cuts: list[int]) 
     for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
         pieces += layer.feed(data[start:end], 1)
     assert pieces == said(name)
-    assert layer.received == len(data)
+    assert layer.received == {"stdout": len(data)}
     assert not layer.problems
 
 
@@ -233,7 +234,10 @@ def test_the_references_events_go_through_unchanged() -> None:
     found = SdkLayer("run_001").feed_log(VECTOR, 5)
     assert b"".join(msgspec.json.encode(one.event) + b"\n" for one in found) == VECTOR
     assert [one.moment.arrived_ns for one in found if one.moment] == [5, 5]
-    assert all(one.moment and one.moment.offset_end is None for one in found)
+    lines = VECTOR.splitlines(keepends=True)
+    ends = [len(lines[0]), len(VECTOR)]
+    assert [one.moment.offset_end for one in found if one.moment] == ends
+    assert {one.moment.channel for one in found if one.moment} == {"log"}
 
 
 def test_lines_of_the_log_are_numbered_anew() -> None:

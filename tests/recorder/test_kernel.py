@@ -132,7 +132,9 @@ def test_what_is_lost_is_counted_and_never_looks_clean(place: Place) -> None:
             assert found["kernel_layer"] == "partial_ringbuf_drops"
             assert found["network_protocol_coverage"] == "unknown"
             assert artifact(run, "correlation-report.json")["status"] != "clean"
-            gaps = [one for one in records(run.folder / "layers/kernel-ext.ndjson") if "lost" in one]
+            gaps = [
+                one for one in records(run.folder / "layers/kernel-ext.ndjson") if "lost" in one
+            ]
             assert sum(gap["lost"] for gap in gaps) == capture["dropped"]
         else:
             assert Counter(one["value"] for one in kernel(run))["/etc/hostname"] == 3000
