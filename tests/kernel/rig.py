@@ -26,8 +26,8 @@ Items = list[Batch[RawEvent | Gap | RawCapture]]
 
 
 class Guard:
-    def __init__(self, stdout: int | None = None) -> None:
-        env = dict(os.environ)
+    def __init__(self, stdout: int | None = None, *, prepares: bool = False) -> None:
+        env = os.environ | ({"PREPARES": "1"} if prepares else {})
         if stdout is not None:
             env["STDOUT_OF_PROGRAM"] = str(stdout)
         self.process = subprocess.Popen(
@@ -64,8 +64,8 @@ class Guard:
 
 
 @contextmanager
-def guarding(stdout: int | None = None) -> Iterator[Guard]:
-    guard = Guard(stdout)
+def guarding(stdout: int | None = None, *, prepares: bool = False) -> Iterator[Guard]:
+    guard = Guard(stdout, prepares=prepares)
     try:
         yield guard
     finally:
@@ -126,13 +126,14 @@ async def record(
     reads_late: bool = False,
     watch: Sequence[Watch] = (),
     stdout: int | None = None,
+    prepares: bool = False,
     cgroup: bool = True,
     **options: Any,
 ) -> Recorded:
     """`reads_late`: nothing is taken out of the ring before the program has ended."""
     words = [str(word) for word in argv]
     batches: Items = []
-    with guarding(stdout) as guard:
+    with guarding(stdout, prepares=prepares) as guard:
         where = guard.cgroup if cgroup else None
         feed = EbpfFeed.open(guard=guard.pid, cgroup=where, watch=watch, **options)
         try:

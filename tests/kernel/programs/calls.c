@@ -436,7 +436,7 @@ static void writes(void)
     call(SYS_write, 1, "one", 3);
     call(SYS_write, ends[1], "elsewhere", 9);
     call(SYS_writev, 1, words, 2);
-    call(SYS_pwritev2, 1, words, 2, -1, -1, 0);
+    call(SYS_pwritev2, 1, words, 2, -1L, -1L, 0);
     call(SYS_sendfile, 1, given, NULL, 5);
     call(SYS_tee, ends[0], 1, 8, 0);
     call(SYS_splice, ends[0], NULL, 1, NULL, 6, 0);

@@ -1,0 +1,131 @@
+"""What is lost is counted: got + dropped == seen, and a gap stands where the loss was."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anyio import create_memory_object_stream, create_task_group, fail_after, to_thread
+
+from stream.pipeline import Batch
+from stream.records.control import Gap
+from stream.records.kernel import RawEvent
+from stream.sources.kernel.ebpf import EbpfFeed, Watch
+from stream.sources.kernel.ring import PAGE
+from tests.kernel.rig import guarding, record, run, told
+
+pytestmark = pytest.mark.usefixtures("kernel_feed")
+
+
+async def test_every_open_is_there_once(anyio_backend: object, programs: Path, place: Path) -> None:
+    recorded = await record(place, programs / "many", place, 20_000, 2)
+    assert recorded.capture.dropped == 0
+    assert recorded.is_balanced
+    assert len(recorded.events) == recorded.capture.got
+    seen = Counter(event.path for event in recorded.of("openat"))
+    wanted = {f"{place}/{n}/f{k:07}" for n in range(2) for k in range(10_000)}
+    assert seen == dict.fromkeys(wanted, 1)
+    kinds = Counter(event.call for event in recorded.events)
+    assert kinds == {"openat": 20_000, "exec": 1, "fork": 2, "exit": 3}
+
+
+@pytest.mark.parametrize("attempt", range(100))
+def test_a_ring_that_is_too_small(programs: Path, place: Path, attempt: int) -> None:
+    """Nobody reads before the program has ended: what the ring holds is got, the rest counted."""
+    number = 200 + attempt
+    size = PAGE << attempt % 3
+    recorded = run(place, programs / "many", place, number, 2, reads_late=True, ring_bytes=size)
+    capture = recorded.capture
+    share = number // 2 * 2
+    assert capture.seen == share + 1 + 2 + 3
+    assert capture.dropped > 0
+    assert capture.got + capture.dropped == capture.seen
+    assert len(recorded.events) == capture.got
+    assert sum(gap.lost for gap in recorded.gaps) == capture.dropped
+    assert {gap.reason for gap in recorded.gaps} == {"the ring was full"}
+    assert {gap.unit for gap in recorded.gaps} == {"events"}
+
+
+async def test_a_gap_stands_where_the_loss_was(
+    anyio_backend: object, calls: Path, programs: Path, place: Path
+) -> None:
+    """Between what was read before it and what there was room for after it."""
+    send, receive = create_memory_object_stream[Batch[Any]](0)
+    items: list[Any] = []
+    with guarding() as guard:
+        feed = EbpfFeed.open(guard=guard.pid, cgroup=guard.cgroup, ring_bytes=PAGE)
+
+        def has_executed(word: str) -> bool:
+            return any(isinstance(i, RawEvent) and word in (i.argv or ()) for i in items)
+
+        async def pump() -> None:
+            async with send:
+                await feed.run(send)
+
+        async def read() -> None:
+            async for batch in receive:
+                items.extend(batch)
+
+        async def start(*argv: Any) -> None:
+            guard.start(place, *map(str, argv))
+            await to_thread.run_sync(guard.wait)
+
+        with fail_after(20):
+            async with create_task_group() as tasks, receive:
+                tasks.start_soon(pump)
+                await start(calls, "before")
+                while not has_executed("before"):
+                    items.extend(await receive.receive())
+                await start(programs / "many", place, 1000, 1)  # nobody reads
+                async with create_task_group() as readers:
+                    readers.start_soon(read)
+                    while not has_executed("after"):
+                        await start(calls, "after")
+                    feed.end()
+        feed.close()
+    gaps = [n for n, item in enumerate(items) if isinstance(item, Gap)]
+    before, after = (
+        [n for n, item in enumerate(items) if word in (getattr(item, "argv", None) or ())]
+        for word in ("before", "after")
+    )
+    capture = items[-1]
+    assert sum(items[n].lost for n in gaps) == capture.dropped > 800
+    assert capture.got + capture.dropped == capture.seen
+    assert before[0] < gaps[0]
+    assert gaps[0] < after[-1]
+
+
+WRITES = [("stdout", 3), ("stdout", 9), ("stdout", 9), ("stdout", 5), ("stdout", 8), ("stdout", 6)]
+
+
+def test_writes_into_what_is_watched(calls: Path, place: Path) -> None:
+    reader, writer = os.pipe()
+    at = os.fstat(writer)
+    try:
+        watch = [
+            Watch("other", at.st_dev, at.st_ino + 10**9),
+            Watch("stdout", at.st_dev, at.st_ino),
+        ]
+        recorded = run(place, calls, "writes", watch=watch, stdout=writer)
+        text = os.read(reader, 1 << 16)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    wrote = recorded.of("wrote")
+    assert [(event.stream, event.size) for event in wrote] == [*WRITES, ("stdout", 4)]
+    assert sum(event.size or 0 for event in wrote) == len(text)
+    assert {event.pid for event in wrote} == {recorded.events[0].pid}
+    assert told(wrote[0]) == {"call": "wrote", "size": 3, "stream": "stdout"}
+    times = [event.ts for event in recorded.events]
+    assert times == sorted(times)
+
+
+def test_nobody_watches(calls: Path, place: Path) -> None:
+    reader, writer = os.pipe()
+    recorded = run(place, calls, "writes", stdout=writer)
+    os.close(reader)
+    os.close(writer)
+    assert recorded.of("wrote") == []

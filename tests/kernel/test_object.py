@@ -1,0 +1,186 @@
+"""The object: built from its source, gone when it is closed, or refused in a sentence."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from stream.errors import FeedError
+from stream.sources.kernel import attach, decode, loader
+from stream.sources.kernel.bpf import build
+from stream.sources.kernel.ebpf import EbpfFeed, Watch, probe_ebpf
+from stream.sources.kernel.ring import PAGE
+from tests.kernel.rig import ROOT, run
+
+SOURCE = build.SOURCE.read_text()
+BLOBS = [build.blob_name(m, with_uring=u) for m in build.MACHINES for u in (False, True)]
+
+
+def head_of(blob: Path) -> dict[str, object]:
+    raw = blob.read_bytes()
+    head: dict[str, object] = json.loads(raw[4 : 4 + int.from_bytes(raw[:4], "little")])
+    return head
+
+
+def test_the_blobs_are_what_the_source_gives(tmp_path: Path) -> None:
+    for tool in ("clang", "llvm-strip", "bpftool"):
+        if subprocess.run(["sh", "-c", f"command -v {tool}"], capture_output=True).returncode:
+            pytest.skip(f"needs {tool}")
+    made = build.build(tmp_path)
+    assert sorted(blob.name for blob in made) == sorted(BLOBS)
+    ours = {head_of(build.HERE / name)["built_with"] for name in BLOBS}
+    if ours != {build.built_with()}:
+        # Another compiler gives other bytes: then only the parts can be compared.
+        for blob in made:
+            mine, here = head_of(blob), head_of(build.HERE / blob.name)
+            assert (mine["maps"], mine["programs"]) == (here["maps"], here["programs"])
+        return
+    for blob in made:
+        assert blob.read_bytes() == (build.HERE / blob.name).read_bytes(), blob.name
+
+
+@pytest.mark.parametrize("name", BLOBS)
+def test_a_blob_names_no_folder_of_whoever_built_it(name: str) -> None:
+    data = (build.HERE / name).read_bytes()
+    for word in (b"/tmp/", b"/home/", b"/root/", os.fsencode(ROOT)):
+        assert word not in data
+
+
+def test_both_sides_number_the_calls_alike() -> None:
+    enum = re.search(r"enum call \{(.*?)\};", SOURCE, re.DOTALL)
+    assert enum
+    names = re.findall(r"\b[A-Z][A-Z0-9_]+\b", re.sub(r"//.*", "", enum[1]))
+    assert names[0] == "NO_CALL"
+    assert tuple(name.lower() for name in names[1 : len(decode.CALLS)]) == decode.CALLS[1:]
+
+
+def own_files() -> dict[int, str]:
+    """What each descriptor of this process is."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one by which they are listed
+            found[int(entry.name)] = str(entry.readlink())
+    return found
+
+
+@pytest.mark.usefixtures("kernel_feed")
+def test_closing_leaves_nothing_behind(calls: Path, place: Path) -> None:
+    before = own_files()
+    feed = EbpfFeed.open(guard=os.getpid(), cgroup=None)
+    opened = set(own_files().values()) - set(before.values())
+    assert {"anon_inode:bpf-map", "anon_inode:bpf-prog", "anon_inode:bpf_link"} <= opened
+    feed.end()
+    feed.close()
+    feed.close()
+    assert own_files() == before
+    run(place, calls, "nothing")
+    assert own_files() == before
+
+
+@pytest.mark.usefixtures("kernel_feed")
+def test_programs_are_gone_once_it_is_closed() -> None:
+    """By number: others may have programs of the same names."""
+    feed = EbpfFeed.open(guard=os.getpid(), cgroup=None, ring_bytes=PAGE)
+    numbers = []
+    for fd, what in own_files().items():
+        if what == "anon_inode:bpf-prog":
+            found = re.search(r"prog_id:\s*(\d+)", Path(f"/proc/self/fdinfo/{fd}").read_text())
+            assert found
+            numbers.append(int(found[1]))
+    assert len(numbers) >= 4
+    assert all(exists(number) for number in numbers)
+    feed.close()
+    deadline = time.monotonic() + 10
+    while any(exists(number) for number in numbers):  # freed when the kernel gets to it
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def exists(program: int) -> bool:
+    try:
+        os.close(loader._bpf(13, struct.pack("<I", program)))  # BPF_PROG_GET_FD_BY_ID
+    except OSError as error:
+        assert error.errno == errno.ENOENT
+        return False
+    return True
+
+
+def test_without_privilege_it_says_what_it_takes() -> None:
+    code = "import os; os.geteuid() or os.setuid(65534)\n"
+    code += "from stream.sources.kernel.ebpf import probe_ebpf; print(probe_ebpf())"
+    imports = "import stream.sources.kernel.ebpf, stream.sources.kernel.loader\n"
+    done = subprocess.run(
+        [sys.executable, "-c", imports + code], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stderr == ""
+    assert done.stdout == (
+        "the kernel feed: not permitted: it takes root, or CAP_BPF and CAP_PERFMON\n"
+    )
+
+
+def test_a_kernel_that_does_not_describe_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach, "_BTF", Path("/sys/kernel/btf/none"))
+    assert probe_ebpf() == (
+        "/sys/kernel/btf/none: missing: this kernel does not describe itself (BTF)"
+    )
+
+
+def test_a_machine_that_there_is_no_object_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    assert probe_ebpf() == "the kernel feed: there is none for riscv64"
+
+
+def test_a_blob_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(attach, "_BLOBS", tmp_path)
+    assert re.fullmatch(rf"{tmp_path}/stream.*\.lskel: this file .* is missing", probe_ebpf())
+
+
+@pytest.mark.usefixtures("kernel_feed")
+def test_what_is_no_control_group(tmp_path: Path) -> None:
+    before = own_files()
+    for path, reason in (
+        (tmp_path, "not a control group of version 2"),
+        (tmp_path / "none", "no such file or directory"),
+    ):
+        with pytest.raises(FeedError) as caught:
+            EbpfFeed.open(guard=1, cgroup=path)
+        assert str(caught.value) == f"{path}: {reason}"
+    assert own_files() == before
+
+
+@pytest.mark.usefixtures("kernel_feed")
+def test_a_kernel_that_refuses_the_object(
+    monkeypatch: pytest.MonkeyPatch, calls: Path, place: Path, tmp_path: Path
+) -> None:
+    """First the one for io_uring: without it, rings are holes. Then there is nothing."""
+    machine = build.MACHINES[os.uname().machine]
+    (tmp_path / f"stream.{machine}.lskel").symlink_to(build.HERE / f"stream.{machine}.lskel")
+    uring = tmp_path / f"stream-uring.{machine}.lskel"
+    foreign = next(name for name in BLOBS if "uring" in name and machine not in name)
+    broken = (build.HERE / foreign).read_bytes()
+    uring.write_bytes(broken[:-64] + b"\xff" * 64)
+    monkeypatch.setattr(attach, "_BLOBS", tmp_path)
+    recorded = run(place, calls, "uring")
+    if recorded.code != 77:
+        assert recorded.capture.uring == "hole"
+        assert recorded.at("by-ring") == []
+    (tmp_path / f"stream.{machine}.lskel").unlink()
+    uring.rename(tmp_path / f"stream.{machine}.lskel")
+    (tmp_path / uring.name).write_bytes(broken[:-64] + b"\xff" * 64)
+    assert re.fullmatch(r"the kernel feed: kernel \S+ refuses it: .+", probe_ebpf())
+
+
+def test_no_more_watches_than_there_is_room_for() -> None:
+    watch = [Watch(str(n), 0, n) for n in range(attach.WATCHES + 1)]
+    with pytest.raises(AssertionError):
+        EbpfFeed.open(guard=1, cgroup=None, watch=watch)

@@ -1,0 +1,196 @@
+"""Whose events they are: by control group, by descent, and never those of the guard."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from anyio import create_task_group, to_thread
+
+from stream.sources.kernel.ebpf import EbpfFeed
+from tests.kernel.rig import Items, collect, guarding, record, run, sorted_out
+
+pytestmark = pytest.mark.usefixtures("kernel_feed")
+
+
+@pytest.fixture(autouse=True)
+def groups() -> None:
+    with guarding() as guard:
+        if guard.cgroup is None:
+            pytest.skip("needs a control group of version 2")
+
+
+def test_nothing_of_the_guard_is_recorded(calls: Path, place: Path) -> None:
+    """It reads a file, starts the program and waits for it."""
+    recorded = run(place, calls, "nothing")
+    assert [event.call for event in recorded.events] == ["exec", "exit"]
+    assert recorded.capture.scopes == {"both": 2}
+    assert recorded.capture.before_exec == 0
+
+
+def test_what_the_child_does_before_it_executes_is_not_the_programs(
+    calls: Path, place: Path
+) -> None:
+    recorded = run(place, calls, "nothing", prepares=True)
+    assert [event.call for event in recorded.events] == ["exec", "exit"]
+    assert recorded.capture.before_exec >= 3  # it opened a file; its child came and went
+    assert recorded.is_balanced
+    assert recorded.capture.scopes == {"both": 2}
+    assert recorded.capture.cgroup == "clean"
+
+
+@pytest.mark.parametrize("prepares", [False, True])
+def test_a_program_that_cannot_be_started_was_tried(place: Path, prepares: bool) -> None:
+    recorded = run(place, place / "missing", prepares=prepares)
+    assert recorded.code == -2
+    tried, *_, ended = recorded.events
+    assert (tried.call, tried.ret, tried.path) == ("execve", -2, str(place / "missing"))
+    assert (ended.call, ended.status) == ("exit", 255 << 8)
+    assert recorded.is_balanced
+
+
+async def test_the_guard_may_start_several(anyio_backend: object, calls: Path, place: Path) -> None:
+    batches: Items = []
+    with guarding() as guard:
+        feed = EbpfFeed.open(guard=guard.pid, cgroup=guard.cgroup)
+        try:
+            for word in ("first", "second"):
+                guard.start(place, str(calls), word)
+                assert guard.wait() == 0
+            feed.end()
+            await collect(feed, batches)
+        finally:
+            feed.close()
+    recorded = sorted_out(batches, 0)
+    assert [event.argv[-1] for event in recorded.of("exec") if event.argv] == ["first", "second"]
+    assert recorded.capture.scopes == {"both": 4}
+
+
+LEAVES = """
+import os, sys
+os.close(os.open("inside", os.O_CREAT | os.O_WRONLY))
+open(sys.argv[1], "w").write("0")
+os.close(os.open("outside", os.O_CREAT | os.O_WRONLY))
+if os.fork() == 0:
+    os.close(os.open("child", os.O_CREAT | os.O_WRONLY))
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_process_that_leaves_the_group_stays_in_the_tree(place: Path) -> None:
+    with guarding() as guard:
+        assert guard.cgroup
+        members = guard.cgroup.parent / "cgroup.procs"
+    recorded = run(place, sys.executable, "-Ic", LEAVES, members)
+    assert recorded.code == 0
+    assert recorded.one("inside").scope == "both"
+    assert recorded.one("outside").scope == recorded.one("child").scope == "tree"
+    number = recorded.capture.scopes["tree"]
+    assert recorded.capture.cgroup == "partial"
+    assert recorded.capture.cgroup_reasons == [f"{number} events of descendants that had left it"]
+    assert recorded.is_balanced
+
+
+STRANGER = "input(); open('moved-in', 'w').close(); print(flush=True); input()"
+
+
+def start_stranger(folder: Path) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-Ic", STRANGER]
+    return subprocess.Popen(argv, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_process_that_is_moved_in_is_not_of_the_tree(
+    anyio_backend: object, calls: Path, place: Path, nested: bool
+) -> None:
+    batches: Items = []
+    with guarding() as guard:
+        assert guard.cgroup
+        group = guard.cgroup / "inner" if nested else guard.cgroup
+        group.mkdir(exist_ok=True)
+        feed = EbpfFeed.open(guard=guard.pid, cgroup=guard.cgroup)
+        with start_stranger(place) as stranger:
+            assert stranger.stdin
+            assert stranger.stdout
+            (group / "cgroup.procs").write_text(str(stranger.pid))
+            stranger.stdin.write(b"\n")
+            stranger.stdin.flush()
+            stranger.stdout.readline()
+            guard.start(place, str(calls), "nothing")
+            assert guard.wait() == 0
+            feed.end()
+            await collect(feed, batches)
+            feed.close()
+            stranger.communicate(b"\n")
+        if nested:
+            group.rmdir()
+    recorded = sorted_out(batches, 0)
+    assert recorded.one("moved-in").scope == "cgroup"
+    assert recorded.one(calls).scope == "both"
+    assert recorded.capture.cgroup == "partial"
+    assert recorded.capture.cgroup_reasons == [
+        f"{recorded.capture.scopes['cgroup']} events of others that were in it",
+        "processes were still in it at the end",
+    ]
+
+
+def test_without_a_group_the_tree_is_all_there_is(calls: Path, place: Path) -> None:
+    recorded = run(place, calls, "families", cgroup=False)
+    assert recorded.capture.scopes == {"tree": len(recorded.events)}
+    assert len(recorded.of("exit")) == 4
+    assert recorded.capture.cgroup == "failed"
+    assert recorded.capture.cgroup_reasons == ["no control group of version 2"]
+
+
+def test_more_processes_than_the_tree_has_room_for(place: Path) -> None:
+    """What is outside of the group as well is not seen: the capture says that there were some."""
+    script = 'for i in 1 2 3 4 5 6 7 8; do sleep 9 & all="$all $!"; done; kill $all; wait'
+    recorded = run(place, "/bin/sh", "-c", script, tree_size=4, cgroup=False)
+    assert recorded.capture.lost_forks > 0
+    assert recorded.is_balanced
+    again = run(place, "/bin/sh", "-c", script, tree_size=4)
+    assert again.capture.cgroup == "partial"
+    assert "processes that could not be followed" in again.capture.cgroup_reasons
+
+
+async def test_from_within_a_namespace_of_pids(
+    anyio_backend: object, calls: Path, place: Path
+) -> None:
+    """The guard is known by the number that it has where the feed is opened."""
+    program = (
+        "import anyio, sys\n"
+        "from pathlib import Path\n"
+        "from tests.kernel.rig import run\n"
+        "recorded = run(Path(sys.argv[1]), sys.argv[2], 'families')\n"
+        "print(len(recorded.of('fork')), len(recorded.of('exit')), recorded.capture.cgroup)\n"
+    )
+    argv = ["unshare", "--pid", "--fork", "--mount-proc"]
+    argv += [sys.executable, "-c", program, str(place), str(calls)]
+    done = await to_thread.run_sync(
+        lambda: subprocess.run(argv, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    )
+    assert (done.stdout, done.stderr) == ("3 4 clean\n", "")
+
+
+async def test_two_feeds_do_not_see_each_other(
+    anyio_backend: object, calls: Path, place: Path
+) -> None:
+    both: list[list[str]] = [[], []]
+
+    async def one(number: int) -> None:
+        folder = place / str(number)
+        folder.mkdir()
+        (folder / "sub").mkdir()
+        recorded = await record(folder, calls, "opens")
+        both[number] = [str(event.path) for event in recorded.events]
+        assert recorded.capture.cgroup == "clean"
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(one, 0)
+        tasks.start_soon(one, 1)
+    assert len(both[0]) == len(both[1])
+    assert os.path.exists(place / "0" / "two")  # noqa: PTH110
