@@ -179,6 +179,16 @@ def test_programs(run: Run, calls: Path) -> None:
 
 
 @NEEDED
+def test_the_clock_is_the_monotonic_one(run: Run) -> None:
+    code = "import os, time\nprint(time.monotonic_ns()); os.mkdir('x'); print(time.monotonic_ns())"
+    traced = run("/usr/bin/python3", "-ISc", code).check()
+    before, after = map(int, traced.said["out"].split())
+    (made,) = traced.of("mkdir")
+    slack = 20_000_000  # what strace takes between the call and its clock, on a busy machine
+    assert before - slack <= made["ts"] <= after + slack
+
+
+@NEEDED
 def test_a_ring(run: Run, tmp_path: Path) -> None:
     ring = program(
         "int main(void) { char p[200] = {0}; return syscall(SYS_io_uring_setup, 1, p) < 0; }",
