@@ -170,9 +170,15 @@ class _Watchman:
 
     def _see_off(self, tree: Tree, order: Order) -> None:
         """The tracer, which has nobody left to follow. It may be writing still."""
+
+        def has_gone() -> bool:
+            return not has_tracer(tree)
+
         self._give_up_at = None
-        self._until(tree, order.grace, lambda: not has_tracer(tree), GIVE_UP)
+        self._until(tree, order.grace, has_gone, GIVE_UP)
         end_tracer(tree)
+        self._give_up_at = None
+        self._until(tree, order.grace, has_gone, KILL_AFTER)
 
     def _is_empty(self, tree: Tree) -> bool:
         if not tree.is_over or Reaper.get().is_left(tree):

@@ -9,8 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,9 @@ import pytest
 from stream.sources.kernel.strace import probe_strace
 from tests.cli.command import Place
 from tests.cli.test_user import open_place, ordinary
+from tests.kernel.straced import HOME, Run, Traced, run
 
-__all__ = ["open_place"]
+__all__ = ["open_place", "run"]
 HERE = Path(__file__).parent
 NEEDED = pytest.mark.skipif(bool(probe_strace()), reason=f"strace: {probe_strace()}")
 pytestmark = [
@@ -28,75 +27,6 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc"),
 ]
 TRACER = "int(open('/proc/self/status').read().split('TracerPid:')[1].split()[0])"
-
-
-@dataclass
-class Traced:
-    said: Any
-
-    @property
-    def events(self) -> list[Any]:
-        return [r for r in self.said["records"] if r["schema"] == "stream.raw_kernel.v1"]
-
-    @property
-    def gaps(self) -> list[Any]:
-        return [r for r in self.said["records"] if r["schema"] == "stream.gap.v1"]
-
-    @property
-    def capture(self) -> Any:
-        last = self.said["records"][-1]
-        assert last["schema"] == "stream.raw_capture.v1"
-        return last
-
-    @property
-    def kinds(self) -> list[str]:
-        return [report["type"] for report in self.said["reports"]]
-
-    def report(self, kind: str) -> Any:
-        return next(report for report in self.said["reports"] if report["type"] == kind)
-
-    @property
-    def code(self) -> int:
-        code: int = self.report("exited")["code"]
-        return code
-
-    def of(self, *calls: str) -> list[Any]:
-        return [event for event in self.events if event["call"] in calls]
-
-    def check(self) -> Traced:
-        """Nothing was lost, and the books close."""
-        capture, events = self.capture, self.events
-        assert capture["got"] == capture["seen"] == len(events)
-        assert capture["scopes"] == {"tree": len(events)}
-        assert not capture["dropped"] + capture["unparsed"] + capture["lost_forks"]
-        assert (capture["unknown_loss"], self.gaps) == ("", [])
-        assert (capture["feed"], capture["cgroup"]) == ("strace", "failed")
-        stamps = [event["ts"] for event in events]
-        assert stamps == sorted(stamps)
-        assert self.said["left"] == []
-        return self
-
-
-Run = Callable[..., Traced]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    def run(*argv: str | Path, runner: tuple[str, ...] = (), **job: Any) -> Traced:
-        job = {"argv": [str(word) for word in argv], "cwd": str(job.pop("cwd", tmp_path)), **job}
-        done = subprocess.run(
-            [*runner, sys.executable, "-m", "tests.kernel.traced", json.dumps(job)],
-            cwd=HERE.parent.parent,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return Traced(json.loads(done.stdout))
-
-    return run
 
 
 def compiled(source: Path, folder: Path) -> Path:
@@ -246,6 +176,16 @@ def test_programs(run: Run, calls: Path) -> None:
     assert [ends[child] for child in children] == [0, 0, 3 << 8, signal.SIGKILL]
     assert set(ends) == {leader, *children}
     assert traced.capture["uring"] == "unused"
+
+
+@NEEDED
+def test_the_clock_is_the_monotonic_one(run: Run) -> None:
+    code = "import os, time\nprint(time.monotonic_ns()); os.mkdir('x'); print(time.monotonic_ns())"
+    traced = run("/usr/bin/python3", "-ISc", code).check()
+    before, after = map(int, traced.said["out"].split())
+    (made,) = traced.of("mkdir")
+    slack = 20_000_000  # what strace takes between the call and its clock, on a busy machine
+    assert before - slack <= made["ts"] <= after + slack
 
 
 @NEEDED
@@ -480,12 +420,18 @@ def test_strace_killed(run: Run) -> None:
 
 
 @NEEDED
-def test_strace_stopped(run: Run) -> None:
-    """It holds all that it follows: they are ended, and so is it."""
-    script = f"import os\nos.kill({TRACER}, 19)\nos.mkdir('x')\n"
-    traced = run("/usr/bin/python3", "-ISc", script, timeout=0.2, grace=0.1)
+@pytest.mark.parametrize("is_ordinary", [False, True])
+def test_strace_stopped(run: Run, open_place: Place, is_ordinary: bool) -> None:
+    """It holds all that it follows: they are ended, and so is it. With a control group, and as
+    somebody who can have none."""
+    runner = ordinary(open_place) if is_ordinary else ()
+    script = f"import os\nos.write(1, b'%d' % {TRACER})\nos.kill({TRACER}, 19)\nos.mkdir('x')\n"
+    job = {"timeout": 0.5, "grace": 0.1, "cwd": open_place.tmp, "runner": runner}
+    traced = run("/usr/bin/python3", "-ISc", script, **job)
     assert traced.kinds == ["started", "timed_out", "exited", "over"]
     assert traced.capture["unknown_loss"]
+    assert traced.report("over")["outlived"] == []
+    assert not Path(f"/proc/{traced.said['out']}").exists()
 
 
 @NEEDED
@@ -577,7 +523,7 @@ def probed(*runner: str | Path, path: str | None = None) -> str:
     env = {**os.environ, "PATH": path} if path is not None else None
     done = subprocess.run(
         [*runner, sys.executable, "-c", code],
-        cwd=HERE.parent.parent,
+        cwd=HOME,
         env=env,
         capture_output=True,
         text=True,

@@ -69,7 +69,11 @@ async def record(guard: Guard, order: Order, feed: StraceFeed | None, job: Any) 
         if feed is not None:
             feed.end()
 
-    guard.tell(feed.wrap(order) if feed is not None else order)
+    if feed is not None:
+        order = feed.wrap(order)
+    elif "tracer" in job:
+        order.tracer = [os.fsencode(word) for word in (*job["tracer"], *job["argv"])]
+    guard.tell(order)
     async with create_task_group() as tasks:
         tasks.start_soon(pump)
         tasks.start_soon(collect)
@@ -98,7 +102,7 @@ def main(job: Any) -> Any:
     feed = None
     with tempfile.TemporaryDirectory() as folder:
         try:
-            if job.get("traced", True):
+            if job.get("traced", "tracer" not in job):
                 feed = StraceFeed.open(folder=Path(folder))
             done = anyio.run(record, guard, order, feed, job, backend=job.get("backend", "asyncio"))
         except FeedError as error:

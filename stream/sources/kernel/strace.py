@@ -147,8 +147,8 @@ class StraceFeed:
             self._fifo.unlink()
 
     def _monotonic_of(self, wall: int) -> int:
-        now = time.monotonic_ns()
-        return min(max(wall + now - time.time_ns(), self._opened), now)
+        _, now, ahead = min(_compared() for _ in range(5))  # the one that nothing came between
+        return min(max(wall - ahead, self._opened), now)
 
     def _let_go(self) -> None:
         """Nobody reads any more: what strace writes is thrown away, so that the command goes on."""
@@ -212,6 +212,12 @@ def _capture(lines: Lines, unknown: str) -> RawCapture:
         cgroup_reasons=[SEEN_ONLY],
         uring="hole" if lines.has_uring else "unknown" if unknown else "unused",
     )
+
+
+def _compared() -> tuple[int, int, int]:
+    """How long the look took, the monotonic clock, and how far the wall clock is ahead of it."""
+    before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+    return after - before, after, wall - (before + after) // 2
 
 
 def _widen(fd: int) -> None:

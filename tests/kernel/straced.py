@@ -1,0 +1,84 @@
+"""A command that was run by `traced`, and what was seen of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HOME = Path(__file__).parent.parent.parent
+
+
+@dataclass
+class Traced:
+    said: Any
+
+    @property
+    def events(self) -> list[Any]:
+        return [r for r in self.said["records"] if r["schema"] == "stream.raw_kernel.v1"]
+
+    @property
+    def gaps(self) -> list[Any]:
+        return [r for r in self.said["records"] if r["schema"] == "stream.gap.v1"]
+
+    @property
+    def capture(self) -> Any:
+        last = self.said["records"][-1]
+        assert last["schema"] == "stream.raw_capture.v1"
+        return last
+
+    @property
+    def kinds(self) -> list[str]:
+        return [report["type"] for report in self.said["reports"]]
+
+    def report(self, kind: str) -> Any:
+        return next(report for report in self.said["reports"] if report["type"] == kind)
+
+    @property
+    def code(self) -> int:
+        code: int = self.report("exited")["code"]
+        return code
+
+    def of(self, *calls: str) -> list[Any]:
+        return [event for event in self.events if event["call"] in calls]
+
+    def check(self) -> Traced:
+        """Nothing was lost, and the books close."""
+        capture, events = self.capture, self.events
+        assert capture["got"] == capture["seen"] == len(events)
+        assert capture["scopes"] == {"tree": len(events)}
+        assert not capture["dropped"] + capture["unparsed"] + capture["lost_forks"]
+        assert (capture["unknown_loss"], self.gaps) == ("", [])
+        assert (capture["feed"], capture["cgroup"]) == ("strace", "failed")
+        stamps = [event["ts"] for event in events]
+        assert stamps == sorted(stamps)
+        assert self.said["left"] == []
+        return self
+
+
+Run = Callable[..., Traced]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def run(*argv: str | Path, runner: tuple[str, ...] = (), **job: Any) -> Traced:
+        job = {"argv": [str(word) for word in argv], "cwd": str(job.pop("cwd", tmp_path)), **job}
+        done = subprocess.run(
+            [*runner, sys.executable, "-m", "tests.kernel.traced", json.dumps(job)],
+            cwd=HOME,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return Traced(json.loads(done.stdout))
+
+    return run
