@@ -11,7 +11,7 @@ import os
 import tempfile
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -21,7 +21,8 @@ import msgspec
 from msgspec import Struct, field
 
 from stream.archive.chain import LayerFiles
-from stream.errors import os_reason
+from stream.document import convert, read_document
+from stream.errors import InputError, os_reason
 from stream.evidence.companion import make_companion
 from stream.evidence.correlation import Correlation, correlate
 from stream.evidence.health import make_health
@@ -34,6 +35,14 @@ from stream.recorder.disclosure import Disclosure
 from stream.recorder.invocation import Ending
 from stream.recorder.recording import Recording
 from stream.records.kernel import RawCapture
+from stream.records.run import (
+    LAYERS,
+    METADATA_FILE,
+    STDOUT_FILE,
+    SUMMARY_FILE,
+    RunMetadata,
+    RunSummary,
+)
 from stream.records.runner import (
     COMPANION_FILE,
     CORRELATION_FILE,
@@ -55,7 +64,8 @@ from stream.records.runner import (
 )
 
 _encode = msgspec.json.Encoder().encode
-_WORD = 8
+_BLOCK = 1 << 20
+NOT_ASKED = "the run was recorded without a kernel feed"
 
 
 class Times:
@@ -157,15 +167,60 @@ class Concluded(Struct):
     troubles: list[str] = field(default_factory=list)
 
 
+class Course(Struct, kw_only=True):
+    """How the run went, as its runner tells it."""
+
+    agent: str
+    command: list[str]
+    env_keys: list[str]
+    exit_code: int
+    signal: str | None
+    not_started: str
+    duration_ms: int
+
+    @classmethod
+    def of(cls, recording: Recording, ending: Ending, given: Iterable[bytes]) -> Course:
+        return cls(
+            agent=recording.disclosure.value(recording.agent.id),
+            command=recording.disclosure.words(recording.argv),
+            env_keys=sorted(name.decode() for name in given),
+            exit_code=ending.exit_code,
+            signal=ending.signal,
+            not_started=ending.not_started,
+            duration_ms=ending.duration_ms,
+        )
+
+    def events(self, run_id: str) -> list[RunnerStarted | RunnerFinished]:
+        is_signal = self.signal is not None
+        return [
+            RunnerStarted(
+                run_id=run_id,
+                seq=0,
+                agent_shim=self.agent,
+                command=self.command,
+                env_keys=self.env_keys,
+                window_elapsed_ms=0,
+            ),
+            RunnerFinished(
+                run_id=run_id,
+                seq=1,
+                exit_code=None if is_signal or self.not_started else self.exit_code,
+                signal=self.exit_code - 128 if is_signal else None,
+                success=not self.exit_code and not self.not_started,
+                window_elapsed_ms=self.duration_ms,
+            ),
+        ]
+
+
 def conclude(
-    recording: Recording,
-    ending: Ending,
+    folder: Path,
     files: LayerFiles,
     testimony: Testimony,
     account: Account,
+    course: Course,
 ) -> Concluded:
-    """Writes all that is made of the layers into the run folder."""
-    folder, run_id = recording.folder, recording.run_id
+    """Writes all that is made of the layers into the folder."""
+    run_id = testimony.run_id
     troubles = list(testimony.finish())
     total = files.lines(KERNEL_FILE)
     markers = _markers(testimony, account, total)
@@ -174,7 +229,7 @@ def conclude(
         (SDK_FILE, testimony.sdk),
         (POLICY_FILE, testimony.policy),
         (MARKERS_FILE, markers),
-        (RUNNER_FILE, _runner_events(recording, ending, testimony)),
+        (RUNNER_FILE, course.events(run_id)),
     ):
         files.append(name, b"".join(_encode(line) + b"\n" for line in lines), len(lines))
     files.close()
@@ -231,30 +286,6 @@ def _markers(testimony: Testimony, account: Account, total: int) -> list[Marker]
     )
 
 
-def _runner_events(
-    recording: Recording, ending: Ending, testimony: Testimony
-) -> list[RunnerStarted | RunnerFinished]:
-    has_ended = not ending.not_started
-    return [
-        RunnerStarted(
-            run_id=recording.run_id,
-            seq=0,
-            agent_shim=recording.disclosure.value(recording.agent.id),
-            command=recording.disclosure.words(recording.argv),
-            env_keys=sorted(name.decode() for name in testimony.environment(recording.folder)),
-            window_elapsed_ms=0,
-        ),
-        RunnerFinished(
-            run_id=recording.run_id,
-            seq=1,
-            exit_code=ending.exit_code if has_ended and ending.signal is None else None,
-            signal=ending.exit_code - 128 if ending.signal is not None else None,
-            success=has_ended and ending.exit_code == 0,
-            window_elapsed_ms=ending.duration_ms,
-        ),
-    ]
-
-
 def _correlation(
     folder: Path,
     testimony: Testimony,
@@ -282,3 +313,44 @@ def _write(path: Path, data: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
+
+
+# ------------------------------------------------------------ of a run without any
+
+
+def missing_evidence(folder: Path) -> dict[str, bytes]:
+    """By file: what a run that was recorded without a kernel feed has to show for one.
+
+    Raises InputError where it was not recorded to its end.
+    """
+    if (folder / LAYERS).exists():
+        raise InputError(f"{folder}: it was not recorded to its end: see `stream verify`")
+    metadata = convert(read_document(folder / METADATA_FILE), RunMetadata, folder / METADATA_FILE)
+    summary = convert(read_document(folder / SUMMARY_FILE), RunSummary, folder / SUMMARY_FILE)
+    # What is in the run folder was censored when it was written.
+    testimony = Testimony(metadata.run_id, Disclosure("full", None))
+    if metadata.capture_mode != "hashed":
+        with (folder / STDOUT_FILE).open("rb") as file:
+            while block := file.read(_BLOCK):
+                testimony.hear(block, 0)
+    with tempfile.TemporaryDirectory(prefix="stream-") as name:
+        place = Path(name)
+        account = Account(
+            capture=RawCapture(feed="absent", reason=NOT_ASKED),
+            filtered={},
+            surface=Surface(),
+            written={},
+            times=Times(place),
+        )
+        course = Course(
+            agent=metadata.agent_id,
+            command=metadata.argv,
+            env_keys=[],
+            exit_code=summary.exit_code,
+            signal=summary.signal,
+            not_started=summary.not_started,
+            duration_ms=summary.duration_ms,
+        )
+        conclude(place, LayerFiles(place), testimony, account, course)
+        made = (file for file in place.rglob("*") if file.is_file())
+        return {str(file.relative_to(place)): file.read_bytes() for file in made}

@@ -36,7 +36,7 @@ from stream.sources.kernel.ebpf import EbpfFeed, Watch
 from stream.sources.kernel.feeds import Choice, Telemetry, open_feed
 from stream.sources.kernel.strace import StraceFeed
 from stream.stages.normalize import RESTARTED, WROTE, DetailLine, Normalize
-from stream.testimony import Account, Testimony, Times, conclude
+from stream.testimony import Account, Course, Testimony, Times, conclude
 
 RING = 16 << 20
 LOOK = 0.02  #: seconds between two looks at the agent's own event log
@@ -70,12 +70,15 @@ class KernelWitness:
         self._capture = RawCapture(feed="absent", reason="it was never begun")
         self._begun, self._over, self._is_done = Event(), Event(), Event()
         self._log = -1
+        self._given: list[bytes] = []  # names in the environment
         self._troubles: list[str] = []
 
     async def begin(self, guard: Guard, cgroup: Cgroup | None, order: Order) -> Order:
         log = self._recording.folder / SDK_LOG
         self._log = os.open(log, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        order.env = {**order.env, **self._testimony.environment(log)}
+        given = self._testimony.environment(log)
+        self._given = list(given)
+        order.env = {**order.env, **given}
         try:
             feed = open_feed(
                 self._wish.kernel,
@@ -158,7 +161,9 @@ class KernelWitness:
             written=self._normalize.written,
             times=self._times,
         )
-        concluded = conclude(self._recording, ending, self._files, self._testimony, account)
+        course = Course.of(self._recording, ending, self._given)
+        folder = self._recording.folder
+        concluded = conclude(folder, self._files, self._testimony, account, course)
         self._troubles += concluded.troubles
         summary.kernel_layer = concluded.health.kernel_layer
         summary.kernel_events = self._files.lines(KERNEL_FILE)

@@ -7,7 +7,7 @@ from collections import Counter
 from msgspec import UNSET, Struct, field
 
 from stream.archive.chain import Tally
-from stream.archive.header import Fault
+from stream.archive.header import BrokenArchive, Fault
 from stream.archive.limits import Limits
 from stream.archive.rules import RULES, WARNINGS
 from stream.errors import visible
@@ -27,6 +27,7 @@ class Book(Struct):
     lines: int = 0
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    errors: int = 0  #: findings that make the answer no
 
     def find(self, rule: str, message: str, name: str = "", line: int = 0, path: str = "") -> None:
         """A rule of this package."""
@@ -48,6 +49,7 @@ class Book(Struct):
 
     def add(self, finding: Finding, name: str) -> None:
         self.counts[finding.rule, name] += 1
+        self.errors += finding.severity == "error"
         if self.counts[finding.rule, name] <= MOST:
             self.findings.append(finding)
 
@@ -62,14 +64,11 @@ class Book(Struct):
             message = f"{run_id!r}, but the run is {self.run_id!r}"
             self.find("contract.run_id", message, name, line, path)
 
-    def take_lines(self, count: int) -> bool:
-        """Whether there may still be so many."""
+    def take_lines(self, count: int) -> None:
+        """Raises BrokenArchive where there are too many."""
         self.lines += count
-        return self.lines <= self.limits.lines
-
-    @property
-    def errors(self) -> int:
-        return sum(count for (rule, _), count in self.counts.items() if rule not in WARNINGS)
+        if self.lines > self.limits.lines:
+            raise BrokenArchive("limit.lines", f"more than {self.limits.lines} lines")
 
     @property
     def total(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -32,7 +32,6 @@ from stream.records.runner import (
     ObservationHealth,
 )
 
-#: by file: what it is, and whether it is written in the one form that we write
 DOCUMENTS: dict[str, type[Any]] = {
     SURFACE_FILE: CapabilitySurface,
     CORRELATION_FILE: CorrelationReport,
@@ -46,12 +45,12 @@ _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 class Document:
-    """The judge of one artifact. What could be read goes on to `take`."""
+    """The judge of one artifact. What could be read is kept."""
 
-    def __init__(self, book: Book, name: str, take: Callable[[Any], None]) -> None:
+    def __init__(self, book: Book, name: str, kept: dict[str, Any]) -> None:
         self._book = book
         self._name = name
-        self._take = take
+        self._kept = kept
         self._held: list[bytes] = []
         self._length = 0
 
@@ -72,7 +71,7 @@ class Document:
         self._book.hold_run_id(record.run_id, self._name)
         for rule, message, path in _problems(record):
             self._book.find(rule, message, self._name, path=path)
-        self._take(record)
+        self._kept[self._name] = record
 
     def _decoded(self, data: bytes) -> Any:
         depth = self._book.limits.depth

@@ -22,10 +22,8 @@ from stream.records.run import (
     COMMANDS_FILE,
     EVENTS_FILE,
     Beginning,
-    Profile,
 )
 from stream.stages.invariants import Invariants, is_event
-from stream.stages.rules import RULES
 from stream.stages.validate import Validate
 
 VALIDATED = (BOUNDARY_FILE, CHANGES_FILE, COMMANDS_FILE)
@@ -44,11 +42,13 @@ class Mention(msgspec.Struct):
 class Events:
     """The judge of events.jsonl."""
 
-    def __init__(self, book: Book, profile: Profile, beginning: Beginning | None) -> None:
+    def __init__(self, book: Book, beginning: Beginning | None) -> None:
         self.mentions: list[Mention] = []
+        self.agents: dict[str, int] = {}  #: and the line of the first event of each
         self.is_finished = False
         self._book = book
-        self._stage = Invariants(profile, is_alone=True, source=book.source(EVENTS_FILE))
+        # Which profile the run is to be held to, its metadata says, which come after its events.
+        self._stage = Invariants("agents", is_alone=True, source=book.source(EVENTS_FILE))
         self._splitter = LineSplitter(book.source(EVENTS_FILE), book.limits.line)
         self._beginning = beginning
         self._digest = hashlib.sha256()
@@ -99,9 +99,12 @@ class Events:
         if event.get("event_type") == "run_finished":
             self.is_finished = True
         session = event.get("session")
-        if isinstance(session, dict) and isinstance(session.get("run_id"), str):
+        session = session if isinstance(session, dict) else {}
+        if isinstance(session.get("run_id"), str):
             path = "$.session.run_id"
             self._book.hold_run_id(session["run_id"], EVENTS_FILE, number, path)
+        if isinstance(session.get("agent_id"), str):
+            self.agents.setdefault(session["agent_id"], number)
         action = event.get("agent_action")
         items = action.get("artifacts") if isinstance(action, dict) else None
         for index, item in enumerate(items if isinstance(items, list) else ()):
@@ -144,11 +147,10 @@ class Validated:
             self._book.take_lines(len(part))
             for item in self._stage.feed(part):
                 if isinstance(item, Finding):
-                    named = msgspec.structs.replace(item, rule="contract.boundary")
+                    named = msgspec.structs.replace(item, rule="contract.record")
                     self._book.add(named, self._name)
 
 
 _DESCRIPTOR = Descriptor(
     "boundary", CANONICAL, PATTERN_VERSION, ("baseline",), check_canonical, canonical=True
 )
-_SEVERITY = {name: rule.severity for name, rule in RULES.items()}

@@ -6,7 +6,7 @@ out as it went in has no second key, no white space and no other order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -27,18 +27,16 @@ class Judge(Protocol):
 
 
 class Layer:
-    """The judge of one layer. What is good goes on to `take`."""
+    """The judge of one layer."""
 
-    def __init__(self, book: Book, name: str, law: Law, take: Callable[[list[Any]], None]) -> None:
-        self.count = 0
+    def __init__(self, book: Book, name: str, law: Law) -> None:
+        self.lines = 0
         self._book = book
         self._name = name
         self._law = law
-        self._take = take
         self._held: list[bytes] = []
         self._held_length = 0
         self._is_overlong = False
-        self._line = 0  #: number of the last
         self._seq = 0
 
     def feed(self, data: bytes) -> None:
@@ -49,7 +47,7 @@ class Layer:
             if self._is_overlong:
                 self._is_overlong = False
                 block = block[block.find(b"\n") + 1 :]
-                self._line += 1
+                self.lines += 1
             self._judge(block)
         self._hold(data[end:])
 
@@ -57,7 +55,7 @@ class Layer:
         rest = b"".join(self._held)
         if rest or self._is_overlong:
             message = f"{len(rest)} bytes follow the last line"
-            self._book.find("integrity.torn", message, self._name, self._line + 1)
+            self._book.find("integrity.torn", message, self._name, self.lines + 1)
 
     def _hold(self, rest: bytes) -> None:
         self._held_length += len(rest)
@@ -66,44 +64,43 @@ class Layer:
         if self._held_length > self._book.limits.line and not self._is_overlong:
             self._is_overlong = True
             self._held = []
-            self._find_overlong(self._line + 1)
+            self._find_overlong(self.lines + 1)
 
     def _judge(self, block: bytes) -> None:
         if not block:
             return
         count = block.count(b"\n")
         self._book.take_lines(count)
-        records = self._quick(block, count)
-        if records is None:
-            records = list(self._slow(block))
-        self._line += count
-        self.count += len(records)
-        self._take(records)
+        if not self._is_good(block, count):
+            self._look_closely(block)
+        self.lines += count
 
-    def _quick(self, block: bytes, count: int) -> list[Any] | None:
-        """The records, where nothing at all is wrong with them."""
+    def _is_good(self, block: bytes, count: int) -> bool:
         limit = self._book.limits.line
         if len(block) > limit and max(map(len, block.split(b"\n"))) > limit:
-            return None
+            return False
         try:
             records = self._law.decoder.decode_lines(block)
             is_same = len(records) == count and _encode_lines(records) == block
         except DECODE_ERRORS:
-            return None
+            return False
         if not is_same or not self._are_of_the_run(records):
-            return None
+            return False
         if self._law.is_numbered:
-            if [item.seq for item in records] != list(range(self._seq, self._seq + count)):
-                return None
-            self._seq += count
-        return records if self._law.are_good(records) else None
+            numbers = range(self._seq, self._seq + count)
+            if [record.seq for record in records] != list(numbers):
+                return False
+        if not self._law.are_good(records):
+            return False
+        self._seq += count
+        return True
 
     def _are_of_the_run(self, records: list[Any]) -> bool:
         run_id = self._book.run_id  # a gap has none
         return {getattr(record, "run_id", run_id) for record in records} == {run_id}
 
-    def _slow(self, block: bytes) -> Iterator[Any]:
-        for number, line in enumerate(block[:-1].split(b"\n"), self._line + 1):
+    def _look_closely(self, block: bytes) -> None:
+        for number, line in enumerate(block[:-1].split(b"\n"), self.lines + 1):
             if len(line) > self._book.limits.line:
                 self._find_overlong(number)
                 continue
@@ -115,7 +112,6 @@ class Layer:
                 self._seq += 1
                 continue
             self._look(line, record, number)
-            yield record
 
     def _look(self, line: bytes, record: Any, number: int) -> None:
         for rule, message, path in self._problems(line, record):

@@ -11,7 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 from msgspec import Struct
 
@@ -29,14 +29,18 @@ from stream.archive.header import (
 )
 from stream.archive.limits import Limits
 
-T = TypeVar("T")
 MAGIC = b"\x1f\x8b"
 #: ours, as `gzip -n`, and the reference's
 _HEADERS = (b"\x08\0\0\0\0\0\0\x03", b"\x08\0\0\0\0\0\x02\xff")
 _READ = 1 << 18
 _CHUNK = 1 << 20
 _TRAILER = 8
-_AHEAD = 4
+_AHEAD = 3
+_ENOUGH = 1 << 18
+
+
+class NoArchive(Exception):  # noqa: N818  # said as the answer that there is none
+    """Not even the beginning of one."""
 
 
 class Start(Struct):
@@ -56,33 +60,61 @@ class End(Struct):
 Part = Start | bytes | End | Fault
 
 
-def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same, some of it made in a thread meanwhile: inflating and hashing need no
-    interpreter."""
-    pending: deque[Future[T | None]] = deque()
+class _Stretch(Struct):
+    """Parts that are handed over together, and how they ended, where they did."""
+
+    parts: list[Part]
+    has_ended: bool = False
+    error: Exception | None = None
+
+
+def ahead(parts: Iterator[Part]) -> Iterator[Part]:
+    """The same, made in a thread meanwhile: inflating and hashing need no interpreter."""
+    pending: deque[Future[_Stretch]] = deque()
     with ThreadPoolExecutor(1) as other:
         try:
             while True:
                 while len(pending) < _AHEAD:
-                    pending.append(other.submit(next, items, None))
-                item = pending.popleft().result()
-                if item is None:
+                    pending.append(other.submit(_stretch, parts))
+                stretch = pending.popleft().result()
+                yield from stretch.parts
+                if stretch.error:
+                    raise stretch.error
+                if stretch.has_ended:
                     return
-                yield item
         finally:
             other.shutdown(cancel_futures=True)
 
 
-def parts_of(file: BinaryIO, limits: Limits) -> Iterator[Part]:
-    """Ends with a Fault where nothing after it can be read."""
-    blocks = _inflated(file, limits)
-    tape = _Tape(blocks)
+def _stretch(parts: Iterator[Part]) -> _Stretch:
+    found: list[Part] = []
+    length = 0
     try:
-        yield from _entries(tape, limits)
-        for _ in blocks:  # to the checksum at the end
-            pass
-    except BrokenArchive as broken:
-        yield Fault(broken.rule, str(broken))
+        for part in parts:
+            found.append(part)
+            length += len(part) if isinstance(part, bytes) else 1
+            if length >= _ENOUGH:
+                return _Stretch(found)
+    except Exception as error:
+        return _Stretch(found, error=error)
+    return _Stretch(found, has_ended=True)
+
+
+def parts_of(file: BinaryIO, limits: Limits) -> Iterator[Part]:
+    """Raises BrokenArchive where nothing after it can be read."""
+    return _entries(_Tape(_inflated(file, limits)), limits)
+
+
+def contents_of(parts: Iterator[Part], name: str) -> Iterator[bytes]:
+    """Of one file. What comes after it is not read."""
+    is_wanted = False
+    for part in parts:
+        if isinstance(part, Start):
+            is_wanted = part.name == name
+        elif isinstance(part, End) and is_wanted:
+            return
+        elif isinstance(part, bytes) and is_wanted:
+            yield part
 
 
 def _entries(tape: _Tape, limits: Limits) -> Iterator[Part]:
@@ -194,33 +226,27 @@ def _inflated(file: BinaryIO, limits: Limits) -> Iterator[bytes]:
     counter = _Counter(limits)
     head = file.read(10)
     counter.take(head)
-    if head[:2] != MAGIC or len(head) < 10:
-        raise BrokenArchive("integrity.gzip", "it does not begin as gzip does")
+    if head[:2] != MAGIC:
+        raise NoArchive("not an archive: it does not begin as gzip does")
     if head[2:] not in _HEADERS:
         raise BrokenArchive("security.gzip_header", "the gzip header is none that is written here")
     engine = zlib.decompressobj(-zlib.MAX_WBITS)
     held = b""
-    # The trailer and the byte before it, which may have bits that belong to nothing.
     while block := file.read(_READ):
         counter.take(block)
         block = held + block
-        held = block[-_TRAILER - 1 :]
-        yield from _decoded(engine, block[: -_TRAILER - 1], counter)
-        if engine.eof:
-            raise BrokenArchive("security.hidden_bytes", "bytes follow the end of the gzip member")
-    if len(held) != _TRAILER + 1:
-        raise BrokenArchive("integrity.truncated", "the gzip data ends too early")
-    before = engine.copy()
-    yield from _decoded(engine, held[:1], counter)
+        held = block[-_TRAILER:]
+        yield from _decoded(engine, block[:-_TRAILER], counter)
     if not engine.eof:
         raise BrokenArchive("integrity.truncated", "the gzip data ends too early")
-    _check_last_byte(before, held[0])
-    if held[1:] != struct.pack("<II", counter.sum, counter.bytes & 0xFFFFFFFF):
+    if held != struct.pack("<II", counter.sum, counter.bytes & 0xFFFFFFFF):
         raise BrokenArchive("integrity.gzip", "the gzip checksum or length is wrong")
 
 
 def _decoded(engine: zlib._Decompress, data: bytes, counter: _Counter) -> Iterator[bytes]:
-    more = True
+    if engine.eof and data:
+        raise BrokenArchive("security.hidden_bytes", "bytes follow the end of the gzip member")
+    more = bool(data)
     while more:
         try:
             piece = engine.decompress(data, _CHUNK)
@@ -230,20 +256,5 @@ def _decoded(engine: zlib._Decompress, data: bytes, counter: _Counter) -> Iterat
         more = not engine.eof and (len(piece) == _CHUNK or bool(data))
         if piece:
             yield counter.give(piece)
-    if engine.eof and (data or engine.unused_data):
+    if engine.unused_data:
         raise BrokenArchive("security.hidden_bytes", "bytes follow the end of the gzip member")
-
-
-def _check_last_byte(before: zlib._Decompress, byte: int) -> None:
-    """Bits above the end of the data belong to nothing: a change of them changes no output."""
-    wanted = before.copy().decompress(bytes((byte,)))
-    for bit in range(7, -1, -1):
-        engine = before.copy()
-        try:
-            same = engine.decompress(bytes((byte ^ 1 << bit,))) == wanted and engine.eof
-        except zlib.error:
-            return
-        if not same:
-            return
-        if byte >> bit & 1:
-            raise BrokenArchive("security.hidden_bytes", "bits follow the end of the gzip data")

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import typer
 
-from stream.cli import apply, check, diff, doctor, matrix, normalize, observe, probe, records
+from stream.cli import (
+    apply,
+    check,
+    diff,
+    doctor,
+    matrix,
+    normalize,
+    observe,
+    probe,
+    records,
+    verify,
+)
 
 app = typer.Typer(
     name="stream",
@@ -54,6 +65,7 @@ def _root(
 matrix.register(app)
 observe.register(app)
 check.register(app)
+verify.register(app)
 diff.register(app)
 apply.register(app)
 probe.register(app)

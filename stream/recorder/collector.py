@@ -34,7 +34,7 @@ class Collector:
     async def open(self) -> dict[bytes, bytes]:
         """What the agent's environment must say."""
         self._listener = await create_tcp_listener(local_host="127.0.0.1")
-        port = self._listener.extra(SocketAttribute.local_port)
+        port = self._listener.extra(SocketAttribute.local_port)  # noqa: S610  # of no database
         return {
             b"CLAUDE_CODE_ENABLE_TELEMETRY": b"1",
             b"OTEL_LOGS_EXPORTER": b"otlp",

@@ -30,9 +30,12 @@ FLOORS = [
     {"stream.plan", "stream.recorder"},
     {"stream.sources", "stream.stages", "stream.sinks"},
     {"stream.runfolder"},
+    {"stream.archive"},
+    {"stream.testimony"},
     {
         *("stream.matrix", "stream.validate", "stream.checking", "stream.emitting"),
-        *("stream.gate", "stream.doctor", "stream.observe"),
+        *("stream.gate", "stream.doctor", "stream.observe", "stream.verifying"),
+        *("stream.witnessing", "stream.archiving"),
     },
     {"stream.cli"},
     {"stream.__main__"},

@@ -110,7 +110,8 @@ def test_what_was_permitted_is_told_beside_the_results() -> None:
     found = PolicyLayer("r").feed_stdout(data)
     calls = {one.tool_call_id for one in found}
     assert {(one.source_event_type, one.decision, one.tool) for one in found} == {
-        (PERMISSION, "allow", "Bash")
+        (PERMISSION, "allow", "Bash"),
+        (PERMISSION, "allow", "Read"),
     }
     assert len(calls) == len(found) == 5
 
