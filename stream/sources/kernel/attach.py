@@ -49,8 +49,7 @@ def attach(
         raise FeedError(f"{_PLACE}: there is none for {platform.machine()}")
     if not _BTF.exists():
         raise FeedError(f"{_BTF}: missing: this kernel does not describe itself (BTF)")
-    wake = min(WAKE, ring_bytes // 4)
-    config = _config(guard, cgroup is not None, wake, watch)
+    config = _config(guard, cgroup is not None, wake_at(ring_bytes), watch)
     made = _load(config, {"ring": ring_bytes, "tree": tree_size})
     try:
         if cgroup is not None:
@@ -60,6 +59,10 @@ def attach(
         made.loaded.close()
         raise _explained(error) from None
     return made
+
+
+def wake_at(ring_bytes: int) -> int:
+    return min(WAKE, ring_bytes // 4)
 
 
 def _config(guard: int, use_cgroup: bool, wake: int, watch: Sequence[Watch]) -> bytes:

@@ -20,7 +20,7 @@ from stream.errors import FeedError
 from stream.pipeline import Batch
 from stream.records.control import Gap
 from stream.records.kernel import RawCapture, RawEvent
-from stream.sources.kernel.attach import Attachment, Watch, attach
+from stream.sources.kernel.attach import Attachment, Watch, attach, wake_at
 from stream.sources.kernel.books import Bookkeeper, Books, capture_of
 from stream.sources.kernel.decode import Decoder
 from stream.sources.kernel.ring import PAGE, Ring
@@ -50,6 +50,7 @@ class EbpfFeed:
         self._sees_uring = attachment.sees_uring
         self._guard, self._cgroup = guard, cgroup
         self._ring, self._ring_bytes = Ring(self._loaded.maps["ring"], ring_bytes), ring_bytes
+        self._wake = wake_at(ring_bytes)
         self._decoder = Decoder(names)
         self._books = Bookkeeper(self._loaded)
         self._is_ended = self._is_closed = False
@@ -94,10 +95,9 @@ class EbpfFeed:
 
     async def run(self, out: ObjectSendStream[Batch[Item]], /) -> None:
         while True:
-            was_ended = self._is_ended
-            await self._drain(out)
-            if was_ended:
+            if self._is_ended:
                 break
+            await self._drain(out, self._wake)
             with move_on_after(TICK):
                 await wait_readable(self._alarm.fileno())
             self._alarm.poll(0)
@@ -114,13 +114,15 @@ class EbpfFeed:
         )
         await out.send([*self._decoder.rest(), *self._gaps_to(None), capture])
 
-    async def _drain(self, out: ObjectSendStream[Batch[Item]]) -> None:
-        position = -1
-        while position != self._ring.read:
-            position = self._ring.read
+    async def _drain(self, out: ObjectSendStream[Batch[Item]], least: int = 1) -> None:
+        """While there are so many bytes to take: for less, it waits until there are more."""
+        taken = least
+        while taken >= least:
+            before = self._ring.read
             if batch := self._look():
                 await out.send(batch)
                 await checkpoint()  # a send to a queue with room does not let the others run
+            taken = self._ring.read - before
 
     def _look(self) -> list[Item]:
         """The next events. A gap stands where the ring was when its loss was noticed."""

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: (MIT OR GPL-2.0)
+// Which calls there are, by their numbers, and which of their arguments is what.
+// In this order in decode.py as well: a test compares them.
+enum call {
+    NO_CALL, OPEN, CREAT, OPENAT, OPENAT2, UNLINK, UNLINKAT, RENAME, RENAMEAT, RENAMEAT2, MKDIR,
+    MKDIRAT, RMDIR, LINK, LINKAT, SYMLINK, SYMLINKAT, CHMOD, FCHMOD, FCHMODAT, FCHMODAT2, CHOWN,
+    FCHOWN, LCHOWN, FCHOWNAT, TRUNCATE, FTRUNCATE, MKNOD, MKNODAT, CONNECT, SENDTO, SENDMSG,
+    SENDMMSG, EXECVE, EXECVEAT, IO_URING_SETUP, EXEC, FORK, EXIT, WROTE, URING_RESULT,
+    SOCKETCALL, CHOWN16, FCHOWN16, LCHOWN16, TRUNCATE64, FTRUNCATE64,
+    WRITE_FIRST, WRITE_SECOND, WRITE_THIRD,  // which argument is the descriptor written to
+};
+
+#define MOST_CALLS 16  // kinds of events in the books
+#define WATCHES 4
+
+struct watch { u64 device, inode; };
+
+// Which argument is what. CWD and NONE are no arguments: they name the two that are made up.
+enum { CWD = 6, NONE = 7 };
+struct shape { u8 dirfd, path, to_dirfd, to_path, flags, mode, size, books; };
+#define SHAPE(d, p, d2, p2, f, m, s, b) {d, p, d2, p2, f, m, s, b}
+
+// One variable, so that its parts lie where they are declared: user space writes the first five.
+const volatile struct {
+    u64 namespace_device, namespace_inode;
+    u32 guard, use_cgroup, wake, watched;
+    struct watch watches[WATCHES];
+    u8 native[512], compat[512];
+    struct shape shapes[64];
+} ro = {
+#if defined(__TARGET_ARCH_x86)
+    .native = {
+        [2] = OPEN, [85] = CREAT, [257] = OPENAT, [437] = OPENAT2, [87] = UNLINK, [263] = UNLINKAT,
+        [82] = RENAME, [264] = RENAMEAT, [316] = RENAMEAT2, [83] = MKDIR, [258] = MKDIRAT,
+        [84] = RMDIR, [86] = LINK, [265] = LINKAT, [88] = SYMLINK, [266] = SYMLINKAT, [90] = CHMOD,
+        [91] = FCHMOD, [268] = FCHMODAT, [452] = FCHMODAT2, [92] = CHOWN, [93] = FCHOWN,
+        [94] = LCHOWN, [260] = FCHOWNAT, [76] = TRUNCATE, [77] = FTRUNCATE, [133] = MKNOD,
+        [259] = MKNODAT, [42] = CONNECT, [44] = SENDTO, [46] = SENDMSG, [307] = SENDMMSG,
+        [59] = EXECVE, [322] = EXECVEAT, [425] = IO_URING_SETUP,
+        // write pwrite64 writev pwritev pwritev2 sendfile vmsplice, tee, splice copy_file_range
+        [1] = WRITE_FIRST, [18] = WRITE_FIRST, [20] = WRITE_FIRST, [296] = WRITE_FIRST,
+        [328] = WRITE_FIRST, [40] = WRITE_FIRST, [278] = WRITE_FIRST, [276] = WRITE_SECOND,
+        [275] = WRITE_THIRD, [326] = WRITE_THIRD,
+    },
+    .compat = {
+        [5] = OPEN, [8] = CREAT, [295] = OPENAT, [437] = OPENAT2, [10] = UNLINK, [301] = UNLINKAT,
+        [38] = RENAME, [302] = RENAMEAT, [353] = RENAMEAT2, [39] = MKDIR, [296] = MKDIRAT,
+        [40] = RMDIR, [9] = LINK, [303] = LINKAT, [83] = SYMLINK, [304] = SYMLINKAT, [15] = CHMOD,
+        [94] = FCHMOD, [306] = FCHMODAT, [452] = FCHMODAT2, [182] = CHOWN16, [95] = FCHOWN16,
+        [16] = LCHOWN16, [212] = CHOWN, [207] = FCHOWN, [198] = LCHOWN, [298] = FCHOWNAT,
+        [92] = TRUNCATE, [93] = FTRUNCATE, [193] = TRUNCATE64, [194] = FTRUNCATE64, [14] = MKNOD,
+        [297] = MKNODAT, [362] = CONNECT, [369] = SENDTO, [370] = SENDMSG, [345] = SENDMMSG,
+        [11] = EXECVE, [358] = EXECVEAT, [425] = IO_URING_SETUP, [102] = SOCKETCALL,
+        [4] = WRITE_FIRST, [181] = WRITE_FIRST, [146] = WRITE_FIRST, [334] = WRITE_FIRST,
+        [379] = WRITE_FIRST, [187] = WRITE_FIRST, [239] = WRITE_FIRST, [316] = WRITE_FIRST,
+        [315] = WRITE_SECOND, [313] = WRITE_THIRD, [377] = WRITE_THIRD,
+    },
+#else
+    .native = {
+        [56] = OPENAT, [437] = OPENAT2, [35] = UNLINKAT, [38] = RENAMEAT, [276] = RENAMEAT2,
+        [34] = MKDIRAT, [37] = LINKAT, [36] = SYMLINKAT, [52] = FCHMOD, [53] = FCHMODAT,
+        [452] = FCHMODAT2, [55] = FCHOWN, [54] = FCHOWNAT, [45] = TRUNCATE, [46] = FTRUNCATE,
+        [33] = MKNODAT, [203] = CONNECT, [206] = SENDTO, [211] = SENDMSG, [269] = SENDMMSG,
+        [221] = EXECVE, [281] = EXECVEAT, [425] = IO_URING_SETUP,
+        [64] = WRITE_FIRST, [68] = WRITE_FIRST, [66] = WRITE_FIRST, [70] = WRITE_FIRST,
+        [287] = WRITE_FIRST, [71] = WRITE_FIRST, [75] = WRITE_FIRST, [77] = WRITE_SECOND,
+        [76] = WRITE_THIRD, [285] = WRITE_THIRD,
+    },
+#endif
+    .shapes = {
+        //            dirfd path  to    to    flags mode  size  in the books
+        [OPEN] = SHAPE(CWD, 0, NONE, NONE, 1, 2, NONE, 1),
+        [CREAT] = SHAPE(CWD, 0, NONE, NONE, NONE, 1, NONE, 1),
+        [OPENAT] = SHAPE(0, 1, NONE, NONE, 2, 3, NONE, 1),
+        [OPENAT2] = SHAPE(0, 1, NONE, NONE, NONE, NONE, NONE, 1),
+        [UNLINK] = SHAPE(CWD, 0, NONE, NONE, NONE, NONE, NONE, 2),
+        [UNLINKAT] = SHAPE(0, 1, NONE, NONE, 2, NONE, NONE, 2),
+        [RENAME] = SHAPE(CWD, 0, CWD, 1, NONE, NONE, NONE, 3),
+        [RENAMEAT] = SHAPE(0, 1, 2, 3, NONE, NONE, NONE, 3),
+        [RENAMEAT2] = SHAPE(0, 1, 2, 3, 4, NONE, NONE, 3),
+        [MKDIR] = SHAPE(CWD, 0, NONE, NONE, NONE, 1, NONE, 4),
+        [MKDIRAT] = SHAPE(0, 1, NONE, NONE, NONE, 2, NONE, 4),
+        [RMDIR] = SHAPE(CWD, 0, NONE, NONE, NONE, NONE, NONE, 2),
+        [LINK] = SHAPE(CWD, 0, CWD, 1, NONE, NONE, NONE, 5),
+        [LINKAT] = SHAPE(0, 1, 2, 3, 4, NONE, NONE, 5),
+        [SYMLINK] = SHAPE(NONE, 0, CWD, 1, NONE, NONE, NONE, 5),
+        [SYMLINKAT] = SHAPE(NONE, 0, 1, 2, NONE, NONE, NONE, 5),
+        [CHMOD] = SHAPE(CWD, 0, NONE, NONE, NONE, 1, NONE, 6),
+        [FCHMOD] = SHAPE(0, NONE, NONE, NONE, NONE, 1, NONE, 6),
+        [FCHMODAT] = SHAPE(0, 1, NONE, NONE, NONE, 2, NONE, 6),
+        [FCHMODAT2] = SHAPE(0, 1, NONE, NONE, 3, 2, NONE, 6),
+        [CHOWN] = SHAPE(CWD, 0, NONE, NONE, NONE, NONE, 1, 6),
+        [FCHOWN] = SHAPE(0, NONE, NONE, NONE, NONE, NONE, 1, 6),
+        [LCHOWN] = SHAPE(CWD, 0, NONE, NONE, NONE, NONE, 1, 6),
+        [FCHOWNAT] = SHAPE(0, 1, NONE, NONE, 4, NONE, 2, 6),
+        [TRUNCATE] = SHAPE(CWD, 0, NONE, NONE, NONE, NONE, 1, 7),
+        [FTRUNCATE] = SHAPE(0, NONE, NONE, NONE, NONE, NONE, 1, 7),
+        [MKNOD] = SHAPE(CWD, 0, NONE, NONE, NONE, 1, NONE, 4),
+        [MKNODAT] = SHAPE(0, 1, NONE, NONE, NONE, 2, NONE, 4),
+        [CONNECT] = SHAPE(NONE, NONE, NONE, NONE, NONE, NONE, NONE, 8),
+        [SENDTO] = SHAPE(NONE, NONE, NONE, NONE, NONE, NONE, NONE, 9),
+        [SENDMSG] = SHAPE(NONE, NONE, NONE, NONE, NONE, NONE, NONE, 9),
+        [SENDMMSG] = SHAPE(NONE, NONE, NONE, NONE, NONE, NONE, NONE, 9),
+        [EXECVE] = SHAPE(CWD, 0, NONE, NONE, NONE, NONE, NONE, 10),
+        [EXECVEAT] = SHAPE(0, 1, NONE, NONE, 4, NONE, NONE, 10),
+        [IO_URING_SETUP] = SHAPE(NONE, NONE, NONE, NONE, NONE, NONE, NONE, 11),
+        [EXEC] = SHAPE(NONE, NONE, NONE, NONE, NONE, NONE, NONE, 12),
+        [FORK] = SHAPE(NONE, NONE, NONE, NONE, NONE, NONE, NONE, 13),
+        [EXIT] = SHAPE(NONE, NONE, NONE, NONE, NONE, NONE, NONE, 14),
+        [WROTE] = SHAPE(NONE, NONE, NONE, NONE, NONE, NONE, NONE, 15),
+        [URING_RESULT] = SHAPE(NONE, NONE, NONE, NONE, NONE, NONE, NONE, 0),
+    },
+};

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: (MIT OR GPL-2.0)
+// What goes through the ring, whose it is, and the books of it.
+enum flag {
+    IN_CGROUP = 1, IN_TREE = 2, BEFORE_EXEC = 4, NO_PATH = 8, NO_TO_PATH = 16, TRUNCATED = 32,
+    WALK_CUT = 64, UNREACHABLE = 128, COMPAT = 256, URING = 512, FIRST_ONLY = 1024,
+    THREAD_EXEC = 2048,
+};
+// The parts of an event's data, in this order. An exec's argv is in TO_PATH.
+enum section { PATH, RESOLVED, BASE, TO_PATH, TO_BASE, SECTIONS };
+enum scratch_slot { OF_SYSCALL, OF_EXEC, OF_URING, SLOTS };  // each program its own
+enum state { FRESH = 1, RUNNING };
+
+#define AT_FDCWD (-100)
+#define PATH_ROOM 4097  // so that a path of 4,095 bytes, the longest one, is seen to be whole
+#define ARGV_ROOM 16383
+#define NAME_ROOM 256
+#define WALK_ROOM 4352
+#define WALK_STEPS 256
+#define HEADER 56  // bytes of an event before its data
+
+struct event {
+    u8 call, detail;
+    u16 flags;
+    u32 tid, pid;
+    s32 ret;
+    u64 ts;
+    u32 open_flags, mode;
+    u64 extra;  // size; uid and gid; fork's child; exit's status; the request of io_uring
+    u16 lengths[SECTIONS];
+    u16 unused;
+    u32 resolve;
+    char data[32768 - HEADER - 72];
+    u32 end;  // from here on it stays in the kernel
+    u64 args[8];
+};
+
+struct books {
+    u64 lost, lost_forks, foreign, unseen_uring;
+    u64 seen[MOST_CALLS], dropped[MOST_CALLS];
+};
+struct life { u64 start; u32 pid, unused; };
+
+struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 16 << 20); } ring SEC(".maps");
+struct {
+    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+    __uint(max_entries, SLOTS);
+    __type(key, u32);
+    __type(value, struct event);
+} scratch SEC(".maps");
+struct {
+    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, u32);
+    __type(value, struct books);
+} books SEC(".maps");
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, 65536);
+    __type(key, u32);
+    __type(value, u8);
+} tree SEC(".maps");
+struct {
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(max_entries, 1024);
+    __type(key, struct life);
+    __type(value, u8);
+} ended SEC(".maps");
+struct {
+    __uint(type, BPF_MAP_TYPE_CGROUP_ARRAY);
+    __uint(max_entries, 1);
+    __uint(key_size, 4);
+    __uint(value_size, 4);
+} cgroup SEC(".maps");
+#ifdef WITH_URING
+struct {
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(max_entries, 16384);
+    __type(key, u64);
+    __type(value, u8);
+} requests SEC(".maps");
+#endif
+
+// A clamp that neither the compiler drops nor the verifier misreads.
+#define AT_MOST(value, most) ({                                                                  \
+    u64 __v = (value);                                                                           \
+    asm volatile("if %0 <= %1 goto +1; %0 = %1" : "+r"(__v) : "i"(most));                        \
+    __v; })
+
+static __always_inline struct books *the_books(void)
+{
+    u32 zero = 0;
+    return bpf_map_lookup_elem(&books, &zero);
+}
+
+static __always_inline int is_guard(void)
+{
+    struct bpf_pidns_info in = {};
+    return !bpf_get_ns_current_pid_tgid(ro.namespace_device, ro.namespace_inode, &in, sizeof in)
+        && in.tgid == ro.guard;
+}
+
+// Two independent answers: the control group that it is in, and whom it descends from.
+static __always_inline u32 scope_of(u32 pid)
+{
+    u32 found = 0;
+    u8 *state = bpf_map_lookup_elem(&tree, &pid);
+    if (state)
+        found = *state == FRESH ? IN_TREE | BEFORE_EXEC : IN_TREE;
+    if (ro.use_cgroup && bpf_current_task_under_cgroup(&cgroup, 0) == 1)
+        found |= IN_CGROUP;
+    return found == IN_CGROUP && is_guard() ? 0 : found;
+}
+
+static __always_inline void begin(struct event *e, u8 call, u32 scope)
+{
+    u64 ids = bpf_get_current_pid_tgid();
+    e->call = call;
+    e->detail = 0;
+    e->flags = scope;
+    e->tid = (u32)ids;
+    e->pid = ids >> 32;
+    e->ret = 0;
+    e->ts = bpf_ktime_get_ns();
+    e->open_flags = e->mode = e->resolve = 0;
+    e->extra = 0;
+    e->lengths[PATH] = e->lengths[RESOLVED] = e->lengths[BASE] = 0;
+    e->lengths[TO_PATH] = e->lengths[TO_BASE] = e->unused = 0;
+}
+
+static __always_inline struct event *begin_long(u32 slot, u8 call, u32 scope)
+{
+    struct event *e = bpf_map_lookup_elem(&scratch, &slot);
+    if (!e)
+        return 0;
+    begin(e, call, scope);
+    e->end = 0;
+    return e;
+}
+
+static __always_inline int put(void *e, u64 size, u8 call)
+{
+    struct books *b = the_books();
+    if (!b)
+        return 0;
+    u32 kind = ro.shapes[call & 63].books & (MOST_CALLS - 1);
+    u64 wake = bpf_ringbuf_query(&ring, BPF_RB_AVAIL_DATA) >= ro.wake ? BPF_RB_FORCE_WAKEUP
+                                                                      : BPF_RB_NO_WAKEUP;
+    b->seen[kind]++;
+    if (bpf_ringbuf_output(&ring, e, size, wake)) {
+        b->dropped[kind]++;
+        b->lost++;
+    }
+    return 0;
+}
+
+static __always_inline int put_long(struct event *e)
+{
+    u64 size = AT_MOST((u64)*(volatile u32 *)&e->end, sizeof(e->data));
+    return put(e, HEADER + size, e->call);
+}
+
+static __always_inline int put_short(u8 call, u32 scope, u64 extra, s32 ret)
+{
+    struct event *e = 0;
+    char header[HEADER] __attribute__((aligned(8)));
+    e = (void *)header;
+    begin(e, call, scope);
+    e->extra = extra;
+    e->ret = ret;
+    return put(header, HEADER, call);
+}

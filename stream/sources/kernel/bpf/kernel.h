@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: (MIT OR GPL-2.0)
+// Of the kernel's structures what is used, and nothing more.
+typedef __u8 u8;
+typedef __s8 s8;
+typedef __u16 u16;
+typedef __u32 u32;
+typedef __u64 u64;
+typedef __s32 s32;
+typedef __s64 s64;
+
+// The loader finds where each of these lies in the kernel that runs.
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct qstr { const unsigned char *name; };
+struct hlist_bl_node { struct hlist_bl_node **pprev; };
+struct super_block { u32 s_dev; };
+struct inode { unsigned long i_ino; struct super_block *i_sb; };
+struct dentry { struct hlist_bl_node d_hash; struct dentry *d_parent; struct qstr d_name; };
+struct vfsmount { struct dentry *mnt_root; };
+struct mnt_namespace;
+struct mount {
+    struct mount *mnt_parent;
+    struct dentry *mnt_mountpoint;
+    struct vfsmount mnt;
+    struct mnt_namespace *mnt_ns;
+};
+struct path { struct vfsmount *mnt; struct dentry *dentry; };
+struct file { struct path f_path; struct inode *f_inode; };
+struct fdtable { unsigned int max_fds; struct file **fd; };
+struct files_struct { struct fdtable *fdt; };
+struct fs_struct { struct path pwd; };
+typedef struct { int counter; } atomic_t;
+struct signal_struct { atomic_t live; unsigned int flags; int group_exit_code; };
+struct mm_struct { unsigned long arg_start, arg_end; struct file *exe_file; };
+struct thread_info { unsigned long flags; u32 status; };
+struct task_struct {
+    struct thread_info thread_info;
+    int pid, tgid, exit_code;
+    u64 start_boottime;
+    struct task_struct *group_leader;
+    struct files_struct *files;
+    struct fs_struct *fs;
+    struct mm_struct *mm;
+    struct signal_struct *signal;
+};
+struct linux_binprm { const char *filename; };
+#if defined(__TARGET_ARCH_x86)
+struct pt_regs { unsigned long bx, cx, dx, si, di, bp, r8, r9, r10, orig_ax; };
+#else
+struct pt_regs { u64 regs[31]; u64 orig_x0; s32 syscallno; };
+#endif
+struct filename { const char *name; };
+struct open_how___kernel { u64 flags, mode, resolve; };
+struct io_cqe { u64 user_data; };
+struct io_kiocb { u8 opcode; struct io_cqe cqe; };
+struct io_uring_cqe { s32 res; };
+struct io_open { int dfd; struct filename *filename; struct open_how___kernel how; };
+struct io_connect { void *addr; int addr_len; };
+struct io_unlink { int dfd, flags; struct filename *filename; };
+struct io_mkdir { int dfd; u16 mode; struct filename *filename; };
+struct io_rename { int old_dfd, new_dfd; struct filename *oldpath, *newpath; int flags; };
+struct io_link { int old_dfd, new_dfd; struct filename *oldpath, *newpath; int flags; };
+#pragma clang attribute pop
+

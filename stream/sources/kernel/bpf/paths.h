@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: (MIT OR GPL-2.0)
+// Paths as they were given, and as they lie in the kernel.
+// The offset lies in map memory: the verifier forgets its range at each load, and states merge.
+// These are functions of their own so that they are verified once.
+__attribute__((noinline)) int put_text(u32 slot, u32 section, u64 from, u32 from_kernel)
+{
+    struct event *e = bpf_map_lookup_elem(&scratch, &slot);
+    if (!e)
+        return 0;
+    u64 at = AT_MOST((u64)*(volatile u32 *)&e->end, sizeof(e->data) - PATH_ROOM);
+    long n = from_kernel ? bpf_probe_read_kernel_str(&e->data[at], PATH_ROOM, (void *)from)
+                         : bpf_probe_read_user_str(&e->data[at], PATH_ROOM, (void *)from);
+    if (n <= 0) {
+        e->flags |= section == PATH ? NO_PATH : NO_TO_PATH;
+        return -1;
+    }
+    if (n == PATH_ROOM)
+        e->flags |= TRUNCATED;
+    e->lengths[section & 3] = n - 1;
+    e->end = at + n - 1;
+    return n == 1 || e->data[at] != '/';  // relative
+}
+
+struct walker {
+    struct event *event;
+    struct dentry *dentry, *root;
+    struct mount *mount;
+    u32 start, flag;
+};
+
+// One name, or one mount that is left behind. 1: done; `flag` says what is wrong with it.
+static int step(u32 number, struct walker *w)
+{
+    struct event *e = w->event;
+    volatile u32 *end = &e->end;
+    struct dentry *d = w->dentry;
+    if (d == w->root) {
+        struct mount *m = w->mount, *parent = BPF_CORE_READ(m, mnt_parent);
+        if (parent == m) {
+            u64 space = (u64)BPF_CORE_READ(m, mnt_ns);
+            w->flag = !space || space >= (u64)-4095 ? UNREACHABLE : 0;
+            return 1;
+        }
+        w->dentry = BPF_CORE_READ(m, mnt_mountpoint);
+        w->mount = parent;
+        w->root = BPF_CORE_READ(parent, mnt.mnt_root);
+        return 0;
+    }
+    struct dentry *parent = BPF_CORE_READ(d, d_parent);
+    if (parent == d) {
+        w->flag = UNREACHABLE;
+        return 1;
+    }
+    u64 at = *end;
+    if (at > sizeof(e->data) - NAME_ROOM || at - w->start > WALK_ROOM - NAME_ROOM)
+        return 1;
+    long n = bpf_probe_read_kernel_str(&e->data[at], NAME_ROOM, BPF_CORE_READ(d, d_name.name));
+    if (n <= 0)
+        return 1;
+    *end = at + n;
+    w->dentry = parent;
+    return 0;
+}
+
+// Names from the leaf to the root, each with its NUL, across mounts; user space turns them round.
+// A path that cannot be followed to the root of all mounts leaves nothing: half would mislead.
+__attribute__((noinline)) int walk(u32 slot, u32 section, u64 dentry, u64 vfsmount)
+{
+    struct event *e = bpf_map_lookup_elem(&scratch, &slot);
+    if (!e || !dentry || !vfsmount)
+        return 0;
+    struct mount *m = (void *)vfsmount - bpf_core_field_offset(struct mount, mnt);
+    volatile u32 *end = &e->end;
+    u32 start = *end;
+    struct dentry *d = (void *)dentry, *root = BPF_CORE_READ(m, mnt.mnt_root);
+    struct walker w = {e, d, root, m, start, WALK_CUT};
+    if (d != root && !BPF_CORE_READ(d, d_hash.pprev))
+        e->flags |= UNREACHABLE;  // its last name is gone: what follows is where it was
+    bpf_loop(WALK_STEPS, step, &w, 0);
+    if (w.flag) {
+        e->flags |= w.flag;
+        *end = start;
+        return 0;
+    }
+    if (*end == start) {  // the root itself: a name of no length
+        u64 at = AT_MOST((u64)start, sizeof(e->data) - NAME_ROOM);
+        e->data[at] = 0;
+        *end = at + 1;
+    }
+    u32 length = *end - start;
+    if (section < SECTIONS)
+        e->lengths[section] = length;
+    return length;
+}
+
+static __always_inline struct file *file_of(struct task_struct *task, int fd)
+{
+    struct fdtable *table = BPF_CORE_READ(task, files, fdt);
+    struct file **files = BPF_CORE_READ(table, fd), *file = 0;
+    if (fd >= 0 && (u32)fd < BPF_CORE_READ(table, max_fds))
+        bpf_probe_read_kernel(&file, sizeof file, &files[fd]);
+    return file;
+}
+
+static __always_inline int walk_file(u32 slot, u32 section, struct file *file)
+{
+    return walk(slot, section, (u64)BPF_CORE_READ(file, f_path.dentry),
+                (u64)BPF_CORE_READ(file, f_path.mnt));
+}
+
+__attribute__((noinline)) int walk_base(u32 slot, u32 section, int dirfd)
+{
+    struct task_struct *task = bpf_get_current_task_btf();
+    if (dirfd == AT_FDCWD)
+        return walk(slot, section, (u64)BPF_CORE_READ(task, fs, pwd.dentry),
+                    (u64)BPF_CORE_READ(task, fs, pwd.mnt));
+    return walk_file(slot, section, file_of(task, dirfd));
+}
