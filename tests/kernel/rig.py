@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import msgspec
 from anyio import create_memory_object_stream, create_task_group, to_thread
-from msgspec import Struct, field
+from msgspec import Struct
 
 from stream.pipeline import Batch
 from stream.records.control import Gap
@@ -77,7 +77,7 @@ class Recorded(Struct):
     gaps: list[Gap]
     capture: RawCapture
     code: int
-    batches: list[int] = field(default_factory=list)
+    places: list[int]  #: of the gaps: so many events came before each
 
     def of(self, *calls: str) -> list[RawEvent]:
         return [event for event in self.events if event.call in calls]
@@ -117,7 +117,12 @@ def sorted_out(batches: Items, code: int) -> Recorded:
     gaps = [item for item in items if isinstance(item, Gap)]
     assert len(events) + len(gaps) == len(items)
     assert sum(gap.lost for gap in gaps) == capture.dropped
-    return Recorded(events, gaps, capture, code, [len(batch) for batch in batches])
+    places = [
+        n - sum(isinstance(other, Gap) for other in items[:n])
+        for n, item in enumerate(items)
+        if isinstance(item, Gap)
+    ]
+    return Recorded(events, gaps, capture, code, places)
 
 
 async def record(

@@ -13,7 +13,7 @@ from anyio import create_memory_object_stream, create_task_group, fail_after, to
 from stream.pipeline import Batch
 from stream.records.control import Gap
 from stream.records.kernel import RawEvent
-from stream.sources.kernel.ebpf import EbpfFeed, Watch
+from stream.sources.kernel.ebpf import STEP, EbpfFeed, Watch
 from stream.sources.kernel.ring import PAGE
 from tests.kernel.rig import guarding, record, run, told
 
@@ -47,6 +47,14 @@ def test_a_ring_that_is_too_small(programs: Path, place: Path, attempt: int) -> 
     assert sum(gap.lost for gap in recorded.gaps) == capture.dropped
     assert {gap.reason for gap in recorded.gaps} == {"the ring was full"}
     assert {gap.unit for gap in recorded.gaps} == {"events"}
+
+
+def test_a_gap_stands_behind_what_was_in_the_ring(programs: Path, place: Path) -> None:
+    """However much of that has to be taken out first."""
+    recorded = run(place, programs / "many", place, 20_000, 1, reads_late=True, ring_bytes=1 << 20)
+    assert recorded.is_balanced
+    assert recorded.capture.got * 64 > 2 * STEP
+    assert recorded.places == [len(recorded.events)]
 
 
 async def test_a_gap_stands_where_the_loss_was(

@@ -270,7 +270,7 @@ def test_the_last_of_two_threads_ends_the_process_once(calls: Path, place: Path)
     recorded = run(place, calls, "endings")
     made(recorded)
     ended = [end.pid for end in recorded.of("exit")]
-    assert len(ended) == len(set(ended)) == 201
+    assert len(ended) == len(set(ended)) == 301
 
 
 def test_a_call_that_never_returned_is_no_event(calls: Path, place: Path) -> None:
