@@ -32,8 +32,9 @@ from stream.records.control import Gap
 from stream.records.kernel import RawCapture
 from stream.records.run import RunSummary
 from stream.records.runner import DETAIL_FILE, KERNEL_FILE
+from stream.records.sightings import Telemetry
 from stream.sources.kernel.ebpf import EbpfFeed, Watch
-from stream.sources.kernel.feeds import Choice, Telemetry, open_feed
+from stream.sources.kernel.feeds import Choice, open_feed
 from stream.sources.kernel.strace import StraceFeed
 from stream.stages.normalize import RESTARTED, WROTE, DetailLine, Normalize
 from stream.testimony import Account, Course, Testimony, Times, conclude

@@ -90,6 +90,7 @@ class Surface:
         self.has_datagram = False
         self._is_reference = is_reference
         self._reached: dict[str, int] = {}
+        self._reached_in: dict[str, dict[str, int]] = {}
         self._missed: dict[str, set[str]] = {}
         self._peers: set[str] = set()
         self._blocked_peers: set[str] = set()
@@ -102,6 +103,11 @@ class Surface:
     def reach(self, path: str, ways: int) -> None:
         """An open that succeeded. The same as its line, without the cost of making one."""
         self._reached[path] = self._reached.get(path, 0) | ways
+
+    def folder(self, path: str) -> dict[str, int]:
+        """Of a folder, by its path and a slash: how each name in it was reached. For who comes
+        back to it often."""
+        return self._reached_in.setdefault(path, {})
 
     def miss(self, path: str, call: str, result: int | None) -> None:
         """An attempt that failed, or whose end nobody saw."""
@@ -142,7 +148,7 @@ class Surface:
     def surface(self, run_id: str) -> CapabilitySurface:
         return CapabilitySurface(
             run_id=run_id,
-            filesystem_paths=_sorted({*self._reached, *self._claimed_by_attempt()}),
+            filesystem_paths=_sorted({*self._all_reached(), *self._claimed_by_attempt()}),
             network_endpoints=_sorted(self._peers - self._no_peers() | self._blocked_peers),
             process_execs=_sorted(self._programs),
             mcp_tools=_sorted(
@@ -155,8 +161,16 @@ class Surface:
         """How each path was reached."""
         return {
             path: sorted(way for way, bit in _BITS.items() if ways & bit)
-            for path, ways in sorted(self._reached.items())
+            for path, ways in sorted(self._all_reached().items())
         }
+
+    def _all_reached(self) -> dict[str, int]:
+        found = dict(self._reached)
+        for folder, names in self._reached_in.items():
+            for name, ways in names.items():
+                path = folder + name
+                found[path] = found.get(path, 0) | ways
+        return found
 
     def failed_paths(self) -> dict[str, list[str]]:
         return {path: sorted(why) for path, why in sorted(self._missed.items())}

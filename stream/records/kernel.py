@@ -40,6 +40,7 @@ class RawEvent(
     tag=RAW_KERNEL,
     forbid_unknown_fields=True,
     omit_defaults=True,
+    gc=False,  # there are millions, and none leads back to itself
 ):
     """One completed call. Paths are text by `path_text`: every byte of a name comes back."""
 
@@ -108,6 +109,7 @@ class KernelEvent(
     tag=KERNEL_EVENT,
     forbid_unknown_fields=True,
     kw_only=True,
+    gc=False,
 ):
     run_id: RunId
     seq: Count

@@ -30,6 +30,7 @@ from stream.records.kernel import (
     RawEvent,
     kind_of,
 )
+from stream.records.sightings import Sightings
 from stream.stages.calls import (
     ENOENT,
     ENOTDIR,
@@ -43,6 +44,7 @@ from stream.stages.calls import (
     with_peer,
 )
 from stream.stages.noise import Judge, is_straight, judge_of
+from stream.stages.quick import QuickOpens
 
 DEFAULT_RUN_ID = "run"
 WROTE, RESTARTED = "wrote", "restarted"  #: counted beside the rules of `noise`
@@ -88,10 +90,36 @@ class Normalize:
         self._times: array[int] | None = array("Q") if keeps_times else None
         self._forms: dict[tuple[int, int, int, bool], OpenForm] = {}
         self._judges: dict[str, Judge] = {}
+        self._quick = QuickOpens(self._run_id, surface)
 
     def feed(self, batch: Batch[Given], /) -> Batch[Normalized]:
         self.counts.received += len(batch)
         out: list[Normalized] = []
+        if isinstance(batch, Sightings):
+            self._feed_ring(batch, out)
+        else:
+            self._feed(batch, out)
+        return out
+
+    def _feed_ring(self, batch: Sightings, out: list[Normalized]) -> None:
+        line_of, times, chunk = self._quick.line, self._times, batch.chunk
+        for item in batch.items:
+            if not isinstance(item, int):
+                self._feed((item,), out)
+                continue
+            line = line_of(chunk, item, self.events)
+            if line is None:
+                self._feed((batch.event_at(chunk, item),), out)
+            elif isinstance(line, str):
+                self._drop(line)
+            else:
+                out.append(line)
+                self.events += 1
+                self.counts.passed += 1
+                if times is not None:
+                    times.append(self._quick.ts)
+
+    def _feed(self, batch: Batch[Given], out: list[Normalized]) -> None:
         for index, item in enumerate(batch):
             if isinstance(item, bytes):
                 try:
@@ -115,7 +143,6 @@ class Normalize:
                 self._add_written(event)
             else:
                 self._reject(batch, index, out, f"{event.call!r} is no call of a feed", "$.call")
-        return out
 
     def finish(self) -> Batch[Normalized]:
         return ()

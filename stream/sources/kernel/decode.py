@@ -10,6 +10,7 @@ import struct
 from collections.abc import Sequence
 
 from stream.records.kernel import Mark, RawEvent, Scope, path_text
+from stream.records.sightings import NAMES, Sightings, Telemetry
 from stream.sources.kernel.address import peer_text
 
 #: In the order of the object's `enum call`.
@@ -58,6 +59,7 @@ _SCOPES: tuple[Scope, ...] = ("unknown", "cgroup", "tree", "both")
 _ORDINARY = ~(_BOTH | _BEFORE_EXEC)
 
 _RECORD = struct.Struct("<IIBBHIIiQIIQHHHHHHI")  # with the ring's own eight bytes before it
+_HEAD = struct.Struct("<I4xBxH38xH")  # of it: length, call, flags, bytes of the walk
 _BUSY = 1 << 31
 _CREATES = 0o20000100  # O_CREAT or O_TMPFILE: without them the mode is whatever lay there
 _EMPTY_PATH = 0x1000
@@ -80,55 +82,33 @@ class Decoder:
     def scopes(self) -> dict[str, int]:
         return {name: n for name, n in zip(_SCOPES, self._scopes, strict=True) if n}
 
-    def decode(self, chunk: bytes) -> tuple[list[RawEvent], int]:
-        """The events, and how many of the bytes they took."""
-        events: list[RawEvent] = []
-        add, unpack, folders, scopes = (
-            events.append,
-            _RECORD.unpack_from,
-            self._folders,
-            self._scopes,
-        )
+    def decode(self, chunk: bytes) -> tuple[Sightings, int]:
+        """What is in it, and how many of the bytes that took."""
+        items: list[int | Telemetry] = []
+        add, unpack = items.append, _HEAD.unpack_from
         at, last, got, size = 0, len(chunk) - _RECORD.size, 0, len(chunk)
+        opens = 0
         while at <= last:
-            record = unpack(chunk, at)
-            length = record[0]
+            length, call, flags, walk = unpack(chunk, at)
             end = at + 8 + (length + 7 & ~7)
             if length & _BUSY or end > size:
                 break
             got += 1
-            flags, call = record[4], record[2]
-            if flags & _BEFORE_EXEC:
+            if flags == _BOTH and call <= _LAST_OPEN and walk:
+                opens += 1  # one that succeeded: nearly all there is, so it stays where it is
+                add(at)
+            elif flags & _BEFORE_EXEC:
                 self.before_exec += 1
-            elif call <= _LAST_OPEN and record[13] and not flags & _ORDINARY:
-                # An open that succeeded: nearly all there is, so it is done here and at once.
-                middle = at + 64 + record[12]
-                path = chunk[at + 64 : middle]
-                leaf, _, rest = chunk[middle : middle + record[13]].partition(b"\0")
-                scopes[flags] += 1
-                event = RawEvent(
-                    record[8],
-                    record[6],
-                    record[5],
-                    CALLS[call],
-                    record[7],
-                    path_text(path),
-                    (folders.get(rest) or self._folder(rest)) + path_text(leaf),
-                    None,
-                    None,
-                    None,
-                    record[9],
-                    record[10] & 0o7777 if record[9] & _CREATES else 0,
-                    record[18],
-                )
-                if flags != _BOTH:
-                    event.scope = _SCOPES[flags]
-                add(event)
             else:
-                events += self._other(record, chunk[at + 64 : end])
+                items += self._other(_RECORD.unpack_from(chunk, at), chunk[at + NAMES : end])
             at = end
         self.got += got
-        return events, at
+        self._scopes[_BOTH] += opens
+        return Sightings(items, chunk, self._open_at), at
+
+    def _open_at(self, chunk: bytes, at: int) -> RawEvent:
+        record = _RECORD.unpack_from(chunk, at)
+        return self._event(record, chunk[at + NAMES :][: sum(record[12:17])])
 
     def rest(self) -> list[RawEvent]:
         """Requests of io_uring that nobody answered."""

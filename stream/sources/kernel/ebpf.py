@@ -10,7 +10,6 @@ import select
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 from anyio import move_on_after, sleep, wait_readable
 from anyio.abc import ObjectSendStream
@@ -19,7 +18,7 @@ from anyio.lowlevel import checkpoint
 from stream.errors import FeedError
 from stream.pipeline import Batch
 from stream.records.control import Gap
-from stream.records.kernel import RawCapture, RawEvent
+from stream.records.sightings import Sightings, Telemetry
 from stream.sources.kernel.attach import Attachment, Watch, attach, wake_at
 from stream.sources.kernel.books import Bookkeeper, Books, capture_of
 from stream.sources.kernel.decode import Decoder
@@ -30,8 +29,6 @@ __all__ = ["EbpfFeed", "Watch", "probe_ebpf"]
 TICK = 0.05  #: seconds: nothing lies in the ring for longer
 STEP = 192 << 10  #: bytes that are taken out at a time: others wait for the loop, too
 SETTLE = 200  #: milliseconds that the last programs have to finish
-
-Item: TypeAlias = RawEvent | Gap | RawCapture
 
 
 class EbpfFeed:
@@ -93,7 +90,7 @@ class EbpfFeed:
             self._ring.close()
             self._loaded.close()
 
-    async def run(self, out: ObjectSendStream[Batch[Item]], /) -> None:
+    async def run(self, out: ObjectSendStream[Batch[Telemetry]], /) -> None:
         while True:
             if self._is_ended:
                 break
@@ -114,7 +111,7 @@ class EbpfFeed:
         )
         await out.send([*self._decoder.rest(), *self._gaps_to(None), capture])
 
-    async def _drain(self, out: ObjectSendStream[Batch[Item]], least: int = 1) -> None:
+    async def _drain(self, out: ObjectSendStream[Batch[Telemetry]], least: int = 1) -> None:
         """While there are so many bytes to take: for less, it waits until there are more."""
         taken = least
         while taken >= least:
@@ -124,24 +121,25 @@ class EbpfFeed:
                 await checkpoint()  # a send to a queue with room does not let the others run
             taken = self._ring.read - before
 
-    def _look(self) -> list[Item]:
+    def _look(self) -> Sightings:
         """The next events. A gap stands where the ring was when its loss was noticed."""
         lost = self._books.lost()  # before the position: what is lost lies before that
         if lost > self._noticed:
             self._gaps.append((self._ring.written, lost - self._noticed))
             self._noticed = lost
-        events, length = self._decoder.decode(self._ring.peek(STEP))
+        batch, length = self._decoder.decode(self._ring.peek(STEP))
         self._ring.take(length)
-        return [*events, *self._gaps_to(self._ring.read)]
+        batch.items += self._gaps_to(self._ring.read)
+        return batch
 
-    def _gaps_to(self, position: int | None) -> list[Item]:
-        gaps: list[Item] = []
+    def _gaps_to(self, position: int | None) -> list[Telemetry]:
+        gaps: list[Telemetry] = []
         while self._gaps and (position is None or self._gaps[0][0] <= position):
             _, lost = self._gaps.popleft()
             gaps.append(Gap(source=self.name, lost=lost, reason="the ring was full", unit="events"))
         return gaps
 
-    async def _settle(self, out: ObjectSendStream[Batch[Item]]) -> Books:
+    async def _settle(self, out: ObjectSendStream[Batch[Telemetry]]) -> Books:
         """A program may still have been at work when it was detached: until the books balance."""
         for _ in range(SETTLE):
             await self._drain(out)

@@ -10,13 +10,11 @@ from anyio.abc import ObjectSendStream
 
 from stream.errors import FeedError
 from stream.pipeline import Batch
-from stream.records.control import Gap
-from stream.records.kernel import RawCapture, RawEvent
+from stream.records.sightings import Telemetry
 from stream.sources.kernel.ebpf import EbpfFeed, Watch, probe_ebpf
 from stream.sources.kernel.strace import StraceFeed, probe_strace
 
 Choice = Literal["auto", "ebpf", "strace"]
-Telemetry = RawEvent | Gap | RawCapture
 
 
 class Feed(Protocol):

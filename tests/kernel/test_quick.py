@@ -1,0 +1,61 @@
+"""The short way from the ring to a line, held against the long one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream.evidence.surface import Surface
+from stream.sources.kernel.decode import Decoder
+from stream.stages.normalize import Normalize
+from tests.kernel.test_decode import record, walked
+
+FOLDERS: tuple[list[bytes], ...] = (
+    [b"usr", b"lib"],
+    [b"proc", b"1"],
+    [b"home", b"me", b"node_modules", b"x"],
+    [b"home", b"me"],
+    [b"etc"],
+    [],
+    [b'od"d', b"b\\s"],
+    [b"\xff\xfe"],
+    ["é".encode(), b"\n"],
+    [b"target", b"debug"],
+)
+NAMES = (b"a", b"pyvenv.cfg", b"x.so.1", b'q"', b"b\\", b"\xff", "é".encode(), b"\x01", b"passwd")
+FLAGS = (0, 1, 2, 3, 0o101, 0o2101, 0o1102, 0o20200002, 0o2000000, 0o10000000)
+
+
+@st.composite
+def opens(draw: st.DrawFn) -> bytes:
+    folder = draw(st.sampled_from(FOLDERS))
+    name = draw(st.sampled_from(NAMES))
+    straight = b"/" + b"/".join([*folder, name])
+    path = draw(
+        st.sampled_from((straight, straight, straight, name, b"/proc/self/root" + straight))
+    )
+    call = draw(st.sampled_from(("open", "creat", "openat", "openat2")))
+    return record(
+        call,
+        path,
+        walked([*folder, name]),
+        flags=draw(st.sampled_from((3, 3, 3, 2, 1, 3 | 64, 3 | 128))),
+        ret=draw(st.sampled_from((3, 0, 17, -2, -13))),
+        opened=draw(st.sampled_from(FLAGS)),
+    )
+
+
+def normalized(batches: list[Any]) -> tuple[list[Any], Any, Any]:
+    surface = Surface()
+    stage = Normalize("r", surface=surface, keeps_times=True)
+    out = [item for batch in batches for item in stage.feed(batch)]
+    books = (stage.counts, stage.dropped, stage.events, stage.take_times().tolist())
+    return out, books, (surface.surface("r"), surface.paths(), surface.failed_paths())
+
+
+@given(st.lists(opens(), max_size=20))
+def test_both_ways_lead_to_the_same_lines(records: list[bytes]) -> None:
+    batch, _ = Decoder().decode(b"".join(records))
+    assert normalized([batch]) == normalized([list(batch)])
