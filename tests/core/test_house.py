@@ -29,9 +29,10 @@ FLOORS = [
     {"stream.plan", "stream.recorder"},
     {"stream.sources", "stream.stages", "stream.sinks"},
     {"stream.runfolder"},
+    {"stream.archive"},
     {
         *("stream.matrix", "stream.validate", "stream.checking", "stream.emitting"),
-        *("stream.gate", "stream.doctor", "stream.observe"),
+        *("stream.gate", "stream.doctor", "stream.observe", "stream.verifying"),
     },
     {"stream.cli"},
     {"stream.__main__"},

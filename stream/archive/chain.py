@@ -1,0 +1,173 @@
+"""A running hash chain over the layers of a run: any beginning of a killed run can be verified.
+
+A link says which beginning of a layer has which digest. Where links stand depends on nothing
+but the layer's own bytes: at the first end of a line after each STEP, and at the end. So who
+reads a layer once knows every link that its chain must have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from stream.errors import os_reason
+from stream.records.runner import (
+    CHAIN_FILE,
+    DETAIL_FILE,
+    KERNEL_FILE,
+    MARKERS_FILE,
+    POLICY_FILE,
+    SDK_FILE,
+    ChainLink,
+)
+from stream.system import write_all
+
+STEP = 256 << 10
+LAYERS = (KERNEL_FILE, DETAIL_FILE, POLICY_FILE, SDK_FILE, MARKERS_FILE)
+_encode = msgspec.json.Encoder().encode
+
+
+class Tally:
+    """The digest of what went by, and the links that are due in it."""
+
+    def __init__(self, layer: str) -> None:
+        self.layer = layer
+        self.bytes = 0
+        self.lines = 0
+        self.links: list[ChainLink] = []
+        self._digest = hashlib.sha256()
+        self._due = STEP
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def feed(self, data: bytes) -> None:
+        start = 0
+        while self.bytes + len(data) - start >= self._due:
+            end = data.find(b"\n", start + max(0, self._due - self.bytes - 1)) + 1
+            if not end:
+                break
+            self._add(data[start:end])
+            self.links.append(self.link())
+            self._due = self.bytes + STEP
+            start = end
+        self._add(data[start:] if start else data)
+
+    def link(self) -> ChainLink:
+        return ChainLink(layer=self.layer, lines=self.lines, bytes=self.bytes, sha256=self.sha256)
+
+    def _add(self, data: bytes) -> None:
+        self._digest.update(data)
+        self.bytes += len(data)
+        self.lines += data.count(b"\n")
+
+
+class ChainedFile:
+    """A file that only grows, by whole lines. What there is no room for is counted as lost."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.tally = Tally(name)
+        self.lost = 0
+        self.trouble = ""
+        self._path = folder / name
+        self._fd = -1
+
+    def append(self, data: bytes, lines: int) -> list[ChainLink]:
+        """The links that are due now. After a loss nothing more is taken: a beginning that is
+        whole is worth more than a middle that is missing."""
+        if self.trouble:
+            self.lost += lines
+            return []
+        kept = data
+        try:
+            if self._fd < 0:
+                self._open()
+            write_all(self._fd, data)
+        except OSError as error:
+            self.trouble = f"{self._path}: {os_reason(error)}"
+            kept = self._keep_whole_lines(data)
+            self.lost += lines - kept.count(b"\n")
+        known = len(self.tally.links)
+        self.tally.feed(kept)
+        return self.tally.links[known:]
+
+    def close(self) -> list[ChainLink]:
+        """The link of its end, if it has none."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        links, last = self.tally.links, self.tally.link()
+        if links and links[-1] == last:
+            return []
+        links.append(last)
+        return [last]
+
+    def _open(self) -> None:
+        """A file that is there already is somebody else's."""
+        self._path.parent.mkdir(exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(self._path, flags, 0o666)
+
+    def _keep_whole_lines(self, data: bytes) -> bytes:
+        if self._fd < 0:
+            return b""
+        written = os.lseek(self._fd, 0, os.SEEK_CUR) - self.tally.bytes
+        kept = data[: data.rfind(b"\n", 0, written) + 1]
+        end = self.tally.bytes + len(kept)
+        try:
+            os.ftruncate(self._fd, end)
+        except OSError as error:  # a torn line stays: readers know those
+            self.trouble = f"{self.trouble}; {os_reason(error)}"
+        return kept
+
+
+class LayerFiles:
+    """The layers of a run and their chain. Nothing waits; it may be called from one thread at a
+    time. The data of a link is written before the link."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...] = LAYERS) -> None:
+        self._folder = folder
+        self._files: dict[str, ChainedFile] = {}
+        self._names = names  #: there in the end, if only empty
+        self._chain = ChainedFile(folder, CHAIN_FILE)
+
+    def append(self, name: str, data: bytes, lines: int) -> None:
+        """Whole lines."""
+        self._link(self._file(name).append(data, lines))
+
+    def close(self) -> None:
+        for name in self._names:
+            self.append(name, b"", 0)
+        for _, file in sorted(self._files.items()):
+            self._link(file.close())
+        self._chain.close()
+
+    @property
+    def lost(self) -> dict[str, int]:
+        return {name: file.lost for name, file in self._files.items() if file.lost}
+
+    @property
+    def trouble(self) -> str:
+        """Of the first that had any."""
+        found = (file.trouble for file in (*self._files.values(), self._chain))
+        return next(filter(None, found), "")
+
+    def lines(self, name: str) -> int:
+        return self._file(name).tally.lines
+
+    def bytes(self, name: str) -> int:
+        return self._file(name).tally.bytes
+
+    def sha256(self, name: str) -> str:
+        return self._file(name).tally.sha256
+
+    def _file(self, name: str) -> ChainedFile:
+        return self._files.setdefault(name, ChainedFile(self._folder, name))
+
+    def _link(self, links: list[ChainLink]) -> None:
+        for link in links:
+            self._chain.append(_encode(link) + b"\n", 1)

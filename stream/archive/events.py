@@ -1,0 +1,156 @@
+"""What a run says beside its layers: its events by the rules of `stream check`, and the records
+of boundaries, of changed paths and of commands by `stream validate`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from stream.archive.book import Book
+from stream.archive.documents import is_too_deep
+from stream.codec import DECODE_ERRORS, Lines, LineSplitter, OverlongLine
+from stream.document import parse_document
+from stream.pattern import CANONICAL, Descriptor, check_canonical
+from stream.records.boundary import PATTERN_VERSION
+from stream.records.control import Finding
+from stream.records.run import (
+    BOUNDARY_FILE,
+    CHANGES_FILE,
+    COMMANDS_FILE,
+    EVENTS_FILE,
+    Beginning,
+)
+from stream.stages.invariants import Invariants, is_event
+from stream.stages.validate import Validate
+
+VALIDATED = (BOUNDARY_FILE, CHANGES_FILE, COMMANDS_FILE)
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class Mention(msgspec.Struct):
+    """A file, as an event says that it was."""
+
+    line: int
+    path: str
+    file: str
+    sha256: str
+
+
+class Events:
+    """The judge of events.jsonl."""
+
+    def __init__(self, book: Book, beginning: Beginning | None) -> None:
+        self.mentions: list[Mention] = []
+        self.agents: dict[str, int] = {}  #: and the line of the first event of each
+        self.is_finished = False
+        self._book = book
+        # Which profile the run is to be held to, its metadata says, which come after its events.
+        self._stage = Invariants("agents", is_alone=True, source=book.source(EVENTS_FILE))
+        self._splitter = LineSplitter(book.source(EVENTS_FILE), book.limits.line)
+        self._beginning = beginning
+        self._digest = hashlib.sha256()
+        self._left = beginning.bytes if beginning else 0
+
+    def feed(self, data: bytes) -> None:
+        if self._left:
+            self._digest.update(data[: self._left])
+            self._left -= min(self._left, len(data))
+        self._judge(self._splitter.feed(data))
+
+    def finish(self) -> None:
+        self._judge(self._splitter.finish())
+        self._add(self._stage.finish())
+        if self._beginning and (self._left or self._digest.hexdigest() != self._beginning.sha256):
+            message = f"the first {self._beginning.bytes} bytes are not what the run lists"
+            self._book.find("contract.listed", message, EVENTS_FILE)
+
+    def _judge(self, lines: Lines | None) -> None:
+        for part in lines.parts() if lines else ():
+            self._book.take_lines(len(part))
+            self._add(self._stage.feed(part))
+            for index, line in enumerate(part):
+                self._read(line, part.number + index)
+
+    def _add(self, items: Any) -> None:
+        for item in items:
+            if isinstance(item, Finding):
+                rule = f"contract.check.{item.rule}"
+                named = msgspec.structs.replace(item, rule=rule)
+                self._book.add(named, EVENTS_FILE)
+
+    def _read(self, line: bytes, number: int) -> None:
+        """What the rules of one run alone cannot know. Bad lines were found before."""
+        if isinstance(line, OverlongLine):
+            return
+        depth = self._book.limits.depth
+        if is_too_deep(line, depth):
+            self._book.find("limit.depth", f"nested deeper than {depth}", EVENTS_FILE, number)
+            return
+        try:
+            event = _decode(line)
+        except DECODE_ERRORS:
+            return
+        if not is_event(event):
+            return
+        self._find_repeated(line, number)
+        if event.get("event_type") == "run_finished":
+            self.is_finished = True
+        session = event.get("session")
+        session = session if isinstance(session, dict) else {}
+        if isinstance(session.get("run_id"), str):
+            path = "$.session.run_id"
+            self._book.hold_run_id(session["run_id"], EVENTS_FILE, number, path)
+        if isinstance(session.get("agent_id"), str):
+            self.agents.setdefault(session["agent_id"], number)
+        action = event.get("agent_action")
+        items = action.get("artifacts") if isinstance(action, dict) else None
+        for index, item in enumerate(items if isinstance(items, list) else ()):
+            self._mention(item, number, f"$.agent_action.artifacts[{index}]")
+
+    def _find_repeated(self, line: bytes, number: int) -> None:
+        try:
+            parse_document(line)
+        except ValueError as error:
+            self._book.find("contract.duplicate_key", str(error), EVENTS_FILE, number)
+
+    def _mention(self, item: Any, line: int, path: str) -> None:
+        if not isinstance(item, dict):
+            return
+        file, digest, more = item.get("content_ref"), item.get("hash"), item.get("metadata")
+        is_lossy = isinstance(more, dict) and bool(more.get("lost_bytes"))
+        if isinstance(file, str) and isinstance(digest, str) and not is_lossy:
+            kind, _, digits = digest.partition(":")
+            if kind == "sha256":
+                self.mentions.append(Mention(line, path, file, digits))
+
+
+class Validated:
+    """The judge of lines that `stream validate` knows, against the pattern that is built in."""
+
+    def __init__(self, book: Book, name: str) -> None:
+        self._book = book
+        self._name = name
+        self._stage = Validate(_DESCRIPTOR, is_last=True)
+        self._splitter = LineSplitter(book.source(name), book.limits.line)
+
+    def feed(self, data: bytes) -> None:
+        self._judge(self._splitter.feed(data))
+
+    def finish(self) -> None:
+        self._judge(self._splitter.finish())
+
+    def _judge(self, lines: Lines | None) -> None:
+        for part in lines.parts() if lines else ():
+            self._book.take_lines(len(part))
+            for item in self._stage.feed(part):
+                if isinstance(item, Finding):
+                    named = msgspec.structs.replace(item, rule="contract.record")
+                    self._book.add(named, self._name)
+
+
+_DESCRIPTOR = Descriptor(
+    "boundary", CANONICAL, PATTERN_VERSION, ("baseline",), check_canonical, canonical=True
+)

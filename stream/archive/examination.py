@@ -1,0 +1,124 @@
+"""Each file of an archive or a run to its judge, and what only several files together show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stream.archive.book import Book
+from stream.archive.chain import Tally
+from stream.archive.documents import DOCUMENTS, Document
+from stream.archive.events import VALIDATED, Events, Validated
+from stream.archive.laws import law_of
+from stream.archive.layers import Judge, Layer
+from stream.archive.links import Links
+from stream.records.decision import CLAUDE_CODE
+from stream.records.run import (
+    ARTIFACTS,
+    EVENTS_FILE,
+    MANIFEST_FILE,
+    METADATA_FILE,
+    Manifest,
+    RunMetadata,
+)
+from stream.records.runner import CHAIN_FILE, KERNEL_FILE, RUNNER_FILE, SDK_FILE
+
+
+class Examination:
+    def __init__(self, book: Book) -> None:
+        self.documents: dict[str, Any] = {}
+        self.layers: dict[str, Layer] = {}
+        self._book = book
+        self._links: Links | None = None
+        self._events: Events | None = None
+        self._judge: Judge | None = None
+
+    def begin(self, name: str) -> None:
+        self._judge = self._judge_of(name)
+
+    def feed(self, data: bytes) -> None:
+        if self._judge:
+            self._judge.feed(data)
+
+    def end(self, tally: Tally) -> None:
+        if self._judge:
+            self._judge.finish()
+        self._book.tallies[tally.layer] = tally
+
+    def conclude(self, *, is_whole: bool) -> None:
+        if self._links:
+            for line, fault in self._links.against(self._book.tallies, is_whole=is_whole):
+                self._book.find(fault.rule, fault.message, CHAIN_FILE, line)
+        runner = self.layers.get(RUNNER_FILE)
+        if is_whole and runner and runner.lines != 2:
+            message = f"{runner.lines} events, not a start and an end"
+            self._book.find("contract.runner_event", message, RUNNER_FILE)
+        if self._events:
+            self._check_agent(self._events)
+            self._check_mentions(self._events)
+        listed = self.documents.get(MANIFEST_FILE)
+        if isinstance(listed, Manifest):
+            self._check_listed(listed)
+
+    @property
+    def is_finished(self) -> bool:
+        return self._events is not None and self._events.is_finished
+
+    def count(self, name: str) -> int:
+        layer = self.layers.get(name)
+        return layer.lines if layer else 0
+
+    def _judge_of(self, name: str) -> Judge | None:
+        """None: any bytes will do."""
+        law = law_of(name, lambda: self.count(KERNEL_FILE), lambda: self.count(SDK_FILE))
+        if law:
+            self.layers[name] = Layer(self._book, name, law)
+            return self.layers[name]
+        if name in DOCUMENTS:
+            return Document(self._book, name, self.documents)
+        if name == CHAIN_FILE:
+            self._links = Links()
+            return self._links
+        if name == EVENTS_FILE:
+            listed = self.documents.get(MANIFEST_FILE)
+            self._events = Events(self._book, listed.events if listed else None)
+            return self._events
+        return Validated(self._book, name) if name in VALIDATED else None
+
+    def _check_agent(self, events: Events) -> None:
+        metadata = self.documents.get(METADATA_FILE)
+        if not isinstance(metadata, RunMetadata) or metadata.profile != "poc":
+            return
+        for agent, line in events.agents.items():
+            if agent != CLAUDE_CODE:
+                message = f"expected {CLAUDE_CODE!r}, got {agent!r}: the run's profile is poc"
+                self._book.find("contract.agent", message, EVENTS_FILE, line)
+
+    def _check_mentions(self, events: Events) -> None:
+        for mention in events.mentions:
+            reason = self._differs(mention.file, mention.sha256)
+            if reason:
+                self._book.find("contract.listed", reason, EVENTS_FILE, mention.line, mention.path)
+
+    def _check_listed(self, listed: Manifest) -> None:
+        for index, file in enumerate(listed.files):
+            digest = file.sha256.removeprefix("sha256:")
+            if reason := self._differs(file.path, digest, file.bytes):
+                self._book.find("contract.listed", reason, MANIFEST_FILE, path=f"$.files[{index}]")
+        names = {file.path for file in listed.files}
+        for name in sorted(self._unlisted(names)):
+            self._book.find("contract.listed", f"{name} is not listed", MANIFEST_FILE)
+
+    def _unlisted(self, names: set[str]) -> Iterator[str]:
+        for name in self._book.tallies:
+            if name.startswith(f"{ARTIFACTS}/") and name not in names and name != MANIFEST_FILE:
+                yield name
+
+    def _differs(self, name: str, sha256: str, size: int | None = None) -> str:
+        """Why a file is not as somebody says that it was; empty where it is."""
+        tally = self._book.tallies.get(name)
+        if tally is None:
+            return f"{name} is not there"
+        if size is not None and tally.bytes != size:
+            return f"{name} has {tally.bytes} bytes, not {size}"
+        return "" if tally.sha256 == sha256 else f"{name} is not what was hashed"

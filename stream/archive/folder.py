@@ -1,0 +1,61 @@
+"""A run folder as the same stream of entries that an archive is, as far as it goes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from stream.archive.book import Book
+from stream.archive.chain import Tally
+from stream.archive.entries import READ, open_beneath
+from stream.archive.header import Fault
+from stream.archive.packing import names_of
+from stream.archive.reading import End, Part, Start
+from stream.errors import InputError, os_reason
+from stream.records.run import EVENTS_FILE, METADATA_FILE
+from stream.records.runner import V0_FILES
+
+
+def folder_parts(root: Path, names: list[str]) -> Iterator[Part]:
+    for name in names:
+        try:
+            with open_beneath(root, name) as file:
+                yield Start(name, os.fstat(file.fileno()).st_size, [])
+                tally = Tally(name)
+                while block := file.read(READ):
+                    tally.feed(block)
+                    yield block
+                yield End(tally)
+        except InputError as error:
+            yield Fault("security.type", str(error))
+        except OSError as error:
+            yield Fault("integrity.missing", f"{name}: {os_reason(error)}")
+
+
+def reading_order(names: set[str]) -> list[str]:
+    """What says whose run it is comes first, then as in an archive."""
+    first = [name for name in (METADATA_FILE, *V0_FILES) if name in names]
+    return first + sorted(names - {*first}, key=os.fsencode)
+
+
+def folder_names(root: Path, book: Book) -> set[str]:
+    try:
+        return {*names_of(root)}
+    except InputError as error:
+        book.find("security.type", str(error))
+        return set()
+
+
+def check_whole(names: set[str], is_finished: bool, book: Book) -> bool:
+    """Whether nothing of the run is missing, as far as the names of its files can tell."""
+    missing = [name for name in (METADATA_FILE, EVENTS_FILE) if name not in names]
+    evidence = [name for name in V0_FILES if name in names]
+    if evidence or any(name.startswith("layers/") for name in names):
+        missing += [name for name in V0_FILES if name not in names]
+    elif is_finished:
+        book.find("contract.evidence", "it was recorded without kernel evidence")
+    if missing or not is_finished:
+        what = f"there is no {', no '.join(missing)}" if missing else "its events have no end"
+        book.find("integrity.incomplete", f"the run was not recorded to its end: {what}")
+    return not missing and is_finished

@@ -1,0 +1,168 @@
+"""The header of an entry: one form for each name and size, and what is wrong with any other.
+
+The form is the one that the contract's own writer uses, so that the same files give the same
+bytes. A name of more than 100 bytes has an entry before it, as GNU tar does it.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from stream.errors import visible
+
+BLOCK = 512
+ZEROS = bytes(BLOCK)
+LONGEST_NAME = 256  #: bytes
+_SHORT = 100
+_REGULAR, _LONG_NAME = b"\0", b"L"
+_LONG_LINK = b"././@LongLink"
+_OCTAL_END = 8**11
+_OWNER = b"assay"
+
+#: name, first byte, end
+_FIELDS = (
+    *(("name", 0, 100), ("mode", 100, 108), ("uid", 108, 116), ("gid", 116, 124)),
+    *(("size", 124, 136), ("mtime", 136, 148), ("checksum", 148, 156), ("type", 156, 157)),
+    *(("link name", 157, 257), ("magic", 257, 265), ("uname", 265, 297)),
+    *(("gname", 297, 329), ("device", 329, 345), ("rest", 345, 512)),
+)
+_KINDS = {
+    b"1": ("security.link", "a hard link"),
+    b"2": ("security.link", "a symbolic link"),
+    b"3": ("security.device", "a character device"),
+    b"4": ("security.device", "a block device"),
+    b"5": ("security.type", "a folder"),
+    b"6": ("security.fifo", "a fifo"),
+    b"x": ("security.renaming", "a header that changes the entry after it"),
+    b"g": ("security.renaming", "a header that changes all entries after it"),
+    b"K": ("security.link", "a long name of a link"),
+    b"N": ("security.renaming", "a list of other names"),
+    b"S": ("security.type", "a sparse file"),
+    b"M": ("security.type", "a file that goes on elsewhere"),
+    b"V": ("security.type", "a volume's name"),
+    b"D": ("security.type", "a list of a folder"),
+}
+
+
+class Fault(Struct):
+    """A rule, and what breaks it."""
+
+    rule: str
+    message: str
+
+
+class Header(Struct):
+    """What one block says, and what should not be so."""
+
+    name: bytes
+    size: int
+    is_long_name: bool
+    faults: list[Fault]
+
+
+class BrokenArchive(Exception):  # noqa: N818  # it is no failure: it becomes a finding
+    """Nothing after this place can be read."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(message)
+        self.rule = rule
+
+
+def encode_header(name: bytes, size: int) -> bytes:
+    if len(name) <= _SHORT:
+        return _block(name, size, _REGULAR)
+    before = _block(_LONG_LINK, len(name) + 1, _LONG_NAME)
+    return before + padded(name + b"\0") + _block(name[:_SHORT], size, _REGULAR)
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % BLOCK)
+
+
+def decode_header(block: bytes, long_name: bytes | None = None) -> Header:
+    """Raises BrokenArchive where it cannot be known where the next one stands."""
+    if _checksum(block) != block[148:156]:
+        raise BrokenArchive("integrity.header", "the header's checksum is wrong")
+    kind = block[156:157]
+    name, size = block[:_SHORT].partition(b"\0")[0], _size(block[124:136])
+    wanted = _block(name, size, kind if kind == _LONG_NAME else _REGULAR)
+    faults = []
+    if kind not in (_REGULAR, _LONG_NAME):
+        rule, what = _KINDS.get(kind, ("security.type", "an entry of an unknown type"))
+        faults.append(Fault(rule, f"{what}, not a regular file"))
+    for field, start, end in _FIELDS:
+        if field not in ("checksum", "type") and block[start:end] != wanted[start:end]:
+            faults.append(_field_fault(field, block[start:end]))
+    if long_name is not None:
+        if name != long_name[:_SHORT] or len(long_name) <= _SHORT:
+            faults.append(Fault("security.renaming", "the long name is of another entry"))
+        name = long_name
+    if kind == _LONG_NAME and name != _LONG_LINK:
+        faults.append(Fault("security.hidden_bytes", "a long name has a name of its own"))
+    return Header(name, size, kind == _LONG_NAME, faults)
+
+
+def decode_long_name(data: bytes) -> bytes:
+    """Raises BrokenArchive."""
+    name, end, rest = data.partition(b"\0")
+    if not end or rest.strip(b"\0"):
+        raise BrokenArchive("security.hidden_bytes", "a long name does not end where it should")
+    return name
+
+
+def name_fault(name: bytes) -> Fault | None:
+    """Where a name would lead somebody who unpacks it, or only reads it."""
+    if len(name) > LONGEST_NAME:
+        return Fault("limit.path", f"the name has {len(name)} bytes, more than {LONGEST_NAME}")
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        return Fault("security.name", "the name is not UTF-8")
+    parts = text.split("/")
+    if text.startswith("/"):
+        return Fault("security.absolute", "the name is absolute")
+    if ".." in parts:
+        return Fault("security.traversal", "the name leads out of the folder by `..`")
+    if "" in parts or "." in parts or visible(text) != text or "\\" in text:
+        return Fault("security.name", "the name is no plain name of a file")
+    return None
+
+
+def _block(name: bytes, size: int, kind: bytes) -> bytes:
+    block = bytearray(BLOCK)
+    block[0 : len(name)] = name
+    block[100:124] = b"0000644\x000000000\x000000000\0"
+    block[124:136] = b"%011o\0" % size if size < _OCTAL_END else _large(size)
+    block[136:148] = b"00000000000\0"
+    block[156:157] = kind
+    block[257:265] = b"ustar  \0"
+    block[265 : 265 + len(_OWNER)] = _OWNER
+    block[297 : 297 + len(_OWNER)] = _OWNER
+    block[148:156] = _checksum(block)
+    return bytes(block)
+
+
+def _checksum(block: bytes | bytearray) -> bytes:
+    return b"%07o\0" % (sum(block[:148]) + 8 * 0x20 + sum(block[156:]))
+
+
+def _large(size: int) -> bytes:
+    return b"\x80" + size.to_bytes(11, "big")
+
+
+def _size(field: bytes) -> int:
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    digits = field[:11]
+    if field[11] or not digits.strip(b"01234567") == b"":
+        raise BrokenArchive("integrity.header", "the header's size is no number")
+    return int(digits, 8)
+
+
+def _field_fault(field: str, found: bytes) -> Fault:
+    if field in ("name", "rest", "device", "link name"):
+        return Fault(
+            "security.hidden_bytes", f"the header's {field} holds what should not be there"
+        )
+    shown = visible(found.rstrip(b"\0").decode("utf-8", "backslashreplace"))
+    return Fault("security.header", f"the header's {field} is {shown!r}, as in no archive")

@@ -1,0 +1,203 @@
+"""What is particular to each layer: its records, and what a record says twice.
+
+Each law is said two ways: one record at a time, with reasons, and of many records at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from stream.records.control import Gap
+from stream.records.kernel import KernelDetail, KernelEvent, kind_of
+from stream.records.runner import (
+    DETAIL_FILE,
+    KERNEL_FILE,
+    MARKERS_FILE,
+    POLICY_FILE,
+    RUNNER_FILE,
+    SDK_FILE,
+    Marker,
+    PolicyEvent,
+    RunnerFinished,
+    RunnerStarted,
+    SdkEvent,
+)
+
+Problem = tuple[str, str, str]  #: rule, message, JSON path
+Count = Callable[[], int]  #: lines of a layer that was read before
+
+
+class Decoder(Protocol):
+    def decode(self, line: bytes, /) -> Any: ...
+    def decode_lines(self, block: bytes, /) -> list[Any]: ...
+
+
+class Law(Struct):
+    decoder: Decoder
+    problems: Callable[[Any], Iterator[Problem]]
+    are_good: Callable[[list[Any]], bool]
+    is_numbered: bool = True
+
+
+def law_of(name: str, kernel: Count, sdk: Count) -> Law | None:
+    """None: the file is no layer."""
+    if name == KERNEL_FILE:
+        return Law(msgspec.json.Decoder(KernelEvent), _kernel_problems, _kernel_good)
+    if name == DETAIL_FILE:
+        order = _Ascending(kernel)
+        kinds: Any = KernelDetail | Gap
+        return Law(msgspec.json.Decoder(kinds), order.problems, order.are_good, False)
+    if name == MARKERS_FILE:
+        return Law(msgspec.json.Decoder(Marker), _Places(kernel, sdk).problems, _never)
+    if name == RUNNER_FILE:
+        return Law(_RunnerDecoder(), _runner_problems, _never)
+    kind = {SDK_FILE: SdkEvent, POLICY_FILE: PolicyEvent}.get(name)
+    return Law(msgspec.json.Decoder(kind), _nothing, _always) if kind else None
+
+
+# ---------------------------------------------------------------- the kernel's own layer
+
+_ACCESS = ("read", "write", "read_write", "unknown")
+_OPERATIONS = ((0o100, "create"), (0o1000, "truncate"), (0o2000, "append"), (0o200, "exclusive"))
+_SOME_OPERATION = 0o3300
+
+
+def _kernel_problems(event: KernelEvent) -> Iterator[Problem]:
+    rule = "contract.kernel_event"
+    if event.kind != kind_of(event.event_type):
+        wanted = kind_of(event.event_type)
+        yield rule, f"{event.kind!r}, but {event.event_type} is {wanted!r}", "$.kind"
+    if event.return_value is not UNSET and event.status is not UNSET:
+        wanted = "error" if event.return_value < 0 else "success"
+        if event.status != wanted:
+            yield rule, f"{event.status!r}, but {event.return_value} was returned", "$.status"
+    if event.flags is UNSET:
+        return
+    if event.access_mode is not UNSET and event.access_mode != _ACCESS[event.flags & 3]:
+        message = f"{event.access_mode!r}, but the flags say {_ACCESS[event.flags & 3]!r}"
+        yield rule, message, "$.access_mode"
+    if event.access_mode is not UNSET and event.operation_flags != _operations(event.flags):
+        message = f"the flags say {_operations(event.flags) or 'nothing'}"
+        yield rule, message, "$.operation_flags"
+
+
+def _operations(flags: int) -> Any:
+    return [name for bit, name in _OPERATIONS if flags & bit] or UNSET
+
+
+def _kernel_good(events: list[KernelEvent]) -> bool:
+    kinds = {(event.event_type, event.kind) for event in events}
+    ends = {(event.return_value, event.status) for event in events}
+    modes = {(event.flags, event.access_mode) for event in events}
+    return (
+        all(kind == kind_of(number) for number, kind in kinds)
+        and all(_is_fitting_end(*end) for end in ends)
+        and all(_is_fitting_mode(*mode) for mode in modes)
+        and not any(
+            event.access_mode is not UNSET and event.operation_flags != _operations(event.flags)
+            for event in events
+            if event.flags is not UNSET
+            and (event.flags & _SOME_OPERATION or event.operation_flags is not UNSET)
+        )
+    )
+
+
+def _is_fitting_end(returned: Any, status: Any) -> bool:
+    if returned is UNSET or status is UNSET:
+        return True
+    return bool((status == "error") == (returned < 0))
+
+
+def _is_fitting_mode(flags: Any, mode: Any) -> bool:
+    return flags is UNSET or mode is UNSET or mode == _ACCESS[flags & 3]
+
+
+# ---------------------------------------------------------------- the others
+
+
+def _nothing(record: object) -> Iterator[Problem]:
+    return iter(())
+
+
+def _always(records: list[Any]) -> bool:
+    return True
+
+
+def _never(records: list[Any]) -> bool:
+    """Of layers that are short: one record at a time is quick enough."""
+    return False
+
+
+class _Ascending:
+    """Details come in the order of the lines that they are of; gaps stand anywhere."""
+
+    def __init__(self, kernel: Callable[[], int]) -> None:
+        self._last = -1
+        self._kernel = kernel
+
+    def problems(self, record: KernelDetail | Gap) -> Iterator[Problem]:
+        if isinstance(record, Gap):
+            return
+        if record.seq <= self._last:
+            yield "contract.detail", f"{record.seq} after {self._last}", "$.seq"
+        if record.seq >= self._kernel():
+            yield "contract.detail", f"the kernel layer has no line {record.seq}", "$.seq"
+        self._last = record.seq
+
+    def are_good(self, records: list[KernelDetail | Gap]) -> bool:
+        numbers = [record.seq for record in records if isinstance(record, KernelDetail)]
+        if not numbers:
+            return True
+        steps = zip([self._last, *numbers], numbers, strict=False)
+        if numbers[-1] >= self._kernel() or any(one >= other for one, other in steps):
+            return False
+        self._last = numbers[-1]
+        return True
+
+
+class _Places:
+    """Markers stand in order, at places that there are."""
+
+    def __init__(self, kernel: Callable[[], int], sdk: Callable[[], int]) -> None:
+        self._last = 0
+        self._kernel = kernel
+        self._sdk = sdk
+
+    def problems(self, marker: Marker) -> Iterator[Problem]:
+        if marker.at < self._last:
+            yield "contract.marker", f"{marker.at} after {self._last}", "$.at"
+        if marker.at > self._kernel():
+            message = f"the kernel layer has only {self._kernel()} lines"
+            yield "contract.marker", message, "$.at"
+        if marker.sdk_seq is not None and not 0 <= marker.sdk_seq < self._sdk():
+            message = f"the SDK layer has no line {marker.sdk_seq}"
+            yield "contract.marker", message, "$.sdk_seq"
+        self._last = max(self._last, marker.at)
+
+
+class _RunnerDecoder:
+    """The two events have one tag: `type` tells them apart."""
+
+    def decode(self, line: bytes) -> RunnerStarted | RunnerFinished:
+        head = msgspec.json.decode(line, type=_Typed)
+        if head.type == "run_finished":
+            return msgspec.json.decode(line, type=RunnerFinished)
+        return msgspec.json.decode(line, type=RunnerStarted)
+
+    def decode_lines(self, block: bytes) -> list[Any]:
+        return [self.decode(line) for line in block.splitlines()]
+
+
+class _Typed(Struct):
+    type: str
+
+
+def _runner_problems(event: RunnerStarted | RunnerFinished) -> Iterator[Problem]:
+    wanted = "run_finished" if event.seq else "run_started"
+    if event.type != wanted or event.seq > 1:
+        message = f"{event.type!r} is number {event.seq}"
+        yield "contract.runner_event", message, "$.type"

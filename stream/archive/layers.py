@@ -1,0 +1,135 @@
+"""Every line of a layer against its schema, its number and its run, and the law of its layer.
+
+Good lines are decoded by the block and cost nothing else than to be written again: what comes
+out as it went in has no second key, no white space and no other order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import msgspec
+
+from stream.archive.book import Book
+from stream.archive.documents import is_too_deep, repeated_key
+from stream.archive.laws import Law, Problem
+from stream.codec import DECODE_ERRORS, explain
+
+_encode_lines = msgspec.json.Encoder().encode_lines
+
+
+class Judge(Protocol):
+    """Of the contents of one file."""
+
+    def feed(self, data: bytes, /) -> None: ...
+    def finish(self) -> None: ...
+
+
+class Layer:
+    """The judge of one layer."""
+
+    def __init__(self, book: Book, name: str, law: Law) -> None:
+        self.lines = 0
+        self._book = book
+        self._name = name
+        self._law = law
+        self._held: list[bytes] = []
+        self._held_length = 0
+        self._is_overlong = False
+        self._seq = 0
+
+    def feed(self, data: bytes) -> None:
+        end = data.rfind(b"\n") + 1
+        if end:
+            block = b"".join((*self._held, data[:end]))
+            self._held, self._held_length = [], 0
+            if self._is_overlong:
+                self._is_overlong = False
+                block = block[block.find(b"\n") + 1 :]
+                self.lines += 1
+            self._judge(block)
+        self._hold(data[end:])
+
+    def finish(self) -> None:
+        rest = b"".join(self._held)
+        if rest or self._is_overlong:
+            message = f"{len(rest)} bytes follow the last line"
+            self._book.find("integrity.torn", message, self._name, self.lines + 1)
+
+    def _hold(self, rest: bytes) -> None:
+        self._held_length += len(rest)
+        if rest and not self._is_overlong:
+            self._held.append(rest)
+        if self._held_length > self._book.limits.line and not self._is_overlong:
+            self._is_overlong = True
+            self._held = []
+            self._find_overlong(self.lines + 1)
+
+    def _judge(self, block: bytes) -> None:
+        if not block:
+            return
+        count = block.count(b"\n")
+        self._book.take_lines(count)
+        if not self._is_good(block, count):
+            self._look_closely(block)
+        self.lines += count
+
+    def _is_good(self, block: bytes, count: int) -> bool:
+        limit = self._book.limits.line
+        if len(block) > limit and max(map(len, block.split(b"\n"))) > limit:
+            return False
+        try:
+            records = self._law.decoder.decode_lines(block)
+            is_same = len(records) == count and _encode_lines(records) == block
+        except DECODE_ERRORS:
+            return False
+        if not is_same or not self._are_of_the_run(records):
+            return False
+        if self._law.is_numbered:
+            numbers = range(self._seq, self._seq + count)
+            if [record.seq for record in records] != list(numbers):
+                return False
+        if not self._law.are_good(records):
+            return False
+        self._seq += count
+        return True
+
+    def _are_of_the_run(self, records: list[Any]) -> bool:
+        run_id = self._book.run_id  # a gap has none
+        return {getattr(record, "run_id", run_id) for record in records} == {run_id}
+
+    def _look_closely(self, block: bytes) -> None:
+        for number, line in enumerate(block[:-1].split(b"\n"), self.lines + 1):
+            if len(line) > self._book.limits.line:
+                self._find_overlong(number)
+                continue
+            try:
+                record = self._law.decoder.decode(line)
+            except DECODE_ERRORS as error:
+                reason, path = explain(error)
+                self._book.find("contract.line", reason, self._name, number, path)
+                self._seq += 1
+                continue
+            self._look(line, record, number)
+
+    def _look(self, line: bytes, record: Any, number: int) -> None:
+        for rule, message, path in self._problems(line, record):
+            self._book.find(rule, message, self._name, number, path)
+        if hasattr(record, "run_id"):
+            self._book.hold_run_id(record.run_id, self._name, number)
+
+    def _problems(self, line: bytes, record: Any) -> Iterator[Problem]:
+        if repeated := repeated_key(line, record):
+            yield "contract.duplicate_key", *repeated
+        if is_too_deep(line, self._book.limits.depth):
+            yield "limit.depth", f"nested deeper than {self._book.limits.depth}", ""
+        if self._law.is_numbered:
+            if record.seq != self._seq:
+                yield "contract.seq", f"expected {self._seq}, got {record.seq}", "$.seq"
+            self._seq = record.seq + 1
+        yield from self._law.problems(record)
+
+    def _find_overlong(self, number: int) -> None:
+        message = f"the line has more than {self._book.limits.line} bytes"
+        self._book.find("limit.line", message, self._name, number)

@@ -1,0 +1,100 @@
+"""The manifest of an archive against what the archive holds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+
+from stream.archive.book import Book
+from stream.archive.chain import Tally
+from stream.codec import DECODE_ERRORS, explain
+from stream.records.runner import ARCHIVE_MANIFEST, V0_FILES, ArchiveManifest
+
+_PLACES = {name: place for place, name in enumerate(V0_FILES)}
+
+
+class Contents:
+    """The judge of the manifest, and what it says of every other file."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._manifest: ArchiveManifest | None = None
+        self._seen: list[str] = []
+        self._held = bytearray()
+        self._is_too_long = False
+
+    def begin(self, name: str) -> None:
+        if name in self._seen:
+            self._book.find("integrity.duplicate", "it is there twice", name)
+        elif not self._seen and name != ARCHIVE_MANIFEST:
+            self._book.find("integrity.order", f"begins with {name}, not with the manifest")
+        self._seen.append(name)
+
+    def feed(self, data: bytes) -> None:
+        self._is_too_long |= len(self._held) + len(data) > self._book.limits.document
+        if not self._is_too_long:
+            self._held += data
+
+    def finish(self) -> None:
+        """Of the manifest itself."""
+        if self._is_too_long:
+            self._book.find("limit.document", "the manifest is too long", ARCHIVE_MANIFEST)
+            return
+        data = bytes(self._held)
+        try:
+            self._manifest = manifest = msgspec.json.decode(data, type=ArchiveManifest)
+        except DECODE_ERRORS as error:
+            reason, path = explain(error)
+            self._book.find("contract.manifest", reason, ARCHIVE_MANIFEST, path=path)
+            return
+        self._book.hold_run_id(manifest.run_id, ARCHIVE_MANIFEST)
+        self._book.names = {*manifest.files}
+        ordered = dict(sorted(manifest.files.items(), key=lambda item: item[0].encode()))
+        if msgspec.json.encode(ArchiveManifest(run_id=manifest.run_id, files=ordered)) != data:
+            message = "not in its one form: sorted, compact, no key twice"
+            self._book.find("contract.manifest", message, ARCHIVE_MANIFEST)
+        for name, file in manifest.files.items():
+            if file.path != name:
+                message = f"{name!r} is listed as {file.path!r}"
+                self._book.find("contract.manifest", message, ARCHIVE_MANIFEST)
+
+    def compare(self, tally: Tally) -> None:
+        if self._manifest is None:
+            return
+        name = tally.layer
+        listed = self._manifest.files.get(name)
+        if listed is None:
+            self._book.find("integrity.extra", "the manifest does not list it", name)
+            return
+        if tally.bytes != listed.bytes:
+            message = f"it has {tally.bytes} bytes, and is listed with {listed.bytes}"
+            self._book.find("integrity.length", message, name)
+        if f"sha256:{tally.sha256}" != listed.sha256:
+            message = f"its digest is sha256:{tally.sha256}, and is listed as {listed.sha256}"
+            self._book.find("integrity.digest", message, name)
+
+    def conclude(self) -> None:
+        seen = {*self._seen}
+        listed = {*self._manifest.files} if self._manifest else set()
+        for name in sorted({*V0_FILES, ARCHIVE_MANIFEST, *listed} - seen, key=str.encode):
+            self._book.find("integrity.missing", "it is not there", name)
+        for one, other in pairwise(self._seen):
+            if other != ARCHIVE_MANIFEST and _place(one) > _place(other):
+                self._book.find("integrity.order", f"it stands after {one}", other)
+        for name in sorted(seen, key=str.encode):
+            if any(part in seen for part in _folders(name)):
+                self._book.find("security.conflict", "it lies in something that is a file", name)
+
+
+def _place(name: str) -> tuple[int, int, bytes]:
+    if name == ARCHIVE_MANIFEST:
+        return (0, 0, b"")
+    if name in _PLACES:
+        return (1, _PLACES[name], b"")
+    return (2, 0, name.encode())
+
+
+def _folders(name: str) -> list[str]:
+    parts = name.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts))]

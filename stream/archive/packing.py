@@ -1,0 +1,110 @@
+"""A run folder as an archive: what is named here goes in, and nothing that an agent planted.
+
+The workspace, names that begin with a dot, and whatever the recorder did not write stay out.
+A link, a fifo or a device in a place that goes in ends it with a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from stream.archive.entries import Entry, Look, open_beneath
+from stream.archive.writing import Written, unwatched, write_archive
+from stream.codec import DECODE_ERRORS, explain
+from stream.document import LARGEST
+from stream.enclosure import kind_of
+from stream.errors import InputError, os_reason
+from stream.records.run import ARTIFACTS, BOUNDARY_FILE, EVENTS_FILE, METADATA_FILE
+from stream.records.runner import (
+    CHAIN_FILE,
+    COMPANION_FILE,
+    CORRELATION_FILE,
+    HEALTH_FILE,
+    RUNNER_FILE,
+    SURFACE_FILE,
+)
+
+LAYERS = "layers"
+_SINGLE = (
+    *(CHAIN_FILE, COMPANION_FILE, CORRELATION_FILE, HEALTH_FILE, RUNNER_FILE, SURFACE_FILE),
+    *(METADATA_FILE, EVENTS_FILE, BOUNDARY_FILE),
+)
+_RUN_ID = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def archive_run(
+    folder: Path,
+    target: Path,
+    *,
+    missing: Mapping[str, bytes] | None = None,
+    force: bool = False,
+    look: Look = unwatched,
+) -> Written:
+    """`missing`: what stands for files that the run does not have. Raises StreamError."""
+    names = list(names_of(folder))
+    entries = [Entry.beneath(folder, name) for name in names]
+    there = {*names}
+    for name, data in sorted((missing or {}).items()):
+        if name not in there:
+            entries.append(Entry.of_bytes(name, data))
+    return write_archive(target, entries, run_id_of(folder), force=force, look=look)
+
+
+def names_of(folder: Path) -> Iterator[str]:
+    """Of the files that belong to the evidence. Raises InputError."""
+    try:
+        for name in _SINGLE:
+            if os.path.lexists(folder / name):
+                yield name
+        for name in (ARTIFACTS, LAYERS):
+            if os.path.lexists(folder / name):
+                yield from _below(folder, name)
+    except OSError as error:
+        raise InputError(f"{error.filename or folder}: {os_reason(error)}") from None
+
+
+def _below(root: Path, name: str) -> Iterator[str]:
+    place = root / name
+    if place.is_symlink():
+        raise InputError(f"{place}: a link, not a folder")
+    with os.scandir(place) as found:
+        items = sorted(found, key=lambda item: os.fsencode(item.name))
+    for item in items:
+        inner = f"{name}/{item.name}"
+        if item.name.startswith("."):
+            continue
+        if item.is_dir(follow_symlinks=False):
+            yield from _below(root, inner)
+        elif item.is_file(follow_symlinks=False):
+            yield inner
+        else:
+            kind = kind_of(item.stat(follow_symlinks=False).st_mode)
+            raise InputError(f"{root / inner}: {kind}, not a regular file")
+
+
+def run_id_of(folder: Path) -> str:
+    """Raises InputError."""
+    where = folder / METADATA_FILE
+    try:
+        with open_beneath(folder, METADATA_FILE) as file:
+            value = msgspec.json.decode(file.read(LARGEST))
+    except OSError as error:
+        raise InputError(f"{where}: {os_reason(error)}") from None
+    except DECODE_ERRORS as error:
+        raise InputError(f"{where}: {explain(error)[0]}") from None
+    run_id = value.get("run_id") if isinstance(value, dict) else None
+    if not isinstance(run_id, str):
+        raise InputError(f"{where}: it names no run")
+    return checked_run_id(run_id, f"{where}: $.run_id")
+
+
+def checked_run_id(run_id: str, place: str) -> str:
+    """Raises InputError where the contract would not have it."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise InputError(f"{place}: {run_id!r} has more than letters, digits, `_` and `-`")
+    return run_id

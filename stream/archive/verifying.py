@@ -1,0 +1,129 @@
+"""Whether an archive or a run folder is what it says: everything is read, and nothing trusted."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from stream.archive.book import Book
+from stream.archive.entries import READ, open_beneath
+from stream.archive.examination import Examination
+from stream.archive.folder import check_whole, folder_names, folder_parts, reading_order
+from stream.archive.header import BrokenArchive, Fault
+from stream.archive.implied import Evidence, implied_faults
+from stream.archive.limits import Limits
+from stream.archive.manifest import Contents
+from stream.archive.reading import NoArchive, Part, Start, ahead, contents_of, parts_of
+from stream.enclosure import kind_of
+from stream.errors import InputError, os_reason
+from stream.records.runner import ARCHIVE_MANIFEST
+from stream.runfolder import check_folder
+
+
+def verify(target: Path, limits: Limits | None = None) -> Book:
+    """What was found. Raises InputError where there is nothing to verify."""
+    place = os.fsencode(target).decode(errors="replace")
+    try:
+        is_folder = _is_folder(target)
+        book = Book(place, limits or Limits(), is_folder)
+        if is_folder:
+            check_folder(target)
+            _verify_folder(target, book)
+        else:
+            _verify_archive(target, book)
+    except NoArchive as error:
+        raise InputError(f"{place}: {error}") from None
+    except OSError as error:
+        raise InputError(f"{place}: {os_reason(error)}") from None
+    except ValueError as error:  # a NUL in the path
+        raise InputError(f"{place}: {error}") from None
+    return book
+
+
+def _is_folder(target: Path) -> bool:
+    mode = target.stat().st_mode
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        raise InputError(f"{target}: {kind_of(mode)}: neither an archive nor a run folder")
+    return stat.S_ISDIR(mode)
+
+
+def _verify_archive(target: Path, book: Book) -> None:
+    contents, examination = Contents(book), Examination(book)
+    with target.open("rb", buffering=0) as file:
+        try:
+            _read_archive(ahead(parts_of(file, book.limits)), book, contents, examination)
+        except BrokenArchive as broken:  # what is missing is behind this place
+            book.find(broken.rule, str(broken))
+            return
+    contents.conclude()
+    examination.conclude(is_whole=True)
+
+    def read(name: str) -> Iterator[bytes]:
+        with target.open("rb", buffering=0) as file:
+            yield from contents_of(parts_of(file, book.limits), name)
+
+    _hold_to_implied(book, examination, read)
+
+
+def _read_archive(
+    parts: Iterator[Part], book: Book, contents: Contents, examination: Examination
+) -> None:
+    name = ""
+    for part in parts:
+        if isinstance(part, Fault):
+            book.faults([part], name)
+        elif isinstance(part, Start):
+            name = part.name
+            book.faults(part.faults, name)
+            contents.begin(name)
+            if name != ARCHIVE_MANIFEST:
+                examination.begin(name)
+        elif name == ARCHIVE_MANIFEST:
+            if isinstance(part, bytes):
+                contents.feed(part)
+            else:
+                contents.finish()
+        elif isinstance(part, bytes):
+            examination.feed(part)
+        else:
+            examination.end(part.tally)
+            contents.compare(part.tally)
+
+
+def _verify_folder(root: Path, book: Book) -> None:
+    book.names = folder_names(root, book)
+    examination = Examination(book)
+    try:
+        for part in ahead(folder_parts(root, reading_order(book.names))):
+            if isinstance(part, Start):
+                examination.begin(part.name)
+            elif isinstance(part, bytes):
+                examination.feed(part)
+            elif isinstance(part, Fault):
+                book.faults([part])
+            else:
+                examination.end(part.tally)
+    except BrokenArchive as broken:
+        book.find(broken.rule, str(broken))
+        return
+    is_whole = check_whole(book.names, examination.is_finished, book)
+    examination.conclude(is_whole=is_whole)
+
+    def read(name: str) -> Iterator[bytes]:
+        with open_beneath(root, name) as file:
+            while block := file.read(READ):
+                yield block
+
+    if is_whole:
+        _hold_to_implied(book, examination, read)
+
+
+def _hold_to_implied(
+    book: Book, examination: Examination, read: Callable[[str], Iterator[bytes]]
+) -> None:
+    lines = {name: layer.lines for name, layer in examination.layers.items()}
+    evidence = Evidence(examination.documents, book.names, lines, read)
+    for name, fault in implied_faults(evidence):
+        book.find(fault.rule, fault.message, name)

@@ -1,0 +1,170 @@
+"""Entries to a tar.gz: the same bytes of tar for the same entries, whoever writes them when.
+
+It is written as a stream, beside its place, and has its name only when it is whole. The gzip
+around it depends on the library that compresses: the promise is about the tar.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from stream.archive.entries import Entry, Look, contents, measured
+from stream.archive.header import ZEROS, encode_header
+from stream.errors import InputError, OutputError
+from stream.records.runner import ARCHIVE_MANIFEST, V0_FILES, ArchiveFile, ArchiveManifest
+from stream.sinks.places import named, open_alone, partial
+from stream.system import write_all
+
+LEVEL = 6
+GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\x03"  #: as `gzip -n` writes it
+_IN_FLIGHT = 4  #: blocks between who reads and who compresses
+_SMALL = 1 << 16
+
+
+class Written(Struct):
+    entries: int
+    bytes: int  #: of the file
+    decoded: int  #: of the tar
+
+
+def unwatched() -> None:
+    pass
+
+
+def write_archive(
+    target: Path,
+    entries: Sequence[Entry],
+    run_id: str,
+    *,
+    force: bool = False,
+    look: Look = unwatched,
+) -> Written:
+    """Raises InputError where an entry cannot be read, and OutputError where the archive cannot
+    be written, or an entry is changed meanwhile. Then nothing has its name."""
+    _check_free(target, force)
+    growing = partial(str(target))
+    with named(str(target)):
+        fd = open_alone(growing)
+    try:
+        with named(str(target)):
+            os.ftruncate(fd, 0)
+            measures = [measured(entry, look) for entry in in_order(entries)]
+            written = _write(fd, measures, run_id, look)
+            os.fsync(fd)
+            _check_free(target, force)
+            growing.replace(growing.with_suffix(""))
+            _sync_folder(growing.parent)
+    except BaseException:
+        with suppress(OSError):
+            growing.unlink()
+        raise
+    finally:
+        os.close(fd)
+    return written
+
+
+def in_order(entries: Sequence[Entry]) -> list[Entry]:
+    """The contract's own files first, then the others by the bytes of their names."""
+    by_name = {entry.name: entry for entry in entries}
+    assert len(by_name) == len(entries), "an entry stands twice"
+    missing = [name for name in V0_FILES if name not in by_name]
+    if missing:
+        raise InputError(f"{missing[0]}: it is not there, and every archive has it")
+    others = sorted(by_name.keys() - {*V0_FILES}, key=os.fsencode)
+    return [by_name[name] for name in (*V0_FILES, *others)]
+
+
+def encode_manifest(entries: Sequence[Entry], run_id: str) -> bytes:
+    files = {}
+    for entry in sorted(entries, key=lambda entry: os.fsencode(entry.name)):
+        assert entry.measure is not None
+        digest = f"sha256:{entry.measure.sha256}"
+        files[entry.name] = ArchiveFile(path=entry.name, sha256=digest, bytes=entry.measure.size)
+    return msgspec.json.encode(ArchiveManifest(run_id=run_id, files=files))
+
+
+def _check_free(target: Path, force: bool) -> None:
+    if os.path.lexists(target) and not force:
+        raise OutputError(f"{target}: it is there already; --force replaces it")
+    if target.is_dir():
+        raise OutputError(f"{target}: it is a folder")
+
+
+def _sync_folder(folder: Path) -> None:
+    """That the name outlives a power cut. Not every file system can promise it."""
+    with suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _write(fd: int, entries: Sequence[Entry], run_id: str, look: Look) -> Written:
+    squeezed = _Gzip(fd)
+    pending: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(1) as other:  # zlib lets go of the interpreter
+        try:
+            for block in _gathered(_tar(entries, run_id, look)):
+                if len(pending) == _IN_FLIGHT:
+                    pending.popleft().result()
+                pending.append(other.submit(squeezed.add, block))
+            for future in pending:
+                future.result()
+        except BaseException:
+            other.shutdown(cancel_futures=True)
+            raise
+    squeezed.finish()
+    return Written(len(entries), os.lseek(fd, 0, os.SEEK_CUR), squeezed.taken)
+
+
+def _tar(entries: Sequence[Entry], run_id: str, look: Look) -> Iterator[bytes]:
+    manifest = Entry.of_bytes(ARCHIVE_MANIFEST, encode_manifest(entries, run_id))
+    for entry in (manifest, *entries):
+        assert entry.measure is not None
+        size = entry.measure.size
+        yield encode_header(os.fsencode(entry.name), size)
+        yield from contents(entry, look)
+        yield bytes(-size % len(ZEROS))
+    yield ZEROS * 2
+
+
+def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Small ones together: each costs a hand-over."""
+    held: list[bytes] = []
+    length = 0
+    for block in blocks:
+        held.append(block)
+        length += len(block)
+        if length >= _SMALL:
+            yield b"".join(held)
+            held, length = [], 0
+    yield b"".join(held)
+
+
+class _Gzip:
+    def __init__(self, fd: int) -> None:
+        self.taken = 0
+        self._fd = fd
+        self._sum = 0
+        self._engine = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+        write_all(fd, GZIP_HEADER)
+
+    def add(self, data: bytes) -> None:
+        self._sum = zlib.crc32(data, self._sum)
+        self.taken += len(data)
+        write_all(self._fd, self._engine.compress(data))
+
+    def finish(self) -> None:
+        end = struct.pack("<II", self._sum, self.taken & 0xFFFFFFFF)
+        write_all(self._fd, self._engine.flush() + end)
