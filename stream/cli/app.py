@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from stream.cli import apply, check, doctor, matrix, observe, probe, records, verify
+from stream.cli import apply, archive, check, doctor, matrix, observe, probe, records, verify
 
 app = typer.Typer(
     name="stream",
@@ -54,6 +54,7 @@ def _root(
 matrix.register(app)
 observe.register(app)
 check.register(app)
+archive.register(app)
 verify.register(app)
 apply.register(app)
 probe.register(app)

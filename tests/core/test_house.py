@@ -32,7 +32,8 @@ FLOORS = [
     {"stream.archive"},
     {
         *("stream.matrix", "stream.validate", "stream.checking", "stream.emitting"),
-        *("stream.gate", "stream.doctor", "stream.observe", "stream.verifying"),
+        *("stream.gate", "stream.doctor", "stream.observe"),
+        *("stream.archiving", "stream.verifying"),
     },
     {"stream.cli"},
     {"stream.__main__"},
