@@ -16,6 +16,7 @@ from stream.archive.header import BLOCK, ZEROS, encode_header, padded
 from stream.archive.verifying import verify
 from stream.archive.writing import encode_manifest, write_archive
 from stream.records.kernel import KernelDetail, KernelEvent
+from stream.records.run import EVENTS_FILE, METADATA_FILE, RunMetadata
 from stream.records.runner import (
     ARCHIVE_MANIFEST,
     CHAIN_FILE,
@@ -37,6 +38,7 @@ from stream.records.runner import (
     RunnerStarted,
     SdkEvent,
 )
+from tests.stages.runs import good_run
 
 DATA = Path(__file__).parent.parent / "data" / "assay"
 ARCHIVES = sorted((DATA / "archives").glob("*.tar.gz"))
@@ -234,3 +236,41 @@ def sha256(data: bytes) -> str:
 
 Spoil = Callable[[Sequence[tuple[str, bytes]]], Sequence[tuple[str, bytes]]]
 MANIFEST = ARCHIVE_MANIFEST
+
+
+def run_folder(folder: Path) -> Path:
+    """Of a run that was recorded to its end, as far as an archive goes."""
+    for name, data in small(folder).items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+    (folder / METADATA_FILE).write_bytes(encode(METADATA))
+    with (folder / EVENTS_FILE).open("wb") as file:
+        for event in good_run():
+            event["session"]["run_id"] = RUN
+            for item in event["agent_action"]["artifacts"]:
+                if item["content_ref"]:
+                    data = b"" if item["content_ref"].endswith("l") else b"what it was\n"
+                    (folder / item["content_ref"]).write_bytes(data)
+                    item["hash"] = f"sha256:{sha256(data)}"
+            file.write(encode(event) + b"\n")
+    return folder
+
+
+METADATA = RunMetadata(
+    run_id=RUN,
+    session_id="unknown",
+    profile="agents",
+    started="2026-03-04T05:06:07Z",
+    stream_version="1",
+    system="Linux",
+    agent_id="claude-code",
+    agent_version="unknown",
+    argv=["claude"],
+    environment="local",
+    capture_mode="full",
+    workspace_mode="empty",
+    workspace="workspace",
+    source=None,
+    constraints=[],
+)
