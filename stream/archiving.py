@@ -1,23 +1,111 @@
-"""The composition behind `stream archive`: a run folder, or a stream of records, as one file."""
+"""The composition behind `stream archive`: a run folder, or a mixed stream of records."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from anyio import to_thread
+import msgspec
+from anyio import from_thread, to_thread
+from msgspec import Struct
 
-from stream.archive.packing import archive_run
-from stream.archive.writing import Written
-from stream.records.runner import HEALTH_FILE
+from stream.archive.assorting import Assort
+from stream.archive.entries import Entry
+from stream.archive.implied import Evidence, imply
+from stream.archive.packing import archive_run, checked_run_id
+from stream.archive.spools import Spools
+from stream.archive.writing import Written, check_free, write_archive
+from stream.errors import InputError
+from stream.pipeline import Counts, Pipeline, Sink
+from stream.records.kernel import RawCapture
+from stream.records.runner import (
+    DETAIL_FILE,
+    HEALTH_FILE,
+    KERNEL_FILE,
+    MARKERS_FILE,
+    POLICY_FILE,
+    RUNNER_FILE,
+    SDK_FILE,
+)
+from stream.sources.ndjson import STDIN, NdjsonSource
 from stream.testimony import missing_evidence
 
+_EMPTY = (KERNEL_FILE, POLICY_FILE, SDK_FILE, RUNNER_FILE, DETAIL_FILE, MARKERS_FILE)
+NO_BOOKS = "the books of the feed are not in the stream"
+NO_EVENTS = "there are no events of a kernel feed in the stream"
 
-async def archive_folder(folder: Path, target: Path, *, force: bool = False) -> Written:
-    """Raises StreamError. In a thread that an interrupt leaves behind, and its file is not
-    there then."""
+
+class Archived(Struct):
+    written: Written
+    counts: Counts | None = None  #: of a stream
+
+
+async def archive_folder(folder: Path, target: Path, *, force: bool = False) -> Archived:
+    """Raises StreamError."""
 
     def work() -> Written:
         missing = {} if (folder / HEALTH_FILE).exists() else missing_evidence(folder)
-        return archive_run(folder, target, missing=missing, force=force)
+        return archive_run(
+            folder, target, missing=missing, force=force, look=from_thread.check_cancelled
+        )
 
-    return await to_thread.run_sync(work)
+    return Archived(await to_thread.run_sync(work))
+
+
+async def archive_stream(
+    target: Path,
+    *sinks: Sink[Any],
+    run_id: str | None = None,
+    force: bool = False,
+) -> Archived:
+    """Of stdin. Raises StreamError."""
+    check_free(target, force=force)
+    stage, spools = Assort(), Spools(target)
+    try:
+        source = NdjsonSource(STDIN)
+        await Pipeline[Any]((source,)).through(lambda: stage).into(spools, *sinks)
+        agreed = _agreed(stage, run_id)
+
+        def work() -> Written:
+            missing = {**dict.fromkeys(_EMPTY, b""), **_implied(agreed, stage, spools)}
+            entries = spools.entries()
+            there = spools.names()
+            entries += [
+                Entry.of_bytes(name, data) for name, data in missing.items() if name not in there
+            ]
+            look = from_thread.check_cancelled
+            return write_archive(target, entries, agreed, force=force, look=look)
+
+        return Archived(await to_thread.run_sync(work), stage.counts)
+    finally:
+        spools.close()
+
+
+def _implied(run_id: str, stage: Assort, spools: Spools) -> dict[str, bytes]:
+    """The artifacts that the stream lacks, from its layers. Without the feed's books nobody
+    knows what is missing."""
+    lines = {KERNEL_FILE: spools.lines(KERNEL_FILE)}
+    capture = stage.capture
+    if capture is None and lines[KERNEL_FILE]:
+        capture = RawCapture(feed="ebpf", unknown_loss=NO_BOOKS)
+    elif capture is None:
+        capture = RawCapture(feed="absent", reason=NO_EVENTS)
+    evidence = Evidence({}, spools.names(), lines, spools.read)
+    made = imply(run_id, evidence, capture, {})
+    return {name: msgspec.json.encode(document) for name, document in made.items()}
+
+
+def _agreed(stage: Assort, run_id: str | None) -> str:
+    """Raises InputError where the records are of several runs, or nobody says of which."""
+    found = dict(stage.run_ids)
+    if run_id is not None:
+        found.pop(run_id, None)
+        for other, place in found.items():
+            raise InputError(f"{place}: of the run {other!r}, not of {run_id!r}")
+        return checked_run_id(run_id, "--run-id")
+    if not found:
+        raise InputError("(stdin): no record names its run: --run-id does")
+    (first, place), *others = found.items()
+    for other, where in others:
+        raise InputError(f"{where}: of the run {other!r}, but {place} is of {first!r}")
+    return checked_run_id(first, place)

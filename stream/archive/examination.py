@@ -50,7 +50,9 @@ class Examination:
             for line, fault in self._links.against(self._book.tallies, is_whole=is_whole):
                 self._book.find(fault.rule, fault.message, CHAIN_FILE, line)
         runner = self.layers.get(RUNNER_FILE)
-        if is_whole and runner and runner.lines != 2:
+        if is_whole and runner and not runner.lines:
+            self._book.find("contract.frame", "neither start nor end is recorded", RUNNER_FILE)
+        elif is_whole and runner and runner.lines != 2:
             message = f"{runner.lines} events, not a start and an end"
             self._book.find("contract.runner_event", message, RUNNER_FILE)
         if self._events:
@@ -95,10 +97,16 @@ class Examination:
                 self._book.find("contract.agent", message, EVENTS_FILE, line)
 
     def _check_mentions(self, events: Events) -> None:
+        """An archive that was made from a stream has records, and no other files."""
+        if not any(name.startswith(f"{ARTIFACTS}/") for name in self._book.tallies):
+            if events.mentions:
+                message = f"of {len(events.mentions)} files that the events name, none is here"
+                self._book.find("contract.artifacts", message, EVENTS_FILE)
+            return
         for mention in events.mentions:
-            reason = self._differs(mention.file, mention.sha256)
-            if reason:
-                self._book.find("contract.listed", reason, EVENTS_FILE, mention.line, mention.path)
+            if reason := self._differs(mention.file, mention.sha256):
+                line, path = mention.line, mention.path
+                self._book.find("contract.listed", reason, EVENTS_FILE, line, path)
 
     def _check_listed(self, listed: Manifest) -> None:
         for index, file in enumerate(listed.files):

@@ -81,11 +81,11 @@ def padded(data: bytes) -> bytes:
 
 def decode_header(block: bytes, long_name: bytes | None = None) -> Header:
     """Raises BrokenArchive where it cannot be known where the next one stands."""
-    if _checksum(block) != block[148:156]:
+    if _number(block[148:156]) != _sum(block):
         raise BrokenArchive("integrity.header", "the header's checksum is wrong")
     kind = block[156:157]
     name, size = block[:_SHORT].partition(b"\0")[0], _size(block[124:136])
-    wanted = _block(name, size, kind if kind == _LONG_NAME else _REGULAR)
+    wanted = _block(name, size, kind)
     faults = []
     if kind not in (_REGULAR, _LONG_NAME):
         rule, what = _KINDS.get(kind, ("security.type", "an entry of an unknown type"))
@@ -93,6 +93,8 @@ def decode_header(block: bytes, long_name: bytes | None = None) -> Header:
     for field, start, end in _FIELDS:
         if field not in ("checksum", "type") and block[start:end] != wanted[start:end]:
             faults.append(_field_fault(field, block[start:end]))
+    if block[148:156] != _checksum(block):
+        faults.append(_field_fault("checksum", block[148:156]))
     if long_name is not None:
         if name != long_name[:_SHORT] or len(long_name) <= _SHORT:
             faults.append(Fault("security.renaming", "the long name is of another entry"))
@@ -143,7 +145,17 @@ def _block(name: bytes, size: int, kind: bytes) -> bytes:
 
 
 def _checksum(block: bytes | bytearray) -> bytes:
-    return b"%07o\0" % (sum(block[:148]) + 8 * 0x20 + sum(block[156:]))
+    return b"%07o\0" % _sum(block)
+
+
+def _sum(block: bytes | bytearray) -> int:
+    return sum(block[:148]) + 8 * 0x20 + sum(block[156:])
+
+
+def _number(field: bytes) -> int:
+    """Octal digits, in any of the ways in which tars are written; -1 where there are none."""
+    digits = field.strip(b" \0")
+    return int(digits, 8) if digits and not digits.strip(b"01234567") else -1
 
 
 def _large(size: int) -> bytes:
@@ -151,12 +163,10 @@ def _large(size: int) -> bytes:
 
 
 def _size(field: bytes) -> int:
-    if field[0] == 0x80:
-        return int.from_bytes(field[1:], "big")
-    digits = field[:11]
-    if field[11] or not digits.strip(b"01234567") == b"":
+    size = int.from_bytes(field[1:], "big") if field[0] == 0x80 else _number(field)
+    if size < 0:
         raise BrokenArchive("integrity.header", "the header's size is no number")
-    return int(digits, 8)
+    return size
 
 
 def _field_fault(field: str, found: bytes) -> Fault:

@@ -65,9 +65,6 @@ def implied_faults(evidence: Evidence) -> Iterator[tuple[str, Fault]]:
 
 def _faults(evidence: Evidence) -> Iterator[tuple[str, Fault]]:
     """By the artifacts that there should be."""
-    sdk = _records(evidence, SDK_FILE, SdkEvent)
-    policy = _records(evidence, POLICY_FILE, PolicyEvent)
-    markers = _records(evidence, MARKERS_FILE, Marker)
     stated = evidence.documents.get(COMPANION_FILE)
     if not isinstance(stated, Companion):
         yield COMPANION_FILE, Fault("contract.companion", "it is missing, or none")
@@ -77,11 +74,24 @@ def _faults(evidence: Evidence) -> Iterator[tuple[str, Fault]]:
     except msgspec.ValidationError as error:
         yield COMPANION_FILE, Fault("contract.companion", f"$.capture: {error}")
         return
+    lost = sum(int(gap.lost) for gap in _gaps(evidence))
+    if lost != capture.dropped + capture.unparsed:
+        message = f"the feed lost {capture.dropped + capture.unparsed} events, the gaps say {lost}"
+        yield DETAIL_FILE, Fault("contract.health", message)
+    yield from _differences(evidence, imply(stated.run_id, evidence, capture, stated.filtered))
+
+
+def imply(
+    run_id: str, evidence: Evidence, capture: RawCapture, filtered: Mapping[str, int]
+) -> dict[str, Any]:
+    """By file: the artifacts, made from the layers. Raises one of DECODE_ERRORS."""
+    sdk = _records(evidence, SDK_FILE, SdkEvent)
+    policy = _records(evidence, POLICY_FILE, PolicyEvent)
     total = evidence.lines.get(KERNEL_FILE, 0)
     surface = Surface()
     correlation = correlate(
-        stated.run_id,
-        markers=markers,
+        run_id,
+        markers=_records(evidence, MARKERS_FILE, Marker),
         sdk=sdk,
         policy=policy,
         events=_steps(evidence, surface),
@@ -92,15 +102,11 @@ def _faults(evidence: Evidence) -> Iterator[tuple[str, Fault]]:
         surface.add_sdk(event)
     for decision in policy:
         surface.add_policy(decision)
-    lost = sum(int(gap.lost) for gap in _gaps(evidence))
-    if lost != capture.dropped:
-        message = f"the feed lost {capture.dropped} events, and the gaps say {lost}"
-        yield DETAIL_FILE, Fault("contract.health", message)
-    made = {
-        SURFACE_FILE: surface.surface(stated.run_id),
+    return {
+        SURFACE_FILE: surface.surface(run_id),
         CORRELATION_FILE: correlation.report,
         HEALTH_FILE: make_health(
-            stated.run_id,
+            run_id,
             capture,
             monitor_events=total,
             has_connect=surface.has_connect,
@@ -110,15 +116,14 @@ def _faults(evidence: Evidence) -> Iterator[tuple[str, Fault]]:
             sdk_tool_calls=_started(sdk),
         ),
         COMPANION_FILE: make_companion(
-            stated.run_id,
+            run_id,
             surface,
             capture=capture,
-            filtered=stated.filtered,
+            filtered=filtered,
             calls=correlation.calls,
             unbound=correlation.unbound,
         ),
     }
-    yield from _differences(evidence, made)
 
 
 def _differences(evidence: Evidence, made: Mapping[str, Any]) -> Iterator[tuple[str, Fault]]:

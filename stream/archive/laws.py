@@ -41,20 +41,21 @@ class Law(Struct):
     problems: Callable[[Any], Iterator[Problem]]
     are_good: Callable[[list[Any]], bool]
     is_numbered: bool = True
+    have_run_ids: bool = True  #: all of its records
 
 
 def law_of(name: str, kernel: Count, sdk: Count) -> Law | None:
     """None: the file is no layer."""
     if name == KERNEL_FILE:
-        return Law(msgspec.json.Decoder(KernelEvent), _kernel_problems, _kernel_good)
+        return Law(msgspec.json.Decoder(KernelEvent), _kernel_problems, _Agreement())
     if name == DETAIL_FILE:
         order = _Ascending(kernel)
         kinds: Any = KernelDetail | Gap
-        return Law(msgspec.json.Decoder(kinds), order.problems, order.are_good, False)
+        return Law(msgspec.json.Decoder(kinds), order.problems, order.are_good, False, False)
     if name == MARKERS_FILE:
         return Law(msgspec.json.Decoder(Marker), _Places(kernel, sdk).problems, _never)
     if name == RUNNER_FILE:
-        return Law(_RunnerDecoder(), _runner_problems, _never)
+        return Law(RunnerDecoder(), _runner_problems, _never)
     kind = {SDK_FILE: SdkEvent, POLICY_FILE: PolicyEvent}.get(name)
     return Law(msgspec.json.Decoder(kind), _nothing, _always) if kind else None
 
@@ -89,31 +90,49 @@ def _operations(flags: int) -> Any:
     return [name for bit, name in _OPERATIONS if flags & bit] or UNSET
 
 
-def _kernel_good(events: list[KernelEvent]) -> bool:
-    kinds = {(event.event_type, event.kind) for event in events}
-    ends = {(event.return_value, event.status) for event in events}
-    modes = {(event.flags, event.access_mode) for event in events}
-    return (
-        all(kind == kind_of(number) for number, kind in kinds)
-        and all(_is_fitting_end(*end) for end in ends)
-        and all(_is_fitting_mode(*mode) for mode in modes)
-        and not any(
-            event.access_mode is not UNSET and event.operation_flags != _operations(event.flags)
+class _Agreement:
+    """Whether many events say the same twice: what was seen once is not looked at again."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[Any, ...]] = set()
+
+    def __call__(self, events: list[KernelEvent]) -> bool:
+        found = {
+            (
+                event.event_type,
+                event.kind,
+                event.flags,
+                event.access_mode,
+                event.return_value,
+                event.status,
+                event.operation_flags is UNSET,
+            )
             for event in events
-            if event.flags is not UNSET
-            and (event.flags & _SOME_OPERATION or event.operation_flags is not UNSET)
+        }
+        new = found - self._known
+        if not all(map(_is_consistent, new)):
+            return False
+        if len(self._known) < _MOST_KNOWN:
+            self._known |= new
+        return all(is_unset for *_, is_unset in found) or not any(
+            event.operation_flags != _operations(event.flags)
+            for event in events
+            if event.operation_flags is not UNSET and event.flags is not UNSET
         )
-    )
 
 
-def _is_fitting_end(returned: Any, status: Any) -> bool:
-    if returned is UNSET or status is UNSET:
+_MOST_KNOWN = 10_000
+
+
+def _is_consistent(said: tuple[Any, ...]) -> bool:
+    number, kind, flags, mode, returned, status, has_no_operations = said
+    if kind != kind_of(number):
+        return False
+    if returned is not UNSET and status is not UNSET and (status == "error") != (returned < 0):
+        return False
+    if flags is UNSET or mode is UNSET:
         return True
-    return bool((status == "error") == (returned < 0))
-
-
-def _is_fitting_mode(flags: Any, mode: Any) -> bool:
-    return flags is UNSET or mode is UNSET or mode == _ACCESS[flags & 3]
+    return mode == _ACCESS[flags & 3] and not (has_no_operations and flags & _SOME_OPERATION)
 
 
 # ---------------------------------------------------------------- the others
@@ -179,7 +198,7 @@ class _Places:
         self._last = max(self._last, marker.at)
 
 
-class _RunnerDecoder:
+class RunnerDecoder:
     """The two events have one tag: `type` tells them apart."""
 
     def decode(self, line: bytes) -> RunnerStarted | RunnerFinished:

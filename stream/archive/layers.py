@@ -16,6 +16,8 @@ from stream.archive.documents import is_too_deep, repeated_key
 from stream.archive.laws import Law, Problem
 from stream.codec import DECODE_ERRORS, explain
 
+#: decoded at a time: the thread that inflates needs the interpreter now and then
+_PIECE = 64 << 10
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
@@ -40,6 +42,10 @@ class Layer:
         self._seq = 0
 
     def feed(self, data: bytes) -> None:
+        for start in range(0, len(data), _PIECE):
+            self._feed(data[start : start + _PIECE])
+
+    def _feed(self, data: bytes) -> None:
         end = data.rfind(b"\n") + 1
         if end:
             block = b"".join((*self._held, data[:end]))
@@ -69,34 +75,38 @@ class Layer:
     def _judge(self, block: bytes) -> None:
         if not block:
             return
-        count = block.count(b"\n")
-        self._book.take_lines(count)
-        if not self._is_good(block, count):
+        count = self._good(block)
+        if not count:
+            count = block.count(b"\n")
             self._look_closely(block)
+        self._book.take_lines(count)
         self.lines += count
 
-    def _is_good(self, block: bytes, count: int) -> bool:
+    def _good(self, block: bytes) -> int:
+        """How many lines, where nothing at all is wrong with any of them; else 0."""
         limit = self._book.limits.line
         if len(block) > limit and max(map(len, block.split(b"\n"))) > limit:
-            return False
+            return 0
         try:
             records = self._law.decoder.decode_lines(block)
-            is_same = len(records) == count and _encode_lines(records) == block
         except DECODE_ERRORS:
-            return False
-        if not is_same or not self._are_of_the_run(records):
-            return False
+            return 0
+        if _encode_lines(records) != block or not self._are_of_the_run(records):
+            return 0
+        count = len(records)
         if self._law.is_numbered:
             numbers = range(self._seq, self._seq + count)
             if [record.seq for record in records] != list(numbers):
-                return False
+                return 0
         if not self._law.are_good(records):
-            return False
+            return 0
         self._seq += count
-        return True
+        return count
 
     def _are_of_the_run(self, records: list[Any]) -> bool:
-        run_id = self._book.run_id  # a gap has none
+        run_id = self._book.run_id
+        if self._law.have_run_ids:
+            return {record.run_id for record in records} == {run_id}
         return {getattr(record, "run_id", run_id) for record in records} == {run_id}
 
     def _look_closely(self, block: bytes) -> None:

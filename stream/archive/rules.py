@@ -30,6 +30,7 @@ RULES = {
     "contract.detail": "Every detail is of a line of the kernel layer.",
     "contract.marker": "Every marker stands at a place that there is.",
     "contract.runner_event": "A run starts once, and then finishes once.",
+    "contract.frame": "The start and the end of the run are recorded.",
     "contract.surface": "The capability surface is what the layers imply.",
     "contract.health": "The health is what the capture implies.",
     "contract.correlation": "The bindings are what the windows imply.",
@@ -38,6 +39,7 @@ RULES = {
     "contract.evidence": "The run has kernel evidence.",
     "contract.agent": "The agent is the one that the run's profile asks for.",
     "contract.record": "Every record beside the layers keeps its contract.",
+    "contract.artifacts": "What the events of the run name is in the archive.",
     "contract.listed": "What the run itself lists is there as it is listed.",
     "limit.archive": "The file is not too large.",
     "limit.decoded": "What it decodes to is not too large.",
@@ -62,4 +64,7 @@ RULES = {
     "security.type": "There are only regular files.",
 }
 #: what leaves the answer a yes
-WARNINGS = {"contract.unbound", "contract.evidence", "integrity.unlinked"}
+WARNINGS = {
+    *("contract.artifacts", "contract.evidence", "contract.frame", "contract.unbound"),
+    "integrity.unlinked",
+}

@@ -51,7 +51,7 @@ def write_archive(
 ) -> Written:
     """Raises InputError where an entry cannot be read, and OutputError where the archive cannot
     be written, or an entry is changed meanwhile. Then nothing has its name."""
-    _check_free(target, force)
+    check_free(target, force=force)
     growing = partial(str(target))
     with named(str(target)):
         fd = open_alone(growing)
@@ -61,7 +61,7 @@ def write_archive(
             measures = [measured(entry, look) for entry in in_order(entries)]
             written = _write(fd, measures, run_id, look)
             os.fsync(fd)
-            _check_free(target, force)
+            check_free(target, force=force)
             growing.replace(growing.with_suffix(""))
             _sync_folder(growing.parent)
     except BaseException:
@@ -93,7 +93,8 @@ def encode_manifest(entries: Sequence[Entry], run_id: str) -> bytes:
     return msgspec.json.encode(ArchiveManifest(run_id=run_id, files=files))
 
 
-def _check_free(target: Path, force: bool) -> None:
+def check_free(target: Path, *, force: bool) -> None:
+    """Raises OutputError."""
     if os.path.lexists(target) and not force:
         raise OutputError(f"{target}: it is there already; --force replaces it")
     if target.is_dir():

@@ -6,6 +6,7 @@ import typer
 
 from stream.cli import (
     apply,
+    archive,
     check,
     diff,
     doctor,
@@ -65,6 +66,7 @@ def _root(
 matrix.register(app)
 observe.register(app)
 check.register(app)
+archive.register(app)
 verify.register(app)
 diff.register(app)
 apply.register(app)

@@ -98,9 +98,9 @@ def _seen(summary: RunSummary) -> str:
 async def put_away(recording: Recording, target: Path, *, quiet: bool) -> None:
     from stream.archiving import archive_folder
 
-    written = await archive_folder(recording.folder, target)
+    done = await archive_folder(recording.folder, target)
     if not quiet:
-        say(f"stream: archived in {target}: {number(written.entries, 'entry')}")
+        say(f"stream: archived in {target}: {number(done.written.entries, 'file')}")
 
 
 def _verdicts(observed: Observed) -> Iterator[str]:

@@ -1,0 +1,276 @@
+"""A small archive with everything in it, and ways to spoil it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stream.archive.chain import LayerFiles
+from stream.archive.entries import Entry
+from stream.archive.header import BLOCK, ZEROS, encode_header, padded
+from stream.archive.verifying import verify
+from stream.archive.writing import encode_manifest, write_archive
+from stream.records.kernel import KernelDetail, KernelEvent
+from stream.records.run import EVENTS_FILE, METADATA_FILE, RunMetadata
+from stream.records.runner import (
+    ARCHIVE_MANIFEST,
+    CHAIN_FILE,
+    CORRELATION_FILE,
+    DETAIL_FILE,
+    HEALTH_FILE,
+    KERNEL_FILE,
+    MARKERS_FILE,
+    POLICY_FILE,
+    RUNNER_FILE,
+    SDK_FILE,
+    SURFACE_FILE,
+    CapabilitySurface,
+    CorrelationReport,
+    Marker,
+    ObservationHealth,
+    PolicyEvent,
+    RunnerFinished,
+    RunnerStarted,
+    SdkEvent,
+)
+from tests.stages.runs import good_run
+
+DATA = Path(__file__).parent.parent / "data" / "assay"
+ARCHIVES = sorted((DATA / "archives").glob("*.tar.gz"))
+RUN = "run_1"
+CAPTURE_NOTE = (
+    "s2_kernel_capture: monitor_events=3 ringbuf_drops=0 network_protocol_coverage=absent"
+    " network_endpoint_claim_scope=not_applicable"
+)
+encode = msgspec.json.Encoder().encode
+Files = dict[str, bytes]
+
+
+def ndjson(*records: object) -> bytes:
+    return b"".join(encode(record) + b"\n" for record in records)
+
+
+def opened(seq: int, path: str, run_id: str = RUN) -> KernelEvent:
+    return KernelEvent(
+        run_id=run_id,
+        seq=seq,
+        pid=100,
+        event_type=1,
+        kind="openat",
+        value=path,
+        flags=0o1101,
+        mode=0o644,
+        return_value=3,
+        access_mode="write",
+        operation_flags=["create", "truncate"],
+        status="success",
+    )
+
+
+def marker(
+    seq: int, name: Any, at: int, call: str | None = None, sdk_seq: int | None = None
+) -> Marker:
+    clock: Any = "arrival" if call else "kernel"
+    return Marker(
+        run_id=RUN, seq=seq, name=name, at=at, clock=clock, tool_call_id=call, sdk_seq=sdk_seq
+    )
+
+
+def layers() -> Files:
+    kernel = [opened(0, "/work/a"), opened(1, "/work/b")]
+    kernel.append(
+        KernelEvent(run_id=RUN, seq=2, pid=100, event_type=1001, kind="event_1001", value="/work/a")
+    )
+    call = {"source": "agent", "tool_call_id": "c1", "tool": "Write"}
+    return {
+        KERNEL_FILE: ndjson(*kernel),
+        DETAIL_FILE: ndjson(
+            KernelDetail(
+                run_id=RUN, seq=2, pid=100, call="unlink", return_value=0, status="success"
+            )
+        ),
+        POLICY_FILE: ndjson(
+            PolicyEvent(
+                run_id=RUN,
+                seq=0,
+                source_event_type="assay.tool.decision",
+                source="gate",
+                tool_call_id="c1",
+                tool="Write",
+                decision="allow",
+            )
+        ),
+        SDK_FILE: ndjson(
+            SdkEvent(run_id=RUN, seq=0, event_type="tool_call_started", **call),
+            SdkEvent(run_id=RUN, seq=1, event_type="tool_call_completed", **call),
+        ),
+        MARKERS_FILE: ndjson(
+            marker(0, "run_started", 0),
+            marker(1, "tool_call_started", 0, "c1", 0),
+            marker(2, "tool_call_completed", 3, "c1", 1),
+            marker(3, "run_finished", 3),
+        ),
+    }
+
+
+def artifacts() -> Files:
+    return {
+        SURFACE_FILE: encode(
+            CapabilitySurface(
+                run_id=RUN,
+                filesystem_paths=["/work/a", "/work/b"],
+                network_endpoints=[],
+                process_execs=[],
+                mcp_tools=["Write"],
+                policy_decisions=["allow:Write"],
+            )
+        ),
+        CORRELATION_FILE: encode(
+            CorrelationReport(run_id=RUN, status="partial", bindings=[], ambiguities=["x"])
+        ),
+        HEALTH_FILE: encode(
+            ObservationHealth(
+                run_id=RUN,
+                platform="linux",
+                kernel_layer="complete",
+                ringbuf_drops=0,
+                policy_layer="present",
+                sdk_layer="self_reported",
+                cgroup_correlation="clean",
+                network_protocol_coverage="absent",
+                network_endpoint_claim_scope="not_applicable",
+                notes=[
+                    CAPTURE_NOTE,
+                    "s4_policy_capture: policy_events=1",
+                    "s5_sdk_capture: sdk_events=2 sdk_tool_calls=1",
+                ],
+            )
+        ),
+        RUNNER_FILE: ndjson(
+            RunnerStarted(
+                run_id=RUN,
+                seq=0,
+                agent_shim="agent",
+                command=["agent"],
+                env_keys=[],
+                window_elapsed_ms=0,
+            ),
+            RunnerFinished(
+                run_id=RUN, seq=1, exit_code=0, signal=None, success=True, window_elapsed_ms=5
+            ),
+        ),
+    }
+
+
+def chain_of(folder: Path, files: Files) -> bytes:
+    chained = LayerFiles(folder)
+    for name, data in files.items():
+        chained.append(name, data, data.count(b"\n"))
+    chained.close()
+    return (folder / CHAIN_FILE).read_bytes()
+
+
+def small(folder: Path) -> Files:
+    """Every file of a small archive but its manifest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = layers()
+    chain = chain_of(folder, files)
+    return {**files, **artifacts(), CHAIN_FILE: chain, "artifacts/out.txt": b"hello\n"}
+
+
+def entries(files: Files) -> list[Entry]:
+    return [Entry.of_bytes(name, data) for name, data in files.items()]
+
+
+def written(target: Path, files: Files, run_id: str = RUN) -> Path:
+    write_archive(target, entries(files), run_id, force=True)
+    return target
+
+
+def tar_of(*items: tuple[str, bytes]) -> bytes:
+    """In whatever order, twice or not: nothing is checked."""
+    parts = [encode_header(name.encode(), len(data)) + padded(data) for name, data in items]
+    return b"".join(parts) + 2 * ZEROS
+
+
+def items_of(tar: bytes) -> list[tuple[str, bytes]]:
+    found = []
+    at = 0
+    while tar[at : at + BLOCK] != ZEROS:
+        name = tar[at : at + 100].partition(b"\0")[0].decode()
+        size = int(tar[at + 124 : at + 135], 8)
+        at += BLOCK
+        found.append((name, tar[at : at + size]))
+        at += size + -size % BLOCK
+    return found
+
+
+def packed(tar: bytes) -> bytes:
+    """In the gzip header of the writer."""
+    data = bytearray(gzip.compress(tar, 1, mtime=0))
+    data[8:10] = b"\0\x03"
+    return bytes(data)
+
+
+def tar_in(archive: Path) -> bytes:
+    return gzip.decompress(archive.read_bytes())
+
+
+def rules(target: Path) -> set[str]:
+    """Of the findings that are errors."""
+    return {found.rule for found in verify(target).findings if found.severity == "error"}
+
+
+def manifest_of(files: Files, run_id: str = RUN) -> bytes:
+    return encode_manifest(entries(files), run_id)
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+Spoil = Callable[[Sequence[tuple[str, bytes]]], Sequence[tuple[str, bytes]]]
+MANIFEST = ARCHIVE_MANIFEST
+
+
+def run_folder(folder: Path) -> Path:
+    """Of a run that was recorded to its end, as far as an archive goes."""
+    for name, data in small(folder).items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+    (folder / METADATA_FILE).write_bytes(encode(METADATA))
+    with (folder / EVENTS_FILE).open("wb") as file:
+        for event in good_run():
+            event["session"]["run_id"] = RUN
+            for item in event["agent_action"]["artifacts"]:
+                if item["content_ref"]:
+                    data = b"" if item["content_ref"].endswith("l") else b"what it was\n"
+                    (folder / item["content_ref"]).write_bytes(data)
+                    item["hash"] = f"sha256:{sha256(data)}"
+            file.write(encode(event) + b"\n")
+    return folder
+
+
+METADATA = RunMetadata(
+    run_id=RUN,
+    session_id="unknown",
+    profile="agents",
+    started="2026-03-04T05:06:07Z",
+    stream_version="1",
+    system="Linux",
+    agent_id="claude-code",
+    agent_version="unknown",
+    argv=["claude"],
+    environment="local",
+    capture_mode="full",
+    workspace_mode="empty",
+    workspace="workspace",
+    source=None,
+    constraints=[],
+)

@@ -1,0 +1,232 @@
+"""Any beginning of a run that was cut off can be verified, and a full disk is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream.archive.chain import LAYERS, STEP, LayerFiles, Tally
+from stream.archive.verifying import verify
+from stream.records.runner import CHAIN_FILE, KERNEL_FILE, SDK_FILE, V0_FILES, ChainLink
+from tests.archive.samples import RUN, ndjson, opened, rules, run_folder, sha256
+
+LINES = st.lists(st.integers(0, STEP * 3 // 2).map(lambda size: b"x" * size + b"\n"), max_size=8)
+
+
+@given(LINES, st.data())
+def test_where_links_stand_is_a_matter_of_the_layer(
+    lines: list[bytes], data: st.DataObject
+) -> None:
+    whole = b"".join(lines)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=5)))
+    one, other = Tally("x"), Tally("x")
+    one.feed(whole)
+    for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+        other.feed(whole[start:end])
+    assert one.links == other.links
+    assert one.link() == other.link()
+
+
+@given(LINES)
+def test_every_link_is_a_true_beginning(lines: list[bytes]) -> None:
+    whole = b"".join(lines)
+    tally = Tally("x")
+    tally.feed(whole)
+    assert (tally.bytes, tally.lines, tally.sha256) == (len(whole), len(lines), sha256(whole))
+    before = 0
+    for link in tally.links:
+        beginning = whole[: link.bytes]
+        assert beginning.endswith(b"\n")
+        assert (link.lines, link.sha256) == (beginning.count(b"\n"), sha256(beginning))
+        assert link.bytes - before >= STEP
+        last = beginning[:-1].rfind(b"\n") + 1
+        assert last - before < STEP, "not the first line end after the step"
+        before = link.bytes
+    rest = whole[before:]
+    assert rest.rfind(b"\n") + 1 < STEP
+
+
+def kernel_lines(first: int, count: int) -> bytes:
+    return ndjson(*(opened(seq, f"/work/file{seq}") for seq in range(first, first + count)))
+
+
+def recorded(folder: Path, *, lines: int = 5000, closed: bool = True) -> LayerFiles:
+    files = LayerFiles(folder)
+    for first in range(0, lines, 100):
+        files.append(KERNEL_FILE, kernel_lines(first, 100), 100)
+    if closed:
+        files.close()
+    return files
+
+
+def links_in(folder: Path) -> list[ChainLink]:
+    data = (folder / CHAIN_FILE).read_bytes()
+    return [msgspec.json.decode(line, type=ChainLink) for line in data.splitlines()]
+
+
+def test_the_files_and_their_chain(tmp_path: Path) -> None:
+    files = recorded(tmp_path)
+    data = (tmp_path / KERNEL_FILE).read_bytes()
+    assert data == kernel_lines(0, 5000)
+    counted = (files.lines(KERNEL_FILE), files.bytes(KERNEL_FILE), files.sha256(KERNEL_FILE))
+    assert counted == (5000, len(data), sha256(data))
+    for name in LAYERS:
+        assert (tmp_path / name).exists()
+    links = [link for link in links_in(tmp_path) if link.layer == KERNEL_FILE]
+    assert len(links) == len(data) // STEP + 1
+    assert links[-1].bytes == len(data)
+    assert {link.layer for link in links_in(tmp_path)} == {*LAYERS}
+    assert (files.lost, files.trouble) == ({}, "")
+
+
+def test_somebody_elses_file_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "layers").mkdir()
+    (tmp_path / "target").write_bytes(b"mine\n")
+    (tmp_path / KERNEL_FILE).symlink_to(tmp_path / "target")
+    files = recorded(tmp_path)
+    assert files.lost == {KERNEL_FILE: 5000}
+    assert files.trouble == f"{tmp_path / KERNEL_FILE}: file exists"
+    assert (tmp_path / "target").read_bytes() == b"mine\n"
+
+
+_FULL = """
+import resource, signal, sys
+from pathlib import Path
+from tests.archive.test_chain import recorded
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_001, 300_001))
+files = recorded(Path(sys.argv[1]))
+print(files.lost, files.trouble)
+"""
+
+
+def test_no_room_any_more(tmp_path: Path) -> None:
+    """What was taken are whole lines from the beginning; what was lost is counted."""
+    argv = [sys.executable, "-c", _FULL, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    data = (tmp_path / KERNEL_FILE).read_bytes()
+    lines = data.count(b"\n")
+    assert data == kernel_lines(0, lines)
+    assert 299_000 < len(data) <= 300_001
+    place = tmp_path / KERNEL_FILE
+    assert done.stdout == f"{{'{KERNEL_FILE}': {5000 - lines}}} {place}: file too large\n"
+    assert links_in(tmp_path)[-1].bytes <= len(data)
+
+
+_KILLED = """
+import sys
+from pathlib import Path
+from tests.archive.test_chain import recorded
+recorded(Path(sys.argv[1]), closed=False)
+print("now", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """A run whose recorder was killed: no artifacts, no end of the chain."""
+    folder = run_folder(tmp_path / "run")
+    for name in (*V0_FILES, CHAIN_FILE, *LAYERS):
+        (folder / name).unlink(missing_ok=True)
+    argv = [sys.executable, "-c", _KILLED, str(folder)]
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child:
+        assert child.stdout
+        assert child.stdout.readline() == b"now\n"
+        child.send_signal(signal.SIGKILL)
+    return folder
+
+
+def found(folder: Path) -> dict[str, str]:
+    return {item.rule: item.message for item in verify(folder).findings}
+
+
+def test_a_killed_run(killed: Path) -> None:
+    told = found(killed)
+    assert told.keys() == {"integrity.incomplete", "integrity.unlinked"}
+    reached = links_in(killed)[-1].bytes
+    more = (killed / KERNEL_FILE).stat().st_size - reached
+    assert 0 < more < STEP + 300
+    message = f"{KERNEL_FILE}: no link vouches for its last {more} bytes"
+    assert told["integrity.unlinked"] == message
+
+
+def test_the_beginning_of_a_killed_run_is_vouched_for(killed: Path) -> None:
+    path = killed / KERNEL_FILE
+    data = bytearray(path.read_bytes())
+    place = data.index(b'/work/file7"')
+    data[place + 1 : place + 5] = b"mine"
+    path.write_bytes(data)
+    assert "are not what they were" in found(killed)["integrity.chain"]
+
+
+def test_a_layer_that_was_cut(killed: Path) -> None:
+    path = killed / KERNEL_FILE
+    os.truncate(path, links_in(killed)[-1].bytes - 500)
+    told = found(killed)
+    assert "has only" in told["integrity.chain"]
+    assert "integrity.torn" in told
+
+
+def test_a_torn_last_line(killed: Path) -> None:
+    path = killed / KERNEL_FILE
+    os.truncate(path, path.stat().st_size - 5)
+    told = found(killed)
+    assert told.keys() == {"integrity.incomplete", "integrity.unlinked", "integrity.torn"}
+    with (killed / CHAIN_FILE).open("ab") as file:
+        file.write(b'{"schema":"stream.ch')
+    book = verify(killed)
+    torn = [item.source for item in book.findings if item.rule == "integrity.torn"]
+    assert torn == [str(path), str(killed / CHAIN_FILE)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lines", 1),
+        ("bytes", 5),
+        ("sha256", "0" * 64),
+        ("layer", SDK_FILE),
+        ("layer", "layers/none.ndjson"),
+    ],
+)
+def test_every_field_of_every_link(tmp_path: Path, field: str, value: object) -> None:
+    folder = run_folder(tmp_path / "run")
+    assert rules(folder) == set()
+    chain = folder / CHAIN_FILE
+    links = links_in(folder)
+    for number, link in enumerate(links):
+        if getattr(link, field) == value:
+            continue
+        changed = msgspec.structs.replace(link, **{field: value})
+        chain.write_bytes(ndjson(*links[:number], changed, *links[number + 1 :]))
+        assert "integrity.chain" in rules(folder), link
+    chain.write_bytes(ndjson(*links))
+    assert rules(folder) == set()
+    assert RUN in (folder / KERNEL_FILE).read_text()
+
+
+def test_links_that_are_missing_or_in_another_order(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    for name in LAYERS:
+        (folder / name).unlink()
+    (folder / CHAIN_FILE).unlink()
+    recorded(folder)
+    links = links_in(folder)
+    kernel = [link for link in links if link.layer == KERNEL_FILE]
+    assert len(kernel) > 2
+    (folder / CHAIN_FILE).write_bytes(ndjson(*kernel[:-1]))
+    assert "integrity.chain" in rules(folder)
+    (folder / CHAIN_FILE).write_bytes(ndjson(*reversed(kernel)))
+    assert "integrity.chain" in rules(folder)
+    (folder / CHAIN_FILE).write_bytes(ndjson(*links))
+    assert "integrity.chain" not in rules(folder)

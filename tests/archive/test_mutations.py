@@ -1,0 +1,145 @@
+"""Whatever is changed in an archive, verify says so, and never falls over."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+
+import pytest
+
+from stream.archive.verifying import verify
+from stream.errors import InputError
+from tests.archive.samples import (
+    ARCHIVES,
+    items_of,
+    packed,
+    rules,
+    small,
+    tar_in,
+    tar_of,
+    written,
+)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    return written(folder / "a.tar.gz", small(folder / "run"))
+
+
+def is_caught(target: Path) -> bool:
+    try:
+        return verify(target).errors > 0
+    except InputError:
+        return True
+
+
+def test_the_small_one_is_good(archive: Path) -> None:
+    book = verify(archive)
+    assert [found.rule for found in book.findings] == []
+
+
+@pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.stem)
+def test_the_references_own_are_good(path: Path) -> None:
+    book = verify(path)
+    assert (book.errors, [found.rule for found in book.findings]) == (0, ["contract.unbound"])
+
+
+def is_the_same(tar: bytes, data: bytes) -> bool:
+    try:
+        return gzip.decompress(data) == tar
+    except (OSError, EOFError, zlib.error):
+        return False
+
+
+def test_every_byte_of_the_file(archive: Path, tmp_path: Path) -> None:
+    """Deflate can say the same in several ways: what is not caught has changed nothing at all."""
+    tar = tar_in(archive)
+    data = bytearray(archive.read_bytes())
+    target = tmp_path / "x.tar.gz"
+    same = 0
+    for place, old in enumerate(bytes(data)):
+        for byte in (old ^ 0xFF, old ^ 1 << place % 8):
+            data[place] = byte
+            target.write_bytes(data)
+            if not is_caught(target):
+                assert 10 <= place < len(data) - 8
+                assert is_the_same(tar, bytes(data)), (place, byte)
+                same += 1
+        data[place] = old
+    assert same < len(data) / 50
+
+
+def test_every_bit_of_the_gzip_header_and_trailer(archive: Path, tmp_path: Path) -> None:
+    data = bytearray(archive.read_bytes())
+    target = tmp_path / "x.tar.gz"
+    for place in (*range(10), *range(len(data) - 8, len(data))):
+        for bit in range(8):
+            data[place] ^= 1 << bit
+            target.write_bytes(data)
+            assert is_caught(target), (place, bit)
+            data[place] ^= 1 << bit
+
+
+def test_every_byte_of_the_tar(archive: Path, tmp_path: Path) -> None:
+    tar = bytearray(tar_in(archive))
+    target = tmp_path / "x.tar.gz"
+    missed = []
+    for place in range(len(tar)):
+        bit = place % 8
+        tar[place] ^= 1 << bit
+        target.write_bytes(packed(bytes(tar)))
+        if not is_caught(target):
+            missed.append((place, bit))
+        tar[place] ^= 1 << bit
+    assert missed == []
+
+
+def test_every_length(archive: Path, tmp_path: Path) -> None:
+    data = archive.read_bytes()
+    target = tmp_path / "x.tar.gz"
+    for length in range(len(data)):
+        target.write_bytes(data[:length])
+        assert is_caught(target), length
+    for more in (b"\0", b"\n", data, bytes(512)):
+        target.write_bytes(data + more)
+        assert rules(target) == {"security.hidden_bytes"}
+
+
+def test_every_length_of_the_tar(archive: Path, tmp_path: Path) -> None:
+    tar = tar_in(archive)
+    target = tmp_path / "x.tar.gz"
+    for length in range(0, len(tar), 64):
+        target.write_bytes(packed(tar[:length]))
+        assert "integrity.truncated" in rules(target), length
+    for more in (b"\0", bytes(512), bytes(10240), tar):
+        target.write_bytes(packed(tar + more))
+        assert "security.hidden_bytes" in rules(target)
+
+
+def test_every_entry_dropped_doubled_moved_renamed(archive: Path, tmp_path: Path) -> None:
+    items = items_of(tar_in(archive))
+    assert tar_of(*items) == tar_in(archive)
+    target = tmp_path / "x.tar.gz"
+
+    def found(*spoiled: tuple[str, bytes]) -> set[str]:
+        target.write_bytes(packed(tar_of(*spoiled)))
+        return rules(target)
+
+    for place, (name, data) in enumerate(items):
+        rest = items[:place] + items[place + 1 :]
+        dropped = found(*rest)
+        assert "integrity.missing" in dropped, name
+        assert "integrity.duplicate" in found(*items[: place + 1], *items[place:]), name
+        assert "integrity.duplicate" in found(*items, items[place]), name
+        renamed = found(*items[:place], (f"{name}x", data), *items[place + 1 :])
+        assert {"integrity.missing"} <= renamed, name
+        other = found(*items[:place], (name, data + b"x"), *items[place + 1 :])
+        assert other, name
+        for goal in range(len(rest)):
+            if goal != place:
+                moved = found(*rest[:goal], items[place], *rest[goal:])
+                assert "integrity.order" in moved, (name, goal)
+    assert "integrity.extra" in found(*items, ("zzz", b""))
+    assert found(*items) == set()

@@ -1,0 +1,327 @@
+"""Archives of strangers: what they would lead to, and what they may cost."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import tarfile
+import zlib
+from pathlib import Path
+
+import pytest
+
+from stream.archive.header import BLOCK, encode_header
+from stream.archive.limits import Limits
+from stream.archive.verifying import verify
+from stream.errors import InputError
+from stream.records.runner import HEALTH_FILE, KERNEL_FILE
+from tests.archive.samples import (
+    Files,
+    items_of,
+    ndjson,
+    opened,
+    packed,
+    rules,
+    small,
+    tar_in,
+    tar_of,
+    written,
+)
+from tests.cli.command import Place
+from tests.cli.conftest import check_place, make_place
+
+__all__ = ["check_place"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return small(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture
+def tar(files: Files, tmp_path: Path) -> bytes:
+    return tar_in(written(tmp_path / "good.tar.gz", files))
+
+
+def found(tmp_path: Path, tar: bytes, limits: Limits | None = None) -> set[str]:
+    target = tmp_path / "x.tar.gz"
+    target.write_bytes(packed(tar))
+    return {item.rule for item in verify(target, limits).findings}
+
+
+# ---------------------------------------------------------------- entries
+
+
+def summed(block: bytearray) -> bytes:
+    block[148:156] = b" " * 8
+    block[148:156] = b"%07o\0" % sum(block)
+    return bytes(block)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        (b"0", "security.type"),
+        (b"1", "security.link"),
+        (b"2", "security.link"),
+        (b"3", "security.device"),
+        (b"4", "security.device"),
+        (b"5", "security.type"),
+        (b"6", "security.fifo"),
+        (b"7", "security.type"),
+        (b"K", "security.link"),
+        (b"S", "security.type"),
+        (b"g", "security.renaming"),
+        (b"x", "security.renaming"),
+        (b"\xff", "security.type"),
+    ],
+)
+def test_only_regular_files(tmp_path: Path, tar: bytes, kind: bytes, rule: str) -> None:
+    block = bytearray(encode_header(b"artifacts/x", 0))
+    block[156:157] = kind
+    spoiled = tar[: -2 * BLOCK] + summed(block) + bytes(2 * BLOCK)
+    assert rule in found(tmp_path, spoiled)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("/etc/passwd", "security.absolute"),
+        ("../x", "security.traversal"),
+        ("a/../../x", "security.traversal"),
+        ("..", "security.traversal"),
+        ("a//b", "security.name"),
+        ("./a", "security.name"),
+        ("a/.", "security.name"),
+        ("a/", "security.name"),
+        ("a\\b", "security.name"),
+        ("a\nb", "security.name"),
+        ("a\x1b[31m", "security.name"),
+        ("artifacts/out.txt/x", "security.conflict"),
+        ("n" * 257, "limit.path"),
+        ("n" * 1000, "limit.path"),
+    ],
+)
+def test_names(tmp_path: Path, tar: bytes, name: str, rule: str) -> None:
+    items = [*items_of(tar), (name, b"")]
+    assert rule in found(tmp_path, tar_of(*items))
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path, tar: bytes) -> None:
+    spoiled = tar[: -2 * BLOCK] + encode_header(b"a\xff", 0) + bytes(2 * BLOCK)
+    assert "security.name" in found(tmp_path, spoiled)
+
+
+@pytest.mark.parametrize(
+    ("start", "data", "rule"),
+    [
+        (100, b"0000755\0", "security.header"),
+        (108, b"0001750\0", "security.header"),
+        (116, b"0001750\0", "security.header"),
+        (136, b"14657652315\0", "security.header"),
+        (257, b"ustar\x0000", "security.header"),
+        (265, b"root\0", "security.header"),
+        (297, b"root\0", "security.header"),
+        (60, b"hidden", "security.hidden_bytes"),
+        (157, b"target", "security.hidden_bytes"),
+        (329, b"0000001\0", "security.hidden_bytes"),
+        (345, b"prefix", "security.hidden_bytes"),
+        (500, b"tail", "security.hidden_bytes"),
+    ],
+)
+def test_every_field_of_a_header(
+    tmp_path: Path, tar: bytes, start: int, data: bytes, rule: str
+) -> None:
+    """With a checksum that is right: that one alone would be caught as well."""
+    block = bytearray(tar[:BLOCK])
+    block[start : start + len(data)] = data
+    assert found(tmp_path, summed(block) + tar[BLOCK:]) == {rule}
+    block = bytearray(tar[:BLOCK])
+    block[start] ^= 1
+    assert found(tmp_path, bytes(block) + tar[BLOCK:]) == {"integrity.header"}
+
+
+def test_padding_is_empty(tmp_path: Path, files: Files) -> None:
+    items = sorted(files.items())
+    tar = tar_of(*items)
+    name, data = items[-1]
+    end = tar.index(data) + len(data)
+    assert len(data) % BLOCK, name
+    spoiled = tar[:end] + b"x" + tar[end + 1 :]
+    assert "security.hidden_bytes" in found(tmp_path, spoiled)
+
+
+def test_a_long_name_is_for_a_long_name(tmp_path: Path, tar: bytes) -> None:
+    name = b"artifacts/" + b"n" * 120
+    good = encode_header(name, 0)
+    rest = tar[: -2 * BLOCK]
+    end = bytes(2 * BLOCK)
+    assert found(tmp_path, rest + good + end) == {"integrity.extra", "integrity.order"}
+    other = good[: 2 * BLOCK] + encode_header(b"short", 0)
+    assert "security.renaming" in found(tmp_path, rest + other + end)
+    twice = good[: 2 * BLOCK] + good
+    assert "security.renaming" in found(tmp_path, rest + twice + end)
+    tail = good[: BLOCK + 131] + b"more" + good[BLOCK + 135 :]
+    assert "security.hidden_bytes" in found(tmp_path, rest + tail + end)
+
+
+def test_what_another_tar_writes(tmp_path: Path, files: Files) -> None:
+    """The same files: but with times, owners and modes that say where it was made."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime, member.pax_headers = len(data), 1.5, {"path": "other"}
+            tar.addfile(member, io.BytesIO(data))
+    assert {"security.renaming", "security.header"} <= found(tmp_path, made.getvalue())
+
+
+# ---------------------------------------------------------------- gzip
+
+
+def raw_gzip(tar: bytes, header: bytes) -> bytes:
+    engine = zlib.compressobj(6, zlib.DEFLATED, -15)
+    body = engine.compress(tar) + engine.flush()
+    return header + body + struct.pack("<II", zlib.crc32(tar), len(tar))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"\x1f\x8b\x08\x08\0\0\0\0\0\x03name\0",
+        b"\x1f\x8b\x08\x04\0\0\0\0\0\x03\x04\0more",
+        b"\x1f\x8b\x08\x10\0\0\0\0\0\x03comment\0",
+        b"\x1f\x8b\x08\0\x01\x02\x03\x04\0\x03",
+        b"\x1f\x8b\x07\0\0\0\0\0\0\x03",
+    ],
+)
+def test_a_gzip_header_with_more_in_it(tmp_path: Path, tar: bytes, header: bytes) -> None:
+    target = tmp_path / "x.tar.gz"
+    target.write_bytes(raw_gzip(tar, header))
+    assert rules(target) == {"security.gzip_header"}
+
+
+def test_a_second_member(tmp_path: Path, tar: bytes) -> None:
+    target = tmp_path / "x.tar.gz"
+    for more in (packed(b""), packed(tar), packed(b"hidden")):
+        target.write_bytes(packed(tar) + more)
+        assert rules(target) == {"security.hidden_bytes"}
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"PK\x03\x04", b"\x1f", b"{}\n"])
+def test_no_archive_at_all(tmp_path: Path, data: bytes) -> None:
+    target = tmp_path / "x.tar.gz"
+    target.write_bytes(data)
+    with pytest.raises(InputError, match="not an archive"):
+        verify(target)
+
+
+def test_not_there_and_not_readable(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", Path("a\0b")):
+        with pytest.raises(InputError):
+            verify(path)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(InputError, match="fifo: a fifo: neither an archive nor a run folder"):
+        verify(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "x").touch()
+    with pytest.raises(InputError, match="no run folder"):
+        verify(tmp_path / "folder")
+
+
+# ---------------------------------------------------------------- limits
+
+
+def bomb(target: Path, name: str, size: int, piece: bytes = bytes(1 << 20)) -> None:
+    """One huge file in an archive, never held as a whole."""
+    engine = zlib.compressobj(9, zlib.DEFLATED, -15)
+    with target.open("wb") as file:
+        file.write(b"\x1f\x8b\x08\0\0\0\0\0\0\x03")
+        file.write(engine.compress(encode_header(name.encode(), size)))
+        for _ in range(size // len(piece)):
+            file.write(engine.compress(piece))
+        file.write(engine.flush())
+
+
+@pytest.mark.parametrize("name", ["artifacts/x", "manifest.json", HEALTH_FILE, KERNEL_FILE])
+def test_a_bomb_stops_at_the_limit(tmp_path: Path, name: str) -> None:
+    place = make_place(tmp_path)
+    target = tmp_path / "bomb.tar.gz"
+    bomb(target, name, 600 << 20)
+    assert target.stat().st_size < 1 << 20
+    done = place.measured("verify", "--max-decoded", "512M", target)
+    assert done.code == 1
+    assert "more than 536870912 bytes decoded" in done.err
+    assert done.peak < 160 << 20
+    check(place)
+
+
+def test_a_bomb_of_lines(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    target = tmp_path / "bomb.tar.gz"
+    bomb(target, KERNEL_FILE, 200 << 20, b"\n" * (1 << 20))
+    done = place.measured("verify", "--max-lines", "1000000", target)
+    assert done.code == 1
+    assert b"more than 1000000 lines" in done.out
+    assert done.peak < 120 << 20
+    check(place)
+
+
+def check(place: Place) -> None:
+    (place.root / "peak").unlink()
+    check_place(place)
+
+
+@pytest.mark.parametrize(
+    ("limits", "rule"),
+    [
+        (Limits(archive=500), "limit.archive"),
+        (Limits(decoded=5000), "limit.decoded"),
+        (Limits(entries=5), "limit.entries"),
+        (Limits(lines=5), "limit.lines"),
+        (Limits(line=100), "limit.line"),
+        (Limits(document=100), "limit.document"),
+        (Limits(depth=1), "limit.depth"),
+    ],
+)
+def test_every_limit(tmp_path: Path, tar: bytes, limits: Limits, rule: str) -> None:
+    assert rule in found(tmp_path, tar, limits)
+    assert found(tmp_path, tar) == set()
+
+
+def test_a_ratio(tmp_path: Path) -> None:
+    target = tmp_path / "bomb.tar.gz"
+    bomb(target, "artifacts/x", 50 << 20)
+    assert "limit.ratio" in {item.rule for item in verify(target, Limits(ratio=100)).findings}
+    assert "limit.ratio" not in {item.rule for item in verify(target).findings}
+
+
+@pytest.mark.parametrize("length", [99, 100, 101, 3000, 3 << 20])
+def test_a_long_line_is_named_by_its_number(tmp_path: Path, files: Files, length: int) -> None:
+    """Wherever it stands, and however it is cut; the lines after it are judged as ever."""
+    lines = [ndjson(opened(seq, "/a")) for seq in (0, 1, 2)]
+    limits = Limits(line=max(map(len, lines)))
+    long = b"x" * (limits.line + length) + b"\n"
+    for place in range(3):
+        spoiled = b"".join((*lines[:place], long, *lines[place:]))
+        target = written(tmp_path / "x.tar.gz", {**files, KERNEL_FILE: spoiled})
+        told = [(item.rule, item.line) for item in verify(target, limits).findings]
+        assert ("limit.line", place + 1) in told
+        assert [rule for rule, _ in told if rule == "contract.seq"] == []
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_nested_without_end(tmp_path: Path, files: Files, opening: bytes) -> None:
+    deep = opening * 200_000
+    for name in files:
+        target = written(tmp_path / "x.tar.gz", {**files, name: deep + b"\n"})
+        if not name.startswith("artifacts/"):
+            assert rules(target), name
+
+
+def test_findings_do_not_pile_up(tmp_path: Path, files: Files) -> None:
+    target = written(tmp_path / "x.tar.gz", {**files, KERNEL_FILE: b"{}\n" * 300_000})
+    book = verify(target)
+    assert len(book.findings) < 200
+    assert book.total > 300_000

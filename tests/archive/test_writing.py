@@ -1,0 +1,331 @@
+"""The same evidence gives the same tar, and nothing looks whole that is not."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream.archive.entries import Entry
+from stream.archive.header import LONGEST_NAME, encode_header, padded
+from stream.archive.packing import archive_run
+from stream.archive.verifying import verify
+from stream.archive.writing import write_archive
+from stream.errors import InputError, OutputError
+from stream.records.runner import ARCHIVE_MANIFEST, KERNEL_FILE, V0_FILES
+from tests.archive.samples import (
+    ARCHIVES,
+    RUN,
+    entries,
+    items_of,
+    rules,
+    run_folder,
+    small,
+    tar_in,
+    written,
+)
+from tests.cli.command import STREAM
+
+
+@pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.stem)
+def test_the_reference_is_written_again_byte_for_byte(path: Path, tmp_path: Path) -> None:
+    files = dict(items_of(tar_in(path)))
+    run_id = json.loads(files.pop(ARCHIVE_MANIFEST))["run_id"]
+    assert tar_in(written(tmp_path / "a.tar.gz", files, run_id)) == tar_in(path)
+
+
+def test_the_order_is_the_contracts(tmp_path: Path) -> None:
+    files = small(tmp_path / "run")
+    target = tmp_path / "a.tar.gz"
+    write_archive(target, list(reversed(entries(files))), RUN)
+    names = [name for name, _ in items_of(tar_in(target))]
+    others = sorted({*files} - {*V0_FILES}, key=str.encode)
+    assert names == [ARCHIVE_MANIFEST, *V0_FILES, *others]
+
+
+def test_other_programs_read_it(tmp_path: Path) -> None:
+    files = small(tmp_path / "run")
+    long_name = "artifacts/" + "n" * (LONGEST_NAME - len("artifacts/"))
+    files[long_name] = b"long"
+    files["artifacts/é.txt"] = b"accent"
+    target = written(tmp_path / "a.tar.gz", files)
+    with tarfile.open(target) as tar:
+        assert {*tar.getnames()} == {*files, ARCHIVE_MANIFEST}
+        for member in tar:
+            assert (member.mtime, member.mode, member.uid, member.gid) == (0, 0o644, 0, 0)
+            assert member.isreg()
+            if member.name != ARCHIVE_MANIFEST:
+                content = tar.extractfile(member)
+                assert content
+                assert content.read() == files[member.name]
+    listed = subprocess.run(["tar", "tzf", target], capture_output=True, check=True)
+    assert long_name.encode() in listed.stdout.splitlines()
+    subprocess.run(["gzip", "-t", target], check=True)
+    assert rules(target) == set()
+
+
+@given(st.integers(0, 8**12))
+def test_a_header_says_its_size(size: int) -> None:
+    member = tarfile.TarInfo.frombuf(encode_header(b"a/b", size), "utf-8", "strict")
+    assert (member.name, member.size) == ("a/b", size)
+
+
+@given(st.binary(max_size=2000))
+def test_padding(data: bytes) -> None:
+    assert len(padded(data)) % 512 == 0
+    assert padded(data).startswith(data)
+
+
+# ---------------------------------------------------------------- determinism
+
+_ARCHIVE = """
+import os, sys
+os.umask(int(sys.argv[3], 8))
+from pathlib import Path
+from stream.archive.packing import archive_run
+archive_run(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+ROUND = [
+    ("UTC", "022", "0", "C"),
+    ("Asia/Kathmandu", "077", "1", "C.UTF-8"),
+    ("America/St_Johns", "000", "random", "tr_TR.UTF-8"),
+]
+
+
+def test_the_same_evidence_gives_the_same_tar(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    made = []
+    for number, (zone, mask, seed, locale) in enumerate(ROUND):
+        copy = tmp_path / f"copy{number}"
+        shutil.copytree(folder, copy)
+        for path in sorted(copy.rglob("*"), reverse=bool(number % 2)):
+            os.utime(path, (number * 1e8, number * 1e8))
+            path.chmod(0o700 if number else 0o755)
+        target = tmp_path / f"{number}.tar.gz"
+        env = {**os.environ, "TZ": zone, "PYTHONHASHSEED": seed, "LC_ALL": locale}
+        argv = [sys.executable, "-c", _ARCHIVE, str(copy), str(target), mask]
+        subprocess.run(argv, env=env, check=True)
+        made.append(tar_in(target))
+    assert made[0] == made[1] == made[2]
+    assert len(made[0]) > 10_000
+
+
+@pytest.mark.usefixtures("needs_root")
+def test_whose_files_they_are_does_not_matter(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    archive_run(folder, tmp_path / "a.tar.gz")
+    for path in folder.rglob("*"):
+        os.chown(path, 12345, 23456)
+    archive_run(folder, tmp_path / "b.tar.gz")
+    assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
+
+
+def test_a_gzip_header_without_name_and_time(tmp_path: Path) -> None:
+    target = written(tmp_path / "a.tar.gz", small(tmp_path / "run"))
+    assert target.read_bytes()[:10] == b"\x1f\x8b\x08\0\0\0\0\0\0\x03"
+
+
+# ---------------------------------------------------------------- what goes in
+
+
+def test_what_an_agent_left_beside_the_record_stays_out(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    archive_run(folder, tmp_path / "a.tar.gz")
+    (folder / "workspace").mkdir()
+    (folder / "workspace" / "secret").write_text("mine")
+    (folder / "workspace" / "link").symlink_to("/etc/passwd")
+    (folder / ".hidden").write_text("x")
+    (folder / "artifacts" / ".hidden").write_text("x")
+    (folder / "notes.txt").write_text("x")
+    archive_run(folder, tmp_path / "b.tar.gz")
+    assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
+
+
+def _link(path: Path) -> None:
+    path.symlink_to("/etc/passwd")
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _folder_link(path: Path) -> None:
+    path.symlink_to("/etc")
+
+
+@pytest.mark.parametrize("plant", [_link, _fifo, _folder_link])
+@pytest.mark.parametrize("place", ["artifacts/x", "layers/x", "boundary.ndjson"])
+def test_a_planted_link_is_refused(tmp_path: Path, plant: object, place: str) -> None:
+    folder = run_folder(tmp_path / "run")
+    assert callable(plant)
+    plant(folder / place)
+    with pytest.raises(InputError, match=f"{place}: a (link|fifo), not a regular file"):
+        archive_run(folder, tmp_path / "a.tar.gz")
+    assert not [*tmp_path.glob("a.tar.gz*")]
+    assert verify(folder).errors
+
+
+@pytest.mark.parametrize("name", ["artifacts", "layers"])
+def test_a_folder_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
+    folder = run_folder(tmp_path / "run")
+    (folder / name).rename(tmp_path / "elsewhere")
+    (folder / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=f"{name}: a link"):
+        archive_run(folder, tmp_path / "a.tar.gz")
+
+
+@pytest.mark.parametrize("run_id", ["a.b", "../x", "", "é", 5, None])
+def test_a_run_id_that_the_contract_would_not_have(tmp_path: Path, run_id: object) -> None:
+    folder = run_folder(tmp_path / "run")
+    (folder / "metadata.json").write_text(json.dumps({"run_id": run_id}))
+    with pytest.raises(InputError, match=r"metadata\.json"):
+        archive_run(folder, tmp_path / "a.tar.gz")
+
+
+def test_missing_files_are_given_or_missed(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    data = (folder / "capability-surface.json").read_bytes()
+    (folder / "capability-surface.json").unlink()
+    target = tmp_path / "a.tar.gz"
+    with pytest.raises(InputError, match=r"capability-surface\.json: it is not there"):
+        archive_run(folder, target)
+    archive_run(folder, target, missing={"capability-surface.json": data, KERNEL_FILE: b"no"})
+    assert rules(target) == set()
+
+
+# ---------------------------------------------------------------- a place of its own
+
+
+def test_what_is_there_is_replaced_only_by_force(tmp_path: Path) -> None:
+    files = small(tmp_path / "run")
+    target = tmp_path / "a.tar.gz"
+    target.write_text("mine")
+    with pytest.raises(OutputError, match="--force replaces it"):
+        write_archive(target, entries(files), RUN)
+    assert target.read_text() == "mine"
+    write_archive(target, entries(files), RUN, force=True)
+    assert rules(target) == set()
+
+
+class _Changing:
+    """A file that has other bytes each time that it is opened."""
+
+    def __init__(self, *contents: bytes) -> None:
+        self._contents = [*contents]
+
+    def open(self) -> io.BytesIO:
+        return io.BytesIO(self._contents.pop(0))
+
+
+@pytest.mark.parametrize("later", [b"as it waS\n", b"as it was\nand more", b"", b"as it"])
+def test_a_file_that_changes_meanwhile(tmp_path: Path, later: bytes) -> None:
+    files = small(tmp_path / "run")
+    changing = Entry("artifacts/x", _Changing(b"as it was\n", later).open)
+    with pytest.raises(OutputError, match="artifacts/x: it was changed"):
+        write_archive(tmp_path / "a.tar.gz", [*entries(files), changing], RUN)
+    assert not [*tmp_path.glob("a.tar.gz*")]
+
+
+def test_a_file_that_grows_meanwhile(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 65:  # in the second pass
+            with (folder / "artifacts" / "out.txt").open("ab") as file:
+                file.write(b"more\n")
+
+    (folder / "artifacts" / "out.txt").write_bytes(bytes(30 << 20))
+    with pytest.raises(OutputError, match=r"out\.txt: it was changed"):
+        archive_run(folder, tmp_path / "a.tar.gz", look=look)
+    assert not [*tmp_path.glob("a.tar.gz*")]
+
+
+def test_no_room(tmp_path: Path) -> None:
+    """A limit on the size of files stands for a full disk."""
+    folder = run_folder(tmp_path / "run")
+    (folder / "artifacts" / "noise").write_bytes(os.urandom(1 << 20))
+    script = 'ulimit -f 200; exec "$@"'
+    words = (STREAM, "archive", str(folder), "-o", str(tmp_path / "a.tar.gz"))
+    argv = ["bash", "-c", script, "bash", *words]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"stream: {tmp_path}/a.tar.gz: file too large\n"
+    assert not [*tmp_path.glob("a.tar.gz*")]
+
+
+_SLOW = """
+import sys
+from pathlib import Path
+from stream.archive.packing import archive_run
+looks = 0
+def look():
+    global looks
+    looks += 1
+    if looks == 150:
+        print("now", flush=True)
+        sys.stdin.read()
+archive_run(Path(sys.argv[1]), Path(sys.argv[2]), look=look)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_while_writing(tmp_path: Path, number: int) -> None:
+    folder = run_folder(tmp_path / "run")
+    (folder / "artifacts" / "noise").write_bytes(os.urandom(100 << 20))
+    target = tmp_path / "a.tar.gz"
+    child = subprocess.Popen(
+        [sys.executable, "-c", _SLOW, folder, target],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with child:
+        assert child.stdout
+        assert child.stdout.readline() == b"now\n"
+        assert (tmp_path / "a.tar.gz.partial").stat().st_size > 1 << 20
+        child.send_signal(number)
+    assert not target.exists()
+    partial = tmp_path / "a.tar.gz.partial"
+    assert rules(partial) <= {"integrity.truncated"}
+    assert verify(partial).errors
+    archive_run(folder, target)  # what is left over is in nobody's way
+    assert rules(target) == set()
+    assert not partial.exists()
+
+
+def test_interrupted_by_hand(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    with (folder / "artifacts" / "noise").open("wb") as file:
+        file.truncate(64 << 30)  # of nothing: it would take minutes
+    target = tmp_path / "a.tar.gz"
+    child = subprocess.Popen([STREAM, "archive", folder, "-o", target], stderr=subprocess.PIPE)
+    with child:
+        while not (tmp_path / "a.tar.gz.partial").exists():
+            assert child.poll() is None
+        child.send_signal(signal.SIGINT)
+        assert child.stderr
+        assert child.stderr.read() == b"stream: interrupted\n"
+    assert child.returncode == 130
+    assert not [*tmp_path.glob("a.tar.gz*")]
+
+
+def test_the_promise_is_about_the_tar(tmp_path: Path) -> None:
+    """Another library that compresses is no reason to doubt."""
+    target = written(tmp_path / "a.tar.gz", small(tmp_path / "run"))
+    again = subprocess.run(["gzip", "-n", "-6"], input=tar_in(target), capture_output=True)
+    (tmp_path / "b.tar.gz").write_bytes(again.stdout)
+    assert gzip.decompress(again.stdout) == tar_in(target)
+    assert rules(tmp_path / "b.tar.gz") == set()
