@@ -17,6 +17,7 @@ from stream.archive.writing import Written, check_free, write_archive
 from stream.errors import InputError
 from stream.pipeline import Counts, Pipeline, Sink
 from stream.records.runner import KERNEL_FILE, POLICY_FILE, RUNNER_FILE, SDK_FILE
+from stream.runfolder import check_folder
 from stream.sources.ndjson import STDIN, NdjsonSource
 
 #: What a run or a stream lacks, made from what it has: by file.
@@ -40,6 +41,7 @@ async def archive_folder(
     """Raises StreamError."""
 
     def work() -> Written:
+        check_folder(folder)
         missing = make(folder)
         return archive_run(
             folder, target, missing=missing, force=force, look=from_thread.check_cancelled

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from stream.archive.book import Book
-from stream.archive.documents import is_too_deep, repeated_key
+from stream.archive.documents import is_too_deep, oddities
 from stream.archive.laws import Law, Problem
 from stream.codec import DECODE_ERRORS, explain
 
@@ -130,8 +130,7 @@ class Layer:
             self._book.hold_run_id(record.run_id, self._name, number)
 
     def _problems(self, line: bytes, record: Any) -> Iterator[Problem]:
-        if repeated := repeated_key(line, record):
-            yield "contract.duplicate_key", *repeated
+        yield from oddities(line, record, "contract.line")
         if is_too_deep(line, self._book.limits.depth):
             yield "limit.depth", f"nested deeper than {self._book.limits.depth}", ""
         if self._law.is_numbered:
