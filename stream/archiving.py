@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from stream.archive.assorting import Assort
 from stream.archive.entries import Entry
-from stream.archive.implied import Evidence, imply
+from stream.archive.gathering import DECODERS, Gathering, whole_lines
+from stream.archive.implied import imply
 from stream.archive.packing import archive_run, checked_run_id
 from stream.archive.spools import Spools
 from stream.archive.writing import Written, check_free, write_archive
@@ -27,6 +28,7 @@ from stream.records.runner import (
     RUNNER_FILE,
     SDK_FILE,
 )
+from stream.runfolder import check_folder
 from stream.sources.ndjson import STDIN, NdjsonSource
 from stream.testimony import missing_evidence
 
@@ -44,6 +46,7 @@ async def archive_folder(folder: Path, target: Path, *, force: bool = False) -> 
     """Raises StreamError."""
 
     def work() -> Written:
+        check_folder(folder)
         missing = {} if (folder / HEALTH_FILE).exists() else missing_evidence(folder)
         return archive_run(
             folder, target, missing=missing, force=force, look=from_thread.check_cancelled
@@ -84,14 +87,17 @@ async def archive_stream(
 def _implied(run_id: str, stage: Assort, spools: Spools) -> dict[str, bytes]:
     """The artifacts that the stream lacks, from its layers. Without the feed's books nobody
     knows what is missing."""
-    lines = {KERNEL_FILE: spools.lines(KERNEL_FILE)}
+    gathering = Gathering()
+    for name, decoder in DECODERS.items():
+        for block in whole_lines(spools.read(name)):
+            gathering.take(name, decoder.decode_lines(block))
+    gathering.finish()
     capture = stage.capture
-    if capture is None and lines[KERNEL_FILE]:
+    if capture is None and gathering.events:
         capture = RawCapture(feed="ebpf", unknown_loss=NO_BOOKS)
     elif capture is None:
         capture = RawCapture(feed="absent", reason=NO_EVENTS)
-    evidence = Evidence({}, spools.names(), lines, spools.read)
-    made = imply(run_id, evidence, capture, {})
+    made = imply(run_id, gathering, capture, {})
     return {name: msgspec.json.encode(document) for name, document in made.items()}
 
 

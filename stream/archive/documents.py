@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from stream.archive.book import Book
-from stream.codec import DECODE_ERRORS, explain
+from stream.codec import DECODE_ERRORS, contract_of, explain
 from stream.document import parse_document, parted
 from stream.records.run import (
     MANIFEST_FILE,
@@ -84,21 +84,21 @@ class Document:
             reason, path = explain(error)
             self._book.find("contract.document", reason, self._name, path=path)
             return None
-        if repeated := repeated_key(data, record):
-            reason, path = repeated
-            self._book.find("contract.duplicate_key", reason, self._name, path=path)
+        for rule, reason, path in oddities(data, record, "contract.document"):
+            self._book.find(rule, reason, self._name, path=path)
         return record
 
 
-def repeated_key(data: bytes, record: object) -> tuple[str, str] | None:
-    """(reason, JSON path), looked for only where the record is not written as we would."""
+def oddities(data: bytes, record: object, rule: str) -> Iterator[tuple[str, str, str]]:
+    """(rule, reason, JSON path), looked for only where the record is not written as we would."""
     if msgspec.json.encode(record) == data:
-        return None
+        return
+    if contract_of(data) is None:  # a decoder takes a record without its schema
+        yield rule, "it names no schema", "$.schema"
     try:
         parse_document(data)
     except ValueError as error:
-        return parted(str(error))
-    return None
+        yield "contract.duplicate_key", *parted(str(error))
 
 
 def is_too_deep(data: bytes, limit: int) -> bool:

@@ -9,6 +9,7 @@ from stream.archive.book import Book
 from stream.archive.chain import Tally
 from stream.archive.documents import DOCUMENTS, Document
 from stream.archive.events import VALIDATED, Events, Validated
+from stream.archive.gathering import Gathering
 from stream.archive.laws import law_of
 from stream.archive.layers import Judge, Layer
 from stream.archive.links import Links
@@ -21,7 +22,7 @@ from stream.records.run import (
     Manifest,
     RunMetadata,
 )
-from stream.records.runner import CHAIN_FILE, KERNEL_FILE, RUNNER_FILE, SDK_FILE
+from stream.records.runner import CHAIN_FILE, DETAIL_FILE, KERNEL_FILE, RUNNER_FILE, SDK_FILE
 
 
 class Examination:
@@ -29,6 +30,7 @@ class Examination:
         self.documents: dict[str, Any] = {}
         self.layers: dict[str, Layer] = {}
         self._book = book
+        self.gathering = Gathering(is_reference=DETAIL_FILE not in book.names)
         self._links: Links | None = None
         self._events: Events | None = None
         self._judge: Judge | None = None
@@ -74,7 +76,7 @@ class Examination:
         """None: any bytes will do."""
         law = law_of(name, lambda: self.count(KERNEL_FILE), lambda: self.count(SDK_FILE))
         if law:
-            self.layers[name] = Layer(self._book, name, law)
+            self.layers[name] = Layer(self._book, name, law, self.gathering)
             return self.layers[name]
         if name in DOCUMENTS:
             return Document(self._book, name, self.documents)

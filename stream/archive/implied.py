@@ -6,66 +6,48 @@ claims other things of the same layers; its artifacts are held to what it does c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 
+from stream.archive.gathering import Gathering
 from stream.archive.header import Fault
-from stream.codec import DECODE_ERRORS
 from stream.evidence.companion import make_companion
 from stream.evidence.correlation import correlate
 from stream.evidence.health import health_faults, make_health
-from stream.evidence.steps import KernelStep, lost_between
-from stream.evidence.surface import Surface
-from stream.records.control import Gap
-from stream.records.kernel import EXEC, FORK, OPEN, KernelDetail, KernelEvent, RawCapture
+from stream.records.kernel import RawCapture
 from stream.records.runner import (
     COMPANION_FILE,
     CORRELATION_FILE,
     DETAIL_FILE,
     HEALTH_FILE,
-    KERNEL_FILE,
-    MARKERS_FILE,
-    POLICY_FILE,
-    SDK_FILE,
     SURFACE_FILE,
     CapabilitySurface,
     Companion,
     CorrelationReport,
-    Marker,
     ObservationHealth,
     PolicyEvent,
     SdkEvent,
 )
 
-T = TypeVar("T")
 
-
-class Evidence(Struct):
-    """All that an artifact can be held against."""
-
-    documents: Mapping[str, Any]  #: by file: the records that could be read
-    names: set[str]  #: of all files
-    lines: Mapping[str, int]  #: of each layer
-    read: Callable[[str], Iterator[bytes]]  #: the contents of a file, once more, in blocks
-
-
-def implied_faults(evidence: Evidence) -> Iterator[tuple[str, Fault]]:
-    """(file, what is wrong with it). Of layers whose every line keeps its schema."""
-    try:
-        if DETAIL_FILE in evidence.names:
-            yield from _faults(evidence)
-        else:
-            yield from _reference_faults(evidence)
-    except DECODE_ERRORS:  # a line that is none: it has its own finding, and nothing follows
+def implied_faults(
+    gathered: Gathering, documents: Mapping[str, Any]
+) -> Iterator[tuple[str, Fault]]:
+    """(file, what is wrong with it). `documents`: by file, the artifacts that could be read."""
+    if not gathered.is_whole:  # the line that is none has its own finding, and nothing follows
         return
+    gathered.finish()
+    if gathered.is_reference:
+        yield from _reference_faults(gathered, documents)
+    else:
+        yield from _faults(gathered, documents)
 
 
-def _faults(evidence: Evidence) -> Iterator[tuple[str, Fault]]:
-    """By the artifacts that there should be."""
-    stated = evidence.documents.get(COMPANION_FILE)
+def _faults(gathered: Gathering, documents: Mapping[str, Any]) -> Iterator[tuple[str, Fault]]:
+    stated = documents.get(COMPANION_FILE)
     if not isinstance(stated, Companion):
         yield COMPANION_FILE, Fault("contract.companion", "it is missing, or none")
         return
@@ -74,46 +56,40 @@ def _faults(evidence: Evidence) -> Iterator[tuple[str, Fault]]:
     except msgspec.ValidationError as error:
         yield COMPANION_FILE, Fault("contract.companion", f"$.capture: {error}")
         return
-    lost = sum(int(gap.lost) for gap in _gaps(evidence))
-    if lost != capture.dropped + capture.unparsed:
-        message = f"the feed lost {capture.dropped + capture.unparsed} events, the gaps say {lost}"
+    counted = capture.dropped + capture.unparsed
+    if gathered.lost != counted:
+        message = f"the feed lost {counted} events, and the gaps say {gathered.lost}"
         yield DETAIL_FILE, Fault("contract.health", message)
-    yield from _differences(evidence, imply(stated.run_id, evidence, capture, stated.filtered))
+    made = imply(stated.run_id, gathered, capture, stated.filtered)
+    yield from _differences(documents, made)
 
 
 def imply(
-    run_id: str, evidence: Evidence, capture: RawCapture, filtered: Mapping[str, int]
+    run_id: str, gathered: Gathering, capture: RawCapture, filtered: Mapping[str, int]
 ) -> dict[str, Any]:
-    """By file: the artifacts, made from the layers. Raises one of DECODE_ERRORS."""
-    sdk = _records(evidence, SDK_FILE, SdkEvent)
-    policy = _records(evidence, POLICY_FILE, PolicyEvent)
-    total = evidence.lines.get(KERNEL_FILE, 0)
-    surface = Surface()
+    """By file: the artifacts that follow from the layers."""
+    surface = gathered.surface
     correlation = correlate(
         run_id,
-        markers=_records(evidence, MARKERS_FILE, Marker),
-        sdk=sdk,
-        policy=policy,
-        events=_steps(evidence, surface),
-        gaps=lost_between(_lines(evidence, DETAIL_FILE), total),
+        markers=gathered.markers,
+        sdk=gathered.sdk,
+        policy=gathered.policy,
+        events=gathered.steps(),
+        gaps=gathered.gaps(),
         has_kernel=capture.feed != "absent",
     )
-    for event in sdk:
-        surface.add_sdk(event)
-    for decision in policy:
-        surface.add_policy(decision)
     return {
         SURFACE_FILE: surface.surface(run_id),
         CORRELATION_FILE: correlation.report,
         HEALTH_FILE: make_health(
             run_id,
             capture,
-            monitor_events=total,
+            monitor_events=gathered.events,
             has_connect=surface.has_connect,
             has_datagram=surface.has_datagram,
-            policy_events=len(policy),
-            sdk_events=len(sdk),
-            sdk_tool_calls=_started(sdk),
+            policy_events=len(gathered.policy),
+            sdk_events=len(gathered.sdk),
+            sdk_tool_calls=_started(gathered.sdk),
         ),
         COMPANION_FILE: make_companion(
             run_id,
@@ -126,7 +102,9 @@ def imply(
     }
 
 
-def _differences(evidence: Evidence, made: Mapping[str, Any]) -> Iterator[tuple[str, Fault]]:
+def _differences(
+    documents: Mapping[str, Any], made: Mapping[str, Any]
+) -> Iterator[tuple[str, Fault]]:
     rules = {
         SURFACE_FILE: "contract.surface",
         CORRELATION_FILE: "contract.correlation",
@@ -134,7 +112,7 @@ def _differences(evidence: Evidence, made: Mapping[str, Any]) -> Iterator[tuple[
         COMPANION_FILE: "contract.companion",
     }
     for name, implied in made.items():
-        stated = evidence.documents.get(name)
+        stated = documents.get(name)
         if stated is None:
             continue  # that it is missing, or none, is a finding of its own
         for field in implied.__struct_fields__:
@@ -163,34 +141,29 @@ def _shown(value: Any) -> str:
 # ------------------------------------------------------------ the reference's archives
 
 
-def _reference_faults(evidence: Evidence) -> Iterator[tuple[str, Fault]]:
-    sdk = _records(evidence, SDK_FILE, SdkEvent)
-    policy = _records(evidence, POLICY_FILE, PolicyEvent)
-    surface = Surface(is_reference=True)
-    total = sum(1 for _ in _steps(evidence, surface))
-    for event in sdk:
-        surface.add_sdk(event)
-    for decision in policy:
-        surface.add_policy(decision)
-    stated = evidence.documents.get(SURFACE_FILE)
+def _reference_faults(
+    gathered: Gathering, documents: Mapping[str, Any]
+) -> Iterator[tuple[str, Fault]]:
+    surface = gathered.surface
+    stated = documents.get(SURFACE_FILE)
     if isinstance(stated, CapabilitySurface):
-        yield from _differences(evidence, {SURFACE_FILE: surface.surface(stated.run_id)})
-    health = evidence.documents.get(HEALTH_FILE)
+        yield from _differences(documents, {SURFACE_FILE: surface.surface(stated.run_id)})
+    health = documents.get(HEALTH_FILE)
     if isinstance(health, ObservationHealth):
         for reason in health_faults(
             health,
-            monitor_events=total,
+            monitor_events=gathered.events,
             has_connect=surface.has_connect,
             has_datagram=surface.has_datagram,
-            policy_events=len(policy),
-            sdk_events=len(sdk),
-            sdk_tool_calls=_started(sdk),
+            policy_events=len(gathered.policy),
+            sdk_events=len(gathered.sdk),
+            sdk_tool_calls=_started(gathered.sdk),
             is_reference=True,
         ):
             yield HEALTH_FILE, Fault("contract.health", reason)
-    report = evidence.documents.get(CORRELATION_FILE)
+    report = documents.get(CORRELATION_FILE)
     if isinstance(report, CorrelationReport):
-        yield from _reference_bindings(report, policy, total)
+        yield from _reference_bindings(report, gathered.policy, gathered.events)
 
 
 def _reference_bindings(
@@ -213,66 +186,5 @@ def _reference_bindings(
         yield CORRELATION_FILE, Fault("contract.correlation", message)
 
 
-# ------------------------------------------------------------ the layers, once more
-
-
-def _steps(evidence: Evidence, surface: Surface) -> Iterator[KernelStep]:
-    """The steps of correlation; what they reach is entered into the surface on the way."""
-    details = _details(evidence)
-    detail = next(details, None)
-    for event in _each(evidence, KERNEL_FILE, KernelEvent):
-        while detail is not None and detail.seq < event.seq:
-            detail = next(details, None)
-        own = detail if detail is not None and detail.seq == event.seq else None
-        surface.add_kernel(event, None if event.event_type == OPEN else own)
-        more: int | list[str] | None = None
-        if own is not None and event.event_type == FORK:
-            more = own.child
-        elif own is not None and event.event_type == EXEC:
-            more = own.argv
-        yield event.pid, event.event_type, more
-
-
-def _details(evidence: Evidence) -> Iterator[KernelDetail]:
-    return (
-        one
-        for one in _each(evidence, DETAIL_FILE, KernelDetail | Gap)
-        if isinstance(one, KernelDetail)
-    )
-
-
-def _gaps(evidence: Evidence) -> Iterator[Gap]:
-    return (one for one in _each(evidence, DETAIL_FILE, KernelDetail | Gap) if isinstance(one, Gap))
-
-
 def _started(sdk: list[SdkEvent]) -> int:
     return sum(event.event_type == "tool_call_started" for event in sdk)
-
-
-def _records(evidence: Evidence, name: str, kind: type[T]) -> list[T]:
-    return list(_each(evidence, name, kind))
-
-
-def _each(evidence: Evidence, name: str, kind: Any) -> Iterator[Any]:
-    decoder = msgspec.json.Decoder(kind)
-    for block in _blocks(evidence, name):
-        yield from decoder.decode_lines(block)
-
-
-def _lines(evidence: Evidence, name: str) -> Iterator[bytes]:
-    for block in _blocks(evidence, name):
-        yield from block[:-1].split(b"\n")
-
-
-def _blocks(evidence: Evidence, name: str) -> Iterator[bytes]:
-    """Of whole lines. One that is torn has its own finding."""
-    if name not in evidence.names:
-        return
-    rest = b""
-    for block in evidence.read(name):
-        end = block.rfind(b"\n") + 1
-        if end:
-            yield rest + block[:end]
-            rest = block[end:]
-        else:
-            rest += block

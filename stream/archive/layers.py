@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import msgspec
 
 from stream.archive.book import Book
-from stream.archive.documents import is_too_deep, repeated_key
+from stream.archive.documents import is_too_deep, oddities
+from stream.archive.gathering import Gathering
 from stream.archive.laws import Law, Problem
 from stream.codec import DECODE_ERRORS, explain
 
@@ -31,11 +32,12 @@ class Judge(Protocol):
 class Layer:
     """The judge of one layer."""
 
-    def __init__(self, book: Book, name: str, law: Law) -> None:
+    def __init__(self, book: Book, name: str, law: Law, gathering: Gathering) -> None:
         self.lines = 0
         self._book = book
         self._name = name
         self._law = law
+        self._gathering = gathering
         self._held: list[bytes] = []
         self._held_length = 0
         self._is_overlong = False
@@ -101,6 +103,7 @@ class Layer:
         if not self._law.are_good(records):
             return 0
         self._seq += count
+        self._gathering.take(self._name, records)
         return count
 
     def _are_of_the_run(self, records: list[Any]) -> bool:
@@ -120,7 +123,9 @@ class Layer:
                 reason, path = explain(error)
                 self._book.find("contract.line", reason, self._name, number, path)
                 self._seq += 1
+                self._gathering.miss()
                 continue
+            self._gathering.take(self._name, (record,))
             self._look(line, record, number)
 
     def _look(self, line: bytes, record: Any, number: int) -> None:
@@ -130,8 +135,7 @@ class Layer:
             self._book.hold_run_id(record.run_id, self._name, number)
 
     def _problems(self, line: bytes, record: Any) -> Iterator[Problem]:
-        if repeated := repeated_key(line, record):
-            yield "contract.duplicate_key", *repeated
+        yield from oddities(line, record, "contract.line")
         if is_too_deep(line, self._book.limits.depth):
             yield "limit.depth", f"nested deeper than {self._book.limits.depth}", ""
         if self._law.is_numbered:
@@ -141,5 +145,6 @@ class Layer:
         yield from self._law.problems(record)
 
     def _find_overlong(self, number: int) -> None:
+        self._gathering.miss()
         message = f"the line has more than {self._book.limits.line} bytes"
         self._book.find("limit.line", message, self._name, number)

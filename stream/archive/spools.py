@@ -41,9 +41,6 @@ class Spools:
     def names(self) -> set[str]:
         return {*self._files}
 
-    def lines(self, name: str) -> int:
-        return self._tallies[name].lines if name in self._tallies else 0
-
     def entries(self) -> list[Entry]:
         """To be read before `close`, one after the other."""
         return [self._entry(name) for name in self._files]

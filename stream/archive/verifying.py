@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from stream.archive.book import Book
-from stream.archive.entries import READ, open_beneath
 from stream.archive.examination import Examination
 from stream.archive.folder import check_whole, folder_names, folder_parts, reading_order
 from stream.archive.header import BrokenArchive, Fault
-from stream.archive.implied import Evidence, implied_faults
+from stream.archive.implied import implied_faults
 from stream.archive.limits import Limits
 from stream.archive.manifest import Contents
-from stream.archive.reading import NoArchive, Part, Start, ahead, contents_of, parts_of
+from stream.archive.reading import NoArchive, Part, Start, ahead, parts_of
 from stream.enclosure import kind_of
 from stream.errors import InputError, os_reason
 from stream.records.runner import ARCHIVE_MANIFEST
@@ -59,12 +58,7 @@ def _verify_archive(target: Path, book: Book) -> None:
             return
     contents.conclude()
     examination.conclude(is_whole=True)
-
-    def read(name: str) -> Iterator[bytes]:
-        with target.open("rb", buffering=0) as file:
-            yield from contents_of(parts_of(file, book.limits), name)
-
-    _hold_to_implied(book, examination, read)
+    _hold_to_implied(book, examination)
 
 
 def _read_archive(
@@ -110,20 +104,10 @@ def _verify_folder(root: Path, book: Book) -> None:
         return
     is_whole = check_whole(book.names, examination.is_finished, book)
     examination.conclude(is_whole=is_whole)
-
-    def read(name: str) -> Iterator[bytes]:
-        with open_beneath(root, name) as file:
-            while block := file.read(READ):
-                yield block
-
     if is_whole:
-        _hold_to_implied(book, examination, read)
+        _hold_to_implied(book, examination)
 
 
-def _hold_to_implied(
-    book: Book, examination: Examination, read: Callable[[str], Iterator[bytes]]
-) -> None:
-    lines = {name: layer.lines for name, layer in examination.layers.items()}
-    evidence = Evidence(examination.documents, book.names, lines, read)
-    for name, fault in implied_faults(evidence):
+def _hold_to_implied(book: Book, examination: Examination) -> None:
+    for name, fault in implied_faults(examination.gathering, examination.documents):
         book.find(fault.rule, fault.message, name)

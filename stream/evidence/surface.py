@@ -90,6 +90,7 @@ class Surface:
         self.has_datagram = False
         self._is_reference = is_reference
         self._reached: dict[str, int] = {}
+        self._reached_by: dict[int, set[str]] = {}
         self._reached_in: dict[str, dict[str, int]] = {}
         self._missed: dict[str, set[str]] = {}
         self._peers: set[str] = set()
@@ -103,6 +104,10 @@ class Surface:
     def reach(self, path: str, ways: int) -> None:
         """An open that succeeded. The same as its line, without the cost of making one."""
         self._reached[path] = self._reached.get(path, 0) | ways
+
+    def reach_all(self, paths: Iterable[str], ways: int) -> None:
+        """The same of many opens at once."""
+        self._reached_by.setdefault(ways, set()).update(paths)
 
     def folder(self, path: str) -> dict[str, int]:
         """Of a folder, by its path and a slash: how each name in it was reached. For who comes
@@ -166,6 +171,9 @@ class Surface:
 
     def _all_reached(self) -> dict[str, int]:
         found = dict(self._reached)
+        for ways, paths in self._reached_by.items():
+            for path in paths:
+                found[path] = found.get(path, 0) | ways
         for folder, names in self._reached_in.items():
             for name, ways in names.items():
                 path = folder + name

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from tests.bench.archiving import EVENTS, fill_run
 from tests.bench.evidence import write_raw
 from tests.bench.observing import fill
 from tests.stages.runs import many_runs
@@ -426,6 +427,44 @@ def _long_output(scratch: Path) -> list[Row]:
     ]
 
 
+# ------------------------------------------------------------ archives
+
+
+def bench_archive(scratch: Path) -> list[Row]:
+    folder, target, other = scratch / "run", scratch / "a.tar.gz", scratch / "b.tar.gz"
+    size = fill_run(folder)
+    tar = 'tar cf - -C "$1" . | gzip -6 >"$2"'
+    ours, piped = race(
+        5,
+        lambda: run([STREAM, "archive", str(folder), "-o", str(target), "--force"]),
+        lambda: run(["sh", "-c", tar, "sh", str(folder), str(other)]),
+    )
+    verify, unpack = race(
+        5,
+        lambda: run([STREAM, "verify", str(target)]),
+        lambda: run(["sh", "-c", 'gzip -dc "$1" | sha256sum', "sh", str(target)]),
+    )
+    rate = size / 1e6 / verify.seconds
+    return [
+        Row(
+            f"`stream archive`, {EVENTS:,} kernel events, {size / 1e6:.0f} MB",
+            f"{ours.seconds:.2f} s, peak {ours.peak / 1e6:.0f} MB",
+            f"`tar \\| gzip -6`: {piped.seconds:.2f} s",
+            piped.seconds / ours.seconds,
+            "≥ 0.8× as fast, < 80 MB",
+            piped.seconds / ours.seconds >= 0.8 and ours.peak < 80e6,
+        ),
+        Row(
+            "`stream verify` of it",
+            f"{rate:.0f} MB/s, peak {verify.peak / 1e6:.0f} MB",
+            f"`gzip -dc \\| sha256sum`: {unpack.seconds:.2f} s",
+            verify.seconds / unpack.seconds,
+            "≥ 150 MB/s, < 80 MB",
+            rate >= 150 and verify.peak < 80e6,
+        ),
+    ]
+
+
 BENCHES = {
     "matrix": bench_matrix,
     "records": bench_records,
@@ -433,6 +472,7 @@ BENCHES = {
     "evidence": bench_evidence,
     "start": bench_start,
     "observe": bench_observe,
+    "archive": bench_archive,
 }
 
 

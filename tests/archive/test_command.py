@@ -1,0 +1,116 @@
+"""stream verify and stream archive, as they are called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stream.archive.limits import Limits
+from stream.archive.rules import RULES
+from stream.records.runner import KERNEL_FILE
+from tests.archive.samples import ARCHIVES, run_folder, small, written
+from tests.cli.command import Place
+from tests.cli.conftest import place
+
+__all__ = ["place"]
+
+
+def test_yes_no_and_unusable(place: Place) -> None:
+    files = small(place.root / "run")
+    good = written(place.root / "good.tar.gz", files)
+    done = place.stream("verify", good)
+    assert (done.code, done.out) == (0, b"")
+    assert done.err == (
+        f"verify: verified: {len(files)} files, 13 lines,"
+        f" {sum(map(len, files.values()))} bytes; 0 findings\n"
+    )
+    bad = written(place.root / "bad.tar.gz", {**files, KERNEL_FILE: b"{}\n"})
+    done = place.stream("verify", bad)
+    assert done.code == 1
+    told = [json.loads(line) for line in done.out.splitlines()]
+    assert {"contract.line"} <= {item["rule"] for item in told}
+    assert {item["schema"] for item in told} == {"stream.finding.v1"}
+    assert f"{bad}/{KERNEL_FILE}:1: " in done.err
+    assert done.err.endswith(f"{len(told)} findings\n")
+    (place.root / "folder" / "x").mkdir(parents=True)
+    (place.root / "file").write_text("x")
+    for name in ("none", "folder", "file"):
+        done = place.stream("verify", place.root / name)
+        assert (done.code, done.out) == (2, b"")
+        assert done.err.startswith(f"stream: {place.root / name}: ")
+
+
+@pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.stem)
+def test_the_references_own(place: Place, path: Path) -> None:
+    done = place.stream("verify", path)
+    assert done.code == 0
+    assert [json.loads(line)["severity"] for line in done.out.splitlines()] == ["warning"]
+    assert "verify: verified: 7 files" in done.err
+
+
+def test_a_run_there_and_back(place: Place) -> None:
+    folder = run_folder(place.root / "run")
+    target = place.root / "a.tar.gz"
+    done = place.stream("archive", folder, "-o", target)
+    assert (done.code, done.out) == (0, b"")
+    assert done.err.startswith(f"archive: {target}: ")
+    assert place.stream("verify", target).code == 0
+    assert place.stream("verify", folder).code == 0
+    done = place.stream("archive", folder, "-o", target)
+    assert done.code == 2
+    assert done.err == f"stream: {target}: it is there already; --force replaces it\n"
+    assert place.stream("archive", folder, "-o", target, "--force").code == 0
+
+
+def test_what_was_just_recorded(place: Place) -> None:
+    """A real run; what kernel evidence adds is not asked for here."""
+    words = ("observe", "-q", "--runs", "runs", "--workspace", "empty", "--", "true")
+    assert place.stream(*words, cwd=place.root).code == 0
+    (folder,) = [path for path in (place.root / "runs").iterdir() if path.is_dir()]
+    done = place.stream("verify", folder)
+    assert done.code == 0, done.err
+    (folder / "artifacts" / "summary.json").write_text("{}")
+    assert place.stream("verify", folder).code == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["verify"], "an archive or the folder of a run is missing"),
+        (["verify", "x", "--max-line", "much"], "'much' is no size: 500M, 8G"),
+        (["verify", "x", "--max-decoded", "0"], "'0' is no size"),
+        (["archive", "x"], "--output"),
+        (["archive", "x", "-o", "y", "--run-id", "z"], "--run-id: it goes with `-` only"),
+        (["archive", "none", "-o", "y"], "stream: none: "),
+        (["archive", "workspace", "-o", "no/where/y"], "stream: "),
+    ],
+)
+def test_misuse(place: Place, words: list[str], said: str) -> None:
+    done = place.stream(*words, cwd=place.root)
+    assert done.code == 2
+    assert said in done.err
+    assert done.out == b""
+
+
+def test_the_rules(place: Place) -> None:
+    done = place.stream("verify", "--rules")
+    assert [line.split()[0] for line in done.out.decode().splitlines()] == [*RULES]
+
+
+def test_the_limits_that_help_names_are_those_that_hold(place: Place) -> None:
+    text = place.stream("verify", "--help").out.decode()
+    for flag, value, shown in (
+        ("--max-archive", Limits().archive, "2G"),
+        ("--max-decoded", Limits().decoded, "8G"),
+        ("--max-line", Limits().line, "8M"),
+        ("--max-document", Limits().document, "64M"),
+    ):
+        line = next(line for line in text.splitlines() if line.strip().startswith(f"{flag} "))
+        assert f"[default: {shown}]" in line
+        size, unit = int(shown[:-1]), {"M": 20, "G": 30}[shown[-1]]
+        assert size << unit == value
+    for flag, value in (("--max-entries", Limits().entries), ("--max-lines", Limits().lines)):
+        line = next(line for line in text.splitlines() if line.strip().startswith(f"{flag} "))
+        assert f"[default: {value};" in line

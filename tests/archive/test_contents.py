@@ -1,0 +1,293 @@
+"""Every field of every artifact and of every line: what is changed is found, with its place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stream.archive.rules import RULES, WARNINGS
+from stream.archive.verifying import verify
+from stream.records.runner import (
+    ARCHIVE_MANIFEST,
+    CORRELATION_FILE,
+    DETAIL_FILE,
+    HEALTH_FILE,
+    KERNEL_FILE,
+    MARKERS_FILE,
+    RUNNER_FILE,
+    SDK_FILE,
+    SURFACE_FILE,
+)
+from tests.archive.samples import (
+    Files,
+    items_of,
+    packed,
+    rules,
+    run_folder,
+    small,
+    tar_in,
+    tar_of,
+    written,
+)
+
+OTHERS: tuple[Any, ...] = (None, True, -1, 10**6, 1.5, "other", "", [], {}, ["x"])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return small(tmp_path_factory.mktemp("small"))
+
+
+def variants(value: Any) -> Iterator[Any]:
+    """The same with one thing in it changed, dropped or added."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield {name: item for name, item in value.items() if name != key}
+            for other in (*variants(inner), *(o for o in OTHERS if o != inner)):
+                yield {**value, key: other}
+        yield {**value, "more": 1}
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield value[:index] + value[index + 1 :]
+            for other in variants(inner):
+                yield [*value[:index], other, *value[index + 1 :]]
+        yield [*value, "more"]
+    else:
+        yield from (other for other in OTHERS if other != value or type(other) is not type(value))
+
+
+def changed_files(name: str, data: bytes) -> Iterator[bytes]:
+    if name.endswith(".json"):
+        for value in variants(json.loads(data)):
+            yield json.dumps(value, separators=(",", ":")).encode()
+    else:
+        lines = data.splitlines()
+        for index, line in enumerate(lines):
+            for value in variants(json.loads(line)):
+                text = json.dumps(value, separators=(",", ":")).encode()
+                yield b"".join(one + b"\n" for one in (*lines[:index], text, *lines[index + 1 :]))
+
+
+def test_every_field_of_every_artifact_is_held_by_its_digest(files: Files, tmp_path: Path) -> None:
+    """Where the manifest is left as it was."""
+    items = items_of(tar_in(written(tmp_path / "good.tar.gz", files)))
+    target = tmp_path / "x.tar.gz"
+    count = 0
+    for place, (name, data) in enumerate(items):
+        if name.startswith("artifacts/"):
+            continue
+        for other in changed_files(name, data):
+            if other == data:
+                continue
+            target.write_bytes(packed(tar_of(*items[:place], (name, other), *items[place + 1 :])))
+            assert rules(target), (name, other)
+            count += 1
+    assert count > 3000
+
+
+CONTRACT = (
+    *("run_id", "schema", "seq", "kind", "event_type", "pid"),
+    *("layer", "lines", "bytes", "sha256", "platform", "type"),
+)
+
+
+def test_a_field_that_is_missing_or_of_another_kind(files: Files, tmp_path: Path) -> None:
+    """Where the manifest is made anew: the schemas stand by themselves."""
+    target = tmp_path / "x.tar.gz"
+    for name, data in files.items():
+        if name.startswith("artifacts/"):
+            continue
+        is_document = name.endswith(".json")
+        lines = [data] if is_document else data.splitlines()
+        value = json.loads(lines[0])
+        for key in [key for key in value if key in CONTRACT]:
+            without = {name: item for name, item in value.items() if name != key}
+            for spoiled in (without, {**value, key: {}}, {**value, key: ["x"]}):
+                text = json.dumps(spoiled, separators=(",", ":")).encode()
+                whole = text if is_document else b"\n".join((text, *lines[1:], b""))
+                written(target, {**files, name: whole})
+                assert rules(target), (name, spoiled)
+
+
+SPOILED = [
+    (KERNEL_FILE, b'"seq":1', b'"seq":2', "contract.seq", "$.seq"),
+    (KERNEL_FILE, b'"seq":0,', b'"seq":0,"seq":0,', "contract.duplicate_key", None),
+    (KERNEL_FILE, b'"kind":"openat"', b'"kind":"connect"', "contract.kernel_event", "$.kind"),
+    (KERNEL_FILE, b'"status":"success"', b'"status":"error"', "contract.kernel_event", "$.status"),
+    (
+        *(KERNEL_FILE, b'"access_mode":"write"', b'"access_mode":"read"'),
+        *("contract.kernel_event", "$.access_mode"),
+    ),
+    (
+        *(KERNEL_FILE, b'["create","truncate"]', b'["create"]'),
+        *("contract.kernel_event", "$.operation_flags"),
+    ),
+    (KERNEL_FILE, b'"flags":577', b'"flags":65', "contract.kernel_event", "$.operation_flags"),
+    (KERNEL_FILE, b'"return_value":3', b'"return_value":-2', "contract.kernel_event", "$.status"),
+    (KERNEL_FILE, b'"run_1"', b'"run_2"', "contract.run_id", "$.run_id"),
+    (KERNEL_FILE, b"}\n", b"}\n\n", "contract.line", None),
+    (KERNEL_FILE, b"}\n", b"} {}\n", "contract.line", None),
+    (DETAIL_FILE, b'"seq":2', b'"seq":3', "contract.detail", "$.seq"),
+    (DETAIL_FILE, b'"run_1"', b'"run_2"', "contract.run_id", "$.run_id"),
+    (SDK_FILE, b'"seq":1', b'"seq":7', "contract.seq", "$.seq"),
+    (SDK_FILE, b"tool_call_started", b"tool_call_begun", "contract.line", "$.event_type"),
+    (MARKERS_FILE, b'"at":3', b'"at":4', "contract.marker", "$.at"),
+    (MARKERS_FILE, b'"sdk_seq":1', b'"sdk_seq":2', "contract.marker", "$.sdk_seq"),
+    (RUNNER_FILE, b"run_finished", b"run_started", "contract.line", None),
+    (SURFACE_FILE, b'"/work/a","/work/b"', b'"/work/b","/work/a"', "contract.surface", None),
+    (SURFACE_FILE, b'"/work/a","/work/b"', b'"/work/b","/work/b"', "contract.surface", None),
+    (SURFACE_FILE, b'"run_1"', b'"run_2"', "contract.run_id", "$.run_id"),
+    (CORRELATION_FILE, b'"partial"', b'"perfect"', "contract.document", "$.status"),
+    (CORRELATION_FILE, b"{", b'{"status":"clean",', "contract.duplicate_key", "$"),
+    (HEALTH_FILE, b'"ringbuf_drops":0', b'"ringbuf_drops":5', "contract.health", None),
+    (HEALTH_FILE, b'"linux"', b'"darwin"', "contract.health", "$.kernel_layer"),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new", "rule", "path"), SPOILED)
+def test_what_is_said_of_it(
+    files: Files, tmp_path: Path, name: str, old: bytes, new: bytes, rule: str, path: str | None
+) -> None:
+    assert old in files[name]
+    spoiled = files[name].replace(old, new, 1)
+    target = written(tmp_path / "x.tar.gz", {**files, name: spoiled})
+    told = [item for item in verify(target).findings if item.rule == rule]
+    assert told
+    assert told[0].source == f"{target}/{name}"
+    if path is not None:
+        assert told[0].path == path
+
+
+def test_a_clean_correlation_of_nothing_is_a_warning(files: Files, tmp_path: Path) -> None:
+    spoiled = files[CORRELATION_FILE].replace(b"partial", b"clean")
+    book = verify(written(tmp_path / "x.tar.gz", {**files, CORRELATION_FILE: spoiled}))
+    assert [(item.rule, item.severity) for item in book.findings] == [
+        ("contract.unbound", "warning")
+    ]
+
+
+def test_every_rule_has_a_sentence_and_a_class() -> None:
+    for name, sentence in RULES.items():
+        assert name.partition(".")[0] in ("integrity", "contract", "limit", "security")
+        assert sentence.endswith(".")
+    assert {*RULES} >= WARNINGS
+
+
+# ---------------------------------------------------------------- any bytes at all
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_nothing_makes_it_fall_over(tmp_path_factory: Any, data: st.DataObject) -> None:
+    folder = tmp_path_factory.getbasetemp() / "any"
+    folder.mkdir(exist_ok=True)
+    files = small(tmp_path_factory.mktemp("small"))
+    name = data.draw(st.sampled_from(sorted(files)))
+    whole = files[name]
+    cut = data.draw(st.integers(0, len(whole)))
+    end = data.draw(st.integers(cut, min(len(whole), cut + 20)))
+    more = data.draw(st.binary(max_size=8) | st.sampled_from([b"[", b"\xff", b"\\ud800", b"1e999"]))
+    files[name] = whole[:cut] + more + whole[end:]
+    verify(written(folder / "x.tar.gz", files))
+
+
+@settings(max_examples=100)
+@given(st.binary(max_size=3000))
+def test_any_tar_at_all(tmp_path_factory: Any, data: bytes) -> None:
+    target = tmp_path_factory.getbasetemp() / "any.tar.gz"
+    target.write_bytes(packed(data))
+    assert verify(target).errors
+
+
+# ---------------------------------------------------------------- run folders
+
+
+def test_a_whole_run(tmp_path: Path) -> None:
+    book = verify(run_folder(tmp_path / "run"))
+    assert book.findings == []
+
+
+def test_a_workspace_is_not_looked_into(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    (folder / "workspace").mkdir()
+    (folder / "workspace" / "x").symlink_to("/")
+    assert verify(folder).findings == []
+
+
+def test_a_run_without_kernel_evidence(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    for path in (*folder.glob("layers/*"), *folder.glob("*.json"), *folder.glob("*.ndjson")):
+        if path.name != "metadata.json":
+            path.unlink()
+    book = verify(folder)
+    assert (book.errors, [item.rule for item in book.findings]) == (0, ["contract.evidence"])
+
+
+@pytest.mark.parametrize("name", [HEALTH_FILE, SURFACE_FILE, KERNEL_FILE, "metadata.json"])
+def test_a_run_that_lacks_something(tmp_path: Path, name: str) -> None:
+    folder = run_folder(tmp_path / "run")
+    (folder / name).unlink()
+    assert "integrity.incomplete" in rules(folder)
+
+
+def test_a_changed_artifact(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    (folder / "artifacts" / "claude_stdout.txt").write_text("other")
+    told = [item for item in verify(folder).findings if item.rule == "contract.listed"]
+    assert [item.message for item in told] == ["artifacts/claude_stdout.txt is not what was hashed"]
+    (folder / "artifacts" / "claude_stdout.txt").unlink()
+    assert "contract.listed" in rules(folder)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rule"),
+    [
+        (b'"run_1"', b'"run_2"', "contract.run_id"),
+        (b'"black_box"', b'"glass_box"', "contract.check.observability_mode"),
+        (b'"run_finished"', b'"run_continued"', "contract.check.event.name"),
+        (
+            b'"schema_version":"0.2"',
+            b'"schema_version":"0.2","schema_version":"0.2"',
+            "contract.duplicate_key",
+        ),
+    ],
+)
+def test_events_are_held_to_their_rules(tmp_path: Path, old: bytes, new: bytes, rule: str) -> None:
+    folder = run_folder(tmp_path / "run")
+    path = folder / "events.jsonl"
+    path.write_bytes(path.read_bytes().replace(old, new))
+    assert any(found.startswith(rule) for found in rules(folder)), rules(folder)
+
+
+def test_the_profile_of_the_run_counts(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    path = folder / "events.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"claude-code"', b'"codex"'))
+    assert rules(folder) == set()
+    metadata = folder / "metadata.json"
+    metadata.write_bytes(metadata.read_bytes().replace(b'"agents"', b'"poc"'))
+    assert rules(folder) == {"contract.agent"}
+
+
+def test_a_listing_of_the_run_itself(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    out = folder / "artifacts" / "out.txt"
+    digest = "sha256:" + "0" * 64
+    listing = {
+        "schema": "stream.manifest.v1",
+        "run_id": "run_1",
+        "events": {"bytes": 5, "sha256": "0" * 64},
+        "files": [{"path": "artifacts/out.txt", "bytes": out.stat().st_size, "sha256": digest}],
+    }
+    (folder / "artifacts" / "manifest.json").write_text(json.dumps(listing))
+    told = [item.message for item in verify(folder).findings if item.rule == "contract.listed"]
+    assert "artifacts/out.txt is not what was hashed" in told
+    assert "the first 5 bytes are not what the run lists" in told
+    assert "artifacts/claude_stdout.txt is not listed" in told
+    assert ARCHIVE_MANIFEST not in told

@@ -1,0 +1,229 @@
+"""`stream archive -`: each line of a mixed stream to its file, and nothing held."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream.archive.assorting import Assort, Piece
+from stream.codec import Lines
+from stream.records.control import Gap, Reject
+from stream.records.kernel import RawCapture
+from stream.records.runner import (
+    ARCHIVE_MANIFEST,
+    CHAIN_FILE,
+    DETAIL_FILE,
+    KERNEL_FILE,
+    RUNNER_FILE,
+    SDK_FILE,
+    SURFACE_FILE,
+)
+from tests.archive.samples import (
+    RUN,
+    Files,
+    artifacts,
+    encode,
+    items_of,
+    layers,
+    ndjson,
+    opened,
+    rules,
+    small,
+    tar_in,
+)
+from tests.cli.command import Place
+from tests.cli.conftest import place
+from tests.stages.cells import PLAIN
+from tests.stages.runs import encoded, good_run
+
+__all__ = ["place"]
+
+
+def stream_of(files: Files) -> list[bytes]:
+    return [line for data in files.values() for line in data.splitlines()]
+
+
+_OTHER = good_run()[0]["session"]["run_id"].encode()
+EVENTS = [line.replace(_OTHER, RUN.encode()) for line in encoded(good_run())]
+LINES = [*stream_of({**layers(), **artifacts()}), *EVENTS, b"", b"x"]
+
+
+def archived(place: Place, data: bytes, *words: str) -> tuple[int, str, Files]:
+    target = place.root / "a.tar.gz"
+    done = place.stream("archive", "-", "-o", target, "--force", *words, data=data)
+    files = dict(items_of(tar_in(target))) if target.exists() else {}
+    assert not [*place.root.glob("*.partial")]
+    return done.code, done.err, files
+
+
+def test_every_line_to_its_file_byte_for_byte(place: Place) -> None:
+    given = {**layers(), **artifacts()}
+    lines = [*stream_of(given), *EVENTS, PLAIN]
+    code, said, files = archived(place, b"\n".join((*lines, b"")))
+    assert code == 0, said
+    for name, data in given.items():
+        assert files[name] == data, name
+    assert files["events.jsonl"].splitlines() == EVENTS
+    assert files["boundary.ndjson"].splitlines() == [PLAIN]
+    assert files.keys() == {ARCHIVE_MANIFEST, *given, "events.jsonl", "boundary.ndjson"}
+    assert rules(place.root / "a.tar.gz") == set()
+
+
+def test_the_order_among_files_does_not_matter(place: Place) -> None:
+    by_file = [data.splitlines() for data in {**layers(), **artifacts()}.values()]
+    chance = random.Random(1)
+    made = []
+    for _ in range(2):
+        queues = [[*lines] for lines in by_file]
+        mixed = []
+        while queues := [queue for queue in queues if queue]:
+            mixed.append(chance.choice(queues).pop(0))
+        assert archived(place, b"\n".join((*mixed, b"")))[0] == 0
+        made.append((place.root / "a.tar.gz").read_bytes())
+    assert made[0] == made[1]
+
+
+def test_bad_lines_are_rejected_and_counted(place: Place) -> None:
+    bad = [b"nonsense", b'{"schema":"other.v1"}', b"[]", b'{"x":1}', opened_badly()]
+    surface = artifacts()[SURFACE_FILE]
+    lines = [*stream_of({**layers(), **artifacts()}), *bad, surface]
+    reject = place.root / "rejects.ndjson"
+    code, said, files = archived(place, b"\n".join(lines), "--reject", str(reject))
+    assert code == 1
+    told = [json.loads(line) for line in reject.read_bytes().splitlines()]
+    assert len(told) == 6
+    assert told[-1]["reason"] == ("a second assay.runner.capability_surface.v0: an archive has one")
+    assert "6 rejected" in said
+    assert files[KERNEL_FILE] == layers()[KERNEL_FILE]
+    code, said, _ = archived(place, b"\n".join(lines))
+    assert code == 1
+    assert "names no contract: it has no place in an archive" in said
+
+
+def opened_badly() -> bytes:
+    return encode(opened(7, "/x")).replace(b'"seq":7', b'"seq":-7')
+
+
+def test_links_of_a_chain_are_left_out(place: Place) -> None:
+    files = small(place.root / "run")
+    data = b"\n".join((*stream_of({**layers(), **artifacts()}), files[CHAIN_FILE]))
+    code, said, made = archived(place, data)
+    assert code == 0
+    assert CHAIN_FILE not in made
+    assert "5 filtered" in said
+
+
+def test_what_is_not_in_the_stream_is_an_empty_layer(place: Place) -> None:
+    kernel = layers()[KERNEL_FILE]
+    code, _, files = archived(place, kernel + b"\n".join(stream_of(artifacts())))
+    assert code == 0
+    assert files[SDK_FILE] == b""
+    assert DETAIL_FILE not in files
+    rest = {name: data for name, data in artifacts().items() if name != RUNNER_FILE}
+    _, _, files = archived(place, kernel + b"\n".join(stream_of(rest)))
+    assert files[RUNNER_FILE] == b""
+
+
+def test_without_artifacts(place: Place) -> None:
+    target = place.root / "none.tar.gz"
+    done = place.stream("archive", "-", "-o", target, data=layers()[KERNEL_FILE])
+    assert done.code == 2
+    assert "capability-surface.json: it is not there" in done.err
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "data", "said"),
+    [
+        ((), [opened(0, "/a"), opened(1, "/a", "run_2")], "(stdin):2: of the run 'run_2', but"),
+        (("--run-id", "run_3"), [opened(0, "/a")], "(stdin):1: of the run 'run_1', not of"),
+        ((), [Gap(source="x", lost=1, reason="y")], "no record names its run: --run-id does"),
+        (("--run-id", "a/b"), [], "--run-id: 'a/b' has more than letters"),
+    ],
+)
+def test_whose_run_it_is(
+    place: Place, words: tuple[str, ...], data: list[object], said: str
+) -> None:
+    target = place.root / "a.tar.gz"
+    done = place.stream("archive", "-", "-o", target, *words, data=ndjson(*data))
+    assert done.code == 2
+    assert said in done.err
+    assert not target.exists()
+
+
+def test_a_run_id_that_is_given(place: Place) -> None:
+    code, _, files = archived(
+        place, b"\n".join(stream_of({**layers(), **artifacts()})), "--run-id", RUN
+    )
+    assert code == 0
+    assert json.loads(files[ARCHIVE_MANIFEST])["run_id"] == RUN
+
+
+def test_a_target_that_is_there_stops_it_before_anything_is_read(place: Place) -> None:
+    target = place.root / "a.tar.gz"
+    target.write_text("mine")
+    child = place.start("archive", "-", "-o", target, stdin=(end := os.pipe())[0])
+    done = place.finish(child)
+    for fd in end:
+        os.close(fd)
+    assert done.code == 2
+    assert done.err == f"stream: {target}: it is there already; --force replaces it\n"
+
+
+@given(st.lists(st.sampled_from(LINES)), st.data())
+def test_the_books_balance_however_it_is_cut(lines: list[bytes], data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(lines)))
+    results = []
+    for batches in ([lines], [lines[:cut], lines[cut:]]):
+        stage = Assort()
+        pieces: dict[str, bytes] = {}
+        rejects = 0
+        number = 1
+        for batch in batches:
+            for item in stage.feed(Lines(batch, "x", number, 0)):
+                if isinstance(item, Piece):
+                    pieces[item.name] = pieces.get(item.name, b"") + item.data
+                else:
+                    assert isinstance(item, Reject)
+                    rejects += 1
+            number += len(batch)
+        assert stage.counts.balanced
+        assert stage.counts.rejected == rejects
+        results.append((pieces, stage.counts, stage.run_ids))
+    assert results[0] == results[1]
+
+
+def test_the_books_of_a_feed_are_kept_for_who_makes_the_health() -> None:
+    stage = Assort()
+    capture = RawCapture(feed="ebpf", got=3, seen=3)
+    assert [*stage.feed([encode(capture)])] == []
+    assert stage.capture == capture
+    assert stage.counts.filtered == 1
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_memory_is_flat(place: Place, tmp_path: Path) -> None:
+    """A quarter of a gigabyte, through a pipe into an archive, and verified."""
+    source = tmp_path / "records"
+    with source.open("wb") as file:
+        file.write(b"\n".join((*stream_of(artifacts()), b"")))
+        for first in range(0, 1_000_000, 10_000):
+            file.write(ndjson(*(opened(seq, f"/{seq}") for seq in range(first, first + 10_000))))
+    size = source.stat().st_size
+    assert size > 200 << 20
+    target = tmp_path / "a.tar.gz"
+    with source.open("rb") as file:
+        done = place.measured("archive", "-", "-o", target, stdin=file)
+    assert (done.code, done.peak < 100 << 20) == (0, True), done
+    done = place.measured("verify", target)
+    assert done.peak < 100 << 20
+    assert done.code in (0, 1)  # the artifacts are those of three events
+    (place.root / "peak").unlink()
