@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -87,17 +88,17 @@ async def archive_stream(
 def _implied(run_id: str, stage: Assort, spools: Spools) -> dict[str, bytes]:
     """The artifacts that the stream lacks, from its layers. Without the feed's books nobody
     knows what is missing."""
-    gathering = Gathering()
-    for name, decoder in DECODERS.items():
-        for block in whole_lines(spools.read(name)):
-            gathering.take(name, decoder.decode_lines(block))
-    gathering.finish()
-    capture = stage.capture
-    if capture is None and gathering.events:
-        capture = RawCapture(feed="ebpf", unknown_loss=NO_BOOKS)
-    elif capture is None:
-        capture = RawCapture(feed="absent", reason=NO_EVENTS)
-    made = imply(run_id, gathering, capture, {})
+    with closing(Gathering()) as gathering:
+        for name, decoder in DECODERS.items():
+            for block in whole_lines(spools.read(name)):
+                gathering.take(name, decoder.decode_lines(block))
+        gathering.finish()
+        capture = stage.capture
+        if capture is None and gathering.events:
+            capture = RawCapture(feed="ebpf", unknown_loss=NO_BOOKS)
+        elif capture is None:
+            capture = RawCapture(feed="absent", reason=NO_EVENTS)
+        made = imply(run_id, gathering, capture, {})
     return {name: msgspec.json.encode(document) for name, document in made.items()}
 
 

@@ -22,7 +22,7 @@ from stream.records.run import (
     Manifest,
     RunMetadata,
 )
-from stream.records.runner import CHAIN_FILE, DETAIL_FILE, KERNEL_FILE, RUNNER_FILE, SDK_FILE
+from stream.records.runner import CHAIN_FILE, KERNEL_FILE, RUNNER_FILE, SDK_FILE
 
 
 class Examination:
@@ -30,7 +30,7 @@ class Examination:
         self.documents: dict[str, Any] = {}
         self.layers: dict[str, Layer] = {}
         self._book = book
-        self.gathering = Gathering(is_reference=DETAIL_FILE not in book.names)
+        self.gathering = Gathering()
         self._links: Links | None = None
         self._events: Events | None = None
         self._judge: Judge | None = None

@@ -49,10 +49,9 @@ DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
 class Gathering:
     """Fed with the records of each layer in their order, the kernel's own before its details."""
 
-    def __init__(self, *, is_reference: bool = False) -> None:
-        self.is_reference = is_reference
+    def __init__(self) -> None:
         self.is_whole = True  #: no line is missing that could not be read
-        self.surface = Surface(is_reference=is_reference)
+        self.surface = Surface()
         self.sdk: list[SdkEvent] = []
         self.policy: list[PolicyEvent] = []
         self.markers: list[Marker] = []
@@ -89,6 +88,10 @@ class Gathering:
         """Where events were lost, as `lost_between` tells it."""
         rest = [(self._after, max(self._after, self.events))] if self._is_waiting else []
         return [*self._gaps, *rest]
+
+    def close(self) -> None:
+        for file in (self._steps, self._others, self._told):
+            file.close()
 
     def finish(self) -> None:
         """All layers were read."""

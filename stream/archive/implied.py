@@ -34,13 +34,14 @@ from stream.records.runner import (
 
 
 def implied_faults(
-    gathered: Gathering, documents: Mapping[str, Any]
+    gathered: Gathering, documents: Mapping[str, Any], *, is_reference: bool
 ) -> Iterator[tuple[str, Fault]]:
     """(file, what is wrong with it). `documents`: by file, the artifacts that could be read."""
     if not gathered.is_whole:  # the line that is none has its own finding, and nothing follows
         return
+    gathered.surface.is_reference = is_reference
     gathered.finish()
-    if gathered.is_reference:
+    if is_reference:
         yield from _reference_faults(gathered, documents)
     else:
         yield from _faults(gathered, documents)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from stream.archive.book import Book
@@ -17,7 +18,7 @@ from stream.archive.manifest import Contents
 from stream.archive.reading import NoArchive, Part, Start, ahead, parts_of
 from stream.enclosure import kind_of
 from stream.errors import InputError, os_reason
-from stream.records.runner import ARCHIVE_MANIFEST
+from stream.records.runner import ARCHIVE_MANIFEST, DETAIL_FILE
 from stream.runfolder import check_folder
 
 
@@ -50,15 +51,15 @@ def _is_folder(target: Path) -> bool:
 
 def _verify_archive(target: Path, book: Book) -> None:
     contents, examination = Contents(book), Examination(book)
-    with target.open("rb", buffering=0) as file:
+    with closing(examination.gathering), target.open("rb", buffering=0) as file:
         try:
             _read_archive(ahead(parts_of(file, book.limits)), book, contents, examination)
         except BrokenArchive as broken:  # what is missing is behind this place
             book.find(broken.rule, str(broken))
             return
-    contents.conclude()
-    examination.conclude(is_whole=True)
-    _hold_to_implied(book, examination)
+        contents.conclude()
+        examination.conclude(is_whole=True)
+        _hold_to_implied(book, examination)
 
 
 def _read_archive(
@@ -89,6 +90,11 @@ def _read_archive(
 def _verify_folder(root: Path, book: Book) -> None:
     book.names = folder_names(root, book)
     examination = Examination(book)
+    with closing(examination.gathering):
+        _examine_folder(root, book, examination)
+
+
+def _examine_folder(root: Path, book: Book, examination: Examination) -> None:
     try:
         for part in ahead(folder_parts(root, reading_order(book.names))):
             if isinstance(part, Start):
@@ -109,5 +115,7 @@ def _verify_folder(root: Path, book: Book) -> None:
 
 
 def _hold_to_implied(book: Book, examination: Examination) -> None:
-    for name, fault in implied_faults(examination.gathering, examination.documents):
+    is_reference = DETAIL_FILE not in book.names
+    gathered, documents = examination.gathering, examination.documents
+    for name, fault in implied_faults(gathered, documents, is_reference=is_reference):
         book.find(fault.rule, fault.message, name)

@@ -88,7 +88,7 @@ class Surface:
     def __init__(self, *, is_reference: bool = False) -> None:
         self.has_connect = False  #: of any kind that goes to a network
         self.has_datagram = False
-        self._is_reference = is_reference
+        self.is_reference = is_reference  #: asked only when it is read
         self._reached: dict[str, int] = {}
         self._reached_by: dict[int, set[str]] = {}
         self._reached_in: dict[str, dict[str, int]] = {}
@@ -157,7 +157,7 @@ class Surface:
             network_endpoints=_sorted(self._peers - self._no_peers() | self._blocked_peers),
             process_execs=_sorted(self._programs),
             mcp_tools=_sorted(
-                self._policy_tools | (set() if self._is_reference else self._agent_tools)
+                self._policy_tools | (set() if self.is_reference else self._agent_tools)
             ),
             policy_decisions=_sorted(self._decisions),
         )
@@ -211,7 +211,7 @@ class Surface:
                 self.miss(name, way, None if detail is None else detail.return_value)
 
     def _claimed_by_attempt(self) -> Iterable[str]:
-        if not self._is_reference:
+        if not self.is_reference:
             return ()
         return (
             path
@@ -220,7 +220,7 @@ class Surface:
         )
 
     def _no_peers(self) -> set[str]:
-        if self._is_reference:
+        if self.is_reference:
             return set()
         return {peer for peer in self._peers if not _is_address(peer) or _is_probe(peer)}
 
