@@ -6,7 +6,7 @@ import gzip
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,11 +15,17 @@ from stream.archive.entries import Entry
 from stream.archive.header import BLOCK, ZEROS, encode_header, padded
 from stream.archive.verifying import verify
 from stream.archive.writing import encode_manifest, write_archive
-from stream.records.kernel import KernelDetail, KernelEvent
+from stream.evidence.companion import make_companion
+from stream.evidence.correlation import correlate
+from stream.evidence.health import make_health
+from stream.evidence.steps import kernel_steps, lost_between
+from stream.evidence.surface import Surface
+from stream.records.kernel import KernelDetail, KernelEvent, RawCapture
 from stream.records.run import EVENTS_FILE, METADATA_FILE, RunMetadata
 from stream.records.runner import (
     ARCHIVE_MANIFEST,
     CHAIN_FILE,
+    COMPANION_FILE,
     CORRELATION_FILE,
     DETAIL_FILE,
     HEALTH_FILE,
@@ -29,10 +35,7 @@ from stream.records.runner import (
     RUNNER_FILE,
     SDK_FILE,
     SURFACE_FILE,
-    CapabilitySurface,
-    CorrelationReport,
     Marker,
-    ObservationHealth,
     PolicyEvent,
     RunnerFinished,
     RunnerStarted,
@@ -43,10 +46,6 @@ from tests.stages.runs import good_run
 DATA = Path(__file__).parent.parent / "data" / "assay"
 ARCHIVES = sorted((DATA / "archives").glob("*.tar.gz"))
 RUN = "run_1"
-CAPTURE_NOTE = (
-    "s2_kernel_capture: monitor_events=3 ringbuf_drops=0 network_protocol_coverage=absent"
-    " network_endpoint_claim_scope=not_applicable"
-)
 encode = msgspec.json.Encoder().encode
 Files = dict[str, bytes]
 
@@ -119,52 +118,82 @@ def layers() -> Files:
 
 
 def artifacts() -> Files:
+    """What the layers come to, as a recorder would say it."""
+    return {**judged(layers(), CAPTURE), RUNNER_FILE: framed()}
+
+
+CAPTURE = RawCapture(feed="ebpf", got=3, seen=3, cgroup="clean", uring="unused")
+
+
+def judged(files: Files, capture: RawCapture) -> Files:
+    kernel = decoded(files[KERNEL_FILE], KernelEvent)
+    details = decoded(files[DETAIL_FILE], KernelDetail)
+    sdk, policy = decoded(files[SDK_FILE], SdkEvent), decoded(files[POLICY_FILE], PolicyEvent)
+    beside = {detail.seq: detail for detail in details}
+    surface = Surface()
+    for event in kernel:
+        surface.add_kernel(event, beside.get(event.seq))
+    for said in sdk:
+        surface.add_sdk(said)
+    for decision in policy:
+        surface.add_policy(decision)
+    lines = files[DETAIL_FILE].splitlines()
+    correlation = correlate(
+        RUN,
+        markers=decoded(files[MARKERS_FILE], Marker),
+        sdk=sdk,
+        policy=policy,
+        events=kernel_steps(files[KERNEL_FILE].splitlines(), lines),
+        gaps=lost_between(lines, len(kernel)),
+        has_kernel=True,
+    )
+    health = make_health(
+        RUN,
+        capture,
+        monitor_events=len(kernel),
+        has_connect=surface.has_connect,
+        has_datagram=surface.has_datagram,
+        policy_events=len(policy),
+        sdk_events=len(sdk),
+        sdk_tool_calls=sum(event.event_type == "tool_call_started" for event in sdk),
+    )
+    companion = make_companion(
+        RUN,
+        surface,
+        capture=capture,
+        filtered={},
+        calls=correlation.calls,
+        unbound=correlation.unbound,
+    )
     return {
-        SURFACE_FILE: encode(
-            CapabilitySurface(
-                run_id=RUN,
-                filesystem_paths=["/work/a", "/work/b"],
-                network_endpoints=[],
-                process_execs=[],
-                mcp_tools=["Write"],
-                policy_decisions=["allow:Write"],
-            )
-        ),
-        CORRELATION_FILE: encode(
-            CorrelationReport(run_id=RUN, status="partial", bindings=[], ambiguities=["x"])
-        ),
-        HEALTH_FILE: encode(
-            ObservationHealth(
-                run_id=RUN,
-                platform="linux",
-                kernel_layer="complete",
-                ringbuf_drops=0,
-                policy_layer="present",
-                sdk_layer="self_reported",
-                cgroup_correlation="clean",
-                network_protocol_coverage="absent",
-                network_endpoint_claim_scope="not_applicable",
-                notes=[
-                    CAPTURE_NOTE,
-                    "s4_policy_capture: policy_events=1",
-                    "s5_sdk_capture: sdk_events=2 sdk_tool_calls=1",
-                ],
-            )
-        ),
-        RUNNER_FILE: ndjson(
-            RunnerStarted(
-                run_id=RUN,
-                seq=0,
-                agent_shim="agent",
-                command=["agent"],
-                env_keys=[],
-                window_elapsed_ms=0,
-            ),
-            RunnerFinished(
-                run_id=RUN, seq=1, exit_code=0, signal=None, success=True, window_elapsed_ms=5
-            ),
-        ),
+        SURFACE_FILE: encode(surface.surface(RUN)),
+        CORRELATION_FILE: encode(correlation.report),
+        HEALTH_FILE: encode(health),
+        COMPANION_FILE: encode(companion),
     }
+
+
+T = TypeVar("T")
+
+
+def decoded(data: bytes, kind: type[T]) -> list[T]:
+    return msgspec.json.Decoder(kind).decode_lines(data)
+
+
+def framed() -> bytes:
+    return ndjson(
+        RunnerStarted(
+            run_id=RUN,
+            seq=0,
+            agent_shim="agent",
+            command=["agent"],
+            env_keys=[],
+            window_elapsed_ms=0,
+        ),
+        RunnerFinished(
+            run_id=RUN, seq=1, exit_code=0, signal=None, success=True, window_elapsed_ms=5
+        ),
+    )
 
 
 def chain_of(folder: Path, files: Files) -> bytes:

@@ -143,7 +143,7 @@ SPOILED = [
     (SURFACE_FILE, b'"/work/a","/work/b"', b'"/work/b","/work/a"', "contract.surface", None),
     (SURFACE_FILE, b'"/work/a","/work/b"', b'"/work/b","/work/b"', "contract.surface", None),
     (SURFACE_FILE, b'"run_1"', b'"run_2"', "contract.run_id", "$.run_id"),
-    (CORRELATION_FILE, b'"partial"', b'"perfect"', "contract.document", "$.status"),
+    (CORRELATION_FILE, b'"clean"', b'"perfect"', "contract.document", "$.status"),
     (CORRELATION_FILE, b"{", b'{"status":"clean",', "contract.duplicate_key", "$"),
     (HEALTH_FILE, b'"ringbuf_drops":0', b'"ringbuf_drops":5', "contract.health", None),
     (HEALTH_FILE, b'"linux"', b'"darwin"', "contract.health", "$.kernel_layer"),
@@ -165,11 +165,10 @@ def test_what_is_said_of_it(
 
 
 def test_a_clean_correlation_of_nothing_is_a_warning(files: Files, tmp_path: Path) -> None:
-    spoiled = files[CORRELATION_FILE].replace(b"partial", b"clean")
+    report = json.loads(files[CORRELATION_FILE])
+    spoiled = json.dumps({**report, "bindings": []}, separators=(",", ":")).encode()
     book = verify(written(tmp_path / "x.tar.gz", {**files, CORRELATION_FILE: spoiled}))
-    assert [(item.rule, item.severity) for item in book.findings] == [
-        ("contract.unbound", "warning")
-    ]
+    assert ("contract.unbound", "warning") in [(it.rule, it.severity) for it in book.findings]
 
 
 def test_every_rule_has_a_sentence_and_a_class() -> None:
