@@ -29,7 +29,7 @@ from stream.records.runner import (
     SdkEvent,
 )
 
-_IN_MEMORY = 16 << 20  #: bytes of each file
+_IN_MEMORY = 2 << 20  #: bytes of each file
 _WORD = (1 << 64) - 1
 _READ = ways_of("read", UNSET)
 

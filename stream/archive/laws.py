@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from stream.records.control import Gap
-from stream.records.kernel import KernelDetail, KernelEvent, kind_of
+from stream.records.kernel import KERNEL_EVENT, KernelDetail, KernelEvent, RunId, kind_of
 from stream.records.runner import (
     DETAIL_FILE,
     KERNEL_FILE,
@@ -47,7 +47,7 @@ class Law(Struct):
 def law_of(name: str, kernel: Count, sdk: Count) -> Law | None:
     """None: the file is no layer."""
     if name == KERNEL_FILE:
-        return Law(msgspec.json.Decoder(KernelEvent), _kernel_problems, _Agreement())
+        return Law(_KernelDecoder(), _kernel_problems, _Agreement())
     if name == DETAIL_FILE:
         order = _Ascending(kernel)
         kinds: Any = KernelDetail | Gap
@@ -65,6 +65,37 @@ def law_of(name: str, kernel: Count, sdk: Count) -> Law | None:
 _ACCESS = ("read", "write", "read_write", "unknown")
 _OPERATIONS = ((0o100, "create"), (0o1000, "truncate"), (0o2000, "append"), (0o200, "exclusive"))
 _SOME_OPERATION = 0o3300
+
+
+_PATTERNED = {"run_id": str, "kind": str}
+#: The same but for the two patterns, which cost as much as all else. `_Agreement` sees to the
+#: kinds, and one look at a run_id is enough for all that are the same.
+_PlainEvent: Any = msgspec.defstruct(
+    "_PlainEvent",
+    [
+        (field.name, _PATTERNED.get(field.name, field.type), field.default)
+        if field.default is not msgspec.NODEFAULT
+        else (field.name, _PATTERNED.get(field.name, field.type))
+        for field in msgspec.structs.fields(KernelEvent)
+    ],
+    tag_field="schema",
+    tag=KERNEL_EVENT,
+    forbid_unknown_fields=True,
+    kw_only=True,
+    gc=False,
+)
+
+
+class _KernelDecoder:
+    def __init__(self) -> None:
+        self.decode = msgspec.json.Decoder(KernelEvent).decode
+        self._decode_lines = msgspec.json.Decoder(_PlainEvent).decode_lines
+
+    def decode_lines(self, block: bytes) -> list[Any]:
+        events = self._decode_lines(block)
+        if events:
+            msgspec.convert(events[0].run_id, RunId)
+        return events
 
 
 def _kernel_problems(event: KernelEvent) -> Iterator[Problem]:

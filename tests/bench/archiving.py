@@ -7,26 +7,42 @@ from pathlib import Path
 
 import msgspec
 
-from stream.records.kernel import KernelEvent
-from stream.records.runner import KERNEL_FILE
+from stream.archive.gathering import Gathering
+from stream.archive.implied import imply
+from stream.records.kernel import KernelEvent, RawCapture
+from stream.records.runner import (
+    CHAIN_FILE,
+    DETAIL_FILE,
+    KERNEL_FILE,
+    MARKERS_FILE,
+    POLICY_FILE,
+    SDK_FILE,
+)
 from tests.archive.samples import RUN, run_folder
 
 EVENTS = 1_000_000
 _BATCH = 10_000
 
 
-def fill_run(folder: Path) -> int:
-    """A run with a long kernel layer, as one that opens many files has it; bytes of it all."""
+def fill_run(place: str) -> None:
+    """A run with a long kernel layer, as one that opens many files has it."""
+    folder = Path(place)
     run_folder(folder)
-    for name in ("chain.ndjson", "layers/kernel-ext.ndjson", "layers/markers.ndjson"):
-        (folder / name).unlink()
-    chance = random.Random(1)
+    (folder / CHAIN_FILE).unlink()
+    for name in (DETAIL_FILE, MARKERS_FILE, SDK_FILE, POLICY_FILE):
+        (folder / name).write_bytes(b"")
+    chance, gathering = random.Random(1), Gathering()
     encode_lines = msgspec.json.Encoder().encode_lines
     with (folder / KERNEL_FILE).open("wb") as file:
         for first in range(0, EVENTS, _BATCH):
             events = [_opened(seq, chance) for seq in range(first, first + _BATCH)]
             file.write(encode_lines(events))
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            gathering.take(KERNEL_FILE, events)
+    gathering.finish()
+    capture = RawCapture(feed="ebpf", got=EVENTS, seen=EVENTS, cgroup="clean", uring="unused")
+    for name, made in imply(RUN, gathering, capture, {}).items():
+        (folder / name).write_bytes(msgspec.json.encode(made))
+    gathering.close()
 
 
 def _opened(seq: int, chance: random.Random) -> KernelEvent:
