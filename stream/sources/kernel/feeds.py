@@ -12,8 +12,9 @@ from stream.errors import FeedError
 from stream.pipeline import Batch
 from stream.records.control import Gap
 from stream.records.kernel import RawCapture, RawEvent
-from stream.sources.kernel.ebpf import EbpfFeed, Watch, probe_ebpf
+from stream.sources.kernel.ebpf import EbpfFeed, probe_ebpf
 from stream.sources.kernel.strace import StraceFeed, probe_strace
+from stream.sources.kernel.watch import Watch
 
 Choice = Literal["auto", "ebpf", "strace"]
 Telemetry = RawEvent | Gap | RawCapture
@@ -60,7 +61,7 @@ def open_feed(
             reasons.append(str(error))
     if choice != "ebpf":
         try:
-            return StraceFeed.open(folder=folder)
+            return StraceFeed.open(folder=folder, watch=watch)
         except FeedError as error:
             reasons.append(str(error))
     raise FeedError("; ".join(reasons))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,6 +34,8 @@ from stream.records.control import Gap
 from stream.records.kernel import RawCapture, RawEvent, path_text
 from stream.sources.kernel.strace_calls import TRACED
 from stream.sources.kernel.strace_lines import Lines
+from stream.sources.kernel.strace_writes import TRACED_WRITES, UNREAD
+from stream.sources.kernel.watch import Watch
 
 Record = RawEvent | Gap | RawCapture
 
@@ -42,7 +45,6 @@ OPTIONS = (
     "-f",
     "--quiet=attach,personality",
     "--signal=!SIGCHLD,SIGURG,SIGWINCH,SIGCONT",  # of the others it says whom they killed
-    "--trace=" + ",".join(f"?{call}" for call in TRACED),  # ?: also those that it does not know
     "-y",
     "-xx",
     "-X",
@@ -67,8 +69,9 @@ SILENT = "strace wrote nothing"
 class StraceFeed:
     name = "strace"
 
-    def __init__(self, words: list[str], fifo: Path, fd: int) -> None:
+    def __init__(self, words: list[str], fifo: Path, fd: int, watch: Sequence[Watch]) -> None:
         self._words = words
+        self._watch = watch
         self._fifo = fifo
         self._fd = fd
         self._cwd = "/"
@@ -77,9 +80,9 @@ class StraceFeed:
         self._is_over = self._is_closed = False
 
     @classmethod
-    def open(cls, *, folder: Path) -> StraceFeed:
-        """Raises FeedError."""
-        words = _find()
+    def open(cls, *, folder: Path, watch: Sequence[Watch] = ()) -> StraceFeed:
+        """Raises FeedError. To watch costs: each write of the command's is a stop then."""
+        words = _find(has_writes=bool(watch))
         fifo = folder / f"strace-{os.urandom(4).hex()}.fifo"
         try:
             os.mkfifo(fifo, 0o600)
@@ -87,7 +90,7 @@ class StraceFeed:
         except OSError as error:
             raise FeedError(f"{fifo}: {os_reason(error)}") from None
         _widen(fd)
-        return cls(words, fifo, fd)
+        return cls(words, fifo, fd, watch)
 
     def wrap(self, order: Order) -> Order:
         self._cwd = path_text(os.path.realpath(order.cwd))
@@ -100,7 +103,7 @@ class StraceFeed:
         self._over = Event()
         if self._is_over:
             self._over.set()
-        lines = Lines(self._monotonic_of, self._cwd)
+        lines = Lines(self._monotonic_of, self._cwd, watch=self._watch)
         is_read = False
         try:
             while data := await self._read():
@@ -227,12 +230,14 @@ def _widen(fd: int) -> None:
         fcntl.fcntl(fd, SET_PIPE_SIZE, ROOM)
 
 
-def _find() -> list[str]:
+def _find(*, has_writes: bool = False) -> list[str]:
     """How strace is called here. Raises FeedError."""
     program = shutil.which("strace")
     if program is None:
         raise FeedError("strace is not installed")
-    words = [program, *OPTIONS]
+    calls = (*TRACED, *TRACED_WRITES) if has_writes else TRACED
+    # ?: also those that it does not know
+    words = [program, *OPTIONS, UNREAD, "--trace=" + ",".join(f"?{call}" for call in calls)]
     for filtered in ([*words, FILTER], words):
         trouble = _try(filtered)
         if not trouble:
