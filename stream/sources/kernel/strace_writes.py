@@ -25,7 +25,7 @@ WRITES = {
 }
 TRACED_WRITES = tuple(call.decode() for call in WRITES)
 #: Of these, strace prints an address in the place of the data.
-UNREAD = "--verbose=!writev,pwritev,pwritev2,vmsplice"
+UNREAD = "--verbose=!?writev,?pwritev,?pwritev2,?vmsplice"
 END = 256  #: so many bytes of a line are enough to hold a call's result
 
 
