@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from stream.sources.kernel.strace import probe_strace
+from stream.recorder.messages import Order
+from stream.sources.kernel.strace import StraceFeed, probe_strace
 from stream.sources.kernel.strace_lines import UNREADABLE
+from stream.sources.kernel.strace_writes import UNREAD
 from stream.sources.kernel.watch import Watch
 from tests.kernel.straced import Run, run
 from tests.kernel.test_books import WRITES
@@ -150,6 +152,19 @@ def test_nobody_watches(run: Run, programs: Path, tmp_path: Path) -> None:
     (tmp_path / "given").write_text("0123456789")
     traced = run(programs / "calls", "writes").check()
     assert traced.of("wrote") == []
+
+
+@NEEDED
+def test_writes_are_stops_only_where_somebody_watches(tmp_path: Path) -> None:
+    for watch in ([], WATCHED):
+        feed = StraceFeed.open(folder=tmp_path, watch=watch)
+        order = Order(argv=[b"x"], executable=b"/x", env={}, cwd=b"/", grace=1, timeout=None)
+        try:
+            words = feed.wrap(order).tracer
+        finally:
+            feed.close()
+        (trace,) = (word for word in words if word.startswith(b"--trace="))
+        assert (b"?write," in trace, UNREAD.encode() in words) == (bool(watch), bool(watch))
 
 
 @NEEDED
