@@ -80,10 +80,8 @@ def test_each_call_is_bound_by_its_id_to_the_files_that_it_wrote(rig: Rig) -> No
 
 def test_with_strace_the_windows_are_as_exact(rig: Rig) -> None:
     """All that it writes to its stdout was seen, and stands among what it did."""
-    script = [
-        *(bash(f"echo {name} >{name}.txt") for name in ("one", "two", "three")),
-        text("Done."),
-    ]
+    names = ("one", "two", "three")
+    script = [*(bash(f"echo {name} >{name}.txt") for name in names), text("Done.")]
     recorded = rig.record("strace", script, *STREAM_JSON, ALLOWED, options=STRACE)
     health = json.loads((recorded.folder / "observation-health.json").read_bytes())
     assert (health["kernel_layer"], health["ringbuf_drops"]) == ("complete", 0)
