@@ -33,9 +33,10 @@ from stream.records.kernel import RawCapture
 from stream.records.run import RunSummary
 from stream.records.runner import DETAIL_FILE, KERNEL_FILE
 from stream.records.sightings import Telemetry
-from stream.sources.kernel.ebpf import EbpfFeed, Watch
+from stream.sources.kernel.ebpf import EbpfFeed
 from stream.sources.kernel.feeds import Choice, open_feed
 from stream.sources.kernel.strace import StraceFeed
+from stream.sources.kernel.watch import Watch
 from stream.stages.normalize import RESTARTED, WROTE, DetailLine, Normalize
 from stream.testimony import Account, Course, Testimony, Times, conclude
 
@@ -85,7 +86,7 @@ class KernelWitness:
                 self._wish.kernel,
                 guard=guard.pid,
                 cgroup=None if cgroup is None else cgroup.path,
-                watch=[_watch("stdout", guard.stdout), _watch("log", self._log)],
+                watch=[Watch.of("stdout", guard.stdout), Watch.of("log", self._log)],
                 ring_bytes=self._wish.ring_bytes,
                 folder=self._recording.folder,
             )
@@ -197,11 +198,6 @@ class KernelWitness:
             reasons.append(f"{lost} lines could not be written")
         capture.unknown_loss = "; ".join(reasons)
         return capture
-
-
-def _watch(name: str, fd: int) -> Watch:
-    status = os.fstat(fd)
-    return Watch(name, status.st_dev, status.st_ino)
 
 
 def _reason(error: BaseException) -> str:

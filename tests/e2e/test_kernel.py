@@ -8,6 +8,7 @@ from typing import Any
 from tests.e2e.rig import ALLOWED, STREAM_JSON, Recorded, Rig, bash, text, write
 
 KERNEL = ("--kernel", "ebpf", "--require", "kernel")
+STRACE = ("--kernel", "strace", "--require", "kernel")
 
 
 def windows(recorded: Recorded) -> dict[str, range]:
@@ -75,3 +76,19 @@ def test_each_call_is_bound_by_its_id_to_the_files_that_it_wrote(rig: Rig) -> No
     bound = {one["tool_call_id"]: one["kernel_event_count"] for one in report["bindings"]}
     assert list(bound) == calls
     assert all(bound.values())
+
+
+def test_with_strace_the_windows_are_as_exact(rig: Rig) -> None:
+    """All that it writes to its stdout was seen, and stands among what it did."""
+    names = ("one", "two", "three")
+    script = [*(bash(f"echo {name} >{name}.txt") for name in names), text("Done.")]
+    recorded = rig.record("strace", script, *STREAM_JSON, ALLOWED, options=STRACE)
+    health = json.loads((recorded.folder / "observation-health.json").read_bytes())
+    assert (health["kernel_layer"], health["ringbuf_drops"]) == ("complete", 0)
+    markers = recorded.lines("layers/markers.ndjson")
+    assert {marker["clock"] for marker in markers} == {"kernel"}
+    found = windows(recorded)
+    assert list(found) == list(calls_of(recorded))
+    wrote = [written_in(recorded, window) for window in found.values()]
+    files = [{path for path in paths if path.endswith(".txt")} for paths in wrote]
+    assert files == [{f"{name}.txt"} for name in names]

@@ -19,7 +19,8 @@ from msgspec import Struct
 from stream.pipeline import Batch
 from stream.records.control import Gap
 from stream.records.kernel import RawCapture, RawEvent
-from stream.sources.kernel.ebpf import EbpfFeed, Watch
+from stream.sources.kernel.ebpf import EbpfFeed
+from stream.sources.kernel.watch import Watch
 
 ROOT = Path(__file__).parents[2]
 Items = list[Batch[RawEvent | Gap | RawCapture]]

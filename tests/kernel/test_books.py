@@ -13,8 +13,9 @@ from anyio import create_memory_object_stream, create_task_group, fail_after, to
 from stream.pipeline import Batch
 from stream.records.control import Gap
 from stream.records.kernel import RawEvent
-from stream.sources.kernel.ebpf import STEP, EbpfFeed, Watch
+from stream.sources.kernel.ebpf import STEP, EbpfFeed
 from stream.sources.kernel.ring import PAGE
+from stream.sources.kernel.watch import Watch
 from tests.kernel.rig import guarding, record, run, told
 
 pytestmark = pytest.mark.usefixtures("kernel_feed")

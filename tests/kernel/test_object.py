@@ -17,8 +17,9 @@ import pytest
 from stream.errors import FeedError
 from stream.sources.kernel import attach, decode, loader
 from stream.sources.kernel.bpf import build
-from stream.sources.kernel.ebpf import EbpfFeed, Watch, probe_ebpf
+from stream.sources.kernel.ebpf import EbpfFeed, probe_ebpf
 from stream.sources.kernel.ring import PAGE
+from stream.sources.kernel.watch import Watch
 from tests.kernel.rig import ROOT, run
 
 CALLS = (build.HERE / "calls.h").read_text()

@@ -15,6 +15,8 @@ from stream.records.control import Gap
 from stream.records.kernel import RawEvent, path_text
 from stream.sources.kernel.strace_calls import CLONE_FS, CLONE_THREAD, TRACED
 from stream.sources.kernel.strace_lines import LOST_CALL, UNREADABLE, Item, Lines
+from stream.sources.kernel.strace_writes import TRACED_WRITES
+from stream.sources.kernel.watch import Watch
 
 SECOND = 1_000_000_000
 THREAD, SHARED = hex(CLONE_THREAD), hex(CLONE_FS)
@@ -43,8 +45,8 @@ def no_answer(tid: int) -> None:
     return None
 
 
-def reader(cwd: str = "/here", ask: Any = no_answer) -> Lines:
-    return Lines(lambda wall: 5_000, cwd, ask)
+def reader(cwd: str = "/here", ask: Any = no_answer, watch: Sequence[Watch] = ()) -> Lines:
+    return Lines(lambda wall: 5_000, cwd, ask, watch)
 
 
 def read(*lines: str, **how: Any) -> list[Item]:
@@ -352,12 +354,13 @@ def test_a_line_that_is_cut_off() -> None:
 
 
 NAMES = st.binary(max_size=20).filter(lambda name: b"\0" not in name)
-CALLS = st.sampled_from(sorted({*TRACED, "read", "syscall_0x1c4"}))
+CALLS = st.sampled_from(sorted({*TRACED, *TRACED_WRITES, "read", "syscall_0x1c4"}))
 ARGUMENTS = st.lists(
     st.one_of(
         NAMES.map(quoted),
         NAMES.map(at),
         NAMES.map(lambda name: at(name, 3) + "(deleted)"),
+        st.just(at("x", 1)),
         st.integers(-2, 1 << 40).map(str),
         st.integers(0, 1 << 40).map(hex),
         st.sampled_from(
@@ -406,7 +409,7 @@ TEXTS = st.lists(
 
 
 def fed(text: bytes, cuts: Sequence[int]) -> tuple[list[Item], Any]:
-    lines = reader()
+    lines = reader(watch=[Watch("x", 0, 0, b"x")])
     items, start = [], 0
     for end in (*sorted(cut % (len(text) + 1) for cut in cuts), len(text)):
         items += lines.feed(text[start:end])

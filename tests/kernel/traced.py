@@ -18,6 +18,7 @@ from stream.errors import FeedError
 from stream.recorder.guard import Guard, post_guard
 from stream.recorder.messages import Failed, Order, Over, Report, decode_report
 from stream.sources.kernel.strace import Record, StraceFeed
+from stream.sources.kernel.watch import Watch
 
 
 async def read_all(fd: int, into: list[bytes], guard: Guard, signal: int) -> None:
@@ -100,10 +101,14 @@ def main(job: Any) -> Any:
         timeout=job.get("timeout"),
     )
     feed = None
+    watch = []
+    if "watch" in job:
+        log = os.open(job["watch"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        watch = [Watch.of("stdout", guard.stdout), Watch.of("log", log)]
     with tempfile.TemporaryDirectory() as folder:
         try:
             if job.get("traced", "tracer" not in job):
-                feed = StraceFeed.open(folder=Path(folder))
+                feed = StraceFeed.open(folder=Path(folder), watch=watch)
             done = anyio.run(record, guard, order, feed, job, backend=job.get("backend", "asyncio"))
         except FeedError as error:
             return {"refused": str(error)}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from stream.errors import FeedError, os_reason
+from stream.sources.kernel.watch import Watch
 
 if TYPE_CHECKING:
     from stream.sources.kernel.loader import Loaded
@@ -24,14 +25,6 @@ _BLOBS = Path(__file__).parent / "bpf"
 _MACHINES = {"x86_64": "x86", "aarch64": "arm64"}
 _BTF = Path("/sys/kernel/btf/vmlinux")
 _PLACE = "the kernel feed"
-
-
-class Watch(Struct, frozen=True):
-    """A file or pipe, as stat names it: what is written to it is an event."""
-
-    name: str
-    device: int
-    inode: int
 
 
 class Attachment(Struct, frozen=True):

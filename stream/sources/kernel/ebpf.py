@@ -19,12 +19,11 @@ from stream.errors import FeedError
 from stream.pipeline import Batch
 from stream.records.control import Gap
 from stream.records.sightings import Sightings, Telemetry
-from stream.sources.kernel.attach import Attachment, Watch, attach, wake_at
+from stream.sources.kernel.attach import Attachment, attach, wake_at
 from stream.sources.kernel.books import Bookkeeper, Books, capture_of
 from stream.sources.kernel.decode import Decoder
 from stream.sources.kernel.ring import PAGE, Ring
-
-__all__ = ["EbpfFeed", "Watch", "probe_ebpf"]
+from stream.sources.kernel.watch import Watch
 
 TICK = 0.05  #: seconds: nothing lies in the ring for longer
 STEP = 192 << 10  #: bytes that are taken out at a time: others wait for the loop, too

@@ -11,8 +11,9 @@ from anyio.abc import ObjectSendStream
 from stream.errors import FeedError
 from stream.pipeline import Batch
 from stream.records.sightings import Telemetry
-from stream.sources.kernel.ebpf import EbpfFeed, Watch, probe_ebpf
+from stream.sources.kernel.ebpf import EbpfFeed, probe_ebpf
 from stream.sources.kernel.strace import StraceFeed, probe_strace
+from stream.sources.kernel.watch import Watch
 
 Choice = Literal["auto", "ebpf", "strace"]
 
@@ -58,7 +59,7 @@ def open_feed(
             reasons.append(str(error))
     if choice != "ebpf":
         try:
-            return StraceFeed.open(folder=folder)
+            return StraceFeed.open(folder=folder, watch=watch)
         except FeedError as error:
             reasons.append(str(error))
     raise FeedError("; ".join(reasons))

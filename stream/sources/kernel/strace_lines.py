@@ -11,8 +11,7 @@ clock that nobody sets. What the first line says of the wall clock places all of
 from __future__ import annotations
 
 import re
-import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -31,6 +30,9 @@ from stream.sources.kernel.strace_calls import (
 )
 from stream.sources.kernel.strace_events import Result, make_event, move, read_result
 from stream.sources.kernel.strace_tasks import Ask, Task, Tasks, ask_proc
+from stream.sources.kernel.strace_values import exit_status
+from stream.sources.kernel.strace_writes import END, WRITES, path_of, streams_of
+from stream.sources.kernel.watch import Watch
 
 Item = RawEvent | Gap
 _SECOND = 1_000_000_000
@@ -43,8 +45,6 @@ _LINE = re.compile(
     re.DOTALL,
 ).fullmatch
 _CHANGED = re.compile(rb" <pid changed to \d+ \.\.\.>$").search
-_EXITED = re.compile(rb"exited with (\d+) \+\+\+").fullmatch
-_KILLED = re.compile(rb"killed by (\w+)( \(core dumped\))? \+\+\+").fullmatch
 _SUPERSEDED = re.compile(rb"superseded by execve in pid (\d+) \+\+\+").fullmatch
 _UNFINISHED, _DETACHED = b" <unfinished ...>", b" <detached ...>"
 UNREADABLE = "a line of strace could not be read"
@@ -63,15 +63,23 @@ class Books(Struct):
 
 
 class Lines:
-    def __init__(self, monotonic_of: Callable[[int], int], cwd: str, ask: Ask = ask_proc) -> None:
+    def __init__(
+        self,
+        monotonic_of: Callable[[int], int],
+        cwd: str,
+        ask: Ask = ask_proc,
+        watch: Sequence[Watch] = (),
+    ) -> None:
         """`monotonic_of`: of the first line's wall clock, ns."""
         self.books = Books()
         self.has_uring = False
         self.tasks = Tasks(cwd, ask)
         self._monotonic_of = monotonic_of
+        self._streams = streams_of(watch)
         self._now: int | None = None
         self._parts: list[bytes] = []  # of a line that is not whole yet
-        self._halves: dict[int, tuple[bytes, bytes]] = {}  # by thread: the call and its arguments
+        # By thread: the call and its arguments; of a write, the path of what it writes to.
+        self._halves: dict[int, tuple[bytes, bytes]] = {}
         self._superseded: set[int] = set()
         self._out: list[Item] = []
 
@@ -126,6 +134,9 @@ class Lines:
     def _begin(self, tid: int, call: bytes, rest: bytes) -> None:
         self._superseded.discard(tid)
         task = self._task(tid)
+        if call in WRITES:
+            self._begin_write(tid, task, call, rest)
+            return
         args = _cut(rest)
         if call in _FORKS:
             flags = clone_flags(call.decode(), rest)
@@ -136,6 +147,15 @@ class Lines:
             self.books.halves += 1
             self._halves[tid] = (call, args)
 
+    def _begin_write(self, tid: int, task: Task, call: bytes, rest: bytes) -> None:
+        """Its data may be long: nothing looks at it, and it is not kept."""
+        path, end = path_of(call, rest), rest[-END:]
+        if _cut(end) is None:
+            self._wrote(tid, task, path, end)
+        else:
+            self.books.halves += 1
+            self._halves[tid] = (call, path)
+
     def _resume(self, tid: int, call: bytes, rest: bytes) -> None:
         if tid in self._superseded and call in _EXECS:
             self._superseded.discard(tid)
@@ -144,6 +164,8 @@ class Lines:
         if began is None or began[0] != call:
             self._give_up()
             return None
+        if call in WRITES:
+            return self._wrote(tid, self._task(tid), began[1], rest)
         return self._complete(tid, self._task(tid), call, began[1] + rest)
 
     def _complete(self, tid: int, task: Task, call: bytes, text: bytes) -> None:
@@ -185,6 +207,19 @@ class Lines:
             call = "exec"
         self._send(make_event(self._time, task, tid, call, told, result))
 
+    def _wrote(self, tid: int, task: Task, path: bytes, end: bytes) -> None:
+        result = read_result(end)
+        if result is None:
+            self._give_up()
+        elif not result.is_over:
+            self.books.halves += 1
+        elif path not in self._streams or not result.ret or result.ret < 0:
+            self.books.besides += 1
+        else:
+            event = RawEvent(self._time, task.group, tid, "wrote", size=result.ret, scope="tree")
+            event.stream = self._streams[path]
+            self._send(event)
+
     def _forked(self, tid: int, task: Task, result: Result) -> None:
         fork = self.tasks.fork_ends(tid, result.child)
         if fork is None:
@@ -196,7 +231,7 @@ class Lines:
         if by := _SUPERSEDED(text):
             self._supersede(tid, int(by[1]))
             return
-        status = _status(text)
+        status = exit_status(text)
         if status is None:
             self._give_up()
             return
@@ -263,24 +298,3 @@ def _cut(rest: bytes) -> bytes | None:
         return rest[: -len(_DETACHED)]
     changed = _CHANGED(rest)
     return rest[: changed.start()] if changed else None
-
-
-def _status(text: bytes) -> int | None:
-    """As wait gives it."""
-    if found := _EXITED(text):
-        return (int(found[1]) & 0xFF) << 8
-    if found := _KILLED(text):
-        number = _signal(found[1].decode())
-        return None if number is None else number | (0x80 if found[2] else 0)
-    return None
-
-
-def _signal(name: str) -> int | None:
-    if name.startswith("SIGRT_") and name[6:].isdigit():
-        return 32 + int(name[6:])
-    if name == "SIGRTMIN":
-        return 32
-    try:
-        return int(signal.Signals[name])
-    except KeyError:
-        return int(name) if name.isdigit() else None

@@ -1,8 +1,9 @@
-"""What strace prints of values, with -xx and -X raw: strings, figures and addresses."""
+"""What strace prints of values, with -xx and -X raw: strings, figures, addresses and ends."""
 
 from __future__ import annotations
 
 import re
+import signal
 import socket
 from binascii import unhexlify
 from functools import lru_cache
@@ -18,6 +19,8 @@ _IN6 = re.compile(
 )
 _LOCAL = re.compile(rb'sun_path=(@?)"([^"]*)"')
 _DATA = re.compile(rb'sa_data="([^"]*)"')
+_EXITED = re.compile(rb"exited with (\d+) \+\+\+").fullmatch
+_KILLED = re.compile(rb"killed by (\w+)( \(core dumped\))? \+\+\+").fullmatch
 
 
 def number(text: bytes) -> int:
@@ -59,3 +62,24 @@ def peer_of(address: bytes) -> str | None:
         return "netlink"
     data = _DATA.search(address)
     return f"af{family}:{unquoted(data[1]).hex() if data else ''}"
+
+
+def exit_status(text: bytes) -> int | None:
+    """As wait gives it."""
+    if found := _EXITED(text):
+        return (int(found[1]) & 0xFF) << 8
+    if found := _KILLED(text):
+        figure = _signal(found[1].decode())
+        return None if figure is None else figure | (0x80 if found[2] else 0)
+    return None
+
+
+def _signal(name: str) -> int | None:
+    if name.startswith("SIGRT_") and name[6:].isdigit():
+        return 32 + int(name[6:])
+    if name == "SIGRTMIN":
+        return 32
+    try:
+        return int(signal.Signals[name])
+    except KeyError:
+        return int(name) if name.isdigit() else None

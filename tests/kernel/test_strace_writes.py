@@ -1,0 +1,233 @@
+"""Writes into what is watched: each of them, in its place, and nothing of what was written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream.recorder.messages import Order
+from stream.sources.kernel.strace import StraceFeed, probe_strace
+from stream.sources.kernel.strace_lines import UNREADABLE
+from stream.sources.kernel.strace_writes import UNREAD
+from stream.sources.kernel.watch import Watch
+from tests.kernel.straced import Run, run
+from tests.kernel.test_books import WRITES
+from tests.kernel.test_strace_lines import at, calls, event, quoted, reader, written
+
+__all__ = ["run"]
+NEEDED = pytest.mark.skipif(bool(probe_strace()), reason=f"strace: {probe_strace()}")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="strace needs Linux")
+
+WATCHED = [Watch("stdout", 0, 7, b"pipe:[7]"), Watch("log", 0, 8, b"/runs/log"), Watch("no", 0, 9)]
+STDOUT, LOG, OTHER = at("pipe:[7]", 1), at("/runs/log", 5), at("pipe:[77]", 6)
+DATA = quoted("secret")
+
+
+def read(*lines: str) -> list[Any]:
+    return calls(reader(watch=WATCHED).feed(written(*lines)))
+
+
+def wrote(stream: str, size: int, pid: int = 1) -> Any:
+    return event(pid, "wrote", stream=stream, size=size)
+
+
+@pytest.mark.parametrize(
+    ("line", "stream"),
+    [
+        (f"write({STDOUT}, {DATA}, 9) = 6", "stdout"),
+        (f"write({LOG}, {DATA}..., 99) = 6", "log"),
+        (f"pwrite64({LOG}, {DATA}, 6, 0) = 6", "log"),
+        (f"writev({STDOUT}, 0x7f0000000000, 2) = 6", "stdout"),
+        (f"writev({STDOUT}, [{{iov_base={DATA}, iov_len=6}}], 1) = 6", "stdout"),
+        (f"pwritev2({STDOUT}, 0x7f0000000000, 1, -1, 0) = 6", "stdout"),
+        (f"sendfile({STDOUT}, {OTHER}, [0] => [6], 9) = 6", "stdout"),
+        (f"vmsplice({STDOUT}, 0x7f0000000000, 1, 0) = 6", "stdout"),
+        (f"tee({OTHER}, {STDOUT}, 9, 0) = 6", "stdout"),
+        (f"splice({OTHER}, NULL, {STDOUT}, NULL, 9, 0) = 6", "stdout"),
+        (f"splice({LOG}, [3] => [9], {STDOUT}, NULL, 9, 0) = 6", "stdout"),
+        (f"copy_file_range({OTHER}, [0], {LOG}, NULL, 9, 0) = 6", "log"),
+    ],
+)
+def test_each_way_to_write(line: str, stream: str) -> None:
+    assert read(f"1 {line}") == [wrote(stream, 6)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"write({OTHER}, {DATA}, 6) = 6",
+        f"write({at('/runs/log', 5)}(deleted), {DATA}, 6) = 6",  # its name may be another's by now
+        f"write({at('', 5)}, {DATA}, 6) = 6",  # one that is watched has no path
+        f"write(77, {DATA}, 6) = -1 EBADF (Bad file descriptor)",
+        f"write({STDOUT}, {DATA}, 6) = -1 EAGAIN (Resource temporarily unavailable)",
+        f"write({STDOUT}, {DATA}, 6) = ? ERESTARTSYS (To be restarted if SA_RESTART is set)",
+        f'write({STDOUT}, "", 0) = 0',
+        f"tee({STDOUT}, {OTHER}, 9, 0) = 6",
+        f"splice({STDOUT}, NULL, {OTHER}, NULL, 9, 0) = 6",
+    ],
+)
+def test_what_is_no_write_into_them(line: str) -> None:
+    lines = reader(watch=WATCHED)
+    assert lines.feed(written(f"1 {line}")) == []
+    assert (lines.books.besides, lines.books.events, lines.books.unparsed) == (1, 0, 0)
+
+
+def test_halves() -> None:
+    """It is over when it is resumed; and what came before that, came before it."""
+    rmdir, done = "rmdir(NULL) = 0", event(2, "rmdir", ret=0, marks=["fault"])
+    lines = (
+        f"1 write({STDOUT}, {DATA}, 6 <unfinished ...>",
+        f"3 write({OTHER}, {DATA}, 6 <unfinished ...>",
+        f"2 {rmdir}",
+        "1 <... write resumed>) = 6",
+        "3 <... write resumed>) = 6",
+        f"1 splice({OTHER}, NULL, {STDOUT}, NULL, 9, 0 <unfinished ...>",
+        f"3 sendfile({STDOUT}, {OTHER}, [0] <unfinished ...>",
+        f"2 {rmdir}",
+        "3 <... sendfile resumed> => [5], 9) = 5",
+        "1 <... splice resumed>) = 4",
+    )
+    first, *others = wrote("stdout", 6), wrote("stdout", 5, 3), wrote("stdout", 4)
+    assert read(*lines) == [done, first, done, *others]
+
+
+def test_a_process_that_ends_in_the_middle_of_one() -> None:
+    lines = reader(watch=WATCHED)
+    text = written(
+        f"1 write({STDOUT}, {DATA}, 6 <unfinished ...>",
+        "1 +++ killed by SIGKILL +++",
+        f"2 write({STDOUT}, {DATA}, 6 <unfinished ...>) = ?",
+        f"3 write({STDOUT}, {DATA}, 6 <detached ...>",
+    )
+    assert calls(lines.feed(text)) == [event(1, "exit", status=9)]
+    assert (lines.books.halves, lines.books.unparsed) == (3, 0)
+
+
+def test_a_write_whose_end_is_missing_is_counted() -> None:
+    for target in (STDOUT, OTHER):
+        (gap,) = reader(watch=WATCHED).feed(written(f"1 write({target}, {DATA}"))
+        assert getattr(gap, "reason", None) == UNREADABLE
+
+
+def test_a_new_process_may_write_first() -> None:
+    lines = ("1 vfork( <unfinished ...>", f"2 write({STDOUT}, {DATA}, 6) = 6")
+    assert read(*lines) == [event(1, "fork", child=2), wrote("stdout", 6, 2)]
+
+
+def test_no_data_is_kept() -> None:
+    """A thousand threads write a lot, and none of them is done."""
+    data = quoted("x" * 4096)
+    texts = [written(f"{n} write({OTHER}, {data}, 8192 <unfinished ...>") for n in range(1, 1001)]
+    lines = reader(watch=WATCHED)
+    tracemalloc.start()
+    try:
+        for text in texts:
+            lines.feed(text)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size < 1_000_000 < sum(map(len, texts)) / 16
+
+
+@NEEDED
+def test_the_ways_that_there_are(run: Run, programs: Path, tmp_path: Path) -> None:
+    """As the other feed sees them."""
+    (tmp_path / "given").write_text("0123456789")
+    traced = run(programs / "calls", "writes", watch=str(tmp_path / "log")).check()
+    found = [(event["stream"], event["size"]) for event in traced.of("wrote")]
+    assert found == [*WRITES, ("stdout", 4)]
+    assert sum(size for _, size in found) == len(traced.said["out"])
+    assert "two words" not in json.dumps(traced.said["records"])
+
+
+@NEEDED
+def test_nobody_watches(run: Run, programs: Path, tmp_path: Path) -> None:
+    (tmp_path / "given").write_text("0123456789")
+    traced = run(programs / "calls", "writes").check()
+    assert traced.of("wrote") == []
+
+
+@NEEDED
+def test_writes_are_stops_only_where_somebody_watches(tmp_path: Path) -> None:
+    for watch in ([], WATCHED):
+        feed = StraceFeed.open(folder=tmp_path, watch=watch)
+        order = Order(argv=[b"x"], executable=b"/x", env={}, cwd=b"/", grace=1, timeout=None)
+        try:
+            words = feed.wrap(order).tracer
+        finally:
+            feed.close()
+        (trace,) = (word for word in words if word.startswith(b"--trace="))
+        assert (b"?write," in trace, UNREAD.encode() in words) == (bool(watch), bool(watch))
+
+
+@NEEDED
+@pytest.mark.parametrize("name", ["log", "l\udcffg>, 1<", "log (deleted)", "a\\x62c\n"])
+def test_writes_stand_among_what_was_done(run: Run, tmp_path: Path, name: str) -> None:
+    """What is said before is before, and what is said after is after, whoever else says
+    something."""
+    script = (
+        "import os, sys\n"
+        "log = os.open(os.fsencode(sys.argv[1]), os.O_WRONLY | os.O_APPEND)\n"
+        "other = os.open('other', os.O_WRONLY | os.O_CREAT)\n"
+        "pid = os.fork()\n"
+        "for n in range(20):\n"
+        "    if pid:\n"
+        "        os.mkdir(f'{n}')\n"
+        "        os.write(1 if n % 2 else log, b'x' * (n + 1))\n"
+        "    os.write(other, b'y' * 70_000)\n"
+        "if pid: os.wait()\n"
+    )
+    log = tmp_path / name
+    traced = run("/usr/bin/python3", "-ISc", script, log, watch=str(log)).check()
+    leader = traced.events[0]["pid"]
+    found = [
+        event.get("path", event.get("size"))
+        for event in traced.of("mkdir", "wrote")
+        if event["pid"] == leader
+    ]
+    assert found == [word for n in range(20) for word in (str(n), n + 1)]
+    wrote = traced.of("wrote")
+    assert [event["stream"] for event in wrote] == ["log", "stdout"] * 10
+    assert log.stat().st_size == sum(event["size"] for event in wrote[::2])
+
+
+@NEEDED
+def test_a_reader_that_is_slow(run: Run, tmp_path: Path) -> None:
+    """Who waits for room in the pipe writes all of it in one call, or in several: the sum is
+    exact."""
+    script = "import os\nfor n in range(40): os.write(1, b'x' * 100_000)\n"
+    traced = run("/usr/bin/python3", "-ISc", script, watch=str(tmp_path / "log")).check()
+    assert (
+        sum(event["size"] for event in traced.of("wrote")) == len(traced.said["out"]) == 4_000_000
+    )
+
+
+@NEEDED
+def test_what_cannot_be_watched(run: Run, tmp_path: Path) -> None:
+    """The file is reached by another name: its writes are not seen, and none is made up."""
+    log, link = tmp_path / "log", tmp_path / "hard"
+    log.touch()
+    os.link(log, link)
+    sh = shutil.which("sh")
+    traced = run(sh or "", "-c", f"echo one >>{log}; echo three >>{link}", watch=str(log)).check()
+    assert [(event["stream"], event["size"]) for event in traced.of("wrote")] == [("log", 4)]
+
+
+def test_what_proc_calls_it(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    log = os.open(tmp_path / "lög", os.O_RDWR | os.O_CREAT)
+    try:
+        pipe, file = Watch.of("stdout", reader), Watch.of("log", log)
+        assert pipe == Watch.of("stdout", writer)
+        assert pipe.path == b"pipe:[%d]" % pipe.inode
+        assert file == Watch("log", file.device, file.inode, os.fsencode(tmp_path / "lög"))
+    finally:
+        for fd in (reader, writer, log):
+            os.close(fd)
