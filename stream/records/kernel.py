@@ -6,6 +6,7 @@ ours to change), `KernelDetail` is the line of layers/kernel-ext.ndjson with the
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -51,7 +52,9 @@ class RawEvent(
     ret: int | None = None  #: None: not seen
     path: str | None = None  #: as the program gave it: a claim
     resolved: str | None = None  #: of the file that was really reached, from the root of all mounts
-    base: str | None = None  #: the folder that a relative `path` starts from
+    #: the folder that a relative `path` starts from; of an absolute one, where its first words
+    #: lead, which only its process could tell: see `beyond_view`. With RESOLVE_IN_ROOT, the root
+    base: str | None = None
     to_path: str | None = None  #: the same of the second path: rename, link; a symlink's place
     to_base: str | None = None
     flags: Count = 0
@@ -132,7 +135,7 @@ UNLINK, RENAME, MKDIR, RMDIR, LINK, SYMLINK, CHMOD, CHOWN, TRUNCATE = range(1001
 MKNOD, EXEC_FAILED, FORK, EXIT, URING_SETUP, LOCAL_CONNECT, LOCAL_SEND = range(1010, 1017)
 
 EVENT_TYPES: dict[str, int] = {
-    **dict.fromkeys(("open", "creat", "openat", "openat2"), OPEN),
+    **dict.fromkeys(("open", "creat", "openat", "openat2", "open_by_handle_at"), OPEN),
     "connect": CONNECT,
     "sendto": SENDTO,
     "sendmsg": SENDMSG,
@@ -198,6 +201,19 @@ class KernelDetail(
     exit_status: int | None = None
     scope: Scope = "both"
     marks: list[Mark] = []
+
+
+_NUMBER = "(?:0|[1-9][0-9]*)"
+_VIEW = re.compile(
+    rf"/(?:dev/fd/{_NUMBER}|proc/(?:self|thread-self|{_NUMBER})/(?:fd/{_NUMBER}|cwd|root))(?=/|\Z)"
+)
+
+
+def beyond_view(path: str) -> str | None:
+    """What follows /proc/self/fd/N and its like, where a path begins so: from there it starts at
+    the file or folder that its process has as N. Empty: that is meant itself."""
+    found = _VIEW.match(path)
+    return None if found is None else path[found.end() :]
 
 
 def path_text(data: bytes) -> str:

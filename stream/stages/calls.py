@@ -28,6 +28,7 @@ from stream.records.kernel import (
     OperationFlag,
     RawEvent,
     Status,
+    beyond_view,
 )
 
 # As Linux has them on x86-64 and arm64, whatever machine reads the line.
@@ -80,10 +81,28 @@ def absolute(base: str | None, path: str | None, resolve: int = 0) -> str | None
     """`path` from `base`, without dots: by its text alone. None where that is not known."""
     if not path:
         return None
-    if resolve & IN_ROOT or not path.startswith("/"):
-        path = f"{base or ''}/{path}" if base is not None else ""
-    if not path.startswith("/"):
-        return None
+    if resolve & IN_ROOT:
+        path = f"{base}{_plain(path)}" if base is not None else ""  # nothing leads above a root
+    elif not path.startswith("/"):
+        path = f"{base}/{path}" if base is not None else ""
+    elif base is not None and (rest := beyond_view(path)) is not None:
+        path = base + rest
+    return _plain(path) if path.startswith("/") else None
+
+
+def is_literal(event: RawEvent, value: str) -> bool:
+    """Whether `value` is nothing but what the program named, from where it stood."""
+    path = event.path
+    if path is None:
+        return False
+    if path == value or f"{event.base}/{path}" == value:
+        return True
+    if event.base is not None and beyond_view(path) is not None:
+        return False
+    return "/../" not in f"/{path}/" and absolute(event.base, path, event.resolve) == value
+
+
+def _plain(path: str) -> str:
     parts: list[str] = []
     for part in path.split("/"):
         if part == "..":
@@ -91,14 +110,6 @@ def absolute(base: str | None, path: str | None, resolve: int = 0) -> str | None
         elif part not in ("", "."):
             parts.append(part)
     return "/" + "/".join(parts)
-
-
-def is_literal(event: RawEvent, value: str) -> bool:
-    """Whether `value` is nothing but what the program named, from where it stood."""
-    path = event.path
-    if path is None or path == value or f"{event.base}/{path}" == value:
-        return True
-    return "/../" not in f"/{path}/" and absolute(event.base, path, event.resolve) == value
 
 
 def with_peer(event: RawEvent, event_type: int) -> int:

@@ -34,6 +34,10 @@ NAMES = st.sampled_from(
 )
 RELATIVE = st.lists(NAMES, max_size=5).map("/".join)
 ABSOLUTE = RELATIVE.map(lambda path: f"/{path}")
+VIEWS = st.tuples(
+    st.sampled_from(("/proc/self/fd/3", "/dev/fd/14", "/proc/7/cwd", "/proc/thread-self/root")),
+    st.just("") | ABSOLUTE,
+).map("".join)
 CANONICAL = st.lists(
     NAMES.filter(lambda name: name not in ("", ".", "..")), min_size=1, max_size=5
 ).map(lambda names: "/" + "/".join(names))
@@ -55,10 +59,10 @@ RAW_EVENTS = st.builds(
     tid=st.integers(0, 2**22),
     call=st.sampled_from((*EVENT_TYPES, "wrote")) | st.sampled_from(("openat", "open", "creat")),
     ret=RESULTS,
-    path=st.none() | RELATIVE | ABSOLUTE,
+    path=st.none() | RELATIVE | ABSOLUTE | VIEWS,
     resolved=st.none() | CANONICAL,
     base=st.none() | CANONICAL,
-    to_path=st.none() | RELATIVE | ABSOLUTE,
+    to_path=st.none() | RELATIVE | ABSOLUTE | VIEWS,
     to_base=st.none() | CANONICAL,
     flags=FLAGS,
     mode=st.integers(0, 0o7777),

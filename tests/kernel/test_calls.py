@@ -162,6 +162,65 @@ def test_odd_paths(calls: Path, place: Path) -> None:
     ]
 
 
+def test_paths_by_what_a_process_has_itself(calls: Path, place: Path) -> None:
+    """What only looks like it says nothing, and neither does a link that is meant itself."""
+    recorded = run(place, calls, "views")
+    seen = made(recorded)
+    pid = recorded.events[0].pid
+    here, sub, moved = ({"base": f"{place}{name}"} for name in ("", "/sub", "/moved"))
+    thread = {"base": f"{place}/given-to-thread"}
+    assert seen[3:12] == [
+        expected("openat", 5, "/proc/self/fd/14/a", resolved=f"{place}/sub/a")
+        | {"flags": os.O_CREAT | os.O_WRONLY, "mode": 0o600},
+        expected("renameat", 0, "/proc/self/fd/14/a", **sub, to_path="/proc/thread-self/fd/14/b")
+        | {"to_base": f"{place}/sub"},
+        expected("renameat", 0, "given", **here, to_path="/dev/fd/14/../moved")
+        | {"to_base": f"{place}/sub"},
+        expected("linkat", 0, "/dev/fd/14//./b", **sub, to_path="c", to_base=str(place)),
+        expected("linkat", 0, "/proc/self/fd/15", **moved, to_path="d", to_base=str(place))
+        | {"flags": 0x400},
+        expected("linkat", -errno.EXDEV, "/proc/self/fd/15", to_path="e", to_base=str(place)),
+        expected("symlinkat", 0, "/proc/self/fd/14/b", to_path="/proc/self/cwd/s")
+        | {"to_base": str(place)},
+        expected("fchmodat", 0, "/proc/self/fd/15", **moved, mode=0o600),
+        expected("truncate", -errno.ENOTDIR, "/dev/fd/15/", **moved, size=3),
+    ]
+    of_another = seen[17].pop("ret")
+    assert of_another in (NOENT, -errno.EACCES)
+    assert seen[12:] == [
+        expected("unlinkat", -errno.EPERM, "/proc/self/fd/15"),
+        expected("unlinkat", 0, "/proc/self/fd/14/b", **sub),
+        expected("mkdirat", 0, "/proc/self/cwd/made", **here, mode=0o700),
+        expected("openat", NOENT, "/proc/self/root/no/where", base="/"),
+        expected("openat", NOENT, f"/proc/{pid}/fd/14/none", **sub),
+        expected("openat", None, "/proc/1/fd/14/none"),
+        expected("openat", NOENT, "/proc/self/fd/99/x"),
+        expected("openat", NOENT, "/proc/self/fd/014/x"),
+        expected("openat", NOENT, "/proc/self/fd/14x/x"),
+        expected("openat", NOENT, "/proc/self/fd/4294967310/x"),
+        expected("openat", -errno.ENOTDIR, "/proc/self/fdinfo/14/x"),
+        expected("openat", NOENT, "/proc/self/cwdx/x"),
+        expected("openat", NOENT, "/proc/self/fd//x"),
+        expected("openat", -errno.ELOOP, "/proc/self/fd/15", flags=os.O_NOFOLLOW),
+        expected("openat", -errno.ENOTDIR, "/proc/self/fd/15", **moved, flags=os.O_DIRECTORY),
+        expected("openat2", NOENT, "/proc/self/fd/14/none", **sub, resolve=16),
+        expected("openat", 6, "given-to-thread", resolved=f"{place}/given-to-thread")
+        | {"flags": os.O_PATH | os.O_DIRECTORY},
+        expected("openat", NOENT, "/proc/thread-self/fd/20/none", **thread),
+        expected("openat", NOENT, "/proc/self/fd/20/none"),
+    ]
+
+
+def test_a_file_by_its_handle(calls: Path, place: Path) -> None:
+    recorded = run(place, calls, "handles")
+    if recorded.code == 77:
+        pytest.skip("this file system has no handles")
+    assert made(recorded)[1:] == [
+        expected("open_by_handle_at", 4, resolved=f"{place}/sub", flags=os.O_DIRECTORY),
+        expected("open_by_handle_at", FAULT, flags=os.O_RDWR),
+    ]
+
+
 def test_paths_deeper_than_what_is_followed(calls: Path, place: Path) -> None:
     recorded = run(place, calls, "deep")
     made(recorded)

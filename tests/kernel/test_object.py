@@ -19,6 +19,7 @@ from stream.sources.kernel import attach, decode, loader
 from stream.sources.kernel.bpf import build
 from stream.sources.kernel.ebpf import EbpfFeed, probe_ebpf
 from stream.sources.kernel.ring import PAGE
+from stream.sources.kernel.strace import probe_strace
 from stream.sources.kernel.watch import Watch
 from tests.kernel.rig import ROOT, run
 
@@ -177,6 +178,53 @@ def test_a_kernel_that_refuses_the_object(
     uring.rename(tmp_path / f"stream.{machine}.lskel")
     (tmp_path / uring.name).write_bytes(broken[:-64] + b"\xff" * 64)
     assert re.fullmatch(r"the kernel feed: kernel \S+ refuses it: .+", probe_ebpf())
+
+
+PROBE = """
+import signal
+from stream.sources.kernel.ebpf import probe_ebpf
+heard = []
+signal.signal(signal.SIGALRM, lambda *_: heard.append(1))
+signal.setitimer(signal.ITIMER_REAL, {0}, {0})
+said = probe_ebpf()
+before = len(heard)
+while {0} and len(heard) == before:
+    pass  # they come again
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(said or "loaded")
+"""
+
+
+def probed(*before: str, alarms: float = 0) -> str:
+    """By a program of its own, that gets an alarm every so many seconds."""
+    command = [*before, sys.executable, "-c", PROBE.format(alarms)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=60)
+    return done.stdout.rstrip("\n")
+
+
+@pytest.mark.usefixtures("kernel_feed")
+def test_signals_without_end_do_not_keep_it_from_being_loaded() -> None:
+    assert probed(alarms=1e-4) == "loaded"
+
+
+INJECTED = [
+    *("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=bpf", "-e", "signal=none"),
+    *("-e", "inject=bpf:error={}:when={}"),
+]
+
+
+@pytest.mark.usefixtures("kernel_feed")
+@pytest.mark.skipif(bool(probe_strace()), reason=f"strace: {probe_strace()}")
+@pytest.mark.parametrize("error", ["EAGAIN", "EINTR"])
+def test_a_kernel_that_was_disturbed_is_asked_again(error: str) -> None:
+    """In whichever call of the first attempts; but not for ever, and not where it means no."""
+
+    def outcome(error: str, when: str) -> str:
+        return probed(*(word.format(error, when) for word in INJECTED))
+
+    assert outcome(error, "1..9") == outcome(error, "4..9") == "loaded"
+    assert re.fullmatch(r"the kernel feed: kernel \S+ refuses it: .+", outcome(error, "1+"))
+    assert outcome("EPERM", "1..2").startswith("the kernel feed: not permitted: ")
 
 
 def test_no_more_watches_than_there_is_room_for() -> None:

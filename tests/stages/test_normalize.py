@@ -209,7 +209,25 @@ def test_a_failed_relative_path_is_judged_from_where_it_starts() -> None:
     )
 
 
-@pytest.mark.parametrize("call", sorted(set(EVENT_TYPES) - {"open", "openat", "openat2"}))
+VIEWS = (
+    *("/proc/self/fd/14", "/proc/thread-self/fd/0", "/dev/fd/7", "/proc/4711/fd/2147483647"),
+    *("/proc/self/cwd", "/proc/thread-self/root", "/proc/1/cwd"),
+)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_failed_path_by_a_descriptor_is_judged_from_where_that_leads(view: str) -> None:
+    assert rule(failed(f"{view}/notes", base="/srv")) is None
+    assert rule(failed(f"{view}/x.so", base="/usr/lib")) == "loader"
+    assert rule(failed(f"{view}/../x.so", base="/usr/lib/y")) is None
+    assert rule(failed(f"{view}/x.so")) is None
+    assert rule(failed(f"{view}/3/x", base="/proc/4711/fd")) is None
+
+
+READS = {"open", "openat", "openat2", "open_by_handle_at"}
+
+
+@pytest.mark.parametrize("call", sorted(set(EVENT_TYPES) - READS))
 def test_only_opens_are_ever_left_out(call: str) -> None:
     event = raw(call, ret=0, path="/usr/lib/x", resolved="/usr/lib/x", to_path="/proc/x")
     assert rule(event) is None
@@ -306,6 +324,10 @@ KERNEL = "assay.runner.kernel_event.v0"
         (failed("x"), None),
         (failed(""), None),
         (failed("x", base="pipe:[1]"), None),
+        (failed("/../../x", base="/srv/jail", resolve=0x10), "/srv/jail/x"),
+        (failed("/proc/self/fd/3/x", base="/srv", resolve=0x10), "/srv/proc/self/fd/3/x"),
+        (failed("../x", base="/srv", resolve=0x10), "/srv/x"),
+        (failed("/x", resolve=0x10), None),
         (opened("/link", resolved="/file"), "/file"),
         (opened("/x", resolved=None), "/x"),
         (opened("/x", ret=None, resolved=None), "/x"),
@@ -315,6 +337,43 @@ def test_values_of_opens(event: RawEvent, value: str | None) -> None:
     (line,) = layer(event)
     assert line["value"] == value
     assert ("status" in line) == ("return_value" in line) == (event.ret is not None)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_path_by_a_descriptor_starts_where_that_leads(view: str) -> None:
+    claim, other = f"{view}/./a", "/proc/self/fd/3//b"
+    there = {"base": "/srv/x", "to_base": "/srv/y"}
+    assert layer(failed(claim, base="/srv/x"))[0]["value"] == "/srv/x/a"
+    assert details(failed(claim, base="/srv/x"))[0]["path"] == claim
+    assert layer(failed(f"{view}/../a", base="/srv/x"))[0]["value"] == "/srv/a"
+    event = raw("rename", ret=0, path=claim, to_path=other, **there)
+    (line,), (detail,) = layer(event), details(event)
+    assert (line["value"], detail["path"], detail["to_path"]) == ("/srv/x/a", claim, "/srv/y/b")
+    alone = raw("truncate", ret=0, path=view, base="/srv/file", size=3)
+    assert (layer(alone)[0]["value"], details(alone)[0]["path"]) == ("/srv/file", view)
+    symlink = raw("symlink", ret=0, path="../x", to_path=claim, to_base="/srv")
+    assert layer(symlink)[0]["value"] == "/srv/a"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/proc/self/fd/14x/a", "/proc/self/fd/014/a", "/proc/self/fd", "/proc/self/fdinfo/3/a"),
+        *("/proc/self/cwdx/a", "/proc/self/exe", "/dev/fd/x/a", "/dev/fdx/3/a", "/x/proc/self/cwd"),
+        *("/etc/shadow", "/proc/self/fd/1\n/x"),
+    ],
+)
+def test_a_base_says_nothing_of_any_other_absolute_path(path: str) -> None:
+    assert layer(raw("unlink", ret=0, path=path, base="/srv"))[0]["value"] == path
+
+
+def test_a_file_that_was_opened_by_its_handle() -> None:
+    event = raw("open_by_handle_at", ret=3, resolved="/srv/file", flags=O_RDWR)
+    (line,), (detail,) = layer(event), details(event)
+    assert (line["event_type"], line["value"], line["status"]) == (1, "/srv/file", "success")
+    assert (detail["call"], "path" in detail) == ("open_by_handle_at", False)
+    assert layer(raw("open_by_handle_at", ret=-116))[0]["value"] is None
+    assert rule(raw("open_by_handle_at", ret=3, resolved="/usr/lib/x.so")) == "loader"
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,25 @@
 """Records of the ring to raw events: what the bytes mean, and nothing that they do not say.
 
-It keeps the books of what it was given. A relative path has its base, except where the path
-that was really reached is known: of opens that succeeded.
+It keeps the books of what it was given. A relative path has its base, and so has one that begins
+with /proc/self/fd/N or its like, except where the path that was really reached is known: of opens
+that succeeded.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Sequence
 
-from stream.records.kernel import Mark, RawEvent, Scope, path_text
+from stream.records.kernel import Mark, RawEvent, Scope, beyond_view, path_text
 from stream.records.sightings import NAMES, Sightings, Telemetry
 from stream.sources.kernel.address import peer_text
 
 #: In the order of the object's `enum call`.
 CALLS = (
-    *("", "open", "creat", "openat", "openat2", "unlink", "unlinkat", "rename", "renameat"),
-    *("renameat2", "mkdir", "mkdirat", "rmdir", "link", "linkat", "symlink", "symlinkat"),
+    *("", "open", "creat", "openat", "openat2", "open_by_handle_at", "unlink", "unlinkat"),
+    *("rename", "renameat", "renameat2", "mkdir", "mkdirat", "rmdir", "link", "linkat"),
+    *("symlink", "symlinkat"),
     *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"),
     *("truncate", "ftruncate", "mknod", "mknodat", "connect", "sendto", "sendmsg", "sendmmsg"),
     *("execve", "execveat", "io_uring_setup", "exec", "fork", "exit", "wrote", "uring_result"),
@@ -28,10 +31,10 @@ def _numbers(*names: str) -> frozenset[int]:
     return frozenset(_NUMBER[name] for name in names)
 
 
-_LAST_OPEN = _NUMBER["openat2"]
+_LAST_NAMED, _LAST_OPEN = _NUMBER["openat2"], _NUMBER["open_by_handle_at"]
 _LAST_ANSWERED = _NUMBER["exec"]
 _PEERS = _numbers("connect", "sendto", "sendmsg", "sendmmsg")
-_BY_DESCRIPTOR = _numbers("fchmod", "fchown", "ftruncate")
+_WITHOUT_PATH = _numbers("open_by_handle_at", "fchmod", "fchown", "ftruncate")
 _TWO_PATHS = _numbers(
     *("rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat"),
 )
@@ -39,6 +42,11 @@ _OWNERS = _numbers("chown", "fchown", "lchown", "fchownat")
 _SIZES = _numbers("truncate", "ftruncate")
 _MODES = _numbers(
     *("mkdir", "mkdirat", "mknod", "mknodat", "chmod", "fchmod", "fchmodat", "fchmodat2"),
+)
+#: They act on the name that they are given, even where that is a link.
+_ON_NAMES = _numbers(
+    *("unlink", "unlinkat", "rename", "renameat", "renameat2", "mkdir", "mkdirat", "rmdir"),
+    *("link", "lchown", "mknod", "mknodat"),
 )
 _MAY_BE_EMPTY = _numbers("linkat", "fchownat", "fchmodat2", "execveat")
 
@@ -63,6 +71,8 @@ _HEAD = struct.Struct("<I4xBxH38xH")  # of it: length, call, flags, bytes of the
 _BUSY = 1 << 31
 _CREATES = 0o20000100  # O_CREAT or O_TMPFILE: without them the mode is whatever lay there
 _EMPTY_PATH = 0x1000
+_FOLLOW, _NO_FOLLOW = 0x400, 0x100
+_NEW = 0o300  # O_CREAT | O_EXCL
 _REMOVE_FOLDER = 0x200
 _NOBODY = 0xFFFFFFFF  # chown: leave it as it is
 _MOST_FOLDERS = 4096
@@ -94,7 +104,7 @@ class Decoder:
             if length & _BUSY or end > size:
                 break
             got += 1
-            if flags == _BOTH and call <= _LAST_OPEN and walk:
+            if flags == _BOTH and call <= _LAST_NAMED and walk:
                 opens += 1  # one that succeeded: nearly all there is, so it stays where it is
                 add(at)
             elif flags & _BEFORE_EXEC:
@@ -160,7 +170,7 @@ class Decoder:
 
     def _put_paths(self, event: RawEvent, call: int, flags: int, parts: list[bytes]) -> None:
         path, resolved, base, to_path, to_base = parts
-        if call not in _BY_DESCRIPTOR and not flags & _NO_PATH:
+        if call not in _WITHOUT_PATH and not flags & _NO_PATH:
             event.path = path_text(path)
         event.resolved, event.base = self._walked(resolved), self._walked(base)
         if event.call == "exec":
@@ -169,7 +179,8 @@ class Decoder:
                 event.argv = [path_text(word) for word in words.split(b"\0")] if words else []
         elif call in _TWO_PATHS:
             event.to_path = None if flags & _NO_TO_PATH else path_text(to_path)
-            event.to_base = self._walked(to_base)
+            if not _ends_with_view(event.to_path):  # which is a name that exists
+                event.to_base = self._walked(to_base)
 
     def _walked(self, names: bytes) -> str | None:
         if not names:
@@ -205,6 +216,22 @@ def _put_numbers(event: RawEvent, call: int, record: tuple[int, ...]) -> None:
         event.call = "rmdir"
     if event.path == "" and flags & _EMPTY_PATH and call in _MAY_BE_EMPTY:
         event.resolved, event.base = event.base, None  # the descriptor itself is meant
+    elif event.base is not None and _ends_with_view(event.path) and not _follows(call, flags):
+        event.base = None  # the link in /proc is meant, and not what it leads to
+
+
+def _ends_with_view(path: str | None) -> bool:
+    rest = None if path is None else beyond_view(path)
+    return rest is not None and not rest.strip("/")
+
+
+def _follows(call: int, flags: int) -> bool:
+    """Whether the last name of a path may be a link that is gone through."""
+    if call <= _LAST_OPEN:
+        return not flags & os.O_NOFOLLOW and flags & _NEW != _NEW
+    if call == _NUMBER["linkat"]:
+        return bool(flags & _FOLLOW)
+    return call not in _ON_NAMES and not (flags & _NO_FOLLOW and call in _MAY_BE_EMPTY)
 
 
 def _cut(data: bytes, lengths: Sequence[int]) -> list[bytes]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import mmap
 import os
 import platform
+import signal
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from stream.errors import FeedError
@@ -18,6 +21,7 @@ _MAP_CREATE, _LOOKUP, _UPDATE, _LOAD, _RUN, _INFO, _ATTACH = 0, 1, 2, 5, 10, 15,
 _ARRAY, _SYSCALL_PROGRAM, _SLEEPABLE = 2, 31, 16
 _ATTRIBUTES = 144  # bytes: as many as any of these calls reads
 _MISSES = 208  # where bpf_prog_info has the runs that were skipped
+_ATTEMPTS = 10
 _CONTEXT, _MAP, _PROGRAM = 24, 16, 4  # the loader's argument: sizes of its parts
 
 
@@ -72,6 +76,31 @@ def load(blob: Path, config: bytes, sizes: Mapping[str, int]) -> Loaded:
         raw = blob.read_bytes()
     except FileNotFoundError:
         raise FeedError(f"{blob}: this file of the installation is missing") from None
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            with _signals_held():
+                return _load(raw, config, sizes)
+        except OSError as error:
+            if not left or error.errno not in (errno.EAGAIN, errno.EINTR):
+                raise
+    raise AssertionError
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """The kernel gives up checking a program as soon as a signal waits: they come afterwards.
+
+    A stop cannot be held, and a debugger's does not even look like a signal: for these there are
+    the other attempts.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _load(raw: bytes, config: bytes, sizes: Mapping[str, int]) -> Loaded:
     start = 4 + int.from_bytes(raw[:4], "little")
     head = json.loads(raw[4:start])
     image, data, code = _cut(raw[start:], head["image"], head["data"], head["code"])

@@ -6,6 +6,7 @@
 #include <linux/openat2.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -144,6 +145,67 @@ static void odd(void)
         exit(1);
     sprintf(name, "/proc/self/fd/%d", ends[0]);
     call(SYS_openat, HERE, name, O_RDONLY | O_NONBLOCK);
+}
+
+// By what a process has itself: /proc/self/fd/N and its like.
+static void *opens_own(void *nothing)
+{
+    char name[64];
+    if (unshare(CLONE_FILES))
+        exit(1);
+    sprintf(name, "/proc/thread-self/fd/%d/none", dup2(folder("given-to-thread"), 20));
+    call(SYS_openat, HERE, name, O_RDONLY);
+    call(SYS_openat, HERE, "/proc/self/fd/20/none", O_RDONLY);
+    return nothing;
+}
+static void views(void)
+{
+    struct open_how rooted = {.flags = O_RDONLY, .resolve = RESOLVE_IN_ROOT};
+    char name[64];
+    pthread_t other;
+    mkdir("given-to-thread", 0700);
+    int at = dup2(folder("sub"), 14);
+    dup2(call(SYS_openat, HERE, "given", O_RDWR), 15);
+    call(SYS_openat, HERE, "/proc/self/fd/14/a", O_CREAT | O_WRONLY, 0600);
+    call(SYS_renameat, HERE, "/proc/self/fd/14/a", HERE, "/proc/thread-self/fd/14/b");
+    call(SYS_renameat, HERE, "given", at, "/dev/fd/14/../moved");
+    call(SYS_linkat, HERE, "/dev/fd/14//./b", HERE, "c", 0);
+    call(SYS_linkat, HERE, "/proc/self/fd/15", HERE, "d", AT_SYMLINK_FOLLOW);
+    call(SYS_linkat, HERE, "/proc/self/fd/15", HERE, "e", 0);
+    call(SYS_symlinkat, "/proc/self/fd/14/b", HERE, "/proc/self/cwd/s");
+    call(SYS_fchmodat, HERE, "/proc/self/fd/15", 0600);
+    call(SYS_truncate, "/dev/fd/15/", 3L);
+    call(SYS_unlinkat, HERE, "/proc/self/fd/15", 0);
+    call(SYS_unlinkat, HERE, "/proc/self/fd/14/b", 0);
+    call(SYS_mkdirat, HERE, "/proc/self/cwd/made", 0700);
+    call(SYS_openat, HERE, "/proc/self/root/no/where", O_RDONLY);
+    sprintf(name, "/proc/%d/fd/14/none", getpid());
+    call(SYS_openat, HERE, name, O_RDONLY);
+    call(SYS_openat, HERE, "/proc/1/fd/14/none", O_RDONLY);
+    call(SYS_openat, HERE, "/proc/self/fd/99/x", O_RDONLY);
+    call(SYS_openat, HERE, "/proc/self/fd/014/x", O_RDONLY);
+    call(SYS_openat, HERE, "/proc/self/fd/14x/x", O_RDONLY);
+    call(SYS_openat, HERE, "/proc/self/fd/4294967310/x", O_RDONLY);
+    call(SYS_openat, HERE, "/proc/self/fdinfo/14/x", O_RDONLY);
+    call(SYS_openat, HERE, "/proc/self/cwdx/x", O_RDONLY);
+    call(SYS_openat, HERE, "/proc/self/fd//x", O_RDONLY);
+    call(SYS_openat, HERE, "/proc/self/fd/15", O_RDONLY | O_NOFOLLOW);
+    call(SYS_openat, HERE, "/proc/self/fd/15", O_RDONLY | O_DIRECTORY);
+    call(SYS_openat2, at, "/proc/self/fd/14/none", &rooted, sizeof rooted);
+    pthread_create(&other, NULL, opens_own, NULL);
+    pthread_join(other, NULL);
+}
+
+// By a handle, which is no path.
+static void handles(void)
+{
+    struct { struct file_handle head; char data[MAX_HANDLE_SZ]; } handle = {{MAX_HANDLE_SZ}};
+    int mount;
+    if (name_to_handle_at(HERE, "sub", &handle.head, &mount, 0))
+        exit(77);
+    mount = call(SYS_openat, HERE, ".", O_RDONLY);
+    call(SYS_open_by_handle_at, mount, &handle, O_RDONLY | O_DIRECTORY);
+    call(SYS_open_by_handle_at, mount, NULL, O_RDWR);
 }
 
 // Deeper than what is followed; then, once it is too deep, up again.
@@ -450,7 +512,8 @@ static struct { const char *name; void (*run)(void); } cases[] = {
     {"opens", opens}, {"changes", changes}, {"peers", peers}, {"odd", odd}, {"deep", deep},
     {"compat", compat}, {"thread", thread}, {"execs", execs}, {"families", families},
     {"endings", endings}, {"blocked", blocked}, {"race", race}, {"changed", changed}, {"uring", uring},
-    {"uring_send", uring_send}, {"writes", writes}, {"nothing", nothing},
+    {"views", views},
+    {"handles", handles}, {"uring_send", uring_send}, {"writes", writes}, {"nothing", nothing},
 };
 
 int main(int argc, char **argv)

@@ -30,7 +30,7 @@ struct event {
     u16 unused;
     u32 resolve;
     char data[32768 - HEADER - 72];
-    u32 end;  // from here on it stays in the kernel
+    u32 end, letter;  // from here on it stays in the kernel
     u64 args[8];
 };
 

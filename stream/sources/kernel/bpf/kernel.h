@@ -27,7 +27,7 @@ struct path { struct vfsmount *mnt; struct dentry *dentry; };
 struct file { struct path f_path; struct inode *f_inode; };
 struct fdtable { unsigned int max_fds; struct file **fd; };
 struct files_struct { struct fdtable *fdt; };
-struct fs_struct { struct path pwd; };
+struct fs_struct { struct path root, pwd; };
 typedef struct { int counter; } atomic_t;
 struct signal_struct { atomic_t live; unsigned int flags; int group_exit_code; };
 struct mm_struct { unsigned long arg_start, arg_end; struct file *exe_file; };

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: (MIT OR GPL-2.0)
 // Paths as they were given, and as they lie in the kernel.
+enum { UNREAD = -1, ABSOLUTE, RELATIVE };
+
 // The offset lies in map memory: the verifier forgets its range at each load, and states merge.
 // These are functions of their own so that they are verified once.
 __attribute__((noinline)) int put_text(u32 slot, u32 section, u64 from, u32 from_kernel)
@@ -12,13 +14,13 @@ __attribute__((noinline)) int put_text(u32 slot, u32 section, u64 from, u32 from
                          : bpf_probe_read_user_str(&e->data[at], PATH_ROOM, (void *)from);
     if (n <= 0) {
         e->flags |= section == PATH ? NO_PATH : NO_TO_PATH;
-        return -1;
+        return UNREAD;
     }
     if (n == PATH_ROOM)
         e->flags |= TRUNCATED;
     e->lengths[section & 3] = n - 1;
     e->end = at + n - 1;
-    return n == 1 || e->data[at] != '/';  // relative
+    return n == 1 || e->data[at] != '/' ? RELATIVE : ABSOLUTE;
 }
 
 struct walker {
@@ -108,11 +110,15 @@ static __always_inline int walk_file(u32 slot, u32 section, struct file *file)
                 (u64)BPF_CORE_READ(file, f_path.mnt));
 }
 
+static __always_inline int walk_cwd(u32 slot, u32 section, struct task_struct *task)
+{
+    return walk(slot, section, (u64)BPF_CORE_READ(task, fs, pwd.dentry),
+                (u64)BPF_CORE_READ(task, fs, pwd.mnt));
+}
+
 __attribute__((noinline)) int walk_base(u32 slot, u32 section, int dirfd)
 {
     struct task_struct *task = bpf_get_current_task_btf();
-    if (dirfd == AT_FDCWD)
-        return walk(slot, section, (u64)BPF_CORE_READ(task, fs, pwd.dentry),
-                    (u64)BPF_CORE_READ(task, fs, pwd.mnt));
-    return walk_file(slot, section, file_of(task, dirfd));
+    return dirfd == AT_FDCWD ? walk_cwd(slot, section, task)
+                             : walk_file(slot, section, file_of(task, dirfd));
 }

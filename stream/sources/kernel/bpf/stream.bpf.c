@@ -11,6 +11,7 @@
 #include "calls.h"
 #include "events.h"
 #include "paths.h"
+#include "views.h"
 #ifdef WITH_URING
 #include "uring.h"
 #endif
@@ -38,17 +39,18 @@ static __always_inline int on_path_call(struct event *e, struct task_struct *tas
         else
             e->extra = (u32)size | e->args[(at_size + 1) & 7] << 32;
     }
-    int relative = 0;
-    if (at_path != NONE)
-        relative = put_text(OF_SYSCALL, PATH, e->args[at_path], 0);
-    if (call <= OPENAT2 && e->ret >= 0)
-        relative = !walk_file(OF_SYSCALL, RESOLVED, file_of(task, e->ret)) && relative > 0;
-    else if (at_path == NONE)
+    int begins = at_path == NONE ? UNREAD : put_text(OF_SYSCALL, PATH, e->args[at_path], 0);
+    int is_reached = 0;
+    if (call <= LAST_OPEN && e->ret >= 0)
+        is_reached = walk_file(OF_SYSCALL, RESOLVED, file_of(task, e->ret));
+    else if (at_path == NONE && at_dirfd != NONE)
         walk_base(OF_SYSCALL, RESOLVED, e->args[at_dirfd]);
-    if (relative > 0 && at_dirfd != NONE)
-        walk_base(OF_SYSCALL, BASE, e->args[at_dirfd]);
-    if (at_to != NONE && put_text(OF_SYSCALL, TO_PATH, e->args[at_to], 0) > 0)
-        walk_base(OF_SYSCALL, TO_BASE, e->args[ro.shapes[call].to_dirfd & 7]);
+    if (!is_reached && at_dirfd != NONE)
+        put_base(e, OF_SYSCALL, begins, PATH, e->args[at_dirfd]);
+    if (at_to != NONE) {
+        begins = put_text(OF_SYSCALL, TO_PATH, e->args[at_to], 0);
+        put_base(e, OF_SYSCALL, begins, TO_PATH, e->args[ro.shapes[call].to_dirfd & 7]);
+    }
     return put_long(e);
 }
 
@@ -259,10 +261,9 @@ int on_exec(u64 *ctx)
     struct event *e = begin_long(OF_EXEC, EXEC, scope);
     if (!e)
         return 0;
-    int relative = put_text(OF_EXEC, PATH, (u64)BPF_CORE_READ(binary, filename), 1) > 0;
+    int begins = put_text(OF_EXEC, PATH, (u64)BPF_CORE_READ(binary, filename), 1);
     walk_file(OF_EXEC, RESOLVED, BPF_CORE_READ(task, mm, exe_file));
-    if (relative)
-        walk_base(OF_EXEC, BASE, AT_FDCWD);
+    put_base(e, OF_EXEC, begins, PATH, AT_FDCWD);
     u64 from = BPF_CORE_READ(task, mm, arg_start);
     u64 length = BPF_CORE_READ(task, mm, arg_end) - from;
     u64 at = AT_MOST((u64)*(volatile u32 *)&e->end, sizeof(e->data) - ARGV_ROOM);

@@ -17,10 +17,10 @@ static __always_inline u8 uring_call(u8 operation)
     return NO_CALL;
 }
 
-static __always_inline void put_name(u32 section, struct filename *name, int dirfd)
+static __always_inline void put_name(struct event *e, u32 section, struct filename *name, int dirfd)
 {
-    if (put_text(OF_URING, section, (u64)BPF_CORE_READ(name, name), 1) > 0 && dirfd != -1)
-        walk_base(OF_URING, section + 2 - (section == TO_PATH), dirfd);
+    int begins = put_text(OF_URING, section, (u64)BPF_CORE_READ(name, name), 1);
+    put_base(e, OF_URING, begins, section, dirfd);
 }
 
 SEC("tp_btf/io_uring_submit_req")
@@ -52,20 +52,20 @@ int on_uring_submit(u64 *ctx)
         e->open_flags = BPF_CORE_READ(open, how.flags);
         e->mode = BPF_CORE_READ(open, how.mode);
         e->resolve = BPF_CORE_READ(open, how.resolve);
-        put_name(PATH, BPF_CORE_READ(open, filename), BPF_CORE_READ(open, dfd));
+        put_name(e, PATH, BPF_CORE_READ(open, filename), BPF_CORE_READ(open, dfd));
     } else if (call == UNLINKAT) {
         struct io_unlink *unlink = (void *)request;
         e->open_flags = BPF_CORE_READ(unlink, flags);
-        put_name(PATH, BPF_CORE_READ(unlink, filename), BPF_CORE_READ(unlink, dfd));
+        put_name(e, PATH, BPF_CORE_READ(unlink, filename), BPF_CORE_READ(unlink, dfd));
     } else if (call == MKDIRAT) {
         struct io_mkdir *mkdir = (void *)request;
         e->mode = BPF_CORE_READ(mkdir, mode);
-        put_name(PATH, BPF_CORE_READ(mkdir, filename), BPF_CORE_READ(mkdir, dfd));
+        put_name(e, PATH, BPF_CORE_READ(mkdir, filename), BPF_CORE_READ(mkdir, dfd));
     } else if (call == RENAMEAT2) {
         struct io_rename *rename = (void *)request;
         e->open_flags = BPF_CORE_READ(rename, flags);
-        put_name(PATH, BPF_CORE_READ(rename, oldpath), BPF_CORE_READ(rename, old_dfd));
-        put_name(TO_PATH, BPF_CORE_READ(rename, newpath), BPF_CORE_READ(rename, new_dfd));
+        put_name(e, PATH, BPF_CORE_READ(rename, oldpath), BPF_CORE_READ(rename, old_dfd));
+        put_name(e, TO_PATH, BPF_CORE_READ(rename, newpath), BPF_CORE_READ(rename, new_dfd));
     } else if (call == CONNECT) {
         struct io_connect *connect = (void *)request;  // a pointer of the program, still
         u64 n = AT_MOST((u64)(u32)BPF_CORE_READ(connect, addr_len), 128);
@@ -78,9 +78,11 @@ int on_uring_submit(u64 *ctx)
     } else {
         struct io_link *link = (void *)request;
         e->open_flags = BPF_CORE_READ(link, flags);
-        int from = call == LINKAT ? BPF_CORE_READ(link, old_dfd) : -1;
-        put_name(PATH, BPF_CORE_READ(link, oldpath), from);
-        put_name(TO_PATH, BPF_CORE_READ(link, newpath), BPF_CORE_READ(link, new_dfd));
+        if (call == LINKAT)
+            put_name(e, PATH, BPF_CORE_READ(link, oldpath), BPF_CORE_READ(link, old_dfd));
+        else  // a text, and no path
+            put_text(OF_URING, PATH, (u64)BPF_CORE_READ(link, oldpath, name), 1);
+        put_name(e, TO_PATH, BPF_CORE_READ(link, newpath), BPF_CORE_READ(link, new_dfd));
     }
     bpf_map_update_elem(&requests, &key, &one, BPF_ANY);
     return put_long(e);
