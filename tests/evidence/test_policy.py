@@ -113,7 +113,7 @@ def test_what_was_permitted_is_told_beside_the_results() -> None:
         (PERMISSION, "allow", "Bash"),
         (PERMISSION, "allow", "Read"),
     }
-    assert len(calls) == len(found) == 5
+    assert len(calls) == len(found) == 6
 
 
 def test_a_run_that_asked_for_nothing() -> None:
