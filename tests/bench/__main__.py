@@ -12,9 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,59 +19,14 @@ import msgspec
 
 from tests.bench.archiving import EVENTS
 from tests.bench.evidence import write_raw
+from tests.bench.kernel import bench_kernel
+from tests.bench.measuring import STREAM, Row, Run, race, run
 from tests.bench.observing import fill
 from tests.stages.runs import many_runs
 
 ROOT = Path(__file__).resolve().parents[2]
-STREAM = str(Path(sys.executable).with_name("stream"))
 HELPERS = ROOT / "stream" / "helpers"
 RECORDS = 100_000
-
-
-@dataclass(frozen=True)
-class Row:
-    what: str
-    ours: str
-    against: str
-    ratio: float
-    target: str
-    met: bool
-
-
-@dataclass(frozen=True)
-class Run:
-    seconds: float
-    peak: int  #: bytes
-
-
-def run(
-    argv: Sequence[str],
-    *,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    stdin: Path | None = None,
-) -> Run:
-    """Wall time and peak memory of one command, its output thrown away."""
-    with Path(stdin or os.devnull).open("rb") as source, Path(os.devnull).open("wb") as null:
-        start = time.perf_counter()
-        child = subprocess.Popen(argv, env=env, cwd=cwd, stdin=source, stdout=null, stderr=null)
-        _, status, usage = os.wait4(child.pid, 0)
-        seconds = time.perf_counter() - start
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode not in (0, 1, 123):  # 123: xargs had a probe that exits non-zero
-        raise RuntimeError(f"{argv[0]} exited with {child.returncode}")
-    return Run(seconds, usage.ru_maxrss * 1024)
-
-
-def race(times: int, *contestants: Callable[[], Run]) -> list[Run]:
-    """The best of several for each, in turns, so that all see the same machine."""
-    best: list[Run | None] = [None] * len(contestants)
-    for _ in range(times):
-        for index, contestant in enumerate(contestants):
-            result, old = contestant(), best[index]
-            if old is None or result.seconds < old.seconds:
-                best[index] = result
-    return [result for result in best if result]
 
 
 # ---------------------------------------------------------------- matrix against xargs
@@ -476,6 +428,7 @@ BENCHES = {
     "start": bench_start,
     "observe": bench_observe,
     "archive": bench_archive,
+    "kernel": bench_kernel,
 }
 
 

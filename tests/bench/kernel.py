@@ -1,0 +1,159 @@
+"""What it costs a command that the kernel tells of it: by eBPF, and by strace beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from tests.bench.measuring import STREAM, Row
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "tests/kernel/programs/many.c"
+OPENS = 200_000
+ROUNDS = 10
+
+
+@dataclass(frozen=True)
+class Watched:
+    seconds: float  #: that the command took
+    written: float  #: from its start until the last line of the kernel layer was written
+    events: int
+    lost: int
+
+
+def bench_kernel(scratch: Path) -> list[Row]:
+    if os.geteuid() != 0:
+        print("the kernel feed needs root: not measured", file=sys.stderr)
+        return []
+    with _memory_folder(scratch) as folder:
+        rows = _opens(scratch, folder)
+    return [*rows, *_realistic(scratch)]
+
+
+@contextmanager
+def _memory_folder(scratch: Path) -> Iterator[Path]:
+    """Where an open costs as little as it can; not below /dev, whose reads are left out."""
+    folder = scratch / "memory"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", folder], check=True)
+    try:
+        for number in range(2):
+            (folder / str(number)).mkdir()
+            for file in range(OPENS // 2):
+                (folder / str(number) / f"f{file:07}").touch()
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def _opens(scratch: Path, folder: Path) -> list[Row]:
+    program = scratch / "many"
+    subprocess.run(["gcc", "-O1", "-w", "-o", program, PROGRAM], check=True)
+    once = [str(program), str(folder), str(OPENS), "2"]
+    often = ["sh", "-c", f'for i in $(seq {ROUNDS}); do "$@"; done', "sh", *once]
+    alone, traced = _timed(once), _watched(scratch, "ebpf", once)
+    for _ in range(4):
+        alone = min(alone, _timed(once))
+        traced = min(traced, _watched(scratch, "ebpf", once), key=lambda one: one.written)
+    assert traced.events >= OPENS
+    sustained = _watched(scratch, "ebpf", often)
+    rate = sustained.events / sustained.written
+    plain = _timed(often)
+    return [
+        Row(
+            f"`observe --kernel ebpf`, {OPENS:,} opens by two processes, all lines written",
+            f"{traced.written:.2f} s, {traced.lost} lost",
+            f"untraced: {alone:.2f} s",
+            traced.written / alone,
+            "≤ 4.3×, 0 lost",
+            traced.written / alone <= 4.3 and not traced.lost,
+        ),
+        Row(
+            f"the same {ROUNDS} times, one after the other, 16 MiB ring",
+            f"{rate:,.0f} events/s, {sustained.lost} lost",
+            f"untraced: {plain:.2f} s",
+            sustained.written / plain,
+            "≥ 400,000/s, 0 lost",
+            rate >= 400_000 and not sustained.lost,
+        ),
+    ]
+
+
+def _realistic(scratch: Path) -> list[Row]:
+    repository = scratch / "repository"
+    subprocess.run(["git", "clone", "-q", ROOT, repository], check=True)
+    library = scratch / "library"
+    library.mkdir()
+    for name in ("asyncio", "email", "http", "json", "unittest", "xml", "logging", "ctypes"):
+        source = Path(os.__file__).parent / name
+        shutil.copytree(source, library / name, ignore=shutil.ignore_patterns("__pycache__"))
+    rows = []
+    for what, command, target in (
+        (
+            "compileall of 8 packages",
+            [sys.executable, "-m", "compileall", "-q", "-f", str(library)],
+            1.10,
+        ),
+        ("10 times npm --version", _repeated(10, "npm --version"), 1.05),
+        ("20 times git status", _repeated(20, f"git -C {repository} status"), 1.3),
+    ):
+        plain = ebpf = strace = float("inf")
+        for _ in range(5):
+            plain = min(plain, _timed(command))
+            ebpf = min(ebpf, _watched(scratch, "ebpf", command).seconds)
+            strace = min(strace, _watched(scratch, "strace", command).seconds)
+        ratio = ebpf / plain
+        slow = strace / plain
+        rows.append(
+            Row(
+                f"`observe --kernel ebpf`, {what}",
+                f"{ebpf:.2f} s; with strace {strace:.2f} s, {slow:.2f}×",
+                f"untraced: {plain:.2f} s",
+                ratio,
+                f"≤ {target}×",
+                ratio <= target,
+            )
+        )
+    return rows
+
+
+def _repeated(times: int, command: str) -> list[str]:
+    return ["sh", "-c", f"for i in $(seq {times}); do {command}; done"]
+
+
+def _timed(argv: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def _watched(scratch: Path, feed: str, argv: list[str]) -> Watched:
+    runs = Path(tempfile.mkdtemp(dir=scratch, prefix="runs-"))
+    words = ["--kernel", feed, "--require", "kernel", "--workspace", "empty", "--no-wrap"]
+    command = [STREAM, "observe", "-q", "--runs", str(runs), "--run-id", "one", *words, "--", *argv]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = runs / "one"
+    summary = json.loads((run / "artifacts/summary.json").read_bytes())
+    capture = json.loads((run / "companion.json").read_bytes())["capture"]
+    seconds = summary["duration_ms"] / 1000
+    late = (run / "layers/kernel.ndjson").stat().st_mtime - _ended(run)
+    shutil.rmtree(runs)
+    lost = capture["dropped"] + capture["misses"] + capture["unparsed"]
+    return Watched(seconds, seconds + max(0.0, late), summary["kernel_events"], lost)
+
+
+def _ended(run: Path) -> float:
+    for event in map(json.loads, (run / "events.jsonl").read_bytes().splitlines()):
+        if event["event_type"] == "agent_completed":
+            return datetime.fromisoformat(event["timestamp"]).timestamp()
+    raise AssertionError("it did not end")
