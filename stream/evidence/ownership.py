@@ -2,7 +2,8 @@
 
 A process that the agent forks while one call alone is open is that call's, unless it turns out
 to run the command of another; so is one that runs an open call's command; so are their children,
-also when the call is long over. What is left is the agent itself.
+also when the call is long over. What is left is the agent itself; and the recorder's own hooks,
+which the agent starts, and which do nothing for a call.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ CallT = TypeVar("CallT")
 
 
 class Ownership(Generic[CallT]):
-    def __init__(self) -> None:
+    def __init__(self, hook: str, recorder: CallT) -> None:
+        """`hook`: how the path of a hook ends. `recorder`: whose they are."""
+        self._hook, self._recorder = hook, recorder
         self.owners: dict[int, CallT] = {}  #: by pid; the agent's own are not in it
         self._unsure: set[int] = set()  # forked by the agent itself, and nothing executed yet
         self._commands: dict[CallT, Command] = {}
@@ -45,6 +48,11 @@ class Ownership(Generic[CallT]):
         if pid in self.owners and pid not in self._unsure:
             return  # what a call's own process runs is the call's, whatever it is called
         self._unsure.discard(pid)
+        if argv and argv[-1].rstrip("'").endswith(
+            self._hook
+        ):  # itself, or a shell that is to run it
+            self.owners[pid] = self._recorder
+            return
         found = asked_for(argv, self._commands.values()) if self._commands else None
         for call, command in self._commands.items():
             if command is found:

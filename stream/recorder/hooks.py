@@ -17,16 +17,13 @@ from msgspec import Struct
 
 EVENTS = ("PreToolUse", "PostToolUse", "PostToolUseFailure")
 LIMIT = 10  #: seconds of a hook, after which the agent goes on without it
-_NEEDS = ("bash", "flock")
+_NEEDS = ("tr", "flock")
 
-# `-p`: what the agent put into BASH_ENV is not run. Pieces, because a newline is looked for in
-# each of them: bash takes far longer for all at once. Of a line before that has no end, the
-# newline that comes first is the end.
-_SCRIPT = """#!{bash} -p
+# No bash: it looks for a terminal, a user and a locale, all of which a kernel feed would tell of
+# the agent. Of a line before that has no end, the newline that comes first is the end.
+_SCRIPT = """#!/bin/sh
 {{
-  LC_ALL=C said=
-  while IFS= read -r -N 16384 piece; do said+=${{piece//$'\\n'/ }}; done
-  said+=${{piece//$'\\n'/ }}
+  said=$({tr} '\\n' ' ')
   {{ {flock} -w 5 9 && printf '\\n%s\\n' "$said" >&9; }} 9>>{log}
 }} >/dev/null 2>&1
 exit 0
@@ -54,10 +51,8 @@ def lacking_for_hooks() -> list[str]:
 def make_hooks(home: Path) -> Hooks:
     """In a folder that is there. Who makes them removes it. Raises OSError."""
     hooks = Hooks(home / "hooks.ndjson", home / "hook", home / "hooks.json")
-    bash, flock = (shutil.which(name) for name in _NEEDS)
-    script = _SCRIPT.format(
-        bash=bash, flock=shlex.quote(flock or "flock"), log=shlex.quote(str(hooks.log))
-    )
+    programs = {name: shlex.quote(shutil.which(name) or name) for name in _NEEDS}
+    script = _SCRIPT.format(**programs, log=shlex.quote(str(hooks.log)))
     command = {"type": "command", "command": shlex.quote(str(hooks.program)), "timeout": LIMIT}
     every = [{"matcher": "*", "hooks": [command]}]
     settings = {"hooks": dict.fromkeys(EVENTS, every)}
