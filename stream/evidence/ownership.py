@@ -8,6 +8,7 @@ which the agent starts, and which do nothing for a call.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 from typing import Generic, TypeVar
 
@@ -48,9 +49,7 @@ class Ownership(Generic[CallT]):
         if pid in self.owners and pid not in self._unsure:
             return  # what a call's own process runs is the call's, whatever it is called
         self._unsure.discard(pid)
-        if argv and argv[-1].rstrip("'").endswith(
-            self._hook
-        ):  # itself, or a shell that is to run it
+        if _runs(argv, self._hook):
             self.owners[pid] = self._recorder
             return
         found = asked_for(argv, self._commands.values()) if self._commands else None
@@ -61,3 +60,16 @@ class Ownership(Generic[CallT]):
     def gone(self, pid: int) -> None:
         self.owners.pop(pid, None)
         self._unsure.discard(pid)
+
+
+def _runs(argv: list[str], hook: str) -> bool:
+    """It itself, or the shell that is to run it: nothing else, that would hide behind its name."""
+    if len(argv) == 1:
+        return argv[0].endswith(hook)
+    if len(argv) != 3 or argv[1] != "-c" or not argv[2].rstrip("'").endswith(hook):
+        return False
+    try:
+        words = shlex.split(argv[2])
+    except ValueError:
+        return False
+    return len(words) == 1 and shlex.quote(words[0]) == argv[2]
