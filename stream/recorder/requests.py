@@ -73,13 +73,13 @@ class RequestReader:
 
     def _read(self) -> _Steps:
         while True:
-            self._is_reading = False
             head = yield from self._until(_END + _END, MOST_HEAD)
             self._is_reading = True
             method, target, version, fields = _parsed(head)
             if fields.get(b"expect", b"").lower() == b"100-continue":
                 yield Expectation()
             body = yield from self._body(fields)
+            self._is_reading = False
             is_last = version == b"HTTP/1.0" or b"close" in fields.get(b"connection", b"").lower()
             yield Request(method, target, _unpacked(body, fields), is_last)
 
