@@ -23,6 +23,7 @@ from tests.cli.command import PATIENCE, Place
 
 AT_ONCE = 12
 LONG = 200 << 10
+MORE_THAN_A_PIPE = 1 << 20
 
 
 @pytest.fixture
@@ -154,7 +155,7 @@ def test_it_never_fails(hooks: Hooks, harm: object) -> None:
         [hooks.program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     assert process.stdin is not None
-    process.stdin.write(b"{")
+    process.stdin.write(b"{" + b" " * MORE_THAN_A_PIPE)  # it reads: so it has begun
     process.stdin.flush()
     with harm(hooks):
         pass
