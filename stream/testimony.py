@@ -31,6 +31,7 @@ from stream.evidence.policy import PolicyLayer
 from stream.evidence.sdk import SdkLayer, log_environment
 from stream.evidence.steps import kernel_steps, lost_between
 from stream.evidence.surface import Surface
+from stream.recorder.channels import Sdk
 from stream.recorder.disclosure import Disclosure
 from stream.recorder.invocation import Ending
 from stream.recorder.recording import Recording
@@ -99,12 +100,13 @@ class Times:
 class Testimony:
     """What the agent, and who decides for it, say. Told from several threads."""
 
-    def __init__(self, run_id: str, disclosure: Disclosure) -> None:
+    def __init__(self, run_id: str, disclosure: Disclosure, sdk: Sdk = "stream-json") -> None:
         self.run_id = run_id
         self.sdk: list[SdkEvent] = []
         self.moments: list[Moment] = []
         self.policy: list[PolicyEvent] = []
         self._see = disclosure.value
+        self._sdk = sdk
         self._layer = SdkLayer(run_id)
         self._policy = PolicyLayer(run_id)
         self._lock = Lock()
@@ -118,13 +120,24 @@ class Testimony:
         return {name.encode(): os.fsencode(value) for name, value in given.items()}
 
     def hear(self, block: bytes, arrived: int) -> None:
+        """Its stdout, of whose calls another channel may be asked to tell."""
         with self._lock:
-            self._take(self._layer.feed(block, arrived))
+            if self._sdk == "stream-json":
+                self._take(self._layer.feed(block, arrived))
             self.policy += map(self._seen, self._policy.feed_stdout(block))
 
     def hear_log(self, block: bytes, arrived: int) -> None:
         with self._lock:
             self._take(self._layer.feed_log(block, arrived))
+
+    def hear_hooks(self, block: bytes, arrived: int) -> None:
+        with self._lock:
+            self._take(self._layer.feed_hooks(block, arrived))
+
+    def hear_otel(self, block: bytes, arrived: int) -> None:
+        with self._lock:
+            self._take(self._layer.feed_otel(block, arrived))
+            self._policy.feed_otel(block)
 
     def decide(self, block: bytes) -> None:
         with self._lock:
@@ -133,7 +146,7 @@ class Testimony:
     def finish(self) -> Iterator[str]:
         """What of it could not be used."""
         self._layer.finish()
-        self._policy.finish()
+        self.policy += map(self._seen, self._policy.finish())
         for (channel, problem), count in sorted(self._layer.problems.items()):
             if channel != "stdout":  # a program that says something else there says nothing wrong
                 yield f"{count} lines of the {channel} were not used: {problem}"

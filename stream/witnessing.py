@@ -6,15 +6,13 @@ could not see is said in observation-health.json, and nothing of it ever looks c
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from anyio import Event, create_task_group, sleep, to_thread
+from anyio import Event, create_task_group, to_thread
 from anyio.abc import ObjectSendStream
 from msgspec import Struct
 
@@ -24,6 +22,7 @@ from stream.errors import FeedError, RequiredError, os_reason
 from stream.evidence.surface import Surface
 from stream.pipeline import Batch, Pipeline, Write
 from stream.recorder.cgroup import Cgroup
+from stream.recorder.channels import Channels, Sdk
 from stream.recorder.guard import Guard
 from stream.recorder.invocation import Ending
 from stream.recorder.messages import Order
@@ -41,8 +40,6 @@ from stream.stages.normalize import RESTARTED, WROTE, DetailLine, Normalize
 from stream.testimony import Account, Course, Testimony, Times, conclude
 
 RING = 16 << 20
-LOOK = 0.02  #: seconds between two looks at the agent's own event log
-SDK_LOG = ".sdk-events.ndjson"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -54,6 +51,7 @@ class Wish(Struct, frozen=True, kw_only=True):
     ring_bytes: int = RING
     raw: Path | None = None  #: where the raw telemetry goes, as well
     policy_log: Path | None = None
+    sdk: Sdk = "stream-json"
 
 
 class KernelWitness:
@@ -64,29 +62,36 @@ class KernelWitness:
         self._wish = wish
         self._warn = warn
         self._files = LayerFiles(recording.folder)
-        self._testimony = Testimony(recording.run_id, recording.disclosure)
+        self._testimony = Testimony(recording.run_id, recording.disclosure, wish.sdk)
+        self._channels = Channels(
+            recording.wrappers_folder,  # which the guard removes
+            wish.sdk,
+            {
+                "log": self._testimony.hear_log,
+                "hooks": self._testimony.hear_hooks,
+                "otel": self._testimony.hear_otel,
+            },
+        )
         self._surface = Surface()
         self._normalize = Normalize(recording.run_id, surface=self._surface, keeps_times=True)
         self._times = Times(recording.folder)
         self._feed: EbpfFeed | StraceFeed | None = None
         self._capture = RawCapture(feed="absent", reason="it was never begun")
-        self._begun, self._over, self._is_done = Event(), Event(), Event()
-        self._log = -1
+        self._begun, self._is_done = Event(), Event()
         self._given: list[bytes] = []  # names in the environment
         self._troubles: list[str] = []
 
     async def begin(self, guard: Guard, cgroup: Cgroup | None, order: Order) -> Order:
-        log = self._recording.folder / SDK_LOG
-        self._log = os.open(log, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        given = self._testimony.environment(log)
+        given = self._channels.open() | self._testimony.environment(self._channels.log)
         self._given = list(given)
         order.env = {**order.env, **given}
+        watched = {"stdout": guard.stdout, **self._channels.files()}
         try:
             feed = open_feed(
                 self._wish.kernel,
                 guard=guard.pid,
                 cgroup=None if cgroup is None else cgroup.path,
-                watch=[Watch.of("stdout", guard.stdout), Watch.of("log", self._log)],
+                watch=[Watch.of(name, fd) for name, fd in watched.items()],
                 ring_bytes=self._wish.ring_bytes,
                 folder=self._recording.folder,
             )
@@ -106,19 +111,22 @@ class KernelWitness:
         self._testimony.hear(block, arrived)
 
     async def run(self) -> None:
-        await self._begun.wait()
         try:
+            await self._begun.wait()
             async with create_task_group() as tasks:
-                tasks.start_soon(self._read_log)
+                tasks.start_soon(self._listen)
                 if self._feed is not None:
                     await self._watch_kernel(self._feed)
+        except BaseException:  # of a run that ended before it began
+            self._channels.close()
+            raise
         finally:
             self._is_done.set()
 
     async def finish(self, ending: Ending, summary: RunSummary) -> list[str]:
         if self._feed is not None:
             self._feed.end()
-        self._over.set()
+        self._channels.end()
         await self._is_done.wait()
         await to_thread.run_sync(self._conclude, ending, summary)
         return self._troubles
@@ -133,24 +141,18 @@ class KernelWitness:
         try:
             await Pipeline[Any]((source,)).through(lambda: self._normalize).into(sink)
         except* Exception as group:  # whatever it was, the agent's run goes on, and this is said
-            reason = "; ".join(sorted(map(_reason, group.exceptions)))
-            self._troubles.append(f"the kernel layer: {reason}")
+            self._troubles.append(f"the kernel layer: {_reasons(group)}")
         finally:
             feed.close()
 
-    async def _read_log(self) -> None:
-        while not self._over.is_set():
-            self._hear_log()
-            await sleep(LOOK)
-
-    def _hear_log(self) -> None:
-        while block := os.read(self._log, 1 << 16):
-            self._testimony.hear_log(block, time.monotonic_ns())
+    async def _listen(self) -> None:
+        try:
+            await self._channels.run()
+        except* Exception as group:
+            self._troubles.append(f"the SDK layer: {_reasons(group)}")
 
     def _conclude(self, ending: Ending, summary: RunSummary) -> None:
-        self._hear_log()
-        os.close(self._log)
-        (self._recording.folder / SDK_LOG).unlink(missing_ok=True)
+        self._hear_the_rest()
         self._read_policy()
         account = Account(
             capture=self._capture_of_all(),
@@ -172,6 +174,17 @@ class KernelWitness:
         summary.kernel_lost = concluded.health.ringbuf_drops
         summary.cgroup_correlation = concluded.health.cgroup_correlation
         summary.correlation = concluded.correlation.status
+
+    def _hear_the_rest(self) -> None:
+        try:
+            self._troubles += self._channels.finish()
+        except OSError as error:
+            self._troubles.append(f"the SDK layer: {os_reason(error)}")
+        finally:
+            self._channels.close()
+        asked = self._wish.sdk
+        if asked != "stream-json" and not self._testimony.received.get(asked):
+            self._warn(f"--sdk {asked}: nothing was told")
 
     def _read_policy(self) -> None:
         path = self._wish.policy_log
@@ -200,9 +213,13 @@ class KernelWitness:
         return capture
 
 
+def _reasons(group: BaseExceptionGroup[BaseException]) -> str:
+    return "; ".join(sorted(map(_reason, group.exceptions)))
+
+
 def _reason(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
-        return "; ".join(map(_reason, error.exceptions))
+        return _reasons(error)
     return os_reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 

@@ -110,6 +110,9 @@ def observe(
         metavar="FILE",
         help="With --kernel: CloudEvents that a policy engine writes meanwhile, one a line.",
     ),
+    sdk: Literal["stream-json", "hooks", "otel"] | None = typer.Option(
+        None, help="With --kernel: who tells of the agent's tool calls. Default: stream-json."
+    ),
     raw_kernel: Path | None = typer.Option(
         None, metavar="FILE", help="With --kernel: the feed's raw telemetry, before normalizing."
     ),
@@ -149,6 +152,13 @@ def observe(
       auto     the better one of those that there are; none is recorded as none
 
     \b
+    --sdk: who tells when a tool call began and ended; what the kernel saw in between is its
+      stream-json  the agent's stdout, where that is Claude Code's stream-json
+      hooks        Claude Code's hooks:
+                   -- sh -c 'claude --settings "$STREAM_HOOK_SETTINGS" -p "add a test"'
+      otel         its OpenTelemetry, which comes too late to tell when
+
+    \b
     Constraints, each checked by a written rule, with evidence:
       output.json_only        the answer is JSON and nothing else
       style.no_emojis         no emoji in the answer or in an added line
@@ -174,8 +184,9 @@ def observe(
         kernel = kernel or "auto"
     choice = None if kernel == "off" else kernel
     if choice is None:
-        for name, path in (("--policy", policy), ("--raw-kernel", raw_kernel)):
-            if path is not None:
+        given = {"--policy": policy, "--raw-kernel": raw_kernel, "--sdk": sdk}
+        for name, what in given.items():
+            if what is not None:
                 raise typer.BadParameter(f"{name} is for --kernel")
     from stream.recorder.interrupts import Interrupts
 
@@ -201,6 +212,10 @@ def observe(
                 from stream.cli.preparation import check_feeds
 
                 check_feeds(choice or "auto")
+            if sdk == "hooks":
+                from stream.cli.preparation import check_hooks
+
+                check_hooks()
             if archive is not None:
                 check_archive(archive)
             recording = make_recording(
@@ -253,6 +268,7 @@ def observe(
                     ring_bytes=kernel_ring << 10,
                     raw=raw_kernel,
                     policy_log=policy,
+                    sdk=sdk or "stream-json",
                 ),
                 lambda sentence: say(f"stream: {sentence}"),
             )

@@ -22,6 +22,15 @@ def check_feeds(choice: Choice) -> None:
         raise RequiredError(f"--require kernel: {reason}")
 
 
+def check_hooks() -> None:
+    """Raises UsageError where there can be none."""
+    from stream.errors import UsageError
+    from stream.recorder.hooks import lacking_for_hooks
+
+    if lacking := lacking_for_hooks():
+        raise UsageError(f"--sdk hooks: there is no {' and no '.join(lacking)} on PATH")
+
+
 def check_archive(target: Path) -> None:
     """Raises StreamError, before a run that would have no place to go."""
     from stream.errors import OutputError, UsageError

@@ -11,6 +11,7 @@ from stream.evidence.calls import Call, Tally, code, in_order
 from stream.evidence.ownership import Ownership
 from stream.evidence.steps import KernelStep
 from stream.records.kernel import EXEC, EXIT, FORK
+from stream.records.runner import HOOK_PROGRAM
 
 OUTSIDE = "kernel_events_outside_every_window"  #: the one ambiguity that a clean report may have
 _NAMED = 16  #: calls in the name of one overlap; `\+` stands for more
@@ -18,16 +19,17 @@ _MORE = r"\+"
 
 
 class Attribution:
-    def __init__(self) -> None:
+    def __init__(self, run_id: str) -> None:
         self.unbound: Tally = defaultdict(int)
         self.undecided: Tally = defaultdict(int)
         self.total = 0
         self._overlaps: set[str] = set()
         self._late: dict[Call, None] = {}  # something was done for them after their end
-        self._tree: Ownership[Call] = Ownership()
+        recorder = Call("", (0, 0))
+        self._tree = Ownership(f"/{run_id}/{HOOK_PROGRAM}", recorder)
         self._open: dict[Call, None] = {}
         # Where an event goes: by the call that its process was started for, None for the agent.
-        self._rows: dict[Call | None, Tally] = {None: self.unbound}
+        self._rows: dict[Call | None, Tally] = {None: self.unbound, recorder: self.unbound}
 
     def run(self, calls: Iterable[Call], events: Iterable[KernelStep]) -> None:
         steps = iter(events)

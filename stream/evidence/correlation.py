@@ -49,7 +49,7 @@ def correlate(
     """`events` is read once. A gap is the numbers between which the lost events would stand."""
     calls = calls_of(sdk, policy, markers)
     named = set(_named_of_calls(calls, policy))
-    attribution = Attribution()
+    attribution = Attribution(run_id)
     attribution.run(calls.values(), events)
     named |= set(attribution.named())
     named |= set(_named_of_evidence(calls, attribution, policy, has_kernel=has_kernel))

@@ -2,11 +2,13 @@
 
 A process that the agent forks while one call alone is open is that call's, unless it turns out
 to run the command of another; so is one that runs an open call's command; so are their children,
-also when the call is long over. What is left is the agent itself.
+also when the call is long over. What is left is the agent itself; and the recorder's own hooks,
+which the agent starts, and which do nothing for a call.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 from typing import Generic, TypeVar
 
@@ -16,7 +18,9 @@ CallT = TypeVar("CallT")
 
 
 class Ownership(Generic[CallT]):
-    def __init__(self) -> None:
+    def __init__(self, hook: str, recorder: CallT) -> None:
+        """`hook`: how the path of a hook ends. `recorder`: whose they are."""
+        self._hook, self._recorder = hook, recorder
         self.owners: dict[int, CallT] = {}  #: by pid; the agent's own are not in it
         self._unsure: set[int] = set()  # forked by the agent itself, and nothing executed yet
         self._commands: dict[CallT, Command] = {}
@@ -45,6 +49,9 @@ class Ownership(Generic[CallT]):
         if pid in self.owners and pid not in self._unsure:
             return  # what a call's own process runs is the call's, whatever it is called
         self._unsure.discard(pid)
+        if _runs(argv, self._hook):
+            self.owners[pid] = self._recorder
+            return
         found = asked_for(argv, self._commands.values()) if self._commands else None
         for call, command in self._commands.items():
             if command is found:
@@ -53,3 +60,16 @@ class Ownership(Generic[CallT]):
     def gone(self, pid: int) -> None:
         self.owners.pop(pid, None)
         self._unsure.discard(pid)
+
+
+def _runs(argv: list[str], hook: str) -> bool:
+    """It itself, or the shell that is to run it: nothing else, that would hide behind its name."""
+    if len(argv) == 1:
+        return argv[0].endswith(hook)
+    if len(argv) != 3 or argv[1] != "-c" or not argv[2].rstrip("'").endswith(hook):
+        return False
+    try:
+        words = shlex.split(argv[2])
+    except ValueError:
+        return False
+    return len(words) == 1 and shlex.quote(words[0]) == argv[2]

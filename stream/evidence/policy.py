@@ -1,7 +1,8 @@
 """The policy layer: which tool calls were allowed and which refused, by whom who decides says so.
 
 Decisions come as CloudEvents of type `assay.tool.decision`, or as the permissions and refusals
-that Claude Code tells of itself. A decision without a call's id is never given one.
+that Claude Code tells of itself, on its stdout or by OpenTelemetry. A decision without a call's
+id is never given one.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import msgspec
 from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine
+from stream.evidence.sayings import LogExport, decoded, log_records
 from stream.records.runner import PolicyEvent
 
 DECISION = "assay.tool.decision"
 DENIAL = "claude.permission_denial"
 PERMISSION = "claude.permission_decision"  #: beside the result of a call
+EXPORTED = "claude_code.tool_decision"  #: by OpenTelemetry
 _DECISIONS = {"accept": "allow", "reject": "deny"}
 _CLAUDE = "claude-code"
+_CLAUDE_OTEL = "claude-code-otel"
 _KNOWN = 100_000  #: refused calls that are told apart
 
 Problem = Literal["not_a_record", "overlong", "torn", "no_decision", "unnamed_denial"]
@@ -62,6 +66,8 @@ class PolicyLayer:
         self._run_id = run_id
         self._seq = 0
         self._log, self._stdout = LineSplitter("policy log"), LineSplitter("stdout")
+        self._otel = LineSplitter("otel")
+        self._late: list[tuple[Any, Any, str]] = []  # call, tool, decision
         self._told: dict[str, str] = {}  # by call, what was told of it
         self._tools: dict[str, str] = {}  # by call: a permission does not name its tool
         self.problems: Counter[Problem] = Counter()
@@ -81,11 +87,24 @@ class PolicyLayer:
             for event in self._permitted(line)
         ]
 
-    def finish(self) -> None:
+    def feed_otel(self, chunk: bytes) -> None:
+        """Bodies of OTLP/HTTP in JSON, one a line. They come at no certain time: what they decide
+        is told in the end, so that every run tells it in the same place."""
+        for line in self._otel.feed(chunk) or ():
+            if b"tool_decision" in line and len(self._late) < _KNOWN:
+                self._late += self._exported(line)
+
+    def finish(self) -> list[PolicyEvent]:
         """What stands after the last newline of the log was never finished."""
         for line in self._log.finish() or ():
             if isinstance(line, OverlongLine) or line.strip():
                 self.problems["torn"] += 1
+        late, self._late = self._late, []
+        return [
+            event
+            for call, tool, decision in late
+            for event in self._tell(EXPORTED, call, tool, decision, _CLAUDE_OTEL)
+        ]
 
     def _whole(self, splitter: LineSplitter, chunk: bytes) -> Iterator[bytes]:
         for line in splitter.feed(chunk) or ():
@@ -144,7 +163,20 @@ class PolicyLayer:
             if is_call and isinstance(call, str) and isinstance(tool, str):
                 self._tools[call] = tool
 
-    def _tell(self, kind: str, call: Any, tool: Any, decision: str) -> Iterator[PolicyEvent]:
+    def _exported(self, line: bytes) -> Iterator[tuple[Any, Any, str]]:
+        try:
+            export = decoded(line, LogExport)
+        except DECODE_ERRORS:
+            return  # the SDK layer counts it
+        for _, fields in log_records(export.resource_logs):
+            if fields.get("event.name") == "tool_decision":
+                decision = _DECISIONS.get(str(fields.get("decision")))
+                if decision is not None:
+                    yield fields.get("tool_use_id"), fields.get("tool_name"), decision
+
+    def _tell(
+        self, kind: str, call: Any, tool: Any, decision: str, source: str = _CLAUDE
+    ) -> Iterator[PolicyEvent]:
         """What was told of a call already is not told again, unless it is something else."""
         call = call if isinstance(call, str) and call else None
         if not isinstance(tool, str) or not tool:
@@ -152,7 +184,7 @@ class PolicyLayer:
         elif call is None or self._told.get(call) != decision:
             if call is not None and len(self._told) < _KNOWN:
                 self._told[call] = decision
-            yield self._event(kind, _CLAUDE, call, tool, decision)
+            yield self._event(kind, source, call, tool, decision)
 
     def _event(
         self, kind: str, source: str, call: str | None, tool: str, decision: str

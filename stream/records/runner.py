@@ -36,6 +36,7 @@ CORRELATION_FILE = "correlation-report.json"
 COMPANION_FILE = "companion.json"
 CHAIN_FILE = "chain.ndjson"
 ARCHIVE_MANIFEST = "manifest.json"
+HOOK_PROGRAM = ".wrappers/hook"  #: the recorder's own, in a run folder while the run lasts
 #: In the order in which they stand in every archive, after its manifest.
 V0_FILES = (
     *(SURFACE_FILE, CORRELATION_FILE, RUNNER_FILE),

@@ -120,6 +120,7 @@ class Session:
     folder: Path
     stub: subprocess.Popen[bytes]
     process: subprocess.Popen[bytes]
+    agent: str  #: that it was found to be
 
     def finish(self, data: bytes | None = None) -> Recorded:
         """Every run that a test looks at is whole, and its record holds."""
@@ -133,7 +134,7 @@ class Session:
         assert len(recorded.events) == 9
         assert recorded.summary["exit_code"] == done.code
         assert f"exit_code={done.code} " in recorded.summary_of(4)
-        assert recorded.metadata["agent_id"] == "claude-code"
+        assert recorded.metadata["agent_id"] == self.agent
         return recorded
 
     def read_until(self, words: bytes) -> None:
@@ -160,6 +161,8 @@ class Rig:
         script: Sequence[Turn],
         *words: str,
         options: Sequence[str | Path] = (),
+        command: Sequence[str] = ("claude", "-p"),
+        agent: str = "claude-code",
         prompt: Sequence[str] = (REQUEST,),
         env: Mapping[str, str] | None = None,
         port: int | None = None,
@@ -171,12 +174,12 @@ class Rig:
         process = self.place.start(
             "observe",
             *given,
-            *("--", "claude", "-p", *prompt, *words),
+            *("--", *command, *prompt, *words),
             argv0=(*inside, STREAM),
             env={"ANTHROPIC_BASE_URL": f"http://127.0.0.1:{port or own_port}", **(env or {})},
             stdin=stdin,
         )
-        return Session(self, self.place.workspace / "runs" / name, stub, process)
+        return Session(self, self.place.workspace / "runs" / name, stub, process, agent)
 
     def log_of(self, name: str) -> Path:
         return self.place.root / f"{name}.asked.jsonl"

@@ -250,6 +250,58 @@ def test_a_call_cannot_be_given_to_another_by_a_name_that_its_process_takes(run:
     assert counts(found) == {"a": 5, "b": 0}
 
 
+HOOK = "/runs/r/.wrappers/hook"
+
+
+@pytest.mark.parametrize("command", [HOOK, f"'/some place{HOOK}'"])
+def test_what_the_recorders_hooks_do_is_no_calls(run: Run, command: str) -> None:
+    """Neither in its window, nor what they still do after it."""
+    run.start("a")
+    run.opens()
+    run.forks(10)
+    run.execs(10, "/bin/sh", "-c", command)
+    run.forks(11, parent=10)
+    run.execs(11, command.strip("'"))
+    run.opens(3, pid=11)
+    run.end("a")
+    run.exits(11)
+    run.exits(10)
+    found = run.correlated()
+    assert found.calls == {"a": {"event_1012": 1, "openat": 1}}
+    assert found.unbound == {"event_1012": 1, "event_1013": 2, "exec": 2, "openat": 3}
+    assert (named(found), found.report.status) == ([OUTSIDE], "clean")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"rm x # {HOOK}",
+        f"/bin/rm${{IFS}}x;{HOOK}",
+        f"/bin/rm x; '{HOOK}'",
+        f"'{HOOK}",
+        "/runs/other/.wrappers/hook",
+    ],
+)
+def test_nothing_hides_behind_the_name_of_a_hook(run: Run, command: str) -> None:
+    run.start("a")
+    run.forks(10)
+    run.execs(10, "/bin/sh", "-c", command)
+    run.opens(3, pid=10)
+    run.end("a")
+    assert counts(run.correlated()) == {"a": 5}
+
+
+def test_a_hook_that_a_call_runs_is_that_calls(run: Run) -> None:
+    run.start("a", "make")
+    run.forks(10)
+    run.execs(10, "bash", "-c", "eval make < /dev/null")
+    run.forks(11, parent=10)
+    run.execs(11, HOOK)
+    run.opens(3, pid=11)
+    run.end("a")
+    assert counts(run.correlated()) == {"a": 7}
+
+
 def test_a_number_that_is_used_again_is_another_process(run: Run) -> None:
     run.start("a")
     run.forks(10)

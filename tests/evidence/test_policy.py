@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.evidence.policy import DECISION, PERMISSION, PolicyLayer
+from stream.evidence.policy import DECISION, EXPORTED, PERMISSION, PolicyLayer
 from stream.records.runner import PolicyEvent
 
 DATA = Path(__file__).parent.parent / "data"
@@ -134,3 +134,85 @@ def test_ids_and_names_may_be_anything(call: str, tool: str, decision: str) -> N
         decision=decision,
     )
     assert found == [expected]
+
+
+# --- OpenTelemetry ------------------------------------------------------------------------------
+
+OTEL = (DATA / "claude/parallel.otel.ndjson").read_bytes()
+
+
+def exported(*records: dict[str, str]) -> bytes:
+    """A body with a record of each."""
+    logs = [
+        {"attributes": [{"key": k, "value": {"stringValue": v}} for k, v in one.items()]}
+        for one in records
+    ]
+    return json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]}).encode() + b"\n"
+
+
+def decision(found: str, call: str = "a", tool: str = "Bash") -> dict[str, str]:
+    return {
+        "event.name": "tool_decision",
+        "decision": found,
+        "tool_use_id": call,
+        "tool_name": tool,
+    }
+
+
+def test_decisions_of_a_real_run_that_came_late() -> None:
+    layer = PolicyLayer("r")
+    layer.feed_otel(OTEL)
+    found = layer.finish()
+    assert {(one.source_event_type, one.source, one.decision) for one in found} == {
+        (EXPORTED, "claude-code-otel", "allow")
+    }
+    assert len({one.tool_call_id for one in found}) == len(found) == 6
+    assert [one.seq for one in found] == list(range(6))
+    assert layer.finish() == []
+
+
+def test_what_stdout_told_is_told_once_whenever_it_came() -> None:
+    data = (DATA / "claude/parallel.stream.jsonl").read_bytes()
+    for is_early in (True, False):
+        layer = PolicyLayer("r")
+        if is_early:
+            layer.feed_otel(OTEL)
+        told = layer.feed_stdout(data)
+        if not is_early:
+            layer.feed_otel(OTEL)
+        late = layer.finish()
+        assert {one.source_event_type for one in told} == {PERMISSION}
+        assert not {one.tool_call_id for one in told} & {one.tool_call_id for one in late}
+
+
+def test_another_decision_of_the_same_call_is_told() -> None:
+    layer = PolicyLayer("r")
+    layer.feed_otel(exported(decision("accept"), decision("accept"), decision("reject")))
+    assert [one.decision for one in layer.finish()] == ["allow", "deny"]
+
+
+@given(st.lists(st.integers(0, len(OTEL)), max_size=6))
+def test_it_does_not_matter_where_bodies_are_cut(cuts: list[int]) -> None:
+    layer, whole = PolicyLayer("r"), PolicyLayer("r")
+    for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(OTEL)], strict=True):
+        layer.feed_otel(OTEL[start:end])
+    whole.feed_otel(OTEL)
+    assert layer.finish() == whole.finish()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"tool_decision\n",
+        b'["tool_decision"]\n',
+        b'{"resourceLogs":"tool_decision"}\n',
+        exported({"event.name": "tool_decision"}),
+        exported(decision("perhaps")),
+        exported({**decision("accept"), "event.name": "tool_result"}),
+        exported(decision("accept", tool="")),
+    ],
+)
+def test_what_decides_nothing(body: bytes) -> None:
+    layer = PolicyLayer("r")
+    layer.feed_otel(body)
+    assert layer.finish() == []

@@ -1,0 +1,149 @@
+"""The real agent, whose hooks or OpenTelemetry were asked for its calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.e2e.rig import ALLOWED, STREAM_JSON, Recorded, Rig, bash, text, write
+from tests.e2e.test_kernel import KERNEL, windows, written_in
+
+SCRIPT = [
+    write("alpha.txt", "alpha\n"),
+    bash("echo beta > beta.txt && mkdir deep && mv beta.txt deep/"),
+    write("gamma.txt", "gamma\n"),
+    text("Done."),
+]
+CALLS = ["toolu_stub_0_0", "toolu_stub_1_0", "toolu_stub_2_0"]
+TOOLS = ["Write", "Bash", "Write"]
+CLAUDE = 'exec claude --settings "$STREAM_HOOK_SETTINGS" -p "$@"'
+
+
+def hooked(rig: Rig, name: str, *words: str, before: str = "") -> Recorded:
+    command = ("sh", "-c", f"{before}{CLAUDE}", "sh")
+    options = (*KERNEL, "--sdk", "hooks")
+    recorded = rig.record(
+        name, SCRIPT, *words, ALLOWED, options=options, command=command, agent="sh"
+    )
+    return verified(rig, recorded)
+
+
+def exported(rig: Rig, name: str, *words: str) -> Recorded:
+    recorded = rig.record(name, SCRIPT, *words, ALLOWED, options=(*KERNEL, "--sdk", "otel"))
+    return verified(rig, recorded)
+
+
+def verified(rig: Rig, recorded: Recorded) -> Recorded:
+    """Whole, and nothing is left of what was in the clear while it lasted."""
+    done = rig.place.stream("verify", recorded.folder)
+    assert done.code == 0, done.out.decode() + done.err
+    assert sorted(path.name for path in recorded.folder.glob(".*")) == []
+    assert recorded.summary["incomplete"] == []
+    assert "".join((recorded.workspace / "alpha.txt").read_text()) == "alpha\n"
+    assert (recorded.workspace / "deep/beta.txt").exists()
+    return recorded
+
+
+def report(recorded: Recorded) -> Any:
+    return json.loads((recorded.folder / "correlation-report.json").read_bytes())
+
+
+def said(recorded: Recorded) -> list[tuple[str, str, str, str]]:
+    return [
+        (one["event_type"], one["tool_call_id"], one["tool"], one["source"])
+        for one in recorded.lines("layers/sdk.ndjson")
+    ]
+
+
+def each_begun_and_ended(source: str) -> list[tuple[str, str, str, str]]:
+    return [
+        (f"tool_call_{what}", call, tool, source)
+        for call, tool in zip(CALLS, TOOLS, strict=True)
+        for what in ("started", "completed")
+    ]
+
+
+def decided(recorded: Recorded) -> list[tuple[str, str, str]]:
+    return [
+        (one["tool_call_id"], one["decision"], one["source_event_type"])
+        for one in recorded.lines("layers/policy.ndjson")
+    ]
+
+
+@pytest.mark.parametrize("words", [STREAM_JSON, ()], ids=["stream-json", "text"])
+def test_hooks_tell_when_each_call_began_and_ended(rig: Rig, words: tuple[str, ...]) -> None:
+    recorded = hooked(rig, f"hooks{len(words)}", *words)
+    assert said(recorded) == each_begun_and_ended("claude-code-hooks")
+    markers = recorded.lines("layers/markers.ndjson")
+    assert {marker["clock"] for marker in markers} == {"kernel"}
+    found = windows(recorded)
+    assert list(found) == CALLS
+    for call, name in zip(CALLS, ("alpha.txt", "beta.txt", "gamma.txt"), strict=True):
+        wrote = {path.rpartition("/")[2] for path in written_in(recorded, found[call])}
+        assert any(path.startswith(name) for path in wrote)
+        others = {"alpha.txt", "beta.txt", "gamma.txt"} - {name}
+        assert not any(path.startswith(other) for path in wrote for other in others)
+    bound = {one["tool_call_id"]: one for one in report(recorded)["bindings"]}
+    assert list(bound) == CALLS
+    assert all(one["kernel_event_count"] for one in bound.values())
+    expected = [(call, "allow", "claude.permission_decision") for call in CALLS if words]
+    assert decided(recorded) == expected
+    if words:  # where nobody decides, that is an ambiguity
+        assert report(recorded)["status"] == "clean"
+
+
+def test_what_the_hooks_do_is_no_calls(rig: Rig) -> None:
+    """They run inside of the windows: what Claude Code does in a window, but not what they do."""
+    recorded = hooked(rig, "own", *STREAM_JSON)
+    events = recorded.lines("layers/kernel.ndjson")
+    hooks = [one for one in events if (one["value"] or "").endswith(".wrappers/hook")]
+    runs = [one["seq"] for one in hooks if one["kind"] == "exec"]
+    assert len(runs) == 6
+    found = windows(recorded)
+    assert sum(seq in window for seq in runs for window in found.values()) == 3
+    for binding in report(recorded)["bindings"]:
+        assert binding["kernel_event_count"] < len(found[binding["tool_call_id"]])
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        'rm "$STREAM_HOOK"; ',
+        "printf '#!/bin/sh\\nkill -9 $$\\n' >\"$STREAM_HOOK\"; ",
+        'log=${STREAM_HOOK}s.ndjson; rm "$log"; mkdir "$log"; ',
+    ],
+    ids=["gone", "killed", "no log"],
+)
+def test_hooks_that_fail_do_not_break_the_agent(
+    rig: Rig, harm: str, request: pytest.FixtureRequest
+) -> None:
+    name = request.node.callspec.id.replace(" ", "-")
+    recorded = hooked(rig, name, *STREAM_JSON, before=harm)
+    assert recorded.done.code == 0
+    assert said(recorded) == []
+    assert "--sdk hooks: nothing was told" in recorded.done.err
+    assert report(recorded)["status"] == "partial"
+
+
+def test_otel_tells_the_calls_but_not_when(rig: Rig) -> None:
+    recorded = exported(rig, "otel", *STREAM_JSON)
+    assert said(recorded) == each_begun_and_ended("claude-code-otel")
+    assert [one["name"] for one in recorded.lines("layers/markers.ndjson")] == [
+        *("run_started", "run_finished")
+    ]
+    assert decided(recorded) == [(call, "allow", "claude.permission_decision") for call in CALLS]
+    found = report(recorded)
+    assert found["status"] == "partial"
+    assert [one["kernel_event_count"] for one in found["bindings"]] == [0, 0, 0]
+    without = [f"sdk_tool_call_without_kernel_events:{call}" for call in CALLS]
+    assert found["ambiguities"] == ["kernel_events_outside_every_window", *without]
+
+
+def test_otel_tells_what_was_decided_where_stdout_does_not(rig: Rig) -> None:
+    recorded = exported(rig, "otel-text")
+    assert said(recorded) == each_begun_and_ended("claude-code-otel")
+    assert decided(recorded) == [(call, "allow", "claude_code.tool_decision") for call in CALLS]
+    health = json.loads((recorded.folder / "observation-health.json").read_bytes())
+    assert (health["sdk_layer"], health["policy_layer"]) == ("self_reported", "present")

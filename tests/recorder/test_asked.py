@@ -1,0 +1,172 @@
+"""`stream observe --sdk`: what an agent tells by its hooks or by OpenTelemetry, all of it."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream.recorder.channels import Channels
+from stream.sources.kernel.ebpf import probe_ebpf
+from stream.sources.kernel.strace import probe_strace
+from tests.cli.command import PATIENCE, Place
+from tests.recorder.runs import Run, observe, records
+
+EXPORT = Path(__file__).parents[1] / "data/claude/parallel.otel.ndjson"
+SECRET = "ghp_0Aa1Bb2Cc30Aa1Bb2Cc30Aa1Bb2Cc30Aa1Bb2"
+HOOKS = ("--kernel", "auto", "--sdk", "hooks")
+OTEL = ("--kernel", "auto", "--sdk", "otel")
+KERNELS = [
+    pytest.param("ebpf", marks=pytest.mark.skipif(bool(probe_ebpf()), reason="no eBPF")),
+    pytest.param("strace", marks=pytest.mark.skipif(bool(probe_strace()), reason="no strace")),
+]
+#: What an exporter does, for as many files as it is given.
+SEND = """
+import os, sys, urllib.request
+for path in sys.argv[1:]:
+    for body in open(path, "rb"):
+        place = os.environ["OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"]
+        urllib.request.urlopen(urllib.request.Request(place, body))
+"""
+
+
+def told(event: str, call: str = "a", tool: str = "Bash", **given: str) -> str:
+    """A call of the hook, in a shell."""
+    hook = {
+        "session_id": "s",
+        "hook_event_name": event,
+        "tool_name": tool,
+        "tool_use_id": call,
+        "tool_input": given,
+    }
+    return f"echo '{json.dumps(hook)}' | \"$STREAM_HOOK\"\n"
+
+
+def verify(place: Place, run: Run) -> None:
+    done = place.stream("verify", run.folder)
+    assert done.code == 0, done.out.decode() + done.err
+
+
+def layer(run: Run, name: str) -> list[Any]:
+    return records(run.folder / f"layers/{name}.ndjson")
+
+
+def wait_until_gone(path: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while path.exists():
+        assert time.monotonic() < deadline, f"{path} is still there"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_hooks_of_any_agent(place: Place, kernel: str) -> None:
+    agent = told("PreToolUse") + "echo hello > made\n" + told("PostToolUseFailure")
+    run = observe(place, "--kernel", kernel, "--sdk", "hooks", "--", "sh", "-c", agent)
+    verify(place, run)
+    assert [one["event_type"] for one in layer(run, "sdk")] == [
+        *("tool_call_started", "tool_call_completed")
+    ]
+    clocks = [one["clock"] for one in layer(run, "markers")[1:-1]]
+    assert clocks == [{"ebpf": "kernel", "strace": "arrival"}[kernel]] * 2
+
+
+def test_stdout_tells_no_calls_where_hooks_do(place: Place) -> None:
+    told_there = Path(__file__).parents[1] / "data/claude/parallel.stream.jsonl"
+    agent = f"cat {told_there}\n{told('PreToolUse')}"
+    run = observe(place, *HOOKS, "--", "sh", "-c", agent)
+    verify(place, run)
+    assert [one["source"] for one in layer(run, "sdk")] == ["claude-code-hooks"]
+    assert len(layer(run, "policy")) == 6
+
+
+@pytest.mark.parametrize("how", [HOOKS, OTEL], ids=["hooks", "otel"])
+def test_nobody_told_anything(place: Place, how: tuple[str, ...]) -> None:
+    run = observe(place, *how, "--", "true")
+    verify(place, run)
+    assert f"--sdk {how[-1]}: nothing was told" in run.done.err
+    assert run.summary["incomplete"] == []
+
+
+def test_what_is_put_down_meanwhile_is_nobody_elses(place: Place) -> None:
+    agent = f'umask 0\n{told("PreToolUse")}stat -c %a "$STREAM_HOOK"s.ndjson'
+    run = observe(place, *HOOKS, "--", "sh", "-c", agent)
+    assert run.stdout.split() == [b"600"]
+    assert list(run.folder.glob(".*")) == []
+    assert stat.S_IMODE(run.folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", ["redacted", "hashed"])
+def test_no_secret_stays(place: Place, mode: str) -> None:
+    agent = told("PreToolUse", command=f"use {SECRET}") + told("PostToolUse", call=SECRET)
+    path = place.root / "agent.sh"  # its own words are not what is asked about
+    path.write_text(agent)
+    run = observe(place, *HOOKS, "--capture", mode, "--", "sh", path)
+    assert len(layer(run, "sdk")) == 2
+    for file in run.folder.rglob("*"):
+        assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
+
+
+def test_nothing_in_the_clear_outlives_a_recorder_that_was_killed(place: Place) -> None:
+    agent = f"{told('PreToolUse', command=SECRET)}echo told\nexec sleep 1000\n"
+    words = ("--run-id", "killed", "--grace", "0", "--", "sh", "-c", agent)
+    process = place.start("observe", *HOOKS, *words)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"told\n"
+    folder = place.workspace / "runs/killed"
+    assert SECRET in (folder / ".wrappers/hooks.ndjson").read_text()
+    process.kill()
+    place.finish(process)
+    wait_until_gone(folder / ".wrappers")
+
+
+def test_a_log_that_is_made_shorter_is_said(tmp_path: Path) -> None:
+    """Whoever can write there can do that, but not in silence."""
+    heard: list[bytes] = []
+    hear = dict.fromkeys(("log", "hooks", "otel"), lambda block, arrived: heard.append(block))
+    channels = Channels(tmp_path / "home", "hooks", hear)
+    channels.open()
+    channels.log.write_bytes(b"said\n")
+    assert (list(channels.finish()), heard) == ([], [b"said\n"])
+    channels.log.write_bytes(b"no\n")
+    assert list(channels.finish()) == ["the log: what was told there was made shorter"]
+    channels.close()
+
+
+def test_lines_of_hooks_that_are_none_are_counted(place: Place) -> None:
+    agent = 'echo nothing | "$STREAM_HOOK"; printf torn >>"$STREAM_HOOK"s.ndjson'
+    run = observe(place, *HOOKS, "--", "sh", "-c", agent, check=False)
+    verify(place, run)
+    assert run.summary["incomplete"] == [
+        "1 lines of the hooks were not used: not_a_record",
+        "1 lines of the hooks were not used: torn",
+    ]
+
+
+def test_otel_of_any_agent(place: Place) -> None:
+    run = observe(place, *OTEL, "--", sys.executable, "-c", SEND, EXPORT)
+    verify(place, run)
+    assert {one["source"] for one in layer(run, "sdk")} == {"claude-code-otel"}
+    assert len(layer(run, "sdk")) == 12
+    decided = layer(run, "policy")
+    assert {one["source_event_type"] for one in decided} == {"claude_code.tool_decision"}
+    assert {one["decision"] for one in decided} == {"allow"}
+    assert len(decided) == 6
+
+
+def test_bodies_that_are_none_are_counted(place: Place) -> None:
+    path = place.root / "bodies"
+    path.write_bytes(b"nothing\n" + EXPORT.read_bytes())
+    run = observe(place, *OTEL, "--", sys.executable, "-c", SEND, path, check=False)
+    verify(place, run)
+    assert run.summary["incomplete"] == ["1 lines of the otel were not used: not_a_record"]
+    assert len(layer(run, "sdk")) == 12
+
+
+def test_the_names_of_what_was_given_are_on_record(place: Place) -> None:
+    hooks = observe(place, *HOOKS, "--", "true")
+    (started, _) = records(hooks.folder / "events.ndjson")
+    assert {"STREAM_HOOK", "STREAM_HOOK_SETTINGS"} <= set(started["env_keys"])

@@ -1,0 +1,184 @@
+"""A hook puts down what it is told, whole and as one line, or nothing; and never says so."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream.recorder.hooks import EVENTS, Hooks, make_hooks
+from stream.records.runner import HOOK_PROGRAM
+from tests.cli.command import PATIENCE, Place
+
+AT_ONCE = 12
+LONG = 200 << 10
+MORE_THAN_A_PIPE = 1 << 20
+
+
+@pytest.fixture
+def hooks(tmp_path: Path) -> Hooks:
+    home = tmp_path / "a place's home"
+    home.mkdir()
+    return make_hooks(home)
+
+
+def start(hooks: Hooks, told: bytes) -> subprocess.Popen[bytes]:
+    """As Claude Code does it: a shell is given the command of the settings."""
+    settings = json.loads(hooks.settings.read_bytes())
+    (entry,) = settings["hooks"]["PreToolUse"]
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", entry["hooks"][0]["command"]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={},
+    )
+    assert process.stdin is not None
+    process.stdin.write(told)
+    process.stdin.close()
+    return process
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdout is not None
+    assert (process.wait(PATIENCE), process.stdout.read()) == (0, b"")
+    process.stdout.close()
+
+
+def lines(hooks: Hooks) -> list[bytes]:
+    return [line for line in hooks.log.read_bytes().split(b"\n") if line]
+
+
+def test_the_settings_name_it_for_every_call(hooks: Hooks) -> None:
+    settings = json.loads(hooks.settings.read_bytes())
+    assert tuple(settings["hooks"]) == EVENTS
+    assert {one["matcher"] for (one,) in settings["hooks"].values()} == {"*"}
+    assert hooks.environment[b"STREAM_HOOK"] == os.fsencode(hooks.program)
+    assert hooks.environment[b"STREAM_HOOK_SETTINGS"] == os.fsencode(hooks.settings)
+
+
+def test_nobody_else_may_read_it(hooks: Hooks) -> None:
+    for path in (hooks.log, hooks.settings, hooks.program):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+
+
+def test_it_stands_where_correlation_looks_for_it(tmp_path: Path) -> None:
+    home = tmp_path / HOOK_PROGRAM.partition("/")[0]
+    home.mkdir()
+    assert make_hooks(home).program == tmp_path / HOOK_PROGRAM
+
+
+def test_many_at_once_do_not_mix(hooks: Hooks) -> None:
+    told = [json.dumps({"number": n, "text": str(n % 10) * LONG}) for n in range(AT_ONCE)]
+    for process in [start(hooks, text.encode()) for text in told]:
+        finish(process)
+    assert sorted(lines(hooks)) == sorted(text.encode() for text in told)
+
+
+def test_it_waits_for_whoever_writes(hooks: Hooks) -> None:
+    with hooks.log.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        process = start(hooks, b"{}")
+        inode = f":{hooks.log.stat().st_ino} "
+        deadline = time.monotonic() + PATIENCE
+        while not any("->" in line and inode in line for line in locks()):
+            assert time.monotonic() < deadline, "it does not wait"
+        assert lines(hooks) == []
+    finish(process)
+    assert lines(hooks) == [b"{}"]
+
+
+def locks() -> list[str]:
+    return Path("/proc/locks").read_text().splitlines()
+
+
+words = st.recursive(
+    st.none() | st.integers() | st.text(),
+    lambda below: st.lists(below, max_size=4) | st.dictionaries(st.text(), below, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(told=st.dictionaries(st.text(), words, max_size=4), indent=st.sampled_from([None, 0, 3]))
+def test_whatever_it_is_told_is_one_line(
+    tmp_path_factory: pytest.TempPathFactory, told: dict[str, object], indent: int | None
+) -> None:
+    home = tmp_path_factory.mktemp("home")
+    hooks = make_hooks(home)
+    finish(start(hooks, json.dumps(told, indent=indent, ensure_ascii=False).encode() + b"\n"))
+    (line,) = lines(hooks)
+    assert json.loads(line) == told
+    shutil.rmtree(home)
+
+
+def test_long_and_of_many_lines_is_quick_enough(hooks: Hooks) -> None:
+    told = {"words": ["x"] * 300_000}
+    finish(start(hooks, json.dumps(told, indent=1).encode()))
+    assert json.loads(lines(hooks)[0]) == told
+
+
+def test_a_line_that_broke_off_costs_no_other(hooks: Hooks) -> None:
+    hooks.log.write_bytes(b'{"ends in the mid')
+    finish(start(hooks, b'{"whole":1}'))
+    assert lines(hooks) == [b'{"ends in the mid', b'{"whole":1}']
+
+
+@contextmanager
+def log_is_a_folder(hooks: Hooks) -> Iterator[None]:
+    hooks.log.unlink()
+    hooks.log.mkdir()
+    yield
+
+
+@contextmanager
+def nothing_is_left(hooks: Hooks) -> Iterator[None]:
+    """Gone while it runs: it waits for its stdin first."""
+    yield
+    shutil.rmtree(hooks.program.parent)
+
+
+@pytest.mark.parametrize("harm", [log_is_a_folder, nothing_is_left])
+def test_it_never_fails(hooks: Hooks, harm: object) -> None:
+    assert callable(harm)
+    process = subprocess.Popen(
+        [hooks.program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert process.stdin is not None
+    process.stdin.write(b"{" + b" " * MORE_THAN_A_PIPE)  # it reads: so it has begun
+    process.stdin.flush()
+    with harm(hooks):
+        pass
+    process.stdin.write(b"}")
+    process.stdin.close()
+    finish(process)
+
+
+def test_without_flock_there_are_none(place: Place) -> None:
+    programs = place.root / "bin"
+    programs.mkdir()
+    for name in ("sh", "git", "tr"):
+        found = shutil.which(name)
+        assert found
+        (programs / name).symlink_to(found)
+    words = ("--kernel", "auto", "--sdk", "hooks", "--", "true")
+    done = place.stream("observe", *words, env={"PATH": str(programs)})
+    assert (done.code, done.out) == (2, b"")
+    assert "--sdk hooks: there is no flock on PATH" in done.err
+    assert not (place.workspace / "runs").exists()
+
+
+def test_who_tells_is_a_question_of_the_kernels_windows(place: Place) -> None:
+    done = place.stream("observe", "--sdk", "otel", "--", "true")
+    assert done.code == 2
+    assert "--sdk is for --kernel" in done.err
