@@ -137,9 +137,9 @@ def _feeds() -> Iterator[Check]:
     from stream.sources.kernel.strace import probe_strace
 
     reason = probe_ebpf()
-    yield Check("kernel feed: eBPF", "limited" if reason else "ok", reason or _LOADS)
+    yield Check("eBPF feed", "limited" if reason else "ok", reason or _LOADS)
     reason = probe_strace()
-    yield Check("kernel feed: strace", "limited" if reason else "ok", reason or _TRACES)
+    yield Check("strace feed", "limited" if reason else "ok", reason or _TRACES)
 
 
 def _privileges() -> Check:

@@ -76,6 +76,9 @@ def test_each_call_is_bound_by_its_id_to_the_files_that_it_wrote(rig: Rig) -> No
     bound = {one["tool_call_id"]: one["kernel_event_count"] for one in report["bindings"]}
     assert list(bound) == calls
     assert all(bound.values())
+    assert report["status"] == "clean"
+    verified = rig.place.stream("verify", recorded.folder)
+    assert (verified.code, verified.out) == (0, b""), verified.err
 
 
 def test_with_strace_the_windows_are_as_exact(rig: Rig) -> None:
