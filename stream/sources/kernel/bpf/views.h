@@ -94,8 +94,8 @@ __attribute__((noinline)) int walk_view(u32 slot, u32 from, u32 section)
 static __always_inline void put_base(struct event *e, u32 slot, int begins, u32 from, int dirfd)
 {
     u32 section = from == PATH ? BASE : TO_BASE;
-    if (begins == RELATIVE || (begins == ABSOLUTE && e->resolve & IN_ROOT))
+    if (begins == RELATIVE || (begins > RELATIVE && e->resolve & IN_ROOT))
         walk_base(slot, section, dirfd);
-    else if (begins == ABSOLUTE)
+    else if (begins == BY_VIEW)
         walk_view(slot, from, section);
 }
