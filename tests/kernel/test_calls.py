@@ -285,6 +285,7 @@ def test_execs(calls: Path, place: Path) -> None:
     assert first.path == first.resolved == str(calls)
     assert first.argv == [str(calls), "execs"]
     assert (by_descriptor.path, by_descriptor.resolved) == ("/dev/fd/4", str(calls))
+    assert by_descriptor.base == str(calls)
     assert by_descriptor.argv == ["first", "a\\xff b", ""]
     assert (by_script.path, by_script.base) == ("script", str(place))
     assert by_script.resolved == str(Path("/bin/true").resolve())
@@ -379,6 +380,8 @@ def test_io_uring(calls: Path, place: Path) -> None:
         expected("renameat2", 0, "ring-hard", **here, to_path="ring-moved", **to_here),
         expected("unlinkat", 0, "ring-moved", **here),
         expected("rmdir", 0, "ring-dir", **here, flags=0x200),
+        expected("renameat2", 0, "/proc/self/cwd/by-ring", **here)
+        | {"to_path": "/proc/self/cwd/moved", **to_here},
         expected("openat", NOENT, "none", **here, flags=large),
     ]
     assert recorded.capture.uring == "seen"

@@ -459,12 +459,14 @@ static void uring(void)
     OP(6, IORING_OP_RENAMEAT, HERE, "ring-hard", .off = (unsigned long)"ring-moved", .len = HERE);
     OP(7, IORING_OP_UNLINKAT, HERE, "ring-moved", .unlink_flags = 0);
     OP(8, IORING_OP_UNLINKAT, HERE, "ring-dir", .unlink_flags = AT_REMOVEDIR);
-    OP(9, IORING_OP_OPENAT, HERE, "none", .open_flags = O_RDONLY);
-    e[9].flags = IOSQE_ASYNC;
-    for (int i = 0; i < 10; i++)
+    OP(9, IORING_OP_RENAMEAT, HERE, "/proc/self/cwd/by-ring", .len = HERE,
+       .off = (unsigned long)"/proc/self/cwd/moved");
+    OP(10, IORING_OP_OPENAT, HERE, "none", .open_flags = O_RDONLY);
+    e[10].flags = IOSQE_ASYNC;
+    for (int i = 0; i < 11; i++)
         list[i] = i;
-    __atomic_store_n(tail, 10, __ATOMIC_RELEASE);
-    call(SYS_io_uring_enter, ring, 10, 10, IORING_ENTER_GETEVENTS, NULL, 0);
+    __atomic_store_n(tail, 11, __ATOMIC_RELEASE);
+    call(SYS_io_uring_enter, ring, 11, 11, IORING_ENTER_GETEVENTS, NULL, 0);
 }
 
 static void uring_send(void)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (MIT OR GPL-2.0)
 // Paths as they were given, and as they lie in the kernel.
-enum { UNREAD = -1, ABSOLUTE, RELATIVE };
+enum { UNREAD = -1, RELATIVE, ABSOLUTE, BY_VIEW };  // the last one: perhaps, /p or /d
 
 // The offset lies in map memory: the verifier forgets its range at each load, and states merge.
 // These are functions of their own so that they are verified once.
@@ -20,7 +20,9 @@ __attribute__((noinline)) int put_text(u32 slot, u32 section, u64 from, u32 from
         e->flags |= TRUNCATED;
     e->lengths[section & 3] = n - 1;
     e->end = at + n - 1;
-    return n == 1 || e->data[at] != '/' ? RELATIVE : ABSOLUTE;
+    if (n == 1 || e->data[at] != '/')
+        return RELATIVE;
+    return e->data[at + 1] == 'p' || e->data[at + 1] == 'd' ? BY_VIEW : ABSOLUTE;
 }
 
 struct walker {

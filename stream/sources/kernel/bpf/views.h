@@ -65,12 +65,13 @@ static __always_inline struct task_struct *owner_in(const char *text, volatile u
 __attribute__((noinline)) int walk_view(u32 slot, u32 from, u32 section)
 {
     struct event *e = bpf_map_lookup_elem(&scratch, &slot);
-    char text[VIEW_ROOM] __attribute__((aligned(8)));
+    char text[VIEW_ROOM] __attribute__((aligned(8))) = {};
     if (!e)
         return 0;
-    u64 start = from == PATH ? 0 : (u64)*(volatile u32 *)&e->end - e->lengths[TO_PATH];
+    u64 length = e->lengths[from & 3];  // its NUL may be gone: what follows lies close to it
+    u64 start = from == PATH ? 0 : (u64)*(volatile u32 *)&e->end - length;
     start = AT_MOST(start, sizeof(e->data) - VIEW_ROOM);
-    bpf_probe_read_kernel(text, sizeof text, &e->data[start]);
+    bpf_probe_read_kernel(text, AT_MOST(length, VIEW_ROOM - 1), &e->data[start]);
     struct task_struct *owner = owner_in(text, &e->letter);
     if (!owner)
         return 0;
@@ -94,8 +95,8 @@ __attribute__((noinline)) int walk_view(u32 slot, u32 from, u32 section)
 static __always_inline void put_base(struct event *e, u32 slot, int begins, u32 from, int dirfd)
 {
     u32 section = from == PATH ? BASE : TO_BASE;
-    if (begins == RELATIVE || (begins == ABSOLUTE && e->resolve & IN_ROOT))
+    if (begins == RELATIVE || (begins > RELATIVE && e->resolve & IN_ROOT))
         walk_base(slot, section, dirfd);
-    else if (begins == ABSOLUTE)
+    else if (begins == BY_VIEW)
         walk_view(slot, from, section);
 }
