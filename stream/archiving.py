@@ -17,6 +17,7 @@ from stream.archive.implied import imply
 from stream.archive.packing import archive_run, checked_run_id
 from stream.archive.spools import Spools
 from stream.archive.writing import Written, check_free, write_archive
+from stream.conclusion import missing_evidence
 from stream.errors import InputError
 from stream.pipeline import Counts, Pipeline, Sink
 from stream.records.kernel import RawCapture
@@ -31,7 +32,6 @@ from stream.records.runner import (
 )
 from stream.runfolder import check_folder
 from stream.sources.ndjson import STDIN, NdjsonSource
-from stream.testimony import missing_evidence
 
 _EMPTY = (KERNEL_FILE, POLICY_FILE, SDK_FILE, RUNNER_FILE, DETAIL_FILE, MARKERS_FILE)
 NO_BOOKS = "the books of the feed are not in the stream"

@@ -1,8 +1,5 @@
-"""What a run came to, from its layers: markers, correlation, surface, health, companion.
-
-The recorder comes to it with what it has in hand; `stream verify` comes to the same from the
-files alone.
-"""
+"""What is said during a run, and when each event of its kernel layer happened: until the run
+is over, and all of it can be put together."""
 
 from __future__ import annotations
 
@@ -11,62 +8,23 @@ import os
 import tempfile
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import msgspec
-from msgspec import Struct, field
 
-from stream.archive.chain import LayerFiles
-from stream.document import convert, read_document
-from stream.errors import InputError, os_reason
-from stream.evidence.companion import make_companion
-from stream.evidence.correlation import Correlation, correlate
-from stream.evidence.health import make_health
-from stream.evidence.moments import Moment, Written, place
+from stream.evidence.moments import Moment
 from stream.evidence.policy import PolicyLayer
 from stream.evidence.sdk import SdkLayer, log_environment
-from stream.evidence.steps import kernel_steps, lost_between
-from stream.evidence.surface import Surface
 from stream.recorder.channels import Sdk
 from stream.recorder.disclosure import Disclosure
-from stream.recorder.invocation import Ending
-from stream.recorder.recording import Recording
-from stream.records.kernel import RawCapture
-from stream.records.run import (
-    LAYERS,
-    METADATA_FILE,
-    STDOUT_FILE,
-    SUMMARY_FILE,
-    RunMetadata,
-    RunSummary,
-)
 from stream.records.runner import (
-    COMPANION_FILE,
-    CORRELATION_FILE,
-    DETAIL_FILE,
-    HEALTH_FILE,
-    KERNEL_FILE,
-    MARKERS_FILE,
-    POLICY_FILE,
-    RUNNER_FILE,
-    SDK_FILE,
-    SURFACE_FILE,
-    CorrelationReport,
-    Marker,
-    ObservationHealth,
     PolicyEvent,
-    RunnerFinished,
-    RunnerStarted,
     SdkEvent,
 )
-
-_encode = msgspec.json.Encoder().encode
-_BLOCK = 1 << 20
-NOT_ASKED = "the run was recorded without a kernel feed"
 
 
 class Times:
@@ -162,208 +120,3 @@ class Testimony:
     def _seen(self, record: Any) -> Any:
         """By what may be written down of this run."""
         return msgspec.convert(self._see(msgspec.to_builtins(record)), type(record))
-
-
-class Account(Struct, kw_only=True):
-    """What the kernel's side of it comes to."""
-
-    capture: RawCapture
-    filtered: Mapping[str, int]
-    surface: Surface
-    written: Mapping[str, Sequence[tuple[int, int]]]  #: of each channel that was watched
-    times: Times
-
-
-class Concluded(Struct):
-    health: ObservationHealth
-    correlation: CorrelationReport
-    troubles: list[str] = field(default_factory=list)
-
-
-class Course(Struct, kw_only=True):
-    """How the run went, as its runner tells it."""
-
-    agent: str
-    command: list[str]
-    env_keys: list[str]
-    exit_code: int
-    signal: str | None
-    not_started: str
-    duration_ms: int
-
-    @classmethod
-    def of(cls, recording: Recording, ending: Ending, given: Iterable[bytes]) -> Course:
-        return cls(
-            agent=recording.disclosure.value(recording.agent.id),
-            command=recording.disclosure.words(recording.argv),
-            env_keys=sorted(name.decode() for name in given),
-            exit_code=ending.exit_code,
-            signal=ending.signal,
-            not_started=ending.not_started,
-            duration_ms=ending.duration_ms,
-        )
-
-    def events(self, run_id: str) -> list[RunnerStarted | RunnerFinished]:
-        is_signal = self.signal is not None
-        return [
-            RunnerStarted(
-                run_id=run_id,
-                seq=0,
-                agent_shim=self.agent,
-                command=self.command,
-                env_keys=self.env_keys,
-                window_elapsed_ms=0,
-            ),
-            RunnerFinished(
-                run_id=run_id,
-                seq=1,
-                exit_code=None if is_signal or self.not_started else self.exit_code,
-                signal=self.exit_code - 128 if is_signal else None,
-                success=not self.exit_code and not self.not_started,
-                window_elapsed_ms=self.duration_ms,
-            ),
-        ]
-
-
-def conclude(
-    folder: Path,
-    files: LayerFiles,
-    testimony: Testimony,
-    account: Account,
-    course: Course,
-) -> Concluded:
-    """Writes all that is made of the layers into the folder."""
-    run_id = testimony.run_id
-    troubles = list(testimony.finish())
-    total = files.lines(KERNEL_FILE)
-    markers = _markers(testimony, account, total)
-    account.times.close()
-    for name, lines in (
-        (SDK_FILE, testimony.sdk),
-        (POLICY_FILE, testimony.policy),
-        (MARKERS_FILE, markers),
-        (RUNNER_FILE, course.events(run_id)),
-    ):
-        files.append(name, b"".join(_encode(line) + b"\n" for line in lines), len(lines))
-    files.close()
-    for event in testimony.sdk:
-        account.surface.add_sdk(event)
-    for decision in testimony.policy:
-        account.surface.add_policy(decision)
-    correlation = _correlation(folder, testimony, markers, total, account.capture)
-    health = make_health(
-        run_id,
-        account.capture,
-        monitor_events=total,
-        has_connect=account.surface.has_connect,
-        has_datagram=account.surface.has_datagram,
-        policy_events=len(testimony.policy),
-        sdk_events=len(testimony.sdk),
-        sdk_tool_calls=sum(one.event_type == "tool_call_started" for one in testimony.sdk),
-    )
-    companion = make_companion(
-        run_id,
-        account.surface,
-        capture=account.capture,
-        filtered=account.filtered,
-        calls=correlation.calls,
-        unbound=correlation.unbound,
-    )
-    documents = {
-        SURFACE_FILE: account.surface.surface(run_id),
-        CORRELATION_FILE: correlation.report,
-        HEALTH_FILE: health,
-        COMPANION_FILE: companion,
-    }
-    for name, document in documents.items():
-        try:
-            _write(folder / name, _encode(document))
-        except OSError as error:
-            troubles.append(f"{name}: {os_reason(error)}")
-    if files.trouble:
-        troubles.append(f"{sum(files.lost.values())} lines of the layers: {files.trouble}")
-    return Concluded(health, correlation.report, troubles)
-
-
-def _markers(testimony: Testimony, account: Account, total: int) -> list[Marker]:
-    received = testimony.received
-    return place(
-        testimony.run_id,
-        testimony.moments,
-        written={
-            channel: Written(writes, received.get(channel, 0))
-            for channel, writes in account.written.items()
-        },
-        times=account.times.until(),
-        total=total,
-    )
-
-
-def _correlation(
-    folder: Path,
-    testimony: Testimony,
-    markers: Sequence[Marker],
-    total: int,
-    capture: RawCapture,
-) -> Correlation:
-    with (
-        (folder / KERNEL_FILE).open("rb") as kernel,
-        (folder / DETAIL_FILE).open("rb") as details,
-        (folder / DETAIL_FILE).open("rb") as again,
-    ):
-        return correlate(
-            testimony.run_id,
-            markers=markers,
-            sdk=testimony.sdk,
-            policy=testimony.policy,
-            events=kernel_steps(kernel, details),
-            gaps=lost_between(again, total),
-            has_kernel=capture.feed != "absent",
-        )
-
-
-def _write(path: Path, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-
-
-# ------------------------------------------------------------ of a run without any
-
-
-def missing_evidence(folder: Path) -> dict[str, bytes]:
-    """By file: what a run that was recorded without a kernel feed has to show for one.
-
-    Raises InputError where it was not recorded to its end.
-    """
-    if (folder / LAYERS).exists():
-        raise InputError(f"{folder}: it was not recorded to its end: see `stream verify`")
-    metadata = convert(read_document(folder / METADATA_FILE), RunMetadata, folder / METADATA_FILE)
-    summary = convert(read_document(folder / SUMMARY_FILE), RunSummary, folder / SUMMARY_FILE)
-    # What is in the run folder was censored when it was written.
-    testimony = Testimony(metadata.run_id, Disclosure("full", None))
-    if metadata.capture_mode != "hashed":
-        with (folder / STDOUT_FILE).open("rb") as file:
-            while block := file.read(_BLOCK):
-                testimony.hear(block, 0)
-    with tempfile.TemporaryDirectory(prefix="stream-") as name:
-        place = Path(name)
-        account = Account(
-            capture=RawCapture(feed="absent", reason=NOT_ASKED),
-            filtered={},
-            surface=Surface(),
-            written={},
-            times=Times(place),
-        )
-        course = Course(
-            agent=metadata.agent_id,
-            command=metadata.argv,
-            env_keys=[],
-            exit_code=summary.exit_code,
-            signal=summary.signal,
-            not_started=summary.not_started,
-            duration_ms=summary.duration_ms,
-        )
-        conclude(place, LayerFiles(place), testimony, account, course)
-        made = (file for file in place.rglob("*") if file.is_file())
-        return {str(file.relative_to(place)): file.read_bytes() for file in made}

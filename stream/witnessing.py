@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from stream.archive.chain import LayerFiles
 from stream.codec import join_lines
+from stream.conclusion import Account, Course, conclude
 from stream.errors import FeedError, RequiredError, os_reason
 from stream.evidence.surface import Surface
 from stream.pipeline import Batch, Pipeline, Write
@@ -37,7 +38,7 @@ from stream.sources.kernel.feeds import Choice, open_feed
 from stream.sources.kernel.strace import StraceFeed
 from stream.sources.kernel.watch import Watch
 from stream.stages.normalize import RESTARTED, WROTE, DetailLine, Normalize
-from stream.testimony import Account, Course, Testimony, Times, conclude
+from stream.testimony import Testimony, Times
 
 RING = 16 << 20
 _encode = msgspec.json.Encoder().encode

@@ -32,6 +32,7 @@ FLOORS = [
     {"stream.runfolder"},
     {"stream.archive"},
     {"stream.testimony"},
+    {"stream.conclusion"},
     {
         *("stream.matrix", "stream.validate", "stream.checking", "stream.emitting"),
         *("stream.gate", "stream.doctor", "stream.observe", "stream.verifying"),
