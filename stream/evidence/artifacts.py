@@ -153,7 +153,8 @@ def _members(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes], int]]]:
     try:
         with path.open("rb") as raw, tarfile.open(fileobj=raw, mode="r|gz") as archive:
             yield _files(path, archive)
-    except (tarfile.TarError, EOFError, zlib.error, ValueError, OverflowError) as error:
+    # TypeError: of a head of gzip that is cut off in the middle.
+    except (tarfile.TarError, EOFError, zlib.error, ValueError, OverflowError, TypeError) as error:
         raise _damaged(path, error) from None
     except OSError as error:
         if error.errno is None:  # gzip's own: a wrong magic number or checksum

@@ -281,6 +281,11 @@ def test_an_archive_that_is_cut_off_is_an_answer(place: Path, cut: int) -> None:
     answer(place, WHOLE[:cut])
 
 
+def test_a_head_of_gzip_that_is_cut_off_is_an_answer(place: Path) -> None:
+    for cut in range(32):
+        answer(place, WHOLE[:cut])
+
+
 @given(at=st.integers(0, len(PLAIN) - 1), byte=st.integers(0, 255))
 def test_an_archive_with_another_byte_is_an_answer(place: Path, at: int, byte: int) -> None:
     answer(place, gzip.compress(PLAIN[:at] + bytes([byte]) + PLAIN[at + 1 :], 1))
