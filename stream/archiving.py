@@ -111,7 +111,7 @@ def _agreed(stage: Assort, run_id: str | None) -> str:
             raise InputError(f"{place}: of the run {other!r}, not of {run_id!r}")
         return checked_run_id(run_id, "--run-id")
     if not found:
-        raise InputError("(stdin): no record names its run: --run-id does")
+        raise InputError("(stdin): no usable record names its run: name it with --run-id")
     (first, place), *others = found.items()
     for other, where in others:
         raise InputError(f"{where}: of the run {other!r}, but {place} is of {first!r}")

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 from msgspec import Struct, field
 
 from stream.archive.chain import LayerFiles
+from stream.archive.gathering import DECODERS, Gathering, whole_lines
 from stream.document import convert, read_document
 from stream.errors import InputError, os_reason
 from stream.evidence.companion import make_companion
@@ -141,31 +144,35 @@ def conclude(
     ):
         files.append(name, b"".join(_encode(line) + b"\n" for line in lines), len(lines))
     files.close()
+    surface = account.surface
     for event in testimony.sdk:
-        account.surface.add_sdk(event)
+        surface.add_sdk(event)
     for decision in testimony.policy:
-        account.surface.add_policy(decision)
+        surface.add_policy(decision)
+    if files.trouble:  # what could not be written down is claimed by nothing
+        surface = _surface_of(folder)
+        account.capture.unknown_loss = account.capture.unknown_loss or "layers are incomplete"
     correlation = _correlation(folder, testimony, markers, total, account.capture)
     health = make_health(
         run_id,
         account.capture,
         monitor_events=total,
-        has_connect=account.surface.has_connect,
-        has_datagram=account.surface.has_datagram,
+        has_connect=surface.has_connect,
+        has_datagram=surface.has_datagram,
         policy_events=len(testimony.policy),
         sdk_events=len(testimony.sdk),
         sdk_tool_calls=sum(one.event_type == "tool_call_started" for one in testimony.sdk),
     )
     companion = make_companion(
         run_id,
-        account.surface,
+        surface,
         capture=account.capture,
         filtered=account.filtered,
         calls=correlation.calls,
         unbound=correlation.unbound,
     )
     documents = {
-        SURFACE_FILE: account.surface.surface(run_id),
+        SURFACE_FILE: surface.surface(run_id),
         CORRELATION_FILE: correlation.report,
         HEALTH_FILE: health,
         COMPANION_FILE: companion,
@@ -178,6 +185,21 @@ def conclude(
     if files.trouble:
         troubles.append(f"{sum(files.lost.values())} lines of the layers: {files.trouble}")
     return Concluded(health, correlation.report, troubles)
+
+
+def _surface_of(folder: Path) -> Surface:
+    with closing(Gathering()) as gathering:
+        for name, decoder in DECODERS.items():
+            with (folder / name).open("rb") as file:
+                for block in whole_lines(_blocks(file)):
+                    gathering.take(name, decoder.decode_lines(block))
+        gathering.finish()
+        return gathering.surface
+
+
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
+    while block := file.read(_BLOCK):
+        yield block
 
 
 def _markers(testimony: Testimony, account: Account, total: int) -> list[Marker]:

@@ -137,6 +137,7 @@ def _feeds() -> Iterator[Check]:
     from stream.sources.kernel.strace import probe_strace
 
     reason = probe_ebpf()
+    reason = reason.removeprefix("the kernel feed: ")
     yield Check("eBPF feed", "limited" if reason else "ok", reason or _LOADS)
     reason = probe_strace()
     yield Check("strace feed", "limited" if reason else "ok", reason or _TRACES)

@@ -6,6 +6,7 @@ could not see is said in observation-health.json, and nothing of it ever looks c
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -35,9 +36,10 @@ from stream.records.runner import DETAIL_FILE, KERNEL_FILE
 from stream.records.sightings import Telemetry
 from stream.sources.kernel.ebpf import EbpfFeed
 from stream.sources.kernel.feeds import Choice, open_feed
-from stream.sources.kernel.strace import StraceFeed
+from stream.sources.kernel.strace import SILENT, StraceFeed
 from stream.sources.kernel.watch import Watch
 from stream.stages.normalize import RESTARTED, WROTE, DetailLine, Normalize
+from stream.system import write_all
 from stream.testimony import Testimony, Times
 
 RING = 16 << 20
@@ -100,11 +102,14 @@ class KernelWitness:
             if self._wish.is_required:
                 raise RequiredError(f"--require kernel: {error}") from None
             self._capture.reason = str(error)
-            self._warn(f"the kernel is not watched: {error}")
+            reason = str(error).removeprefix("the kernel feed: ")
+            self._warn(f"the kernel is not watched: {reason}")
         else:
             self._feed = feed
             if isinstance(feed, StraceFeed):
                 order = feed.wrap(order)
+                if self._wish.kernel == "auto":
+                    self._warn("strace watches, which is slow, and takes sudo and ping away")
         self._begun.set()
         return order
 
@@ -129,7 +134,10 @@ class KernelWitness:
             self._feed.end()
         self._channels.end()
         await self._is_done.wait()
-        await to_thread.run_sync(self._conclude, ending, summary)
+        try:
+            await to_thread.run_sync(self._conclude, ending, summary)
+        except Exception as error:  # nothing of this may cost the record of the run
+            self._troubles.append(f"the evidence: {_reason(error)}")
         return self._troubles
 
     async def _watch_kernel(self, feed: EbpfFeed | StraceFeed) -> None:
@@ -137,7 +145,7 @@ class KernelWitness:
         if self._recording.disclosure.censor is None:
             source = feed
         if self._wish.raw is not None:
-            source = _Spilled(source, self._wish.raw)
+            source = _Spilled(source, self._wish.raw, self._troubles)
         sink = _Layers(self._files, self._normalize, self._times)
         try:
             await Pipeline[Any]((source,)).through(lambda: self._normalize).into(sink)
@@ -156,7 +164,7 @@ class KernelWitness:
         self._hear_the_rest()
         self._read_policy()
         account = Account(
-            capture=self._capture_of_all(),
+            capture=self._capture_of_all(ending),
             filtered={
                 rule: count
                 for rule, count in self._normalize.dropped.items()
@@ -174,6 +182,7 @@ class KernelWitness:
         summary.kernel_events = self._files.lines(KERNEL_FILE)
         summary.kernel_lost = concluded.health.ringbuf_drops
         summary.cgroup_correlation = concluded.health.cgroup_correlation
+        summary.tool_calls = len(concluded.correlation.bindings)
         summary.correlation = concluded.correlation.status
 
     def _hear_the_rest(self) -> None:
@@ -185,7 +194,8 @@ class KernelWitness:
             self._channels.close()
         asked = self._wish.sdk
         if asked != "stream-json" and not self._testimony.received.get(asked):
-            self._warn(f"--sdk {asked}: nothing was told")
+            hint = ': was claude started with --settings "$STREAM_HOOK_SETTINGS"?'
+            self._warn(f"--sdk {asked}: nothing was told{hint if asked == 'hooks' else ''}")
 
     def _read_policy(self) -> None:
         path = self._wish.policy_log
@@ -198,12 +208,16 @@ class KernelWitness:
         except OSError as error:
             self._troubles.append(f"--policy {path}: {os_reason(error)}")
 
-    def _capture_of_all(self) -> RawCapture:
+    def _capture_of_all(self, ending: Ending) -> RawCapture:
         """The feed's books; where it never got to them, or they were not kept, that is a loss."""
         if self._feed is None:
             return self._capture
         feed: Literal["ebpf", "strace"] = "strace" if isinstance(self._feed, StraceFeed) else "ebpf"
-        capture = self._normalize.capture or RawCapture(feed=feed)
+        capture = self._normalize.capture or RawCapture(
+            feed=feed, cgroup_reasons=["the feed's books were never closed"]
+        )
+        if ending.not_started and capture.unknown_loss == SILENT:
+            capture.unknown_loss = ""  # strace had nothing to follow
         lost = sum(self._files.lost.values())
         reasons = [capture.unknown_loss] if capture.unknown_loss else []
         if self._normalize.capture is None:
@@ -243,11 +257,10 @@ class _Layers(Struct):
                     beside.append(item)
                 elif isinstance(item, Gap):
                     beside.append(_encode(item))
-            # First what stands beside: a line that needs it never stands without.
-            if beside:
-                self.files.append(DETAIL_FILE, join_lines(beside), len(beside))
             if kernel:
                 self.files.append(KERNEL_FILE, join_lines(kernel), len(kernel))
+            if beside:
+                self.files.append(DETAIL_FILE, join_lines(beside), len(beside))
             self.times.add(self.normalize.take_times())
 
         yield write
@@ -281,12 +294,29 @@ class _Spilled(Struct):
 
     feed: Any
     path: Path
+    troubles: list[str]  #: a copy that cannot be written costs nothing but itself
 
     async def run(self, out: Any, /) -> None:
-        with self.path.open("xb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        fd = -1
 
-            def spill(batch: Batch[Telemetry]) -> Batch[Telemetry]:
-                file.write(join_lines(map(_encode, batch)))
-                return batch
+        def spill(batch: Batch[Telemetry]) -> Batch[Telemetry]:
+            nonlocal fd
+            if fd >= 0:
+                try:
+                    write_all(fd, join_lines(map(_encode, batch)))
+                except OSError as error:
+                    os.close(fd)
+                    fd = -1
+                    self.troubles.append(f"--raw-kernel {self.path}: {os_reason(error)}")
+            return batch
 
+        try:
+            fd = os.open(self.path, flags, 0o600)
+        except OSError as error:
+            self.troubles.append(f"--raw-kernel {self.path}: {os_reason(error)}")
+        try:
             await self.feed.run(_Handed(out, spill))
+        finally:
+            if fd >= 0:
+                os.close(fd)

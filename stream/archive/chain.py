@@ -27,6 +27,7 @@ from stream.system import write_all
 
 STEP = 256 << 10
 LAYERS = (KERNEL_FILE, DETAIL_FILE, POLICY_FILE, SDK_FILE, MARKERS_FILE)
+_TOGETHER = {KERNEL_FILE: (DETAIL_FILE,), DETAIL_FILE: (KERNEL_FILE,)}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -110,7 +111,7 @@ class ChainedFile:
         """A file that is there already is somebody else's."""
         self._path.parent.mkdir(exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd = os.open(self._path, flags, 0o666)
+        self._fd = os.open(self._path, flags, 0o600)
 
     def _keep_whole_lines(self, data: bytes) -> bytes:
         if self._fd < 0:
@@ -136,8 +137,12 @@ class LayerFiles:
         self._chain = ChainedFile(folder, CHAIN_FILE)
 
     def append(self, name: str, data: bytes, lines: int) -> None:
-        """Whole lines."""
-        self._link(self._file(name).append(data, lines))
+        """Whole lines. What belongs together stops together: a detail without its event, and an
+        event whose detail is missing, would say something that is not so."""
+        file = self._file(name)
+        for other in _TOGETHER.get(name, ()):
+            file.trouble = file.trouble or self._file(other).trouble
+        self._link(file.append(data, lines))
 
     def close(self) -> None:
         for name in self._names:

@@ -50,6 +50,9 @@ def archive(
     Exit 1 if a line was rejected.
     """
 
+    if str(target) == "-":
+        raise typer.BadParameter("-o -: an archive goes to a file")
+
     async def work() -> int:
         from stream.archiving import archive_folder, archive_stream
         from stream.errors import UsageError

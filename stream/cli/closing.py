@@ -48,6 +48,8 @@ def conclude(observed: Observed, recording: Recording, *, quiet: bool) -> None:
     if recording.workspace_mode == "empty" and summary.changed_paths:
         say(f"stream: what it made is in {_shown(recording.workspace)}")
     say(f"stream: to check the record: stream check {_shown(recording.folder)}")
+    if summary.kernel_layer is not None:
+        say(f"stream: and what the kernel says: stream verify {_shown(recording.folder)}")
 
 
 def _closing(summary: RunSummary) -> Iterator[str]:
@@ -92,15 +94,27 @@ def _seen(summary: RunSummary) -> str:
     if summary.kernel_layer != "complete":
         lost = f", {summary.kernel_lost} lost" if summary.kernel_lost else ""
         return f"{seen}{lost}: not all of them, see observation-health.json"
-    return f"{seen}, none lost; bound to tool calls: {summary.correlation}"
+    if not summary.tool_calls:
+        return f"{seen}, none lost; no tool calls were told"
+    calls = number(summary.tool_calls, "tool call")
+    why = "" if summary.correlation == "clean" else ": see correlation-report.json"
+    return f"{seen}, none lost; {calls}, bound to them: {summary.correlation}{why}"
 
 
-async def put_away(recording: Recording, target: Path, *, quiet: bool) -> None:
+async def put_away(recording: Recording, target: Path, *, quiet: bool) -> bool:
+    """Whether it could be archived: the run itself is over, and recorded."""
     from stream.archiving import archive_folder
+    from stream.errors import StreamError
 
-    done = await archive_folder(recording.folder, target)
+    try:
+        done = await archive_folder(recording.folder, target)
+    except StreamError as error:
+        say(f"stream: not archived: {error}")
+        say(f"stream: once that is mended: stream archive {_shown(recording.folder)} -o {target}")
+        return False
     if not quiet:
         say(f"stream: archived in {target}: {number(done.written.entries, 'file')}")
+    return True
 
 
 def _verdicts(observed: Observed) -> Iterator[str]:

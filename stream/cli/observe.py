@@ -103,7 +103,9 @@ def observe(
         None, help="Start nothing, and exit 40, where there can be no kernel feed."
     ),
     archive: Path | None = typer.Option(
-        None, metavar="FILE", help="Write the whole record to FILE.tar.gz as well, at the end."
+        None,
+        metavar="FILE",
+        help="Put the whole record into FILE, a tar.gz, as well, with or without --kernel.",
     ),
     policy: Path | None = typer.Option(
         None,
@@ -136,6 +138,7 @@ def observe(
       stream observe --scenario tasks/json-report --capture redacted -- claude -p "$(cat prompt)"
       stream observe --workspace here --constraint scope.no_ci_changes -- ./agent.sh
       stream observe --events - -- ./agent.sh | stream check - --profile agents
+      stream observe --kernel auto --archive run.tar.gz -- ./agent.sh; stream verify run.tar.gz
 
     Its stdin is ours, and empty on a terminal: an agent that asks a person is not for this.
 
@@ -167,7 +170,7 @@ def observe(
 
     Exit code: the command's own (128 + signal; 127 if there is no such command, 126 if it
     cannot be run), or 2 for wrong use, before anything was started, and 40 where what was
-    required cannot be had.
+    required cannot be had. Where only the archive failed, 1 in the place of 0.
     """
     if events not in (None, "-"):
         raise typer.BadParameter("--events knows one place: -")
@@ -201,7 +204,7 @@ def observe(
 
     @contextmanager
     def prepare() -> Iterator[tuple[Recording, Guard, Begun | None]]:
-        from stream.cli.preparation import begin_probes, check_archive, make_recording
+        from stream.cli.preparation import begin_probes, check_archive, check_new, make_recording
         from stream.recorder.guard import post_guard
 
         with ExitStack() as stack:
@@ -218,6 +221,8 @@ def observe(
                 check_hooks()
             if archive is not None:
                 check_archive(archive)
+            if raw_kernel is not None:
+                check_new(raw_kernel)
             recording = make_recording(
                 command,
                 request=request,
@@ -291,7 +296,8 @@ def observe(
         if archive is not None:
             from stream.cli.closing import put_away
 
-            await put_away(recording, archive, quiet=quiet)
+            if not await put_away(recording, archive, quiet=quiet):
+                return observed.summary.exit_code or 1
         return observed.summary.exit_code
 
     run_prepared(prepare, work, pass_on=pass_on)

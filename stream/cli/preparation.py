@@ -33,12 +33,23 @@ def check_hooks() -> None:
 
 def check_archive(target: Path) -> None:
     """Raises StreamError, before a run that would have no place to go."""
+    from stream.errors import UsageError
+    from stream.sinks.places import check_outputs
+
+    if str(target) == "-":
+        raise UsageError("-: an archive goes to a file")
+    check_new(target)
+    check_outputs([str(target)])
+
+
+def check_new(target: Path) -> None:
+    """Raises StreamError where something is there, or nothing could be."""
     from stream.errors import OutputError, UsageError
 
-    if target.exists() or target.is_symlink():
+    if os.path.lexists(target):
         raise UsageError(f"{target}: it is there already")
-    if not target.absolute().parent.is_dir():
-        raise OutputError(f"{target}: no such folder")
+    if not os.access(target.absolute().parent, os.W_OK | os.X_OK):
+        raise OutputError(f"{target}: there is no such folder, or it cannot be written to")
 
 
 def make_recording(

@@ -151,6 +151,9 @@ def _members(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes], int]]]:
     import tarfile
 
     try:
+        with path.open("rb") as raw:
+            if raw.read(2) != b"\x1f\x8b":
+                raise InputError(f"{path}: neither a run folder nor an archive")
         with path.open("rb") as raw, tarfile.open(fileobj=raw, mode="r|gz") as archive:
             yield _files(path, archive)
     # TypeError: of a head of gzip that is cut off in the middle.

@@ -13,6 +13,7 @@ are the same. Of several reasons why it is not clean, the status names the first
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -24,6 +25,7 @@ from msgspec import UNSET, Struct
 from stream.codec import DECODE_ERRORS, explain
 from stream.errors import InputError, visible
 from stream.evidence.artifacts import ARTIFACTS, DamagedError, read_artifacts
+from stream.records.run import WORKSPACE
 from stream.records.runner import (
     COMPANION_FILE,
     CORRELATION_FILE,
@@ -38,6 +40,8 @@ from stream.records.runner import (
 )
 
 Side = Literal["base", "head"]
+_RUN_FOLDER = "(run)"
+_OF_A_RUN = (WORKSPACE, ".wrappers")  #: folders of a run that an agent works with
 _SIDES: tuple[Side, ...] = ("base", "head")
 ArtifactT = TypeVar("ArtifactT", ObservationHealth, CapabilitySurface, CorrelationReport)
 
@@ -155,8 +159,19 @@ def _united(sides: Mapping[Side, Evidence], read: Callable[[Evidence], Iterable[
 
 
 def _values(name: str, evidence: Evidence) -> list[str]:
+    """What lies in the run's own folder is told without the way there, which names the run."""
     values: list[str] = getattr(evidence.surface, name, [])
-    return values
+    if name not in ("filesystem_paths", "process_execs"):
+        return values
+    return sorted({_placed(value, evidence.run_id) for value in values}, key=os.fsencode)
+
+
+def _placed(path: str, run_id: str) -> str:
+    for place in _OF_A_RUN:
+        _, folder, rest = path.partition(f"/{run_id}/{place}")
+        if folder and rest[:1] in ("", "/"):
+            return f"{_RUN_FOLDER}/{place}{rest}"
+    return path
 
 
 def _bindings(evidence: Evidence) -> list[Any]:
@@ -247,6 +262,10 @@ def _ambiguities(sides: Mapping[Side, Evidence]) -> Iterator[str]:
             yield from {f"{side}: {code}" for code in evidence.correlation.ambiguities}
 
 
+def _all_of(changes: Changes) -> Iterator[str]:
+    yield from (*changes.added, *changes.removed, *changes.unchanged)
+
+
 def _reasons(sides: Mapping[Side, Evidence]) -> Iterator[str]:
     """Why it is not clean: all reasons, not only the one that the status names."""
     for side, evidence in sides.items():
@@ -269,6 +288,8 @@ def _remarks(sides: Mapping[Side, Evidence], found: CapabilityDiff) -> Iterator[
         return
     base, head = sides.values()
     calls = found.binding_ids
+    if any(_RUN_FOLDER in value for one in found.surface.values() for value in _all_of(one)):
+        yield f"capability_diff_run_folder: each run's own folder is called {_RUN_FOLDER}"
     if is_same(found):
         yield "capability_diff_idempotent: base and head evidence sets are identical"
     elif calls.added and calls.removed and not calls.unchanged:

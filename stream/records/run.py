@@ -100,6 +100,7 @@ class RunSummary(
     kernel_events: int | None = None
     kernel_lost: int | None = None  #: events that a feed saw and could not deliver
     cgroup_correlation: str | None = None
+    tool_calls: int | None = None  #: that were told and have a place in the correlation
     correlation: str | None = None  #: of the tool calls: clean, partial or failed
     declared_denials: int | None = None  #: refused calls of tools
     declared_denied_tools: list[str] = []

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stream.cli.diff import _holds
 from stream.errors import InputError
 from stream.evidence.artifacts import read_artifacts
 from stream.evidence.difference import Evidence, diff, evidence_of, is_same, read_evidence
@@ -365,3 +366,24 @@ def test_where_nothing_is_there_is_no_answer(tmp_path: Path) -> None:
         read_evidence(str(tmp_path / "none"))
     with pytest.raises(InputError, match="there is no evidence"):
         read_evidence(str(tmp_path))
+
+
+def test_what_nobody_watched_may_have_been_added() -> None:
+    assert not _holds("added-paths", diff(BASE, BASE))
+    unknown = diff(BASE, with_changes(health={"kernel_layer": "absent"}))
+    assert _holds("added-paths", unknown)
+    assert not _holds("removed-paths", unknown)
+    assert not _holds("added-tools", unknown)
+
+
+def test_folders_of_runs_are_compared_without_their_names() -> None:
+    sides = []
+    for run_id in ("run_a", "run_b"):
+        paths = [f"/home/me/runs/{run_id}/workspace/x", f"/srv/{run_id}/other"]
+        surface = {"run_id": run_id, "filesystem_paths": paths}
+        sides.append(
+            with_changes(surface=surface, correlation={"run_id": run_id}, health={"run_id": run_id})
+        )
+    changes = diff(*sides).surface["filesystem_paths"]
+    assert changes.unchanged == ["(run)/workspace/x"]
+    assert (changes.added, changes.removed) == (["/srv/run_b/other"], ["/srv/run_a/other"])

@@ -231,3 +231,11 @@ def test_no_more_watches_than_there_is_room_for() -> None:
     watch = [Watch(str(n), 0, n) for n in range(attach.WATCHES + 1)]
     with pytest.raises(AssertionError):
         EbpfFeed.open(guard=1, cgroup=None, watch=watch)
+
+
+def test_an_end_after_the_end_writes_into_nobodys_file(tmp_path: Path) -> None:
+    feed = EbpfFeed.open(guard=os.getpid(), cgroup=None, ring_bytes=PAGE)
+    feed.close()
+    with (tmp_path / "file").open("wb") as file:  # has the number of what was closed
+        feed.end()
+        assert os.fstat(file.fileno()).st_size == 0

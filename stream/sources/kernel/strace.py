@@ -108,16 +108,10 @@ class StraceFeed:
         if self._is_over:
             self._over.set()
         lines = Lines(self._monotonic_of, self._cwd, watch=self._watch)
-        is_read = False
-        try:
-            while data := await self._read():
-                self._hide()
-                if items := lines.feed(data):
-                    await out.send(items)
-            is_read = True
-        finally:
-            if not is_read:
-                self._let_go()
+        while data := await self._read():
+            self._hide()
+            if items := lines.feed(data):
+                await out.send(items)
         unknown = _unknown_loss(lines)
         rest: list[Record] = [*lines.finish()]
         if unknown:
@@ -139,7 +133,10 @@ class StraceFeed:
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._hide()
+            if self._is_over:
+                self._hide()
+            else:  # strace is still there, or will be
+                self._let_go()
             os.close(self._fd)
 
     async def _read(self) -> bytes:
@@ -169,11 +166,14 @@ class StraceFeed:
         waiting = poll()
         waiting.register(fd, POLLIN)
         try:
-            while not self._is_closed:
+            while not self._is_over:
                 with suppress(BlockingIOError):
-                    if waiting.poll(250) and not os.read(fd, CHUNK):
-                        return
+                    if waiting.poll(250):
+                        if not os.read(fd, CHUNK):
+                            return
+                        self._hide()
         finally:
+            self._hide()
             os.close(fd)
 
 
