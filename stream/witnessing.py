@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,9 @@ from stream.pipeline import Batch, Pipeline, Write
 from stream.recorder.cgroup import Cgroup
 from stream.recorder.guard import Guard
 from stream.recorder.invocation import Ending
+from stream.recorder.journal import is_whole
 from stream.recorder.messages import Order
+from stream.recorder.outputs import NOT_OURS
 from stream.recorder.recording import Recording
 from stream.records.control import Gap
 from stream.records.kernel import RawCapture
@@ -42,6 +44,8 @@ from stream.testimony import Account, Course, Testimony, Times, conclude
 
 RING = 16 << 20
 LOOK = 0.02  #: seconds between two looks at the agent's own event log
+TURN = 1 << 20  #: bytes of it that are read at a look
+BLOCK = 1 << 16
 SDK_LOG = ".sdk-events.ndjson"
 _encode = msgspec.json.Encoder().encode
 
@@ -72,6 +76,7 @@ class KernelWitness:
         self._capture = RawCapture(feed="absent", reason="it was never begun")
         self._begun, self._over, self._is_done = Event(), Event(), Event()
         self._log = -1
+        self._heard = 0  #: bytes of it
         self._given: list[bytes] = []  # names in the environment
         self._troubles: list[str] = []
 
@@ -120,7 +125,10 @@ class KernelWitness:
             self._feed.end()
         self._over.set()
         await self._is_done.wait()
-        await to_thread.run_sync(self._conclude, ending, summary)
+        try:
+            await to_thread.run_sync(self._conclude, ending, summary)
+        except Exception as error:  # the rest of the record is made all the same
+            self._troubles.append(f"the kernel evidence: {_reason(error)}")
         return self._troubles
 
     async def _watch_kernel(self, feed: EbpfFeed | StraceFeed) -> None:
@@ -140,17 +148,28 @@ class KernelWitness:
 
     async def _read_log(self) -> None:
         while not self._over.is_set():
-            self._hear_log()
+            self._hear_log(TURN)
             await sleep(LOOK)
 
-    def _hear_log(self) -> None:
-        while block := os.read(self._log, 1 << 16):
+    def _hear_log(self, most: int) -> None:
+        """An agent that writes without end gets no more than its turn."""
+        while most > 0 and (block := os.read(self._log, min(most, BLOCK))):
+            most -= len(block)
+            self._heard += len(block)
             self._testimony.hear_log(block, time.monotonic_ns())
 
-    def _conclude(self, ending: Ending, summary: RunSummary) -> None:
-        self._hear_log()
+    def _close_log(self) -> None:
+        path = self._recording.folder / SDK_LOG
+        self._hear_log(os.fstat(self._log).st_size - self._heard)
+        is_ours = is_whole(path, self._log, self._heard)
         os.close(self._log)
-        (self._recording.folder / SDK_LOG).unlink(missing_ok=True)
+        if not is_ours:
+            self._troubles.append(f"{SDK_LOG} {NOT_OURS}")
+        with suppress(OSError):  # gone already, or a folder: then it was not ours, which is said
+            path.unlink()
+
+    def _conclude(self, ending: Ending, summary: RunSummary) -> None:
+        self._close_log()
         self._read_policy()
         account = Account(
             capture=self._capture_of_all(),
