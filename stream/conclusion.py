@@ -28,6 +28,7 @@ from stream.evidence.steps import kernel_steps, lost_between
 from stream.evidence.surface import Surface
 from stream.recorder.disclosure import Disclosure
 from stream.recorder.invocation import Ending
+from stream.recorder.outputs import NOT_OURS
 from stream.recorder.recording import Recording
 from stream.records.kernel import RawCapture
 from stream.records.run import (
@@ -70,6 +71,11 @@ class Account(Struct, kw_only=True):
     surface: Surface
     written: Mapping[str, Sequence[tuple[int, int]]]  #: of each channel that was watched
     times: Times
+
+    def doubt(self, layers: Iterable[str]) -> None:
+        """Their files are not what was written: who reads them does not see all that was seen."""
+        known = [self.capture.unknown_loss] if self.capture.unknown_loss else []
+        self.capture.unknown_loss = "; ".join([*known, *(f"{name} {NOT_OURS}" for name in layers)])
 
 
 class Concluded(Struct):
@@ -143,16 +149,19 @@ def conclude(
         (RUNNER_FILE, course.events(run_id)),
     ):
         files.append(name, b"".join(_encode(line) + b"\n" for line in lines), len(lines))
-    files.close()
+    disturbed = files.disturbed()
+    troubles += [f"{name} {NOT_OURS}" for name in disturbed]
+    account.doubt(name for name in disturbed if name in (KERNEL_FILE, DETAIL_FILE))
     surface = account.surface
     for event in testimony.sdk:
         surface.add_sdk(event)
     for decision in testimony.policy:
         surface.add_policy(decision)
     if files.trouble:  # what could not be written down is claimed by nothing
-        surface = _surface_of(folder)
+        surface = _surface_of(files)
         account.capture.unknown_loss = account.capture.unknown_loss or "layers are incomplete"
-    correlation = _correlation(folder, testimony, markers, total, account.capture)
+    correlation = _correlation(files, {*disturbed}, testimony, markers, total, account.capture)
+    files.close()
     health = make_health(
         run_id,
         account.capture,
@@ -183,14 +192,15 @@ def conclude(
         except OSError as error:
             troubles.append(f"{name}: {os_reason(error)}")
     if files.trouble:
-        troubles.append(f"{sum(files.lost.values())} lines of the layers: {files.trouble}")
+        lost = sum(files.lost.values())
+        troubles.append(f"{f'{lost} lines of the layers: ' if lost else ''}{files.trouble}")
     return Concluded(health, correlation.report, troubles)
 
 
-def _surface_of(folder: Path) -> Surface:
+def _surface_of(files: LayerFiles) -> Surface:
     with closing(Gathering()) as gathering:
         for name, decoder in DECODERS.items():
-            with (folder / name).open("rb") as file:
+            with files.read(name) as file:
                 for block in whole_lines(_blocks(file)):
                     gathering.take(name, decoder.decode_lines(block))
         gathering.finish()
@@ -217,25 +227,28 @@ def _markers(testimony: Testimony, account: Account, total: int) -> list[Marker]
 
 
 def _correlation(
-    folder: Path,
+    files: LayerFiles,
+    disturbed: set[str],
     testimony: Testimony,
     markers: Sequence[Marker],
     total: int,
     capture: RawCapture,
 ) -> Correlation:
+    layers = disturbed & {KERNEL_FILE, DETAIL_FILE}
+    is_readable = all(map(files.is_readable, layers))
     with (
-        (folder / KERNEL_FILE).open("rb") as kernel,
-        (folder / DETAIL_FILE).open("rb") as details,
-        (folder / DETAIL_FILE).open("rb") as again,
+        files.read(KERNEL_FILE) as kernel,
+        files.read(DETAIL_FILE) as details,
+        files.read(DETAIL_FILE) as again,
     ):
         return correlate(
             testimony.run_id,
             markers=markers,
             sdk=testimony.sdk,
             policy=testimony.policy,
-            events=kernel_steps(kernel, details),
-            gaps=lost_between(again, total),
-            has_kernel=capture.feed != "absent",
+            events=kernel_steps(kernel, details) if is_readable else (),
+            gaps=lost_between(again, total) if is_readable else (),
+            has_kernel=is_readable and capture.feed != "absent",
         )
 
 

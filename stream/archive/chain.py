@@ -8,12 +8,15 @@ reads a layer once knows every link that its chain must have.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from stream.errors import os_reason
+from stream.recorder.journal import is_whole
 from stream.records.runner import (
     CHAIN_FILE,
     DETAIL_FILE,
@@ -26,6 +29,7 @@ from stream.records.runner import (
 from stream.system import write_all
 
 STEP = 256 << 10
+_BLOCK = 1 << 20
 LAYERS = (KERNEL_FILE, DETAIL_FILE, POLICY_FILE, SDK_FILE, MARKERS_FILE)
 _TOGETHER = {KERNEL_FILE: (DETAIL_FILE,), DETAIL_FILE: (KERNEL_FILE,)}
 _encode = msgspec.json.Encoder().encode
@@ -96,6 +100,23 @@ class ChainedFile:
         self.tally.feed(kept)
         return self.tally.links[known:]
 
+    def is_ours(self) -> bool:
+        """Still there, and nobody else has written into it."""
+        if self._fd < 0:
+            return True  # where somebody has taken its name, opening it will fail
+        if not is_whole(self._path, self._fd, self.tally.bytes):
+            return False
+        return self.holds_what_was_written()
+
+    def holds_what_was_written(self) -> bool:
+        """Whatever has its name by now."""
+        with self.read() as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == self.tally.sha256
+
+    def read(self) -> io.BufferedReader:
+        """From its beginning, by no name: who is recorded may have put something else there."""
+        return io.BufferedReader(_Held(self._fd), _BLOCK)
+
     def close(self) -> list[ChainLink]:
         """The link of its end, if it has none."""
         if self._fd >= 0:
@@ -110,7 +131,7 @@ class ChainedFile:
     def _open(self) -> None:
         """A file that is there already is somebody else's."""
         self._path.parent.mkdir(exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._path, flags, 0o600)
 
     def _keep_whole_lines(self, data: bytes) -> bytes:
@@ -124,6 +145,22 @@ class ChainedFile:
         except OSError as error:  # a torn line stays: readers know those
             self.trouble = f"{self.trouble}; {os_reason(error)}"
         return kept
+
+
+class _Held(io.RawIOBase):
+    """An open file from its beginning, wherever it is written to."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        length = os.preadv(self._fd, [buffer], self._at) if self._fd >= 0 else 0
+        self._at += length
+        return length
 
 
 class LayerFiles:
@@ -144,6 +181,17 @@ class LayerFiles:
             file.trouble = file.trouble or self._file(other).trouble
         self._link(file.append(data, lines))
 
+    def disturbed(self) -> list[str]:
+        """Those that somebody else removed, replaced or wrote into."""
+        return sorted(name for name, file in self._all() if not file.trouble and not file.is_ours())
+
+    def read(self, name: str) -> io.BufferedReader:
+        """What was written so far. Nobody else must have written into it."""
+        return self._file(name).read()
+
+    def is_readable(self, name: str) -> bool:
+        return self._file(name).holds_what_was_written()
+
     def close(self) -> None:
         for name in self._names:
             self.append(name, b"", 0)
@@ -158,7 +206,7 @@ class LayerFiles:
     @property
     def trouble(self) -> str:
         """Of the first that had any."""
-        found = (file.trouble for file in (*self._files.values(), self._chain))
+        found = (file.trouble for _, file in self._all())
         return next(filter(None, found), "")
 
     def lines(self, name: str) -> int:
@@ -169,6 +217,9 @@ class LayerFiles:
 
     def sha256(self, name: str) -> str:
         return self._file(name).tally.sha256
+
+    def _all(self) -> list[tuple[str, ChainedFile]]:
+        return [*self._files.items(), (CHAIN_FILE, self._chain)]
 
     def _file(self, name: str) -> ChainedFile:
         return self._files.setdefault(name, ChainedFile(self._folder, name))

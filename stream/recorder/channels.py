@@ -20,6 +20,8 @@ from stream.recorder.hooks import make_hooks
 
 Sdk = Literal["stream-json", "hooks", "otel"]
 Hear = Callable[[bytes, int], None]
+_TURN = 1 << 20  #: bytes of a file that are read at a look
+_BLOCK = 1 << 16
 LOOK = 0.02  #: seconds between two looks at a file
 SDK_LOG = "sdk-events.ndjson"
 
@@ -72,8 +74,8 @@ class Channels:
 
     def finish(self) -> Iterator[str]:
         """Reads the rest of it, and says what was lost."""
-        self._look()
         for one in self._followed:
+            one.look(os.fstat(one.fd).st_size - one.received)
             if os.fstat(one.fd).st_size < one.received:
                 yield f"the {one.channel}: what was told there was made shorter"
         if self._collector is not None:
@@ -87,7 +89,7 @@ class Channels:
 
     def _look(self) -> None:
         for one in self._followed:
-            one.look()
+            one.look(_TURN)
 
 
 class _Followed:
@@ -99,7 +101,9 @@ class _Followed:
         self.received = 0
         self._hear = hear
 
-    def look(self) -> None:
-        while block := os.read(self.fd, 1 << 16):
+    def look(self, most: int) -> None:
+        """Who writes without end gets no more than its turn."""
+        while most > 0 and (block := os.read(self.fd, min(most, _BLOCK))):
+            most -= len(block)
             self.received += len(block)
             self._hear(block, time.monotonic_ns())
