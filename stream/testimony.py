@@ -63,6 +63,7 @@ from stream.records.runner import (
     RunnerStarted,
     SdkEvent,
 )
+from stream.system import write_all
 
 _encode = msgspec.json.Encoder().encode
 _BLOCK = 1 << 20
@@ -77,20 +78,26 @@ class Times:
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         self._latest = 0
         self._count = 0
+        self.trouble = ""
 
     def add(self, times: array[int]) -> None:
         """Two processors disagree by a little: what stands later did not happen before."""
-        if times:
+        if times and not self.trouble:
             rising = array("Q", accumulate(times, max, initial=self._latest))[1:]
+            try:
+                write_all(self._file.fileno(), rising.tobytes())
+            except OSError as error:
+                self.trouble = f"when events happened: {os_reason(error)}"
+                return
             self._latest = rising[-1]
             self._count += len(rising)
-            self._file.write(rising.tobytes())
 
     def until(self) -> Callable[[int], int]:
         """How many events had happened by then."""
         if not self._count:
             return lambda ts: 0
-        words = memoryview(mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)).cast("Q")
+        size = self._count * 8  # what follows belongs to a batch that was not written to its end
+        words = memoryview(mmap.mmap(self._file.fileno(), size, prot=mmap.PROT_READ)).cast("Q")
         return lambda ts: bisect_right(words, ts)
 
     def close(self) -> None:
@@ -161,10 +168,10 @@ class Account(Struct, kw_only=True):
     written: Mapping[str, Sequence[tuple[int, int]]]  #: of each channel that was watched
     times: Times
 
-    def doubt(self, layers: Iterable[str]) -> None:
-        """Their files are not what was written: who reads them does not see all that was seen."""
+    def doubt(self, reasons: Iterable[str]) -> None:
+        """Who reads the layers does not see all that was seen."""
         known = [self.capture.unknown_loss] if self.capture.unknown_loss else []
-        self.capture.unknown_loss = "; ".join([*known, *(f"{name} {NOT_OURS}" for name in layers)])
+        self.capture.unknown_loss = "; ".join([*known, *reasons])
 
 
 class Concluded(Struct):
@@ -240,7 +247,10 @@ def conclude(
         files.append(name, b"".join(_encode(line) + b"\n" for line in lines), len(lines))
     disturbed = files.disturbed()
     troubles += [f"{name} {NOT_OURS}" for name in disturbed]
-    account.doubt(name for name in disturbed if name in (KERNEL_FILE, DETAIL_FILE))
+    account.doubt(f"{name} {NOT_OURS}" for name in disturbed if name in (KERNEL_FILE, DETAIL_FILE))
+    if account.times.trouble:
+        troubles.append(account.times.trouble)
+        account.doubt([account.times.trouble])
     for event in testimony.sdk:
         account.surface.add_sdk(event)
     for decision in testimony.policy:

@@ -79,7 +79,8 @@ class EbpfFeed:
     def end(self) -> None:
         """The tree is over: what is in the ring is all that there will be."""
         self._is_ended = True
-        os.eventfd_write(self._bell, 1)
+        if not self._is_closed:
+            os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
         if not self._is_closed:
