@@ -72,10 +72,10 @@ class Account(Struct, kw_only=True):
     written: Mapping[str, Sequence[tuple[int, int]]]  #: of each channel that was watched
     times: Times
 
-    def doubt(self, layers: Iterable[str]) -> None:
-        """Their files are not what was written: who reads them does not see all that was seen."""
+    def doubt(self, reasons: Iterable[str]) -> None:
+        """Who reads the layers does not see all that was seen."""
         known = [self.capture.unknown_loss] if self.capture.unknown_loss else []
-        self.capture.unknown_loss = "; ".join([*known, *(f"{name} {NOT_OURS}" for name in layers)])
+        self.capture.unknown_loss = "; ".join([*known, *reasons])
 
 
 class Concluded(Struct):
@@ -151,7 +151,10 @@ def conclude(
         files.append(name, b"".join(_encode(line) + b"\n" for line in lines), len(lines))
     disturbed = files.disturbed()
     troubles += [f"{name} {NOT_OURS}" for name in disturbed]
-    account.doubt(name for name in disturbed if name in (KERNEL_FILE, DETAIL_FILE))
+    account.doubt(f"{name} {NOT_OURS}" for name in disturbed if name in (KERNEL_FILE, DETAIL_FILE))
+    if account.times.trouble:
+        troubles.append(account.times.trouble)
+        account.doubt([account.times.trouble])
     surface = account.surface
     for event in testimony.sdk:
         surface.add_sdk(event)
@@ -159,7 +162,8 @@ def conclude(
         surface.add_policy(decision)
     if files.trouble:  # what could not be written down is claimed by nothing
         surface = _surface_of(files)
-        account.capture.unknown_loss = account.capture.unknown_loss or "layers are incomplete"
+        if not account.capture.unknown_loss:
+            account.doubt(["layers are incomplete"])
     correlation = _correlation(files, {*disturbed}, testimony, markers, total, account.capture)
     files.close()
     health = make_health(

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from stream.errors import os_reason
 from stream.evidence.moments import Moment
 from stream.evidence.policy import PolicyLayer
 from stream.evidence.sdk import SdkLayer, log_environment
@@ -25,6 +26,7 @@ from stream.records.runner import (
     PolicyEvent,
     SdkEvent,
 )
+from stream.system import write_all
 
 
 class Times:
@@ -35,20 +37,26 @@ class Times:
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         self._latest = 0
         self._count = 0
+        self.trouble = ""
 
     def add(self, times: array[int]) -> None:
         """Two processors disagree by a little: what stands later did not happen before."""
-        if times:
+        if times and not self.trouble:
             rising = array("Q", accumulate(times, max, initial=self._latest))[1:]
+            try:
+                write_all(self._file.fileno(), rising.tobytes())
+            except OSError as error:
+                self.trouble = f"when events happened: {os_reason(error)}"
+                return
             self._latest = rising[-1]
             self._count += len(rising)
-            self._file.write(rising.tobytes())
 
     def until(self) -> Callable[[int], int]:
         """How many events had happened by then."""
         if not self._count:
             return lambda ts: 0
-        words = memoryview(mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)).cast("Q")
+        size = self._count * 8  # what follows belongs to a batch that was not written to its end
+        words = memoryview(mmap.mmap(self._file.fileno(), size, prot=mmap.PROT_READ)).cast("Q")
         return lambda ts: bisect_right(words, ts)
 
     def close(self) -> None:

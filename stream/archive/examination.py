@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ from stream.records.run import (
     Manifest,
     RunMetadata,
 )
-from stream.records.runner import CHAIN_FILE, KERNEL_FILE, RUNNER_FILE, SDK_FILE
+from stream.records.runner import CHAIN_FILE, HEALTH_FILE, KERNEL_FILE, RUNNER_FILE, SDK_FILE
 
 
 class Examination:
@@ -72,9 +73,14 @@ class Examination:
         layer = self.layers.get(name)
         return layer.lines if layer else 0
 
+    def _kernel_lines(self) -> int:
+        """Behind its last link, a layer of a run that was cut off may lack anything."""
+        is_cut_off = self._book.is_folder and HEALTH_FILE not in self._book.names
+        return sys.maxsize if is_cut_off else self.count(KERNEL_FILE)
+
     def _judge_of(self, name: str) -> Judge | None:
         """None: any bytes will do."""
-        law = law_of(name, lambda: self.count(KERNEL_FILE), lambda: self.count(SDK_FILE))
+        law = law_of(name, self._kernel_lines, lambda: self.count(SDK_FILE))
         if law:
             self.layers[name] = Layer(self._book, name, law, self.gathering)
             return self.layers[name]

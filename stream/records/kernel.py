@@ -32,6 +32,7 @@ Mark = Literal[
     "uring",  # by way of io_uring
     "first_only",  # of several messages only the first one's peer was looked at
     "thread_exec",  # executed by a thread that was not the first
+    "other_mounts",  # mounts are not those that the run began with: any file may have any name
 ]
 
 

@@ -45,8 +45,8 @@ _OPERATIONS: tuple[tuple[int, OperationFlag], ...] = (
 )
 _PEER_TYPES = {CONNECT: LOCAL_CONNECT, SENDTO: LOCAL_SEND, SENDMSG: LOCAL_SEND}
 _WITH_PEER = {*_PEER_TYPES, LOCAL_CONNECT, LOCAL_SEND, CONNECT_BLOCKED}
-#: With one of these marks nobody knows which file it was.
-UNSURE = {"unreachable", "walk_cut", "fault", "truncated"}
+#: With one of these marks nobody knows which file it was, or what has its name elsewhere.
+UNSURE = {"unreachable", "walk_cut", "fault", "truncated", "other_mounts"}
 
 
 class OpenForm(Struct):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stream.sources.kernel.ebpf import probe_ebpf
 from stream.sources.kernel.strace import probe_strace
-from tests.cli.command import Place
-from tests.recorder.runs import Run, only_run
+from tests.cli.command import Place, processes_naming
+from tests.recorder.runs import Run, only_run, records
 
 needs_ebpf = pytest.mark.skipif(bool(probe_ebpf()), reason=probe_ebpf() or "it loads")
 needs_strace = pytest.mark.skipif(bool(probe_strace()), reason=probe_strace() or "it traces")
@@ -100,3 +105,146 @@ def test_the_event_log_never_ends(place: Place) -> None:
     assert "the log: what was told there was made shorter" in run.done.err
     assert not (run.folder / ".wrappers").exists()
     assert not rules(place, run)
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize("way", ["", "unshare -m"])
+def test_what_is_mounted_over_a_folder_of_libraries_is_seen(
+    place: Place, feed: str, way: str
+) -> None:
+    if os.geteuid():
+        pytest.skip("mounting takes root")
+    secret = place.root / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("key")
+    cover = Path("/usr/lib") / f"stream-test-{os.getpid()}"
+    cover.mkdir()
+    steps = f"mount --bind {secret} {cover}; cat {cover}/key; umount {cover}"
+    try:
+        run = recorded(place, feed, f"{way} bash -c '{steps}'")
+    finally:
+        cover.rmdir()
+    (seen,) = [
+        line
+        for line in records(run.folder / KERNEL)
+        if line["value"] == f"{cover}/key" and line["return_value"] >= 0
+    ]
+    details = {line["seq"]: line for line in records(run.folder / "layers/kernel-ext.ndjson")}
+    assert "other_mounts" in details[seen["seq"]]["marks"]
+    assert document(run, "companion.json")["filtered"]["loader"] > 0, "what came before it"
+    assert not rules(place, run)
+
+
+@needs_ebpf
+def test_forged_words_of_an_agent(place: Place) -> None:
+    """Ids that are doubled, huge, of another run, with newlines in them; ends before beginnings."""
+    said = {
+        "schema": "assay.runner.sdk_event.v0",
+        "run_id": "run",
+        "seq": 0,
+        "source": "x",
+        "sdk_name": "x",
+        "sdk_version": None,
+    }
+    lines = [
+        {**said, "event_type": kind, "tool_call_id": id_, "tool": tool, **others}
+        for kind, id_, tool, others in (
+            ("tool_call_completed", "a", "Bash", {}),
+            ("tool_call_started", "a", "Bash", {}),
+            ("tool_call_started", "a", "Read\nWrite\u202e\u0000", {}),
+            ("tool_call_started", "x" * 1_000_000, "Bash", {}),
+            ("tool_call_started", "other", "Bash", {"run_id": "another"}),
+            ("tool_call_started", "", "", {}),
+            ("run_finished", None, None, {}),
+            ("run_started", None, None, {}),
+        )
+    ]
+    log = place.root / "forged"
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
+    block = {"type": "tool_use", "id": "b\n{}", "name": "c\n\u2028", "input": {"command": "\x00"}}
+    stdout = place.root / "stdout"
+    stdout.write_text(
+        json.dumps({"type": "assistant", "message": {"content": [block, block, 7, None]}}) + "\n"
+    )
+    run = recorded(place, "ebpf", f'cat {log} >"$ASSAY_RUNNER_SDK_EVENT_LOG"; cat {stdout}')
+    assert run.names[-1] == "run_finished"
+    assert document(run, "correlation-report.json")["status"] == "partial"
+    assert not rules(place, run)
+
+
+def endings(place: Place, folder: Path) -> set[str]:
+    done = place.stream("verify", "--json", folder)
+    assert done.code == 1, done.err
+    return {record["rule"] for record in done.records if record["severity"] == "error"}
+
+
+CUT_OFF = {"integrity.incomplete", "contract.check.run.incomplete"}
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+def test_the_recorder_is_killed(place: Place, feed: str) -> None:
+    folder = place.workspace / "runs/run"
+    groups = control_groups()
+    agent = f"i=0; while :; do i=$((i+1)); : >f$((i % 9)); done # {place.root}"
+    how = ("--kernel", feed, "--run-id", "run", "--workspace", "empty")
+    process = place.start("observe", *how, "--", "sh", "-c", agent)
+    chain = folder / "chain.ndjson"
+    while not (chain.exists() and chain.read_bytes().count(b"\n")):
+        assert process.poll() is None
+    process.kill()
+    place.finish(process)
+    while processes_naming(str(place.root)):
+        pass
+    assert not control_groups() - groups
+    assert not list(folder.glob("*.fifo"))
+    assert endings(place, folder) == CUT_OFF
+    refused = place.stream("archive", folder, "-o", place.root / "run.tar.gz")
+    assert refused.code == 2
+    assert "it was not recorded to its end" in refused.err
+    assert not (place.root / "run.tar.gz").exists()
+    layer = folder / KERNEL
+    whole = layer.read_bytes()
+    first = json.loads(chain.read_bytes().split(b"\n")[0])
+    cut = first["bytes"] if first["layer"] == KERNEL else 0
+    layer.write_bytes(whole[: max(cut, whole.rfind(b"\n", 0, -1) + 1)])
+    assert endings(place, folder) == CUT_OFF, "a detail was written before its line"
+    if cut:
+        layer.write_bytes(whole[:cut].replace(b'"pid":', b'"Pid":', 1) + whole[cut:])
+        assert "integrity.chain" in endings(place, folder)
+
+
+def control_groups() -> set[str]:
+    return {str(path) for path in Path("/sys/fs/cgroup").glob("**/stream-*") if path.is_dir()}
+
+
+@pytest.fixture
+def small_disk(place: Place) -> Iterator[Path]:
+    if os.geteuid():
+        pytest.skip("mounting takes root")
+    disk = place.root / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "none", disk], check=True)
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+@needs_ebpf
+def test_there_is_no_room_for_the_layers(place: Place, small_disk: Path) -> None:
+    """The command does not notice, and what could not be written is counted."""
+    busy = "i=0; while [ $i -lt 5000 ]; do : </etc/hostname; i=$((i+1)); done; echo done; exit 5"
+    how = ("--kernel", "ebpf", "--run-id", "run", "--workspace", "empty", "--runs", small_disk)
+    done = place.stream("observe", *how, "--", "sh", "-c", busy)
+    assert (done.code, done.out) == (5, b"done\n")
+    run = Run(small_disk / "run", done)
+    health = document(run, "observation-health.json")
+    assert health["kernel_layer"] == "partial_ringbuf_drops"
+    assert health["network_protocol_coverage"] == "unknown"
+    written = len(records(run.folder / KERNEL))
+    capture = document(run, "companion.json")["capture"]
+    lost = re.match("([0-9]+) lines could not be written", capture["unknown_loss"])
+    assert lost
+    filtered = sum(document(run, "companion.json")["filtered"].values())
+    assert written + int(lost[1]) + filtered <= capture["got"]
+    assert written + int(lost[1]) >= 5000
+    assert place.stream("check", run.folder).code == 1
+    assert place.stream("verify", run.folder).code == 1

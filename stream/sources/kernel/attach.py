@@ -61,8 +61,16 @@ def wake_at(ring_bytes: int) -> int:
 def _config(guard: int, use_cgroup: bool, wake: int, watch: Sequence[Watch]) -> bytes:
     """The first constants of the object, in their order."""
     space = os.stat("/proc/self/ns/pid")  # noqa: PTH116
+    mounts = os.stat("/proc/self/ns/mnt").st_ino  # noqa: PTH116
     head = struct.pack(
-        "<QQIIII", _kernel_device(space.st_dev), space.st_ino, guard, use_cgroup, wake, len(watch)
+        "<QQIIIIQ",
+        _kernel_device(space.st_dev),
+        space.st_ino,
+        guard,
+        use_cgroup,
+        wake,
+        len(watch),
+        mounts,
     )
     pairs = [struct.pack("<QQ", _kernel_device(one.device), one.inode) for one in watch]
     return head + b"".join(pairs).ljust(16 * WATCHES, b"\0")

@@ -62,6 +62,7 @@ _MARKS: tuple[tuple[int, Mark], ...] = (
     (_URING, "uring"),
     (1024, "first_only"),
     (2048, "thread_exec"),
+    (4096, "other_mounts"),
 )
 _SCOPES: tuple[Scope, ...] = ("unknown", "cgroup", "tree", "both")
 _ORDINARY = ~(_BOTH | _BEFORE_EXEC)

@@ -81,7 +81,7 @@ class StraceFeed:
         self._cwd = "/"
         self._opened = time.monotonic_ns()
         self._over: Event | None = None
-        self._is_over = self._is_closed = False
+        self._is_over = self._is_closed = self._is_let_go = False
 
     @classmethod
     def open(cls, *, folder: Path, watch: Sequence[Watch] = ()) -> StraceFeed:
@@ -108,10 +108,16 @@ class StraceFeed:
         if self._is_over:
             self._over.set()
         lines = Lines(self._monotonic_of, self._cwd, watch=self._watch)
-        while data := await self._read():
-            self._hide()
-            if items := lines.feed(data):
-                await out.send(items)
+        is_read = False
+        try:
+            while data := await self._read():
+                self._hide()
+                if items := lines.feed(data):
+                    await out.send(items)
+            is_read = True
+        finally:
+            if not is_read:
+                self._let_go()
         unknown = _unknown_loss(lines)
         rest: list[Record] = [*lines.finish()]
         if unknown:
@@ -158,6 +164,9 @@ class StraceFeed:
         """Nobody reads any more: what strace writes is thrown away, so that the command goes on."""
         from threading import Thread
 
+        if self._is_let_go:
+            return
+        self._is_let_go = True
         Thread(target=self._discard, args=(os.dup(self._fd),), daemon=True).start()
 
     def _discard(self, fd: int) -> None:

@@ -59,9 +59,12 @@ SENDS = ("sendto", "sendmsg", "sendmmsg")
 FORKS = ("clone", "clone3", "fork", "vfork")
 EXECS = ("execve", "execveat")
 OTHERS = ("openat2", "connect", "io_uring_setup")
-TRACED = (*SHAPES, *COMPAT, *SENDS, *FORKS, *EXECS, *OTHERS)
+#: After one of these, any file may have any name.
+MOUNTS = ("mount", "umount", "umount2", "move_mount", "pivot_root", "unshare", "setns")
+TRACED = (*SHAPES, *COMPAT, *SENDS, *FORKS, *EXECS, *OTHERS, *MOUNTS)
 
 CLONE_FS, CLONE_THREAD, CLONE_UNTRACED = 0x200, 0x10000, 0x800000
+CLONE_NEWNS = 0x20000  #: a namespace of mounts
 
 
 OWN = "."  #: the folder that the process is in
@@ -140,6 +143,7 @@ _SENDMMSG = re.compile(
     rb"-?\d+(?:<[^<>]*>(?:\(deleted\))?)?, "
     rb"(?:\[\{msg_hdr=\{msg_name=" + _SOCKADDR + rb", .*|\[\], .*|NULL, .*|0x[0-9a-f]+, .*)"
 )
+_LAST_NUMBER = re.compile(b"(?:^|, )" + NUMBER + rb"(?:\)|$)")
 _FLAGS = re.compile(rb"[({ ]flags=" + NUMBER)
 
 
@@ -158,6 +162,15 @@ def clone_flags(call: str, args: bytes) -> int | None:
         return 0
     found = _FLAGS.search(b" " + args)
     return None if found is None else number(found[1])
+
+
+def may_mount(call: str, args: bytes) -> bool:
+    """Whether it may change what is mounted where, for whoever calls it."""
+    if call not in ("unshare", "setns"):
+        return True
+    found = _LAST_NUMBER.search(args)
+    flags = CLONE_NEWNS if found is None else number(found[1])
+    return bool(flags & CLONE_NEWNS) or (call == "setns" and not flags)
 
 
 def _simple(call: str, args: bytes) -> Told | None:

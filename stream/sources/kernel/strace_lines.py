@@ -18,14 +18,17 @@ from msgspec import Struct
 from stream.records.control import Gap
 from stream.records.kernel import RawEvent
 from stream.sources.kernel.strace_calls import (
+    CLONE_NEWNS,
     COMPAT,
     EXECS,
     FCHMODAT2,
     FORKS,
+    MOUNTS,
     SENDS,
     TRACED,
     Told,
     clone_flags,
+    may_mount,
     tell,
 )
 from stream.sources.kernel.strace_events import Result, make_event, move, read_result
@@ -36,7 +39,8 @@ from stream.sources.kernel.watch import Watch
 
 Item = RawEvent | Gap
 _SECOND = 1_000_000_000
-_KNOWN = frozenset(call.encode() for call in (*TRACED, FCHMODAT2))
+_KNOWN = frozenset(call.encode() for call in {*TRACED, FCHMODAT2} - {*MOUNTS})
+_MOUNTS = frozenset(call.encode() for call in MOUNTS)
 _EXECS = frozenset(call.encode() for call in EXECS)
 _FORKS = frozenset(call.encode() for call in FORKS)
 _LINE = re.compile(
@@ -73,6 +77,7 @@ class Lines:
         """`monotonic_of`: of the first line's wall clock, ns."""
         self.books = Books()
         self.has_uring = False
+        self._has_mounted = False  # or has mounts of its own: from then on
         self.tasks = Tasks(cwd, ask)
         self._monotonic_of = monotonic_of
         self._streams = streams_of(watch)
@@ -141,11 +146,21 @@ class Lines:
         if call in _FORKS:
             flags = clone_flags(call.decode(), rest)
             self.tasks.fork_begins(tid, task, flags or 0)
+            self._has_mounted |= bool((flags or 0) & CLONE_NEWNS)
+        elif call in _MOUNTS:
+            self._mount_begins(call.decode(), rest)
         if args is None:
             self._complete(tid, task, call, rest)
         else:
             self.books.halves += 1
             self._halves[tid] = (call, args)
+
+    def _mount_begins(self, call: str, rest: bytes) -> None:
+        """Others may see what it does before strace says that it is done."""
+        result = read_result(rest)
+        is_refused = result is not None and result.ret is not None and result.ret < 0
+        end = len(rest) if result is None else result.start
+        self._has_mounted |= not is_refused and may_mount(call, rest[:end])
 
     def _begin_write(self, tid: int, task: Task, call: bytes, rest: bytes) -> None:
         """Its data may be long: nothing looks at it, and it is not kept."""
@@ -282,6 +297,8 @@ class Lines:
 
     def _send(self, event: RawEvent) -> None:
         self.books.events += 1
+        if self._has_mounted and (event.resolved or event.base or event.to_base) is not None:
+            event.marks.append("other_mounts")
         self._out.append(event)
 
     @property

@@ -8,6 +8,7 @@ enum call {
     SENDTO, SENDMSG, SENDMMSG, EXECVE, EXECVEAT, IO_URING_SETUP, EXEC, FORK, EXIT, WROTE,
     URING_RESULT,
     SOCKETCALL, CHOWN16, FCHOWN16, LCHOWN16, TRUNCATE64, FTRUNCATE64,
+    MOUNTED,  // or unmounted, or moved
     WRITE_FIRST, WRITE_SECOND, WRITE_THIRD,  // which argument is the descriptor written to
 };
 
@@ -22,10 +23,12 @@ enum { CWD = 6, NONE = 7 };
 struct shape { u8 dirfd, path, to_dirfd, to_path, flags, mode, size, books; };
 #define SHAPE(d, p, d2, p2, f, m, s, b) {d, p, d2, p2, f, m, s, b}
 
-// One variable, so that its parts lie where they are declared: user space writes the first five.
+// One variable, so that its parts lie where they are declared: user space writes those before
+// `native`.
 const volatile struct {
     u64 namespace_device, namespace_inode;
     u32 guard, use_cgroup, wake, watched;
+    u64 mounts;  // the namespace of mounts that the recorder is in
     struct watch watches[WATCHES];
     u8 native[512], compat[512];
     struct shape shapes[64];
@@ -43,6 +46,7 @@ const volatile struct {
         [1] = WRITE_FIRST, [18] = WRITE_FIRST, [20] = WRITE_FIRST, [296] = WRITE_FIRST,
         [328] = WRITE_FIRST, [40] = WRITE_FIRST, [278] = WRITE_FIRST, [276] = WRITE_SECOND,
         [275] = WRITE_THIRD, [326] = WRITE_THIRD,
+        [155] = MOUNTED, [165] = MOUNTED, [166] = MOUNTED, [429] = MOUNTED,
     },
     .compat = {
         [5] = OPEN, [8] = CREAT, [295] = OPENAT, [437] = OPENAT2, [342] = OPEN_BY_HANDLE_AT,
@@ -57,6 +61,7 @@ const volatile struct {
         [4] = WRITE_FIRST, [181] = WRITE_FIRST, [146] = WRITE_FIRST, [334] = WRITE_FIRST,
         [379] = WRITE_FIRST, [187] = WRITE_FIRST, [239] = WRITE_FIRST, [316] = WRITE_FIRST,
         [315] = WRITE_SECOND, [313] = WRITE_THIRD, [377] = WRITE_THIRD,
+        [21] = MOUNTED, [22] = MOUNTED, [52] = MOUNTED, [217] = MOUNTED, [429] = MOUNTED,
     },
 #else
     .native = {
@@ -68,6 +73,7 @@ const volatile struct {
         [64] = WRITE_FIRST, [68] = WRITE_FIRST, [66] = WRITE_FIRST, [70] = WRITE_FIRST,
         [287] = WRITE_FIRST, [71] = WRITE_FIRST, [75] = WRITE_FIRST, [77] = WRITE_SECOND,
         [76] = WRITE_THIRD, [285] = WRITE_THIRD,
+        [39] = MOUNTED, [40] = MOUNTED, [41] = MOUNTED, [429] = MOUNTED,
     },
 #endif
     .shapes = {

@@ -3,7 +3,7 @@
 enum flag {
     IN_CGROUP = 1, IN_TREE = 2, BEFORE_EXEC = 4, NO_PATH = 8, NO_TO_PATH = 16, TRUNCATED = 32,
     WALK_CUT = 64, UNREACHABLE = 128, COMPAT = 256, URING = 512, FIRST_ONLY = 1024,
-    THREAD_EXEC = 2048,
+    THREAD_EXEC = 2048, OTHER_MOUNTS = 4096,
 };
 // The parts of an event's data, in this order. An exec's argv is in TO_PATH.
 enum section { PATH, RESOLVED, BASE, TO_PATH, TO_BASE, SECTIONS };
@@ -71,6 +71,12 @@ struct {
     __uint(key_size, 4);
     __uint(value_size, 4);
 } cgroup SEC(".maps");
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, u32);
+    __type(value, u32);
+} mounted SEC(".maps");
 #ifdef WITH_URING
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -16,7 +16,8 @@ struct super_block { u32 s_dev; };
 struct inode { unsigned long i_ino; struct super_block *i_sb; };
 struct dentry { struct hlist_bl_node d_hash; struct dentry *d_parent; struct qstr d_name; };
 struct vfsmount { struct dentry *mnt_root; };
-struct mnt_namespace;
+struct ns_common { unsigned int inum; };
+struct mnt_namespace { struct ns_common ns; };
 struct mount {
     struct mount *mnt_parent;
     struct dentry *mnt_mountpoint;
@@ -29,6 +30,7 @@ struct fdtable { unsigned int max_fds; struct file **fd; };
 struct files_struct { struct fdtable *fdt; };
 struct fs_struct { struct path root, pwd; };
 typedef struct { int counter; } atomic_t;
+struct nsproxy { struct mnt_namespace *mnt_ns; };
 struct signal_struct { atomic_t live; unsigned int flags; int group_exit_code; };
 struct mm_struct { unsigned long arg_start, arg_end; struct file *exe_file; };
 struct thread_info { unsigned long flags; u32 status; };
@@ -39,6 +41,7 @@ struct task_struct {
     struct task_struct *group_leader;
     struct files_struct *files;
     struct fs_struct *fs;
+    struct nsproxy *nsproxy;
     struct mm_struct *mm;
     struct signal_struct *signal;
 };

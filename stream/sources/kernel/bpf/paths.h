@@ -25,6 +25,21 @@ __attribute__((noinline)) int put_text(u32 slot, u32 section, u64 from, u32 from
     return e->data[at + 1] == 'p' || e->data[at + 1] == 'd' ? BY_VIEW : ABSOLUTE;
 }
 
+// Where the run has mounted something, or is among mounts of its own, any file may have any name.
+static __always_inline int is_elsewhere(struct mnt_namespace *space)
+{
+    u32 zero = 0, *has_mounted = bpf_map_lookup_elem(&mounted, &zero);
+    return !has_mounted || *has_mounted || BPF_CORE_READ(space, ns.inum) != ro.mounts;
+}
+
+static __always_inline int on_mount(struct task_struct *task)
+{
+    u32 zero = 0, one = 1;
+    if (BPF_CORE_READ(task, nsproxy, mnt_ns, ns.inum) == ro.mounts)
+        bpf_map_update_elem(&mounted, &zero, &one, BPF_ANY);
+    return 0;
+}
+
 struct walker {
     struct event *event;
     struct dentry *dentry, *root;
@@ -41,8 +56,10 @@ static int step(u32 number, struct walker *w)
     if (d == w->root) {
         struct mount *m = w->mount, *parent = BPF_CORE_READ(m, mnt_parent);
         if (parent == m) {
-            u64 space = (u64)BPF_CORE_READ(m, mnt_ns);
-            w->flag = !space || space >= (u64)-4095 ? UNREACHABLE : 0;
+            struct mnt_namespace *space = BPF_CORE_READ(m, mnt_ns);
+            w->flag = !space || (u64)space >= (u64)-4095 ? UNREACHABLE : 0;
+            if (!w->flag && is_elsewhere(space))
+                e->flags |= OTHER_MOUNTS;
             return 1;
         }
         w->dentry = BPF_CORE_READ(m, mnt_mountpoint);

@@ -215,6 +215,8 @@ int on_sys_exit(u64 *ctx)
     u32 scope = scope_of(task->tgid);
     if (!scope)
         return 0;
+    if (call == MOUNTED)
+        return ret < 0 ? 0 : on_mount(task);
     struct event *e = begin_long(OF_SYSCALL, call, compat ? scope | COMPAT : scope);
     if (!e)
         return 0;
