@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -246,3 +247,48 @@ def test_there_is_no_room_for_the_layers(place: Place, small_disk: Path) -> None
     assert written + int(lost[1]) >= 5000
     assert place.stream("check", run.folder).code == 1
     assert place.stream("verify", run.folder).code == 1
+
+
+@pytest.mark.parametrize("mode", ["redacted", "hashed"])
+@pytest.mark.parametrize("feed", FEEDS)
+def test_no_secret_is_written_down(place: Place, feed: str, mode: str) -> None:
+    token, password, typed = "ghp_" + "aB3dE5gH7jK9" * 3, "hunter2correcthorse", "Zq8vR2mXw7Lk"
+    said = {
+        "schema": "assay.runner.sdk_event.v0",
+        "run_id": "run",
+        "seq": 0,
+        "event_type": "tool_call_started",
+        "source": "x",
+        "sdk_name": "x",
+        "sdk_version": None,
+        "tool_call_id": token,
+        "tool": password,
+    }
+    use = {"type": "tool_use", "id": "x", "name": "Bash", "input": {"command": f"echo {token}"}}
+    reach = f"import socket; socket.socket(socket.AF_UNIX).connect_ex('/tmp/{token}')"
+    script = place.root / "agent.sh"
+    script.write_text(
+        f"""
+        cat /nonexistent/{token}; : >{token}; : >x-"$MY_PASSWORD"; ln -s /tmp/{token} link
+        mv {token} y-{token}; rm y-{token} x-"$MY_PASSWORD" link
+        env --argv0=x true --token={token} "$MY_PASSWORD" --password {typed}
+        {sys.executable} -c "{reach}"
+        echo '{json.dumps(said)}' >>"$ASSAY_RUNNER_SDK_EVENT_LOG"
+        echo '{json.dumps({"type": "assistant", "message": {"content": [use]}})}'
+        """
+    )
+    raw = place.root / "raw.ndjson"
+    words = ("--capture", mode, "--raw-kernel", str(raw), "--run-id", "run", "--workspace", "empty")
+    env = {"MY_PASSWORD": password}
+    done = place.stream("observe", "--kernel", feed, *words, "--", "bash", script, env=env)
+    assert done.code == 0, done.err
+    run = only_run(place, done)
+    for path in (raw, *(path for path in run.folder.rglob("*") if path.is_file())):
+        text = path.read_bytes()
+        for secret in (token, password, typed):
+            assert secret.encode() not in text, (path.name, secret)
+    assert not rules(place, run)
+    execs = [line for line in records(run.folder / "layers/kernel-ext.ndjson") if "argv" in line]
+    assert execs
+    is_hashed = all(line["argv"][0].startswith("sha256:") for line in execs)
+    assert is_hashed is (mode == "hashed")
