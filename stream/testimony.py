@@ -67,6 +67,7 @@ from stream.system import write_all
 
 _encode = msgspec.json.Encoder().encode
 _BLOCK = 1 << 20
+MOST_KEPT = 100_000  #: events of the SDK layer: an agent may say what it wants, and without end
 NOT_ASKED = "the run was recorded without a kernel feed"
 
 
@@ -113,6 +114,7 @@ class Testimony:
         self.moments: list[Moment] = []
         self.policy: list[PolicyEvent] = []
         self._see = disclosure.value
+        self._left_out = 0
         self._layer = SdkLayer(run_id)
         self._policy = PolicyLayer(run_id)
         self._lock = Lock()
@@ -145,11 +147,15 @@ class Testimony:
         for (channel, problem), count in sorted(self._layer.problems.items()):
             if channel != "stdout":  # a program that says something else there says nothing wrong
                 yield f"{count} lines of the {channel} were not used: {problem}"
+        if self._left_out:
+            yield f"{self._left_out} events of the SDK layer, which keeps {MOST_KEPT}"
         for reason, count in sorted(self._policy.problems.items()):
             yield f"{count} lines of the policy layer were not used: {reason}"
 
     def _take(self, said: Sequence[Any]) -> None:
-        for one in said:
+        room = max(0, MOST_KEPT - len(self.sdk))
+        self._left_out += len(said[room:])
+        for one in said[:room]:
             self.sdk.append(self._seen(one.event))
             if one.moment is not None:
                 self.moments.append(self._seen(one.moment))
