@@ -28,6 +28,8 @@ from stream.records.runner import (
 )
 from stream.system import write_all
 
+MOST_KEPT = 100_000  #: events of the SDK layer: an agent may say what it wants, and without end
+
 
 class Times:
     """When each event of the kernel layer happened, in a file without a name: millions of them
@@ -73,6 +75,7 @@ class Testimony:
         self.policy: list[PolicyEvent] = []
         self._see = disclosure.value
         self._sdk = sdk
+        self._left_out = 0
         self._layer = SdkLayer(run_id)
         self._policy = PolicyLayer(run_id)
         self._lock = Lock()
@@ -116,11 +119,15 @@ class Testimony:
         for (channel, problem), count in sorted(self._layer.problems.items()):
             if channel != "stdout":  # a program that says something else there says nothing wrong
                 yield f"{count} lines of the {channel} were not used: {problem}"
+        if self._left_out:
+            yield f"{self._left_out} events of the SDK layer, which keeps {MOST_KEPT}"
         for reason, count in sorted(self._policy.problems.items()):
             yield f"{count} lines of the policy layer were not used: {reason}"
 
     def _take(self, said: Sequence[Any]) -> None:
-        for one in said:
+        room = max(0, MOST_KEPT - len(self.sdk))
+        self._left_out += len(said[room:])
+        for one in said[:room]:
             self.sdk.append(self._seen(one.event))
             if one.moment is not None:
                 self.moments.append(self._seen(one.moment))

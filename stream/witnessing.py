@@ -25,12 +25,13 @@ from stream.evidence.surface import Surface
 from stream.pipeline import Batch, Pipeline, Write
 from stream.recorder.cgroup import Cgroup
 from stream.recorder.channels import Channels, Sdk
+from stream.recorder.disclosure import Disclosure
 from stream.recorder.guard import Guard
 from stream.recorder.invocation import Ending
 from stream.recorder.messages import Order
 from stream.recorder.recording import Recording
 from stream.records.control import Gap
-from stream.records.kernel import RawCapture
+from stream.records.kernel import RawCapture, RawEvent
 from stream.records.run import RunSummary
 from stream.records.runner import DETAIL_FILE, KERNEL_FILE
 from stream.records.sightings import Telemetry
@@ -141,7 +142,7 @@ class KernelWitness:
         return self._troubles
 
     async def _watch_kernel(self, feed: EbpfFeed | StraceFeed) -> None:
-        source: Any = _Censored(feed, self._recording.disclosure.value)
+        source: Any = _Censored(feed, self._recording.disclosure)
         if self._recording.disclosure.censor is None:
             source = feed
         if self._wish.raw is not None:
@@ -280,13 +281,16 @@ class _Censored(Struct):
     """A feed whose text is censored before anybody else sees it."""
 
     feed: Any
-    see: Callable[[Any], Any]
+    disclosure: Disclosure
 
     async def run(self, out: Any, /) -> None:
         await self.feed.run(_Handed(out, lambda batch: [self._seen(item) for item in batch]))
 
     def _seen(self, item: Telemetry) -> Telemetry:
-        return msgspec.convert(self.see(msgspec.to_builtins(item)), type(item))
+        seen: Any = msgspec.convert(self.disclosure.value(msgspec.to_builtins(item)), type(item))
+        if isinstance(item, RawEvent) and item.argv:  # as a whole: `--password X`
+            seen.argv = self.disclosure.words([word.encode() for word in item.argv])
+        return seen  # type: ignore[no-any-return]
 
 
 class _Spilled(Struct):

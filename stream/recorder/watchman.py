@@ -177,8 +177,9 @@ class _Watchman:
         self._give_up_at = None
         self._until(tree, order.grace, has_gone, GIVE_UP)
         end_tracer(tree)
-        self._give_up_at = None
-        self._until(tree, order.grace, has_gone, KILL_AFTER)
+        began = time.monotonic()  # also when orphaned: the control group cannot go before it has
+        while not has_gone() and time.monotonic() < began + KILL_AFTER:
+            time.sleep(0.001)
 
     def _is_empty(self, tree: Tree) -> bool:
         if not tree.is_over or Reaper.get().is_left(tree):

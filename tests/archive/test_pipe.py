@@ -145,7 +145,11 @@ def test_without_artifacts(place: Place) -> None:
     [
         ((), [opened(0, "/a"), opened(1, "/a", "run_2")], "(stdin):2: of the run 'run_2', but"),
         (("--run-id", "run_3"), [opened(0, "/a")], "(stdin):1: of the run 'run_1', not of"),
-        ((), [Gap(source="x", lost=1, reason="y")], "no usable record names its run: name it with --run-id"),
+        (
+            (),
+            [Gap(source="x", lost=1, reason="y")],
+            "no usable record names its run: name it with --run-id",
+        ),
         (("--run-id", "a/b"), [], "--run-id: 'a/b' has more than letters"),
     ],
 )

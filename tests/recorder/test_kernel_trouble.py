@@ -6,6 +6,8 @@ import json
 import os
 import re
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 
 from stream.sources.kernel.ebpf import probe_ebpf
 from stream.sources.kernel.strace import probe_strace
-from tests.cli.command import Place, processes_naming
+from tests.cli.command import PATIENCE, Place, processes_naming
 from tests.recorder.runs import Run, only_run, records
 
 needs_ebpf = pytest.mark.skipif(bool(probe_ebpf()), reason=probe_ebpf() or "it loads")
@@ -184,18 +186,21 @@ CUT_OFF = {"integrity.incomplete", "contract.check.run.incomplete"}
 @pytest.mark.parametrize("feed", FEEDS)
 def test_the_recorder_is_killed(place: Place, feed: str) -> None:
     folder = place.workspace / "runs/run"
-    groups = control_groups()
     agent = f"i=0; while :; do i=$((i+1)); : >f$((i % 9)); done # {place.root}"
     how = ("--kernel", feed, "--run-id", "run", "--workspace", "empty")
     process = place.start("observe", *how, "--", "sh", "-c", agent)
     chain = folder / "chain.ndjson"
     while not (chain.exists() and chain.read_bytes().count(b"\n")):
         assert process.poll() is None
+    groups = groups_of(process.pid)
     process.kill()
     place.finish(process)
-    while processes_naming(str(place.root)):
-        pass
-    assert not control_groups() - groups
+    deadline = time.monotonic() + PATIENCE
+    while left_over := processes_naming(str(place.root)):
+        assert time.monotonic() < deadline, left_over
+    assert groups or feed == "strace"
+    while left := [group for group in groups if group.exists()]:
+        assert time.monotonic() < deadline, left
     assert not list(folder.glob("*.fifo"))
     assert endings(place, folder) == CUT_OFF
     refused = place.stream("archive", folder, "-o", place.root / "run.tar.gz")
@@ -213,8 +218,16 @@ def test_the_recorder_is_killed(place: Place, feed: str) -> None:
         assert "integrity.chain" in endings(place, folder)
 
 
-def control_groups() -> set[str]:
-    return {str(path) for path in Path("/sys/fs/cgroup").glob("**/stream-*") if path.is_dir()}
+def groups_of(recorder: int) -> list[Path]:
+    """Where what it has started is: the groups that were made for the run."""
+    found: list[Path] = []
+    children = Path(f"/proc/{recorder}/task/{recorder}/children").read_text().split()
+    for child in children:
+        for line in Path(f"/proc/{child}/cgroup").read_text().splitlines():
+            name = line.rpartition("/")[2]
+            if line.startswith("0::") and name.startswith("stream-"):
+                found += Path("/sys/fs/cgroup").glob(f"**/{name}")
+    return found
 
 
 @pytest.fixture
@@ -248,3 +261,59 @@ def test_there_is_no_room_for_the_layers(place: Place, small_disk: Path) -> None
     assert written + int(lost[1]) >= 5000
     assert place.stream("check", run.folder).code == 1
     assert place.stream("verify", run.folder).code == 1
+
+
+@pytest.mark.parametrize("mode", ["redacted", "hashed"])
+@pytest.mark.parametrize("feed", FEEDS)
+def test_no_secret_is_written_down(place: Place, feed: str, mode: str) -> None:
+    token, password, typed = "ghp_" + "aB3dE5gH7jK9" * 3, "hunter2correcthorse", "Zq8vR2mXw7Lk"
+    said = {
+        "schema": "assay.runner.sdk_event.v0",
+        "run_id": "run",
+        "seq": 0,
+        "event_type": "tool_call_started",
+        "source": "x",
+        "sdk_name": "x",
+        "sdk_version": None,
+        "tool_call_id": token,
+        "tool": password,
+    }
+    use = {"type": "tool_use", "id": "x", "name": "Bash", "input": {"command": f"echo {token}"}}
+    reach = f"import socket; socket.socket(socket.AF_UNIX).connect_ex('/tmp/{token}')"
+    script = place.root / "agent.sh"
+    script.write_text(
+        f"""
+        cat /nonexistent/{token}; : >{token}; : >x-"$MY_PASSWORD"; ln -s /tmp/{token} link
+        mv {token} y-{token}; rm y-{token} x-"$MY_PASSWORD" link
+        env --argv0=x true --token={token} "$MY_PASSWORD" --password {typed}
+        {sys.executable} -c "{reach}"
+        echo '{json.dumps(said)}' >>"$ASSAY_RUNNER_SDK_EVENT_LOG"
+        echo '{json.dumps({"type": "assistant", "message": {"content": [use]}})}'
+        """
+    )
+    raw = place.root / "raw.ndjson"
+    words = ("--capture", mode, "--raw-kernel", str(raw), "--run-id", "run", "--workspace", "empty")
+    env = {"MY_PASSWORD": password}
+    done = place.stream("observe", "--kernel", feed, *words, "--", "bash", script, env=env)
+    assert done.code == 0, done.err
+    run = only_run(place, done)
+    for path in (raw, *(path for path in run.folder.rglob("*") if path.is_file())):
+        text = path.read_bytes()
+        for secret in (token, password, typed):
+            assert secret.encode() not in text, (path.name, secret)
+    assert not rules(place, run)
+    execs = [line for line in records(run.folder / "layers/kernel-ext.ndjson") if "argv" in line]
+    assert execs
+    is_hashed = all(line["argv"][0].startswith("sha256:") for line in execs)
+    assert is_hashed is (mode == "hashed")
+
+
+@needs_ebpf
+def test_an_agent_that_says_too_much(place: Place) -> None:
+    said = (
+        '{"schema":"assay.runner.sdk_event.v0","run_id":"run","seq":0,"source":"x","sdk_name":"x",'
+        '"sdk_version":null,"event_type":"tool_call_started","tool":"t","tool_call_id":"%.0f"}'
+    )
+    run = recorded(place, "ebpf", f"seq -f '{said}' 0 100006 >$ASSAY_RUNNER_SDK_EVENT_LOG")
+    assert "incomplete: 7 events of the SDK layer, which keeps 100000" in run.done.err
+    assert not rules(place, run)
