@@ -57,7 +57,7 @@ def _memory_folder(scratch: Path) -> Iterator[Path]:
 
 
 def _opens(scratch: Path, folder: Path) -> list[Row]:
-    program = scratch / "many"
+    program = scratch / "many-opens"
     subprocess.run(["gcc", "-O1", "-w", "-o", program, PROGRAM], check=True)
     once = [str(program), str(folder), str(OPENS), "2"]
     often = ["sh", "-c", f'for i in $(seq {ROUNDS}); do "$@"; done', "sh", *once]
