@@ -32,6 +32,7 @@ Mark = Literal[
     "uring",  # by way of io_uring
     "first_only",  # of several messages only the first one's peer was looked at
     "thread_exec",  # executed by a thread that was not the first
+    "other_root",  # its process has another root (chroot) than the run began with
     "other_mounts",  # mounts are not those that the run began with: any file may have any name
 ]
 
@@ -54,7 +55,8 @@ class RawEvent(
     path: str | None = None  #: as the program gave it: a claim
     resolved: str | None = None  #: of the file that was really reached, from the root of all mounts
     #: the folder that a relative `path` starts from; of an absolute one, where its first words
-    #: lead, which only its process could tell: see `beyond_view`. With RESOLVE_IN_ROOT, the root
+    #: lead, which only its process could tell: see `beyond_view`. With RESOLVE_IN_ROOT, and of
+    #: an absolute one with the mark other_root: the root
     base: str | None = None
     to_path: str | None = None  #: the same of the second path: rename, link; a symlink's place
     to_base: str | None = None

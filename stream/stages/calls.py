@@ -77,17 +77,47 @@ def open_form(run_id: str, event: RawEvent) -> OpenForm:
     return OpenForm(line, not flags & (3 | CREATE | CUT | TMPFILE), ways)
 
 
-def absolute(base: str | None, path: str | None, resolve: int = 0) -> str | None:
-    """`path` from `base`, without dots: by its text alone. None where that is not known."""
+def named(event: RawEvent) -> str | None:
+    """What its path names, by the text and by where that starts. None where that is not known."""
+    return _named(event, event.path, event.base)
+
+
+def named_second(event: RawEvent) -> str | None:
+    """The same of its other path."""
+    return _named(event, event.to_path, event.to_base)
+
+
+def _named(event: RawEvent, path: str | None, base: str | None) -> str | None:
     if not path:
         return None
-    if resolve & IN_ROOT:
-        path = f"{base}{_plain(path)}" if base is not None else ""  # nothing leads above a root
-    elif not path.startswith("/"):
-        path = f"{base}/{path}" if base is not None else ""
-    elif base is not None and (rest := beyond_view(path)) is not None:
-        path = base + rest
-    return _plain(path) if path.startswith("/") else None
+    is_absolute, in_other = path[0] == "/", "other_root" in event.marks
+    if base is not None and not base.startswith("/"):
+        base = None  # a pipe, for one
+    if event.resolve & IN_ROOT or (is_absolute and in_other):
+        return None if base is None else joined(base, path, is_root=True)
+    if is_absolute:
+        rest = None if base is None else beyond_view(path)
+        return joined("/", path) if base is None or rest is None else joined(base, rest)
+    if base is None or (in_other and ".." in path.split("/")):  # how far up, nobody knows
+        return None
+    return joined(base, path)
+
+
+def joined(base: str, path: str, *, is_root: bool = False) -> str:
+    """`path` from `base`, in which there are no links. Behind a name `..` stays: if that name is
+    a link, it leads somewhere else than the text says."""
+    parts = [part for part in base.split("/") if part]
+    least = len(parts) if is_root else 0
+    is_real = True
+    for part in path.split("/"):
+        if part in ("", "."):
+            continue
+        if part == ".." and is_real:
+            del parts[max(least, len(parts) - 1) :]
+        else:
+            parts.append(part)
+            is_real = False
+    return "/" + "/".join(parts)
 
 
 def is_literal(event: RawEvent, value: str) -> bool:
@@ -99,17 +129,7 @@ def is_literal(event: RawEvent, value: str) -> bool:
         return True
     if event.base is not None and beyond_view(path) is not None:
         return False
-    return "/../" not in f"/{path}/" and absolute(event.base, path, event.resolve) == value
-
-
-def _plain(path: str) -> str:
-    parts: list[str] = []
-    for part in path.split("/"):
-        if part == "..":
-            parts[-1:] = []
-        elif part not in ("", "."):
-            parts.append(part)
-    return "/" + "/".join(parts)
+    return "/../" not in f"/{path}/" and named(event) == value
 
 
 def with_peer(event: RawEvent, event_type: int) -> int:
@@ -126,8 +146,8 @@ def value_of(event: RawEvent, event_type: int) -> str | None:
     if event_type in (FORK, EXIT):
         return None
     if event_type == SYMLINK:  # its `path` is a text, and leads nowhere yet
-        return absolute(event.to_base, event.to_path)
-    return absolute(event.base, event.path) or event.resolved
+        return named_second(event)
+    return named(event) or event.resolved
 
 
 def status_of(event: RawEvent) -> Status | UnsetType:
@@ -157,7 +177,7 @@ def detail_of(
         pid=event.pid,
         call=event.call,
         path=event.path if event.path != value else None,
-        to_path=absolute(event.to_base, event.to_path) or event.to_path,
+        to_path=named_second(event) or event.to_path,
         resolved=event.resolved if event_type == EXEC or event.resolved != value else None,
         return_value=None if is_open else event.ret,
         status=UNSET if is_open else status_of(event),

@@ -36,9 +36,9 @@ from stream.stages.calls import (
     ENOTDIR,
     UNSURE,
     OpenForm,
-    absolute,
     detail_of,
     has_detail,
+    named,
     open_form,
     value_of,
     with_peer,
@@ -183,7 +183,7 @@ class Normalize:
         """The value, and the rule, of an open that failed or of which not all is known."""
         is_done = event.ret is not None and event.ret >= 0
         value = event.resolved if is_done else None
-        value = value or absolute(event.base, event.path, event.resolve)
+        value = value or named(event)
         if not form.is_read or value is None or not UNSURE.isdisjoint(event.marks):
             return value, None
         if is_done:

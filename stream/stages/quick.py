@@ -14,7 +14,7 @@ from msgspec import Struct
 from stream.evidence.surface import Surface
 from stream.records.kernel import KernelDetail, RawEvent, path_text
 from stream.records.sightings import NAMES, OPEN_FIELDS, OPENS
-from stream.stages.calls import CREATE, ENOENT, ENOTDIR, TMPFILE, absolute, open_form
+from stream.stages.calls import CREATE, ENOENT, ENOTDIR, TMPFILE, joined, open_form
 from stream.stages.noise import Judge, judge_of
 
 _MOST_KNOWN = 50_000
@@ -139,11 +139,11 @@ class QuickOpens:
         top = b"/".join((b"", *filter(None, base.split(b"\0")[-2::-1]), b"")) if base else b""
         path = top + folder
         text = path_text(path)
-        plain = absolute(None, text)
         place = None
         if (
-            plain is not None
-            and text == f"{plain.rstrip('/')}/"
+            text.startswith("/")
+            and text == f"{joined('/', text).rstrip('/')}/"
+            and "/../" not in text
             and not (top and folder.startswith(b"/"))
             and not text.startswith(_VIEWS)
         ):

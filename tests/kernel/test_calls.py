@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from stream.stages.calls import named, named_second
 from tests.kernel.rig import Recorded, expected, run, told
 
 pytestmark = pytest.mark.usefixtures("kernel_feed")
@@ -209,6 +210,56 @@ def test_paths_by_what_a_process_has_itself(calls: Path, place: Path) -> None:
         expected("openat", NOENT, "/proc/thread-self/fd/20/none", **thread),
         expected("openat", NOENT, "/proc/self/fd/20/none"),
     ]
+
+
+def test_another_root(calls: Path, place: Path) -> None:
+    """A path that begins with a slash starts there; and where nothing leads above, neither does
+    what is claimed."""
+    recorded = run(place, calls, "roots")
+    jail = {"base": f"{place}/sub"}
+    own = {"marks": ["other_root"]}
+    assert made(recorded) == [
+        expected("mkdirat", 0, "/in", **jail, mode=0o700, **own),
+        expected("renameat", 0, "in", **jail, to_path="/../moved", to_base=f"{place}/sub", **own),
+        expected("symlinkat", 0, "/etc/passwd", to_path="/lib", to_base=f"{place}/sub", **own),
+        expected("openat", NOENT, "/usr/lib/none", **jail, **own),
+        expected("openat", NOENT, "/proc/self/fd/0/none", **jail, **own),
+        expected("fchmodat", 0, "../../moved", **jail, mode=0o711, **own),
+        expected("execve", NOENT, "/bin/none", **jail, **own),
+        expected("rmdir", 0, "//./moved", **jail, flags=0x200, **own),
+    ]
+    assert [named(event) for event in recorded.events[1:-1]] == [
+        f"{place}/sub/in",
+        f"{place}/sub/in",
+        None,
+        f"{place}/sub/usr/lib/none",
+        f"{place}/sub/proc/self/fd/0/none",
+        None,
+        f"{place}/sub/bin/none",
+        f"{place}/sub/moved",
+    ]
+    assert [named_second(event) for event in recorded.events[2:4]] == [
+        f"{place}/sub/moved",
+        f"{place}/sub/lib",
+    ]
+
+
+def test_mounts_of_its_own(calls: Path, place: Path) -> None:
+    """What a path leads to there, its text does not tell."""
+    elsewhere = {"marks": ["other_mounts"]}
+    assert made(run(place, calls, "mounts")) == [
+        expected("mkdirat", 0, f"{place}/sub/x", mode=0o700, **elsewhere),
+        expected("rmdir", 0, "sub/x", base=str(place), flags=0x200, **elsewhere),
+        expected("execve", NOENT, "/bin/none", **elsewhere),
+    ]
+
+
+def test_a_mount_that_lies_nowhere(calls: Path, place: Path) -> None:
+    (place / "sub/lib").mkdir()
+    (place / "sub/lib/secret").touch()
+    seen = made(run(place, calls, "nowhere"))
+    secret = expected("openat", 4, "lib/secret", resolved="/lib/secret", marks=["other_mounts"])
+    assert seen[-1] == secret
 
 
 def test_a_file_by_its_handle(calls: Path, place: Path) -> None:

@@ -12,9 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from stream.records.kernel import RawEvent
 from stream.sources.kernel.strace import probe_strace
+from stream.stages.calls import named
 from tests.cli.command import Place
 from tests.cli.test_user import open_place, ordinary
 from tests.kernel.straced import HOME, Run, Traced, run
@@ -38,6 +41,11 @@ def compiled(source: Path, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(HERE / "calls.c", tmp_path_factory.mktemp("calls"))
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(HERE / "programs/calls.c", tmp_path_factory.mktemp("cases"))
 
 
 def program(code: str, folder: Path) -> Path:
@@ -338,6 +346,32 @@ def test_another_pid_namespace(run: Run, needs_root: None) -> None:
     forks, ends = traced.of("fork"), traced.of("exit")
     assert len(ends) == len(forks) + 1
     assert {fork["child"] for fork in forks} < {end["pid"] for end in ends}
+
+
+@NEEDED
+def test_another_root(run: Run, cases: Path, tmp_path: Path, needs_root: None) -> None:
+    """Which one it is, strace does not tell: neither does the record."""
+    (tmp_path / "sub").mkdir()
+    seen = since_begin(run(cases, "roots").check())[1:-1]
+    assert len(seen) == 7  # and a link to /etc
+    for event in seen:
+        assert event["marks"] == ["other_root"]
+        is_relative = not event["path"].startswith("/")
+        assert event.get("base") == (f"{tmp_path}/sub" if is_relative else None)
+    values = [named(msgspec.convert(event, RawEvent)) for event in seen]
+    assert values == [None, f"{tmp_path}/sub/in", *[None] * 5]
+
+
+@NEEDED
+@pytest.mark.parametrize("case", ["mounts", "nowhere"])
+def test_mounts_of_its_own(
+    run: Run, cases: Path, tmp_path: Path, needs_root: None, case: str
+) -> None:
+    (tmp_path / "sub/lib").mkdir(parents=True)
+    (tmp_path / "sub/lib/secret").touch()
+    seen = since_begin(run(cases, case).check())[1:-1]
+    assert len(seen) == (3 if case == "mounts" else 1)
+    assert {*map(str, (event["marks"] for event in seen))} == {"['other_mounts']"}
 
 
 @NEEDED

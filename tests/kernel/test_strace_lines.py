@@ -210,6 +210,28 @@ def test_folders_are_shared_or_not() -> None:
     assert bases == ["/new", "/new", "/here", "/other", "/other", "/here"]
 
 
+def test_where_a_chdir_really_led_is_not_in_its_text() -> None:
+    """What goes up from there is not known, until strace has read where that is."""
+    items = read(
+        f"1 chdir({quoted('link')}) = 0",
+        f"1 rmdir({quoted('../x')}) = 0",
+        f"1 rename({quoted('x')}, {quoted('a/../y')}) = 0",
+        f"1 unlinkat({at('/real')}, {quoted('../x')}, 0) = 0",
+        f"1 rmdir({quoted('../x')}) = 0",
+        f"1 chdir({quoted('/link')}) = 0",
+        f"1 fchdir({at('/other', 3)}) = 0",
+        f"1 rmdir({quoted('../x')}) = 0",
+    )
+    told = [(one.get("base"), one.get("to_base")) for one in calls(items)]
+    assert told == [
+        (None, None),
+        ("/here/link", None),
+        ("/real", None),
+        ("/real", None),
+        ("/other", None),
+    ]
+
+
 def test_strace_knows_the_folder_better() -> None:
     """A symlink on the way, or one that is gone; a name that only looks so."""
     items = read(

@@ -317,7 +317,8 @@ KERNEL = "assay.runner.kernel_event.v0"
     ("event", "value"),
     [
         (failed("x", base="/srv"), "/srv/x"),
-        (failed("./x/../y//z/.", base="/srv"), "/srv/y/z"),
+        (failed("./x//z/.", base="/srv"), "/srv/x/z"),
+        (failed("./x/../y//z/..", base="/srv"), "/srv/x/../y/z/.."),  # x may be a link
         (failed("../../../x", base="/srv"), "/x"),
         (failed("//x"), "/x"),
         (failed("/"), "/"),
@@ -328,6 +329,11 @@ KERNEL = "assay.runner.kernel_event.v0"
         (failed("/proc/self/fd/3/x", base="/srv", resolve=0x10), "/srv/proc/self/fd/3/x"),
         (failed("../x", base="/srv", resolve=0x10), "/srv/x"),
         (failed("/x", resolve=0x10), None),
+        (failed("/../x", base="/srv/jail", marks=["other_root"]), "/srv/jail/x"),
+        (failed("/dev/fd/3", base="/srv/jail", marks=["other_root"]), "/srv/jail/dev/fd/3"),
+        (failed("x", base="/srv/jail", marks=["other_root"]), "/srv/jail/x"),
+        (failed("../x", base="/srv/jail", marks=["other_root"]), None),
+        (failed("/x", marks=["other_root"]), None),
         (opened("/link", resolved="/file"), "/file"),
         (opened("/x", resolved=None), "/x"),
         (opened("/x", ret=None, resolved=None), "/x"),

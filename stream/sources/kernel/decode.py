@@ -52,7 +52,7 @@ _ON_NAMES = _numbers(
 _MAY_BE_EMPTY = _numbers("linkat", "fchownat", "fchmodat2", "execveat")
 
 _IN_CGROUP, _IN_TREE, _BEFORE_EXEC, _NO_PATH, _NO_TO_PATH = 1, 2, 4, 8, 16
-_TRUNCATED, _URING = 32, 512
+_TRUNCATED, _URING, _OTHER_ROOT = 32, 512, 8192
 _BOTH = _IN_CGROUP | _IN_TREE
 _MARKS: tuple[tuple[int, Mark], ...] = (
     (_TRUNCATED, "truncated"),
@@ -63,6 +63,7 @@ _MARKS: tuple[tuple[int, Mark], ...] = (
     (_URING, "uring"),
     (1024, "first_only"),
     (2048, "thread_exec"),
+    (_OTHER_ROOT, "other_root"),
     (4096, "other_mounts"),
 )
 _SCOPES: tuple[Scope, ...] = ("unknown", "cgroup", "tree", "both")
@@ -181,7 +182,7 @@ class Decoder:
                 event.argv = [path_text(word) for word in words.split(b"\0")] if words else []
         elif call in _TWO_PATHS:
             event.to_path = None if flags & _NO_TO_PATH else path_text(to_path)
-            if not _ends_with_view(event.to_path):  # which is a name that exists
+            if flags & _OTHER_ROOT or not _ends_with_view(event.to_path):  # a name that exists
                 event.to_base = self._walked(to_base)
 
     def _walked(self, names: bytes) -> str | None:
@@ -218,7 +219,12 @@ def _put_numbers(event: RawEvent, call: int, record: tuple[int, ...]) -> None:
         event.call = "rmdir"
     if event.path == "" and flags & _EMPTY_PATH and call in _MAY_BE_EMPTY:
         event.resolved, event.base = event.base, None  # the descriptor itself is meant
-    elif event.base is not None and _ends_with_view(event.path) and not _follows(call, flags):
+    elif (
+        event.base is not None
+        and not record[4] & _OTHER_ROOT
+        and _ends_with_view(event.path)
+        and not _follows(call, flags)
+    ):
         event.base = None  # the link in /proc is meant, and not what it leads to
 
 

@@ -49,6 +49,7 @@ SHAPES = {
     "mknodat": "dir path mode device?",
     "chdir": "path",
     "fchdir": "fd",
+    "chroot": "path",
 }
 #: What a 32-bit program calls them.
 COMPAT = {"chown32": "chown", "lchown32": "lchown", "fchown32": "fchown"} | {
@@ -60,7 +61,10 @@ FORKS = ("clone", "clone3", "fork", "vfork")
 EXECS = ("execve", "execveat")
 OTHERS = ("openat2", "connect", "io_uring_setup")
 #: After one of these, any file may have any name.
-MOUNTS = ("mount", "umount", "umount2", "move_mount", "pivot_root", "unshare", "setns")
+MOUNTS = (
+    *("mount", "umount", "umount2", "move_mount", "pivot_root", "unshare", "setns"),
+    *("open_tree", "open_tree_attr", "fsmount"),  # which may lie nowhere
+)
 TRACED = (*SHAPES, *COMPAT, *SENDS, *FORKS, *EXECS, *OTHERS, *MOUNTS)
 
 CLONE_FS, CLONE_THREAD, CLONE_UNTRACED = 0x200, 0x10000, 0x800000

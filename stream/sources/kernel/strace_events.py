@@ -66,9 +66,17 @@ def read_result(text: bytes) -> Result | None:
 def move(folder: Folder, told: Told, result: Result) -> None:
     if result.ret != 0:
         return
-    target = told.fd if told.path is None else told.path
-    if target is not None:
-        folder.path = target if target.startswith("/") else f"{folder.path.rstrip('/')}/{target}"
+    if told.path is None:
+        folder.path, folder.is_told = told.fd, False
+    elif told.path.startswith("/"):
+        folder.path, folder.is_told = None if folder.is_rooted else told.path, True
+    elif folder.path is not None:
+        folder.path, folder.is_told = f"{folder.path.rstrip('/')}/{told.path}", True
+
+
+def enclose(folder: Folder, result: Result) -> None:
+    """A chroot. Its path may have gone through links: from now on `/` is a place not known."""
+    folder.is_rooted |= result.ret == 0
 
 
 def make_event(ts: int, task: Task, tid: int, call: str, told: Told, result: Result) -> RawEvent:
@@ -115,20 +123,28 @@ def _place(event: RawEvent, folder: Folder, told: Told) -> None:
     """Where its relative paths start from."""
     is_gone = _correct(folder, told.here)
     symlink = event.call.startswith("symlink")
+    if folder.is_rooted:
+        event.marks.append("other_root")
     if told.path is not None and not told.path.startswith("/") and not symlink:
-        event.base = folder.path if told.dir == OWN else told.dir
+        event.base = _base(folder, told.path) if told.dir == OWN else told.dir
         if is_gone if told.dir == OWN else "dir" in told.gone:
             _mark_unreachable(event)
     if told.to is not None and not told.to.startswith("/"):
-        event.to_base = folder.path if told.todir == OWN else told.todir
+        event.to_base = _base(folder, told.to) if told.todir == OWN else told.todir
         if is_gone if told.todir == OWN else "todir" in told.gone:
             _mark_unreachable(event)
+
+
+def _base(folder: Folder, path: str) -> str | None:
+    return None if folder.is_told and ".." in path.split("/") else folder.path
 
 
 def _correct(folder: Folder, here: str | None) -> bool:
     """By what strace has read. Whether the folder has no name any more."""
     if here is None or here == folder.path:
+        folder.is_told &= here is None
         return False
+    folder.is_told = False
     is_gone = here.endswith(_DELETED)
     folder.path = here.removesuffix(_DELETED)
     return is_gone

@@ -31,7 +31,7 @@ from stream.sources.kernel.strace_calls import (
     may_mount,
     tell,
 )
-from stream.sources.kernel.strace_events import Result, make_event, move, read_result
+from stream.sources.kernel.strace_events import Result, enclose, make_event, move, read_result
 from stream.sources.kernel.strace_tasks import Ask, Task, Tasks, ask_proc
 from stream.sources.kernel.strace_values import exit_status
 from stream.sources.kernel.strace_writes import END, WRITES, path_of, streams_of
@@ -207,8 +207,11 @@ class Lines:
         self._called(tid, task, name, told, result)
 
     def _called(self, tid: int, task: Task, call: str, told: Told, result: Result) -> None:
-        if call in ("chdir", "fchdir"):
-            move(task.folder, told, result)
+        if call in ("chdir", "fchdir", "chroot"):
+            if call == "chroot":
+                enclose(task.folder, result)
+            else:
+                move(task.folder, told, result)
             self.books.besides += 1
             return
         if call in SENDS and told.peer is None and not told.marks:
@@ -297,7 +300,7 @@ class Lines:
 
     def _send(self, event: RawEvent) -> None:
         self.books.events += 1
-        if self._has_mounted and (event.resolved or event.base or event.to_base) is not None:
+        if self._has_mounted and (event.path or event.resolved or event.to_path) is not None:
             event.marks.append("other_mounts")
         self._out.append(event)
 

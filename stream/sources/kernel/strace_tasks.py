@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 from msgspec import Struct
 
 from stream.sources.kernel.strace_calls import CLONE_FS, CLONE_THREAD, CLONE_UNTRACED
 
 
 class Folder(Struct):
-    """Where relative paths start from. Threads share one."""
+    """Where paths start from. Threads share one."""
 
-    path: str
+    path: str | None  #: None: not known
+    is_told: bool = False  #: by the text of a chdir, which may go through links
+    is_rooted: bool = False  #: its process has another root than the run began with
 
 
 class Task(Struct):
@@ -38,7 +41,7 @@ class Fork(Struct):
     def task(self, child: int) -> Task:
         folder = self.caller.folder
         group = self.caller.group if self.makes_thread else child
-        return Task(group, folder if self.flags & CLONE_FS else Folder(folder.path))
+        return Task(group, folder if self.flags & CLONE_FS else msgspec.structs.replace(folder))
 
 
 Ask = Callable[[int], tuple[int, int] | None]  #: of a thread: its process, and that one's parent

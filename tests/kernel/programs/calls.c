@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -507,6 +508,43 @@ static void writes(void)
     call(SYS_write, 1, (char *)8, 4);
 }
 
+// With another root, and then among mounts of its own.
+static void roots(void)
+{
+    if (chroot("sub") || chdir("/"))
+        exit(77);
+    call(SYS_mkdirat, HERE, "/in", 0700);
+    call(SYS_renameat, HERE, "in", HERE, "/../moved");
+    call(SYS_symlinkat, "/etc/passwd", HERE, "/lib");
+    call(SYS_openat, HERE, "/usr/lib/none", O_RDONLY);
+    call(SYS_openat, HERE, "/proc/self/fd/0/none", O_RDONLY);
+    call(SYS_fchmodat, HERE, "../../moved", 0711);
+    call(SYS_execve, "/bin/none", NULL, NULL);
+    call(SYS_unlinkat, HERE, "//./moved", AT_REMOVEDIR);
+    exit(0);
+}
+
+static void mounts(void)
+{
+    char here[4096], path[5000];
+    if (!getcwd(here, sizeof here) || unshare(CLONE_NEWNS)
+        || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL)
+        || mount("sub", "sub", NULL, MS_BIND, NULL))
+        exit(77);
+    sprintf(path, "%s/sub/x", here);
+    call(SYS_mkdirat, HERE, path, 0700);
+    call(SYS_unlinkat, HERE, "sub/x", AT_REMOVEDIR);
+    call(SYS_execve, "/bin/none", NULL, NULL);
+}
+
+// Files of a mount that lies nowhere.
+static void nowhere(void)
+{
+    int tree = call(SYS_open_tree, HERE, "sub", OPEN_TREE_CLONE);
+    if (tree < 0)
+        exit(77);
+    call(SYS_openat, tree, "lib/secret", O_RDONLY);
+}
 
 static void nothing(void) {}
 
@@ -514,7 +552,7 @@ static struct { const char *name; void (*run)(void); } cases[] = {
     {"opens", opens}, {"changes", changes}, {"peers", peers}, {"odd", odd}, {"deep", deep},
     {"compat", compat}, {"thread", thread}, {"execs", execs}, {"families", families},
     {"endings", endings}, {"blocked", blocked}, {"race", race}, {"changed", changed}, {"uring", uring},
-    {"views", views},
+    {"views", views}, {"roots", roots}, {"mounts", mounts}, {"nowhere", nowhere},
     {"handles", handles}, {"uring_send", uring_send}, {"writes", writes}, {"nothing", nothing},
 };
 

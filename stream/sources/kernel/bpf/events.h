@@ -3,7 +3,7 @@
 enum flag {
     IN_CGROUP = 1, IN_TREE = 2, BEFORE_EXEC = 4, NO_PATH = 8, NO_TO_PATH = 16, TRUNCATED = 32,
     WALK_CUT = 64, UNREACHABLE = 128, COMPAT = 256, URING = 512, FIRST_ONLY = 1024,
-    THREAD_EXEC = 2048, OTHER_MOUNTS = 4096,
+    THREAD_EXEC = 2048, OTHER_MOUNTS = 4096, OTHER_ROOT = 8192,
 };
 // The parts of an event's data, in this order. An exec's argv is in TO_PATH.
 enum section { PATH, RESOLVED, BASE, TO_PATH, TO_BASE, SECTIONS };
@@ -39,6 +39,9 @@ struct books {
     u64 seen[MOST_CALLS], dropped[MOST_CALLS];
 };
 struct life { u64 start; u32 pid, unused; };
+struct world {  // how the files lie: whether the run has mounted something, and the first root
+    u64 has_mounted, root_dentry, root_mount;
+};
 
 struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 16 << 20); } ring SEC(".maps");
 struct {
@@ -75,8 +78,8 @@ struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, 1);
     __type(key, u32);
-    __type(value, u32);
-} mounted SEC(".maps");
+    __type(value, struct world);
+} world SEC(".maps");
 #ifdef WITH_URING
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -96,6 +99,12 @@ static __always_inline struct books *the_books(void)
 {
     u32 zero = 0;
     return bpf_map_lookup_elem(&books, &zero);
+}
+
+static __always_inline struct world *the_world(void)
+{
+    u32 zero = 0;
+    return bpf_map_lookup_elem(&world, &zero);
 }
 
 static __always_inline int is_guard(void)

@@ -28,15 +28,15 @@ __attribute__((noinline)) int put_text(u32 slot, u32 section, u64 from, u32 from
 // Where the run has mounted something, or is among mounts of its own, any file may have any name.
 static __always_inline int is_elsewhere(struct mnt_namespace *space)
 {
-    u32 zero = 0, *has_mounted = bpf_map_lookup_elem(&mounted, &zero);
-    return !has_mounted || *has_mounted || BPF_CORE_READ(space, ns.inum) != ro.mounts;
+    struct world *w = the_world();
+    return !w || w->has_mounted || BPF_CORE_READ(space, ns.inum) != ro.mounts;
 }
 
 static __always_inline int on_mount(struct task_struct *task)
 {
-    u32 zero = 0, one = 1;
-    if (BPF_CORE_READ(task, nsproxy, mnt_ns, ns.inum) == ro.mounts)
-        bpf_map_update_elem(&mounted, &zero, &one, BPF_ANY);
+    struct world *w = the_world();
+    if (w && BPF_CORE_READ(task, nsproxy, mnt_ns, ns.inum) == ro.mounts)
+        w->has_mounted = 1;
     return 0;
 }
 
@@ -133,6 +133,38 @@ static __always_inline int walk_cwd(u32 slot, u32 section, struct task_struct *t
 {
     return walk(slot, section, (u64)BPF_CORE_READ(task, fs, pwd.dentry),
                 (u64)BPF_CORE_READ(task, fs, pwd.mnt));
+}
+
+static __always_inline int walk_root(u32 slot, u32 section, struct task_struct *task)
+{
+    return walk(slot, section, (u64)BPF_CORE_READ(task, fs, root.dentry),
+                (u64)BPF_CORE_READ(task, fs, root.mnt));
+}
+
+// The root that its paths start from, if that is another one than the run began with. Where no
+// section is named, only that is told. The root of a namespace of mounts is none: it is its `/`.
+__attribute__((noinline)) int walk_other_root(u32 slot, u32 section)
+{
+    struct event *e = bpf_map_lookup_elem(&scratch, &slot);
+    struct task_struct *task = bpf_get_current_task_btf();
+    struct world *w = the_world();
+    if (!e || !w)
+        return 0;
+    if (is_elsewhere(BPF_CORE_READ(task, nsproxy, mnt_ns)))
+        e->flags |= OTHER_MOUNTS;
+    if (!w->root_dentry || (w->root_dentry == (u64)BPF_CORE_READ(task, fs, root.dentry)
+                            && w->root_mount == (u64)BPF_CORE_READ(task, fs, root.mnt)))
+        return 0;
+    u32 start = *(volatile u32 *)&e->end, length = walk_root(slot, section, task);
+    if (length == 1 || section >= SECTIONS)
+        *(volatile u32 *)&e->end = start;
+    if (length == 1) {
+        if (section < SECTIONS)
+            e->lengths[section] = 0;
+        return 0;
+    }
+    e->flags |= OTHER_ROOT;  // also where nobody knows which
+    return 1;
 }
 
 __attribute__((noinline)) int walk_base(u32 slot, u32 section, int dirfd)

@@ -290,7 +290,13 @@ int on_fork(u64 *ctx)
     if (child == (u32)parent->tgid)
         return 0;  // a thread
     int by_guard = is_guard();
-    if (!by_guard) {
+    if (by_guard) {
+        struct world *w = the_world();
+        if (w && !w->root_dentry) {
+            w->root_mount = (u64)BPF_CORE_READ(parent, fs, root.mnt);
+            w->root_dentry = (u64)BPF_CORE_READ(parent, fs, root.dentry);
+        }
+    } else {
         scope = scope_of(parent->tgid);
         if (!scope)
             return 0;

@@ -83,8 +83,7 @@ __attribute__((noinline)) int walk_view(u32 slot, u32 from, u32 section)
     if (BEGINS(what, "cwd") && is_end(what >> 24))
         return walk_cwd(slot, section, owner);
     if (BEGINS(what, "root") && is_end(what >> 32))
-        return walk(slot, section, (u64)BPF_CORE_READ(owner, fs, root.dentry),
-                    (u64)BPF_CORE_READ(owner, fs, root.mnt));
+        return walk_root(slot, section, owner);
     if (!BEGINS(what, "fd/"))
         return 0;
     s64 fd = number_in(text, &e->letter);
@@ -95,8 +94,10 @@ __attribute__((noinline)) int walk_view(u32 slot, u32 from, u32 section)
 static __always_inline void put_base(struct event *e, u32 slot, int begins, u32 from, int dirfd)
 {
     u32 section = from == PATH ? BASE : TO_BASE;
-    if (begins == RELATIVE || (begins > RELATIVE && e->resolve & IN_ROOT))
+    if (begins == RELATIVE || (begins > RELATIVE && e->resolve & IN_ROOT)) {
         walk_base(slot, section, dirfd);
-    else if (begins == BY_VIEW)
+        walk_other_root(slot, SECTIONS);
+    } else if (begins >= ABSOLUTE && !walk_other_root(slot, section) && begins == BY_VIEW) {
         walk_view(slot, from, section);
+    }
 }
