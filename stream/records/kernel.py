@@ -219,6 +219,11 @@ def beyond_view(path: str) -> str | None:
     return None if found is None else path[found.end() :]
 
 
+def goes_up(path: str) -> bool:
+    """Whether a relative path first of all leaves the folder that it starts from."""
+    return next((part for part in path.split("/") if part not in ("", ".")), "") == ".."
+
+
 def path_text(data: bytes) -> str:
     """Every byte comes back: a backslash doubles, and what is no UTF-8 becomes \\xNN."""
     try:

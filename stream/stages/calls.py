@@ -29,6 +29,7 @@ from stream.records.kernel import (
     RawEvent,
     Status,
     beyond_view,
+    goes_up,
 )
 
 # As Linux has them on x86-64 and arm64, whatever machine reads the line.
@@ -98,7 +99,7 @@ def _named(event: RawEvent, path: str | None, base: str | None) -> str | None:
     if is_absolute:
         rest = None if base is None else beyond_view(path)
         return joined("/", path) if base is None or rest is None else joined(base, rest)
-    if base is None or (in_other and ".." in path.split("/")):  # how far up, nobody knows
+    if base is None or (in_other and goes_up(path)):  # how far up, nobody knows
         return None
     return joined(base, path)
 
@@ -171,12 +172,15 @@ def detail_of(
 ) -> KernelDetail:
     is_open = event_type == OPEN  # whose flags, mode and result stand in its own line
     has_mode = event_type in (MKDIR, CHMOD, MKNOD)
+    is_said = event.path == value
+    if is_open and value is not None and event.resolved is None:
+        is_said = is_literal(event, value)
     return KernelDetail(
         run_id=run_id,
         seq=seq,
         pid=event.pid,
         call=event.call,
-        path=event.path if event.path != value else None,
+        path=None if is_said else event.path,
         to_path=named_second(event) or event.to_path,
         resolved=event.resolved if event_type == EXEC or event.resolved != value else None,
         return_value=None if is_open else event.ret,

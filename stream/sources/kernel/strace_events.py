@@ -7,7 +7,7 @@ from errno import errorcode
 
 from msgspec import Struct
 
-from stream.records.kernel import RawEvent
+from stream.records.kernel import RawEvent, goes_up
 from stream.sources.kernel.strace_calls import AT_REMOVEDIR, OWN, Told
 from stream.sources.kernel.strace_tasks import Folder, Task
 from stream.sources.kernel.strace_values import number, plain
@@ -136,7 +136,7 @@ def _place(event: RawEvent, folder: Folder, told: Told) -> None:
 
 
 def _base(folder: Folder, path: str) -> str | None:
-    return None if folder.is_told and ".." in path.split("/") else folder.path
+    return None if folder.is_told and goes_up(path) else folder.path
 
 
 def _correct(folder: Folder, here: str | None) -> bool:
