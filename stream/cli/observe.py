@@ -211,10 +211,6 @@ def observe(
             # First: it gets ready while the rest is loaded, and must not be taken for an orphan.
             guard = post_guard()
             stack.callback(guard.close)
-            if require:
-                from stream.cli.preparation import check_feeds
-
-                check_feeds(choice or "auto")
             if sdk == "hooks":
                 from stream.cli.preparation import check_hooks
 
@@ -240,6 +236,10 @@ def observe(
                 timeout=timeout,
             )
             try:
+                if require:
+                    from stream.cli.preparation import check_feeds
+
+                    check_feeds(choice or "auto", recording, kernel_ring << 10)
                 begun = None
                 if matrix:
                     words = split_words(cap, "--cap")
