@@ -26,6 +26,7 @@ from stream.records.run import (
 from stream.stages.invariants import Invariants, is_event
 from stream.stages.validate import Validate
 
+CUT_OFF = "run.incomplete"
 VALIDATED = (BOUNDARY_FILE, CHANGES_FILE, COMMANDS_FILE)
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -46,6 +47,7 @@ class Events:
         self.mentions: list[Mention] = []
         self.agents: dict[str, int] = {}  #: and the line of the first event of each
         self.is_finished = False
+        self.last = ""  #: event
         self._book = book
         # Which profile the run is to be held to, its metadata says, which come after its events.
         self._stage = Invariants("agents", is_alone=True, source=book.source(EVENTS_FILE))
@@ -67,6 +69,11 @@ class Events:
             message = f"the first {self._beginning.bytes} bytes are not what the run lists"
             self._book.find("contract.listed", message, EVENTS_FILE)
 
+    @property
+    def _is_cut_off(self) -> bool:
+        """A folder of such a run has one finding that says so, and what of it can be trusted."""
+        return self._book.is_folder and not self.is_finished
+
     def _judge(self, lines: Lines | None) -> None:
         for part in lines.parts() if lines else ():
             self._book.take_lines(len(part))
@@ -76,7 +83,7 @@ class Events:
 
     def _add(self, items: Any) -> None:
         for item in items:
-            if isinstance(item, Finding):
+            if isinstance(item, Finding) and not (item.rule == CUT_OFF and self._is_cut_off):
                 rule = f"contract.check.{item.rule}"
                 named = msgspec.structs.replace(item, rule=rule)
                 self._book.add(named, EVENTS_FILE)
@@ -96,7 +103,9 @@ class Events:
         if not is_event(event):
             return
         self._find_repeated(line, number)
-        if event.get("event_type") == "run_finished":
+        kind = event.get("event_type")
+        self.last = kind if isinstance(kind, str) else self.last
+        if kind == "run_finished":
             self.is_finished = True
         session = event.get("session")
         session = session if isinstance(session, dict) else {}
