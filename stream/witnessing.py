@@ -31,7 +31,7 @@ from stream.recorder.invocation import Ending
 from stream.recorder.messages import Order
 from stream.recorder.recording import Recording
 from stream.records.control import Gap
-from stream.records.kernel import RawCapture, RawEvent
+from stream.records.kernel import NAMES, RawCapture, RawEvent, path_bytes, path_text
 from stream.records.run import RunSummary
 from stream.records.runner import DETAIL_FILE, KERNEL_FILE
 from stream.records.sightings import Telemetry
@@ -289,10 +289,17 @@ class _Censored(Struct):
         await self.feed.run(_Handed(out, lambda batch: [self._seen(item) for item in batch]))
 
     def _seen(self, item: Telemetry) -> Telemetry:
-        seen: Any = msgspec.convert(self.disclosure.value(msgspec.to_builtins(item)), type(item))
-        if isinstance(item, RawEvent) and item.argv:  # as a whole: `--password X`
-            seen.argv = self.disclosure.words([word.encode() for word in item.argv])
-        return seen  # type: ignore[no-any-return]
+        """What is no event tells of the feed alone."""
+        if not isinstance(item, RawEvent):
+            return item
+        seen: dict[str, Any] = {}
+        for name in NAMES:
+            text = getattr(item, name)
+            if text is not None:
+                seen[name] = self.disclosure.name(path_bytes(text), path_text)
+        if item.argv:
+            seen["argv"] = self.disclosure.words([*map(path_bytes, item.argv)], path_text)
+        return msgspec.structs.replace(item, **seen)
 
 
 class _Spilled(Struct):
