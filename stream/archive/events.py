@@ -11,7 +11,7 @@ import msgspec
 
 from stream.archive.book import Book
 from stream.archive.documents import is_too_deep
-from stream.codec import DECODE_ERRORS, Lines, LineSplitter, OverlongLine
+from stream.codec import Lines, LineSplitter, OverlongLine
 from stream.document import parse_document
 from stream.pattern import CANONICAL, Descriptor, check_canonical
 from stream.records.boundary import PATTERN_VERSION
@@ -23,12 +23,11 @@ from stream.records.run import (
     EVENTS_FILE,
     Beginning,
 )
-from stream.stages.invariants import Invariants, is_event
+from stream.stages.invariants import Invariants, event_in
 from stream.stages.validate import Validate
 
 CUT_OFF = "run.incomplete"
 VALIDATED = (BOUNDARY_FILE, CHANGES_FILE, COMMANDS_FILE)
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Mention(msgspec.Struct):
@@ -96,11 +95,8 @@ class Events:
         if is_too_deep(line, depth):
             self._book.find("limit.depth", f"nested deeper than {depth}", EVENTS_FILE, number)
             return
-        try:
-            event = _decode(line)
-        except DECODE_ERRORS:
-            return
-        if not is_event(event):
+        event = event_in(line)
+        if event is None:
             return
         self._find_repeated(line, number)
         kind = event.get("event_type")
