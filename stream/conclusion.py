@@ -20,6 +20,7 @@ from stream.archive.chain import LayerFiles
 from stream.archive.gathering import DECODERS, Gathering, whole_lines
 from stream.document import convert, read_document
 from stream.errors import InputError, os_reason
+from stream.evidence.calls import calls_started
 from stream.evidence.companion import make_companion
 from stream.evidence.correlation import Correlation, correlate
 from stream.evidence.health import make_health
@@ -174,7 +175,7 @@ def conclude(
         has_datagram=surface.has_datagram,
         policy_events=len(testimony.policy),
         sdk_events=len(testimony.sdk),
-        sdk_tool_calls=sum(one.event_type == "tool_call_started" for one in testimony.sdk),
+        sdk_tool_calls=calls_started(testimony.sdk),
     )
     companion = make_companion(
         run_id,

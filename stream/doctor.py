@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from anyio import to_thread
 from msgspec import Struct
 
 from stream import __version__
@@ -33,7 +34,10 @@ class Check(Struct, frozen=True):
     needed: bool = False  #: without it `stream matrix` cannot work
 
 
-_LOADS = "it loads: `stream observe --kernel auto` sees every call, and counts what it loses"
+_LOADS = (
+    "it loads, with a ring of {} MiB: `stream observe --kernel auto` sees every call, and counts"
+    " what it loses"
+)
 _TRACES = "it traces: `stream observe --kernel strace` sees the same, and slows the command down"
 
 #: program -> what needs it
@@ -59,7 +63,7 @@ async def checks() -> list[Check]:
         _scratch(),
         _containment(),
         _cgroup(),
-        *_feeds(),
+        *await to_thread.run_sync(_feeds),
         _privileges(),
     ]
 
@@ -131,16 +135,18 @@ def _cgroup() -> Check:
     return Check("cgroup v2", "limited", detail)
 
 
-def _feeds() -> Iterator[Check]:
-    """Slow to look at: each is tried."""
-    from stream.sources.kernel.ebpf import probe_ebpf
+def _feeds() -> list[Check]:
+    """Slow to look at: each is tried, with what a run asks of it where nothing else is said."""
+    from stream.sources.kernel.ebpf import RING, probe_ebpf
     from stream.sources.kernel.strace import probe_strace
 
-    reason = probe_ebpf()
-    reason = reason.removeprefix("the kernel feed: ")
-    yield Check("eBPF feed", "limited" if reason else "ok", reason or _LOADS)
-    reason = probe_strace()
-    yield Check("strace feed", "limited" if reason else "ok", reason or _TRACES)
+    kernel = probe_ebpf().removeprefix("the kernel feed: ")
+    tracer = probe_strace()
+    loads = _LOADS.format(RING >> 20)
+    return [
+        Check("eBPF feed", "limited" if kernel else "ok", kernel or loads),
+        Check("strace feed", "limited" if tracer else "ok", tracer or _TRACES),
+    ]
 
 
 def _privileges() -> Check:

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import msgspec
 from msgspec import UNSET, Struct, field
 
-from stream.codec import DECODE_ERRORS, LineSplitter
+from stream.codec import LineSplitter
 from stream.document import convert, read_document
 from stream.enclosure import Digests, Unfit, files_below, kind_of
 from stream.errors import InputError, os_reason
@@ -36,7 +35,7 @@ from stream.records.run import (
     RunMetadata,
     RunSummary,
 )
-from stream.stages.invariants import is_event
+from stream.stages.invariants import event_in
 from stream.stages.rules import RULES
 from stream.stages.shape import name_of
 
@@ -144,16 +143,9 @@ def _told(path: Path) -> Told:
     return told
 
 
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
-
-
 def _tell(told: Told, line: bytes, number: int) -> None:
-    """Whatever is wrong with the line itself, its findings say."""
-    try:
-        event = _decode(line)
-    except DECODE_ERRORS:
-        return
-    if not is_event(event):
+    event = event_in(line)
+    if event is None:
         return
     told.is_finished |= name_of(event) == "run_finished"
     run_id = _get(event, "session", "run_id")

@@ -10,7 +10,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from anyio import Event, create_task_group, to_thread
@@ -31,19 +31,18 @@ from stream.recorder.invocation import Ending
 from stream.recorder.messages import Order
 from stream.recorder.recording import Recording
 from stream.records.control import Gap
-from stream.records.kernel import RawCapture, RawEvent
+from stream.records.kernel import NAMES, RawCapture, RawEvent, path_bytes, path_text
 from stream.records.run import RunSummary
 from stream.records.runner import DETAIL_FILE, KERNEL_FILE
 from stream.records.sightings import Telemetry
-from stream.sources.kernel.ebpf import EbpfFeed
-from stream.sources.kernel.feeds import Choice, open_feed
-from stream.sources.kernel.strace import SILENT, StraceFeed
+from stream.sources.kernel.ebpf import RING
+from stream.sources.kernel.feeds import Choice, Feed, open_feed
+from stream.sources.kernel.strace import SILENT
 from stream.sources.kernel.watch import Watch
 from stream.stages.normalize import RESTARTED, WROTE, DetailLine, Normalize
 from stream.system import write_all
 from stream.testimony import Testimony, Times
 
-RING = 16 << 20
 _encode = msgspec.json.Encoder().encode
 
 
@@ -79,7 +78,7 @@ class KernelWitness:
         self._surface = Surface()
         self._normalize = Normalize(recording.run_id, surface=self._surface, keeps_times=True)
         self._times = Times(recording.folder)
-        self._feed: EbpfFeed | StraceFeed | None = None
+        self._feed: Feed | None = None
         self._capture = RawCapture(feed="absent", reason="it was never begun")
         self._begun, self._is_done = Event(), Event()
         self._given: list[bytes] = []  # names in the environment
@@ -90,15 +89,10 @@ class KernelWitness:
         self._given = list(given)
         order.env = {**order.env, **given}
         watched = {"stdout": guard.stdout, **self._channels.files()}
+        watch = [Watch.of(name, fd) for name, fd in watched.items()]
         try:
-            feed = open_feed(
-                self._wish.kernel,
-                guard=guard.pid,
-                cgroup=None if cgroup is None else cgroup.path,
-                watch=[Watch.of(name, fd) for name, fd in watched.items()],
-                ring_bytes=self._wish.ring_bytes,
-                folder=self._recording.folder,
-            )
+            # In a thread: the kernel checks programs for a while, and probes run meanwhile.
+            feed = await to_thread.run_sync(self._open_feed, guard.pid, cgroup, watch)
         except FeedError as error:
             if self._wish.is_required:
                 raise RequiredError(f"--require kernel: {error}") from None
@@ -107,10 +101,9 @@ class KernelWitness:
             self._warn(f"the kernel is not watched: {reason}")
         else:
             self._feed = feed
-            if isinstance(feed, StraceFeed):
-                order = feed.wrap(order)
-                if self._wish.kernel == "auto":
-                    self._warn("strace watches, which is slow, and takes sudo and ping away")
+            order = feed.wrap(order)
+            if feed.burden and self._wish.kernel == "auto":
+                self._warn(feed.burden)
         self._begun.set()
         return order
 
@@ -141,7 +134,17 @@ class KernelWitness:
             self._troubles.append(f"the evidence: {_reason(error)}")
         return self._troubles
 
-    async def _watch_kernel(self, feed: EbpfFeed | StraceFeed) -> None:
+    def _open_feed(self, guard: int, cgroup: Cgroup | None, watch: list[Watch]) -> Feed:
+        return open_feed(
+            self._wish.kernel,
+            guard=guard,
+            cgroup=None if cgroup is None else cgroup.path,
+            watch=watch,
+            ring_bytes=self._wish.ring_bytes,
+            folder=self._recording.folder,
+        )
+
+    async def _watch_kernel(self, feed: Feed) -> None:
         source: Any = _Censored(feed, self._recording.disclosure)
         if self._recording.disclosure.censor is None:
             source = feed
@@ -213,9 +216,8 @@ class KernelWitness:
         """The feed's books; where it never got to them, or they were not kept, that is a loss."""
         if self._feed is None:
             return self._capture
-        feed: Literal["ebpf", "strace"] = "strace" if isinstance(self._feed, StraceFeed) else "ebpf"
         capture = self._normalize.capture or RawCapture(
-            feed=feed, cgroup_reasons=["the feed's books were never closed"]
+            feed=self._feed.name, cgroup_reasons=["the feed's books were never closed"]
         )
         if ending.not_started and capture.unknown_loss == SILENT:
             capture.unknown_loss = ""  # strace had nothing to follow
@@ -287,10 +289,17 @@ class _Censored(Struct):
         await self.feed.run(_Handed(out, lambda batch: [self._seen(item) for item in batch]))
 
     def _seen(self, item: Telemetry) -> Telemetry:
-        seen: Any = msgspec.convert(self.disclosure.value(msgspec.to_builtins(item)), type(item))
-        if isinstance(item, RawEvent) and item.argv:  # as a whole: `--password X`
-            seen.argv = self.disclosure.words([word.encode() for word in item.argv])
-        return seen  # type: ignore[no-any-return]
+        """What is no event tells of the feed alone."""
+        if not isinstance(item, RawEvent):
+            return item
+        seen: dict[str, Any] = {}
+        for name in NAMES:
+            text = getattr(item, name)
+            if text is not None:
+                seen[name] = self.disclosure.name(path_bytes(text), path_text)
+        if item.argv:
+            seen["argv"] = self.disclosure.words([*map(path_bytes, item.argv)], path_text)
+        return msgspec.structs.replace(item, **seen)
 
 
 class _Spilled(Struct):

@@ -28,6 +28,9 @@ class Book(Struct):
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     errors: int = 0  #: findings that make the answer no
+    #: Layers whose last line has no end: its number, and how many bytes there are of it. What
+    #: that means depends on how the run ended.
+    torn: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def find(self, rule: str, message: str, name: str = "", line: int = 0, path: str = "") -> None:
         """A rule of this package."""

@@ -11,7 +11,7 @@ import msgspec
 
 from stream.archive.book import Book
 from stream.archive.documents import is_too_deep
-from stream.codec import DECODE_ERRORS, Lines, LineSplitter, OverlongLine
+from stream.codec import Lines, LineSplitter, OverlongLine
 from stream.document import parse_document
 from stream.pattern import CANONICAL, Descriptor, check_canonical
 from stream.records.boundary import PATTERN_VERSION
@@ -23,11 +23,11 @@ from stream.records.run import (
     EVENTS_FILE,
     Beginning,
 )
-from stream.stages.invariants import Invariants, is_event
+from stream.stages.invariants import Invariants, event_in
 from stream.stages.validate import Validate
 
+CUT_OFF = "run.incomplete"
 VALIDATED = (BOUNDARY_FILE, CHANGES_FILE, COMMANDS_FILE)
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Mention(msgspec.Struct):
@@ -46,6 +46,7 @@ class Events:
         self.mentions: list[Mention] = []
         self.agents: dict[str, int] = {}  #: and the line of the first event of each
         self.is_finished = False
+        self.last = ""  #: event
         self._book = book
         # Which profile the run is to be held to, its metadata says, which come after its events.
         self._stage = Invariants("agents", is_alone=True, source=book.source(EVENTS_FILE))
@@ -67,6 +68,11 @@ class Events:
             message = f"the first {self._beginning.bytes} bytes are not what the run lists"
             self._book.find("contract.listed", message, EVENTS_FILE)
 
+    @property
+    def _is_cut_off(self) -> bool:
+        """A folder of such a run has one finding that says so, and what of it can be trusted."""
+        return self._book.is_folder and not self.is_finished
+
     def _judge(self, lines: Lines | None) -> None:
         for part in lines.parts() if lines else ():
             self._book.take_lines(len(part))
@@ -76,7 +82,7 @@ class Events:
 
     def _add(self, items: Any) -> None:
         for item in items:
-            if isinstance(item, Finding):
+            if isinstance(item, Finding) and not (item.rule == CUT_OFF and self._is_cut_off):
                 rule = f"contract.check.{item.rule}"
                 named = msgspec.structs.replace(item, rule=rule)
                 self._book.add(named, EVENTS_FILE)
@@ -89,14 +95,13 @@ class Events:
         if is_too_deep(line, depth):
             self._book.find("limit.depth", f"nested deeper than {depth}", EVENTS_FILE, number)
             return
-        try:
-            event = _decode(line)
-        except DECODE_ERRORS:
-            return
-        if not is_event(event):
+        event = event_in(line)
+        if event is None:
             return
         self._find_repeated(line, number)
-        if event.get("event_type") == "run_finished":
+        kind = event.get("event_type")
+        self.last = kind if isinstance(kind, str) else self.last
+        if kind == "run_finished":
             self.is_finished = True
         session = event.get("session")
         session = session if isinstance(session, dict) else {}

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stream.archive.book import Book
 from stream.archive.chain import Tally
 from stream.archive.documents import DOCUMENTS, Document
 from stream.archive.events import VALIDATED, Events, Validated
+from stream.archive.folder import has_evidence
 from stream.archive.gathering import Gathering
+from stream.archive.header import Fault
 from stream.archive.laws import law_of
 from stream.archive.layers import Judge, Layer
-from stream.archive.links import Links
+from stream.archive.links import Links, trusted
 from stream.records.decision import CLAUDE_CODE
 from stream.records.run import (
     ARTIFACTS,
@@ -48,10 +50,15 @@ class Examination:
             self._judge.finish()
         self._book.tallies[tally.layer] = tally
 
-    def conclude(self, *, is_whole: bool) -> None:
-        if self._links:
-            for line, fault in self._links.against(self._book.tallies, is_whole=is_whole):
-                self._book.find(fault.rule, fault.message, CHAIN_FILE, line)
+    def conclude(self, missing: Sequence[str] = ()) -> bool:
+        """Whether everything is there. `missing`: what a whole run would have."""
+        is_whole = not missing and not self._is_cut_off
+        for name, line, fault in self._endings(is_whole=is_whole):
+            self._book.find(fault.rule, fault.message, name, line)
+        if not is_whole:
+            self._tell_incomplete(missing)
+        elif self._book.is_folder and not has_evidence(self._book.names):
+            self._book.find("contract.evidence", "it was recorded without kernel evidence")
         runner = self.layers.get(RUNNER_FILE)
         if is_whole and runner and not runner.lines:
             self._book.find("contract.frame", "neither start nor end is recorded", RUNNER_FILE)
@@ -64,10 +71,41 @@ class Examination:
         listed = self.documents.get(MANIFEST_FILE)
         if isinstance(listed, Manifest):
             self._check_listed(listed)
+        return is_whole
 
     @property
-    def is_finished(self) -> bool:
-        return self._events is not None and self._events.is_finished
+    def _is_cut_off(self) -> bool:
+        """A run whose recorder did not come to its end."""
+        return self._book.is_folder and not (self._events and self._events.is_finished)
+
+    def _endings(self, *, is_whole: bool) -> Iterator[tuple[str, int, Fault]]:
+        """Where the layers end, and whether the chain does. Of a run that was cut off, that they
+        end anywhere is no fault of its own."""
+        faults = [
+            (name, line, Fault("integrity.torn", f"{size} bytes follow the last line"))
+            for name, (line, size) in self._book.torn.items()
+        ]
+        if self._links:
+            against = self._links.against(self._book.tallies, is_whole=is_whole)
+            faults += [(CHAIN_FILE, line, fault) for line, fault in against]
+        for name, line, fault in faults:
+            if not self._is_cut_off or fault.rule not in ("integrity.torn", "integrity.unlinked"):
+                yield name, line, fault
+
+    def _tell_incomplete(self, missing: Sequence[str]) -> None:
+        told = []
+        if self._is_cut_off:
+            missing = [name for name in missing if name in (METADATA_FILE, EVENTS_FILE)]
+            if self._events:
+                last = self._events.last
+                told.append(f"its last event is {last}" if last else "it has no event")
+        if missing:
+            told.append(f"there is no {', no '.join(missing)}")
+        if self._is_cut_off:
+            vouched = self._links.vouched if self._links else {}
+            told.append(trusted(self._book.tallies, vouched, self._book.torn))
+        message = f"the run was not recorded to its end: {'; '.join(told)}"
+        self._book.find("integrity.incomplete", message)
 
     def count(self, name: str) -> int:
         layer = self.layers.get(name)

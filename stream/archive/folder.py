@@ -47,15 +47,14 @@ def folder_names(root: Path, book: Book) -> set[str]:
         return set()
 
 
-def check_whole(names: set[str], is_finished: bool, book: Book) -> bool:
-    """Whether nothing of the run is missing, as far as the names of its files can tell."""
+def has_evidence(names: set[str]) -> bool:
+    """Or the beginning of it."""
+    return any(name in V0_FILES or name.startswith("layers/") for name in names)
+
+
+def missing_from(names: set[str]) -> list[str]:
+    """What a run that was recorded to its end would have."""
     missing = [name for name in (METADATA_FILE, EVENTS_FILE) if name not in names]
-    evidence = [name for name in V0_FILES if name in names]
-    if evidence or any(name.startswith("layers/") for name in names):
+    if has_evidence(names):
         missing += [name for name in V0_FILES if name not in names]
-    elif is_finished:
-        book.find("contract.evidence", "it was recorded without kernel evidence")
-    if missing or not is_finished:
-        what = f"there is no {', no '.join(missing)}" if missing else "its events have no end"
-        book.find("integrity.incomplete", f"the run was not recorded to its end: {what}")
-    return not missing and is_finished
+    return missing

@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from stream.archive.gathering import Gathering
 from stream.archive.header import Fault
+from stream.evidence.calls import calls_started
 from stream.evidence.companion import make_companion
 from stream.evidence.correlation import correlate
 from stream.evidence.health import health_faults, make_health
@@ -29,7 +30,6 @@ from stream.records.runner import (
     CorrelationReport,
     ObservationHealth,
     PolicyEvent,
-    SdkEvent,
 )
 
 
@@ -91,7 +91,7 @@ def imply(
             has_datagram=surface.has_datagram,
             policy_events=len(gathered.policy),
             sdk_events=len(gathered.sdk),
-            sdk_tool_calls=_started(gathered.sdk),
+            sdk_tool_calls=calls_started(gathered.sdk),
         ),
         COMPANION_FILE: make_companion(
             run_id,
@@ -159,7 +159,7 @@ def _reference_faults(
             has_datagram=surface.has_datagram,
             policy_events=len(gathered.policy),
             sdk_events=len(gathered.sdk),
-            sdk_tool_calls=_started(gathered.sdk),
+            sdk_tool_calls=calls_started(gathered.sdk),
             is_reference=True,
         ):
             yield HEALTH_FILE, Fault("contract.health", reason)
@@ -186,7 +186,3 @@ def _reference_bindings(
     ):
         message = f"{_shown(name)}: the decision is bound to nothing"
         yield CORRELATION_FILE, Fault("contract.correlation", message)
-
-
-def _started(sdk: list[SdkEvent]) -> int:
-    return sum(event.event_type == "tool_call_started" for event in sdk)

@@ -62,8 +62,7 @@ class Layer:
     def finish(self) -> None:
         rest = b"".join(self._held)
         if rest or self._is_overlong:
-            message = f"{len(rest)} bytes follow the last line"
-            self._book.find("integrity.torn", message, self._name, self.lines + 1)
+            self._book.torn[self._name] = self.lines + 1, len(rest)
 
     def _hold(self, rest: bytes) -> None:
         self._held_length += len(rest)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
 from stream.archive.chain import LAYERS, Tally
 from stream.archive.header import Fault
 from stream.codec import DECODE_ERRORS, explain
-from stream.records.runner import ChainLink
+from stream.records.runner import CHAIN_FILE, ChainLink
 
 _decode = msgspec.json.Decoder(ChainLink).decode
 
@@ -22,6 +22,7 @@ class Links:
         self._links: list[tuple[int, ChainLink]] = []  #: and the line of each
         self._line = 0
         self.faults: list[tuple[int, Fault]] = []
+        self.vouched: dict[str, ChainLink] = {}  #: by layer: its last link before any that is wrong
 
     def feed(self, data: bytes) -> None:
         self._held += data
@@ -48,6 +49,7 @@ class Links:
         """Every fault, with its line in the chain (0: in none)."""
         yield from self.faults
         reached: dict[str, int] = {}
+        wrong: set[str] = set()
         for line, link in self._links:
             tally = tallies.get(link.layer)
             if tally is None:
@@ -55,13 +57,38 @@ class Links:
                 continue
             before, reached[link.layer] = reached.get(link.layer, 0), link.bytes
             if reason := _unfit(link, tally, before):
+                wrong.add(link.layer)
                 yield line, Fault("integrity.chain", reason)
+            elif link.layer not in wrong:
+                self.vouched[link.layer] = link
         for name, tally in sorted(tallies.items()):
             if name in reached or name in LAYERS:
                 yield from _unlinked(tally, reached.get(name, 0), is_whole)
 
     def _find(self, rule: str, message: str) -> None:
         self.faults.append((self._line, Fault(rule, message)))
+
+
+def trusted(
+    tallies: Mapping[str, Tally], vouched: Mapping[str, ChainLink], torn: Collection[str]
+) -> str:
+    """What of a run that was cut off is as it was written, by the last link of each layer."""
+    links = {name: link for name, link in sorted(vouched.items()) if link.lines}
+    if links:
+        firsts = (f"the first {link.lines} lines of {name}" for name, link in links.items())
+        text = f"{' and '.join(firsts)} are as they were written"
+        later = sum(tallies[name].lines - link.lines for name, link in links.items())
+        others = [name for name in LAYERS if name not in links and name in tallies]
+        unknown = [f"the {later} after them"] if later else []
+        unknown += [name for name in others if tallies[name].bytes]
+        if unknown:
+            text += f"; nothing vouches for {' and for '.join(unknown)}"
+    else:
+        why = "its chain has no link that fits" if CHAIN_FILE in tallies else "there is no chain"
+        text = f"nothing vouches for what was recorded until then: {why}"
+    if torn:
+        text += f"; the last line of {' and of '.join(sorted(torn))} has no end"
+    return text
 
 
 def _unfit(link: ChainLink, tally: Tally, before: int) -> str:

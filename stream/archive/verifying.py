@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stream.archive.book import Book
 from stream.archive.examination import Examination
-from stream.archive.folder import check_whole, folder_names, folder_parts, reading_order
+from stream.archive.folder import folder_names, folder_parts, missing_from, reading_order
 from stream.archive.header import BrokenArchive, Fault
 from stream.archive.implied import implied_faults
 from stream.archive.limits import Limits
@@ -58,7 +58,7 @@ def _verify_archive(target: Path, book: Book) -> None:
             book.find(broken.rule, str(broken))
             return
         contents.conclude()
-        examination.conclude(is_whole=True)
+        examination.conclude()
         _hold_to_implied(book, examination)
 
 
@@ -108,9 +108,7 @@ def _examine_folder(root: Path, book: Book, examination: Examination) -> None:
     except BrokenArchive as broken:
         book.find(broken.rule, str(broken))
         return
-    is_whole = check_whole(book.names, examination.is_finished, book)
-    examination.conclude(is_whole=is_whole)
-    if is_whole:
+    if examination.conclude(missing_from(book.names)):
         _hold_to_implied(book, examination)
 
 

@@ -10,6 +10,7 @@ from stream.cli.running import number, say
 
 if TYPE_CHECKING:
     from stream.observe import Observed
+    from stream.recorder.interrupts import Interrupts
     from stream.recorder.recording import Recording
     from stream.records.run import RunSummary
 
@@ -101,20 +102,30 @@ def _seen(summary: RunSummary) -> str:
     return f"{seen}, none lost; {calls}, bound to them: {summary.correlation}{why}"
 
 
-async def put_away(recording: Recording, target: Path, *, quiet: bool) -> bool:
-    """Whether it could be archived: the run itself is over, and recorded."""
+async def put_away(
+    recording: Recording, target: Path, interrupts: Interrupts, *, quiet: bool
+) -> bool:
+    """Whether it could be archived: the run itself is over, and recorded. An interrupt ends it."""
+    from anyio import CancelScope
+
     from stream.archiving import archive_folder
     from stream.errors import StreamError
 
-    try:
-        done = await archive_folder(recording.folder, target)
-    except StreamError as error:
-        say(f"stream: not archived: {error}")
-        say(f"stream: once that is mended: stream archive {_shown(recording.folder)} -o {target}")
-        return False
-    if not quiet:
-        say(f"stream: archived in {target}: {number(done.written.entries, 'file')}")
-    return True
+    later = f"stream archive {_shown(recording.folder)} -o {target}"
+    with CancelScope() as scope:
+        interrupts.keep(lambda signal: scope.cancel())
+        try:
+            done = await archive_folder(recording.folder, target)
+        except StreamError as error:
+            say(f"stream: not archived: {error}")
+            say(f"stream: once that is mended: {later}")
+            return False
+        if not quiet:
+            say(f"stream: archived in {target}: {number(done.written.entries, 'file')}")
+        return True
+    say("stream: not archived: interrupted")
+    say(f"stream: to do it now: {later}")
+    return False
 
 
 def _verdicts(observed: Observed) -> Iterator[str]:

@@ -145,7 +145,8 @@ def observe(
     The agent works in a copy of this folder, so that nothing here changes: `stream apply RUN`
     takes its changes over. When it has ended, what it started has --grace seconds more; what
     changes until then is recorded. SIGINT, SIGTERM and SIGHUP reach the agent, and the run is
-    recorded to its end; a second one a second time, the third ends everything.
+    recorded to its end; a second one a second time, the third ends everything. Once the run is
+    over, one ends the writing of the archive; the record stays.
 
     \b
     --kernel: what really happened, in layers/ and three artifacts of the run folder
@@ -197,7 +198,7 @@ def observe(
 
     def pass_on(signal: int) -> None:
         interrupts.pass_on(signal)
-        if not quiet:
+        if not quiet and not interrupts.are_ours:
             count = len(interrupts.numbers)
             more = {1: "; two more end everything", 2: "; one more ends everything"}.get(count, "")
             say(f"stream: signal {signal} is passed on{more}")
@@ -211,10 +212,6 @@ def observe(
             # First: it gets ready while the rest is loaded, and must not be taken for an orphan.
             guard = post_guard()
             stack.callback(guard.close)
-            if require:
-                from stream.cli.preparation import check_feeds
-
-                check_feeds(choice or "auto")
             if sdk == "hooks":
                 from stream.cli.preparation import check_hooks
 
@@ -240,6 +237,10 @@ def observe(
                 timeout=timeout,
             )
             try:
+                if require:
+                    from stream.cli.preparation import check_feeds
+
+                    check_feeds(choice or "auto", recording, kernel_ring << 10)
                 begun = None
                 if matrix:
                     words = split_words(cap, "--cap")
@@ -296,7 +297,7 @@ def observe(
         if archive is not None:
             from stream.cli.closing import put_away
 
-            if not await put_away(recording, archive, quiet=quiet):
+            if not await put_away(recording, archive, interrupts, quiet=quiet):
                 return observed.summary.exit_code or 1
         return observed.summary.exit_code
 

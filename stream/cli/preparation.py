@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from stream.sources.kernel.feeds import Choice
 
 
-def check_feeds(choice: Choice) -> None:
-    """Raises RequiredError where there can be no feed."""
+def check_feeds(choice: Choice, recording: Recording, ring_bytes: int) -> None:
+    """Raises RequiredError where there can be no feed of this run."""
     from stream.errors import RequiredError
     from stream.sources.kernel.feeds import probe_feeds
 
-    if reason := probe_feeds(choice):
+    if reason := probe_feeds(choice, ring_bytes=ring_bytes, folder=recording.folder):
         raise RequiredError(f"--require kernel: {reason}")
 
 

@@ -54,8 +54,8 @@ def verify(
       stream verify runs/20260304T050607Z-add_tests
       stream verify run.tar.gz --json | jq -r '[.rule, .source, .message] | @tsv'
 
-    Of a run that was cut off, what its hash chain vouches for is verified; that it was cut off
-    is a finding as well. The limits are for archives of strangers: a larger one is not wrong.
+    A run that was cut off is one finding more, which says what of it its hash chain vouches
+    for. The limits are for archives of strangers: a larger one is not wrong.
     Exit 1 if there is a finding that is an error, 2 if the file is no archive at all.
     """
     if rules:

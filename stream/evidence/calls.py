@@ -62,6 +62,10 @@ def calls_of(
     return calls
 
 
+def calls_started(sdk: Iterable[SdkEvent]) -> int:
+    return sum(event.event_type == "tool_call_started" for event in sdk)
+
+
 def _met(calls: dict[str, Call], name: str, tool: str | None) -> Call:
     call = calls.get(name)
     if call is None:

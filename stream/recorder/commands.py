@@ -12,7 +12,7 @@ from anyio import CancelScope, wait_readable
 from msgspec import UNSET, UnsetType
 
 from stream.errors import os_reason
-from stream.recorder.disclosure import Disclosure, readable, shown
+from stream.recorder.disclosure import Disclosure, readable
 from stream.recorder.journal import Journal
 from stream.recorder.outputs import Kept
 from stream.recorder.trace import Clock
@@ -118,7 +118,7 @@ class CommandLog:
             parent=called.parent,
             name=readable(called.name),
             program=readable(self._wrappers.programs.get(called.name, "unknown")),
-            cwd=self._disclosure.value(shown(called.cwd)),
+            cwd=self._disclosure.name(called.cwd),
             argv=self._disclosure.words(words),
             argv_base64=self._exact(words),
             category=called.category,

@@ -25,6 +25,32 @@ class Censor(Protocol):
     def stream(self) -> Filter: ...
 
 
+Show = Callable[[bytes], str]
+
+
+def digest(data: bytes) -> str:
+    import hashlib
+
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def readable(text: str) -> str:
+    """What the system says need not be text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return shown(text.encode(errors="surrogateescape"))
+    return text
+
+
+def shown(word: bytes) -> str:
+    """As text; bytes that are none are shown as \\xNN, as a backslash before them is doubled."""
+    try:
+        return word.decode()
+    except UnicodeDecodeError:
+        return word.replace(b"\\", b"\\\\").decode(errors="backslashreplace")
+
+
 class Disclosure(Struct, frozen=True):
     mode: CaptureMode
     censor: Censor | None  #: none where everything may be seen
@@ -50,40 +76,21 @@ class Disclosure(Struct, frozen=True):
     def contents(self) -> Callable[[bytes], bytes] | None:
         return None if self.censor is None else self.censor.bytes
 
-    def words(self, words: Sequence[bytes]) -> list[str]:
+    def words(self, words: Sequence[bytes], show: Show = shown) -> list[str]:
         """A command line. What follows a word may make it a secret: `--password X`."""
         if self.mode == "hashed":
             return [digest(b"\0".join(words))]
         if self.censor is None:
-            return [shown(word) for word in words]
+            return [show(word) for word in words]
         whole = self.censor.bytes(b"\0".join(words)).split(b"\0")
-        return [shown(self.censor.bytes(word)) for word in whole]
+        return [self.name(word, show) for word in whole]
+
+    def name(self, name: bytes, show: Show = shown) -> str:
+        """One of a file. Its bytes are censored, not its text, whose escapes may hide a secret."""
+        return show(name if self.censor is None else self.censor.bytes(name))
 
     def request(self, text: str) -> str:
         """`hash` stands for a request of which there is a digest only."""
         if self.mode == "hashed" and text != "unknown":
             return "hash"
         return text if self.censor is None else self.censor.text(text)
-
-
-def digest(data: bytes) -> str:
-    import hashlib
-
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-def readable(text: str) -> str:
-    """What the system says need not be text."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return shown(text.encode(errors="surrogateescape"))
-    return text
-
-
-def shown(word: bytes) -> str:
-    """As text; bytes that are none are shown as \\xNN, as a backslash before them is doubled."""
-    try:
-        return word.decode()
-    except UnicodeDecodeError:
-        return word.replace(b"\\", b"\\\\").decode(errors="backslashreplace")

@@ -75,6 +75,10 @@ class RawEvent(
     marks: list[Mark] = []
 
 
+#: What of an event is text by `path_text`, beside the arguments of a program.
+NAMES = ("path", "resolved", "base", "to_path", "to_base", "peer")
+
+
 class RawCapture(
     Struct,
     tag_field="schema",
@@ -230,3 +234,16 @@ def path_text(data: bytes) -> str:
         return data.decode() if b"\\" not in data else data.decode().replace("\\", "\\\\")
     except UnicodeDecodeError:
         return data.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+
+
+_ESCAPED = re.compile(rb"\\(?:\\|x[0-9a-f]{2})")
+
+
+def path_bytes(text: str) -> bytes:
+    """What `path_text` was given."""
+    data = text.encode()
+    return data if b"\\" not in data else _ESCAPED.sub(_meant, data)
+
+
+def _meant(escape: re.Match[bytes]) -> bytes:
+    return bytes.fromhex(escape[0][2:].decode()) or b"\\"

@@ -37,20 +37,34 @@ class Anchor(Struct, frozen=True):
     then: bytes = b""  #: what the word is followed by, as a pattern
 
 
+# --- where a word begins ------------------------------------------------------------------------
+
+_COLOURS = [rb"\[[0-9;]{%d}[A-Za-z]" % length for length in range(9)]
+#: what ends as a word does, and is none: escapes of shells, source, JSON and URLs, and what a
+#: terminal obeys, as it is and written as an escape
+_ESCAPES = (
+    *(rb"\\[0-7abefnrtv]", rb"\\[0-7]{2}", rb"\\[0-7]{3}"),
+    *(rb"\\x[0-9A-Fa-f]{2}", rb"\\u[0-9A-Fa-f]{4}", rb"%[0-9A-Fa-f]{2}"),
+    *(escape + colour for escape in (rb"\x1b", rb"(?:1[bB]|33|\\e)") for colour in _COLOURS),
+)
+_ESCAPED = b"|".join(rb"(?<=%s)" % escape for escape in _ESCAPES)
+_EDGE = re.compile(rb"(?<![A-Za-z0-9])|" + _ESCAPED)  #: not in the middle of a word
+_AFTER_NO_LETTER = rb"(?:(?<![A-Za-z])|" + _ESCAPED + b")"
+_START = re.compile(_AFTER_NO_LETTER)  #: the same, where a figure is no part of a word
+
+
 # --- keys that show by themselves what they are -------------------------------------------------
 
-#: not in the middle of a word; an escape of JSON or of a URL is no part of a word
-_EDGE = rb"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2}))"
 _KEY_END = re.compile(rb"[^A-Za-z0-9_-]")
 _MIXED = rb"(?=[\w-]{0,200}[0-9])(?=[\w-]{0,200}[A-Z])"
 
 
 def _key(kind: str, shape: bytes) -> Rule:
-    pattern = re.compile(_EDGE + shape)
+    pattern = re.compile(shape)
 
     def rule(text: bytes, place: int) -> Found | None:
         found = pattern.match(text, place)
-        if not found:
+        if not found or not _EDGE.match(text, place):
             return None
         long = len(found[0]) >= 512  # as far as the shape goes, and perhaps further
         return Found(kind, place, found.end(), _KEY_END if long else None)
@@ -58,13 +72,15 @@ def _key(kind: str, shape: bytes) -> Rule:
     return rule
 
 
-_JWT = re.compile(_EDGE + rb"eyJ[A-Za-z0-9_-]{8,1024}\.(?:eyJ[A-Za-z0-9_-]{5}|[A-Za-z0-9_-]{20})")
+_JWT = re.compile(rb"eyJ[A-Za-z0-9_-]{8,1024}\.(?:eyJ[A-Za-z0-9_-]{5}|[A-Za-z0-9_-]{20})")
 _JWT_END = re.compile(rb"[^A-Za-z0-9_.=-]|\.(?![A-Za-z0-9_-])")
 
 
 def _jwt(text: bytes, place: int) -> Found | None:
     found = _JWT.match(text, place)
-    return Found("jwt", found.start(), found.end(), _JWT_END) if found else None
+    if not found or not _EDGE.match(text, place):
+        return None
+    return Found("jwt", found.start(), found.end(), _JWT_END)
 
 
 # --- private keys -------------------------------------------------------------------------------
@@ -144,10 +160,10 @@ def _piece(text: bytes, start: int, until: Pattern) -> bytes:
 _SURE, _LIKELY, _MAYBE = range(3)
 _NAME = re.compile(
     rb"(?i)[\w.$-]{0,48}?(?:"
-    rb"(?P<sure>password|passwd|passphrase|(?<![a-z])pwd|(?<=_)pass)"
+    rb"(?P<sure>password|passwd|passphrase|" + _AFTER_NO_LETTER + rb"pwd|(?<=_)pass)"
     rb"|(?P<likely>secret|(?:api|access|secret|private|auth|account|encryption|signing|master"
     rb"|session|license|service|shared|client|deploy|webhook|subscription|consumer)[_-]?key)"
-    rb"|(?P<maybe>token|credentials?|(?<![a-z])sig(?:nature)?))\d{0,2}(?![\w-])"
+    rb"|(?P<maybe>token|credentials?|" + _AFTER_NO_LETTER + rb"sig(?:nature)?))\d{0,2}(?![\w-])"
 )
 _NAME_BACKWARDS = re.compile(rb"[\w.$-]*")
 _GAP = re.compile(
@@ -238,8 +254,8 @@ _AUTHORIZATION = re.compile(
     rb"(?P<scheme>(?:bearer|basic|token|apikey|api-key|key)[ \t]{1,4}"
     rb"|(?P<line>digest|negotiate|aws4-hmac-sha256)[ \t]{1,4})?"
 )
-_BEARER = re.compile(rb"(?i)(?<![A-Za-z])bearer[ \t]{1,4}")
-_COOKIE = re.compile(rb"(?i)(?<![A-Za-z])cookie\\{0,7}[\"']?:[ \t]{0,4}\\{0,7}[\"']?")
+_BEARER = re.compile(rb"(?i)bearer[ \t]{1,4}")
+_COOKIE = re.compile(rb"(?i)cookie\\{0,7}[\"']?:[ \t]{0,4}\\{0,7}[\"']?")
 _LINE_END = re.compile(rb"[\r\n\"'`\\\0]")
 
 
@@ -256,7 +272,7 @@ def _authorization(text: bytes, place: int) -> Found | None:
 
 
 def _bearer(text: bytes, place: int) -> Found | None:
-    found = _BEARER.match(text, place)
+    found = _START.match(text, place) and _BEARER.match(text, place)
     value = _piece(text, found.end(), _VALUE_END) if found else b""
     if not found or len(value) < 12 or not _mixed(value) or _is_none(value):
         return None
@@ -264,7 +280,7 @@ def _bearer(text: bytes, place: int) -> Found | None:
 
 
 def _cookie(text: bytes, place: int) -> Found | None:
-    found = _COOKIE.match(text, place)
+    found = _START.match(text, place) and _COOKIE.match(text, place)
     value = _piece(text, found.end(), _LINE_END) if found else b""
     if not found or not re.match(rb"[\w.-]{1,64}=[^;\s]{6}", value) or _is_none(value):
         return None

@@ -169,6 +169,15 @@ def is_event(value: dict[str, Any]) -> bool:
     return "trace_id" in value and "span_id" in value and not value.keys().isdisjoint(SECTIONS)
 
 
+def event_in(line: bytes) -> dict[str, Any] | None:
+    """Whatever is wrong with the line itself, its findings say."""
+    try:
+        value = _decode(line)
+    except DECODE_ERRORS:
+        return None
+    return value if is_event(value) else None
+
+
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 

@@ -309,6 +309,40 @@ def test_the_words_of_a_command_are_seen_together() -> None:
     ]
 
 
+ESCAPES = (
+    *(r"\0", r"\7", r"\12", r"\033", r"\b", r"\f", r"\n", r"\e"),
+    *(r"\xff", r"\\x0a", r"\u001b", "%2F"),
+    *(
+        "\x1b[m",
+        "\x1b[31m",
+        "\x1b[01;31m\x1b[K",
+        r"\u001b[31m",
+        r"\033[0m",
+        r"\e[1;32m",
+        r"\x1b[31m",
+    ),
+)
+AFTER_ESCAPES = {
+    f"ghp_{_A[:36]}": f"ghp_{_A[:36]}",
+    f"eyJ{_A[:40]}.eyJ{_A}.{_A[:43]}": f"{_A[:43]}",
+    "bearer qwertzuiop12": "qwertzuiop12",
+    "Cookie: session=abcdefghijkl": "abcdefghijkl",
+    "password=tr0ub4dor3xyz": "tr0ub4dor3xyz",
+    "pwd: tr0ub4dor3xyz": "tr0ub4dor3xyz",
+    "sig=abcd1234efgh5678": "abcd1234efgh5678",
+}
+
+
+@pytest.mark.parametrize("escape", ESCAPES)
+@pytest.mark.parametrize("text", AFTER_ESCAPES)
+def test_the_end_of_an_escape_hides_no_secret(escape: str, text: str) -> None:
+    """Its last letter or digit is no part of the word that follows."""
+    output = Redactor({}).text(f"it{escape}{text} ")
+    assert output.startswith(f"it{escape}")
+    assert "[redacted:" in output
+    assert AFTER_ESCAPES[text] not in output
+
+
 def test_what_is_not_utf_8_goes_through() -> None:
     assert Redactor({}).text("a\udcff") == "a\udcff"
     assert Redactor({}).bytes(b"a\xff\0") == b"a\xff\0"

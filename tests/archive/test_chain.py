@@ -14,8 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.archive.chain import LAYERS, STEP, LayerFiles, Tally
+from stream.archive.links import Links, trusted
 from stream.archive.verifying import verify
-from stream.records.runner import CHAIN_FILE, KERNEL_FILE, SDK_FILE, V0_FILES, ChainLink
+from stream.records.run import EVENTS_FILE, METADATA_FILE
+from stream.records.runner import (
+    CHAIN_FILE,
+    DETAIL_FILE,
+    KERNEL_FILE,
+    POLICY_FILE,
+    SDK_FILE,
+    V0_FILES,
+    ChainLink,
+)
 from tests.archive.samples import RUN, ndjson, opened, rules, run_folder, sha256
 
 LINES = st.lists(st.integers(0, STEP * 3 // 2).map(lambda size: b"x" * size + b"\n"), max_size=8)
@@ -137,6 +147,8 @@ def killed(tmp_path: Path) -> Path:
     folder = run_folder(tmp_path / "run")
     for name in (*V0_FILES, CHAIN_FILE, *LAYERS):
         (folder / name).unlink(missing_ok=True)
+    events = (folder / EVENTS_FILE).read_bytes().splitlines(keepends=True)
+    (folder / EVENTS_FILE).write_bytes(b"".join(events[:3]))
     argv = [sys.executable, "-c", _KILLED, str(folder)]
     child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with child:
@@ -150,12 +162,49 @@ def found(folder: Path) -> dict[str, str]:
     return {item.rule: item.message for item in verify(folder).findings}
 
 
+CUT_OFF = "the run was not recorded to its end: its last event is agent_invoked; "
+
+
 def test_a_killed_run(killed: Path) -> None:
+    """One finding, which says what of it can be trusted."""
+    last = links_in(killed)[-1]
+    assert 0 < (killed / KERNEL_FILE).stat().st_size - last.bytes < STEP + 300
+    (finding,) = verify(killed).findings
+    assert (finding.rule, finding.severity) == ("integrity.incomplete", "error")
+    assert finding.message == (
+        f"{CUT_OFF}the first {last.lines} lines of {KERNEL_FILE} are as they were written;"
+        f" nothing vouches for the {5000 - last.lines} after them"
+    )
+
+
+@pytest.mark.parametrize("has_chain", [True, False])
+def test_a_killed_run_that_nothing_vouches_for(killed: Path, has_chain: bool) -> None:
+    """Its recorder had not come to the first link; or the run has no kernel layer at all."""
+    if has_chain:
+        (killed / CHAIN_FILE).write_bytes(b"")
+    else:
+        (killed / CHAIN_FILE).unlink()
+        (killed / KERNEL_FILE).unlink()
+    why = "its chain has no link that fits" if has_chain else "there is no chain"
+    unknown = f"nothing vouches for what was recorded until then: {why}"
+    assert found(killed) == {"integrity.incomplete": f"{CUT_OFF}{unknown}"}
+
+
+@pytest.mark.parametrize("name", [EVENTS_FILE, METADATA_FILE])
+def test_what_every_run_has_is_missing(killed: Path, name: str) -> None:
+    (killed / name).unlink()
+    assert f"there is no {name}; " in found(killed)["integrity.incomplete"]
+
+
+def test_a_run_that_ended_and_lost_its_artifacts(killed: Path) -> None:
+    """That it was cut off is not why they are missing, nor why the chain is too short."""
+    whole = run_folder(killed.parent / "whole")
+    (killed / EVENTS_FILE).write_bytes((whole / EVENTS_FILE).read_bytes())
+    os.truncate(killed / KERNEL_FILE, (killed / KERNEL_FILE).stat().st_size - 5)
     told = found(killed)
-    assert told.keys() == {"integrity.incomplete", "integrity.unlinked"}
-    reached = links_in(killed)[-1].bytes
-    more = (killed / KERNEL_FILE).stat().st_size - reached
-    assert 0 < more < STEP + 300
+    assert told.keys() == {"integrity.incomplete", "integrity.unlinked", "integrity.torn"}
+    assert "there is no capability-surface.json, no " in told["integrity.incomplete"]
+    more = (killed / KERNEL_FILE).stat().st_size - links_in(killed)[-1].bytes
     message = f"{KERNEL_FILE}: no link vouches for its last {more} bytes"
     assert told["integrity.unlinked"] == message
 
@@ -169,24 +218,72 @@ def test_the_beginning_of_a_killed_run_is_vouched_for(killed: Path) -> None:
     assert "are not what they were" in found(killed)["integrity.chain"]
 
 
+def link_lines(*tallies: Tally) -> bytes:
+    return ndjson(*(link for tally in tallies for link in tally.links))
+
+
+def tallied(layer: str, data: bytes) -> Tally:
+    tally = Tally(layer)
+    tally.feed(data)
+    return tally
+
+
+@given(LINES, st.data())
+def test_what_is_said_to_be_as_it_was_written_is(lines: list[bytes], data: st.DataObject) -> None:
+    """Wherever the layer and its chain were cut off, and whatever was changed in the layer."""
+    whole = b"".join(lines)
+    chain = link_lines(tallied(KERNEL_FILE, whole))
+    rest = bytearray(whole[: data.draw(st.integers(0, len(whole)))])
+    if rest and data.draw(st.booleans()):
+        rest[data.draw(st.integers(0, len(rest) - 1))] ^= 1
+    links = Links()
+    links.feed(chain[: data.draw(st.integers(0, len(chain)))])
+    links.finish()
+    tallies = {KERNEL_FILE: tallied(KERNEL_FILE, bytes(rest))}
+    wrong = {fault.rule for _, fault in links.against(tallies, is_whole=False)}
+    link = links.vouched.get(KERNEL_FILE)
+    if link is not None:
+        beginning = whole[: link.bytes]
+        assert rest.startswith(beginning)
+        assert link.lines == beginning.count(b"\n")
+    if rest == whole:
+        assert "integrity.chain" not in wrong
+
+
+def test_several_layers_that_were_cut_off() -> None:
+    kernel = tallied(KERNEL_FILE, b"x" * STEP + b"\n1\n2\n")
+    detail = tallied(DETAIL_FILE, b"x" * STEP + b"\n1\n")
+    sdk, policy = tallied(SDK_FILE, b"1\n"), tallied(POLICY_FILE, b"")
+    tallies = {tally.layer: tally for tally in (kernel, detail, sdk, policy)}
+    vouched = {tally.layer: tally.links[-1] for tally in (kernel, detail)}
+    assert trusted(tallies, vouched, [SDK_FILE]) == (
+        f"the first 1 lines of {DETAIL_FILE} and the first 1 lines of {KERNEL_FILE} are as they"
+        f" were written; nothing vouches for the 3 after them and for {SDK_FILE}; the last line of"
+        f" {SDK_FILE} has no end"
+    )
+
+
 def test_a_layer_that_was_cut(killed: Path) -> None:
     path = killed / KERNEL_FILE
-    os.truncate(path, links_in(killed)[-1].bytes - 500)
+    *_, before, last = links_in(killed)
+    os.truncate(path, last.bytes - 500)
     told = found(killed)
+    assert told.keys() == {"integrity.chain", "integrity.incomplete"}
     assert "has only" in told["integrity.chain"]
-    assert "integrity.torn" in told
+    assert f"the first {before.lines} lines of {KERNEL_FILE} are" in told["integrity.incomplete"]
 
 
 def test_a_torn_last_line(killed: Path) -> None:
     path = killed / KERNEL_FILE
     os.truncate(path, path.stat().st_size - 5)
-    told = found(killed)
-    assert told.keys() == {"integrity.incomplete", "integrity.unlinked", "integrity.torn"}
     with (killed / CHAIN_FILE).open("ab") as file:
         file.write(b'{"schema":"stream.ch')
-    book = verify(killed)
-    torn = [item.source for item in book.findings if item.rule == "integrity.torn"]
-    assert torn == [str(path), str(killed / CHAIN_FILE)]
+    with (killed / EVENTS_FILE).open("ab") as file:
+        file.write(b'{"event_id":"to')
+    told = found(killed)
+    assert told.keys() == {"integrity.incomplete"}
+    torn = f"; the last line of {KERNEL_FILE} has no end"
+    assert told["integrity.incomplete"].endswith(torn)
 
 
 @pytest.mark.parametrize(

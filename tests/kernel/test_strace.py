@@ -175,7 +175,7 @@ def test_programs(run: Run, calls: Path) -> None:
     assert (first["path"], first["argv"]) == (str(calls), [str(calls), "3"])
     assert [facts(event, "ret") for event in execs] == [
         {"call": "exec", "path": "/bin/true", "argv": words},
-        {"call": "exec", "path": "bin/true", "base": "/", "argv": words},
+        {"call": "exec", "path": "/dev/fd/3/bin/true", "base": "/", "argv": words},
     ]
     forks = traced.of("fork")
     assert {event["pid"] for event in forks} == {leader}

@@ -10,6 +10,7 @@ import select
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from anyio import move_on_after, sleep, wait_readable
 from anyio.abc import ObjectSendStream
@@ -17,21 +18,25 @@ from anyio.lowlevel import checkpoint
 
 from stream.errors import FeedError
 from stream.pipeline import Batch
+from stream.recorder.cgroup import own_group
+from stream.recorder.messages import Order
 from stream.records.control import Gap
 from stream.records.sightings import Sightings, Telemetry
 from stream.sources.kernel.attach import Attachment, attach, wake_at
 from stream.sources.kernel.books import Bookkeeper, Books, capture_of
 from stream.sources.kernel.decode import Decoder
-from stream.sources.kernel.ring import PAGE, Ring
+from stream.sources.kernel.ring import Ring
 from stream.sources.kernel.watch import Watch
 
+RING = 16 << 20  #: bytes that may wait for us, where nothing else is asked for
 TICK = 0.05  #: seconds: nothing lies in the ring for longer
 STEP = 192 << 10  #: bytes that are taken out at a time: others wait for the loop, too
 SETTLE = 200  #: milliseconds that the last programs have to finish
 
 
 class EbpfFeed:
-    name = "ebpf"
+    name: Literal["ebpf"] = "ebpf"
+    burden = ""
 
     def __init__(
         self,
@@ -65,7 +70,7 @@ class EbpfFeed:
         guard: int,
         cgroup: Path | None,
         watch: Sequence[Watch] = (),
-        ring_bytes: int = 16 << 20,
+        ring_bytes: int = RING,
         tree_size: int = 65536,
     ) -> EbpfFeed:
         """Of all that the process `guard` will start, and of the control group that it is in.
@@ -75,6 +80,9 @@ class EbpfFeed:
         attachment = attach(guard, cgroup, watch, ring_bytes, tree_size)
         names = [one.name for one in watch]
         return cls(attachment, guard=guard, cgroup=cgroup, names=names, ring_bytes=ring_bytes)
+
+    def wrap(self, order: Order) -> Order:
+        return order
 
     def end(self) -> None:
         """The tree is over: what is in the ring is all that there will be."""
@@ -150,11 +158,23 @@ class EbpfFeed:
         return books
 
 
-def probe_ebpf() -> str:
-    """Why there can be no such feed here; empty: there can."""
+def probe_ebpf(ring_bytes: int = RING) -> str:
+    """Why there can be no such feed here; empty: there can.
+
+    It is opened with all that a run asks for: a smaller one might be had where that cannot.
+    """
+    output, ours = os.pipe()
     try:
-        feed = EbpfFeed.open(guard=os.getpid(), cgroup=None, ring_bytes=PAGE, tree_size=64)
+        feed = EbpfFeed.open(
+            guard=os.getpid(),
+            cgroup=own_group(),  # a run has one of its own beneath it, where it may make one
+            watch=[Watch.of("stdout", output)],
+            ring_bytes=ring_bytes,
+        )
     except FeedError as error:
         return str(error)
+    finally:
+        os.close(output)
+        os.close(ours)
     feed.close()
     return ""

@@ -10,35 +10,31 @@ from anyio.abc import ObjectSendStream
 
 from stream.errors import FeedError
 from stream.pipeline import Batch
+from stream.recorder.messages import Order
 from stream.records.sightings import Telemetry
 from stream.sources.kernel.ebpf import EbpfFeed, probe_ebpf
 from stream.sources.kernel.strace import StraceFeed, probe_strace
 from stream.sources.kernel.watch import Watch
 
+Name = Literal["ebpf", "strace"]
 Choice = Literal["auto", "ebpf", "strace"]
 
 
 class Feed(Protocol):
     """A source whose last record is its RawCapture. It runs until `end`, and to its last event."""
 
-    name: str
+    @property
+    def name(self) -> Name: ...
+    @property
+    def burden(self) -> str:
+        """What it does to the command, in a sentence; empty: nothing to speak of."""
+
+    def wrap(self, order: Order) -> Order:
+        """The order, with what the feed needs of it."""
 
     async def run(self, out: ObjectSendStream[Batch[Telemetry]], /) -> None: ...
     def end(self) -> None: ...
     def close(self) -> None: ...
-
-
-def probe_feeds(choice: Choice) -> str:
-    """Why there can be none of them; empty, where there can."""
-    probes: dict[str, Callable[[], str]] = {"ebpf": probe_ebpf, "strace": probe_strace}
-    reasons = []
-    for name, probe in probes.items():
-        if choice in (name, "auto"):
-            reason = probe()
-            if not reason:
-                return ""
-            reasons.append(reason)
-    return "; ".join(reasons)
 
 
 def open_feed(
@@ -49,17 +45,36 @@ def open_feed(
     watch: Sequence[Watch],
     ring_bytes: int,
     folder: Path,
-) -> EbpfFeed | StraceFeed:
-    """Raises FeedError with the reasons of all that were tried."""
+) -> Feed:
+    """Takes a while: programs are loaded and tried. Raises FeedError with the reasons of all that
+    were tried."""
+    ways: dict[Name, Callable[[], Feed]] = {
+        "ebpf": lambda: EbpfFeed.open(
+            guard=guard, cgroup=cgroup, watch=watch, ring_bytes=ring_bytes
+        ),
+        "strace": lambda: StraceFeed.open(folder=folder, watch=watch),
+    }
     reasons = []
-    if choice != "strace":
-        try:
-            return EbpfFeed.open(guard=guard, cgroup=cgroup, watch=watch, ring_bytes=ring_bytes)
-        except FeedError as error:
-            reasons.append(str(error))
-    if choice != "ebpf":
-        try:
-            return StraceFeed.open(folder=folder, watch=watch)
-        except FeedError as error:
-            reasons.append(str(error))
+    for name, way in ways.items():
+        if choice in (name, "auto"):
+            try:
+                return way()
+            except FeedError as error:
+                reasons.append(str(error))
     raise FeedError("; ".join(reasons))
+
+
+def probe_feeds(choice: Choice, *, ring_bytes: int, folder: Path) -> str:
+    """Why `open_feed` could give none; empty, where it could."""
+    ways: dict[Name, Callable[[], str]] = {
+        "ebpf": lambda: probe_ebpf(ring_bytes),
+        "strace": lambda: probe_strace(folder),
+    }
+    reasons = []
+    for name, probe in ways.items():
+        if choice in (name, "auto"):
+            reason = probe()
+            if not reason:
+                return ""
+            reasons.append(reason)
+    return "; ".join(reasons)

@@ -26,6 +26,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from anyio import Event, wait_readable
@@ -71,7 +72,8 @@ SILENT = "strace wrote nothing"
 
 
 class StraceFeed:
-    name = "strace"
+    name: Literal["strace"] = "strace"
+    burden = "strace watches, which is slow, and takes sudo and ping away"
 
     def __init__(self, words: list[str], fifo: Path, fd: int, watch: Sequence[Watch]) -> None:
         self._words = words
@@ -87,12 +89,7 @@ class StraceFeed:
     def open(cls, *, folder: Path, watch: Sequence[Watch] = ()) -> StraceFeed:
         """Raises FeedError. To watch costs: each of the command's writes is a stop then."""
         words = _find(has_writes=bool(watch))
-        fifo = folder / f"strace-{os.urandom(4).hex()}.fifo"
-        try:
-            os.mkfifo(fifo, 0o600)
-            fd = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            raise FeedError(f"{fifo}: {os_reason(error)}") from None
+        fifo, fd = _make_fifo(folder)
         _widen(fd)
         return cls(words, fifo, fd, watch)
 
@@ -186,13 +183,28 @@ class StraceFeed:
             os.close(fd)
 
 
-def probe_strace() -> str:
-    """Why there is no such feed here. Empty: there is."""
+def probe_strace(folder: Path | None = None) -> str:
+    """Why there is no such feed here. Empty: there is. With all that a run asks of it; `folder`:
+    where its fifo would be."""
     try:
-        _find()
+        _find(has_writes=True)
+        if folder is not None:
+            fifo, fd = _make_fifo(folder)
+            fifo.unlink()
+            os.close(fd)
     except FeedError as error:
         return str(error)
     return ""
+
+
+def _make_fifo(folder: Path) -> tuple[Path, int]:
+    """And the end that is read from. Raises FeedError."""
+    fifo = folder / f"strace-{os.urandom(4).hex()}.fifo"
+    try:
+        os.mkfifo(fifo, 0o600)
+        return fifo, os.open(fifo, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise FeedError(f"{fifo}: {os_reason(error)}") from None
 
 
 def _named(order: Order) -> tuple[dict[bytes, bytes], list[bytes], bytes]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from msgspec import Struct, field
 
 from stream.records.kernel import Mark
-from stream.sources.kernel.strace_values import NUMBER, number, peer_of, plain
+from stream.sources.kernel.strace_values import NUMBER, file_name, number, peer_of, plain
 
 AT_REMOVEDIR = 0x200
 CREAT_FLAGS = 0o1101  #: O_CREAT | O_WRONLY | O_TRUNC
@@ -82,6 +82,7 @@ class Told(Struct):
     dir: str | None = OWN  #: None: a descriptor that is no folder's
     todir: str | None = OWN
     fd: str | None = None
+    number: int | None = None  #: of the descriptor that is `dir`, of a program only
     here: str | None = None  #: what strace says that the process's own folder is
     gone: list[str] = field(default_factory=list)  #: which of dir, todir and fd has no name
     flags: int = 0
@@ -209,11 +210,10 @@ def _read_text(told: Told, name: str, text: bytes | None, is_cut: bytes | None) 
 def _read_file(
     told: Told, name: str, figure: bytes, path: bytes | None, is_deleted: bytes | None
 ) -> None:
-    place = None if path is None else plain(path)
     if figure == b"-100":  # AT_FDCWD
-        told.here = place
+        told.here = None if path is None else plain(path)
         return
-    setattr(told, name, place if place is not None and place.startswith("/") else None)
+    setattr(told, name, None if path is None else file_name(path, bool(is_deleted)))
     if is_deleted:
         told.gone.append(name)
 
@@ -250,6 +250,7 @@ def _execveat(args: bytes) -> Told | None:
         return None
     told = Told(flags=number(found[7]))
     _read_file(told, "dir", found[1], found[2], found[3])
+    told.number = None if told.dir == OWN else number(found[1])
     _read_text(told, "path", found[4], found[5])
     _read_words(told, found[6])
     return told

@@ -10,7 +10,7 @@ from msgspec import Struct
 from stream.records.kernel import RawEvent, goes_up
 from stream.sources.kernel.strace_calls import AT_REMOVEDIR, OWN, Told
 from stream.sources.kernel.strace_tasks import Folder, Task
-from stream.sources.kernel.strace_values import number, plain
+from stream.sources.kernel.strace_values import file_name, number
 
 _NUMBERS = {name.encode(): value for value, name in errorcode.items()} | {
     b"EWOULDBLOCK": 11,
@@ -50,7 +50,7 @@ def read_result(text: bytes) -> Result | None:
     elif errno is not None:
         ret = -int(errno)
     try:
-        path = None if file is None else plain(file)
+        path = None if file is None else file_name(file, bool(deleted))
     except ValueError:
         return None
     return Result(
@@ -102,6 +102,8 @@ def make_event(ts: int, task: Task, tid: int, call: str, told: Told, result: Res
     if call == "unlinkat" and told.flags & AT_REMOVEDIR:
         event.call = "rmdir"
     _place(event, task.folder, told)
+    if call == "exec":
+        _name_program(event, told)
     if call in ("open", "creat", "openat", "openat2"):
         if (result.ret or 0) >= 0 and result.ret is not None:
             _reach(event, result.path, result.is_deleted)
@@ -112,9 +114,15 @@ def make_event(ts: int, task: Task, tid: int, call: str, told: Told, result: Res
     return event
 
 
+def _name_program(event: RawEvent, told: Told) -> None:
+    """As the kernel calls what it runs, where a descriptor was named."""
+    event.flags = 0
+    if told.number is not None and told.path is not None and not told.path.startswith("/"):
+        event.path = f"/dev/fd/{told.number}" + (told.path and f"/{told.path}")
+
+
 def _reach(event: RawEvent, path: str | None, is_deleted: bool) -> None:
-    if path is not None and path.startswith("/"):
-        event.resolved = path
+    event.resolved = path
     if event.resolved is None or is_deleted:
         _mark_unreachable(event)
 

@@ -184,17 +184,26 @@ class Lines:
         return self._complete(tid, self._task(tid), call, began[1] + rest)
 
     def _complete(self, tid: int, task: Task, call: bytes, text: bytes) -> None:
-        result = read_result(text)
+        result = self._end_in(text)
         if result is None:
-            self._give_up()
-        elif not result.is_over:
-            self.books.halves += 1
-        elif call in _FORKS:
+            return
+        if call in _FORKS:
             self._forked(tid, task, result)
         elif call not in _KNOWN:
             self.books.besides += 1
         else:
             self._known(tid, task, call.decode(), text[: result.start], result)
+
+    def _end_in(self, text: bytes) -> Result | None:
+        """None: it has none, which is in the books."""
+        result = read_result(text)
+        if result is None:
+            self._give_up()
+        elif not result.is_over:
+            self.books.halves += 1
+        else:
+            return result
+        return None
 
     def _known(self, tid: int, task: Task, call: str, args: bytes, result: Result) -> None:
         name = COMPAT.get(call, call)
@@ -226,12 +235,10 @@ class Lines:
         self._send(make_event(self._time, task, tid, call, told, result))
 
     def _wrote(self, tid: int, task: Task, path: bytes, end: bytes) -> None:
-        result = read_result(end)
+        result = self._end_in(end)
         if result is None:
-            self._give_up()
-        elif not result.is_over:
-            self.books.halves += 1
-        elif path not in self._streams or not result.ret or result.ret < 0:
+            return
+        if path not in self._streams or not result.ret or result.ret < 0:
             self.books.besides += 1
         else:
             event = RawEvent(self._time, task.group, tid, "wrote", size=result.ret, scope="tree")

@@ -11,6 +11,7 @@ from functools import lru_cache
 from stream.records.kernel import path_text
 
 NUMBER = rb"(0x[0-9a-f]+|-?\d+)"
+_MEMORY = "/memfd:"
 _FAMILY = re.compile(rb"\{sa_family=(0x[0-9a-f]+|\d+)")
 _IN4 = re.compile(rb'sin_port="((?:\\x..){2})", sin_addr="((?:\\x..){4})"')
 _IN6 = re.compile(
@@ -40,6 +41,13 @@ def unquoted(text: bytes) -> bytes:
 def plain(text: bytes) -> str:
     """Raises ValueError."""
     return path_text(unquoted(text))
+
+
+def file_name(text: bytes, is_deleted: bool) -> str | None:
+    """None: it is no file, or one in memory, whose name leads nowhere. Raises ValueError."""
+    name = plain(text)
+    is_known = name.startswith("/") and not (is_deleted and name.startswith(_MEMORY))
+    return name if is_known else None
 
 
 def peer_of(address: bytes) -> str | None:

@@ -1,0 +1,82 @@
+"""Which feed a run gets: found out beside everything else, and with all that the run asks for."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from stream.sources.kernel.ebpf import RING, probe_ebpf
+from stream.sources.kernel.feeds import Choice, probe_feeds
+from stream.sources.kernel.ring import PAGE
+from stream.sources.kernel.strace import probe_strace
+from tests.cli.command import Place, write_script
+from tests.recorder.runs import observe
+
+needs_ebpf = pytest.mark.skipif(bool(probe_ebpf()), reason=probe_ebpf() or "it loads")
+needs_strace = pytest.mark.skipif(bool(probe_strace()), reason=probe_strace() or "it traces")
+ODD = 3 * PAGE  # no power of two: a ring that no kernel gives
+
+
+def with_strace(place: Place, script: str) -> dict[str, str]:
+    """An environment in which strace is this."""
+    folder = place.root / "bin"
+    folder.mkdir()
+    write_script(folder / "strace", f"#!/bin/sh\n{script}\n")
+    return {"PATH": f"{folder}:{place.env['PATH']}"}
+
+
+def test_a_feed_that_is_slow_to_open_does_not_hold_up_the_probes(place: Place) -> None:
+    """The strace here waits until a probe's record is written."""
+    record = place.workspace / "runs/run/boundary.ndjson"
+    env = with_strace(place, f"until [ -s {record} ]; do :; done; exit 1")
+    probes = place.probes(one="")
+    words = ("--kernel", "strace", "--matrix", "--probes", probes, "--run-id", "run")
+    run = observe(place, *words, "--", "true", env=env)
+    assert run.done.code == 0
+    assert "the kernel is not watched: strace does not work here" in run.done.err
+    assert len(record.read_bytes().splitlines()) == 1
+
+
+@needs_ebpf
+@pytest.mark.parametrize("choice", ["ebpf", "auto"])
+def test_a_ring_that_the_kernel_does_not_give(tmp_path: Path, choice: Choice) -> None:
+    """What is asked is what a run would ask: a small ring says nothing about a large one."""
+    assert probe_feeds(choice, ring_bytes=RING, folder=tmp_path) == ""
+    refused = r"the kernel feed: kernel \S+ refuses it: invalid argument"
+    said = probe_feeds(choice, ring_bytes=ODD, folder=tmp_path / "none")
+    assert re.match(refused, said)
+    assert ("strace" in said) == (choice == "auto")
+
+
+@needs_strace
+def test_a_folder_that_has_no_room_for_the_fifo(tmp_path: Path) -> None:
+    assert probe_feeds("strace", ring_bytes=RING, folder=tmp_path) == ""
+    assert list(tmp_path.iterdir()) == []
+    said = probe_feeds("strace", ring_bytes=RING, folder=tmp_path / "none")
+    assert re.fullmatch(rf"{tmp_path}/none/strace-\w+\.fifo: no such file or directory", said)
+
+
+def test_a_strace_that_cannot_tell_of_writes(place: Place) -> None:
+    """A run asks for them, to place what the agent says: then there is no feed, and it is said
+    before anything is started."""
+    real = shutil.which("strace")
+    if not real:
+        pytest.skip("needs strace")
+    script = f'for word; do case $word in *writev*) exit 1;; esac; done; exec {real} "$@"'
+    env = with_strace(place, script)
+    words = ("--kernel", "strace", "--require", "kernel", "--run-id", "run")
+    done = place.stream("observe", *words, "--", "true", env=env)
+    assert done.code == 40
+    assert done.err == "stream: --require kernel: strace does not work here: it said nothing\n"
+    assert not (place.workspace / "runs/run").exists()
+    found = {check["name"]: check for check in place.stream("doctor", "--json", env=env).records}
+    assert found["strace feed"]["state"] == "limited"
+
+
+@needs_ebpf
+def test_doctor_says_what_it_tried(place: Place) -> None:
+    found = {check["name"]: check for check in place.stream("doctor", "--json").records}
+    assert found["eBPF feed"]["detail"].startswith("it loads, with a ring of 16 MiB: ")
