@@ -7,7 +7,7 @@ could not see is said in observation-health.json, and nothing of it ever looks c
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -251,22 +251,24 @@ class _Layers(Struct):
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write[Any]]:
         async def write(batch: Batch[Any]) -> None:
-            kernel: list[bytes] = []
-            beside: list[bytes] = []
-            for item in batch:
-                if type(item) is bytes:
-                    kernel.append(item)
-                elif type(item) is DetailLine:
-                    beside.append(item)
-                elif isinstance(item, Gap):
-                    beside.append(_encode(item))
+            kernel = [item for item in batch if type(item) is bytes]
             if kernel:
                 self.files.append(KERNEL_FILE, join_lines(kernel), len(kernel))
-            if beside:
-                self.files.append(DETAIL_FILE, join_lines(beside), len(beside))
+            if len(kernel) < len(batch):
+                beside = list(_beside(batch))
+                if beside:
+                    self.files.append(DETAIL_FILE, join_lines(beside), len(beside))
             self.times.add(self.normalize.take_times())
 
         yield write
+
+
+def _beside(batch: Batch[Any]) -> Iterator[bytes]:
+    for item in batch:
+        if type(item) is DetailLine:
+            yield item
+        elif isinstance(item, Gap):
+            yield _encode(item)
 
 
 class _Handed(Struct):

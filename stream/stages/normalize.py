@@ -44,7 +44,7 @@ from stream.stages.calls import (
     with_peer,
 )
 from stream.stages.noise import Judge, is_straight, judge_of
-from stream.stages.quick import QuickOpens
+from stream.stages.quick import LONG_WAY, QuickOpens
 
 DEFAULT_RUN_ID = "run"
 WROTE, RESTARTED = "wrote", "restarted"  #: counted beside the rules of `noise`
@@ -54,6 +54,10 @@ _MOST_KNOWN = 50_000  #: folders, and forms of opens: a stream of many forgets a
 Given: TypeAlias = bytes | RawEvent | RawCapture | Control
 _decode = msgspec.json.Decoder(RawEvent | RawCapture | Gap).decode
 _encode = msgspec.json.Encoder().encode
+
+
+def _forget(ts: int) -> None:
+    """Nobody asked when."""
 
 
 class DetailLine(bytes):
@@ -79,7 +83,7 @@ class Normalize:
         self.counts = Counts()
         self.dropped: dict[str, int] = {}  #: events left out, by rule
         self.events = 0  #: lines of the kernel layer: the next one's number
-        self.details = 0
+        self._details = 0
         self.lost = 0  #: by the gaps
         self.capture: RawCapture | None = None  #: the feed's books, once they have come
         #: of each watched stream: how many bytes had been written at what time
@@ -102,22 +106,25 @@ class Normalize:
         return out
 
     def _feed_ring(self, batch: Sightings, out: list[Normalized]) -> None:
-        quick, add, times, chunk = self._quick, self._quick.add, self._times, batch.chunk
+        add, chunk, times = self._quick.add, batch.chunk, self._times
+        mark = _forget if times is None else times.append
+        before = seq = self.events
         for item in batch.items:
-            if type(item) is not int:
-                self._feed((item,), out)  # type: ignore[arg-type]
-                continue
-            added = add(chunk, item, self.events, out)  # type: ignore[arg-type]
-            if type(added) is str:
-                self._drop(added)
-            elif not added:
-                self._feed((batch.event_at(chunk, item),), out)
-            else:
-                self.events += 1
-                self.counts.passed += 1
-                self.details += added == 2
-                if times is not None:
-                    times.append(quick.ts)
+            if type(item) is int:
+                rule = add(chunk, item, seq, out, mark)
+                if rule is None:
+                    seq += 1
+                    continue
+                if rule is not LONG_WAY:
+                    self._drop(rule)
+                    continue
+                item = batch.event_at(chunk, item)
+            self.events = seq
+            self._feed((item,), out)  # type: ignore[arg-type]
+            before += self.events - seq  # which have been counted
+            seq = self.events
+        self.events = seq
+        self.counts.passed += seq - before
 
     def _feed(self, batch: Batch[Given], out: list[Normalized]) -> None:
         for index, item in enumerate(batch):
@@ -146,6 +153,10 @@ class Normalize:
 
     def finish(self) -> Batch[Normalized]:
         return ()
+
+    @property
+    def details(self) -> int:
+        return self._details + self._quick.details
 
     def take_times(self) -> array[int]:
         """When the events since the last time happened, in the order of their numbers."""
@@ -216,7 +227,7 @@ class Normalize:
         if has_detail(event, event_type, value):
             detail = detail_of(self._run_id, self.events, event, event_type, value)
             out.append(DetailLine(_encode(detail)))
-            self.details += 1
+            self._details += 1
 
     def _count(self, event: RawEvent) -> None:
         self.events += 1

@@ -7,6 +7,7 @@ What opens of the same folder, with the same flags and the same end, have in com
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -26,14 +27,15 @@ _DOTS = (b"", b".", b"..")
 #: Their names may lead elsewhere, which a text does not show.
 _VIEWS = ("/proc/", "/dev/")
 _encode = msgspec.json.Encoder().encode
+_fields = OPEN_FIELDS.unpack_from
 
 
-class _Ended(Struct):
-    """Opens in the same folder, with the same flags, that ended the same way."""
+LONG_WAY = "the long way"  #: which no rule is called
 
-    line: bytes  #: with room for its number, its process, the name and the result
-    judge: Judge | None  #: of their names, where they may be noise
-    see: Callable[[str], None]
+#: Opens in the same folder, with the same flags, that ended the same way: their line, with room
+#: for its number, its process, the name and the result; what judges their names, where they may
+#: be noise; and who is told the names.
+_Ended: TypeAlias = tuple[bytes, Judge | None, Callable[[str], None]]
 
 
 class _Place(Struct):
@@ -46,13 +48,13 @@ class _Place(Struct):
 
 
 class QuickOpens:
-    """`add` puts the lines of the open at a place in the ring. It says how many those are, or by
-    which rule the open is left out; 0: the long way has to be gone."""
+    """`add` puts the lines of the open at a place in the ring, and tells its time. Otherwise it
+    says by which rule the open is left out, or that the long way has to be gone."""
 
     def __init__(
         self, run_id: str, surface: Surface | None, detail_line: Callable[[bytes], bytes]
     ) -> None:
-        self.ts = 0  #: of the last one
+        self.details = 0  #: lines of them
         self._run_id = run_id
         self._surface = surface
         self._detail_line = detail_line
@@ -67,17 +69,17 @@ class QuickOpens:
             line = _encode(detail).replace(b'"seq":0,"pid":0', b'"seq":%d,"pid":%d', 1)
             self._details[number] = line.replace(b'"path":""', b'"path":%b', 1)
 
-    def add(self, chunk: bytes, at: int, seq: int, out: list[bytes]) -> int | str:
-        call, pid, ret, self.ts, flags, mode, size, walked, based, resolve = (
-            OPEN_FIELDS.unpack_from(chunk, at)
-        )
+    def add(
+        self, chunk: bytes, at: int, seq: int, out: list[Any], mark: Callable[[int], None]
+    ) -> str | None:
+        call, pid, ret, ts, flags, mode, size, walked, based, resolve = _fields(chunk, at)
         start = at + NAMES
         middle = start + size
         given = b""
         place: _Place | None
         if ret >= 0:
             if not walked or based:
-                return 0
+                return LONG_WAY
             cut = chunk.find(b"\0", middle)
             names = chunk[cut : middle + walked]
             place = self._reached.get(names) or self._new_reached(names)
@@ -86,10 +88,10 @@ class QuickOpens:
             if given == place.path + leaf:
                 given = b""
             elif given[:1] in b"/":
-                return 0
+                return LONG_WAY
         else:
             if walked or resolve:
-                return 0
+                return LONG_WAY
             cut = chunk.rfind(b"/", start, middle) + 1 or start
             folder, base = chunk[start:cut], chunk[middle : middle + based]
             try:
@@ -98,13 +100,13 @@ class QuickOpens:
                 place = self._new_missed(base, folder)
             leaf = chunk[cut:middle]
             if place is None or leaf in _DOTS:
-                return 0
+                return LONG_WAY
         if call == _CREAT or b"\\" in leaf:
-            return 0
+            return LONG_WAY
         try:
             name = leaf.decode()
         except UnicodeDecodeError:
-            return 0
+            return LONG_WAY
         key = flags if ret >= 0 else flags | -ret << 32
         if resolve or flags & _CREATES:
             key |= (resolve << 12 | (mode & 0o7777 if flags & _CREATES else 0)) << 64
@@ -112,21 +114,22 @@ class QuickOpens:
         if ended is None:
             ended = self._new_ended(place, key, flags, mode, resolve, ret)
             if ended is None:
-                return 0
-        judge = ended.judge
+                return LONG_WAY
+        line, judge, see = ended
         if judge is not None:
             rule = judge(name)
             if rule is not None:
                 return rule
-        ended.see(name)
+        see(name)
         if '"' in name or not name.isprintable():
             leaf = _encode(name)[1:-1]
-        out.append(ended.line % (seq, pid, leaf, ret))
-        if not given:
-            return 1
-        path = _encode(path_text(given))
-        out.append(self._detail_line(self._details[call] % (seq, pid, path)))
-        return 2
+        out.append(line % (seq, pid, leaf, ret))
+        if given:
+            self.details += 1
+            path = _encode(path_text(given))
+            out.append(self._detail_line(self._details[call] % (seq, pid, path)))
+        mark(ts)
+        return None
 
     def _new_reached(self, names: bytes) -> _Place:
         parts = names.split(b"\0")[-2:0:-1]
@@ -175,11 +178,8 @@ class QuickOpens:
         quoted = _encode(place.text)[1:-1].replace(b"%", b"%%")
         line = line.replace(b'"value":null', b'"value":"%b%%b"' % quoted, 1)
         is_noise = form.is_read and (ret >= 0 or ret in (-ENOENT, -ENOTDIR))
-        ended = place.ended[key] = _Ended(
-            line=line,
-            judge=place.judge if is_noise else None,
-            see=self._seen(place.text, form.ways, ret),
-        )
+        see = self._seen(place.text, form.ways, ret)
+        ended = place.ended[key] = (line, place.judge if is_noise else None, see)
         return ended
 
     def _seen(self, folder: str, ways: int, ret: int) -> Callable[[str], None]:

@@ -40,10 +40,41 @@ static __always_inline int on_mount(struct task_struct *task)
     return 0;
 }
 
+// What a walk needs of a name, and of a mount, lies close together: one read instead of several.
+struct name_of { void *hashed; struct dentry *parent; u64 hash; const unsigned char *name; };
+struct place_of { struct mount *parent; struct dentry *mountpoint, *root; };
+
+static __always_inline void read_name(struct name_of *to, struct dentry *d)
+{
+    u64 first = bpf_core_field_offset(struct dentry, d_hash.pprev);
+    if (bpf_core_field_offset(struct dentry, d_parent) == first + 8
+        && bpf_core_field_offset(struct dentry, d_name.name) == first + 24) {
+        bpf_probe_read_kernel(to, sizeof *to, (void *)d + first);
+    } else {
+        to->hashed = BPF_CORE_READ(d, d_hash.pprev);
+        to->parent = BPF_CORE_READ(d, d_parent);
+        to->name = BPF_CORE_READ(d, d_name.name);
+    }
+}
+
+static __always_inline void read_place(struct place_of *to, struct mount *m)
+{
+    u64 first = bpf_core_field_offset(struct mount, mnt_parent);
+    if (bpf_core_field_offset(struct mount, mnt_mountpoint) == first + 8
+        && bpf_core_field_offset(struct mount, mnt.mnt_root) == first + 16) {
+        bpf_probe_read_kernel(to, sizeof *to, (void *)m + first);
+    } else {
+        to->parent = BPF_CORE_READ(m, mnt_parent);
+        to->mountpoint = BPF_CORE_READ(m, mnt_mountpoint);
+        to->root = BPF_CORE_READ(m, mnt.mnt_root);
+    }
+}
+
 struct walker {
     struct event *event;
-    struct dentry *dentry, *root;
+    struct dentry *dentry;
     struct mount *mount;
+    struct place_of place;  // of that mount
     u32 start, flag;
 };
 
@@ -53,8 +84,8 @@ static int step(u32 number, struct walker *w)
     struct event *e = w->event;
     volatile u32 *end = &e->end;
     struct dentry *d = w->dentry;
-    if (d == w->root) {
-        struct mount *m = w->mount, *parent = BPF_CORE_READ(m, mnt_parent);
+    if (d == w->place.root) {
+        struct mount *m = w->mount, *parent = w->place.parent;
         if (parent == m) {
             struct mnt_namespace *space = BPF_CORE_READ(m, mnt_ns);
             w->flag = !space || (u64)space >= (u64)-4095 ? UNREACHABLE : 0;
@@ -62,24 +93,27 @@ static int step(u32 number, struct walker *w)
                 e->flags |= OTHER_MOUNTS;
             return 1;
         }
-        w->dentry = BPF_CORE_READ(m, mnt_mountpoint);
+        w->dentry = w->place.mountpoint;
         w->mount = parent;
-        w->root = BPF_CORE_READ(parent, mnt.mnt_root);
+        read_place(&w->place, parent);
         return 0;
     }
-    struct dentry *parent = BPF_CORE_READ(d, d_parent);
-    if (parent == d) {
+    struct name_of own = {};
+    read_name(&own, d);
+    if (own.parent == d) {
         w->flag = UNREACHABLE;
         return 1;
     }
     u64 at = *end;
     if (at > sizeof(e->data) - NAME_ROOM || at - w->start > WALK_ROOM - NAME_ROOM)
         return 1;
-    long n = bpf_probe_read_kernel_str(&e->data[at], NAME_ROOM, BPF_CORE_READ(d, d_name.name));
+    if (!own.hashed && at == w->start)
+        e->flags |= UNREACHABLE;  // its last name is gone: what follows is where it was
+    long n = bpf_probe_read_kernel_str(&e->data[at], NAME_ROOM, own.name);
     if (n <= 0)
         return 1;
     *end = at + n;
-    w->dentry = parent;
+    w->dentry = own.parent;
     return 0;
 }
 
@@ -93,10 +127,8 @@ __attribute__((noinline)) int walk(u32 slot, u32 section, u64 dentry, u64 vfsmou
     struct mount *m = (void *)vfsmount - bpf_core_field_offset(struct mount, mnt);
     volatile u32 *end = &e->end;
     u32 start = *end;
-    struct dentry *d = (void *)dentry, *root = BPF_CORE_READ(m, mnt.mnt_root);
-    struct walker w = {e, d, root, m, start, WALK_CUT};
-    if (d != root && !BPF_CORE_READ(d, d_hash.pprev))
-        e->flags |= UNREACHABLE;  // its last name is gone: what follows is where it was
+    struct walker w = {e, (void *)dentry, m, {}, start, WALK_CUT};
+    read_place(&w.place, m);
     bpf_loop(WALK_STEPS, step, &w, 0);
     if (w.flag) {
         e->flags |= w.flag;
@@ -123,10 +155,21 @@ static __always_inline struct file *file_of(struct task_struct *task, int fd)
     return file;
 }
 
+// The same of whoever runs: the kernel knows what it is, and lets it be read as it lies there.
+static __always_inline struct file *own_file(int fd)
+{
+    struct task_struct *task = bpf_get_current_task_btf();
+    struct fdtable *table = task->files->fdt;
+    struct file *file = 0;
+    if (fd >= 0 && (u32)fd < table->max_fds)
+        bpf_probe_read_kernel(&file, sizeof file, &table->fd[fd]);
+    return file;
+}
+
 static __always_inline int walk_file(u32 slot, u32 section, struct file *file)
 {
-    return walk(slot, section, (u64)BPF_CORE_READ(file, f_path.dentry),
-                (u64)BPF_CORE_READ(file, f_path.mnt));
+    struct path path = BPF_CORE_READ(file, f_path);
+    return walk(slot, section, (u64)path.dentry, (u64)path.mnt);
 }
 
 static __always_inline int walk_cwd(u32 slot, u32 section, struct task_struct *task)
@@ -150,10 +193,11 @@ __attribute__((noinline)) int walk_other_root(u32 slot, u32 section)
     struct world *w = the_world();
     if (!e || !w)
         return 0;
-    if (is_elsewhere(BPF_CORE_READ(task, nsproxy, mnt_ns)))
+    if (w->has_mounted || task->nsproxy->mnt_ns->ns.inum != ro.mounts)
         e->flags |= OTHER_MOUNTS;
-    if (!w->root_dentry || (w->root_dentry == (u64)BPF_CORE_READ(task, fs, root.dentry)
-                            && w->root_mount == (u64)BPF_CORE_READ(task, fs, root.mnt)))
+    struct fs_struct *fs = task->fs;
+    if (!w->root_dentry
+        || (w->root_dentry == (u64)fs->root.dentry && w->root_mount == (u64)fs->root.mnt))
         return 0;
     u32 start = *(volatile u32 *)&e->end, length = walk_root(slot, section, task);
     if (length == 1 || section >= SECTIONS)

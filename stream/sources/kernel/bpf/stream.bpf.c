@@ -42,7 +42,7 @@ static __always_inline int on_path_call(struct event *e, struct task_struct *tas
     int begins = at_path == NONE ? UNREAD : put_text(OF_SYSCALL, PATH, e->args[at_path], 0);
     int is_reached = 0;
     if (call <= LAST_OPEN && e->ret >= 0)
-        is_reached = walk_file(OF_SYSCALL, RESOLVED, file_of(task, e->ret));
+        is_reached = walk_file(OF_SYSCALL, RESOLVED, own_file(e->ret));
     else if (at_path == NONE && at_dirfd != NONE)
         walk_base(OF_SYSCALL, RESOLVED, e->args[at_dirfd]);
     if (!is_reached && at_dirfd != NONE)
