@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from stream.recorder.cgroup import own_group
 from tests.cli.command import STREAM, Place
 from tests.cli.test_user import Run as Stream
 from tests.cli.test_user import open_place, run
@@ -143,7 +142,8 @@ recorder=$(cut -d' ' -f4 /proc/$PPID/stat)
 declare() {
   printf '{"schema":"%s","run_id":"%s","seq":0,"source":"test","tool":"t",%s}\\n' \\
     "$ASSAY_RUNNER_SDK_EVENT_SCHEMA" "$ASSAY_RUNNER_RUN_ID" \\
-    "\\"event_type\\":\\"tool_call_$2\\",\\"tool_call_id\\":\\"$1\\"" >>"$ASSAY_RUNNER_SDK_EVENT_LOG"
+    "\\"event_type\\":\\"tool_call_$2\\",\\"tool_call_id\\":\\"$1\\"" \\
+    >>"$ASSAY_RUNNER_SDK_EVENT_LOG"
 }
 declare whole started; : >whole; declare whole completed
 declare broken started; : >before
