@@ -222,7 +222,7 @@ def _capture(lines: Lines, unknown: str) -> RawCapture:
         dropped=books.lost,
         seen=got + books.lost,
         unparsed=books.unparsed,
-        lost_forks=lines.tasks.untraced,
+        lost_forks=lines.tasks.unannounced,
         unknown_loss=unknown,
         scopes={"tree": got},
         cgroup="failed",
