@@ -44,6 +44,7 @@ GIVE_UP = 2.0  #: seconds to wait for a killed process: only one stuck in the ke
 AT_ONCE = 0.05  #: seconds that orphans which end all the time may keep everyone else waiting
 ROOM = 12  #: descriptors that are free when a program is started; it takes five for good
 
+_MOST_LET_GO = 1000  # at a time: somebody may have orphans without end
 _MARK = b"STREAM_TREE"  # in the environment of every process of a tree
 _serial = count(1)
 
@@ -268,6 +269,17 @@ class Reaper:
         if self.contained:
             return bool(self._roots(tree)) or self._is_flooded
         return tree.is_over and send_group(tree, 0)
+
+    def let_go(self) -> None:
+        """Of orphans that have ended, while their tree lives: they count for what it may have."""
+        leaders = {tree.leader.pid for tree in self.trees}
+        for _ in range(_MOST_LET_GO if self.contained else 0):
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None or ended.si_pid in leaders or not reap(ended.si_pid):
+                return
 
     def _orphans(self, is_wanted: Callable[[Process], bool]) -> list[Process]:
         """Our living children that are no leader, and were not there before us."""

@@ -43,6 +43,7 @@ from stream.stages.normalize import RESTARTED, WROTE, DetailLine, Normalize
 from stream.system import write_all
 from stream.testimony import Testimony, Times
 
+UNFINISHED = "the feed ended before its books were closed"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -155,6 +156,9 @@ class KernelWitness:
             await Pipeline[Any]((source,)).through(lambda: self._normalize).into(sink)
         except* Exception as group:  # whatever it was, the agent's run goes on, and this is said
             self._troubles.append(f"the kernel layer: {_reasons(group)}")
+            if self._normalize.capture is None:  # whoever had begun something has not all of it
+                gap = Gap(source=feed.name, lost=0, reason=UNFINISHED)
+                self._files.append(DETAIL_FILE, _encode(gap) + b"\n", 1)
         finally:
             feed.close()
 
@@ -224,7 +228,7 @@ class KernelWitness:
         lost = sum(self._files.lost.values())
         reasons = [capture.unknown_loss] if capture.unknown_loss else []
         if self._normalize.capture is None:
-            reasons.append("the feed ended before its books were closed")
+            reasons.append(UNFINISHED)
         if lost:
             reasons.append(f"{lost} lines could not be written")
         capture.unknown_loss = "; ".join(reasons)

@@ -8,7 +8,6 @@ guard of the run removes it, whatever becomes of the recorder.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -17,6 +16,7 @@ from anyio import create_task_group, sleep
 
 from stream.recorder.collector import Collector
 from stream.recorder.hooks import make_hooks
+from stream.system import kernel_now
 
 Sdk = Literal["stream-json", "hooks", "otel"]
 Hear = Callable[[bytes, int], None]
@@ -106,4 +106,4 @@ class _Followed:
         while most > 0 and (block := os.read(self.fd, min(most, _BLOCK))):
             most -= len(block)
             self.received += len(block)
-            self._hear(block, time.monotonic_ns())
+            self._hear(block, kernel_now())

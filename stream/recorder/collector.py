@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator
 
 from anyio import (
@@ -25,6 +24,7 @@ from anyio import (
 from anyio.abc import TaskGroup
 
 from stream.recorder.requests import Expectation, Found, Request, RequestReader
+from stream.system import kernel_now
 
 MOST = 32  #: connections at a time
 LAST = 2.0  #: seconds for what has been sent and not been read when the run is over
@@ -130,7 +130,7 @@ class Collector:
 
     async def _converse(self, connection: socket.socket, reader: RequestReader) -> None:
         while data := await _receive(connection):
-            arrived = time.monotonic_ns()
+            arrived = kernel_now()
             for found in reader.feed(data):
                 if not await self._answer(connection, found, arrived):
                     await _see_off(connection)

@@ -11,7 +11,6 @@ import os
 import select
 import stat
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,7 +19,7 @@ from threading import Condition, Thread
 from anyio import to_thread
 
 from stream.recorder.outputs import Output
-from stream.system import write_all
+from stream.system import kernel_now, write_all
 
 BLOCK = 1 << 18
 PIPE = 1 << 20  #: bytes that a pipe may hold, where a user may have that
@@ -149,7 +148,7 @@ class Tee:
                 break
             rest -= is_over
             if self._hear is not None:
-                self._hear(block, time.monotonic_ns())
+                self._hear(block, kernel_now())
             self._output.write(block)
             if self._relay is not None:
                 self._relay.put(block)

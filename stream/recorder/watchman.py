@@ -213,6 +213,7 @@ class _Watchman:
         """Or until the time is over, or the recorder is gone."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not is_done() and not self._is_orphaned:
+            Reaper.get().let_go()
             limits = [at for at in (deadline, self._give_up_at) if at is not None]
             rest = min(limits) - time.monotonic() if limits else LOOK_AGAIN
             if rest <= 0:

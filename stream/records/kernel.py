@@ -95,7 +95,8 @@ class RawCapture(
     seen: int = 0
     unparsed: int = 0  #: strace: lines that could not be read
     misses: int = 0  #: ebpf: runs of a program that the kernel skipped
-    lost_forks: int = 0  #: processes that could not be entered into the tree
+    #: processes that could not be entered into the tree, or that nobody was seen to make
+    lost_forks: int = 0
     unknown_loss: str = ""  #: why nobody knows how much is missing; empty: it is known
     before_exec: int = 0  #: of the wrapper between fork and the command itself: not its own
     scopes: dict[str, int] = {}

@@ -157,6 +157,14 @@ def test_more_processes_than_the_tree_has_room_for(place: Path) -> None:
     assert "processes that could not be followed" in again.capture.cgroup_reasons
 
 
+def test_who_has_ended_takes_no_room_in_the_tree(programs: Path, place: Path) -> None:
+    recorded = run(place, programs / "crowd", 4, 1000, tree_size=256, cgroup=False)
+    assert len(recorded.of("fork")) == 4004
+    assert len(recorded.of("exit")) == 4005
+    assert recorded.capture.lost_forks == 0
+    assert recorded.is_balanced
+
+
 async def test_from_within_a_namespace_of_pids(
     anyio_backend: object, calls: Path, place: Path
 ) -> None:

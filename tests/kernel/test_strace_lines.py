@@ -196,6 +196,17 @@ def test_who_is_whose_child(ask: Any, first: list[Any]) -> None:
     assert told[-1] == ("rmdir", 1, 0)
 
 
+def test_who_was_killed_when_it_had_forked() -> None:
+    """Two were about to, and nobody knows whose the child is: that one is not known."""
+    fork = "clone(child_stack=NULL, flags=0x11 <unfinished ...>"
+    lines = reader()
+    lines.feed(written(f"1 {fork}", "1 <... clone resumed>) = 2", f"1 {fork}", f"2 {fork}"))
+    assert lines.tasks.unannounced == 0
+    lines.feed(written(*(f"{pid} +++ killed by SIGKILL +++" for pid in (1, 2, 3))))
+    assert lines.tasks.unannounced == 1
+    assert not lines.tasks.living
+
+
 def test_folders_are_shared_or_not() -> None:
     items = read(
         f"1 clone(child_stack=NULL, flags={SHARED}|17) = 2",

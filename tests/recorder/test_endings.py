@@ -137,6 +137,26 @@ def test_without_grace(place: Place) -> None:
     assert len(run.summary["stopped"]) == 1
 
 
+ORPHANS = """
+import os, time
+for _ in range(20):
+    if not os.fork():
+        os.fork()
+        os._exit(0)
+    os.wait()
+deadline = time.monotonic() + 20
+children = f"/proc/{os.getppid()}/task/{os.getppid()}/children"
+while open(children).read().split() != [str(os.getpid())]:
+    if time.monotonic() > deadline:
+        os._exit(1)
+"""
+
+
+def test_orphans_that_have_ended_are_let_go(place: Place) -> None:
+    """As init would, while the agent lives: each counts for what a user may have."""
+    assert observe(place, "--", "/usr/bin/python3", "-ISc", ORPHANS).done.code == 0
+
+
 def test_a_daemon_that_closes_everything(place: Place) -> None:
     """No pipe, no environment, no parent, no session of ours."""
     code = (

@@ -25,6 +25,8 @@ _BLOBS = Path(__file__).parent / "bpf"
 _MACHINES = {"x86_64": "x86", "aarch64": "arm64"}
 _BTF = Path("/sys/kernel/btf/vmlinux")
 _PLACE = "the kernel feed"
+_SYS_ADMIN = 1 << 21  # before Linux 5.8, all there was
+_BPF_AND_PERFMON = 1 << 39 | 1 << 38
 
 
 class Attachment(Struct, frozen=True):
@@ -112,6 +114,20 @@ def _put_cgroup(loaded: Loaded, cgroup: Path) -> None:
 def _explained(error: OSError | FeedError) -> FeedError:
     if isinstance(error, FeedError):
         return error
-    if error.errno == errno.EPERM:
+    if not _is_privileged():  # whatever the kernel calls that: without one of them, EINVAL
         return FeedError(f"{_PLACE}: not permitted: it takes root, or CAP_BPF and CAP_PERFMON")
+    if error.errno == errno.EPERM:
+        return FeedError(
+            f"{_PLACE}: not permitted: a user namespace, a filter or a lockdown forbids bpf(2) here"
+        )
     return FeedError(f"{_PLACE}: kernel {platform.release()} refuses it: {os_reason(error)}")
+
+
+def _is_privileged() -> bool:
+    """By its capabilities; where these cannot be read, the kernel's answer has to do."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return True
+    mask = int(status.partition("\nCapEff:")[2].split(maxsplit=1)[0], 16)
+    return bool(mask & _SYS_ADMIN) or mask & _BPF_AND_PERFMON == _BPF_AND_PERFMON

@@ -41,6 +41,7 @@ from stream.sources.kernel.strace_calls import TRACED
 from stream.sources.kernel.strace_lines import Lines
 from stream.sources.kernel.strace_writes import TRACED_WRITES, UNREAD
 from stream.sources.kernel.watch import Watch
+from stream.system import kernel_now
 
 Record = RawEvent | Gap | RawCapture
 
@@ -81,7 +82,7 @@ class StraceFeed:
         self._fifo = fifo
         self._fd = fd
         self._cwd = "/"
-        self._opened = time.monotonic_ns()
+        self._opened = kernel_now()
         self._over: Event | None = None
         self._is_over = self._is_closed = self._is_let_go = False
 
@@ -233,7 +234,7 @@ def _capture(lines: Lines, unknown: str) -> RawCapture:
         dropped=books.lost,
         seen=got + books.lost,
         unparsed=books.unparsed,
-        lost_forks=lines.tasks.untraced,
+        lost_forks=lines.tasks.unannounced,
         unknown_loss=unknown,
         scopes={"tree": got},
         cgroup="failed",
@@ -244,7 +245,7 @@ def _capture(lines: Lines, unknown: str) -> RawCapture:
 
 def _compared() -> tuple[int, int, int]:
     """How long the look took, the monotonic clock, and how far the wall clock is ahead of it."""
-    before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+    before, wall, after = kernel_now(), time.time_ns(), kernel_now()
     return after - before, after, wall - (before + after) // 2
 
 

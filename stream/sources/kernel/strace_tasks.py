@@ -62,13 +62,19 @@ def ask_proc(tid: int) -> tuple[int, int] | None:
 class Tasks:
     def __init__(self, cwd: str, ask: Ask = ask_proc) -> None:
         self.living: dict[int, Task] = {}
-        self.uncertain: set[int] = set()  #: came from nowhere that is known
+        #: came from nowhere that is known: whoever made them has not returned from it, or never did
+        self.uncertain: set[int] = set()
         self.untraced = 0  #: made so that no tracer can follow
         self._cwd = cwd
         self._ask = ask
         self._forks: dict[int, Fork] = {}  # by who calls
         self._early: set[int] = set()  # announced before the call that made them was over
         self._has_begun = False
+
+    @property
+    def unannounced(self) -> int:
+        """Those that nobody was seen to make."""
+        return self.untraced + len(self.uncertain)
 
     def find(self, tid: int) -> tuple[Task, Task | None]:
         """And the parent, where this is a process that has not been announced yet."""

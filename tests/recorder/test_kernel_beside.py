@@ -1,0 +1,77 @@
+"""`--kernel` together with the other ways to run a command: the run and its archive hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stream.records.kernel import EXEC, EXEC_FAILED, EXIT
+from tests.cli.command import Place
+from tests.recorder.runs import Run, observe, records
+from tests.recorder.test_kernel import artifact, health, kernel
+from tests.recorder.test_kernel_trouble import FEEDS
+
+pytestmark = pytest.mark.parametrize("feed", FEEDS)
+
+
+def archived(place: Place, feed: str, *words: Any) -> Run:
+    """Recorded and put away: the folder and the archive are verified."""
+    archive = place.root / "run.tar.gz"
+    run = observe(place, "--kernel", feed, "--archive", archive, *words)
+    for target in (run.folder, archive):
+        done = place.stream("verify", target)
+        assert (done.code, done.out) == (0, b""), done.err
+    found = health(run)
+    assert (found["kernel_layer"], found["ringbuf_drops"]) == ("complete", 0)
+    assert found["cgroup_correlation"] == {"ebpf": "clean", "strace": "failed"}[feed]
+    assert artifact(run, "correlation-report.json")["status"] == "partial"  # nothing was told
+    return run
+
+
+def values(run: Run, event_type: int) -> list[str]:
+    return [line["value"] for line in kernel(run) if line["event_type"] == event_type]
+
+
+def opened(run: Run, name: str) -> bool:
+    paths: list[str] = artifact(run, "capability-surface.json")["filesystem_paths"]
+    return name in paths
+
+
+def test_the_matrix(place: Place, feed: str) -> None:
+    """The probes are no part of the command, and of what the kernel says of it."""
+    words = ("--matrix", "--cap", "cap_fs_write_workspace_tree")
+    run = archived(place, feed, *words, "--", "/bin/sh", "-c", ": >made; exit 4")
+    assert run.done.code == 4
+    assert records(run.folder / "boundary.ndjson")
+    assert opened(run, f"{run.folder}/workspace/made")
+    assert (values(run, EXEC), len(values(run, EXIT))) == (["/bin/sh"], 1)
+
+
+def test_a_time_limit(place: Place, feed: str) -> None:
+    script = "echo ready; : >made; perl -e 'sleep 1000' $0 & exec perl -e 'sleep 1000' $0"
+    words = ("--timeout", "0.5", "--workspace", "empty")
+    run = archived(place, feed, *words, "--", "sh", "-c", script, place.root)
+    assert run.done.code == 128 + 15
+    assert run.summary["timed_out"]
+    assert opened(run, f"{run.folder}/workspace/made") == ("made" in run.changes)
+    details = records(run.folder / "layers/kernel-ext.ndjson")
+    assert {one["exit_status"] for one in details if one["call"] == "exit"} == {15}
+
+
+def test_in_place(place: Place, feed: str) -> None:
+    (place.workspace / "old").write_text("old")
+    script = ": >new; cat <old"
+    run = archived(place, feed, "--workspace", "here", "--", "sh", "-c", script)
+    assert run.stdout == b"old"
+    assert opened(run, f"{place.workspace}/new")
+    assert opened(run, f"{place.workspace}/old")
+
+
+def test_what_cannot_be_started(place: Place, feed: str) -> None:
+    """It was tried, which is all that there is to see."""
+    run = archived(place, feed, "--workspace", "empty", "--", "/no/such", "word")
+    assert run.done.code == 127
+    assert run.summary["not_started"]
+    assert values(run, EXEC_FAILED) == (["/no/such"] if feed == "ebpf" else [])
+    assert values(run, EXEC) == []
