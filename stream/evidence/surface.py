@@ -91,8 +91,9 @@ class Surface:
         self.is_reference = is_reference  #: asked only when it is read
         self._reached: dict[str, int] = {}
         self._reached_by: dict[int, set[str]] = {}
-        self._reached_in: dict[str, dict[str, int]] = {}
+        self._reached_in: dict[tuple[str, int], set[str]] = {}
         self._missed: dict[str, set[str]] = {}
+        self._missed_in: dict[tuple[str, str], set[str]] = {}
         self._peers: set[str] = set()
         self._blocked_peers: set[str] = set()
         self._sockets: set[str] = set()
@@ -109,10 +110,14 @@ class Surface:
         """The same of many opens at once."""
         self._reached_by.setdefault(ways, set()).update(paths)
 
-    def folder(self, path: str) -> dict[str, int]:
-        """Of a folder, by its path and a slash: how each name in it was reached. For who comes
-        back to it often."""
-        return self._reached_in.setdefault(path, {})
+    def reached_in(self, folder: str, ways: int) -> set[str]:
+        """The names in a folder, which is given with a slash behind it, that opens reached in
+        these ways: for who comes back to it often, and adds to it."""
+        return self._reached_in.setdefault((folder, ways), set())
+
+    def missed_in(self, folder: str, result: int) -> set[str]:
+        """The same of opens that failed."""
+        return self._missed_in.setdefault((folder, f"{OPENED}:{failure(result)}"), set())
 
     def miss(self, path: str, call: str, result: int | None) -> None:
         """An attempt that failed, or whose end nobody saw."""
@@ -174,14 +179,21 @@ class Surface:
         for ways, paths in self._reached_by.items():
             for path in paths:
                 found[path] = found.get(path, 0) | ways
-        for folder, names in self._reached_in.items():
-            for name, ways in names.items():
+        for (folder, ways), names in self._reached_in.items():
+            for name in names:
                 path = folder + name
                 found[path] = found.get(path, 0) | ways
         return found
 
+    def _all_missed(self) -> dict[str, set[str]]:
+        found = {path: set(why) for path, why in self._missed.items()}
+        for (folder, why), names in self._missed_in.items():
+            for name in names:
+                found.setdefault(folder + name, set()).add(why)
+        return found
+
     def failed_paths(self) -> dict[str, list[str]]:
-        return {path: sorted(why) for path, why in sorted(self._missed.items())}
+        return {path: sorted(why) for path, why in sorted(self._all_missed().items())}
 
     def address_probes(self) -> list[str]:
         return _sorted(peer for peer in self._peers if _is_address(peer) and _is_probe(peer))
@@ -215,7 +227,7 @@ class Surface:
             return ()
         return (
             path
-            for path, why in self._missed.items()
+            for path, why in self._all_missed().items()
             if any(reason.startswith(f"{OPENED}:") for reason in why)
         )
 

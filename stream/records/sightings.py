@@ -1,6 +1,6 @@
 """What comes off a kernel's ring, before anybody needs it as events.
 
-Nearly all of a busy run is opens that succeeded. They stay as they lie in the ring, each by its
+Nearly all of a busy run is opens. They stay as they lie in the ring, each by its
 place, until somebody asks for an event: who only wants a line of the kernel layer reads the few
 fields that the line has.
 """
@@ -15,9 +15,11 @@ from stream.records.control import Gap
 from stream.records.kernel import RawCapture, RawEvent
 
 Telemetry: TypeAlias = RawEvent | Gap | RawCapture
-#: An open: call, pid, result, time, flags, mode, bytes of its path and of its walk, resolve.
-OPEN_FIELDS = struct.Struct("<8xB7xIiQII8xHH8xI")
-NAMES = 64  #: behind the fields: the path as it was given, then the walk from leaf to root
+#: By the number that they have in the ring.
+OPENS = ("", "open", "creat", "openat", "openat2")
+#: An open: call, pid, result, time, flags, mode, bytes of its path, walk and base, resolve.
+OPEN_FIELDS = struct.Struct("<8xB7xIiQII8xHHH6xI")
+NAMES = 64  #: behind the fields: the path as it was given, the walk from leaf to root, the base
 
 
 class Sightings(Sequence[Telemetry]):

@@ -90,7 +90,7 @@ class Normalize:
         self._times: array[int] | None = array("Q") if keeps_times else None
         self._forms: dict[tuple[int, int, int, bool], OpenForm] = {}
         self._judges: dict[str, Judge] = {}
-        self._quick = QuickOpens(self._run_id, surface)
+        self._quick = QuickOpens(self._run_id, surface, DetailLine)
 
     def feed(self, batch: Batch[Given], /) -> Batch[Normalized]:
         self.counts.received += len(batch)
@@ -102,22 +102,22 @@ class Normalize:
         return out
 
     def _feed_ring(self, batch: Sightings, out: list[Normalized]) -> None:
-        line_of, times, chunk = self._quick.line, self._times, batch.chunk
+        quick, add, times, chunk = self._quick, self._quick.add, self._times, batch.chunk
         for item in batch.items:
-            if not isinstance(item, int):
-                self._feed((item,), out)
+            if type(item) is not int:
+                self._feed((item,), out)  # type: ignore[arg-type]
                 continue
-            line = line_of(chunk, item, self.events)
-            if line is None:
+            added = add(chunk, item, self.events, out)  # type: ignore[arg-type]
+            if type(added) is str:
+                self._drop(added)
+            elif not added:
                 self._feed((batch.event_at(chunk, item),), out)
-            elif isinstance(line, str):
-                self._drop(line)
             else:
-                out.append(line)
                 self.events += 1
                 self.counts.passed += 1
+                self.details += added == 2
                 if times is not None:
-                    times.append(self._quick.ts)
+                    times.append(quick.ts)
 
     def _feed(self, batch: Batch[Given], out: list[Normalized]) -> None:
         for index, item in enumerate(batch):

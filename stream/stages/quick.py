@@ -1,119 +1,190 @@
-"""Opens that succeeded, from the ring to their lines without becoming events on the way.
+"""Opens, from the ring to their lines without becoming events on the way.
 
 What comes out is what the long way would give. Whatever is not quite ordinary is left to that.
-What opens of the same folder, or with the same flags, have in common is made once.
+What opens of the same folder, with the same flags and the same end, have in common is made once.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
 
 from stream.evidence.surface import Surface
-from stream.records.kernel import RawEvent, path_text
-from stream.records.sightings import NAMES, OPEN_FIELDS
-from stream.stages.calls import CREATE, TMPFILE, open_form
+from stream.records.kernel import KernelDetail, RawEvent, path_text
+from stream.records.sightings import NAMES, OPEN_FIELDS, OPENS
+from stream.stages.calls import CREATE, ENOENT, ENOTDIR, TMPFILE, absolute, open_form
 from stream.stages.noise import Judge, judge_of
 
 _MOST_KNOWN = 50_000
 _CREATES = CREATE | TMPFILE
-_CREAT = 2  #: in the ring: the one open whose flags are not an argument
+_CREAT = OPENS.index("creat")  #: the one open whose flags are not an argument
+_FIRST_ERROR = 4095  #: what lies below is no result of a call, or of one that starts again
+_NO_RESULT = range(-516, -511)
+_DOTS = (b"", b".", b"..")
+#: Their names may lead elsewhere, which a text does not show.
+_VIEWS = ("/proc/", "/dev/")
 _encode = msgspec.json.Encoder().encode
+
+
+class _Ended(Struct):
+    """Opens in the same folder, with the same flags, that ended the same way."""
+
+    line: bytes  #: with room for its number, its process, the name and the result
+    judge: Judge | None  #: of their names, where they may be noise
+    see: Callable[[str], None]
 
 
 class _Place(Struct):
     """A folder, with the slash behind it."""
 
     path: bytes
-    quoted: bytes  #: as JSON has it, behind the opening quote
+    text: str
     judge: Judge
-    reached: dict[str, int]
-
-
-class _Form(Struct):
-    """What the opens with the same flags have in common."""
-
-    is_read: bool
-    ways: int
-    middle: bytes  #: of the line: between the path and the result
-    end: bytes  #: behind the result
+    ended: dict[int, _Ended]
 
 
 class QuickOpens:
-    """`line` gives the line of the open at a place in the ring, or the rule by which it is left
-    out, or None where the long way has to be gone."""
+    """`add` puts the lines of the open at a place in the ring. It says how many those are, or by
+    which rule the open is left out; 0: the long way has to be gone."""
 
-    def __init__(self, run_id: str, surface: Surface | None) -> None:
+    def __init__(
+        self, run_id: str, surface: Surface | None, detail_line: Callable[[bytes], bytes]
+    ) -> None:
+        self.ts = 0  #: of the last one
         self._run_id = run_id
         self._surface = surface
-        self._places: dict[bytes, _Place] = {}
-        self._forms: dict[tuple[int, int, int], _Form] = {}
-        self._start = b'{"schema":"assay.runner.kernel_event.v0","run_id":%b,"seq":' % _encode(
-            run_id
-        )
-        self.ts = 0  #: of the last line
+        self._detail_line = detail_line
+        self._known = 0
+        #: by the names from the leaf to the root, the leaf's own cut off
+        self._reached: dict[bytes, _Place] = {}
+        #: by where a path starts from, and then by what stands before its last name
+        self._missed: dict[bytes, dict[bytes, _Place | None]] = {}
+        self._details = [b""] * len(OPENS)
+        for number, call in enumerate(OPENS):
+            detail = KernelDetail(run_id=run_id, seq=0, pid=0, call=call, path="")
+            line = _encode(detail).replace(b'"seq":0,"pid":0', b'"seq":%d,"pid":%d', 1)
+            self._details[number] = line.replace(b'"path":""', b'"path":%b', 1)
 
-    def line(self, chunk: bytes, at: int, seq: int) -> bytes | str | None:
-        call, pid, ret, ts, flags, mode, size, walked, resolve = OPEN_FIELDS.unpack_from(chunk, at)
+    def add(self, chunk: bytes, at: int, seq: int, out: list[bytes]) -> int | str:
+        call, pid, ret, self.ts, flags, mode, size, walked, based, resolve = (
+            OPEN_FIELDS.unpack_from(chunk, at)
+        )
         start = at + NAMES
         middle = start + size
-        walk = chunk[middle : middle + walked]
-        cut = walk.find(b"\0")
-        names = walk[cut:]
-        place = self._places.get(names) or self._new_place(names)
-        leaf = walk[:cut]
-        given = chunk[start:middle]
-        if ret < 0 or given != place.path + leaf or call == _CREAT or b"\\" in leaf:
-            return None
+        given = b""
+        place: _Place | None
+        if ret >= 0:
+            if not walked or based:
+                return 0
+            cut = chunk.find(b"\0", middle)
+            names = chunk[cut : middle + walked]
+            place = self._reached.get(names) or self._new_reached(names)
+            leaf = chunk[middle:cut]
+            given = chunk[start:middle]
+            if given == place.path + leaf:
+                given = b""
+            elif given[:1] in b"/":
+                return 0
+        else:
+            if walked or resolve:
+                return 0
+            cut = chunk.rfind(b"/", start, middle) + 1 or start
+            folder, base = chunk[start:cut], chunk[middle : middle + based]
+            try:
+                place = self._missed[base][folder]
+            except KeyError:
+                place = self._new_missed(base, folder)
+            leaf = chunk[cut:middle]
+            if place is None or leaf in _DOTS:
+                return 0
+        if call == _CREAT or b"\\" in leaf:
+            return 0
         try:
             name = leaf.decode()
         except UnicodeDecodeError:
-            return None
-        key = (flags, mode & 0o7777 if flags & _CREATES else 0, resolve)
-        form = self._forms.get(key) or self._new_form(key)
-        if form.is_read:
-            rule = place.judge(name)
+            return 0
+        key = flags if ret >= 0 else flags | -ret << 32
+        if resolve or flags & _CREATES:
+            key |= (resolve << 12 | (mode & 0o7777 if flags & _CREATES else 0)) << 64
+        ended = place.ended.get(key)
+        if ended is None:
+            ended = self._new_ended(place, key, flags, mode, resolve, ret)
+            if ended is None:
+                return 0
+        judge = ended.judge
+        if judge is not None:
+            rule = judge(name)
             if rule is not None:
                 return rule
-        if self._surface is not None:
-            place.reached[name] = place.reached.get(name, 0) | form.ways
-        self.ts = ts
-        return b'%b%d,"pid":%d,"event_type":1,"kind":"openat","value":"%b%b%b%d%b' % (
-            self._start,
-            seq,
-            pid,
-            place.quoted,
-            _encode(name)[1:],
-            form.middle,
-            ret,
-            form.end,
-        )
+        ended.see(name)
+        if '"' in name or not name.isprintable():
+            leaf = _encode(name)[1:-1]
+        out.append(ended.line % (seq, pid, leaf, ret))
+        if not given:
+            return 1
+        path = _encode(path_text(given))
+        out.append(self._detail_line(self._details[call] % (seq, pid, path)))
+        return 2
 
-    def _new_place(self, names: bytes) -> _Place:
-        """Of names from the leaf to the root, the leaf's own cut off."""
-        if len(self._places) >= _MOST_KNOWN:
-            self._places.clear()
+    def _new_reached(self, names: bytes) -> _Place:
         parts = names.split(b"\0")[-2:0:-1]
-        path = b"/".join((b"", *parts, b""))
-        text = path_text(path)
-        place = self._places[names] = _Place(
-            path=path,
-            quoted=_encode(text)[1:-1],
-            judge=judge_of(text[:-1]),
-            reached={} if self._surface is None else self._surface.folder(text),
-        )
+        place = self._new_place(b"/".join((b"", *parts, b"")))
+        self._reached[names] = place
         return place
 
-    def _new_form(self, key: tuple[int, int, int]) -> _Form:
-        if len(self._forms) >= _MOST_KNOWN:
-            self._forms.clear()
-        flags, mode, resolve = key
+    def _new_missed(self, base: bytes, folder: bytes) -> _Place | None:
+        """None where the text is not enough to tell where it leads."""
+        top = b"/".join((b"", *filter(None, base.split(b"\0")[-2::-1]), b"")) if base else b""
+        path = top + folder
+        text = path_text(path)
+        plain = absolute(None, text)
+        place = None
+        if (
+            plain is not None
+            and text == f"{plain.rstrip('/')}/"
+            and not (top and folder.startswith(b"/"))
+            and not text.startswith(_VIEWS)
+        ):
+            place = self._new_place(path)
+        self._missed.setdefault(base, {})[folder] = place
+        return place
+
+    def _new_place(self, path: bytes) -> _Place:
+        self._known += 1
+        if self._known > _MOST_KNOWN:
+            self._known = 1
+            self._reached.clear()
+            self._missed.clear()
+        text = path_text(path)
+        return _Place(path=path, text=text, judge=judge_of(text[:-1]), ended={})
+
+    def _new_ended(
+        self, place: _Place, key: int, flags: int, mode: int, resolve: int, ret: int
+    ) -> _Ended | None:
+        if ret < -_FIRST_ERROR or ret in _NO_RESULT:
+            return None
+        mode = mode & 0o7777 if flags & _CREATES else 0
         event = RawEvent(0, 0, 0, "openat", flags=flags, mode=mode, resolve=resolve)
-        made = open_form(self._run_id, event)
-        made.line.return_value, made.line.status = 0, "success"
-        _, _, rest = _encode(made.line).partition(b'"value":null')
-        middle, _, end = rest.partition(b'"return_value":0')
-        form = self._forms[key] = _Form(
-            is_read=made.is_read, ways=made.ways, middle=middle + b'"return_value":', end=end
+        form = open_form(self._run_id, event)
+        form.line.return_value, form.line.status = 0, "success" if ret >= 0 else "error"
+        line = _encode(form.line)
+        line = line.replace(b'"seq":0,"pid":0', b'"seq":%d,"pid":%d', 1)
+        line = line.replace(b'"return_value":0', b'"return_value":%d', 1)
+        quoted = _encode(place.text)[1:-1].replace(b"%", b"%%")
+        line = line.replace(b'"value":null', b'"value":"%b%%b"' % quoted, 1)
+        is_noise = form.is_read and (ret >= 0 or ret in (-ENOENT, -ENOTDIR))
+        ended = place.ended[key] = _Ended(
+            line=line,
+            judge=place.judge if is_noise else None,
+            see=self._seen(place.text, form.ways, ret),
         )
-        return form
+        return ended
+
+    def _seen(self, folder: str, ways: int, ret: int) -> Callable[[str], None]:
+        if self._surface is None:
+            return lambda name: None
+        if ret >= 0:
+            return self._surface.reached_in(folder, ways).add
+        return self._surface.missed_in(folder, ret).add

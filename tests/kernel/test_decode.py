@@ -32,12 +32,15 @@ def record(
     ret: int = 3,
     extra: int = 0,
     opened: int = 0o100,
+    mode: int = 0o644,
+    resolve: int = 7,
 ) -> bytes:
     data = b"".join(parts)
     lengths = [len(part) for part in parts] + [0] * (5 - len(parts))
     head = struct.pack(
         "<BBHIIiQIIQHHHHHHI",
-        *(CALLS.index(call), 0, flags, 11, 10, ret, 99, opened, 0o644, extra, *lengths, 0, 7),
+        *(CALLS.index(call), 0, flags, 11, 10, ret, 99, opened, mode, extra),
+        *(*lengths, 0, resolve),
     )
     body = struct.pack("<II", len(head) + len(data), 0) + head + data
     return body + bytes(-len(body) % 8)

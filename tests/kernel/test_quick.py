@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream.evidence.surface import Surface
@@ -25,6 +25,7 @@ FOLDERS: tuple[list[bytes], ...] = (
     [b"target", b"debug"],
 )
 NAMES = (b"a", b"pyvenv.cfg", b"x.so.1", b'q"', b"b\\", b"\xff", "é".encode(), b"\x01", b"passwd")
+CALLS = st.sampled_from(("open", "openat", "openat", "creat", "openat2"))
 FLAGS = (0, 1, 2, 3, 0o101, 0o2101, 0o1102, 0o20200002, 0o2000000, 0o10000000)
 
 
@@ -36,14 +37,32 @@ def opens(draw: st.DrawFn) -> bytes:
     path = draw(
         st.sampled_from((straight, straight, straight, name, b"/proc/self/root" + straight))
     )
-    call = draw(st.sampled_from(("open", "creat", "openat", "openat2")))
+    ret = draw(st.sampled_from((3, 0, 17, -2, -13)))
     return record(
-        call,
+        draw(CALLS),
         path,
-        walked([*folder, name]),
+        walked([*folder, name]) if ret >= 0 else b"",
         flags=draw(st.sampled_from((3, 3, 3, 2, 1, 3 | 64, 3 | 128))),
-        ret=draw(st.sampled_from((3, 0, 17, -2, -13))),
+        ret=ret,
         opened=draw(st.sampled_from(FLAGS)),
+        mode=draw(st.sampled_from((0, 0o644, 0o170777))),
+        resolve=draw(st.sampled_from((0, 0, 8, 0x10))),
+    )
+
+
+@st.composite
+def misses(draw: st.DrawFn) -> bytes:
+    """What failed: by a path of any form, from a folder or from nowhere."""
+    base = draw(st.sampled_from((None, *FOLDERS)))
+    words = st.lists(st.sampled_from((b"", b".", b"..", b"sub", b"proc", b"dev", b"1", *NAMES)))
+    return record(
+        draw(CALLS),
+        b"/".join(draw(words)),
+        b"",
+        b"" if base is None else walked(base),
+        ret=draw(st.sampled_from((-2, -2, -20, -13, -4095, -4096, -512, -516))),
+        opened=draw(st.sampled_from(FLAGS)),
+        resolve=draw(st.sampled_from((0, 0, 8, 0x10))),
     )
 
 
@@ -55,7 +74,8 @@ def normalized(batches: list[Any]) -> tuple[list[Any], Any, Any]:
     return out, books, (surface.surface("r"), surface.paths(), surface.failed_paths())
 
 
-@given(st.lists(opens(), max_size=20))
+@settings(max_examples=300)
+@given(st.lists(opens() | misses(), max_size=20))
 def test_both_ways_lead_to_the_same_lines(records: list[bytes]) -> None:
     batch, _ = Decoder().decode(b"".join(records))
     assert normalized([batch]) == normalized([list(batch)])

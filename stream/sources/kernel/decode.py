@@ -12,12 +12,13 @@ import struct
 from collections.abc import Sequence
 
 from stream.records.kernel import Mark, RawEvent, Scope, beyond_view, path_text
-from stream.records.sightings import NAMES, Sightings, Telemetry
+from stream.records.sightings import NAMES, OPENS, Sightings, Telemetry
 from stream.sources.kernel.address import peer_text
 
 #: In the order of the object's `enum call`.
 CALLS = (
-    *("", "open", "creat", "openat", "openat2", "open_by_handle_at", "unlink", "unlinkat"),
+    *OPENS,
+    *("open_by_handle_at", "unlink", "unlinkat"),
     *("rename", "renameat", "renameat2", "mkdir", "mkdirat", "rmdir", "link", "linkat"),
     *("symlink", "symlinkat"),
     *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"),
@@ -68,7 +69,7 @@ _SCOPES: tuple[Scope, ...] = ("unknown", "cgroup", "tree", "both")
 _ORDINARY = ~(_BOTH | _BEFORE_EXEC)
 
 _RECORD = struct.Struct("<IIBBHIIiQIIQHHHHHHI")  # with the ring's own eight bytes before it
-_HEAD = struct.Struct("<I4xBxH38xH")  # of it: length, call, flags, bytes of the walk
+_HEAD = struct.Struct("<I4xBxH")  # of it: length, call, flags
 _BUSY = 1 << 31
 _CREATES = 0o20000100  # O_CREAT or O_TMPFILE: without them the mode is whatever lay there
 _EMPTY_PATH = 0x1000
@@ -100,13 +101,13 @@ class Decoder:
         at, last, got, size = 0, len(chunk) - _RECORD.size, 0, len(chunk)
         opens = 0
         while at <= last:
-            length, call, flags, walk = unpack(chunk, at)
+            length, call, flags = unpack(chunk, at)
             end = at + 8 + (length + 7 & ~7)
             if length & _BUSY or end > size:
                 break
             got += 1
-            if flags == _BOTH and call <= _LAST_NAMED and walk:
-                opens += 1  # one that succeeded: nearly all there is, so it stays where it is
+            if flags == _BOTH and call <= _LAST_NAMED:
+                opens += 1  # nearly all there is, so it stays where it is
                 add(at)
             elif flags & _BEFORE_EXEC:
                 self.before_exec += 1
