@@ -1,0 +1,102 @@
+"""Sets of paths, each with what is said of it, held by folder: what paths have in common is held
+once. They come out in the order of whole paths, a piece at a time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+KeyT = TypeVar("KeyT")
+_PIECE = 1000  #: paths
+_MOST_SHARED = 10_000
+_split = str.rpartition
+
+
+class Paths(Generic[KeyT]):
+    """By path, one or more of the keys under which it was added."""
+
+    def __init__(self) -> None:
+        #: Folders stand without the slash behind them. None: names that are all of their path.
+        self._named: dict[KeyT, dict[str | None, set[str]]] = {}
+        self._shared: dict[str, str] = {}  #: many folders have the same names in them
+
+    def names(self, folder: str, key: KeyT) -> set[str]:
+        """Those of one folder, given with a slash behind it: they may be added to."""
+        folders = self._named.setdefault(key, {})
+        return folders.setdefault(folder[:-1] if folder else None, set())
+
+    def add(self, path: str, key: KeyT) -> None:
+        self.add_all((path,), key)
+
+    def add_all(self, paths: Iterable[str], key: KeyT) -> None:
+        folders: dict[str | None, set[str]] = self._named.setdefault(key, {})
+        if len(self._shared) > _MOST_SHARED:
+            self._shared.clear()
+        share = self._shared.setdefault
+        folder: str | None
+        for folder, slash, name in map(_split, paths, repeat("/")):
+            if not slash:
+                folder = None
+            try:
+                folders[folder].add(share(name, name))
+            except KeyError:
+                folders[folder] = {name}
+
+    def pieces(self) -> Iterator[dict[str, tuple[KeyT, ...]]]:
+        """Everything, sorted by code points, which is the order of UTF-8 bytes."""
+        open_folders: list[_Folder[KeyT]] = []
+        for prefix, named in sorted(self._folders().items()):
+            # What begins as a folder does stands behind it, among the names that are in it.
+            while open_folders and not prefix.startswith(open_folders[-1].prefix):
+                yield from open_folders.pop().rest()
+            if open_folders:
+                yield from open_folders[-1].before(prefix)
+            open_folders.append(_Folder(prefix, named, sorted(set().union(*named.values()))))
+        while open_folders:
+            yield from open_folders.pop().rest()
+
+    def __iter__(self) -> Iterator[str]:
+        for piece in self.pieces():
+            yield from piece
+
+    def _folders(self) -> dict[str, dict[KeyT, set[str]]]:
+        """By what stands before a name."""
+        found: dict[str, dict[KeyT, set[str]]] = {}
+        for key, folders in self._named.items():
+            for folder, names in folders.items():
+                prefix = "" if folder is None else f"{folder}/"
+                found.setdefault(prefix, {})[key] = names
+        return found
+
+
+class _Folder(Struct, Generic[KeyT]):
+    prefix: str
+    named: dict[KeyT, set[str]]
+    names: list[str]  #: sorted
+    at: int = 0  #: those before it were given
+
+    def before(self, path: str) -> Iterator[dict[str, tuple[KeyT, ...]]]:
+        end = bisect_left(self.names, path[len(self.prefix) :], self.at)
+        yield from self._until(end)
+
+    def rest(self) -> Iterator[dict[str, tuple[KeyT, ...]]]:
+        yield from self._until(len(self.names))
+
+    def _until(self, end: int) -> Iterator[dict[str, tuple[KeyT, ...]]]:
+        while self.at < end:
+            start, self.at = self.at, min(self.at + _PIECE, end)
+            yield self._piece(self.names[start : self.at])
+
+    def _piece(self, names: list[str]) -> dict[str, tuple[KeyT, ...]]:
+        prefix = self.prefix
+        if len(self.named) == 1:
+            return dict.fromkeys([prefix + name for name in names], tuple(self.named))
+        return {
+            prefix + name: tuple([key for key, others in self.named.items() if name in others])
+            for name in names
+        }
