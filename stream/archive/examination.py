@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from stream.archive.book import Book
 from stream.archive.chain import Tally
-from stream.archive.documents import DOCUMENTS, Document
+from stream.archive.documents import DOCUMENTS, Documents
 from stream.archive.events import VALIDATED, Events, Validated
 from stream.archive.gathering import Gathering
 from stream.archive.laws import law_of
@@ -28,7 +27,7 @@ from stream.records.runner import CHAIN_FILE, HEALTH_FILE, KERNEL_FILE, RUNNER_F
 
 class Examination:
     def __init__(self, book: Book) -> None:
-        self.documents: dict[str, Any] = {}
+        self.documents = Documents(book)
         self.layers: dict[str, Layer] = {}
         self._book = book
         self.gathering = Gathering()
@@ -65,6 +64,10 @@ class Examination:
         if isinstance(listed, Manifest):
             self._check_listed(listed)
 
+    def close(self) -> None:
+        self.documents.close()
+        self.gathering.close()
+
     @property
     def is_finished(self) -> bool:
         return self._events is not None and self._events.is_finished
@@ -85,7 +88,7 @@ class Examination:
             self.layers[name] = Layer(self._book, name, law, self.gathering)
             return self.layers[name]
         if name in DOCUMENTS:
-            return Document(self._book, name, self.documents)
+            return self.documents.judge_of(name)
         if name == CHAIN_FILE:
             self._links = Links()
             return self._links

@@ -10,22 +10,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
+from stream.archive.documents import Documents
 from stream.archive.gathering import Gathering
 from stream.archive.header import Fault
 from stream.evidence.companion import make_companion
 from stream.evidence.correlation import correlate
 from stream.evidence.health import health_faults, make_health
-from stream.records.kernel import RawCapture
+from stream.evidence.pieces import Long
+from stream.records.kernel import Count, RawCapture, RunId
 from stream.records.runner import (
     COMPANION_FILE,
     CORRELATION_FILE,
     DETAIL_FILE,
     HEALTH_FILE,
     SURFACE_FILE,
-    CapabilitySurface,
-    Companion,
     CorrelationReport,
     ObservationHealth,
     PolicyEvent,
@@ -34,9 +34,9 @@ from stream.records.runner import (
 
 
 def implied_faults(
-    gathered: Gathering, documents: Mapping[str, Any], *, is_reference: bool
+    gathered: Gathering, documents: Documents, *, is_reference: bool
 ) -> Iterator[tuple[str, Fault]]:
-    """(file, what is wrong with it). `documents`: by file, the artifacts that could be read."""
+    """(file, what is wrong with it)."""
     if not gathered.is_whole:  # the line that is none has its own finding, and nothing follows
         return
     gathered.surface.is_reference = is_reference
@@ -47,9 +47,24 @@ def implied_faults(
         yield from _faults(gathered, documents)
 
 
-def _faults(gathered: Gathering, documents: Mapping[str, Any]) -> Iterator[tuple[str, Fault]]:
-    stated = documents.get(COMPANION_FILE)
-    if not isinstance(stated, Companion):
+class _Named(Struct):
+    """How a surface begins."""
+
+    run_id: RunId
+
+
+class _Counted(Struct):
+    """How a companion begins: what it says that does not follow from the layers."""
+
+    run_id: RunId
+    capture: dict[str, Any]
+    filtered: dict[str, Count]
+
+
+def _faults(gathered: Gathering, documents: Documents) -> Iterator[tuple[str, Fault]]:
+    begun = documents.beginning(COMPANION_FILE, "paths", _Counted)
+    stated = begun or documents.get(COMPANION_FILE)
+    if stated is None:
         yield COMPANION_FILE, Fault("contract.companion", "it is missing, or none")
         return
     try:
@@ -68,7 +83,7 @@ def _faults(gathered: Gathering, documents: Mapping[str, Any]) -> Iterator[tuple
 
 def imply(
     run_id: str, gathered: Gathering, capture: RawCapture, filtered: Mapping[str, int]
-) -> dict[str, Any]:
+) -> dict[str, Long[Any]]:
     """By file: the artifacts that follow from the layers."""
     surface = gathered.surface
     correlation = correlate(
@@ -80,19 +95,20 @@ def imply(
         gaps=gathered.gaps(),
         has_kernel=capture.feed != "absent",
     )
+    health = make_health(
+        run_id,
+        capture,
+        monitor_events=gathered.events,
+        has_connect=surface.has_connect,
+        has_datagram=surface.has_datagram,
+        policy_events=len(gathered.policy),
+        sdk_events=len(gathered.sdk),
+        sdk_tool_calls=_started(gathered.sdk),
+    )
     return {
-        SURFACE_FILE: surface.surface(run_id),
-        CORRELATION_FILE: correlation.report,
-        HEALTH_FILE: make_health(
-            run_id,
-            capture,
-            monitor_events=gathered.events,
-            has_connect=surface.has_connect,
-            has_datagram=surface.has_datagram,
-            policy_events=len(gathered.policy),
-            sdk_events=len(gathered.sdk),
-            sdk_tool_calls=_started(gathered.sdk),
-        ),
+        SURFACE_FILE: surface.long_surface(run_id),
+        CORRELATION_FILE: Long(correlation.report, {}),
+        HEALTH_FILE: Long(health, {}),
         COMPANION_FILE: make_companion(
             run_id,
             surface,
@@ -105,7 +121,7 @@ def imply(
 
 
 def _differences(
-    documents: Mapping[str, Any], made: Mapping[str, Any]
+    documents: Documents, made: Mapping[str, Long[Any]]
 ) -> Iterator[tuple[str, Fault]]:
     rules = {
         SURFACE_FILE: "contract.surface",
@@ -113,10 +129,13 @@ def _differences(
         HEALTH_FILE: "contract.health",
         COMPANION_FILE: "contract.companion",
     }
-    for name, implied in made.items():
+    for name, long in made.items():
+        if documents.confirm(name, long):
+            continue
         stated = documents.get(name)
         if stated is None:
             continue  # that it is missing, or none, is a finding of its own
+        implied = long.whole()
         for field in implied.__struct_fields__:
             here, there = getattr(stated, field), getattr(implied, field)
             if here != there:
@@ -143,13 +162,12 @@ def _shown(value: Any) -> str:
 # ------------------------------------------------------------ the reference's archives
 
 
-def _reference_faults(
-    gathered: Gathering, documents: Mapping[str, Any]
-) -> Iterator[tuple[str, Fault]]:
+def _reference_faults(gathered: Gathering, documents: Documents) -> Iterator[tuple[str, Fault]]:
     surface = gathered.surface
-    stated = documents.get(SURFACE_FILE)
-    if isinstance(stated, CapabilitySurface):
-        yield from _differences(documents, {SURFACE_FILE: surface.surface(stated.run_id)})
+    begun = documents.beginning(SURFACE_FILE, "filesystem_paths", _Named)
+    stated = begun or documents.get(SURFACE_FILE)
+    if stated is not None:
+        yield from _differences(documents, {SURFACE_FILE: surface.long_surface(stated.run_id)})
     health = documents.get(HEALTH_FILE)
     if isinstance(health, ObservationHealth):
         for reason in health_faults(
