@@ -70,6 +70,7 @@ class Columns(Struct):
     types: Sequence[int]
     values: Sequence[str | None]
     forms: Sequence[tuple[Any, ...]]  #: what `Form` has
+    different_forms: set[tuple[Any, ...]]
 
     @property
     def run_ids(self) -> set[str]:
@@ -84,4 +85,4 @@ def columns_of(events: Sequence[Any]) -> Columns:
     if list in map(type, operations):
         operations = tuple(tuple(said) if isinstance(said, list) else said for said in operations)
     forms = [*zip(types, kinds, flags, returned, accesses, operations, statuses, strict=True)]
-    return Columns(events, run_ids, seqs, pids, types, values, forms)
+    return Columns(events, run_ids, seqs, pids, types, values, forms, {*forms})

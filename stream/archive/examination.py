@@ -34,18 +34,23 @@ class Examination:
         self._links: Links | None = None
         self._events: Events | None = None
         self._judge: Judge | None = None
+        self._tally = Tally("")
 
     def begin(self, name: str) -> None:
         self._judge = self._judge_of(name)
+        self._tally = Tally(name)
 
     def feed(self, data: bytes) -> None:
+        self._tally.feed(data)
         if self._judge:
             self._judge.feed(data)
 
-    def end(self, tally: Tally) -> None:
+    def end(self) -> Tally:
+        """What went by."""
         if self._judge:
             self._judge.finish()
-        self._book.tallies[tally.layer] = tally
+        self._book.tallies[self._tally.layer] = self._tally
+        return self._tally
 
     def conclude(self, *, is_whole: bool) -> None:
         if self._links:

@@ -133,7 +133,7 @@ class Gathering:
         self._steps.write(b"".join((len(columns.records).to_bytes(8, "little"), *words)))
 
     def _take_opens(self, columns: Columns) -> None:
-        ends = {form: _end_of(form) for form in set(columns.forms)}
+        ends = {form: _end_of(form) for form in columns.different_forms}
         found = list(dict.fromkeys(ends.values()))
         if len(found) == 1:
             self._take_paths(found[0], columns.values)

@@ -120,7 +120,7 @@ class _Agreement:
         self._known: set[tuple[Any, ...]] = set()
 
     def __call__(self, columns: Columns) -> bool:
-        new = set(columns.forms) - self._known
+        new = columns.different_forms - self._known
         if not all(_is_consistent(Form(*form)) for form in new):
             return False
         if len(self._known) < _MOST_KNOWN:

@@ -45,20 +45,25 @@ class Layer:
         self._seq = 0
 
     def feed(self, data: bytes) -> None:
-        for start in range(0, len(data), _PIECE):
-            self._feed(data[start : start + _PIECE])
+        start = 0
+        while start < len(data):
+            end = data.rfind(b"\n", start, start + _PIECE) + 1
+            if end:
+                self._end_lines(data[start:end])
+            else:
+                end = start + _PIECE
+                self._hold(data[start:end])
+            start = end
 
-    def _feed(self, data: bytes) -> None:
-        end = data.rfind(b"\n") + 1
-        if end:
-            block = b"".join((*self._held, data[:end]))
-            self._held, self._held_length = [], 0
-            if self._is_overlong:
-                self._is_overlong = False
-                block = block[block.find(b"\n") + 1 :]
-                self.lines += 1
-            self._judge(block)
-        self._hold(data[end:])
+    def _end_lines(self, block: bytes) -> None:
+        if self._held:
+            block = b"".join((*self._held, block))
+        self._held, self._held_length = [], 0
+        if self._is_overlong:
+            self._is_overlong = False
+            block = block[block.find(b"\n") + 1 :]
+            self.lines += 1
+        self._judge(block)
 
     def finish(self) -> None:
         rest = b"".join(self._held)

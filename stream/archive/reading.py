@@ -15,7 +15,6 @@ from typing import BinaryIO
 
 from msgspec import Struct
 
-from stream.archive.chain import Tally
 from stream.archive.header import (
     BLOCK,
     LONGEST_NAME,
@@ -52,9 +51,7 @@ class Start(Struct):
 
 
 class End(Struct):
-    """Of an entry: what went by."""
-
-    tally: Tally
+    """Of an entry."""
 
 
 Part = Start | bytes | End | Fault
@@ -69,7 +66,7 @@ class _Stretch(Struct):
 
 
 def ahead(parts: Iterator[Part]) -> Iterator[Part]:
-    """The same, made in a thread meanwhile: inflating and hashing need no interpreter."""
+    """The same, made in a thread meanwhile: to read and to inflate needs no interpreter."""
     pending: deque[Future[_Stretch]] = deque()
     with ThreadPoolExecutor(1) as other:
         try:
@@ -152,19 +149,17 @@ def _entry(tape: _Tape, header: Header, faults: list[Fault]) -> Iterator[Part]:
         faults.append(fault)
     name = header.name.decode("utf-8", "backslashreplace")
     yield Start(name, header.size, faults)
-    tally = Tally(name)
     left = header.size
     while left:
         chunk = tape.some(left)
         if not chunk:
             raise BrokenArchive("integrity.truncated", f"it ends inside of {name}")
         left -= len(chunk)
-        tally.feed(chunk)
         yield chunk
     padding = tape.exactly(-header.size % BLOCK)
     if padding.strip(b"\0"):
         yield Fault("security.hidden_bytes", f"the padding after {name} is not empty")
-    yield End(tally)
+    yield End()
 
 
 class _Tape:

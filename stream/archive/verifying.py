@@ -84,8 +84,7 @@ def _read_archive(
         elif isinstance(part, bytes):
             examination.feed(part)
         else:
-            examination.end(part.tally)
-            contents.compare(part.tally)
+            contents.compare(examination.end())
 
 
 def _verify_folder(root: Path, book: Book) -> None:
@@ -106,7 +105,7 @@ def _examine_folder(root: Path, book: Book, examination: Examination) -> None:
             elif isinstance(part, Fault):
                 book.faults([part])
             else:
-                examination.end(part.tally)
+                examination.end()
     except BrokenArchive as broken:
         book.find(broken.rule, str(broken))
         return
