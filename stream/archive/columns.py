@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import astuple
 
 from stream.records.kernel import KERNEL_EVENT, KernelEvent, OperationFlag, RunId
@@ -82,7 +82,9 @@ def columns_of(events: Sequence[Any]) -> Columns:
     columns = zip(*map(astuple, events), strict=True)
     run_ids, seqs, pids, types, kinds, values, flags, _, _, *ends = columns
     returned, accesses, operations, statuses = ends
-    if list in map(type, operations):
-        operations = tuple(tuple(said) if isinstance(said, list) else said for said in operations)
+    try:
+        hash(operations)
+    except TypeError:  # lists, in a `KernelEvent`
+        operations = tuple(said if said is UNSET else tuple(said) for said in operations)
     forms = [*zip(types, kinds, flags, returned, accesses, operations, statuses, strict=True)]
     return Columns(events, run_ids, seqs, pids, types, values, forms, {*forms})

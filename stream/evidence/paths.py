@@ -5,13 +5,15 @@ once. They come out in the order of whole paths, a piece at a time.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 KeyT = TypeVar("KeyT")
+T = TypeVar("T")
+Tell: TypeAlias = Callable[[tuple[KeyT, ...]], T]
 _PIECE = 1000  #: paths
 _MOST_SHARED = 10_000
 _split = str.rpartition
@@ -47,21 +49,22 @@ class Paths(Generic[KeyT]):
             except KeyError:
                 folders[folder] = {name}
 
-    def pieces(self) -> Iterator[dict[str, tuple[KeyT, ...]]]:
-        """Everything, sorted by code points, which is the order of UTF-8 bytes."""
+    def pieces(self, tell: Tell[KeyT, T]) -> Iterator[dict[str, T]]:
+        """By path, what is to be told of its keys. Sorted by code points, which is the order of
+        UTF-8 bytes."""
         open_folders: list[_Folder[KeyT]] = []
         for prefix, named in sorted(self._folders().items()):
             # What begins as a folder does stands behind it, among the names that are in it.
             while open_folders and not prefix.startswith(open_folders[-1].prefix):
-                yield from open_folders.pop().rest()
+                yield from open_folders.pop().rest(tell)
             if open_folders:
-                yield from open_folders[-1].before(prefix)
+                yield from open_folders[-1].before(prefix, tell)
             open_folders.append(_Folder(prefix, named, sorted(set().union(*named.values()))))
         while open_folders:
-            yield from open_folders.pop().rest()
+            yield from open_folders.pop().rest(tell)
 
     def __iter__(self) -> Iterator[str]:
-        for piece in self.pieces():
+        for piece in self.pieces(len):
             yield from piece
 
     def _folders(self) -> dict[str, dict[KeyT, set[str]]]:
@@ -80,23 +83,24 @@ class _Folder(Struct, Generic[KeyT]):
     names: list[str]  #: sorted
     at: int = 0  #: those before it were given
 
-    def before(self, path: str) -> Iterator[dict[str, tuple[KeyT, ...]]]:
-        end = bisect_left(self.names, path[len(self.prefix) :], self.at)
-        yield from self._until(end)
+    def before(self, path: str, tell: Tell[KeyT, T]) -> Iterator[dict[str, T]]:
+        return self._until(bisect_left(self.names, path[len(self.prefix) :], self.at), tell)
 
-    def rest(self) -> Iterator[dict[str, tuple[KeyT, ...]]]:
-        yield from self._until(len(self.names))
+    def rest(self, tell: Tell[KeyT, T]) -> Iterator[dict[str, T]]:
+        return self._until(len(self.names), tell)
 
-    def _until(self, end: int) -> Iterator[dict[str, tuple[KeyT, ...]]]:
+    def _until(self, end: int, tell: Tell[KeyT, T]) -> Iterator[dict[str, T]]:
         while self.at < end:
             start, self.at = self.at, min(self.at + _PIECE, end)
-            yield self._piece(self.names[start : self.at])
+            yield self._piece(self.names[start : self.at], tell)
 
-    def _piece(self, names: list[str]) -> dict[str, tuple[KeyT, ...]]:
+    def _piece(self, names: list[str], tell: Tell[KeyT, T]) -> dict[str, T]:
         prefix = self.prefix
         if len(self.named) == 1:
-            return dict.fromkeys([prefix + name for name in names], tuple(self.named))
+            return dict.fromkeys([prefix + name for name in names], tell((*self.named,)))
         return {
-            prefix + name: tuple([key for key, others in self.named.items() if name in others])
+            prefix + name: tell(
+                tuple([key for key, others in self.named.items() if name in others])
+            )
             for name in names
         }

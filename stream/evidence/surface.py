@@ -11,6 +11,7 @@ gives that projection of the same lines.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import get_args
 
 from msgspec import UNSET, UnsetType
@@ -182,17 +183,11 @@ class Surface:
 
     def reached(self) -> Iterator[dict[str, list[str]]]:
         """`paths`, in pieces."""
-        said: dict[tuple[int, ...], list[str]] = {}
-        for piece in self._reached.pieces():
-            for ways in piece.values():
-                if ways not in said:
-                    said[ways] = _words(ways)
-            yield {path: said[ways] for path, ways in piece.items()}
+        return self._reached.pieces(_words)
 
     def missed(self) -> Iterator[dict[str, list[str]]]:
         """`failed_paths`, in pieces."""
-        for piece in self._missed.pieces():
-            yield {path: sorted(reasons) for path, reasons in piece.items()}
+        return self._missed.pieces(sorted)
 
     def address_probes(self) -> list[str]:
         return _sorted(peer for peer in self._peers if _is_address(peer) and _is_probe(peer))
@@ -225,10 +220,10 @@ class Surface:
         if self.is_reference:
             yield _sorted({*self._reached, *self._opens_that_failed()})
         else:
-            yield from map(list, self._reached.pieces())
+            yield from map(list, self._reached.pieces(len))
 
     def _opens_that_failed(self) -> Iterator[str]:
-        for piece in self._missed.pieces():
+        for piece in self._missed.pieces(sorted):
             for path, reasons in piece.items():
                 if any(reason.startswith(f"{OPENED}:") for reason in reasons):
                     yield path
@@ -239,7 +234,8 @@ class Surface:
         return {peer for peer in self._peers if not _is_address(peer) or _is_probe(peer)}
 
 
-def _words(ways: Iterable[int]) -> list[str]:
+@lru_cache(1000)
+def _words(ways: tuple[int, ...]) -> list[str]:
     return sorted(way for way, bit in _BITS.items() if any(bit & one for one in ways))
 
 

@@ -35,7 +35,7 @@ def test_every_path_with_its_keys_in_order(added: list[tuple[str, int]], size: i
         expected.setdefault(path, set()).add(key)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "_PIECE", size)
-        pieces = list(held(added).pieces())
+        pieces = list(held(added).pieces(tuple))
     found = [(path, keys) for piece in pieces for path, keys in piece.items()]
     assert [path for path, _ in found] == sorted(expected)
     assert [path for path, _ in found] == sorted(expected, key=str.encode)
@@ -51,7 +51,7 @@ def test_names_of_a_folder_are_its_paths(
 ) -> None:
     table = held(added)
     table.names(folder, 9).add(name)
-    assert list(table.pieces()) == list(held([*added, (folder + name, 9)]).pieces())
+    assert list(table.pieces(tuple)) == list(held([*added, (folder + name, 9)]).pieces(tuple))
 
 
 def test_many_at_once_are_the_same_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,9 @@ def test_many_at_once_are_the_same_as_one_by_one(monkeypatch: pytest.MonkeyPatch
     table: Paths[int] = Paths()
     table.add_all(given_paths[:50], 1)
     table.add_all(given_paths[50:], 1)
-    assert list(table.pieces()) == list(held([(path, 1) for path in given_paths]).pieces())
+    assert list(table.pieces(tuple)) == list(
+        held([(path, 1) for path in given_paths]).pieces(tuple)
+    )
 
 
 def test_a_deep_path_is_nothing_special() -> None:
