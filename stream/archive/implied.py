@@ -7,7 +7,7 @@ claims other things of the same layers; its artifacts are held to what it does c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Struct
@@ -26,6 +26,7 @@ from stream.records.runner import (
     DETAIL_FILE,
     HEALTH_FILE,
     SURFACE_FILE,
+    Companion,
     CorrelationReport,
     ObservationHealth,
     PolicyEvent,
@@ -61,24 +62,44 @@ class _Counted(Struct):
     filtered: dict[str, Count]
 
 
+Implied: TypeAlias = tuple[RawCapture, dict[str, Long[Any]]]
+
+
 def _faults(gathered: Gathering, documents: Documents) -> Iterator[tuple[str, Fault]]:
-    begun = documents.beginning(COMPANION_FILE, "paths", _Counted)
-    stated = begun or documents.get(COMPANION_FILE)
-    if stated is None:
-        yield COMPANION_FILE, Fault("contract.companion", "it is missing, or none")
-        return
     try:
-        capture = msgspec.convert(stated.capture, RawCapture)
+        found = _confirmed(gathered, documents) or _judged(gathered, documents)
     except msgspec.ValidationError as error:
         yield COMPANION_FILE, Fault("contract.companion", f"$.capture: {error}")
         return
+    if found is None:
+        yield COMPANION_FILE, Fault("contract.companion", "it is missing, or none")
+        return
+    capture, made = found
     counted = capture.dropped + capture.unparsed
     # Of a feed that was cut off, or a full disk, the last gaps may be missing.
     if gathered.lost > counted or (gathered.lost < counted and not capture.unknown_loss):
         message = f"the feed lost {counted} events, and the gaps say {gathered.lost}"
         yield DETAIL_FILE, Fault("contract.health", message)
-    made = imply(stated.run_id, gathered, capture, stated.filtered)
     yield from _differences(documents, made)
+
+
+def _confirmed(gathered: Gathering, documents: Documents) -> Implied | None:
+    """None: the companion is not just what follows from its beginning and the layers."""
+    begun = documents.beginning(COMPANION_FILE, "paths", _Counted)
+    if begun is None:
+        return None
+    capture = msgspec.convert(begun.capture, RawCapture)
+    made = imply(begun.run_id, gathered, capture, begun.filtered)
+    return (capture, made) if documents.confirm(COMPANION_FILE, made[COMPANION_FILE]) else None
+
+
+def _judged(gathered: Gathering, documents: Documents) -> Implied | None:
+    """None: there is no companion that could be read."""
+    stated: Companion | None = documents.get(COMPANION_FILE)
+    if stated is None:
+        return None
+    capture = msgspec.convert(stated.capture, RawCapture)
+    return capture, imply(stated.run_id, gathered, capture, stated.filtered)
 
 
 def imply(
