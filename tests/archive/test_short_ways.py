@@ -7,13 +7,14 @@ import random
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from stream.archive import documents, layers
 from stream.archive.book import Book
@@ -46,13 +47,16 @@ from stream.records.runner import (
 )
 from tests.archive.samples import (
     ARCHIVES,
+    MANIFEST,
     RUN,
     Files,
     encode,
     items_of,
     ndjson,
+    packed,
     small,
     tar_in,
+    tar_of,
     written,
 )
 from tests.archive.test_contents import changed_files
@@ -123,8 +127,8 @@ def layer(draw: st.DrawFn) -> bytes:
     return data
 
 
-def judged(data: bytes, cuts: list[int]) -> tuple[Any, ...]:
-    book = Book("x", Limits(), is_folder=False, run_id=RUN)
+def judged(data: bytes, cuts: list[int], run_id: str = RUN) -> tuple[Any, ...]:
+    book = Book("x", Limits(), is_folder=False, run_id=run_id)
     law = law_of(KERNEL_FILE, lambda: 0, lambda: 0)
     assert law is not None
     with closing(Gathering()) as gathering:
@@ -151,6 +155,16 @@ def test_many_lines_at_once(data: bytes, choice: st.DataObject, piece: int) -> N
         quick = judged(data, cuts)
         patch.setattr(layers.Layer, "_good", lambda self, block: 0)
         assert quick == judged(data, [])
+
+
+def test_a_run_whose_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = ndjson(
+        KernelEvent(run_id="run 1", seq=0, pid=1, event_type=OPEN, kind="openat", value="/a")
+    )
+    quick = judged(data, [], "run 1")
+    assert [found.path for found in quick[0]] == ["$.run_id"]
+    monkeypatch.setattr(layers.Layer, "_good", lambda self, block: 0)
+    assert quick == judged(data, [], "run 1")
 
 
 def test_good_lines_are_looked_at_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,8 +195,11 @@ STEP = st.tuples(
 )
 
 
+Happened: TypeAlias = tuple[list[KernelEvent], list[KernelDetail], Files]
+
+
 @st.composite
-def happenings(draw: st.DrawFn) -> tuple[list[KernelEvent], list[KernelDetail], Files]:
+def happenings(draw: st.DrawFn) -> Happened:
     kernel, beside = [], []
     for seq, (pid, number) in enumerate(draw(st.lists(STEP, max_size=30))):
         kind = kind_of(number)
@@ -235,9 +252,37 @@ def correlated(said: Files, steps: Any) -> Correlation:
 
 @settings(max_examples=300)
 @given(happenings(), st.integers(1, 12))
-def test_many_steps_told_at_once(
-    happened: tuple[list[KernelEvent], list[KernelDetail], Files], size: int
-) -> None:
+def test_many_steps_told_at_once(happened: Happened, size: int) -> None:
+    check_steps(happened, size)
+
+
+def test_a_number_that_was_another_processs() -> None:
+    """After its exit, in the same stretch, nothing more can be the call's that it was for."""
+    numbers = [(1, FORK), *[(2, OPEN)] * 3, (2, EXIT), *[(2, OPEN)] * 3]
+    kernel = [
+        KernelEvent(run_id=RUN, seq=seq, pid=pid, event_type=kind, kind=kind_of(kind), value="/x")
+        for seq, (pid, kind) in enumerate(numbers)
+    ]
+    beside = [KernelDetail(run_id=RUN, seq=0, pid=1, call="fork", child=2)]
+    names: list[Any] = ["tool_call_started", "tool_call_completed"]
+    told = [
+        SdkEvent(run_id=RUN, seq=seq, event_type=name, source="x", tool_call_id="a")
+        for seq, name in enumerate(names)
+    ]
+    markers = [
+        Marker(run_id=RUN, seq=seq, name=name, at=seq * 2, clock="kernel", tool_call_id="a")
+        for seq, name in enumerate(names)
+    ]
+    told.append(replace(told[0], seq=2, tool_call_id="b"))
+    markers.append(replace(markers[0], seq=2, at=2, tool_call_id="b"))
+    said = {SDK_FILE: ndjson(*told), MARKERS_FILE: ndjson(*markers)}
+    found = check_steps((kernel, beside, said), len(kernel))
+    assert found.calls["a"] == {"openat": 1, "event_1012": 1}
+    assert found.calls["b"] == {"openat": 3}
+    assert found.undecided == {"openat": 2, "event_1013": 1}
+
+
+def check_steps(happened: Happened, size: int) -> Correlation:
     kernel, beside, said = happened
     one_by_one = kernel_steps(map(encode, kernel), map(encode, beside))
     with closing(Gathering()) as gathering:
@@ -246,7 +291,9 @@ def test_many_steps_told_at_once(
         gathering.take(DETAIL_FILE, beside)
         gathering.take(MARKERS_FILE, msgspec.json.Decoder(Marker).decode_lines(said[MARKERS_FILE]))
         gathering.finish()
-        assert correlated(said, gathering.steps()) == correlated(said, one_by_one)
+        found = correlated(said, gathering.steps())
+        assert found == correlated(said, one_by_one)
+        return found
 
 
 # ---------------------------------------------------------------- documents
@@ -277,6 +324,11 @@ def test_an_artifact_that_waits_for_its_layers(files: Files, tmp_path: Path, nam
     for other in others[:: len(others) // 40]:
         assert check_both_ways(written(target, {**files, name: other})), other
     data = files[name]
+    for other in (data.replace(b"run_1", b"run_2"), data + b"x", data[:-1], data + data, b""):
+        assert check_both_ways(written(target, {**files, name: other})), other
+    if name == COMPANION_FILE:
+        other = data.replace(b'"filtered":{}', b'"filtered":{"x":-1}')
+        assert check_both_ways(written(target, {**files, name: other})), other
     for place in range(0, len(data), len(data) // 40):
         other = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
         assert check_both_ways(written(target, {**files, name: other})), other
@@ -312,14 +364,23 @@ def test_a_good_artifact_is_not_decoded(
 
 def test_a_file_that_is_there_twice(files: Files, tmp_path: Path) -> None:
     """The first of them is not forgotten."""
-    from tests.archive.samples import packed, tar_of
-
     items = items_of(tar_in(written(tmp_path / "x.tar.gz", files)))
     spoiled = files[SURFACE_FILE].replace(b'"/work/a"', b"7")
     place = [name for name, _ in items].index(SURFACE_FILE)
     target = tmp_path / "y.tar.gz"
     target.write_bytes(packed(tar_of(*items[:place], (SURFACE_FILE, spoiled), *items[place:])))
     assert "contract.document" in {rule for rule, *_ in check_both_ways(target)}
+
+
+def test_the_first_to_say_whose_run_it_is(files: Files, tmp_path: Path) -> None:
+    """Where that is an artifact, it cannot wait."""
+    other = files[SURFACE_FILE].replace(b"run_1", b"run_2")
+    items = items_of(tar_in(written(tmp_path / "x.tar.gz", {**files, SURFACE_FILE: other})))
+    target = tmp_path / "y.tar.gz"
+    target.write_bytes(packed(tar_of((MANIFEST, b"{}"), *items[1:])))
+    assert "'run_1', but the run is 'run_2'" in {
+        message for _, message, *_ in check_both_ways(target)
+    }
 
 
 @pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.stem)
