@@ -66,21 +66,28 @@ class _Stretch(Struct):
 
 
 def ahead(parts: Iterator[Part]) -> Iterator[Part]:
-    """The same, made in a thread meanwhile: to read and to inflate needs no interpreter."""
+    """The same, made in a thread meanwhile: to read and to inflate needs no interpreter. What is
+    short is not worth a thread."""
+    stretch = _stretch(parts)
+    yield from _parts_in(stretch)
+    if stretch.has_ended:
+        return
     pending: deque[Future[_Stretch]] = deque()
     with ThreadPoolExecutor(1) as other:
         try:
-            while True:
+            while not stretch.has_ended:
                 while len(pending) < _AHEAD:
                     pending.append(other.submit(_stretch, parts))
                 stretch = pending.popleft().result()
-                yield from stretch.parts
-                if stretch.error:
-                    raise stretch.error
-                if stretch.has_ended:
-                    return
+                yield from _parts_in(stretch)
         finally:
             other.shutdown(cancel_futures=True)
+
+
+def _parts_in(stretch: _Stretch) -> Iterator[Part]:
+    yield from stretch.parts
+    if stretch.error:
+        raise stretch.error
 
 
 def _stretch(parts: Iterator[Part]) -> _Stretch:

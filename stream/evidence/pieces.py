@@ -25,11 +25,14 @@ class Long(Struct, Generic[RecordT]):
             return
         config = type(self.outline).__struct_config__
         yield b'{"%b":%b' % (str(config.tag_field).encode(), _encode(config.tag))
-        for field in msgspec.structs.fields(self.outline):
-            value = getattr(self.outline, field.name)
-            yield b",%b:" % _encode(field.encode_name)
-            if field.name in self.fields:
-                yield from _joined(_encode(value), self.fields[field.name]())
+        names = zip(
+            self.outline.__struct_fields__, self.outline.__struct_encode_fields__, strict=True
+        )
+        for name, encoded in names:
+            value = getattr(self.outline, name)
+            yield b",%b:" % _encode(encoded)
+            if name in self.fields:
+                yield from _joined(_encode(value), self.fields[name]())
             else:
                 yield _encode(value)
         yield b"}"
