@@ -6,7 +6,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from anyio import from_thread, to_thread
 from msgspec import Struct
 
@@ -99,7 +98,7 @@ def _implied(run_id: str, stage: Assort, spools: Spools) -> dict[str, bytes]:
         elif capture is None:
             capture = RawCapture(feed="absent", reason=NO_EVENTS)
         made = imply(run_id, gathering, capture, {})
-    return {name: msgspec.json.encode(document) for name, document in made.items()}
+    return {name: b"".join(document.encoded()) for name, document in made.items()}
 
 
 def _agreed(stage: Assort, run_id: str | None) -> str:

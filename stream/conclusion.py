@@ -185,15 +185,15 @@ def conclude(
         calls=correlation.calls,
         unbound=correlation.unbound,
     )
-    documents = {
-        SURFACE_FILE: surface.surface(run_id),
-        CORRELATION_FILE: correlation.report,
-        HEALTH_FILE: health,
-        COMPANION_FILE: companion,
+    documents: dict[str, Iterable[bytes]] = {
+        SURFACE_FILE: surface.long_surface(run_id).encoded(),
+        CORRELATION_FILE: [_encode(correlation.report)],
+        HEALTH_FILE: [_encode(health)],
+        COMPANION_FILE: companion.encoded(),
     }
-    for name, document in documents.items():
+    for name, pieces in documents.items():
         try:
-            _write(folder / name, _encode(document))
+            _write(folder / name, pieces)
         except OSError as error:
             troubles.append(f"{name}: {os_reason(error)}")
     if files.trouble:
@@ -257,10 +257,10 @@ def _correlation(
         )
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, pieces: Iterable[bytes]) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
-        file.write(data)
+        file.writelines(pieces)
 
 
 # ------------------------------------------------------------ of a run without any

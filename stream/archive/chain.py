@@ -56,19 +56,19 @@ class Tally:
             end = data.find(b"\n", start + max(0, self._due - self.bytes - 1)) + 1
             if not end:
                 break
-            self._add(data[start:end])
+            self._add(data, start, end)
             self.links.append(self.link())
             self._due = self.bytes + STEP
             start = end
-        self._add(data[start:] if start else data)
+        self._add(data, start, len(data))
 
     def link(self) -> ChainLink:
         return ChainLink(layer=self.layer, lines=self.lines, bytes=self.bytes, sha256=self.sha256)
 
-    def _add(self, data: bytes) -> None:
-        self._digest.update(data)
-        self.bytes += len(data)
-        self.lines += data.count(b"\n")
+    def _add(self, data: bytes, start: int, end: int) -> None:
+        self._digest.update(memoryview(data)[start:end])
+        self.bytes += end - start
+        self.lines += data.count(b"\n", start, end)
 
 
 class ChainedFile:

@@ -1,17 +1,23 @@
-"""JSON artifacts against their schemas: each held as a whole, up to a limit, and no further."""
+"""JSON artifacts against their schemas: each held as a whole, up to a limit, and no further.
+
+Those that are as long as what a run touched follow from its layers, which are read later. They
+wait: whoever finds one to be what follows, byte for byte, has no need to decode it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from stream.archive.book import Book
 from stream.codec import DECODE_ERRORS, contract_of, explain
 from stream.document import parse_document, parted
+from stream.evidence.pieces import Long
 from stream.records.run import (
     MANIFEST_FILE,
     METADATA_FILE,
@@ -41,52 +47,146 @@ DOCUMENTS: dict[str, type[Any]] = {
     SUMMARY_FILE: RunSummary,
     MANIFEST_FILE: Manifest,
 }
+_LONG = (SURFACE_FILE, COMPANION_FILE)
+_DEEPEST = 3  #: nothing that follows from layers is nested deeper
+_IN_MEMORY = 1 << 20
+_BEGINNING = 64 << 10
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))  #: all but those
+
+T = TypeVar("T")
+
+
+class Documents:
+    """The artifacts of a run that could be read, by file. Asking for one decodes it."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._read: dict[str, Any] = {}
+        self._waiting: dict[str, Document] = {}
+        self._all: list[Document] = []
+
+    def judge_of(self, name: str) -> Document:
+        self.get(name)  # a second one of that name
+        document = Document(self._book, name, self)
+        self._all.append(document)
+        return document
+
+    def take(self, document: Document) -> None:
+        """One whose end was read."""
+        # Whose run it is of must be known: the first one to say so is the one that counts.
+        can_wait = self._book.run_id is not None and self._book.limits.depth >= _DEEPEST
+        if document.name in _LONG and can_wait:
+            self._waiting[document.name] = document
+        else:
+            self._judge(document)
+
+    def get(self, name: str) -> Any:
+        """None: it was not there, or none."""
+        if name in self._waiting:
+            self._judge(self._waiting.pop(name))
+        return self._read.get(name)
+
+    def beginning(self, name: str, field: str, kind: type[T]) -> T | None:
+        """Of one that waits: what stands before a field. None: it has to be read as a whole.
+
+        It is good for nothing but to make what the document is then compared with."""
+        if name not in self._waiting:
+            return None
+        data = self._waiting[name].read(_BEGINNING)
+        try:
+            return msgspec.json.decode(
+                data[: data.find(b',"%b":' % field.encode())] + b"}", type=kind
+            )
+        except DECODE_ERRORS:
+            return None
+
+    def confirm(self, name: str, made: Long[Any]) -> bool:
+        """Whether one that waits is just this. Then there is nothing else to find."""
+        if name not in self._waiting or made.outline.run_id != self._book.run_id:
+            return False
+        if not self._waiting[name].is_as(made.encoded()):
+            return False
+        self._waiting.pop(name).close()
+        return True
+
+    def settle(self) -> None:
+        """What still waits is judged by itself."""
+        for name in list(self._waiting):
+            self.get(name)
+
+    def close(self) -> None:
+        for document in self._all:
+            document.close()
+
+    def _judge(self, document: Document) -> None:
+        try:
+            record = _judged(self._book, document.name, document.read())
+        finally:
+            document.close()
+        if record is not None:
+            self._read[document.name] = record
 
 
 class Document:
-    """The judge of one artifact. What could be read is kept."""
+    """The judge of one artifact."""
 
-    def __init__(self, book: Book, name: str, kept: dict[str, Any]) -> None:
+    def __init__(self, book: Book, name: str, documents: Documents) -> None:
+        self.name = name
         self._book = book
-        self._name = name
-        self._kept = kept
-        self._held: list[bytes] = []
+        self._documents = documents
+        self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
         self._length = 0
 
     def feed(self, data: bytes) -> None:
         self._length += len(data)
         if self._length <= self._book.limits.document:
-            self._held.append(data)
+            self._file.write(data)
 
     def finish(self) -> None:
         limit = self._book.limits.document
         if self._length > limit:
-            self._book.find("limit.document", f"more than {limit} bytes", self._name)
-            return
-        data = b"".join(self._held)
-        record = self._decoded(data)
-        if record is None:
-            return
-        self._book.hold_run_id(record.run_id, self._name)
-        for rule, message, path in _problems(record):
-            self._book.find(rule, message, self._name, path=path)
-        self._kept[self._name] = record
+            self._book.find("limit.document", f"more than {limit} bytes", self.name)
+            self.close()
+        else:
+            self._documents.take(self)
 
-    def _decoded(self, data: bytes) -> Any:
-        depth = self._book.limits.depth
-        if is_too_deep(data, depth):
-            self._book.find("limit.depth", f"nested deeper than {depth}", self._name)
-            return None
-        try:
-            record = msgspec.json.decode(data, type=DOCUMENTS[self._name])
-        except DECODE_ERRORS as error:
-            reason, path = explain(error)
-            self._book.find("contract.document", reason, self._name, path=path)
-            return None
-        for rule, reason, path in oddities(data, record, "contract.document"):
-            self._book.find(rule, reason, self._name, path=path)
-        return record
+    def read(self, most: int = -1) -> bytes:
+        self._file.seek(0)
+        return self._file.read(most)
+
+    def is_as(self, pieces: Iterable[bytes]) -> bool:
+        self._file.seek(0)
+        is_same = all(self._file.read(len(piece)) == piece for piece in pieces)
+        return is_same and not self._file.read(1)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _judged(book: Book, name: str, data: bytes) -> Any:
+    record = _decoded(book, name, data)
+    if record is None:
+        return None
+    book.hold_run_id(record.run_id, name)
+    for rule, message, path in _problems(record):
+        book.find(rule, message, name, path=path)
+    return record
+
+
+def _decoded(book: Book, name: str, data: bytes) -> Any:
+    if is_too_deep(data, book.limits.depth):
+        book.find("limit.depth", f"nested deeper than {book.limits.depth}", name)
+        return None
+    try:
+        record = msgspec.json.decode(data, type=DOCUMENTS[name])
+    except DECODE_ERRORS as error:
+        reason, path = explain(error)
+        book.find("contract.document", reason, name, path=path)
+        return None
+    for rule, reason, path in oddities(data, record, "contract.document"):
+        book.find(rule, reason, name, path=path)
+    return record
 
 
 def oddities(data: bytes, record: object, rule: str) -> Iterator[tuple[str, str, str]]:
@@ -105,12 +205,12 @@ def is_too_deep(data: bytes, limit: int) -> bool:
     if data.count(b"{") + data.count(b"[") <= limit:
         return False
     depth = 0
-    for byte in _STRINGS.sub(b"", data):
+    for byte in _STRINGS.sub(b"", data).translate(None, _BRACKETS):
         if byte in b"{[":
             depth += 1
             if depth > limit:
                 return True
-        elif byte in b"}]":
+        else:
             depth -= 1
     return False
 

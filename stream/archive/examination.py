@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from stream.archive.book import Book
 from stream.archive.chain import Tally
-from stream.archive.documents import DOCUMENTS, Document
+from stream.archive.documents import DOCUMENTS, Documents
 from stream.archive.events import VALIDATED, Events, Validated
 from stream.archive.folder import has_evidence
 from stream.archive.gathering import Gathering
@@ -30,25 +29,30 @@ from stream.records.runner import CHAIN_FILE, HEALTH_FILE, KERNEL_FILE, RUNNER_F
 
 class Examination:
     def __init__(self, book: Book) -> None:
-        self.documents: dict[str, Any] = {}
+        self.documents = Documents(book)
         self.layers: dict[str, Layer] = {}
         self._book = book
         self.gathering = Gathering()
         self._links: Links | None = None
         self._events: Events | None = None
         self._judge: Judge | None = None
+        self._tally = Tally("")
 
     def begin(self, name: str) -> None:
         self._judge = self._judge_of(name)
+        self._tally = Tally(name)
 
     def feed(self, data: bytes) -> None:
+        self._tally.feed(data)
         if self._judge:
             self._judge.feed(data)
 
-    def end(self, tally: Tally) -> None:
+    def end(self) -> Tally:
+        """What went by."""
         if self._judge:
             self._judge.finish()
-        self._book.tallies[tally.layer] = tally
+        self._book.tallies[self._tally.layer] = self._tally
+        return self._tally
 
     def conclude(self, missing: Sequence[str] = ()) -> bool:
         """Whether everything is there. `missing`: what a whole run would have."""
@@ -72,6 +76,10 @@ class Examination:
         if isinstance(listed, Manifest):
             self._check_listed(listed)
         return is_whole
+
+    def close(self) -> None:
+        self.documents.close()
+        self.gathering.close()
 
     @property
     def _is_cut_off(self) -> bool:
@@ -123,7 +131,7 @@ class Examination:
             self.layers[name] = Layer(self._book, name, law, self.gathering)
             return self.layers[name]
         if name in DOCUMENTS:
-            return Document(self._book, name, self.documents)
+            return self.documents.judge_of(name)
         if name == CHAIN_FILE:
             self._links = Links()
             return self._links

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stream.archive.book import Book
-from stream.archive.chain import Tally
 from stream.archive.entries import READ, open_beneath
 from stream.archive.header import Fault
 from stream.archive.packing import names_of
@@ -22,11 +21,9 @@ def folder_parts(root: Path, names: list[str]) -> Iterator[Part]:
         try:
             with open_beneath(root, name) as file:
                 yield Start(name, os.fstat(file.fileno()).st_size, [])
-                tally = Tally(name)
                 while block := file.read(READ):
-                    tally.feed(block)
                     yield block
-                yield End(tally)
+                yield End()
         except InputError as error:
             yield Fault("security.type", str(error))
         except OSError as error:

@@ -6,18 +6,22 @@ calls. What grows with the events themselves waits in files that nobody else can
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any
+from functools import lru_cache
+from typing import IO, Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
 
+from stream.archive.columns import Columns, Form, columns_of
 from stream.evidence.steps import KernelStep
-from stream.evidence.surface import Surface, ways_of
+from stream.evidence.surface import OPENED, Surface, ways_of
 from stream.records.control import Gap
-from stream.records.kernel import EXEC, FORK, OPEN, KernelDetail, KernelEvent
+from stream.records.kernel import EXEC, EXIT, FORK, OPEN, KernelDetail, KernelEvent
 from stream.records.runner import (
     DETAIL_FILE,
     KERNEL_FILE,
@@ -31,9 +35,8 @@ from stream.records.runner import (
 
 _IN_MEMORY = 2 << 20  #: bytes of each file
 _WORD = (1 << 64) - 1
-_READ = ways_of("read", UNSET)
 
-Told = tuple[int, int | list[str] | None]  #: of a fork or an exec: its number, and what it says
+Told = tuple[int, int | list[str] | None]  #: the number of a fork, exec or exit, and what it says
 
 
 #: In the order in which they have to be taken.
@@ -65,7 +68,7 @@ class Gathering:
 
     def take(self, name: str, records: Sequence[Any]) -> None:
         if name == KERNEL_FILE:
-            self._take_events(records)
+            self.take_columns(columns_of(records))
         elif name == DETAIL_FILE:
             for record in records:
                 self._take_beside(record)
@@ -99,40 +102,54 @@ class Gathering:
             self._enter(None)
 
     def steps(self) -> Iterator[KernelStep]:
-        told = self._read_told()
+        told, cuts = self._read_told(), iter(sorted({marker.at for marker in self.markers}))
         seq, said = next(told)
-        number = 0
+        cut = at = 0
         for pids, kinds in self._read_steps():
-            for pid, kind in zip(pids, kinds, strict=True):
-                if number == seq:
-                    yield pid, kind, said
+            start, end = at, at + len(pids)
+            while at < end:
+                while cut <= at:
+                    cut = next(cuts, sys.maxsize)
+                while seq < at:
                     seq, said = next(told)
-                else:
-                    yield pid, kind, None
-                number += 1
+                if seq == at:
+                    yield pids[at - start], kinds[at - start], said, 1
+                    at += 1
+                    continue
+                some = slice(at - start, min(seq, cut, end) - start)
+                alike = Counter(zip(pids[some], kinds[some], strict=True))
+                for (pid, kind), times in alike.items():
+                    yield pid, kind, None, times
+                at = start + some.stop
 
-    def _take_events(self, events: Sequence[KernelEvent]) -> None:
-        self.events += len(events)
-        plain: list[str] = []
-        others: list[KernelEvent] = []
-        for event in events:
-            if event.event_type != OPEN:
-                others.append(event)
-            elif (
-                event.status == "success"
-                and event.access_mode == "read"
-                and event.operation_flags is UNSET
-                and event.value is not None
-            ):
-                plain.append(event.value)
-            else:
-                self.surface.add_kernel(event, None)
-        self.surface.reach_all(plain, _READ)
-        if others:
+    def take_columns(self, columns: Columns) -> None:
+        """Of the kernel layer."""
+        self.events += len(columns.records)
+        self._take_opens(columns)
+        if set(columns.types) != {OPEN}:
+            others = [event for event in columns.records if event.event_type != OPEN]
             self._others.write(msgspec.json.Encoder().encode_lines(others))
-        pids = array("Q", [event.pid & _WORD for event in events])
-        kinds = array("Q", [event.event_type & _WORD for event in events])
-        self._steps.write(len(events).to_bytes(8, "little") + pids.tobytes() + kinds.tobytes())
+        words = (_words(columns.pids), _words(columns.types))
+        self._steps.write(b"".join((len(columns.records).to_bytes(8, "little"), *words)))
+
+    def _take_opens(self, columns: Columns) -> None:
+        ends = {form: _end_of(form) for form in columns.different_forms}
+        found = list(dict.fromkeys(ends.values()))
+        if len(found) == 1:
+            self._take_paths(found[0], columns.values)
+            return
+        paths: dict[_End | None, list[str | None]] = {end: [] for end in found}
+        for form, path in zip(columns.forms, columns.values, strict=True):
+            paths[ends[form]].append(path)
+        for end, some in paths.items():
+            self._take_paths(end, some)
+
+    def _take_paths(self, end: _End | None, paths: Sequence[str | None]) -> None:
+        known = [path for path in paths if path is not None]
+        if end is not None and end.ways is not None:
+            self.surface.reach_all(known, end.ways)
+        elif end is not None:
+            self.surface.miss_all(known, OPENED, end.result)
 
     def _take_beside(self, record: KernelDetail | Gap) -> None:
         if isinstance(record, Gap):
@@ -147,14 +164,16 @@ class Gathering:
             self._enter(None)
             other = self._other()
         if other is not None and other.seq == record.seq:
-            self._tell(other, record)
             self._enter(record)
 
-    def _tell(self, event: KernelEvent, detail: KernelDetail) -> None:
+    def _tell(self, event: KernelEvent, detail: KernelDetail | None) -> None:
+        """What must not be told together with others: it changes whose those are."""
         said: Told | None = None
-        if event.event_type == FORK:
+        if event.event_type == EXIT:
+            said = (event.seq, None)
+        elif event.event_type == FORK and detail is not None:
             said = (event.seq, detail.child)
-        elif event.event_type == EXEC:
+        elif event.event_type == EXEC and detail is not None:
             said = (event.seq, detail.argv)
         if said is not None:
             self._told.write(msgspec.json.encode(said) + b"\n")
@@ -162,6 +181,7 @@ class Gathering:
     def _enter(self, detail: KernelDetail | None) -> None:
         """What waits first into the surface."""
         assert self._next is not None
+        self._tell(self._next, detail)
         self.surface.add_kernel(self._next, detail)
         self._next = None
 
@@ -181,8 +201,7 @@ class Gathering:
     def _read_told(self) -> Iterator[Told]:
         self._told.seek(0)
         yield from map(msgspec.json.Decoder(Told).decode, self._told)
-        while True:
-            yield -1, None
+        yield sys.maxsize, None
 
     def _read_steps(self) -> Iterator[tuple[array[int], array[int]]]:
         self._steps.seek(0)
@@ -192,6 +211,30 @@ class Gathering:
             pids.frombytes(self._steps.read(size))
             kinds.frombytes(self._steps.read(size))
             yield pids, kinds
+
+
+class _End(NamedTuple):
+    """Of an open."""
+
+    ways: int | None  #: of one that succeeded
+    result: int | None = None
+
+
+@lru_cache(10_000)
+def _end_of(values: tuple[Any, ...]) -> _End | None:
+    form = Form(*values)
+    if form.event_type != OPEN:
+        return None
+    if form.status == "success":
+        return _End(ways_of(form.access_mode, form.operation_flags))
+    return _End(None, None if form.return_value is UNSET else form.return_value)
+
+
+def _words(numbers: Sequence[int]) -> bytes:
+    try:
+        return array("Q", numbers).tobytes()
+    except OverflowError:
+        return array("Q", [number & _WORD for number in numbers]).tobytes()
 
 
 def _file() -> IO[bytes]:

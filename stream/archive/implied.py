@@ -7,25 +7,26 @@ claims other things of the same layers; its artifacts are held to what it does c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
+from stream.archive.documents import Documents
 from stream.archive.gathering import Gathering
 from stream.archive.header import Fault
 from stream.evidence.calls import calls_started
 from stream.evidence.companion import make_companion
 from stream.evidence.correlation import correlate
 from stream.evidence.health import health_faults, make_health
-from stream.records.kernel import RawCapture
+from stream.evidence.pieces import Long
+from stream.records.kernel import Count, RawCapture, RunId
 from stream.records.runner import (
     COMPANION_FILE,
     CORRELATION_FILE,
     DETAIL_FILE,
     HEALTH_FILE,
     SURFACE_FILE,
-    CapabilitySurface,
     Companion,
     CorrelationReport,
     ObservationHealth,
@@ -34,9 +35,9 @@ from stream.records.runner import (
 
 
 def implied_faults(
-    gathered: Gathering, documents: Mapping[str, Any], *, is_reference: bool
+    gathered: Gathering, documents: Documents, *, is_reference: bool
 ) -> Iterator[tuple[str, Fault]]:
-    """(file, what is wrong with it). `documents`: by file, the artifacts that could be read."""
+    """(file, what is wrong with it)."""
     if not gathered.is_whole:  # the line that is none has its own finding, and nothing follows
         return
     gathered.surface.is_reference = is_reference
@@ -47,28 +48,63 @@ def implied_faults(
         yield from _faults(gathered, documents)
 
 
-def _faults(gathered: Gathering, documents: Mapping[str, Any]) -> Iterator[tuple[str, Fault]]:
-    stated = documents.get(COMPANION_FILE)
-    if not isinstance(stated, Companion):
-        yield COMPANION_FILE, Fault("contract.companion", "it is missing, or none")
-        return
+class _Named(Struct):
+    """How a surface begins."""
+
+    run_id: RunId
+
+
+class _Counted(Struct):
+    """How a companion begins: what it says that does not follow from the layers."""
+
+    run_id: RunId
+    capture: dict[str, Any]
+    filtered: dict[str, Count]
+
+
+Implied: TypeAlias = tuple[RawCapture, dict[str, Long[Any]]]
+
+
+def _faults(gathered: Gathering, documents: Documents) -> Iterator[tuple[str, Fault]]:
     try:
-        capture = msgspec.convert(stated.capture, RawCapture)
+        found = _confirmed(gathered, documents) or _judged(gathered, documents)
     except msgspec.ValidationError as error:
         yield COMPANION_FILE, Fault("contract.companion", f"$.capture: {error}")
         return
+    if found is None:
+        yield COMPANION_FILE, Fault("contract.companion", "it is missing, or none")
+        return
+    capture, made = found
     counted = capture.dropped + capture.unparsed
     # Of a feed that was cut off, or a full disk, the last gaps may be missing.
     if gathered.lost > counted or (gathered.lost < counted and not capture.unknown_loss):
         message = f"the feed lost {counted} events, and the gaps say {gathered.lost}"
         yield DETAIL_FILE, Fault("contract.health", message)
-    made = imply(stated.run_id, gathered, capture, stated.filtered)
     yield from _differences(documents, made)
+
+
+def _confirmed(gathered: Gathering, documents: Documents) -> Implied | None:
+    """None: the companion is not just what follows from its beginning and the layers."""
+    begun = documents.beginning(COMPANION_FILE, "paths", _Counted)
+    if begun is None:
+        return None
+    capture = msgspec.convert(begun.capture, RawCapture)
+    made = imply(begun.run_id, gathered, capture, begun.filtered)
+    return (capture, made) if documents.confirm(COMPANION_FILE, made[COMPANION_FILE]) else None
+
+
+def _judged(gathered: Gathering, documents: Documents) -> Implied | None:
+    """None: there is no companion that could be read."""
+    stated: Companion | None = documents.get(COMPANION_FILE)
+    if stated is None:
+        return None
+    capture = msgspec.convert(stated.capture, RawCapture)
+    return capture, imply(stated.run_id, gathered, capture, stated.filtered)
 
 
 def imply(
     run_id: str, gathered: Gathering, capture: RawCapture, filtered: Mapping[str, int]
-) -> dict[str, Any]:
+) -> dict[str, Long[Any]]:
     """By file: the artifacts that follow from the layers."""
     surface = gathered.surface
     correlation = correlate(
@@ -80,19 +116,20 @@ def imply(
         gaps=gathered.gaps(),
         has_kernel=capture.feed != "absent",
     )
+    health = make_health(
+        run_id,
+        capture,
+        monitor_events=gathered.events,
+        has_connect=surface.has_connect,
+        has_datagram=surface.has_datagram,
+        policy_events=len(gathered.policy),
+        sdk_events=len(gathered.sdk),
+        sdk_tool_calls=calls_started(gathered.sdk),
+    )
     return {
-        SURFACE_FILE: surface.surface(run_id),
-        CORRELATION_FILE: correlation.report,
-        HEALTH_FILE: make_health(
-            run_id,
-            capture,
-            monitor_events=gathered.events,
-            has_connect=surface.has_connect,
-            has_datagram=surface.has_datagram,
-            policy_events=len(gathered.policy),
-            sdk_events=len(gathered.sdk),
-            sdk_tool_calls=calls_started(gathered.sdk),
-        ),
+        SURFACE_FILE: surface.long_surface(run_id),
+        CORRELATION_FILE: Long(correlation.report, {}),
+        HEALTH_FILE: Long(health, {}),
         COMPANION_FILE: make_companion(
             run_id,
             surface,
@@ -105,7 +142,7 @@ def imply(
 
 
 def _differences(
-    documents: Mapping[str, Any], made: Mapping[str, Any]
+    documents: Documents, made: Mapping[str, Long[Any]]
 ) -> Iterator[tuple[str, Fault]]:
     rules = {
         SURFACE_FILE: "contract.surface",
@@ -113,10 +150,13 @@ def _differences(
         HEALTH_FILE: "contract.health",
         COMPANION_FILE: "contract.companion",
     }
-    for name, implied in made.items():
+    for name, long in made.items():
+        if documents.confirm(name, long):
+            continue
         stated = documents.get(name)
         if stated is None:
             continue  # that it is missing, or none, is a finding of its own
+        implied = long.whole()
         for field in implied.__struct_fields__:
             here, there = getattr(stated, field), getattr(implied, field)
             if here != there:
@@ -143,13 +183,12 @@ def _shown(value: Any) -> str:
 # ------------------------------------------------------------ the reference's archives
 
 
-def _reference_faults(
-    gathered: Gathering, documents: Mapping[str, Any]
-) -> Iterator[tuple[str, Fault]]:
+def _reference_faults(gathered: Gathering, documents: Documents) -> Iterator[tuple[str, Fault]]:
     surface = gathered.surface
-    stated = documents.get(SURFACE_FILE)
-    if isinstance(stated, CapabilitySurface):
-        yield from _differences(documents, {SURFACE_FILE: surface.surface(stated.run_id)})
+    begun = documents.beginning(SURFACE_FILE, "filesystem_paths", _Named)
+    stated = begun or documents.get(SURFACE_FILE)
+    if stated is not None:
+        yield from _differences(documents, {SURFACE_FILE: surface.long_surface(stated.run_id)})
     health = documents.get(HEALTH_FILE)
     if isinstance(health, ObservationHealth):
         for reason in health_faults(

@@ -5,14 +5,15 @@ Each law is said two ways: one record at a time, with reasons, and of many recor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET, Struct
 
+from stream.archive.columns import Columns, Form, KernelDecoder, columns_of
 from stream.records.control import Gap
-from stream.records.kernel import KERNEL_EVENT, KernelDetail, KernelEvent, RunId, kind_of
+from stream.records.kernel import KernelDetail, KernelEvent, kind_of
 from stream.records.runner import (
     DETAIL_FILE,
     KERNEL_FILE,
@@ -36,66 +37,57 @@ class Decoder(Protocol):
     def decode_lines(self, block: bytes, /) -> list[Any]: ...
 
 
+class Many(Protocol):
+    """Records of one layer. There is one or more of them."""
+
+    @property
+    def records(self) -> Sequence[Any]: ...
+    @property
+    def run_ids(self) -> set[str]: ...
+    @property
+    def seqs(self) -> tuple[int, ...]: ...
+
+
 class Law(Struct):
     decoder: Decoder
     problems: Callable[[Any], Iterator[Problem]]
-    are_good: Callable[[list[Any]], bool]
+    are_good: Callable[[Any], bool]  #: of what `together` gives
+    together: Callable[[list[Any]], Many]
     is_numbered: bool = True
-    have_run_ids: bool = True  #: all of its records
 
 
 def law_of(name: str, kernel: Count, sdk: Count) -> Law | None:
     """None: the file is no layer."""
     if name == KERNEL_FILE:
-        return Law(_KernelDecoder(), _kernel_problems, _Agreement())
+        return Law(KernelDecoder(), _kernel_problems, _Agreement(), columns_of)
     if name == DETAIL_FILE:
         order = _Ascending(kernel)
         kinds: Any = KernelDetail | Gap
-        return Law(msgspec.json.Decoder(kinds), order.problems, order.are_good, False, False)
+        return Law(msgspec.json.Decoder(kinds), order.problems, order.are_good, Records, False)
     if name == MARKERS_FILE:
-        return Law(msgspec.json.Decoder(Marker), _Places(kernel, sdk).problems, _never)
+        return Law(msgspec.json.Decoder(Marker), _Places(kernel, sdk).problems, _never, Records)
     if name == RUNNER_FILE:
-        return Law(RunnerDecoder(), _runner_problems, _never)
+        return Law(RunnerDecoder(), _runner_problems, _never, Records)
     kind = {SDK_FILE: SdkEvent, POLICY_FILE: PolicyEvent}.get(name)
-    return Law(msgspec.json.Decoder(kind), _nothing, _always) if kind else None
+    return Law(msgspec.json.Decoder(kind), _nothing, _always, Records) if kind else None
+
+
+class Records(Struct):
+    records: list[Any]
+
+    @property
+    def run_ids(self) -> set[str]:
+        return {record.run_id for record in self.records if not isinstance(record, Gap)}
+
+    @property
+    def seqs(self) -> tuple[int, ...]:
+        return tuple(record.seq for record in self.records)
 
 
 # ---------------------------------------------------------------- the kernel's own layer
 
 _ACCESS = ("read", "write", "read_write", "unknown")
 _OPERATIONS = ((0o100, "create"), (0o1000, "truncate"), (0o2000, "append"), (0o200, "exclusive"))
-_SOME_OPERATION = 0o3300
-
-
-_PATTERNED = {"run_id": str, "kind": str}
-#: The same but for the two patterns, which cost as much as all else. `_Agreement` sees to the
-#: kinds, and one look at a run_id is enough for all that are the same.
-_PlainEvent: Any = msgspec.defstruct(
-    "_PlainEvent",
-    [
-        (field.name, _PATTERNED.get(field.name, field.type), field.default)
-        if field.default is not msgspec.NODEFAULT
-        else (field.name, _PATTERNED.get(field.name, field.type))
-        for field in msgspec.structs.fields(KernelEvent)
-    ],
-    tag_field="schema",
-    tag=KERNEL_EVENT,
-    forbid_unknown_fields=True,
-    kw_only=True,
-    gc=False,
-)
-
-
-class _KernelDecoder:
-    def __init__(self) -> None:
-        self.decode = msgspec.json.Decoder(KernelEvent).decode
-        self._decode_lines = msgspec.json.Decoder(_PlainEvent).decode_lines
-
-    def decode_lines(self, block: bytes) -> list[Any]:
-        events = self._decode_lines(block)
-        if events:
-            msgspec.convert(events[0].run_id, RunId)
-        return events
 
 
 def _kernel_problems(event: KernelEvent) -> Iterator[Problem]:
@@ -127,43 +119,30 @@ class _Agreement:
     def __init__(self) -> None:
         self._known: set[tuple[Any, ...]] = set()
 
-    def __call__(self, events: list[KernelEvent]) -> bool:
-        found = {
-            (
-                event.event_type,
-                event.kind,
-                event.flags,
-                event.access_mode,
-                event.return_value,
-                event.status,
-                event.operation_flags is UNSET,
-            )
-            for event in events
-        }
-        new = found - self._known
-        if not all(map(_is_consistent, new)):
+    def __call__(self, columns: Columns) -> bool:
+        new = columns.different_forms - self._known
+        if not all(_is_consistent(Form(*form)) for form in new):
             return False
         if len(self._known) < _MOST_KNOWN:
             self._known |= new
-        return all(is_unset for *_, is_unset in found) or not any(
-            event.operation_flags != _operations(event.flags)
-            for event in events
-            if event.operation_flags is not UNSET and event.flags is not UNSET
-        )
+        return True
 
 
 _MOST_KNOWN = 10_000
 
 
-def _is_consistent(said: tuple[Any, ...]) -> bool:
-    number, kind, flags, mode, returned, status, has_no_operations = said
-    if kind != kind_of(number):
+def _is_consistent(form: Form) -> bool:
+    if form.kind != kind_of(form.event_type):
         return False
-    if returned is not UNSET and status is not UNSET and (status == "error") != (returned < 0):
-        return False
-    if flags is UNSET or mode is UNSET:
+    if form.return_value is not UNSET and form.status is not UNSET:
+        wanted = "error" if form.return_value < 0 else "success"
+        if form.status != wanted:
+            return False
+    if form.flags is UNSET or form.access_mode is UNSET:
         return True
-    return mode == _ACCESS[flags & 3] and not (has_no_operations and flags & _SOME_OPERATION)
+    said, wanted = form.operation_flags, _operations(form.flags)
+    does_agree: bool = said is wanted if UNSET in (said, wanted) else [*said] == wanted
+    return does_agree and bool(form.access_mode == _ACCESS[form.flags & 3])
 
 
 # ---------------------------------------------------------------- the others
@@ -173,11 +152,11 @@ def _nothing(record: object) -> Iterator[Problem]:
     return iter(())
 
 
-def _always(records: list[Any]) -> bool:
+def _always(many: Many) -> bool:
     return True
 
 
-def _never(records: list[Any]) -> bool:
+def _never(many: Many) -> bool:
     """Of layers that are short: one record at a time is quick enough."""
     return False
 
@@ -198,8 +177,8 @@ class _Ascending:
             yield "contract.detail", f"the kernel layer has no line {record.seq}", "$.seq"
         self._last = record.seq
 
-    def are_good(self, records: list[KernelDetail | Gap]) -> bool:
-        numbers = [record.seq for record in records if isinstance(record, KernelDetail)]
+    def are_good(self, many: Many) -> bool:
+        numbers = [record.seq for record in many.records if isinstance(record, KernelDetail)]
         if not numbers:
             return True
         steps = zip([self._last, *numbers], numbers, strict=False)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from stream.archive.book import Book
+from stream.archive.columns import Columns
 from stream.archive.documents import is_too_deep, oddities
 from stream.archive.gathering import Gathering
 from stream.archive.laws import Law, Problem
@@ -44,20 +45,25 @@ class Layer:
         self._seq = 0
 
     def feed(self, data: bytes) -> None:
-        for start in range(0, len(data), _PIECE):
-            self._feed(data[start : start + _PIECE])
+        start = 0
+        while start < len(data):
+            end = data.rfind(b"\n", start, start + _PIECE) + 1
+            if end:
+                self._end_lines(data[start:end])
+            else:
+                end = start + _PIECE
+                self._hold(data[start:end])
+            start = end
 
-    def _feed(self, data: bytes) -> None:
-        end = data.rfind(b"\n") + 1
-        if end:
-            block = b"".join((*self._held, data[:end]))
-            self._held, self._held_length = [], 0
-            if self._is_overlong:
-                self._is_overlong = False
-                block = block[block.find(b"\n") + 1 :]
-                self.lines += 1
-            self._judge(block)
-        self._hold(data[end:])
+    def _end_lines(self, block: bytes) -> None:
+        if self._held:
+            block = b"".join((*self._held, block))
+        self._held, self._held_length = [], 0
+        if self._is_overlong:
+            self._is_overlong = False
+            block = block[block.find(b"\n") + 1 :]
+            self.lines += 1
+        self._judge(block)
 
     def finish(self) -> None:
         rest = b"".join(self._held)
@@ -92,24 +98,21 @@ class Layer:
             records = self._law.decoder.decode_lines(block)
         except DECODE_ERRORS:
             return 0
-        if _encode_lines(records) != block or not self._are_of_the_run(records):
+        if not records or _encode_lines(records) != block:
             return 0
-        count = len(records)
-        if self._law.is_numbered:
-            numbers = range(self._seq, self._seq + count)
-            if [record.seq for record in records] != list(numbers):
-                return 0
-        if not self._law.are_good(records):
+        many, count = self._law.together(records), len(records)
+        if not many.run_ids <= {self._book.run_id}:
+            return 0
+        if self._law.is_numbered and many.seqs != (*range(self._seq, self._seq + count),):
+            return 0
+        if not self._law.are_good(many):
             return 0
         self._seq += count
-        self._gathering.take(self._name, records)
+        if isinstance(many, Columns):
+            self._gathering.take_columns(many)
+        else:
+            self._gathering.take(self._name, many.records)
         return count
-
-    def _are_of_the_run(self, records: list[Any]) -> bool:
-        run_id = self._book.run_id
-        if self._law.have_run_ids:
-            return {record.run_id for record in records} == {run_id}
-        return {getattr(record, "run_id", run_id) for record in records} == {run_id}
 
     def _look_closely(self, block: bytes) -> None:
         for number, line in enumerate(block[:-1].split(b"\n"), self.lines + 1):

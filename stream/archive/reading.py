@@ -15,7 +15,6 @@ from typing import BinaryIO
 
 from msgspec import Struct
 
-from stream.archive.chain import Tally
 from stream.archive.header import (
     BLOCK,
     LONGEST_NAME,
@@ -52,9 +51,7 @@ class Start(Struct):
 
 
 class End(Struct):
-    """Of an entry: what went by."""
-
-    tally: Tally
+    """Of an entry."""
 
 
 Part = Start | bytes | End | Fault
@@ -69,21 +66,28 @@ class _Stretch(Struct):
 
 
 def ahead(parts: Iterator[Part]) -> Iterator[Part]:
-    """The same, made in a thread meanwhile: inflating and hashing need no interpreter."""
+    """The same, made in a thread meanwhile: to read and to inflate needs no interpreter. What is
+    short is not worth a thread."""
+    stretch = _stretch(parts)
+    yield from _parts_in(stretch)
+    if stretch.has_ended:
+        return
     pending: deque[Future[_Stretch]] = deque()
     with ThreadPoolExecutor(1) as other:
         try:
-            while True:
+            while not stretch.has_ended:
                 while len(pending) < _AHEAD:
                     pending.append(other.submit(_stretch, parts))
                 stretch = pending.popleft().result()
-                yield from stretch.parts
-                if stretch.error:
-                    raise stretch.error
-                if stretch.has_ended:
-                    return
+                yield from _parts_in(stretch)
         finally:
             other.shutdown(cancel_futures=True)
+
+
+def _parts_in(stretch: _Stretch) -> Iterator[Part]:
+    yield from stretch.parts
+    if stretch.error:
+        raise stretch.error
 
 
 def _stretch(parts: Iterator[Part]) -> _Stretch:
@@ -152,19 +156,17 @@ def _entry(tape: _Tape, header: Header, faults: list[Fault]) -> Iterator[Part]:
         faults.append(fault)
     name = header.name.decode("utf-8", "backslashreplace")
     yield Start(name, header.size, faults)
-    tally = Tally(name)
     left = header.size
     while left:
         chunk = tape.some(left)
         if not chunk:
             raise BrokenArchive("integrity.truncated", f"it ends inside of {name}")
         left -= len(chunk)
-        tally.feed(chunk)
         yield chunk
     padding = tape.exactly(-header.size % BLOCK)
     if padding.strip(b"\0"):
         yield Fault("security.hidden_bytes", f"the padding after {name} is not empty")
-    yield End(tally)
+    yield End()
 
 
 class _Tape:

@@ -51,15 +51,16 @@ def _is_folder(target: Path) -> bool:
 
 def _verify_archive(target: Path, book: Book) -> None:
     contents, examination = Contents(book), Examination(book)
-    with closing(examination.gathering), target.open("rb", buffering=0) as file:
+    with closing(examination), target.open("rb", buffering=0) as file:
         try:
             _read_archive(ahead(parts_of(file, book.limits)), book, contents, examination)
         except BrokenArchive as broken:  # what is missing is behind this place
             book.find(broken.rule, str(broken))
-            return
-        contents.conclude()
-        examination.conclude()
-        _hold_to_implied(book, examination)
+        else:
+            contents.conclude()
+            examination.conclude()
+            _hold_to_implied(book, examination)
+        examination.documents.settle()
 
 
 def _read_archive(
@@ -83,15 +84,15 @@ def _read_archive(
         elif isinstance(part, bytes):
             examination.feed(part)
         else:
-            examination.end(part.tally)
-            contents.compare(part.tally)
+            contents.compare(examination.end())
 
 
 def _verify_folder(root: Path, book: Book) -> None:
     book.names = folder_names(root, book)
     examination = Examination(book)
-    with closing(examination.gathering):
+    with closing(examination):
         _examine_folder(root, book, examination)
+        examination.documents.settle()
 
 
 def _examine_folder(root: Path, book: Book, examination: Examination) -> None:
@@ -104,7 +105,7 @@ def _examine_folder(root: Path, book: Book, examination: Examination) -> None:
             elif isinstance(part, Fault):
                 book.faults([part])
             else:
-                examination.end(part.tally)
+                examination.end()
     except BrokenArchive as broken:
         book.find(broken.rule, str(broken))
         return

@@ -63,15 +63,18 @@ class Attribution:
         rows, owners = self._rows, self._tree.owners
         rows[None] = own
         number = 0
-        for number, (pid, kind, detail) in enumerate(islice(steps, count), 1):  # noqa: B007
+        for pid, kind, detail, times in steps:
             if detail is not None:
                 self._learn(pid, kind, detail)
             row = rows.get(owners.get(pid))
             if row is None:
                 row = self._after_its_call(pid)
-            row[kind] += 1
+            row[kind] += times
             if kind == EXIT:
                 self._tree.gone(pid)
+            number += times
+            if number == count:
+                break
         self.total += number
         if doubtful and own:
             self._overlap(own)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import to_builtins
 
+from stream.evidence.pieces import Long
 from stream.evidence.surface import Surface
 from stream.records.kernel import RawCapture
 from stream.records.runner import Companion
@@ -19,18 +20,19 @@ def make_companion(
     filtered: Mapping[str, int],
     calls: Mapping[str, Mapping[str, int]],
     unbound: Mapping[str, int],
-) -> Companion:
+) -> Long[Companion]:
     """`filtered` is counted by rule, `calls` and `unbound` by kind of event; what order they
     come in makes no difference."""
-    return Companion(
+    outline = Companion(
         run_id=run_id,
         capture={} if capture is None else to_builtins(capture),
         filtered=dict(sorted(filtered.items())),
-        paths=surface.paths(),
-        failed_paths=surface.failed_paths(),
+        paths={},
+        failed_paths={},
         address_probes=surface.address_probes(),
         local_sockets=surface.local_sockets(),
         self_reported_tools=surface.self_reported_tools(),
         calls={call: dict(sorted(kinds.items())) for call, kinds in sorted(calls.items())},
         unbound=dict(sorted(unbound.items())),
     )
+    return Long(outline, {"paths": surface.reached, "failed_paths": surface.missed})

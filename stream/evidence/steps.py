@@ -11,8 +11,10 @@ from msgspec import Struct
 from stream.records.control import GAP
 from stream.records.kernel import EXEC, FORK
 
-#: pid, event_type, and of a fork the new process, of an exec its arguments.
-KernelStep: TypeAlias = tuple[int, int, int | list[str] | None]
+#: pid, event_type; of a fork the new process, of an exec its arguments; and how many there are of
+#: it. Only what has no such detail and is no exit may stand for several, and in any order among
+#: others of that kind; none stands for events before and after a marker.
+KernelStep: TypeAlias = tuple[int, int, int | list[str] | None, int]
 
 
 class _Line(Struct):
@@ -46,7 +48,7 @@ def kernel_steps(kernel: Iterable[bytes], details: Iterable[bytes]) -> Iterator[
                 detail = one.child
             elif step.event_type == EXEC:
                 detail = one.argv
-        yield step.pid, step.event_type, detail
+        yield step.pid, step.event_type, detail, 1
 
 
 def _besides(details: Iterable[bytes]) -> Iterator[tuple[int, _Beside | None]]:

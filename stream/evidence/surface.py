@@ -10,12 +10,15 @@ gives that projection of the same lines.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import get_args
 
 from msgspec import UNSET, UnsetType
 
 from stream.evidence.failures import failure
+from stream.evidence.paths import Paths
+from stream.evidence.pieces import Long
 from stream.records.kernel import (
     CHMOD,
     CHOWN,
@@ -89,11 +92,8 @@ class Surface:
         self.has_connect = False  #: of any kind that goes to a network
         self.has_datagram = False
         self.is_reference = is_reference  #: asked only when it is read
-        self._reached: dict[str, int] = {}
-        self._reached_by: dict[int, set[str]] = {}
-        self._reached_in: dict[tuple[str, int], set[str]] = {}
-        self._missed: dict[str, set[str]] = {}
-        self._missed_in: dict[tuple[str, str], set[str]] = {}
+        self._reached: Paths[int] = Paths()
+        self._missed: Paths[str] = Paths()
         self._peers: set[str] = set()
         self._blocked_peers: set[str] = set()
         self._sockets: set[str] = set()
@@ -104,24 +104,27 @@ class Surface:
 
     def reach(self, path: str, ways: int) -> None:
         """An open that succeeded. The same as its line, without the cost of making one."""
-        self._reached[path] = self._reached.get(path, 0) | ways
+        self._reached.add(path, ways)
 
     def reach_all(self, paths: Iterable[str], ways: int) -> None:
         """The same of many opens at once."""
-        self._reached_by.setdefault(ways, set()).update(paths)
+        self._reached.add_all(paths, ways)
 
     def reached_in(self, folder: str, ways: int) -> set[str]:
         """The names in a folder, which is given with a slash behind it, that opens reached in
         these ways: for who comes back to it often, and adds to it."""
-        return self._reached_in.setdefault((folder, ways), set())
-
-    def missed_in(self, folder: str, result: int) -> set[str]:
-        """The same of opens that failed."""
-        return self._missed_in.setdefault((folder, f"{OPENED}:{failure(result)}"), set())
+        return self._reached.names(folder, ways)
 
     def miss(self, path: str, call: str, result: int | None) -> None:
         """An attempt that failed, or whose end nobody saw."""
-        self._missed.setdefault(path, set()).add(f"{call}:{failure(result)}")
+        self._missed.add(path, f"{call}:{failure(result)}")
+
+    def miss_all(self, paths: Iterable[str], call: str, result: int | None) -> None:
+        self._missed.add_all(paths, f"{call}:{failure(result)}")
+
+    def missed_in(self, folder: str, result: int) -> set[str]:
+        """As `reached_in`, of opens that failed."""
+        return self._missed.names(folder, f"{OPENED}:{failure(result)}")
 
     def add_kernel(self, event: KernelEvent, detail: KernelDetail | None) -> None:
         kind, value = event.event_type, event.value
@@ -156,9 +159,12 @@ class Surface:
         self._decisions.add(f"{event.decision}:{event.tool}")
 
     def surface(self, run_id: str) -> CapabilitySurface:
-        return CapabilitySurface(
+        return self.long_surface(run_id).whole()
+
+    def long_surface(self, run_id: str) -> Long[CapabilitySurface]:
+        outline = CapabilitySurface(
             run_id=run_id,
-            filesystem_paths=_sorted({*self._all_reached(), *self._claimed_by_attempt()}),
+            filesystem_paths=[],
             network_endpoints=_sorted(self._peers - self._no_peers() | self._blocked_peers),
             process_execs=_sorted(self._programs),
             mcp_tools=_sorted(
@@ -166,34 +172,22 @@ class Surface:
             ),
             policy_decisions=_sorted(self._decisions),
         )
+        return Long(outline, {"filesystem_paths": self._claims})
 
     def paths(self) -> dict[str, list[str]]:
         """How each path was reached."""
-        return {
-            path: sorted(way for way, bit in _BITS.items() if ways & bit)
-            for path, ways in sorted(self._all_reached().items())
-        }
-
-    def _all_reached(self) -> dict[str, int]:
-        found = dict(self._reached)
-        for ways, paths in self._reached_by.items():
-            for path in paths:
-                found[path] = found.get(path, 0) | ways
-        for (folder, ways), names in self._reached_in.items():
-            for name in names:
-                path = folder + name
-                found[path] = found.get(path, 0) | ways
-        return found
-
-    def _all_missed(self) -> dict[str, set[str]]:
-        found = {path: set(why) for path, why in self._missed.items()}
-        for (folder, why), names in self._missed_in.items():
-            for name in names:
-                found.setdefault(folder + name, set()).add(why)
-        return found
+        return {path: how for piece in self.reached() for path, how in piece.items()}
 
     def failed_paths(self) -> dict[str, list[str]]:
-        return {path: sorted(why) for path, why in sorted(self._all_missed().items())}
+        return {path: why for piece in self.missed() for path, why in piece.items()}
+
+    def reached(self) -> Iterator[dict[str, list[str]]]:
+        """`paths`, in pieces."""
+        return self._reached.pieces(_words)
+
+    def missed(self) -> Iterator[dict[str, list[str]]]:
+        """`failed_paths`, in pieces."""
+        return self._missed.pieces(sorted)
 
     def address_probes(self) -> list[str]:
         return _sorted(peer for peer in self._peers if _is_address(peer) and _is_probe(peer))
@@ -222,19 +216,27 @@ class Surface:
             else:
                 self.miss(name, way, None if detail is None else detail.return_value)
 
-    def _claimed_by_attempt(self) -> Iterable[str]:
-        if not self.is_reference:
-            return ()
-        return (
-            path
-            for path, why in self._all_missed().items()
-            if any(reason.startswith(f"{OPENED}:") for reason in why)
-        )
+    def _claims(self) -> Iterator[list[str]]:
+        if self.is_reference:
+            yield _sorted({*self._reached, *self._opens_that_failed()})
+        else:
+            yield from map(list, self._reached.pieces(len))
+
+    def _opens_that_failed(self) -> Iterator[str]:
+        for piece in self._missed.pieces(sorted):
+            for path, reasons in piece.items():
+                if any(reason.startswith(f"{OPENED}:") for reason in reasons):
+                    yield path
 
     def _no_peers(self) -> set[str]:
         if self.is_reference:
             return set()
         return {peer for peer in self._peers if not _is_address(peer) or _is_probe(peer)}
+
+
+@lru_cache(1000)
+def _words(ways: tuple[int, ...]) -> list[str]:
+    return sorted(way for way, bit in _BITS.items() if any(bit & one for one in ways))
 
 
 def _is_address(peer: str) -> bool:

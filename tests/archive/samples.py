@@ -169,7 +169,7 @@ def judged(files: Files, capture: RawCapture) -> Files:
         SURFACE_FILE: encode(surface.surface(RUN)),
         CORRELATION_FILE: encode(correlation.report),
         HEALTH_FILE: encode(health),
-        COMPANION_FILE: encode(companion),
+        COMPANION_FILE: encode(companion.whole()),
     }
 
 

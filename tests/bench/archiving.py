@@ -41,7 +41,7 @@ def fill_run(place: str) -> None:
     gathering.finish()
     capture = RawCapture(feed="ebpf", got=EVENTS, seen=EVENTS, cgroup="clean", uring="unused")
     for name, made in imply(RUN, gathering, capture, {}).items():
-        (folder / name).write_bytes(msgspec.json.encode(made))
+        (folder / name).write_bytes(b"".join(made.encoded()))
     gathering.close()
 
 

@@ -16,7 +16,7 @@ from stream.evidence.calls import code
 from stream.evidence.commands import asked_for, command_of
 from stream.evidence.correlation import Correlation, correlate
 from stream.evidence.policy import DECISION, DENIAL
-from stream.evidence.steps import KernelStep, kernel_steps, lost_between
+from stream.evidence.steps import kernel_steps, lost_between
 from stream.records.control import Gap
 from stream.records.kernel import EXEC, EXIT, FORK, OPEN, KernelDetail, KernelEvent, path_text
 from stream.records.runner import CorrelationReport, Marker, PolicyEvent, SdkEvent
@@ -29,7 +29,7 @@ class Run:
     """A run that is written down as it would happen."""
 
     def __init__(self) -> None:
-        self.steps: list[KernelStep] = []
+        self.steps: list[tuple[int, int, int | list[str] | None]] = []
         self.markers: list[Marker] = []
         self.sdk: list[SdkEvent] = []
         self.policy: list[PolicyEvent] = []
@@ -110,7 +110,7 @@ class Run:
             markers=self.markers,
             sdk=self.sdk,
             policy=self.policy,
-            events=iter(self.steps),
+            events=((*step, 1) for step in self.steps),
             gaps=self.gaps,
             has_kernel=has_kernel,
         )
@@ -629,12 +629,12 @@ def test_steps_come_from_both_files_of_the_kernel_layer() -> None:
         GAP_LINE,
     ]
     assert list(kernel_steps(kernel, details)) == [
-        (1, OPEN, None),
-        (1, FORK, 2),
-        (2, EXEC, ["ls"]),
-        (2, EXIT, None),
+        (1, OPEN, None, 1),
+        (1, FORK, 2, 1),
+        (2, EXEC, ["ls"], 1),
+        (2, EXIT, None, 1),
     ]
-    assert list(kernel_steps(kernel, []))[2] == (2, EXEC, None)
+    assert list(kernel_steps(kernel, []))[2] == (2, EXEC, None, 1)
     assert lost_between(details, 4) == [(1, 1), (3, 4)]
     assert lost_between([GAP_LINE, GAP_LINE], 9) == [(0, 9)]
     assert lost_between([], 9) == []

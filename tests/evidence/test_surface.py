@@ -251,7 +251,7 @@ def test_order_and_repetition_change_nothing(events: list[RawEvent], chance: Any
 
 def companion(surface: Surface, **changes: Any) -> bytes:
     fields: dict[str, Any] = {"capture": None, "filtered": {}, "calls": {}, "unbound": {}}
-    return msgspec.json.encode(make_companion("run", surface, **{**fields, **changes}))
+    return msgspec.json.encode(make_companion("run", surface, **{**fields, **changes}).whole())
 
 
 def test_a_companion_is_the_same_in_whatever_order_it_was_counted() -> None:

@@ -1,0 +1,106 @@
+"""Sets of paths, each with what is said of it, held by folder: what paths have in common is held
+once. They come out in the order of whole paths, a piece at a time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
+from typing import Generic, TypeAlias, TypeVar
+
+from msgspec import Struct
+
+KeyT = TypeVar("KeyT")
+T = TypeVar("T")
+Tell: TypeAlias = Callable[[tuple[KeyT, ...]], T]
+_PIECE = 1000  #: paths
+_MOST_SHARED = 10_000
+_split = str.rpartition
+
+
+class Paths(Generic[KeyT]):
+    """By path, one or more of the keys under which it was added."""
+
+    def __init__(self) -> None:
+        #: Folders stand without the slash behind them. None: names that are all of their path.
+        self._named: dict[KeyT, dict[str | None, set[str]]] = {}
+        self._shared: dict[str, str] = {}  #: many folders have the same names in them
+
+    def names(self, folder: str, key: KeyT) -> set[str]:
+        """Those of one folder, given with a slash behind it: they may be added to."""
+        folders = self._named.setdefault(key, {})
+        return folders.setdefault(folder[:-1] if folder else None, set())
+
+    def add(self, path: str, key: KeyT) -> None:
+        self.add_all((path,), key)
+
+    def add_all(self, paths: Iterable[str], key: KeyT) -> None:
+        folders: dict[str | None, set[str]] = self._named.setdefault(key, {})
+        if len(self._shared) > _MOST_SHARED:
+            self._shared.clear()
+        share = self._shared.setdefault
+        folder: str | None
+        for folder, slash, name in map(_split, paths, repeat("/")):
+            if not slash:
+                folder = None
+            try:
+                folders[folder].add(share(name, name))
+            except KeyError:
+                folders[folder] = {name}
+
+    def pieces(self, tell: Tell[KeyT, T]) -> Iterator[dict[str, T]]:
+        """By path, what is to be told of its keys. Sorted by code points, which is the order of
+        UTF-8 bytes."""
+        open_folders: list[_Folder[KeyT]] = []
+        for prefix, named in sorted(self._folders().items()):
+            # What begins as a folder does stands behind it, among the names that are in it.
+            while open_folders and not prefix.startswith(open_folders[-1].prefix):
+                yield from open_folders.pop().rest(tell)
+            if open_folders:
+                yield from open_folders[-1].before(prefix, tell)
+            open_folders.append(_Folder(prefix, named, sorted(set().union(*named.values()))))
+        while open_folders:
+            yield from open_folders.pop().rest(tell)
+
+    def __iter__(self) -> Iterator[str]:
+        for piece in self.pieces(len):
+            yield from piece
+
+    def _folders(self) -> dict[str, dict[KeyT, set[str]]]:
+        """By what stands before a name."""
+        found: dict[str, dict[KeyT, set[str]]] = {}
+        for key, folders in self._named.items():
+            for folder, names in folders.items():
+                prefix = "" if folder is None else f"{folder}/"
+                found.setdefault(prefix, {})[key] = names
+        return found
+
+
+class _Folder(Struct, Generic[KeyT]):
+    prefix: str
+    named: dict[KeyT, set[str]]
+    names: list[str]  #: sorted
+    at: int = 0  #: those before it were given
+
+    def before(self, path: str, tell: Tell[KeyT, T]) -> Iterator[dict[str, T]]:
+        return self._until(bisect_left(self.names, path[len(self.prefix) :], self.at), tell)
+
+    def rest(self, tell: Tell[KeyT, T]) -> Iterator[dict[str, T]]:
+        return self._until(len(self.names), tell)
+
+    def _until(self, end: int, tell: Tell[KeyT, T]) -> Iterator[dict[str, T]]:
+        while self.at < end:
+            start, self.at = self.at, min(self.at + _PIECE, end)
+            yield self._piece(self.names[start : self.at], tell)
+
+    def _piece(self, names: list[str], tell: Tell[KeyT, T]) -> dict[str, T]:
+        prefix = self.prefix
+        if len(self.named) == 1:
+            return dict.fromkeys([prefix + name for name in names], tell((*self.named,)))
+        return {
+            prefix + name: tell(
+                tuple([key for key, others in self.named.items() if name in others])
+            )
+            for name in names
+        }

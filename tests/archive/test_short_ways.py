@@ -1,0 +1,388 @@
+"""What is looked at or told all at once, or not decoded at all: the same comes of it as of the
+long way."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from stream.archive import documents, layers
+from stream.archive.book import Book
+from stream.archive.gathering import Gathering
+from stream.archive.laws import law_of
+from stream.archive.limits import Limits
+from stream.archive.verifying import verify
+from stream.evidence.correlation import Correlation, correlate
+from stream.evidence.steps import kernel_steps
+from stream.records.kernel import (
+    CONNECT,
+    EXEC,
+    EXIT,
+    FORK,
+    OPEN,
+    UNLINK,
+    KernelDetail,
+    KernelEvent,
+    kind_of,
+)
+from stream.records.runner import (
+    COMPANION_FILE,
+    DETAIL_FILE,
+    KERNEL_FILE,
+    MARKERS_FILE,
+    SDK_FILE,
+    SURFACE_FILE,
+    Marker,
+    SdkEvent,
+)
+from tests.archive.samples import (
+    ARCHIVES,
+    MANIFEST,
+    RUN,
+    Files,
+    encode,
+    items_of,
+    ndjson,
+    packed,
+    small,
+    tar_in,
+    tar_of,
+    written,
+)
+from tests.archive.test_contents import changed_files
+
+# ---------------------------------------------------------------- lines
+
+
+@st.composite
+def events(draw: st.DrawFn) -> KernelEvent:
+    """Mostly as a normalizer writes them."""
+    number = draw(st.sampled_from([OPEN] * 8 + [CONNECT, EXEC, UNLINK, 77]))
+    event = KernelEvent(
+        run_id=RUN,
+        seq=0,
+        pid=draw(st.sampled_from([1, 1, 2, 1 << 64])),
+        event_type=number,
+        kind=draw(st.sampled_from([kind_of(number)] * 9 + ["openat", "exec", "event_5"])),
+        value=draw(st.sampled_from(["/a/b", "/a/c", "/a", "b", "/a/é\n", "", '/a"\\', None])),
+    )
+    if number != OPEN:
+        return event
+    flags: int = draw(st.sampled_from([0, 0o2000000, 0o1101, 0o102, 0o3001, 3]))
+    event.flags = draw(st.sampled_from([flags, flags, flags, 1]) | st.just(UNSET))
+    event.access_mode = draw(st.sampled_from([*[ACCESS[flags & 3]] * 5, UNSET, "read"]))
+    event.operation_flags = draw(st.sampled_from([*[OPERATIONS[flags]] * 5, UNSET, ["append"]]))
+    event.return_value = draw(st.sampled_from([3, 4, -2, -13]) | st.just(UNSET))
+    event.status = "success"
+    if event.return_value is not UNSET and event.return_value < 0:
+        event.status = "error"
+    event.status = draw(st.sampled_from([*[event.status] * 8, UNSET, "error"]))
+    return event
+
+
+ACCESS: Any = ("read", "write", "read_write", "unknown")
+OPERATIONS: Any = {
+    **dict.fromkeys((0, 0o2000000, 3), UNSET),
+    0o1101: ["create", "truncate"],
+    0o102: ["create"],
+    0o3001: ["truncate", "append"],
+}
+SPOILED = [
+    *[(b'"pid":1', b'"pid": 1'), (b'"pid":1', b'"pid":1.0'), (b'"pid":1', b'"pid":01')],
+    *[(b'"pid":1', b'"pid":-1'), (b'"pid":1', b'"pid":1e0'), (b'"pid":1,', b'"pid":1,"pid":1,')],
+    *[(b'"seq":1,', b'"seq":2,'), (b'"seq":1,', b""), (b'"run_1"', b'"run_2"')],
+    *[
+        (b'"run_1"', b'"run 1"'),
+        (b'"run_1"', b'"run_1\\n"'),
+        (b"/a", b"\\/a"),
+        (b"/a", b"\\u002fa"),
+    ],
+    *[(b"/a", b"\xff"), (b"/a", b"\0"), (b"}\n", b"}\n\n"), (b"}\n", b"} \n"), (b"}\n", b"}")],
+    *[(b"v0", b"v1"), (b'"schema":"assay.runner.kernel_event.v0",', b""), (b"}\n", b',"x":1}\n')],
+    *[(b'"success"', b'"error"'), (b'"read"', b'"write"'), (b'"create"', b'"append"')],
+    *[(b'["create"]', b"[]"), (b'"flags":', b'"mode":5,"flags":'), (b'"mode":5', b'"mode":-5')],
+    *[(b'"event_type":1,', b'"event_type":2,'), (b"openat", b"connect"), (b"null", b"3")],
+    *[(b'"value":null', b'"value":null,"resolve":0'), (b"null", b"[" * 99 + b"]" * 99)],
+]
+
+
+@st.composite
+def layer(draw: st.DrawFn) -> bytes:
+    lines = draw(st.lists(events(), min_size=1, max_size=8))
+    for number, event in enumerate(lines):
+        event.seq = number
+    data = ndjson(*lines)
+    for old, new in draw(st.lists(st.sampled_from(SPOILED), max_size=2)):
+        data = data.replace(old, new, draw(st.sampled_from([1, -1])))
+    return data
+
+
+def judged(data: bytes, cuts: list[int], run_id: str = RUN) -> tuple[Any, ...]:
+    book = Book("x", Limits(), is_folder=False, run_id=run_id)
+    law = law_of(KERNEL_FILE, lambda: 0, lambda: 0)
+    assert law is not None
+    with closing(Gathering()) as gathering:
+        judge = layers.Layer(book, KERNEL_FILE, law, gathering)
+        for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+            judge.feed(data[start:end])
+        judge.finish()
+        gathering.finish()
+        steps: Counter[Any] = Counter()
+        for pid, kind, detail, times in gathering.steps():
+            steps[pid, kind, str(detail)] += times
+        surface = gathering.surface
+        reached = surface.surface(RUN), surface.paths(), surface.failed_paths()
+        counted = gathering.is_whole, gathering.events, book.lines, judge.lines, steps
+        return book.findings, reached, counted
+
+
+@settings(max_examples=200)
+@given(layer(), st.data(), st.sampled_from([100, 300, 1000, 1 << 16]))
+def test_many_lines_at_once(data: bytes, choice: st.DataObject, piece: int) -> None:
+    cuts = sorted(choice.draw(st.lists(st.integers(0, len(data)), max_size=3)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "_PIECE", piece)
+        quick = judged(data, cuts)
+        patch.setattr(layers.Layer, "_good", lambda self, block: 0)
+        assert quick == judged(data, [])
+
+
+def test_a_run_whose_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = ndjson(
+        KernelEvent(run_id="run 1", seq=0, pid=1, event_type=OPEN, kind="openat", value="/a")
+    )
+    quick = judged(data, [], "run 1")
+    assert [found.path for found in quick[0]] == ["$.run_id"]
+    monkeypatch.setattr(layers.Layer, "_good", lambda self, block: 0)
+    assert quick == judged(data, [], "run 1")
+
+
+def test_good_lines_are_looked_at_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the test above says nothing."""
+    chance = random.Random(1)
+    lines = []
+    for number in range(300):
+        flags = chance.choice([*OPERATIONS])
+        result = chance.choice([3, 9, -2])
+        event = KernelEvent(
+            run_id=RUN, seq=number, pid=7, event_type=OPEN, kind="openat", value="/x", flags=flags
+        )
+        event.return_value, event.status = result, "success" if result > 0 else "error"
+        event.access_mode, event.operation_flags = ACCESS[flags & 3], OPERATIONS[flags]
+        lines.append(event)
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(layers.Layer, "_look_closely", refuse)
+    assert judged(ndjson(*lines), [])[2][1] == 300
+
+
+# ---------------------------------------------------------------- steps
+
+STEP = st.tuples(
+    st.integers(1, 4), st.sampled_from([OPEN, OPEN, OPEN, UNLINK, FORK, FORK, EXEC, EXIT])
+)
+
+
+Happened: TypeAlias = tuple[list[KernelEvent], list[KernelDetail], Files]
+
+
+@st.composite
+def happenings(draw: st.DrawFn) -> Happened:
+    kernel, beside = [], []
+    for seq, (pid, number) in enumerate(draw(st.lists(STEP, max_size=30))):
+        kind = kind_of(number)
+        kernel.append(
+            KernelEvent(run_id=RUN, seq=seq, pid=pid, event_type=number, kind=kind, value="/x")
+        )
+        if number in (FORK, EXEC) and draw(st.integers(0, 5)):
+            detail = KernelDetail(run_id=RUN, seq=seq, pid=pid, call=kind)
+            if number == FORK:
+                detail.child = draw(st.integers(1, 6))
+            else:
+                detail.argv = draw(st.sampled_from([["sh", "-c", "make"], ["ls"]]))
+            beside.append(detail)
+    told: list[SdkEvent] = []
+    markers: list[Marker] = []
+    for at in sorted(draw(st.lists(st.integers(0, len(kernel)), max_size=6))):
+        name: Any = draw(st.sampled_from(["tool_call_started", "tool_call_completed"]))
+        call = draw(st.sampled_from(["a", "b", "c"]))
+        told.append(
+            SdkEvent(
+                run_id=RUN, seq=len(told), event_type=name, source="x", tool_call_id=call, tool="T"
+            )
+        )
+        command = "make" if call == "a" else None
+        markers.append(
+            Marker(
+                run_id=RUN,
+                seq=len(markers),
+                name=name,
+                at=at,
+                clock="kernel",
+                tool_call_id=call,
+                command=command,
+            )
+        )
+    return kernel, beside, {SDK_FILE: ndjson(*told), MARKERS_FILE: ndjson(*markers)}
+
+
+def correlated(said: Files, steps: Any) -> Correlation:
+    return correlate(
+        RUN,
+        markers=msgspec.json.Decoder(Marker).decode_lines(said[MARKERS_FILE]),
+        sdk=msgspec.json.Decoder(SdkEvent).decode_lines(said[SDK_FILE]),
+        policy=[],
+        events=steps,
+        gaps=[],
+        has_kernel=True,
+    )
+
+
+@settings(max_examples=300)
+@given(happenings(), st.integers(1, 12))
+def test_many_steps_told_at_once(happened: Happened, size: int) -> None:
+    check_steps(happened, size)
+
+
+def test_a_number_that_was_another_processs() -> None:
+    """After its exit, in the same stretch, nothing more can be the call's that it was for."""
+    numbers = [(1, FORK), *[(2, OPEN)] * 3, (2, EXIT), *[(2, OPEN)] * 3]
+    kernel = [
+        KernelEvent(run_id=RUN, seq=seq, pid=pid, event_type=kind, kind=kind_of(kind), value="/x")
+        for seq, (pid, kind) in enumerate(numbers)
+    ]
+    beside = [KernelDetail(run_id=RUN, seq=0, pid=1, call="fork", child=2)]
+    names: list[Any] = ["tool_call_started", "tool_call_completed"]
+    told = [
+        SdkEvent(run_id=RUN, seq=seq, event_type=name, source="x", tool_call_id="a")
+        for seq, name in enumerate(names)
+    ]
+    markers = [
+        Marker(run_id=RUN, seq=seq, name=name, at=seq * 2, clock="kernel", tool_call_id="a")
+        for seq, name in enumerate(names)
+    ]
+    told.append(replace(told[0], seq=2, tool_call_id="b"))
+    markers.append(replace(markers[0], seq=2, at=2, tool_call_id="b"))
+    said = {SDK_FILE: ndjson(*told), MARKERS_FILE: ndjson(*markers)}
+    found = check_steps((kernel, beside, said), len(kernel))
+    assert found.calls["a"] == {"openat": 1, "event_1012": 1}
+    assert found.calls["b"] == {"openat": 3}
+    assert found.undecided == {"openat": 2, "event_1013": 1}
+
+
+def check_steps(happened: Happened, size: int) -> Correlation:
+    kernel, beside, said = happened
+    one_by_one = kernel_steps(map(encode, kernel), map(encode, beside))
+    with closing(Gathering()) as gathering:
+        for start in range(0, len(kernel), size):
+            gathering.take(KERNEL_FILE, kernel[start : start + size])
+        gathering.take(DETAIL_FILE, beside)
+        gathering.take(MARKERS_FILE, msgspec.json.Decoder(Marker).decode_lines(said[MARKERS_FILE]))
+        gathering.finish()
+        found = correlated(said, gathering.steps())
+        assert found == correlated(said, one_by_one)
+        return found
+
+
+# ---------------------------------------------------------------- documents
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return small(tmp_path_factory.mktemp("small"))
+
+
+def found(target: Path) -> set[tuple[Any, ...]]:
+    return {(it.rule, it.message, it.source, it.line, it.path) for it in verify(target).findings}
+
+
+def check_both_ways(target: Path) -> set[tuple[Any, ...]]:
+    waiting = found(target)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "_LONG", ())
+        assert waiting == found(target)
+    return waiting
+
+
+@pytest.mark.parametrize("name", [SURFACE_FILE, COMPANION_FILE])
+def test_an_artifact_that_waits_for_its_layers(files: Files, tmp_path: Path, name: str) -> None:
+    target = tmp_path / "x.tar.gz"
+    assert check_both_ways(written(target, files)) == set()
+    others = [one for one in changed_files(name, files[name]) if one != files[name]]
+    for other in others[:: len(others) // 40]:
+        assert check_both_ways(written(target, {**files, name: other})), other
+    data = files[name]
+    for other in (data.replace(b"run_1", b"run_2"), data + b"x", data[:-1], data + data, b""):
+        assert check_both_ways(written(target, {**files, name: other})), other
+    if name == COMPANION_FILE:
+        other = data.replace(b'"filtered":{}', b'"filtered":{"x":-1}')
+        assert check_both_ways(written(target, {**files, name: other})), other
+    for place in range(0, len(data), len(data) // 40):
+        other = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        assert check_both_ways(written(target, {**files, name: other})), other
+
+
+@pytest.mark.parametrize("name", [KERNEL_FILE, SDK_FILE])
+def test_layers_that_are_another_runs(files: Files, tmp_path: Path, name: str) -> None:
+    for old, new in ((b"/work/a", b"/work/c"), (b"run_1", b"run_2"), (b'"seq":1', b'"seq":7')):
+        spoiled = {**files, name: files[name].replace(old, new)}
+        check_both_ways(written(tmp_path / "x.tar.gz", spoiled))
+
+
+def test_a_good_artifact_is_not_decoded(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the tests above say nothing."""
+    judged: list[str] = []
+    long_way = documents._judged
+
+    def watched(book: Book, name: str, data: bytes) -> Any:
+        judged.append(name)
+        return long_way(book, name, data)
+
+    monkeypatch.setattr(documents, "_judged", watched)
+    assert found(written(tmp_path / "x.tar.gz", files)) == set()
+    assert judged
+    assert not {SURFACE_FILE, COMPANION_FILE} & {*judged}
+    judged.clear()
+    verify(ARCHIVES[0])
+    assert judged
+    assert SURFACE_FILE not in judged
+
+
+def test_a_file_that_is_there_twice(files: Files, tmp_path: Path) -> None:
+    """The first of them is not forgotten."""
+    items = items_of(tar_in(written(tmp_path / "x.tar.gz", files)))
+    spoiled = files[SURFACE_FILE].replace(b'"/work/a"', b"7")
+    place = [name for name, _ in items].index(SURFACE_FILE)
+    target = tmp_path / "y.tar.gz"
+    target.write_bytes(packed(tar_of(*items[:place], (SURFACE_FILE, spoiled), *items[place:])))
+    assert "contract.document" in {rule for rule, *_ in check_both_ways(target)}
+
+
+def test_the_first_to_say_whose_run_it_is(files: Files, tmp_path: Path) -> None:
+    """Where that is an artifact, it cannot wait."""
+    other = files[SURFACE_FILE].replace(b"run_1", b"run_2")
+    items = items_of(tar_in(written(tmp_path / "x.tar.gz", {**files, SURFACE_FILE: other})))
+    target = tmp_path / "y.tar.gz"
+    target.write_bytes(packed(tar_of((MANIFEST, b"{}"), *items[1:])))
+    assert "'run_1', but the run is 'run_2'" in {
+        message for _, message, *_ in check_both_ways(target)
+    }
+
+
+@pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.stem)
+def test_the_references_own(path: Path) -> None:
+    assert {rule for rule, *_ in check_both_ways(path)} == {"contract.unbound"}

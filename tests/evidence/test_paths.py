@@ -1,0 +1,108 @@
+"""Paths come out as they went in, sorted, whatever they are like; and a record in pieces is the
+record."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream.evidence import paths
+from stream.evidence.paths import Paths
+from stream.evidence.pieces import Long
+from stream.records.runner import CapabilitySurface, Companion
+
+# What sorts before, as and behind a slash, and names that begin as others do.
+PATHS = st.text("/-.0aé", max_size=8)
+ADDED = st.lists(st.tuples(PATHS, st.integers(0, 3)), max_size=40)
+
+
+def held(added: list[tuple[str, int]]) -> Paths[int]:
+    table: Paths[int] = Paths()
+    for path, key in added:
+        table.add(path, key)
+    return table
+
+
+@given(ADDED, st.integers(1, 5))
+def test_every_path_with_its_keys_in_order(added: list[tuple[str, int]], size: int) -> None:
+    expected: dict[str, set[int]] = {}
+    for path, key in added:
+        expected.setdefault(path, set()).add(key)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "_PIECE", size)
+        pieces = list(held(added).pieces(tuple))
+    found = [(path, keys) for piece in pieces for path, keys in piece.items()]
+    assert [path for path, _ in found] == sorted(expected)
+    assert [path for path, _ in found] == sorted(expected, key=str.encode)
+    assert {path: set(keys) for path, keys in found} == expected
+    assert all(len(set(keys)) == len(keys) for _, keys in found)
+    assert all(0 < len(piece) <= size for piece in pieces)
+    assert list(held(added)) == sorted(expected)
+
+
+@given(ADDED, st.text("/-0a", max_size=4).map(lambda text: f"{text}/"), st.sampled_from("-0a"))
+def test_names_of_a_folder_are_its_paths(
+    added: list[tuple[str, int]], folder: str, name: str
+) -> None:
+    table = held(added)
+    table.names(folder, 9).add(name)
+    assert list(table.pieces(tuple)) == list(held([*added, (folder + name, 9)]).pieces(tuple))
+
+
+def test_many_at_once_are_the_same_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "_MOST_SHARED", 3)
+    given_paths = [f"/d{number % 7}/f{number % 11}" for number in range(200)]
+    table: Paths[int] = Paths()
+    table.add_all(given_paths[:50], 1)
+    table.add_all(given_paths[50:], 1)
+    assert list(table.pieces(tuple)) == list(
+        held([(path, 1) for path in given_paths]).pieces(tuple)
+    )
+
+
+def test_a_deep_path_is_nothing_special() -> None:
+    deep = ["/" * number for number in range(0, 5000, 50)] + ["/".join("ab" * 5000)]
+    assert list(held([(path, 0) for path in deep])) == sorted(deep)
+
+
+RECORDS = st.one_of(
+    st.builds(
+        CapabilitySurface,
+        run_id=st.from_regex(r"[A-Za-z0-9_-]+", fullmatch=True),
+        filesystem_paths=st.lists(st.text()),
+    ),
+    st.builds(
+        Companion,
+        run_id=st.from_regex(r"[A-Za-z0-9_-]+", fullmatch=True),
+        capture=st.just({"x": [1, None]}),
+        filtered=st.dictionaries(st.text(), st.integers(0)),
+        paths=st.dictionaries(st.text(), st.lists(st.text())),
+        failed_paths=st.dictionaries(st.text(), st.lists(st.text())),
+    ),
+)
+
+
+@given(RECORDS, st.integers(1, 3))
+def test_in_pieces_it_is_the_same_record(record: Any, size: int) -> None:
+    names = [name for name in record.__struct_fields__ if "paths" in name]
+    outline = msgspec.structs.replace(
+        record, **{name: type(getattr(record, name))() for name in names}
+    )
+
+    def pieces(name: str) -> Any:
+        value = getattr(record, name)
+        items = list(value.items()) if isinstance(value, dict) else value
+        kind = type(value)
+        yield kind()
+        for start in range(0, len(items), size):
+            yield kind(items[start : start + size])
+
+    made = Long(outline, {name: partial(pieces, name) for name in names})
+    assert b"".join(made.encoded()) == msgspec.json.encode(record)
+    assert made.whole() == record
+    assert b"".join(Long(record, {}).encoded()) == msgspec.json.encode(record)
