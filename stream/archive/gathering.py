@@ -9,15 +9,17 @@ from __future__ import annotations
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
 from typing import IO, Any
 
 import msgspec
 from msgspec import UNSET
 
-from stream.evidence.steps import KernelStep
-from stream.evidence.surface import Surface, ways_of
+from stream.evidence.own import Told
+from stream.evidence.steps import KernelStep, told_of
+from stream.evidence.surface import NEAR, Surface, ways_of
 from stream.records.control import Gap
-from stream.records.kernel import EXEC, FORK, OPEN, KernelDetail, KernelEvent
+from stream.records.kernel import OPEN, KernelDetail, KernelEvent
 from stream.records.runner import (
     DETAIL_FILE,
     KERNEL_FILE,
@@ -32,8 +34,7 @@ from stream.records.runner import (
 _IN_MEMORY = 2 << 20  #: bytes of each file
 _WORD = (1 << 64) - 1
 _READ = ways_of("read", UNSET)
-
-Told = tuple[int, int | list[str] | None]  #: of a fork or an exec: its number, and what it says
+_NO_MORE: tuple[int, Told | None] = (-1, None)
 
 
 #: In the order in which they have to be taken.
@@ -59,7 +60,8 @@ class Gathering:
         self.lost = 0  #: by the gaps
         self._gaps: list[tuple[int, int]] = []
         self._after, self._is_waiting = 0, False
-        self._steps, self._others, self._told = _file(), _file(), _file()
+        self._steps, self._others = _file(), _file()
+        self._told, self._told_early = _file(), _file()
         self._waiting: Iterator[KernelEvent] | None = None
         self._next: KernelEvent | None = None
 
@@ -90,7 +92,7 @@ class Gathering:
         return [*self._gaps, *rest]
 
     def close(self) -> None:
-        for file in (self._steps, self._others, self._told):
+        for file in (self._steps, self._others, self._told, self._told_early):
             file.close()
 
     def finish(self) -> None:
@@ -99,14 +101,15 @@ class Gathering:
             self._enter(None)
 
     def steps(self) -> Iterator[KernelStep]:
-        told = self._read_told()
-        seq, said = next(told)
+        lines = (_read_told(file) for file in (self._told, self._told_early))
+        told: Iterator[tuple[int, Told]] = merge(*lines, key=lambda one: one[0])
+        seq, said = next(told, _NO_MORE)
         number = 0
         for pids, kinds in self._read_steps():
             for pid, kind in zip(pids, kinds, strict=True):
                 if number == seq:
                     yield pid, kind, said
-                    seq, said = next(told)
+                    seq, said = next(told, _NO_MORE)
                 else:
                     yield pid, kind, None
                 number += 1
@@ -114,6 +117,7 @@ class Gathering:
     def _take_events(self, events: Sequence[KernelEvent]) -> None:
         self.events += len(events)
         plain: list[str] = []
+        odd: list[str] = []
         others: list[KernelEvent] = []
         for event in events:
             if event.event_type != OPEN:
@@ -126,7 +130,10 @@ class Gathering:
             ):
                 plain.append(event.value)
             else:
+                odd.append(event.value or "")
                 self.surface.add_kernel(event, None)
+        if any(NEAR in paths for paths in ("\0".join(plain), "\0".join(odd))):
+            self._tell_early(events)
         self.surface.reach_all(plain, _READ)
         if others:
             self._others.write(msgspec.json.Encoder().encode_lines(others))
@@ -151,13 +158,16 @@ class Gathering:
             self._enter(record)
 
     def _tell(self, event: KernelEvent, detail: KernelDetail) -> None:
-        said: Told | None = None
-        if event.event_type == FORK:
-            said = (event.seq, detail.child)
-        elif event.event_type == EXEC:
-            said = (event.seq, detail.argv)
-        if said is not None:
-            self._told.write(msgspec.json.encode(said) + b"\n")
+        told = told_of(event, detail)
+        if told is not None:
+            self._told.write(msgspec.json.encode((event.seq, told)) + b"\n")
+
+    def _tell_early(self, events: Sequence[KernelEvent]) -> None:
+        """Of opens, which wait for no detail."""
+        for event in events:
+            told = told_of(event, None) if event.event_type == OPEN else None
+            if told is not None:
+                self._told_early.write(msgspec.json.encode((event.seq, told)) + b"\n")
 
     def _enter(self, detail: KernelDetail | None) -> None:
         """What waits first into the surface."""
@@ -178,12 +188,6 @@ class Gathering:
         self._others.seek(0)
         yield from map(decode, self._others)
 
-    def _read_told(self) -> Iterator[Told]:
-        self._told.seek(0)
-        yield from map(msgspec.json.Decoder(Told).decode, self._told)
-        while True:
-            yield -1, None
-
     def _read_steps(self) -> Iterator[tuple[array[int], array[int]]]:
         self._steps.seek(0)
         while head := self._steps.read(8):
@@ -196,6 +200,11 @@ class Gathering:
 
 def _file() -> IO[bytes]:
     return tempfile.SpooledTemporaryFile(_IN_MEMORY)  # it has no name to leave behind
+
+
+def _read_told(file: IO[bytes]) -> Iterator[tuple[int, Told]]:
+    file.seek(0)
+    return map(msgspec.json.Decoder(tuple[int, Told]).decode, file)
 
 
 def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:

@@ -80,6 +80,7 @@ def imply(
         gaps=gathered.gaps(),
         has_kernel=capture.feed != "absent",
     )
+    surface.admit(correlation.near)
     return {
         SURFACE_FILE: surface.surface(run_id),
         CORRELATION_FILE: correlation.report,

@@ -11,7 +11,7 @@ gives that projection of the same lines.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import get_args
+from typing import TypeAlias, get_args
 
 from msgspec import UNSET, UnsetType
 
@@ -42,7 +42,7 @@ from stream.records.kernel import (
     KernelEvent,
     OperationFlag,
 )
-from stream.records.runner import CapabilitySurface, PolicyEvent, SdkEvent
+from stream.records.runner import HOME, CapabilitySurface, PolicyEvent, SdkEvent
 
 OPENED = "openat"  #: what an open is called, whichever call it was
 #: The calls that change the file system, and how each of their two paths was reached.
@@ -70,6 +70,10 @@ _WAYS = tuple(
     )
 )
 _BITS = {way: 1 << number for number, way in enumerate(_WAYS)}
+_OPEN_BITS = sum(_BITS[way] for way in (*get_args(AccessMode), *get_args(OperationFlag)))
+#: A program that was started, or an open: event_type, path, of an open how, and its result.
+Claim: TypeAlias = tuple[int, str, int, int | None]
+NEAR = f"/{HOME}"  #: in the path of all that may be the recorder's own
 
 
 def ways_of(
@@ -101,6 +105,11 @@ class Surface:
         self._agent_tools: set[str] = set()
         self._policy_tools: set[str] = set()
         self._decisions: set[str] = set()
+        self._near: set[Claim] | None = None
+
+    def admit(self, near: Iterable[Claim]) -> None:
+        """Of all opens and programs in the recorder's own folder, these alone are the run's."""
+        self._near = set(near)
 
     def reach(self, path: str, ways: int) -> None:
         """An open that succeeded. The same as its line, without the cost of making one."""
@@ -160,7 +169,7 @@ class Surface:
             run_id=run_id,
             filesystem_paths=_sorted({*self._all_reached(), *self._claimed_by_attempt()}),
             network_endpoints=_sorted(self._peers - self._no_peers() | self._blocked_peers),
-            process_execs=_sorted(self._programs),
+            process_execs=_sorted(self._all_programs()),
             mcp_tools=_sorted(
                 self._policy_tools | (set() if self.is_reference else self._agent_tools)
             ),
@@ -183,13 +192,35 @@ class Surface:
             for name in names:
                 path = folder + name
                 found[path] = found.get(path, 0) | ways
+        if self._near is not None:
+            for path in [path for path in found if NEAR in path]:
+                found[path] &= ~_OPEN_BITS
+                if not found[path]:
+                    del found[path]
+            for kind, path, ways, result in self._near:
+                if kind == OPEN and result is not None and result >= 0:
+                    found[path] = found.get(path, 0) | ways
         return found
+
+    def _all_programs(self) -> set[str]:
+        if self._near is None:
+            return self._programs
+        others = {path for path in self._programs if NEAR not in path}
+        return others | {path for kind, path, *_ in self._near if kind == EXEC}
 
     def _all_missed(self) -> dict[str, set[str]]:
         found = {path: set(why) for path, why in self._missed.items()}
         for (folder, why), names in self._missed_in.items():
             for name in names:
                 found.setdefault(folder + name, set()).add(why)
+        if self._near is not None:
+            for path in [path for path in found if NEAR in path]:
+                found[path] = {why for why in found[path] if not why.startswith(f"{OPENED}:")}
+                if not found[path]:
+                    del found[path]
+            for kind, path, _, result in self._near:
+                if kind == OPEN and (result is None or result < 0):
+                    found.setdefault(path, set()).add(f"{OPENED}:{failure(result)}")
         return found
 
     def failed_paths(self) -> dict[str, list[str]]:
