@@ -125,20 +125,26 @@ class Attribution:
 
     def _learn(self, pid: int, kind: int, told: Told | None) -> Tally:
         is_own = self._own.has(pid, kind, told)
-        if told is not None and kind == FORK:
-            self._lineage.forked(pid, told.child)
-            self._tree.forked(pid, told.child, self._only(pid))
-            self._forget(told.child)
-        elif told is not None and kind == EXEC:
+        if kind == EXEC and told is not None:
             is_own = self._executes(pid, told, is_own=is_own)
         if not is_own and told is not None and NEAR in (told.path or ""):
             self._claim(kind, told)
         row = self.unbound if is_own else self._rows.get(pid) or self._row_of(pid)
-        if kind == EXIT:
+        if kind == FORK and told is not None:
+            self._forks(pid, told.child, is_own=is_own)
+        elif kind == EXIT:
             self._forget(pid)
             self._lineage.gone(pid)
             self._tree.gone(pid)
         return row
+
+    def _forks(self, pid: int, child: int, *, is_own: bool) -> None:
+        self._lineage.forked(pid, child)
+        if is_own:
+            self._tree.gone(child)
+        else:
+            self._tree.forked(pid, child, self._only(pid))
+        self._forget(child)
 
     def _forget(self, pid: int) -> None:
         if self._lineage.of(pid).is_teller:
@@ -153,8 +159,11 @@ class Attribution:
             self._own.a_call_runs(pid)
             is_own = False
         process.is_hook = self._own.is_hook(pid)
-        calls = list(self._candidates(pid))
-        self._tree.executed(pid, told.asked, lambda call: any(call in one for one in calls))
+        if process.is_hook:
+            self._tree.gone(pid)
+        else:
+            calls = list(self._candidates(pid))
+            self._tree.executed(pid, told.asked, lambda call: any(call in one for one in calls))
         self._rows.pop(pid, None)
         return is_own
 
