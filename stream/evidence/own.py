@@ -15,10 +15,11 @@ from typing import Literal
 from msgspec import Struct
 
 from stream.evidence.commands import digest_of
-from stream.records.kernel import EXEC, EXIT, FORK, OPEN
+from stream.records.kernel import EXEC, EXIT, FORK, MKNOD, OPEN, UNLINK
 
 _LOGS = ("commands", "hooks.ndjson", "sdk-events.ndjson")  #: which others may write to
 _SHELLS = ("/bin/sh", "/bin/bash", "/usr/bin/sh", "/usr/bin/bash")
+_CHANGES = {OPEN, *range(UNLINK, MKNOD + 1)}
 _Doing = Literal["shell", "hook", "helper", "wrapper"]
 #: What each of them opens, and whether it writes.
 _OPENED: dict[_Doing, set[tuple[str, bool]]] = {
@@ -69,7 +70,7 @@ class Own:
             return self._executes(pid, told)
         if kind == OPEN and self._opens(pid, told):
             return True
-        if not told.is_reading and self._is_touched(told):
+        if kind in _CHANGES and not told.is_reading and self._is_touched(told):
             self._home = None
             self._doing.clear()
         return False

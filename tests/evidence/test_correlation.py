@@ -21,6 +21,7 @@ from stream.evidence.steps import KernelStep, kernel_steps, lost_between
 from stream.records.control import Gap
 from stream.records.kernel import (
     EXEC,
+    EXEC_FAILED,
     EXIT,
     FORK,
     OPEN,
@@ -406,7 +407,7 @@ def test_what_a_hook_does_beyond_its_work_is_the_agents(run: Run) -> None:
     ],
 )
 def test_who_touches_the_recorders_programs_gets_all_that_they_do(
-    run: Run, path: str, kind: int, more: dict[str, str]
+    run: Run, path: str, kind: int, more: dict[str, Any]
 ) -> None:
     run.start("a")
     run.touches(path, kind, **more)
@@ -438,6 +439,7 @@ def test_a_wrapper_is_the_recorders_until_it_is_its_program(run: Run) -> None:
     run.forks(10)
     run.execs(10, "bash", "-c", "eval 'git status' < /dev/null")
     run.forks(11, parent=10)
+    run.touches(f"{HOME}/bin/ls", EXEC_FAILED, pid=11)  # as a shell looks for its programs
     run.execs(11, "bash", "-p", f"{HOME}/bin/git", path=f"{HOME}/bin/git")
     run.touches(f"{HOME}/wrapper", pid=11, is_reading=True)
     run.touches(f"{HOME}/commands", pid=11)
@@ -448,7 +450,9 @@ def test_a_wrapper_is_the_recorders_until_it_is_its_program(run: Run) -> None:
     run.exits(11)
     run.end("a")
     found = run.correlated()
-    assert found.calls["a"] == {"event_1012": 2, "event_1013": 1, "exec": 2, "openat": 3}
+    assert found.calls["a"] == {
+        **{"exec": 2, "openat": 3, "event_1011": 1, "event_1012": 2, "event_1013": 1}
+    }
     assert found.unbound == {"exec": 1, "openat": 2}
     assert {path for _, path, *_ in found.near} == {f"{HOME}/wrapper", f"{HOME}/commands"}
 
