@@ -151,7 +151,9 @@ def _named_of_evidence(
     if policy and not total:
         yield "policy_events_without_kernel_events"
     for call in calls.values():
-        if has_kernel and call.is_told and not _events_of(call, total):
+        if has_kernel and call.is_told and call.begin is None:
+            yield code("sdk_tool_call_without_window", call.id)
+        elif has_kernel and call.is_told and not call.count:
             yield code("sdk_tool_call_without_kernel_events", call.id)
 
 

@@ -451,7 +451,11 @@ def test_a_wrapper_is_the_recorders_until_it_is_its_program(run: Run) -> None:
     run.end("a")
     found = run.correlated()
     assert found.calls["a"] == {
-        **{"exec": 2, "openat": 3, "event_1011": 1, "event_1012": 2, "event_1013": 1}
+        "exec": 2,
+        "openat": 3,
+        "event_1011": 1,
+        "event_1012": 2,
+        "event_1013": 1,
     }
     assert found.unbound == {"exec": 1, "openat": 2}
     assert {path for _, path, *_ in found.near} == {f"{HOME}/wrapper", f"{HOME}/commands"}
@@ -748,6 +752,7 @@ def one_call(run: Run, name: str = "a") -> None:
             lambda run: run.end("b"),
             [
                 "sdk_tool_call_completed_without_started:b",
+                "sdk_tool_call_without_window:b",
             ],
         ),
         (
@@ -778,6 +783,33 @@ def test_calls_that_nobody_decided_are_each_named(run: Run) -> None:
     found = run.correlated(is_decided=False)
     assert found.report.status == "partial"
     assert named(found) == [f"sdk_tool_call_without_policy_binding:{call}" for call in "ab"]
+
+
+def test_a_binding_counts_what_its_window_holds(run: Run) -> None:
+    """Also where that is the whole run, as the contract has it of a decision alone."""
+    run.opens(2)
+    run.decides("decided")
+    run.tells("tool_call_started", "told")  # as by OpenTelemetry: nobody knows when
+    run.start("a")
+    run.opens(3)
+    run.end("a")
+    run.end("ghost")
+    run.opens(4)
+    found = run.correlated()
+    windows = {
+        one.tool_call_id: (one.window.start, one.window.end, one.kernel_event_count)
+        for one in found.report.bindings
+    }
+    assert windows == {
+        "decided": ("run_started", "run_finished", 9),
+        "told": ("run_started", "run_finished", 9),
+        "a": ("tool_call_started:a", "tool_call_completed:a", 3),
+        "ghost": ("run_started", "tool_call_completed:ghost", 5),
+    }
+    assert found.calls == {"decided": {}, "told": {}, "a": {"openat": 3}, "ghost": {}}
+    assert found.unbound == {"openat": 6}
+    assert "sdk_tool_call_without_window:told" in named(found)
+    assert found.report.status == "partial"
 
 
 def test_a_call_that_never_ended_has_the_rest_of_the_run(run: Run) -> None:
