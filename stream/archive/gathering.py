@@ -17,11 +17,12 @@ from msgspec import UNSET
 
 from stream.evidence.own import Told
 from stream.evidence.steps import KernelStep, told_of
-from stream.evidence.surface import NEAR, Surface, ways_of
+from stream.evidence.surface import Surface, ways_of
 from stream.records.control import Gap
 from stream.records.kernel import OPEN, KernelDetail, KernelEvent
 from stream.records.runner import (
     DETAIL_FILE,
+    HOME,
     KERNEL_FILE,
     MARKERS_FILE,
     POLICY_FILE,
@@ -132,7 +133,7 @@ class Gathering:
             else:
                 odd.append(event.value or "")
                 self.surface.add_kernel(event, None)
-        if any(NEAR in paths for paths in ("\0".join(plain), "\0".join(odd))):
+        if any(HOME in paths for paths in ("\0".join(plain), "\0".join(odd))):
             self._tell_early(events)
         self.surface.reach_all(plain, _READ)
         if others:

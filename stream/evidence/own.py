@@ -15,7 +15,8 @@ from typing import Literal
 from msgspec import Struct
 
 from stream.evidence.commands import digest_of
-from stream.records.kernel import EXEC, EXIT, FORK, MKNOD, OPEN, UNLINK
+from stream.records.kernel import EXEC, EXIT, FORK, MKNOD, OPEN, RENAME, UNLINK
+from stream.records.runner import HOME
 
 _LOGS = ("commands", "hooks.ndjson", "sdk-events.ndjson")  #: which others may write to
 _SHELLS = ("/bin/sh", "/bin/bash", "/usr/bin/sh", "/usr/bin/bash")
@@ -35,7 +36,7 @@ class Told(Struct, omit_defaults=True):
 
     child: int = 0
     path: str | None = None
-    to_path: str | None = None
+    to_path: str | None = None  #: of a symlink its text
     asked: list[str] = []  #: what a shell was asked to run
     ways: int = 0  #: of an open: how the surface says it, and
     is_reading: bool = False  #: whether it could change nothing
@@ -70,7 +71,7 @@ class Own:
             return self._executes(pid, told)
         if kind == OPEN and self._opens(pid, told):
             return True
-        if kind in _CHANGES and not told.is_reading and self._is_touched(told):
+        if kind in _CHANGES and not told.is_reading and self._is_touched(kind, told):
             self._home = None
             self._doing.clear()
         return False
@@ -116,13 +117,14 @@ class Own:
             and (name, not told.is_reading) in _OPENED[doing]
         )
 
-    def _is_touched(self, told: Told) -> bool:
+    def _is_touched(self, kind: int, told: Told) -> bool:
+        """Where a path goes through links, its text does not say what it leads to: whatever is
+        called as these files are, or as a folder above them, is taken for it."""
+        folders = (self._home or "").split("/")
         for path in (told.path, told.to_path):
-            if path is None:
-                continue
-            if f"{self._home}/".startswith(f"{path}/"):
+            folder, _, name = (path or "").rpartition("/")
+            if kind == RENAME and name in folders:
                 return True
-            folder, _, name = path.rpartition("/")
-            if path.startswith(f"{self._home}/") and not (folder == self._home and name in _LOGS):
+            if HOME in (path or "") and not (folder == self._home and name in _LOGS):
                 return True
         return False

@@ -10,15 +10,25 @@ from msgspec import UNSET, Struct
 
 from stream.evidence.commands import asked_in
 from stream.evidence.own import Told
-from stream.evidence.surface import NEAR, ways_of
+from stream.evidence.surface import ways_of
 from stream.records.control import GAP
-from stream.records.kernel import EXEC, FORK, LINK, OPEN, RENAME, KernelDetail, KernelEvent
+from stream.records.kernel import (
+    EXEC,
+    FORK,
+    LINK,
+    OPEN,
+    RENAME,
+    SYMLINK,
+    KernelDetail,
+    KernelEvent,
+)
+from stream.records.runner import HOME
 
 #: pid, event_type, and more of what decides whose others are.
 KernelStep: TypeAlias = tuple[int, int, Told | None]
 #: A rename may move a folder that is not named in it; both paths of a link count.
 _TELLING = {EXEC, FORK, RENAME, LINK}
-_NEAR = NEAR.encode()
+_HOME = HOME.encode()
 
 
 class _Line(Struct):
@@ -47,7 +57,7 @@ def kernel_steps(kernel: Iterable[bytes], details: Iterable[bytes]) -> Iterator[
         while 0 <= seq < number:
             seq, beside = next(besides)
         told = None
-        if step.event_type in _TELLING or _NEAR in line or (seq == number and _NEAR in beside):
+        if step.event_type in _TELLING or _HOME in line or (seq == number and _HOME in beside):
             detail = _decode_detail(beside) if seq == number else None
             told = told_of(_decode_event(line), detail)
         yield step.pid, step.event_type, told
@@ -56,8 +66,10 @@ def kernel_steps(kernel: Iterable[bytes], details: Iterable[bytes]) -> Iterator[
 def told_of(event: KernelEvent, detail: KernelDetail | None) -> Told | None:
     """None: nothing else depends on it."""
     kind, path = event.event_type, event.value
-    to_path = None if detail is None else detail.to_path
-    if kind not in _TELLING and NEAR not in f"{path or ''}{to_path or ''}":
+    to_path = None
+    if detail is not None:
+        to_path = detail.path if kind == SYMLINK else detail.to_path
+    if kind not in _TELLING and HOME not in f"{path or ''}{to_path or ''}":
         return None
     if kind == OPEN:
         ways = ways_of(event.access_mode, event.operation_flags)

@@ -26,6 +26,7 @@ from stream.records.kernel import (
     FORK,
     OPEN,
     RENAME,
+    SYMLINK,
     UNLINK,
     KernelDetail,
     KernelEvent,
@@ -404,6 +405,9 @@ def test_what_a_hook_does_beyond_its_work_is_the_agents(run: Run) -> None:
         ("/tmp/evil", RENAME, {"to_path": HOOK}),
         ("/tmp/evil", RENAME, {"to_path": "/runs"}),
         ("/runs/r", RENAME, {"to_path": "/tmp/r"}),
+        ("/tmp/link/r", RENAME, {"to_path": "/tmp/x"}),
+        ("/tmp/link/.wrappers/hook", UNLINK, {}),
+        ("/tmp/link", SYMLINK, {"to_path": "../runs/r/.wrappers"}),
     ],
 )
 def test_who_touches_the_recorders_programs_gets_all_that_they_do(
