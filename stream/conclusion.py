@@ -70,8 +70,10 @@ class Account(Struct, kw_only=True):
     capture: RawCapture
     filtered: Mapping[str, int]
     surface: Surface
-    written: Mapping[str, Sequence[tuple[int, int]]]  #: of each channel that was watched
+    written: Mapping[str, Sequence[tuple[int, int, int]]]  #: of each channel that was watched
     times: Times
+    home: str | None = None  #: where the recorder's own programs lie
+    helpers: Sequence[str] = ()
 
     def doubt(self, reasons: Iterable[str]) -> None:
         """Who reads the layers does not see all that was seen."""
@@ -166,6 +168,7 @@ def conclude(
         if not account.capture.unknown_loss:
             account.doubt(["layers are incomplete"])
     correlation = _correlation(files, {*disturbed}, testimony, markers, total, account.capture)
+    surface.admit(correlation.near)
     files.close()
     health = make_health(
         run_id,
@@ -228,6 +231,8 @@ def _markers(testimony: Testimony, account: Account, total: int) -> list[Marker]
         },
         times=account.times.until(),
         total=total,
+        home=account.home,
+        helpers=account.helpers,
     )
 
 

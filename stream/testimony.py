@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from stream.errors import os_reason
+from stream.evidence.commands import digest_of
 from stream.evidence.moments import Moment
 from stream.evidence.policy import PolicyLayer
 from stream.evidence.sdk import SdkLayer, log_environment
@@ -29,6 +30,14 @@ from stream.records.runner import (
 from stream.system import write_all
 
 MOST_KEPT = 100_000  #: events of the SDK layer: an agent may say what it wants, and without end
+
+
+def command_seen(disclosure: Disclosure, command: str) -> str:
+    """What a shell is asked to run, wherever it is told: the same of the same."""
+    if disclosure.mode == "hashed":
+        return digest_of(command)
+    seen: str = disclosure.value(command)
+    return seen
 
 
 class Times:
@@ -73,7 +82,7 @@ class Testimony:
         self.sdk: list[SdkEvent] = []
         self.moments: list[Moment] = []
         self.policy: list[PolicyEvent] = []
-        self._see = disclosure.value
+        self._disclosure = disclosure
         self._sdk = sdk
         self._left_out = 0
         self._layer = SdkLayer(run_id)
@@ -130,8 +139,14 @@ class Testimony:
         for one in said[:room]:
             self.sdk.append(self._seen(one.event))
             if one.moment is not None:
-                self.moments.append(self._seen(one.moment))
+                self.moments.append(self._placed(one.moment))
+
+    def _placed(self, moment: Moment) -> Moment:
+        seen: Moment = self._seen(msgspec.structs.replace(moment, command=None))
+        if moment.command is None:
+            return seen
+        return msgspec.structs.replace(seen, command=command_seen(self._disclosure, moment.command))
 
     def _seen(self, record: Any) -> Any:
         """By what may be written down of this run."""
-        return msgspec.convert(self._see(msgspec.to_builtins(record)), type(record))
+        return msgspec.convert(self._disclosure.value(msgspec.to_builtins(record)), type(record))

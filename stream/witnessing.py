@@ -21,6 +21,7 @@ from stream.archive.chain import LayerFiles
 from stream.codec import join_lines
 from stream.conclusion import Account, Course, conclude
 from stream.errors import FeedError, RequiredError, os_reason
+from stream.evidence.commands import asked_in, known_by
 from stream.evidence.surface import Surface
 from stream.pipeline import Batch, Pipeline, Write
 from stream.recorder.cgroup import Cgroup
@@ -41,7 +42,7 @@ from stream.sources.kernel.strace import SILENT
 from stream.sources.kernel.watch import Watch
 from stream.stages.normalize import RESTARTED, WROTE, DetailLine, Normalize
 from stream.system import write_all
-from stream.testimony import Testimony, Times
+from stream.testimony import Testimony, Times, command_seen
 
 UNFINISHED = "the feed ended before its books were closed"
 _encode = msgspec.json.Encoder().encode
@@ -67,8 +68,9 @@ class KernelWitness:
         self._warn = warn
         self._files = LayerFiles(recording.folder)
         self._testimony = Testimony(recording.run_id, recording.disclosure, wish.sdk)
+        self._home = recording.wrappers_folder  # which the guard removes
         self._channels = Channels(
-            recording.wrappers_folder,  # which the guard removes
+            self._home,
             wish.sdk,
             {
                 "log": self._testimony.hear_log,
@@ -181,6 +183,8 @@ class KernelWitness:
             surface=self._surface,
             written=self._normalize.written,
             times=self._times,
+            home=self._recording.disclosure.value(path_text(os.fsencode(self._home))),
+            helpers=[path_text(os.fsencode(path)) for path in self._channels.helpers],
         )
         course = Course.of(self._recording, ending, self._given)
         folder = self._recording.folder
@@ -305,6 +309,8 @@ class _Censored(Struct):
                 seen[name] = self.disclosure.name(path_bytes(text), path_text)
         if item.argv:
             seen["argv"] = self.disclosure.words([*map(path_bytes, item.argv)], path_text)
+            asked = [command_seen(self.disclosure, text) for text in asked_in(item.argv)]
+            seen["asked"] = [known_by(text) for text in asked] or None
         return msgspec.structs.replace(item, **seen)
 
 

@@ -12,18 +12,21 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from heapq import merge
 from typing import IO, Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
 
 from stream.archive.columns import Columns, Form, columns_of
-from stream.evidence.steps import KernelStep
+from stream.evidence.own import Told
+from stream.evidence.steps import KernelStep, told_of
 from stream.evidence.surface import OPENED, Surface, ways_of
 from stream.records.control import Gap
-from stream.records.kernel import EXEC, EXIT, FORK, OPEN, KernelDetail, KernelEvent
+from stream.records.kernel import EXIT, OPEN, KernelDetail, KernelEvent
 from stream.records.runner import (
     DETAIL_FILE,
+    HOME,
     KERNEL_FILE,
     MARKERS_FILE,
     POLICY_FILE,
@@ -36,7 +39,9 @@ from stream.records.runner import (
 _IN_MEMORY = 2 << 20  #: bytes of each file
 _WORD = (1 << 64) - 1
 
-Told = tuple[int, int | list[str] | None]  #: the number of a fork, exec or exit, and what it says
+#: The number of an event that decides whose others are, and what it says.
+_Line = tuple[int, Told | None]
+_NO_MORE: _Line = (sys.maxsize, None)
 
 
 #: In the order in which they have to be taken.
@@ -62,7 +67,8 @@ class Gathering:
         self.lost = 0  #: by the gaps
         self._gaps: list[tuple[int, int]] = []
         self._after, self._is_waiting = 0, False
-        self._steps, self._others, self._told = _file(), _file(), _file()
+        self._steps, self._others = _file(), _file()
+        self._told, self._told_early = _file(), _file()
         self._waiting: Iterator[KernelEvent] | None = None
         self._next: KernelEvent | None = None
 
@@ -93,7 +99,7 @@ class Gathering:
         return [*self._gaps, *rest]
 
     def close(self) -> None:
-        for file in (self._steps, self._others, self._told):
+        for file in (self._steps, self._others, self._told, self._told_early):
             file.close()
 
     def finish(self) -> None:
@@ -102,8 +108,10 @@ class Gathering:
             self._enter(None)
 
     def steps(self) -> Iterator[KernelStep]:
-        told, cuts = self._read_told(), iter(sorted({marker.at for marker in self.markers}))
-        seq, said = next(told)
+        cuts = iter(sorted({marker.at for marker in self.markers}))
+        lines = (_read_told(file) for file in (self._told, self._told_early))
+        told = merge(*lines, key=lambda line: line[0])
+        seq, said = next(told, _NO_MORE)
         cut = at = 0
         for pids, kinds in self._read_steps():
             start, end = at, at + len(pids)
@@ -111,7 +119,7 @@ class Gathering:
                 while cut <= at:
                     cut = next(cuts, sys.maxsize)
                 while seq < at:
-                    seq, said = next(told)
+                    seq, said = next(told, _NO_MORE)
                 if seq == at:
                     yield pids[at - start], kinds[at - start], said, 1
                     at += 1
@@ -126,6 +134,7 @@ class Gathering:
         """Of the kernel layer."""
         self.events += len(columns.records)
         self._take_opens(columns)
+        self._tell_early(columns)
         if set(columns.types) != {OPEN}:
             others = [event for event in columns.records if event.event_type != OPEN]
             self._others.write(msgspec.json.Encoder().encode_lines(others))
@@ -168,15 +177,18 @@ class Gathering:
 
     def _tell(self, event: KernelEvent, detail: KernelDetail | None) -> None:
         """What must not be told together with others: it changes whose those are."""
-        said: Told | None = None
-        if event.event_type == EXIT:
-            said = (event.seq, None)
-        elif event.event_type == FORK and detail is not None:
-            said = (event.seq, detail.child)
-        elif event.event_type == EXEC and detail is not None:
-            said = (event.seq, detail.argv)
-        if said is not None:
-            self._told.write(msgspec.json.encode(said) + b"\n")
+        told = told_of(event, detail)
+        if told is not None or event.event_type == EXIT:
+            self._told.write(msgspec.json.encode((event.seq, told)) + b"\n")
+
+    def _tell_early(self, columns: Columns) -> None:
+        """Of opens, which wait for no detail."""
+        if HOME not in "\0".join(filter(None, columns.values)):
+            return
+        for event in columns.records:
+            told = told_of(event, None) if event.event_type == OPEN else None
+            if told is not None:
+                self._told_early.write(msgspec.json.encode((event.seq, told)) + b"\n")
 
     def _enter(self, detail: KernelDetail | None) -> None:
         """What waits first into the surface."""
@@ -197,11 +209,6 @@ class Gathering:
         decode = msgspec.json.Decoder(KernelEvent).decode
         self._others.seek(0)
         yield from map(decode, self._others)
-
-    def _read_told(self) -> Iterator[Told]:
-        self._told.seek(0)
-        yield from map(msgspec.json.Decoder(Told).decode, self._told)
-        yield sys.maxsize, None
 
     def _read_steps(self) -> Iterator[tuple[array[int], array[int]]]:
         self._steps.seek(0)
@@ -239,6 +246,11 @@ def _words(numbers: Sequence[int]) -> bytes:
 
 def _file() -> IO[bytes]:
     return tempfile.SpooledTemporaryFile(_IN_MEMORY)  # it has no name to leave behind
+
+
+def _read_told(file: IO[bytes]) -> Iterator[_Line]:
+    file.seek(0)
+    return map(msgspec.json.Decoder(_Line).decode, file)
 
 
 def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:

@@ -116,6 +116,7 @@ def imply(
         gaps=gathered.gaps(),
         has_kernel=capture.feed != "absent",
     )
+    surface.admit(correlation.near)
     health = make_health(
         run_id,
         capture,

@@ -12,10 +12,12 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from stream.archive.columns import Columns, Form, KernelDecoder, columns_of
+from stream.evidence.calls import TOOL_EVENTS
 from stream.records.control import Gap
 from stream.records.kernel import KernelDetail, KernelEvent, kind_of
 from stream.records.runner import (
     DETAIL_FILE,
+    HOME,
     KERNEL_FILE,
     MARKERS_FILE,
     POLICY_FILE,
@@ -206,6 +208,21 @@ class _Places:
             message = f"the SDK layer has no line {marker.sdk_seq}"
             yield "contract.marker", message, "$.sdk_seq"
         self._last = max(self._last, marker.at)
+        yield from _tellers(marker)
+
+
+def _tellers(marker: Marker) -> Iterator[Problem]:
+    """Who wrote a marker is known just where the kernel saw it written."""
+    is_written = marker.name in TOOL_EVENTS and marker.clock == "kernel"
+    if is_written != (marker.pid is not None):
+        yield "contract.marker", "its clock and its process do not go together", "$.pid"
+    is_start = marker.name == "run_started"
+    if marker.helpers and not (is_start and marker.home):
+        yield "contract.marker", "only a start with a home has helpers", "$.helpers"
+    if marker.home is None:
+        return
+    if not is_start or not marker.home.endswith(f"/{marker.run_id}/{HOME}"):
+        yield "contract.marker", "it is no folder of the recorder's own", "$.home"
 
 
 class RunnerDecoder:

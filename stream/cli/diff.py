@@ -24,7 +24,7 @@ _SETS = {
 }
 _WORDS = (
     *(f"{how}-{what}" for what in _SETS for how in ("added", "removed")),
-    *("changed-policy", "partial", "any"),
+    *("changed-policy", "partial", "unbound", "any"),
 )
 #: What only a whole kernel layer can tell.
 _KERNELS = ("paths", "endpoints", "execs")
@@ -43,7 +43,7 @@ def diff(
         [],
         metavar="WORDS",
         help="Exit 1 where there is such a difference: added- or removed- with paths, endpoints,"
-        " execs, tools or decisions; changed-policy; partial; any.",
+        " execs, tools or decisions; changed-policy; partial; unbound; any.",
     ),
     canonical: bool = typer.Option(
         False, "--canonical", help="Compare the layers line by line, with labels for processes."
@@ -76,6 +76,9 @@ def diff(
     What lies in a run's own folder is compared without the way there, as (run)/workspace/… .
     Where a side's kernel layer is not complete, --fail-on holds for what nobody can know:
     added-paths without one of B, removed-paths without one of A.
+
+    What an agent does between its calls leaves no call in doubt, and a comparison clean.
+    --fail-on unbound holds where a side did anything that is bound to no call.
 
     Exit 0, also where they differ; 1 where --fail-on says so, where the status is failed, or
     where --canonical found a difference; 2 where A or B is no evidence.
@@ -111,12 +114,14 @@ def _compare(base: str, head: str, words: list[str], *, as_record: bool) -> int:
 
 
 def _holds(word: str, found: CapabilityDiff) -> bool:
-    from stream.evidence.difference import is_same
+    from stream.evidence.difference import is_anything_unbound, is_same
 
     if word == "any":
         return not is_same(found)
     if word == "partial":
         return found.status != "clean"
+    if word == "unbound":
+        return is_anything_unbound(found)
     if word == "changed-policy":
         return bool(found.policy_outcomes["changed"])
     how, _, what = word.partition("-")

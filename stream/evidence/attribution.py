@@ -1,107 +1,238 @@
-"""Whose each kernel event is: read once, in order, with nothing held but the living processes."""
+"""Whose each kernel event is: read once, in order, with nothing held but the living processes.
+
+A call is told of by the process that wrote that it starts, or that started the hook that wrote
+it. What others do meanwhile, who neither are that process nor descend from it, is nobody's: an
+agent whose words go through another program told nothing itself.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Literal
 
+from msgspec import Struct
+
 from stream.evidence.calls import Call, Tally, code, in_order
+from stream.evidence.lineage import Lineage, Process
+from stream.evidence.own import Own, Told
 from stream.evidence.ownership import Ownership
 from stream.evidence.steps import KernelStep
-from stream.records.kernel import EXEC, EXIT, FORK
-from stream.records.runner import HOOK_PROGRAM
+from stream.evidence.surface import NEAR, Claim
+from stream.records.kernel import EXEC, EXIT, FORK, OPEN
 
 OUTSIDE = "kernel_events_outside_every_window"  #: the one ambiguity that a clean report may have
-_NAMED = 16  #: calls in the name of one overlap; `\+` stands for more
+OTHERS = "kernel_events_of_other_processes"
+OVERLAP = "kernel_events_in_overlapping_windows"
+_NAMED = 16  #: calls in one name; `\+` stands for more
 _MORE = r"\+"
 
 
+class _Doubt(Struct):
+    """Events of which it cannot be said whose they are."""
+
+    why: str
+    calls: list[dict[Call, None]]  #: those that they may belong to
+    tally: Tally
+
+
 class Attribution:
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, calls: Iterable[Call], own: Own) -> None:
         self.unbound: Tally = defaultdict(int)
         self.undecided: Tally = defaultdict(int)
         self.total = 0
-        self._overlaps: set[str] = set()
+        self.near: set[Claim] = set()  #: what others did with the recorder's own files
+        self._calls = list(calls)
+        self._names: set[str] = set()
         self._late: dict[Call, None] = {}  # something was done for them after their end
-        recorder = Call("", (0, 0))
-        self._tree = Ownership(f"/{run_id}/{HOOK_PROGRAM}", recorder)
-        self._open: dict[Call, None] = {}
-        # Where an event goes: by the call that its process was started for, None for the agent.
-        self._rows: dict[Call | None, Tally] = {None: self.unbound, recorder: self.unbound}
+        self._strangers: Tally = defaultdict(int)  # outside of every window, and not the agent
+        self._own = own
+        self._tree: Ownership[Call] = Ownership()
+        self._lineage = Lineage({pid for call in self._calls for pid in call.pids if pid})
+        self._tellers: dict[Call, Process | None] = {}
+        #: By who told of them. Of some, nobody knows.
+        self._open: defaultdict[Process | None, dict[Call, None]] = defaultdict(dict)
+        self._doubts: dict[tuple[str | int, ...], _Doubt] = {}
+        self._rows: dict[int, Tally] = {}  # by pid, while the same calls are open
 
-    def run(self, calls: Iterable[Call], events: Iterable[KernelStep]) -> None:
+    def run(self, events: Iterable[KernelStep]) -> None:
         steps = iter(events)
-        for at, what, call in _edges(calls):
+        for at, what, call in _edges(self._calls):
             if not self._advance(steps, at - self.total):
                 return
             self._turn(what, call)
         self._advance(steps, None)
 
-    def named(self) -> Iterator[str]:
-        yield from self._overlaps
-        yield from (code("kernel_events_after_call", call.id) for call in self._late)
+    def finish(self) -> Iterator[str]:
+        """What is not certain."""
+        if self._strangers:
+            _add(self._strangers, self.unbound)
+            self._names.add(OTHERS)
         if self.unbound:
-            yield OUTSIDE
+            self._names.add(OUTSIDE)
+        yield from self._names
+        yield from (code("kernel_events_after_call", call.id) for call in self._late)
 
     def _turn(self, what: Literal["opens", "closes"], call: Call) -> None:
+        start, end = call.pids
         if what == "opens":
-            self._open[call] = None
-            self._rows[call] = call.tally
+            teller = self._tellers[call] = None if start is None else self._teller(start)
+            self._open[teller][call] = None
             if call.command is not None:
                 self._tree.expect(call, call.command)
         else:
-            del self._open[call], self._rows[call]
-            self._tree.forget(call)
+            teller = self._tellers.pop(call)
+            del self._open[teller][call]
+            if not self._open[teller]:
+                del self._open[teller]
+            if call.command is not None:
+                self._tree.forget(call, call.command)
+            if teller is not None and end is not None and self._teller(end) is not teller:
+                self._names.add(code("sdk_tool_call_told_by_several_processes", call.id))
+                _add(call.tally, self.undecided)
+                call.tally.clear()
+        if teller is None or (call.end is not None and end is None):
+            self._names.add(code("sdk_tool_call_told_by_unknown_process", call.id))
+
+    def _teller(self, pid: int) -> Process:
+        """Of a hook, the program that started it."""
+        one = self._lineage.of(pid)
+        if self._own.is_hook(pid):
+            while one.parent is not None and (one.is_hook or not one.has_executed):
+                one = one.parent
+        self._lineage.tells(one)
+        return one
 
     def _advance(self, steps: Iterator[KernelStep], count: int | None) -> bool:
         """With the same calls open. Whether there were that many."""
         if count is not None and count <= 0:
             return True
-        own, doubtful = self._of_the_agent()
-        rows, owners = self._rows, self._tree.owners
-        rows[None] = own
+        rows = self._rows
+        rows.clear()
         number = 0
-        for pid, kind, detail, times in steps:
-            if detail is not None:
-                self._learn(pid, kind, detail)
-            row = rows.get(owners.get(pid))
-            if row is None:
-                row = self._after_its_call(pid)
+        for pid, kind, told, times in steps:
+            if told is not None or kind == EXIT:
+                row = self._learn(pid, kind, told)
+            else:
+                known = rows.get(pid)
+                row = self._row_of(pid) if known is None else known
+                rows[pid] = row
             row[kind] += times
-            if kind == EXIT:
-                self._tree.gone(pid)
             number += times
             if number == count:
                 break
         self.total += number
-        if doubtful and own:
-            self._overlap(own)
+        self._settle()
         return number == count
 
-    def _of_the_agent(self) -> tuple[Tally, bool]:
-        """Where that goes which no process tree decides, and whether it is decided at all."""
-        if len(self._open) == 1:
-            return next(iter(self._open)).tally, False
-        return (defaultdict(int), True) if self._open else (self.unbound, False)
+    def _learn(self, pid: int, kind: int, told: Told | None) -> Tally:
+        is_own = self._own.has(pid, kind, told)
+        if kind == EXEC and told is not None:
+            is_own = self._executes(pid, told, is_own=is_own)
+        if not is_own and told is not None and NEAR in (told.path or ""):
+            self._claim(kind, told)
+        row = self.unbound if is_own else self._rows.get(pid) or self._row_of(pid)
+        if kind == FORK and told is not None:
+            self._forks(pid, told.child, is_own=is_own)
+        elif kind == EXIT:
+            self._forget(pid)
+            self._lineage.gone(pid)
+            self._tree.gone(pid)
+        return row
 
-    def _learn(self, pid: int, kind: int, detail: int | list[str]) -> None:
-        if kind == FORK and isinstance(detail, int):
-            self._tree.forked(pid, detail, self._open)
-        elif kind == EXEC and isinstance(detail, list):
-            self._tree.executed(pid, detail)
+    def _forks(self, pid: int, child: int, *, is_own: bool) -> None:
+        self._lineage.forked(pid, child)
+        if is_own:
+            self._tree.gone(child)
+        else:
+            self._tree.forked(pid, child, self._only(pid))
+        self._forget(child)
 
-    def _after_its_call(self, pid: int) -> Tally:
-        self._late[self._tree.owners[pid]] = None
-        return self.undecided if self._open else self.unbound
+    def _forget(self, pid: int) -> None:
+        if self._lineage.of(pid).is_teller:
+            self._rows.clear()  # who is a stranger depends on who is there to tell
+        else:
+            self._rows.pop(pid, None)
 
-    def _overlap(self, own: Tally) -> None:
-        for kind, count in own.items():
-            self.undecided[kind] += count
-        some = sorted(call.id for call in islice(self._open, _NAMED))
-        name = code("kernel_events_in_overlapping_windows", *some)
-        self._overlaps.add(f"{name},{_MORE}" if len(self._open) > _NAMED else name)
+    def _executes(self, pid: int, told: Told, *, is_own: bool) -> bool:
+        process = self._lineage.of(pid)
+        process.has_executed = True
+        if self._tree.is_sure(pid) and self._own.is_hook(pid):
+            self._own.a_call_runs(pid)
+            is_own = False
+        process.is_hook = self._own.is_hook(pid)
+        if process.is_hook:
+            self._tree.gone(pid)
+        else:
+            calls = list(self._candidates(pid))
+            self._tree.executed(pid, told.asked, lambda call: any(call in one for one in calls))
+        self._rows.pop(pid, None)
+        return is_own
+
+    def _claim(self, kind: int, told: Told) -> None:
+        if kind in (EXEC, OPEN) and told.path is not None:
+            self.near.add((kind, told.path, told.ways, told.result))
+
+    # --- where an event goes --------------------------------------------------------------------
+
+    def _candidates(self, pid: int) -> Iterator[dict[Call, None]]:
+        """Calls that are open, and that the process can be at work for."""
+        if not self._open:
+            return
+        if None in self._open:
+            yield self._open[None]
+        for teller in self._lineage.tellers_of(self._lineage.of(pid)):
+            if teller in self._open:
+                yield self._open[teller]
+
+    def _only(self, pid: int) -> Call | None:
+        some = list(islice(chain.from_iterable(self._candidates(pid)), 2))
+        return some[0] if len(some) == 1 else None
+
+    def _row_of(self, pid: int) -> Tally:
+        owner = self._tree.owners.get(pid)
+        if owner is not None:
+            if owner in self._tellers:
+                return owner.tally
+            self._late[owner] = None
+            return self.undecided if self._open else self.unbound
+        candidates = list(self._candidates(pid))
+        some = list(islice(chain.from_iterable(candidates), 2))
+        if len(some) == 1:
+            return some[0].tally
+        if some:
+            return self._doubt(OVERLAP, candidates)
+        if self._open:
+            return self._doubt(OTHERS, list(self._open.values()))
+        return self._strangers if self._is_a_stranger(pid) else self.unbound
+
+    def _is_a_stranger(self, pid: int) -> bool:
+        """While there is somebody to tell what is done, and it is none of them who does it."""
+        one = self._lineage.of(pid)
+        return bool(self._lineage.telling) and not any(self._lineage.tellers_of(one))
+
+    def _doubt(self, why: str, calls: list[dict[Call, None]]) -> Tally:
+        key: tuple[str | int, ...] = (why, *map(id, calls))
+        return self._doubts.setdefault(key, _Doubt(why, calls, defaultdict(int))).tally
+
+    def _settle(self) -> None:
+        for doubt in self._doubts.values():
+            if doubt.tally:
+                _add(doubt.tally, self.undecided)
+                calls = islice(chain.from_iterable(doubt.calls), _NAMED + 1)
+                self._names.add(_code_of(doubt.why, [call.id for call in calls]))
+        self._doubts.clear()
+
+
+def _code_of(why: str, ids: list[str]) -> str:
+    name = code(why, *sorted(ids[:_NAMED]))
+    return f"{name},{_MORE}" if len(ids) > _NAMED else name
+
+
+def _add(some: Tally, to: Tally) -> None:
+    for kind, count in some.items():
+        to[kind] += count
 
 
 def _edges(calls: Iterable[Call]) -> list[tuple[int, Literal["opens", "closes"], Call]]:

@@ -25,6 +25,7 @@ class Call(Struct, eq=False):
     begin: int | None = None  #: half-open, in numbers of kernel events
     end: int | None = None
     command: str | None = None
+    pids: tuple[int | None, int | None] = (None, None)  #: who told its start, and its end
     tools: set[str] = set()
     decisions: list[str] = []
     tally: Tally = defaultdict(int)
@@ -81,8 +82,10 @@ def _mark(call: Call, marker: Marker, number: int) -> None:
     call.order = min(call.order, (0, number))
     if marker.name == "tool_call_started" and call.begin is None:
         call.begin, call.end, call.command = marker.at, None, marker.command
+        call.pids = (marker.pid, None)
     elif marker.name == "tool_call_completed" and call.end is None:
         call.end = marker.at
+        call.pids = (call.pids[0], marker.pid)
 
 
 def in_order(calls: Iterable[Call]) -> list[Call]:

@@ -1,92 +1,87 @@
-"""Whether a process was started to run what a tool call was asked to run.
+"""What a shell was asked to run, by its arguments: to be held against what tool calls ask for.
 
 Claude Code runs a command as `bash -c "… eval 'the command' < /dev/null && …"`: quoted as a shell
-would want it. Others hand it over as it is. Where the commands of several calls are found in one
-process, the place that says most counts, and there the longest; where that leaves two, neither.
+would want it. Others hand it over as it is. The text is taken out before anything is censored,
+and censored as the call's own is: what was one command stays one, whatever may be written down.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from msgspec import Struct
-
-from stream.records.kernel import path_text
-
-_CUT = 32  #: so many characters are enough to know a command whose end was cut off
-_KEPT = 4096  #: characters: no feed keeps more of all arguments together
-_BEFORE = frozenset(" \t\n'\"`;|&({")
-_AFTER = frozenset(" \t\n'\"`;|&)}<>")
+MOST = 1024  #: characters that a command is known by: of a long one a feed keeps no more
+_EVAL = re.compile(r"(?:\A|[\s;&|({])eval ")
+_DIGEST = "sha256:"
 
 
-class Command(Struct, frozen=True):
-    """What one call was asked to run, in the ways in which it may stand in an argument."""
-
-    text: str
-    forms: tuple[str, ...]
+def known_by(command: str) -> str:
+    """What two texts of one command have in common. Empty: nothing can be known by it."""
+    return command[:MOST] if command.strip() else ""
 
 
-def command_of(text: str) -> Command | None:
-    """None: nothing can be known by it."""
-    if not text.strip():
-        return None
-    text = text[:_KEPT]
-    ways = (form for way in _quoted(text) for form in (way, _told(way)))
-    return Command(text, tuple(dict.fromkeys(ways)))
+def digest_of(command: str) -> str:
+    import hashlib
+
+    text = known_by(command).encode("utf-8", "surrogatepass")
+    return f"{_DIGEST}{hashlib.sha256(text).hexdigest()}"
 
 
-def _quoted(text: str) -> Iterable[str]:
-    yield text
-    yield "'" + text.replace("'", "'\"'\"'") + "'"
-    yield "'" + text.replace("'", "'\\''") + "'"
-    yield '"' + re.sub(r'(["\\$`!])', r"\\\1", text) + '"'
-    yield re.sub(r"([^\w@%+=:,./-])", r"\\\1", text)
+def asked_in(argv: Sequence[str] | None) -> list[str]:
+    """The word behind `-c`, and what is evaluated in it: what stands last first."""
+    for number, word in enumerate(argv or ()):
+        if number and _takes_a_command(word):
+            given = [_untold(one) for one in (argv or ())[number + 1 : number + 2]]
+            return [*given, *(text for one in given for text in _evaluated(one))]
+    return []
 
 
-def _told(text: str) -> str:
-    """As a kernel feed tells it: every backslash doubled."""
-    return path_text(text.encode())
+def _takes_a_command(word: str) -> bool:
+    return word[:1] == "-" and word[1:2] != "-" and word[-1:] == "c"
 
 
-def asked_for(argv: Sequence[str], commands: Iterable[Command]) -> Command | None:
-    """Which one of them this process runs."""
-    candidates = list(commands)
-    for stands in (_is_evaluated, _is_an_argument, _is_anywhere):
-        found = [one for one in candidates if any(stands(one, word) for word in argv)]
-        if found:
-            return _longest(found)
-    return None
+def _evaluated(text: str) -> list[str]:
+    """The last one is the command; those before it belong to what prepares it. What stands in
+    one of them is not asked for by itself."""
+    words: list[str] = []
+    at = 0
+    while place := _EVAL.search(text, at):
+        word, at = _first_word(text, place.end())
+        if word is not None:
+            words.insert(0, word)
+    return words
 
 
-def _is_evaluated(command: Command, word: str) -> bool:
-    if any(_stands(f"eval {form}", word) for form in command.forms):
-        return True
-    _, is_there, rest = word.rpartition("eval ")  # the last one: it may be cut
-    return bool(is_there) and len(rest) >= _CUT and any(f.startswith(rest) for f in command.forms)
+def _first_word(text: str, at: int) -> tuple[str | None, int]:
+    """As a shell would read it, and where it ends. One that was cut off has to be long enough."""
+    word = ""
+    while found := _PIECE.match(text, at):
+        at = found.end()
+        piece, is_whole = _plain(found)
+        word += piece
+        if not is_whole:
+            return (word if len(word) >= MOST else None), len(text)
+    return word, at
 
 
-def _is_an_argument(command: Command, word: str) -> bool:
-    return word in (command.text, _told(command.text))
+_PIECE = re.compile(
+    r"""'(?P<single>[^']*)(?P<end>'?)"""
+    r"""|"(?P<double>(?:[^"\\]|\\.)*)(?P<shut>"?)"""
+    r"""|\\(?P<escaped>.)"""
+    r"""|(?P<plain>[^\s'"\\;&|()<>]+)""",
+    re.DOTALL,
+)
 
 
-def _is_anywhere(command: Command, word: str) -> bool:
-    return any(_stands(form, word) for form in command.forms)
+def _plain(piece: re.Match[str]) -> tuple[str, bool]:
+    """Without its quotes, and whether the last of these is there."""
+    if piece["single"] is not None:
+        return piece["single"], bool(piece["end"])
+    if piece["double"] is not None:
+        return re.sub(r"\\([\"\\$`!])", r"\1", piece["double"]), bool(piece["shut"])
+    return piece["escaped"] or piece["plain"], True
 
 
-def _stands(form: str, word: str) -> bool:
-    """As words of their own: `ls` is not in `else`."""
-    start = word.find(form)
-    while start >= 0:
-        end = start + len(form)
-        opens = start == 0 or word[start - 1] in _BEFORE
-        if opens and (end == len(word) or word[end] in _AFTER):
-            return True
-        start = word.find(form, start + 1)
-    return False
-
-
-def _longest(found: list[Command]) -> Command | None:
-    size = max(len(one.text) for one in found)
-    longest = [one for one in found if len(one.text) == size]
-    return longest[0] if len(longest) == 1 else None
+def _untold(word: str) -> str:
+    """A kernel feed doubles every backslash."""
+    return word.replace("\\\\", "\\")

@@ -14,7 +14,9 @@ from msgspec import Struct
 
 from stream.evidence.attribution import OUTSIDE, Attribution
 from stream.evidence.calls import TOOL_EVENTS, Call, Tally, calls_of, code, in_order
+from stream.evidence.own import Own
 from stream.evidence.steps import KernelStep
+from stream.evidence.surface import Claim
 from stream.records.kernel import kind_of
 from stream.records.runner import (
     Binding,
@@ -34,6 +36,7 @@ class Correlation(Struct, frozen=True):
     calls: dict[str, dict[str, int]]  #: by call: events of each kind
     unbound: dict[str, int]  #: outside of every window
     undecided: dict[str, int]  #: inside of windows, and it cannot be said whose
+    near: set[Claim]  #: of what was done in the recorder's own folder, what was not its own work
 
 
 def correlate(
@@ -49,16 +52,18 @@ def correlate(
     """`events` is read once. A gap is the numbers between which the lost events would stand."""
     calls = calls_of(sdk, policy, markers)
     named = set(_named_of_calls(calls, policy))
-    attribution = Attribution(run_id)
-    attribution.run(calls.values(), events)
-    named |= set(attribution.named())
-    named |= set(_named_of_evidence(calls, attribution, policy, has_kernel=has_kernel))
+    attribution = Attribution(calls.values(), _own(markers))
+    attribution.run(events)
+    total = attribution.total
+    doubts = set(attribution.finish())
+    named |= doubts if has_kernel else set()
+    named |= set(_named_of_evidence(calls, total, policy, has_kernel=has_kernel))
     named |= {code("kernel_events_lost_in_window", c.id) for c in _tainted(calls.values(), gaps)}
     if any(e.event_type in TOOL_EVENTS and e.tool_call_id is None for e in sdk):
         named.add("sdk_event_without_tool_call_id")
-    if not (attribution.total or sdk or policy):
+    if not (total or sdk or policy):
         named.add("nothing_observed")
-    bindings = [_binding(call) for call in in_order(calls.values())]
+    bindings = [_binding(call, total) for call in in_order(calls.values())]
     report = CorrelationReport(
         run_id=run_id,
         status=_status(bindings, named, has_kernel=has_kernel),
@@ -70,7 +75,13 @@ def correlate(
         calls={call.id: _by_kind(call.tally) for call in in_order(calls.values())},
         unbound=_by_kind(attribution.unbound),
         undecided=_by_kind(attribution.undecided),
+        near=attribution.near,
     )
+
+
+def _own(markers: Sequence[Marker]) -> Own:
+    first = markers[0] if markers else None
+    return Own(None, ()) if first is None else Own(first.home, first.helpers)
 
 
 def _status(bindings: Sequence[Binding], named: set[str], *, has_kernel: bool) -> State:
@@ -79,18 +90,25 @@ def _status(bindings: Sequence[Binding], named: set[str], *, has_kernel: bool) -
     return "clean" if bindings and not named - {OUTSIDE} else "partial"
 
 
-def _binding(call: Call) -> Binding:
+def _binding(call: Call, total: int) -> Binding:
     """Where an end is not known, nothing narrower than the run's own can be named."""
     decisions = set(call.decisions)
     return Binding(
         tool_call_id=call.id,
         policy_decision=decisions.pop() if len(decisions) == 1 else None,
-        kernel_event_count=call.count,
+        kernel_event_count=_events_of(call, total),
         window=Window(
             start="run_started" if call.begin is None else f"tool_call_started:{call.id}",
             end="run_finished" if call.end is None else f"tool_call_completed:{call.id}",
         ),
     )
+
+
+def _events_of(call: Call, total: int) -> int:
+    """Of one whose start nobody told, all that its window holds: none of it is its alone."""
+    if call.begin is not None:
+        return call.count
+    return total if call.end is None else min(call.end, total)
 
 
 def _by_kind(tally: Tally) -> dict[str, int]:
@@ -123,17 +141,19 @@ def _named_of_calls(calls: dict[str, Call], policy: Sequence[PolicyEvent]) -> It
 
 def _named_of_evidence(
     calls: dict[str, Call],
-    attribution: Attribution,
+    total: int,
     policy: Sequence[PolicyEvent],
     *,
     has_kernel: bool,
 ) -> Iterator[str]:
     if not has_kernel:
         yield "kernel_layer_absent"
-    if policy and not attribution.total:
+    if policy and not total:
         yield "policy_events_without_kernel_events"
     for call in calls.values():
-        if has_kernel and call.is_told and not call.count:
+        if has_kernel and call.is_told and call.begin is None:
+            yield code("sdk_tool_call_without_window", call.id)
+        elif has_kernel and call.is_told and not call.count:
             yield code("sdk_tool_call_without_kernel_events", call.id)
 
 

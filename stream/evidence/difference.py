@@ -51,6 +51,13 @@ _UNSTABLE = (
     "policy_event_without_tool_call_id",
     "sdk_tool_call_duplicate",
 )
+#: And those that say that something was done for no call that is known.
+_UNBOUND = {
+    "kernel_events_outside_every_window",
+    "kernel_events_of_other_processes",
+    "kernel_events_in_overlapping_windows",
+    "kernel_events_after_call",
+}
 _SCOPE = {
     "projection": "surface_set",
     "uses_raw_telemetry": False,
@@ -140,6 +147,12 @@ def is_same(found: CapabilityDiff) -> bool:
     """Nothing came, went or was decided otherwise, as far as it could be compared."""
     changes = (*found.surface.values(), found.binding_ids)
     return not any(c.added or c.removed for c in changes) and not found.policy_outcomes["changed"]
+
+
+def is_anything_unbound(found: CapabilityDiff) -> bool:
+    """A side did something that belongs to none of its calls, or may not."""
+    named = (ambiguity.partition(": ")[2].partition(":")[0] for ambiguity in found.ambiguities)
+    return any(found.unbound.values()) or not _UNBOUND.isdisjoint(named)
 
 
 # --- what is compared ---------------------------------------------------------------------------
@@ -294,6 +307,10 @@ def _remarks(sides: Mapping[Side, Evidence], found: CapabilityDiff) -> Iterator[
         yield "capability_diff_idempotent: base and head evidence sets are identical"
     elif calls.added and calls.removed and not calls.unchanged:
         yield "capability_diff_no_common_call: no tool call id is in both, calls are not compared"
+    for side, evidence in sides.items():
+        codes = [] if evidence.correlation is None else evidence.correlation.ambiguities
+        if _is_correlated(evidence) and not _UNBOUND.isdisjoint(codes):
+            yield f"capability_diff_{side}_outside: some of it was done between its calls"
     if base.has_companion != head.has_companion:
         yield (
             "capability_diff_rules_differ: only one of them was recorded by rules that leave out"

@@ -36,7 +36,7 @@ class Moment(Struct, frozen=True):
 class Written(Struct, frozen=True):
     """A channel, as the kernel saw it written and as the recorder received it."""
 
-    writes: Sequence[tuple[int, int]]  #: so many bytes by then, and when: ns
+    writes: Sequence[tuple[int, int, int]]  #: so many bytes by then, when: ns, and by whom
     received: int
 
     @property
@@ -52,6 +52,7 @@ class _Placed(Struct):
     at: int
     clock: Clock
     moment: Moment
+    pid: int | None
 
 
 def place(
@@ -61,31 +62,43 @@ def place(
     written: Mapping[str, Written],
     times: Callable[[int], int],
     total: int,
+    home: str | None = None,
+    helpers: Sequence[str] = (),
 ) -> list[Marker]:
     """The markers of a run with `total` kernel events.
 
     `written`: of each channel that the kernel saw written. `times`: how many kernel events had
-    happened by then.
+    happened by then. `home`: the folder of the recorder's own programs, and `helpers`: what
+    these run.
     """
     whole = {channel: one for channel, one in written.items() if one.is_whole}
-    sizes = {channel: [size for size, _ in one.writes] for channel, one in whole.items()}
+    sizes = {channel: [size for size, *_ in one.writes] for channel, one in whole.items()}
     begun: dict[str | None, int] = {}
     placed: list[_Placed] = []
     for moment in moments:
-        ts, clock = moment.arrived_ns, _ARRIVAL
+        ts, clock, pid = moment.arrived_ns, _ARRIVAL, None
         if moment.channel in whole:
             number = bisect_left(sizes[moment.channel], moment.offset_end)
             if number < len(sizes[moment.channel]):
-                ts, clock = whole[moment.channel].writes[number][1], _KERNEL
+                _, ts, pid = whole[moment.channel].writes[number]
+                clock = _KERNEL
         at = min(max(times(ts), 0), total)
         if moment.name == "tool_call_started":
             begun.setdefault(moment.tool_call_id, at)
         elif moment.tool_call_id is not None:  # two clocks may disagree by a little
             at = max(at, begun.get(moment.tool_call_id, 0))
-        placed.append(_Placed(at, clock, moment))
+        placed.append(_Placed(at, clock, moment, pid))
     placed.sort(key=lambda one: one.at)  # stable: what was told first comes first
     return [
-        Marker(run_id=run_id, seq=0, name="run_started", at=0, clock="kernel"),
+        Marker(
+            run_id=run_id,
+            seq=0,
+            name="run_started",
+            at=0,
+            clock="kernel",
+            home=home,
+            helpers=list(helpers),
+        ),
         *(_marker(run_id, seq, one) for seq, one in enumerate(placed, 1)),
         Marker(run_id=run_id, seq=len(placed) + 1, name="run_finished", at=total, clock="kernel"),
     ]
@@ -101,4 +114,5 @@ def _marker(run_id: str, seq: int, one: _Placed) -> Marker:
         tool_call_id=one.moment.tool_call_id,
         sdk_seq=one.moment.sdk_seq,
         command=one.moment.command,
+        pid=one.pid,
     )

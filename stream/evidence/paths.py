@@ -49,6 +49,19 @@ class Paths(Generic[KeyT]):
             except KeyError:
                 folders[folder] = {name}
 
+    def remove(self, text: str, is_out: Callable[[KeyT], bool]) -> None:
+        """Every path that has the text in it, which begins with the one slash that it has, under
+        the keys that are out."""
+        start = text[1:]
+        for folders in (folders for key, folders in self._named.items() if is_out(key)):
+            for folder, names in folders.items():
+                if folder is None:
+                    continue
+                if text in f"{folder}/":
+                    names.clear()
+                else:
+                    names -= {name for name in names if name.startswith(start)}
+
     def pieces(self, tell: Tell[KeyT, T]) -> Iterator[dict[str, T]]:
         """By path, what is to be told of its keys. Sorted by code points, which is the order of
         UTF-8 bytes."""

@@ -6,15 +6,31 @@ from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
+from stream.evidence.commands import asked_in
+from stream.evidence.own import Told
+from stream.evidence.surface import ways_of
 from stream.records.control import GAP
-from stream.records.kernel import EXEC, FORK
+from stream.records.kernel import (
+    EXEC,
+    FORK,
+    LINK,
+    OPEN,
+    RENAME,
+    SYMLINK,
+    KernelDetail,
+    KernelEvent,
+)
+from stream.records.runner import HOME
 
-#: pid, event_type; of a fork the new process, of an exec its arguments; and how many there are of
-#: it. Only what has no such detail and is no exit may stand for several, and in any order among
-#: others of that kind; none stands for events before and after a marker.
-KernelStep: TypeAlias = tuple[int, int, int | list[str] | None, int]
+#: pid, event_type; more, of what decides whose others are; and how many there are of it. Only what
+#: has no more and is no exit may stand for several, and in any order among others of that kind;
+#: none stands for events before and after a marker.
+KernelStep: TypeAlias = tuple[int, int, Told | None, int]
+#: A rename may move a folder that is not named in it; both paths of a link count.
+_TELLING = {EXEC, FORK, RENAME, LINK}
+_HOME = HOME.encode()
 
 
 class _Line(Struct):
@@ -25,38 +41,61 @@ class _Line(Struct):
 class _Beside(Struct):
     schema: str
     seq: int = -1
-    child: int = 0
-    argv: list[str] | None = None
 
 
 _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_beside = msgspec.json.Decoder(_Beside).decode
+_decode_event = msgspec.json.Decoder(KernelEvent).decode
+_decode_detail = msgspec.json.Decoder(KernelDetail).decode
 
 
 def kernel_steps(kernel: Iterable[bytes], details: Iterable[bytes]) -> Iterator[KernelStep]:
     """From the lines of both files. They are taken to be what they should be: another part
     verifies that."""
-    beside = _besides(details)
-    seq, one = next(beside)
+    besides = _besides(details)
+    seq, beside = next(besides)
     for number, line in enumerate(kernel):
         step = _decode_line(line)
         while 0 <= seq < number:
-            seq, one = next(beside)
-        detail: int | list[str] | None = None
-        if seq == number and one is not None:
-            if step.event_type == FORK:
-                detail = one.child
-            elif step.event_type == EXEC:
-                detail = one.argv
-        yield step.pid, step.event_type, detail, 1
+            seq, beside = next(besides)
+        told = None
+        if step.event_type in _TELLING or _HOME in line or (seq == number and _HOME in beside):
+            detail = _decode_detail(beside) if seq == number else None
+            told = told_of(_decode_event(line), detail)
+        yield step.pid, step.event_type, told, 1
 
 
-def _besides(details: Iterable[bytes]) -> Iterator[tuple[int, _Beside | None]]:
+def told_of(event: KernelEvent, detail: KernelDetail | None) -> Told | None:
+    """None: nothing else depends on it."""
+    kind, path = event.event_type, event.value
+    to_path = None
+    if detail is not None:
+        to_path = detail.path if kind == SYMLINK else detail.to_path
+    if kind not in _TELLING and HOME not in f"{path or ''}{to_path or ''}":
+        return None
+    if kind == OPEN:
+        ways = ways_of(event.access_mode, event.operation_flags)
+        result = None if event.return_value is UNSET else event.return_value
+        is_reading = event.access_mode == "read" and event.operation_flags is UNSET
+        return Told(path=path, ways=ways, is_reading=is_reading, result=result)
+    if detail is None:
+        return Told(path=path) if kind != FORK else None
+    asked = detail.asked if detail.asked is not None else asked_in(detail.argv)
+    return Told(
+        child=detail.child,
+        path=path,
+        to_path=to_path,
+        asked=asked,
+        is_plain="other_mounts" not in detail.marks,
+    )
+
+
+def _besides(details: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     for line in details:
         one = _decode_beside(line)
         if one.schema != GAP:
-            yield one.seq, one
-    yield -1, None
+            yield one.seq, line
+    yield -1, b""
 
 
 def lost_between(details: Iterable[bytes], total: int) -> list[tuple[int, int]]:

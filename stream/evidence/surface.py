@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import get_args
+from typing import TypeAlias, get_args
 
 from msgspec import UNSET, UnsetType
 
@@ -45,7 +45,7 @@ from stream.records.kernel import (
     KernelEvent,
     OperationFlag,
 )
-from stream.records.runner import CapabilitySurface, PolicyEvent, SdkEvent
+from stream.records.runner import HOME, CapabilitySurface, PolicyEvent, SdkEvent
 
 OPENED = "openat"  #: what an open is called, whichever call it was
 #: The calls that change the file system, and how each of their two paths was reached.
@@ -73,6 +73,10 @@ _WAYS = tuple(
     )
 )
 _BITS = {way: 1 << number for number, way in enumerate(_WAYS)}
+_OPEN_BITS = sum(_BITS[way] for way in (*get_args(AccessMode), *get_args(OperationFlag)))
+#: A program that was started, or an open: event_type, path, of an open how, and its result.
+Claim: TypeAlias = tuple[int, str, int, int | None]
+NEAR = f"/{HOME}"  #: in the path of all that may be the recorder's own
 
 
 def ways_of(
@@ -101,6 +105,20 @@ class Surface:
         self._agent_tools: set[str] = set()
         self._policy_tools: set[str] = set()
         self._decisions: set[str] = set()
+
+    def admit(self, near: Iterable[Claim]) -> None:
+        """Of all opens and programs in the recorder's own folder, these alone are the run's. In
+        the end, when all the rest has been told."""
+        self._programs = {path for path in self._programs if NEAR not in path}
+        self._reached.remove(NEAR, lambda ways: bool(ways & _OPEN_BITS))
+        self._missed.remove(NEAR, lambda why: why.startswith(f"{OPENED}:"))
+        for kind, path, ways, result in near:
+            if kind == EXEC:
+                self._programs.add(path)
+            elif result is not None and result >= 0:
+                self.reach(path, ways)
+            else:
+                self.miss(path, OPENED, result)
 
     def reach(self, path: str, ways: int) -> None:
         """An open that succeeded. The same as its line, without the cost of making one."""

@@ -38,6 +38,7 @@ class Channels:
         self._followed: list[_Followed] = []
         self._collector = Collector(hear["otel"]) if sdk == "otel" else None
         self._is_over = False
+        self.helpers: tuple[str, ...] = ()  #: programs that the hooks run
 
     def open(self) -> dict[bytes, bytes]:
         """What the agent's environment must say of what was asked for. Raises OSError."""
@@ -48,6 +49,7 @@ class Channels:
             return self._collector.open()
         if self._sdk == "hooks":
             hooks = make_hooks(self._home)
+            self.helpers = hooks.helpers
             fd = os.open(hooks.log, os.O_RDONLY | os.O_CLOEXEC)
             self._followed.append(_Followed("hooks", fd, self._hear["hooks"]))
             return hooks.environment

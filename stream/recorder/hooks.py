@@ -34,6 +34,7 @@ class Hooks(Struct, frozen=True):
     log: Path
     program: Path
     settings: Path
+    helpers: tuple[str, ...]
 
     @property
     def environment(self) -> dict[bytes, bytes]:
@@ -50,9 +51,12 @@ def lacking_for_hooks() -> list[str]:
 
 def make_hooks(home: Path) -> Hooks:
     """In a folder that is there. Who makes them removes it. Raises OSError."""
-    hooks = Hooks(home / "hooks.ndjson", home / "hook", home / "hooks.json")
-    programs = {name: shlex.quote(shutil.which(name) or name) for name in _NEEDS}
-    script = _SCRIPT.format(**programs, log=shlex.quote(str(hooks.log)))
+    programs = {name: shutil.which(name) or name for name in _NEEDS}
+    hooks = Hooks(
+        home / "hooks.ndjson", home / "hook", home / "hooks.json", tuple(programs.values())
+    )
+    quoted = {name: shlex.quote(path) for name, path in programs.items()}
+    script = _SCRIPT.format(**quoted, log=shlex.quote(str(hooks.log)))
     command = {"type": "command", "command": shlex.quote(str(hooks.program)), "timeout": LIMIT}
     every = [{"matcher": "*", "hooks": [command]}]
     settings = {"hooks": dict.fromkeys(EVENTS, every)}

@@ -37,6 +37,7 @@ from stream.records.run import (
     RunMetadata,
     WorkspaceMode,
 )
+from stream.records.runner import HOME
 from stream.system import system_name
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}")
@@ -61,7 +62,8 @@ class Recording(Struct, kw_only=True):
 
     @property
     def wrappers_folder(self) -> Path:
-        return self.folder / ".wrappers"
+        """By the path that a kernel has for it, so that its files are known when they are used."""
+        return Path(os.path.realpath(self.folder)) / HOME
 
     @property
     def origin(self) -> str:

@@ -73,6 +73,7 @@ class RawEvent(
     stream: str = ""  #: wrote: which of the watched ones
     scope: Scope = "both"
     marks: list[Mark] = []
+    asked: list[str] | None = None  #: what a shell was asked to run, where argv was censored
 
 
 #: What of an event is text by `path_text`, beside the arguments of a program.
@@ -209,6 +210,7 @@ class KernelDetail(
     exit_status: int | None = None
     scope: Scope = "both"
     marks: list[Mark] = []
+    asked: list[str] | None = None  #: what a shell was asked to run, where argv does not tell
 
 
 _NUMBER = "(?:0|[1-9][0-9]*)"

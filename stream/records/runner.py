@@ -36,7 +36,8 @@ CORRELATION_FILE = "correlation-report.json"
 COMPANION_FILE = "companion.json"
 CHAIN_FILE = "chain.ndjson"
 ARCHIVE_MANIFEST = "manifest.json"
-HOOK_PROGRAM = ".wrappers/hook"  #: the recorder's own, in a run folder while the run lasts
+HOME = ".wrappers"  #: the recorder's own, in a run folder while the run lasts
+HOOK_PROGRAM = f"{HOME}/hook"
 #: In the order in which they stand in every archive, after its manifest.
 V0_FILES = (
     *(SURFACE_FILE, CORRELATION_FILE, RUNNER_FILE),
@@ -197,6 +198,9 @@ class Marker(
     tool_call_id: str | None = None
     sdk_seq: int | None = None  #: the line of the SDK layer that it belongs to
     command: str | None = None  #: what a tool that runs commands was asked to run
+    pid: Count | None = None  #: who wrote it, where the kernel saw that
+    home: str | None = None  #: of the run's start: the folder of the recorder's own programs
+    helpers: list[str] = []  #: the same: what these run
 
 
 class ChainLink(Struct, tag_field="schema", tag=CHAIN, forbid_unknown_fields=True, kw_only=True):

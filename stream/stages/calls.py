@@ -196,4 +196,5 @@ def detail_of(
         exit_status=event.status if event_type == EXIT else None,
         scope=event.scope,
         marks=event.marks,
+        asked=event.asked,
     )

@@ -86,8 +86,8 @@ class Normalize:
         self._details = 0
         self.lost = 0  #: by the gaps
         self.capture: RawCapture | None = None  #: the feed's books, once they have come
-        #: of each watched stream: how many bytes had been written at what time
-        self.written: dict[str, list[tuple[int, int]]] = {}
+        #: of each watched stream: how many bytes had been written, at what time, and by whom
+        self.written: dict[str, list[tuple[int, int, int]]] = {}
         self._run_id = run_id or DEFAULT_RUN_ID
         self._is_alone = is_alone
         self._surface = surface
@@ -245,7 +245,7 @@ class Normalize:
         self._drop(WROTE)
         if event.size:
             marks = self.written.setdefault(event.stream, [])
-            marks.append((event.size + (marks[-1][0] if marks else 0), event.ts))
+            marks.append((event.size + (marks[-1][0] if marks else 0), event.ts, event.pid))
 
     def _add_aside(self, item: object, out: list[Normalized]) -> None:
         self.counts.passed += 1

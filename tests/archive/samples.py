@@ -74,9 +74,15 @@ def opened(seq: int, path: str, run_id: str = RUN) -> KernelEvent:
 def marker(
     seq: int, name: Any, at: int, call: str | None = None, sdk_seq: int | None = None
 ) -> Marker:
-    clock: Any = "arrival" if call else "kernel"
     return Marker(
-        run_id=RUN, seq=seq, name=name, at=at, clock=clock, tool_call_id=call, sdk_seq=sdk_seq
+        run_id=RUN,
+        seq=seq,
+        name=name,
+        at=at,
+        clock="kernel",
+        tool_call_id=call,
+        sdk_seq=sdk_seq,
+        pid=100 if call else None,
     )
 
 

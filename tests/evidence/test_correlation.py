@@ -11,26 +11,53 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.evidence.attribution import OUTSIDE
+from stream.evidence.attribution import OTHERS, OUTSIDE
 from stream.evidence.calls import code
-from stream.evidence.commands import asked_for, command_of
+from stream.evidence.commands import MOST, asked_in, digest_of, known_by
 from stream.evidence.correlation import Correlation, correlate
+from stream.evidence.own import Told
 from stream.evidence.policy import DECISION, DENIAL
 from stream.evidence.steps import kernel_steps, lost_between
 from stream.records.control import Gap
-from stream.records.kernel import EXEC, EXIT, FORK, OPEN, KernelDetail, KernelEvent, path_text
+from stream.records.kernel import (
+    EXEC,
+    EXEC_FAILED,
+    EXIT,
+    FORK,
+    OPEN,
+    RENAME,
+    SYMLINK,
+    UNLINK,
+    KernelDetail,
+    KernelEvent,
+    path_text,
+)
 from stream.records.runner import CorrelationReport, Marker, PolicyEvent, SdkEvent
 
 DATA = Path(__file__).parent.parent / "data/assay"
 AGENT = 1
+HOME = "/runs/r/.wrappers"
+HOOK = f"{HOME}/hook"
+TR = "/usr/bin/tr"
 
 
 class Run:
     """A run that is written down as it would happen."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[int, int, int | list[str] | None]] = []
-        self.markers: list[Marker] = []
+        self.steps: list[tuple[int, int, Told | None]] = []
+        self.markers = [
+            Marker(
+                run_id="r",
+                seq=0,
+                name="run_started",
+                at=0,
+                clock="kernel",
+                home=HOME,
+                helpers=[TR],
+            )
+        ]
+        self.teller: int | None = AGENT  #: who writes what is said
         self.sdk: list[SdkEvent] = []
         self.policy: list[PolicyEvent] = []
         self.gaps: list[tuple[int, int]] = []
@@ -61,6 +88,7 @@ class Run:
             clock="kernel",
             tool_call_id=call,
             command=command,
+            pid=self.teller,
         )
         self.markers.append(marker)
 
@@ -88,10 +116,15 @@ class Run:
         self.steps += [(pid, OPEN, None)] * times
 
     def forks(self, child: int, parent: int = AGENT) -> None:
-        self.steps.append((parent, FORK, child))
+        self.steps.append((parent, FORK, Told(child=child)))
 
-    def execs(self, pid: int, *argv: str) -> None:
-        self.steps.append((pid, EXEC, list(argv)))
+    def execs(self, pid: int, *argv: str, path: str | None = None) -> None:
+        """Of the file that it calls itself, where nothing else is said."""
+        told = Told(path=argv[0] if path is None else path, asked=asked_in(argv))
+        self.steps.append((pid, EXEC, told))
+
+    def touches(self, path: str, kind: int = OPEN, pid: int = AGENT, **more: Any) -> None:
+        self.steps.append((pid, kind, Told(path=path, **more)))
 
     def exits(self, pid: int) -> None:
         self.steps.append((pid, EXIT, None))
@@ -250,25 +283,58 @@ def test_a_call_cannot_be_given_to_another_by_a_name_that_its_process_takes(run:
     assert counts(found) == {"a": 5, "b": 0}
 
 
-HOOK = "/runs/r/.wrappers/hook"
+def calls_a_hook(run: Run, log: str = "hooks.ndjson") -> None:
+    """As Claude Code does, and all that the hook does."""
+    run.forks(10)
+    run.execs(10, "/bin/sh", "-c", HOOK)
+    run.forks(11, parent=10)
+    run.execs(11, "/bin/sh", HOOK, path=HOOK)
+    run.touches(HOOK, pid=11, is_reading=True)
+    run.forks(12, parent=11)
+    run.execs(12, "tr", "x", "y", path=TR)
+    run.exits(12)
+    run.touches(f"{HOME}/{log}", pid=11)
 
 
-@pytest.mark.parametrize("command", [HOOK, f"'/some place{HOOK}'"])
-def test_what_the_recorders_hooks_do_is_no_calls(run: Run, command: str) -> None:
+def ends_a_hook(run: Run) -> None:
+    run.exits(11)
+    run.exits(10)
+
+
+def test_what_the_recorders_hooks_do_is_no_calls(run: Run) -> None:
     """Neither in its window, nor what they still do after it."""
     run.start("a")
     run.opens()
-    run.forks(10)
-    run.execs(10, "/bin/sh", "-c", command)
-    run.forks(11, parent=10)
-    run.execs(11, command.strip("'"))
-    run.opens(3, pid=11)
+    calls_a_hook(run)
     run.end("a")
-    run.exits(11)
-    run.exits(10)
+    ends_a_hook(run)
     found = run.correlated()
     assert found.calls == {"a": {"event_1012": 1, "openat": 1}}
-    assert found.unbound == {"event_1012": 1, "event_1013": 2, "exec": 2, "openat": 3}
+    assert found.unbound == {"event_1012": 2, "event_1013": 3, "exec": 3, "openat": 2}
+    assert (named(found), found.report.status) == ([OUTSIDE], "clean")
+    assert found.near == set()
+
+
+@pytest.mark.parametrize("spawners", [0, 1])
+def test_a_call_that_a_hook_tells_of_is_that_of_who_started_the_hook(
+    run: Run, spawners: int
+) -> None:
+    run.execs(AGENT, "claude")
+    for at in range(2):
+        parent = AGENT
+        for spawner in range(spawners):  # a copy of the agent, which executes nothing
+            run.forks(20 + spawner, parent=parent)
+            parent = 20 + spawner
+        run.forks(10, parent=parent)
+        run.execs(10, "/bin/sh", "-c", HOOK)
+        run.execs(10, "/bin/sh", HOOK, path=HOOK)
+        run.teller = 10
+        (run.end if at else run.start)("a")
+        run.exits(10)
+        if not at:
+            run.opens(3)
+    found = run.correlated()
+    assert found.calls["a"]["openat"] == 3
     assert (named(found), found.report.status) == ([OUTSIDE], "clean")
 
 
@@ -279,7 +345,9 @@ def test_what_the_recorders_hooks_do_is_no_calls(run: Run, command: str) -> None
         f"/bin/rm${{IFS}}x;{HOOK}",
         f"/bin/rm x; '{HOOK}'",
         f"'{HOOK}",
+        f"x; eval {HOOK}",
         "/runs/other/.wrappers/hook",
+        "/tmp/runs/r/.wrappers/hook",
     ],
 )
 def test_nothing_hides_behind_the_name_of_a_hook(run: Run, command: str) -> None:
@@ -291,15 +359,223 @@ def test_nothing_hides_behind_the_name_of_a_hook(run: Run, command: str) -> None
     assert counts(run.correlated()) == {"a": 5}
 
 
+@pytest.mark.parametrize("path", ["/bin/bash", f"/tmp{HOOK}", f"{HOOK}/../x", f"{HOOK}s"])
+@pytest.mark.parametrize("argv", [[HOOK], ["/bin/sh", HOOK], ["tr"]])
+def test_what_a_program_calls_itself_hides_nothing(run: Run, path: str, argv: list[str]) -> None:
+    run.start("a")
+    run.forks(10)
+    run.execs(10, *argv, path=path)
+    run.touches(HOOK, pid=10, is_reading=True)
+    run.opens(3, pid=10)
+    run.exits(10)
+    run.end("a")
+    assert counts(run.correlated()) == {"a": 7}
+
+
+def test_another_program_does_not_become_a_shell_by_its_arguments(run: Run) -> None:
+    run.start("a")
+    run.forks(10)
+    run.execs(10, "/bin/sh", "-c", HOOK, path="/tmp/evil")
+    run.exits(10)
+    run.end("a")
+    assert counts(run.correlated()) == {"a": 3}
+
+
+def test_what_a_hook_does_beyond_its_work_is_the_agents(run: Run) -> None:
+    """Whatever was put into its place, or loaded into it."""
+    run.start("a")
+    calls_a_hook(run)
+    run.opens(3, pid=11)
+    run.touches("/etc/shadow", UNLINK, pid=11)
+    run.forks(13, parent=11)
+    run.execs(13, "tr", path="/tmp/tr")
+    run.opens(2, pid=13)
+    run.end("a")
+    ends_a_hook(run)
+    found = run.correlated()
+    assert found.calls["a"] == {"event_1001": 1, "event_1012": 1, "exec": 1, "openat": 5}
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "more"),
+    [
+        (HOOK, OPEN, {}),
+        (HOOK, UNLINK, {}),
+        (f"{HOME}/bin/git", UNLINK, {}),
+        ("/tmp/evil", RENAME, {"to_path": HOOK}),
+        ("/tmp/evil", RENAME, {"to_path": "/runs"}),
+        ("/runs/r", RENAME, {"to_path": "/tmp/r"}),
+        ("/tmp/link/r", RENAME, {"to_path": "/tmp/x"}),
+        ("/tmp/link/.wrappers/hook", UNLINK, {}),
+        ("/tmp/link", SYMLINK, {"to_path": "../runs/r/.wrappers"}),
+    ],
+)
+def test_who_touches_the_recorders_programs_gets_all_that_they_do(
+    run: Run, path: str, kind: int, more: dict[str, Any]
+) -> None:
+    run.start("a")
+    run.touches(path, kind, **more)
+    run.forks(10)
+    run.execs(10, "/bin/sh", HOOK, path=HOOK)
+    run.touches(HOOK, pid=10, is_reading=True)
+    run.exits(10)
+    run.end("a")
+    found = run.correlated()
+    assert counts(found) == {"a": 5}
+    assert (EXEC, HOOK, 0, None) in found.near
+
+
 def test_a_hook_that_a_call_runs_is_that_calls(run: Run) -> None:
     run.start("a", "make")
     run.forks(10)
     run.execs(10, "bash", "-c", "eval make < /dev/null")
     run.forks(11, parent=10)
-    run.execs(11, HOOK)
+    run.execs(11, "/bin/sh", HOOK, path=HOOK)
+    run.touches(f"{HOME}/hooks.ndjson", pid=11)
     run.opens(3, pid=11)
+    run.exits(11)
     run.end("a")
-    assert counts(run.correlated()) == {"a": 7}
+    assert counts(run.correlated()) == {"a": 9}
+
+
+def test_a_wrapper_is_the_recorders_until_it_is_its_program(run: Run) -> None:
+    run.start("a", "git status")
+    run.forks(10)
+    run.execs(10, "bash", "-c", "eval 'git status' < /dev/null")
+    run.forks(11, parent=10)
+    run.touches(f"{HOME}/bin/ls", EXEC_FAILED, pid=11)  # as a shell looks for its programs
+    run.execs(11, "bash", "-p", f"{HOME}/bin/git", path=f"{HOME}/bin/git")
+    run.touches(f"{HOME}/wrapper", pid=11, is_reading=True)
+    run.touches(f"{HOME}/commands", pid=11)
+    run.opens(pid=11)  # what its shell looks at
+    run.execs(11, "git", "status", path="/usr/bin/git")
+    run.touches(f"{HOME}/wrapper", pid=11, is_reading=True)
+    run.touches(f"{HOME}/commands", pid=11)
+    run.exits(11)
+    run.end("a")
+    found = run.correlated()
+    assert found.calls["a"] == {
+        "exec": 2,
+        "openat": 3,
+        "event_1011": 1,
+        "event_1012": 2,
+        "event_1013": 1,
+    }
+    assert found.unbound == {"exec": 1, "openat": 2}
+    assert {path for _, path, *_ in found.near} == {f"{HOME}/wrapper", f"{HOME}/commands"}
+
+
+# --- who tells ----------------------------------------------------------------------------------
+
+TEE = 50
+
+
+def relayed(run: Run) -> None:
+    """The agent's words go through another program, which takes its time."""
+    run.execs(7, "sh", "-c", "agent | tee")
+    run.forks(AGENT, parent=7)
+    run.forks(TEE, parent=7)
+    run.execs(AGENT, "agent")
+    run.teller = TEE
+
+
+def test_what_others_do_in_a_window_is_not_its_calls(run: Run) -> None:
+    relayed(run)
+    run.start("a")
+    run.opens(3)
+    run.opens(2, pid=TEE)
+    run.forks(51, parent=TEE)
+    run.opens(pid=51)
+    run.end("a")
+    found = run.correlated()
+    assert found.calls == {"a": {"event_1012": 1, "openat": 3}}
+    assert found.undecided == {"openat": 3}
+    assert f"{OTHERS}:a" in named(found)
+    assert found.report.status == "partial"
+
+
+def test_what_others_do_while_somebody_else_tells_is_named(run: Run) -> None:
+    """Words that come late have windows in which nothing happens, or something else."""
+    relayed(run)
+    run.opens(3)
+    run.exits(AGENT)
+    run.start("a")
+    run.opens(pid=TEE)
+    run.end("a")
+    found = run.correlated()
+    assert named(found) == [OTHERS, OUTSIDE]
+    assert found.report.status == "partial"
+
+
+def test_who_starts_the_agent_is_no_other(run: Run) -> None:
+    run.execs(7, "sh", "-c", "prepare; agent; tidy up")
+    run.opens(3, pid=7)
+    run.forks(8, parent=7)
+    run.opens(3, pid=8)
+    run.exits(8)
+    run.forks(AGENT, parent=7)
+    run.execs(AGENT, "agent")
+    run.start("a")
+    run.opens()
+    run.end("a")
+    run.exits(AGENT)
+    run.forks(9, parent=7)
+    run.opens(2, pid=9)
+    run.exits(7)
+    found = run.correlated()
+    assert (named(found), found.report.status) == ([OUTSIDE], "clean")
+
+
+def test_a_command_that_others_run_is_not_the_calls(run: Run) -> None:
+    relayed(run)
+    run.start("a", "make")
+    run.forks(10)
+    run.execs(10, "bash", "-c", "make")
+    run.opens(pid=10)
+    run.end("a")
+    assert counts(run.correlated()) == {"a": 0}
+
+
+def test_a_call_that_two_processes_tell_of_is_nobodys(run: Run) -> None:
+    run.start("a")
+    run.opens(2)
+    run.teller = 2
+    run.end("a")
+    found = run.correlated()
+    assert counts(found) == {"a": 0}
+    assert found.undecided == {"openat": 2}
+    assert "sdk_tool_call_told_by_several_processes:a" in named(found)
+
+
+@pytest.mark.parametrize("which", ["start", "end"])
+def test_a_call_that_nobody_was_seen_to_tell_of_is_not_certain(run: Run, which: str) -> None:
+    run.teller = None if which == "start" else AGENT
+    run.start("a")
+    run.opens(2)
+    run.teller = None if which == "end" else AGENT
+    run.end("a")
+    found = run.correlated()
+    assert counts(found) == {"a": 2}
+    assert named(found) == ["sdk_tool_call_told_by_unknown_process:a"]
+    assert found.report.status == "partial"
+
+
+def test_each_teller_has_windows_of_its_own(run: Run) -> None:
+    """Two agents, one beside the other."""
+    run.start("a")
+    run.teller = 2
+    run.start("b")
+    run.opens(1)
+    run.opens(2, pid=2)
+    run.end("b")
+    run.teller = AGENT
+    run.end("a")
+    found = run.correlated()
+    assert counts(found) == {"a": 1, "b": 2}
+    assert named(found) == []
+
+
+# --- and again the process tree -----------------------------------------------------------------
 
 
 def test_a_number_that_is_used_again_is_another_process(run: Run) -> None:
@@ -313,8 +589,8 @@ def test_a_number_that_is_used_again_is_another_process(run: Run) -> None:
     run.opens(pid=10)
     run.end("b")
     found = run.correlated()
-    assert counts(found) == {"a": 2, "b": 3}
-    assert named(found) == []
+    assert counts(found) == {"a": 2, "b": 2}
+    assert named(found) == [f"{OTHERS}:b"]
 
 
 def test_a_number_whose_end_was_not_seen_is_another_process(run: Run) -> None:
@@ -370,34 +646,41 @@ PRELUDE = (
     ],
 )
 def test_a_command_is_known_however_the_shell_got_it(command: str, word: str) -> None:
-    known, other = command_of(command), command_of("which")
-    assert known is not None
-    assert other is not None
-    for told in (word, path_text(word.encode())):
-        assert asked_for(["/bin/bash", "-c", told], [other, known]) is known
+    told = path_text(word.encode())
+    assert command in asked_in(["/bin/bash", "-c", told])
+    assert command in asked_in(["/bin/bash", "-l", "-ec", told, "name"])
+    assert asked_in(["/bin/bash", told]) == []
 
 
-def test_the_most_telling_place_counts() -> None:
-    which, ls, both = command_of("which"), command_of("ls"), command_of("ls -la")
-    assert which
-    assert ls
-    assert both
-    assert asked_for(["bash", "-c", PRELUDE.format("ls")], [which, ls]) is ls
-    assert asked_for(["bash", "-c", PRELUDE.format("'ls -la'")], [ls, both]) is both
-    assert asked_for(["sh", "-c", "ls -la"], [ls, both]) is both
-    assert asked_for(["sh", "-c", "else"], [ls]) is None
-    assert asked_for(["sh", "-c", "eval ls"], [ls, command_of("ls") or ls]) is None
-    assert command_of(" \n") is None
+def test_the_most_telling_place_comes_first() -> None:
+    assert asked_in(["bash", "-c", PRELUDE.format("'ls -la'")])[1:] == ["ls -la"]
+    assert asked_in(["sh", "-c", "eval a && eval 'x; eval b' < /dev/null"])[1:] == [
+        "x; eval b",
+        "a",
+    ]
+    assert asked_in(["sh", "-c", "evaluate x; medieval y"])[1:] == []
+    assert asked_in(["sh", "-c"]) == asked_in([]) == asked_in(None) == []
+
+
+def test_two_calls_with_one_command_are_not_told_apart_by_it(run: Run) -> None:
+    for call in "ab":
+        run.start(call, "ls")
+    run.forks(10)
+    run.execs(10, "sh", "-c", "ls")
+    run.end("a")
+    run.end("b")
+    assert counts(run.correlated()) == {"a": 0, "b": 0}
 
 
 def test_a_command_that_was_cut_off_is_known_by_its_beginning() -> None:
-    known = command_of("echo " + "x" * 10_000)
-    other = command_of("echo " + "y" * 10_000)
-    assert known
-    assert other
-    cut = ("true && eval 'echo " + "x" * 10_000)[:4000]
-    assert asked_for(["bash", "-c", cut], [other, known]) is known
-    assert asked_for(["bash", "-c", "true && eval 'echo xx"], [known]) is None
+    command = "echo " + "x" * 10_000
+    cut = f"true && eval '{command}"
+    assert [known_by(one) for one in asked_in(["bash", "-c", cut[:4000]])[1:]] == [
+        known_by(command)
+    ]
+    assert asked_in(["bash", "-c", cut[:MOST]])[1:] == []
+    assert digest_of(command) == digest_of(command[:4000])
+    assert known_by(" \n") == ""
 
 
 # --- what is not certain ------------------------------------------------------------------------
@@ -473,7 +756,7 @@ def one_call(run: Run, name: str = "a") -> None:
             lambda run: run.end("b"),
             [
                 "sdk_tool_call_completed_without_started:b",
-                "sdk_tool_call_without_kernel_events:b",
+                "sdk_tool_call_without_window:b",
             ],
         ),
         (
@@ -504,6 +787,33 @@ def test_calls_that_nobody_decided_are_each_named(run: Run) -> None:
     found = run.correlated(is_decided=False)
     assert found.report.status == "partial"
     assert named(found) == [f"sdk_tool_call_without_policy_binding:{call}" for call in "ab"]
+
+
+def test_a_binding_counts_what_its_window_holds(run: Run) -> None:
+    """Also where that is the whole run, as the contract has it of a decision alone."""
+    run.opens(2)
+    run.decides("decided")
+    run.tells("tool_call_started", "told")  # as by OpenTelemetry: nobody knows when
+    run.start("a")
+    run.opens(3)
+    run.end("a")
+    run.end("ghost")
+    run.opens(4)
+    found = run.correlated()
+    windows = {
+        one.tool_call_id: (one.window.start, one.window.end, one.kernel_event_count)
+        for one in found.report.bindings
+    }
+    assert windows == {
+        "decided": ("run_started", "run_finished", 9),
+        "told": ("run_started", "run_finished", 9),
+        "a": ("tool_call_started:a", "tool_call_completed:a", 3),
+        "ghost": ("run_started", "tool_call_completed:ghost", 5),
+    }
+    assert found.calls == {"decided": {}, "told": {}, "a": {"openat": 3}, "ghost": {}}
+    assert found.unbound == {"openat": 6}
+    assert "sdk_tool_call_without_window:told" in named(found)
+    assert found.report.status == "partial"
 
 
 def test_a_call_that_never_ended_has_the_rest_of_the_run(run: Run) -> None:
@@ -573,6 +883,8 @@ def test_every_event_is_counted_exactly_once(script: list[tuple[Any, ...]]) -> N
     )
     assert together == expected
     for binding in found.report.bindings:
+        if binding.window.start == "run_started":
+            continue  # the whole run's, which nobody's alone is
         assert binding.kernel_event_count == sum(found.calls[binding.tool_call_id].values())
     assert named(found) == sorted(set(named(found)))
     assert all(name.isprintable() for name in named(found))
@@ -625,16 +937,16 @@ def test_steps_come_from_both_files_of_the_kernel_layer() -> None:
         detail(0, 1, "openat"),
         GAP_LINE,
         detail(1, 1, "fork", child=2),
-        detail(2, 2, "exec", argv=["ls"]),
+        detail(2, 2, "exec", argv=["sh", "-c", "ls"]),
         GAP_LINE,
     ]
     assert list(kernel_steps(kernel, details)) == [
         (1, OPEN, None, 1),
-        (1, FORK, 2, 1),
-        (2, EXEC, ["ls"], 1),
+        (1, FORK, Told(child=2), 1),
+        (2, EXEC, Told(asked=["ls"]), 1),
         (2, EXIT, None, 1),
     ]
-    assert list(kernel_steps(kernel, []))[2] == (2, EXEC, None, 1)
+    assert list(kernel_steps(kernel, []))[2] == (2, EXEC, Told(), 1)
     assert lost_between(details, 4) == [(1, 1), (3, 4)]
     assert lost_between([GAP_LINE, GAP_LINE], 9) == [(0, 9)]
     assert lost_between([], 9) == []

@@ -66,6 +66,22 @@ def test_the_golden_is_reproduced_byte_for_byte() -> None:
     assert msgspec.json.decode(golden, type=CapabilityDiff) == found
 
 
+def test_what_is_bound_to_no_call_is_said_of_a_clean_comparison() -> None:
+    quiet = diff(BASE, BASE)
+    assert not _holds("unbound", quiet)
+    named = ["kernel_events_outside_every_window"]
+    found = diff(BASE, with_changes(correlation={"ambiguities": named}))
+    assert found.status == "clean"
+    assert "capability_diff_head_outside" in codes(found)
+    assert "capability_diff_base_outside" not in codes(found)
+    assert _holds("unbound", found)
+    assert not _holds("partial", found)
+    for code in ("kernel_events_after_call:a", "kernel_events_of_other_processes:a,b"):
+        assert _holds("unbound", diff(with_changes(correlation={"ambiguities": [code]}), BASE))
+    others = with_changes(correlation={"ambiguities": ["sdk_tool_call_duplicate:a"]})
+    assert not _holds("unbound", diff(BASE, others))
+
+
 def test_the_diff_of_two_runtimes_is_another_contract() -> None:
     other = (GOLDEN / "cross-runtime-diff-s5-gemini-v0.json").read_bytes()
     assert msgspec.json.decode(other)["schema"] == "assay.runner.cross_runtime_diff.v0"

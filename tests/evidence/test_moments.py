@@ -22,7 +22,8 @@ def times(ts: int) -> int:
 def placed(
     moments: Sequence[Moment], written: Sequence[tuple[int, int]] | None = None, received: int = 0
 ) -> list[Marker]:
-    seen = {} if written is None else {"stdout": Written(written, received)}
+    writes = [(size, ts, number) for number, (size, ts) in enumerate(written or ())]
+    seen = {} if written is None else {"stdout": Written(writes, received)}
     return place("r", moments, written=seen, times=times, total=len(EVENTS))
 
 
@@ -70,6 +71,7 @@ def test_a_line_was_said_when_the_kernel_saw_it_written() -> None:
         ("tool_call_completed", 4, "kernel"),
     ]
     assert (markers[1].tool_call_id, markers[1].sdk_seq, markers[1].command) == ("a", 0, "ls")
+    assert [m.pid for m in markers] == [None, 1, 2, None], "who wrote the last of it"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_a_line_was_said_when_the_kernel_saw_it_written() -> None:
 )
 def test_otherwise_it_was_said_when_it_arrived(written: list[tuple[int, int]] | None) -> None:
     markers = placed([start("a", 100, 35)], written, 150)
-    assert (markers[1].at, markers[1].clock) == (3, "arrival")
+    assert (markers[1].at, markers[1].clock, markers[1].pid) == (3, "arrival", None)
 
 
 def test_each_channel_has_writes_of_its_own() -> None:
@@ -97,7 +99,7 @@ def test_each_channel_has_writes_of_its_own() -> None:
         offset_end=10,
         arrived_ns=99,
     )
-    seen = {"stdout": Written([(100, 15)], 100), "log": Written([(10, 45)], 10)}
+    seen = {"stdout": Written([(100, 15, 7)], 100), "log": Written([(10, 45, 7)], 10)}
     moments = [start("a", 100, 99), by_log]
     markers = place("r", moments, written=seen, times=times, total=len(EVENTS))
     assert [(m.at, m.clock) for m in markers[1:-1]] == [(1, "kernel"), (4, "kernel")]

@@ -185,6 +185,16 @@ def test_what_stdout_told_is_told_once_whenever_it_came() -> None:
         assert not {one.tool_call_id for one in told} & {one.tool_call_id for one in late}
 
 
+def test_another_tool_of_the_same_call_is_told() -> None:
+    layer = PolicyLayer("r")
+    early = {"tool_use_id": "c", "tool_name": "Read"}
+    denied = {"type": "system", "subtype": "permission_denied", "session_id": "s", **early}
+    late = [{**early, "tool_name": name} for name in ("Read", "Bash", "Bash")]
+    result = {"type": "result", "session_id": "s", "permission_denials": late}
+    lines = b"".join(json.dumps(line).encode() + b"\n" for line in (denied, result))
+    assert [event.tool for event in layer.feed_stdout(lines)] == ["Read", "Bash"]
+
+
 def test_another_decision_of_the_same_call_is_told() -> None:
     layer = PolicyLayer("r")
     layer.feed_otel(exported(decision("accept"), decision("accept"), decision("reject")))

@@ -278,7 +278,9 @@ def test_no_secret_is_written_down(place: Place, feed: str, mode: str) -> None:
         "tool_call_id": token,
         "tool": password,
     }
-    use = {"type": "tool_use", "id": "x", "name": "Bash", "input": {"command": f"echo {token}"}}
+    command = f"echo {token} --password {typed}"
+    use = {"type": "tool_use", "id": "x", "name": "Bash", "input": {"command": command}}
+    line = {"type": "assistant", "session_id": "s", "message": {"content": [use]}}
     reach = f"import socket; socket.socket(socket.AF_UNIX).connect_ex('/tmp/{token}')"
     script = place.root / "agent.sh"
     script.write_text(
@@ -290,7 +292,8 @@ def test_no_secret_is_written_down(place: Place, feed: str, mode: str) -> None:
         env --argv0=x true --token={token} "$MY_PASSWORD" --password {typed}
         {sys.executable} -c "{reach}"
         echo '{json.dumps(said)}' >>"$ASSAY_RUNNER_SDK_EVENT_LOG"
-        echo '{json.dumps({"type": "assistant", "message": {"content": [use]}})}'
+        echo '{json.dumps(line)}'
+        bash -c 'eval "{command}" < /dev/null'
         """
     )
     raw = place.root / "raw.ndjson"

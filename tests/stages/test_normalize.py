@@ -543,7 +543,7 @@ def test_writes_to_watched_streams_place_words_and_are_no_events() -> None:
     out = stage.feed([raw("wrote", stream=s, size=n, ts=t, ret=n) for s, n, t in sizes])
     assert out == []
     assert stage.dropped == {"wrote": 4}
-    assert stage.written == {"stdout": [(3, 10), (7, 12)], "stderr": [(5, 11)]}
+    assert stage.written == {"stdout": [(3, 10, 7), (7, 12, 7)], "stderr": [(5, 11, 7)]}
 
 
 def test_gaps_and_books_stay_in_their_place() -> None:
@@ -625,6 +625,7 @@ def test_every_field_of_a_raw_event_is_used() -> None:
         "scope": "tree",
         "marks": ["compat"],
         "call": "rename",
+        "asked": ["x"],
     }
     plain_out = drive(Normalize(), [[plain]])
     for name, value in changes.items():

@@ -79,6 +79,8 @@ _NEW = 0o300  # O_CREAT | O_EXCL
 _REMOVE_FOLDER = 0x200
 _NOBODY = 0xFFFFFFFF  # chown: leave it as it is
 _MOST_FOLDERS = 4096
+#: Of a run whose command cannot be started, its wrapper does these, and nothing else.
+_OF_NO_COMMAND = ("execve", "execveat", "exit")
 
 
 class Decoder:
@@ -87,6 +89,7 @@ class Decoder:
         self.before_exec = 0
         self.urings = 0  #: rings that were set up
         self._scopes = [0, 0, 0, 0]
+        self._has_begun = False  # some command was started
         self._streams = streams
         self._folders: dict[bytes, str] = {b"": "/"}
         self._requests: dict[int, RawEvent] = {}
@@ -138,6 +141,11 @@ class Decoder:
                 return []  # its request was lost
             event.ret, event.ts = record[7], record[8]
             return [event]
+        if not self._has_begun:
+            if CALLS[call] in _OF_NO_COMMAND:
+                self.before_exec += 1
+                return []
+            self._has_begun = True
         self._scopes[flags & _BOTH] += 1
         event = self._event(record, data)
         if not flags & _URING:

@@ -1,0 +1,130 @@
+"""What the recorder itself does inside of a run: its hooks, and the wrappers on the PATH.
+
+They are known by the file that was executed, never by what a process calls itself. Nothing else
+hides behind them: of a process that runs one, only the calls that it cannot do without are the
+recorder's, each by its own path, and a wrapper's only until the next program. From the first
+call that could have changed one of these files on, nothing is the recorder's any more.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from stream.evidence.commands import digest_of
+from stream.records.kernel import EXEC, EXIT, FORK, MKNOD, OPEN, RENAME, UNLINK
+from stream.records.runner import HOME
+
+_LOGS = ("commands", "hooks.ndjson", "sdk-events.ndjson")  #: which others may write to
+_SHELLS = ("/bin/sh", "/bin/bash", "/usr/bin/sh", "/usr/bin/bash")
+_CHANGES = {OPEN, *range(UNLINK, MKNOD + 1)}
+_Doing = Literal["shell", "hook", "helper", "wrapper"]
+#: What each of them opens, and whether it writes.
+_OPENED: dict[_Doing, set[tuple[str, bool]]] = {
+    "shell": set(),
+    "hook": {("hook", False), ("hooks.ndjson", True)},
+    "helper": set(),
+    "wrapper": {("wrapper", False), ("commands", True)},
+}
+
+
+class Told(Struct, omit_defaults=True):
+    """What a step is, beyond who did what kind of thing."""
+
+    child: int = 0
+    path: str | None = None
+    to_path: str | None = None  #: of a symlink its text
+    asked: list[str] = []  #: what a shell was asked to run
+    ways: int = 0  #: of an open: how the surface says it, and
+    is_reading: bool = False  #: whether it could change nothing
+    result: int | None = None
+    is_plain: bool = True  #: the path means there what it means everywhere
+
+
+class Own:
+    """Fed with a run's steps in their order. Without a home there is nothing of the recorder's."""
+
+    def __init__(self, home: str | None, helpers: Sequence[str]) -> None:
+        self._home = home
+        self._helpers = frozenset(helpers)
+        self._doing: dict[int, _Doing] = {}
+        hook = f"{home}/hook"
+        self._calls_of_hook = {shlex.quote(hook), digest_of(shlex.quote(hook))}
+
+    def is_hook(self, pid: int) -> bool:
+        return self._doing.get(pid, "wrapper") != "wrapper"
+
+    def has(self, pid: int, kind: int, told: Told | None) -> bool:
+        """Whether the step is the recorder's."""
+        if self._home is None:
+            return False
+        if kind == EXIT:
+            return self._doing.pop(pid, "wrapper") != "wrapper"
+        if told is None:
+            return False
+        if kind == FORK:
+            return self._forks(pid, told.child)
+        if kind == EXEC:
+            return self._executes(pid, told)
+        if kind == OPEN and self._opens(pid, told):
+            return True
+        if kind in _CHANGES and not told.is_reading and self._is_touched(kind, told):
+            self._home = None
+            self._doing.clear()
+        return False
+
+    def a_call_runs(self, pid: int) -> None:
+        """What a tool call starts is no hook of the recorder's, whatever it is."""
+        if self.is_hook(pid):
+            del self._doing[pid]
+
+    def _forks(self, pid: int, child: int) -> bool:
+        self._doing.pop(child, None)
+        if not self.is_hook(pid):
+            return False
+        self._doing[child] = self._doing[pid]
+        return True
+
+    def _executes(self, pid: int, told: Told) -> bool:
+        before = self._doing.pop(pid, None)
+        doing = self._doing_of(told, before) if told.is_plain else None
+        if doing is not None:
+            self._doing[pid] = doing
+        return doing is not None
+
+    def _doing_of(self, told: Told, before: _Doing | None) -> _Doing | None:
+        path = told.path or ""
+        if path == f"{self._home}/hook":
+            return "hook"
+        folder, _, name = path.rpartition("/")
+        if name and folder == f"{self._home}/bin":
+            return "wrapper"
+        if before == "hook" and path in self._helpers:
+            return "helper"
+        if path in _SHELLS and told.asked and told.asked[0] in self._calls_of_hook:
+            return "shell"
+        return None
+
+    def _opens(self, pid: int, told: Told) -> bool:
+        doing = self._doing.get(pid)
+        folder, _, name = (told.path or "").rpartition("/")
+        return (
+            doing is not None
+            and folder == self._home
+            and (name, not told.is_reading) in _OPENED[doing]
+        )
+
+    def _is_touched(self, kind: int, told: Told) -> bool:
+        """Where a path goes through links, its text does not say what it leads to: whatever is
+        called as these files are, or as a folder above them, is taken for it."""
+        folders = (self._home or "").split("/")
+        for path in (told.path, told.to_path):
+            folder, _, name = (path or "").rpartition("/")
+            if kind == RENAME and name in folders:
+                return True
+            if HOME in (path or "") and not (folder == self._home and name in _LOGS):
+                return True
+        return False

@@ -1,0 +1,251 @@
+"""Whose the kernel's events are, of real agents: of one behind a relay, of one that takes the
+recorder's names, and the same whatever may be written down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command import Place, write_script
+from tests.recorder.runs import Run, observe, records
+from tests.recorder.test_kernel import artifact, kernel, needs_ebpf, needs_strace
+
+FEEDS = [
+    pytest.param("ebpf", marks=needs_ebpf),
+    pytest.param("strace", marks=needs_strace),
+]
+PYTHON = ("/usr/bin/python3", "-IS")
+#: It says what Claude Code says, in its form.
+AGENT = """
+import json, os, subprocess, sys
+def say(**fields):
+    os.write(1, json.dumps(dict(session_id='s', **fields)).encode() + b'\\n')
+def start(call, tool='Write', **given):
+    block = dict(type='tool_use', id=call, name=tool, input=given)
+    say(type='assistant', message=dict(content=[block]))
+def end(call, decision='accept'):
+    block = dict(type='tool_result', tool_use_id=call)
+    meta = [dict(id=call, permission_decision=dict(decision=decision))]
+    say(type='user', message=dict(content=[block]), tool_result_meta=meta)
+def touch(name):
+    os.close(os.open(name, os.O_CREAT | os.O_WRONLY))
+"""
+
+
+def agent(place: Place, body: str) -> list[str | Path]:
+    path = place.root / "agent.py"
+    write_script(path, AGENT + body)
+    return [*PYTHON, path]
+
+
+def recorded(place: Place, feed: str, *words: str | Path) -> Run:
+    run = observe(place, "--kernel", feed, "--require", "kernel", *words)
+    assert run.done.code == 0, run.done.err
+    verified = place.stream("verify", run.folder)
+    assert verified.code == 0, verified.out
+    return run
+
+
+def report(run: Run) -> Any:
+    return artifact(run, "correlation-report.json")
+
+
+def bound(run: Run) -> dict[str, int]:
+    return {one["tool_call_id"]: one["kernel_event_count"] for one in report(run)["bindings"]}
+
+
+# --- relays -------------------------------------------------------------------------------------
+
+THREE = """
+for call in 'abc':
+    start(call)
+    touch(f'file-of-{call}')
+    end(call)
+"""
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize(
+    "relay",
+    [
+        "cat",
+        # Each line is some lines late, so that each file was made before its window, or in another.
+        'while IFS= read -r line; do printf "%s\\n" "$line"; /bin/true; done',
+    ],
+)
+def test_behind_a_relay_nothing_is_bound_and_nothing_is_clean(
+    place: Place, feed: str, relay: str
+) -> None:
+    command = " ".join(map(str, agent(place, THREE)))
+    run = recorded(place, feed, "--no-wrap", "--", "sh", "-c", f"{command} | {relay}")
+    found = report(run)
+    assert found["status"] == "partial"
+    assert any(one.startswith("kernel_events_of_other_processes") for one in found["ambiguities"])
+    calls = artifact(run, "companion.json")["calls"]
+    assert [calls[call].get("openat", 0) for call in "abc"] == [0, 0, 0]
+    names = {Path(str(one["value"])).name for one in kernel(run)}
+    assert {"file-of-a", "file-of-b", "file-of-c"} <= names
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+def test_without_one_each_file_is_its_calls(place: Place, feed: str) -> None:
+    """Also where a shell started the agent: or the test above would show nothing."""
+    command = " ".join(map(str, agent(place, THREE)))
+    run = recorded(place, feed, "--no-wrap", "--", "sh", "-c", f"{command}; : >tidied")
+    assert report(run)["status"] == "clean"
+    assert bound(run) == {"a": 1, "b": 1, "c": 1}
+    pids = {one.get("pid") for one in records(run.folder / "layers/markers.ndjson")[1:-1]}
+    assert len(pids) == 1
+    assert pids <= {one["pid"] for one in kernel(run)}
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+def test_the_event_log_has_tellers_too(place: Place, feed: str) -> None:
+    """Two processes tell of the same call: whose it is, nobody knows."""
+    body = """
+log = os.open(os.environ['ASSAY_RUNNER_SDK_EVENT_LOG'], os.O_WRONLY | os.O_APPEND)
+names = dict(schema=os.environ['ASSAY_RUNNER_SDK_EVENT_SCHEMA'], source='test', seq=0,
+             run_id=os.environ['ASSAY_RUNNER_RUN_ID'], tool='Write')
+def declare(event, call):
+    line = dict(names, event_type='tool_call_' + event, tool_call_id=call)
+    os.write(log, json.dumps(line).encode() + b'\\n')
+declare('started', 'a'); touch('mine'); declare('completed', 'a')
+declare('started', 'b'); touch('whose')
+if not os.fork():
+    declare('completed', 'b')
+    os._exit(0)
+os.wait()
+"""
+    run = recorded(place, feed, "--no-wrap", "--", *agent(place, body))
+    assert bound(run) == {"a": 1, "b": 0}
+    names = report(run)["ambiguities"]
+    assert "sdk_tool_call_told_by_several_processes:b" in names
+    assert not any(name.endswith(":a") for name in names if "told_by" in name)
+
+
+# --- the recorder's own -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+def test_no_program_hides_by_what_it_calls_itself(place: Place, feed: str) -> None:
+    body = """
+hook = f"/{os.environ['ASSAY_RUNNER_RUN_ID']}/.wrappers/hook"
+start('a')
+subprocess.run([hook], executable='/bin/bash', input=b'cat /etc/shadow >stolen; rm -f victim')
+end('a')
+"""
+    (place.workspace / "victim").write_text("")
+    run = recorded(place, feed, "--no-wrap", "--", *agent(place, body))
+    calls = artifact(run, "companion.json")["calls"]["a"]
+    assert calls["exec"] == 3
+    assert calls["event_1001"] == 1
+    assert calls["event_1013"] == 3
+
+
+REPLACED = """
+home = os.path.dirname(os.environ['ASSAY_RUNNER_SDK_EVENT_LOG'])
+start('a')
+os.unlink(home + '/bin/git')
+with open(home + '/bin/git', 'w') as file:
+    file.write('#!/bin/sh\\n: >evil\\n')
+os.chmod(home + '/bin/git', 0o700)
+subprocess.run([home + '/bin/git'])
+end('a')
+"""
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+def test_wrappers_are_not_the_agents(place: Place, feed: str) -> None:
+    body = """
+start('a', 'Bash', command='git --version')
+subprocess.run(['bash', '-c', 'git --version'], stdout=subprocess.DEVNULL)
+end('a')
+"""
+    run = recorded(place, feed, "--", *agent(place, body))
+    assert [one["program"] for one in run.commands] != []
+    surface = artifact(run, "capability-surface.json")
+    claimed = [*surface["filesystem_paths"], *surface["process_execs"]]
+    assert not [path for path in claimed if "/.wrappers" in path]
+    paths = artifact(run, "companion.json")["paths"]
+    assert not [path for path in paths if "/.wrappers" in path]
+    assert artifact(run, "companion.json")["calls"]["a"]["exec"] == 2, "bash and git itself"
+    assert any(path.endswith("/git") for path in surface["process_execs"])
+
+
+@needs_ebpf
+def test_what_takes_a_wrappers_place_is_the_agents(place: Place) -> None:
+    run = recorded(place, "ebpf", "--", *agent(place, REPLACED))
+    surface = artifact(run, "capability-surface.json")
+    git = f"{run.folder}/.wrappers/bin/git"
+    assert git in surface["process_execs"]
+    assert git in surface["filesystem_paths"]
+    assert f"{run.folder}/workspace/evil" in surface["filesystem_paths"]
+    assert artifact(run, "companion.json")["calls"]["a"]["exec"] == 1
+
+
+# --- what may be written down -------------------------------------------------------------------
+
+KEY = "ghp_" + "Zq8vR2mXw7" * 4
+TOGETHER = f"""
+commands = ['true --password {KEY[:30]}x; : >a', 'curl -H "X-Key: {KEY}" -s x; : >b']
+for call, command in zip('ab', commands):
+    start(call, 'Bash', command=command)
+shell = "shopt -u extglob 2>/dev/null || true && eval %s < /dev/null && pwd -P >| %s-cwd"
+import shlex
+runs = [subprocess.Popen(['bash', '-c', shell % (shlex.quote(command), call)])
+        for call, command in zip('ba', reversed(commands))]
+for call, run in zip('ba', runs):
+    run.wait()
+    end(call)
+"""
+
+
+@needs_ebpf
+def test_calls_are_the_same_whatever_may_be_written_down(place: Place) -> None:
+    found = {}
+    for mode in ("full", "redacted", "hashed"):
+        words = ("--no-wrap", "--run-id", "same", "--runs", place.root / mode, "--capture", mode)
+        done = place.stream(
+            "observe",
+            "--kernel",
+            "ebpf",
+            "--require",
+            "kernel",
+            *words,
+            "--",
+            *agent(place, TOGETHER),
+        )
+        assert done.code == 0, done.err
+        run = Run(place.root / mode / "same", done)
+        calls = artifact(run, "companion.json")["calls"]
+        found[mode] = {call: kinds["openat"] for call, kinds in calls.items()}
+        assert place.stream("verify", run.folder).code == 0
+        assert min(found[mode].values()) >= 2, "what it makes, and its folder"
+        if mode != "full":
+            layers = [path.read_bytes() for path in run.folder.glob("layers/*")]
+            assert not any(KEY.encode() in data for data in layers)
+        if mode == "hashed":
+            for marker in markers_of(run):
+                assert marker.get("command", "sha256:").startswith("sha256:")
+            assert not any(b"password" in data or b"X-Key" in data for data in layers)
+    assert found["full"] == found["redacted"] == found["hashed"]
+
+
+def markers_of(run: Run) -> Iterator[Any]:
+    yield from map(json.loads, (run.folder / "layers/markers.ndjson").read_bytes().splitlines())
+
+
+# --- what never began ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+def test_a_command_that_cannot_be_started_did_nothing(place: Place, feed: str) -> None:
+    run = observe(place, "--kernel", feed, "--", "/nonexistent/program")
+    assert run.done.code == 127
+    assert (run.folder / "layers/kernel.ndjson").read_bytes() == b""
+    assert report(run)["ambiguities"] == ["nothing_observed"]
+    assert place.stream("verify", run.folder).code == 0
