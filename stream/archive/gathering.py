@@ -57,6 +57,7 @@ class Gathering:
         self.markers: list[Marker] = []
         self.events = 0  #: of the kernel layer
         self.lost = 0  #: by the gaps
+        self.has_gaps = False
         self._gaps: list[tuple[int, int]] = []
         self._after, self._is_waiting = 0, False
         self._steps, self._others, self._told = _file(), _file(), _file()
@@ -116,13 +117,12 @@ class Gathering:
         plain: list[str] = []
         others: list[KernelEvent] = []
         for event in events:
-            if event.event_type != OPEN:
+            if event.event_type != OPEN or event.value is None:
                 others.append(event)
             elif (
                 event.status == "success"
                 and event.access_mode == "read"
                 and event.operation_flags is UNSET
-                and event.value is not None
             ):
                 plain.append(event.value)
             else:
@@ -137,6 +137,7 @@ class Gathering:
     def _take_beside(self, record: KernelDetail | Gap) -> None:
         if isinstance(record, Gap):
             self.lost += int(record.lost)
+            self.has_gaps = True
             self._is_waiting = True
             return
         if self._is_waiting:

@@ -62,14 +62,20 @@ def _faults(gathered: Gathering, documents: Mapping[str, Any]) -> Iterator[tuple
     if gathered.lost > counted or (gathered.lost < counted and not capture.unknown_loss):
         message = f"the feed lost {counted} events, and the gaps say {gathered.lost}"
         yield DETAIL_FILE, Fault("contract.health", message)
-    made = imply(stated.run_id, gathered, capture, stated.filtered)
+    made = imply(stated.run_id, gathered, capture, filtered=stated.filtered, aside=stated.aside)
     yield from _differences(documents, made)
 
 
 def imply(
-    run_id: str, gathered: Gathering, capture: RawCapture, filtered: Mapping[str, int]
+    run_id: str,
+    gathered: Gathering,
+    capture: RawCapture,
+    *,
+    filtered: Mapping[str, int] | None = None,
+    aside: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """By file: the artifacts that follow from the layers."""
+    """By file: the artifacts that follow from the layers. What was left out of them, only who
+    did it knows."""
     surface = gathered.surface
     correlation = correlate(
         run_id,
@@ -92,12 +98,14 @@ def imply(
             policy_events=len(gathered.policy),
             sdk_events=len(gathered.sdk),
             sdk_tool_calls=_started(gathered.sdk),
+            unnamed=surface.unnamed.total(),
         ),
         COMPANION_FILE: make_companion(
             run_id,
             surface,
             capture=capture,
             filtered=filtered,
+            aside=aside,
             calls=correlation.calls,
             unbound=correlation.unbound,
         ),

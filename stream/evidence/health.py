@@ -31,6 +31,7 @@ _LOSS_NOTES = {
     *("stream_kernel_unknown_loss", "stream_kernel_books"),
 }
 ABSENT_NOTE, URING_NOTE = "stream_kernel_absent", "stream_uring_hole"
+UNNAMED_NOTE = "stream_kernel_unnamed"
 
 
 def make_health(
@@ -43,10 +44,12 @@ def make_health(
     policy_events: int,
     sdk_events: int,
     sdk_tool_calls: int,
+    unnamed: int = 0,
     platform: str = LINUX,
 ) -> ObservationHealth:
     """`monitor_events` are the lines of the kernel layer; `has_connect` and `has_datagram` say
-    whether there is a connect, or a datagram's peer, among them. `sdk_tool_calls` have started."""
+    whether there is a connect, or a datagram's peer, among them, and `unnamed` how many of them
+    reached what has no name. `sdk_tool_calls` have started."""
     is_absent = capture is None or capture.feed == "absent" or platform != LINUX
     losses = [] if is_absent or capture is None else list(_losses(capture))
     drops = 0 if is_absent or capture is None else capture.dropped
@@ -76,7 +79,7 @@ def make_health(
         cgroup_correlation="failed" if is_absent or capture is None else capture.cgroup,
         network_protocol_coverage=coverage,
         network_endpoint_claim_scope=scope,
-        notes=[*notes, *losses, *_shortcomings(capture, platform)],
+        notes=[*notes, *losses, *_shortcomings(capture, platform, unnamed)],
     )
 
 
@@ -154,7 +157,7 @@ def _losses(capture: RawCapture) -> Iterator[str]:
         yield f"stream_kernel_books: {books}"
 
 
-def _shortcomings(capture: RawCapture | None, platform: str) -> Iterator[str]:
+def _shortcomings(capture: RawCapture | None, platform: str, unnamed: int) -> Iterator[str]:
     """What else a reader has to know."""
     if platform != LINUX:
         yield f"{ABSENT_NOTE}: {visible(platform)} has no kernel feed"
@@ -163,6 +166,8 @@ def _shortcomings(capture: RawCapture | None, platform: str) -> Iterator[str]:
     elif capture.feed == "absent":
         yield f"{ABSENT_NOTE}: {visible(capture.reason) or 'for a reason that was not given'}"
     else:
+        if unnamed:
+            yield f"{UNNAMED_NOTE}: events={unnamed}"
         if capture.uring == "hole":
             yield f"{URING_NOTE}: what went by way of io_uring was not seen"
         elif capture.uring == "unknown":

@@ -2,7 +2,7 @@
 
 It claims what was done: opens and changes that succeeded, programs that ran, peers that were
 addressed. What was only tried, and what is no peer, is kept apart for the companion. Everything
-is a set: order and repetition change nothing.
+is a set: order and repetition change nothing. Only what has no name is counted, for want of one.
 
 The reference's archives claim more: failed opens and port-0 connects as well. `is_reference`
 gives that projection of the same lines.
@@ -10,12 +10,14 @@ gives that projection of the same lines.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from msgspec import UNSET, UnsetType
 
 from stream.evidence.failures import failure
+from stream.evidence.peers import ADDRESSING, Peers
 from stream.records.kernel import (
     CHMOD,
     CHOWN,
@@ -40,7 +42,9 @@ from stream.records.kernel import (
     AccessMode,
     KernelDetail,
     KernelEvent,
+    Mark,
     OperationFlag,
+    kind_of,
 )
 from stream.records.runner import CapabilitySurface, PolicyEvent, SdkEvent
 
@@ -59,6 +63,9 @@ _CHANGES = {
     MKNOD: ("mknod", ""),
 }
 _BLOCKED = "blocked"
+_EFAULT = 14
+_CUT: set[Mark] = {"walk_cut", "fault", "truncated"}  #: what there is was not seen to its end
+_TWO_PATHS = {RENAME, LINK}  #: of a symlink the second is the value
 _WAYS = tuple(
     dict.fromkeys(
         (
@@ -86,18 +93,16 @@ class Surface:
     """Grows with the different things that a run touches, not with how often."""
 
     def __init__(self, *, is_reference: bool = False) -> None:
-        self.has_connect = False  #: of any kind that goes to a network
-        self.has_datagram = False
         self.is_reference = is_reference  #: asked only when it is read
+        self.unnamed: Counter[str] = Counter()  #: by kind: events that have no path or endpoint
         self._reached: dict[str, int] = {}
         self._reached_by: dict[int, set[str]] = {}
         self._reached_in: dict[tuple[str, int], set[str]] = {}
         self._missed: dict[str, set[str]] = {}
         self._missed_in: dict[tuple[str, str], set[str]] = {}
-        self._peers: set[str] = set()
-        self._blocked_peers: set[str] = set()
+        self._peers = Peers()
         self._sockets: set[str] = set()
-        self._programs: set[str] = set()
+        self._programs: dict[str, set[str]] = {}  # and the files that ran by that name
         self._agent_tools: set[str] = set()
         self._policy_tools: set[str] = set()
         self._decisions: set[str] = set()
@@ -123,27 +128,36 @@ class Surface:
         """An attempt that failed, or whose end nobody saw."""
         self._missed.setdefault(path, set()).add(f"{call}:{failure(result)}")
 
+    @property
+    def has_connect(self) -> bool:
+        """Of any kind that goes to a network."""
+        return self._peers.has(CONNECT, is_reference=self.is_reference)
+
+    @property
+    def has_datagram(self) -> bool:
+        return self._peers.has(SENDTO, SENDMSG, is_reference=self.is_reference)
+
     def add_kernel(self, event: KernelEvent, detail: KernelDetail | None) -> None:
         kind, value = event.event_type, event.value
-        if kind in (CONNECT, SENDTO, SENDMSG):
-            self.has_connect |= kind == CONNECT
-            self.has_datagram |= kind != CONNECT
-        if value is None:
-            return
-        if kind == OPEN:
-            self._add_open(event, value)
-        elif kind in _CHANGES:
+        if detail is not None and _is_unnamed(event, detail):
+            self.unnamed[kind_of(kind)] += 1
+        if kind in _CHANGES:
             self._add_change(_CHANGES[kind], value, detail)
+        elif kind in ADDRESSING:
+            self._peers.add(event, detail)
+        elif value is None:
+            return
+        elif kind == OPEN:
+            self._add_open(event, value)
         elif kind == FILE_BLOCKED:
             self.reach(value, _BITS[_BLOCKED])
         elif kind == EXEC:
-            self._programs.add(value)
+            ran = None if detail is None else detail.resolved
+            self._programs.setdefault(value, set()).add(ran or value)
         elif kind == EXEC_FAILED:
             self.miss(value, "exec", None if detail is None else detail.return_value)
-        elif kind in (CONNECT, SENDTO, SENDMSG):
-            self._peers.add(value)
         elif kind == CONNECT_BLOCKED:
-            self._blocked_peers.add(value)
+            self._peers.block(value)
         elif kind in (LOCAL_CONNECT, LOCAL_SEND):
             self._sockets.add(value)
 
@@ -159,7 +173,7 @@ class Surface:
         return CapabilitySurface(
             run_id=run_id,
             filesystem_paths=_sorted({*self._all_reached(), *self._claimed_by_attempt()}),
-            network_endpoints=_sorted(self._peers - self._no_peers() | self._blocked_peers),
+            network_endpoints=_sorted(self._peers.endpoints(is_reference=self.is_reference)),
             process_execs=_sorted(self._programs),
             mcp_tools=_sorted(
                 self._policy_tools | (set() if self.is_reference else self._agent_tools)
@@ -195,8 +209,16 @@ class Surface:
     def failed_paths(self) -> dict[str, list[str]]:
         return {path: sorted(why) for path, why in sorted(self._all_missed().items())}
 
+    def programs(self) -> dict[str, list[str]]:
+        """By the name of a program: the files that ran, where that is not the file of this name."""
+        ran = self._programs.items()
+        return {name: sorted(files) for name, files in sorted(ran) if files != {name}}
+
     def address_probes(self) -> list[str]:
-        return _sorted(peer for peer in self._peers if _is_address(peer) and _is_probe(peer))
+        return _sorted(self._peers.probes())
+
+    def failed_endpoints(self) -> dict[str, list[str]]:
+        return self._peers.failed()
 
     def local_sockets(self) -> list[str]:
         return _sorted(self._sockets)
@@ -211,12 +233,16 @@ class Surface:
             result = event.return_value
             self.miss(path, OPENED, None if result is UNSET else result)
 
-    def _add_change(self, ways: tuple[str, str], path: str, detail: KernelDetail | None) -> None:
+    def _add_change(
+        self, ways: tuple[str, str], path: str | None, detail: KernelDetail | None
+    ) -> None:
         touched = [(path, ways[0])]
         to_path = None if detail is None else detail.to_path
         if to_path is not None and to_path.startswith("/") and ways[1]:
             touched.append((to_path, ways[1]))
         for name, way in touched:
+            if name is None:
+                continue
             if detail is not None and detail.status == "success":
                 self.reach(name, _BITS[way])
             else:
@@ -231,19 +257,20 @@ class Surface:
             if any(reason.startswith(f"{OPENED}:") for reason in why)
         )
 
-    def _no_peers(self) -> set[str]:
-        if self.is_reference:
-            return set()
-        return {peer for peer in self._peers if not _is_address(peer) or _is_probe(peer)}
 
-
-def _is_address(peer: str) -> bool:
-    return peer[:1] in tuple("[0123456789")
-
-
-def _is_probe(peer: str) -> bool:
-    """Port 0: libc asks which of its own addresses it would use. Nothing is sent."""
-    return peer.endswith(":0")
+def _is_unnamed(event: KernelEvent, detail: KernelDetail) -> bool:
+    """Whether something was reached, or asked for, that nobody can name. What could not be read
+    by the kernel itself is nothing that was asked for."""
+    is_named = event.value is not None
+    if event.event_type in _TWO_PATHS:
+        is_named &= detail.to_path is not None and detail.to_path.startswith("/")
+    if is_named:
+        return False
+    result = event.return_value if event.event_type == OPEN else detail.return_value
+    if not _CUT.isdisjoint(detail.marks):
+        return result != -_EFAULT
+    is_done = result is not UNSET and result is not None and result >= 0
+    return is_done and bool(detail.path or detail.to_path)
 
 
 def _sorted(texts: Iterable[str]) -> list[str]:

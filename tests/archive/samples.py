@@ -122,7 +122,15 @@ def artifacts() -> Files:
     return {**judged(layers(), CAPTURE), RUNNER_FILE: framed()}
 
 
-CAPTURE = RawCapture(feed="ebpf", got=3, seen=3, cgroup="clean", uring="unused")
+CAPTURE = RawCapture(
+    feed="ebpf",
+    got=3,
+    seen=3,
+    scopes={"both": 3},
+    cgroup="clean",
+    uring="unused",
+    ring_bytes=16 << 20,
+)
 
 
 def judged(files: Files, capture: RawCapture) -> Files:
@@ -156,12 +164,14 @@ def judged(files: Files, capture: RawCapture) -> Files:
         policy_events=len(policy),
         sdk_events=len(sdk),
         sdk_tool_calls=sum(event.event_type == "tool_call_started" for event in sdk),
+        unnamed=surface.unnamed.total(),
     )
     companion = make_companion(
         RUN,
         surface,
         capture=capture,
         filtered={},
+        aside={},
         calls=correlation.calls,
         unbound=correlation.unbound,
     )

@@ -150,6 +150,14 @@ def test_what_went_by_way_of_io_uring_makes_the_network_unknown() -> None:
         assert health(replace(CAPTURE, uring=uring)).notes == health().notes[:3]
 
 
+def test_what_could_not_be_named_is_a_note() -> None:
+    found = health(unnamed=3)
+    assert found.notes[-1] == "stream_kernel_unnamed: events=3"
+    assert found.kernel_layer == "complete"
+    assert faults(found) == []
+    assert health(RawCapture(feed="absent"), unnamed=3).notes[-1].startswith("stream_kernel_absent")
+
+
 def test_the_control_groups_reasons_are_notes() -> None:
     reasons = ["2 left it", "it has\nstill processes"]
     found = health(replace(CAPTURE, cgroup="partial", cgroup_reasons=reasons))
