@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
@@ -17,7 +18,20 @@ from msgspec import UNSET
 from stream.evidence.steps import KernelStep
 from stream.evidence.surface import Surface, ways_of
 from stream.records.control import Gap
-from stream.records.kernel import EXEC, FORK, OPEN, KernelDetail, KernelEvent
+from stream.records.kernel import (
+    CONNECT,
+    EVENT_TYPES,
+    EXEC,
+    FORK,
+    LOCAL_CONNECT,
+    LOCAL_SEND,
+    OPEN,
+    SENDMSG,
+    SENDTO,
+    KernelDetail,
+    KernelEvent,
+    kind_of,
+)
 from stream.records.runner import (
     DETAIL_FILE,
     KERNEL_FILE,
@@ -32,6 +46,16 @@ from stream.records.runner import (
 _IN_MEMORY = 2 << 20  #: bytes of each file
 _WORD = (1 << 64) - 1
 _READ = ways_of("read", UNSET)
+
+_MOST_STRANGERS = 20
+URING_CALL = "io_uring_setup"
+#: By call: what its event may be, by its peer.
+TYPES_OF: dict[str, tuple[int, ...]] = {
+    call: {CONNECT: (CONNECT, LOCAL_CONNECT)}.get(kind, (kind,))
+    if kind not in (SENDTO, SENDMSG)
+    else (kind, LOCAL_SEND)
+    for call, kind in EVENT_TYPES.items()
+}
 
 Told = tuple[int, int | list[str] | None]  #: of a fork or an exec: its number, and what it says
 
@@ -58,6 +82,11 @@ class Gathering:
         self.events = 0  #: of the kernel layer
         self.lost = 0  #: by the gaps
         self.has_gaps = False
+        self.urings = 0  #: that were set up
+        self.strangers: list[str] = []  #: details that are of another event than their line
+        self._scopes: Counter[str] = Counter()  # of events that are not of both
+        self._looked_at: tuple[int, array[int], array[int]] = (0, array("Q"), array("Q"))
+        self._read_lines: Iterator[tuple[array[int], array[int]]] | None = None
         self._gaps: list[tuple[int, int]] = []
         self._after, self._is_waiting = 0, False
         self._steps, self._others, self._told = _file(), _file(), _file()
@@ -98,6 +127,11 @@ class Gathering:
         """All layers were read."""
         while self._other() is not None:
             self._enter(None)
+
+    def scopes(self) -> Counter[str]:
+        """How many events of the kernel layer are of each."""
+        both = self.events - self._scopes.total()
+        return +Counter({"both": both, **self._scopes})
 
     def steps(self) -> Iterator[KernelStep]:
         told = self._read_told()
@@ -140,6 +174,7 @@ class Gathering:
             self.has_gaps = True
             self._is_waiting = True
             return
+        self._hold(record)
         if self._is_waiting:
             self._gaps.append((self._after, record.seq))
         self._after, self._is_waiting = record.seq + 1, False
@@ -150,6 +185,35 @@ class Gathering:
         if other is not None and other.seq == record.seq:
             self._tell(other, record)
             self._enter(record)
+
+    def _hold(self, detail: KernelDetail) -> None:
+        """What it says of its event as well."""
+        if detail.scope != "both":
+            self._scopes[detail.scope] += 1
+        if detail.call == URING_CALL and detail.status != "error":
+            self.urings += 1
+        said = self._said_of(detail.seq)
+        kinds = TYPES_OF.get(detail.call, ())
+        if said is None or (said[0] == detail.pid and said[1] in kinds):
+            return
+        if len(self.strangers) < _MOST_STRANGERS:
+            message = f"{detail.call} of {detail.pid}, but the line is of {said[0]}"
+            self.strangers.append(f"{detail.seq}: {message}, {kind_of(said[1])}")
+
+    def _said_of(self, number: int) -> tuple[int, int] | None:
+        """Process and type of an event. They are asked for in order."""
+        if self._read_lines is None:
+            self._read_lines = self._read_steps()
+        first, pids, kinds = self._looked_at
+        while number >= first + len(pids):
+            first += len(pids)
+            block = next(self._read_lines, None)
+            if block is None:
+                return None
+            pids, kinds = block
+            self._looked_at = first, pids, kinds
+        at = number - first
+        return (pids[at], kinds[at]) if at >= 0 else None
 
     def _tell(self, event: KernelEvent, detail: KernelDetail) -> None:
         said: Told | None = None

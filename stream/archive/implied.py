@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from stream.archive.accounts import account_faults
 from stream.archive.gathering import Gathering
 from stream.archive.header import Fault
 from stream.evidence.companion import make_companion
@@ -34,7 +35,11 @@ from stream.records.runner import (
 
 
 def implied_faults(
-    gathered: Gathering, documents: Mapping[str, Any], *, is_reference: bool
+    gathered: Gathering,
+    documents: Mapping[str, Any],
+    *,
+    is_reference: bool,
+    is_streamed: bool = False,
 ) -> Iterator[tuple[str, Fault]]:
     """(file, what is wrong with it). `documents`: by file, the artifacts that could be read."""
     if not gathered.is_whole:  # the line that is none has its own finding, and nothing follows
@@ -44,10 +49,12 @@ def implied_faults(
     if is_reference:
         yield from _reference_faults(gathered, documents)
     else:
-        yield from _faults(gathered, documents)
+        yield from _faults(gathered, documents, is_streamed=is_streamed)
 
 
-def _faults(gathered: Gathering, documents: Mapping[str, Any]) -> Iterator[tuple[str, Fault]]:
+def _faults(
+    gathered: Gathering, documents: Mapping[str, Any], *, is_streamed: bool
+) -> Iterator[tuple[str, Fault]]:
     stated = documents.get(COMPANION_FILE)
     if not isinstance(stated, Companion):
         yield COMPANION_FILE, Fault("contract.companion", "it is missing, or none")
@@ -62,6 +69,10 @@ def _faults(gathered: Gathering, documents: Mapping[str, Any]) -> Iterator[tuple
     if gathered.lost > counted or (gathered.lost < counted and not capture.unknown_loss):
         message = f"the feed lost {counted} events, and the gaps say {gathered.lost}"
         yield DETAIL_FILE, Fault("contract.health", message)
+    for reason in account_faults(capture, stated, gathered, is_streamed=is_streamed):
+        yield COMPANION_FILE, Fault("contract.books", reason)
+    for stranger in gathered.strangers:
+        yield DETAIL_FILE, Fault("contract.detail", stranger)
     made = imply(stated.run_id, gathered, capture, filtered=stated.filtered, aside=stated.aside)
     yield from _differences(documents, made)
 

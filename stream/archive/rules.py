@@ -36,6 +36,7 @@ RULES = {
     "contract.correlation": "The bindings are what the windows imply.",
     "contract.unbound": "A correlation that is called clean has bound something.",
     "contract.companion": "The companion is what the layers imply.",
+    "contract.books": "The feed's books account for every event, once.",
     "contract.evidence": "The run has kernel evidence.",
     "contract.agent": "The agent is the one that the run's profile asks for.",
     "contract.record": "Every record beside the layers keeps its contract.",

@@ -6,6 +6,8 @@ socket, and port 0, by which libc asks which of its own addresses it would use.
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from stream.evidence.failures import failure
 from stream.records.kernel import CONNECT, SENDMSG, SENDTO, KernelDetail, KernelEvent
 
@@ -16,13 +18,12 @@ _EBADF, _EFAULT, _ENOTSOCK, _EAFNOSUPPORT, _EISCONN = 9, 14, 88, 97, 106
 _NO_ATTEMPT = {-_EBADF, -_EFAULT, -_ENOTSOCK, -_EAFNOSUPPORT, -_EISCONN}
 
 
-class Peers:
-    def __init__(self) -> None:
-        self._addressed: set[str] = set()
-        self._named_only: set[str] = set()
-        self._blocked: set[str] = set()
-        self._failed: dict[str, set[str]] = {}
-        self._kinds: set[tuple[int, bool]] = set()  # and whether it could have been an attempt
+class Peers(Struct):
+    _addressed: set[str] = set()
+    _named_only: set[str] = set()
+    _blocked: set[str] = set()
+    _failed: dict[str, set[str]] = {}
+    _kinds: set[tuple[int, bool]] = set()  #: and whether it could have been an attempt
 
     def add(self, event: KernelEvent, detail: KernelDetail | None) -> None:
         peer = event.value
