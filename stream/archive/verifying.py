@@ -103,6 +103,7 @@ def _examine_folder(root: Path, book: Book, examination: Examination) -> None:
                 examination.feed(part)
             elif isinstance(part, Fault):
                 book.faults([part])
+                examination.gathering.miss()  # and nothing follows from the others alone
             else:
                 examination.end(part.tally)
     except BrokenArchive as broken:

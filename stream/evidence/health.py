@@ -139,7 +139,11 @@ def health_faults(
     yield from _count_faults(health, notes, policy_events, sdk_events, sdk_tool_calls)
     if not is_reference:
         yield from _own_faults(health, notes)
-        yield from _coverage_faults(health, notes, has_connect, has_datagram)
+    is_known = health.kernel_layer == "complete" and URING_NOTE not in notes
+    if is_known or not is_reference:
+        yield from _coverage_faults(health, has_connect, has_datagram, is_known=is_known)
+    else:  # what was lost may have been of another kind
+        yield from _observed_faults(health, has_connect, has_datagram)
 
 
 def _losses(capture: RawCapture) -> Iterator[str]:
@@ -271,10 +275,19 @@ def _own_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[st
             yield f"cgroup_correlation: {health.cgroup_correlation}, and the notes say otherwise"
 
 
-def _coverage_faults(
-    health: ObservationHealth, notes: dict[str, str], has_connect: bool, has_datagram: bool
+def _observed_faults(
+    health: ObservationHealth, has_connect: bool, has_datagram: bool
 ) -> Iterator[str]:
-    is_known = health.kernel_layer == "complete" and URING_NOTE not in notes
+    """Nothing was observed that is not in the layer."""
+    found = str(health.network_protocol_coverage)
+    for word, is_there in (("connect", has_connect), ("datagram", has_datagram)):
+        if word in found and not is_there:
+            yield f"network_protocol_coverage: {found}, and there is no {word} in the layer"
+
+
+def _coverage_faults(
+    health: ObservationHealth, has_connect: bool, has_datagram: bool, *, is_known: bool
+) -> Iterator[str]:
     follows = coverage_of(has_connect, has_datagram, is_known=is_known)
     found = health.network_protocol_coverage
     if found is not UNSET and found != follows:

@@ -235,6 +235,21 @@ def test_a_run_that_lacks_something(tmp_path: Path, name: str) -> None:
     assert "integrity.incomplete" in rules(folder)
 
 
+@pytest.mark.parametrize("name", [KERNEL_FILE, DETAIL_FILE, "artifacts/out.txt", "layers"])
+def test_a_link_is_found_where_it_is(tmp_path: Path, name: str) -> None:
+    """And all else is looked at, and said to be there."""
+    folder = run_folder(tmp_path / "run")
+    (folder / name).rename(tmp_path / "elsewhere")
+    (folder / name).symlink_to(tmp_path / "elsewhere")
+    surface = folder / SURFACE_FILE
+    surface.write_bytes(surface.read_bytes().replace(b"run_1", b"run_2"))
+    told = {item.rule: item.message for item in verify(folder).findings}
+    assert told["security.type"].endswith(f"{name}: a link, not a regular file")
+    assert "contract.run_id" in told
+    if name != "layers":
+        assert "integrity.incomplete" not in told
+
+
 def test_a_changed_artifact(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
     (folder / "artifacts" / "claude_stdout.txt").write_text("other")

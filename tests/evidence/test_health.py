@@ -283,6 +283,44 @@ def test_gaps_and_counts_are_held_against_it() -> None:
     assert faults(health(), has_datagram=True)
 
 
+def coverage_note(coverage: str, scope: str, drops: int = 0) -> str:
+    return (
+        f"s2_kernel_capture: monitor_events=4 ringbuf_drops={drops}"
+        f" network_protocol_coverage={coverage} network_endpoint_claim_scope={scope}"
+    )
+
+
+@pytest.mark.parametrize("drops", [0, 1])
+@pytest.mark.parametrize(
+    ("coverage", "connect", "datagram"),
+    [
+        ("connect_and_datagram_peer_observed", False, False),
+        ("connect_and_datagram_peer_observed", True, False),
+        ("connect_only", False, False),
+        ("datagram_peer_observed", True, False),
+        ("absent", True, False),
+    ],
+)
+def test_the_references_coverage_is_what_its_layer_shows(
+    coverage: Any, connect: bool, datagram: bool, drops: int
+) -> None:
+    """Consistent in its field, its scope and its note."""
+    scope: Any = "not_applicable" if coverage == "absent" else "diagnostic_only"
+    told = replace(
+        health(),
+        kernel_layer="partial_ringbuf_drops" if drops else "complete",
+        ringbuf_drops=drops,
+        network_protocol_coverage=coverage,
+        network_endpoint_claim_scope=scope,
+        notes=[coverage_note(coverage, scope, drops), *health().notes[1:]],
+    )
+    found = faults(told, has_connect=connect, has_datagram=datagram, is_reference=True)
+    may_be = bool(drops) and coverage == "absent"
+    assert bool(found) is not may_be, found
+    seen = {"has_connect": "connect" in coverage, "has_datagram": "datagram" in coverage}
+    assert faults(told, **seen, is_reference=True) == []
+
+
 def test_a_note_of_the_old_form_is_known_where_the_fields_are_unset() -> None:
     old = replace(
         health(),

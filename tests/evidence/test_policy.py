@@ -185,6 +185,15 @@ def test_what_stdout_told_is_told_once_whenever_it_came() -> None:
         assert not {one.tool_call_id for one in told} & {one.tool_call_id for one in late}
 
 
+def test_another_tool_of_the_same_call_is_told() -> None:
+    """Who contradicts himself is not made to agree."""
+    layer = PolicyLayer("run")
+    denials = [{"tool_use_id": "c1", "tool_name": name} for name in ("Read", "Bash", "Bash")]
+    line = {"type": "result", "session_id": "s", "permission_denials": denials}
+    told = layer.feed_stdout(json.dumps(line).encode() + b"\n")
+    assert [(one.tool_call_id, one.tool) for one in told] == [("c1", "Read"), ("c1", "Bash")]
+
+
 def test_another_decision_of_the_same_call_is_told() -> None:
     layer = PolicyLayer("r")
     layer.feed_otel(exported(decision("accept"), decision("accept"), decision("reject")))
