@@ -15,22 +15,16 @@ from typing import IO, Any
 import msgspec
 from msgspec import UNSET
 
+from stream.archive.agreement import event_strangeness, line_strangeness
 from stream.evidence.steps import KernelStep
 from stream.evidence.surface import Surface, ways_of
 from stream.records.control import Gap
 from stream.records.kernel import (
-    CONNECT,
-    EVENT_TYPES,
     EXEC,
     FORK,
-    LOCAL_CONNECT,
-    LOCAL_SEND,
     OPEN,
-    SENDMSG,
-    SENDTO,
     KernelDetail,
     KernelEvent,
-    kind_of,
 )
 from stream.records.runner import (
     DETAIL_FILE,
@@ -48,14 +42,7 @@ _WORD = (1 << 64) - 1
 _READ = ways_of("read", UNSET)
 
 _MOST_STRANGERS = 20
-URING_CALL = "io_uring_setup"
-#: By call: what its event may be, by its peer.
-TYPES_OF: dict[str, tuple[int, ...]] = {
-    call: {CONNECT: (CONNECT, LOCAL_CONNECT)}.get(kind, (kind,))
-    if kind not in (SENDTO, SENDMSG)
-    else (kind, LOCAL_SEND)
-    for call, kind in EVENT_TYPES.items()
-}
+_URING_CALL = "io_uring_setup"
 
 Told = tuple[int, int | list[str] | None]  #: of a fork or an exec: its number, and what it says
 
@@ -190,15 +177,15 @@ class Gathering:
         """What it says of its event as well."""
         if detail.scope != "both":
             self._scopes[detail.scope] += 1
-        if detail.call == URING_CALL and detail.status != "error":
+        if detail.call == _URING_CALL and detail.status != "error":
             self.urings += 1
         said = self._said_of(detail.seq)
-        kinds = TYPES_OF.get(detail.call, ())
-        if said is None or (said[0] == detail.pid and said[1] in kinds):
-            return
+        if said is not None and (reason := line_strangeness(detail, *said)):
+            self._find_stranger(detail.seq, reason)
+
+    def _find_stranger(self, number: int, reason: str) -> None:
         if len(self.strangers) < _MOST_STRANGERS:
-            message = f"{detail.call} of {detail.pid}, but the line is of {said[0]}"
-            self.strangers.append(f"{detail.seq}: {message}, {kind_of(said[1])}")
+            self.strangers.append(f"{number}: {reason}")
 
     def _said_of(self, number: int) -> tuple[int, int] | None:
         """Process and type of an event. They are asked for in order."""
@@ -227,6 +214,9 @@ class Gathering:
     def _enter(self, detail: KernelDetail | None) -> None:
         """What waits first into the surface."""
         assert self._next is not None
+        if self._next.event_type != OPEN:
+            for reason in event_strangeness(self._next, detail):
+                self._find_stranger(self._next.seq, reason)
         self.surface.add_kernel(self._next, detail)
         self._next = None
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from stream.archive.accounts import account_faults
+from stream.archive.agreement import frame_strangeness, marker_strangeness, saying_strangeness
 from stream.archive.gathering import Gathering
 from stream.archive.header import Fault
 from stream.evidence.companion import make_companion
@@ -24,6 +25,8 @@ from stream.records.runner import (
     CORRELATION_FILE,
     DETAIL_FILE,
     HEALTH_FILE,
+    MARKERS_FILE,
+    SDK_FILE,
     SURFACE_FILE,
     CapabilitySurface,
     Companion,
@@ -73,6 +76,14 @@ def _faults(
         yield COMPANION_FILE, Fault("contract.books", reason)
     for stranger in gathered.strangers:
         yield DETAIL_FILE, Fault("contract.detail", stranger)
+    for marker in gathered.markers:
+        if reason := marker_strangeness(marker, gathered.sdk):
+            yield MARKERS_FILE, Fault("contract.marker", f"{marker.seq}: {reason}")
+    if reason := frame_strangeness(gathered.markers, gathered.events):
+        yield MARKERS_FILE, Fault("contract.marker", reason)
+    for said in gathered.sdk:
+        if reason := saying_strangeness(said):
+            yield SDK_FILE, Fault("contract.sdk_event", f"{said.seq}: {reason}")
     made = imply(stated.run_id, gathered, capture, filtered=stated.filtered, aside=stated.aside)
     yield from _differences(documents, made)
 

@@ -107,6 +107,10 @@ def _kernel_problems(event: KernelEvent) -> Iterator[Problem]:
         wanted = "error" if event.return_value < 0 else "success"
         if event.status != wanted:
             yield rule, f"{event.status!r}, but {event.return_value} was returned", "$.status"
+    if (event.return_value is UNSET) != (event.status is UNSET):
+        yield rule, "a status and what was returned stand together", "$.status"
+    if (event.flags is UNSET) != (event.access_mode is UNSET):
+        yield rule, "flags and the mode of access stand together", "$.access_mode"
     if event.flags is UNSET:
         return
     if event.access_mode is not UNSET and event.access_mode != _ACCESS[event.flags & 3]:
@@ -159,9 +163,11 @@ def _is_consistent(said: tuple[Any, ...]) -> bool:
     number, kind, flags, mode, returned, status, has_no_operations = said
     if kind != kind_of(number):
         return False
-    if returned is not UNSET and status is not UNSET and (status == "error") != (returned < 0):
+    if (returned is UNSET) != (status is UNSET) or (flags is UNSET) != (mode is UNSET):
         return False
-    if flags is UNSET or mode is UNSET:
+    if returned is not UNSET and (status == "error") != (returned < 0):
+        return False
+    if flags is UNSET:
         return True
     return mode == _ACCESS[flags & 3] and not (has_no_operations and flags & _SOME_OPERATION)
 
@@ -251,3 +257,14 @@ def _runner_problems(event: RunnerStarted | RunnerFinished) -> Iterator[Problem]
     if event.type != wanted or event.seq > 1:
         message = f"{event.type!r} is number {event.seq}"
         yield "contract.runner_event", message, "$.type"
+    if isinstance(event, RunnerFinished):
+        yield from _end_problems(event)
+
+
+def _end_problems(event: RunnerFinished) -> Iterator[Problem]:
+    """A number, a signal, or neither: then it was never started."""
+    rule = "contract.runner_event"
+    if event.exit_code is not None and event.signal is not None:
+        yield rule, "it ended by itself, and by a signal", "$.signal"
+    if event.success != (event.exit_code == 0):
+        yield rule, f"{event.success}, and it ended with {event.exit_code}", "$.success"

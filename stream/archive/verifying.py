@@ -59,7 +59,7 @@ def _verify_archive(target: Path, book: Book) -> None:
             return
         contents.conclude()
         examination.conclude(is_whole=True)
-        _hold_to_implied(book, examination)
+        hold_to_implied(book, examination)
 
 
 def _read_archive(
@@ -112,10 +112,10 @@ def _examine_folder(root: Path, book: Book, examination: Examination) -> None:
     is_whole = check_whole(book.names, examination.is_finished, book)
     examination.conclude(is_whole=is_whole)
     if is_whole:
-        _hold_to_implied(book, examination)
+        hold_to_implied(book, examination)
 
 
-def _hold_to_implied(book: Book, examination: Examination) -> None:
+def hold_to_implied(book: Book, examination: Examination) -> None:
     is_reference = DETAIL_FILE not in book.names
     gathered, documents = examination.gathering, examination.documents
     # What a stream is put together of has no chain.

@@ -20,6 +20,7 @@ from stream.evidence.correlation import correlate
 from stream.evidence.health import make_health
 from stream.evidence.steps import kernel_steps, lost_between
 from stream.evidence.surface import Surface
+from stream.records.control import Gap
 from stream.records.kernel import KernelDetail, KernelEvent, RawCapture
 from stream.records.run import EVENTS_FILE, METADATA_FILE, RunMetadata
 from stream.records.runner import (
@@ -135,7 +136,8 @@ CAPTURE = RawCapture(
 
 def judged(files: Files, capture: RawCapture) -> Files:
     kernel = decoded(files[KERNEL_FILE], KernelEvent)
-    details = decoded(files[DETAIL_FILE], KernelDetail)
+    beside_it: list[Any] = msgspec.json.Decoder(KernelDetail | Gap).decode_lines(files[DETAIL_FILE])
+    details = [detail for detail in beside_it if isinstance(detail, KernelDetail)]
     sdk, policy = decoded(files[SDK_FILE], SdkEvent), decoded(files[POLICY_FILE], PolicyEvent)
     beside = {detail.seq: detail for detail in details}
     surface = Surface()
