@@ -6,16 +6,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from stream.archive.book import Book
 from stream.archive.chain import Tally
 from stream.archive.examination import Examination
 from stream.archive.folder import reading_order
+from stream.archive.gathering import DECODERS, Gathering
 from stream.archive.limits import Limits
 from stream.archive.verifying import hold_to_implied, verify
 from stream.records.control import Gap
@@ -49,7 +53,7 @@ from tests.archive.samples import (
     small,
     written,
 )
-from tests.evidence.raw import O_CREAT, O_WRONLY, failed, opened, raw
+from tests.evidence.raw import O_CREAT, O_WRONLY, RAW_EVENTS, failed, opened, raw
 
 LAYERS = (KERNEL_FILE, DETAIL_FILE, POLICY_FILE, SDK_FILE, MARKERS_FILE)
 DOCUMENTS = (SURFACE_FILE, CORRELATION_FILE, HEALTH_FILE, COMPANION_FILE)
@@ -323,6 +327,31 @@ def test_what_is_examined_here_is_what_verify_examines(tmp_path: Path) -> None:
     assert found(files) == set()
     spoiled = {**files, SURFACE_FILE: files[SURFACE_FILE].replace(b"/work/y", b"/work/z")}
     assert rules(written(whole, spoiled)) == found(spoiled) == {"contract.surface"}
+
+
+def plausible(event: RawEvent) -> RawEvent:
+    """With a result that its call can have."""
+    ret = event.ret
+    if event.call == "exec":
+        ret = 0
+    elif event.call.startswith("exec"):
+        ret = None if ret is None else min(ret, -1)
+    elif ret is not None and not event.call.startswith(("open", "creat", "send", "io_uring")):
+        ret = min(ret, 0)
+    return replace(event, ret=ret)
+
+
+@given(st.lists(RAW_EVENTS.map(plausible), max_size=12))
+def test_whatever_is_normalized_agrees_with_itself(events: list[RawEvent]) -> None:
+    lines = [line for line in Normalize(RUN).feed(events) if isinstance(line, bytes)]
+    kernel = [line for line in lines if not isinstance(line, DetailLine)]
+    beside = [line for line in lines if isinstance(line, DetailLine)]
+    with closing(Gathering()) as gathering:
+        for name, some in ((KERNEL_FILE, kernel), (DETAIL_FILE, beside)):
+            gathering.take(name, DECODERS[name].decode_lines(b"\n".join(some)))
+        gathering.finish()
+        assert gathering.strangers == []
+        assert gathering.scopes().total() == gathering.events == len(kernel)
 
 
 # ---------------------------------------------------------------- the feed's books
