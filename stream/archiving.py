@@ -8,6 +8,7 @@ from typing import Any
 
 from anyio import from_thread, to_thread
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stream.archive.assorting import Assort
 from stream.archive.entries import Entry
@@ -92,13 +93,27 @@ def _implied(run_id: str, stage: Assort, spools: Spools) -> dict[str, bytes]:
             for block in whole_lines(spools.read(name)):
                 gathering.take(name, decoder.decode_lines(block))
         gathering.finish()
-        capture = stage.capture
-        if capture is None and gathering.events:
-            capture = RawCapture(feed="ebpf", unknown_loss=NO_BOOKS)
-        elif capture is None:
-            capture = RawCapture(feed="absent", reason=NO_EVENTS)
-        made = imply(run_id, gathering, capture, {})
+        made = imply(run_id, gathering, _capture(stage, gathering))
     return {name: b"".join(document.encoded()) for name, document in made.items()}
+
+
+def _capture(stage: Assort, gathering: Gathering) -> RawCapture:
+    """The feed's books, which know of no fewer losses than there are gaps."""
+    capture, lost = stage.capture, gathering.lost
+    if capture is None and not gathering.events and not gathering.has_gaps:
+        return RawCapture(feed="absent", reason=NO_EVENTS)
+    if capture is None:
+        return RawCapture(feed="ebpf", dropped=lost, unknown_loss=NO_BOOKS)
+    counted = capture.dropped + capture.unparsed
+    if lost == counted:
+        return capture
+    reasons = [capture.unknown_loss] if capture.unknown_loss else []
+    reasons.append(f"the books count {counted} lost events, and the gaps {lost}")
+    return replace(
+        capture,
+        dropped=max(capture.dropped, lost - capture.unparsed),
+        unknown_loss="; ".join(reasons),
+    )
 
 
 def _agreed(stage: Assort, run_id: str | None) -> str:

@@ -69,6 +69,7 @@ class Account(Struct, kw_only=True):
 
     capture: RawCapture
     filtered: Mapping[str, int]
+    aside: Mapping[str, int]
     surface: Surface
     written: Mapping[str, Sequence[tuple[int, int, int]]]  #: of each channel that was watched
     times: Times
@@ -179,12 +180,14 @@ def conclude(
         policy_events=len(testimony.policy),
         sdk_events=len(testimony.sdk),
         sdk_tool_calls=calls_started(testimony.sdk),
+        unnamed=surface.unnamed.total(),
     )
     companion = make_companion(
         run_id,
         surface,
         capture=account.capture,
         filtered=account.filtered,
+        aside=account.aside,
         calls=correlation.calls,
         unbound=correlation.unbound,
     )
@@ -291,6 +294,7 @@ def missing_evidence(folder: Path) -> dict[str, bytes]:
         account = Account(
             capture=RawCapture(feed="absent", reason=NOT_ASKED),
             filtered={},
+            aside={},
             surface=Surface(),
             written={},
             times=Times(place),

@@ -40,7 +40,7 @@ from stream.sources.kernel.ebpf import RING
 from stream.sources.kernel.feeds import Choice, Feed, open_feed
 from stream.sources.kernel.strace import SILENT
 from stream.sources.kernel.watch import Watch
-from stream.stages.normalize import RESTARTED, WROTE, DetailLine, Normalize
+from stream.stages.normalize import NO_EVENTS, DetailLine, Normalize
 from stream.system import write_all
 from stream.testimony import Testimony, Times, command_seen
 
@@ -173,13 +173,11 @@ class KernelWitness:
     def _conclude(self, ending: Ending, summary: RunSummary) -> None:
         self._hear_the_rest()
         self._read_policy()
+        left_out = self._normalize.dropped
         account = Account(
             capture=self._capture_of_all(ending),
-            filtered={
-                rule: count
-                for rule, count in self._normalize.dropped.items()
-                if rule not in (WROTE, RESTARTED)  # which are no events of the run
-            },
+            filtered={r: n for r, n in left_out.items() if r not in NO_EVENTS},
+            aside={r: n for r, n in left_out.items() if r in NO_EVENTS},
             surface=self._surface,
             written=self._normalize.written,
             times=self._times,

@@ -38,7 +38,7 @@ def reading_order(names: set[str]) -> list[str]:
 
 def folder_names(root: Path, book: Book) -> set[str]:
     try:
-        return {*names_of(root)}
+        return {*names_of(root, is_strict=False)}
     except InputError as error:
         book.find("security.type", str(error))
         return set()

@@ -18,6 +18,7 @@ from typing import IO, Any, NamedTuple
 import msgspec
 from msgspec import UNSET
 
+from stream.archive.agreement import event_strangeness, line_strangeness
 from stream.archive.columns import Columns, Form, columns_of
 from stream.evidence.own import Told
 from stream.evidence.steps import KernelStep, told_of
@@ -42,6 +43,8 @@ _WORD = (1 << 64) - 1
 #: The number of an event that decides whose others are, and what it says.
 _Line = tuple[int, Told | None]
 _NO_MORE: _Line = (sys.maxsize, None)
+_MOST_STRANGERS = 20
+_URING_CALL = "io_uring_setup"
 
 
 #: In the order in which they have to be taken.
@@ -65,6 +68,12 @@ class Gathering:
         self.markers: list[Marker] = []
         self.events = 0  #: of the kernel layer
         self.lost = 0  #: by the gaps
+        self.has_gaps = False
+        self.urings = 0  #: that were set up
+        self.strangers: list[str] = []  #: details that are of another event than their line
+        self._scopes: Counter[str] = Counter()  # of events that are not of both
+        self._looked_at: tuple[int, array[int], array[int]] = (0, array("Q"), array("Q"))
+        self._read_lines: Iterator[tuple[array[int], array[int]]] | None = None
         self._gaps: list[tuple[int, int]] = []
         self._after, self._is_waiting = 0, False
         self._steps, self._others = _file(), _file()
@@ -73,7 +82,7 @@ class Gathering:
         self._next: KernelEvent | None = None
 
     def take(self, name: str, records: Sequence[Any]) -> None:
-        if name == KERNEL_FILE:
+        if name == KERNEL_FILE and records:
             self.take_columns(columns_of(records))
         elif name == DETAIL_FILE:
             for record in records:
@@ -107,6 +116,11 @@ class Gathering:
         while self._other() is not None:
             self._enter(None)
 
+    def scopes(self) -> Counter[str]:
+        """How many events of the kernel layer are of each."""
+        both = self.events - self._scopes.total()
+        return +Counter({"both": both, **self._scopes})
+
     def steps(self) -> Iterator[KernelStep]:
         cuts = iter(sorted({marker.at for marker in self.markers}))
         lines = (_read_told(file) for file in (self._told, self._told_early))
@@ -135,8 +149,12 @@ class Gathering:
         self.events += len(columns.records)
         self._take_opens(columns)
         self._tell_early(columns)
-        if set(columns.types) != {OPEN}:
-            others = [event for event in columns.records if event.event_type != OPEN]
+        if set(columns.types) != {OPEN} or None in columns.values:
+            others = [
+                event
+                for event in columns.records
+                if event.event_type != OPEN or event.value is None
+            ]
             self._others.write(msgspec.json.Encoder().encode_lines(others))
         words = (_words(columns.pids), _words(columns.types))
         self._steps.write(b"".join((len(columns.records).to_bytes(8, "little"), *words)))
@@ -163,8 +181,10 @@ class Gathering:
     def _take_beside(self, record: KernelDetail | Gap) -> None:
         if isinstance(record, Gap):
             self.lost += int(record.lost)
+            self.has_gaps = True
             self._is_waiting = True
             return
+        self._hold(record)
         if self._is_waiting:
             self._gaps.append((self._after, record.seq))
         self._after, self._is_waiting = record.seq + 1, False
@@ -174,6 +194,35 @@ class Gathering:
             other = self._other()
         if other is not None and other.seq == record.seq:
             self._enter(record)
+
+    def _hold(self, detail: KernelDetail) -> None:
+        """What it says of its event as well."""
+        if detail.scope != "both":
+            self._scopes[detail.scope] += 1
+        if detail.call == _URING_CALL and detail.status != "error":
+            self.urings += 1
+        said = self._said_of(detail.seq)
+        if said is not None and (reason := line_strangeness(detail, *said)):
+            self._find_stranger(detail.seq, reason)
+
+    def _find_stranger(self, number: int, reason: str) -> None:
+        if len(self.strangers) < _MOST_STRANGERS:
+            self.strangers.append(f"{number}: {reason}")
+
+    def _said_of(self, number: int) -> tuple[int, int] | None:
+        """Process and type of an event. They are asked for in order."""
+        if self._read_lines is None:
+            self._read_lines = self._read_steps()
+        first, pids, kinds = self._looked_at
+        while number >= first + len(pids):
+            first += len(pids)
+            block = next(self._read_lines, None)
+            if block is None:
+                return None
+            pids, kinds = block
+            self._looked_at = first, pids, kinds
+        at = number - first
+        return (pids[at], kinds[at]) if at >= 0 else None
 
     def _tell(self, event: KernelEvent, detail: KernelDetail | None) -> None:
         """What must not be told together with others: it changes whose those are."""
@@ -194,6 +243,9 @@ class Gathering:
         """What waits first into the surface."""
         assert self._next is not None
         self._tell(self._next, detail)
+        if self._next.event_type != OPEN:
+            for reason in event_strangeness(self._next, detail):
+                self._find_stranger(self._next.seq, reason)
         self.surface.add_kernel(self._next, detail)
         self._next = None
 

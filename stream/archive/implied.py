@@ -7,11 +7,13 @@ claims other things of the same layers; its artifacts are held to what it does c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct
 
+from stream.archive.accounts import Counted, account_faults
+from stream.archive.agreement import frame_strangeness, marker_strangeness, saying_strangeness
 from stream.archive.documents import Documents
 from stream.archive.gathering import Gathering
 from stream.archive.header import Fault
@@ -20,12 +22,14 @@ from stream.evidence.companion import make_companion
 from stream.evidence.correlation import correlate
 from stream.evidence.health import health_faults, make_health
 from stream.evidence.pieces import Long
-from stream.records.kernel import Count, RawCapture, RunId
+from stream.records.kernel import RawCapture, RunId
 from stream.records.runner import (
     COMPANION_FILE,
     CORRELATION_FILE,
     DETAIL_FILE,
     HEALTH_FILE,
+    MARKERS_FILE,
+    SDK_FILE,
     SURFACE_FILE,
     Companion,
     CorrelationReport,
@@ -35,7 +39,11 @@ from stream.records.runner import (
 
 
 def implied_faults(
-    gathered: Gathering, documents: Documents, *, is_reference: bool
+    gathered: Gathering,
+    documents: Documents,
+    *,
+    is_reference: bool,
+    is_streamed: bool = False,
 ) -> Iterator[tuple[str, Fault]]:
     """(file, what is wrong with it)."""
     if not gathered.is_whole:  # the line that is none has its own finding, and nothing follows
@@ -45,7 +53,7 @@ def implied_faults(
     if is_reference:
         yield from _reference_faults(gathered, documents)
     else:
-        yield from _faults(gathered, documents)
+        yield from _faults(gathered, documents, is_streamed=is_streamed)
 
 
 class _Named(Struct):
@@ -54,18 +62,17 @@ class _Named(Struct):
     run_id: RunId
 
 
-class _Counted(Struct):
-    """How a companion begins: what it says that does not follow from the layers."""
+class _Found(Struct):
+    """What a companion states, and what follows from that and from the layers."""
 
-    run_id: RunId
-    capture: dict[str, Any]
-    filtered: dict[str, Count]
-
-
-Implied: TypeAlias = tuple[RawCapture, dict[str, Long[Any]]]
+    stated: Counted
+    capture: RawCapture
+    made: dict[str, Long[Any]]
 
 
-def _faults(gathered: Gathering, documents: Documents) -> Iterator[tuple[str, Fault]]:
+def _faults(
+    gathered: Gathering, documents: Documents, *, is_streamed: bool
+) -> Iterator[tuple[str, Fault]]:
     try:
         found = _confirmed(gathered, documents) or _judged(gathered, documents)
     except msgspec.ValidationError as error:
@@ -74,38 +81,61 @@ def _faults(gathered: Gathering, documents: Documents) -> Iterator[tuple[str, Fa
     if found is None:
         yield COMPANION_FILE, Fault("contract.companion", "it is missing, or none")
         return
-    capture, made = found
+    capture = found.capture
     counted = capture.dropped + capture.unparsed
     # Of a feed that was cut off, or a full disk, the last gaps may be missing.
     if gathered.lost > counted or (gathered.lost < counted and not capture.unknown_loss):
         message = f"the feed lost {counted} events, and the gaps say {gathered.lost}"
         yield DETAIL_FILE, Fault("contract.health", message)
-    yield from _differences(documents, made)
+    for reason in account_faults(capture, found.stated, gathered, is_streamed=is_streamed):
+        yield COMPANION_FILE, Fault("contract.books", reason)
+    for stranger in gathered.strangers:
+        yield DETAIL_FILE, Fault("contract.detail", stranger)
+    for marker in gathered.markers:
+        if reason := marker_strangeness(marker, gathered.sdk):
+            yield MARKERS_FILE, Fault("contract.marker", f"{marker.seq}: {reason}")
+    if reason := frame_strangeness(gathered.markers, gathered.events):
+        yield MARKERS_FILE, Fault("contract.marker", reason)
+    for said in gathered.sdk:
+        if reason := saying_strangeness(said):
+            yield SDK_FILE, Fault("contract.sdk_event", f"{said.seq}: {reason}")
+    yield from _differences(documents, found.made)
 
 
-def _confirmed(gathered: Gathering, documents: Documents) -> Implied | None:
+def _confirmed(gathered: Gathering, documents: Documents) -> _Found | None:
     """None: the companion is not just what follows from its beginning and the layers."""
-    begun = documents.beginning(COMPANION_FILE, "paths", _Counted)
+    begun = documents.beginning(COMPANION_FILE, "paths", Counted)
     if begun is None:
         return None
-    capture = msgspec.convert(begun.capture, RawCapture)
-    made = imply(begun.run_id, gathered, capture, begun.filtered)
-    return (capture, made) if documents.confirm(COMPANION_FILE, made[COMPANION_FILE]) else None
+    found = _following(gathered, begun)
+    return found if documents.confirm(COMPANION_FILE, found.made[COMPANION_FILE]) else None
 
 
-def _judged(gathered: Gathering, documents: Documents) -> Implied | None:
+def _judged(gathered: Gathering, documents: Documents) -> _Found | None:
     """None: there is no companion that could be read."""
-    stated: Companion | None = documents.get(COMPANION_FILE)
-    if stated is None:
+    read: Companion | None = documents.get(COMPANION_FILE)
+    if read is None:
         return None
+    stated = Counted(read.run_id, read.capture, read.filtered, read.aside)
+    return _following(gathered, stated)
+
+
+def _following(gathered: Gathering, stated: Counted) -> _Found:
     capture = msgspec.convert(stated.capture, RawCapture)
-    return capture, imply(stated.run_id, gathered, capture, stated.filtered)
+    made = imply(stated.run_id, gathered, capture, filtered=stated.filtered, aside=stated.aside)
+    return _Found(stated, capture, made)
 
 
 def imply(
-    run_id: str, gathered: Gathering, capture: RawCapture, filtered: Mapping[str, int]
+    run_id: str,
+    gathered: Gathering,
+    capture: RawCapture,
+    *,
+    filtered: Mapping[str, int] | None = None,
+    aside: Mapping[str, int] | None = None,
 ) -> dict[str, Long[Any]]:
-    """By file: the artifacts that follow from the layers."""
+    """By file: the artifacts that follow from the layers. What was left out of them, only who
+    did it knows."""
     surface = gathered.surface
     correlation = correlate(
         run_id,
@@ -126,6 +156,7 @@ def imply(
         policy_events=len(gathered.policy),
         sdk_events=len(gathered.sdk),
         sdk_tool_calls=calls_started(gathered.sdk),
+        unnamed=surface.unnamed.total(),
     )
     return {
         SURFACE_FILE: surface.long_surface(run_id),
@@ -136,6 +167,7 @@ def imply(
             surface,
             capture=capture,
             filtered=filtered,
+            aside=aside,
             calls=correlation.calls,
             unbound=correlation.unbound,
         ),

@@ -101,6 +101,10 @@ def _kernel_problems(event: KernelEvent) -> Iterator[Problem]:
         wanted = "error" if event.return_value < 0 else "success"
         if event.status != wanted:
             yield rule, f"{event.status!r}, but {event.return_value} was returned", "$.status"
+    if (event.return_value is UNSET) != (event.status is UNSET):
+        yield rule, "a status and what was returned stand together", "$.status"
+    if (event.flags is UNSET) != (event.access_mode is UNSET):
+        yield rule, "flags and the mode of access stand together", "$.access_mode"
     if event.flags is UNSET:
         return
     if event.access_mode is not UNSET and event.access_mode != _ACCESS[event.flags & 3]:
@@ -136,11 +140,15 @@ _MOST_KNOWN = 10_000
 def _is_consistent(form: Form) -> bool:
     if form.kind != kind_of(form.event_type):
         return False
-    if form.return_value is not UNSET and form.status is not UNSET:
+    if (form.return_value is UNSET) != (form.status is UNSET):
+        return False
+    if (form.flags is UNSET) != (form.access_mode is UNSET):
+        return False
+    if form.return_value is not UNSET:
         wanted = "error" if form.return_value < 0 else "success"
         if form.status != wanted:
             return False
-    if form.flags is UNSET or form.access_mode is UNSET:
+    if form.flags is UNSET:
         return True
     said, wanted = form.operation_flags, _operations(form.flags)
     does_agree: bool = said is wanted if UNSET in (said, wanted) else [*said] == wanted
@@ -247,3 +255,14 @@ def _runner_problems(event: RunnerStarted | RunnerFinished) -> Iterator[Problem]
     if event.type != wanted or event.seq > 1:
         message = f"{event.type!r} is number {event.seq}"
         yield "contract.runner_event", message, "$.type"
+    if isinstance(event, RunnerFinished):
+        yield from _end_problems(event)
+
+
+def _end_problems(event: RunnerFinished) -> Iterator[Problem]:
+    """A number, a signal, or neither: then it was never started."""
+    rule = "contract.runner_event"
+    if event.exit_code is not None and event.signal is not None:
+        yield rule, "it ended by itself, and by a signal", "$.signal"
+    if event.success != (event.exit_code == 0):
+        yield rule, f"{event.success}, and it ended with {event.exit_code}", "$.success"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -55,23 +56,28 @@ def archive_run(
     return write_archive(target, entries, run_id_of(folder), force=force, look=look)
 
 
-def names_of(folder: Path) -> Iterator[str]:
-    """Of the files that belong to the evidence. Raises InputError."""
+def names_of(folder: Path, *, is_strict: bool = True) -> Iterator[str]:
+    """Of the files that belong to the evidence. Raises InputError, also where one is no regular
+    file; where that is not strict, such a one is named as well: who opens it finds out."""
     try:
         for name in _SINGLE:
             if os.path.lexists(folder / name):
                 yield name
         for name in (ARTIFACTS, LAYERS):
             if os.path.lexists(folder / name):
-                yield from _below(folder, name)
+                yield from _below(folder, name, is_strict)
     except OSError as error:
         raise InputError(f"{error.filename or folder}: {os_reason(error)}") from None
 
 
-def _below(root: Path, name: str) -> Iterator[str]:
+def _below(root: Path, name: str, is_strict: bool) -> Iterator[str]:
     place = root / name
-    if place.is_symlink():
-        raise InputError(f"{place}: a link, not a folder")
+    mode = place.lstat().st_mode
+    if not stat.S_ISDIR(mode):
+        if is_strict:
+            raise InputError(f"{place}: {kind_of(mode)}, not a folder")
+        yield name
+        return
     with os.scandir(place) as found:
         items = sorted(found, key=lambda item: os.fsencode(item.name))
     for item in items:
@@ -79,8 +85,8 @@ def _below(root: Path, name: str) -> Iterator[str]:
         if item.name.startswith("."):
             continue
         if item.is_dir(follow_symlinks=False):
-            yield from _below(root, inner)
-        elif item.is_file(follow_symlinks=False):
+            yield from _below(root, inner, is_strict)
+        elif item.is_file(follow_symlinks=False) or not is_strict:
             yield inner
         else:
             kind = kind_of(item.stat(follow_symlinks=False).st_mode)

@@ -18,7 +18,7 @@ from stream.archive.manifest import Contents
 from stream.archive.reading import NoArchive, Part, Start, ahead, parts_of
 from stream.enclosure import kind_of
 from stream.errors import InputError, os_reason
-from stream.records.runner import ARCHIVE_MANIFEST, DETAIL_FILE
+from stream.records.runner import ARCHIVE_MANIFEST, CHAIN_FILE, DETAIL_FILE
 from stream.runfolder import check_folder
 
 
@@ -59,7 +59,7 @@ def _verify_archive(target: Path, book: Book) -> None:
         else:
             contents.conclude()
             examination.conclude()
-            _hold_to_implied(book, examination)
+            hold_to_implied(book, examination)
         examination.documents.settle()
 
 
@@ -104,17 +104,22 @@ def _examine_folder(root: Path, book: Book, examination: Examination) -> None:
                 examination.feed(part)
             elif isinstance(part, Fault):
                 book.faults([part])
+                examination.gathering.miss()  # and nothing follows from the others alone
             else:
                 examination.end()
     except BrokenArchive as broken:
         book.find(broken.rule, str(broken))
         return
     if examination.conclude(missing_from(book.names)):
-        _hold_to_implied(book, examination)
+        hold_to_implied(book, examination)
 
 
-def _hold_to_implied(book: Book, examination: Examination) -> None:
+def hold_to_implied(book: Book, examination: Examination) -> None:
     is_reference = DETAIL_FILE not in book.names
     gathered, documents = examination.gathering, examination.documents
-    for name, fault in implied_faults(gathered, documents, is_reference=is_reference):
+    # What a stream is put together of has no chain.
+    is_streamed = CHAIN_FILE not in book.names
+    for name, fault in implied_faults(
+        gathered, documents, is_reference=is_reference, is_streamed=is_streamed
+    ):
         book.find(fault.rule, fault.message, name)

@@ -62,9 +62,9 @@ def diff(
       stream diff main.tar.gz branch.tar.gz --fail-on added-paths,added-endpoints,partial
 
     The status says how far the comparison holds, and the notes say why: clean; partial:health
-    where a capture is not complete; partial:correlation where calls and events were not told
-    apart; partial:unbound where values belong to no call; failed where evidence is missing or
-    broken, and nothing was compared.
+    where a capture is not complete, or could not name what was reached; partial:correlation
+    where calls and events were not told apart; partial:unbound where values belong to no call;
+    failed where evidence is missing or broken, and nothing was compared.
 
     With --canonical the layers themselves are compared. Process numbers become p1, p2, … in the
     order in which they are met, run_id becomes run, all else must be the same. It prints the
@@ -73,7 +73,9 @@ def diff(
     \b
       stream diff --canonical runs/RUN1 runs/RUN2
 
-    What lies in a run's own folder is compared without the way there, as (run)/workspace/… .
+    What lies in a run's own folder is compared without the way there, as (run)/workspace/… ,
+    where its events say which folder that was. A program by whose name another file ran was
+    removed and added.
     Where a side's kernel layer is not complete, --fail-on holds for what nobody can know:
     added-paths without one of B, removed-paths without one of A.
 
@@ -101,7 +103,8 @@ def _known(words: list[str]) -> list[str]:
 def _compare(base: str, head: str, words: list[str], *, as_record: bool) -> int:
     import msgspec
 
-    from stream.evidence.difference import diff, read_evidence
+    from stream.evidence.difference import diff
+    from stream.evidence.side import read_evidence
 
     found = diff(read_evidence(base), read_evidence(head))
     if as_record:
@@ -128,7 +131,8 @@ def _holds(word: str, found: CapabilityDiff) -> bool:
     side = "head" if how == "added" else "base"
     # Nobody knows what was added where nobody looked.
     is_blind = what in _KERNELS and any(
-        note.startswith(f"capability_diff_{side}_health:") and "kernel_layer=" in note
+        note.startswith(f"capability_diff_{side}_health:")
+        and ("kernel_layer=" in note or "unnamed_events=" in note)
         for note in found.notes
     )
     return is_blind or bool(getattr(found.surface[_SETS[what]], how))

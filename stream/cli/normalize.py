@@ -129,6 +129,9 @@ def _tell_rules() -> int:
     width = max(len(rule.name) for rule in RULES)
     for rule in RULES:
         places = (*rule.folders, *rule.files, *rule.names)
-        where = f": {', '.join(places)}" if places else ""
+        patterns = [f"in folders like {rule.inside}"] if rule.inside else []
+        if rule.objects_inside:
+            patterns.append(f"shared objects in folders like {rule.objects_inside}")
+        where = f": {', '.join((*places, *patterns))}"
         tell(f"{rule.name:{width}}  {rule.what}{where}")
     return 0

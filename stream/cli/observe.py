@@ -205,7 +205,13 @@ def observe(
 
     @contextmanager
     def prepare() -> Iterator[tuple[Recording, Guard, Begun | None]]:
-        from stream.cli.preparation import begin_probes, check_archive, check_new, make_recording
+        from stream.cli.preparation import (
+            begin_probes,
+            check_archive,
+            check_new,
+            check_run_id,
+            make_recording,
+        )
         from stream.recorder.guard import post_guard
 
         with ExitStack() as stack:
@@ -216,6 +222,8 @@ def observe(
                 from stream.cli.preparation import check_hooks
 
                 check_hooks()
+            if run_id is not None and (choice or archive is not None):
+                check_run_id(run_id)
             if archive is not None:
                 check_archive(archive)
             if raw_kernel is not None:

@@ -31,6 +31,18 @@ def check_hooks() -> None:
         raise UsageError(f"--sdk hooks: there is no {' and no '.join(lacking)} on PATH")
 
 
+def check_run_id(run_id: str) -> None:
+    """Raises UsageError where layers and archives could not have it."""
+    import re
+
+    from stream.errors import UsageError
+
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", run_id):
+        raise UsageError(
+            f"--run-id {run_id!r}: with --kernel or --archive only letters, digits, `_` and `-`"
+        )
+
+
 def check_archive(target: Path) -> None:
     """Raises StreamError, before a run that would have no place to go."""
     from stream.errors import UsageError

@@ -6,16 +6,21 @@ large; what is too large or broken is said, never raised.
 
 from __future__ import annotations
 
+import os
+import stat
 import zlib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine, contract_of
+from stream.enclosure import kind_of
 from stream.errors import InputError, os_reason
+from stream.records.run import EVENTS_FILE
 from stream.records.runner import (
     ARCHIVE_MANIFEST,
     COMPANION_FILE,
@@ -30,11 +35,34 @@ from stream.records.runner import (
 if TYPE_CHECKING:
     from tarfile import TarFile
 
+BESIDE = (COMPANION_FILE, EVENTS_FILE)  #: what may be there as well
 ARTIFACTS = {SURFACE_FILE: SURFACE, CORRELATION_FILE: CORRELATION, HEALTH_FILE: HEALTH}
 MOST_ARTIFACT = 256 << 20  #: bytes of one artifact
+MOST_EVENTS = 1 << 20  #: how much of the run's events: what it began with
 MOST_ARCHIVE = 64 << 30  #: decoded bytes that are looked through
 _BLOCK = 1 << 18
+_AT_ONCE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  #: nobody waits for who writes to a fifo
+_NEITHER = "neither a run folder nor an archive"
 _TOO_LARGE = f"an artifact above the limit of {MOST_ARTIFACT} bytes"
+
+
+_PREPARED, _FIRST_EVENTS = "workspace_prepared", 2
+
+
+class _Item(Struct):
+    metadata: dict[str, Any] = {}
+
+
+class _Action(Struct):
+    artifacts: list[_Item] = []
+
+
+class _Begun(Struct):
+    event_type: str
+    agent_action: _Action
+
+
+_decode_begun = msgspec.json.Decoder(_Begun).decode
 
 
 class DamagedError(InputError):
@@ -42,21 +70,21 @@ class DamagedError(InputError):
 
 
 def read_artifacts(path: str) -> dict[str, bytes]:
-    """The JSON artifacts by their names, as far as there are any.
+    """The JSON artifacts by their names, as far as there are any, and how the events begin.
 
     Raises InputError where there is nothing to read, its DamagedError where that is damaged.
     """
     place = Path(path)
     if place.is_dir():
         return _of_folder(place)
-    wanted = {*ARTIFACTS, COMPANION_FILE}
+    wanted = {*ARTIFACTS, *BESIDE}
     found: dict[str, bytes] = {}
     with _members(place) as members:
         for name, file, size in members:
             if name in wanted:
-                if size > MOST_ARTIFACT:
+                if name != EVENTS_FILE and size > MOST_ARTIFACT:
                     raise DamagedError(f"{place}: {name}: {_TOO_LARGE}")
-                found[name] = file.read()
+                found[name] = file.read(MOST_EVENTS if name == EVENTS_FILE else -1)
             elif name == ARCHIVE_MANIFEST and size <= MOST_ARTIFACT:
                 wanted &= _listed(file.read())
             if wanted <= found.keys():
@@ -91,6 +119,20 @@ def has_any(path: str, names: Collection[str]) -> bool:
         return any(member in names for member, _, _ in members)
 
 
+def run_folder_of(events: bytes) -> str:
+    """Where a run lay, by the event that tells of its workspace. Empty: it is not told."""
+    for line in events.splitlines()[:_FIRST_EVENTS]:
+        try:
+            event = _decode_begun(line)
+        except DECODE_ERRORS:
+            continue
+        for item in event.agent_action.artifacts if event.event_type == _PREPARED else ():
+            folder = item.metadata.get("run_folder")
+            if isinstance(folder, str) and folder.startswith("/"):
+                return folder
+    return ""
+
+
 def _listed(manifest: bytes) -> set[str]:
     """What need not be looked for to the end of the archive."""
     try:
@@ -109,6 +151,9 @@ def _of_folder(folder: Path) -> dict[str, bytes]:
         for name in (*ARTIFACTS, COMPANION_FILE):
             if (folder / name).is_file():
                 found[name] = _bounded(folder / name)
+        if (folder / EVENTS_FILE).is_file():
+            with (folder / EVENTS_FILE).open("rb") as events:
+                found[EVENTS_FILE] = events.read(MOST_EVENTS)
         return {**_loose(folder), **found} if not found.keys() & ARTIFACTS.keys() else found
     except OSError as error:
         raise InputError(f"{folder}: {os_reason(error)}") from None
@@ -151,11 +196,15 @@ def _members(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes], int]]]:
     import tarfile
 
     try:
-        with path.open("rb") as raw:
+        with os.fdopen(os.open(path, _AT_ONCE), "rb") as raw:
+            mode = os.fstat(raw.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise InputError(f"{path}: {kind_of(mode)}: {_NEITHER}")
             if raw.read(2) != b"\x1f\x8b":
-                raise InputError(f"{path}: neither a run folder nor an archive")
-        with path.open("rb") as raw, tarfile.open(fileobj=raw, mode="r|gz") as archive:
-            yield _files(path, archive)
+                raise InputError(f"{path}: {_NEITHER}")
+            raw.seek(0)
+            with tarfile.open(fileobj=raw, mode="r|gz") as archive:
+                yield _files(path, archive)
     # TypeError: of a head of gzip that is cut off in the middle.
     except (tarfile.TarError, EOFError, zlib.error, ValueError, OverflowError, TypeError) as error:
         raise _damaged(path, error) from None

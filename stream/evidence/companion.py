@@ -17,18 +17,23 @@ def make_companion(
     surface: Surface,
     *,
     capture: RawCapture | None,
-    filtered: Mapping[str, int],
+    filtered: Mapping[str, int] | None,
+    aside: Mapping[str, int] | None,
     calls: Mapping[str, Mapping[str, int]],
     unbound: Mapping[str, int],
 ) -> Long[Companion]:
-    """`filtered` is counted by rule, `calls` and `unbound` by kind of event; what order they
-    come in makes no difference."""
+    """`filtered` and `aside` are counted by rule, `calls` and `unbound` by kind of event; what
+    order they come in makes no difference."""
     outline = Companion(
         run_id=run_id,
         capture={} if capture is None else to_builtins(capture),
-        filtered=dict(sorted(filtered.items())),
+        filtered=None if filtered is None else dict(sorted(filtered.items())),
+        aside=None if aside is None else dict(sorted(aside.items())),
+        unnamed=dict(sorted(surface.unnamed.items())),
         paths={},
         failed_paths={},
+        programs=surface.programs(),
+        failed_endpoints=surface.failed_endpoints(),
         address_probes=surface.address_probes(),
         local_sockets=surface.local_sockets(),
         self_reported_tools=surface.self_reported_tools(),

@@ -1,11 +1,13 @@
 """What one run could do and another could not: `assay.runner.capability_diff.v0`.
 
 It compares sets of values, and calls by their ids; it never guesses that two calls with other ids
-are the same. Of several reasons why it is not clean, the status names the first of these:
+are the same. A program by whose name another file ran went and came, where both sides know the
+files. Of several reasons why it is not clean, the status names the first of these:
 
 - failed: a side is missing, damaged, of another form, or of several runs. Nothing is compared.
-- partial:health: a side's capture is not complete, or lost something, or its control group or
-  network coverage does not hold: what is not in its surface may have happened nevertheless.
+- partial:health: a side's capture is not complete, or lost something, or could not name what was
+  reached, or its control group or network coverage does not hold: what is not in its surface may
+  have happened nevertheless.
 - partial:correlation: a side's correlation is not clean.
 - partial:unbound: a side has values in its surface, and no call at all that they could belong to.
   These are listed as unbound.
@@ -17,33 +19,24 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 
-from stream.codec import DECODE_ERRORS, explain
-from stream.errors import InputError, visible
-from stream.evidence.artifacts import ARTIFACTS, DamagedError, read_artifacts
-from stream.records.run import WORKSPACE
-from stream.records.runner import (
-    COMPANION_FILE,
-    CORRELATION_FILE,
-    HEALTH_FILE,
-    SURFACE_FILE,
-    SURFACE_SETS,
-    CapabilityDiff,
-    CapabilitySurface,
-    Changes,
-    CorrelationReport,
-    ObservationHealth,
+from stream.errors import visible
+from stream.evidence.health import UNNAMED_NOTE
+from stream.evidence.side import (
+    EXECS,
+    RUN_FOLDER,
+    Evidence,
+    knows_programs,
+    programs_of,
+    values_of,
 )
+from stream.records.runner import SURFACE_SETS, CapabilityDiff, Changes
 
 Side = Literal["base", "head"]
-_RUN_FOLDER = "(run)"
-_OF_A_RUN = (WORKSPACE, ".wrappers")  #: folders of a run that an agent works with
 _SIDES: tuple[Side, ...] = ("base", "head")
-ArtifactT = TypeVar("ArtifactT", ObservationHealth, CapabilitySurface, CorrelationReport)
 
 #: Ambiguities that say that a call cannot be told by its id.
 _UNSTABLE = (
@@ -66,61 +59,6 @@ _SCOPE = {
 }
 
 
-class Evidence(Struct, kw_only=True):
-    """The artifacts of one run. With a problem, it is nothing that could be compared."""
-
-    health: ObservationHealth | None = None
-    surface: CapabilitySurface | None = None
-    correlation: CorrelationReport | None = None
-    has_companion: bool = False
-    problems: list[str] = []
-
-    @property
-    def run_id(self) -> str:
-        for artifact in (self.surface, self.correlation, self.health):
-            if artifact is not None:
-                return artifact.run_id
-        return ""
-
-
-def read_evidence(path: str) -> Evidence:
-    """Raises InputError where there is nothing at all; what is there and broken is a problem."""
-    try:
-        found = read_artifacts(path)
-    except DamagedError as error:
-        return Evidence(problems=[str(error)])
-    if not found.keys() & ARTIFACTS.keys():
-        raise InputError(f"{path}: there is no evidence: no {', no '.join(ARTIFACTS)}")
-    return evidence_of(found)
-
-
-def evidence_of(artifacts: Mapping[str, bytes]) -> Evidence:
-    problems: list[str] = []
-
-    def artifact(name: str, form: type[ArtifactT]) -> ArtifactT | None:
-        if name not in artifacts:
-            problems.append(f"{name} is missing")
-            return None
-        try:
-            return msgspec.json.decode(artifacts[name], type=form)
-        except DECODE_ERRORS as error:
-            reason, where = explain(error)
-            problems.append(f"{name}: {where + ': ' if where else ''}{reason}")
-            return None
-
-    evidence = Evidence(
-        surface=artifact(SURFACE_FILE, CapabilitySurface),
-        correlation=artifact(CORRELATION_FILE, CorrelationReport),
-        health=artifact(HEALTH_FILE, ObservationHealth),
-        has_companion=COMPANION_FILE in artifacts,
-    )
-    parts = (evidence.surface, evidence.correlation, evidence.health)
-    if len({part.run_id for part in parts if part is not None}) > 1:
-        problems.append("its artifacts are of several runs")
-    evidence.problems = problems
-    return evidence
-
-
 def diff(base: Evidence, head: Evidence) -> CapabilityDiff:
     sides: dict[Side, Evidence] = dict(zip(_SIDES, (base, head), strict=True))
     broken = any(evidence.problems for evidence in sides.values())
@@ -131,15 +69,17 @@ def diff(base: Evidence, head: Evidence) -> CapabilityDiff:
         status="clean",
         preconditions=_preconditions(sides),
         scope=dict(_SCOPE),
-        surface={name: _changes(compared, partial(_values, name)) for name in SURFACE_SETS},
+        surface={name: _changes(compared, partial(values_of, name)) for name in SURFACE_SETS},
         binding_ids=_changes(compared, _ids),
         policy_outcomes={"changed": [] if broken else list(_outcomes(base, head))},
         unbound={name: _united(compared, partial(_unbound, name)) for name in SURFACE_SETS},
         ambiguities=sorted(_ambiguities(sides)),
         notes=[],
     )
+    replaced = {} if broken else _replaced(sides)
+    found.surface[EXECS] = _with_replaced(found.surface[EXECS], replaced)
     found.status = _status(sides, found)
-    found.notes = [*_reasons(sides), *_remarks(sides, found)]
+    found.notes = [*_reasons(sides), *_named(replaced), *_remarks(sides, found)]
     return found
 
 
@@ -171,20 +111,29 @@ def _united(sides: Mapping[Side, Evidence], read: Callable[[Evidence], Iterable[
     return sorted({value for evidence in sides.values() for value in read(evidence)})
 
 
-def _values(name: str, evidence: Evidence) -> list[str]:
-    """What lies in the run's own folder is told without the way there, which names the run."""
-    values: list[str] = getattr(evidence.surface, name, [])
-    if name not in ("filesystem_paths", "process_execs"):
-        return values
-    return sorted({_placed(value, evidence.run_id) for value in values}, key=os.fsencode)
+def _replaced(sides: Mapping[Side, Evidence]) -> dict[str, tuple[list[str], list[str]]]:
+    """By the name of a program that both ran: the files that ran, where those are others."""
+    base, head = (programs_of(sides[side]) for side in _SIDES)
+    return {
+        name: (base[name], head[name])
+        for name in sorted(base.keys() & head.keys(), key=os.fsencode)
+        if base[name] != head[name]
+    }
 
 
-def _placed(path: str, run_id: str) -> str:
-    for place in _OF_A_RUN:
-        _, folder, rest = path.partition(f"/{run_id}/{place}")
-        if folder and rest[:1] in ("", "/"):
-            return f"{_RUN_FOLDER}/{place}{rest}"
-    return path
+def _with_replaced(changes: Changes, replaced: Mapping[str, object]) -> Changes:
+    """What has the same name, and is not the same, went and came."""
+    return Changes(
+        added=sorted({*changes.added, *replaced}),
+        removed=sorted({*changes.removed, *replaced}),
+        unchanged=[name for name in changes.unchanged if name not in replaced],
+    )
+
+
+def _named(replaced: Mapping[str, tuple[list[str], list[str]]]) -> Iterator[str]:
+    for name, (before, after) in replaced.items():
+        told = f"{name}: {', '.join(before)} in base, {', '.join(after)} in head"
+        yield f"capability_diff_program_replaced: {visible(told)}"
 
 
 def _bindings(evidence: Evidence) -> list[Any]:
@@ -210,7 +159,7 @@ def _decisions(evidence: Evidence) -> dict[str, str | None]:
 
 
 def _unbound(name: str, evidence: Evidence) -> list[str]:
-    return [] if _bindings(evidence) else _values(name, evidence)
+    return [] if _bindings(evidence) else values_of(name, evidence)
 
 
 # --- how far it can be trusted ------------------------------------------------------------------
@@ -238,7 +187,11 @@ def _degraded(evidence: Evidence) -> list[str]:
         f"cgroup_correlation={health.cgroup_correlation}": health.cgroup_correlation == "clean",
         f"network_protocol_coverage={coverage}": coverage is UNSET or coverage != "unknown",
     }
-    return [field for field, holds in held.items() if not holds]
+    unnamed = [note for note in health.notes if note.startswith(f"{UNNAMED_NOTE}:")]
+    return [
+        *(field for field, holds in held.items() if not holds),
+        *(f"unnamed_{note.rpartition(' ')[2]}" for note in unnamed),
+    ]
 
 
 def _is_correlated(evidence: Evidence) -> bool:
@@ -301,9 +254,12 @@ def _remarks(sides: Mapping[Side, Evidence], found: CapabilityDiff) -> Iterator[
         return
     base, head = sides.values()
     calls = found.binding_ids
-    if any(_RUN_FOLDER in value for one in found.surface.values() for value in _all_of(one)):
-        yield f"capability_diff_run_folder: each run's own folder is called {_RUN_FOLDER}"
-    if is_same(found):
+    if any(RUN_FOLDER in value for one in found.surface.values() for value in _all_of(one)):
+        yield f"capability_diff_run_folder: each run's own folder is called {RUN_FOLDER}"
+    layers = [side.health.kernel_layer for side in (base, head) if side.health is not None]
+    if "absent" in layers:
+        yield "capability_diff_unobserved: without a kernel layer nobody knows what a run reached"
+    elif is_same(found):
         yield "capability_diff_idempotent: base and head evidence sets are identical"
     elif calls.added and calls.removed and not calls.unchanged:
         yield "capability_diff_no_common_call: no tool call id is in both, calls are not compared"
@@ -311,7 +267,9 @@ def _remarks(sides: Mapping[Side, Evidence], found: CapabilityDiff) -> Iterator[
         codes = [] if evidence.correlation is None else evidence.correlation.ambiguities
         if _is_correlated(evidence) and not _UNBOUND.isdisjoint(codes):
             yield f"capability_diff_{side}_outside: some of it was done between its calls"
-    if base.has_companion != head.has_companion:
+    if knows_programs(base) != knows_programs(head):
+        yield "capability_diff_programs_unknown: only one tells which files its programs are"
+    if (base.companion is None) != (head.companion is None):
         yield (
             "capability_diff_rules_differ: only one of them was recorded by rules that leave out"
             " failed opens and connects to port 0"

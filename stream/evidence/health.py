@@ -31,6 +31,7 @@ _LOSS_NOTES = {
     *("stream_kernel_unknown_loss", "stream_kernel_books"),
 }
 ABSENT_NOTE, URING_NOTE = "stream_kernel_absent", "stream_uring_hole"
+UNNAMED_NOTE = "stream_kernel_unnamed"
 
 
 def make_health(
@@ -43,10 +44,12 @@ def make_health(
     policy_events: int,
     sdk_events: int,
     sdk_tool_calls: int,
+    unnamed: int = 0,
     platform: str = LINUX,
 ) -> ObservationHealth:
     """`monitor_events` are the lines of the kernel layer; `has_connect` and `has_datagram` say
-    whether there is a connect, or a datagram's peer, among them. `sdk_tool_calls` have started."""
+    whether there is a connect, or a datagram's peer, among them, and `unnamed` how many of them
+    reached what has no name. `sdk_tool_calls` have started."""
     is_absent = capture is None or capture.feed == "absent" or platform != LINUX
     losses = [] if is_absent or capture is None else list(_losses(capture))
     drops = 0 if is_absent or capture is None else capture.dropped
@@ -76,7 +79,7 @@ def make_health(
         cgroup_correlation="failed" if is_absent or capture is None else capture.cgroup,
         network_protocol_coverage=coverage,
         network_endpoint_claim_scope=scope,
-        notes=[*notes, *losses, *_shortcomings(capture, platform)],
+        notes=[*notes, *losses, *_shortcomings(capture, platform, unnamed)],
     )
 
 
@@ -136,7 +139,11 @@ def health_faults(
     yield from _count_faults(health, notes, policy_events, sdk_events, sdk_tool_calls)
     if not is_reference:
         yield from _own_faults(health, notes)
-        yield from _coverage_faults(health, notes, has_connect, has_datagram)
+    is_known = health.kernel_layer == "complete" and URING_NOTE not in notes
+    if is_known or not is_reference:
+        yield from _coverage_faults(health, has_connect, has_datagram, is_known=is_known)
+    else:  # what was lost may have been of another kind
+        yield from _observed_faults(health, has_connect, has_datagram)
 
 
 def _losses(capture: RawCapture) -> Iterator[str]:
@@ -154,7 +161,7 @@ def _losses(capture: RawCapture) -> Iterator[str]:
         yield f"stream_kernel_books: {books}"
 
 
-def _shortcomings(capture: RawCapture | None, platform: str) -> Iterator[str]:
+def _shortcomings(capture: RawCapture | None, platform: str, unnamed: int) -> Iterator[str]:
     """What else a reader has to know."""
     if platform != LINUX:
         yield f"{ABSENT_NOTE}: {visible(platform)} has no kernel feed"
@@ -163,6 +170,8 @@ def _shortcomings(capture: RawCapture | None, platform: str) -> Iterator[str]:
     elif capture.feed == "absent":
         yield f"{ABSENT_NOTE}: {visible(capture.reason) or 'for a reason that was not given'}"
     else:
+        if unnamed:
+            yield f"{UNNAMED_NOTE}: events={unnamed}"
         if capture.uring == "hole":
             yield f"{URING_NOTE}: what went by way of io_uring was not seen"
         elif capture.uring == "unknown":
@@ -266,10 +275,19 @@ def _own_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[st
             yield f"cgroup_correlation: {health.cgroup_correlation}, and the notes say otherwise"
 
 
-def _coverage_faults(
-    health: ObservationHealth, notes: dict[str, str], has_connect: bool, has_datagram: bool
+def _observed_faults(
+    health: ObservationHealth, has_connect: bool, has_datagram: bool
 ) -> Iterator[str]:
-    is_known = health.kernel_layer == "complete" and URING_NOTE not in notes
+    """Nothing was observed that is not in the layer."""
+    found = str(health.network_protocol_coverage)
+    for word, is_there in (("connect", has_connect), ("datagram", has_datagram)):
+        if word in found and not is_there:
+            yield f"network_protocol_coverage: {found}, and there is no {word} in the layer"
+
+
+def _coverage_faults(
+    health: ObservationHealth, has_connect: bool, has_datagram: bool, *, is_known: bool
+) -> Iterator[str]:
     follows = coverage_of(has_connect, has_datagram, is_known=is_known)
     found = health.network_protocol_coverage
     if found is not UNSET and found != follows:

@@ -68,7 +68,7 @@ class PolicyLayer:
         self._log, self._stdout = LineSplitter("policy log"), LineSplitter("stdout")
         self._otel = LineSplitter("otel")
         self._late: list[tuple[Any, Any, str]] = []  # call, tool, decision
-        self._told: dict[str, tuple[str, str]] = {}  # by call, what was told of it
+        self._told: dict[str, tuple[str, str]] = {}  # by call, what was told of which tool
         self._tools: dict[str, str] = {}  # by call: a permission does not name its tool
         self.problems: Counter[Problem] = Counter()
         self.ignored = 0  #: events of other types
@@ -183,7 +183,7 @@ class PolicyLayer:
             self.problems["unnamed_denial"] += decision == "deny"
         elif call is None or self._told.get(call) != (tool, decision):
             if call is not None and len(self._told) < _KNOWN:
-                self._told[call] = (tool, decision)
+                self._told[call] = tool, decision
             yield self._event(kind, source, call, tool, decision)
 
     def _event(

@@ -2,7 +2,7 @@
 
 It claims what was done: opens and changes that succeeded, programs that ran, peers that were
 addressed. What was only tried, and what is no peer, is kept apart for the companion. Everything
-is a set: order and repetition change nothing.
+is a set: order and repetition change nothing. Only what has no name is counted, for want of one.
 
 The reference's archives claim more: failed opens and port-0 connects as well. `is_reference`
 gives that projection of the same lines.
@@ -10,6 +10,7 @@ gives that projection of the same lines.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TypeAlias, get_args
@@ -18,6 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from stream.evidence.failures import failure
 from stream.evidence.paths import Paths
+from stream.evidence.peers import ADDRESSING, Peers
 from stream.evidence.pieces import Long
 from stream.records.kernel import (
     CHMOD,
@@ -43,7 +45,9 @@ from stream.records.kernel import (
     AccessMode,
     KernelDetail,
     KernelEvent,
+    Mark,
     OperationFlag,
+    kind_of,
 )
 from stream.records.runner import HOME, CapabilitySurface, PolicyEvent, SdkEvent
 
@@ -62,6 +66,9 @@ _CHANGES = {
     MKNOD: ("mknod", ""),
 }
 _BLOCKED = "blocked"
+_EFAULT = 14
+_CUT: set[Mark] = {"walk_cut", "fault", "truncated"}  #: what there is was not seen to its end
+_TWO_PATHS = {RENAME, LINK}  #: of a symlink the second is the value
 _WAYS = tuple(
     dict.fromkeys(
         (
@@ -93,15 +100,13 @@ class Surface:
     """Grows with the different things that a run touches, not with how often."""
 
     def __init__(self, *, is_reference: bool = False) -> None:
-        self.has_connect = False  #: of any kind that goes to a network
-        self.has_datagram = False
         self.is_reference = is_reference  #: asked only when it is read
+        self.unnamed: Counter[str] = Counter()  #: by kind: events that have no path or endpoint
         self._reached: Paths[int] = Paths()
         self._missed: Paths[str] = Paths()
-        self._peers: set[str] = set()
-        self._blocked_peers: set[str] = set()
+        self._peers = Peers()
         self._sockets: set[str] = set()
-        self._programs: set[str] = set()
+        self._programs: dict[str, set[str]] = {}  # and the files that ran by that name
         self._agent_tools: set[str] = set()
         self._policy_tools: set[str] = set()
         self._decisions: set[str] = set()
@@ -109,12 +114,13 @@ class Surface:
     def admit(self, near: Iterable[Claim]) -> None:
         """Of all opens and programs in the recorder's own folder, these alone are the run's. In
         the end, when all the rest has been told."""
-        self._programs = {path for path in self._programs if NEAR not in path}
+        programs = self._programs
+        self._programs = {path: ran for path, ran in programs.items() if NEAR not in path}
         self._reached.remove(NEAR, lambda ways: bool(ways & _OPEN_BITS))
         self._missed.remove(NEAR, lambda why: why.startswith(f"{OPENED}:"))
         for kind, path, ways, result in near:
             if kind == EXEC:
-                self._programs.add(path)
+                self._programs[path] = programs.get(path, set())
             elif result is not None and result >= 0:
                 self.reach(path, ways)
             else:
@@ -144,27 +150,36 @@ class Surface:
         """As `reached_in`, of opens that failed."""
         return self._missed.names(folder, f"{OPENED}:{failure(result)}")
 
+    @property
+    def has_connect(self) -> bool:
+        """Of any kind that goes to a network."""
+        return self._peers.has(CONNECT, is_reference=self.is_reference)
+
+    @property
+    def has_datagram(self) -> bool:
+        return self._peers.has(SENDTO, SENDMSG, is_reference=self.is_reference)
+
     def add_kernel(self, event: KernelEvent, detail: KernelDetail | None) -> None:
         kind, value = event.event_type, event.value
-        if kind in (CONNECT, SENDTO, SENDMSG):
-            self.has_connect |= kind == CONNECT
-            self.has_datagram |= kind != CONNECT
-        if value is None:
-            return
-        if kind == OPEN:
-            self._add_open(event, value)
-        elif kind in _CHANGES:
+        if detail is not None and _is_unnamed(event, detail):
+            self.unnamed[kind_of(kind)] += 1
+        if kind in _CHANGES:
             self._add_change(_CHANGES[kind], value, detail)
+        elif kind in ADDRESSING:
+            self._peers.add(event, detail)
+        elif value is None:
+            return
+        elif kind == OPEN:
+            self._add_open(event, value)
         elif kind == FILE_BLOCKED:
             self.reach(value, _BITS[_BLOCKED])
         elif kind == EXEC:
-            self._programs.add(value)
+            ran = None if detail is None else detail.resolved
+            self._programs.setdefault(value, set()).add(ran or value)
         elif kind == EXEC_FAILED:
             self.miss(value, "exec", None if detail is None else detail.return_value)
-        elif kind in (CONNECT, SENDTO, SENDMSG):
-            self._peers.add(value)
         elif kind == CONNECT_BLOCKED:
-            self._blocked_peers.add(value)
+            self._peers.block(value)
         elif kind in (LOCAL_CONNECT, LOCAL_SEND):
             self._sockets.add(value)
 
@@ -183,7 +198,7 @@ class Surface:
         outline = CapabilitySurface(
             run_id=run_id,
             filesystem_paths=[],
-            network_endpoints=_sorted(self._peers - self._no_peers() | self._blocked_peers),
+            network_endpoints=_sorted(self._peers.endpoints(is_reference=self.is_reference)),
             process_execs=_sorted(self._programs),
             mcp_tools=_sorted(
                 self._policy_tools | (set() if self.is_reference else self._agent_tools)
@@ -207,8 +222,16 @@ class Surface:
         """`failed_paths`, in pieces."""
         return self._missed.pieces(sorted)
 
+    def programs(self) -> dict[str, list[str]]:
+        """By the name of a program: the files that ran, where that is not the file of this name."""
+        ran = self._programs.items()
+        return {name: sorted(files) for name, files in sorted(ran) if files != {name}}
+
     def address_probes(self) -> list[str]:
-        return _sorted(peer for peer in self._peers if _is_address(peer) and _is_probe(peer))
+        return _sorted(self._peers.probes())
+
+    def failed_endpoints(self) -> dict[str, list[str]]:
+        return self._peers.failed()
 
     def local_sockets(self) -> list[str]:
         return _sorted(self._sockets)
@@ -223,12 +246,16 @@ class Surface:
             result = event.return_value
             self.miss(path, OPENED, None if result is UNSET else result)
 
-    def _add_change(self, ways: tuple[str, str], path: str, detail: KernelDetail | None) -> None:
+    def _add_change(
+        self, ways: tuple[str, str], path: str | None, detail: KernelDetail | None
+    ) -> None:
         touched = [(path, ways[0])]
         to_path = None if detail is None else detail.to_path
         if to_path is not None and to_path.startswith("/") and ways[1]:
             touched.append((to_path, ways[1]))
         for name, way in touched:
+            if name is None:
+                continue
             if detail is not None and detail.status == "success":
                 self.reach(name, _BITS[way])
             else:
@@ -246,24 +273,25 @@ class Surface:
                 if any(reason.startswith(f"{OPENED}:") for reason in reasons):
                     yield path
 
-    def _no_peers(self) -> set[str]:
-        if self.is_reference:
-            return set()
-        return {peer for peer in self._peers if not _is_address(peer) or _is_probe(peer)}
-
 
 @lru_cache(1000)
 def _words(ways: tuple[int, ...]) -> list[str]:
     return sorted(way for way, bit in _BITS.items() if any(bit & one for one in ways))
 
 
-def _is_address(peer: str) -> bool:
-    return peer[:1] in tuple("[0123456789")
-
-
-def _is_probe(peer: str) -> bool:
-    """Port 0: libc asks which of its own addresses it would use. Nothing is sent."""
-    return peer.endswith(":0")
+def _is_unnamed(event: KernelEvent, detail: KernelDetail) -> bool:
+    """Whether something was reached, or asked for, that nobody can name. What could not be read
+    by the kernel itself is nothing that was asked for."""
+    is_named = event.value is not None
+    if event.event_type in _TWO_PATHS:
+        is_named &= detail.to_path is not None and detail.to_path.startswith("/")
+    if is_named:
+        return False
+    result = event.return_value if event.event_type == OPEN else detail.return_value
+    if not _CUT.isdisjoint(detail.marks):
+        return result != -_EFAULT
+    is_done = result is not UNSET and result is not None and result >= 0
+    return is_done and bool(detail.path or detail.to_path)
 
 
 def _sorted(texts: Iterable[str]) -> list[str]:

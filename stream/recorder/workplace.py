@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from stream.recorder.outputs import Kept, kept_file
 from stream.recorder.recording import Recording
 from stream.recorder.trace import file_artifact
 from stream.records.decision import Artifact
+from stream.records.kernel import path_text
 from stream.records.run import CHANGES_FILE, DIFF_FILE
 from stream.workspace.changes import find_changes
 from stream.workspace.copying import remove_tree
@@ -82,7 +84,11 @@ class Workplace:
     def _prepare(self) -> Prepared:
         recording = self._recording
         mode = recording.workspace_mode
-        facts: dict[str, Any] = {"root": str(recording.workspace), "mode": mode}
+        facts: dict[str, Any] = {
+            "root": str(recording.workspace),
+            "run_folder": path_text(os.fsencode(recording.folder.resolve())),
+            "mode": mode,
+        }
         try:
             if mode == "empty":
                 recording.workspace.mkdir(mode=0o700, exist_ok=True)

@@ -219,9 +219,13 @@ class Companion(
 
     run_id: RunId
     capture: dict[str, Any]  #: the feed's books: see stream.raw_capture.v1
-    filtered: dict[str, Count]  #: by the normalizer's rules
+    filtered: dict[str, Count] | None  #: by the normalizer's rules; None: nobody knows
+    aside: dict[str, Count] | None  #: what the feed told that is no event of the run
+    unnamed: dict[str, Count]  #: by kind: events whose path or endpoint is not known
     paths: dict[str, list[str]]  #: how each path was reached: read, write, create, unlink, …
     failed_paths: dict[str, list[str]]  #: attempts: which calls, and why not
+    programs: dict[str, list[str]]  #: by name: the files that ran, where it is not that one
+    failed_endpoints: dict[str, list[str]]  #: which calls, and why not
     address_probes: list[str]  #: connects to port 0: no peers
     local_sockets: list[str]
     self_reported_tools: list[str]  #: of mcp_tools, those that only the agent itself names

@@ -48,6 +48,7 @@ from stream.stages.quick import LONG_WAY, QuickOpens
 
 DEFAULT_RUN_ID = "run"
 WROTE, RESTARTED = "wrote", "restarted"  #: counted beside the rules of `noise`
+NO_EVENTS = (WROTE, RESTARTED)  #: nothing that the run did, or not yet
 _RESTARTS = range(-516, -511)  #: what the kernel says to itself, never to a program
 _MOST_KNOWN = 50_000  #: folders, and forms of opens: a stream of many forgets and learns again
 
@@ -186,7 +187,12 @@ class Normalize:
         out.append(_encode(line))
         if value is None or event.path != value or event.marks or event.scope != "both":
             self._add_detail(event, OPEN, value, out)
-        if self._surface is not None and value is not None:
+        if self._surface is None:
+            pass
+        elif value is None:
+            detail = detail_of(self._run_id, self.events, event, OPEN, value)
+            self._surface.add_kernel(line, detail)
+        else:
             self._show_open(self._surface, value, ret, form)
         self._count(event)
 

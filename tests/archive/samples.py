@@ -20,6 +20,7 @@ from stream.evidence.correlation import correlate
 from stream.evidence.health import make_health
 from stream.evidence.steps import kernel_steps, lost_between
 from stream.evidence.surface import Surface
+from stream.records.control import Gap
 from stream.records.kernel import KernelDetail, KernelEvent, RawCapture
 from stream.records.run import EVENTS_FILE, METADATA_FILE, RunMetadata
 from stream.records.runner import (
@@ -128,12 +129,21 @@ def artifacts() -> Files:
     return {**judged(layers(), CAPTURE), RUNNER_FILE: framed()}
 
 
-CAPTURE = RawCapture(feed="ebpf", got=3, seen=3, cgroup="clean", uring="unused")
+CAPTURE = RawCapture(
+    feed="ebpf",
+    got=3,
+    seen=3,
+    scopes={"both": 3},
+    cgroup="clean",
+    uring="unused",
+    ring_bytes=16 << 20,
+)
 
 
 def judged(files: Files, capture: RawCapture) -> Files:
     kernel = decoded(files[KERNEL_FILE], KernelEvent)
-    details = decoded(files[DETAIL_FILE], KernelDetail)
+    beside_it: list[Any] = msgspec.json.Decoder(KernelDetail | Gap).decode_lines(files[DETAIL_FILE])
+    details = [detail for detail in beside_it if isinstance(detail, KernelDetail)]
     sdk, policy = decoded(files[SDK_FILE], SdkEvent), decoded(files[POLICY_FILE], PolicyEvent)
     beside = {detail.seq: detail for detail in details}
     surface = Surface()
@@ -162,12 +172,14 @@ def judged(files: Files, capture: RawCapture) -> Files:
         policy_events=len(policy),
         sdk_events=len(sdk),
         sdk_tool_calls=sum(event.event_type == "tool_call_started" for event in sdk),
+        unnamed=surface.unnamed.total(),
     )
     companion = make_companion(
         RUN,
         surface,
         capture=capture,
         filtered={},
+        aside={},
         calls=correlation.calls,
         unbound=correlation.unbound,
     )

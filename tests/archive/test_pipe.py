@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.archive.assorting import Assort, Piece
+from stream.archive.verifying import verify
 from stream.codec import Lines
 from stream.records.control import Gap, Reject
 from stream.records.kernel import RawCapture
 from stream.records.runner import (
     ARCHIVE_MANIFEST,
     CHAIN_FILE,
+    COMPANION_FILE,
     DETAIL_FILE,
     HEALTH_FILE,
     KERNEL_FILE,
@@ -137,6 +139,56 @@ def test_without_artifacts(place: Place) -> None:
     assert code == 0, said
     assert b'"kernel_layer":"complete"' not in files[HEALTH_FILE]
     assert json.loads(files[SURFACE_FILE])["filesystem_paths"] == ["/work/a", "/work/b"]
+    assert rules(place.root / "a.tar.gz") == set()
+
+
+RING_FULL = Gap(source="ebpf", lost=3420, reason="the ring was full", unit="events")
+
+
+@pytest.mark.parametrize(
+    ("beside", "drops"),
+    [
+        ([RING_FULL], 3420),
+        ([RING_FULL, RING_FULL], 6840),
+        ([RawCapture(feed="ebpf", got=3, dropped=3420, seen=3423), RING_FULL], 3420),
+        ([RawCapture(feed="ebpf", got=3, seen=3), RING_FULL], 3420),
+        ([RawCapture(feed="ebpf", got=3, dropped=9999, seen=10002), RING_FULL], 9999),
+        ([RawCapture(feed="strace", got=3, seen=3, unparsed=3420), RING_FULL], 0),
+    ],
+)
+def test_what_the_gaps_say_is_never_zeroed(place: Place, beside: list[object], drops: int) -> None:
+    data = layers()[KERNEL_FILE] + layers()[DETAIL_FILE] + ndjson(*beside)
+    code, said, files = archived(place, data)
+    assert code == 0, said
+    health = json.loads(files[HEALTH_FILE])
+    assert (health["ringbuf_drops"], health["kernel_layer"]) == (drops, "partial_ringbuf_drops")
+    told = verify(place.root / "a.tar.gz").findings
+    assert [item.message for item in told if item.rule == "contract.health"] == []
+
+
+def test_gaps_alone_are_a_capture(place: Place) -> None:
+    code, _, files = archived(place, ndjson(RING_FULL), "--run-id", RUN)
+    assert (code, json.loads(files[HEALTH_FILE])["ringbuf_drops"]) == (0, 3420)
+    assert rules(place.root / "a.tar.gz") == set()
+
+
+def test_what_was_left_out_before_is_not_known(place: Place) -> None:
+    """It is said so, and never as if there had been nothing."""
+    capture = RawCapture(
+        feed="ebpf",
+        got=9,
+        seen=9,
+        scopes={"both": 9},
+        cgroup="clean",
+        uring="unused",
+        ring_bytes=16 << 20,
+    )
+    code, _, files = archived(
+        place, layers()[KERNEL_FILE] + layers()[DETAIL_FILE] + ndjson(capture)
+    )
+    companion = json.loads(files[COMPANION_FILE])
+    assert (code, companion["filtered"], companion["aside"]) == (0, None, None)
+    assert json.loads(files[HEALTH_FILE])["kernel_layer"] == "complete"
     assert rules(place.root / "a.tar.gz") == set()
 
 

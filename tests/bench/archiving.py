@@ -39,8 +39,16 @@ def fill_run(place: str) -> None:
             file.write(encode_lines(events))
             gathering.take(KERNEL_FILE, events)
     gathering.finish()
-    capture = RawCapture(feed="ebpf", got=EVENTS, seen=EVENTS, cgroup="clean", uring="unused")
-    for name, made in imply(RUN, gathering, capture, {}).items():
+    capture = RawCapture(
+        feed="ebpf",
+        got=EVENTS,
+        seen=EVENTS,
+        scopes={"both": EVENTS},
+        cgroup="clean",
+        uring="unused",
+        ring_bytes=16 << 20,
+    )
+    for name, made in imply(RUN, gathering, capture, filtered={}, aside={}).items():
         (folder / name).write_bytes(b"".join(made.encoded()))
     gathering.close()
 

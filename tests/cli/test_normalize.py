@@ -164,8 +164,10 @@ def test_the_rules_are_told(place: Place) -> None:
     told = done.out.decode().splitlines()
     assert [line.split()[0] for line in told] == [rule.name for rule in RULES]
     for rule in RULES:
-        for where in (*rule.folders, *rule.files, *rule.names):
-            assert where in done.out.decode()
+        places = (*rule.folders, *rule.files, *rule.names, rule.inside, rule.objects_inside)
+        line = next(line for line in told if line.startswith(f"{rule.name} "))
+        assert ": " in line
+        assert [place for place in places if place not in line] == []
 
 
 def test_memory_stays_flat(place: Place) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,13 @@ from hypothesis import strategies as st
 
 from stream.cli.diff import _holds
 from stream.errors import InputError
-from stream.evidence.artifacts import read_artifacts
-from stream.evidence.difference import Evidence, diff, evidence_of, is_same, read_evidence
+from stream.evidence.artifacts import read_artifacts, read_lines, run_folder_of
+from stream.evidence.companion import make_companion
+from stream.evidence.difference import diff, is_same
+from stream.evidence.side import Evidence, evidence_of, read_evidence
+from stream.evidence.surface import Surface
+from stream.records.kernel import RawCapture
+from stream.records.run import EVENTS_FILE
 from stream.records.runner import (
     COMPANION_FILE,
     CORRELATION_FILE,
@@ -211,7 +217,7 @@ def test_ambiguities_say_whose_they_are() -> None:
 
 
 def test_evidence_by_other_rules_is_said() -> None:
-    ours = evidence_of({**LOOSE, COMPANION_FILE: b"{}"})
+    ours = evidence_of({**LOOSE, COMPANION_FILE: companion(BASE.run_id)})
     assert "capability_diff_rules_differ" in codes(diff(BASE, ours))
     assert "capability_diff_rules_differ" not in codes(diff(ours, ours))
 
@@ -371,9 +377,9 @@ def test_a_run_folder_is_read_by_its_names(tmp_path: Path) -> None:
     for name, data in LOOSE.items():
         (tmp_path / name).write_bytes(data)
     (tmp_path / "metadata.json").write_bytes(LOOSE[HEALTH_FILE])
-    (tmp_path / COMPANION_FILE).write_bytes(b"{}")
+    (tmp_path / COMPANION_FILE).write_bytes(companion(BASE.run_id))
     evidence = read_evidence(str(tmp_path))
-    assert evidence.has_companion
+    assert evidence.companion is not None
     assert diff(evidence, evidence).status == "clean"
 
 
@@ -392,14 +398,160 @@ def test_what_nobody_watched_may_have_been_added() -> None:
     assert not _holds("added-tools", unknown)
 
 
+def begun(folder: str) -> bytes:
+    """How the events of a run in that folder begin."""
+    items = [{"type": "workspace", "metadata": {"run_folder": folder}}]
+    events: list[dict[str, Any]] = [
+        {"event_type": "run_started", "agent_action": {"artifacts": []}},
+        {"event_type": "workspace_prepared", "agent_action": {"artifacts": items}},
+    ]
+    return b"".join(to_json(event) + b"\n" for event in events)
+
+
+def of_run(run_id: str, folder: str, *paths: str, **changes: Any) -> Evidence:
+    fields = {"run_id": run_id}
+    found = {name: to_json({**json.loads(data), **fields}) for name, data in LOOSE.items()}
+    surface = {**json.loads(found[SURFACE_FILE]), "filesystem_paths": list(paths), **changes}
+    found[SURFACE_FILE] = to_json(surface)
+    return evidence_of({**found, EVENTS_FILE: begun(folder)} if folder else found)
+
+
 def test_folders_of_runs_are_compared_without_their_names() -> None:
+    places = ("/workspace/x", "/workspace", "/.wrappers/bin/git", "/workspaces/x", "/other")
     sides = []
-    for run_id in ("run_a", "run_b"):
-        paths = [f"/home/me/runs/{run_id}/workspace/x", f"/srv/{run_id}/other"]
-        surface = {"run_id": run_id, "filesystem_paths": paths}
-        sides.append(
-            with_changes(surface=surface, correlation={"run_id": run_id}, health={"run_id": run_id})
-        )
+    for run_id, top in (("run_a", "/home/me/runs"), ("run_b", "/srv/sym link\\\\xff")):
+        folder = f"{top}/{run_id}"
+        paths = [f"{folder}{place}" for place in places]
+        sides.append(of_run(run_id, folder, *paths, "/etc/x", process_execs=paths[:1]))
+    found = diff(*sides)
+    assert found.surface["filesystem_paths"].unchanged == [
+        "(run)/.wrappers/bin/git",
+        "(run)/workspace",
+        "(run)/workspace/x",
+        "/etc/x",
+    ]
+    assert len(found.surface["filesystem_paths"].added) == 2
+    assert found.surface["process_execs"].unchanged == ["(run)/workspace/x"]
+    assert "capability_diff_run_folder" in codes(found)
+
+
+def test_what_only_looks_like_a_runs_folder_is_not_placed() -> None:
+    base = of_run("ga", "/runs/ga", "/runs/ga/workspace/f1")
+    head = of_run("gb", "/runs/gb", "/runs/gb/workspace/f1", "/out/gb/workspace/f1")
+    found = diff(base, head)
+    assert found.surface["filesystem_paths"].added == ["/out/gb/workspace/f1"]
+    assert _holds("added-paths", found)
+    other = of_run("gb", "/runs/gb", "/runs/ga/workspace/f1")
+    assert diff(base, other).surface["filesystem_paths"].added == ["/runs/ga/workspace/f1"]
+
+
+def test_where_no_record_says_where_a_run_lay_nothing_is_placed() -> None:
+    sides = [of_run(name, "", f"/runs/{name}/workspace/f1") for name in ("ga", "gb")]
     changes = diff(*sides).surface["filesystem_paths"]
-    assert changes.unchanged == ["(run)/workspace/x"]
-    assert (changes.added, changes.removed) == (["/srv/run_b/other"], ["/srv/run_a/other"])
+    assert (changes.added, changes.removed) == (
+        ["/runs/gb/workspace/f1"],
+        ["/runs/ga/workspace/f1"],
+    )
+    for events in (b"", b"{}\n[]\n", begun("workspace"), begun("")):
+        assert run_folder_of(events) == ""
+    assert run_folder_of(begun("/runs/ga")) == "/runs/ga"
+
+
+def test_the_folder_is_read_from_the_runs_own_events(tmp_path: Path) -> None:
+    files = {**LOOSE, EVENTS_FILE: begun("/runs/ga")}
+    assert read_evidence(str(archived(tmp_path / "a.tar.gz", files))).folder == "/runs/ga"
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    assert read_evidence(str(tmp_path)).folder == "/runs/ga"
+
+
+# --- which files ran by a name ------------------------------------------------------------------
+
+
+def companion(
+    run_id: str, feed: str = "ebpf", programs: dict[str, list[str]] | None = None
+) -> bytes:
+    made = make_companion(
+        run_id,
+        Surface(),
+        capture=RawCapture(feed=feed),  # type: ignore[arg-type]
+        filtered={},
+        aside={},
+        calls={},
+        unbound={},
+    ).whole()
+    made.programs = programs or {}
+    return msgspec.json.encode(made)
+
+
+def with_programs(feed: str = "ebpf", **programs: list[str]) -> Evidence:
+    surface = {**json.loads(LOOSE[SURFACE_FILE]), "process_execs": ["tool", "cat"]}
+    beside = companion(BASE.run_id, feed, programs)
+    return evidence_of({**LOOSE, SURFACE_FILE: to_json(surface), COMPANION_FILE: beside})
+
+
+@pytest.mark.parametrize("other", [["/bin/id"], ["/bin/id", "/bin/true"], ["tool"]])
+def test_another_file_by_the_same_name_went_and_came(other: list[str]) -> None:
+    base, head = with_programs(tool=["/bin/true"]), with_programs(tool=other)
+    found = diff(base, head)
+    changes = found.surface["process_execs"]
+    assert (changes.added, changes.removed, changes.unchanged) == (["tool"], ["tool"], ["cat"])
+    assert not is_same(found)
+    assert _holds("added-execs", found)
+    assert found.notes == [
+        f"capability_diff_program_replaced: tool: /bin/true in base, {', '.join(other)} in head"
+    ]
+    assert is_same(diff(base, base))
+
+
+def test_files_of_programs_lie_in_the_runs_folders() -> None:
+    sides = []
+    for name in ("ga", "gb"):
+        tool, file = f"/runs/{name}/workspace/tool", f"/runs/{name}/workspace/real"
+        found = {key: to_json({**json.loads(v), "run_id": name}) for key, v in LOOSE.items()}
+        surface = {**json.loads(found[SURFACE_FILE]), "process_execs": [tool]}
+        beside = companion(name, programs={tool: [file]})
+        more = {SURFACE_FILE: to_json(surface), COMPANION_FILE: beside}
+        sides.append(evidence_of({**found, **more, EVENTS_FILE: begun(f"/runs/{name}")}))
+    assert is_same(diff(*sides))
+
+
+def test_a_feed_that_does_not_know_the_files_is_said() -> None:
+    base, head = with_programs(tool=["/bin/true"]), with_programs("strace")
+    found = diff(base, head)
+    assert found.surface["process_execs"].unchanged == ["cat", "tool"]
+    assert "capability_diff_programs_unknown" in codes(found)
+    assert "capability_diff_programs_unknown" not in codes(diff(head, head))
+
+
+def test_a_broken_companion_fails() -> None:
+    found = diff(BASE, evidence_of({**LOOSE, COMPANION_FILE: b"{}"}))
+    assert found.status == "failed"
+    assert found.notes[0].startswith("capability_diff_head_unusable: companion.json: ")
+
+
+# --- what nobody saw ----------------------------------------------------------------------------
+
+
+def test_what_could_not_be_named_is_not_clean() -> None:
+    notes = [*json.loads(LOOSE[HEALTH_FILE])["notes"], "stream_kernel_unnamed: events=3"]
+    found = diff(BASE, with_changes(health={"notes": notes}))
+    assert found.status == "partial:health"
+    assert found.notes[0] == "capability_diff_head_health: unnamed_events=3"
+    assert _holds("added-paths", found)
+    assert not _holds("removed-paths", found)
+
+
+def test_two_runs_that_nobody_watched_are_not_identical() -> None:
+    blind = with_changes(health={"kernel_layer": "absent"})
+    for sides in ((blind, blind), (BASE, blind)):
+        assert "capability_diff_idempotent" not in codes(diff(*sides))
+        assert "capability_diff_unobserved" in codes(diff(*sides))
+
+
+def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ff")
+    with pytest.raises(InputError, match="ff: a fifo: neither a run folder nor an archive"):
+        read_evidence(str(tmp_path / "ff"))
+    with pytest.raises(InputError, match="a fifo"):
+        list(read_lines(str(tmp_path / "ff"), "layers/kernel.ndjson"))

@@ -150,6 +150,14 @@ def test_what_went_by_way_of_io_uring_makes_the_network_unknown() -> None:
         assert health(replace(CAPTURE, uring=uring)).notes == health().notes[:3]
 
 
+def test_what_could_not_be_named_is_a_note() -> None:
+    found = health(unnamed=3)
+    assert found.notes[-1] == "stream_kernel_unnamed: events=3"
+    assert found.kernel_layer == "complete"
+    assert faults(found) == []
+    assert health(RawCapture(feed="absent"), unnamed=3).notes[-1].startswith("stream_kernel_absent")
+
+
 def test_the_control_groups_reasons_are_notes() -> None:
     reasons = ["2 left it", "it has\nstill processes"]
     found = health(replace(CAPTURE, cgroup="partial", cgroup_reasons=reasons))
@@ -273,6 +281,44 @@ def test_gaps_and_counts_are_held_against_it() -> None:
         assert faults(health(), **{name: 0})
     assert faults(health(), has_connect=False)
     assert faults(health(), has_datagram=True)
+
+
+def coverage_note(coverage: str, scope: str, drops: int = 0) -> str:
+    return (
+        f"s2_kernel_capture: monitor_events=4 ringbuf_drops={drops}"
+        f" network_protocol_coverage={coverage} network_endpoint_claim_scope={scope}"
+    )
+
+
+@pytest.mark.parametrize("drops", [0, 1])
+@pytest.mark.parametrize(
+    ("coverage", "connect", "datagram"),
+    [
+        ("connect_and_datagram_peer_observed", False, False),
+        ("connect_and_datagram_peer_observed", True, False),
+        ("connect_only", False, False),
+        ("datagram_peer_observed", True, False),
+        ("absent", True, False),
+    ],
+)
+def test_the_references_coverage_is_what_its_layer_shows(
+    coverage: Any, connect: bool, datagram: bool, drops: int
+) -> None:
+    """Consistent in its field, its scope and its note."""
+    scope: Any = "not_applicable" if coverage == "absent" else "diagnostic_only"
+    told = replace(
+        health(),
+        kernel_layer="partial_ringbuf_drops" if drops else "complete",
+        ringbuf_drops=drops,
+        network_protocol_coverage=coverage,
+        network_endpoint_claim_scope=scope,
+        notes=[coverage_note(coverage, scope, drops), *health().notes[1:]],
+    )
+    found = faults(told, has_connect=connect, has_datagram=datagram, is_reference=True)
+    may_be = bool(drops) and coverage == "absent"
+    assert bool(found) is not may_be, found
+    seen = {"has_connect": "connect" in coverage, "has_datagram": "datagram" in coverage}
+    assert faults(told, **seen, is_reference=True) == []
 
 
 def test_a_note_of_the_old_form_is_known_where_the_fields_are_unset() -> None:

@@ -16,7 +16,7 @@ from stream.evidence.companion import make_companion
 from stream.evidence.contracts import LINES
 from stream.evidence.failures import failure
 from stream.evidence.surface import Surface, ways_of
-from stream.records.kernel import EVENT_TYPES, KernelDetail, KernelEvent, RawEvent
+from stream.records.kernel import EVENT_TYPES, KernelDetail, KernelEvent, RawEvent, kind_of
 from stream.records.runner import (
     KERNEL_FILE,
     POLICY_FILE,
@@ -167,11 +167,19 @@ def test_without_its_detail_a_change_is_not_claimed() -> None:
 
 
 def test_what_a_policy_blocked_is_claimed() -> None:
-    events = raw("file_blocked", path="/lib/libc.so.6"), raw("connect_blocked", peer="1.2.3.4:0")
+    events = (
+        raw("file_blocked", path="/lib/libc.so.6"),
+        raw("connect_blocked", peer="1.2.3.4:5"),
+        raw("connect_blocked", peer="1.2.3.4:0"),
+    )
     assert paths(*events) == ["/lib/libc.so.6"]
-    assert endpoints(*events) == ["1.2.3.4:0"]
+    assert endpoints(*events) == ["1.2.3.4:5"]
     assert surface_of(*events).paths() == {"/lib/libc.so.6": ["blocked"]}
-    assert surface_of(*events).address_probes() == []
+    assert surface_of(*events).address_probes() == ["1.2.3.4:0"]
+    assert surface_of(*events, is_reference=True).surface("run").network_endpoints == [
+        "1.2.3.4:0",
+        "1.2.3.4:5",
+    ]
 
 
 def test_attempts_to_connect_are_claimed_and_probes_of_addresses_are_not() -> None:
@@ -192,6 +200,122 @@ def test_attempts_to_connect_are_claimed_and_probes_of_addresses_are_not() -> No
     assert (surface.has_connect, surface.has_datagram) == (True, True)
     assert not surface_of(events[5], events[6]).has_connect
     assert not surface_of(events[5], events[6]).has_datagram
+
+
+def test_probes_of_addresses_are_no_use_of_the_network() -> None:
+    probes = surface_of(
+        raw("connect", ret=0, peer="1.2.3.4:0"), raw("sendto", ret=-22, peer="1.2.3.4:0")
+    )
+    assert (probes.has_connect, probes.has_datagram) == (False, False)
+    probes.is_reference = True  # which counts them
+    assert (probes.has_connect, probes.has_datagram) == (True, True)
+
+
+NO_ATTEMPT = {9: "EBADF", 14: "EFAULT", 88: "ENOTSOCK", 97: "EAFNOSUPPORT", 106: "EISCONN"}
+
+
+@pytest.mark.parametrize("call", ["connect", "sendto", "sendmsg"])
+def test_what_cannot_have_addressed_anybody_is_no_peer(call: str) -> None:
+    for number, name in NO_ATTEMPT.items():
+        event = raw(call, ret=-number, peer="1.2.3.4:443")
+        surface = surface_of(event)
+        assert endpoints(event) == []
+        assert surface.failed_endpoints() == {"1.2.3.4:443": [f"{call}:{name}"]}
+        assert (surface.has_connect, surface.has_datagram) == (False, False)
+        assert endpoints(event, raw(call, ret=0, peer="1.2.3.4:443")) == ["1.2.3.4:443"]
+
+
+def test_attempts_that_failed_are_peers_and_said_to_have_failed() -> None:
+    events = (
+        raw("connect", ret=-111, peer="1.2.3.4:443"),
+        raw("connect", ret=-101, peer="1.2.3.4:443"),
+        raw("connect", ret=-115, peer="1.2.3.4:444"),
+        raw("connect", ret=None, peer="1.2.3.4:445"),
+        raw("sendmmsg", ret=-1, peer="1.2.3.4:446"),
+        raw("connect", ret=-2, peer="unix:/run/x"),
+    )
+    assert len(endpoints(*events)) == 4
+    assert surface_of(*events).failed_endpoints() == {
+        "1.2.3.4:443": ["connect:ECONNREFUSED", "connect:ENETUNREACH"],
+        "1.2.3.4:445": ["connect:unseen"],
+        "1.2.3.4:446": ["sendmsg:EPERM"],
+    }
+
+
+# ---------------------------------------------------------------- what has no name
+
+
+def test_a_second_path_is_claimed_where_the_first_is_not_known() -> None:
+    for call, way in (("rename", "rename_to"), ("link", "link_to")):
+        event = raw(call, ret=0, path="x", to_path="/etc/cron", marks=["walk_cut"])
+        surface = surface_of(event)
+        assert surface.paths() == {"/etc/cron": [way]}
+        assert surface.unnamed == {kind_of(EVENT_TYPES[call]): 1}
+        event.ret = -13
+        assert surface_of(event).failed_paths() == {"/etc/cron": [f"{way}:EACCES"]}
+
+
+UNNAMED = (
+    opened("x", resolved=None, marks=["walk_cut"]),
+    raw("openat", ret=-2, path="x", marks=["walk_cut"]),
+    raw("openat", ret=-2, marks=["fault"]),
+    raw("unlink", ret=0, path="x", marks=["walk_cut"]),
+    raw("unlink", ret=-36, marks=["truncated"]),
+    raw("rename", ret=0, path="/a", to_path="x", marks=["walk_cut"]),
+    raw("rename", ret=0, path="/a", marks=["fault"]),
+    raw("symlink", ret=0, path="text", to_path="x", marks=["walk_cut"]),
+    raw("exec", ret=0, marks=["fault"]),
+    raw("connect", ret=0, marks=["fault"]),
+    raw("mkdirat", ret=0, path="x", marks=["unreachable"]),
+)
+NAMED = (
+    opened("x", resolved="/a/x", marks=["walk_cut"]),
+    raw("unlink", ret=0, path="/a", marks=["walk_cut"]),
+    raw("unlink", ret=-14, marks=["fault"]),  # the kernel could not read it either
+    raw("openat", ret=-14, marks=["fault"]),
+    raw("connect", ret=-14, marks=["fault"]),
+    raw("openat", ret=-9, path="x"),  # of a descriptor that is none
+    raw("unlinkat", ret=-2, path="x", marks=["unreachable"]),
+    raw("fchmod", ret=0, marks=["unreachable"]),  # of a file that has no name
+    raw("fork", ret=8, child=8),
+    raw("exec", ret=0, path="/bin/x", marks=["fault"]),  # its arguments
+)
+
+
+@pytest.mark.parametrize("event", UNNAMED)
+def test_what_cannot_be_named_is_counted(event: RawEvent) -> None:
+    assert surface_of(event, event).unnamed.total() == 2
+
+
+@pytest.mark.parametrize("event", NAMED)
+def test_what_needs_no_name_is_not_counted(event: RawEvent) -> None:
+    assert not surface_of(event).unnamed
+
+
+@given(st.lists(RAW_EVENTS, max_size=12))
+def test_who_normalizes_and_who_reads_the_lines_see_the_same(events: list[RawEvent]) -> None:
+    seen = Surface()
+    Normalize(surface=seen).feed(events)
+    read = surface_of(*events)
+    assert seen.surface("run") == read.surface("run")
+    assert companion(seen) == companion(read)
+    assert (seen.has_connect, seen.has_datagram) == (read.has_connect, read.has_datagram)
+
+
+def test_the_files_that_ran_by_a_name() -> None:
+    surface = surface_of(
+        raw("exec", ret=0, path="/w/tool", resolved="/bin/true"),
+        raw("exec", ret=0, path="/w/tool", resolved="/bin/id"),
+        raw("exec", ret=0, path="/bin/id", resolved="/bin/id"),
+        raw("exec", ret=0, path="/w/unknown"),
+        raw("exec", ret=0, path="/w/both", resolved="/w/both"),
+        raw("exec", ret=0, path="/w/both", resolved="/bin/id"),
+    )
+    assert surface.programs() == {
+        "/w/tool": ["/bin/id", "/bin/true"],
+        "/w/both": ["/bin/id", "/w/both"],
+    }
+    assert surface.surface("run").process_execs == ["/bin/id", "/w/both", "/w/tool", "/w/unknown"]
 
 
 def test_an_endpoint_that_is_no_address_is_none() -> None:
@@ -242,6 +366,9 @@ def test_order_and_repetition_change_nothing(events: list[RawEvent], chance: Any
     again = [*events, *events]
     chance.shuffle(again)
     one, other = surface_of(*events), surface_of(*again)
+    assert one.unnamed + one.unnamed == other.unnamed
+    one.unnamed.clear()
+    other.unnamed.clear()
     assert one.surface("run") == other.surface("run")
     assert companion(one) == companion(other)
 
@@ -250,7 +377,13 @@ def test_order_and_repetition_change_nothing(events: list[RawEvent], chance: Any
 
 
 def companion(surface: Surface, **changes: Any) -> bytes:
-    fields: dict[str, Any] = {"capture": None, "filtered": {}, "calls": {}, "unbound": {}}
+    fields: dict[str, Any] = {
+        "capture": None,
+        "filtered": {},
+        "aside": {},
+        "calls": {},
+        "unbound": {},
+    }
     return msgspec.json.encode(make_companion("run", surface, **{**fields, **changes}).whole())
 
 

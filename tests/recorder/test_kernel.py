@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,56 @@ def test_what_is_not_lost_is_clean(place: Place) -> None:
     report = artifact(run, "correlation-report.json")
     assert (health(run)["ringbuf_drops"], report["status"]) == (0, "clean")
     assert report["bindings"][0]["kernel_event_count"] == 3000
+
+
+@needs_ebpf
+def test_what_is_done_under_a_borrowed_name_is_a_difference(place: Place) -> None:
+    """Another file by the same name, and a folder that only looks like the run's own."""
+    runs = []
+    for name, program in (("ga", "true"), ("gb", "false")):
+        outside = place.root / "out" / name / "workspace"
+        outside.mkdir(parents=True)
+        script = f"ln -s /usr/bin/{program} tool; ./tool; echo >f1"
+        if name == "gb":
+            script += f"; echo >{outside}/f1"
+        words = ("--no-wrap", "--workspace", "empty", "--run-id", name)
+        done = place.stream("observe", *EBPF, *words, "--", "sh", "-c", script)
+        assert done.code == 0, done.err
+        runs.append(place.workspace / "runs" / name)
+        assert place.stream("verify", runs[-1]).code == 0
+    assert place.stream("diff", *runs, "--fail-on", "added-execs").code == 1
+    assert place.stream("diff", *runs, "--fail-on", "added-paths").code == 1
+    found = json.loads(place.stream("diff", *runs).out)["surface"]
+    assert found["process_execs"]["added"] == ["(run)/workspace/tool"]
+    assert "(run)/workspace/f1" in found["filesystem_paths"]["unchanged"]
+    assert found["filesystem_paths"]["added"] == [f"{outside}/f1"]
+
+
+DEEP = """
+import os, sys
+for number in range(25):
+    os.mkdir('q' * 200)
+    os.chdir('q' * 200)
+open('x', 'w').close()
+os.rename('x', sys.argv[1])
+"""
+
+
+@needs_ebpf
+def test_what_comes_from_too_deep_is_claimed_where_it_goes(place: Place) -> None:
+    target = place.root / "cron"
+    words = ("--no-wrap", "--workspace", "empty", "--", sys.executable, "-S", "-c", DEEP, target)
+    run = observe(place, *EBPF, *words)
+    assert target.exists()
+    assert str(target) in artifact(run, "capability-surface.json")["filesystem_paths"]
+    companion = artifact(run, "companion.json")
+    assert companion["paths"][str(target)] == ["rename_to"]
+    assert companion["unnamed"]["event_1002"] == 1
+    count = sum(companion["unnamed"].values())
+    assert f"stream_kernel_unnamed: events={count}" in health(run)["notes"]
+    assert place.stream("verify", run.folder).code == 0
+    found = json.loads(place.stream("diff", run.folder, run.folder).out)
+    assert found["status"] == "partial:health"
 
 
 @needs_ebpf

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from stream.cli.preparation import check_run_id
+from stream.recorder.recording import new_run_id
 from stream.records.decision import CONSTRAINTS, ORDER
 from tests.cli.command import PATIENCE, Place, write_script
 from tests.recorder.runs import Run, observe, only_run, records
@@ -324,6 +326,8 @@ WRONG = [
     (["--source", "missing", "--", "true"], "missing: no such file or directory"),
     (["--source", "empty.md", "--", "true"], "empty.md: not a directory"),
     (["--run-id", "../x", "--", "true"], "--run-id '../x'"),
+    (["--run-id", "a.b", "--kernel", "auto", "--", "true"], "--run-id 'a.b': with --kernel or"),
+    (["--run-id", "a.b", "--archive", "x.tar.gz", "--", "true"], "--run-id 'a.b': with --kernel"),
     (["--run-id", "taken", "--", "true"], "taken: this run exists already"),
     (["--runs", "empty.md", "--", "true"], "empty.md"),
     (["--wrap", "x", "--no-wrap", "--", "true"], "--wrap and --no-wrap do not go together"),
@@ -380,6 +384,19 @@ def test_a_copy_that_is_not_apart(place: Place) -> None:
     assert "is a link to a repository elsewhere" in run.done.err
     facts = run.facts_of("workspace_prepared", "workspace")
     assert facts["leads_back"] == [".git", "deep/back"]
+
+
+def test_a_run_id_that_is_made_fits_the_layers() -> None:
+    check_run_id(new_run_id())
+
+
+def test_where_the_kernel_says_that_the_run_lies(place: Place) -> None:
+    """By its true name, whatever links lead there."""
+    (place.root / "elsewhere \\").mkdir()
+    (place.workspace / "runs").symlink_to(place.root / "elsewhere \\")
+    run = observe(place, "--workspace", "empty", "--", "true")
+    where = os.path.realpath(place.root) + "/elsewhere \\\\/" + run.folder.name
+    assert run.facts_of("workspace_prepared", "workspace")["run_folder"] == where
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

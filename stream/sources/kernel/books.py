@@ -97,6 +97,7 @@ def _judge_cgroup(capture: RawCapture, cgroup: Path | None, guard: int) -> None:
     told = {
         f"{scopes.get('tree')} events of descendants that had left it": scopes.get("tree"),
         f"{scopes.get('cgroup')} events of others that were in it": scopes.get("cgroup"),
+        f"{scopes.get('unknown')} events that nothing ties to it": scopes.get("unknown"),
         "processes that could not be followed": capture.lost_forks or capture.misses,
         "processes were still in it at the end": _has_others(cgroup, guard),
     }

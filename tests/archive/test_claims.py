@@ -1,0 +1,433 @@
+"""Every field of every artifact and of every kind of line, in an archive that was made anew with
+it: its manifest, its chain and all digests are right, so what finds it is what the rest implies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from stream.archive.book import Book
+from stream.archive.examination import Examination
+from stream.archive.folder import reading_order
+from stream.archive.gathering import DECODERS, Gathering
+from stream.archive.limits import Limits
+from stream.archive.verifying import hold_to_implied, verify
+from stream.records.control import Gap
+from stream.records.kernel import RawCapture, RawEvent
+from stream.records.runner import (
+    CHAIN_FILE,
+    COMPANION_FILE,
+    CORRELATION_FILE,
+    DETAIL_FILE,
+    HEALTH_FILE,
+    HOME,
+    KERNEL_FILE,
+    MARKERS_FILE,
+    POLICY_FILE,
+    RUNNER_FILE,
+    SDK_FILE,
+    SURFACE_FILE,
+    ChainLink,
+    Marker,
+    PolicyEvent,
+    SdkEvent,
+)
+from stream.stages.normalize import DetailLine, Normalize
+from tests.archive.samples import (
+    RUN,
+    Files,
+    encode,
+    framed,
+    judged,
+    ndjson,
+    rules,
+    small,
+    written,
+)
+from tests.evidence.raw import O_CREAT, O_WRONLY, RAW_EVENTS, failed, opened, raw
+
+LAYERS = (KERNEL_FILE, DETAIL_FILE, POLICY_FILE, SDK_FILE, MARKERS_FILE)
+DOCUMENTS = (SURFACE_FILE, CORRELATION_FILE, HEALTH_FILE, COMPANION_FILE)
+#: One of each kind of event, in one window, by two processes.
+EVENTS: tuple[RawEvent, ...] = (
+    opened("/work/in"),
+    opened("x", O_WRONLY | O_CREAT, resolved="/work/x", base="/work", mode=0o644),
+    failed("/work/none"),
+    opened("deep", resolved=None, marks=["walk_cut"]),
+    opened("/lib/x.so"),  # which is left out
+    raw("fork", child=8),
+    raw("exec", ret=0, path="/work/tool", resolved="/bin/true", argv=["tool", "a"], pid=8),
+    raw("execve", ret=-2, path="/work/none", pid=8),
+    raw("rename", ret=0, path="/work/x", to_path="y", to_base="/work"),
+    raw("fchmod", ret=0, resolved="/work/y", mode=0o600),
+    raw("chown", ret=0, path="/work/y", uid=1, gid=2),
+    raw("truncate", ret=0, path="/work/y", size=5),
+    raw("symlink", ret=0, path="text", to_path="/work/link"),
+    raw("unlink", ret=-13, path="/work/y"),
+    raw("connect", ret=-111, peer="1.2.3.4:443"),
+    raw("connect", ret=0, peer="1.2.3.4:0"),
+    raw("sendto", ret=1, peer="1.2.3.4:53"),
+    raw("connect", ret=0, peer="unix:/run/x"),
+    raw("file_blocked", path="/etc/shadow"),
+    raw("connect_blocked", peer="5.6.7.8:9"),
+    raw("exit", status=256, pid=8),
+    raw("wrote", ret=5, size=5, stream="stdout"),
+)
+COUNT = len(EVENTS) - 2  #: lines of the kernel layer
+CAPTURE = RawCapture(
+    feed="ebpf",
+    got=len(EVENTS) + 2,
+    seen=len(EVENTS) + 2,
+    before_exec=2,
+    scopes={"both": len(EVENTS)},
+    cgroup="clean",
+    uring="unused",
+    ring_bytes=16 << 20,
+)
+
+
+def rich(capture: RawCapture = CAPTURE, *, lost: int = 0) -> Files:
+    lines = [line for line in Normalize(RUN).feed(EVENTS) if isinstance(line, bytes)]
+    kernel = [line for line in lines if not isinstance(line, DetailLine)]
+    beside = [bytes(line) for line in lines if isinstance(line, DetailLine)]
+    if lost:
+        beside.append(encode(Gap(source="ebpf", lost=lost, reason="full", unit="events")))
+        capture = replace(capture, dropped=lost, seen=capture.seen + lost)
+    call: dict[str, Any] = {"source": "agent", "tool_call_id": "c1", "tool": "Bash"}
+    told: dict[str, Any] = {"source": "gate", "source_event_type": "assay.tool.decision"}
+    named: dict[str, Any] = {"sdk_name": "sdk", "sdk_version": "1"}
+    files = {
+        KERNEL_FILE: b"".join(line + b"\n" for line in kernel),
+        DETAIL_FILE: b"".join(line + b"\n" for line in beside),
+        POLICY_FILE: ndjson(
+            PolicyEvent(run_id=RUN, seq=0, **told, tool_call_id="c1", tool="Bash", decision="allow")
+        ),
+        SDK_FILE: ndjson(
+            SdkEvent(run_id=RUN, seq=0, event_type="tool_call_started", **call, **named),
+            SdkEvent(run_id=RUN, seq=1, event_type="tool_call_completed", **call),
+            SdkEvent(run_id=RUN, seq=2, event_type="run_finished", source="agent"),
+        ),
+        MARKERS_FILE: ndjson(
+            *(
+                Marker(run_id=RUN, seq=seq, name=name, at=at, clock="kernel", **more)
+                for seq, (name, at, more) in enumerate(MARKED)
+            )
+        ),
+    }
+    made = judged(files, capture)
+    companion = json.loads(made[COMPANION_FILE])
+    companion["filtered"], companion["aside"] = {"loader": 1}, {"wrote": 1}
+    return {**files, **made, COMPANION_FILE: encode(companion), RUNNER_FILE: framed()}
+
+
+TOLD = {"tool_call_id": "c1", "pid": 7}
+MARKED: tuple[tuple[Any, int, dict[str, Any]], ...] = (
+    ("run_started", 0, {"home": f"/runs/{RUN}/{HOME}", "helpers": ["/usr/bin/tr"]}),
+    ("tool_call_started", 1, {**TOLD, "sdk_seq": 0, "command": "tool a"}),
+    ("tool_call_completed", COUNT - 1, {**TOLD, "sdk_seq": 1}),
+    ("run_finished", COUNT, {}),
+)
+
+
+def chained(files: Files) -> bytes:
+    """Its last links, which are enough."""
+    return ndjson(
+        *(
+            ChainLink(
+                layer=name,
+                lines=data.count(b"\n"),
+                bytes=len(data),
+                sha256=hashlib.sha256(data).hexdigest(),
+            )
+            for name, data in sorted(files.items())
+            if name in LAYERS
+        )
+    )
+
+
+def found(files: Files) -> set[str]:
+    """The rules that are broken in an archive of these files, without the archive around them."""
+    book = Book("x", Limits(), False)
+    _examine(book, files)
+    return {item.rule for item in book.findings if item.severity == "error"}
+
+
+def _examine(book: Book, files: Files) -> None:
+    book.names = {*files}
+    examination = Examination(book)
+    for name in reading_order(book.names):
+        examination.begin(name)
+        examination.feed(files[name])
+        examination.end()
+    examination.conclude()
+    hold_to_implied(book, examination)
+    examination.documents.settle()
+    examination.close()
+
+
+def variants(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """The same with one thing in it changed, dropped or added, and where that is."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield f"{place}.{key}", {name: one for name, one in value.items() if name != key}
+            if key in WORDS:
+                yield f"{place}{{}}", {WORDS.get(name, name): one for name, one in value.items()}
+            for where, other in variants(inner, f"{place}.{key}"):
+                yield where, {**value, key: other}
+        yield place, {**value, "more": 1}
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield place, value[:index] + value[index + 1 :]
+            for where, other in variants(inner, f"{place}[]"):
+                yield where, [*value[:index], other, *value[index + 1 :]]
+        yield place, [*value, "more"]
+    else:
+        yield from ((place, other) for other in others(value))
+
+
+#: Another word of the same vocabulary.
+WORDS = {
+    "kernel": "arrival",
+    "read": "write",
+    "write": "read",
+    "success": "error",
+    "error": "success",
+    "clean": "partial",
+    "complete": "partial_ringbuf_drops",
+    "present": "absent",
+    "self_reported": "present",
+    "connect_only": "absent",
+    "diagnostic_only": "unknown",
+    "allow": "deny",
+    "ebpf": "strace",
+    "unused": "unknown",
+    "tool_call_started": "tool_call_completed",
+    "tool_call_completed": "run_failed",
+    "run_started": "run_finished",
+    "run_finished": "run_failed",
+    "walk_cut": "fault",
+    "loader": "locale",
+    "wrote": "restarted",
+    "both": "tree",
+    "openat": "openat2",
+    "fchmod": "chmod",
+    "connect": "sendto",
+    "linux": "other",
+}
+
+
+def others(value: Any) -> Iterator[Any]:
+    """Of the same type, and of another one."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield from (value + 1, value + 4096, value * 2, 0)
+    elif isinstance(value, str):
+        yield from (f"{value}x", "", WORDS.get(value, value))
+    yield from (one for one in (None, 7, "x", True) if type(one) is not type(value))
+
+
+#: What nothing else in an archive says, and why.
+FREE = {
+    # Who runs the agent says it, and the run's own documents where there are any.
+    (RUNNER_FILE, ".agent_shim"),
+    (RUNNER_FILE, ".command"),
+    (RUNNER_FILE, ".command[]"),
+    (RUNNER_FILE, ".env_keys"),
+    (RUNNER_FILE, ".window_elapsed_ms"),
+    # Arguments and results of a call that only it knows.
+    (KERNEL_FILE, ".flags"),  # but for those that the access and the operations say again
+    (KERNEL_FILE, ".mode"),
+    (KERNEL_FILE, ".return_value"),  # of a success: the number of a descriptor
+    (KERNEL_FILE, ".pid"),  # of an event without a detail
+    (DETAIL_FILE, ".argv"),
+    (DETAIL_FILE, ".argv[]"),
+    (DETAIL_FILE, ".call"),  # but for the kind of its event: openat and openat2 are one
+    (DETAIL_FILE, ".exit_status"),
+    (DETAIL_FILE, ".gid"),
+    (DETAIL_FILE, ".marks"),
+    (DETAIL_FILE, ".marks[]"),
+    (DETAIL_FILE, ".mode"),
+    (DETAIL_FILE, ".path"),  # what the program named, which is not what it reached
+    (DETAIL_FILE, ".return_value"),  # of a send: bytes
+    (DETAIL_FILE, ".size"),
+    (DETAIL_FILE, ".uid"),
+    # Where something was lost is the gap's place; who says so, and why, is for people.
+    (DETAIL_FILE, ".reason"),
+    (DETAIL_FILE, ".source"),
+    (DETAIL_FILE, ".unit"),
+    # What somebody says of himself.
+    (MARKERS_FILE, ".clock"),
+    (MARKERS_FILE, ".command"),
+    (MARKERS_FILE, ".helpers"),
+    (MARKERS_FILE, ".helpers[]"),
+    (POLICY_FILE, ".source"),
+    (POLICY_FILE, ".source_event_type"),
+    (SDK_FILE, ".event_type"),  # that it finished, or failed
+    (SDK_FILE, ".sdk_name"),
+    (SDK_FILE, ".sdk_version"),
+    (SDK_FILE, ".source"),
+    (SDK_FILE, ".tool"),  # of one of two events of a call: that the other names none is no lie
+    # What the feed and the stage behind it know alone.
+    (COMPANION_FILE, ".capture.ring_bytes"),  # another power of two
+    (COMPANION_FILE, ".filtered{}"),  # by which rule: how many there were in all is known
+    (COMPANION_FILE, ".aside{}"),
+}
+
+
+def changed(files: Files, name: str) -> Iterator[tuple[str, Files]]:
+    """One thing in one file, and everything that depends on its bytes alone."""
+    is_document = name.endswith(".json")
+    lines = [files[name]] if is_document else files[name].splitlines()
+    for index, line in enumerate(lines):
+        whole = json.loads(line)
+        for place, other in variants(whole):
+            # A null that may be left out says the same there as not.
+            if other == whole or ({**whole, **other} == whole and whole[place[1:]] is None):
+                continue
+            text = json.dumps(other, separators=(",", ":"), ensure_ascii=False).encode()
+            spoiled = (*lines[:index], text, *lines[index + 1 :])
+            data = text if is_document else b"".join(one + b"\n" for one in spoiled)
+            made = {**files, name: data}
+            yield place, {**made, CHAIN_FILE: chained(made)}
+
+
+@pytest.mark.parametrize("state", ["whole", "lossy"])
+def test_every_field_is_implied_by_something_else(state: str) -> None:
+    files = rich(lost=3 if state == "lossy" else 0)
+    files[CHAIN_FILE] = chained(files)
+    assert found(files) == set()
+    free, count = set(), 0
+    for name in (*DOCUMENTS, *LAYERS, RUNNER_FILE):
+        for place, spoiled in changed(files, name):
+            count += 1
+            if not found(spoiled):
+                free.add((name, place))
+    assert count > 2500
+    gaps = {(DETAIL_FILE, place) for place in (".reason", ".source", ".unit")}
+    assert free - FREE == set()
+    if state == "lossy":
+        assert gaps <= free
+    else:
+        assert FREE - gaps - free == set()
+
+
+def test_what_is_examined_here_is_what_verify_examines(tmp_path: Path) -> None:
+    files = {**small(tmp_path / "small"), **rich()}
+    files[CHAIN_FILE] = chained(files)
+    whole = tmp_path / "a.tar.gz"
+    assert verify(written(whole, files)).findings == []
+    assert found(files) == set()
+    spoiled = {**files, SURFACE_FILE: files[SURFACE_FILE].replace(b"/work/y", b"/work/z")}
+    assert rules(written(whole, spoiled)) == found(spoiled) == {"contract.surface"}
+
+
+def plausible(event: RawEvent) -> RawEvent:
+    """With a result that its call can have, and a path only where it has one."""
+    ret = event.ret
+    if event.call == "io_uring_setup":
+        event = replace(event, path=None, resolved=None)
+    if event.call == "exec":
+        ret = 0
+    elif event.call.startswith("exec"):
+        ret = None if ret is None else min(ret, -1)
+    elif ret is not None and not event.call.startswith(("open", "creat", "send", "io_uring")):
+        ret = min(ret, 0)
+    return replace(event, ret=ret)
+
+
+@given(st.lists(RAW_EVENTS.map(plausible), max_size=12))
+def test_whatever_is_normalized_agrees_with_itself(events: list[RawEvent]) -> None:
+    lines = [line for line in Normalize(RUN).feed(events) if isinstance(line, bytes)]
+    kernel = [line for line in lines if not isinstance(line, DetailLine)]
+    beside = [line for line in lines if isinstance(line, DetailLine)]
+    with closing(Gathering()) as gathering:
+        for name, some in ((KERNEL_FILE, kernel), (DETAIL_FILE, beside)):
+            gathering.take(name, DECODERS[name].decode_lines(b"\n".join(some)))
+        gathering.finish()
+        assert gathering.strangers == []
+        assert gathering.scopes().total() == gathering.events == len(kernel)
+
+
+# ---------------------------------------------------------------- the feed's books
+
+UNBALANCED: list[tuple[str, dict[str, Any]]] = [
+    ("got", {"got": 1, "seen": 1}),
+    ("seen", {"seen": 1}),
+    ("got", {"before_exec": 3}),
+    ("scopes", {"scopes": {"both": COUNT}, "got": COUNT + 2, "seen": COUNT + 2}),
+    ("cgroup", {"scopes": {"both": COUNT, "tree": 2}}),
+    ("scopes", {"scopes": {"both": 1, "tree": COUNT + 1}, "cgroup": "partial"}),
+    ("scopes", {"scopes": {"both": COUNT + 2, "mine": 0}}),
+    ("cgroup_reasons", {"cgroup_reasons": ["it left"]}),
+    ("cgroup_reasons", {"cgroup": "partial"}),
+    ("cgroup", {"lost_forks": 1}),
+    ("cgroup", {"misses": 1}),
+    ("reason", {"reason": "no BTF"}),
+    ("ring_bytes", {"ring_bytes": 0}),
+    ("ring_bytes", {"ring_bytes": 3000}),
+    ("ring_bytes", {"feed": "strace", "cgroup": "failed", "cgroup_reasons": ["it is strace"]}),
+    ("cgroup", {"feed": "strace", "ring_bytes": 0}),
+    ("uring", {"uring": "seen"}),
+    ("uring", {"uring": "unknown"}),
+    ("capture", {"feed": "absent"}),
+]
+
+
+def told_of(files: Files) -> str:
+    book = Book("x", Limits(), False)
+    _examine(book, files)
+    return " | ".join(item.message for item in book.findings if item.rule == "contract.books")
+
+
+@pytest.mark.parametrize(("field", "changes"), UNBALANCED)
+def test_books_that_do_not_balance(field: str, changes: dict[str, Any]) -> None:
+    """With a health that says the same, so that it is the books alone that give it away."""
+    capture = replace(CAPTURE, **changes)
+    assert f"$.capture.{field}: ".replace("capture.capture", "capture") in told_of(rich(capture))
+
+
+LEFT_OUT: list[dict[str, Any]] = [
+    {"filtered": {}},
+    {"filtered": {"loader": 2}},
+    {"filtered": {"loader": 1, "locale": 1}},
+    {"filtered": {"loader": 1, "locale": 0}},
+    {"filtered": {"other": 1}},
+    {"filtered": None},
+    {"aside": {}},
+    {"aside": {"wrote": 2}},
+    {"aside": {"loader": 1}},
+    {"aside": None},
+]
+
+
+@pytest.mark.parametrize("changes", LEFT_OUT)
+def test_what_was_left_out_is_accounted_for(changes: dict[str, Any]) -> None:
+    files = rich()
+    files[CHAIN_FILE] = chained(files)
+    companion = {**json.loads(files[COMPANION_FILE]), **changes}
+    assert told_of({**files, COMPANION_FILE: encode(companion)})
+
+
+def test_an_event_of_another_scope_is_not_clean() -> None:
+    files = rich()
+    lines = files[DETAIL_FILE].splitlines()
+    lines[0] = lines[0][:-1] + b',"scope":"tree"}'
+    files[DETAIL_FILE] = b"".join(line + b"\n" for line in lines)
+    told = told_of(files)
+    assert "$.capture.cgroup: clean, and there are events of the scope 'tree'" in told
+    assert "1 lines are of the scope 'tree'" in told
+
+
+def test_where_nobody_knows_what_was_lost_the_books_need_not_balance() -> None:
+    unknown = replace(CAPTURE, got=1, seen=1, scopes={}, unknown_loss="it was killed")
+    assert told_of(rich(unknown)) == ""
