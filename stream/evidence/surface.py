@@ -17,7 +17,7 @@ from typing import get_args
 from msgspec import UNSET, UnsetType
 
 from stream.evidence.failures import failure
-from stream.evidence.paths import Paths
+from stream.evidence.paths import Paths, Piece
 from stream.evidence.pieces import Long
 from stream.records.kernel import (
     CHMOD,
@@ -183,11 +183,11 @@ class Surface:
 
     def reached(self) -> Iterator[dict[str, list[str]]]:
         """`paths`, in pieces."""
-        return self._reached.pieces(_words)
+        return _by_path(self._reached.pieces(_words))
 
     def missed(self) -> Iterator[dict[str, list[str]]]:
         """`failed_paths`, in pieces."""
-        return self._missed.pieces(sorted)
+        return _by_path(self._missed.pieces(sorted))
 
     def address_probes(self) -> list[str]:
         return _sorted(peer for peer in self._peers if _is_address(peer) and _is_probe(peer))
@@ -220,11 +220,11 @@ class Surface:
         if self.is_reference:
             yield _sorted({*self._reached, *self._opens_that_failed()})
         else:
-            yield from map(list, self._reached.pieces(len))
+            yield from (paths for paths, _ in self._reached.pieces(len))
 
     def _opens_that_failed(self) -> Iterator[str]:
-        for piece in self._missed.pieces(sorted):
-            for path, reasons in piece.items():
+        for paths, told in self._missed.pieces(sorted):
+            for path, reasons in zip(paths, told, strict=True):
                 if any(reason.startswith(f"{OPENED}:") for reason in reasons):
                     yield path
 
@@ -232,6 +232,10 @@ class Surface:
         if self.is_reference:
             return set()
         return {peer for peer in self._peers if not _is_address(peer) or _is_probe(peer)}
+
+
+def _by_path(pieces: Iterator[Piece[list[str]]]) -> Iterator[dict[str, list[str]]]:
+    return (dict(zip(paths, told, strict=True)) for paths, told in pieces)
 
 
 @lru_cache(1000)
