@@ -226,7 +226,7 @@ class KernelWitness:
             feed=self._feed.name, cgroup_reasons=["the feed's books were never closed"]
         )
         if ending.not_started and capture.unknown_loss == SILENT:
-            capture.unknown_loss = ""  # strace had nothing to follow
+            capture.unknown_loss, capture.uring = "", "unused"  # strace had nothing to follow
         lost = sum(self._files.lost.values())
         reasons = [capture.unknown_loss] if capture.unknown_loss else []
         if self._normalize.capture is None:

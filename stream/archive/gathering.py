@@ -172,7 +172,9 @@ class Gathering:
             self._take_paths(end, some)
 
     def _take_paths(self, end: _End | None, paths: Sequence[str | None]) -> None:
-        known = [path for path in paths if path is not None]
+        known: Any = paths
+        if None in paths:
+            known = [path for path in paths if path is not None]
         if end is not None and end.ways is not None:
             self.surface.reach_all(known, end.ways)
         elif end is not None:

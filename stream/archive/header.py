@@ -6,6 +6,8 @@ bytes. A name of more than 100 bytes has an entry before it, as GNU tar does it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec import Struct
 
 from stream.errors import visible
@@ -90,11 +92,8 @@ def decode_header(block: bytes, long_name: bytes | None = None) -> Header:
     if kind not in (_REGULAR, _LONG_NAME):
         rule, what = _KINDS.get(kind, ("security.type", "an entry of an unknown type"))
         faults.append(Fault(rule, f"{what}, not a regular file"))
-    for field, start, end in _FIELDS:
-        if field not in ("checksum", "type") and block[start:end] != wanted[start:end]:
-            faults.append(_field_fault(field, block[start:end]))
-    if block[148:156] != _checksum(block):
-        faults.append(_field_fault("checksum", block[148:156]))
+    if block != wanted:
+        faults += _field_faults(block, wanted)
     if long_name is not None:
         if name != long_name[:_SHORT] or len(long_name) <= _SHORT:
             faults.append(Fault("security.renaming", "the long name is of another entry"))
@@ -167,6 +166,14 @@ def _size(field: bytes) -> int:
     if size < 0:
         raise BrokenArchive("integrity.header", "the header's size is no number")
     return size
+
+
+def _field_faults(block: bytes, wanted: bytes) -> Iterator[Fault]:
+    for field, start, end in _FIELDS:
+        if field not in ("checksum", "type") and block[start:end] != wanted[start:end]:
+            yield _field_fault(field, block[start:end])
+    if block[148:156] != _checksum(block):
+        yield _field_fault("checksum", block[148:156])
 
 
 def _field_fault(field: str, found: bytes) -> Fault:

@@ -14,6 +14,7 @@ from msgspec import Struct
 KeyT = TypeVar("KeyT")
 T = TypeVar("T")
 Tell: TypeAlias = Callable[[tuple[KeyT, ...]], T]
+Piece: TypeAlias = tuple[list[str], list[T]]  #: paths, and what is told of each
 _PIECE = 1000  #: paths
 _MOST_SHARED = 10_000
 _split = str.rpartition
@@ -62,9 +63,9 @@ class Paths(Generic[KeyT]):
                 else:
                     names -= {name for name in names if name.startswith(start)}
 
-    def pieces(self, tell: Tell[KeyT, T]) -> Iterator[dict[str, T]]:
-        """By path, what is to be told of its keys. Sorted by code points, which is the order of
-        UTF-8 bytes."""
+    def pieces(self, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
+        """Sorted by code points, which is the order of UTF-8 bytes. `tell`: of the keys of a
+        path, whatever is wanted."""
         open_folders: list[_Folder[KeyT]] = []
         for prefix, named in sorted(self._folders().items()):
             # What begins as a folder does stands behind it, among the names that are in it.
@@ -77,8 +78,8 @@ class Paths(Generic[KeyT]):
             yield from open_folders.pop().rest(tell)
 
     def __iter__(self) -> Iterator[str]:
-        for piece in self.pieces(len):
-            yield from piece
+        for paths, _ in self.pieces(len):
+            yield from paths
 
     def _folders(self) -> dict[str, dict[KeyT, set[str]]]:
         """By what stands before a name."""
@@ -96,24 +97,21 @@ class _Folder(Struct, Generic[KeyT]):
     names: list[str]  #: sorted
     at: int = 0  #: those before it were given
 
-    def before(self, path: str, tell: Tell[KeyT, T]) -> Iterator[dict[str, T]]:
+    def before(self, path: str, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
         return self._until(bisect_left(self.names, path[len(self.prefix) :], self.at), tell)
 
-    def rest(self, tell: Tell[KeyT, T]) -> Iterator[dict[str, T]]:
+    def rest(self, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
         return self._until(len(self.names), tell)
 
-    def _until(self, end: int, tell: Tell[KeyT, T]) -> Iterator[dict[str, T]]:
+    def _until(self, end: int, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
         while self.at < end:
             start, self.at = self.at, min(self.at + _PIECE, end)
             yield self._piece(self.names[start : self.at], tell)
 
-    def _piece(self, names: list[str], tell: Tell[KeyT, T]) -> dict[str, T]:
+    def _piece(self, names: list[str], tell: Tell[KeyT, T]) -> Piece[T]:
         prefix = self.prefix
+        paths = [prefix + name for name in names]
         if len(self.named) == 1:
-            return dict.fromkeys([prefix + name for name in names], tell((*self.named,)))
-        return {
-            prefix + name: tell(
-                tuple([key for key, others in self.named.items() if name in others])
-            )
-            for name in names
-        }
+            return paths, [tell((*self.named,))] * len(paths)
+        held = self.named.items()
+        return paths, [tell(tuple([key for key, some in held if name in some])) for name in names]

@@ -18,7 +18,7 @@ from typing import TypeAlias, get_args
 from msgspec import UNSET, UnsetType
 
 from stream.evidence.failures import failure
-from stream.evidence.paths import Paths
+from stream.evidence.paths import Paths, Piece
 from stream.evidence.peers import ADDRESSING, Peers
 from stream.evidence.pieces import Long
 from stream.records.kernel import (
@@ -216,11 +216,11 @@ class Surface:
 
     def reached(self) -> Iterator[dict[str, list[str]]]:
         """`paths`, in pieces."""
-        return self._reached.pieces(_words)
+        return _by_path(self._reached.pieces(_words))
 
     def missed(self) -> Iterator[dict[str, list[str]]]:
         """`failed_paths`, in pieces."""
-        return self._missed.pieces(sorted)
+        return _by_path(self._missed.pieces(sorted))
 
     def programs(self) -> dict[str, list[str]]:
         """By the name of a program: the files that ran, where that is not the file of this name."""
@@ -265,13 +265,17 @@ class Surface:
         if self.is_reference:
             yield _sorted({*self._reached, *self._opens_that_failed()})
         else:
-            yield from map(list, self._reached.pieces(len))
+            yield from (paths for paths, _ in self._reached.pieces(len))
 
     def _opens_that_failed(self) -> Iterator[str]:
-        for piece in self._missed.pieces(sorted):
-            for path, reasons in piece.items():
+        for paths, told in self._missed.pieces(sorted):
+            for path, reasons in zip(paths, told, strict=True):
                 if any(reason.startswith(f"{OPENED}:") for reason in reasons):
                     yield path
+
+
+def _by_path(pieces: Iterator[Piece[list[str]]]) -> Iterator[dict[str, list[str]]]:
+    return (dict(zip(paths, told, strict=True)) for paths, told in pieces)
 
 
 @lru_cache(1000)

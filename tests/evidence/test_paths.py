@@ -36,12 +36,12 @@ def test_every_path_with_its_keys_in_order(added: list[tuple[str, int]], size: i
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "_PIECE", size)
         pieces = list(held(added).pieces(tuple))
-    found = [(path, keys) for piece in pieces for path, keys in piece.items()]
+    found = [item for piece in pieces for item in zip(*piece, strict=True)]
     assert [path for path, _ in found] == sorted(expected)
     assert [path for path, _ in found] == sorted(expected, key=str.encode)
     assert {path: set(keys) for path, keys in found} == expected
     assert all(len(set(keys)) == len(keys) for _, keys in found)
-    assert all(0 < len(piece) <= size for piece in pieces)
+    assert all(0 < len(some) <= size for some, _ in pieces)
     assert list(held(added)) == sorted(expected)
 
 

@@ -236,7 +236,7 @@ def _capture(lines: Lines, unknown: str) -> RawCapture:
         unparsed=books.unparsed,
         lost_forks=lines.tasks.unannounced,
         unknown_loss=unknown,
-        scopes={"tree": got},
+        scopes={"tree": got} if got else {},
         cgroup="failed",
         cgroup_reasons=[SEEN_ONLY],
         uring="hole" if lines.has_uring else "unknown" if unknown else "unused",
