@@ -12,8 +12,10 @@ from hypothesis import settings
 settings.register_profile("default", deadline=None, derandomize=True)
 settings.load_profile("default")
 
-# Under nohup a hangup is ignored, and by whatever we start as well.
+# Under nohup a hangup is ignored, in a shell's background an interrupt, and by whatever we start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _ASYNCIO = pytest.param(("asyncio", {"debug": True}), id="asyncio")
 _TRIO = pytest.param(("trio", {}), id="trio")
