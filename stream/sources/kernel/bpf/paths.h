@@ -41,7 +41,16 @@ static __always_inline int on_mount(struct task_struct *task)
 }
 
 // What a walk needs of a name, and of a mount, lies close together: one read instead of several.
-struct name_of { void *hashed; struct dentry *parent; u64 hash; const unsigned char *name; };
+// A short name lies in its dentry, behind the pointer that leads to it.
+#define SHORT 40  // bytes, with the NUL
+struct name_of {
+    void *hashed;
+    struct dentry *parent;
+    u64 hash_and_length;
+    const unsigned char *name;
+    void *inode;
+    u64 letters[SHORT / 8];
+};
 struct place_of { struct mount *parent; struct dentry *mountpoint, *root; };
 
 static __always_inline void read_name(struct name_of *to, struct dentry *d)
@@ -50,11 +59,37 @@ static __always_inline void read_name(struct name_of *to, struct dentry *d)
     if (bpf_core_field_offset(struct dentry, d_parent) == first + 8
         && bpf_core_field_offset(struct dentry, d_name.name) == first + 24) {
         bpf_probe_read_kernel(to, sizeof *to, (void *)d + first);
+        if ((void *)to->name != (void *)d + first + __builtin_offsetof(struct name_of, letters))
+            to->hash_and_length = 0;
     } else {
         to->hashed = BPF_CORE_READ(d, d_hash.pprev);
         to->parent = BPF_CORE_READ(d, d_parent);
         to->name = BPF_CORE_READ(d, d_name.name);
     }
+}
+
+#define BYTES(value) (0x0101010101010101ULL * (value))
+
+// The length of a name that was read with its dentry, which is at `to` then; 0: it has to be read
+// by itself. While somebody renames it, the length may be of one name and the letters of another.
+static __always_inline u32 put_short_name(char *to, struct name_of *own)
+{
+    u64 length = own->hash_and_length >> 32, wrong = 0;
+    if (!length || length >= SHORT)
+        return 0;
+    for (u32 i = 0; i < SHORT / 8; i++) {
+        u64 word = own->letters[i], kept = ~0ULL;
+        if (length < 8 * i + 8) {
+            u64 left = length > 8 * i ? length - 8 * i : 0;
+            kept = (1ULL << 8 * left) - 1;
+            if (length >= 8 * i)
+                wrong |= (word >> 8 * left) & 0xff;
+        }
+        u64 with = word | ~kept;
+        wrong |= (with - BYTES(1)) & ~with & BYTES(0x80);
+        ((u64 *)to)[i] = word & kept;
+    }
+    return wrong ? 0 : length + 1;
 }
 
 static __always_inline void read_place(struct place_of *to, struct mount *m)
@@ -109,7 +144,9 @@ static int step(u32 number, struct walker *w)
         return 1;
     if (!own.hashed && at == w->start)
         e->flags |= UNREACHABLE;  // its last name is gone: what follows is where it was
-    long n = bpf_probe_read_kernel_str(&e->data[at], NAME_ROOM, own.name);
+    long n = put_short_name(&e->data[at], &own);
+    if (!n)
+        n = bpf_probe_read_kernel_str(&e->data[at], NAME_ROOM, own.name);
     if (n <= 0)
         return 1;
     *end = at + n;
