@@ -44,7 +44,7 @@ from stream.stages.calls import (
     with_peer,
 )
 from stream.stages.noise import Judge, is_straight, judge_of
-from stream.stages.quick import LONG_WAY, QuickOpens
+from stream.stages.quick import QuickOpens
 
 DEFAULT_RUN_ID = "run"
 WROTE, RESTARTED = "wrote", "restarted"  #: counted beside the rules of `noise`
@@ -95,7 +95,7 @@ class Normalize:
         self._times: array[int] | None = array("Q") if keeps_times else None
         self._forms: dict[tuple[int, int, int, bool], OpenForm] = {}
         self._judges: dict[str, Judge] = {}
-        self._quick = QuickOpens(self._run_id, surface, DetailLine)
+        self._quick = QuickOpens(self._run_id, surface, DetailLine, self._drop)
 
     def feed(self, batch: Batch[Given], /) -> Batch[Normalized]:
         self.counts.received += len(batch)
@@ -107,25 +107,17 @@ class Normalize:
         return out
 
     def _feed_ring(self, batch: Sightings, out: list[Normalized]) -> None:
-        add, chunk, times = self._quick.add, batch.chunk, self._times
+        items, times = batch.items, self._times
         mark = _forget if times is None else times.append
-        before = seq = self.events
-        for item in batch.items:
-            if type(item) is int:
-                rule = add(chunk, item, seq, out, mark)
-                if rule is None:
-                    seq += 1
-                    continue
-                if rule is not LONG_WAY:
-                    self._drop(rule)
-                    continue
-                item = batch.event_at(chunk, item)
+        done = 0
+        while True:
+            done, seq = self._quick.feed(batch, done, self.events, out, mark)
+            self.counts.passed += seq - self.events
             self.events = seq
-            self._feed((item,), out)  # type: ignore[arg-type]
-            before += self.events - seq  # which have been counted
-            seq = self.events
-        self.events = seq
-        self.counts.passed += seq - before
+            if done == len(items):
+                break
+            self._feed((batch[done],), out)
+            done += 1
 
     def _feed(self, batch: Batch[Given], out: list[Normalized]) -> None:
         for index, item in enumerate(batch):

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from stream.evidence.surface import Surface
 from stream.records.kernel import KernelDetail, RawEvent, path_text
-from stream.records.sightings import NAMES, OPEN_FIELDS, OPENS
+from stream.records.sightings import NAMES, OPEN_FIELDS, OPENS, Sightings
 from stream.stages.calls import CREATE, ENOENT, ENOTDIR, TMPFILE, joined, open_form
 from stream.stages.noise import Judge, judge_of
 
@@ -29,8 +29,6 @@ _VIEWS = ("/proc/", "/dev/")
 _encode = msgspec.json.Encoder().encode
 _fields = OPEN_FIELDS.unpack_from
 
-
-LONG_WAY = "the long way"  #: which no rule is called
 
 #: Opens in the same folder, with the same flags, that ended the same way: their line, with room
 #: for its number, its process, the name and the result; what judges their names, where they may
@@ -48,16 +46,21 @@ class _Place(Struct):
 
 
 class QuickOpens:
-    """`add` puts the lines of the open at a place in the ring, and tells its time. Otherwise it
-    says by which rule the open is left out, or that the long way has to be gone."""
+    """Of a batch from the ring, one run of opens after the other; between them somebody else has
+    to go the long way. `drop` is told by which rule an open is left out."""
 
     def __init__(
-        self, run_id: str, surface: Surface | None, detail_line: Callable[[bytes], bytes]
+        self,
+        run_id: str,
+        surface: Surface | None,
+        detail_line: Callable[[bytes], bytes],
+        drop: Callable[[str], None],
     ) -> None:
         self.details = 0  #: lines of them
         self._run_id = run_id
         self._surface = surface
         self._detail_line = detail_line
+        self._drop = drop
         self._known = 0
         #: by the names from the leaf to the root, the leaf's own cut off
         self._reached: dict[bytes, _Place] = {}
@@ -69,67 +72,79 @@ class QuickOpens:
             line = _encode(detail).replace(b'"seq":0,"pid":0', b'"seq":%d,"pid":%d', 1)
             self._details[number] = line.replace(b'"path":""', b'"path":%b', 1)
 
-    def add(
-        self, chunk: bytes, at: int, seq: int, out: list[Any], mark: Callable[[int], None]
-    ) -> str | None:
-        call, pid, ret, ts, flags, mode, size, walked, based, resolve = _fields(chunk, at)
-        start = at + NAMES
-        middle = start + size
-        given = b""
-        place: _Place | None
-        if ret >= 0:
-            if not walked or based:
-                return LONG_WAY
-            cut = chunk.find(b"\0", middle)
-            names = chunk[cut : middle + walked]
-            place = self._reached.get(names) or self._new_reached(names)
-            leaf = chunk[middle:cut]
-            given = chunk[start:middle]
-            if given == place.path + leaf:
-                given = b""
-            elif given[:1] in b"/":
-                return LONG_WAY
-        else:
-            if walked or resolve:
-                return LONG_WAY
-            cut = chunk.rfind(b"/", start, middle) + 1 or start
-            folder, base = chunk[start:cut], chunk[middle : middle + based]
+    def feed(
+        self, batch: Sightings, first: int, seq: int, out: list[Any], mark: Callable[[int], None]
+    ) -> tuple[int, int]:
+        """Puts the lines of the opens from the `first` item on into `out`, and tells their times,
+        as far as the short way goes: to which item, and the next line's number."""
+        chunk, items, reached = batch.chunk, batch.items, self._reached
+        for index in range(first, len(items)):
+            at = items[index]
+            if type(at) is not int:
+                return index, seq
+            call, pid, ret, ts, flags, mode, size, walked, based, last, resolve = _fields(chunk, at)
+            start = at + NAMES
+            middle = start + size
+            given = b""
+            place: _Place | None
+            if ret >= 0:
+                cut = middle + last
+                names = chunk[cut : middle + walked]
+                place = reached.get(names) or self._new_reached(names)
+                leaf = chunk[middle:cut]
+                given = chunk[start:middle]
+                if given == place.path + leaf:
+                    given = b""
+                elif given[:1] in b"/" or not walked or based:
+                    return index, seq
+            else:
+                place, leaf = self._missed_at(chunk, start, middle, based)
+                if place is None or walked or resolve:
+                    return index, seq
+            if call == _CREAT or b"\\" in leaf:
+                return index, seq
             try:
-                place = self._missed[base][folder]
-            except KeyError:
-                place = self._new_missed(base, folder)
-            leaf = chunk[cut:middle]
-            if place is None or leaf in _DOTS:
-                return LONG_WAY
-        if call == _CREAT or b"\\" in leaf:
-            return LONG_WAY
-        try:
-            name = leaf.decode()
-        except UnicodeDecodeError:
-            return LONG_WAY
-        key = flags if ret >= 0 else flags | -ret << 32
-        if resolve or flags & _CREATES:
-            key |= (resolve << 12 | (mode & 0o7777 if flags & _CREATES else 0)) << 64
-        ended = place.ended.get(key)
-        if ended is None:
-            ended = self._new_ended(place, key, flags, mode, resolve, ret)
+                name = leaf.decode()
+            except UnicodeDecodeError:
+                return index, seq
+            key = flags if ret >= 0 else flags | -ret << 32
+            if resolve or flags & _CREATES:
+                key |= (resolve << 12 | (mode & 0o7777 if flags & _CREATES else 0)) << 64
+            ended = place.ended.get(key)
             if ended is None:
-                return LONG_WAY
-        line, judge, see = ended
-        if judge is not None:
-            rule = judge(name)
-            if rule is not None:
-                return rule
-        see(name)
-        if '"' in name or not name.isprintable():
-            leaf = _encode(name)[1:-1]
-        out.append(line % (seq, pid, leaf, ret))
-        if given:
-            self.details += 1
-            path = _encode(path_text(given))
-            out.append(self._detail_line(self._details[call] % (seq, pid, path)))
-        mark(ts)
-        return None
+                ended = self._new_ended(place, key, flags, mode, resolve, ret)
+                if ended is None:
+                    return index, seq
+            line, judge, see = ended
+            if judge is not None:
+                rule = judge(name)
+                if rule is not None:
+                    self._drop(rule)
+                    continue
+            see(name)
+            if '"' in name or not name.isprintable():
+                leaf = _encode(name)[1:-1]
+            out.append(line % (seq, pid, leaf, ret))
+            if given:
+                self.details += 1
+                path = _encode(path_text(given))
+                out.append(self._detail_line(self._details[call] % (seq, pid, path)))
+            mark(ts)
+            seq += 1
+        return len(items), seq
+
+    def _missed_at(
+        self, chunk: bytes, start: int, middle: int, based: int
+    ) -> tuple[_Place | None, bytes]:
+        """What an open that failed was given: the folder, and the name in it."""
+        cut = chunk.rfind(b"/", start, middle) + 1 or start
+        folder, base = chunk[start:cut], chunk[middle : middle + based]
+        try:
+            place = self._missed[base][folder]
+        except KeyError:
+            place = self._new_missed(base, folder)
+        leaf = chunk[cut:middle]
+        return None if leaf in _DOTS else place, leaf
 
     def _new_reached(self, names: bytes) -> _Place:
         parts = names.split(b"\0")[-2:0:-1]

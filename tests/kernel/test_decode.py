@@ -40,7 +40,7 @@ def record(
     head = struct.pack(
         "<BBHIIiQIIQHHHHHHI",
         *(CALLS.index(call), 0, flags, 11, 10, ret, 99, opened, mode, extra),
-        *(*lengths, 0, resolve),
+        *(*lengths, parts[1].find(b"\0") if lengths[1] else 0, resolve),
     )
     body = struct.pack("<II", len(head) + len(data), 0) + head + data
     return body + bytes(-len(body) % 8)

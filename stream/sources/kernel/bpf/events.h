@@ -27,7 +27,7 @@ struct event {
     u32 open_flags, mode;
     u64 extra;  // size; uid and gid; fork's child; exit's status; the request of io_uring
     u16 lengths[SECTIONS];
-    u16 unused;
+    u16 leaf;  // of RESOLVED, the bytes of its first name
     u32 resolve;
     char data[32768 - HEADER - 72];
     u32 end, letter;  // from here on it stays in the kernel
@@ -139,7 +139,7 @@ static __always_inline void begin(struct event *e, u8 call, u32 scope)
     e->open_flags = e->mode = e->resolve = 0;
     e->extra = 0;
     e->lengths[PATH] = e->lengths[RESOLVED] = e->lengths[BASE] = 0;
-    e->lengths[TO_PATH] = e->lengths[TO_BASE] = e->unused = 0;
+    e->lengths[TO_PATH] = e->lengths[TO_BASE] = e->leaf = 0;
 }
 
 static __always_inline struct event *begin_long(u32 slot, u8 call, u32 scope)

@@ -110,7 +110,7 @@ struct walker {
     struct dentry *dentry;
     struct mount *mount;
     struct place_of place;  // of that mount
-    u32 start, flag;
+    u32 start, flag, leaf;
 };
 
 // One name, or one mount that is left behind. 1: done; `flag` says what is wrong with it.
@@ -149,6 +149,8 @@ static int step(u32 number, struct walker *w)
         n = bpf_probe_read_kernel_str(&e->data[at], NAME_ROOM, own.name);
     if (n <= 0)
         return 1;
+    if (at == w->start)
+        w->leaf = n - 1;
     *end = at + n;
     w->dentry = own.parent;
     return 0;
@@ -164,7 +166,7 @@ __attribute__((noinline)) int walk(u32 slot, u32 section, u64 dentry, u64 vfsmou
     struct mount *m = (void *)vfsmount - bpf_core_field_offset(struct mount, mnt);
     volatile u32 *end = &e->end;
     u32 start = *end;
-    struct walker w = {e, (void *)dentry, m, {}, start, WALK_CUT};
+    struct walker w = {e, (void *)dentry, m, {}, start, WALK_CUT, 0};
     read_place(&w.place, m);
     bpf_loop(WALK_STEPS, step, &w, 0);
     if (w.flag) {
@@ -180,6 +182,8 @@ __attribute__((noinline)) int walk(u32 slot, u32 section, u64 dentry, u64 vfsmou
     u32 length = *end - start;
     if (section < SECTIONS)
         e->lengths[section] = length;
+    if (section == RESOLVED)
+        e->leaf = w.leaf;
     return length;
 }
 
