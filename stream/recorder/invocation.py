@@ -192,8 +192,7 @@ class Invocation:
                 f"{_name(self._interrupts.numbers[0])} came before it was started",
             )
             return
-        if self._cgroup is None:  # should the guard be killed, its orphans come to us
-            Reaper.get()
+        Reaper.get()  # should the guard be killed, its orphans come to us
         self.ending.started = time.monotonic_ns()
         self._guard.tell(order)
         self._interrupts.listen(self._pass_on)
@@ -253,16 +252,9 @@ class Invocation:
                 await self._exited(-signal.SIGKILL, time.time_ns())
 
     def _end_orphans(self) -> list[str]:
-        """Without the guard they are in its group still, or have come to us."""
-        if self._cgroup is None:
-            return Reaper.get().strays()
-        names = [str(process) for process in map(read_process, self._cgroup.members()) if process]
-        deadline = time.monotonic() + GIVE_UP
-        while self._cgroup.members() and time.monotonic() < deadline:
-            self._cgroup.kill()
-            time.sleep(0.001)
-        self._cgroup.remove()
-        return names
+        """Without the guard they are in its group still, or have come to us, or both."""
+        names = [] if self._cgroup is None else _end_group(self._cgroup)
+        return names + Reaper.get().strays()
 
     async def _heed(self, report: Report) -> None:
         if isinstance(report, Started):
@@ -295,6 +287,17 @@ class Invocation:
         self.ending.ended, self.ending.ended_wall = now, time.time_ns()
         self.ending.exit_code, self.ending.not_started = code, reason
         await self._on_exit(self.ending)
+
+
+def _end_group(cgroup: Cgroup) -> list[str]:
+    names = [str(process) for process in map(read_process, cgroup.members()) if process]
+    deadline = time.monotonic() + GIVE_UP
+    while cgroup.members() and time.monotonic() < deadline:
+        cgroup.kill()
+        Reaper.get().let_go()  # who has ended is a member until somebody asks how
+        time.sleep(0.001)
+    cgroup.remove()
+    return names
 
 
 def _name(number: int) -> str:

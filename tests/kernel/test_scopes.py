@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 from anyio import create_task_group, to_thread
 
@@ -203,3 +205,29 @@ async def test_two_feeds_do_not_see_each_other(
         tasks.start_soon(one, 1)
     assert len(both[0]) == len(both[1])
     assert os.path.exists(place / "0" / "two")  # noqa: PTH110
+
+
+def test_who_lives_on_when_the_watch_ends_is_said_to(place: Path) -> None:
+    """Whatever they do then is seen by nobody."""
+    begun, says = os.pipe()
+    batches: Items = []
+
+    async def work(feed: EbpfFeed) -> None:
+        await to_thread.run_sync(os.read, begun, 1)
+        feed.end()
+        await collect(feed, batches)
+
+    with guarding(says) as guard:
+        feed = EbpfFeed.open(guard=guard.pid, cgroup=guard.cgroup)
+        try:
+            guard.start(place, "sh", "-c", "sleep 1000 & echo; exec sleep 1000")
+            anyio.run(work, feed)
+        finally:
+            feed.close()
+            for pid in {event.pid for event in sorted_out(batches, 0).of("exec")}:
+                os.kill(pid, signal.SIGKILL)
+            guard.wait()
+            for end in (begun, says):
+                os.close(end)
+    capture = sorted_out(batches, 0).capture
+    assert capture.unknown_loss == "processes that lived on, unwatched: 2"

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from stream.recorder.cgroup import own_group
 from stream.sources.kernel.ebpf import probe_ebpf
 from stream.sources.kernel.strace import probe_strace
 from tests.cli.command import PATIENCE, Place, processes_naming
@@ -323,3 +324,30 @@ def test_an_agent_that_says_too_much(place: Place) -> None:
     run = recorded(place, "ebpf", f"seq -f '{said}' 0 100006 >$ASSAY_RUNNER_SDK_EVENT_LOG")
     assert "incomplete: 7 events of the SDK layer, which keeps 100000" in run.done.err
     assert not rules(place, run)
+
+
+@pytest.mark.parametrize("feed", ["off", "ebpf"])
+def test_who_leaves_the_group_does_not_outlive_the_guard(place: Place, feed: str) -> None:
+    """A descendant that is in no group of the run and hangs on nobody when the guard is killed."""
+    group = own_group()
+    if os.geteuid() or group is None:
+        pytest.skip("leaving a control group takes root and version 2")
+    if feed == "ebpf" and probe_ebpf():
+        pytest.skip(probe_ebpf())
+    leaves = place.root / "leaves"
+    leaves.write_text(f"echo $$ >{group}/cgroup.procs\n: >left\nsleep 1000\n:\n")
+    agent = (
+        f"(setsid bash {leaves} &) </dev/null >leaves.out 2>&1\n"
+        "until [ -e left ]; do :; done; kill -9 $PPID; wait"
+    )
+    how = ("--kernel", feed, "--run-id", "run", "--workspace", "empty", "--no-wrap")
+    done = place.stream("observe", *how, "--", "bash", "-c", agent)
+    assert done.code == 137, done.err
+    assert not processes_naming(str(place.root))
+    if feed == "ebpf":
+        details = records(only_run(place, done).folder / "layers/kernel-ext.ndjson")
+        pids = {
+            call: {one["pid"] for one in details if one["call"] == call}
+            for call in ("exec", "exit")
+        }
+        assert pids["exec"] <= pids["exit"]

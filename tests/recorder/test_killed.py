@@ -26,10 +26,9 @@ STUBBORN = """
 echo begun
 printf '%s' "$1" > note
 git --version
-sleep 1000 "$1" &
-setsid sleep 1000 "$1" &
+sh -c 'sleep 1000; :' "$1" &
+setsid sh -c 'sleep 1000; :' "$1" &
 (setsid sh -c 'trap "" TERM HUP; sleep 1000; :' "$1" &)
-sleep 1000 "$1"
 """
 QUICK = "echo begun; printf note > note; git --version"
 

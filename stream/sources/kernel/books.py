@@ -50,6 +50,7 @@ def capture_of(
     decoder: Decoder,
     *,
     misses: int,
+    living: int,
     ring_bytes: int,
     sees_uring: bool,
     cgroup: Path | None,
@@ -62,7 +63,7 @@ def capture_of(
         seen=sum(books.seen),
         misses=misses,
         lost_forks=books.lost_forks,
-        unknown_loss=_unknown_loss(books, decoder),
+        unknown_loss=_unknown_loss(books, decoder, living),
         before_exec=decoder.before_exec,
         scopes=decoder.scopes,
         uring=_uring(books, decoder, sees_uring),
@@ -72,11 +73,14 @@ def capture_of(
     return capture
 
 
-def _unknown_loss(books: Books, decoder: Decoder) -> str:
+def _unknown_loss(books: Books, decoder: Decoder, living: int) -> str:
+    """`living`: processes of the run, which nobody watches any more."""
     if decoder.got + books.lost != sum(books.seen):
         return "the kernel's books do not balance"
     if books.foreign:
         return f"{books.foreign} calls were made in a way that is not followed on this machine"
+    if living:
+        return f"processes that lived on, unwatched: {living}"
     return ""
 
 

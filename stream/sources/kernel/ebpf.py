@@ -112,6 +112,7 @@ class EbpfFeed:
             books,
             self._decoder,
             misses=self._loaded.misses(),
+            living=self._loaded.count("tree"),
             ring_bytes=self._ring_bytes,
             sees_uring=self._sees_uring,
             cgroup=self._cgroup,

@@ -17,7 +17,7 @@ from pathlib import Path
 from stream.errors import FeedError
 
 _CALL = {"x86_64": 321, "aarch64": 280}
-_MAP_CREATE, _LOOKUP, _UPDATE, _LOAD, _RUN, _INFO, _ATTACH = 0, 1, 2, 5, 10, 15, 17
+_MAP_CREATE, _LOOKUP, _UPDATE, _NEXT, _LOAD, _RUN, _INFO, _ATTACH = 0, 1, 2, 4, 5, 10, 15, 17
 _ARRAY, _SYSCALL_PROGRAM, _SLEEPABLE = 2, 31, 16
 _ATTRIBUTES = 144  # bytes: as many as any of these calls reads
 _MISSES = 208  # where bpf_prog_info has the runs that were skipped
@@ -59,6 +59,17 @@ class Loaded:
         key, value = ctypes.create_string_buffer(4), ctypes.create_string_buffer(size)
         _bpf(_LOOKUP, _element(self.maps[name], key, value))
         return value.raw
+
+    def count(self, name: str) -> int:
+        """How many keys, of four bytes each, there are."""
+        key, after = None, ctypes.create_string_buffer(4)
+        found = 0
+        while True:
+            try:
+                _bpf(_NEXT, _element(self.maps[name], key, after))
+            except FileNotFoundError:
+                return found
+            key, found = ctypes.create_string_buffer(after.raw[:4], 4), found + 1
 
     def write(self, name: str, data: bytes) -> None:
         _write(self.maps[name], data)
@@ -184,9 +195,10 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def _element(
-    fd: int, key: ctypes.Array[ctypes.c_char], value: ctypes.Array[ctypes.c_char]
+    fd: int, key: ctypes.Array[ctypes.c_char] | None, value: ctypes.Array[ctypes.c_char]
 ) -> bytes:
-    return struct.pack("<IIQQQ", fd, 0, ctypes.addressof(key), ctypes.addressof(value), 0)
+    at = 0 if key is None else ctypes.addressof(key)
+    return struct.pack("<IIQQQ", fd, 0, at, ctypes.addressof(value), 0)
 
 
 def _bpf(command: int, attributes: bytes) -> int:
