@@ -42,7 +42,7 @@ static __always_inline int on_mount(struct task_struct *task)
 
 // What a walk needs of a name, and of a mount, lies close together: one read instead of several.
 // A short name lies in its dentry, behind the pointer that leads to it.
-#define SHORT 40  // bytes, with the NUL
+#define SHORT 24  // bytes, with the NUL
 struct name_of {
     void *hashed;
     struct dentry *parent;
