@@ -44,6 +44,12 @@ def test_a_ring_that_is_too_small(programs: Path, place: Path, attempt: int) -> 
     assert capture.seen == share + 1 + 2 + 3
     assert capture.dropped > 0
     assert capture.got + capture.dropped == capture.seen
+    if recorded.capture.scopes.get("both"):
+        assert capture.cgroup == "partial"
+        lost = f"{capture.dropped} events were lost, and whose they were"
+        assert lost in capture.cgroup_reasons
+    else:
+        assert capture.cgroup == "failed"
     assert len(recorded.events) == capture.got
     assert sum(gap.lost for gap in recorded.gaps) == capture.dropped
     assert {gap.reason for gap in recorded.gaps} == {"the ring was full"}
