@@ -371,6 +371,23 @@ def test_threads_are_of_their_process(run: Run, tmp_path: Path) -> None:
 
 
 @NEEDED
+def test_threads_that_share_their_descriptors(run: Run, tmp_path: Path) -> None:
+    """Another one may have put another file there; by its own name nothing is gained."""
+    (tmp_path / "given").touch()
+    (tmp_path / "link").symlink_to("given")
+    body = 'open("link", 0); open(name, 0); unlink("x"); return 0;'
+    threaded = (
+        f"void *work(void *name) {{ {body} }}"
+        "int main(int n, char **w) { pthread_t t; work(w[1]);"
+        " pthread_create(&t, 0, work, w[1]); pthread_join(t, 0); work(w[1]); }"
+    )
+    traced = run(program(threaded, tmp_path), tmp_path / "given").check()
+    opened = [event for event in traced.of("openat") if event["ret"] > 0]
+    told = [event.get("marks") for event in opened if event["path"].endswith(("link", "/given"))]
+    assert told == [None, None, ["shared_files"], None, None, None]
+
+
+@NEEDED
 def test_a_thread_that_executes(run: Run, tmp_path: Path) -> None:
     """It becomes the process. With a filter, strace misses one call, and that is said."""
     traced = run(program(THREAD_EXEC, tmp_path))

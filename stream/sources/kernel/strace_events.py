@@ -114,6 +114,8 @@ def make_event(ts: int, task: Task, tid: int, call: str, told: Told, result: Res
         _reach(event, told.fd, "fd" in told.gone)
     elif told.path == "" and told.dir not in (None, OWN):
         _reach(event, told.dir, "dir" in told.gone)
+    if task.descriptors.users > 1 and event.resolved not in (None, event.path):
+        add_mark(event, "shared_files")
     if _is_foreign(event.path, event.base) or _is_foreign(event.to_path, event.to_base):
         add_mark(event, "other_mounts")
     return event
