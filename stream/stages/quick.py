@@ -23,6 +23,7 @@ _CREATES = CREATE | TMPFILE
 _CREAT = OPENS.index("creat")  #: the one open whose flags are not an argument
 _FIRST_ERROR = 4095  #: what lies below is no result of a call, or of one that starts again
 _NO_RESULT = range(-516, -511)
+_BOTH = 3  #: of the flags in the ring: no mark
 _DOTS = (b"", b".", b"..")
 #: Their names may lead elsewhere, which a text does not show.
 _VIEWS = ("/proc/", "/dev/")
@@ -77,17 +78,21 @@ class QuickOpens:
     ) -> tuple[int, int]:
         """Puts the lines of the opens from the `first` item on into `out`, and tells their times,
         as far as the short way goes: to which item, and the next line's number."""
-        chunk, items, reached = batch.chunk, batch.items, self._reached
+        chunk, items, reached, fields = batch.chunk, batch.items, self._reached, _fields
         for index in range(first, len(items)):
             at = items[index]
             if type(at) is not int:
                 return index, seq
-            call, pid, ret, ts, flags, mode, size, walked, based, last, resolve = _fields(chunk, at)
+            call, scope, pid, ret, ts, flags, mode, size, walked, based, last, resolve = fields(
+                chunk, at
+            )
             start = at + NAMES
             middle = start + size
             given = b""
             place: _Place | None
             if ret >= 0:
+                if not walked or based:
+                    return index, seq
                 cut = middle + last
                 names = chunk[cut : middle + walked]
                 place = reached.get(names) or self._new_reached(names)
@@ -95,11 +100,11 @@ class QuickOpens:
                 given = chunk[start:middle]
                 if given == place.path + leaf:
                     given = b""
-                elif given[:1] in b"/" or not walked or based:
+                elif given[:1] in b"/" or scope != _BOTH:
                     return index, seq
             else:
                 place, leaf = self._missed_at(chunk, start, middle, based)
-                if place is None or walked or resolve:
+                if place is None or walked or resolve or scope != _BOTH:
                     return index, seq
             if call == _CREAT or b"\\" in leaf:
                 return index, seq
