@@ -45,6 +45,7 @@ _OPERATIONS: tuple[tuple[int, OperationFlag], ...] = (
     (EXCLUSIVE, "exclusive"),
 )
 _PEER_TYPES = {CONNECT: LOCAL_CONNECT, SENDTO: LOCAL_SEND, SENDMSG: LOCAL_SEND}
+_LOCAL = ("unix:", "netlink", "unspec")  #: how peers begin that no network leads to
 _WITH_PEER = {*_PEER_TYPES, LOCAL_CONNECT, LOCAL_SEND, CONNECT_BLOCKED}
 #: With one of these marks nobody knows which file it was, or what has its name elsewhere.
 UNSURE = {"unreachable", "walk_cut", "fault", "truncated", "other_mounts"}
@@ -134,8 +135,8 @@ def is_literal(event: RawEvent, value: str) -> bool:
 
 
 def with_peer(event: RawEvent, event_type: int) -> int:
-    """Peers that are no IP address have types of their own."""
-    if not event.peer or event.peer[0] in "[0123456789":
+    """Peers on this machine, and none at all, have types of their own."""
+    if not event.peer or not event.peer.startswith(_LOCAL):
         return event_type
     return _PEER_TYPES.get(event_type, event_type)
 
@@ -181,6 +182,7 @@ def detail_of(
         pid=event.pid,
         call=event.call,
         path=None if is_said else event.path,
+        base=event.base if is_open and value is None else None,
         to_path=named_second(event) or event.to_path,
         resolved=event.resolved if event_type == EXEC or event.resolved != value else None,
         return_value=None if is_open else event.ret,

@@ -200,7 +200,8 @@ class Normalize:
         """The value, and the rule, of an open that failed or of which not all is known."""
         is_done = event.ret is not None and event.ret >= 0
         value = event.resolved if is_done else None
-        value = value or named(event)
+        if value is None and not (is_done and "uring" in event.marks):  # which nobody followed
+            value = named(event)
         if not form.is_read or value is None or not UNSURE.isdisjoint(event.marks):
             return value, None
         if is_done:
