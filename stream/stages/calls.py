@@ -45,7 +45,8 @@ _OPERATIONS: tuple[tuple[int, OperationFlag], ...] = (
     (EXCLUSIVE, "exclusive"),
 )
 _PEER_TYPES = {CONNECT: LOCAL_CONNECT, SENDTO: LOCAL_SEND, SENDMSG: LOCAL_SEND}
-_LOCAL = ("unix:", "netlink", "unspec")  #: how peers begin that no network leads to
+#: Others than these go out of the machine, or may: packets, virtual machines, radio.
+_LOCAL_PEERS = ("unix:", "netlink", "unspec", "af38:")  # the last one: the kernel's own ciphers
 _WITH_PEER = {*_PEER_TYPES, LOCAL_CONNECT, LOCAL_SEND, CONNECT_BLOCKED}
 #: With one of these marks nobody knows which file it was, or what has its name elsewhere.
 UNSURE = {"unreachable", "walk_cut", "fault", "truncated", "other_mounts"}
@@ -135,8 +136,8 @@ def is_literal(event: RawEvent, value: str) -> bool:
 
 
 def with_peer(event: RawEvent, event_type: int) -> int:
-    """Peers on this machine, and none at all, have types of their own."""
-    if not event.peer or not event.peer.startswith(_LOCAL):
+    """Peers on the same machine that have no IP address have types of their own."""
+    if event.peer is None or not event.peer.startswith(_LOCAL_PEERS):
         return event_type
     return _PEER_TYPES.get(event_type, event_type)
 

@@ -436,6 +436,7 @@ def test_a_file_that_was_opened_by_its_handle() -> None:
         (raw("sendto", ret=1, peer="af17:00"), 6, "af17:00"),
         (raw("sendmsg", ret=1, peer="af17:"), 7, "af17:"),
         (raw("sendto", ret=1, peer="unspec"), 1016, "unspec"),
+        (raw("sendmsg", ret=1, peer="af38:00"), 1016, "af38:00"),
         (raw("exec", path="bin/x", base="/srv", resolved="/bin/busybox"), 4, "/srv/bin/x"),
         (raw("execve", ret=-2, path="/x"), 1011, "/x"),
         (raw("execveat", ret=-2, path="x", base="/srv"), 1011, "/srv/x"),
