@@ -99,8 +99,9 @@ def _cgroup_faults(capture: RawCapture, gathered: Gathering) -> Iterator[str]:
     others = [scope for scope in (*capture.scopes, *gathered.scopes()) if scope != "both"]
     if is_clean and capture.feed == "strace":
         yield "$.capture.cgroup: clean, and strace sees the process tree only"
-    if is_clean and (others or capture.lost_forks or capture.misses):
+    if is_clean and (others or capture.lost_forks or capture.misses or capture.dropped):
         what = f"events of the scope {others[0]!r}" if others else "processes not followed"
+        what = "events lost" if capture.dropped else what
         yield f"$.capture.cgroup: clean, and there are {what}"
     if is_clean and capture.cgroup_reasons:
         yield "$.capture.cgroup_reasons: clean, and there are reasons why not"
@@ -116,7 +117,8 @@ def _feed_faults(capture: RawCapture, gathered: Gathering) -> Iterator[str]:
         yield f"$.capture.ring_bytes: no ring of eBPF has {size} bytes"
     if capture.feed == "strace" and size:
         yield "$.capture.ring_bytes: strace has no ring"
-    if bool(gathered.urings) != (capture.uring in ("seen", "hole")):
+    # Whoever inherits one may use it unseen without having set it up.
+    if capture.uring != "hole" and bool(gathered.urings) != (capture.uring == "seen"):
         yield f"$.capture.uring: {capture.uring!r}, and {gathered.urings} were set up"
     if capture.uring == "unknown" and not capture.dropped:
         yield "$.capture.uring: it is not known, and nothing was lost"

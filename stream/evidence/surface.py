@@ -68,7 +68,6 @@ _CHANGES = {
 _BLOCKED = "blocked"
 _EFAULT = 14
 _CUT: set[Mark] = {"walk_cut", "fault", "truncated"}  #: what there is was not seen to its end
-_SENDS = {SENDTO, SENDMSG, LOCAL_SEND}
 _TWO_PATHS = {RENAME, LINK}  #: of a symlink the second is the value
 _WAYS = tuple(
     dict.fromkeys(
@@ -293,8 +292,6 @@ def _is_unnamed(event: KernelEvent, detail: KernelDetail | None) -> bool:
     if detail is None:
         return False
     result = event.return_value if kind == OPEN else detail.return_value
-    if kind in _SENDS and "first_only" in detail.marks:
-        return result is UNSET or result is None or result >= 0
     is_named = value is not None
     if kind in _TWO_PATHS:
         is_named &= detail.to_path is not None and detail.to_path.startswith("/")

@@ -30,7 +30,8 @@ Mark = Literal[
     "unreachable",  # the file had no name any more, or lies in a detached mount
     "compat",  # a 32-bit system call
     "uring",  # by way of io_uring
-    "first_only",  # of several messages only the first one's peer was looked at
+    # others have the same descriptors, and may have put another file in the place of this one
+    "shared_files",
     "thread_exec",  # executed by a thread that was not the first
     "other_root",  # its process has another root (chroot) than the run began with
     "other_mounts",  # mounts are not those that the run began with: any file may have any name

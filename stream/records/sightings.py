@@ -17,8 +17,9 @@ from stream.records.kernel import RawCapture, RawEvent
 Telemetry: TypeAlias = RawEvent | Gap | RawCapture
 #: By the number that they have in the ring.
 OPENS = ("", "open", "creat", "openat", "openat2")
-#: An open: call, pid, result, time, flags, mode, bytes of its path, walk and base, resolve.
-OPEN_FIELDS = struct.Struct("<8xB7xIiQII8xHHH6xI")
+#: An open: call, flags of the record, pid, result, time, flags, mode, bytes of its path, walk and
+#: base, resolve.
+OPEN_FIELDS = struct.Struct("<8xBxH4xIiQII8xHHH6xI")
 NAMES = 64  #: behind the fields: the path as it was given, the walk from leaf to root, the base
 
 

@@ -49,7 +49,9 @@ _PEER_TYPES = {CONNECT: LOCAL_CONNECT, SENDTO: LOCAL_SEND, SENDMSG: LOCAL_SEND}
 _LOCAL_PEERS = ("unix:", "netlink", "unspec", "af38:")  # the last one: the kernel's own ciphers
 _WITH_PEER = {*_PEER_TYPES, LOCAL_CONNECT, LOCAL_SEND, CONNECT_BLOCKED}
 #: With one of these marks nobody knows which file it was, or what has its name elsewhere.
-UNSURE = {"unreachable", "walk_cut", "fault", "truncated", "other_mounts"}
+UNSURE = {"unreachable", "walk_cut", "fault", "truncated", "other_mounts", "shared_files"}
+#: Rules for places where only root puts anything.
+ROOTS_RULES = {"loader", "locale", "proc", "sys"}
 
 
 class OpenForm(Struct):

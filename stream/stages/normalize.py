@@ -3,8 +3,8 @@
 Out come lines of layers/kernel.ndjson (plain bytes) and, right behind the line that they belong
 to, lines of layers/kernel-ext.ndjson (`DetailLine`). Gaps stay where they stood, and so do the
 feed's books. What is left out is left out by a rule, and counted by it: reads of a loader and a
-runtime, by the table in `noise`; results that are none, because the call was restarted; writes
-to the watched streams, which only place the agent's own words among the events.
+runtime, by the table in `noise`; writes to the watched streams, which only place the agent's own
+words among the events.
 
 Lines of other contracts pass, but for `is_alone`, the file of one feed, where they are rejected.
 """
@@ -34,6 +34,7 @@ from stream.records.sightings import Sightings
 from stream.stages.calls import (
     ENOENT,
     ENOTDIR,
+    ROOTS_RULES,
     UNSURE,
     OpenForm,
     detail_of,
@@ -47,9 +48,8 @@ from stream.stages.noise import Judge, is_straight, judge_of
 from stream.stages.quick import LONG_WAY, QuickOpens
 
 DEFAULT_RUN_ID = "run"
-WROTE, RESTARTED = "wrote", "restarted"  #: counted beside the rules of `noise`
-NO_EVENTS = (WROTE, RESTARTED)  #: nothing that the run did, or not yet
-_RESTARTS = range(-516, -511)  #: what the kernel says to itself, never to a program
+WROTE = "wrote"  #: counted beside the rules of `noise`
+NO_EVENTS = (WROTE,)  #: nothing that the run did
 _MOST_KNOWN = 50_000  #: folders, and forms of opens: a stream of many forgets and learns again
 
 _DOTS = ("", ".", "..")
@@ -144,9 +144,7 @@ class Normalize:
                 self._add_aside(event, out)
                 continue
             event_type = EVENT_TYPES.get(event.call)
-            if event.ret is not None and event.ret in _RESTARTS:
-                self._drop(RESTARTED)
-            elif event_type == OPEN:
+            if event_type == OPEN:
                 self._add_open(event, out)
             elif event_type is not None:
                 self._add_call(event, event_type, out)
@@ -205,6 +203,8 @@ class Normalize:
         value = event.resolved if is_done else None
         if value is None and not (is_done and "uring" in event.marks):  # which nobody followed
             value = named(event)
+        if form.is_read and value is not None and event.marks == ["shared_files"]:
+            return value, self._judge_both(value, event.path)
         if not form.is_read or value is None or not UNSURE.isdisjoint(event.marks):
             return value, None
         if is_done:
@@ -213,6 +213,14 @@ class Normalize:
             return value, None
         is_plain = is_straight(f"/{event.path}", value)
         return value, self._noise(value, is_reached=False) if is_plain else None
+
+    def _judge_both(self, reached: str, given: str | None) -> str | None:
+        """The rule, if what was named and what was found behind the descriptor later fall under
+        it, and nobody but root could have put a link there."""
+        if given is None or not given.startswith("/") or not is_straight(given, given):
+            return None
+        rule = self._noise(reached)
+        return rule if rule in ROOTS_RULES and rule == self._noise(given) else None
 
     def _add_call(self, event: RawEvent, event_type: int, out: list[Normalized]) -> None:
         event_type = with_peer(event, event_type)

@@ -23,6 +23,7 @@ _CREATES = CREATE | TMPFILE
 _CREAT = OPENS.index("creat")  #: the one open whose flags are not an argument
 _FIRST_ERROR = 4095  #: what lies below is no result of a call, or of one that starts again
 _NO_RESULT = range(-516, -511)
+_BOTH = 3  #: of the flags in the ring: no mark
 _DOTS = (b"", b".", b"..")
 #: Their names may lead elsewhere, which a text does not show.
 _VIEWS = ("/proc/", "/dev/")
@@ -72,7 +73,7 @@ class QuickOpens:
     def add(
         self, chunk: bytes, at: int, seq: int, out: list[Any], mark: Callable[[int], None]
     ) -> str | None:
-        call, pid, ret, ts, flags, mode, size, walked, based, resolve = _fields(chunk, at)
+        call, scope, pid, ret, ts, flags, mode, size, walked, based, resolve = _fields(chunk, at)
         start = at + NAMES
         middle = start + size
         given = b""
@@ -87,10 +88,10 @@ class QuickOpens:
             given = chunk[start:middle]
             if given == place.path + leaf:
                 given = b""
-            elif given[:1] in b"/":
+            elif given[:1] in b"/" or scope != _BOTH:
                 return LONG_WAY
         else:
-            if walked or resolve:
+            if walked or resolve or scope != _BOTH:
                 return LONG_WAY
             cut = chunk.rfind(b"/", start, middle) + 1 or start
             folder, base = chunk[start:cut], chunk[middle : middle + based]

@@ -102,6 +102,7 @@ def rich(capture: RawCapture = CAPTURE, *, lost: int = 0) -> Files:
     if lost:
         beside.append(encode(Gap(source="ebpf", lost=lost, reason="full", unit="events")))
         capture = replace(capture, dropped=lost, seen=capture.seen + lost)
+        capture = replace(capture, cgroup="partial", cgroup_reasons=["events were lost"])
     call: dict[str, Any] = {"source": "agent", "tool_call_id": "c1", "tool": "Bash"}
     told: dict[str, Any] = {"source": "gate", "source_event_type": "assay.tool.decision"}
     named: dict[str, Any] = {"sdk_name": "sdk", "sdk_version": "1"}
@@ -216,7 +217,6 @@ WORDS = {
     "run_finished": "run_failed",
     "walk_cut": "fault",
     "loader": "locale",
-    "wrote": "restarted",
     "both": "tree",
     "openat": "openat2",
     "fchmod": "chmod",
@@ -280,7 +280,6 @@ FREE = {
     # What the feed and the stage behind it know alone.
     (COMPANION_FILE, ".capture.ring_bytes"),  # another power of two
     (COMPANION_FILE, ".filtered{}"),  # by which rule: how many there were in all is known
-    (COMPANION_FILE, ".aside{}"),
 }
 
 
@@ -372,6 +371,7 @@ UNBALANCED: list[tuple[str, dict[str, Any]]] = [
     ("cgroup_reasons", {"cgroup": "partial"}),
     ("cgroup", {"lost_forks": 1}),
     ("cgroup", {"misses": 1}),
+    ("cgroup", {"dropped": 1, "seen": CAPTURE.seen + 1}),
     ("reason", {"reason": "no BTF"}),
     ("ring_bytes", {"ring_bytes": 0}),
     ("ring_bytes", {"ring_bytes": 3000}),

@@ -13,10 +13,13 @@ from anyio import create_memory_object_stream, create_task_group, fail_after, to
 from stream.pipeline import Batch
 from stream.records.control import Gap
 from stream.records.kernel import RawEvent
+from stream.sources.kernel.books import Books, capture_of
+from stream.sources.kernel.decode import Decoder
 from stream.sources.kernel.ebpf import STEP, EbpfFeed
 from stream.sources.kernel.ring import PAGE
 from stream.sources.kernel.watch import Watch
 from tests.kernel.rig import guarding, record, run, told
+from tests.kernel.test_decode import record as record_of
 
 pytestmark = pytest.mark.usefixtures("kernel_feed")
 
@@ -44,6 +47,12 @@ def test_a_ring_that_is_too_small(programs: Path, place: Path, attempt: int) -> 
     assert capture.seen == share + 1 + 2 + 3
     assert capture.dropped > 0
     assert capture.got + capture.dropped == capture.seen
+    if recorded.capture.scopes.get("both"):
+        assert capture.cgroup == "partial"
+        lost = f"{capture.dropped} events were lost, and whose they were"
+        assert lost in capture.cgroup_reasons
+    else:
+        assert capture.cgroup == "failed"
     assert len(recorded.events) == capture.got
     assert sum(gap.lost for gap in recorded.gaps) == capture.dropped
     assert {gap.reason for gap in recorded.gaps} == {"the ring was full"}
@@ -105,6 +114,29 @@ async def test_a_gap_stands_where_the_loss_was(
     assert capture.got + capture.dropped == capture.seen
     assert before[0] < gaps[0]
     assert gaps[0] < after[-1]
+
+
+@pytest.mark.parametrize(
+    ("records", "unseen", "sees", "known"),
+    [
+        (b"", 0, True, "unused"),
+        (b"", 2, True, "hole"),
+        (b"", 2, False, "hole"),
+        (record_of("io_uring_setup"), 0, True, "seen"),
+        (record_of("io_uring_setup"), 1, True, "hole"),
+        (record_of("io_uring_setup", ret=-38), 0, True, "unused"),
+        (record_of("openat", b"/x", flags=512 | 3), 0, True, "hole"),
+    ],
+)
+def test_what_is_known_of_io_uring(records: bytes, unseen: int, sees: bool, known: str) -> None:
+    """A ring that was inherited was set up where nobody looked."""
+    decoder = Decoder()
+    decoder.decode(records)
+    books = Books(0, 0, 0, unseen, (decoder.got,), (0,) * 16)
+    capture = capture_of(
+        books, decoder, misses=0, ring_bytes=PAGE, sees_uring=sees, cgroup=None, guard=1
+    )
+    assert capture.uring == known
 
 
 WRITES = [("stdout", 3), ("stdout", 9), ("stdout", 9), ("stdout", 5), ("stdout", 8), ("stdout", 6)]

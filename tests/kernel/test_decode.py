@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,6 +107,44 @@ def test_results_of_io_uring_find_their_requests() -> None:
     assert decoder.scopes == {"both": 3}
 
 
+@pytest.mark.parametrize("ret", range(-516, -511))
+@pytest.mark.parametrize("call", ["openat", "connect", "execve"])
+def test_what_a_signal_interrupted_has_no_result(call: str, ret: int) -> None:
+    [first, second], _ = Decoder().events(record("exec", b"/x", ret=0) + record(call, b"", ret=ret))
+    assert (first.ret, second.call, second.ret) == (0, call, None)
+
+
+def test_another_file_may_have_been_put_in_its_place() -> None:
+    [same, other], _ = Decoder().events(
+        record("openat", b"/a", b"a\0", flags=3 | 1024)
+        + record("openat", b"/b", b"a\0", flags=3 | 1024)
+    )
+    assert (same.marks, other.marks) == ([], ["shared_files"])
+
+
 @given(st.binary(max_size=128))
 def test_no_address_is_too_odd(address: bytes) -> None:
     assert (peer_text(address) is None) == (len(address) < 2)
+
+
+INET, INET6, PACKET = 2, 10, 17
+NO_FAMILY = bytes((0, 0, 0, 53, 127, 0, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("address", "family", "text"),
+    [
+        (NO_FAMILY, 0, "127.0.0.1:53"),
+        (NO_FAMILY, INET, "127.0.0.1:53"),
+        (NO_FAMILY, INET6, None),
+        (NO_FAMILY[:6], INET, None),
+        (NO_FAMILY, PACKET, "af17:00357f000001"),
+        (b"\1\0/x", PACKET, "af17:2f78"),
+        (b"\1\0/x", 1, "unix:/x"),
+    ],
+)
+def test_sends_are_read_as_their_socket_reads_them(
+    address: bytes, family: int, text: str | None
+) -> None:
+    assert peer_text(address, is_send=True, family=family) == text
+    assert peer_text(NO_FAMILY) == "unspec"

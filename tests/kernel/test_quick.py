@@ -42,7 +42,7 @@ def opens(draw: st.DrawFn) -> bytes:
         draw(CALLS),
         path,
         walked([*folder, name]) if ret >= 0 else b"",
-        flags=draw(st.sampled_from((3, 3, 3, 2, 1, 3 | 64, 3 | 128))),
+        flags=draw(st.sampled_from((3, 3, 3, 2, 1, 3 | 64, 3 | 128, 3 | 1024, 3 | 1024))),
         ret=ret,
         opened=draw(st.sampled_from(FLAGS)),
         mode=draw(st.sampled_from((0, 0o644, 0o170777))),

@@ -86,7 +86,7 @@ def test_halves_are_joined() -> None:
     ]
 
 
-def test_a_half_that_never_resumes_is_no_event() -> None:
+def test_a_half_that_never_resumes_has_no_result() -> None:
     lines = reader()
     items = lines.feed(
         written(
@@ -97,9 +97,14 @@ def test_a_half_that_never_resumes_is_no_event() -> None:
             "3 ???() = ?",
         )
     )
-    assert calls(items) == [event(1, "exit", status=9), event(2, "exit")]
+    assert calls(items) == [
+        event(1, "openat", path="slow", base="/here"),
+        event(1, "exit", status=9),
+        event(2, "unlink", path="x", base="/here"),
+        event(2, "exit"),
+    ]
     books = lines.books
-    assert (books.events, books.halves, books.unparsed) == (2, 3, 0)
+    assert (books.events, books.halves, books.besides, books.unparsed) == (4, 0, 1, 0)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_a_process_that_ends_in_the_middle_of_one() -> None:
         f"3 write({STDOUT}, {DATA}, 6 <detached ...>",
     )
     assert calls(lines.feed(text)) == [event(1, "exit", status=9)]
-    assert (lines.books.halves, lines.books.unparsed) == (3, 0)
+    assert (lines.books.halves, lines.books.besides, lines.books.unparsed) == (2, 1, 0)
 
 
 def test_a_write_whose_end_is_missing_is_counted() -> None:

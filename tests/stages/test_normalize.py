@@ -273,10 +273,30 @@ def test_only_opens_are_ever_left_out(call: str) -> None:
     assert rule(replace(event, ret=None)) is None
 
 
-@pytest.mark.parametrize("ret", range(-516, -511))
-def test_a_restarted_call_is_no_event(ret: int) -> None:
-    assert rule(raw("connect", ret=ret, peer="1.2.3.4:1")) == "restarted"
-    assert rule(raw("openat", ret=ret, path="/etc/shadow")) == "restarted"
+SHARED = "/usr/lib/x.so"
+
+
+@pytest.mark.parametrize(
+    ("given", "resolved", "expected"),
+    [
+        (SHARED, "/usr/lib/y.so", "loader"),
+        ("/lib/x.so", "/usr/lib/x.so", "loader"),
+        ("/proc/self/stat", "/proc/4711/stat", "proc"),
+        ("/etc/secret", SHARED, None),  # what was opened, and what lay there afterwards
+        ("/usr/lib/../../etc/secret", SHARED, None),
+        ("/proc/self/cwd/secret", "/proc/1/stat", None),
+        ("usr/lib/x.so", SHARED, None),
+        ("/srv/node_modules/x", "/srv/node_modules/y", None),  # a link, for all that is known
+        (None, SHARED, None),
+    ],
+)
+def test_what_another_thread_may_have_exchanged(
+    given: str | None, resolved: str, expected: str | None
+) -> None:
+    event = raw(ret=3, path=given, resolved=resolved, marks=["shared_files"])
+    assert rule(event) == expected
+    assert rule(replace(event, flags=O_WRONLY)) is None
+    assert rule(replace(event, marks=["shared_files", "other_mounts"])) is None
 
 
 @given(st.lists(RAW_EVENTS, max_size=20))
@@ -431,12 +451,13 @@ def test_a_file_that_was_opened_by_its_handle() -> None:
         (raw("connect", ret=0, peer="unspec"), 1015, "unspec"),
         (raw("sendto", ret=1, peer="1.2.3.4:53"), 6, "1.2.3.4:53"),
         (raw("sendmsg", ret=1, peer="1.2.3.4:53"), 7, "1.2.3.4:53"),
-        (raw("sendmmsg", ret=1, peer="netlink", marks=["first_only"]), 1016, "netlink"),
-        (raw("connect", ret=0, peer="af40:00"), 2, "af40:00"),
-        (raw("sendto", ret=1, peer="af17:00"), 6, "af17:00"),
-        (raw("sendmsg", ret=1, peer="af17:"), 7, "af17:"),
+        (raw("sendmmsg", ret=1, peer="netlink", marks=["compat"]), 1016, "netlink"),
         (raw("sendto", ret=1, peer="unspec"), 1016, "unspec"),
-        (raw("sendmsg", ret=1, peer="af38:00"), 1016, "af38:00"),
+        (raw("sendto", ret=1, peer="af38:00"), 1016, "af38:00"),
+        (raw("sendto", ret=1, peer="af17:0800"), 6, "af17:0800"),
+        (raw("sendmsg", ret=1, peer="af17:"), 7, "af17:"),
+        (raw("connect", ret=0, peer="af40:00"), 2, "af40:00"),
+        (raw("connect", ret=None, peer="1.2.3.4:80"), 2, "1.2.3.4:80"),
         (raw("exec", path="bin/x", base="/srv", resolved="/bin/busybox"), 4, "/srv/bin/x"),
         (raw("execve", ret=-2, path="/x"), 1011, "/x"),
         (raw("execveat", ret=-2, path="x", base="/srv"), 1011, "/srv/x"),

@@ -83,9 +83,11 @@ def _unknown_loss(books: Books, decoder: Decoder) -> str:
 def _uring(
     books: Books, decoder: Decoder, sees_uring: bool
 ) -> Literal["seen", "unused", "hole", "unknown"]:
+    if books.unseen_uring or (decoder.asks_ring and not decoder.urings):
+        return "hole"  # also where others have set it up: what they know of it is not known here
     if not decoder.urings:
         return "unknown" if books.dropped[_URING] else "unused"
-    return "seen" if sees_uring and not books.unseen_uring else "hole"
+    return "seen" if sees_uring else "hole"
 
 
 def _judge_cgroup(capture: RawCapture, cgroup: Path | None, guard: int) -> None:
@@ -98,6 +100,8 @@ def _judge_cgroup(capture: RawCapture, cgroup: Path | None, guard: int) -> None:
         f"{scopes.get('tree')} events of descendants that had left it": scopes.get("tree"),
         f"{scopes.get('cgroup')} events of others that were in it": scopes.get("cgroup"),
         f"{scopes.get('unknown')} events that nothing ties to it": scopes.get("unknown"),
+        f"{capture.dropped} events were lost, and whose they were": capture.dropped,
+        capture.unknown_loss: bool(capture.unknown_loss),
         "processes that could not be followed": capture.lost_forks or capture.misses,
         "processes were still in it at the end": _has_others(cgroup, guard),
     }

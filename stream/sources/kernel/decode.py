@@ -52,7 +52,7 @@ _ON_NAMES = _numbers(
 _MAY_BE_EMPTY = _numbers("linkat", "fchownat", "fchmodat2", "execveat")
 
 _IN_CGROUP, _IN_TREE, _BEFORE_EXEC, _NO_PATH, _NO_TO_PATH = 1, 2, 4, 8, 16
-_TRUNCATED, _URING, _OTHER_ROOT = 32, 512, 8192
+_TRUNCATED, _URING, _SHARED_FILES, _OTHER_ROOT = 32, 512, 1024, 8192
 _BOTH = _IN_CGROUP | _IN_TREE
 _MARKS: tuple[tuple[int, Mark], ...] = (
     (_TRUNCATED, "truncated"),
@@ -61,13 +61,14 @@ _MARKS: tuple[tuple[int, Mark], ...] = (
     (128, "unreachable"),
     (256, "compat"),
     (_URING, "uring"),
-    (1024, "first_only"),
     (2048, "thread_exec"),
     (_OTHER_ROOT, "other_root"),
     (4096, "other_mounts"),
 )
+_BOTH_OR_SHARED = _BOTH | _SHARED_FILES
 _SCOPES: tuple[Scope, ...] = ("unknown", "cgroup", "tree", "both")
-_ORDINARY = ~(_BOTH | _BEFORE_EXEC)
+_ORDINARY = ~(_BOTH_OR_SHARED | _BEFORE_EXEC)
+_NO_RESULT = range(-516, -511)  #: what the kernel says to itself where a signal interrupts a call
 
 _RECORD = struct.Struct("<IIBBHIIiQIIQHHHHHHI")  # with the ring's own eight bytes before it
 _HEAD = struct.Struct("<I4xBxH")  # of it: length, call, flags
@@ -88,6 +89,7 @@ class Decoder:
         self.got = 0
         self.before_exec = 0
         self.urings = 0  #: rings that were set up
+        self.asks_ring = False  #: some request was made to one
         self._scopes = [0, 0, 0, 0]
         self._has_begun = False  # some command was started
         self._streams = streams
@@ -110,7 +112,7 @@ class Decoder:
             if length & _BUSY or end > size:
                 break
             got += 1
-            if flags == _BOTH and call <= _LAST_NAMED:
+            if flags | _SHARED_FILES == _BOTH_OR_SHARED and call <= _LAST_NAMED:
                 opens += 1  # nearly all there is, so it stays where it is
                 add(at)
             elif flags & _BEFORE_EXEC:
@@ -139,7 +141,7 @@ class Decoder:
             event = self._requests.pop(record[11], None)
             if event is None:
                 return []  # its request was lost
-            event.ret, event.ts = record[7], record[8]
+            event.ret, event.ts = _seen(record[7]), record[8]
             return [event]
         if not self._has_begun:
             if CALLS[call] in _OF_NO_COMMAND:
@@ -150,6 +152,7 @@ class Decoder:
         event = self._event(record, data)
         if not flags & _URING:
             return [event]
+        self.asks_ring = True
         before = self._requests.pop(record[11], None)
         self._requests[record[11]] = event
         return [] if before is None else [before]
@@ -162,10 +165,10 @@ class Decoder:
         if flags & _ORDINARY:
             event.marks = [mark for bit, mark in _MARKS if flags & bit]
         if call <= _LAST_ANSWERED and not flags & _URING:
-            event.ret = ret
+            event.ret = _seen(ret)
         parts = _cut(data, record[12:17])
         if call in _PEERS:
-            event.peer = None if flags & _NO_PATH else peer_text(parts[0])
+            self._put_peer(event, flags, record[3], parts)
         elif event.call == "fork":
             event.child = extra
         elif event.call == "exit":
@@ -177,7 +180,17 @@ class Decoder:
         else:
             self._put_paths(event, call, flags, parts)
             _put_numbers(event, call, record)
+        if flags & _SHARED_FILES and event.path != event.resolved:
+            event.marks = [*event.marks, "shared_files"]
         return event
+
+    def _put_peer(self, event: RawEvent, flags: int, family: int, parts: list[bytes]) -> None:
+        if flags & _NO_PATH:
+            return
+        is_send = event.call != "connect"
+        event.peer = peer_text(parts[0], is_send=is_send, family=family)
+        if event.peer and (base := self._walked(parts[2])):  # a socket's name, from a folder
+            event.peer = f"unix:{base.rstrip('/')}/{event.peer.removeprefix('unix:')}"
 
     def _put_paths(self, event: RawEvent, call: int, flags: int, parts: list[bytes]) -> None:
         path, resolved, base, to_path, to_base = parts
@@ -207,6 +220,10 @@ class Decoder:
         words = [path_text(name) for name in names.split(b"\0")[-2::-1]]
         folder = self._folders[names] = f"/{'/'.join(words)}/"
         return folder
+
+
+def _seen(ret: int) -> int | None:
+    return None if ret in _NO_RESULT else ret
 
 
 def _put_numbers(event: RawEvent, call: int, record: tuple[int, ...]) -> None:

@@ -12,7 +12,14 @@ from collections.abc import Callable
 from msgspec import Struct, field
 
 from stream.records.kernel import Mark
-from stream.sources.kernel.strace_values import NUMBER, file_name, number, peer_of, plain
+from stream.sources.kernel.strace_values import (
+    NUMBER,
+    file_name,
+    names_file,
+    number,
+    peer_of,
+    plain,
+)
 
 AT_REMOVEDIR = 0x200
 CREAT_FLAGS = 0o1101  #: O_CREAT | O_WRONLY | O_TRUNC
@@ -59,7 +66,7 @@ COMPAT = {"chown32": "chown", "lchown32": "lchown", "fchown32": "fchown"} | {
 SENDS = ("sendto", "sendmsg", "sendmmsg")
 FORKS = ("clone", "clone3", "fork", "vfork")
 EXECS = ("execve", "execveat")
-OTHERS = ("openat2", "connect", "io_uring_setup")
+OTHERS = ("openat2", "open_by_handle_at", "connect", "io_uring_setup")
 #: After one of these, any file may have any name.
 MOUNTS = (
     *("mount", "umount", "umount2", "move_mount", "pivot_root", "unshare", "setns"),
@@ -67,7 +74,7 @@ MOUNTS = (
 )
 TRACED = (*SHAPES, *COMPAT, *SENDS, *FORKS, *EXECS, *OTHERS, *MOUNTS)
 
-CLONE_FS, CLONE_THREAD, CLONE_UNTRACED = 0x200, 0x10000, 0x800000
+CLONE_FS, CLONE_FILES, CLONE_THREAD, CLONE_UNTRACED = 0x200, 0x400, 0x10000, 0x800000
 CLONE_NEWNS = 0x20000  #: a namespace of mounts
 
 
@@ -92,6 +99,9 @@ class Told(Struct):
     gid: int | None = None
     size: int | None = None
     peer: str | None = None
+    is_socket_file: bool = False  #: `peer` is the name of one, from where the process stands
+    has_peer: bool = False  #: whether somebody was named, in whatever way
+    others: list[Told] = field(default_factory=list)  #: the messages behind a first one
     argv: list[str] | None = None
     marks: list[Mark] = field(default_factory=list)
 
@@ -148,6 +158,8 @@ _SENDMMSG = re.compile(
     rb"-?\d+(?:<[^<>]*>(?:\(deleted\))?)?, "
     rb"(?:\[\{msg_hdr=\{msg_name=" + _SOCKADDR + rb", .*|\[\], .*|NULL, .*|0x[0-9a-f]+, .*)"
 )
+_MESSAGE = re.compile(rb"\{msg_hdr=\{msg_name=" + _SOCKADDR)
+_HANDLE = re.compile(_FILE + rb", (?:\{.*\}|NULL|0x[0-9a-f]+), " + NUMBER)
 _LAST_NUMBER = re.compile(b"(?:^|, )" + NUMBER + rb"(?:\)|$)")
 _FLAGS = re.compile(rb"[({ ]flags=" + NUMBER)
 
@@ -270,7 +282,7 @@ def _read_words(told: Told, words: bytes) -> None:
 
 def _connect(args: bytes) -> Told | None:
     found = _CONNECT.fullmatch(args)
-    return None if found is None else _to(found[1])
+    return None if found is None else _to(found[1], is_send=False)
 
 
 def _sendto(args: bytes) -> Told | None:
@@ -287,19 +299,23 @@ def _sendmmsg(args: bytes) -> Told | None:
     found = _SENDMMSG.fullmatch(args)
     if found is None:
         return None
-    told = _to(found[1] or b"NULL")
-    if args.count(b"{msg_hdr=") > 1 and told is not None:
-        told.mark("first_only")
+    told, *others = (_to(name) for name in _MESSAGE.findall(args) or [b"NULL"])
+    told.others = others
     return told
 
 
-def _to(address: bytes) -> Told | None:
+def _to(address: bytes, *, is_send: bool = True) -> Told:
     if address == b"NULL":
         return Told()
     if not address.startswith(b"{"):
-        return Told(marks=["fault"])
-    peer = peer_of(address)
-    return None if peer is None else Told(peer=peer)
+        return Told(marks=["fault"], has_peer=True)
+    peer = peer_of(address, is_send=is_send)
+    return Told(peer=peer, has_peer=True, is_socket_file=names_file(address))
+
+
+def _by_handle(args: bytes) -> Told | None:
+    found = _HANDLE.fullmatch(args)
+    return None if found is None else Told(flags=number(found[4]))
 
 
 def _io_uring_setup(args: bytes) -> Told | None:
@@ -316,6 +332,7 @@ def _fchmodat2(args: bytes) -> Told | None:
 
 _SPECIAL: dict[str, Callable[[bytes], Told | None]] = {
     "openat2": _openat2,
+    "open_by_handle_at": _by_handle,
     "execve": _execve,
     "execveat": _execveat,
     "connect": _connect,

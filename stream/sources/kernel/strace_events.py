@@ -7,7 +7,7 @@ from errno import errorcode
 
 from msgspec import Struct
 
-from stream.records.kernel import RawEvent, goes_up
+from stream.records.kernel import Mark, RawEvent, goes_up
 from stream.sources.kernel.strace_calls import AT_REMOVEDIR, OWN, Told
 from stream.sources.kernel.strace_tasks import Folder, Task
 from stream.sources.kernel.strace_values import file_name, number
@@ -20,9 +20,10 @@ _NUMBERS = {name.encode(): value for value, name in errorcode.items()} | {
 _RESULT = re.compile(
     rb"\)\s+= (-?\d+|0x[0-9a-f]+|\?)(?:<([^<>]*)>(\(deleted\))?)?"
     rb"(?: /\* (\d+) in strace's PID NS \*/)?"
-    rb"(?: (E[A-Z0-9]+)(?: \(.*\))?| \(errno (\d+)\)|( <unavailable>))?$"
+    rb"(?: (E[A-Z0-9]+)(?: \(.*\))?| \(errno (\d+)\)| <unavailable>)?$"
 ).search
 _DELETED = " (deleted)"
+_LINKS = {"root", "cwd", "exe", "fd", "map_files"}  #: of a process in /proc
 
 
 class Result(Struct):
@@ -32,7 +33,6 @@ class Result(Struct):
     is_deleted: bool = False
     child: int = 0
     is_misread: bool = False
-    is_over: bool = True  #: False: the process ended in the middle of the call
 
 
 def read_result(text: bytes) -> Result | None:
@@ -40,9 +40,9 @@ def read_result(text: bytes) -> Result | None:
     found = _RESULT(text)
     if found is None:
         return None
-    value, file, deleted, child, name, errno, unavailable = found.groups()
+    value, file, deleted, child, name, errno = found.groups()
     if value == b"?":
-        return Result(found.start(), None, is_over=bool(name or unavailable))
+        return Result(found.start(), None)  # interrupted, or ended in the middle
     ret: int | None = number(value)
     if name is not None:
         known = _NUMBERS.get(name)
@@ -104,14 +104,36 @@ def make_event(ts: int, task: Task, tid: int, call: str, told: Told, result: Res
     _place(event, task.folder, told)
     if call == "exec":
         _name_program(event, told)
-    if call in ("open", "creat", "openat", "openat2"):
+    if call in ("open", "creat", "openat", "openat2", "open_by_handle_at"):
         if (result.ret or 0) >= 0 and result.ret is not None:
-            _reach(event, result.path, result.is_deleted)
+            if result.path is None and call == "open_by_handle_at":
+                add_mark(event, "fault")  # of which some versions do not tell it
+            else:
+                _reach(event, result.path, result.is_deleted)
     elif told.fd is not None or "fd" in told.gone:
         _reach(event, told.fd, "fd" in told.gone)
     elif told.path == "" and told.dir not in (None, OWN):
         _reach(event, told.dir, "dir" in told.gone)
+    if task.descriptors.users > 1 and event.resolved not in (None, event.path):
+        add_mark(event, "shared_files")
+    if _is_foreign(event.path, event.base) or _is_foreign(event.to_path, event.to_base):
+        add_mark(event, "other_mounts")
     return event
+
+
+def sent_events(
+    ts: int, task: Task, tid: int, call: str, told: Told, result: Result
+) -> list[RawEvent]:
+    """One for each message that names somebody. How one failed, behind others that were sent, is
+    not to be seen; those behind it nobody tried."""
+    sent = max(result.ret or 0, 0)
+    events = []
+    for place, message in enumerate([told, *told.others][: sent + 1]):
+        is_unseen = call == "sendmmsg" and place == sent > 0
+        if message.has_peer:
+            one = Result(result.start, None) if is_unseen else result
+            events.append(make_event(ts, task, tid, call, message, one))
+    return events
 
 
 def _name_program(event: RawEvent, told: Told) -> None:
@@ -137,6 +159,8 @@ def _place(event: RawEvent, folder: Folder, told: Told) -> None:
         event.base = _base(folder, told.path) if told.dir == OWN else told.dir
         if is_gone if told.dir == OWN else "dir" in told.gone:
             _mark_unreachable(event)
+    if told.is_socket_file and folder.path is not None and told.peer is not None:
+        event.peer = f"unix:{folder.path.rstrip('/')}/{told.peer.removeprefix('unix:')}"
     if told.to is not None and not told.to.startswith("/"):
         event.to_base = _base(folder, told.to) if told.todir == OWN else told.todir
         if is_gone if told.todir == OWN else "todir" in told.gone:
@@ -158,6 +182,24 @@ def _correct(folder: Folder, here: str | None) -> bool:
     return is_gone
 
 
+def _is_foreign(path: str | None, base: str | None) -> bool:
+    """Whether it goes through what another process has, whose mounts may be others: strace then
+    says where the file lies among those."""
+    if path is None:
+        return False
+    whole = path if path.startswith("/") else f"{base or ''}/{path}"
+    if "/proc/" not in whole:
+        return False
+    parts = [part for part in whole.split("/") if part not in ("", ".")]
+    rest = parts[parts.index("proc") + 1 :]
+    is_own = rest[:1] in (["self"], ["thread-self"]) and ".." not in rest
+    return not is_own and not _LINKS.isdisjoint(rest)
+
+
+def add_mark(event: RawEvent, mark: Mark) -> None:
+    if mark not in event.marks:
+        event.marks.append(mark)
+
+
 def _mark_unreachable(event: RawEvent) -> None:
-    if "unreachable" not in event.marks:
-        event.marks.append("unreachable")
+    add_mark(event, "unreachable")

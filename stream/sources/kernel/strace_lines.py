@@ -31,7 +31,15 @@ from stream.sources.kernel.strace_calls import (
     may_mount,
     tell,
 )
-from stream.sources.kernel.strace_events import Result, enclose, make_event, move, read_result
+from stream.sources.kernel.strace_events import (
+    Result,
+    add_mark,
+    enclose,
+    make_event,
+    move,
+    read_result,
+    sent_events,
+)
 from stream.sources.kernel.strace_tasks import Ask, Task, Tasks, ask_proc
 from stream.sources.kernel.strace_values import exit_status
 from stream.sources.kernel.strace_writes import END, WRITES, path_of, streams_of
@@ -43,6 +51,7 @@ _KNOWN = frozenset(call.encode() for call in {*TRACED, FCHMODAT2} - {*MOUNTS})
 _MOUNTS = frozenset(call.encode() for call in MOUNTS)
 _EXECS = frozenset(call.encode() for call in EXECS)
 _FORKS = frozenset(call.encode() for call in FORKS)
+_ENDING = _KNOWN - _FORKS  #: that are events also where a process ends in the middle of one
 _LINE = re.compile(
     rb"(\d+) +(\d+\.\d{9}) \(\+ +(\d+)\.(\d{9})\) "
     rb"(?:([\w?]+)\(|<\.\.\. ([\w?]+) resumed>|(---|\+\+\+) )(.*)",
@@ -62,7 +71,7 @@ class Books(Struct):
     halves: int = 0  #: lines that wait for another one, or for nothing any more
     besides: int = 0  #: lines of what is no evidence: a signal, a folder changed, a thread's end
     unparsed: int = 0
-    told_twice: int = 0  #: events beyond one a line: a fork that its child's line announced
+    told_twice: int = 0  #: events beyond one a line: of a fork that its child's line announced
     lost: int = 0  #: calls
 
 
@@ -199,11 +208,7 @@ class Lines:
         result = read_result(text)
         if result is None:
             self._give_up()
-        elif not result.is_over:
-            self.books.halves += 1
-        else:
-            return result
-        return None
+        return result
 
     def _known(self, tid: int, task: Task, call: str, args: bytes, result: Result) -> None:
         name = COMPAT.get(call, call)
@@ -223,8 +228,14 @@ class Lines:
                 move(task.folder, told, result)
             self.books.besides += 1
             return
-        if call in SENDS and told.peer is None and not told.marks:
-            self.books.besides += 1
+        if call in SENDS:
+            events = sent_events(self._time, task, tid, call, told, result)
+            for event in events:
+                self._send(event)
+            self.books.besides += not events
+            more = max(len(events) - 1, 0)
+            self.books.events -= more
+            self.books.told_twice += more
             return
         if call == "io_uring_setup" and (result.ret or 0) >= 0:
             self.has_uring = True
@@ -261,18 +272,25 @@ class Lines:
             self._give_up()
             return
         task = self._task(tid)
-        self._halves.pop(tid, None)
+        self._cut_short(tid, task)
         self.tasks.end(tid)
         if task.group != tid:
             self.books.besides += 1
         else:
             self._send(RawEvent(self._time, tid, tid, "exit", status=status, scope="tree"))
 
+    def _cut_short(self, tid: int, task: Task) -> None:
+        """In the middle of a call, which may have reached somebody nevertheless."""
+        call, args = self._halves.pop(tid, (b"", b""))
+        if call in _ENDING:
+            self.books.halves -= 1
+            self._known(tid, task, call.decode(), args, Result(0, None))
+
     def _supersede(self, tid: int, by: int) -> None:
         """A thread has executed a program, and goes on as its process's first one."""
         task = self._task(tid)
         call, args = self._halves.pop(by, (b"", b""))
-        self._halves.pop(tid, None)
+        self._cut_short(tid, task)
         self.tasks.end(by)
         told = tell(call.decode(), args) if call in _EXECS else None
         self._superseded.add(tid)
@@ -308,7 +326,7 @@ class Lines:
     def _send(self, event: RawEvent) -> None:
         self.books.events += 1
         if self._has_mounted and (event.path or event.resolved or event.to_path) is not None:
-            event.marks.append("other_mounts")
+            add_mark(event, "other_mounts")
         self._out.append(event)
 
     @property

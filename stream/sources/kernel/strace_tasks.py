@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
-from stream.sources.kernel.strace_calls import CLONE_FS, CLONE_THREAD, CLONE_UNTRACED
+from stream.sources.kernel.strace_calls import CLONE_FILES, CLONE_FS, CLONE_THREAD, CLONE_UNTRACED
 
 
 class Folder(Struct):
@@ -22,9 +22,16 @@ class Folder(Struct):
     is_rooted: bool = False  #: its process has another root than the run began with
 
 
+class Descriptors(Struct):
+    """Of one process, or of several threads."""
+
+    users: int = 1
+
+
 class Task(Struct):
     group: int
     folder: Folder
+    descriptors: Descriptors = field(default_factory=Descriptors)
 
 
 class Fork(Struct):
@@ -41,7 +48,11 @@ class Fork(Struct):
     def task(self, child: int) -> Task:
         folder = self.caller.folder
         group = self.caller.group if self.makes_thread else child
-        return Task(group, folder if self.flags & CLONE_FS else msgspec.structs.replace(folder))
+        task = Task(group, folder if self.flags & CLONE_FS else msgspec.structs.replace(folder))
+        if self.flags & CLONE_FILES:
+            task.descriptors = self.caller.descriptors
+            task.descriptors.users += 1
+        return task
 
 
 Ask = Callable[[int], tuple[int, int] | None]  #: of a thread: its process, and that one's parent
@@ -98,6 +109,8 @@ class Tasks:
             self.uncertain.discard(child)
             if child in self.living and fork.makes_thread:
                 self.living[child].group = fork.caller.group
+                self.living[child].descriptors = fork.caller.descriptors
+                fork.caller.descriptors.users += 1
         elif fork.flags & CLONE_UNTRACED:
             self.untraced += 1
         else:
@@ -105,7 +118,8 @@ class Tasks:
         return None if fork.makes_thread else fork.caller
 
     def end(self, tid: int) -> None:
-        self.living.pop(tid, None)
+        if task := self.living.pop(tid, None):
+            task.descriptors.users -= 1
         self._forks.pop(tid, None)
 
     def _arrive(self, tid: int) -> tuple[Task, Task | None]:

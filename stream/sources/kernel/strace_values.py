@@ -50,7 +50,9 @@ def file_name(text: bytes, is_deleted: bool) -> str | None:
     return name if is_known else None
 
 
-def peer_of(address: bytes) -> str | None:
+def peer_of(address: bytes, *, is_send: bool = False) -> str | None:
+    """None: it says nothing that can be read. As IPv4 does, a send without a family is read as
+    one of IPv4."""
     if found := _IN4.search(address):
         port, host = unquoted(found[1]), unquoted(found[2])
         return f"{socket.inet_ntoa(host)}:{int.from_bytes(port, 'big')}"
@@ -64,12 +66,22 @@ def peer_of(address: bytes) -> str | None:
     if (known := _FAMILY.match(address)) is None:
         return None
     family = number(known[1])
+    data = _DATA.search(address)
+    if family == 0 and is_send:
+        raw = unquoted(data[1]) if data else b""
+        figure = int.from_bytes(raw[:2], "big")
+        return f"{socket.inet_ntoa(raw[2:6])}:{figure}" if len(raw) >= 6 else None
     if family == 0:
         return "unspec"
     if family == socket.AF_NETLINK:
         return "netlink"
-    data = _DATA.search(address)
     return f"af{family}:{unquoted(data[1]).hex() if data else ''}"
+
+
+def names_file(address: bytes) -> bool:
+    """Whether it is a local one that has a name from where the process stands."""
+    found = _LOCAL.search(address)
+    return found is not None and not found[1] and found[2][:4] not in (b"", b"\\x2f")
 
 
 def exit_status(text: bytes) -> int | None:

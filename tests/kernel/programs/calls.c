@@ -121,6 +121,167 @@ static void peers(void)
     call(SYS_connect, udp, (void *)8, 16);
 }
 
+// What the kernel reads otherwise than it looks.
+static void peers_oddly(void)
+{
+    struct sockaddr_in one = internet(2, 40077), two = internet(3, 78), none = internet(4, 79);
+    struct sockaddr_un local = {.sun_family = AF_UNIX, .sun_path = "sub/nobody.sock"};
+    struct iovec word = {"hello", 5};
+    struct mmsghdr several[40] = {{{0}}};
+    int udp = socket(AF_INET, SOCK_DGRAM, 0), six = socket(AF_INET6, SOCK_DGRAM, 0);
+    int datagrams = socket(AF_UNIX, SOCK_DGRAM, 0);
+    bind(socket(AF_INET, SOCK_DGRAM, 0), (void *)&one, sizeof one);  // else it is refused
+    none.sin_family = AF_UNSPEC;
+    call(SYS_sendto, udp, "x", 1, 0, &none, sizeof none);
+    call(SYS_sendto, udp, "x", 1, 0, &none, 4);
+    call(SYS_connect, udp, &one, sizeof one);
+    for (int i = 0; i < 40; i++) {
+        several[i].msg_hdr.msg_iov = &word;
+        several[i].msg_hdr.msg_iovlen = 1;
+    }
+    several[1].msg_hdr.msg_name = several[39].msg_hdr.msg_name = &two;
+    several[1].msg_hdr.msg_namelen = several[39].msg_hdr.msg_namelen = sizeof two;
+    call(SYS_sendmmsg, udp, several, 40, 0);
+    two.sin_port = 0;  // to which nothing can be sent
+    several[2].msg_hdr.msg_name = &one;
+    several[2].msg_hdr.msg_namelen = sizeof one;
+    call(SYS_sendmmsg, udp, several + 1, 2, 0);
+    several[2] = several[1];
+    several[1].msg_hdr.msg_name = &one;
+    call(SYS_sendmmsg, udp, several + 1, 4, 0);
+    call(SYS_connect, six, &one, sizeof one);
+    one.sin_addr.s_addr = 0;
+    call(SYS_connect, udp, &one, sizeof one);
+    call(SYS_connect, datagrams, &local, sizeof local);
+    call(SYS_sendto, datagrams, "x", 1, 0, &local, sizeof local);
+    none.sin_family = AF_UNSPEC;
+    call(SYS_connect, udp, &none, sizeof none);
+}
+
+// As some machine's registers may say it: only the lower half of a number counts.
+static void halves(void)
+{
+#ifdef __x86_64__
+    long high = 1L << 32, x32 = 1L << 30;
+    call(high | SYS_openat, high | (unsigned)HERE, "given", high | O_RDONLY, 0);
+    if (call(high | x32 | SYS_getpid) < 0)
+        call(-1L << 32 | SYS_mkdir, "made", 0700);
+#endif
+}
+
+// Until a task that does nothing but to go to sleep in one call sleeps in it.
+static void await_sleep(const char *folder)
+{
+    char name[64], text[512], *state;
+    sprintf(name, "%s/stat", folder);
+    do {
+        FILE *file = fopen(name, "r");
+        if (!file || !fgets(text, sizeof text, file))
+            exit(1);
+        fclose(file);
+        state = strrchr(text, ')');
+    } while (!state || state[2] != 'S');
+}
+
+static void on_alarm(int number) {}
+
+// A connect that waits for somebody who never answers: it begins, and a signal comes.
+static void interrupted(void)
+{
+    struct sigaction action = {.sa_handler = on_alarm};
+    struct sockaddr_in at = internet(1, 0);
+    socklen_t size = sizeof at;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), waits = socket(AF_INET, SOCK_STREAM, 0);
+    char name[64];
+    if (bind(listener, (void *)&at, size) || listen(listener, 0)
+        || getsockname(listener, (void *)&at, &size))
+        exit(1);
+    for (int i = 0; i < 2; i++)
+        call(SYS_connect, socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), &at, size);
+    sigaction(SIGALRM, &action, NULL);
+    mkfifo("fifo", 0600);
+    for (int i = 0; i < 4; i++) {
+        pid_t child = fork();
+        if (!child) {
+            if (i < 2)
+                call(SYS_connect, waits, &at, size);
+            else
+                call(SYS_openat, HERE, "fifo", O_RDONLY);
+            _exit(errno);
+        }
+        sprintf(name, "/proc/%d", child);
+        await_sleep(name);
+        kill(child, i & 1 ? SIGALRM : SIGKILL);
+        waitpid(child, NULL, 0);
+    }
+}
+
+// To one, while a thread says that it was another.
+static volatile int is_going = 1;
+static struct sockaddr_in said, meant, other_one;
+static void *says_another(void *nothing)
+{
+    while (is_going) {
+        for (volatile int i = 0; i < 3000; i++)
+            ;
+        memcpy(&said, &other_one, sizeof said);
+    }
+    return nothing;
+}
+static void misled(void)
+{
+    pthread_t other;
+    socklen_t size = sizeof meant;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), reached = 0;
+    meant = internet(1, 0), other_one = internet(9, 443);
+    if (bind(listener, (void *)&meant, size) || listen(listener, 4000)
+        || getsockname(listener, (void *)&meant, &size))
+        exit(1);
+    pthread_create(&other, NULL, says_another, NULL);
+    for (int i = 0; i < 500; i++) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        memcpy(&said, &meant, sizeof said);
+        reached += !call(SYS_connect, fd, &said, size);
+        close(fd);
+    }
+    is_going = 0;
+    pthread_join(other, NULL);
+    printf("%d to %d\n", reached, ntohs(meant.sin_port));
+}
+
+// Another file is put in the place of the one that is opened, before the call is over.
+static volatile int exchanges, decoy;
+static void *exchanges_files(void *nothing)
+{
+    while (is_going) {
+        int fd = exchanges ? fcntl(20, F_DUPFD, 100) : -1;
+        if (fd >= 0) {
+            dup2(decoy, 20);
+            close(fd);
+            exchanges = 0;
+        }
+    }
+    return nothing;
+}
+static void exchanged(void)
+{
+    pthread_t other;
+    decoy = dup2(call(SYS_openat, HERE, "/usr/lib/os-release", O_RDONLY), 50);
+    while (call(SYS_openat, HERE, "/dev/null", O_RDONLY) < 20)
+        ;
+    close(20);
+    pthread_create(&other, NULL, exchanges_files, NULL);
+    for (int i = 0; i < 300; i++) {
+        exchanges = 1;
+        call(SYS_openat, HERE, "given", O_RDONLY);
+        while (exchanges)
+            ;
+        close(20);
+    }
+    is_going = 0;
+    pthread_join(other, NULL);
+}
+
 static void odd(void)
 {
     char *path = malloc(8192), name[256];
@@ -349,20 +510,6 @@ static void endings(void)
     }
 }
 
-// Until a task that does nothing but to go to sleep in one call sleeps in it.
-static void await_sleep(const char *folder)
-{
-    char name[64], text[512], *state;
-    sprintf(name, "%s/stat", folder);
-    do {
-        FILE *file = fopen(name, "r");
-        if (!file || !fgets(text, sizeof text, file))
-            exit(1);
-        fclose(file);
-        state = strrchr(text, ')');
-    } while (!state || state[2] != 'S');
-}
-
 static void blocked(void)
 {
     char name[64];
@@ -403,7 +550,6 @@ static void changed(void)
 
 // What a path says when the call returns need not be what it said when it was looked up.
 static volatile char flipped[64] = "flip-A";
-static volatile int is_going = 1;
 static void *flips(void *nothing)
 {
     while (is_going) {
@@ -537,6 +683,17 @@ static void mounts(void)
     call(SYS_execve, "/bin/none", NULL, NULL);
 }
 
+// A child mounts something among mounts that it has copied: on `sub`, from which it may come back.
+static void propagated(void)
+{
+    call(SYS_openat, HERE, "sub/before", O_RDONLY);
+    pid_t child = fork();
+    if (!child)
+        _exit(unshare(CLONE_NEWNS) || mount("given-folder", "sub/x", NULL, MS_BIND, NULL));
+    waitpid(child, NULL, 0);
+    call(SYS_openat, HERE, "sub/x/key", O_RDONLY);
+}
+
 // Files of a mount that lies nowhere.
 static void nowhere(void)
 {
@@ -553,7 +710,8 @@ static struct { const char *name; void (*run)(void); } cases[] = {
     {"compat", compat}, {"thread", thread}, {"execs", execs}, {"families", families},
     {"endings", endings}, {"blocked", blocked}, {"race", race}, {"changed", changed}, {"uring", uring},
     {"views", views}, {"roots", roots}, {"mounts", mounts}, {"nowhere", nowhere},
-    {"handles", handles}, {"uring_send", uring_send}, {"writes", writes}, {"nothing", nothing},
+    {"propagated", propagated}, {"peers_oddly", peers_oddly}, {"halves", halves}, {"interrupted", interrupted},
+    {"misled", misled}, {"exchanged", exchanged}, {"handles", handles}, {"uring_send", uring_send}, {"writes", writes}, {"nothing", nothing},
 };
 
 int main(int argc, char **argv)

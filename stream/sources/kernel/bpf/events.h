@@ -2,7 +2,7 @@
 // What goes through the ring, whose it is, and the books of it.
 enum flag {
     IN_CGROUP = 1, IN_TREE = 2, BEFORE_EXEC = 4, NO_PATH = 8, NO_TO_PATH = 16, TRUNCATED = 32,
-    WALK_CUT = 64, UNREACHABLE = 128, COMPAT = 256, URING = 512, FIRST_ONLY = 1024,
+    WALK_CUT = 64, UNREACHABLE = 128, COMPAT = 256, URING = 512, SHARED_FILES = 1024,
     THREAD_EXEC = 2048, OTHER_MOUNTS = 4096, OTHER_ROOT = 8192,
 };
 // The parts of an event's data, in this order. An exec's argv is in TO_PATH.
@@ -39,8 +39,8 @@ struct books {
     u64 seen[MOST_CALLS], dropped[MOST_CALLS];
 };
 struct life { u64 start; u32 pid, unused; };
-struct world {  // how the files lie: whether the run has mounted something, and the first root
-    u64 has_mounted, root_dentry, root_mount;
+struct world {  // how the files lie: whether the run has mounted something, and how it found them
+    u64 has_mounted, root_dentry, root_mount, space, changes;
 };
 
 struct { __uint(type, BPF_MAP_TYPE_RINGBUF); __uint(max_entries, 16 << 20); } ring SEC(".maps");

@@ -17,7 +17,7 @@ struct inode { unsigned long i_ino; struct super_block *i_sb; };
 struct dentry { struct hlist_bl_node d_hash; struct dentry *d_parent; struct qstr d_name; };
 struct vfsmount { struct dentry *mnt_root; };
 struct ns_common { unsigned int inum; };
-struct mnt_namespace { struct ns_common ns; };
+struct mnt_namespace { struct ns_common ns; u64 event; };
 struct mount {
     struct mount *mnt_parent;
     struct dentry *mnt_mountpoint;
@@ -25,11 +25,15 @@ struct mount {
     struct mnt_namespace *mnt_ns;
 };
 struct path { struct vfsmount *mnt; struct dentry *dentry; };
-struct file { struct path f_path; struct inode *f_inode; };
+struct file { struct path f_path; struct inode *f_inode; void *private_data; };
+struct in6_addr { u32 words[4]; };
+struct sock_common { u32 skc_daddr; u16 skc_dport, skc_family; struct in6_addr skc_v6_daddr; };
+struct sock { struct sock_common __sk_common; };
+struct socket { struct file *file; struct sock *sk; };
 struct fdtable { unsigned int max_fds; struct file **fd; };
-struct files_struct { struct fdtable *fdt; };
-struct fs_struct { struct path root, pwd; };
 typedef struct { int counter; } atomic_t;
+struct files_struct { atomic_t count; struct fdtable *fdt; };
+struct fs_struct { struct path root, pwd; };
 struct nsproxy { struct mnt_namespace *mnt_ns; };
 struct signal_struct { atomic_t live; unsigned int flags; int group_exit_code; };
 struct mm_struct { unsigned long arg_start, arg_end; struct file *exe_file; };

@@ -35,7 +35,12 @@ static __always_inline int is_elsewhere(struct mnt_namespace *space)
 static __always_inline int on_mount(struct task_struct *task)
 {
     struct world *w = the_world();
-    if (w && BPF_CORE_READ(task, nsproxy, mnt_ns, ns.inum) == ro.mounts)
+    if (!w || w->has_mounted)
+        return 0;
+    // What is mounted among other mounts may come to ours: that these have changed is to be seen.
+    struct mnt_namespace *space = (void *)w->space;
+    if (!space || BPF_CORE_READ(task, nsproxy, mnt_ns, ns.inum) == ro.mounts
+        || BPF_CORE_READ(space, event) != w->changes)
         w->has_mounted = 1;
     return 0;
 }

@@ -12,6 +12,7 @@
 #include "events.h"
 #include "paths.h"
 #include "views.h"
+#include "peers.h"
 #ifdef WITH_URING
 #include "uring.h"
 #endif
@@ -45,58 +46,14 @@ static __always_inline int on_path_call(struct event *e, struct task_struct *tas
         is_reached = walk_file(OF_SYSCALL, RESOLVED, own_file(e->ret));
     else if (at_path == NONE && at_dirfd != NONE)
         walk_base(OF_SYSCALL, RESOLVED, e->args[at_dirfd]);
+    if (e->lengths[RESOLVED] && task->files->count.counter > 1)
+        e->flags |= SHARED_FILES;
     if (!is_reached && at_dirfd != NONE)
         put_base(e, OF_SYSCALL, begins, PATH, e->args[at_dirfd]);
     if (at_to != NONE) {
         begins = put_text(OF_SYSCALL, TO_PATH, e->args[at_to], 0);
         put_base(e, OF_SYSCALL, begins, TO_PATH, e->args[ro.shapes[call].to_dirfd & 7]);
     }
-    return put_long(e);
-}
-
-// Where the peer's address is, in the memory of the one who calls; 0: it names none.
-static __always_inline u64 peer_of(struct event *e, u32 *length)
-{
-    u32 call = e->call;
-    if (call == CONNECT) {
-        *length = e->args[2];
-        return e->args[1];
-    }
-    if (call == SENDTO) {
-        *length = e->args[5];
-        return e->args[4];
-    }
-    // msg_name and msg_namelen come first, in each of several messages as well
-    u64 name = 0;
-    if (e->flags & COMPAT) {
-        u32 words[2] = {};
-        bpf_probe_read_user(words, sizeof words, (void *)e->args[1]);
-        name = words[0];
-        *length = words[1];
-    } else {
-        u64 words[2] = {};
-        bpf_probe_read_user(words, sizeof words, (void *)e->args[1]);
-        name = words[0];
-        *length = words[1];
-    }
-    if (call == SENDMMSG && (u32)e->args[2] > 1)
-        e->flags |= FIRST_ONLY;
-    return *length ? name : 0;
-}
-
-static __always_inline int on_socket_call(struct event *e)
-{
-    u32 length = 0;
-    u64 peer = peer_of(e, &length);
-    if (!peer && e->call != CONNECT)
-        return 0;
-    u64 n = AT_MOST((u64)length, 128);
-    if (bpf_probe_read_user(e->data, n, (void *)peer)) {
-        e->flags |= NO_PATH;
-        n = 0;
-    }
-    e->lengths[PATH] = n;
-    e->end = n;
     return put_long(e);
 }
 
@@ -176,7 +133,8 @@ static __always_inline void put_args(u64 *args, struct pt_regs *regs, int compat
 #endif
 }
 
-static __always_inline u8 call_of(u64 number, int compat)
+// The kernel looks at half of the register, whatever the other half says.
+static __always_inline u8 call_of(u32 number, int compat)
 {
     if (number >= 512)
         return NO_CALL;
@@ -191,11 +149,11 @@ int on_sys_exit(u64 *ctx)
     struct task_struct *task = bpf_get_current_task_btf();
 #if defined(__TARGET_ARCH_x86)
     int compat = task->thread_info.status & 2;
-    u64 number = regs->orig_ax;
+    u32 number = regs->orig_ax;
     int foreign = !compat && number >> 30 == 1;  // the x32 way to call
 #else
     int compat = 0, foreign = task->thread_info.flags >> 22 & 1;  // a 32-bit program
-    u64 number = regs->syscallno;
+    u32 number = regs->syscallno;
 #endif
     u8 call = call_of(number, compat);
     if (foreign) {
@@ -210,8 +168,6 @@ int on_sys_exit(u64 *ctx)
         return 0;
     if (compat)
         ret = (s32)ret;
-    if (ret <= -512 && ret >= -516)
-        return 0;  // to be called again: no result yet
     u32 scope = scope_of(task->tgid);
     if (!scope)
         return 0;
@@ -295,6 +251,9 @@ int on_fork(u64 *ctx)
         if (w && !w->root_dentry) {
             w->root_mount = (u64)BPF_CORE_READ(parent, fs, root.mnt);
             w->root_dentry = (u64)BPF_CORE_READ(parent, fs, root.dentry);
+            struct mnt_namespace *space = BPF_CORE_READ(parent, nsproxy, mnt_ns);
+            w->changes = BPF_CORE_READ(space, event);
+            w->space = (u64)space;
         }
     } else {
         scope = scope_of(parent->tgid);
