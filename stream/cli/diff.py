@@ -26,8 +26,6 @@ _WORDS = (
     *(f"{how}-{what}" for what in _SETS for how in ("added", "removed")),
     *("changed-policy", "partial", "unbound", "any"),
 )
-#: What only a whole kernel layer can tell.
-_KERNELS = ("paths", "endpoints", "execs")
 _SHOWN = 240  #: characters of a line
 
 
@@ -67,8 +65,9 @@ def diff(
     failed where evidence is missing or broken, and nothing was compared.
 
     With --canonical the layers themselves are compared. Process numbers become p1, p2, … in the
-    order in which they are met, run_id becomes run, all else must be the same. It prints the
-    first line of each layer that is not.
+    order in which they are met, run_id becomes run, the way to the run's own folder (run), all
+    else must be the same. It prints the first line of each layer that is not, and what the
+    health of a side says was not seen: that is the same as nobody knows what.
 
     \b
       stream diff --canonical runs/RUN1 runs/RUN2
@@ -76,14 +75,22 @@ def diff(
     What lies in a run's own folder is compared without the way there, as (run)/workspace/… ,
     where its events say which folder that was. A program by whose name another file ran was
     removed and added.
-    Where a side's kernel layer is not complete, --fail-on holds for what nobody can know:
-    added-paths without one of B, removed-paths without one of A.
 
-    What an agent does between its calls leaves no call in doubt, and a comparison clean.
-    --fail-on unbound holds where a side did anything that is bound to no call.
+    --fail-on holds for what nobody can know, too: added- by the health of B, removed- by that
+    of A. Where its kernel layer is not complete, events were lost or have no name, or its control
+    group is partial, that is paths, endpoints and execs; where io_uring went unseen, paths and
+    endpoints; where its network coverage is unknown, endpoints. strace has the process tree only,
+    and no control group to compare it with: that alone is no blindness, but partial.
+
+    \b
+      partial   the status is not clean, whatever the reason
+      unbound   a side did anything that is bound to no call: what an agent does between its
+                calls leaves no call in doubt, and a comparison clean
+      any       each of the other words, and calls that only one side has
 
     Exit 0, also where they differ; 1 where --fail-on says so, where the status is failed, or
-    where --canonical found a difference; 2 where A or B is no evidence.
+    where --canonical found a difference or a side of which not all was seen; 2 where A or B is
+    no evidence.
     """
     words = _known(split_words(fail_on, "--fail-on"))
     if canonical:
@@ -117,10 +124,10 @@ def _compare(base: str, head: str, words: list[str], *, as_record: bool) -> int:
 
 
 def _holds(word: str, found: CapabilityDiff) -> bool:
-    from stream.evidence.difference import is_anything_unbound, is_same
+    from stream.evidence.difference import is_anything_unbound, is_blind, is_same
 
     if word == "any":
-        return not is_same(found)
+        return not is_same(found) or any(_holds(one, found) for one in _WORDS if one != "any")
     if word == "partial":
         return found.status != "clean"
     if word == "unbound":
@@ -128,14 +135,9 @@ def _holds(word: str, found: CapabilityDiff) -> bool:
     if word == "changed-policy":
         return bool(found.policy_outcomes["changed"])
     how, _, what = word.partition("-")
-    side = "head" if how == "added" else "base"
     # Nobody knows what was added where nobody looked.
-    is_blind = what in _KERNELS and any(
-        note.startswith(f"capability_diff_{side}_health:")
-        and ("kernel_layer=" in note or "unnamed_events=" in note)
-        for note in found.notes
-    )
-    return is_blind or bool(getattr(found.surface[_SETS[what]], how))
+    blind = is_blind(found, "head" if how == "added" else "base", _SETS[what])
+    return blind or bool(getattr(found.surface[_SETS[what]], how))
 
 
 def _table(found: CapabilityDiff, paths: tuple[str, str]) -> Iterator[str]:
@@ -158,14 +160,20 @@ def _table(found: CapabilityDiff, paths: tuple[str, str]) -> Iterator[str]:
 
 
 def _compare_layers(base: str, head: str) -> int:
-    from stream.evidence.canonical import compare
+    from stream.errors import visible
+    from stream.evidence.canonical import Layers, compare
 
-    differ = False
-    for found in compare(base, head):
-        differ = differ or found.parting is not None
+    sides = Layers(base), Layers(head)
+    holds = True
+    for name, side in zip("AB", sides, strict=True):
+        for doubt in side.doubts:
+            holds = False
+            tell(f"{name}: not all of it was seen: {visible(doubt)}")
+    for found in compare(*sides):
+        holds = holds and found.parting is None
         for line in _report(found):
             tell(line)
-    return 1 if differ else 0
+    return 0 if holds else 1
 
 
 def _report(found: Compared) -> Iterator[str]:

@@ -41,7 +41,9 @@ def normalize(
     events get their numbers, its paths become absolute, and reads by which loaders, runtimes
     and /proc, /sys and /dev are looked into are left out, each counted by its rule. Only reads
     are, and only by the path that was really reached: what writes, what was denied, and what
-    goes through `..`, a link or /proc/self/root to somewhere else always stays.
+    goes through `..`, a link or /proc/self/root to somewhere else always stays. A read that
+    found nothing is left out in the system's own folders alone (not by node_modules,
+    python_bootstrap and toolchain): elsewhere a link on the way may have led anywhere.
 
     \b
       stream normalize raw.ndjson > kernel.ndjson
@@ -113,14 +115,22 @@ def _summary(stage: Normalize) -> str:
 
 def _say_losses(stage: Normalize) -> None:
     """What the feed's books say of it, where that is not good."""
+    from stream.evidence.health import losses_of
+
     capture = stage.capture
     if capture is None:
         if stage.events:
             say("normalize: the feed's books are missing: how much it lost is not known")
-    elif capture.feed == "absent":
+        return
+    if capture.feed == "absent":
         say(f"normalize: there was no feed: {capture.reason or 'it is not said why'}")
-    elif capture.dropped:
+        return
+    if capture.dropped:
         say(f"normalize: the feed lost {number(capture.dropped, 'event')}")
+    for loss in losses_of(capture):
+        say(f"normalize: not everything was seen: {loss}")
+    if capture.uring == "hole":
+        say("normalize: what went by way of io_uring was not seen")
 
 
 def _tell_rules() -> int:

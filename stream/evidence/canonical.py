@@ -2,12 +2,14 @@
 
 Canonical labels: a process number in `pid` or `child` becomes `p1`, `p2`, … in the order in which
 the numbers are first met, in layers/kernel.ndjson and then in layers/kernel-ext.ndjson; `run_id`
-becomes `run`. Everything else stays as it is, descriptor numbers in `return_value` as well. A line
-that is no JSON object is compared as it is.
+becomes `run`; the way to the run's own folder becomes `(run)`, where its events say which folder
+that was. Everything else stays as it is, descriptor numbers in `return_value` as well. A line that
+is no JSON object is compared as it is.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 
@@ -16,11 +18,21 @@ from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS
 from stream.errors import InputError
-from stream.evidence.artifacts import has_any, read_lines
-from stream.records.runner import DETAIL_FILE, KERNEL_FILE, MARKERS_FILE, POLICY_FILE, SDK_FILE
+from stream.evidence.artifacts import DamagedError, has_any, read_artifacts, read_lines
+from stream.evidence.health import degraded
+from stream.evidence.side import RUN_FOLDER, Evidence, evidence_of
+from stream.records.runner import (
+    DETAIL_FILE,
+    HEALTH_FILE,
+    KERNEL_FILE,
+    MARKERS_FILE,
+    POLICY_FILE,
+    SDK_FILE,
+)
 
 LAYERS = (KERNEL_FILE, DETAIL_FILE, SDK_FILE, POLICY_FILE, MARKERS_FILE)
 _PROCESSES = ("pid", "child")
+_TREE_ONLY = "cgroup_correlation=failed"  #: as with strace, which follows every process
 
 
 class Parting(Struct, frozen=True):
@@ -40,14 +52,19 @@ class Compared(Struct, frozen=True):
 class Labels:
     """One for all layers of a run: the same process has one label in all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_folder: str = "") -> None:
         self._known: dict[int, str] = {}
+        way = re.escape(msgspec.json.encode(run_folder)[1:-1])
+        self._way = re.compile(way + rb"(?![\w.\x80-\xff-])") if run_folder else None
 
     def of(self, number: int) -> str:
         label = self._known.get(number)
         if label is None:
             label = self._known[number] = f"p{len(self._known) + 1}"
         return label
+
+    def placed(self, line: bytes) -> bytes:
+        return line if self._way is None else self._way.sub(RUN_FOLDER.encode(), line)
 
 
 def canonical_lines(lines: Iterable[bytes], labels: Labels | None = None) -> Iterator[bytes]:
@@ -69,22 +86,40 @@ def _canonical(line: bytes, labels: Labels) -> bytes:
         number = fields.get(name)
         if isinstance(number, int) and not isinstance(number, bool):
             fields[name] = labels.of(number)
-    return msgspec.json.encode(fields)
+    return labels.placed(msgspec.json.encode(fields))
 
 
-def compare(base: str, head: str) -> Iterator[Compared]:
-    """Layer by layer, and to the end of each: the labels of the next ones depend on it."""
-    for path in (base, head):
+class Layers:
+    """Those of one run, and what is said of them."""
+
+    def __init__(self, path: str) -> None:
         if not has_any(path, LAYERS):
             raise InputError(f"{path}: there are no layers to compare")
-    labels = Labels(), Labels()
+        self._path = path
+        try:
+            evidence = evidence_of(read_artifacts(path))
+        except DamagedError as error:
+            evidence = Evidence(problems=[f"{HEALTH_FILE}: {error}"])
+        self._labels = Labels(evidence.folder)
+        self.doubts = [*_doubts(evidence)]  #: why they may not hold all that happened
+
+    def lines(self, layer: str) -> Iterator[bytes]:
+        return canonical_lines(read_lines(self._path, layer), self._labels)
+
+
+def _doubts(evidence: Evidence) -> Iterator[str]:
+    yield from (problem for problem in evidence.problems if problem.startswith(HEALTH_FILE))
+    fields = [] if evidence.health is None else degraded(evidence.health)
+    if seen := [field for field in fields if field != _TREE_ONLY]:
+        yield f"{HEALTH_FILE}: {' '.join(seen)}"
+
+
+def compare(base: Layers, head: Layers) -> Iterator[Compared]:
+    """Layer by layer, and to the end of each: the labels of the next ones depend on it."""
     for layer in LAYERS:
-        ours, theirs = (
-            canonical_lines(read_lines(path, layer), own)
-            for path, own in zip((base, head), labels, strict=True)
-        )
         number, parting = 0, None
-        for number, (one, other) in enumerate(zip_longest(ours, theirs), 1):
+        both = zip_longest(base.lines(layer), head.lines(layer))
+        for number, (one, other) in enumerate(both, 1):
             if parting is None and one != other:
                 parting = Parting(number, one, other)
         yield Compared(layer, number, parting)

@@ -21,10 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
 
-from msgspec import UNSET
-
 from stream.errors import visible
-from stream.evidence.health import UNNAMED_NOTE
+from stream.evidence.health import degraded
 from stream.evidence.side import (
     EXECS,
     RUN_FOLDER,
@@ -33,7 +31,7 @@ from stream.evidence.side import (
     programs_of,
     values_of,
 )
-from stream.records.runner import SURFACE_SETS, CapabilityDiff, Changes
+from stream.records.runner import HEALTH_FILE, SURFACE_SETS, CapabilityDiff, Changes
 
 Side = Literal["base", "head"]
 _SIDES: tuple[Side, ...] = ("base", "head")
@@ -50,6 +48,15 @@ _UNBOUND = {
     "kernel_events_of_other_processes",
     "kernel_events_in_overlapping_windows",
     "kernel_events_after_call",
+}
+_PATHS, _ENDPOINTS = "filesystem_paths", "network_endpoints"
+#: By how such a field begins: of which sets nobody knows all then. A feed that had no control group
+#: to compare with followed every process of the tree, and is not blind.
+_BLIND = {
+    **dict.fromkeys(("kernel_layer=", "ringbuf_drops="), (_PATHS, _ENDPOINTS, EXECS)),
+    **dict.fromkeys(("cgroup_correlation=partial", "unnamed_"), (_PATHS, _ENDPOINTS, EXECS)),
+    "io_uring=": (_PATHS, _ENDPOINTS),
+    "network_protocol_coverage=": (_ENDPOINTS,),
 }
 _SCOPE = {
     "projection": "surface_set",
@@ -93,6 +100,18 @@ def is_anything_unbound(found: CapabilityDiff) -> bool:
     """A side did something that belongs to none of its calls, or may not."""
     named = (ambiguity.partition(": ")[2].partition(":")[0] for ambiguity in found.ambiguities)
     return any(found.unbound.values()) or not _UNBOUND.isdisjoint(named)
+
+
+def is_blind(found: CapabilityDiff, side: Side, name: str) -> bool:
+    """Whether a side may have reached more than it says, by the fields that do not hold."""
+    code = f"capability_diff_{side}_health: "
+    fields = (field for note in found.notes if note.startswith(code) for field in note.split())
+    return any(
+        field.startswith(beginning)
+        for field in fields
+        for beginning, names in _BLIND.items()
+        if name in names
+    )
 
 
 # --- what is compared ---------------------------------------------------------------------------
@@ -168,7 +187,7 @@ def _unbound(name: str, evidence: Evidence) -> list[str]:
 def _preconditions(sides: Mapping[Side, Evidence]) -> dict[str, bool]:
     both = sides.values()
     return {
-        **{f"{side}_health_clean": not _degraded(sides[side]) for side in sides},
+        **{f"{side}_health_clean": _is_healthy(sides[side]) for side in sides},
         **{f"{side}_correlation_clean": _is_correlated(sides[side]) for side in sides},
         "stable_tool_call_ids_required": True,
         "stable_tool_call_ids_present": all(map(_has_stable_ids, both)),
@@ -176,22 +195,12 @@ def _preconditions(sides: Mapping[Side, Evidence]) -> dict[str, bool]:
 
 
 def _degraded(evidence: Evidence) -> list[str]:
-    """The fields of the health artifact that do not hold, as they stand there."""
-    health = evidence.health
-    if health is None:
-        return ["it is missing"]
-    coverage = health.network_protocol_coverage
-    held = {
-        f"kernel_layer={health.kernel_layer}": health.kernel_layer == "complete",
-        f"ringbuf_drops={health.ringbuf_drops}": health.ringbuf_drops == 0,
-        f"cgroup_correlation={health.cgroup_correlation}": health.cgroup_correlation == "clean",
-        f"network_protocol_coverage={coverage}": coverage is UNSET or coverage != "unknown",
-    }
-    unnamed = [note for note in health.notes if note.startswith(f"{UNNAMED_NOTE}:")]
-    return [
-        *(field for field, holds in held.items() if not holds),
-        *(f"unnamed_{note.rpartition(' ')[2]}" for note in unnamed),
-    ]
+    return ["it is missing"] if evidence.health is None else degraded(evidence.health)
+
+
+def _is_healthy(evidence: Evidence) -> bool:
+    is_broken = any(problem.startswith(HEALTH_FILE) for problem in evidence.problems)
+    return not is_broken and not _degraded(evidence)
 
 
 def _is_correlated(evidence: Evidence) -> bool:
@@ -263,6 +272,10 @@ def _remarks(sides: Mapping[Side, Evidence], found: CapabilityDiff) -> Iterator[
         yield "capability_diff_idempotent: base and head evidence sets are identical"
     elif calls.added and calls.removed and not calls.unchanged:
         yield "capability_diff_no_common_call: no tool call id is in both, calls are not compared"
+    platforms = [side.health.platform for side in (base, head) if side.health is not None]
+    if len({*platforms}) > 1:
+        told = visible(f"base is {platforms[0]}, head is {platforms[-1]}")
+        yield f"capability_diff_platforms_differ: {told}"
     for side, evidence in sides.items():
         codes = [] if evidence.correlation is None else evidence.correlation.ambiguities
         if _is_correlated(evidence) and not _UNBOUND.isdisjoint(codes):

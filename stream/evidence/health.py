@@ -18,13 +18,17 @@ from stream.records.runner import ClaimScope, Coverage, ObservationHealth
 
 LINUX = "linux"
 _NOTE = re.compile(r"([a-z][a-z0-9_]*): (.+)\Z")
-_KERNEL_NOTE = re.compile(
-    r"monitor_events=(?P<events>[0-9]+) ringbuf_drops=(?P<drops>[0-9]+)"
-    r"(?: network_protocol_coverage=(?P<coverage>[a-z_]+)"
-    r" network_endpoint_claim_scope=(?P<scope>[a-z_]+))?\Z"
-)
-_POLICY_NOTE = re.compile(r"policy_events=(?P<events>[0-9]+)\Z")
-_SDK_NOTE = re.compile(r"sdk_events=(?P<events>[0-9]+) sdk_tool_calls=(?P<calls>[0-9]+)\Z")
+_FORMS = {
+    "s2_kernel_capture": re.compile(
+        r"monitor_events=(?P<events>[0-9]+) ringbuf_drops=(?P<drops>[0-9]+)"
+        r"(?: network_protocol_coverage=(?P<coverage>[a-z_]+)"
+        r" network_endpoint_claim_scope=(?P<scope>[a-z_]+))?\Z"
+    ),
+    "s4_policy_capture": re.compile(r"policy_events=(?P<events>[0-9]+)\Z"),
+    "s5_sdk_capture": re.compile(
+        r"sdk_events=(?P<events>[0-9]+) sdk_tool_calls=(?P<calls>[0-9]+)\Z"
+    ),
+}
 #: Notes that say why a kernel layer is not complete.
 _LOSS_NOTES = {
     *("stream_kernel_misses", "stream_kernel_lost_forks", "stream_kernel_unparsed"),
@@ -51,7 +55,7 @@ def make_health(
     whether there is a connect, or a datagram's peer, among them, and `unnamed` how many of them
     reached what has no name. `sdk_tool_calls` have started."""
     is_absent = capture is None or capture.feed == "absent" or platform != LINUX
-    losses = [] if is_absent or capture is None else list(_losses(capture))
+    losses = [] if is_absent or capture is None else list(losses_of(capture))
     drops = 0 if is_absent or capture is None else capture.dropped
     is_blind = is_absent or bool(losses) or drops > 0
     has_hole = capture is not None and capture.uring == "hole"
@@ -108,6 +112,23 @@ def is_passing(health: ObservationHealth) -> bool:
     )
 
 
+def degraded(health: ObservationHealth) -> list[str]:
+    """Its fields that do not hold, as they stand there, and what else was not seen."""
+    coverage = health.network_protocol_coverage
+    held = {
+        f"kernel_layer={health.kernel_layer}": health.kernel_layer == "complete",
+        f"ringbuf_drops={health.ringbuf_drops}": health.ringbuf_drops == 0,
+        f"cgroup_correlation={health.cgroup_correlation}": health.cgroup_correlation == "clean",
+        f"network_protocol_coverage={coverage}": coverage is UNSET or coverage != "unknown",
+    }
+    codes = {note.partition(":")[0]: note.rpartition(" ")[2] for note in health.notes}
+    return [
+        *(field for field, holds in held.items() if not holds),
+        *(["io_uring=hole"] if URING_NOTE in codes else []),
+        *([f"unnamed_{codes[UNNAMED_NOTE]}"] if UNNAMED_NOTE in codes else []),
+    ]
+
+
 def health_faults(
     health: ObservationHealth,
     *,
@@ -120,33 +141,73 @@ def health_faults(
     lost: int = 0,
     is_reference: bool = False,
 ) -> Iterator[str]:
-    """What does not hold: by the contract's rules, by the notes, and by what the layers count.
+    """What does not hold: by itself, and by what the layers count.
 
     `lost` is what the gaps of the kernel layer add up to. The reference's archives may be from
     before there was a network coverage, and know no notes of ours.
     """
-    yield from _rule_faults(health, is_reference=is_reference)
-    notes: dict[str, str] = {}
-    for note in health.notes:
-        parts = _NOTE.match(note)
-        if parts is None:
-            yield f"notes: {visible(note)[:80]!r} does not begin with a code"
-        elif parts[1] in notes:
-            yield f"notes: {parts[1]} stands twice"
-        else:
-            notes[parts[1]] = parts[2]
-    yield from _kernel_faults(health, notes, monitor_events, lost, is_reference=is_reference)
-    yield from _count_faults(health, notes, policy_events, sdk_events, sdk_tool_calls)
-    if not is_reference:
-        yield from _own_faults(health, notes)
-    is_known = health.kernel_layer == "complete" and URING_NOTE not in notes
-    if is_known or not is_reference:
-        yield from _coverage_faults(health, has_connect, has_datagram, is_known=is_known)
-    else:  # what was lost may have been of another kind
+    yield from contradictions(health, is_reference=is_reference)
+    kernel, coverage = health.kernel_layer, health.network_protocol_coverage
+    if monitor_events and kernel == "absent":
+        yield f"kernel_layer: absent, and there are {monitor_events} events"
+    if lost and kernel == "complete":
+        yield f"kernel_layer: complete, and gaps say that {lost} events were lost"
+    for layer, state, events in (
+        ("policy", health.policy_layer, policy_events),
+        ("sdk", health.sdk_layer, sdk_events),
+    ):
+        if (state == "absent") != (events == 0):
+            yield f"{layer}_layer: {state}, and there are {events} events"
+    yield from _count_faults(
+        _notes(health)[0],
+        {
+            ("s2_kernel_capture", "events"): (monitor_events, "events"),
+            ("s4_policy_capture", "events"): (policy_events, "events"),
+            ("s5_sdk_capture", "events"): (sdk_events, "events"),
+            ("s5_sdk_capture", "calls"): (sdk_tool_calls, "tool calls"),
+        },
+    )
+    follows = coverage_of(has_connect, has_datagram, is_known=True)
+    if _is_known(health) and coverage not in (UNSET, "unknown", follows):
+        yield f"network_protocol_coverage: {coverage}, and {follows} follows from what was observed"
+    elif is_reference and not _is_known(health):  # what was lost may have been of another kind
         yield from _observed_faults(health, has_connect, has_datagram)
 
 
-def _losses(capture: RawCapture) -> Iterator[str]:
+def contradictions(health: ObservationHealth, *, is_reference: bool = False) -> Iterator[str]:
+    """What cannot be so, whatever there was: by the contract's rules, and by the notes."""
+    yield from _rule_faults(health, is_reference=is_reference)
+    notes, faults = _notes(health)
+    yield from faults
+    yield from _kernel_note_faults(health, notes, is_reference=is_reference)
+    for code, state in (
+        ("s4_policy_capture", health.policy_layer),
+        ("s5_sdk_capture", health.sdk_layer),
+    ):
+        if (code in notes) != (state != "absent"):
+            yield f"notes: {code} {'belongs to no layer' if code in notes else 'is missing'}"
+        elif code in notes and not _FORMS[code].match(notes[code]):
+            yield f"notes: {code} does not have its form"
+    if not is_reference:
+        yield from _own_faults(health, notes)
+
+
+def _notes(health: ObservationHealth) -> tuple[dict[str, str], list[str]]:
+    """By code, and what is wrong with them."""
+    notes: dict[str, str] = {}
+    faults = []
+    for note in health.notes:
+        parts = _NOTE.match(note)
+        if parts is None:
+            faults.append(f"notes: {visible(note)[:80]!r} does not begin with a code")
+        elif parts[1] in notes:
+            faults.append(f"notes: {parts[1]} stands twice")
+        else:
+            notes[parts[1]] = parts[2]
+    return notes, faults
+
+
+def losses_of(capture: RawCapture) -> Iterator[str]:
     """What is missing beyond the events that were counted as dropped."""
     if capture.misses:
         yield f"stream_kernel_misses: misses={capture.misses}"
@@ -194,69 +255,42 @@ def _rule_faults(health: ObservationHealth, *, is_reference: bool) -> Iterator[s
         if not is_reference:
             yield "network_protocol_coverage: is missing"
         return
+    if coverage == "unknown" and _is_known(health):
+        yield "network_protocol_coverage: unknown, and nothing is said to be missing"
     if scope != scope_of(coverage):
         yield f"network_endpoint_claim_scope: {scope} does not follow from {coverage}"
     if kernel == "absent" and health.cgroup_correlation != "failed" and not is_reference:
         yield f"cgroup_correlation: {health.cgroup_correlation}, and nothing was captured"
 
 
-def _kernel_faults(
-    health: ObservationHealth,
-    notes: dict[str, str],
-    monitor_events: int,
-    lost: int,
-    *,
-    is_reference: bool,
+def _kernel_note_faults(
+    health: ObservationHealth, notes: dict[str, str], *, is_reference: bool
 ) -> Iterator[str]:
-    if monitor_events and health.kernel_layer == "absent":
-        yield f"kernel_layer: absent, and there are {monitor_events} events"
-    if lost and health.kernel_layer == "complete":
-        yield f"kernel_layer: complete, and gaps say that {lost} events were lost"
-    text = notes.get("s2_kernel_capture")
-    if text is None:
+    code = "s2_kernel_capture"
+    if code not in notes:
         if health.kernel_layer != "absent":
-            yield "notes: s2_kernel_capture is missing"
+            yield f"notes: {code} is missing"
         return
     if health.kernel_layer == "absent" and not is_reference:
-        yield "notes: s2_kernel_capture stands there, and kernel_layer is absent"
-    found = _KERNEL_NOTE.match(text)
+        yield f"notes: {code} stands there, and kernel_layer is absent"
+    found = _FORMS[code].match(notes[code])
     if found is None:
-        yield "notes: s2_kernel_capture does not have its form"
+        yield f"notes: {code} does not have its form"
         return
-    if found["events"] != str(monitor_events):
-        yield f"notes: s2_kernel_capture: {monitor_events} events, and it says {found['events']}"
     if found["drops"] != str(health.ringbuf_drops):
-        yield f"notes: s2_kernel_capture: ringbuf_drops is not {found['drops']}"
+        yield f"notes: {code}: ringbuf_drops is not {found['drops']}"
     fields = (health.network_protocol_coverage, health.network_endpoint_claim_scope)
     if (found["coverage"] or UNSET, found["scope"] or UNSET) != fields:
-        yield "notes: s2_kernel_capture: coverage and scope are not those of the fields"
+        yield f"notes: {code}: coverage and scope are not those of the fields"
 
 
 def _count_faults(
-    health: ObservationHealth,
-    notes: dict[str, str],
-    policy_events: int,
-    sdk_events: int,
-    sdk_tool_calls: int,
+    notes: dict[str, str], counted: dict[tuple[str, str], tuple[int, str]]
 ) -> Iterator[str]:
-    for layer, state, code, form, events in (
-        ("policy", health.policy_layer, "s4_policy_capture", _POLICY_NOTE, policy_events),
-        ("sdk", health.sdk_layer, "s5_sdk_capture", _SDK_NOTE, sdk_events),
-    ):
-        if (state == "absent") != (events == 0):
-            yield f"{layer}_layer: {state}, and there are {events} events"
-        text = notes.get(code)
-        if (text is None) != (state == "absent"):
-            yield f"notes: {code} {'is missing' if text is None else 'belongs to no layer'}"
-        if text is None:
-            continue
-        found = form.match(text)
-        if found is None:
-            yield f"notes: {code} does not have its form"
-        elif found["events"] != str(events):
-            yield f"notes: {code}: {events} events, and it says {found['events']}"
-        elif code == "s5_sdk_capture" and found["calls"] != str(sdk_tool_calls):
-            yield f"notes: {code}: {sdk_tool_calls} tool calls, and it says {found['calls']}"
+    for (code, word), (count, what) in counted.items():
+        found = _FORMS[code].match(notes.get(code, ""))
+        if found is not None and found[word] != str(count):
+            yield f"notes: {code}: {count} {what}, and it says {found[word]}"
 
 
 def _own_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[str]:
@@ -267,6 +301,9 @@ def _own_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[st
         yield f"kernel_layer: {kernel}, and {lossy[0]} is noted"
     if kernel == "partial_ringbuf_drops" and not lossy and not health.ringbuf_drops:
         yield "kernel_layer: partial, and nothing is said to be lost"
+    if not _is_known(health) and health.network_protocol_coverage not in (UNSET, "unknown"):
+        coverage = health.network_protocol_coverage
+        yield f"network_protocol_coverage: {coverage}, and not everything was seen"
     if (ABSENT_NOTE in notes) != (kernel == "absent"):
         yield f"kernel_layer: {kernel}, and {ABSENT_NOTE} says otherwise"
     for state in ("partial", "failed"):
@@ -285,10 +322,7 @@ def _observed_faults(
             yield f"network_protocol_coverage: {found}, and there is no {word} in the layer"
 
 
-def _coverage_faults(
-    health: ObservationHealth, has_connect: bool, has_datagram: bool, *, is_known: bool
-) -> Iterator[str]:
-    follows = coverage_of(has_connect, has_datagram, is_known=is_known)
-    found = health.network_protocol_coverage
-    if found is not UNSET and found != follows:
-        yield f"network_protocol_coverage: {found}, and {follows} follows from what was observed"
+def _is_known(health: ObservationHealth) -> bool:
+    """Whether what was observed of the network is all that there was."""
+    is_told = any(note.startswith(f"{URING_NOTE}:") for note in health.notes)
+    return health.kernel_layer == "complete" and not is_told

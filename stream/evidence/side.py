@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
@@ -15,6 +16,7 @@ from msgspec import Struct
 from stream.codec import DECODE_ERRORS, explain
 from stream.errors import InputError
 from stream.evidence.artifacts import ARTIFACTS, DamagedError, read_artifacts, run_folder_of
+from stream.evidence.health import contradictions
 from stream.records.run import EVENTS_FILE, WORKSPACE
 from stream.records.runner import (
     COMPANION_FILE,
@@ -30,6 +32,7 @@ from stream.records.runner import (
 
 RUN_FOLDER = "(run)"
 EXECS = "process_execs"
+_MOST_FAULTS = 10  #: that are named
 _OF_A_RUN = (WORKSPACE, HOME)  #: folders of a run that an agent works with
 ArtifactT = TypeVar("ArtifactT", ObservationHealth, CapabilitySurface, CorrelationReport, Companion)
 
@@ -87,6 +90,9 @@ def evidence_of(artifacts: Mapping[str, bytes]) -> Evidence:
     parts = (evidence.surface, evidence.correlation, evidence.health, evidence.companion)
     if len({part.run_id for part in parts if part is not None}) > 1:
         problems.append("its artifacts are of several runs")
+    if evidence.health is not None:
+        faults = contradictions(evidence.health, is_reference=COMPANION_FILE not in artifacts)
+        problems += [f"{HEALTH_FILE}: {fault}" for fault in islice(faults, _MOST_FAULTS)]
     evidence.problems = problems
     return evidence
 

@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from stream.evidence.failures import failure
 from stream.evidence.paths import Paths, Piece
-from stream.evidence.peers import ADDRESSING, Peers
+from stream.evidence.peers import ADDRESSING, Peers, is_address, is_attempt
 from stream.evidence.pieces import Long
 from stream.records.kernel import (
     CHMOD,
@@ -161,7 +161,7 @@ class Surface:
 
     def add_kernel(self, event: KernelEvent, detail: KernelDetail | None) -> None:
         kind, value = event.event_type, event.value
-        if detail is not None and _is_unnamed(event, detail):
+        if _is_unnamed(event, detail):
             self.unnamed[kind_of(kind)] += 1
         if kind in _CHANGES:
             self._add_change(_CHANGES[kind], value, detail)
@@ -283,15 +283,20 @@ def _words(ways: tuple[int, ...]) -> list[str]:
     return sorted(way for way, bit in _BITS.items() if any(bit & one for one in ways))
 
 
-def _is_unnamed(event: KernelEvent, detail: KernelDetail) -> bool:
+def _is_unnamed(event: KernelEvent, detail: KernelDetail | None) -> bool:
     """Whether something was reached, or asked for, that nobody can name. What could not be read
     by the kernel itself is nothing that was asked for."""
-    is_named = event.value is not None
-    if event.event_type in _TWO_PATHS:
+    kind, value = event.event_type, event.value
+    if kind in ADDRESSING and value is not None and not is_address(value):
+        return is_attempt(event, detail)  # a frame for the wire, or another kind of network
+    if detail is None:
+        return False
+    result = event.return_value if kind == OPEN else detail.return_value
+    is_named = value is not None
+    if kind in _TWO_PATHS:
         is_named &= detail.to_path is not None and detail.to_path.startswith("/")
     if is_named:
         return False
-    result = event.return_value if event.event_type == OPEN else detail.return_value
     if not _CUT.isdisjoint(detail.marks):
         return result != -_EFAULT
     is_done = result is not UNSET and result is not None and result >= 0

@@ -196,6 +196,7 @@ class KernelDetail(
     pid: Count
     call: str
     path: str | None = None  #: as the program gave it, where that is not the value
+    base: str | None = None  #: where the path of an open starts that has no value
     to_path: str | None = None  #: where a rename, link or symlink puts it; absolute if known
     resolved: str | None = None  #: of an exec: the file that runs
     return_value: int | None = None

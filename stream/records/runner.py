@@ -226,7 +226,7 @@ class Companion(
     failed_paths: dict[str, list[str]]  #: attempts: which calls, and why not
     programs: dict[str, list[str]]  #: by name: the files that ran, where it is not that one
     failed_endpoints: dict[str, list[str]]  #: which calls, and why not
-    address_probes: list[str]  #: connects to port 0: no peers
+    address_probes: list[str]  #: connects to port 0 that sent nothing: no peers
     local_sockets: list[str]
     self_reported_tools: list[str]  #: of mcp_tools, those that only the agent itself names
     calls: dict[str, dict[str, Count]]  #: by tool call: events of each kind in its window

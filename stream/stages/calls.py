@@ -185,6 +185,7 @@ def detail_of(
         pid=event.pid,
         call=event.call,
         path=None if is_said else event.path,
+        base=event.base if is_open and value is None else None,
         to_path=named_second(event) or event.to_path,
         resolved=event.resolved if event_type == EXEC or event.resolved != value else None,
         return_value=None if is_open else event.ret,

@@ -2,7 +2,8 @@
 
 The rules are about the file that was really reached, by its canonical path; who asks must know
 that something was only read. A path that fails may be noise as well, but only where its text
-alone tells what it would have reached: see `is_straight`.
+alone tells what it would have reached: see `is_straight`, and only in the system's own folders.
+Elsewhere, as in node_modules, anybody may have put a link on the way.
 """
 
 from __future__ import annotations
@@ -65,39 +66,40 @@ RULES = (
 )
 
 _SHARED_OBJECT = re.compile(r"\.so(?:\.[0-9]+)*\Z")
-_ELSEWHERE = re.compile(
-    r"/proc/[^/]+/(?:root|cwd|exe|fd|fdinfo|task|map_files|ns)(?:/|\Z)"
-    r"|/dev/(?:fd|stdin|stdout|stderr)(?:/|\Z)"
-)
+_VIEW = r"/proc/[^/]+/(?:task/[^/]+/)?(?:root|cwd|exe|fd|map_files|ns)(?:/|\Z)|/dev/fd(?:/|\Z)"
+_ELSEWHERE = re.compile(rf"{_VIEW}|/dev/(?:stdin|stdout|stderr|shm)(?:/|\Z)")
+#: No folder of a canonical path: one behind a link of the kernel's, or a text that is no such path.
+_CROOKED = re.compile(rf"{_VIEW}|(?!/|\Z)|.*?/\.{{0,2}}(?:/|\Z)", re.DOTALL)
 
 
-def judge_of(folder: str) -> Judge:
+def judge_of(folder: str, *, is_reached: bool = True) -> Judge:
     """For the path of a folder, what tells of a name in it which rule it falls under.
 
-    The folder of `/x` is the empty text. A rule for the whole folder goes before the others.
+    The folder of `/x` is the empty text. A rule for the whole folder goes before the others. What
+    was not reached falls under the rules for the system's own folders and files alone.
     """
+    if _CROOKED.match(folder):
+        return _never
     for rule in RULES:
         if any(folder == top or folder.startswith(f"{top}/") for top in rule.folders):
             return _always(rule.name)
-        if rule.inside and re.search(rule.inside, folder):
+        if is_reached and rule.inside and re.search(rule.inside, folder):
             return _always(rule.name)
-    named = dict(_named(folder))
+    named = dict(_named(folder, is_reached=is_reached))
     for rule in RULES:
-        if rule.objects_inside and re.search(rule.objects_inside, folder):
+        if is_reached and rule.objects_inside and re.search(rule.objects_inside, folder):
             return _objects(rule.name, named)
     return named.get
-
-
-def noise_of(path: str) -> str | None:
-    """The name of the rule that a canonical path falls under."""
-    folder, _, name = path.rpartition("/")
-    return judge_of(folder)(name)
 
 
 def is_straight(path: str, plain: str) -> bool:
     """Whether an absolute path leads where its text says: nothing in it goes up, and it does not
     go through another process's view. `plain` is the same path, normalised."""
     return "/../" not in f"{path}/" and _ELSEWHERE.match(plain) is None
+
+
+def _never(name: str) -> None:
+    return None
 
 
 def _always(rule: str) -> Judge:
@@ -108,9 +110,10 @@ def _objects(rule: str, named: dict[str, str]) -> Judge:
     return lambda name: rule if _SHARED_OBJECT.search(name) else named.get(name)
 
 
-def _named(folder: str) -> Iterator[tuple[str, str]]:
+def _named(folder: str, *, is_reached: bool) -> Iterator[tuple[str, str]]:
     for rule in RULES:
-        yield from ((name, rule.name) for name in rule.names)
+        if is_reached:
+            yield from ((name, rule.name) for name in rule.names)
         for path in (*rule.folders, *rule.files):
             place, _, name = path.rpartition("/")
             if place == folder:

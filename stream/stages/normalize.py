@@ -52,6 +52,8 @@ WROTE = "wrote"  #: counted beside the rules of `noise`
 NO_EVENTS = (WROTE,)  #: nothing that the run did
 _MOST_KNOWN = 50_000  #: folders, and forms of opens: a stream of many forgets and learns again
 
+_DOTS = ("", ".", "..")
+
 Given: TypeAlias = bytes | RawEvent | RawCapture | Control
 _decode = msgspec.json.Decoder(RawEvent | RawCapture | Gap).decode
 _encode = msgspec.json.Encoder().encode
@@ -95,6 +97,7 @@ class Normalize:
         self._times: array[int] | None = array("Q") if keeps_times else None
         self._forms: dict[tuple[int, int, int, bool], OpenForm] = {}
         self._judges: dict[str, Judge] = {}
+        self._failed_judges: dict[str, Judge] = {}
         self._quick = QuickOpens(self._run_id, surface, DetailLine, self._drop)
 
     def feed(self, batch: Batch[Given], /) -> Batch[Normalized]:
@@ -190,7 +193,8 @@ class Normalize:
         """The value, and the rule, of an open that failed or of which not all is known."""
         is_done = event.ret is not None and event.ret >= 0
         value = event.resolved if is_done else None
-        value = value or named(event)
+        if value is None and not (is_done and "uring" in event.marks):  # which nobody followed
+            value = named(event)
         if form.is_read and value is not None and event.marks == ["shared_files"]:
             return value, self._judge_both(value, event.path)
         if not form.is_read or value is None or not UNSURE.isdisjoint(event.marks):
@@ -199,7 +203,8 @@ class Normalize:
             return value, self._noise(value) if event.resolved else None
         if event.ret not in (-ENOENT, -ENOTDIR):
             return value, None
-        return value, self._noise(value) if is_straight(f"/{event.path}", value) else None
+        is_plain = is_straight(f"/{event.path}", value)
+        return value, self._noise(value, is_reached=False) if is_plain else None
 
     def _judge_both(self, reached: str, given: str | None) -> str | None:
         """The rule, if what was named and what was found behind the descriptor later fall under
@@ -298,15 +303,17 @@ class Normalize:
         self.counts.filtered += 1
         self.dropped[rule] = self.dropped.get(rule, 0) + 1
 
-    def _noise(self, path: str) -> str | None:
-        at = path.rfind("/")
-        folder = path[:at]
-        judge = self._judges.get(folder)
+    def _noise(self, path: str, *, is_reached: bool = True) -> str | None:
+        folder, _, name = path.rpartition("/")
+        if name in _DOTS or not path.startswith("/"):
+            return None
+        judges = self._judges if is_reached else self._failed_judges
+        judge = judges.get(folder)
         if judge is None:
-            if len(self._judges) >= _MOST_KNOWN:
-                self._judges.clear()
-            judge = self._judges[folder] = judge_of(folder)
-        return judge(path[at + 1 :])
+            if len(judges) >= _MOST_KNOWN:
+                judges.clear()
+            judge = judges[folder] = judge_of(folder, is_reached=is_reached)
+        return judge(name)
 
     def _new_form(self, key: tuple[int, int, int, bool], event: RawEvent) -> OpenForm:
         if len(self._forms) >= _MOST_KNOWN:

@@ -18,7 +18,7 @@ from stream.records.sightings import NAMES, OPEN_FIELDS, OPENS, Sightings
 from stream.stages.calls import CREATE, ENOENT, ENOTDIR, TMPFILE, joined, open_form
 from stream.stages.noise import Judge, judge_of
 
-_MOST_KNOWN = 50_000
+_MOST_KNOWN = 100_000  #: folders, and ways in which something in them was opened
 _CREATES = CREATE | TMPFILE
 _CREAT = OPENS.index("creat")  #: the one open whose flags are not an argument
 _FIRST_ERROR = 4095  #: what lies below is no result of a call, or of one that starts again
@@ -170,18 +170,23 @@ class QuickOpens:
             and not (top and folder.startswith(b"/"))
             and not text.startswith(_VIEWS)
         ):
-            place = self._new_place(path)
+            place = self._new_place(path, is_reached=False)
         self._missed.setdefault(base, {})[folder] = place
         return place
 
-    def _new_place(self, path: bytes) -> _Place:
+    def _new_place(self, path: bytes, *, is_reached: bool = True) -> _Place:
+        self._count_known()
+        text = path_text(path)
+        judge = judge_of(text[:-1], is_reached=is_reached)
+        return _Place(path=path, text=text, judge=judge, ended={})
+
+    def _count_known(self) -> None:
+        """A stream of many places, or of many ways to open, forgets and learns again."""
         self._known += 1
         if self._known > _MOST_KNOWN:
             self._known = 1
             self._reached.clear()
             self._missed.clear()
-        text = path_text(path)
-        return _Place(path=path, text=text, judge=judge_of(text[:-1]), ended={})
 
     def _new_ended(
         self, place: _Place, key: int, flags: int, mode: int, resolve: int, ret: int
@@ -199,6 +204,7 @@ class QuickOpens:
         line = line.replace(b'"value":null', b'"value":"%b%%b"' % quoted, 1)
         is_noise = form.is_read and (ret >= 0 or ret in (-ENOENT, -ENOTDIR))
         see = self._seen(place.text, form.ways, ret)
+        self._count_known()
         ended = place.ended[key] = (line, place.judge if is_noise else None, see)
         return ended
 

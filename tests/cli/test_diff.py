@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,8 @@ def test_what_ci_asks_for_is_the_exit_code(place: Place, words: list[str], code:
 
 def test_the_same_twice_fails_on_nothing_but_what_it_is(place: Place) -> None:
     assert place.stream("diff", GOLDEN, GOLDEN, "--fail-on", "any,partial").code == 0
-    assert place.stream("diff", OPENAI, OPENAI, "--fail-on", "any").code == 0
-    assert place.stream("diff", OPENAI, OPENAI, "--fail-on", "partial").code == 1
+    for word, code in (("added-paths,removed-tools", 0), ("partial", 1), ("any", 1)):
+        assert place.stream("diff", OPENAI, OPENAI, "--fail-on", word).code == code
 
 
 def test_broken_evidence_is_a_record_and_exit_1(place: Place) -> None:
@@ -123,3 +124,34 @@ def test_canonical(place: Place) -> None:
     assert "layers/kernel.ndjson:1: differs" in text
     assert '  A {"schema":"assay.runner.kernel_event.v0","run_id":"run","seq":0,"pid":"p1"' in text
     assert place.stream("diff", "--canonical", OPENAI, GOLDEN).code == 2
+
+
+@pytest.mark.parametrize(
+    ("health", "doubt"),
+    [
+        (None, "observation-health.json is missing"),
+        ({"cgroup_correlation": "partial"}, "observation-health.json: cgroup_correlation=partial"),
+        ({"kernel_layer": "absent"}, "observation-health.json: kernel_layer=absent"),
+        ({"ringbuf_drops": 5}, "observation-health.json: ringbuf_drops: 5 were lost, and kernel"),
+        ({"platform": "darwin"}, "observation-health.json: kernel_layer: complete on a platform"),
+    ],
+)
+def test_what_nobody_saw_is_not_the_same(
+    place: Place, health: dict[str, Any] | None, doubt: str
+) -> None:
+    folder = place.root / "blind"
+    with tarfile.open(OPENAI) as archive:
+        archive.extractall(folder, filter="data")
+    assert place.stream("diff", "--canonical", OPENAI, folder).code == 0
+    path = folder / "observation-health.json"
+    fields = json.loads(path.read_text())
+    path.unlink()
+    if health is not None:
+        path.write_text(json.dumps({**fields, **health}))
+    for sides in ((OPENAI, folder), (folder, OPENAI)):
+        done = place.stream("diff", "--canonical", *sides)
+        assert done.code == 1
+        name = "AB"[sides.index(folder)]
+        first, *rest = done.out.decode().splitlines()
+        assert first.startswith(f"{name}: not all of it was seen: {doubt}")
+        assert "layers/kernel.ndjson: 29 lines, the same" in rest

@@ -122,17 +122,31 @@ def test_the_file_of_a_feed_has_nothing_else(place: Place, source: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "sentences"),
     [
-        ({"dropped": 2, "seen": 12}, "normalize: the feed lost 2 events"),
-        ({"feed": "absent", "reason": "no BTF"}, "normalize: there was no feed: no BTF"),
+        ({}, []),
+        ({"dropped": 2, "seen": 12}, ["the feed lost 2 events"]),
+        ({"feed": "absent", "reason": "no BTF"}, ["there was no feed: no BTF"]),
+        (
+            {"misses": 500, "lost_forks": 3, "unparsed": 9, "unknown_loss": "it broke", "seen": 1},
+            [
+                "not everything was seen: stream_kernel_misses: misses=500",
+                "not everything was seen: stream_kernel_lost_forks: lost_forks=3",
+                "not everything was seen: stream_kernel_unparsed: unparsed=9",
+                "not everything was seen: stream_kernel_unknown_loss: it broke",
+                "not everything was seen: stream_kernel_books: got=10 dropped=0 seen=1",
+            ],
+        ),
+        ({"uring": "hole"}, ["what went by way of io_uring was not seen"]),
     ],
 )
-def test_what_a_feed_lost_is_said(place: Place, changes: dict[str, object], sentence: str) -> None:
+def test_what_a_feed_lost_is_said(
+    place: Place, changes: dict[str, object], sentences: list[str]
+) -> None:
     books = json.dumps({**json.loads(LINES[-1]), **changes}).encode()
     done = place.stream("normalize", "-", data=books)
     assert done.code == 0
-    assert sentence in done.err
+    assert done.err.splitlines()[1:] == [f"normalize: {sentence}" for sentence in sentences]
 
 
 @pytest.mark.parametrize(

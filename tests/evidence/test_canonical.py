@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.errors import InputError
-from stream.evidence.canonical import LAYERS, Compared, Labels, canonical_lines, compare
+from stream.evidence.canonical import LAYERS, Compared, Labels, Layers, canonical_lines, compare
 from stream.records.runner import DETAIL_FILE, KERNEL_FILE, SDK_FILE
 
 
@@ -46,6 +46,25 @@ def test_labels_are_those_of_all_layers() -> None:
     )
 
 
+def test_the_runs_own_folder_has_one_name() -> None:
+    """Wherever it stands in a text, and nothing that only begins like it."""
+    folder = '/ru"ns/a-1'
+    said = [
+        *("", "/workspace/x", "'; cat ", '"', "\n", "/é"),
+        *("2", "_", "-b", ".tar", "é"),
+    ]
+    (line,) = canonical_lines(
+        lines({"value": folder, "argv": [f"--in={folder}{more}" for more in said]}),
+        Labels(folder),
+    )
+    found = json.loads(line)
+    assert found["value"] == "(run)"
+    assert found["argv"] == [
+        *(f"--in=(run){more}" for more in said[:6]),
+        *(f"--in={folder}{more}" for more in said[6:]),
+    ]
+
+
 def test_what_is_no_object_stays(tmp_path: Path) -> None:
     odd = [b"", b"[1]", b"{", b"\xff", b"7", b'{"pid":"x","child":true}']
     assert list(canonical_lines(odd)) == odd
@@ -74,21 +93,21 @@ def test_where_two_runs_part(tmp_path: Path) -> None:
         detail=lines({"pid": 9}),
         sdk=lines({"run_id": "b"}, {"run_id": "b"}),
     )
-    kernel, detail, sdk, policy, markers = compare(a, b)
+    kernel, detail, sdk, policy, markers = compare(Layers(a), Layers(b))
     assert kernel.parting is not None
     assert kernel.parting.line == 2
     assert kernel.parting.base == lines({"pid": "p2", "value": "y"})[0]
     assert (detail, policy.lines, markers.lines) == (Compared(DETAIL_FILE, 1, None), 0, 0)
     assert sdk.parting is not None
     assert (sdk.parting.line, sdk.parting.base) == (2, None)
-    assert all(one.parting is None for one in compare(a, a))
+    assert all(one.parting is None for one in compare(Layers(a), Layers(a)))
 
 
 def test_without_layers_nothing_is_the_same(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     whole = written(tmp_path / "a", kernel=[])
     with pytest.raises(InputError, match="no layers"):
-        list(compare(whole, str(tmp_path / "empty")))
+        Layers(str(tmp_path / "empty"))
     with pytest.raises(InputError, match="no such file"):
-        list(compare(whole, str(tmp_path / "none")))
-    assert [one.lines for one in compare(whole, whole)] == [0] * len(LAYERS)
+        Layers(str(tmp_path / "none"))
+    assert [one.lines for one in compare(Layers(whole), Layers(whole))] == [0] * len(LAYERS)

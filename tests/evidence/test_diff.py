@@ -58,6 +58,18 @@ def binding(call: str, decision: str | None = "allow") -> dict[str, Any]:
     }
 
 
+def observed(
+    coverage: str, scope: str, *notes: str, drops: int = 0, **fields: Any
+) -> dict[str, Any]:
+    """Health that agrees with itself."""
+    seen = {"network_protocol_coverage": coverage, "network_endpoint_claim_scope": scope}
+    told = " ".join(f"{name}={value}" for name, value in seen.items())
+    others = json.loads(LOOSE[HEALTH_FILE])["notes"][1:]
+    kernel = f"s2_kernel_capture: monitor_events=4 ringbuf_drops={drops} {told}"
+    return {**seen, "ringbuf_drops": drops, "notes": [kernel, *others, *notes], **fields}
+
+
+LOSSY = observed("unknown", "unknown", drops=7, kernel_layer="partial_ringbuf_drops")
 BASE = with_changes()
 
 
@@ -159,6 +171,7 @@ def test_ids_of_another_run_are_not_compared() -> None:
     assert found.status == "clean"
 
 
+HOLE = "stream_uring_hole: what went by way of io_uring was not seen"
 PARTIAL = {"status": "partial", "ambiguities": ["sdk_event_without_tool_call_id"]}
 
 
@@ -166,21 +179,16 @@ PARTIAL = {"status": "partial", "ambiguities": ["sdk_event_without_tool_call_id"
     ("changes", "status", "expected"),
     [
         ({"health": {"kernel_layer": "absent"}}, "partial:health", "health"),
-        (
-            {"health": {"kernel_layer": "partial_ringbuf_drops", "ringbuf_drops": 7}},
-            "partial:health",
-            "health",
-        ),
-        ({"health": {"ringbuf_drops": 7}}, "partial:health", "health"),
+        ({"health": LOSSY}, "partial:health", "health"),
         ({"health": {"cgroup_correlation": "partial"}}, "partial:health", "health"),
-        ({"health": {"network_protocol_coverage": "unknown"}}, "partial:health", "health"),
-        ({"health": {"network_protocol_coverage": "absent"}}, "clean", ""),
+        ({"health": observed("unknown", "unknown", HOLE)}, "partial:health", "health"),
+        ({"health": observed("absent", "not_applicable")}, "clean", ""),
         ({"correlation": {"status": "partial"}}, "partial:correlation", "correlation"),
         ({"correlation": {"status": "failed"}}, "partial:correlation", "correlation"),
         ({"correlation": {"bindings": []}}, "partial:unbound", "unbound"),
         ({"correlation": PARTIAL}, "partial:correlation", "correlation"),
         (
-            {"health": {"ringbuf_drops": 1}, "correlation": {"status": "partial", "bindings": []}},
+            {"health": LOSSY, "correlation": {"status": "partial", "bindings": []}},
             "partial:health",
             "health",
         ),
@@ -396,6 +404,92 @@ def test_what_nobody_watched_may_have_been_added() -> None:
     assert _holds("added-paths", unknown)
     assert not _holds("removed-paths", unknown)
     assert not _holds("added-tools", unknown)
+
+
+EVERYTHING = ("paths", "endpoints", "execs")
+
+
+@pytest.mark.parametrize(
+    ("health", "blind"),
+    [
+        ({"kernel_layer": "absent"}, EVERYTHING),
+        (LOSSY, EVERYTHING),
+        (
+            observed("connect_only", "diagnostic_only", "stream_kernel_unnamed: events=3"),
+            EVERYTHING,
+        ),
+        ({"cgroup_correlation": "partial"}, EVERYTHING),
+        ({"cgroup_correlation": "failed"}, ()),  # strace: it followed every process
+        (observed("unknown", "unknown", HOLE), ("paths", "endpoints")),
+        (observed("absent", "not_applicable"), ()),
+    ],
+)
+def test_words_hold_for_what_nobody_could_see(
+    health: dict[str, Any], blind: tuple[str, ...]
+) -> None:
+    changed = with_changes(health=health)
+    assert changed.problems == []
+    for how, other, sides in (
+        ("added", "removed", (BASE, changed)),
+        ("removed", "added", (changed, BASE)),
+    ):
+        found = diff(*sides)
+        assert [what for what in EVERYTHING if _holds(f"{how}-{what}", found)] == [*blind]
+        assert not any(_holds(f"{other}-{what}", found) for what in EVERYTHING)
+        assert not _holds(f"{how}-tools", found)
+        assert _holds("any", found) == (found.status != "clean")
+
+
+DOUBTS: tuple[dict[str, Any], ...] = (
+    {"health": {"kernel_layer": "absent"}},
+    {"correlation": {"status": "partial"}},
+    {"correlation": {"bindings": []}},
+    {"correlation": {"ambiguities": ["kernel_events_outside_every_window"]}},
+)
+
+
+@pytest.mark.parametrize("changes", DOUBTS)
+def test_any_is_each_of_the_words(changes: dict[str, Any]) -> None:
+    same = with_changes(**changes)
+    assert _holds("any", diff(same, same))
+    assert not _holds("any", diff(BASE, BASE))
+
+
+@pytest.mark.parametrize(
+    ("health", "fault"),
+    [
+        ({"platform": "darwin"}, "kernel_layer: complete on a platform that is not linux"),
+        ({"ringbuf_drops": 7}, "ringbuf_drops: 7 were lost, and kernel_layer is complete"),
+        ({"notes": []}, "notes: s2_kernel_capture is missing"),
+        (
+            {"network_endpoint_claim_scope": "unknown"},
+            "network_endpoint_claim_scope: unknown does not follow from connect_only",
+        ),
+        (
+            observed("unknown", "unknown"),
+            "network_protocol_coverage: unknown, and nothing is said to be missing",
+        ),
+    ],
+)
+def test_health_that_contradicts_itself_is_no_evidence(health: dict[str, Any], fault: str) -> None:
+    found = diff(BASE, with_changes(health=health))
+    assert found.status == "failed"
+    assert f"capability_diff_head_unusable: {HEALTH_FILE}: {fault}" in found.notes
+    assert found.preconditions["head_health_clean"] is False
+
+
+def test_our_own_notes_are_held_to_our_own_rules() -> None:
+    for code in ("stream_kernel_misses: misses=5", "stream_cgroup_partial: x"):
+        health = observed("connect_only", "diagnostic_only", code)
+        data = to_json({**json.loads(LOOSE[HEALTH_FILE]), **health})
+        ours = evidence_of({**LOOSE, HEALTH_FILE: data, COMPANION_FILE: companion(BASE.run_id)})
+        assert diff(ours, BASE).status == "failed"
+
+
+def test_two_platforms_are_said() -> None:
+    mac = with_changes(health={"platform": "darwin", "kernel_layer": "absent"})
+    assert "capability_diff_platforms_differ" in codes(diff(BASE, mac))
+    assert "capability_diff_platforms_differ" not in codes(diff(mac, mac))
 
 
 def begun(folder: str) -> bytes:

@@ -204,11 +204,58 @@ def test_attempts_to_connect_are_claimed_and_probes_of_addresses_are_not() -> No
 
 def test_probes_of_addresses_are_no_use_of_the_network() -> None:
     probes = surface_of(
-        raw("connect", ret=0, peer="1.2.3.4:0"), raw("sendto", ret=-22, peer="1.2.3.4:0")
+        raw("connect", ret=0, peer="1.2.3.4:0"),
+        raw("connect", ret=-101, peer="[::1]:0"),
+        raw("sendto", ret=-22, peer="1.2.3.4:0"),
     )
+    assert probes.surface("run").network_endpoints == []
+    assert probes.address_probes() == ["1.2.3.4:0", "[::1]:0"]
     assert (probes.has_connect, probes.has_datagram) == (False, False)
     probes.is_reference = True  # which counts them
     assert (probes.has_connect, probes.has_datagram) == (True, True)
+
+
+@pytest.mark.parametrize("call", ["sendto", "sendmsg", "sendmmsg"])
+@pytest.mark.parametrize("ret", [8, 0, None, -1, -101])
+def test_what_has_no_ports_is_sent_to_port_0(call: str, ret: int | None) -> None:
+    surface = surface_of(raw(call, ret=ret, peer="1.2.3.4:0"))
+    assert surface.surface("run").network_endpoints == ["1.2.3.4:0"]
+    assert surface.address_probes() == []
+    assert surface.has_datagram
+
+
+@pytest.mark.parametrize("ret", [None, -110, -111, -114, -115])
+def test_a_stream_that_asks_for_port_0_asks_somebody(ret: int | None) -> None:
+    surface = surface_of(raw("connect", ret=ret, peer="1.2.3.4:0"))
+    assert surface.surface("run").network_endpoints == ["1.2.3.4:0"]
+    assert surface.address_probes() == []
+    assert surface.has_connect
+
+
+@pytest.mark.parametrize("peer", ["af17:", "af17:0800", "af40:00", "af31:01"])
+def test_a_peer_of_another_kind_of_network_has_no_name(peer: str) -> None:
+    sent, tried = raw("sendto", ret=9, peer=peer), raw("sendmsg", ret=-1, peer=peer)
+    for event in (sent, tried, raw("connect", ret=0, peer=peer)):
+        surface = surface_of(event)
+        assert surface.unnamed.total() == 1
+        assert surface.surface("run").network_endpoints == surface.local_sockets() == []
+        assert (surface.has_connect, surface.has_datagram) == (
+            event.call == "connect",
+            event.call != "connect",
+        )
+    assert not surface_of(raw("sendto", ret=-9, peer=peer)).unnamed
+
+
+def test_an_open_that_nobody_followed_is_claimed_by_nothing() -> None:
+    """io_uring tells the name that was given, and not where that led."""
+    event = raw(ret=5, path="link", base="/srv", marks=["uring"])
+    surface = surface_of(event)
+    assert surface.paths() == surface.failed_paths() == {}
+    assert surface.unnamed == {"openat": 1}
+    event.ret = -2
+    assert surface_of(event).failed_paths() == {"/srv/link": ["openat:ENOENT"]}
+    assert not surface_of(event).unnamed
+    assert paths(opened("/srv/file", marks=["uring"])) == ["/srv/file"]
 
 
 NO_ATTEMPT = {9: "EBADF", 14: "EFAULT", 88: "ENOTSOCK", 97: "EAFNOSUPPORT", 106: "EISCONN"}

@@ -1,0 +1,62 @@
+"""What goes to a network without a port, or over no IP at all."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.cli.command import Place
+from tests.recorder.runs import observe
+from tests.recorder.test_kernel import artifact, health
+from tests.recorder.test_kernel_trouble import FEEDS
+
+ECHO = r"""
+import socket
+one = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+one.sendto(b'\x08\x00\xf7\xff\x00\x00\x00\x00', ('127.0.0.1', 0))
+"""
+FRAME = r"""
+import socket
+one = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
+one.sendto(b'E' + b'\0' * 40, ('lo', 0x0800))
+"""
+PROBE = r"""
+import socket
+one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+one.connect(('127.0.0.1', 0))
+try: one.sendto(b'x', ('127.0.0.1', 0))
+except OSError: pass
+"""
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize(
+    ("work", "endpoints", "unnamed", "coverage"),
+    [
+        (ECHO, ["127.0.0.1:0"], {}, "datagram_peer_observed"),
+        (FRAME, [], {"event_6": 1}, "datagram_peer_observed"),
+        (PROBE, [], {}, "absent"),
+    ],
+    ids=["echo", "frame", "probe"],
+)
+def test_what_was_sent_is_seen(
+    place: Place,
+    needs_root: None,
+    feed: str,
+    work: str,
+    endpoints: list[str],
+    unnamed: dict[str, int],
+    coverage: str,
+) -> None:
+    run = observe(place, "--kernel", feed, "--", sys.executable, "-ISc", work)
+    assert run.done.code == 0, run.done.err
+    found, beside = health(run), artifact(run, "companion.json")
+    assert artifact(run, "capability-surface.json")["network_endpoints"] == endpoints
+    assert beside["unnamed"] == unnamed
+    assert beside["local_sockets"] == []
+    assert beside["address_probes"] == (["127.0.0.1:0"] if work == PROBE else [])
+    assert found["network_protocol_coverage"] == coverage
+    is_noted = any(note.startswith("stream_kernel_unnamed:") for note in found["notes"])
+    assert is_noted == bool(unnamed)
+    assert place.stream("verify", run.folder).code == 0
