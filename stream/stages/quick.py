@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from stream.evidence.surface import Surface
-from stream.records.kernel import KernelDetail, RawEvent, path_text
+from stream.records.kernel import BACKSLASH, KernelDetail, RawEvent, path_text
 from stream.records.sightings import NAMES, OPEN_FIELDS, OPENS, Sightings
 from stream.stages.calls import CREATE, ENOENT, ENOTDIR, TMPFILE, joined, open_form
 from stream.stages.noise import Judge, judge_of
@@ -106,7 +106,7 @@ class QuickOpens:
                 place, leaf = self._missed_at(chunk, start, middle, based)
                 if place is None or walked or resolve or scope != _BOTH:
                     return index, seq
-            if call == _CREAT or b"\\" in leaf:
+            if call == _CREAT or BACKSLASH in leaf:
                 return index, seq
             try:
                 name = leaf.decode()
