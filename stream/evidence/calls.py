@@ -29,6 +29,7 @@ class Call(Struct, eq=False):
     tools: set[str] = set()
     decisions: list[str] = []
     tally: Tally = defaultdict(int)
+    is_doubted: bool = False  #: something was done of which nobody knows whether it was for it
 
     @property
     def is_told(self) -> bool:

@@ -153,7 +153,7 @@ def _named_of_evidence(
     for call in calls.values():
         if has_kernel and call.is_told and call.begin is None:
             yield code("sdk_tool_call_without_window", call.id)
-        elif has_kernel and call.is_told and not call.count:
+        elif has_kernel and call.is_told and not call.count and not call.is_doubted:
             yield code("sdk_tool_call_without_kernel_events", call.id)
 
 

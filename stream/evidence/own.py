@@ -18,7 +18,8 @@ from stream.evidence.commands import digest_of
 from stream.records.kernel import EXEC, EXIT, FORK, MKNOD, OPEN, RENAME, UNLINK
 from stream.records.runner import HOME
 
-_LOGS = ("commands", "hooks.ndjson", "sdk-events.ndjson")  #: which others may write to
+_EVENT_LOG = "sdk-events.ndjson"  #: whoever opens it tells something, or reads what was told
+_LOGS = ("commands", "hooks.ndjson", _EVENT_LOG)  #: which others may write to
 _SHELLS = ("/bin/sh", "/bin/bash", "/usr/bin/sh", "/usr/bin/bash")
 _CHANGES = {OPEN, *range(UNLINK, MKNOD + 1)}
 _Doing = Literal["shell", "hook", "helper", "wrapper"]
@@ -111,11 +112,10 @@ class Own:
     def _opens(self, pid: int, told: Told) -> bool:
         doing = self._doing.get(pid)
         folder, _, name = (told.path or "").rpartition("/")
-        return (
-            doing is not None
-            and folder == self._home
-            and (name, not told.is_reading) in _OPENED[doing]
-        )
+        if folder != self._home:
+            return False
+        is_known = doing is not None and (name, not told.is_reading) in _OPENED[doing]
+        return is_known or name == _EVENT_LOG
 
     def _is_touched(self, kind: int, told: Told) -> bool:
         """Where a path goes through links, its text does not say what it leads to: whatever is

@@ -283,6 +283,75 @@ def test_a_call_cannot_be_given_to_another_by_a_name_that_its_process_takes(run:
     assert counts(found) == {"a": 5, "b": 0}
 
 
+def test_what_was_started_in_an_overlap_stays_of_either_call(run: Run) -> None:
+    """Also when only one of them is left, and when neither is."""
+    run.start("a")
+    run.start("b")
+    run.forks(10)
+    run.execs(10, "worker")
+    run.forks(11, parent=10)
+    run.end("a")
+    run.opens(2, pid=10)
+    run.opens(3, pid=11)
+    run.opens(4)
+    run.end("b")
+    run.opens(pid=11)
+    found = run.correlated()
+    assert found.calls == {"a": {}, "b": {"openat": 4}}
+    assert found.undecided == {"event_1012": 2, "exec": 1, "openat": 5}
+    overlap = "kernel_events_in_overlapping_windows:a,b"
+    assert named(found) == ["kernel_events_after_call:a,b", overlap, OUTSIDE]
+
+
+def test_what_runs_in_an_overlap_is_known_by_its_command_however_late(run: Run) -> None:
+    run.start("a", "make")
+    run.start("b", "ls")
+    run.forks(10)
+    run.execs(10, "env", "bash")
+    run.forks(11, parent=10)
+    run.end("a")
+    run.execs(11, "bash", "-c", "ls")
+    run.opens(2, pid=11)
+    run.end("b")
+    found = run.correlated()
+    assert found.calls == {"a": {}, "b": {"exec": 1, "openat": 2}}
+
+
+def test_what_a_copy_of_the_agent_does_is_the_agents(run: Run) -> None:
+    run.forks(10)
+    run.start("a")
+    run.opens(2, pid=10)
+    run.end("a")
+    assert counts(run.correlated()) == {"a": 2}
+
+
+def test_what_was_started_before_a_call_is_not_the_calls(run: Run) -> None:
+    """It may be at work for anybody: as an agent is whose words go through who started it."""
+    run.forks(10)
+    run.execs(10, "agent")
+    run.start("a", "ls")
+    run.opens(2, pid=10)
+    run.forks(11, parent=10)
+    run.execs(11, "bash", "-c", "ls")
+    run.opens(3, pid=11)
+    run.end("a")
+    found = run.correlated()
+    assert found.calls == {"a": {}}
+    assert found.undecided == {"event_1012": 1, "exec": 1, "openat": 5}
+    assert named(found) == [f"{OTHERS}:a", OUTSIDE]
+    assert found.report.status == "partial"
+
+
+def test_telling_is_no_work(run: Run) -> None:
+    run.start("a")
+    run.touches(f"{HOME}/sdk-events.ndjson")
+    run.end("a")
+    found = run.correlated()
+    assert found.calls == {"a": {}}
+    assert found.near == set()
+    assert named(found) == [OUTSIDE, "sdk_tool_call_without_kernel_events:a"]
+
+
 def calls_a_hook(run: Run, log: str = "hooks.ndjson") -> None:
     """As Claude Code does, and all that the hook does."""
     run.forks(10)
@@ -336,6 +405,24 @@ def test_a_call_that_a_hook_tells_of_is_that_of_who_started_the_hook(
     found = run.correlated()
     assert found.calls["a"]["openat"] == 3
     assert (named(found), found.report.status) == ([OUTSIDE], "clean")
+
+
+@pytest.mark.parametrize("hook", [HOOK, "/usr/bin/tee"])
+def test_what_the_agent_does_while_its_first_hook_begins_is_the_agents(run: Run, hook: str) -> None:
+    """Of another program, which will tell as well, nobody knows that yet."""
+    run.execs(AGENT, "claude")
+    for pid, tell in ((10, run.start), (12, run.end)):
+        run.forks(pid)
+        run.opens(3)
+        run.execs(pid, "/bin/sh", hook, path=hook)
+        run.teller = pid
+        tell("a")
+        run.exits(pid)
+        run.opens()
+    found = run.correlated()
+    is_ours = hook == HOOK
+    assert (OTHERS in named(found)) != is_ours
+    assert (found.report.status == "clean") == is_ours
 
 
 @pytest.mark.parametrize(

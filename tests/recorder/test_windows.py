@@ -91,6 +91,34 @@ def test_behind_a_relay_nothing_is_bound_and_nothing_is_clean(
     assert {"file-of-a", "file-of-b", "file-of-c"} <= names
 
 
+#: Each line comes two lines late, and the agent waits for that: its work lies in other windows.
+ABOVE = """
+agent = subprocess.Popen([*sys.argv[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+held = [b'', b'']
+for line in agent.stdout:
+    held.append(line)
+    os.write(1, held.pop(0))
+    agent.stdin.write(b'.')
+os.write(1, b''.join(held))
+"""
+BELOW = THREE.replace("touch", "os.read(0, 1); touch").replace(
+    "end(call)", "end(call); os.read(0, 1)"
+)
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+def test_behind_a_relay_above_it_nothing_is_bound_either(place: Place, feed: str) -> None:
+    write_script(place.root / "below.py", AGENT + BELOW)
+    words = [*agent(place, ABOVE), *PYTHON, place.root / "below.py"]
+    run = recorded(place, feed, "--no-wrap", "--", *words)
+    assert {one["clock"] for one in records(run.folder / "layers/markers.ndjson")} == {"kernel"}
+    assert bound(run) == {"a": 0, "b": 0, "c": 0}
+    assert report(run)["status"] == "partial"
+    assert {f"kernel_events_of_other_processes:{call}" for call in "ab"} <= set(
+        report(run)["ambiguities"]
+    )
+
+
 @pytest.mark.parametrize("feed", FEEDS)
 def test_without_one_each_file_is_its_calls(place: Place, feed: str) -> None:
     """Also where a shell started the agent: or the test above would show nothing."""
