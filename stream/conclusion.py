@@ -262,6 +262,7 @@ def _correlation(
             events=kernel_steps(kernel, details) if is_readable else (),
             gaps=lost_between(again, total) if is_readable else (),
             has_kernel=is_readable and capture.feed != "absent",
+            capture=capture,
         )
 
 

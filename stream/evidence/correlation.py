@@ -17,7 +17,7 @@ from stream.evidence.calls import TOOL_EVENTS, Call, Tally, calls_of, code, in_o
 from stream.evidence.own import Own
 from stream.evidence.steps import KernelStep
 from stream.evidence.surface import Claim
-from stream.records.kernel import kind_of
+from stream.records.kernel import RawCapture, kind_of
 from stream.records.runner import (
     Binding,
     CorrelationReport,
@@ -48,8 +48,10 @@ def correlate(
     events: Iterable[KernelStep],
     gaps: Sequence[tuple[int, int]],
     has_kernel: bool,
+    capture: RawCapture | None = None,
 ) -> Correlation:
-    """`events` is read once. A gap is the numbers between which the lost events would stand."""
+    """`events` is read once. A gap is the numbers between which the lost events would stand.
+    `capture`: the books of the feed, which know of losses that have no place."""
     calls = calls_of(sdk, policy, markers)
     named = set(_named_of_calls(calls, policy))
     attribution = Attribution(calls.values(), _own(markers))
@@ -59,6 +61,8 @@ def correlate(
     named |= doubts if has_kernel else set()
     named |= set(_named_of_evidence(calls, total, policy, has_kernel=has_kernel))
     named |= {code("kernel_events_lost_in_window", c.id) for c in _tainted(calls.values(), gaps)}
+    if has_kernel:
+        named |= {code("kernel_layer_incomplete", why) for why in _missing(capture, gaps)}
     if any(e.event_type in TOOL_EVENTS and e.tool_call_id is None for e in sdk):
         named.add("sdk_event_without_tool_call_id")
     if not (total or sdk or policy):
@@ -155,6 +159,22 @@ def _named_of_evidence(
             yield code("sdk_tool_call_without_window", call.id)
         elif has_kernel and call.is_told and not call.count and not call.is_doubted:
             yield code("sdk_tool_call_without_kernel_events", call.id)
+
+
+def _missing(capture: RawCapture | None, gaps: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """What was lost, whatever windows there are: an event that is missing may be of any of them,
+    and who forked unseen is at work for nobody knows whom."""
+    if gaps or (capture is not None and capture.dropped):
+        yield "events"
+    if capture is None:
+        return
+    for name in ("unparsed", "misses", "lost_forks", "unknown_loss"):
+        if getattr(capture, name):
+            yield name
+    if capture.feed == "ebpf" and capture.got + capture.dropped != capture.seen:
+        yield "books"
+    if capture.uring in ("hole", "unknown"):
+        yield "io_uring"
 
 
 def _tainted(calls: Iterable[Call], gaps: Sequence[tuple[int, int]]) -> Iterator[Call]:

@@ -30,6 +30,7 @@ from stream.records.kernel import (
     UNLINK,
     KernelDetail,
     KernelEvent,
+    RawCapture,
     path_text,
 )
 from stream.records.runner import CorrelationReport, Marker, PolicyEvent, SdkEvent
@@ -134,7 +135,13 @@ class Run:
             if call is not None:
                 self.decides(call)
 
-    def correlated(self, *, has_kernel: bool = True, is_decided: bool = True) -> Correlation:
+    def correlated(
+        self,
+        *,
+        has_kernel: bool = True,
+        is_decided: bool = True,
+        capture: RawCapture | None = None,
+    ) -> Correlation:
         """Where a test says nothing of decisions, every call was allowed."""
         if is_decided and not self.policy:
             self.allows_all()
@@ -146,6 +153,7 @@ class Run:
             events=((*step, 1) for step in self.steps),
             gaps=self.gaps,
             has_kernel=has_kernel,
+            capture=capture,
         )
 
 
@@ -801,6 +809,9 @@ def one_call(run: Run, name: str = "a") -> None:
     run.end(name)
 
 
+LOST = "kernel_events_lost_in_window:a"
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -855,9 +866,9 @@ def one_call(run: Run, name: str = "a") -> None:
         ),
         (lambda run: run.start(None), ["sdk_event_without_tool_call_id"]),
         (lambda run: run.tells("run_finished", None, None), []),
-        (lambda run: run.gaps.append((0, 0)), ["kernel_events_lost_in_window:a"]),
-        (lambda run: run.gaps.append((1, 9)), ["kernel_events_lost_in_window:a"]),
-        (lambda run: run.gaps.append((2, 9)), []),
+        (lambda run: run.gaps.append((0, 0)), [LOST, "kernel_layer_incomplete:events"]),
+        (lambda run: run.gaps.append((1, 9)), [LOST, "kernel_layer_incomplete:events"]),
+        (lambda run: run.gaps.append((2, 9)), ["kernel_layer_incomplete:events"]),
     ],
 )
 def test_each_doubt_has_a_name(run: Run, change: Any, expected: list[str]) -> None:
@@ -866,6 +877,29 @@ def test_each_doubt_has_a_name(run: Run, change: Any, expected: list[str]) -> No
     found = run.correlated()
     assert named(found) == expected
     assert found.report.status == ("partial" if expected else "clean")
+
+
+@pytest.mark.parametrize(
+    ("books", "missing"),
+    [
+        ({"seen": 2, "dropped": 1}, ["events"]),
+        ({"seen": 1}, []),
+        ({"seen": 2}, ["books"]),
+        ({"feed": "strace", "unparsed": 1}, ["unparsed"]),
+        ({"seen": 1, "misses": 1, "lost_forks": 1}, ["lost_forks", "misses"]),
+        ({"seen": 1, "unknown_loss": "it was killed"}, ["unknown_loss"]),
+        ({"seen": 1, "uring": "hole"}, ["io_uring"]),
+        ({"seen": 1, "uring": "seen"}, []),
+    ],
+)
+def test_what_is_missing_without_a_place_is_missing_from_any_call(
+    run: Run, books: dict[str, Any], missing: list[str]
+) -> None:
+    one_call(run)
+    capture = RawCapture(**{"feed": "ebpf", "got": 1, "uring": "unused", **books})
+    found = run.correlated(capture=capture)
+    assert named(found) == [f"kernel_layer_incomplete:{one}" for one in missing]
+    assert found.report.status == ("partial" if missing else "clean")
 
 
 def test_calls_that_nobody_decided_are_each_named(run: Run) -> None:
@@ -1037,3 +1071,17 @@ def test_steps_come_from_both_files_of_the_kernel_layer() -> None:
     assert lost_between(details, 4) == [(1, 1), (3, 4)]
     assert lost_between([GAP_LINE, GAP_LINE], 9) == [(0, 9)]
     assert lost_between([], 9) == []
+
+
+BEGINS_LINE = msgspec.json.encode(Gap(source="kernel", lost=0, reason="full", begins=True))
+
+
+def test_a_loss_lies_between_where_it_may_begin_and_where_it_was_noticed() -> None:
+    one, two, three = (detail(seq, 1, "openat") for seq in (3, 5, 7))
+    assert lost_between([one, BEGINS_LINE, two, GAP_LINE, three], 9) == [(4, 7)]
+    assert lost_between([BEGINS_LINE, one, GAP_LINE, BEGINS_LINE, two, GAP_LINE], 9) == [
+        (0, 5),
+        (4, 9),
+    ]
+    assert lost_between([one, BEGINS_LINE, two], 9) == [(4, 9)], "it was cut off"
+    assert lost_between([one, GAP_LINE, BEGINS_LINE], 9) == [(4, 9)]
