@@ -94,6 +94,7 @@ class Attribution:
             for call in group.calls:
                 _look_back(group, call)
         yield from self._names
+        yield from (code("told_and_not_used", one, "replaced") for one in self._own.replaced)
         for calls in self._late:
             yield _code_of("kernel_events_after_call", calls)
 

@@ -28,6 +28,8 @@ from stream.records.runner import (
     Window,
 )
 
+DECISIONS = {"allow", "deny"}  #: that the contract knows
+
 
 class Correlation(Struct, frozen=True):
     """Every kernel event is counted once: for a call, as unbound, or as undecided."""
@@ -65,6 +67,8 @@ def correlate(
         named |= {code("kernel_layer_incomplete", why) for why in _missing(capture, gaps)}
     if any(e.event_type in TOOL_EVENTS and e.tool_call_id is None for e in sdk):
         named.add("sdk_event_without_tool_call_id")
+    for marker in markers:
+        named |= {code("told_and_not_used", *key.split(":", 1)) for key in marker.unused}
     if not (total or sdk or policy):
         named.add("nothing_observed")
     bindings = [_binding(call, total) for call in in_order(calls.values())]
@@ -96,7 +100,7 @@ def _status(bindings: Sequence[Binding], named: set[str], *, has_kernel: bool) -
 
 def _binding(call: Call, total: int) -> Binding:
     """Where an end is not known, nothing narrower than the run's own can be named."""
-    decisions = set(call.decisions)
+    decisions = {event.decision for event in call.decisions}
     return Binding(
         tool_call_id=call.id,
         policy_decision=decisions.pop() if len(decisions) == 1 else None,
@@ -135,12 +139,22 @@ def _named_of_calls(calls: dict[str, Call], policy: Sequence[PolicyEvent]) -> It
             yield code("sdk_tool_call_completed_without_started", call.id)
         if len(call.tools) > 1:
             yield code("tool_name_mismatch", call.id)
-        if len(set(call.decisions)) > 1:
-            yield code("policy_decision_conflict", call.id)
+        yield from _named_of_decisions(call)
         if not call.is_told:
             yield code("policy_decision_without_sdk_tool_call", call.id)
         elif not call.decisions:
             yield code("sdk_tool_call_without_policy_binding", call.id)
+
+
+def _named_of_decisions(call: Call) -> Iterator[str]:
+    decided = [event.decision for event in call.decisions]
+    if len(set(decided)) > 1:
+        yield code("policy_decision_conflict", call.id)
+    if not DECISIONS.issuperset(decided):
+        yield code("policy_decision_unknown", call.id)
+    told = {(event.source_event_type, event.source, event.decision) for event in call.decisions}
+    if len(told) < len(decided):
+        yield code("policy_decision_duplicate", call.id)
 
 
 def _named_of_evidence(
@@ -164,7 +178,7 @@ def _named_of_evidence(
 def _missing(capture: RawCapture | None, gaps: Sequence[tuple[int, int]]) -> Iterator[str]:
     """What was lost, whatever windows there are: an event that is missing may be of any of them,
     and who forked unseen is at work for nobody knows whom."""
-    if gaps or (capture is not None and capture.dropped):
+    if gaps if capture is None else capture.dropped:
         yield "events"
     if capture is None:
         return

@@ -62,6 +62,7 @@ class Run:
         self.sdk: list[SdkEvent] = []
         self.policy: list[PolicyEvent] = []
         self.gaps: list[tuple[int, int]] = []
+        self.unused: dict[str, int] = {}  #: of what was told
 
     def says(
         self, name: Any, call: str | None, tool: str = "T", command: str | None = None
@@ -145,9 +146,17 @@ class Run:
         """Where a test says nothing of decisions, every call was allowed."""
         if is_decided and not self.policy:
             self.allows_all()
+        end = Marker(
+            run_id="r",
+            seq=len(self.markers),
+            name="run_finished",
+            at=len(self.steps),
+            clock="kernel",
+            unused=self.unused,
+        )
         return correlate(
             "r",
-            markers=self.markers,
+            markers=[*self.markers, end],
             sdk=self.sdk,
             policy=self.policy,
             events=((*step, 1) for step in self.steps),
@@ -835,7 +844,28 @@ LOST = "kernel_events_lost_in_window:a"
             lambda run: (run.decides("a"), run.decides("a", "deny")),
             ["policy_decision_conflict:a"],
         ),
-        (lambda run: (run.decides("a"), run.decides("a")), []),
+        (
+            lambda run: (run.decides("a"), run.decides("a")),
+            ["policy_decision_duplicate:a"],
+        ),
+        (lambda run: (run.decides("a"), run.decides("a", kind=DENIAL)), []),
+        (lambda run: run.decides("a", ""), ["policy_decision_unknown:a"]),
+        (
+            lambda run: run.touches(f"{HOME}/sdk-events.ndjson", UNLINK),
+            [OUTSIDE, "told_and_not_used:log,replaced"],
+        ),
+        (
+            lambda run: run.touches("/tmp/x", RENAME, to_path=f"{HOME}/hooks.ndjson"),
+            [OUTSIDE, "told_and_not_used:hooks,replaced"],
+        ),
+        (
+            lambda run: run.touches("/runs/r", RENAME, to_path="/runs/s"),
+            [OUTSIDE, "told_and_not_used:hooks,replaced", "told_and_not_used:log,replaced"],
+        ),
+        (
+            lambda run: run.unused.update({"policy:torn": 2, "stdout:overlong": 1}),
+            ["told_and_not_used:policy,torn", "told_and_not_used:stdout,overlong"],
+        ),
         (lambda run: run.decides("a", tool="U"), ["tool_name_mismatch:a"]),
         (
             lambda run: run.decides(None),
