@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -24,7 +25,8 @@ from stream.evidence.calls import calls_started
 from stream.evidence.companion import make_companion
 from stream.evidence.correlation import Correlation, correlate
 from stream.evidence.health import make_health
-from stream.evidence.moments import Written, place
+from stream.evidence.moments import Written, place, told_apart
+from stream.evidence.sdk import Unused
 from stream.evidence.steps import kernel_steps, lost_between
 from stream.evidence.surface import Surface
 from stream.recorder.disclosure import Disclosure
@@ -61,6 +63,7 @@ from stream.testimony import Testimony, Times
 
 _encode = msgspec.json.Encoder().encode
 _BLOCK = 1 << 20
+STDOUT = "stdout"
 NOT_ASKED = "the run was recorded without a kernel feed"
 
 
@@ -142,9 +145,10 @@ def conclude(
 ) -> Concluded:
     """Writes all that is made of the layers into the folder."""
     run_id = testimony.run_id
-    troubles = list(testimony.finish())
+    testimony.finish()
     total = files.lines(KERNEL_FILE)
     markers = _markers(testimony, account, total)
+    troubles = [one.sentence for one in testimony.unused]
     account.times.close()
     for name, lines in (
         (SDK_FILE, testimony.sdk),
@@ -225,17 +229,30 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 
 def _markers(testimony: Testimony, account: Account, total: int) -> list[Marker]:
     received = testimony.received
+    written = {
+        channel: Written(writes, received.get(channel, 0))
+        for channel, writes in account.written.items()
+    }
+    for channel, one in written.items():
+        if channel == STDOUT and channel not in received:
+            continue  # somebody else was asked to tell
+        size = one.writes[-1][0] - one.received if one.writes else 0
+        if size > 0:
+            sentence = f"the {channel}: {size} bytes that were written there did not arrive"
+            testimony.miss(Unused(channel, "unread", size, sentence))
+    unused = told_apart(testimony.moments, testimony.again, written)
+    counts = Counter({f"{channel}:told_again": count for channel, count in unused.items()})
+    for lost in testimony.unused:
+        counts[f"{lost.channel}:{lost.why}"] += lost.count
     return place(
         testimony.run_id,
         testimony.moments,
-        written={
-            channel: Written(writes, received.get(channel, 0))
-            for channel, writes in account.written.items()
-        },
+        written=written,
         times=account.times.until(),
         total=total,
         home=account.home,
         helpers=account.helpers,
+        unused=counts,
     )
 
 
@@ -262,6 +279,7 @@ def _correlation(
             events=kernel_steps(kernel, details) if is_readable else (),
             gaps=lost_between(again, total) if is_readable else (),
             has_kernel=is_readable and capture.feed != "absent",
+            capture=capture,
         )
 
 

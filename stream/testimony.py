@@ -8,7 +8,7 @@ import os
 import tempfile
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -20,7 +20,7 @@ from stream.errors import os_reason
 from stream.evidence.commands import digest_of
 from stream.evidence.moments import Moment
 from stream.evidence.policy import PolicyLayer
-from stream.evidence.sdk import SdkLayer, log_environment
+from stream.evidence.sdk import SdkLayer, Unused, log_environment
 from stream.recorder.channels import Sdk
 from stream.recorder.disclosure import Disclosure
 from stream.records.runner import (
@@ -82,6 +82,8 @@ class Testimony:
         self.sdk: list[SdkEvent] = []
         self.moments: list[Moment] = []
         self.policy: list[PolicyEvent] = []
+        self.again: list[Moment] = []  #: of what another channel had told already
+        self.unused: list[Unused] = []
         self._disclosure = disclosure
         self._sdk = sdk
         self._left_out = 0
@@ -102,6 +104,8 @@ class Testimony:
         with self._lock:
             if self._sdk == "stream-json":
                 self._take(self._layer.feed(block, arrived))
+            elif self._sdk == "hooks":
+                self._take(self._layer.feed_refusals(block, arrived))
             self.policy += map(self._seen, self._policy.feed_stdout(block))
 
     def hear_log(self, block: bytes, arrived: int) -> None:
@@ -121,17 +125,25 @@ class Testimony:
         with self._lock:
             self.policy += map(self._seen, self._policy.feed(block))
 
-    def finish(self) -> Iterator[str]:
-        """What of it could not be used."""
+    def miss(self, unused: Unused) -> None:
+        self.unused.append(unused)
+
+    def finish(self) -> None:
+        """Nothing more will be said; what of it could not be used is counted."""
         self._layer.finish()
+        self.again = self._layer.again
         self.policy += map(self._seen, self._policy.finish())
         for (channel, problem), count in sorted(self._layer.problems.items()):
-            if channel != "stdout":  # a program that says something else there says nothing wrong
-                yield f"{count} lines of the {channel} were not used: {problem}"
+            self._not_used(channel, problem, count)
         if self._left_out:
-            yield f"{self._left_out} events of the SDK layer, which keeps {MOST_KEPT}"
+            sentence = f"{self._left_out} events of the SDK layer, which keeps {MOST_KEPT}"
+            self.miss(Unused("sdk", "left_out", self._left_out, sentence))
         for reason, count in sorted(self._policy.problems.items()):
-            yield f"{count} lines of the policy layer were not used: {reason}"
+            self._not_used("policy layer", reason, count)
+
+    def _not_used(self, channel: str, why: str, count: int) -> None:
+        sentence = f"{count} lines of the {channel} were not used: {why}"
+        self.miss(Unused(channel.partition(" ")[0], why, count, sentence))
 
     def _take(self, said: Sequence[Any]) -> None:
         room = max(0, MOST_KEPT - len(self.sdk))

@@ -22,6 +22,7 @@ from stream.codec import join_lines
 from stream.conclusion import Account, Course, conclude
 from stream.errors import FeedError, RequiredError, os_reason
 from stream.evidence.commands import asked_in, known_by
+from stream.evidence.sdk import Unused
 from stream.evidence.surface import Surface
 from stream.pipeline import Batch, Pipeline, Write
 from stream.recorder.cgroup import Cgroup
@@ -168,7 +169,7 @@ class KernelWitness:
         try:
             await self._channels.run()
         except* Exception as group:
-            self._troubles.append(f"the SDK layer: {_reasons(group)}")
+            self._miss("sdk", f"the SDK layer: {_reasons(group)}")
 
     def _conclude(self, ending: Ending, summary: RunSummary) -> None:
         self._hear_the_rest()
@@ -197,9 +198,10 @@ class KernelWitness:
 
     def _hear_the_rest(self) -> None:
         try:
-            self._troubles += self._channels.finish()
+            for unused in self._channels.finish():
+                self._testimony.miss(unused)
         except OSError as error:
-            self._troubles.append(f"the SDK layer: {os_reason(error)}")
+            self._miss("sdk", f"the SDK layer: {os_reason(error)}")
         finally:
             self._channels.close()
         asked = self._wish.sdk
@@ -216,7 +218,10 @@ class KernelWitness:
                 while block := file.read(1 << 20):
                     self._testimony.decide(block)
         except OSError as error:
-            self._troubles.append(f"--policy {path}: {os_reason(error)}")
+            self._miss("policy", f"--policy {path}: {os_reason(error)}")
+
+    def _miss(self, channel: str, sentence: str) -> None:
+        self._testimony.miss(Unused(channel, "unread", 1, sentence))
 
     def _capture_of_all(self, ending: Ending) -> RawCapture:
         """The feed's books; where it never got to them, or they were not kept, that is a loss."""

@@ -21,7 +21,7 @@ from msgspec import UNSET
 from stream.archive.agreement import event_strangeness, line_strangeness
 from stream.archive.columns import Columns, Form, columns_of
 from stream.evidence.own import Told
-from stream.evidence.steps import KernelStep, told_of
+from stream.evidence.steps import KernelStep, Losses, told_of
 from stream.evidence.surface import OPENED, Surface, ways_of
 from stream.records.control import Gap
 from stream.records.kernel import EXIT, OPEN, KernelDetail, KernelEvent
@@ -74,8 +74,7 @@ class Gathering:
         self._scopes: Counter[str] = Counter()  # of events that are not of both
         self._looked_at: tuple[int, array[int], array[int]] = (0, array("Q"), array("Q"))
         self._read_lines: Iterator[tuple[array[int], array[int]]] | None = None
-        self._gaps: list[tuple[int, int]] = []
-        self._after, self._is_waiting = 0, False
+        self._losses = Losses()
         self._steps, self._others = _file(), _file()
         self._told, self._told_early = _file(), _file()
         self._waiting: Iterator[KernelEvent] | None = None
@@ -103,9 +102,8 @@ class Gathering:
         self.is_whole = False
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Where events were lost, as `lost_between` tells it."""
-        rest = [(self._after, max(self._after, self.events))] if self._is_waiting else []
-        return [*self._gaps, *rest]
+        """Where events were lost."""
+        return self._losses.between(self.events)
 
     def close(self) -> None:
         for file in (self._steps, self._others, self._told, self._told_early):
@@ -184,12 +182,10 @@ class Gathering:
         if isinstance(record, Gap):
             self.lost += int(record.lost)
             self.has_gaps = True
-            self._is_waiting = True
+            self._losses.add_gap(begins=record.begins)
             return
         self._hold(record)
-        if self._is_waiting:
-            self._gaps.append((self._after, record.seq))
-        self._after, self._is_waiting = record.seq + 1, False
+        self._losses.add_detail(record.seq)
         other = self._other()
         while other is not None and other.seq < record.seq:
             self._enter(None)

@@ -145,6 +145,7 @@ def imply(
         events=gathered.steps(),
         gaps=gathered.gaps(),
         has_kernel=capture.feed != "absent",
+        capture=capture,
     )
     surface.admit(correlation.near)
     health = make_health(

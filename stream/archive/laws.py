@@ -227,6 +227,8 @@ def _tellers(marker: Marker) -> Iterator[Problem]:
     is_start = marker.name == "run_started"
     if marker.helpers and not (is_start and marker.home):
         yield "contract.marker", "only a start with a home has helpers", "$.helpers"
+    if marker.unused and marker.name != "run_finished":
+        yield "contract.marker", "only the end says what could not be used", "$.unused"
     if marker.home is None:
         return
     if not is_start or not marker.home.endswith(f"/{marker.run_id}/{HOME}"):

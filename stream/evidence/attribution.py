@@ -1,8 +1,9 @@
 """Whose each kernel event is: read once, in order, with nothing held but the living processes.
 
 A call is told of by the process that wrote that it starts, or that started the hook that wrote
-it. What others do meanwhile, who neither are that process nor descend from it, is nobody's: an
-agent whose words go through another program told nothing itself.
+it. Its own are what that process does meanwhile, and what was started by it meanwhile. What others
+do is nobody's, also if they descend from it: an agent whose words go through another program,
+beside it or above it, told nothing itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from msgspec import Struct
 from stream.evidence.calls import Call, Tally, code, in_order
 from stream.evidence.lineage import Lineage, Process
 from stream.evidence.own import Own, Told
-from stream.evidence.ownership import Ownership
+from stream.evidence.ownership import Ownership, Suspects
 from stream.evidence.steps import KernelStep
 from stream.evidence.surface import NEAR, Claim
 from stream.records.kernel import EXEC, EXIT, FORK, OPEN
@@ -29,12 +30,23 @@ _NAMED = 16  #: calls in one name; `\+` stands for more
 _MORE = r"\+"
 
 
+class _Open(Struct, eq=False):
+    """Calls that are open, of one who tells of them."""
+
+    calls: dict[Call, int] = {}  #: and since which turn
+    doubted: int = 0  #: the last turn in which something may have been for any of them
+
+
 class _Doubt(Struct):
     """Events of which it cannot be said whose they are."""
 
     why: str
-    calls: list[dict[Call, None]]  #: those that they may belong to
+    groups: list[_Open | Suspects[Call]]  #: of those that they may belong to
     tally: Tally
+
+    @property
+    def calls(self) -> Iterator[Call]:
+        return chain.from_iterable(group.calls for group in self.groups)
 
 
 class Attribution:
@@ -45,16 +57,22 @@ class Attribution:
         self.near: set[Claim] = set()  #: what others did with the recorder's own files
         self._calls = list(calls)
         self._names: set[str] = set()
-        self._late: dict[Call, None] = {}  # something was done for them after their end
-        self._strangers: Tally = defaultdict(int)  # outside of every window, and not the agent
+        #: Something was done for one of them after they had ended.
+        self._late: dict[tuple[Call, ...], None] = {}
+        #: Outside of every window, and not the agent; by those who are there to tell and did not
+        #: yet, if they are: should they be hooks, it was the agent.
+        self._strangers: dict[frozenset[Process], Tally] = {}
         self._own = own
         self._tree: Ownership[Call] = Ownership()
         self._lineage = Lineage({pid for call in self._calls for pid in call.pids if pid})
         self._tellers: dict[Call, Process | None] = {}
         #: By who told of them. Of some, nobody knows.
-        self._open: defaultdict[Process | None, dict[Call, None]] = defaultdict(dict)
+        self._open: dict[Process | None, _Open] = {}
+        self._turns = 0
         self._doubts: dict[tuple[str | int, ...], _Doubt] = {}
-        self._rows: dict[int, Tally] = {}  # by pid, while the same calls are open
+        #: While the same calls are open:
+        self._rows: dict[int, Tally] = {}  # by pid
+        self._suspected: dict[tuple[int, ...], Suspects[Call]] = {}  # by who tells of them
 
     def run(self, events: Iterable[KernelStep]) -> None:
         steps = iter(events)
@@ -66,30 +84,41 @@ class Attribution:
 
     def finish(self) -> Iterator[str]:
         """What is not certain."""
-        if self._strangers:
-            _add(self._strangers, self.unbound)
-            self._names.add(OTHERS)
+        for tellers, tally in self._strangers.items():
+            _add(tally, self.unbound)
+            if not tellers or not all(one.is_hook for one in tellers):
+                self._names.add(OTHERS)
         if self.unbound:
             self._names.add(OUTSIDE)
+        for group in self._open.values():
+            for call in group.calls:
+                _look_back(group, call)
         yield from self._names
-        yield from (code("kernel_events_after_call", call.id) for call in self._late)
+        yield from (code("told_and_not_used", one, "replaced") for one in self._own.replaced)
+        for calls in self._late:
+            yield _code_of("kernel_events_after_call", calls)
 
     def _turn(self, what: Literal["opens", "closes"], call: Call) -> None:
         start, end = call.pids
+        self._turns += 1
+        self._suspected.clear()
         if what == "opens":
             teller = self._tellers[call] = None if start is None else self._teller(start)
-            self._open[teller][call] = None
+            self._open.setdefault(teller, _Open()).calls[call] = self._turns
             if call.command is not None:
                 self._tree.expect(call, call.command)
         else:
             teller = self._tellers.pop(call)
-            del self._open[teller][call]
-            if not self._open[teller]:
+            group = self._open[teller]
+            _look_back(group, call)
+            del group.calls[call]
+            if not group.calls:
                 del self._open[teller]
             if call.command is not None:
                 self._tree.forget(call, call.command)
             if teller is not None and end is not None and self._teller(end) is not teller:
                 self._names.add(code("sdk_tool_call_told_by_several_processes", call.id))
+                call.is_doubted |= bool(call.tally)
                 _add(call.tally, self.undecided)
                 call.tally.clear()
         if teller is None or (call.end is not None and end is None):
@@ -134,19 +163,16 @@ class Attribution:
             self._claim(kind, told)
         row = self.unbound if is_own else self._rows.get(pid) or self._row_of(pid)
         if kind == FORK and told is not None:
-            self._forks(pid, told.child, is_own=is_own)
+            self._forks(pid, told.child)
         elif kind == EXIT:
             self._forget(pid)
             self._lineage.gone(pid)
             self._tree.gone(pid)
         return row
 
-    def _forks(self, pid: int, child: int, *, is_own: bool) -> None:
+    def _forks(self, pid: int, child: int) -> None:
         self._lineage.forked(pid, child)
-        if is_own:
-            self._tree.gone(child)
-        else:
-            self._tree.forked(pid, child, self._only(pid))
+        self._tree.forked(pid, child, self._suspects(pid))
         self._forget(child)
 
     def _forget(self, pid: int) -> None:
@@ -156,8 +182,8 @@ class Attribution:
             self._rows.pop(pid, None)
 
     def _executes(self, pid: int, told: Told, *, is_own: bool) -> bool:
-        process = self._lineage.of(pid)
-        process.has_executed = True
+        calls = [group.calls for group in self._candidates(pid)]  # as what it was until now
+        process = self._lineage.executed(pid)
         if self._tree.is_sure(pid) and self._own.is_hook(pid):
             self._own.a_call_runs(pid)
             is_own = False
@@ -165,7 +191,6 @@ class Attribution:
         if process.is_hook:
             self._tree.gone(pid)
         else:
-            calls = list(self._candidates(pid))
             self._tree.executed(pid, told.asked, lambda call: any(call in one for one in calls))
         self._rows.pop(pid, None)
         return is_own
@@ -176,58 +201,89 @@ class Attribution:
 
     # --- where an event goes --------------------------------------------------------------------
 
-    def _candidates(self, pid: int) -> Iterator[dict[Call, None]]:
-        """Calls that are open, and that the process can be at work for."""
+    def _candidates(self, pid: int) -> Iterator[_Open]:
+        """Of calls that are open, and that the process can be at work for by itself."""
         if not self._open:
             return
         if None in self._open:
             yield self._open[None]
-        for teller in self._lineage.tellers_of(self._lineage.of(pid)):
+        for teller in self._lineage.acting(self._lineage.of(pid)):
             if teller in self._open:
                 yield self._open[teller]
 
-    def _only(self, pid: int) -> Call | None:
-        some = list(islice(chain.from_iterable(self._candidates(pid)), 2))
-        return some[0] if len(some) == 1 else None
+    def _suspects(self, pid: int) -> Suspects[Call] | None:
+        """What it starts now is started for one of these."""
+        groups = list(self._candidates(pid))
+        if not groups:
+            return None
+        key = tuple(map(id, groups))
+        known = self._suspected.get(key)
+        if known is None:
+            calls = tuple(islice(chain.from_iterable(one.calls for one in groups), _NAMED + 1))
+            known = self._suspected[key] = Suspects(calls, len(calls) <= _NAMED)
+        return known
 
     def _row_of(self, pid: int) -> Tally:
-        owner = self._tree.owners.get(pid)
-        if owner is not None:
-            if owner in self._tellers:
-                return owner.tally
-            self._late[owner] = None
-            return self.undecided if self._open else self.unbound
-        candidates = list(self._candidates(pid))
-        some = list(islice(chain.from_iterable(candidates), 2))
+        suspects = self._tree.owners.get(pid)
+        if suspects is not None:
+            return self._row_of_started(suspects)
+        groups = list(self._candidates(pid))
+        some = list(islice(chain.from_iterable(one.calls for one in groups), 2))
         if len(some) == 1:
             return some[0].tally
         if some:
-            return self._doubt(OVERLAP, candidates)
+            return self._doubt(OVERLAP, groups)
         if self._open:
-            return self._doubt(OTHERS, list(self._open.values()))
-        return self._strangers if self._is_a_stranger(pid) else self.unbound
+            return self._doubt(OTHERS, self._open.values())
+        return self._row_of_nobody(pid)
 
-    def _is_a_stranger(self, pid: int) -> bool:
-        """While there is somebody to tell what is done, and it is none of them who does it."""
-        one = self._lineage.of(pid)
-        return bool(self._lineage.telling) and not any(self._lineage.tellers_of(one))
+    def _row_of_started(self, suspects: Suspects[Call]) -> Tally:
+        owner = suspects.owner
+        if owner is not None and owner in self._tellers:
+            return owner.tally
+        if owner is None and any(call in self._tellers for call in suspects.calls):
+            return self._doubt(OVERLAP, [suspects])
+        self._late[suspects.calls] = None
+        for call in suspects.calls:
+            call.is_doubted = True
+        return self.undecided if self._open else self.unbound
 
-    def _doubt(self, why: str, calls: list[dict[Call, None]]) -> Tally:
-        key: tuple[str | int, ...] = (why, *map(id, calls))
-        return self._doubts.setdefault(key, _Doubt(why, calls, defaultdict(int))).tally
+    def _row_of_nobody(self, pid: int) -> Tally:
+        """While there is somebody to tell what is done, and it is none of them who does it, it
+        is a stranger."""
+        telling = self._lineage.telling
+        if not telling or any(self._lineage.tellers_of(self._lineage.of(pid))):
+            return self.unbound
+        is_certain = any(one.has_told for one in telling)
+        tellers = frozenset[Process]() if is_certain else frozenset(telling)
+        return self._strangers.setdefault(tellers, defaultdict(int))
+
+    def _doubt(self, why: str, groups: Iterable[_Open | Suspects[Call]]) -> Tally:
+        key: tuple[str | int, ...] = (why, *map(id, groups))
+        return self._doubts.setdefault(key, _Doubt(why, [*groups], defaultdict(int))).tally
 
     def _settle(self) -> None:
         for doubt in self._doubts.values():
             if doubt.tally:
                 _add(doubt.tally, self.undecided)
-                calls = islice(chain.from_iterable(doubt.calls), _NAMED + 1)
-                self._names.add(_code_of(doubt.why, [call.id for call in calls]))
+                self._names.add(_code_of(doubt.why, doubt.calls))
+                for group in doubt.groups:
+                    if isinstance(group, _Open):
+                        group.doubted = self._turns
+                    else:
+                        for call in group.calls:
+                            call.is_doubted = True
         self._doubts.clear()
 
 
-def _code_of(why: str, ids: list[str]) -> str:
+def _code_of(why: str, calls: Iterable[Call]) -> str:
+    ids = [call.id for call in islice(calls, _NAMED + 1)]
     name = code(why, *sorted(ids[:_NAMED]))
     return f"{name},{_MORE}" if len(ids) > _NAMED else name
+
+
+def _look_back(group: _Open, call: Call) -> None:
+    call.is_doubted |= group.doubted >= group.calls[call]
 
 
 def _add(some: Tally, to: Tally) -> None:

@@ -27,8 +27,9 @@ class Call(Struct, eq=False):
     command: str | None = None
     pids: tuple[int | None, int | None] = (None, None)  #: who told its start, and its end
     tools: set[str] = set()
-    decisions: list[str] = []
+    decisions: list[PolicyEvent] = []
     tally: Tally = defaultdict(int)
+    is_doubted: bool = False  #: something was done of which nobody knows whether it was for it
 
     @property
     def is_told(self) -> bool:
@@ -56,7 +57,7 @@ def calls_of(
             call.completed += event.event_type == "tool_call_completed"
     for decision in policy:
         if decision.tool_call_id is not None:
-            _met(calls, decision.tool_call_id, decision.tool).decisions.append(decision.decision)
+            _met(calls, decision.tool_call_id, decision.tool).decisions.append(decision)
     for number, marker in enumerate(markers):
         if marker.tool_call_id in calls and marker.name in TOOL_EVENTS:
             _mark(calls[marker.tool_call_id], marker, number)

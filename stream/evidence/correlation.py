@@ -17,7 +17,7 @@ from stream.evidence.calls import TOOL_EVENTS, Call, Tally, calls_of, code, in_o
 from stream.evidence.own import Own
 from stream.evidence.steps import KernelStep
 from stream.evidence.surface import Claim
-from stream.records.kernel import kind_of
+from stream.records.kernel import RawCapture, kind_of
 from stream.records.runner import (
     Binding,
     CorrelationReport,
@@ -27,6 +27,8 @@ from stream.records.runner import (
     State,
     Window,
 )
+
+DECISIONS = {"allow", "deny"}  #: that the contract knows
 
 
 class Correlation(Struct, frozen=True):
@@ -48,8 +50,10 @@ def correlate(
     events: Iterable[KernelStep],
     gaps: Sequence[tuple[int, int]],
     has_kernel: bool,
+    capture: RawCapture | None = None,
 ) -> Correlation:
-    """`events` is read once. A gap is the numbers between which the lost events would stand."""
+    """`events` is read once. A gap is the numbers between which the lost events would stand.
+    `capture`: the books of the feed, which know of losses that have no place."""
     calls = calls_of(sdk, policy, markers)
     named = set(_named_of_calls(calls, policy))
     attribution = Attribution(calls.values(), _own(markers))
@@ -59,8 +63,12 @@ def correlate(
     named |= doubts if has_kernel else set()
     named |= set(_named_of_evidence(calls, total, policy, has_kernel=has_kernel))
     named |= {code("kernel_events_lost_in_window", c.id) for c in _tainted(calls.values(), gaps)}
+    if has_kernel:
+        named |= {code("kernel_layer_incomplete", why) for why in _missing(capture, gaps)}
     if any(e.event_type in TOOL_EVENTS and e.tool_call_id is None for e in sdk):
         named.add("sdk_event_without_tool_call_id")
+    for marker in markers:
+        named |= {code("told_and_not_used", *key.split(":", 1)) for key in marker.unused}
     if not (total or sdk or policy):
         named.add("nothing_observed")
     bindings = [_binding(call, total) for call in in_order(calls.values())]
@@ -92,7 +100,7 @@ def _status(bindings: Sequence[Binding], named: set[str], *, has_kernel: bool) -
 
 def _binding(call: Call, total: int) -> Binding:
     """Where an end is not known, nothing narrower than the run's own can be named."""
-    decisions = set(call.decisions)
+    decisions = {event.decision for event in call.decisions}
     return Binding(
         tool_call_id=call.id,
         policy_decision=decisions.pop() if len(decisions) == 1 else None,
@@ -131,12 +139,22 @@ def _named_of_calls(calls: dict[str, Call], policy: Sequence[PolicyEvent]) -> It
             yield code("sdk_tool_call_completed_without_started", call.id)
         if len(call.tools) > 1:
             yield code("tool_name_mismatch", call.id)
-        if len(set(call.decisions)) > 1:
-            yield code("policy_decision_conflict", call.id)
+        yield from _named_of_decisions(call)
         if not call.is_told:
             yield code("policy_decision_without_sdk_tool_call", call.id)
         elif not call.decisions:
             yield code("sdk_tool_call_without_policy_binding", call.id)
+
+
+def _named_of_decisions(call: Call) -> Iterator[str]:
+    decided = [event.decision for event in call.decisions]
+    if len(set(decided)) > 1:
+        yield code("policy_decision_conflict", call.id)
+    if not DECISIONS.issuperset(decided):
+        yield code("policy_decision_unknown", call.id)
+    told = {(event.source_event_type, event.source, event.decision) for event in call.decisions}
+    if len(told) < len(decided):
+        yield code("policy_decision_duplicate", call.id)
 
 
 def _named_of_evidence(
@@ -153,8 +171,24 @@ def _named_of_evidence(
     for call in calls.values():
         if has_kernel and call.is_told and call.begin is None:
             yield code("sdk_tool_call_without_window", call.id)
-        elif has_kernel and call.is_told and not call.count:
+        elif has_kernel and call.is_told and not call.count and not call.is_doubted:
             yield code("sdk_tool_call_without_kernel_events", call.id)
+
+
+def _missing(capture: RawCapture | None, gaps: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """What was lost, whatever windows there are: an event that is missing may be of any of them,
+    and who forked unseen is at work for nobody knows whom."""
+    if gaps if capture is None else capture.dropped:
+        yield "events"
+    if capture is None:
+        return
+    for name in ("unparsed", "misses", "lost_forks", "unknown_loss"):
+        if getattr(capture, name):
+            yield name
+    if capture.feed == "ebpf" and capture.got + capture.dropped != capture.seen:
+        yield "books"
+    if capture.uring in ("hole", "unknown"):
+        yield "io_uring"
 
 
 def _tainted(calls: Iterable[Call], gaps: Sequence[tuple[int, int]]) -> Iterator[Call]:

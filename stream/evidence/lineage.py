@@ -6,14 +6,17 @@ Held are the living, and of the dead those that the living descend from and that
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import count
 
 from msgspec import Struct
 
 
 class Process(Struct, eq=False):
     parent: Process | None
+    program: int  #: of its own from an exec on; until then it is a copy of who forked it
     is_teller: bool = False
-    has_executed: bool = False  #: else it is a copy of who forked it
+    has_told: bool = False  #: else it is only known that it will
+    has_executed: bool = False
     is_hook: bool = False  #: of the recorder's
     is_over: bool = False
 
@@ -25,6 +28,7 @@ class Lineage:
         self.telling: set[Process] = set()  #: who is there to tell
         self._tellers = tellers
         self._living: dict[int, Process] = {}
+        self._programs = count()
 
     def of(self, pid: int) -> Process:
         """Of one whose fork was not seen, nobody knows where it comes from."""
@@ -34,6 +38,11 @@ class Lineage:
         self.gone(child)  # its number may have been another's
         self._enter(child, self.of(parent))
 
+    def executed(self, pid: int) -> Process:
+        one = self.of(pid)
+        one.has_executed, one.program = True, next(self._programs)
+        return one
+
     def gone(self, pid: int) -> None:
         one = self._living.pop(pid, None)
         if one is not None:
@@ -41,9 +50,8 @@ class Lineage:
             self.telling.discard(one)
 
     def tells(self, one: Process) -> None:
-        one.is_teller = True
-        if not one.is_over:
-            self.telling.add(one)
+        one.has_told = True
+        self._expect(one)
 
     def tellers_of(self, one: Process) -> Iterator[Process]:
         """Itself and those that it descends from, as far as they tell of tool calls."""
@@ -57,8 +65,22 @@ class Lineage:
             at.parent = above  # a long row of the dead is walked along once
             at = above
 
+    def acting(self, one: Process) -> Iterator[Process]:
+        """Those that tell, and whose own program it is that the process runs: a hook is run by
+        who started it."""
+        while one.is_hook and one.parent is not None:
+            one = one.parent
+        return (teller for teller in self.tellers_of(one) if teller.program == one.program)
+
     def _enter(self, pid: int, parent: Process | None) -> Process:
-        one = self._living[pid] = Process(parent)
+        program = next(self._programs) if parent is None else parent.program
+        one = self._living[pid] = Process(parent, program)
+        one.is_hook = parent is not None and parent.is_hook
         if pid in self._tellers:
-            self.tells(one)
+            self._expect(one)
         return one
+
+    def _expect(self, one: Process) -> None:
+        one.is_teller = True
+        if not one.is_over:
+            self.telling.add(one)

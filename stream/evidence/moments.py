@@ -7,6 +7,7 @@ it written, where all of its writes were seen; else when the recorder read it.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
@@ -55,6 +56,23 @@ class _Placed(Struct):
     pid: int | None
 
 
+class _Clock:
+    """Of the channels that the kernel saw written to their end."""
+
+    def __init__(self, written: Mapping[str, Written]) -> None:
+        self._whole = {channel: one for channel, one in written.items() if one.is_whole}
+        self._sizes = {c: [size for size, *_ in one.writes] for c, one in self._whole.items()}
+
+    def said(self, moment: Moment) -> tuple[int, int] | None:
+        """When, and by whom."""
+        sizes = self._sizes.get(moment.channel, [])
+        number = bisect_left(sizes, moment.offset_end)
+        if number >= len(sizes):
+            return None
+        _, ts, pid = self._whole[moment.channel].writes[number]
+        return ts, pid
+
+
 def place(
     run_id: str,
     moments: Sequence[Moment],
@@ -64,24 +82,21 @@ def place(
     total: int,
     home: str | None = None,
     helpers: Sequence[str] = (),
+    unused: Mapping[str, int] | None = None,
 ) -> list[Marker]:
     """The markers of a run with `total` kernel events.
 
     `written`: of each channel that the kernel saw written. `times`: how many kernel events had
     happened by then. `home`: the folder of the recorder's own programs, and `helpers`: what
-    these run.
+    these run. `unused`: what was told and could not be used.
     """
-    whole = {channel: one for channel, one in written.items() if one.is_whole}
-    sizes = {channel: [size for size, *_ in one.writes] for channel, one in whole.items()}
+    kernels = _Clock(written)
     begun: dict[str | None, int] = {}
     placed: list[_Placed] = []
     for moment in moments:
         ts, clock, pid = moment.arrived_ns, _ARRIVAL, None
-        if moment.channel in whole:
-            number = bisect_left(sizes[moment.channel], moment.offset_end)
-            if number < len(sizes[moment.channel]):
-                _, ts, pid = whole[moment.channel].writes[number]
-                clock = _KERNEL
+        if (said := kernels.said(moment)) is not None:
+            (ts, pid), clock = said, _KERNEL
         at = min(max(times(ts), 0), total)
         if moment.name == "tool_call_started":
             begun.setdefault(moment.tool_call_id, at)
@@ -100,8 +115,38 @@ def place(
             helpers=list(helpers),
         ),
         *(_marker(run_id, seq, one) for seq, one in enumerate(placed, 1)),
-        Marker(run_id=run_id, seq=len(placed) + 1, name="run_finished", at=total, clock="kernel"),
+        Marker(
+            run_id=run_id,
+            seq=len(placed) + 1,
+            name="run_finished",
+            at=total,
+            clock="kernel",
+            unused=dict(sorted((unused or {}).items())),
+        ),
     ]
+
+
+def told_apart(
+    moments: Sequence[Moment], again: Sequence[Moment], written: Mapping[str, Written]
+) -> Counter[str]:
+    """By channel: what one told again of a call, and cannot be the same. Somebody told its end
+    before another told its beginning. In what order the recorder read it says nothing."""
+    if not again:
+        return Counter()
+    kernels = _Clock(written)
+    begun: dict[str | None, dict[str, int]] = {}  # of each call, by channel
+    ended: dict[str | None, dict[str, int]] = {}
+    for moment in (*moments, *again):
+        if (said := kernels.said(moment)) is not None:
+            told = begun if moment.name == "tool_call_started" else ended
+            told.setdefault(moment.tool_call_id, {}).setdefault(moment.channel, said[0])
+    return Counter(
+        moment.channel
+        for moment in again
+        if (starts := begun.get(moment.tool_call_id))
+        and (ends := ended.get(moment.tool_call_id))
+        and max(starts.values()) > min(ends.values())
+    )
 
 
 def _marker(run_id: str, seq: int, one: _Placed) -> Marker:

@@ -15,17 +15,30 @@ from typing import Literal
 from msgspec import Struct
 
 from stream.evidence.commands import digest_of
-from stream.records.kernel import EXEC, EXIT, FORK, MKNOD, OPEN, RENAME, UNLINK
+from stream.records.kernel import (
+    EXEC,
+    EXIT,
+    FORK,
+    LINK,
+    MKNOD,
+    OPEN,
+    RENAME,
+    SYMLINK,
+    UNLINK,
+)
 from stream.records.runner import HOME
 
-_LOGS = ("commands", "hooks.ndjson", "sdk-events.ndjson")  #: which others may write to
+_EVENT_LOG = "sdk-events.ndjson"  #: whoever opens it tells something, or reads what was told
+_CHANNELS = {_EVENT_LOG: "log", "hooks.ndjson": "hooks"}
+_LOGS = ("commands", "hooks.missed", *_CHANNELS)  #: which others may write to
+_REPLACES = {UNLINK, RENAME, LINK, SYMLINK, MKNOD}  #: a name may mean another file after it
 _SHELLS = ("/bin/sh", "/bin/bash", "/usr/bin/sh", "/usr/bin/bash")
 _CHANGES = {OPEN, *range(UNLINK, MKNOD + 1)}
 _Doing = Literal["shell", "hook", "helper", "wrapper"]
 #: What each of them opens, and whether it writes.
 _OPENED: dict[_Doing, set[tuple[str, bool]]] = {
     "shell": set(),
-    "hook": {("hook", False), ("hooks.ndjson", True)},
+    "hook": {("hook", False), ("hooks.ndjson", True), ("hooks.missed", True)},
     "helper": set(),
     "wrapper": {("wrapper", False), ("commands", True)},
 }
@@ -48,7 +61,8 @@ class Own:
     """Fed with a run's steps in their order. Without a home there is nothing of the recorder's."""
 
     def __init__(self, home: str | None, helpers: Sequence[str]) -> None:
-        self._home = home
+        self._home = self._place = home
+        self.replaced: set[str] = set()  #: channels that may lead to other files than at first
         self._helpers = frozenset(helpers)
         self._doing: dict[int, _Doing] = {}
         hook = f"{home}/hook"
@@ -59,6 +73,8 @@ class Own:
 
     def has(self, pid: int, kind: int, told: Told | None) -> bool:
         """Whether the step is the recorder's."""
+        if told is not None and kind in _REPLACES:
+            self._replaces(kind, told)
         if self._home is None:
             return False
         if kind == EXIT:
@@ -111,11 +127,19 @@ class Own:
     def _opens(self, pid: int, told: Told) -> bool:
         doing = self._doing.get(pid)
         folder, _, name = (told.path or "").rpartition("/")
-        return (
-            doing is not None
-            and folder == self._home
-            and (name, not told.is_reading) in _OPENED[doing]
-        )
+        if folder != self._home:
+            return False
+        is_known = doing is not None and (name, not told.is_reading) in _OPENED[doing]
+        return is_known or name == _EVENT_LOG
+
+    def _replaces(self, kind: int, told: Told) -> None:
+        place = self._place or ""
+        for path in filter(None, (told.path, told.to_path)):
+            folder, _, name = path.rpartition("/")
+            if name in _CHANNELS and folder.endswith(f"/{HOME}"):
+                self.replaced.add(_CHANNELS[name])
+            elif kind == RENAME and name in place.split("/")[1:]:
+                self.replaced |= {*_CHANNELS.values()}
 
     def _is_touched(self, kind: int, told: Told) -> bool:
         """Where a path goes through links, its text does not say what it leads to: whatever is

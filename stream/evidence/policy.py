@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine
-from stream.evidence.sayings import LogExport, decoded, log_records
+from stream.evidence.sayings import LogExport, decoded, log_records, permissions_in
 from stream.records.runner import PolicyEvent
 
 DECISION = "assay.tool.decision"
@@ -27,7 +27,7 @@ _CLAUDE = "claude-code"
 _CLAUDE_OTEL = "claude-code-otel"
 _KNOWN = 100_000  #: refused calls that are told apart
 
-Problem = Literal["not_a_record", "overlong", "torn", "no_decision", "unnamed_denial"]
+Problem = Literal["not_a_record", "overlong", "torn", "no_decision", "unnamed_tool", "left_out"]
 
 
 class _CloudEvent(Struct):
@@ -91,8 +91,13 @@ class PolicyLayer:
         """Bodies of OTLP/HTTP in JSON, one a line. They come at no certain time: what they decide
         is told in the end, so that every run tells it in the same place."""
         for line in self._otel.feed(chunk) or ():
-            if b"tool_decision" in line and len(self._late) < _KNOWN:
-                self._late += self._exported(line)
+            if b"tool_decision" not in line:
+                continue
+            for one in self._exported(line):
+                if len(self._late) < _KNOWN:
+                    self._late.append(one)
+                else:
+                    self.problems["left_out"] += 1
 
     def finish(self) -> list[PolicyEvent]:
         """What stands after the last newline of the log was never finished."""
@@ -139,14 +144,13 @@ class PolicyLayer:
             return  # the SDK layer counts it
         if record.type == "assistant":
             self._learn(record.message)
-        for meta in _dicts(record.tool_result_meta) if record.type == "user" else ():
-            permission = meta.get("permission_decision")
-            found = permission.get("decision") if isinstance(permission, dict) else None
-            decision = _DECISIONS.get(found) if isinstance(found, str) else None
-            if decision is not None:
-                call = meta.get("id")
-                tool = self._tools.get(call) if isinstance(call, str) else None
-                yield from self._tell(PERMISSION, call, tool, decision)
+        for call, found in permissions_in(record.tool_result_meta if record.type == "user" else ()):
+            decision = _DECISIONS.get(found)
+            if decision is None:
+                self.problems["no_decision"] += 1
+                continue
+            tool = None if call is None else self._tools.get(call)
+            yield from self._tell(PERMISSION, call, tool, decision)
         denials = record.permission_denials if record.type == "result" else None
         told_early = record.type == "system" and record.subtype == "permission_denied"
         if told_early and record.tool_use_id:  # without an id, the result's list has to do
@@ -171,7 +175,9 @@ class PolicyLayer:
         for _, fields in log_records(export.resource_logs):
             if fields.get("event.name") == "tool_decision":
                 decision = _DECISIONS.get(str(fields.get("decision")))
-                if decision is not None:
+                if decision is None:
+                    self.problems["no_decision"] += 1
+                else:
                     yield fields.get("tool_use_id"), fields.get("tool_name"), decision
 
     def _tell(
@@ -180,7 +186,7 @@ class PolicyLayer:
         """What was told of a call already is not told again, unless it is something else."""
         call = call if isinstance(call, str) and call else None
         if not isinstance(tool, str) or not tool:
-            self.problems["unnamed_denial"] += decision == "deny"
+            self.problems["unnamed_tool"] += 1
         elif call is None or self._told.get(call) != (tool, decision):
             if call is not None and len(self._told) < _KNOWN:
                 self._told[call] = tool, decision

@@ -26,6 +26,7 @@ class StreamRecord(Struct):
     session_id: str
     subtype: Any = None
     message: Any = None
+    tool_result_meta: Any = None
     is_error: Any = None
     claude_code_version: Any = None
 
@@ -95,6 +96,19 @@ def blocks_of(message: Any) -> Iterator[Mapping[str, Any]]:
     for block in content if isinstance(content, list) else ():
         if isinstance(block, dict):
             yield block
+
+
+def refused_in(meta: Any) -> list[str | None]:
+    """Of the results beside which this stands: the calls that were not allowed."""
+    return [call for call, decision in permissions_in(meta) if call and decision == "reject"]
+
+
+def permissions_in(meta: Any) -> Iterator[tuple[str | None, str]]:
+    """Calls, and what was decided about them."""
+    for one in _dicts(meta):
+        call, permission = one.get("id"), one.get("permission_decision")
+        if isinstance(permission, dict) and isinstance(permission.get("decision"), str):
+            yield call if isinstance(call, str) else None, permission["decision"]
 
 
 def log_records(resources: Any) -> Iterator[tuple[str | None, dict[str, Any]]]:

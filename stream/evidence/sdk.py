@@ -8,7 +8,7 @@ of them tells twice is recorded twice. A call without an id is never given one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -26,6 +26,7 @@ from stream.evidence.sayings import (
     decoded,
     is_usable,
     log_records,
+    refused_in,
 )
 from stream.records.runner import SDK_EVENT, SdkEvent, SdkEventType
 
@@ -40,12 +41,25 @@ _SOURCES = {"stdout": _CLAUDE, "hooks": "claude-code-hooks", "otel": "claude-cod
 
 Channel = Literal["stdout", "log", "hooks", "otel"]
 _CHANNELS: tuple[Channel, ...] = ("stdout", "log", "hooks", "otel")
-Problem = Literal["not_a_record", "overlong", "torn", "foreign_run", "unusable_name"]
+Problem = Literal["not_a_record", "overlong", "torn", "foreign_run", "unusable_name", "left_out"]
+
+
+#: A line of stdout without any of these is another program's, which says nothing wrong.
+_OF_A_RECORD = (b'{"type":', b'"session_id"', b'"tool_use')
 
 
 class Said(Struct, frozen=True):
     event: SdkEvent
     moment: Moment | None  #: None: no end of a call, or nobody knows when
+
+
+class Unused(Struct, frozen=True):
+    """What was told somewhere, and could not be used."""
+
+    channel: str
+    why: str
+    count: int
+    sentence: str
 
 
 def log_environment(run_id: str, path: str) -> dict[str, str]:
@@ -81,12 +95,18 @@ class SdkLayer:
         self._tellers: dict[tuple[str, str], Channel] = {}  # by kind of event and call
         self._lines = {channel: LineSplitter(channel) for channel in _CHANNELS}
         self.problems: Counter[tuple[Channel, Problem]] = Counter()
-        self.repeated = 0  #: events that another channel had told already
+        self.again: list[Moment] = []  #: of what another channel had told already
+        self._has_records = False  # on stdout
         self.received = Counter[Channel]()  #: bytes
 
     def feed(self, chunk: bytes, arrived_ns: int) -> list[Said]:
         """The standard output of Claude Code, in its form stream-json."""
         return list(self._read("stdout", chunk, arrived_ns, StreamRecord, self._claude))
+
+    def feed_refusals(self, chunk: bytes, arrived_ns: int) -> list[Said]:
+        """The same, where hooks tell of the calls: of one that is refused, they never tell the
+        end."""
+        return list(self._read("stdout", chunk, arrived_ns, StreamRecord, self._refused))
 
     def feed_log(self, chunk: bytes, arrived_ns: int) -> list[Said]:
         """The event log that the environment named."""
@@ -103,8 +123,13 @@ class SdkLayer:
     def finish(self) -> None:
         """What stands after the last newline was never finished: it counts, and says nothing."""
         for channel, splitter in self._lines.items():
-            if any(isinstance(line, OverlongLine) or line.strip() for line in _rest(splitter)):
-                self._blame(channel, "torn")
+            for line in splitter.finish() or ():
+                if isinstance(line, OverlongLine) or _is_meant(channel, line):
+                    self._blame(channel, "torn")
+        if not self._has_records:
+            for channel, problem in [*self.problems]:
+                if channel == "stdout":
+                    del self.problems[channel, problem]
 
     def _read(
         self,
@@ -125,7 +150,8 @@ class SdkLayer:
             try:
                 record = decoded(line, form)
             except DECODE_ERRORS:
-                self._blame(channel, "not_a_record")
+                if _is_meant(channel, line):
+                    self._blame(channel, "not_a_record")
                 continue
             assert batch is not None
             end = batch.offset_of(index) + len(line) + 1
@@ -137,6 +163,7 @@ class SdkLayer:
     # --- the channels ---------------------------------------------------------------------------
 
     def _claude(self, record: StreamRecord, where: _Where) -> Iterator[Said]:
+        self._has_records = True
         if record.type == "result":
             failed = record.is_error is True
             yield self._say(where, "run_failed" if failed else "run_finished", self._version)
@@ -146,6 +173,14 @@ class SdkLayer:
         elif record.type in ("assistant", "user"):
             for block in blocks_of(record.message):
                 yield from self._block(record.type, block, where)
+
+    def _refused(self, record: StreamRecord, where: _Where) -> Iterator[Said]:
+        self._has_records = True
+        if record.type == "user":
+            refused = refused_in(record.tool_result_meta)
+            for block in blocks_of(record.message):
+                if block.get("tool_use_id") in refused:
+                    yield from self._block(record.type, block, where)
 
     def _block(self, teller: str, block: Mapping[str, Any], where: _Where) -> Iterator[Said]:
         """A call is asked for by the assistant, and its result comes as if by the user."""
@@ -194,27 +229,27 @@ class SdkLayer:
         line: LoggedLine | None = None,
     ) -> Iterator[Said]:
         call, tool = self._usable(call, where.channel), self._usable(tool, where.channel)
+        teller, known = where.channel, tool
         if call is not None:
-            if self._tellers.setdefault((name, call), where.channel) != where.channel:
-                self.repeated += 1
-                return
-            tool = tool if tool is not None else self._tools.get(call)
-            self._tools[call] = tool
+            teller = self._tellers.setdefault((name, call), where.channel)
+            known = self._tools[call] = self._tools.get(call) or tool
             _forget(self._tools)
             _forget(self._tellers)
-        event = self._event(where.channel, name, self._version, line, call, tool)
-        moment = None
-        if where.channel != "otel":
-            moment = Moment(
-                sdk_seq=event.seq,
-                name=name,
-                tool_call_id=call,
-                channel=where.channel,
-                offset_end=where.offset_end,
-                arrived_ns=where.arrived_ns,
-                command=command,
-            )
+        if teller != where.channel and tool in (None, known):
+            self._repeat(where, name, call)
+            return
+        event = self._event(where.channel, name, self._version, line, call, tool or known)
+        is_placed = where.channel != "otel" and teller == where.channel
+        moment = _moment(where, name, call, command, event.seq) if is_placed else None
         yield Said(event, moment)
+
+    def _repeat(self, where: _Where, name: MarkerName, call: str | None) -> None:
+        if where.channel == "otel":
+            return
+        if len(self.again) < _KNOWN:
+            self.again.append(_moment(where, name, call, None, -1))
+        else:
+            self._blame(where.channel, "left_out")
 
     def _say(
         self, where: _Where, name: SdkEventType, version: str | None, line: LoggedLine | None = None
@@ -252,8 +287,23 @@ class SdkLayer:
         return None
 
 
-def _rest(splitter: LineSplitter) -> Iterable[bytes]:
-    return splitter.finish() or ()
+def _moment(
+    where: _Where, name: MarkerName, call: str | None, command: str | None, sdk_seq: int
+) -> Moment:
+    return Moment(
+        sdk_seq=sdk_seq,
+        name=name,
+        tool_call_id=call,
+        channel=where.channel,
+        offset_end=where.offset_end,
+        arrived_ns=where.arrived_ns,
+        command=command,
+    )
+
+
+def _is_meant(channel: Channel, line: bytes) -> bool:
+    """Whether it may be a record, or a piece of one, that could not be used."""
+    return bool(line.strip()) if channel != "stdout" else any(one in line for one in _OF_A_RECORD)
 
 
 def _forget(known: dict[Any, Any]) -> None:

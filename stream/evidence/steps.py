@@ -41,6 +41,7 @@ class _Line(Struct):
 class _Beside(Struct):
     schema: str
     seq: int = -1
+    begins: bool = False
 
 
 _decode_line = msgspec.json.Decoder(_Line).decode
@@ -99,20 +100,42 @@ def _besides(details: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def lost_between(details: Iterable[bytes], total: int) -> list[tuple[int, int]]:
-    """Where events were lost: after the first number of events, before the second.
-
-    A gap has no number of its own. It stands between two lines that have one.
-    """
-    found: list[tuple[int, int]] = []
-    first, waiting = 0, False
+    losses = Losses()
     for line in details:
         one = _decode_beside(line)
         if one.schema == GAP:
-            waiting = True
-            continue
-        if waiting:
-            found.append((first, one.seq))
-        first, waiting = one.seq + 1, False
-    if waiting:
-        found.append((first, max(first, total)))
-    return found
+            losses.add_gap(begins=one.begins)
+        else:
+            losses.add_detail(one.seq)
+    return losses.between(total)
+
+
+class Losses:
+    """Where events were lost: after the first number of events, before the second.
+
+    A gap has no number of its own. It stands between two details that have one, and it may have
+    begun between two that came before them.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[tuple[int, int]] = []
+        self._after = 0  # so many events came before what is next
+        self._begun: int | None = None
+        self._first: int | None = None  # of gaps behind which no detail was met yet
+
+    def add_gap(self, *, begins: bool) -> None:
+        if self._begun is None:
+            self._begun = self._after
+        if not begins:
+            self._first = self._begun if self._first is None else min(self._first, self._begun)
+            self._begun = None
+
+    def add_detail(self, seq: int) -> None:
+        if self._first is not None:
+            self._found.append((self._first, seq))
+        self._after, self._first = seq + 1, None
+
+    def between(self, total: int) -> list[tuple[int, int]]:
+        """Of so many events. What began and has no end goes on to theirs."""
+        starts = [at for at in (self._first, self._begun) if at is not None]
+        return [*self._found, *((min(starts), max(self._after, total)) for _ in starts[:1])]

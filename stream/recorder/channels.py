@@ -14,6 +14,7 @@ from typing import Literal
 
 from anyio import create_task_group, sleep
 
+from stream.evidence.sdk import Unused
 from stream.recorder.collector import Collector
 from stream.recorder.hooks import make_hooks
 from stream.system import kernel_now
@@ -38,6 +39,7 @@ class Channels:
         self._followed: list[_Followed] = []
         self._collector = Collector(hear["otel"]) if sdk == "otel" else None
         self._is_over = False
+        self._missed = -1
         self.helpers: tuple[str, ...] = ()  #: programs that the hooks run
 
     def open(self) -> dict[bytes, bytes]:
@@ -52,6 +54,7 @@ class Channels:
             self.helpers = hooks.helpers
             fd = os.open(hooks.log, os.O_RDONLY | os.O_CLOEXEC)
             self._followed.append(_Followed("hooks", fd, self._hear["hooks"]))
+            self._missed = os.open(hooks.missed, os.O_RDONLY | os.O_CLOEXEC)
             return hooks.environment
         return {}
 
@@ -74,18 +77,23 @@ class Channels:
         if self._collector is not None:
             self._collector.end()
 
-    def finish(self) -> Iterator[str]:
+    def finish(self) -> Iterator[Unused]:
         """Reads the rest of it, and says what was lost."""
         for one in self._followed:
             one.look(os.fstat(one.fd).st_size - one.received)
-            if os.fstat(one.fd).st_size < one.received:
-                yield f"the {one.channel}: what was told there was made shorter"
+            yield from one.unused()
+        if self._missed >= 0 and (count := os.fstat(self._missed).st_size):
+            sentence = f"{count} hooks did not come to tell what they had heard"
+            yield Unused("hooks", "missed", count, sentence)
         if self._collector is not None:
-            yield from self._collector.troubles()
+            yield from self._collector.unused()
 
     def close(self) -> None:
         while self._followed:
             os.close(self._followed.pop().fd)
+        if self._missed >= 0:
+            os.close(self._missed)
+            self._missed = -1
         if self._collector is not None:
             self._collector.close()
 
@@ -109,3 +117,9 @@ class _Followed:
             most -= len(block)
             self.received += len(block)
             self._hear(block, kernel_now())
+
+    def unused(self) -> Iterator[Unused]:
+        """What was taken back before it was heard."""
+        if os.fstat(self.fd).st_size < self.received:
+            sentence = f"the {self.channel}: what was told there was made shorter"
+            yield Unused(self.channel, "shortened", 1, sentence)

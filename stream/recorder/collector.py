@@ -23,6 +23,7 @@ from anyio import (
 )
 from anyio.abc import TaskGroup
 
+from stream.evidence.sdk import Unused
 from stream.recorder.requests import Expectation, Found, Request, RequestReader
 from stream.system import kernel_now
 
@@ -89,14 +90,14 @@ class Collector:
         if self._socket is not None:
             self._socket.close()
 
-    def troubles(self) -> Iterator[str]:
-        for count, what in (
-            (self._refused, "could not be understood"),
-            (self._torn, "broke off"),
-            (self._turned_away, "came while too many others were open"),
+    def unused(self) -> Iterator[Unused]:
+        for why, count, what in (
+            ("refused", self._refused, "could not be understood"),
+            ("torn", self._torn, "broke off"),
+            ("turned_away", self._turned_away, "came while too many others were open"),
         ):
             if count:
-                yield f"{count} requests of OpenTelemetry {what}"
+                yield Unused("otel", why, count, f"{count} requests of OpenTelemetry {what}")
 
     def _accept(self, listener: socket.socket, connections: TaskGroup) -> bool:
         """All who wait. False: it failed."""

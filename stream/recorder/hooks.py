@@ -2,7 +2,7 @@
 
 A hook first reads all of it, and then appends it to a log as one line, under a lock. Whatever
 happens to it, the agent's call goes on; one that is ended in the midst of its line costs that
-line and no other.
+line and no other. One that does not come to its line leaves a mark that it was there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NEEDS = ("tr", "flock")
 _SCRIPT = """#!/bin/sh
 {{
   said=$({tr} '\\n' ' ')
-  {{ {flock} -w 5 9 && printf '\\n%s\\n' "$said" >&9; }} 9>>{log}
+  {{ {flock} -w 5 9 && printf '\\n%s\\n' "$said" >&9; }} 9>>{log} || echo >>{missed}
 }} >/dev/null 2>&1
 exit 0
 """
@@ -32,6 +32,7 @@ exit 0
 
 class Hooks(Struct, frozen=True):
     log: Path
+    missed: Path  #: a byte of each that did not write its line
     program: Path
     settings: Path
     helpers: tuple[str, ...]
@@ -53,15 +54,20 @@ def make_hooks(home: Path) -> Hooks:
     """In a folder that is there. Who makes them removes it. Raises OSError."""
     programs = {name: shutil.which(name) or name for name in _NEEDS}
     hooks = Hooks(
-        home / "hooks.ndjson", home / "hook", home / "hooks.json", tuple(programs.values())
+        home / "hooks.ndjson",
+        home / "hooks.missed",
+        home / "hook",
+        home / "hooks.json",
+        tuple(programs.values()),
     )
-    quoted = {name: shlex.quote(path) for name, path in programs.items()}
-    script = _SCRIPT.format(**quoted, log=shlex.quote(str(hooks.log)))
+    names = {**programs, "log": str(hooks.log), "missed": str(hooks.missed)}
+    script = _SCRIPT.format(**{name: shlex.quote(path) for name, path in names.items()})
     command = {"type": "command", "command": shlex.quote(str(hooks.program)), "timeout": LIMIT}
     every = [{"matcher": "*", "hooks": [command]}]
     settings = {"hooks": dict.fromkeys(EVENTS, every)}
     for path, text, mode in (
         (hooks.log, "", 0o600),
+        (hooks.missed, "", 0o600),
         (hooks.program, script, 0o700),
         (hooks.settings, json.dumps(settings), 0o600),
     ):

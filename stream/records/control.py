@@ -66,12 +66,14 @@ class Gap(
     kw_only=True,
     frozen=True,
 ):
-    """Something was lost here, and how much."""
+    """Something was lost here, and how much. Who notices a loss later than it happens has another
+    one before it: from there on something may be missing."""
 
     source: str
     lost: NonNegative
     reason: str
     unit: str | UnsetType = UNSET
+    begins: bool = False  #: it is that other one, and the next of the same source its end
 
 
 Control = Finding | Reject | Gap
@@ -92,6 +94,8 @@ def sentence(record: Control) -> str:
 def _sentence(record: Control) -> str:
     if isinstance(record, Gap):
         unit = "records" if record.unit is UNSET else record.unit
+        if record.begins:
+            return f"{record.source}: from here on, {unit} may be missing: {record.reason}"
         return f"{record.source}: {record.lost} {unit} lost: {record.reason}"
     if isinstance(record, Reject):
         return place(record.source, record.line, record.path) + record.reason

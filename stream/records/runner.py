@@ -201,6 +201,8 @@ class Marker(
     pid: Count | None = None  #: who wrote it, where the kernel saw that
     home: str | None = None  #: of the run's start: the folder of the recorder's own programs
     helpers: list[str] = []  #: the same: what these run
+    #: of the run's end: what was told and could not be used, by `channel:why`
+    unused: dict[str, Count] = {}
 
 
 class ChainLink(Struct, tag_field="schema", tag=CHAIN, forbid_unknown_fields=True, kw_only=True):

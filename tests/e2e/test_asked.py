@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,13 +22,19 @@ TOOLS = ["Write", "Bash", "Write"]
 CLAUDE = 'exec claude --settings "$STREAM_HOOK_SETTINGS" -p "$@"'
 
 
-def hooked(rig: Rig, name: str, *words: str, before: str = "") -> Recorded:
+def hooked(
+    rig: Rig, name: str, *words: str, before: str = "", missing: Sequence[str] = ()
+) -> Recorded:
     command = ("sh", "-c", f"{before}{CLAUDE}", "sh")
     options = (*KERNEL, "--sdk", "hooks")
-    recorded = rig.record(
-        name, SCRIPT, *words, ALLOWED, options=options, command=command, agent="sh"
-    )
-    return verified(rig, recorded)
+    how: dict[str, Any] = {
+        "options": options,
+        "command": command,
+        "agent": "sh",
+        "is_whole": not missing,
+    }
+    recorded = rig.record(name, SCRIPT, *words, ALLOWED, **how)
+    return verified(rig, recorded, missing)
 
 
 def exported(rig: Rig, name: str, *words: str) -> Recorded:
@@ -35,12 +42,12 @@ def exported(rig: Rig, name: str, *words: str) -> Recorded:
     return verified(rig, recorded)
 
 
-def verified(rig: Rig, recorded: Recorded) -> Recorded:
+def verified(rig: Rig, recorded: Recorded, missing: Sequence[str] = ()) -> Recorded:
     """Whole, and nothing is left of what was in the clear while it lasted."""
     done = rig.place.stream("verify", recorded.folder)
     assert done.code == 0, done.out.decode() + done.err
     assert sorted(path.name for path in recorded.folder.glob(".*")) == []
-    assert recorded.summary["incomplete"] == []
+    assert recorded.summary["incomplete"] == [*missing]
     assert "".join((recorded.workspace / "alpha.txt").read_text()) == "alpha\n"
     assert (recorded.workspace / "deep/beta.txt").exists()
     return recorded
@@ -107,24 +114,45 @@ def test_what_the_hooks_do_is_no_calls(rig: Rig) -> None:
         assert binding["kernel_event_count"] < len(found[binding["tool_call_id"]])
 
 
+MISSED = "6 hooks did not come to tell what they had heard"
+
+
 @pytest.mark.parametrize(
-    "harm",
+    ("harm", "missing"),
     [
-        'rm "$STREAM_HOOK"; ',
-        "printf '#!/bin/sh\\nkill -9 $$\\n' >\"$STREAM_HOOK\"; ",
-        'log=${STREAM_HOOK}s.ndjson; rm "$log"; mkdir "$log"; ',
+        ('rm "$STREAM_HOOK"; ', []),
+        ("printf '#!/bin/sh\\nkill -9 $$\\n' >\"$STREAM_HOOK\"; ", []),
+        ('log=${STREAM_HOOK}s.ndjson; rm "$log"; mkdir "$log"; ', [MISSED]),
     ],
     ids=["gone", "killed", "no log"],
 )
 def test_hooks_that_fail_do_not_break_the_agent(
-    rig: Rig, harm: str, request: pytest.FixtureRequest
+    rig: Rig, harm: str, missing: list[str], request: pytest.FixtureRequest
 ) -> None:
     name = request.node.callspec.id.replace(" ", "-")
-    recorded = hooked(rig, name, *STREAM_JSON, before=harm)
+    recorded = hooked(rig, name, *STREAM_JSON, before=harm, missing=missing)
     assert recorded.done.code == 0
     assert said(recorded) == []
     assert "--sdk hooks: nothing was told" in recorded.done.err
     assert report(recorded)["status"] == "partial"
+
+
+def test_a_refused_call_ends_with_its_refusal(rig: Rig) -> None:
+    """Claude Code runs no hook after it; its stdout says so."""
+    script = [write("alpha.txt", "alpha\n"), bash("true"), text("Done.")]
+    options, command = (*KERNEL, "--sdk", "hooks"), ("sh", "-c", CLAUDE, "sh")
+    recorded = rig.record(
+        "refused", script, *STREAM_JSON, options=options, command=command, agent="sh"
+    )
+    assert rig.place.stream("verify", recorded.folder).code == 0
+    bound = report(recorded)["bindings"]
+    assert [(one["tool_call_id"], one["policy_decision"]) for one in bound] == [
+        (CALLS[0], "deny"),
+        (CALLS[1], "allow"),
+    ]
+    assert [one["window"]["end"] for one in bound] == [
+        f"tool_call_completed:{call}" for call in CALLS[:2]
+    ]
 
 
 def test_otel_tells_the_calls_but_not_when(rig: Rig) -> None:

@@ -30,6 +30,7 @@ from stream.records.kernel import (
     UNLINK,
     KernelDetail,
     KernelEvent,
+    RawCapture,
     path_text,
 )
 from stream.records.runner import CorrelationReport, Marker, PolicyEvent, SdkEvent
@@ -61,6 +62,7 @@ class Run:
         self.sdk: list[SdkEvent] = []
         self.policy: list[PolicyEvent] = []
         self.gaps: list[tuple[int, int]] = []
+        self.unused: dict[str, int] = {}  #: of what was told
 
     def says(
         self, name: Any, call: str | None, tool: str = "T", command: str | None = None
@@ -134,18 +136,33 @@ class Run:
             if call is not None:
                 self.decides(call)
 
-    def correlated(self, *, has_kernel: bool = True, is_decided: bool = True) -> Correlation:
+    def correlated(
+        self,
+        *,
+        has_kernel: bool = True,
+        is_decided: bool = True,
+        capture: RawCapture | None = None,
+    ) -> Correlation:
         """Where a test says nothing of decisions, every call was allowed."""
         if is_decided and not self.policy:
             self.allows_all()
+        end = Marker(
+            run_id="r",
+            seq=len(self.markers),
+            name="run_finished",
+            at=len(self.steps),
+            clock="kernel",
+            unused=self.unused,
+        )
         return correlate(
             "r",
-            markers=self.markers,
+            markers=[*self.markers, end],
             sdk=self.sdk,
             policy=self.policy,
             events=((*step, 1) for step in self.steps),
             gaps=self.gaps,
             has_kernel=has_kernel,
+            capture=capture,
         )
 
 
@@ -283,6 +300,75 @@ def test_a_call_cannot_be_given_to_another_by_a_name_that_its_process_takes(run:
     assert counts(found) == {"a": 5, "b": 0}
 
 
+def test_what_was_started_in_an_overlap_stays_of_either_call(run: Run) -> None:
+    """Also when only one of them is left, and when neither is."""
+    run.start("a")
+    run.start("b")
+    run.forks(10)
+    run.execs(10, "worker")
+    run.forks(11, parent=10)
+    run.end("a")
+    run.opens(2, pid=10)
+    run.opens(3, pid=11)
+    run.opens(4)
+    run.end("b")
+    run.opens(pid=11)
+    found = run.correlated()
+    assert found.calls == {"a": {}, "b": {"openat": 4}}
+    assert found.undecided == {"event_1012": 2, "exec": 1, "openat": 5}
+    overlap = "kernel_events_in_overlapping_windows:a,b"
+    assert named(found) == ["kernel_events_after_call:a,b", overlap, OUTSIDE]
+
+
+def test_what_runs_in_an_overlap_is_known_by_its_command_however_late(run: Run) -> None:
+    run.start("a", "make")
+    run.start("b", "ls")
+    run.forks(10)
+    run.execs(10, "env", "bash")
+    run.forks(11, parent=10)
+    run.end("a")
+    run.execs(11, "bash", "-c", "ls")
+    run.opens(2, pid=11)
+    run.end("b")
+    found = run.correlated()
+    assert found.calls == {"a": {}, "b": {"exec": 1, "openat": 2}}
+
+
+def test_what_a_copy_of_the_agent_does_is_the_agents(run: Run) -> None:
+    run.forks(10)
+    run.start("a")
+    run.opens(2, pid=10)
+    run.end("a")
+    assert counts(run.correlated()) == {"a": 2}
+
+
+def test_what_was_started_before_a_call_is_not_the_calls(run: Run) -> None:
+    """It may be at work for anybody: as an agent is whose words go through who started it."""
+    run.forks(10)
+    run.execs(10, "agent")
+    run.start("a", "ls")
+    run.opens(2, pid=10)
+    run.forks(11, parent=10)
+    run.execs(11, "bash", "-c", "ls")
+    run.opens(3, pid=11)
+    run.end("a")
+    found = run.correlated()
+    assert found.calls == {"a": {}}
+    assert found.undecided == {"event_1012": 1, "exec": 1, "openat": 5}
+    assert named(found) == [f"{OTHERS}:a", OUTSIDE]
+    assert found.report.status == "partial"
+
+
+def test_telling_is_no_work(run: Run) -> None:
+    run.start("a")
+    run.touches(f"{HOME}/sdk-events.ndjson")
+    run.end("a")
+    found = run.correlated()
+    assert found.calls == {"a": {}}
+    assert found.near == set()
+    assert named(found) == [OUTSIDE, "sdk_tool_call_without_kernel_events:a"]
+
+
 def calls_a_hook(run: Run, log: str = "hooks.ndjson") -> None:
     """As Claude Code does, and all that the hook does."""
     run.forks(10)
@@ -336,6 +422,24 @@ def test_a_call_that_a_hook_tells_of_is_that_of_who_started_the_hook(
     found = run.correlated()
     assert found.calls["a"]["openat"] == 3
     assert (named(found), found.report.status) == ([OUTSIDE], "clean")
+
+
+@pytest.mark.parametrize("hook", [HOOK, "/usr/bin/tee"])
+def test_what_the_agent_does_while_its_first_hook_begins_is_the_agents(run: Run, hook: str) -> None:
+    """Of another program, which will tell as well, nobody knows that yet."""
+    run.execs(AGENT, "claude")
+    for pid, tell in ((10, run.start), (12, run.end)):
+        run.forks(pid)
+        run.opens(3)
+        run.execs(pid, "/bin/sh", hook, path=hook)
+        run.teller = pid
+        tell("a")
+        run.exits(pid)
+        run.opens()
+    found = run.correlated()
+    is_ours = hook == HOOK
+    assert (OTHERS in named(found)) != is_ours
+    assert (found.report.status == "clean") == is_ours
 
 
 @pytest.mark.parametrize(
@@ -714,6 +818,9 @@ def one_call(run: Run, name: str = "a") -> None:
     run.end(name)
 
 
+LOST = "kernel_events_lost_in_window:a"
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -737,7 +844,28 @@ def one_call(run: Run, name: str = "a") -> None:
             lambda run: (run.decides("a"), run.decides("a", "deny")),
             ["policy_decision_conflict:a"],
         ),
-        (lambda run: (run.decides("a"), run.decides("a")), []),
+        (
+            lambda run: (run.decides("a"), run.decides("a")),
+            ["policy_decision_duplicate:a"],
+        ),
+        (lambda run: (run.decides("a"), run.decides("a", kind=DENIAL)), []),
+        (lambda run: run.decides("a", ""), ["policy_decision_unknown:a"]),
+        (
+            lambda run: run.touches(f"{HOME}/sdk-events.ndjson", UNLINK),
+            [OUTSIDE, "told_and_not_used:log,replaced"],
+        ),
+        (
+            lambda run: run.touches("/tmp/x", RENAME, to_path=f"{HOME}/hooks.ndjson"),
+            [OUTSIDE, "told_and_not_used:hooks,replaced"],
+        ),
+        (
+            lambda run: run.touches("/runs/r", RENAME, to_path="/runs/s"),
+            [OUTSIDE, "told_and_not_used:hooks,replaced", "told_and_not_used:log,replaced"],
+        ),
+        (
+            lambda run: run.unused.update({"policy:torn": 2, "stdout:overlong": 1}),
+            ["told_and_not_used:policy,torn", "told_and_not_used:stdout,overlong"],
+        ),
         (lambda run: run.decides("a", tool="U"), ["tool_name_mismatch:a"]),
         (
             lambda run: run.decides(None),
@@ -768,9 +896,9 @@ def one_call(run: Run, name: str = "a") -> None:
         ),
         (lambda run: run.start(None), ["sdk_event_without_tool_call_id"]),
         (lambda run: run.tells("run_finished", None, None), []),
-        (lambda run: run.gaps.append((0, 0)), ["kernel_events_lost_in_window:a"]),
-        (lambda run: run.gaps.append((1, 9)), ["kernel_events_lost_in_window:a"]),
-        (lambda run: run.gaps.append((2, 9)), []),
+        (lambda run: run.gaps.append((0, 0)), [LOST, "kernel_layer_incomplete:events"]),
+        (lambda run: run.gaps.append((1, 9)), [LOST, "kernel_layer_incomplete:events"]),
+        (lambda run: run.gaps.append((2, 9)), ["kernel_layer_incomplete:events"]),
     ],
 )
 def test_each_doubt_has_a_name(run: Run, change: Any, expected: list[str]) -> None:
@@ -779,6 +907,29 @@ def test_each_doubt_has_a_name(run: Run, change: Any, expected: list[str]) -> No
     found = run.correlated()
     assert named(found) == expected
     assert found.report.status == ("partial" if expected else "clean")
+
+
+@pytest.mark.parametrize(
+    ("books", "missing"),
+    [
+        ({"seen": 2, "dropped": 1}, ["events"]),
+        ({"seen": 1}, []),
+        ({"seen": 2}, ["books"]),
+        ({"feed": "strace", "unparsed": 1}, ["unparsed"]),
+        ({"seen": 1, "misses": 1, "lost_forks": 1}, ["lost_forks", "misses"]),
+        ({"seen": 1, "unknown_loss": "it was killed"}, ["unknown_loss"]),
+        ({"seen": 1, "uring": "hole"}, ["io_uring"]),
+        ({"seen": 1, "uring": "seen"}, []),
+    ],
+)
+def test_what_is_missing_without_a_place_is_missing_from_any_call(
+    run: Run, books: dict[str, Any], missing: list[str]
+) -> None:
+    one_call(run)
+    capture = RawCapture(**{"feed": "ebpf", "got": 1, "uring": "unused", **books})
+    found = run.correlated(capture=capture)
+    assert named(found) == [f"kernel_layer_incomplete:{one}" for one in missing]
+    assert found.report.status == ("partial" if missing else "clean")
 
 
 def test_calls_that_nobody_decided_are_each_named(run: Run) -> None:
@@ -950,3 +1101,17 @@ def test_steps_come_from_both_files_of_the_kernel_layer() -> None:
     assert lost_between(details, 4) == [(1, 1), (3, 4)]
     assert lost_between([GAP_LINE, GAP_LINE], 9) == [(0, 9)]
     assert lost_between([], 9) == []
+
+
+BEGINS_LINE = msgspec.json.encode(Gap(source="kernel", lost=0, reason="full", begins=True))
+
+
+def test_a_loss_lies_between_where_it_may_begin_and_where_it_was_noticed() -> None:
+    one, two, three = (detail(seq, 1, "openat") for seq in (3, 5, 7))
+    assert lost_between([one, BEGINS_LINE, two, GAP_LINE, three], 9) == [(4, 7)]
+    assert lost_between([BEGINS_LINE, one, GAP_LINE, BEGINS_LINE, two, GAP_LINE], 9) == [
+        (0, 5),
+        (4, 9),
+    ]
+    assert lost_between([one, BEGINS_LINE, two], 9) == [(4, 9)], "it was cut off"
+    assert lost_between([one, GAP_LINE, BEGINS_LINE], 9) == [(4, 9)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.evidence.moments import MarkerName, Moment, Written, place
+from stream.evidence.moments import MarkerName, Moment, Written, place, told_apart
 from stream.records.runner import Marker
 
 EVENTS = [10, 20, 30, 40, 50]  #: when the kernel saw them
@@ -103,6 +103,41 @@ def test_each_channel_has_writes_of_its_own() -> None:
     moments = [start("a", 100, 99), by_log]
     markers = place("r", moments, written=seen, times=times, total=len(EVENTS))
     assert [(m.at, m.clock) for m in markers[1:-1]] == [(1, "kernel"), (4, "kernel")]
+
+
+@pytest.mark.parametrize(
+    ("times_of_log", "apart"), [((12, 34), 0), ((16, 40), 0), ((31, 34), 2), ((5, 9), 2)]
+)
+@pytest.mark.parametrize("is_log_first", [True, False])
+def test_what_two_channels_tell_is_the_same_or_not(
+    times_of_log: tuple[int, int], apart: int, is_log_first: bool
+) -> None:
+    """By when it was said; in whatever order it was heard."""
+
+    def moments(channel: str) -> list[Moment]:
+        names: list[MarkerName] = ["tool_call_started", "tool_call_completed"]
+        return [
+            Moment(
+                sdk_seq=-1,
+                name=name,
+                tool_call_id="a",
+                channel=channel,
+                offset_end=10 * number,
+                arrived_ns=99,
+            )
+            for number, name in enumerate(names, 1)
+        ]
+
+    first, second = moments("stdout"), moments("log")
+    if is_log_first:
+        first, second = second, first
+    begun, ended = times_of_log
+    written = {
+        "stdout": Written([(10, 15, 7), (20, 30, 7)], 20),
+        "log": Written([(10, begun, 7), (20, ended, 7)], 20),
+    }
+    assert told_apart(first, second, written).total() == apart
+    assert told_apart(first, second, {**written, "log": Written([], 20)}).total() == 0
 
 
 def test_what_was_not_told_on_stdout_is_placed_by_its_arrival() -> None:

@@ -102,7 +102,25 @@ def test_a_refusal_without_a_tool_is_a_problem() -> None:
     line = {"type": "result", "session_id": "s", "permission_denials": denials}
     found = layer.feed_stdout(json.dumps(line).encode() + b"\n")
     assert [(one.tool_call_id, one.tool) for one in found] == [(None, "T")]
-    assert layer.problems == {"unnamed_denial": 2}
+    assert layer.problems == {"unnamed_tool": 2}
+
+
+def test_a_permission_that_cannot_be_told_is_a_problem() -> None:
+    layer = PolicyLayer("r")
+    meta = [
+        {"id": "a", "permission_decision": {"decision": "accept"}},
+        {"id": "a", "permission_decision": {"decision": "perhaps"}},
+        {"id": [], "permission_decision": {"decision": []}},
+    ]
+    line = {"type": "user", "session_id": "s", "tool_result_meta": meta}
+    assert layer.feed_stdout(json.dumps(line).encode() + b"\n") == []
+    assert layer.problems == {"unnamed_tool": 1, "no_decision": 1}
+    named = {"type": "tool_use", "id": "a", "name": "T"}
+    use = {"type": "assistant", "session_id": "s", "message": {"content": [named]}}
+    layer = PolicyLayer("r")
+    found = layer.feed_stdout(b"".join(json.dumps(one).encode() + b"\n" for one in (use, line)))
+    assert [(one.tool, one.decision) for one in found] == [("T", "allow")]
+    assert layer.problems == {"no_decision": 1}, "and nothing that was not there"
 
 
 def test_what_was_permitted_is_told_beside_the_results() -> None:

@@ -168,17 +168,21 @@ def test_half_a_character_hides_no_call() -> None:
     msgspec.json.encode([one.event for one in found])
 
 
-def test_lines_that_are_none_are_counted() -> None:
-    layer = SdkLayer("r")
-    lines = b"All tests pass.\n\n{\n[]\n" + b'{"type":"result"}\n' + b"\xff\n" + use()
-    assert len(layer.feed(lines + b'{"type":"resu', 1)) == 1
-    layer.finish()
-    assert layer.problems == {("stdout", "not_a_record"): 5, ("stdout", "torn"): 1}
+def test_lines_that_may_have_been_records_are_counted() -> None:
+    """Where there are any: what another program says there is nothing to complain of."""
+    lines = b"All tests pass.\n\n{\n[]\n" + b'{"type":"result"}\n' + b"\xff\n" + b"50%" + use()
+    for is_claude in (True, False):
+        layer = SdkLayer("r")
+        layer.feed(lines, 1)
+        layer.feed((result() if is_claude else b"") + b'{"type":"resu', 1)
+        layer.finish()
+        expected = {("stdout", "not_a_record"): 2, ("stdout", "torn"): 1}
+        assert layer.problems == (expected if is_claude else {})
 
 
 def test_what_follows_the_last_newline_was_not_finished() -> None:
     layer = SdkLayer("r")
-    assert layer.feed(use().rstrip(b"\n"), 1) == []
+    assert len(layer.feed(result() + use().rstrip(b"\n"), 1)) == 1
     layer.finish()
     assert layer.problems == {("stdout", "torn"): 1}
 
@@ -310,5 +314,31 @@ def test_what_two_channels_tell_is_recorded_once() -> None:
     second = layer.feed((CLAUDE / "parallel.stream.jsonl").read_bytes(), 2)
     assert len(first) == 12
     assert told(second) == [("run_finished", None, None)]
-    assert layer.repeated == 12
+    assert len(layer.again) == 12
+    assert {one.channel for one in layer.again} == {"stdout"}
     assert second[0].event.seq == 12
+
+
+def logged(event: str, call: str = "a", tool: str | None = "Bash") -> bytes:
+    names = {"schema": SDK_EVENT, "run_id": "r", "source": "t", "tool_call_id": call}
+    line = {**names, "event_type": f"tool_call_{event}", "tool": tool}
+    return json.dumps(line).encode() + b"\n"
+
+
+def test_what_another_channel_tells_otherwise_is_told() -> None:
+    layer = SdkLayer("r")
+    layer.feed_log(logged("started", tool=None) + logged("started", "b"), 1)
+    again = layer.feed(use("a", "Read") + use("b", "Read"), 2)
+    assert told(again) == [("tool_call_started", "b", "Read")]
+    assert [one.moment for one in again] == [None], "the first one said when"
+    assert [one.tool_call_id for one in layer.again] == ["a"]
+
+
+def test_of_what_was_refused_stdout_tells_the_end_where_hooks_tell_the_rest() -> None:
+    layer = SdkLayer("r")
+    found = layer.feed_refusals((CLAUDE / "refused.stream.jsonl").read_bytes(), 1)
+    assert [(kind, call) for kind, call, _ in told(found)] == [
+        ("tool_call_completed", call)
+        for call in ("toolu_stub_00_01", "toolu_stub_00_02", "toolu_stub_01_00")
+    ]
+    assert layer.feed_refusals((CLAUDE / "parallel.stream.jsonl").read_bytes(), 1) == []

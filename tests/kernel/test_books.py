@@ -59,12 +59,13 @@ def test_a_ring_that_is_too_small(programs: Path, place: Path, attempt: int) -> 
     assert {gap.unit for gap in recorded.gaps} == {"events"}
 
 
-def test_a_gap_stands_behind_what_was_in_the_ring(programs: Path, place: Path) -> None:
+def test_a_gap_reaches_behind_what_was_in_the_ring(programs: Path, place: Path) -> None:
     """However much of that has to be taken out first."""
     recorded = run(place, programs / "many", place, 20_000, 1, reads_late=True, ring_bytes=1 << 20)
     assert recorded.is_balanced
     assert recorded.capture.got * 64 > 2 * STEP
-    assert recorded.places == [len(recorded.events)]
+    assert [gap.begins for gap in recorded.gaps] == [True, False]
+    assert recorded.places == [0, len(recorded.events)], "nobody looked before the end"
 
 
 async def test_a_gap_stands_where_the_loss_was(
@@ -112,8 +113,9 @@ async def test_a_gap_stands_where_the_loss_was(
     capture = items[-1]
     assert sum(items[n].lost for n in gaps) == capture.dropped > 800
     assert capture.got + capture.dropped == capture.seen
+    assert [items[n].begins for n in gaps] == [True, False] * (len(gaps) // 2)
     assert before[0] < gaps[0]
-    assert gaps[0] < after[-1]
+    assert gaps[1] < after[-1]
 
 
 @pytest.mark.parametrize(

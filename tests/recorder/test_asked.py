@@ -132,7 +132,8 @@ def test_a_log_that_is_made_shorter_is_said(tmp_path: Path) -> None:
     channels.log.write_bytes(b"said\n")
     assert (list(channels.finish()), heard) == ([], [b"said\n"])
     channels.log.write_bytes(b"no\n")
-    assert list(channels.finish()) == ["the log: what was told there was made shorter"]
+    (unused,) = channels.finish()
+    assert (unused.channel, unused.why) == ("log", "shortened")
     channels.close()
 
 
@@ -144,6 +145,42 @@ def test_lines_of_hooks_that_are_none_are_counted(place: Place) -> None:
         "1 lines of the hooks were not used: not_a_record",
         "1 lines of the hooks were not used: torn",
     ]
+
+
+def test_a_hook_that_does_not_get_its_turn_is_counted(place: Place) -> None:
+    """Somebody holds the lock, as a hook does that hangs."""
+    agent = f'exec 8<"$STREAM_HOOK"s.ndjson; flock 8; {told("PreToolUse")}'
+    run = observe(place, *HOOKS, "--", "sh", "-c", agent, check=False)
+    verify(place, run)
+    assert layer(run, "sdk") == []
+    assert run.summary["incomplete"] == ["1 hooks did not come to tell what they had heard"]
+    report = json.loads((run.folder / "correlation-report.json").read_bytes())
+    assert "told_and_not_used:hooks,missed" in report["ambiguities"]
+
+
+def test_a_refused_call_ends_with_its_refusal(place: Place) -> None:
+    """Hooks tell of its beginning only."""
+    result = {"type": "tool_result", "tool_use_id": "a", "is_error": True}
+    use = {"type": "tool_use", "id": "a", "name": "Bash"}
+    meta = [{"id": "a", "permission_decision": {"decision": "reject"}}]
+    asked, refused = (
+        json.dumps({"type": teller, "session_id": "s", "message": {"content": [block]}, **more})
+        for teller, block, more in (
+            ("assistant", use, {}),
+            ("user", result, {"tool_result_meta": meta}),
+        )
+    )
+    agent = f"echo '{asked}'\n{told('PreToolUse')}: >before\necho '{refused}'\n: >after\n"
+    run = observe(place, *HOOKS, "--", "sh", "-c", agent)
+    verify(place, run)
+    told_of = {one["event_type"]: one["source"] for one in layer(run, "sdk")}
+    assert told_of == {
+        "tool_call_started": "claude-code-hooks",
+        "tool_call_completed": "claude-code",
+    }
+    begun, ended = (one["at"] for one in layer(run, "markers")[1:-1])
+    opened = {Path(str(one["value"])).name: one["seq"] for one in layer(run, "kernel")}
+    assert begun <= opened["before"] < ended <= opened["after"]
 
 
 def test_otel_of_any_agent(place: Place) -> None:

@@ -235,7 +235,7 @@ async def test_what_exporters_send_is_heard_as_lines() -> None:
         answer = await to_thread.run_sync(heard.tell, *asked)
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     assert heard.bodies == [b'{"a":1}\n', b'{ "b":2} \n', b'{"c":3}\n']
-    assert list(heard.collector.troubles()) == []
+    assert list(heard.collector.unused()) == []
 
 
 @pytest.mark.anyio
@@ -258,7 +258,7 @@ async def test_other_places_are_not_heard() -> None:
             answer = await to_thread.run_sync(heard.tell, data)
             assert answer.startswith(b"HTTP/1.1 404 ")
     assert heard.bodies == []
-    assert list(heard.collector.troubles()) == []
+    assert list(heard.collector.unused()) == []
 
 
 @pytest.mark.anyio
@@ -274,7 +274,7 @@ async def test_what_is_refused_is_answered_and_counted() -> None:
             b"HTTP/1.1 200 "
         )
     assert heard.bodies == [SMALL + b"\n"]
-    troubles = list(heard.collector.troubles())
+    troubles = [one.sentence for one in heard.collector.unused()]
     assert troubles == ["2 requests of OpenTelemetry could not be understood"]
 
 
@@ -312,7 +312,8 @@ async def test_who_never_ends_does_not_keep_the_run(monkeypatch: pytest.MonkeyPa
         idle, begun = heard.connect(), heard.connect()
         begun.sendall(b"POST ")
     with idle, begun:
-        assert list(heard.collector.troubles()) == ["1 requests of OpenTelemetry broke off"]
+        (unused,) = heard.collector.unused()
+        assert (unused.why, unused.sentence) == ("torn", "1 requests of OpenTelemetry broke off")
         with pytest.raises(ConnectionError):
             heard.connect()
 
@@ -330,7 +331,7 @@ async def test_more_than_so_many_are_turned_away() -> None:
             assert await to_thread.run_sync(one_more.recv, 1) == b""
         for connection in held:
             connection.close()
-    (trouble,) = heard.collector.troubles()
+    (trouble,) = (one.sentence for one in heard.collector.unused())
     assert trouble.startswith("1 requests of OpenTelemetry came while too many")
 
 

@@ -134,6 +134,14 @@ def test_a_line_that_broke_off_costs_no_other(hooks: Hooks) -> None:
     assert lines(hooks) == [b'{"ends in the mid', b'{"whole":1}']
 
 
+def test_one_that_has_no_log_leaves_a_mark(hooks: Hooks) -> None:
+    hooks.log.unlink()
+    hooks.log.mkdir()
+    for _ in range(3):
+        finish(start(hooks, b"{}"))
+    assert hooks.missed.stat().st_size == 3
+
+
 @contextmanager
 def log_is_a_folder(hooks: Hooks) -> Iterator[None]:
     hooks.log.unlink()

@@ -42,8 +42,8 @@ def agent(place: Place, body: str) -> list[str | Path]:
     return [*PYTHON, path]
 
 
-def recorded(place: Place, feed: str, *words: str | Path) -> Run:
-    run = observe(place, "--kernel", feed, "--require", "kernel", *words)
+def recorded(place: Place, feed: str, *words: str | Path, check: bool = True) -> Run:
+    run = observe(place, "--kernel", feed, "--require", "kernel", *words, check=check)
     assert run.done.code == 0, run.done.err
     verified = place.stream("verify", run.folder)
     assert verified.code == 0, verified.out
@@ -91,6 +91,34 @@ def test_behind_a_relay_nothing_is_bound_and_nothing_is_clean(
     assert {"file-of-a", "file-of-b", "file-of-c"} <= names
 
 
+#: Each line comes two lines late, and the agent waits for that: its work lies in other windows.
+ABOVE = """
+agent = subprocess.Popen([*sys.argv[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+held = [b'', b'']
+for line in agent.stdout:
+    held.append(line)
+    os.write(1, held.pop(0))
+    agent.stdin.write(b'.')
+os.write(1, b''.join(held))
+"""
+BELOW = THREE.replace("touch", "os.read(0, 1); touch").replace(
+    "end(call)", "end(call); os.read(0, 1)"
+)
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+def test_behind_a_relay_above_it_nothing_is_bound_either(place: Place, feed: str) -> None:
+    write_script(place.root / "below.py", AGENT + BELOW)
+    words = [*agent(place, ABOVE), *PYTHON, place.root / "below.py"]
+    run = recorded(place, feed, "--no-wrap", "--", *words)
+    assert {one["clock"] for one in records(run.folder / "layers/markers.ndjson")} == {"kernel"}
+    assert bound(run) == {"a": 0, "b": 0, "c": 0}
+    assert report(run)["status"] == "partial"
+    assert {f"kernel_events_of_other_processes:{call}" for call in "ab"} <= set(
+        report(run)["ambiguities"]
+    )
+
+
 @pytest.mark.parametrize("feed", FEEDS)
 def test_without_one_each_file_is_its_calls(place: Place, feed: str) -> None:
     """Also where a shell started the agent: or the test above would show nothing."""
@@ -125,6 +153,64 @@ os.wait()
     names = report(run)["ambiguities"]
     assert "sdk_tool_call_told_by_several_processes:b" in names
     assert not any(name.endswith(":a") for name in names if "told_by" in name)
+
+
+# --- what was told and could not be used ---
+
+#: It can say the same in the event log, and something long; its first call is clean.
+TALKER = """
+log = os.environ['ASSAY_RUNNER_SDK_EVENT_LOG']
+names = dict(schema=os.environ['ASSAY_RUNNER_SDK_EVENT_SCHEMA'], source='test', seq=0,
+             run_id=os.environ['ASSAY_RUNNER_RUN_ID'])
+def declare(event, call, tool='Write'):
+    line = dict(names, event_type='tool_call_' + event, tool_call_id=call, tool=tool)
+    with open(log, 'ab', buffering=0) as file:
+        file.write(json.dumps(line).encode() + b'\\n')
+def both(call):
+    declare('started', call); start(call); touch(call); declare('completed', call); end(call)
+def start_with(content):
+    block = dict(type='tool_use', id='long', name='Write', input=dict(content=content))
+    said = dict(session_id='s', type='assistant', message=dict(content=[block]))
+    line = json.dumps(said).encode() + b'\\n'
+    while line:
+        line = line[os.write(1, line):]
+start('a'); touch('a'); end('a')
+"""
+#: What it does beside that, and what is named then.
+NOT_USED = {
+    "start_with('x' * (9 << 20)); touch('long')": "told_and_not_used:stdout,overlong",
+    "os.write(1, b'50%'); start('b'); touch('b'); os.write(1, b'99%'); end('b')": (
+        "told_and_not_used:stdout,not_a_record"
+    ),
+    "os.write(1, json.dumps(dict(type='user', session_id='s')).encode())": (
+        "told_and_not_used:stdout,torn"
+    ),
+    "declare('started', 'b'); os.truncate(log, 0); declare('completed', 'b')": None,
+    "os.rename(log, log + '.old'); declare('started', 'b'); declare('completed', 'b')": (
+        "told_and_not_used:log,replaced"
+    ),
+    "os.unlink(log); declare('started', 'b')": "told_and_not_used:log,replaced",
+    "start('b'); declare('started', 'b', 'Bash'); touch('b'); end('b')": "tool_name_mismatch:b",
+    "start('b'); touch('b'); end('b'); both('b')": "sdk_tool_call_duplicate:b",
+    "start('c'); touch('c'); end('c'); declare('started', 'c'); touch('d')": (
+        "told_and_not_used:log,told_again"
+    ),
+    "both('b'); both('c')": "",
+}
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize("body", NOT_USED)
+def test_what_was_told_and_could_not_be_used_is_named(place: Place, feed: str, body: str) -> None:
+    run = recorded(place, feed, "--no-wrap", "--", *agent(place, f"{TALKER}{body}\n"), check=False)
+    name, names = NOT_USED[body], set(report(run)["ambiguities"])
+    if name is None:  # how much of it was heard before that is a question of time
+        assert names & {f"told_and_not_used:log,{why}" for why in ("unread", "shortened")}
+    elif name:
+        assert name in names
+    else:
+        assert names <= {"kernel_events_outside_every_window"}
+    assert report(run)["status"] == ("clean" if name == "" else "partial")
 
 
 # --- the recorder's own -------------------------------------------------------------------------

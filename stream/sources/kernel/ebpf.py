@@ -31,6 +31,7 @@ from stream.sources.kernel.watch import Watch
 RING = 16 << 20  #: bytes that may wait for us, where nothing else is asked for
 TICK = 0.05  #: seconds: nothing lies in the ring for longer
 STEP = 192 << 10  #: bytes that are taken out at a time: others wait for the loop, too
+FULL = "the ring was full"
 SETTLE = 200  #: milliseconds that the last programs have to finish
 
 
@@ -56,7 +57,8 @@ class EbpfFeed:
         self._books = Bookkeeper(self._loaded)
         self._is_ended = self._is_closed = False
         self._noticed = 0  # of the lost events, those that have a gap
-        self._gaps: deque[tuple[int, int]] = deque()  # where in the ring, and how many
+        self._whole = 0  # so far in the ring, nothing was lost but what was noticed
+        self._gaps: deque[tuple[int, Gap]] = deque()  # and where in the ring they belong
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Edge-triggered: that something is in the ring is no reason to wake up; enough of it is.
         self._alarm = select.epoll()
@@ -121,31 +123,45 @@ class EbpfFeed:
         await out.send([*self._decoder.rest(), *self._gaps_to(None), capture])
 
     async def _drain(self, out: ObjectSendStream[Batch[Telemetry]], least: int = 1) -> None:
-        """While there are so many bytes to take: for less, it waits until there are more."""
+        """While there are so many bytes to take: for less, it waits until there are more. But for
+        a gap: where that stands, nothing more is taken at a time."""
         taken = least
-        while taken >= least:
+        while taken >= least or self._gaps:
             before = self._ring.read
             if batch := self._look():
                 await out.send(batch)
-                await checkpoint()  # a send to a queue with room does not let the others run
+            await checkpoint()  # a send to a queue with room does not let the others run
             taken = self._ring.read - before
 
     def _look(self) -> Sightings:
-        """The next events. A gap stands where the ring was when its loss was noticed."""
-        lost = self._books.lost()  # before the position: what is lost lies before that
-        if lost > self._noticed:
-            self._gaps.append((self._ring.written, lost - self._noticed))
-            self._noticed = lost
-        batch, length = self._decoder.decode(self._ring.peek(STEP))
+        """The next events, at most up to the next gap."""
+        until = self._notice()
+        if self._gaps:
+            until = min(until, self._gaps[0][0])
+        batch, length = self._decoder.decode(self._ring.peek(min(STEP, until - self._ring.read)))
         self._ring.take(length)
         batch.items += self._gaps_to(self._ring.read)
         return batch
 
+    def _notice(self) -> int:
+        """Whether something was lost since the last look: it lies between where the ring was
+        before that one, and where it is after this one. How far it is known from now on."""
+        before = self._ring.written
+        lost = self._books.lost()
+        if lost > self._noticed:
+            begins = Gap(source=self.name, lost=0, reason=FULL, unit="events", begins=True)
+            ends = Gap(source=self.name, lost=lost - self._noticed, reason=FULL, unit="events")
+            # Where the gap before it ends later than this one begins, the two are one.
+            begun = max(self._whole, self._gaps[-1][0]) if self._gaps else self._whole
+            self._gaps += (begun, begins), (self._ring.written, ends)
+            self._noticed = lost
+        self._whole = before
+        return before
+
     def _gaps_to(self, position: int | None) -> list[Telemetry]:
         gaps: list[Telemetry] = []
         while self._gaps and (position is None or self._gaps[0][0] <= position):
-            _, lost = self._gaps.popleft()
-            gaps.append(Gap(source=self.name, lost=lost, reason="the ring was full", unit="events"))
+            gaps.append(self._gaps.popleft()[1])
         return gaps
 
     async def _settle(self, out: ObjectSendStream[Batch[Telemetry]]) -> Books:
