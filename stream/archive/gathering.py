@@ -31,9 +31,12 @@ from stream.records.runner import (
     KERNEL_FILE,
     MARKERS_FILE,
     POLICY_FILE,
+    RUNNER_FILE,
     SDK_FILE,
     Marker,
     PolicyEvent,
+    RunnerFinished,
+    RunnerStarted,
     SdkEvent,
 )
 
@@ -44,6 +47,7 @@ _WORD = (1 << 64) - 1
 _Line = tuple[int, Told | None]
 _NO_MORE: _Line = (sys.maxsize, None)
 _MOST_STRANGERS = 20
+_FRAME = 2  #: a start and an end
 _URING_CALL = "io_uring_setup"
 
 
@@ -66,6 +70,7 @@ class Gathering:
         self.sdk: list[SdkEvent] = []
         self.policy: list[PolicyEvent] = []
         self.markers: list[Marker] = []
+        self.runner: list[RunnerStarted | RunnerFinished] = []
         self.events = 0  #: of the kernel layer
         self.lost = 0  #: by the gaps
         self.has_gaps = False
@@ -97,6 +102,8 @@ class Gathering:
                 self.surface.add_policy(decision)
         elif name == MARKERS_FILE:
             self.markers += records
+        elif name == RUNNER_FILE and len(self.runner) < _FRAME:
+            self.runner += records[: _FRAME - len(self.runner)]
 
     def miss(self) -> None:
         """A line that is none."""

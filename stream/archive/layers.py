@@ -137,7 +137,8 @@ class Layer:
             self._book.hold_run_id(record.run_id, self._name, number)
 
     def _problems(self, line: bytes, record: Any) -> Iterator[Problem]:
-        yield from oddities(line, record, "contract.line")
+        if msgspec.json.encode(record) != line:
+            yield from oddities(line, "contract.line", is_ours=self._book.is_recorded)
         if is_too_deep(line, self._book.limits.depth):
             yield "limit.depth", f"nested deeper than {self._book.limits.depth}", ""
         if self._law.is_numbered:

@@ -23,6 +23,7 @@ from stream.archive.limits import Limits
 from stream.archive.verifying import hold_to_implied, verify
 from stream.records.control import Gap
 from stream.records.kernel import RawCapture, RawEvent
+from stream.records.run import SUMMARY_FILE
 from stream.records.runner import (
     CHAIN_FILE,
     COMPANION_FILE,
@@ -44,13 +45,16 @@ from stream.records.runner import (
 from stream.stages.normalize import DetailLine, Normalize
 from tests.archive.samples import (
     RUN,
+    SUMMARY,
     Files,
+    document,
     encode,
     framed,
     judged,
     ndjson,
+    recorded,
     rules,
-    small,
+    sealed,
     written,
 )
 from tests.evidence.raw import O_CREAT, O_WRONLY, RAW_EVENTS, failed, opened, raw
@@ -321,13 +325,27 @@ def test_every_field_is_implied_by_something_else(state: str) -> None:
         assert FREE - gaps - free == set()
 
 
+def summed(files: Files) -> dict[str, Any]:
+    """What the summary of a run says of its evidence."""
+    health, report = json.loads(files[HEALTH_FILE]), json.loads(files[CORRELATION_FILE])
+    return {
+        "kernel_layer": health["kernel_layer"],
+        "kernel_events": files[KERNEL_FILE].count(b"\n"),
+        "kernel_lost": health["ringbuf_drops"],
+        "cgroup_correlation": health["cgroup_correlation"],
+        "tool_calls": len(report["bindings"]),
+        "correlation": report["status"],
+    }
+
+
 def test_what_is_examined_here_is_what_verify_examines(tmp_path: Path) -> None:
-    files = {**small(tmp_path / "small"), **rich()}
-    files[CHAIN_FILE] = chained(files)
+    files = {**recorded(), **rich()}
+    files = sealed({**files, SUMMARY_FILE: document(replace(SUMMARY, **summed(files)))})
     whole = tmp_path / "a.tar.gz"
     assert verify(written(whole, files)).findings == []
     assert found(files) == set()
-    spoiled = {**files, SURFACE_FILE: files[SURFACE_FILE].replace(b"/work/y", b"/work/z")}
+    surface = files[SURFACE_FILE].replace(b"/work/y", b"/work/z")
+    spoiled = sealed({**files, SURFACE_FILE: surface})
     assert rules(written(whole, spoiled)) == found(spoiled) == {"contract.surface"}
 
 
