@@ -18,7 +18,14 @@ from typing import IO, Any, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from stream.archive.agreement import event_strangeness, line_strangeness
+from stream.archive.agreement import (
+    event_strangeness,
+    is_place,
+    line_strangeness,
+    must_have_detail,
+    open_strangeness,
+    value_strangeness,
+)
 from stream.archive.columns import Columns, Form, columns_of
 from stream.evidence.own import Told
 from stream.evidence.steps import KernelStep, told_of
@@ -76,6 +83,8 @@ class Gathering:
         self.has_gaps = False
         self.urings = 0  #: that were set up
         self.strangers: list[str] = []  #: details that are of another event than their line
+        self.bare, self.first_bare = 0, -1  #: events that have details, and lack them
+        self.oddities: list[str] = []  #: events that no feed of ours tells so
         self._scopes: Counter[str] = Counter()  # of events that are not of both
         self._looked_at: tuple[int, array[int], array[int]] = (0, array("Q"), array("Q"))
         self._read_lines: Iterator[tuple[array[int], array[int]]] | None = None
@@ -211,7 +220,12 @@ class Gathering:
         if detail.call == _URING_CALL and detail.status != "error":
             self.urings += 1
         said = self._said_of(detail.seq)
-        if said is not None and (reason := line_strangeness(detail, *said)):
+        if said is None:
+            return
+        reason = line_strangeness(detail, *said)
+        if not reason and said[1] == OPEN:
+            reason = open_strangeness(detail)
+        if reason:
             self._find_stranger(detail.seq, reason)
 
     def _find_stranger(self, number: int, reason: str) -> None:
@@ -241,20 +255,36 @@ class Gathering:
 
     def _tell_early(self, columns: Columns) -> None:
         """Of opens, which wait for no detail."""
-        if HOME not in "\0".join(filter(None, columns.values)):
+        values = [value for value in columns.values if value is not None]
+        text = "\0" + "\0".join(values)
+        if values and (text.count("\0/") != len(values) or "\\" in text):
+            self._find_odd_opens(columns)
+        if HOME not in text:
             return
         for event in columns.records:
             told = told_of(event, None) if event.event_type == OPEN else None
             if told is not None:
                 self._told_early.write(msgspec.json.encode((event.seq, told)) + b"\n")
 
+    def _find_odd_opens(self, columns: Columns) -> None:
+        for seq, kind, value in zip(columns.seqs, columns.types, columns.values, strict=True):
+            if len(self.oddities) == _MOST_STRANGERS:
+                return
+            if kind == OPEN and value is not None and not is_place(value):
+                self.oddities.append(f"{seq}: {value!r} is the path of no file")
+
     def _enter(self, detail: KernelDetail | None) -> None:
         """What waits first into the surface."""
         assert self._next is not None
         self._tell(self._next, detail)
+        if detail is None and must_have_detail(self._next):
+            self.first_bare = self._next.seq if not self.bare else self.first_bare
+            self.bare += 1
         if self._next.event_type != OPEN:
             for reason in event_strangeness(self._next, detail):
                 self._find_stranger(self._next.seq, reason)
+            if (reason := value_strangeness(self._next)) and len(self.oddities) < _MOST_STRANGERS:
+                self.oddities.append(f"{self._next.seq}: {reason}")
         self.surface.add_kernel(self._next, detail)
         self._next = None
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from stream.archive.accounts import Counted, account_faults
 from stream.archive.agreement import frame_strangeness, marker_strangeness, saying_strangeness
@@ -28,6 +29,7 @@ from stream.records.runner import (
     CORRELATION_FILE,
     DETAIL_FILE,
     HEALTH_FILE,
+    KERNEL_FILE,
     MARKERS_FILE,
     SDK_FILE,
     SURFACE_FILE,
@@ -89,6 +91,11 @@ def _faults(
         yield DETAIL_FILE, Fault("contract.health", message)
     for reason in account_faults(capture, found.stated, gathered, is_streamed=is_streamed):
         yield COMPANION_FILE, Fault("contract.books", reason)
+    if gathered.bare and not capture.unknown_loss:
+        message = f"{gathered.bare} events lack theirs, {gathered.first_bare} and others"
+        yield DETAIL_FILE, Fault("contract.detail", message)
+    for reason in gathered.oddities:
+        yield KERNEL_FILE, Fault("contract.kernel_event", reason)
     for stranger in gathered.strangers:
         yield DETAIL_FILE, Fault("contract.detail", stranger)
     for marker in gathered.markers:
@@ -122,6 +129,7 @@ def _judged(gathered: Gathering, documents: Documents) -> _Found | None:
 
 def _following(gathered: Gathering, stated: Counted) -> _Found:
     capture = msgspec.convert(stated.capture, RawCapture)
+    capture = replace(capture, filtered=UNSET, aside=UNSET)  # which the companion says itself
     made = imply(stated.run_id, gathered, capture, filtered=stated.filtered, aside=stated.aside)
     return _Found(stated, capture, made)
 
