@@ -28,6 +28,7 @@ from stream.records.run import (
 from stream.stages.invariants import Invariants, event_in
 from stream.stages.validate import Validate
 
+_MOST_AGENTS = 20  #: of a run, which has one
 CUT_OFF = "run.incomplete"
 VALIDATED = (BOUNDARY_FILE, CHANGES_FILE, COMMANDS_FILE)
 
@@ -113,7 +114,7 @@ class Events:
         if isinstance(session.get("run_id"), str):
             path = "$.session.run_id"
             self._book.hold_run_id(session["run_id"], EVENTS_FILE, number, path)
-        if isinstance(session.get("agent_id"), str):
+        if isinstance(session.get("agent_id"), str) and len(self.agents) < _MOST_AGENTS:
             self.agents.setdefault(session["agent_id"], number)
         action = event.get("agent_action")
         items = action.get("artifacts") if isinstance(action, dict) else None
@@ -133,7 +134,7 @@ class Events:
         is_lossy = isinstance(more, dict) and bool(more.get("lost_bytes"))
         if isinstance(file, str) and isinstance(digest, str) and not is_lossy:
             kind, _, digits = digest.partition(":")
-            if kind == "sha256":
+            if kind == "sha256" and len(self.mentions) <= self._book.limits.entries:
                 self.mentions.append(Mention(line, path, file, digits))
 
 

@@ -101,6 +101,8 @@ class Gathering:
         elif name == DETAIL_FILE:
             for record in records:
                 self._take_beside(record)
+        elif not self.is_whole:  # and there may be any number of them
+            return
         elif name == SDK_FILE:
             self.sdk += records
             for event in records:
@@ -115,8 +117,9 @@ class Gathering:
             self.runner += records[: _FRAME - len(self.runner)]
 
     def miss(self) -> None:
-        """A line that is none."""
+        """A line that is none: nothing follows from the others alone."""
         self.is_whole = False
+        self.sdk, self.policy, self.markers = [], [], []
 
     def gaps(self) -> list[tuple[int, int]]:
         """Where events were lost, as `lost_between` tells it."""

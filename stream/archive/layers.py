@@ -17,9 +17,11 @@ from stream.archive.documents import is_too_deep, oddities
 from stream.archive.gathering import Gathering
 from stream.archive.laws import Law, Problem
 from stream.codec import DECODE_ERRORS, explain
+from stream.records.runner import MARKERS_FILE, POLICY_FILE, SDK_FILE
 
 #: decoded at a time: the thread that inflates needs the interpreter now and then
 _PIECE = 64 << 10
+_HELD = (POLICY_FILE, SDK_FILE, MARKERS_FILE)
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
@@ -88,6 +90,11 @@ class Layer:
             self._look_closely(block)
         self._book.take_lines(count)
         self.lines += count
+        limit = self._book.limits.held
+        if self._name in _HELD and self.lines - count <= limit < self.lines:
+            self._gathering.miss()
+            message = f"more than {limit} lines of a layer that is held as a whole"
+            self._book.find("limit.lines", message, self._name)
 
     def _good(self, block: bytes) -> int:
         """How many lines, where nothing at all is wrong with any of them; else 0."""

@@ -13,6 +13,7 @@ from stream.archive.places import look_alikes, needed
 from stream.codec import DECODE_ERRORS, explain
 from stream.records.runner import ARCHIVE_MANIFEST, V0_FILES, ArchiveManifest
 
+_LONGEST = 1 << 10  #: bytes of what a manifest says of one file, whose name it says twice
 _PLACES = {name: place for place, name in enumerate(V0_FILES)}
 
 
@@ -21,6 +22,7 @@ class Contents:
 
     def __init__(self, book: Book) -> None:
         self._book = book
+        self._most = min(book.limits.document, _LONGEST * (book.limits.entries + 1))
         self._manifest: ArchiveManifest | None = None
         self._seen: dict[str, None] = {}  # in their order
         self._held = bytearray()
@@ -34,7 +36,7 @@ class Contents:
         self._seen[name] = None
 
     def feed(self, data: bytes) -> None:
-        self._is_too_long |= len(self._held) + len(data) > self._book.limits.document
+        self._is_too_long |= len(self._held) + len(data) > self._most
         if not self._is_too_long:
             self._held += data
 
@@ -43,13 +45,17 @@ class Contents:
         if self._is_too_long:
             self._book.find("limit.document", "the manifest is too long", ARCHIVE_MANIFEST)
             return
-        data = bytes(self._held)
+        data, most = bytes(self._held), self._book.limits.entries
+        if data.count(b'"path":"') > most:
+            self._book.find("limit.entries", f"it lists more than {most} files", ARCHIVE_MANIFEST)
+            return
         try:
             self._manifest = manifest = msgspec.json.decode(data, type=ArchiveManifest)
         except DECODE_ERRORS as error:
             reason, path = explain(error)
             self._book.find("contract.manifest", reason, ARCHIVE_MANIFEST, path=path)
             return
+        self._held = bytearray()
         self._book.hold_run_id(manifest.run_id, ARCHIVE_MANIFEST)
         self._book.names = {*manifest.files}
         ordered = dict(sorted(manifest.files.items(), key=lambda item: item[0].encode()))

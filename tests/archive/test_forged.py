@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stream.archive.book import Book
+from stream.archive.book import MOST_OF_RULE, Book
 from stream.archive.chain import STEP, Tally
 from stream.archive.limits import Limits
 from stream.archive.links import Links
@@ -32,7 +32,9 @@ from stream.records.runner import (
     DETAIL_FILE,
     KERNEL_FILE,
     MARKERS_FILE,
+    POLICY_FILE,
     RUNNER_FILE,
+    SDK_FILE,
     V0_FILES,
     ChainLink,
 )
@@ -246,3 +248,38 @@ def test_a_link_that_is_too_long() -> None:
     links.feed(b"\n")
     links.finish()
     assert [item.rule for item in book.findings] == ["limit.line"]
+
+
+# ---------------------------------------------------------------- more than is held
+
+POLICY_LINE = json.loads(recorded()[POLICY_FILE])
+SDK_LINE = json.loads(recorded()[SDK_FILE].splitlines()[0])
+MARKER_LINE = json.loads(recorded()[MARKERS_FILE].splitlines()[1])
+LIMITS = Limits(held=1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [(POLICY_FILE, POLICY_LINE), (SDK_FILE, SDK_LINE), (MARKERS_FILE, MARKER_LINE)],
+)
+def test_a_layer_that_is_held_has_an_end(target: Target, name: str, line: dict[str, Any]) -> None:
+    for is_numbered in (True, False):
+        lines = (encode({**line, "seq": number * is_numbered}) for number in range(2000))
+        files = sealed({**recorded(), name: b"".join(line + b"\n" for line in lines)})
+        book = verify(written(target, files), LIMITS)
+        assert "limit.lines" in {item.rule for item in book.findings}
+    assert "limit.lines" not in {item.rule for item in verify(target).findings}
+
+
+def test_more_names_than_there_can_be(target: Target) -> None:
+    """They cost what is read of the manifest, and are not said one by one."""
+    names = {f"artifacts/{number}": b"" for number in range(3000)}
+    tar = tar_of((ARCHIVE_MANIFEST, manifest_of({**streamed(), **names})), *streamed().items())
+    target.write_bytes(packed(tar))
+    book = verify(target, Limits(entries=2000))
+    assert "limit.entries" in {item.rule for item in book.findings}
+    assert book.total < 100
+    book = verify(target, Limits(entries=200))
+    assert "limit.document" in {item.rule for item in book.findings}
+    book = verify(target)
+    assert (book.total > 3000, len(book.findings) <= 2 * MOST_OF_RULE) == (True, True)
