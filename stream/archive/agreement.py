@@ -91,6 +91,9 @@ def is_place(text: str) -> bool:
 def value_strangeness(event: KernelEvent) -> str:
     """Why an event is none of our feeds', by its line alone. Of any event but an open."""
     kind, value = event.event_type, event.value
+    of_open = (event.flags, event.mode, event.resolve, event.return_value, event.access_mode)
+    if {*of_open, event.status} != {UNSET} or event.operation_flags is not UNSET:
+        return "it says what only an open says"
     if kind in _IP_PEER:
         return "" if value is None or _is_endpoint(value) else f"{value!r} is no endpoint"
     if value is None or kind in _ANY_PEER or kind not in _KINDS:

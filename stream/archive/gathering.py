@@ -180,6 +180,8 @@ class Gathering:
 
     def _take_opens(self, columns: Columns) -> None:
         ends = {form: _end_of(form) for form in columns.different_forms}
+        if any(Form(*form).flags is UNSET for form, end in ends.items() if end is not None):
+            self._find_odd(f"{columns.seqs[0]}, or soon after it: an open without flags")
         found = list(dict.fromkeys(ends.values()))
         if len(found) == 1:
             self._take_paths(found[0], columns.values)
@@ -258,9 +260,12 @@ class Gathering:
 
     def _tell_early(self, columns: Columns) -> None:
         """Of opens, which wait for no detail."""
-        values = [value for value in columns.values if value is not None]
-        text = "\0" + "\0".join(values)
-        if values and (text.count("\0/") != len(values) or "\\" in text):
+        values: Any = columns.values
+        if None in values:
+            values = [value for value in values if value is not None]
+        text = "\0".join(values)
+        is_odd = text[:1] != "/" or text.count("\0/") != len(values) - 1
+        if values and (is_odd or "\\" in text):
             self._find_odd_opens(columns)
         if HOME not in text:
             return
@@ -271,10 +276,12 @@ class Gathering:
 
     def _find_odd_opens(self, columns: Columns) -> None:
         for seq, kind, value in zip(columns.seqs, columns.types, columns.values, strict=True):
-            if len(self.oddities) == _MOST_STRANGERS:
-                return
             if kind == OPEN and value is not None and not is_place(value):
-                self.oddities.append(f"{seq}: {value!r} is the path of no file")
+                self._find_odd(f"{seq}: {value!r} is the path of no file")
+
+    def _find_odd(self, reason: str) -> None:
+        if len(self.oddities) < _MOST_STRANGERS:
+            self.oddities.append(reason)
 
     def _enter(self, detail: KernelDetail | None) -> None:
         """What waits first into the surface."""
@@ -286,8 +293,8 @@ class Gathering:
         if self._next.event_type != OPEN:
             for reason in event_strangeness(self._next, detail):
                 self._find_stranger(self._next.seq, reason)
-            if (reason := value_strangeness(self._next)) and len(self.oddities) < _MOST_STRANGERS:
-                self.oddities.append(f"{self._next.seq}: {reason}")
+            if reason := value_strangeness(self._next):
+                self._find_odd(f"{self._next.seq}: {reason}")
         self.surface.add_kernel(self._next, detail)
         self._next = None
 

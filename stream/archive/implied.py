@@ -243,9 +243,23 @@ def _reference_faults(gathered: Gathering, documents: Documents) -> Iterator[tup
             is_reference=True,
         ):
             yield HEALTH_FILE, Fault("contract.health", reason)
+        for reason in _empty_claims(health):
+            yield HEALTH_FILE, Fault("contract.health", reason)
     report = documents.get(CORRELATION_FILE)
     if isinstance(report, CorrelationReport):
+        if report.status == "clean" and report.ambiguities:
+            message = f"clean, and {_shown(report.ambiguities[0])} is ambiguous"
+            yield CORRELATION_FILE, Fault("contract.correlation", message)
         yield from _reference_bindings(report, gathered.policy, gathered.events)
+
+
+def _empty_claims(health: ObservationHealth) -> Iterator[str]:
+    """What the reference never says together."""
+    layer, drops = health.kernel_layer, health.ringbuf_drops
+    if layer == "partial_ringbuf_drops" and not drops:
+        yield f"kernel_layer: {layer}, and none were dropped"
+    if layer == "complete" and health.cgroup_correlation == "failed":
+        yield "cgroup_correlation: failed, and the kernel layer is complete"
 
 
 def _reference_bindings(
