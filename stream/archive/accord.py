@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from stream.records.run import CHANGES_FILE, COMMANDS_FILE, RunMetadata, RunSummary
+from stream.records.run import BOUNDARY_FILE, CHANGES_FILE, COMMANDS_FILE, RunMetadata, RunSummary
 from stream.records.runner import (
     RUNNER_FILE,
     CorrelationReport,
@@ -103,6 +103,8 @@ def _of_summary(summary: RunSummary, run: Run) -> Iterator[str]:
     if diff:
         listed = run.counted.get(CHANGES_FILE)
         yield from _differing("changed_paths", summary.changed_paths, CHANGES_FILE, listed)
+    objects = run.counted.get(BOUNDARY_FILE)
+    yield from _differing("boundary_objects", summary.boundary_objects, BOUNDARY_FILE, objects)
     yield from _of_commands(summary, run)
     finished = run.events.get("run_finished")
     for part in ("alignment", "quality", "policy"):

@@ -17,6 +17,7 @@ from stream.archive.limits import Limits
 from stream.archive.links import Links
 from stream.archive.verifying import verify
 from stream.records.run import (
+    BOUNDARY_FILE,
     CHANGES_FILE,
     COMMANDS_FILE,
     EVENTS_FILE,
@@ -59,6 +60,7 @@ from tests.archive.samples import (
     written,
 )
 from tests.archive.test_claims import variants
+from tests.stages.cells import PLAIN
 
 Target = Path
 
@@ -184,6 +186,16 @@ def test_every_field_of_the_runs_own_manifest(target: Target) -> None:
 @pytest.mark.parametrize("name", [CHANGES_FILE, COMMANDS_FILE, STDOUT_FILE])
 def test_an_artifact_that_was_emptied(target: Target, name: str) -> None:
     assert "contract.accord" in rules(written(target, sealed({**recorded(), name: b""})))
+
+
+def test_probes_that_were_taken_away(target: Target) -> None:
+    summary = document(replace(SUMMARY, boundary_objects=2))
+    files = {**recorded(), SUMMARY_FILE: summary, BOUNDARY_FILE: 2 * (PLAIN + b"\n")}
+    assert rules(written(target, sealed(files))) == set()
+    files[BOUNDARY_FILE] = PLAIN + b"\n"
+    assert rules(written(target, sealed(files))) == {"contract.accord"}
+    del files[BOUNDARY_FILE]
+    assert rules(written(target, sealed(files))) == {"contract.accord"}
 
 
 def test_a_run_that_says_that_nobody_watched_it(target: Target) -> None:

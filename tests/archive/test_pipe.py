@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ from tests.archive.samples import (
     small,
     tar_in,
 )
-from tests.cli.command import Place
+from tests.archive.test_writing import ROUND
+from tests.cli.command import STREAM, Place
 from tests.cli.conftest import place
 from tests.evidence.raw import opened as raw_opened
 from tests.evidence.raw import raw
@@ -93,6 +95,29 @@ def test_the_order_among_files_does_not_matter(place: Place) -> None:
         assert archived(place, b"\n".join((*mixed, b"")))[0] == 0
         made.append((place.root / "a.tar.gz").read_bytes())
     assert made[0] == made[1]
+
+
+def test_nothing_around_it_makes_another_archive(place: Place, tmp_path: Path) -> None:
+    data = b"\n".join((*stream_of(layers()), encode(books_of()), b""))
+    made = set()
+    for number, (zone, mask, seed, locale) in enumerate(ROUND):
+        target = tmp_path / f"{number}.tar.gz"
+        env = {**place.env, "TZ": zone, "PYTHONHASHSEED": seed, "LC_ALL": locale}
+        argv = [
+            "sh",
+            "-c",
+            f'umask {mask}; exec "$@"',
+            "sh",
+            STREAM,
+            "archive",
+            "-",
+            "-o",
+            str(target),
+        ]
+        subprocess.run(argv, input=data, env=env, check=True, capture_output=True)
+        made.add(target.read_bytes())
+        assert rules(target) == set()
+    assert len(made) == 1
 
 
 def test_bad_lines_are_rejected_and_counted(place: Place) -> None:
