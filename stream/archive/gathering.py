@@ -11,9 +11,8 @@ import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from heapq import merge
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import msgspec
 from msgspec import UNSET
@@ -26,10 +25,10 @@ from stream.archive.agreement import (
     open_strangeness,
     value_strangeness,
 )
-from stream.archive.columns import Columns, Form, columns_of
+from stream.archive.columns import Columns, End, Form, columns_of, end_of, words
 from stream.evidence.own import Told
 from stream.evidence.steps import KernelStep, told_of
-from stream.evidence.surface import OPENED, Surface, ways_of
+from stream.evidence.surface import OPENED, Surface
 from stream.records.control import Gap
 from stream.records.kernel import EXIT, OPEN, KernelDetail, KernelEvent
 from stream.records.runner import (
@@ -48,7 +47,6 @@ from stream.records.runner import (
 )
 
 _IN_MEMORY = 2 << 20  #: bytes of each file
-_WORD = (1 << 64) - 1
 
 #: The number of an event that decides whose others are, and what it says.
 _Line = tuple[int, Told | None]
@@ -175,24 +173,24 @@ class Gathering:
                 if event.event_type != OPEN or event.value is None
             ]
             self._others.write(msgspec.json.Encoder().encode_lines(others))
-        words = (_words(columns.pids), _words(columns.types))
-        self._steps.write(b"".join((len(columns.records).to_bytes(8, "little"), *words)))
+        blocks = (words(columns.pids), words(columns.types))
+        self._steps.write(b"".join((len(columns.records).to_bytes(8, "little"), *blocks)))
 
     def _take_opens(self, columns: Columns) -> None:
-        ends = {form: _end_of(form) for form in columns.different_forms}
+        ends = {form: end_of(form) for form in columns.different_forms}
         if any(Form(*form).flags is UNSET for form, end in ends.items() if end is not None):
             self._find_odd(f"{columns.seqs[0]}, or soon after it: an open without flags")
         found = list(dict.fromkeys(ends.values()))
         if len(found) == 1:
             self._take_paths(found[0], columns.values)
             return
-        paths: dict[_End | None, list[str | None]] = {end: [] for end in found}
+        paths: dict[End | None, list[str | None]] = {end: [] for end in found}
         for form, path in zip(columns.forms, columns.values, strict=True):
             paths[ends[form]].append(path)
         for end, some in paths.items():
             self._take_paths(end, some)
 
-    def _take_paths(self, end: _End | None, paths: Sequence[str | None]) -> None:
+    def _take_paths(self, end: End | None, paths: Sequence[str | None]) -> None:
         known: Any = paths
         if None in paths:
             known = [path for path in paths if path is not None]
@@ -319,30 +317,6 @@ class Gathering:
             pids.frombytes(self._steps.read(size))
             kinds.frombytes(self._steps.read(size))
             yield pids, kinds
-
-
-class _End(NamedTuple):
-    """Of an open."""
-
-    ways: int | None  #: of one that succeeded
-    result: int | None = None
-
-
-@lru_cache(10_000)
-def _end_of(values: tuple[Any, ...]) -> _End | None:
-    form = Form(*values)
-    if form.event_type != OPEN:
-        return None
-    if form.status == "success":
-        return _End(ways_of(form.access_mode, form.operation_flags))
-    return _End(None, None if form.return_value is UNSET else form.return_value)
-
-
-def _words(numbers: Sequence[int]) -> bytes:
-    try:
-        return array("Q", numbers).tobytes()
-    except OverflowError:
-        return array("Q", [number & _WORD for number in numbers]).tobytes()
 
 
 def _file() -> IO[bytes]:
