@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from anyio import from_thread, to_thread
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stream.archive.assorting import Assort
+from stream.archive.assorting import Assort, Books
 from stream.archive.entries import Entry
 from stream.archive.gathering import DECODERS, Gathering, whole_lines
 from stream.archive.implied import imply
@@ -93,27 +94,48 @@ def _implied(run_id: str, stage: Assort, spools: Spools) -> dict[str, bytes]:
             for block in whole_lines(spools.read(name)):
                 gathering.take(name, decoder.decode_lines(block))
         gathering.finish()
-        made = imply(run_id, gathering, _capture(stage, gathering))
+        books = _books(stage, gathering)
+        made = imply(run_id, gathering, books.capture, filtered=books.filtered, aside=books.aside)
     return {name: b"".join(document.encoded()) for name, document in made.items()}
 
 
-def _capture(stage: Assort, gathering: Gathering) -> RawCapture:
-    """The feed's books, which know of no fewer losses than there are gaps."""
-    capture, lost = stage.capture, gathering.lost
-    if capture is None and not gathering.events and not gathering.has_gaps:
-        return RawCapture(feed="absent", reason=NO_EVENTS)
-    if capture is None:
-        return RawCapture(feed="ebpf", dropped=lost, unknown_loss=NO_BOOKS)
+def _books(stage: Assort, gathering: Gathering) -> Books:
+    """The feed's books, which know of no fewer losses than the stream has."""
+    if stage.books is None and not gathering.events and not gathering.has_gaps:
+        return Books(RawCapture(feed="absent", reason=NO_EVENTS), None, None)
+    books = stage.books
+    if books is None:
+        books = Books(RawCapture(feed="ebpf", dropped=gathering.lost), None, None)
+    capture = books.capture
+    if capture.feed == "absent":
+        return books
+    doubts = list(_doubts(stage, books, gathering))
+    if not doubts:  # then what is here, and what was left out, is all that there was
+        return Books(capture, books.filtered or {}, books.aside or {})
+    dropped = max(capture.dropped, gathering.lost - capture.unparsed)
+    doubted = replace(capture, dropped=dropped, unknown_loss="; ".join(doubts))
+    return Books(doubted, books.filtered, books.aside)
+
+
+def _doubts(stage: Assort, books: Books, gathering: Gathering) -> Iterator[str]:
+    """Why nobody knows how much is missing of what the feed saw."""
+    capture, lost = books.capture, gathering.lost
+    if capture.unknown_loss:
+        yield capture.unknown_loss
+    if stage.books is None:
+        yield NO_BOOKS
+    if stage.counts.rejected:
+        yield f"{stage.counts.rejected} lines of the stream were rejected"
     counted = capture.dropped + capture.unparsed
-    if lost == counted:
-        return capture
-    reasons = [capture.unknown_loss] if capture.unknown_loss else []
-    reasons.append(f"the books count {counted} lost events, and the gaps {lost}")
-    return replace(
-        capture,
-        dropped=max(capture.dropped, lost - capture.unparsed),
-        unknown_loss="; ".join(reasons),
-    )
+    if lost != counted:
+        yield f"the books count {counted} lost events, and the gaps {lost}"
+    if gathering.bare:
+        yield f"the details of {gathering.bare} events are not in the stream"
+    seen = sum(capture.scopes.values())
+    left_out = sum((books.filtered or {}).values()) + sum((books.aside or {}).values())
+    if stage.books is not None and seen != gathering.events + left_out:
+        what = f"{gathering.events} are in the stream and {left_out} are known to be left out"
+        yield f"the books count {seen} events, of which {what}"
 
 
 def _agreed(stage: Assort, run_id: str | None) -> str:

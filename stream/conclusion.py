@@ -49,6 +49,7 @@ from stream.records.runner import (
     HEALTH_FILE,
     KERNEL_FILE,
     MARKERS_FILE,
+    NOT_ASKED,
     POLICY_FILE,
     RUNNER_FILE,
     SDK_FILE,
@@ -64,7 +65,6 @@ from stream.testimony import Testimony, Times
 _encode = msgspec.json.Encoder().encode
 _BLOCK = 1 << 20
 STDOUT = "stdout"
-NOT_ASKED = "the run was recorded without a kernel feed"
 
 
 class Account(Struct, kw_only=True):

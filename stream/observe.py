@@ -71,6 +71,7 @@ async def run_observe(
     with closing(
         Workplace(recording, lambda: bool(interrupts.numbers), on_progress, on_warning)
     ) as workplace:
+        boundary = _Growing(recording.folder / BOUNDARY_FILE, recording.disclosure.line)
         agent = AgentSource(
             recording,
             workplace,
@@ -80,6 +81,7 @@ async def run_observe(
             has_place=has_place.set,
             is_alone=is_alone.wait,
             beside=beside,
+            objects=lambda: boundary.lines if probes is not None else None,
             witness=witness,
         )
         sources: list[Source[Any]] = [agent]
@@ -95,8 +97,7 @@ async def run_observe(
             interrupts.listen(lambda number: stop.ask())
             matrix = Matrix(probes, timeout=timeout, stop=stop)
             sources.append(_Beside(matrix.source, has_place, beside))
-            target = _Growing(recording.folder / BOUNDARY_FILE, recording.disclosure.line)
-            sinks.append(_Part(target, _is_boundary, BOUNDARY_FILE, beside, is_alone.set))
+            sinks.append(_Part(boundary, _is_boundary, BOUNDARY_FILE, beside, is_alone.set))
         if events:
             from stream.sinks.ndjson import Records
 
@@ -152,6 +153,7 @@ class _Growing(Struct):
 
     path: Path
     see: Callable[[bytes], bytes]  #: what of a line may be written down
+    lines: int = 0  #: that are in it
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write[bytes]]:
@@ -170,6 +172,7 @@ class _Growing(Struct):
                 except OSError:
                     await file.truncate(start)
                     raise
+            self.lines += len(batch)
 
         try:
             yield write

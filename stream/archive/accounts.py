@@ -28,12 +28,13 @@ _RULES = {rule.name for rule in RULES}
 def account_faults(
     capture: RawCapture, companion: Counted, gathered: Gathering, *, is_streamed: bool
 ) -> Iterator[str]:
-    """What does not add up. `is_streamed`: it was put together of a stream, in which nobody says
-    what was left out before."""
+    """What does not add up. `is_streamed`: it was put together of a stream, in which nobody may
+    have said what was left out before."""
     if capture.feed == "absent":
         yield from _absent_faults(capture, companion)
         return
-    yield from _counted_faults(companion, is_streamed=is_streamed)
+    may_lack = is_streamed and bool(capture.unknown_loss)
+    yield from _counted_faults(companion, may_lack=may_lack)
     yield from _cgroup_faults(capture, gathered)
     if not capture.unknown_loss:  # else nobody knows what is missing, here as there
         yield from _balance_faults(capture, companion, gathered)
@@ -49,14 +50,14 @@ def _absent_faults(capture: RawCapture, companion: Counted) -> Iterator[str]:
         yield "$.filtered: there was no feed, and something of it was left out"
 
 
-def _counted_faults(companion: Counted, *, is_streamed: bool) -> Iterator[str]:
+def _counted_faults(companion: Counted, *, may_lack: bool) -> Iterator[str]:
     for name, counts, known in (
         ("filtered", companion.filtered, _RULES),
         ("aside", companion.aside, {*NO_EVENTS}),
     ):
         if counts is None:
-            if not is_streamed:
-                yield f"$.{name}: it is not known, and who recorded it knows"
+            if not may_lack:
+                yield f"$.{name}: it is not known, and nothing is said to be missing"
             continue
         for rule, count in counts.items():
             if rule not in known or not count:
@@ -72,9 +73,7 @@ def _balance_faults(capture: RawCapture, companion: Counted, gathered: Gathering
     if told > capture.got or (told < capture.got and capture.uring == "unused"):
         yield f"$.capture.got: {told} events are accounted for, not {capture.got}"
     left_out = _total(companion.filtered) + _total(companion.aside)
-    is_all = companion.filtered is not None and companion.aside is not None
-    came = gathered.events + left_out
-    if came > scoped or (came < scoped and is_all):
+    if gathered.events + left_out != scoped:
         yield (
             f"$.capture.scopes: {scoped} events, and {gathered.events} lines and"
             f" {left_out} that were left out"

@@ -5,7 +5,9 @@ Each is a sentence about what does not agree. Lines are taken to keep their sche
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from ipaddress import ip_address
 
 from msgspec import UNSET
 
@@ -24,6 +26,7 @@ from stream.records.kernel import (
     LOCAL_SEND,
     MKDIR,
     MKNOD,
+    OPEN,
     RENAME,
     RMDIR,
     SENDMSG,
@@ -51,6 +54,12 @@ _GIVES_NOTHING = {
     *(UNLINK, RENAME, MKDIR, RMDIR, LINK, SYMLINK, CHMOD, CHOWN, TRUNCATE, MKNOD),
     *(EXEC, EXEC_FAILED, CONNECT, LOCAL_CONNECT),
 }
+_IP_PEER = {CONNECT, SENDTO, SENDMSG}
+_ANY_PEER = {LOCAL_CONNECT, LOCAL_SEND, CONNECT_BLOCKED}
+_KINDS = {*EVENT_TYPES.values()}
+_PORT = re.compile("0|[1-9][0-9]{0,4}")
+#: Absolute; or, where it lies in no folder, as `pipe:[5]`.
+_PLACE = re.compile(r"(?:/|[a-z_0-9]+:)(?:[^\\]|\\\\|\\x[0-9a-f]{2})*", re.DOTALL)
 _ONLY_BEGUN = (-114, -115)  #: of a connect: EALREADY, EINPROGRESS
 
 
@@ -59,6 +68,49 @@ def line_strangeness(detail: KernelDetail, pid: int, event_type: int) -> str:
     if event_type not in _TYPES.get(detail.call, ()):
         return f"{detail.call}, but its line is {kind_of(event_type)}"
     return "" if detail.pid == pid else f"of {detail.pid}, but its line is of {pid}"
+
+
+def open_strangeness(detail: KernelDetail) -> str:
+    """Why a detail is of no open: what its line says, it does not say again."""
+    said = (detail.return_value, detail.mode, detail.exit_status)
+    if detail.flags or detail.status is not UNSET or said != (None, None, None):
+        return "an open's flags, mode and result stand in its own line"
+    return ""
+
+
+def must_have_detail(event: KernelEvent) -> bool:
+    """All but opens and connects leave something unsaid, and so do these without a value."""
+    return event.event_type not in (OPEN, CONNECT) or event.value is None
+
+
+def is_place(text: str) -> bool:
+    """Whether it is text by `path_text`, of a file that has a name or of one that needs none."""
+    return _PLACE.fullmatch(text) is not None
+
+
+def value_strangeness(event: KernelEvent) -> str:
+    """Why an event is none of our feeds', by its line alone. Of any event but an open."""
+    kind, value = event.event_type, event.value
+    of_open = (event.flags, event.mode, event.resolve, event.return_value, event.access_mode)
+    if {*of_open, event.status} != {UNSET} or event.operation_flags is not UNSET:
+        return "it says what only an open says"
+    if kind in _IP_PEER:
+        return "" if value is None or _is_endpoint(value) else f"{value!r} is no endpoint"
+    if value is None or kind in _ANY_PEER or kind not in _KINDS:
+        return ""
+    return "" if is_place(value) else f"{value!r} is the path of no file"
+
+
+def _is_endpoint(text: str) -> bool:
+    host, colon, port = text.rpartition(":")
+    if not colon or not _PORT.fullmatch(port) or int(port) > 0xFFFF:
+        return False
+    is_long = host.startswith("[")
+    try:
+        address = ip_address(host[1:-1] if is_long and host.endswith("]") else host)
+    except ValueError:
+        return False
+    return is_long == (address.version == 6)
 
 
 def event_strangeness(event: KernelEvent, detail: KernelDetail | None) -> Iterator[str]:

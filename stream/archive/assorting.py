@@ -7,11 +7,12 @@ where they stand is a matter of how a run went.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from stream.archive.laws import RunnerDecoder
 from stream.codec import DECODE_ERRORS, Lines, contract_of, explain, is_blank, join_lines, reject
@@ -94,6 +95,15 @@ class Piece(Struct):
     data: bytes
 
 
+class Books(Struct):
+    """Of the feed, as the stream has them."""
+
+    capture: RawCapture
+    #: None: what was left out before is not known.
+    filtered: Mapping[str, int] | None
+    aside: Mapping[str, int] | None
+
+
 class _Unfit(Exception):  # noqa: N818  # it becomes a reject
     pass
 
@@ -107,7 +117,7 @@ class Assort:
         self.counts = Counts()
         self.run_ids: dict[str, str] = {}  #: and the place of the first record of each
         self.documents: set[str] = set()
-        self.capture: RawCapture | None = None
+        self.books: Books | None = None  #: a companion's before any others
 
     def feed(self, batch: Batch[bytes], /) -> Batch[Piece | Reject]:
         self.counts.received += len(batch)
@@ -147,13 +157,17 @@ class Assort:
         if contract in _DOCUMENTS:
             name, decode = _DOCUMENTS[contract]
             record = decode(line)
+            stated = _stated(record) if isinstance(record, Companion) else None
             if name in self.documents:
                 raise _Unfit(f"a second {contract}: an archive has one")
             self._note_run(record.run_id, batch, index)
             self.documents.add(name)
+            self.books = stated or self.books
             return name
         if contract == RAW_CAPTURE:
-            self.capture = _decode_capture(line)
+            capture = _decode_capture(line)
+            if COMPANION_FILE not in self.documents:
+                self.books = _told(capture)
             return None
         if contract == CHAIN:
             _decode_link(line)
@@ -172,3 +186,14 @@ class Assort:
             if isinstance(batch, Lines):
                 place = f"{batch.source}:{batch.number + index}"
             self.run_ids[run_id] = place
+
+
+def _told(capture: RawCapture) -> Books:
+    filtered = None if capture.filtered is UNSET else capture.filtered
+    aside = None if capture.aside is UNSET else capture.aside
+    return Books(replace(capture, filtered=UNSET, aside=UNSET), filtered, aside)
+
+
+def _stated(companion: Companion) -> Books:
+    capture = msgspec.convert(companion.capture, RawCapture)
+    return Books(capture, companion.filtered, companion.aside)

@@ -9,11 +9,13 @@ from msgspec import UNSET, Struct, field
 from stream.archive.chain import Tally
 from stream.archive.header import BrokenArchive, Fault
 from stream.archive.limits import Limits
+from stream.archive.places import is_recorded
 from stream.archive.rules import RULES, WARNINGS
 from stream.errors import visible
 from stream.records.control import Finding
 
 MOST = 20  #: findings of one rule in one file: the others are counted
+MOST_OF_RULE = 200  #: and in all files together
 _LONGEST = 500  #: characters of a message: it quotes what it judges
 
 
@@ -26,11 +28,18 @@ class Book(Struct):
     tallies: dict[str, Tally] = field(default_factory=dict)  #: of those that were read
     lines: int = 0
     findings: list[Finding] = field(default_factory=list)
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    total: int = 0  #: of the findings, those that are only counted as well
     errors: int = 0  #: findings that make the answer no
     #: Layers whose last line has no end: its number, and how many bytes there are of it. What
     #: that means depends on how the run ended.
     torn: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _of_rule: Counter[str] = field(default_factory=Counter)
+    _of_file: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @property
+    def is_recorded(self) -> bool:
+        """And put together of no stream, whose lines keep whatever form they had."""
+        return self.is_folder or is_recorded(self.names)
 
     def find(self, rule: str, message: str, name: str = "", line: int = 0, path: str = "") -> None:
         """A rule of this package."""
@@ -51,9 +60,13 @@ class Book(Struct):
             self.find(fault.rule, fault.message, name)
 
     def add(self, finding: Finding, name: str) -> None:
-        self.counts[finding.rule, name] += 1
+        self.total += 1
         self.errors += finding.severity == "error"
-        if self.counts[finding.rule, name] <= MOST:
+        self._of_rule[finding.rule] += 1
+        if self._of_rule[finding.rule] > MOST_OF_RULE:
+            return
+        self._of_file[finding.rule, name] += 1
+        if self._of_file[finding.rule, name] <= MOST:
             self.findings.append(finding)
 
     def source(self, name: str) -> str:
@@ -72,7 +85,3 @@ class Book(Struct):
         self.lines += count
         if self.lines > self.limits.lines:
             raise BrokenArchive("limit.lines", f"more than {self.limits.lines} lines")
-
-    @property
-    def total(self) -> int:
-        return sum(self.counts.values())

@@ -6,15 +6,19 @@ is asked once for many events.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Struct
 from msgspec.structs import astuple
 
-from stream.records.kernel import KERNEL_EVENT, KernelEvent, OperationFlag, RunId
+from stream.evidence.surface import ways_of
+from stream.records.kernel import KERNEL_EVENT, OPEN, KernelEvent, OperationFlag, RunId
 
+_WORD = (1 << 64) - 1
 _PLAIN: dict[str, Any] = {
     "run_id": str,
     "kind": str,
@@ -88,3 +92,27 @@ def columns_of(events: Sequence[Any]) -> Columns:
         operations = tuple(said if said is UNSET else tuple(said) for said in operations)
     forms = [*zip(types, kinds, flags, returned, accesses, operations, statuses, strict=True)]
     return Columns(events, run_ids, seqs, pids, types, values, forms, {*forms})
+
+
+class End(NamedTuple):
+    """Of an open."""
+
+    ways: int | None  #: of one that succeeded
+    result: int | None = None
+
+
+@lru_cache(10_000)
+def end_of(values: tuple[Any, ...]) -> End | None:
+    form = Form(*values)
+    if form.event_type != OPEN:
+        return None
+    if form.status == "success":
+        return End(ways_of(form.access_mode, form.operation_flags))
+    return End(None, None if form.return_value is UNSET else form.return_value)
+
+
+def words(numbers: Sequence[int]) -> bytes:
+    try:
+        return array("Q", numbers).tobytes()
+    except OverflowError:
+        return array("Q", [number & _WORD for number in numbers]).tobytes()

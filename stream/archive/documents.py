@@ -47,6 +47,7 @@ DOCUMENTS: dict[str, type[Any]] = {
     SUMMARY_FILE: RunSummary,
     MANIFEST_FILE: Manifest,
 }
+_FOR_PEOPLE = (METADATA_FILE, SUMMARY_FILE, MANIFEST_FILE)  #: on several lines
 _LONG = (SURFACE_FILE, COMPANION_FILE)
 _DEEPEST = 3  #: nothing that follows from layers is nested deeper
 _IN_MEMORY = 1 << 20
@@ -184,15 +185,19 @@ def _decoded(book: Book, name: str, data: bytes) -> Any:
         reason, path = explain(error)
         book.find("contract.document", reason, name, path=path)
         return None
-    for rule, reason, path in oddities(data, record, "contract.document"):
-        book.find(rule, reason, name, path=path)
+    text = msgspec.json.encode(record)
+    if name in _FOR_PEOPLE:
+        text = msgspec.json.format(text) + b"\n"
+    if data != text:
+        for rule, reason, path in oddities(data, "contract.document", is_ours=book.is_recorded):
+            book.find(rule, reason, name, path=path)
     return record
 
 
-def oddities(data: bytes, record: object, rule: str) -> Iterator[tuple[str, str, str]]:
-    """(rule, reason, JSON path), looked for only where the record is not written as we would."""
-    if msgspec.json.encode(record) == data:
-        return
+def oddities(data: bytes, rule: str, *, is_ours: bool) -> Iterator[tuple[str, str, str]]:
+    """(rule, reason, JSON path), of a record that is not written as we would."""
+    if is_ours:
+        yield rule, "it is not written as the recorder writes it", ""
     if contract_of(data) is None:  # a decoder takes a record without its schema
         yield rule, "it names no schema", "$.schema"
     try:

@@ -5,17 +5,19 @@ of boundaries, of changed paths and of commands by `stream validate`.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from stream.archive.book import Book
 from stream.archive.documents import is_too_deep
-from stream.codec import Lines, LineSplitter, OverlongLine
+from stream.codec import DECODE_ERRORS, Lines, LineSplitter, OverlongLine
 from stream.document import parse_document
 from stream.pattern import CANONICAL, Descriptor, check_canonical
 from stream.records.boundary import PATTERN_VERSION
+from stream.records.change import decode_change
 from stream.records.control import Finding
+from stream.records.decision import EventName
 from stream.records.run import (
     BOUNDARY_FILE,
     CHANGES_FILE,
@@ -26,6 +28,7 @@ from stream.records.run import (
 from stream.stages.invariants import Invariants, event_in
 from stream.stages.validate import Validate
 
+_MOST_AGENTS = 20  #: of a run, which has one
 CUT_OFF = "run.incomplete"
 VALIDATED = (BOUNDARY_FILE, CHANGES_FILE, COMMANDS_FILE)
 
@@ -45,6 +48,7 @@ class Events:
     def __init__(self, book: Book, beginning: Beginning | None) -> None:
         self.mentions: list[Mention] = []
         self.agents: dict[str, int] = {}  #: and the line of the first event of each
+        self.named: dict[str, dict[str, Any]] = {}  #: the first event of each name
         self.is_finished = False
         self.last = ""  #: event
         self._book = book
@@ -101,6 +105,8 @@ class Events:
         self._find_repeated(line, number)
         kind = event.get("event_type")
         self.last = kind if isinstance(kind, str) else self.last
+        if self.last in get_args(EventName):
+            self.named.setdefault(self.last, event)
         if kind == "run_finished":
             self.is_finished = True
         session = event.get("session")
@@ -108,7 +114,7 @@ class Events:
         if isinstance(session.get("run_id"), str):
             path = "$.session.run_id"
             self._book.hold_run_id(session["run_id"], EVENTS_FILE, number, path)
-        if isinstance(session.get("agent_id"), str):
+        if isinstance(session.get("agent_id"), str) and len(self.agents) < _MOST_AGENTS:
             self.agents.setdefault(session["agent_id"], number)
         action = event.get("agent_action")
         items = action.get("artifacts") if isinstance(action, dict) else None
@@ -128,7 +134,7 @@ class Events:
         is_lossy = isinstance(more, dict) and bool(more.get("lost_bytes"))
         if isinstance(file, str) and isinstance(digest, str) and not is_lossy:
             kind, _, digits = digest.partition(":")
-            if kind == "sha256":
+            if kind == "sha256" and len(self.mentions) <= self._book.limits.entries:
                 self.mentions.append(Mention(line, path, file, digits))
 
 
@@ -137,6 +143,7 @@ class Validated:
 
     def __init__(self, book: Book, name: str) -> None:
         self._book = book
+        self.count = 0  #: of its records, those that count as one thing more
         self._name = name
         self._stage = Validate(_DESCRIPTOR, is_last=True)
         self._splitter = LineSplitter(book.source(name), book.limits.line)
@@ -150,10 +157,21 @@ class Validated:
     def _judge(self, lines: Lines | None) -> None:
         for part in lines.parts() if lines else ():
             self._book.take_lines(len(part))
+            self.count += sum(map(_counts if self._name == CHANGES_FILE else bool, part))
             for item in self._stage.feed(part):
                 if isinstance(item, Finding):
                     named = msgspec.structs.replace(item, rule="contract.record")
                     self._book.add(named, self._name)
+
+
+def _counts(line: bytes) -> bool:
+    """A folder that came with its files is not one changed path more."""
+    try:
+        change = decode_change(line)
+    except DECODE_ERRORS:
+        return False
+    states = (change.before, change.after)
+    return bool(change.not_in_patch) or any(state and state.kind != "dir" for state in states)
 
 
 _DESCRIPTOR = Descriptor(

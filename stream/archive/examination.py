@@ -5,26 +5,38 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
+from stream.archive.accord import Run, disagreements
 from stream.archive.book import Book
 from stream.archive.chain import Tally
 from stream.archive.documents import DOCUMENTS, Documents
 from stream.archive.events import VALIDATED, Events, Validated
-from stream.archive.folder import has_evidence
 from stream.archive.gathering import Gathering
 from stream.archive.header import Fault
 from stream.archive.laws import law_of
 from stream.archive.layers import Judge, Layer
 from stream.archive.links import Links, trusted
+from stream.archive.places import has_evidence, has_place
+from stream.evidence.health import ABSENT_NOTE
 from stream.records.decision import CLAUDE_CODE
 from stream.records.run import (
     ARTIFACTS,
     EVENTS_FILE,
     MANIFEST_FILE,
     METADATA_FILE,
+    SUMMARY_FILE,
     Manifest,
     RunMetadata,
 )
-from stream.records.runner import CHAIN_FILE, HEALTH_FILE, KERNEL_FILE, RUNNER_FILE, SDK_FILE
+from stream.records.runner import (
+    CHAIN_FILE,
+    CORRELATION_FILE,
+    EVIDENCE_FILES,
+    HEALTH_FILE,
+    KERNEL_FILE,
+    NOT_ASKED,
+    RUNNER_FILE,
+    SDK_FILE,
+)
 
 
 class Examination:
@@ -35,10 +47,13 @@ class Examination:
         self.gathering = Gathering()
         self._links: Links | None = None
         self._events: Events | None = None
+        self._validated: dict[str, Validated] = {}
         self._judge: Judge | None = None
         self._tally = Tally("")
 
     def begin(self, name: str) -> None:
+        if not has_place(name):
+            self._book.find("security.place", "no recorder writes such a file", name)
         self._judge = self._judge_of(name)
         self._tally = Tally(name)
 
@@ -75,6 +90,8 @@ class Examination:
         listed = self.documents.get(MANIFEST_FILE)
         if isinstance(listed, Manifest):
             self._check_listed(listed)
+        if is_whole and self._events and self._book.is_recorded:
+            self._check_accord(self._events)
         return is_whole
 
     def close(self) -> None:
@@ -85,6 +102,12 @@ class Examination:
     def _is_cut_off(self) -> bool:
         """A run whose recorder did not come to its end."""
         return self._book.is_folder and not (self._events and self._events.is_finished)
+
+    @property
+    def _has_own_evidence(self) -> bool:
+        health = self.documents.get(HEALTH_FILE)
+        is_made = health is not None and f"{ABSENT_NOTE}: {NOT_ASKED}" in health.notes
+        return has_evidence(self._book.names) and not is_made
 
     def _endings(self, *, is_whole: bool) -> Iterator[tuple[str, int, Fault]]:
         """Where the layers end, and whether the chain does. Of a run that was cut off, that they
@@ -111,8 +134,10 @@ class Examination:
             told.append(f"there is no {', no '.join(missing)}")
         if self._is_cut_off:
             vouched = self._links.vouched if self._links else {}
-            told.append(trusted(self._book.tallies, vouched, self._book.torn))
-        message = f"the run was not recorded to its end: {'; '.join(told)}"
+            torn = self._book.torn.keys() - {CHAIN_FILE}
+            told.append(trusted(self._book.tallies, vouched, torn))
+        what = "the run was not recorded to its end" if self._is_cut_off else "it is not whole"
+        message = f"{what}: {'; '.join(told)}"
         self._book.find("integrity.incomplete", message)
 
     def count(self, name: str) -> int:
@@ -133,13 +158,31 @@ class Examination:
         if name in DOCUMENTS:
             return self.documents.judge_of(name)
         if name == CHAIN_FILE:
-            self._links = Links()
+            self._links = Links(self._book)
             return self._links
         if name == EVENTS_FILE:
             listed = self.documents.get(MANIFEST_FILE)
             self._events = Events(self._book, listed.events if listed else None)
             return self._events
-        return Validated(self._book, name) if name in VALIDATED else None
+        if name in VALIDATED:
+            self._validated[name] = Validated(self._book, name)
+            return self._validated[name]
+        return None
+
+    def _check_accord(self, events: Events) -> None:
+        run = Run(
+            metadata=self.documents.get(METADATA_FILE),
+            summary=self.documents.get(SUMMARY_FILE),
+            health=self.documents.get(HEALTH_FILE),
+            report=self.documents.get(CORRELATION_FILE),
+            kernel_events=self.count(KERNEL_FILE),
+            has_evidence=self._has_own_evidence,
+            runner=self.gathering.runner,
+            events=events.named,
+            counted={name: judge.count for name, judge in self._validated.items()},
+        )
+        for reason in disagreements(run):
+            self._book.find("contract.accord", reason)
 
     def _check_agent(self, events: Events) -> None:
         metadata = self.documents.get(METADATA_FILE)
@@ -172,9 +215,11 @@ class Examination:
             self._book.find("contract.listed", f"{name} is not listed", MANIFEST_FILE)
 
     def _unlisted(self, names: set[str]) -> Iterator[str]:
-        for name in self._book.tallies:
-            if name.startswith(f"{ARTIFACTS}/") and name not in names and name != MANIFEST_FILE:
-                yield name
+        """What stands for evidence that nobody asked for was made when the archive was."""
+        others = {EVENTS_FILE, MANIFEST_FILE}
+        if not self._has_own_evidence:
+            others |= {*EVIDENCE_FILES}
+        yield from self._book.tallies.keys() - names - others
 
     def _differs(self, name: str, sha256: str, size: int | None = None) -> str:
         """Why a file is not as somebody says that it was; empty where it is."""

@@ -12,7 +12,7 @@ from stream.archive.header import Fault
 from stream.archive.packing import names_of
 from stream.archive.reading import End, Part, Start
 from stream.errors import InputError, os_reason
-from stream.records.run import EVENTS_FILE, METADATA_FILE
+from stream.records.run import METADATA_FILE
 from stream.records.runner import V0_FILES
 
 
@@ -42,16 +42,3 @@ def folder_names(root: Path, book: Book) -> set[str]:
     except InputError as error:
         book.find("security.type", str(error))
         return set()
-
-
-def has_evidence(names: set[str]) -> bool:
-    """Or the beginning of it."""
-    return any(name in V0_FILES or name.startswith("layers/") for name in names)
-
-
-def missing_from(names: set[str]) -> list[str]:
-    """What a run that was recorded to its end would have."""
-    missing = [name for name in (METADATA_FILE, EVENTS_FILE) if name not in names]
-    if has_evidence(names):
-        missing += [name for name in V0_FILES if name not in names]
-    return missing

@@ -11,18 +11,24 @@ import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from heapq import merge
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import msgspec
 from msgspec import UNSET
 
-from stream.archive.agreement import event_strangeness, line_strangeness
-from stream.archive.columns import Columns, Form, columns_of
+from stream.archive.agreement import (
+    event_strangeness,
+    is_place,
+    line_strangeness,
+    must_have_detail,
+    open_strangeness,
+    value_strangeness,
+)
+from stream.archive.columns import Columns, End, Form, columns_of, end_of, words
 from stream.evidence.own import Told
 from stream.evidence.steps import KernelStep, Losses, told_of
-from stream.evidence.surface import OPENED, Surface, ways_of
+from stream.evidence.surface import OPENED, Surface
 from stream.records.control import Gap
 from stream.records.kernel import EXIT, OPEN, KernelDetail, KernelEvent
 from stream.records.runner import (
@@ -31,19 +37,22 @@ from stream.records.runner import (
     KERNEL_FILE,
     MARKERS_FILE,
     POLICY_FILE,
+    RUNNER_FILE,
     SDK_FILE,
     Marker,
     PolicyEvent,
+    RunnerFinished,
+    RunnerStarted,
     SdkEvent,
 )
 
 _IN_MEMORY = 2 << 20  #: bytes of each file
-_WORD = (1 << 64) - 1
 
 #: The number of an event that decides whose others are, and what it says.
 _Line = tuple[int, Told | None]
 _NO_MORE: _Line = (sys.maxsize, None)
 _MOST_STRANGERS = 20
+_FRAME = 2  #: a start and an end
 _URING_CALL = "io_uring_setup"
 
 
@@ -66,11 +75,14 @@ class Gathering:
         self.sdk: list[SdkEvent] = []
         self.policy: list[PolicyEvent] = []
         self.markers: list[Marker] = []
+        self.runner: list[RunnerStarted | RunnerFinished] = []
         self.events = 0  #: of the kernel layer
         self.lost = 0  #: by the gaps
         self.has_gaps = False
         self.urings = 0  #: that were set up
         self.strangers: list[str] = []  #: details that are of another event than their line
+        self.bare, self.first_bare = 0, -1  #: events that have details, and lack them
+        self.oddities: list[str] = []  #: events that no feed of ours tells so
         self._scopes: Counter[str] = Counter()  # of events that are not of both
         self._looked_at: tuple[int, array[int], array[int]] = (0, array("Q"), array("Q"))
         self._read_lines: Iterator[tuple[array[int], array[int]]] | None = None
@@ -86,6 +98,8 @@ class Gathering:
         elif name == DETAIL_FILE:
             for record in records:
                 self._take_beside(record)
+        elif not self.is_whole:  # and there may be any number of them
+            return
         elif name == SDK_FILE:
             self.sdk += records
             for event in records:
@@ -96,10 +110,13 @@ class Gathering:
                 self.surface.add_policy(decision)
         elif name == MARKERS_FILE:
             self.markers += records
+        elif name == RUNNER_FILE and len(self.runner) < _FRAME:
+            self.runner += records[: _FRAME - len(self.runner)]
 
     def miss(self) -> None:
-        """A line that is none."""
+        """A line that is none: nothing follows from the others alone."""
         self.is_whole = False
+        self.sdk, self.policy, self.markers = [], [], []
 
     def gaps(self) -> list[tuple[int, int]]:
         """Where events were lost."""
@@ -154,22 +171,24 @@ class Gathering:
                 if event.event_type != OPEN or event.value is None
             ]
             self._others.write(msgspec.json.Encoder().encode_lines(others))
-        words = (_words(columns.pids), _words(columns.types))
-        self._steps.write(b"".join((len(columns.records).to_bytes(8, "little"), *words)))
+        blocks = (words(columns.pids), words(columns.types))
+        self._steps.write(b"".join((len(columns.records).to_bytes(8, "little"), *blocks)))
 
     def _take_opens(self, columns: Columns) -> None:
-        ends = {form: _end_of(form) for form in columns.different_forms}
+        ends = {form: end_of(form) for form in columns.different_forms}
+        if any(Form(*form).flags is UNSET for form, end in ends.items() if end is not None):
+            self._find_odd(f"{columns.seqs[0]}, or soon after it: an open without flags")
         found = list(dict.fromkeys(ends.values()))
         if len(found) == 1:
             self._take_paths(found[0], columns.values)
             return
-        paths: dict[_End | None, list[str | None]] = {end: [] for end in found}
+        paths: dict[End | None, list[str | None]] = {end: [] for end in found}
         for form, path in zip(columns.forms, columns.values, strict=True):
             paths[ends[form]].append(path)
         for end, some in paths.items():
             self._take_paths(end, some)
 
-    def _take_paths(self, end: _End | None, paths: Sequence[str | None]) -> None:
+    def _take_paths(self, end: End | None, paths: Sequence[str | None]) -> None:
         known: Any = paths
         if None in paths:
             known = [path for path in paths if path is not None]
@@ -200,7 +219,12 @@ class Gathering:
         if detail.call == _URING_CALL and detail.status != "error":
             self.urings += 1
         said = self._said_of(detail.seq)
-        if said is not None and (reason := line_strangeness(detail, *said)):
+        if said is None:
+            return
+        reason = line_strangeness(detail, *said)
+        if not reason and said[1] == OPEN:
+            reason = open_strangeness(detail)
+        if reason:
             self._find_stranger(detail.seq, reason)
 
     def _find_stranger(self, number: int, reason: str) -> None:
@@ -230,20 +254,41 @@ class Gathering:
 
     def _tell_early(self, columns: Columns) -> None:
         """Of opens, which wait for no detail."""
-        if HOME not in "\0".join(filter(None, columns.values)):
+        values: Any = columns.values
+        if None in values:
+            values = [value for value in values if value is not None]
+        text = "\0".join(values)
+        is_odd = text[:1] != "/" or text.count("\0/") != len(values) - 1
+        if values and (is_odd or "\\" in text):
+            self._find_odd_opens(columns)
+        if HOME not in text:
             return
         for event in columns.records:
             told = told_of(event, None) if event.event_type == OPEN else None
             if told is not None:
                 self._told_early.write(msgspec.json.encode((event.seq, told)) + b"\n")
 
+    def _find_odd_opens(self, columns: Columns) -> None:
+        for seq, kind, value in zip(columns.seqs, columns.types, columns.values, strict=True):
+            if kind == OPEN and value is not None and not is_place(value):
+                self._find_odd(f"{seq}: {value!r} is the path of no file")
+
+    def _find_odd(self, reason: str) -> None:
+        if len(self.oddities) < _MOST_STRANGERS:
+            self.oddities.append(reason)
+
     def _enter(self, detail: KernelDetail | None) -> None:
         """What waits first into the surface."""
         assert self._next is not None
         self._tell(self._next, detail)
+        if detail is None and must_have_detail(self._next):
+            self.first_bare = self._next.seq if not self.bare else self.first_bare
+            self.bare += 1
         if self._next.event_type != OPEN:
             for reason in event_strangeness(self._next, detail):
                 self._find_stranger(self._next.seq, reason)
+            if reason := value_strangeness(self._next):
+                self._find_odd(f"{self._next.seq}: {reason}")
         self.surface.add_kernel(self._next, detail)
         self._next = None
 
@@ -268,30 +313,6 @@ class Gathering:
             pids.frombytes(self._steps.read(size))
             kinds.frombytes(self._steps.read(size))
             yield pids, kinds
-
-
-class _End(NamedTuple):
-    """Of an open."""
-
-    ways: int | None  #: of one that succeeded
-    result: int | None = None
-
-
-@lru_cache(10_000)
-def _end_of(values: tuple[Any, ...]) -> _End | None:
-    form = Form(*values)
-    if form.event_type != OPEN:
-        return None
-    if form.status == "success":
-        return _End(ways_of(form.access_mode, form.operation_flags))
-    return _End(None, None if form.return_value is UNSET else form.return_value)
-
-
-def _words(numbers: Sequence[int]) -> bytes:
-    try:
-        return array("Q", numbers).tobytes()
-    except OverflowError:
-        return array("Q", [number & _WORD for number in numbers]).tobytes()
 
 
 def _file() -> IO[bytes]:

@@ -122,6 +122,8 @@ def name_fault(name: bytes) -> Fault | None:
     parts = text.split("/")
     if text.startswith("/"):
         return Fault("security.absolute", "the name is absolute")
+    if ":" in parts[0]:
+        return Fault("security.absolute", "the name begins with a drive, as some systems have them")
     if ".." in parts:
         return Fault("security.traversal", "the name leads out of the folder by `..`")
     if "" in parts or "." in parts or visible(text) != text or "\\" in text:

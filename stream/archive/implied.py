@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from stream.archive.accounts import Counted, account_faults
 from stream.archive.agreement import frame_strangeness, marker_strangeness, saying_strangeness
@@ -28,6 +29,7 @@ from stream.records.runner import (
     CORRELATION_FILE,
     DETAIL_FILE,
     HEALTH_FILE,
+    KERNEL_FILE,
     MARKERS_FILE,
     SDK_FILE,
     SURFACE_FILE,
@@ -89,6 +91,11 @@ def _faults(
         yield DETAIL_FILE, Fault("contract.health", message)
     for reason in account_faults(capture, found.stated, gathered, is_streamed=is_streamed):
         yield COMPANION_FILE, Fault("contract.books", reason)
+    if gathered.bare and not capture.unknown_loss:
+        message = f"{gathered.bare} events lack theirs, {gathered.first_bare} and others"
+        yield DETAIL_FILE, Fault("contract.detail", message)
+    for reason in gathered.oddities:
+        yield KERNEL_FILE, Fault("contract.kernel_event", reason)
     for stranger in gathered.strangers:
         yield DETAIL_FILE, Fault("contract.detail", stranger)
     for marker in gathered.markers:
@@ -122,6 +129,7 @@ def _judged(gathered: Gathering, documents: Documents) -> _Found | None:
 
 def _following(gathered: Gathering, stated: Counted) -> _Found:
     capture = msgspec.convert(stated.capture, RawCapture)
+    capture = replace(capture, filtered=UNSET, aside=UNSET)  # which the companion says itself
     made = imply(stated.run_id, gathered, capture, filtered=stated.filtered, aside=stated.aside)
     return _Found(stated, capture, made)
 
@@ -236,9 +244,23 @@ def _reference_faults(gathered: Gathering, documents: Documents) -> Iterator[tup
             is_reference=True,
         ):
             yield HEALTH_FILE, Fault("contract.health", reason)
+        for reason in _empty_claims(health):
+            yield HEALTH_FILE, Fault("contract.health", reason)
     report = documents.get(CORRELATION_FILE)
     if isinstance(report, CorrelationReport):
+        if report.status == "clean" and report.ambiguities:
+            message = f"clean, and {_shown(report.ambiguities[0])} is ambiguous"
+            yield CORRELATION_FILE, Fault("contract.correlation", message)
         yield from _reference_bindings(report, gathered.policy, gathered.events)
+
+
+def _empty_claims(health: ObservationHealth) -> Iterator[str]:
+    """What the reference never says together."""
+    layer, drops = health.kernel_layer, health.ringbuf_drops
+    if layer == "partial_ringbuf_drops" and not drops:
+        yield f"kernel_layer: {layer}, and none were dropped"
+    if layer == "complete" and health.cgroup_correlation == "failed":
+        yield "cgroup_correlation: failed, and the kernel layer is complete"
 
 
 def _reference_bindings(

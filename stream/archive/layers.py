@@ -17,9 +17,11 @@ from stream.archive.documents import is_too_deep, oddities
 from stream.archive.gathering import Gathering
 from stream.archive.laws import Law, Problem
 from stream.codec import DECODE_ERRORS, explain
+from stream.records.runner import MARKERS_FILE, POLICY_FILE, SDK_FILE
 
 #: decoded at a time: the thread that inflates needs the interpreter now and then
 _PIECE = 64 << 10
+_HELD = (POLICY_FILE, SDK_FILE, MARKERS_FILE)
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
@@ -88,6 +90,11 @@ class Layer:
             self._look_closely(block)
         self._book.take_lines(count)
         self.lines += count
+        limit = self._book.limits.held
+        if self._name in _HELD and self.lines - count <= limit < self.lines:
+            self._gathering.miss()
+            message = f"more than {limit} lines of a layer that is held as a whole"
+            self._book.find("limit.lines", message, self._name)
 
     def _good(self, block: bytes) -> int:
         """How many lines, where nothing at all is wrong with any of them; else 0."""
@@ -137,7 +144,8 @@ class Layer:
             self._book.hold_run_id(record.run_id, self._name, number)
 
     def _problems(self, line: bytes, record: Any) -> Iterator[Problem]:
-        yield from oddities(line, record, "contract.line")
+        if msgspec.json.encode(record) != line:
+            yield from oddities(line, "contract.line", is_ours=self._book.is_recorded)
         if is_too_deep(line, self._book.limits.depth):
             yield "limit.depth", f"nested deeper than {self._book.limits.depth}", ""
         if self._law.is_numbered:

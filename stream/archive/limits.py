@@ -17,6 +17,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     decoded: int = 8 << 30
     entries: int = 10_000
     lines: int = 50_000_000  #: of all layers
+    #: of each layer that is held as a whole, which tell of an agent's calls: a recorder keeps no
+    #: more, and a marker more at the start and at the end of a run
+    held: int = 100_002
     line: int = MAX_LINE  #: bytes: no part of the recorder writes a longer one
     document: int = 64 << 20  #: bytes of a JSON artifact, which is held as a whole
     depth: int = 64

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 
 import msgspec
 
 from stream.archive.book import Book
 from stream.archive.chain import Tally
+from stream.archive.places import look_alikes, needed
 from stream.codec import DECODE_ERRORS, explain
 from stream.records.runner import ARCHIVE_MANIFEST, V0_FILES, ArchiveManifest
 
+_LONGEST = 1 << 10  #: bytes of what a manifest says of one file, whose name it says twice
 _PLACES = {name: place for place, name in enumerate(V0_FILES)}
 
 
@@ -19,8 +22,9 @@ class Contents:
 
     def __init__(self, book: Book) -> None:
         self._book = book
+        self._most = min(book.limits.document, _LONGEST * (book.limits.entries + 1))
         self._manifest: ArchiveManifest | None = None
-        self._seen: list[str] = []
+        self._seen: dict[str, None] = {}  # in their order
         self._held = bytearray()
         self._is_too_long = False
 
@@ -29,10 +33,10 @@ class Contents:
             self._book.find("integrity.duplicate", "it is there twice", name)
         elif not self._seen and name != ARCHIVE_MANIFEST:
             self._book.find("integrity.order", f"begins with {name}, not with the manifest")
-        self._seen.append(name)
+        self._seen[name] = None
 
     def feed(self, data: bytes) -> None:
-        self._is_too_long |= len(self._held) + len(data) > self._book.limits.document
+        self._is_too_long |= len(self._held) + len(data) > self._most
         if not self._is_too_long:
             self._held += data
 
@@ -41,13 +45,17 @@ class Contents:
         if self._is_too_long:
             self._book.find("limit.document", "the manifest is too long", ARCHIVE_MANIFEST)
             return
-        data = bytes(self._held)
+        data, most = bytes(self._held), self._book.limits.entries
+        if data.count(b'"path":"') > most:
+            self._book.find("limit.entries", f"it lists more than {most} files", ARCHIVE_MANIFEST)
+            return
         try:
             self._manifest = manifest = msgspec.json.decode(data, type=ArchiveManifest)
         except DECODE_ERRORS as error:
             reason, path = explain(error)
             self._book.find("contract.manifest", reason, ARCHIVE_MANIFEST, path=path)
             return
+        self._held = bytearray()
         self._book.hold_run_id(manifest.run_id, ARCHIVE_MANIFEST)
         self._book.names = {*manifest.files}
         ordered = dict(sorted(manifest.files.items(), key=lambda item: item[0].encode()))
@@ -77,14 +85,18 @@ class Contents:
     def conclude(self) -> None:
         seen = {*self._seen}
         listed = {*self._manifest.files} if self._manifest else set()
-        for name in sorted({*V0_FILES, ARCHIVE_MANIFEST, *listed} - seen, key=str.encode):
+        wanted = {ARCHIVE_MANIFEST, *listed, *needed(listed | seen - {ARCHIVE_MANIFEST})}
+        for name in sorted(wanted - seen, key=os.fsencode):
             self._book.find("integrity.missing", "it is not there", name)
         for one, other in pairwise(self._seen):
             if other != ARCHIVE_MANIFEST and _place(one) > _place(other):
                 self._book.find("integrity.order", f"it stands after {one}", other)
-        for name in sorted(seen, key=str.encode):
+        for name in sorted(seen, key=os.fsencode):
             if any(part in seen for part in _folders(name)):
                 self._book.find("security.conflict", "it lies in something that is a file", name)
+        for name, other in look_alikes(self._seen):
+            message = f"it is the same name as {other} where case does not count"
+            self._book.find("security.conflict", message, name)
 
 
 def _place(name: str) -> tuple[int, int, bytes]:

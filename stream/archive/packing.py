@@ -14,13 +14,14 @@ from pathlib import Path
 
 import msgspec
 
+from stream.archive.chain import LAYERS as LAYER_FILES
 from stream.archive.entries import Entry, Look, open_beneath
 from stream.archive.writing import Written, unwatched, write_archive
 from stream.codec import DECODE_ERRORS, explain
 from stream.document import LARGEST
 from stream.enclosure import kind_of
 from stream.errors import InputError, os_reason
-from stream.records.run import ARTIFACTS, BOUNDARY_FILE, EVENTS_FILE, METADATA_FILE
+from stream.records.run import ARTIFACTS, BOUNDARY_FILE, EVENTS_FILE, LAYERS, METADATA_FILE
 from stream.records.runner import (
     CHAIN_FILE,
     COMPANION_FILE,
@@ -30,7 +31,6 @@ from stream.records.runner import (
     SURFACE_FILE,
 )
 
-LAYERS = "layers"
 _SINGLE = (
     *(CHAIN_FILE, COMPANION_FILE, CORRELATION_FILE, HEALTH_FILE, RUNNER_FILE, SURFACE_FILE),
     *(METADATA_FILE, EVENTS_FILE, BOUNDARY_FILE),
@@ -58,14 +58,17 @@ def archive_run(
 
 def names_of(folder: Path, *, is_strict: bool = True) -> Iterator[str]:
     """Of the files that belong to the evidence. Raises InputError, also where one is no regular
-    file; where that is not strict, such a one is named as well: who opens it finds out."""
+    file; where that is not strict, such a one, and what somebody put beside the layers, is named
+    as well: who opens it finds out."""
     try:
         for name in _SINGLE:
             if os.path.lexists(folder / name):
                 yield name
-        for name in (ARTIFACTS, LAYERS):
-            if os.path.lexists(folder / name):
-                yield from _below(folder, name, is_strict)
+        if os.path.lexists(folder / ARTIFACTS):
+            yield from _below(folder, ARTIFACTS, is_strict)
+        if os.path.lexists(folder / LAYERS):
+            found = _below(folder, LAYERS, is_strict)
+            yield from (name for name in found if name in LAYER_FILES or not is_strict)
     except OSError as error:
         raise InputError(f"{error.filename or folder}: {os_reason(error)}") from None
 

@@ -10,15 +10,16 @@ from pathlib import Path
 
 from stream.archive.book import Book
 from stream.archive.examination import Examination
-from stream.archive.folder import folder_names, folder_parts, missing_from, reading_order
+from stream.archive.folder import folder_names, folder_parts, reading_order
 from stream.archive.header import BrokenArchive, Fault
 from stream.archive.implied import implied_faults
 from stream.archive.limits import Limits
 from stream.archive.manifest import Contents
+from stream.archive.places import has_evidence, is_reference, missing_from
 from stream.archive.reading import NoArchive, Part, Start, ahead, parts_of
 from stream.enclosure import kind_of
 from stream.errors import InputError, os_reason
-from stream.records.runner import ARCHIVE_MANIFEST, CHAIN_FILE, DETAIL_FILE
+from stream.records.runner import ARCHIVE_MANIFEST
 from stream.runfolder import check_folder
 
 
@@ -115,11 +116,13 @@ def _examine_folder(root: Path, book: Book, examination: Examination) -> None:
 
 
 def hold_to_implied(book: Book, examination: Examination) -> None:
-    is_reference = DETAIL_FILE not in book.names
+    if book.is_folder and not has_evidence(book.names):
+        return
     gathered, documents = examination.gathering, examination.documents
-    # What a stream is put together of has no chain.
-    is_streamed = CHAIN_FILE not in book.names
     for name, fault in implied_faults(
-        gathered, documents, is_reference=is_reference, is_streamed=is_streamed
+        gathered,
+        documents,
+        is_reference=not book.is_folder and is_reference(book.names),
+        is_streamed=not book.is_recorded,
     ):
         book.find(fault.rule, fault.message, name)

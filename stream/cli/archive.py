@@ -42,10 +42,11 @@ def archive(
 
     Given `-`, each line goes to where its contract belongs: events of the kernel, of the agent,
     of a policy, DecisionEvents, boundary objects, artifacts. Lines keep their bytes. A line
-    that belongs nowhere, or breaks its contract, is rejected.
+    that belongs nowhere, or breaks its contract, is rejected. Where that, or anything else that
+    the feed's books count, is missing, nothing is called complete.
 
     \b
-      cat runs/RUN/events.jsonl runs/RUN/layers/*.ndjson | stream archive - -o run.tar.gz
+      stream normalize - --detail - < raw.ndjson | stream archive - -o run.tar.gz
 
     Exit 1 if a line was rejected.
     """

@@ -92,20 +92,24 @@ class RawCapture(
 
     feed: Literal["ebpf", "strace", "absent"]
     reason: str = ""  #: absent: why
-    got: int = 0
-    dropped: int = 0  #: events that were lost: exactly, for ebpf
-    seen: int = 0
-    unparsed: int = 0  #: strace: lines that could not be read
-    misses: int = 0  #: ebpf: runs of a program that the kernel skipped
+    got: Count = 0
+    dropped: Count = 0  #: events that were lost: exactly, for ebpf
+    seen: Count = 0
+    unparsed: Count = 0  #: strace: lines that could not be read
+    misses: Count = 0  #: ebpf: runs of a program that the kernel skipped
     #: processes that could not be entered into the tree, or that nobody was seen to make
-    lost_forks: int = 0
+    lost_forks: Count = 0
     unknown_loss: str = ""  #: why nobody knows how much is missing; empty: it is known
-    before_exec: int = 0  #: of the wrapper between fork and the command itself: not its own
-    scopes: dict[str, int] = {}
+    before_exec: Count = 0  #: of the wrapper between fork and the command itself: not its own
+    scopes: dict[str, Count] = {}
     cgroup: Literal["clean", "partial", "failed"] = "failed"
     cgroup_reasons: list[str] = []
     uring: Literal["seen", "unused", "hole", "unknown"] = "unknown"
-    ring_bytes: int = 0
+    ring_bytes: Count = 0
+    #: What a normalizer left out of the lines that it sends along with these books, by rule; and
+    #: what was no event of the run. A companion says it by itself.
+    filtered: dict[str, Count] | UnsetType = UNSET
+    aside: dict[str, Count] | UnsetType = UNSET
 
 
 Kind = Annotated[

@@ -96,6 +96,7 @@ class RunSummary(
     changed_after_exit: bool | None = None  #: something, when the command had ended
     changed_inside_git: int | None = None
     commands: int | None = None
+    boundary_objects: int | None = None  #: of the probes beside the agent; null: there were none
     kernel_layer: str | None = None  #: complete, partial_ringbuf_drops or absent; null: not asked
     kernel_events: int | None = None
     kernel_lost: int | None = None  #: events that a feed saw and could not deliver

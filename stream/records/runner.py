@@ -36,6 +36,7 @@ CORRELATION_FILE = "correlation-report.json"
 COMPANION_FILE = "companion.json"
 CHAIN_FILE = "chain.ndjson"
 ARCHIVE_MANIFEST = "manifest.json"
+NOT_ASKED = "the run was recorded without a kernel feed"  #: why there is no evidence of one
 HOME = ".wrappers"  #: the recorder's own, in a run folder while the run lasts
 HOOK_PROGRAM = f"{HOME}/hook"
 #: In the order in which they stand in every archive, after its manifest.

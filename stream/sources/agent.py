@@ -66,6 +66,7 @@ class AgentSource:
         has_place: Callable[[], None] = lambda: None,
         is_alone: Callable[[], Awaitable[None]] | None = None,
         beside: Sequence[str] = (),
+        objects: Callable[[], int | None] = lambda: None,
         witness: Witness | None = None,
     ) -> None:
         self.summary = RunSummary(run_id=recording.run_id)
@@ -77,6 +78,7 @@ class AgentSource:
         self._has_place = has_place  # called when the workspace is there
         self._is_alone = is_alone  # waits until nobody else works in it
         self._beside = beside  # what is lost of what they recorded, once that is known
+        self._objects = objects  # how many of them they recorded; None: there is nobody else
         self._witness = witness
         self.evaluation: Evaluation | None = None
         self._log: CommandLog | None = None
@@ -192,6 +194,7 @@ class AgentSource:
             await self._is_alone()
         for trouble in self._beside:
             self._lose(trouble)
+        self.summary.boundary_objects = self._objects()
         changes = await self._tell_changes(ending)
         await self._tell_commands()
         verdict = await self._tell_verdict(kept[0], changes)

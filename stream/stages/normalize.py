@@ -12,6 +12,7 @@ Lines of other contracts pass, but for `is_alone`, the file of one feed, where t
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from typing import TypeAlias
 
 import msgspec
@@ -262,9 +263,17 @@ class Normalize:
         self.counts.passed += 1
         if isinstance(item, RawCapture):
             self.capture = item
+            item = self._with_left_out(item)
         elif isinstance(item, Gap):
             self.lost += int(item.lost)
         out.append(item)  # type: ignore[arg-type]
+
+    def _with_left_out(self, capture: RawCapture) -> RawCapture:
+        """For whoever gets the lines and does not know what was left out of them."""
+        filtered, aside = Counter(capture.filtered or {}), Counter(capture.aside or {})
+        for rule, count in self.dropped.items():
+            (aside if rule in NO_EVENTS else filtered)[rule] += count
+        return msgspec.structs.replace(capture, filtered=dict(filtered), aside=dict(aside))
 
     def _add_other(
         self, batch: Batch[Given], index: int, error: Exception, out: list[Normalized]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import msgspec
 
-from stream.archive.chain import LayerFiles
+from stream.archive.chain import LAYERS, Tally
 from stream.archive.entries import Entry
 from stream.archive.header import BLOCK, ZEROS, encode_header, padded
 from stream.archive.verifying import verify
@@ -21,9 +22,26 @@ from stream.evidence.correlation import correlate
 from stream.evidence.health import make_health
 from stream.evidence.steps import kernel_steps, lost_between
 from stream.evidence.surface import Surface
+from stream.records.change import FS_CHANGE, FileState, FsChange
+from stream.records.command import CommandRecord
 from stream.records.control import Gap
 from stream.records.kernel import KernelDetail, KernelEvent, RawCapture
-from stream.records.run import EVENTS_FILE, METADATA_FILE, RunMetadata
+from stream.records.run import (
+    CHANGES_FILE,
+    COMMANDS_FILE,
+    DIFF_FILE,
+    EVENTS_FILE,
+    MANIFEST_FILE,
+    METADATA_FILE,
+    STDERR_FILE,
+    STDOUT_FILE,
+    SUMMARY_FILE,
+    Beginning,
+    Manifest,
+    ManifestFile,
+    RunMetadata,
+    RunSummary,
+)
 from stream.records.runner import (
     ARCHIVE_MANIFEST,
     CHAIN_FILE,
@@ -37,6 +55,7 @@ from stream.records.runner import (
     RUNNER_FILE,
     SDK_FILE,
     SURFACE_FILE,
+    ChainLink,
     Marker,
     PolicyEvent,
     RunnerFinished,
@@ -204,7 +223,7 @@ def framed() -> bytes:
         RunnerStarted(
             run_id=RUN,
             seq=0,
-            agent_shim="agent",
+            agent_shim="claude-code",
             command=["agent"],
             env_keys=[],
             window_elapsed_ms=0,
@@ -215,20 +234,143 @@ def framed() -> bytes:
     )
 
 
-def chain_of(folder: Path, files: Files) -> bytes:
-    chained = LayerFiles(folder)
-    for name, data in files.items():
-        chained.append(name, data, data.count(b"\n"))
-    chained.close()
-    return (folder / CHAIN_FILE).read_bytes()
-
-
 def small(folder: Path) -> Files:
-    """Every file of a small archive but its manifest."""
+    """Every file of a small archive of a recorded run but its manifest."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = layers()
-    chain = chain_of(folder, files)
-    return {**files, **artifacts(), CHAIN_FILE: chain, "artifacts/out.txt": b"hello\n"}
+    return recorded()
+
+
+def streamed() -> Files:
+    """The same of one that was put together of a stream."""
+    return {**layers(), **artifacts()}
+
+
+def recorded() -> Files:
+    change = {"kind": "file", "mode": "0644", "bytes": 1, "sha256": sha256(b"b")}
+    return sealed(
+        {
+            **streamed(),
+            CHAIN_FILE: b"",
+            METADATA_FILE: document(METADATA),
+            STDOUT_FILE: b"hello\n",
+            STDERR_FILE: b"",
+            DIFF_FILE: b"",
+            CHANGES_FILE: ndjson(
+                FsChange(
+                    schema=FS_CHANGE,
+                    path="b",
+                    change="added",
+                    before=None,
+                    after=FileState(**change),  # type: ignore[arg-type]
+                    in_patch=True,
+                    not_in_patch=None,
+                    after_exit=False,
+                )
+            ),
+            COMMANDS_FILE: ndjson(COMMAND),
+            SUMMARY_FILE: document(SUMMARY),
+            MANIFEST_FILE: b"",
+            EVENTS_FILE: ndjson(*black_box()),
+        }
+    )
+
+
+def black_box() -> list[dict[str, Any]]:
+    """The nine events of it, as the recorder tells them."""
+    facts = msgspec.to_builtins(SUMMARY)
+    process = {"pid": 100} | {name: facts[name] for name in ENDING}
+    told: dict[str, list[dict[str, Any]]] = {
+        "run_started": [of_file("metadata", METADATA_FILE)],
+        "workspace_prepared": [of_facts("workspace", mode="empty", source=None)],
+        "agent_invoked": [of_facts("process", argv=METADATA.argv)],
+        "agent_completed": [of_facts("process", **process)],
+        "artifacts_captured": [
+            of_file("stdout_log", STDOUT_FILE, non_normative=True, total=6),
+            of_file("stderr_log", STDERR_FILE, non_normative=True, total=0),
+            of_facts("process", **process),
+        ],
+        "fs_diff_captured": [
+            of_file(
+                "diff", DIFF_FILE, changed_count=1, inside_git=0, has_after_exit=False, **GIT_DIFF
+            ),
+            of_file("changes", CHANGES_FILE),
+        ],
+        "commands_observed": [
+            of_file("command_log", COMMANDS_FILE, observed_count=1, lost_calls=0, **CATEGORIES)
+        ],
+        "run_finished": [of_file("summary", SUMMARY_FILE), of_file("manifest", MANIFEST_FILE)],
+    }
+    events = good_run()
+    for event in events:
+        event["session"]["run_id"] = RUN
+        event["request"]["constraints"] = []
+        event["agent_action"]["artifacts"] = told.get(event["event_type"], [])
+    return events
+
+
+GIT_DIFF = {"method": "git_diff", "changed_paths": ["b"]}
+CATEGORIES = {"categories_seen": ["vcs"]}
+
+
+def of_file(kind: str, name: str, **metadata: Any) -> dict[str, Any]:
+    return {**of_facts(kind, **metadata), "id": name.rpartition("/")[2], "content_ref": name}
+
+
+def of_facts(kind: str, **metadata: Any) -> dict[str, Any]:
+    item = {"type": kind, "id": kind, "summary": kind, "content_ref": None, "hash": "unknown"}
+    return {**item, "metadata": metadata}
+
+
+def sealed(files: Files) -> Files:
+    """The same with every digest that there is of any of them made anew."""
+    if CHAIN_FILE in files:
+        files = {**files, CHAIN_FILE: ndjson(*links_of(files))}
+    return relisted(files)
+
+
+def relisted(files: Files) -> Files:
+    """The same without the chain."""
+    files = dict(files)
+    if EVENTS_FILE not in files or MANIFEST_FILE not in files:
+        return files
+    *lines, last = files[EVENTS_FILE].splitlines()
+    beginning = b"".join(rehashed(line, files) for line in lines)
+    # One that lists none cannot be read, and is left so that it is found.
+    with suppress(msgspec.MsgspecError):
+        manifest = msgspec.json.decode(files[MANIFEST_FILE] or encode(EMPTY), type=Manifest)
+        manifest.events = Beginning(len(beginning), sha256(beginning))
+        manifest.files = [
+            ManifestFile(name, len(data), sha256(data))
+            for name, data in sorted(files.items())
+            if name not in (EVENTS_FILE, MANIFEST_FILE)
+        ]
+        files[MANIFEST_FILE] = document(manifest)
+    files[EVENTS_FILE] = beginning + rehashed(last, files)
+    return files
+
+
+def rehashed(line: bytes, files: Files) -> bytes:
+    event = msgspec.json.decode(line)
+    for item in event["agent_action"]["artifacts"]:
+        data = files.get(item["content_ref"])
+        if data is not None:
+            item["hash"] = f"sha256:{sha256(data)}"
+            item["metadata"] = {**item["metadata"], "bytes": len(data)}
+    return encode(event) + b"\n"
+
+
+def links_of(files: Files) -> Iterator[ChainLink]:
+    for name in sorted({*LAYERS, RUNNER_FILE} & {*files}):
+        tally = Tally(name)
+        tally.feed(files[name])
+        yield from tally.links
+        if tally.link() not in tally.links:
+            yield tally.link()
+
+
+def document(record: object) -> bytes:
+    """As the recorder writes it for people."""
+    return msgspec.json.format(encode(record)) + b"\n"
 
 
 def entries(files: Files) -> list[Entry]:
@@ -310,33 +452,32 @@ MANIFEST = ARCHIVE_MANIFEST
 
 def run_folder(folder: Path) -> Path:
     """Of a run that was recorded to its end, as far as an archive goes."""
-    for name, data in small(folder).items():
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(data)
-    (folder / METADATA_FILE).write_bytes(encode(METADATA))
-    with (folder / EVENTS_FILE).open("wb") as file:
-        for event in good_run():
-            event["session"]["run_id"] = RUN
-            for item in event["agent_action"]["artifacts"]:
-                if item["content_ref"]:
-                    data = b"" if item["content_ref"].endswith("l") else b"what it was\n"
-                    (folder / item["content_ref"]).write_bytes(data)
-                    item["hash"] = f"sha256:{sha256(data)}"
-            file.write(encode(event) + b"\n")
+    return put(folder, recorded())
+
+
+def put(folder: Path, files: Files) -> Path:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
     return folder
+
+
+def taken(folder: Path) -> Files:
+    """What `put` puts there."""
+    places = (place for place in folder.rglob("*") if place.is_file())
+    return {str(place.relative_to(folder)): place.read_bytes() for place in places}
 
 
 METADATA = RunMetadata(
     run_id=RUN,
-    session_id="unknown",
+    session_id="add_tests",
     profile="agents",
     started="2026-03-04T05:06:07Z",
     stream_version="1",
     system="Linux",
     agent_id="claude-code",
-    agent_version="unknown",
-    argv=["claude"],
+    agent_version="2.1.326",
+    argv=["agent"],
     environment="local",
     capture_mode="full",
     workspace_mode="empty",
@@ -344,3 +485,42 @@ METADATA = RunMetadata(
     source=None,
     constraints=[],
 )
+
+ENDING = (
+    *("exit_code", "signal", "not_started", "duration_ms", "containment", "timed_out"),
+    *("signals_passed_on", "outlived", "stopped"),
+)
+SUMMARY = RunSummary(
+    run_id=RUN,
+    duration_ms=5,
+    containment="cgroup",
+    stdout_bytes=6,
+    changed_paths=1,
+    changed_after_exit=False,
+    changed_inside_git=0,
+    commands=1,
+    kernel_layer="complete",
+    kernel_events=3,
+    kernel_lost=0,
+    cgroup_correlation="clean",
+    tool_calls=1,
+    correlation="clean",
+    declared_denials=0,
+    declared_error=False,
+    alignment="warn",
+    quality="pass",
+    policy="pass",
+)
+COMMAND = CommandRecord(
+    time="2026-03-04T05:06:07.000000Z",
+    monotonic_ns=1,
+    pid=101,
+    parent=100,
+    name="git",
+    program="/usr/bin/git",
+    cwd="/work",
+    argv=["git", "status"],
+    category="vcs",
+    after_exit=False,
+)
+EMPTY = Manifest(run_id=RUN, events=Beginning(0, ""), files=[])

@@ -13,20 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stream.archive.book import Book
 from stream.archive.chain import LAYERS, STEP, LayerFiles, Tally
+from stream.archive.limits import Limits
 from stream.archive.links import Links, trusted
 from stream.archive.verifying import verify
-from stream.records.run import EVENTS_FILE, METADATA_FILE
+from stream.records.run import EVENTS_FILE, METADATA_FILE, STDOUT_FILE
 from stream.records.runner import (
     CHAIN_FILE,
     DETAIL_FILE,
     KERNEL_FILE,
     POLICY_FILE,
     SDK_FILE,
-    V0_FILES,
     ChainLink,
 )
-from tests.archive.samples import RUN, ndjson, opened, rules, run_folder, sha256
+from tests.archive.samples import RUN, ndjson, opened, put, rules, run_folder, sha256
+from tests.archive.samples import recorded as run_files
 
 LINES = st.lists(st.integers(0, STEP * 3 // 2).map(lambda size: b"x" * size + b"\n"), max_size=8)
 
@@ -144,10 +146,9 @@ sys.stdin.read()
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
     """A run whose recorder was killed: no artifacts, no end of the chain."""
-    folder = run_folder(tmp_path / "run")
-    for name in (*V0_FILES, CHAIN_FILE, *LAYERS):
-        (folder / name).unlink(missing_ok=True)
-    events = (folder / EVENTS_FILE).read_bytes().splitlines(keepends=True)
+    whole = run_files()
+    folder = put(tmp_path / "run", {name: whole[name] for name in (METADATA_FILE, STDOUT_FILE)})
+    events = whole[EVENTS_FILE].splitlines(keepends=True)
     (folder / EVENTS_FILE).write_bytes(b"".join(events[:3]))
     argv = [sys.executable, "-c", _KILLED, str(folder)]
     child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -202,8 +203,10 @@ def test_a_run_that_ended_and_lost_its_artifacts(killed: Path) -> None:
     (killed / EVENTS_FILE).write_bytes((whole / EVENTS_FILE).read_bytes())
     os.truncate(killed / KERNEL_FILE, (killed / KERNEL_FILE).stat().st_size - 5)
     told = found(killed)
-    assert told.keys() == {"integrity.incomplete", "integrity.unlinked", "integrity.torn"}
-    assert "there is no capability-surface.json, no " in told["integrity.incomplete"]
+    assert told.keys() == {
+        *("integrity.incomplete", "integrity.unlinked", "integrity.torn", "contract.listed"),
+    }
+    assert "no capability-surface.json, no " in told["integrity.incomplete"]
     more = (killed / KERNEL_FILE).stat().st_size - links_in(killed)[-1].bytes
     message = f"{KERNEL_FILE}: no link vouches for its last {more} bytes"
     assert told["integrity.unlinked"] == message
@@ -236,7 +239,7 @@ def test_what_is_said_to_be_as_it_was_written_is(lines: list[bytes], data: st.Da
     rest = bytearray(whole[: data.draw(st.integers(0, len(whole)))])
     if rest and data.draw(st.booleans()):
         rest[data.draw(st.integers(0, len(rest) - 1))] ^= 1
-    links = Links()
+    links = Links(Book("x", Limits(), False))
     links.feed(chain[: data.draw(st.integers(0, len(chain)))])
     links.finish()
     tallies = {KERNEL_FILE: tallied(KERNEL_FILE, bytes(rest))}

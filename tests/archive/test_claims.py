@@ -23,7 +23,9 @@ from stream.archive.limits import Limits
 from stream.archive.verifying import hold_to_implied, verify
 from stream.records.control import Gap
 from stream.records.kernel import RawCapture, RawEvent
+from stream.records.run import SUMMARY_FILE
 from stream.records.runner import (
+    ARCHIVE_MANIFEST,
     CHAIN_FILE,
     COMPANION_FILE,
     CORRELATION_FILE,
@@ -43,14 +45,20 @@ from stream.records.runner import (
 )
 from stream.stages.normalize import DetailLine, Normalize
 from tests.archive.samples import (
+    ARCHIVES,
     RUN,
+    SUMMARY,
     Files,
+    document,
     encode,
     framed,
+    items_of,
     judged,
     ndjson,
+    recorded,
     rules,
-    small,
+    sealed,
+    tar_in,
     written,
 )
 from tests.evidence.raw import O_CREAT, O_WRONLY, RAW_EVENTS, failed, opened, raw
@@ -124,6 +132,11 @@ def rich(capture: RawCapture = CAPTURE, *, lost: int = 0) -> Files:
             )
         ),
     }
+    return remade(files, capture)
+
+
+def remade(files: Files, capture: RawCapture = CAPTURE) -> Files:
+    """With the artifacts that follow from its layers, whatever those say."""
     made = judged(files, capture)
     companion = json.loads(made[COMPANION_FILE])
     companion["filtered"], companion["aside"] = {"loader": 1}, {"wrote": 1}
@@ -320,13 +333,27 @@ def test_every_field_is_implied_by_something_else(state: str) -> None:
         assert FREE - gaps - free == set()
 
 
+def summed(files: Files) -> dict[str, Any]:
+    """What the summary of a run says of its evidence."""
+    health, report = json.loads(files[HEALTH_FILE]), json.loads(files[CORRELATION_FILE])
+    return {
+        "kernel_layer": health["kernel_layer"],
+        "kernel_events": files[KERNEL_FILE].count(b"\n"),
+        "kernel_lost": health["ringbuf_drops"],
+        "cgroup_correlation": health["cgroup_correlation"],
+        "tool_calls": len(report["bindings"]),
+        "correlation": report["status"],
+    }
+
+
 def test_what_is_examined_here_is_what_verify_examines(tmp_path: Path) -> None:
-    files = {**small(tmp_path / "small"), **rich()}
-    files[CHAIN_FILE] = chained(files)
+    files = {**recorded(), **rich()}
+    files = sealed({**files, SUMMARY_FILE: document(replace(SUMMARY, **summed(files)))})
     whole = tmp_path / "a.tar.gz"
     assert verify(written(whole, files)).findings == []
     assert found(files) == set()
-    spoiled = {**files, SURFACE_FILE: files[SURFACE_FILE].replace(b"/work/y", b"/work/z")}
+    surface = files[SURFACE_FILE].replace(b"/work/y", b"/work/z")
+    spoiled = sealed({**files, SURFACE_FILE: surface})
     assert rules(written(whole, spoiled)) == found(spoiled) == {"contract.surface"}
 
 
@@ -431,3 +458,72 @@ def test_an_event_of_another_scope_is_not_clean() -> None:
 def test_where_nobody_knows_what_was_lost_the_books_need_not_balance() -> None:
     unknown = replace(CAPTURE, got=1, seen=1, scopes={}, unknown_loss="it was killed")
     assert told_of(rich(unknown)) == ""
+
+
+# ---------------------------------------------------------------- lines that no feed tells
+
+#: Of one line: which it is, what it says then, and the rule that this breaks.
+UNTOLD: list[tuple[str, bytes, bytes, str]] = [
+    (KERNEL_FILE, b'"1.2.3.4:443"', b'"nonsense"', "contract.kernel_event"),
+    (KERNEL_FILE, b'"1.2.3.4:443"', b'"1.2.3.4:99999"', "contract.kernel_event"),
+    (KERNEL_FILE, b'"1.2.3.4:443"', b'"[1.2.3.4]:443"', "contract.kernel_event"),
+    (KERNEL_FILE, b'"/work/in"', b'""', "contract.kernel_event"),
+    (KERNEL_FILE, b'"/work/in"', b'"../in"', "contract.kernel_event"),
+    (KERNEL_FILE, b'"/work/in"', b'"/work/\\\\q"', "contract.kernel_event"),
+    (KERNEL_FILE, b'"/work/tool"', b'"tool"', "contract.kernel_event"),
+    (
+        *(KERNEL_FILE, b'"1.2.3.4:443"}', b'"1.2.3.4:443","flags":0,"access_mode":"read"}'),
+        "contract.kernel_event",
+    ),
+    (KERNEL_FILE, b'"1.2.3.4:443"}', b'"1.2.3.4:443","mode":3}', "contract.kernel_event"),
+    (KERNEL_FILE, b'"1.2.3.4:443"}', b'"1.2.3.4:443","resolve":1}', "contract.kernel_event"),
+    (DETAIL_FILE, b'"path":"deep"', b'"path":"deep","return_value":-2', "contract.detail"),
+    (DETAIL_FILE, b'"path":"deep"', b'"path":"deep","flags":2', "contract.detail"),
+    (DETAIL_FILE, b'"path":"deep"', b'"path":"deep","mode":511', "contract.detail"),
+    (DETAIL_FILE, b'"path":"deep"', b'"path":"deep","status":"error"', "contract.detail"),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new", "rule"), UNTOLD)
+def test_what_no_feed_tells(name: str, old: bytes, new: bytes, rule: str) -> None:
+    """With artifacts that follow from it."""
+    files = rich()
+    assert old in files[name]
+    made = remade({**files, name: files[name].replace(old, new, 1)})
+    made[CHAIN_FILE] = chained(made)
+    assert rule in found(made)
+
+
+def test_no_event_lacks_its_detail() -> None:
+    """Where a rename led, only its detail says. But for those that may have none: a connect is
+    one that succeeded then."""
+    files = rich()
+    lines = files[DETAIL_FILE].splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        if (
+            line.count(b'"call":"open') > line.count(b"walk_cut")
+            or b":443" in line
+            or b":0" in line
+        ):
+            continue
+        rest = b"".join((*lines[:number], *lines[number + 1 :]))
+        made = remade({**files, DETAIL_FILE: rest})
+        made[CHAIN_FILE] = chained(made)
+        assert "contract.detail" in found(made), line
+
+
+REFERENCE: list[tuple[str, dict[str, Any]]] = [
+    (CORRELATION_FILE, {"ambiguities": ["policy_events_without_kernel_events"]}),
+    (HEALTH_FILE, {"kernel_layer": "partial_ringbuf_drops"}),
+    (HEALTH_FILE, {"cgroup_correlation": "failed"}),
+]
+
+
+@pytest.mark.parametrize(("name", "said"), REFERENCE)
+def test_what_the_reference_never_says(tmp_path: Path, name: str, said: dict[str, Any]) -> None:
+    files = dict(items_of(tar_in(ARCHIVES[0])))
+    run_id = json.loads(files.pop(ARCHIVE_MANIFEST))["run_id"]
+    target = tmp_path / "a.tar.gz"
+    assert rules(written(target, files, run_id)) == set()
+    files[name] = encode({**json.loads(files[name]), **said})
+    assert rules(written(target, files, run_id)) in ({"contract.health"}, {"contract.correlation"})

@@ -23,7 +23,7 @@ def test_yes_no_and_unusable(place: Place) -> None:
     done = place.stream("verify", good)
     assert (done.code, done.out) == (0, b"")
     assert done.err == (
-        f"verify: verified: {len(files)} files, 13 lines,"
+        f"verify: verified: {len(files)} files, 30 lines,"
         f" {sum(map(len, files.values()))} bytes; 0 findings\n"
     )
     bad = written(place.root / "bad.tar.gz", {**files, KERNEL_FILE: b"{}\n"})

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stream.archive.rules import RULES, WARNINGS
 from stream.archive.verifying import verify
+from stream.records.run import METADATA_FILE, STDERR_FILE, SUMMARY_FILE
 from stream.records.runner import (
     ARCHIVE_MANIFEST,
     CORRELATION_FILE,
     DETAIL_FILE,
+    EVIDENCE_FILES,
     HEALTH_FILE,
     KERNEL_FILE,
     MARKERS_FILE,
@@ -25,12 +28,17 @@ from stream.records.runner import (
     SURFACE_FILE,
 )
 from tests.archive.samples import (
+    SUMMARY,
     Files,
     Rewritten,
+    document,
     items_of,
     packed,
+    put,
+    recorded,
     rules,
     run_folder,
+    sealed,
     small,
     tar_entry,
     tar_in,
@@ -221,10 +229,12 @@ def test_a_workspace_is_not_looked_into(tmp_path: Path) -> None:
 
 
 def test_a_run_without_kernel_evidence(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
-    for path in (*folder.glob("layers/*"), *folder.glob("*.json"), *folder.glob("*.ndjson")):
-        if path.name != "metadata.json":
-            path.unlink()
+    files = {name: data for name, data in recorded().items() if name not in EVIDENCE_FILES}
+    told = dict.fromkeys(
+        (*("kernel_layer", "kernel_events", "kernel_lost"), *("tool_calls", "correlation"))
+    )
+    files[SUMMARY_FILE] = document(replace(SUMMARY, **told, cgroup_correlation=None))
+    folder = put(tmp_path / "run", sealed(files))
     book = verify(folder)
     assert (book.errors, [item.rule for item in book.findings]) == (0, ["contract.evidence"])
 
@@ -236,7 +246,7 @@ def test_a_run_that_lacks_something(tmp_path: Path, name: str) -> None:
     assert "integrity.incomplete" in rules(folder)
 
 
-@pytest.mark.parametrize("name", [KERNEL_FILE, DETAIL_FILE, "artifacts/out.txt", "layers"])
+@pytest.mark.parametrize("name", [KERNEL_FILE, DETAIL_FILE, STDERR_FILE, "layers"])
 def test_a_link_is_found_where_it_is(tmp_path: Path, name: str) -> None:
     """And all else is looked at, and said to be there."""
     folder = run_folder(tmp_path / "run")
@@ -254,8 +264,8 @@ def test_a_link_is_found_where_it_is(tmp_path: Path, name: str) -> None:
 def test_a_changed_artifact(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
     (folder / "artifacts" / "claude_stdout.txt").write_text("other")
-    told = [item for item in verify(folder).findings if item.rule == "contract.listed"]
-    assert [item.message for item in told] == ["artifacts/claude_stdout.txt is not what was hashed"]
+    told = {item.message for item in verify(folder).findings if item.rule == "contract.listed"}
+    assert "artifacts/claude_stdout.txt is not what was hashed" in told
     (folder / "artifacts" / "claude_stdout.txt").unlink()
     assert "contract.listed" in rules(folder)
 
@@ -281,28 +291,25 @@ def test_events_are_held_to_their_rules(tmp_path: Path, old: bytes, new: bytes, 
 
 
 def test_the_profile_of_the_run_counts(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
-    path = folder / "events.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"claude-code"', b'"codex"'))
-    assert rules(folder) == set()
-    metadata = folder / "metadata.json"
-    metadata.write_bytes(metadata.read_bytes().replace(b'"agents"', b'"poc"'))
-    assert rules(folder) == {"contract.agent"}
+    files = {name: data.replace(b'"claude-code"', b'"codex"') for name, data in recorded().items()}
+    assert rules(put(tmp_path / "one", sealed(files))) == set()
+    files[METADATA_FILE] = files[METADATA_FILE].replace(b'"agents"', b'"poc"')
+    assert rules(put(tmp_path / "other", sealed(files))) == {"contract.agent"}
 
 
 def test_a_listing_of_the_run_itself(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
-    out = folder / "artifacts" / "out.txt"
+    out = folder / STDERR_FILE
     digest = "sha256:" + "0" * 64
     listing = {
         "schema": "stream.manifest.v1",
         "run_id": "run_1",
         "events": {"bytes": 5, "sha256": "0" * 64},
-        "files": [{"path": "artifacts/out.txt", "bytes": out.stat().st_size, "sha256": digest}],
+        "files": [{"path": STDERR_FILE, "bytes": out.stat().st_size, "sha256": digest}],
     }
     (folder / "artifacts" / "manifest.json").write_text(json.dumps(listing))
     told = [item.message for item in verify(folder).findings if item.rule == "contract.listed"]
-    assert "artifacts/out.txt is not what was hashed" in told
+    assert "artifacts/claude_stderr.txt is not what was hashed" in told
     assert "the first 5 bytes are not what the run lists" in told
     assert "artifacts/claude_stdout.txt is not listed" in told
     assert ARCHIVE_MANIFEST not in told

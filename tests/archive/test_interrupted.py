@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from tests.archive.samples import run_folder
+from stream.archive.verifying import verify
+from stream.records.runner import CHAIN_FILE, KERNEL_FILE, ChainLink
+from stream.sources.kernel.ebpf import probe_ebpf
+from tests.archive.samples import rules, run_folder
 from tests.cli.command import Place
 from tests.cli.conftest import place
 
@@ -85,3 +90,39 @@ def test_a_signal_to_the_agent_does_not_cost_the_archive(place: Place) -> None:
     process.send_signal(signal.SIGINT)
     assert place.finish(process).code == 5
     assert target.exists()
+
+
+# Lines for more than one link of the chain, and then nothing.
+_MANY = """
+for my $number (1 .. 4000) { open(my $file, "<", "/nowhere/file$number") }
+$| = 1;
+print "told\\n";
+sleep 1000;
+"""
+
+
+@pytest.mark.skipif(bool(probe_ebpf()), reason=probe_ebpf() or "it loads")
+def test_a_recorder_that_was_killed(place: Place) -> None:
+    """What its chain vouches for is as it was written, and verify says how far that goes."""
+    words = ("--kernel", "ebpf", "--run-id", "run", "--grace", "0", "--workspace", "empty")
+    process = place.start("observe", *words, "--", "perl", "-e", _MANY)
+    assert process.stdout
+    assert process.stdout.readline() == b"told\n"
+    folder = place.workspace / "runs/run"
+    chain = folder / CHAIN_FILE
+    until_it_grows(process, chain, 1)
+    process.kill()
+    place.finish(process)
+    links = [msgspec.json.decode(line, type=ChainLink) for line in chain.read_bytes().splitlines()]
+    last = [link for link in links if link.layer == KERNEL_FILE][-1]
+    beginning = (folder / KERNEL_FILE).read_bytes()[: last.bytes]
+    assert hashlib.sha256(beginning).hexdigest() == last.sha256
+    (found,) = verify(folder).findings
+    assert (found.rule, found.severity) == ("integrity.incomplete", "error")
+    assert (
+        f"the first {last.lines} lines of {KERNEL_FILE} are as they were written" in found.message
+    )
+    other = beginning.replace(b'/nowhere/file9"', b'/nowhere/file8"')
+    assert other != beginning
+    (folder / KERNEL_FILE).write_bytes(other)
+    assert "integrity.chain" in rules(folder)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.archive.assorting import Assort, Piece
+from stream.archive.assorting import Assort, Books, Piece
 from stream.archive.verifying import verify
 from stream.codec import Lines
 from stream.records.control import Gap, Reject
@@ -40,8 +42,11 @@ from tests.archive.samples import (
     small,
     tar_in,
 )
-from tests.cli.command import Place
+from tests.archive.test_writing import ROUND
+from tests.cli.command import STREAM, Place
 from tests.cli.conftest import place
+from tests.evidence.raw import opened as raw_opened
+from tests.evidence.raw import raw
 from tests.stages.cells import PLAIN
 from tests.stages.runs import encoded, good_run
 
@@ -92,6 +97,29 @@ def test_the_order_among_files_does_not_matter(place: Place) -> None:
     assert made[0] == made[1]
 
 
+def test_nothing_around_it_makes_another_archive(place: Place, tmp_path: Path) -> None:
+    data = b"\n".join((*stream_of(layers()), encode(books_of()), b""))
+    made = set()
+    for number, (zone, mask, seed, locale) in enumerate(ROUND):
+        target = tmp_path / f"{number}.tar.gz"
+        env = {**place.env, "TZ": zone, "PYTHONHASHSEED": seed, "LC_ALL": locale}
+        argv = [
+            "sh",
+            "-c",
+            f'umask {mask}; exec "$@"',
+            "sh",
+            STREAM,
+            "archive",
+            "-",
+            "-o",
+            str(target),
+        ]
+        subprocess.run(argv, input=data, env=env, check=True, capture_output=True)
+        made.add(target.read_bytes())
+        assert rules(target) == set()
+    assert len(made) == 1
+
+
 def test_bad_lines_are_rejected_and_counted(place: Place) -> None:
     bad = [b"nonsense", b'{"schema":"other.v1"}', b"[]", b'{"x":1}', opened_badly()]
     surface = artifacts()[SURFACE_FILE]
@@ -119,7 +147,7 @@ def test_links_of_a_chain_are_left_out(place: Place) -> None:
     code, said, made = archived(place, data)
     assert code == 0
     assert CHAIN_FILE not in made
-    assert "5 filtered" in said
+    assert "6 filtered" in said
 
 
 def test_what_is_not_in_the_stream_is_an_empty_layer(place: Place) -> None:
@@ -172,23 +200,88 @@ def test_gaps_alone_are_a_capture(place: Place) -> None:
     assert rules(place.root / "a.tar.gz") == set()
 
 
-def test_what_was_left_out_before_is_not_known(place: Place) -> None:
-    """It is said so, and never as if there had been nothing."""
-    capture = RawCapture(
-        feed="ebpf",
-        got=9,
-        seen=9,
-        scopes={"both": 9},
-        cgroup="clean",
-        uring="unused",
-        ring_bytes=16 << 20,
-    )
-    code, _, files = archived(
-        place, layers()[KERNEL_FILE] + layers()[DETAIL_FILE] + ndjson(capture)
-    )
-    companion = json.loads(files[COMPANION_FILE])
-    assert (code, companion["filtered"], companion["aside"]) == (0, None, None)
-    assert json.loads(files[HEALTH_FILE])["kernel_layer"] == "complete"
+REJECT = Reject(stage="normalize", source="x", line=1, offset=0, sha256="0" * 64, reason="x")
+
+
+def books_of(**counts: Any) -> RawCapture:
+    known = {"got": 3, "seen": 3, "scopes": {"both": 3}, **counts}
+    return RawCapture(feed="ebpf", cgroup="clean", uring="unused", ring_bytes=16 << 20, **known)
+
+
+LAYERS = layers()[KERNEL_FILE] + layers()[DETAIL_FILE]
+MORE: dict[str, Any] = {"got": 9, "seen": 9, "scopes": {"both": 9}}
+
+
+@pytest.mark.parametrize("word", ["filtered", "aside"])
+def test_what_was_left_out_before_is_told_by_the_books(place: Place, word: str) -> None:
+    """Nothing at all, where all events are there; else by the rules that a normalizer counts."""
+    for told in (books_of(), books_of(**MORE, filtered={"loader": 4}, aside={"wrote": 2})):
+        code, _, files = archived(place, LAYERS + ndjson(told))
+        companion = json.loads(files[COMPANION_FILE])
+        assert (code, companion[word]) == (0, getattr(told, word) or {})
+        assert json.loads(files[HEALTH_FILE])["kernel_layer"] == "complete"
+        assert rules(place.root / "a.tar.gz") == set()
+
+
+CUT = LAYERS.split(b"\n", 1)[1].replace(b'"seq":1', b'"seq":0').replace(b'"seq":2', b'"seq":1')
+
+
+@pytest.mark.parametrize(
+    ("data", "why", "exit_code"),
+    [
+        (LAYERS + ndjson(books_of(**MORE)), "of which 3 are in the stream and 0", 0),
+        (CUT + ndjson(books_of()), "of which 2 are in the stream and 0", 0),
+        (CUT + ndjson(books_of(filtered={}, aside={})), "of which 2 are in the stream", 0),
+        (layers()[KERNEL_FILE] + ndjson(books_of()), "the details of 1 events", 0),
+        (LAYERS + opened_badly() + b"\n" + ndjson(books_of()), "1 lines of the stream", 1),
+        (LAYERS + ndjson(books_of(), REJECT), "1 lines of the stream", 1),
+        (CUT + artifacts()[COMPANION_FILE] + b"\n", "of which 2 are in the stream", 0),
+    ],
+)
+def test_what_is_missing_is_never_complete(
+    place: Place, data: bytes, why: str, exit_code: int
+) -> None:
+    code, _, files = archived(place, data)
+    assert code == exit_code
+    health = json.loads(files[HEALTH_FILE])
+    assert health["kernel_layer"] == "partial_ringbuf_drops"
+    assert [note for note in health["notes"] if "unknown_loss" in note and why in note]
+    if COMPANION_FILE not in files or "companion" not in str(data):  # which says otherwise
+        assert rules(place.root / "a.tar.gz") == set()
+
+
+def test_the_books_of_a_companion_are_the_feeds(place: Place) -> None:
+    data = b"".join(layers().values()) + artifacts()[COMPANION_FILE] + b"\n"
+    code, _, files = archived(place, data)
+    assert (code, files[HEALTH_FILE]) == (0, artifacts()[HEALTH_FILE])
+    assert rules(place.root / "a.tar.gz") == set()
+
+
+RAW: tuple[object, ...] = (
+    raw_opened("/work/in"),
+    raw_opened("/lib/x.so"),  # which is left out
+    raw("rename", ret=0, path="/work/x", to_path="/work/y"),
+    raw("wrote", ret=5, size=5, stream="stdout"),
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "lost", "layer"),
+    [
+        (("--detail", "-"), 0, "complete"),
+        ((), 0, "partial_ringbuf_drops"),
+        (("--detail", "-"), 1, "partial_ringbuf_drops"),
+    ],
+)
+def test_a_normalizer_in_the_pipe(
+    place: Place, words: tuple[str, ...], lost: int, layer: str
+) -> None:
+    """It sends along how much it left out. What it was not asked for is missing."""
+    books = books_of(got=4, seen=4, scopes={"both": 4})
+    made = place.stream("normalize", "-", "--run-id", RUN, *words, data=ndjson(*RAW[lost:], books))
+    assert made.code == 0
+    code, _, files = archived(place, made.out)
+    assert (code, json.loads(files[HEALTH_FILE])["kernel_layer"]) == (0, layer)
     assert rules(place.root / "a.tar.gz") == set()
 
 
@@ -259,9 +352,10 @@ def test_the_books_balance_however_it_is_cut(lines: list[bytes], data: st.DataOb
 
 def test_the_books_of_a_feed_are_kept_for_who_makes_the_health() -> None:
     stage = Assort()
-    capture = RawCapture(feed="ebpf", got=3, seen=3)
+    capture = RawCapture(feed="ebpf", got=3, seen=3, filtered={"loader": 1}, aside={})
     assert [*stage.feed([encode(capture)])] == []
-    assert stage.capture == capture
+    bare = RawCapture(feed="ebpf", got=3, seen=3)
+    assert stage.books == Books(bare, {"loader": 1}, {})
     assert stage.counts.filtered == 1
 
 

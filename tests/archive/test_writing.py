@@ -29,8 +29,11 @@ from tests.archive.samples import (
     RUN,
     entries,
     items_of,
+    put,
+    recorded,
     rules,
     run_folder,
+    sealed,
     small,
     tar_in,
     written,
@@ -59,6 +62,7 @@ def test_other_programs_read_it(tmp_path: Path) -> None:
     long_name = "artifacts/" + "n" * (LONGEST_NAME - len("artifacts/"))
     files[long_name] = b"long"
     files["artifacts/é.txt"] = b"accent"
+    files = sealed(files)
     target = written(tmp_path / "a.tar.gz", files)
     with tarfile.open(target) as tar:
         assert {*tar.getnames()} == {*files, ARCHIVE_MANIFEST}
@@ -284,8 +288,7 @@ archive_run(Path(sys.argv[1]), Path(sys.argv[2]), look=look)
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_while_writing(tmp_path: Path, number: int) -> None:
-    folder = run_folder(tmp_path / "run")
-    (folder / "artifacts" / "noise").write_bytes(os.urandom(100 << 20))
+    folder = put(tmp_path / "run", sealed({**recorded(), "artifacts/noise": os.urandom(100 << 20)}))
     target = tmp_path / "a.tar.gz"
     child = subprocess.Popen(
         [sys.executable, "-c", _SLOW, folder, target],

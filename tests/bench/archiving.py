@@ -6,19 +6,20 @@ import random
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from stream.archive.gathering import Gathering
 from stream.archive.implied import imply
 from stream.records.kernel import KernelEvent, RawCapture
+from stream.records.run import SUMMARY_FILE
 from stream.records.runner import (
-    CHAIN_FILE,
     DETAIL_FILE,
     KERNEL_FILE,
     MARKERS_FILE,
     POLICY_FILE,
     SDK_FILE,
 )
-from tests.archive.samples import RUN, run_folder
+from tests.archive.samples import RUN, SUMMARY, document, put, run_folder, sealed, taken
 
 EVENTS = 1_000_000
 _BATCH = 10_000
@@ -28,7 +29,6 @@ def fill_run(place: str) -> None:
     """A run with a long kernel layer, as one that opens many files has it."""
     folder = Path(place)
     run_folder(folder)
-    (folder / CHAIN_FILE).unlink()
     for name in (DETAIL_FILE, MARKERS_FILE, SDK_FILE, POLICY_FILE):
         (folder / name).write_bytes(b"")
     chance, gathering = random.Random(1), Gathering()
@@ -51,6 +51,8 @@ def fill_run(place: str) -> None:
     for name, made in imply(RUN, gathering, capture, filtered={}, aside={}).items():
         (folder / name).write_bytes(b"".join(made.encoded()))
     gathering.close()
+    told = replace(SUMMARY, kernel_events=EVENTS, tool_calls=0, correlation="partial")
+    put(folder, sealed({**taken(folder), SUMMARY_FILE: document(told)}))
 
 
 def _opened(seq: int, chance: random.Random) -> KernelEvent:

@@ -1,0 +1,297 @@
+"""An archive of a run that somebody made anew: every digest in it is right, and what is said in
+it is not. What gives it away is what else is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from stream.archive.book import MOST_OF_RULE, Book
+from stream.archive.chain import STEP, Tally
+from stream.archive.limits import Limits
+from stream.archive.links import Links
+from stream.archive.verifying import verify
+from stream.records.run import (
+    BOUNDARY_FILE,
+    CHANGES_FILE,
+    COMMANDS_FILE,
+    EVENTS_FILE,
+    MANIFEST_FILE,
+    METADATA_FILE,
+    STDOUT_FILE,
+    SUMMARY_FILE,
+)
+from stream.records.runner import (
+    ARCHIVE_MANIFEST,
+    CHAIN_FILE,
+    COMPANION_FILE,
+    DETAIL_FILE,
+    KERNEL_FILE,
+    MARKERS_FILE,
+    POLICY_FILE,
+    RUNNER_FILE,
+    SDK_FILE,
+    V0_FILES,
+    ChainLink,
+)
+from tests.archive.samples import (
+    ARCHIVES,
+    SUMMARY,
+    Files,
+    document,
+    encode,
+    items_of,
+    manifest_of,
+    ndjson,
+    packed,
+    recorded,
+    rehashed,
+    relisted,
+    rules,
+    sealed,
+    streamed,
+    tar_in,
+    tar_of,
+    written,
+)
+from tests.archive.test_claims import variants
+from tests.stages.cells import PLAIN
+
+Target = Path
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    return tmp_path / "a.tar.gz"
+
+
+@pytest.mark.parametrize("kind", [recorded, streamed])
+def test_no_entry_can_be_taken_away(target: Target, kind: Any) -> None:
+    files = kind()
+    assert rules(written(target, files)) == set()
+    for name in files:
+        rest = sealed({other: data for other, data in files.items() if other != name})
+        target.write_bytes(packed(tar_of((ARCHIVE_MANIFEST, manifest_of(rest)), *in_order(rest))))
+        assert rules(target), name
+
+
+def in_order(files: Files) -> list[tuple[str, bytes]]:
+    first = [name for name in V0_FILES if name in files]
+    return [(name, files[name]) for name in (*first, *sorted(files.keys() - {*first}))]
+
+
+@pytest.mark.parametrize("kept", [METADATA_FILE, CHAIN_FILE, MANIFEST_FILE, STDOUT_FILE])
+def test_one_file_of_a_recorded_run_asks_for_all_of_them(target: Target, kept: str) -> None:
+    """Or a run that was recorded would be a stream, of which less is asked."""
+    files = {**streamed(), kept: recorded()[kept]}
+    told = {item.source for item in verify(written(target, files)).findings}
+    assert {f"{target}/{name}" for name in (EVENTS_FILE, SUMMARY_FILE)} <= told
+
+
+@pytest.mark.parametrize("name", [COMPANION_FILE, DETAIL_FILE, MARKERS_FILE])
+def test_one_file_of_ours_makes_it_none_of_the_references(target: Target, name: str) -> None:
+    files = dict(items_of(tar_in(ARCHIVES[0])))
+    run_id = json.loads(files.pop(ARCHIVE_MANIFEST))["run_id"]
+    assert rules(written(target, files, run_id)) == set()
+    assert "integrity.missing" in rules(written(target, {**files, name: b""}, run_id))
+
+
+NO_PLACE = [
+    *("layers/other.ndjson", "workspace/x", "x", ".bashrc", "artifacts/.x", "artifacts/.x/y"),
+    *("Companion.json", "layers/KERNEL.ndjson", "layers/x/y", ".wrappers/hook", "chain.ndjson/x"),
+]
+
+
+@pytest.mark.parametrize("name", NO_PLACE)
+def test_a_file_that_no_recorder_writes(target: Target, name: str) -> None:
+    assert "security.place" in rules(written(target, sealed({**recorded(), name: b""})))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("artifacts/Claude_stdout.txt",),
+        ("artifacts/straße", "artifacts/STRASSE"),
+        ("artifacts/\u00e9", "artifacts/e\u0301"),
+    ],
+)
+def test_names_that_are_the_same_elsewhere(target: Target, names: tuple[str, ...]) -> None:
+    files = sealed({**recorded(), **dict.fromkeys(names, b"")})
+    assert rules(written(target, files)) == {"security.conflict"}
+
+
+# ---------------------------------------------------------------- the run's own documents
+
+#: What nothing else in an archive says, and why.
+FREE = {
+    # Whoever recorded it says it, and nobody else could know.
+    (METADATA_FILE, ".started"),
+    (METADATA_FILE, ".stream_version"),
+    (METADATA_FILE, ".system"),
+    (METADATA_FILE, ".workspace"),
+    (METADATA_FILE, ".parameters"),
+    # What the agent declares stands in its stdout, and how often it was refused in an event.
+    (SUMMARY_FILE, ".declared_denied_tools"),
+    (SUMMARY_FILE, ".declared_denials"),  # none, or not known
+    (SUMMARY_FILE, ".declared_error"),  # the same
+    # Names in the environment are the recorder's own.
+    (RUNNER_FILE, ".env_keys"),
+}
+
+
+def changed(files: Files, name: str) -> Iterator[tuple[str, Files]]:
+    """One thing in one file, and all that depends on its bytes."""
+    is_document = name.endswith(".json")
+    lines = [files[name]] if is_document else files[name].splitlines()
+    for index, line in enumerate(lines):
+        whole = json.loads(line)
+        for place, other in variants(whole):
+            if other == whole:
+                continue
+            text = document(other) if is_document else encode(other)
+            spoiled = (*lines[:index], text, *lines[index + 1 :])
+            data = text if is_document else b"".join(one + b"\n" for one in spoiled)
+            yield place, sealed({**files, name: data})
+
+
+@pytest.mark.parametrize("name", [METADATA_FILE, SUMMARY_FILE, RUNNER_FILE])
+def test_every_field_is_said_somewhere_else(target: Target, name: str) -> None:
+    files, free, count = recorded(), set(), 0
+    for place, spoiled in changed(files, name):
+        count += 1
+        if not rules(written(target, spoiled)):
+            free.add((name, place))
+    assert count > 30
+    assert free - FREE == set()
+    assert {item for item in FREE if item[0] == name} - free == set()
+
+
+def test_every_field_of_the_runs_own_manifest(target: Target) -> None:
+    """It lists what is there, whatever the archive's own says."""
+    files = recorded()
+    whole = json.loads(files[MANIFEST_FILE])
+    for _, other in variants(whole):
+        if other != whole:
+            spoiled = {**files, MANIFEST_FILE: document(other)}
+            *lines, last = spoiled[EVENTS_FILE].splitlines(keepends=True)
+            spoiled[EVENTS_FILE] = b"".join((*lines, rehashed(last, spoiled)))
+            assert rules(written(target, spoiled)), other
+
+
+@pytest.mark.parametrize("name", [CHANGES_FILE, COMMANDS_FILE, STDOUT_FILE])
+def test_an_artifact_that_was_emptied(target: Target, name: str) -> None:
+    assert "contract.accord" in rules(written(target, sealed({**recorded(), name: b""})))
+
+
+def test_probes_that_were_taken_away(target: Target) -> None:
+    summary = document(replace(SUMMARY, boundary_objects=2))
+    files = {**recorded(), SUMMARY_FILE: summary, BOUNDARY_FILE: 2 * (PLAIN + b"\n")}
+    assert rules(written(target, sealed(files))) == set()
+    files[BOUNDARY_FILE] = PLAIN + b"\n"
+    assert rules(written(target, sealed(files))) == {"contract.accord"}
+    del files[BOUNDARY_FILE]
+    assert rules(written(target, sealed(files))) == {"contract.accord"}
+
+
+def test_a_run_that_says_that_nobody_watched_it(target: Target) -> None:
+    told = dict.fromkeys(("kernel_layer", "kernel_events", "kernel_lost", "cgroup_correlation"))
+    summary = replace(SUMMARY, **told, tool_calls=None, correlation=None)
+    files = sealed({**recorded(), SUMMARY_FILE: document(summary)})
+    assert rules(written(target, files)) == {"contract.accord"}
+
+
+# ---------------------------------------------------------------- chains
+
+
+@pytest.mark.parametrize("chain", ["twice", "backwards", "of another file", "spaced", "empty"])
+def test_a_chain_that_no_recorder_writes(target: Target, chain: str) -> None:
+    files = recorded()
+    links = files[CHAIN_FILE].splitlines(keepends=True)
+    other = links[0].replace(b"events.ndjson", METADATA_FILE.encode())
+    made = {
+        "twice": [*links, *links],
+        "backwards": [*links[::-1], *links],
+        "of another file": [*links, other],
+        "spaced": [link.replace(b",", b", ") for link in links],
+        "empty": [],
+    }[chain]
+    assert rules(written(target, relisted({**files, CHAIN_FILE: b"".join(made)})))
+
+
+def test_what_is_due_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many links there are."""
+    tally = Tally(KERNEL_FILE)
+    for _ in range(40):
+        tally.feed(b"x" * (STEP - 1) + b"\n")
+    asked = []
+    whole = Tally.link
+
+    def link(tally: Tally) -> ChainLink:
+        asked.append(tally)
+        return whole(tally)
+
+    monkeypatch.setattr(Tally, "link", link)
+    links = Links(Book("x", Limits(), False))
+    links.feed(ndjson(*tally.links))
+    links.finish()
+    assert list(links.against({KERNEL_FILE: tally}, is_whole=True)) == []
+    assert len(asked) == 1
+
+
+def test_more_links_than_there_can_be() -> None:
+    book = Book("x", Limits(decoded=STEP), False)
+    links = Links(book)
+    links.feed(ndjson(Tally(KERNEL_FILE).link()) * 1000)
+    links.finish()
+    assert {item.rule for item in book.findings} == {"integrity.chain"}
+    assert book.total > 900
+
+
+def test_a_link_that_is_too_long() -> None:
+    book = Book("x", Limits(line=1000), False)
+    links = Links(book)
+    for _ in range(100):
+        links.feed(b"x" * 1000)
+    links.feed(b"\n")
+    links.finish()
+    assert [item.rule for item in book.findings] == ["limit.line"]
+
+
+# ---------------------------------------------------------------- more than is held
+
+POLICY_LINE = json.loads(recorded()[POLICY_FILE])
+SDK_LINE = json.loads(recorded()[SDK_FILE].splitlines()[0])
+MARKER_LINE = json.loads(recorded()[MARKERS_FILE].splitlines()[1])
+LIMITS = Limits(held=1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [(POLICY_FILE, POLICY_LINE), (SDK_FILE, SDK_LINE), (MARKERS_FILE, MARKER_LINE)],
+)
+def test_a_layer_that_is_held_has_an_end(target: Target, name: str, line: dict[str, Any]) -> None:
+    for is_numbered in (True, False):
+        lines = (encode({**line, "seq": number * is_numbered}) for number in range(2000))
+        files = sealed({**recorded(), name: b"".join(line + b"\n" for line in lines)})
+        book = verify(written(target, files), LIMITS)
+        assert "limit.lines" in {item.rule for item in book.findings}
+    assert "limit.lines" not in {item.rule for item in verify(target).findings}
+
+
+def test_more_names_than_there_can_be(target: Target) -> None:
+    """They cost what is read of the manifest, and are not said one by one."""
+    names = {f"artifacts/{number}": b"" for number in range(3000)}
+    tar = tar_of((ARCHIVE_MANIFEST, manifest_of({**streamed(), **names})), *streamed().items())
+    target.write_bytes(packed(tar))
+    book = verify(target, Limits(entries=2000))
+    assert "limit.entries" in {item.rule for item in book.findings}
+    assert book.total < 100
+    book = verify(target, Limits(entries=200))
+    assert "limit.document" in {item.rule for item in book.findings}
+    book = verify(target)
+    assert (book.total > 3000, len(book.findings) <= 2 * MOST_OF_RULE) == (True, True)
