@@ -224,7 +224,8 @@ def test_who_lives_on_when_the_watch_ends_is_said_to(place: Path) -> None:
             anyio.run(work, feed)
         finally:
             feed.close()
-            for pid in {event.pid for event in sorted_out(batches, 0).of("exec")}:
+            events = sorted_out(batches, 0).events
+            for pid in {event.pid for event in events} | {event.child for event in events} - {0}:
                 os.kill(pid, signal.SIGKILL)
             guard.wait()
             for end in (begun, says):
