@@ -45,6 +45,7 @@ _BLOCK = 1 << 18
 _AT_ONCE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  #: nobody waits for who writes to a fifo
 _NEITHER = "neither a run folder nor an archive"
 _DAMAGED = "the archive is damaged"
+_FOREIGN = "it is damaged, or no archive of a run"
 _TOO_LARGE = f"an artifact above the limit of {MOST_ARTIFACT} bytes"
 
 
@@ -199,8 +200,13 @@ def _of_archive(path: Path) -> dict[str, bytes]:
     kept = _Kept()
     with _parts(path) as parts:
         book = Book(os.fsencode(path).decode(errors="replace"), _limits(), is_folder=False)
-        read_archive(ahead(parts), book, kept)
+        try:
+            read_archive(ahead(parts), book, kept)
+        except BrokenArchive as broken:
+            book.find(broken.rule, str(broken))
     for fault in book.findings:
+        if fault.severity == "error" and book.run_id is None:  # without its manifest, who knows
+            raise DamagedError(f"{book.place}: {_FOREIGN}: {fault.message}")
         if fault.severity == "error":
             raise DamagedError(f"{fault.source}: {_DAMAGED}: {fault.message}")
     return kept.found

@@ -92,7 +92,7 @@ def test_the_same_twice_fails_on_nothing_but_what_it_is(place: Place) -> None:
 
 def test_broken_evidence_is_a_record_and_exit_1(place: Place) -> None:
     torn = place.root / "torn.tar.gz"
-    torn.write_bytes(OPENAI.read_bytes()[:500])
+    torn.write_bytes(OPENAI.read_bytes()[:1500])
     done = place.stream("diff", torn, OPENAI)
     assert (done.code, done.records[0]["status"]) == (1, "failed")
     assert "the archive is damaged" in done.records[0]["notes"][0]
