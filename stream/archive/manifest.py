@@ -3,18 +3,58 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import Protocol
 
 import msgspec
 
 from stream.archive.book import Book
 from stream.archive.chain import Tally
+from stream.archive.header import Fault
 from stream.archive.places import look_alikes, needed
+from stream.archive.reading import Part, Start
 from stream.codec import DECODE_ERRORS, explain
 from stream.records.runner import ARCHIVE_MANIFEST, V0_FILES, ArchiveManifest
 
 _LONGEST = 1 << 10  #: bytes of what a manifest says of one file, whose name it says twice
 _PLACES = {name: place for place, name in enumerate(V0_FILES)}
+
+
+class Reader(Protocol):
+    """Who gets the files of an archive, one after the other, but for its manifest."""
+
+    def begin(self, name: str) -> None: ...
+
+    def feed(self, data: bytes) -> None: ...
+
+    def end(self) -> Tally: ...
+
+
+def read_archive(parts: Iterator[Part], book: Book, reader: Reader) -> None:
+    """To its end, all of it held against its manifest. Raises BrokenArchive where nothing after
+    some place can be read."""
+    contents = Contents(book)
+    name = ""
+    for part in parts:
+        if isinstance(part, Fault):
+            book.faults([part], name)
+        elif isinstance(part, Start):
+            name = part.name
+            book.faults(part.faults, name)
+            contents.begin(name)
+            if name != ARCHIVE_MANIFEST:
+                reader.begin(name)
+        elif name == ARCHIVE_MANIFEST:
+            if isinstance(part, bytes):
+                contents.feed(part)
+            else:
+                contents.finish()
+        elif isinstance(part, bytes):
+            reader.feed(part)
+        else:
+            contents.compare(reader.end())
+    contents.conclude()
 
 
 class Contents:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -14,12 +13,11 @@ from stream.archive.folder import folder_names, folder_parts, reading_order
 from stream.archive.header import BrokenArchive, Fault
 from stream.archive.implied import implied_faults
 from stream.archive.limits import Limits
-from stream.archive.manifest import Contents
+from stream.archive.manifest import read_archive
 from stream.archive.places import has_evidence, is_reference, missing_from
-from stream.archive.reading import NoArchive, Part, Start, ahead, parts_of
+from stream.archive.reading import NoArchive, Start, ahead, parts_of
 from stream.enclosure import kind_of
 from stream.errors import InputError, os_reason
-from stream.records.runner import ARCHIVE_MANIFEST
 from stream.runfolder import check_folder
 
 
@@ -51,41 +49,16 @@ def _is_folder(target: Path) -> bool:
 
 
 def _verify_archive(target: Path, book: Book) -> None:
-    contents, examination = Contents(book), Examination(book)
+    examination = Examination(book)
     with closing(examination), target.open("rb", buffering=0) as file:
         try:
-            _read_archive(ahead(parts_of(file, book.limits)), book, contents, examination)
+            read_archive(ahead(parts_of(file, book.limits)), book, examination)
         except BrokenArchive as broken:  # what is missing is behind this place
             book.find(broken.rule, str(broken))
         else:
-            contents.conclude()
             examination.conclude()
             hold_to_implied(book, examination)
         examination.documents.settle()
-
-
-def _read_archive(
-    parts: Iterator[Part], book: Book, contents: Contents, examination: Examination
-) -> None:
-    name = ""
-    for part in parts:
-        if isinstance(part, Fault):
-            book.faults([part], name)
-        elif isinstance(part, Start):
-            name = part.name
-            book.faults(part.faults, name)
-            contents.begin(name)
-            if name != ARCHIVE_MANIFEST:
-                examination.begin(name)
-        elif name == ARCHIVE_MANIFEST:
-            if isinstance(part, bytes):
-                contents.feed(part)
-            else:
-                contents.finish()
-        elif isinstance(part, bytes):
-            examination.feed(part)
-        else:
-            contents.compare(examination.end())
 
 
 def _verify_folder(root: Path, book: Book) -> None:

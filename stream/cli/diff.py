@@ -8,24 +8,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stream.cli.running import CarefulCommand, number, run_now, split_words, tell
+from stream.cli.running import CarefulCommand, number, run_now, say, split_words, tell
 
 if TYPE_CHECKING:
     from stream.evidence.canonical import Compared
     from stream.records.runner import CapabilityDiff
 
-#: What the words of --fail-on mean.
-_SETS = {
-    "paths": "filesystem_paths",
-    "endpoints": "network_endpoints",
-    "execs": "process_execs",
-    "tools": "mcp_tools",
-    "decisions": "policy_decisions",
-}
-_WORDS = (
-    *(f"{how}-{what}" for what in _SETS for how in ("added", "removed")),
-    *("changed-policy", "partial", "unbound", "any"),
-)
 _SHOWN = 240  #: characters of a line
 
 
@@ -54,33 +42,40 @@ def diff(
     folder with the three artifacts as loose files. On a terminal it prints a table, else one
     record, assay.runner.capability_diff.v0.
 
+    It does not verify: an archive has to be whole and its files as its manifest lists them, but
+    what they say is taken as it is. Run stream verify on both first.
+
     \b
       stream diff before.tar.gz after.tar.gz
       stream diff runs/RUN1 runs/RUN2 | jq .surface.filesystem_paths.added
-      stream diff main.tar.gz branch.tar.gz --fail-on added-paths,added-endpoints,partial
+      stream diff main.tar.gz branch.tar.gz --fail-on added-paths,added-endpoints
 
     The status says how far the comparison holds, and the notes say why: clean; partial:health
     where a capture is not complete, or could not name what was reached; partial:correlation
     where calls and events were not told apart; partial:unbound where values belong to no call;
-    failed where evidence is missing or broken, and nothing was compared.
+    failed where evidence is missing or broken, and nothing was compared; stderr says why.
 
     With --canonical the layers themselves are compared. Process numbers become p1, p2, … in the
     order in which they are met, run_id becomes run, the way to the run's own folder (run), all
     else must be the same. It prints the first line of each layer that is not, and what the
-    health of a side says was not seen: that is the same as nobody knows what.
+    health of a side says was not seen: where something was not, equal lines prove nothing. Of a
+    damaged archive nothing is compared.
 
     \b
       stream diff --canonical runs/RUN1 runs/RUN2
 
     What lies in a run's own folder is compared without the way there, as (run)/workspace/… ,
-    where its events say which folder that was. A program by whose name another file ran was
-    removed and added.
+    where its events say which folder that was. A program by whose name another file ran counts
+    as removed and added, where both sides know the files: with eBPF. strace does not know them,
+    a note says so, and nothing is called identical; added-execs and removed-execs go by the
+    names then.
 
     --fail-on holds for what nobody can know, too: added- by the health of B, removed- by that
     of A. Where its kernel layer is not complete, events were lost or have no name, or its control
     group is partial, that is paths, endpoints and execs; where io_uring went unseen, paths and
     endpoints; where its network coverage is unknown, endpoints. strace has the process tree only,
-    and no control group to compare it with: that alone is no blindness, but partial.
+    and no control group to compare it with: that alone is no blindness, but partial. So is a tool
+    call that nobody decided about. For each word that holds, stderr says why.
 
     \b
       partial   the status is not clean, whatever the reason
@@ -89,8 +84,8 @@ def diff(
       any       each of the other words, and calls that only one side has
 
     Exit 0, also where they differ; 1 where --fail-on says so, where the status is failed, or
-    where --canonical found a difference or a side of which not all was seen; 2 where A or B is
-    no evidence.
+    where --canonical found a difference, a damaged archive or a side of which not all was seen;
+    2 where A or B is no evidence.
     """
     words = _known(split_words(fail_on, "--fail-on"))
     if canonical:
@@ -101,9 +96,11 @@ def diff(
 
 
 def _known(words: list[str]) -> list[str]:
+    from stream.evidence.failing import WORDS
+
     for word in words:
-        if word not in _WORDS:
-            raise typer.BadParameter(f"--fail-on {word}: it is one of {', '.join(_WORDS)}")
+        if word not in WORDS:
+            raise typer.BadParameter(f"--fail-on {word}: it is one of {', '.join(WORDS)}")
     return words
 
 
@@ -113,31 +110,31 @@ def _compare(base: str, head: str, words: list[str], *, as_record: bool) -> int:
     from stream.evidence.difference import diff
     from stream.evidence.side import read_evidence
 
-    found = diff(read_evidence(base), read_evidence(head))
+    sides = read_evidence(base), read_evidence(head)
+    found = diff(*sides)
     if as_record:
         tell(msgspec.json.encode(found))
     else:
         from stream.errors import visible
 
         tell("\n".join(map(visible, _table(found, (base, head)))))
-    return 1 if found.status == "failed" or any(_holds(word, found) for word in words) else 0
+    failures = [*_failures(words, found, [side.problems for side in sides])]
+    for failure in failures:
+        say(f"stream: {failure}")
+    return 1 if failures else 0
 
 
-def _holds(word: str, found: CapabilityDiff) -> bool:
-    from stream.evidence.difference import is_anything_unbound, is_blind, is_same
+def _failures(words: list[str], found: CapabilityDiff, problems: list[list[str]]) -> Iterator[str]:
+    """Why the exit code is 1, for people: a line each."""
+    from stream.evidence.failing import reason
 
-    if word == "any":
-        return not is_same(found) or any(_holds(one, found) for one in _WORDS if one != "any")
-    if word == "partial":
-        return found.status != "clean"
-    if word == "unbound":
-        return is_anything_unbound(found)
-    if word == "changed-policy":
-        return bool(found.policy_outcomes["changed"])
-    how, _, what = word.partition("-")
-    # Nobody knows what was added where nobody looked.
-    blind = is_blind(found, "head" if how == "added" else "base", _SETS[what])
-    return blind or bool(getattr(found.surface[_SETS[what]], how))
+    if found.status == "failed":
+        for name, side in zip("AB", problems, strict=True):
+            yield from (f"diff: failed: {name}: {problem}" for problem in side)
+        return
+    for word in dict.fromkeys(words):
+        if why := reason(word, found):
+            yield f"--fail-on {word}: {why}"
 
 
 def _table(found: CapabilityDiff, paths: tuple[str, str]) -> Iterator[str]:
@@ -164,6 +161,11 @@ def _compare_layers(base: str, head: str) -> int:
     from stream.evidence.canonical import Layers, compare
 
     sides = Layers(base), Layers(head)
+    damages = [(name, side.damage) for name, side in zip("AB", sides, strict=True) if side.damage]
+    for name, damage in damages:
+        say(f"stream: diff: failed: {name}: {damage}")
+    if damages:
+        return 1
     holds = True
     for name, side in zip("AB", sides, strict=True):
         for doubt in side.doubts:
@@ -189,6 +191,6 @@ def _line(line: bytes | None) -> str:
     from stream.errors import visible
 
     if line is None:
-        return "(it is over)"
+        return "(no such line)"
     text = visible(line.decode(errors="backslashreplace"))
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

@@ -172,17 +172,35 @@ def run_prepared(
 
 
 def run_now(work: Callable[[], int]) -> None:
-    """The same for a command that waits for nothing."""
+    """The same for a command that waits for nothing: a signal ends it wherever it is."""
     from stream.errors import StreamError
 
+    def hear(number: int, frame: object) -> None:
+        raise _Interrupted(number)
+
+    heeded = _heeded()
+    before = {number: signal.signal(number, hear) for number in heeded}
     try:
         code = work()
+        for number in heeded:
+            signal.signal(number, before[number])
+    except _Interrupted as error:
+        for number in heeded:
+            signal.signal(number, signal.SIG_IGN)
+        say("stream: interrupted")
+        _leave(128 + error.number)
     except StreamError as error:
         say(f"stream: {error}")
         _leave(error.exit_code)
     except BrokenPipeError:
         _leave(READER_GONE)
     raise typer.Exit(code)
+
+
+class _Interrupted(KeyboardInterrupt):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
 
 
 def _heeded() -> list[signal.Signals]:

@@ -1,28 +1,32 @@
 """What a run left as evidence, wherever it lies: an archive, a run folder, or loose files.
 
-It reads, it does not verify. Nothing is unpacked, and no more is held than one artifact may be
-large; what is too large or broken is said, never raised.
+An archive is read to its end, in its one form, and held against its manifest; what its files say
+is not verified. Nothing is unpacked, and no more is held than the artifacts may be large.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-import zlib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any, BinaryIO, cast
 
 import msgspec
 from msgspec import Struct
 
+from stream.archive.book import Book
+from stream.archive.chain import Tally
+from stream.archive.header import BrokenArchive
+from stream.archive.limits import Limits
+from stream.archive.manifest import read_archive
+from stream.archive.reading import NoArchive, Part, Start, ahead, contents_of, parts_of
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine, contract_of
 from stream.enclosure import kind_of
 from stream.errors import InputError, os_reason
 from stream.records.run import EVENTS_FILE
 from stream.records.runner import (
-    ARCHIVE_MANIFEST,
     COMPANION_FILE,
     CORRELATION,
     CORRELATION_FILE,
@@ -32,9 +36,6 @@ from stream.records.runner import (
     SURFACE_FILE,
 )
 
-if TYPE_CHECKING:
-    from tarfile import TarFile
-
 BESIDE = (COMPANION_FILE, EVENTS_FILE)  #: what may be there as well
 ARTIFACTS = {SURFACE_FILE: SURFACE, CORRELATION_FILE: CORRELATION, HEALTH_FILE: HEALTH}
 MOST_ARTIFACT = 256 << 20  #: bytes of one artifact
@@ -43,6 +44,8 @@ MOST_ARCHIVE = 64 << 30  #: decoded bytes that are looked through
 _BLOCK = 1 << 18
 _AT_ONCE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  #: nobody waits for who writes to a fifo
 _NEITHER = "neither a run folder nor an archive"
+_DAMAGED = "the archive is damaged"
+_FOREIGN = "it is damaged, or no archive of a run"
 _TOO_LARGE = f"an artifact above the limit of {MOST_ARTIFACT} bytes"
 
 
@@ -75,21 +78,7 @@ def read_artifacts(path: str) -> dict[str, bytes]:
     Raises InputError where there is nothing to read, its DamagedError where that is damaged.
     """
     place = Path(path)
-    if place.is_dir():
-        return _of_folder(place)
-    wanted = {*ARTIFACTS, *BESIDE}
-    found: dict[str, bytes] = {}
-    with _members(place) as members:
-        for name, file, size in members:
-            if name in wanted:
-                if name != EVENTS_FILE and size > MOST_ARTIFACT:
-                    raise DamagedError(f"{place}: {name}: {_TOO_LARGE}")
-                found[name] = file.read(MOST_EVENTS if name == EVENTS_FILE else -1)
-            elif name == ARCHIVE_MANIFEST and size <= MOST_ARTIFACT:
-                wanted &= _listed(file.read())
-            if wanted <= found.keys():
-                break
-    return found
+    return _of_folder(place) if place.is_dir() else _of_archive(place)
 
 
 def read_lines(path: str, name: str) -> Iterator[bytes]:
@@ -100,23 +89,20 @@ def read_lines(path: str, name: str) -> Iterator[bytes]:
         if layer.is_file():
             try:
                 with layer.open("rb") as loose:
-                    yield from _lines(loose, name)
+                    yield from _lines(_blocks(loose), name)
             except OSError as error:
                 raise InputError(f"{layer}: {os_reason(error)}") from None
         return
-    with _members(place) as members:
-        for member, file, _ in members:
-            if member == name:
-                yield from _lines(file, name)
-                return
+    with _parts(place) as parts:
+        yield from _lines(contents_of(parts, name), name)
 
 
 def has_any(path: str, names: Collection[str]) -> bool:
     place = Path(path)
     if place.is_dir():
         return any((place / name).is_file() for name in names)
-    with _members(place) as members:
-        return any(member in names for member, _, _ in members)
+    with _parts(place) as parts:
+        return any(isinstance(part, Start) and part.name in names for part in parts)
 
 
 def run_folder_of(events: bytes) -> str:
@@ -131,15 +117,6 @@ def run_folder_of(events: bytes) -> str:
             if isinstance(folder, str) and folder.startswith("/"):
                 return folder
     return ""
-
-
-def _listed(manifest: bytes) -> set[str]:
-    """What need not be looked for to the end of the archive."""
-    try:
-        files = msgspec.json.decode(manifest)["files"]
-        return {name for name in files if isinstance(name, str)}
-    except (*DECODE_ERRORS, TypeError, KeyError):
-        return set(ARTIFACTS)
 
 
 # --- folders ------------------------------------------------------------------------------------
@@ -190,48 +167,81 @@ def _bounded(path: Path) -> bytes:
 # --- archives -----------------------------------------------------------------------------------
 
 
-@contextmanager
-def _members(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes], int]]]:
-    """The regular files of an archive, in order, each to be read before the next."""
-    import tarfile
+class _Kept:
+    """Of the files that go by, the wanted ones."""
 
+    def __init__(self) -> None:
+        self.found: dict[str, bytes] = {}
+        self._tally = Tally("")
+        self._held: bytearray | None = None
+
+    def begin(self, name: str) -> None:
+        self._tally = Tally(name)
+        self._held = bytearray() if name in (*ARTIFACTS, *BESIDE) else None
+
+    def feed(self, data: bytes) -> None:
+        self._tally.feed(data)
+        if self._held is None:
+            return
+        if self._tally.layer == EVENTS_FILE:
+            data = data[: MOST_EVENTS - len(self._held)]
+        elif self._tally.bytes > MOST_ARTIFACT:
+            raise BrokenArchive("limit.document", f"{self._tally.layer}: {_TOO_LARGE}")
+        self._held += data
+
+    def end(self) -> Tally:
+        if self._held is not None:
+            self.found[self._tally.layer] = bytes(self._held)
+        return self._tally
+
+
+def _of_archive(path: Path) -> dict[str, bytes]:
+    """All of it is read: what is missing, or is not what the manifest says, is only known then."""
+    kept = _Kept()
+    with _parts(path) as parts:
+        book = Book(os.fsencode(path).decode(errors="replace"), _limits(), is_folder=False)
+        try:
+            read_archive(ahead(parts), book, kept)
+        except BrokenArchive as broken:
+            book.find(broken.rule, str(broken))
+    for fault in book.findings:
+        if fault.severity == "error" and book.run_id is None:  # without its manifest, who knows
+            raise DamagedError(f"{book.place}: {_FOREIGN}: {fault.message}")
+        if fault.severity == "error":
+            raise DamagedError(f"{fault.source}: {_DAMAGED}: {fault.message}")
+    return kept.found
+
+
+@contextmanager
+def _parts(path: Path) -> Iterator[Iterator[Part]]:
     try:
-        with os.fdopen(os.open(path, _AT_ONCE), "rb") as raw:
-            mode = os.fstat(raw.fileno()).st_mode
+        with os.fdopen(os.open(path, _AT_ONCE), "rb", buffering=0) as file:
+            mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
                 raise InputError(f"{path}: {kind_of(mode)}: {_NEITHER}")
-            if raw.read(2) != b"\x1f\x8b":
-                raise InputError(f"{path}: {_NEITHER}")
-            raw.seek(0)
-            with tarfile.open(fileobj=raw, mode="r|gz") as archive:
-                yield _files(path, archive)
-    # TypeError: of a head of gzip that is cut off in the middle.
-    except (tarfile.TarError, EOFError, zlib.error, ValueError, OverflowError, TypeError) as error:
-        raise _damaged(path, error) from None
+            yield parts_of(cast("BinaryIO", file), _limits())
+    except NoArchive:
+        raise InputError(f"{path}: {_NEITHER}") from None
+    except BrokenArchive as broken:
+        raise DamagedError(f"{path}: {_DAMAGED}: {broken}") from None
     except OSError as error:
-        if error.errno is None:  # gzip's own: a wrong magic number or checksum
-            raise _damaged(path, error) from None
         raise InputError(f"{path}: {os_reason(error)}") from None
+    except ValueError as error:  # a NUL in the path
+        raise InputError(f"{path}: {error}") from None
 
 
-def _damaged(path: Path, error: Exception) -> DamagedError:
-    return DamagedError(f"{path}: the archive is damaged: {str(error) or 'it ends too early'}")
+def _limits() -> Limits:
+    return Limits(archive=MOST_ARCHIVE, decoded=MOST_ARCHIVE, document=MOST_ARTIFACT)
 
 
-def _files(path: Path, archive: TarFile) -> Iterator[tuple[str, IO[bytes], int]]:
-    looked_at = 0
-    for member in archive:
-        looked_at += member.size
-        if looked_at > MOST_ARCHIVE:
-            raise DamagedError(f"{path}: more than {MOST_ARCHIVE} bytes in the archive")
-        file = archive.extractfile(member) if member.isreg() else None
-        if file is not None:
-            yield member.name, file, member.size
-
-
-def _lines(file: IO[bytes], name: str) -> Iterator[bytes]:
-    splitter = LineSplitter(name)
+def _blocks(file: IO[bytes]) -> Iterator[bytes]:
     while block := file.read(_BLOCK):
+        yield block
+
+
+def _lines(blocks: Iterable[bytes], name: str) -> Iterator[bytes]:
+    splitter = LineSplitter(name)
+    for block in blocks:
         yield from _held(splitter.feed(block) or ())
     yield from _held(splitter.finish() or ())
 

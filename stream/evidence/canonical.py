@@ -93,13 +93,15 @@ class Layers:
     """Those of one run, and what is said of them."""
 
     def __init__(self, path: str) -> None:
-        if not has_any(path, LAYERS):
-            raise InputError(f"{path}: there are no layers to compare")
         self._path = path
+        self.damage = ""  #: why there is nothing to compare
+        evidence = Evidence()
         try:
             evidence = evidence_of(read_artifacts(path))
         except DamagedError as error:
-            evidence = Evidence(problems=[f"{HEALTH_FILE}: {error}"])
+            self.damage = str(error)
+        if not self.damage and not has_any(path, LAYERS):
+            raise InputError(f"{path}: there are no layers to compare")
         self._labels = Labels(evidence.folder)
         self.doubts = [*_doubts(evidence)]  #: why they may not hold all that happened
 

@@ -102,16 +102,12 @@ def is_anything_unbound(found: CapabilityDiff) -> bool:
     return any(found.unbound.values()) or not _UNBOUND.isdisjoint(named)
 
 
-def is_blind(found: CapabilityDiff, side: Side, name: str) -> bool:
-    """Whether a side may have reached more than it says, by the fields that do not hold."""
+def blindness(found: CapabilityDiff, side: Side, name: str) -> list[str]:
+    """Why a side may have reached more than it says: the fields that do not hold."""
     code = f"capability_diff_{side}_health: "
+    blinding = tuple(beginning for beginning, names in _BLIND.items() if name in names)
     fields = (field for note in found.notes if note.startswith(code) for field in note.split())
-    return any(
-        field.startswith(beginning)
-        for field in fields
-        for beginning, names in _BLIND.items()
-        if name in names
-    )
+    return [field for field in fields if field.startswith(blinding)]
 
 
 # --- what is compared ---------------------------------------------------------------------------
@@ -237,6 +233,12 @@ def _ambiguities(sides: Mapping[Side, Evidence]) -> Iterator[str]:
             yield from {f"{side}: {code}" for code in evidence.correlation.ambiguities}
 
 
+def _without_programs(sides: Mapping[Side, Evidence]) -> Iterator[str]:
+    """The contract's own files alone have no room for it, and two of these are as it says."""
+    if any(evidence.companion is not None for evidence in sides.values()):
+        yield from (side for side, evidence in sides.items() if not knows_programs(evidence))
+
+
 def _all_of(changes: Changes) -> Iterator[str]:
     yield from (*changes.added, *changes.removed, *changes.unchanged)
 
@@ -265,10 +267,11 @@ def _remarks(sides: Mapping[Side, Evidence], found: CapabilityDiff) -> Iterator[
     calls = found.binding_ids
     if any(RUN_FOLDER in value for one in found.surface.values() for value in _all_of(one)):
         yield f"capability_diff_run_folder: each run's own folder is called {RUN_FOLDER}"
+    unknown = [*_without_programs(sides)]
     layers = [side.health.kernel_layer for side in (base, head) if side.health is not None]
     if "absent" in layers:
         yield "capability_diff_unobserved: without a kernel layer nobody knows what a run reached"
-    elif is_same(found):
+    elif is_same(found) and not unknown:
         yield "capability_diff_idempotent: base and head evidence sets are identical"
     elif calls.added and calls.removed and not calls.unchanged:
         yield "capability_diff_no_common_call: no tool call id is in both, calls are not compared"
@@ -280,8 +283,9 @@ def _remarks(sides: Mapping[Side, Evidence], found: CapabilityDiff) -> Iterator[
         codes = [] if evidence.correlation is None else evidence.correlation.ambiguities
         if _is_correlated(evidence) and not _UNBOUND.isdisjoint(codes):
             yield f"capability_diff_{side}_outside: some of it was done between its calls"
-    if knows_programs(base) != knows_programs(head):
-        yield "capability_diff_programs_unknown: only one tells which files its programs are"
+    if unknown:
+        told = f"which files ran by the names of programs is not known of {' and '.join(unknown)}"
+        yield f"capability_diff_programs_unknown: {told}: another by the same name would not show"
     if (base.companion is None) != (head.companion is None):
         yield (
             "capability_diff_rules_differ: only one of them was recorded by rules that leave out"

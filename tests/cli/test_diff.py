@@ -6,17 +6,23 @@ import json
 import os
 import pty
 import shutil
+import signal
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stream.records.runner import KERNEL_FILE
+from tests.archive.samples import streamed, written
 from tests.cli.command import Place
 
 ASSAY = Path(__file__).parent.parent / "data/assay"
 GOLDEN = ASSAY / "golden"
 OPENAI, GEMINI = ASSAY / "archives/openai-1.tar.gz", ASSAY / "archives/gemini-1.tar.gz"
+
+
+CUT = "the gzip data ends too early"
 
 
 def changed(place: Place, **fields: Any) -> Path:
@@ -73,6 +79,9 @@ def test_what_ci_asks_for_is_the_exit_code(place: Place, words: list[str], code:
     done = place.stream("diff", GOLDEN, head, *words)
     assert done.code == code
     assert done.records[0]["surface"]["mcp_tools"]["added"] == ["shell"]
+    assert bool(done.err) == bool(code)
+    assert all(line.startswith("stream: --fail-on ") for line in done.err.splitlines())
+    assert ("stream: --fail-on added-tools: 1 tool\n" in done.err) == ("added-tools" in str(words))
 
 
 def test_the_same_twice_fails_on_nothing_but_what_it_is(place: Place) -> None:
@@ -83,10 +92,14 @@ def test_the_same_twice_fails_on_nothing_but_what_it_is(place: Place) -> None:
 
 def test_broken_evidence_is_a_record_and_exit_1(place: Place) -> None:
     torn = place.root / "torn.tar.gz"
-    torn.write_bytes(OPENAI.read_bytes()[:500])
+    torn.write_bytes(OPENAI.read_bytes()[:1500])
     done = place.stream("diff", torn, OPENAI)
     assert (done.code, done.records[0]["status"]) == (1, "failed")
     assert "the archive is damaged" in done.records[0]["notes"][0]
+    assert done.err == f"stream: diff: failed: A: {torn}: the archive is damaged: {CUT}\n"
+    done = place.stream("diff", OPENAI, torn, "--canonical")
+    assert (done.code, done.out) == (1, b"")
+    assert done.err == f"stream: diff: failed: B: {torn}: the archive is damaged: {CUT}\n"
     done = place.stream("diff", GOLDEN, changed(place, run_id=""), "--json")
     assert (done.code, done.records[0]["status"]) == (1, "failed")
 
@@ -155,3 +168,29 @@ def test_what_nobody_saw_is_not_the_same(
         first, *rest = done.out.decode().splitlines()
         assert first.startswith(f"{name}: not all of it was seen: {doubt}")
         assert "layers/kernel.ndjson: 29 lines, the same" in rest
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal(place: Place, number: signal.Signals) -> None:
+    """While it writes more than a pipe holds."""
+    head = changed(place, filesystem_paths=[f"/{'x' * 100}/{n}" for n in range(10_000)])
+    process = place.start("diff", GOLDEN, head)
+    assert process.stdout
+    assert os.read(process.stdout.fileno(), 1) == b"{"
+    process.send_signal(number)
+    done = place.finish(process)
+    assert (done.code, done.err) == (128 + number, "stream: interrupted\n")
+
+
+def test_memory_is_flat(place: Place) -> None:
+    """An archive is read to its end, whatever it decodes to."""
+    small, large = place.root / "small.tar.gz", place.root / "large.tar.gz"
+    files = streamed()
+    written(small, files)
+    written(large, {**files, KERNEL_FILE: files[KERNEL_FILE] * 200_000})
+    peaks = []
+    for archive in (small, large):
+        done = place.measured("diff", archive, archive)
+        assert (done.code, done.err) == (0, "")
+        peaks.append(done.peak)
+    assert peaks[1] < peaks[0] + (24 << 20)

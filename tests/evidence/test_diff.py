@@ -15,22 +15,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.cli.diff import _holds
 from stream.errors import InputError
 from stream.evidence.artifacts import read_artifacts, read_lines, run_folder_of
 from stream.evidence.companion import make_companion
 from stream.evidence.difference import diff, is_same
+from stream.evidence.failing import reason
 from stream.evidence.side import Evidence, evidence_of, read_evidence
 from stream.evidence.surface import Surface
 from stream.records.kernel import RawCapture
 from stream.records.run import EVENTS_FILE
 from stream.records.runner import (
+    ARCHIVE_MANIFEST,
     COMPANION_FILE,
     CORRELATION_FILE,
     HEALTH_FILE,
+    KERNEL_FILE,
     SURFACE_FILE,
     SURFACE_SETS,
     CapabilityDiff,
+)
+from tests.archive.samples import (
+    Rewritten,
+    items_of,
+    manifest_of,
+    packed,
+    recorded,
+    streamed,
+    tar_in,
+    tar_of,
+    written,
 )
 
 ASSAY = Path(__file__).parent.parent / "data/assay"
@@ -77,6 +90,10 @@ def codes(found: CapabilityDiff) -> list[str]:
     return [note.partition(":")[0] for note in found.notes]
 
 
+def holds(word: str, found: CapabilityDiff) -> bool:
+    return bool(reason(word, found))
+
+
 def test_the_golden_is_reproduced_byte_for_byte() -> None:
     golden = (GOLDEN / "capability-diff-s5-idempotent-v0.json").read_bytes()
     found = diff(read_evidence(str(GOLDEN)), read_evidence(str(GOLDEN)))
@@ -86,18 +103,18 @@ def test_the_golden_is_reproduced_byte_for_byte() -> None:
 
 def test_what_is_bound_to_no_call_is_said_of_a_clean_comparison() -> None:
     quiet = diff(BASE, BASE)
-    assert not _holds("unbound", quiet)
+    assert not holds("unbound", quiet)
     named = ["kernel_events_outside_every_window"]
     found = diff(BASE, with_changes(correlation={"ambiguities": named}))
     assert found.status == "clean"
     assert "capability_diff_head_outside" in codes(found)
     assert "capability_diff_base_outside" not in codes(found)
-    assert _holds("unbound", found)
-    assert not _holds("partial", found)
+    assert holds("unbound", found)
+    assert not holds("partial", found)
     for code in ("kernel_events_after_call:a", "kernel_events_of_other_processes:a,b"):
-        assert _holds("unbound", diff(with_changes(correlation={"ambiguities": [code]}), BASE))
+        assert holds("unbound", diff(with_changes(correlation={"ambiguities": [code]}), BASE))
     others = with_changes(correlation={"ambiguities": ["sdk_tool_call_duplicate:a"]})
-    assert not _holds("unbound", diff(BASE, others))
+    assert not holds("unbound", diff(BASE, others))
 
 
 def test_the_diff_of_two_runtimes_is_another_contract() -> None:
@@ -307,34 +324,70 @@ def answer(place: Path, data: bytes) -> str:
         return "none"
 
 
-@given(cut=st.integers(0, len(WHOLE) - 1))
-def test_an_archive_that_is_cut_off_is_an_answer(place: Path, cut: int) -> None:
-    answer(place, WHOLE[:cut])
+def test_archives_of_all_kinds_are_read(tmp_path: Path) -> None:
+    for files in (streamed(), recorded()):
+        evidence = read_evidence(str(written(tmp_path / "a.tar.gz", files)))
+        assert evidence.problems == []
+        assert evidence.companion is not None
 
 
-def test_a_head_of_gzip_that_is_cut_off_is_an_answer(place: Path) -> None:
-    for cut in range(32):
-        answer(place, WHOLE[:cut])
+def test_every_cut_of_an_archive_fails(place: Path) -> None:
+    for cut in range(len(WHOLE)):
+        assert answer(place, WHOLE[:cut]) == ("failed" if cut > 1 else "none"), cut
 
 
-@given(at=st.integers(0, len(PLAIN) - 1), byte=st.integers(0, 255))
-def test_an_archive_with_another_byte_is_an_answer(place: Path, at: int, byte: int) -> None:
-    answer(place, gzip.compress(PLAIN[:at] + bytes([byte]) + PLAIN[at + 1 :], 1))
+def test_every_cut_of_a_tar_fails(place: Path) -> None:
+    for cut in range(0, len(PLAIN), 256):
+        assert answer(place, packed(PLAIN[:cut])) == "failed", cut
+
+
+def test_what_follows_an_archive_fails(place: Path) -> None:
+    assert answer(place, packed(PLAIN)) == "partial:unbound"
+    for more in (b"\0", WHOLE):
+        assert answer(place, WHOLE + more) == "failed"
+    assert answer(place, packed(PLAIN + bytes(512))) == "failed"
+
+
+def test_another_byte_of_an_archive_is_never_another_comparison(tmp_path: Path) -> None:
+    whole = written(tmp_path / "a.tar.gz", streamed())
+    tar, said = bytearray(tar_in(whole)), read_evidence(str(whole))
+    assert not said.problems
+    same = 0
+    with Rewritten(tmp_path / "b.tar.gz") as target:
+        for at in range(len(tar)):
+            tar[at] ^= 1 << at % 8
+            found = read_evidence(str(target.put(packed(bytes(tar)))))
+            same += found == said
+            assert found.problems or found == said, at
+            tar[at] ^= 1 << at % 8
+    assert same < 20  # the run id of the manifest
+
+
+def test_what_is_not_as_the_manifest_lists_it_fails(tmp_path: Path) -> None:
+    files = streamed()
+    listed = (ARCHIVE_MANIFEST, manifest_of(files))
+    order = [name for name, _ in items_of(tar_in(written(tmp_path / "a.tar.gz", files)))][1:]
+    target = tmp_path / "b.tar.gz"
+
+    def problem(changed: dict[str, bytes]) -> str:
+        target.write_bytes(
+            packed(tar_of(listed, *((n, changed[n]) for n in order if n in changed)))
+        )
+        (found,) = read_evidence(str(target)).problems
+        return found.removeprefix(f"{target}/")
+
+    edited = {**files, SURFACE_FILE: files[SURFACE_FILE].replace(b"/work/a", b"/work/x")}
+    assert problem(edited).startswith(f"{SURFACE_FILE}: the archive is damaged: its digest is ")
+    longer = {**files, COMPANION_FILE: files[COMPANION_FILE] + b"\n"}
+    assert problem(longer).startswith(f"{COMPANION_FILE}: the archive is damaged: it has ")
+    gone = {name: data for name, data in files.items() if name != COMPANION_FILE}
+    assert problem(gone) == f"{COMPANION_FILE}: the archive is damaged: it is not there"
 
 
 @given(st.binary(max_size=2000))
 def test_what_is_no_archive_is_an_answer(place: Path, data: bytes) -> None:
     assert answer(place, data) in ("failed", "none")
     assert answer(place, gzip.compress(data)) in ("failed", "none")
-
-
-def archived(place: Path, members: dict[str, bytes]) -> Path:
-    with tarfile.open(place, "w:gz") as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return place
 
 
 def test_a_link_in_place_of_an_artifact_is_not_followed(tmp_path: Path) -> None:
@@ -349,17 +402,17 @@ def test_a_link_in_place_of_an_artifact_is_not_followed(tmp_path: Path) -> None:
         info = tarfile.TarInfo(HEALTH_FILE)
         info.size = len(LOOSE[HEALTH_FILE])
         out.addfile(info, io.BytesIO(LOOSE[HEALTH_FILE]))
-    assert read_evidence(str(archive)).problems == [
-        f"{SURFACE_FILE} is missing",
-        f"{CORRELATION_FILE} is missing",
-    ]
+    for data in (archive.read_bytes(), packed(gzip.decompress(archive.read_bytes()))):
+        archive.write_bytes(data)
+        (problem,) = read_evidence(str(archive)).problems
+        assert problem.startswith(f"{archive}: it is damaged, or no archive of a run: ")
 
 
 def test_an_artifact_without_end_is_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream.evidence.artifacts.MOST_ARTIFACT", 1000)
-    archive = archived(tmp_path / "a.tar.gz", {**LOOSE, SURFACE_FILE: b" " * 1001})
+    monkeypatch.setattr("stream.evidence.artifacts.MOST_ARTIFACT", 100_000)
+    archive = written(tmp_path / "a.tar.gz", {**streamed(), SURFACE_FILE: b" " * 100_001})
     problems = read_evidence(str(archive)).problems
     assert len(problems) == 1
     assert "above the limit" in problems[0]
@@ -369,7 +422,7 @@ def test_an_archive_without_end_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stream.evidence.artifacts.MOST_ARCHIVE", 10_000)
-    archive = archived(tmp_path / "a.tar.gz", {"layers/kernel.ndjson": b" " * 10_001, **LOOSE})
+    archive = written(tmp_path / "a.tar.gz", {**streamed(), KERNEL_FILE: b" " * 10_001})
     assert "more than 10000 bytes" in read_evidence(str(archive)).problems[0]
 
 
@@ -399,11 +452,11 @@ def test_where_nothing_is_there_is_no_answer(tmp_path: Path) -> None:
 
 
 def test_what_nobody_watched_may_have_been_added() -> None:
-    assert not _holds("added-paths", diff(BASE, BASE))
+    assert not holds("added-paths", diff(BASE, BASE))
     unknown = diff(BASE, with_changes(health={"kernel_layer": "absent"}))
-    assert _holds("added-paths", unknown)
-    assert not _holds("removed-paths", unknown)
-    assert not _holds("added-tools", unknown)
+    assert holds("added-paths", unknown)
+    assert not holds("removed-paths", unknown)
+    assert not holds("added-tools", unknown)
 
 
 EVERYTHING = ("paths", "endpoints", "execs")
@@ -434,10 +487,26 @@ def test_words_hold_for_what_nobody_could_see(
         ("removed", "added", (changed, BASE)),
     ):
         found = diff(*sides)
-        assert [what for what in EVERYTHING if _holds(f"{how}-{what}", found)] == [*blind]
-        assert not any(_holds(f"{other}-{what}", found) for what in EVERYTHING)
-        assert not _holds(f"{how}-tools", found)
-        assert _holds("any", found) == (found.status != "clean")
+        assert [what for what in EVERYTHING if holds(f"{how}-{what}", found)] == [*blind]
+        assert not any(holds(f"{other}-{what}", found) for what in EVERYTHING)
+        assert not holds(f"{how}-tools", found)
+        assert holds("any", found) == (found.status != "clean")
+
+
+@pytest.mark.parametrize(
+    ("word", "changes", "why"),
+    [
+        ("added-tools", {"surface": {"mcp_tools": ["read_file", "x", "y"]}}, "2 tools"),
+        ("added-paths", {"health": {"kernel_layer": "absent"}}, "B has no kernel layer, so nobody"),
+        ("added-execs", {"health": LOSSY}, "B was not seen completely (kernel_layer=partial"),
+        ("partial", {"correlation": {"status": "partial"}}, "the status is partial:correlation: c"),
+        ("any", {"surface": {"mcp_tools": ["read_file", "x"]}}, "added-tools"),
+        ("any", {"correlation": {"bindings": [binding("else")]}}, "a call is on one side only"),
+    ],
+)
+def test_a_word_that_holds_says_why(word: str, changes: dict[str, Any], why: str) -> None:
+    found = diff(BASE, with_changes(**changes))
+    assert reason(word, found).startswith(why)
 
 
 DOUBTS: tuple[dict[str, Any], ...] = (
@@ -451,8 +520,8 @@ DOUBTS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("changes", DOUBTS)
 def test_any_is_each_of_the_words(changes: dict[str, Any]) -> None:
     same = with_changes(**changes)
-    assert _holds("any", diff(same, same))
-    assert not _holds("any", diff(BASE, BASE))
+    assert holds("any", diff(same, same))
+    assert not holds("any", diff(BASE, BASE))
 
 
 @pytest.mark.parametrize(
@@ -534,7 +603,7 @@ def test_what_only_looks_like_a_runs_folder_is_not_placed() -> None:
     head = of_run("gb", "/runs/gb", "/runs/gb/workspace/f1", "/out/gb/workspace/f1")
     found = diff(base, head)
     assert found.surface["filesystem_paths"].added == ["/out/gb/workspace/f1"]
-    assert _holds("added-paths", found)
+    assert holds("added-paths", found)
     other = of_run("gb", "/runs/gb", "/runs/ga/workspace/f1")
     assert diff(base, other).surface["filesystem_paths"].added == ["/runs/ga/workspace/f1"]
 
@@ -553,7 +622,8 @@ def test_where_no_record_says_where_a_run_lay_nothing_is_placed() -> None:
 
 def test_the_folder_is_read_from_the_runs_own_events(tmp_path: Path) -> None:
     files = {**LOOSE, EVENTS_FILE: begun("/runs/ga")}
-    assert read_evidence(str(archived(tmp_path / "a.tar.gz", files))).folder == "/runs/ga"
+    archive = written(tmp_path / "a.tar.gz", {**streamed(), EVENTS_FILE: begun("/runs/ga")})
+    assert read_evidence(str(archive)).folder == "/runs/ga"
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     assert read_evidence(str(tmp_path)).folder == "/runs/ga"
@@ -591,7 +661,7 @@ def test_another_file_by_the_same_name_went_and_came(other: list[str]) -> None:
     changes = found.surface["process_execs"]
     assert (changes.added, changes.removed, changes.unchanged) == (["tool"], ["tool"], ["cat"])
     assert not is_same(found)
-    assert _holds("added-execs", found)
+    assert holds("added-execs", found)
     assert found.notes == [
         f"capability_diff_program_replaced: tool: /bin/true in base, {', '.join(other)} in head"
     ]
@@ -614,8 +684,15 @@ def test_a_feed_that_does_not_know_the_files_is_said() -> None:
     base, head = with_programs(tool=["/bin/true"]), with_programs("strace")
     found = diff(base, head)
     assert found.surface["process_execs"].unchanged == ["cat", "tool"]
-    assert "capability_diff_programs_unknown" in codes(found)
-    assert "capability_diff_programs_unknown" not in codes(diff(head, head))
+    (note,) = found.notes
+    assert note.startswith("capability_diff_programs_unknown: ")
+    assert "is not known of head: " in note
+    for one in (found, diff(head, base), diff(head, head), diff(BASE, head)):
+        assert "capability_diff_programs_unknown" in codes(one)
+        assert "capability_diff_idempotent" not in codes(one)
+        assert not holds("added-execs", one) or one.surface["process_execs"].added
+    assert "is not known of base and head: " in diff(head, head).notes[0]
+    assert codes(diff(base, base)) == ["capability_diff_idempotent"]
 
 
 def test_a_broken_companion_fails() -> None:
@@ -632,8 +709,8 @@ def test_what_could_not_be_named_is_not_clean() -> None:
     found = diff(BASE, with_changes(health={"notes": notes}))
     assert found.status == "partial:health"
     assert found.notes[0] == "capability_diff_head_health: unnamed_events=3"
-    assert _holds("added-paths", found)
-    assert not _holds("removed-paths", found)
+    assert holds("added-paths", found)
+    assert not holds("removed-paths", found)
 
 
 def test_two_runs_that_nobody_watched_are_not_identical() -> None:
