@@ -21,7 +21,7 @@ from stream.archive.writing import Written, check_free, write_archive
 from stream.conclusion import missing_evidence
 from stream.errors import InputError
 from stream.pipeline import Counts, Pipeline, Sink
-from stream.records.kernel import RawCapture
+from stream.records.kernel import RawCapture, taint
 from stream.records.runner import (
     DETAIL_FILE,
     HEALTH_FILE,
@@ -114,6 +114,7 @@ def _books(stage: Assort, gathering: Gathering) -> Books:
         return Books(capture, books.filtered or {}, books.aside or {})
     dropped = max(capture.dropped, gathering.lost - capture.unparsed)
     doubted = replace(capture, dropped=dropped, unknown_loss="; ".join(doubts))
+    taint(doubted)
     return Books(doubted, books.filtered, books.aside)
 
 

@@ -33,7 +33,7 @@ from stream.recorder.invocation import Ending
 from stream.recorder.messages import Order
 from stream.recorder.recording import Recording
 from stream.records.control import Gap
-from stream.records.kernel import NAMES, RawCapture, RawEvent, path_bytes, path_text
+from stream.records.kernel import NAMES, RawCapture, RawEvent, path_bytes, path_text, taint
 from stream.records.run import RunSummary
 from stream.records.runner import DETAIL_FILE, KERNEL_FILE
 from stream.records.sightings import Telemetry
@@ -239,6 +239,7 @@ class KernelWitness:
         if lost:
             reasons.append(f"{lost} lines could not be written")
         capture.unknown_loss = "; ".join(reasons)
+        taint(capture)
         return capture
 
 

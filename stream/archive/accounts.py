@@ -98,9 +98,10 @@ def _cgroup_faults(capture: RawCapture, gathered: Gathering) -> Iterator[str]:
     others = [scope for scope in (*capture.scopes, *gathered.scopes()) if scope != "both"]
     if is_clean and capture.feed == "strace":
         yield "$.capture.cgroup: clean, and strace sees the process tree only"
-    if is_clean and (others or capture.lost_forks or capture.misses or capture.dropped):
+    is_lossy = capture.dropped or capture.unknown_loss
+    if is_clean and (others or capture.lost_forks or capture.misses or is_lossy):
         what = f"events of the scope {others[0]!r}" if others else "processes not followed"
-        what = "events lost" if capture.dropped else what
+        what = "events lost" if is_lossy else what
         yield f"$.capture.cgroup: clean, and there are {what}"
     if is_clean and capture.cgroup_reasons:
         yield "$.capture.cgroup_reasons: clean, and there are reasons why not"

@@ -59,7 +59,7 @@ _ANY_PEER = {LOCAL_CONNECT, LOCAL_SEND, CONNECT_BLOCKED}
 _KINDS = {*EVENT_TYPES.values()}
 _PORT = re.compile("0|[1-9][0-9]{0,4}")
 #: Absolute; or, where it lies in no folder, as `pipe:[5]`.
-_PLACE = re.compile(r"(?:/|[a-z_0-9]+:)(?:[^\\]|\\\\|\\x[0-9a-f]{2})*", re.DOTALL)
+_PLACE = re.compile(r"(?:/|[a-z_0-9]+:)(?:[^\\\0]|\\\\|\\x[0-9a-f]{2})*", re.DOTALL)
 _ONLY_BEGUN = (-114, -115)  #: of a connect: EALREADY, EINPROGRESS
 
 

@@ -258,7 +258,8 @@ class Gathering:
         if None in values:
             values = [value for value in values if value is not None]
         text = "\0".join(values)
-        is_odd = text[:1] != "/" or text.count("\0/") != len(values) - 1
+        between = len(values) - 1
+        is_odd = text[:1] != "/" or not text.count("\0/") == text.count("\0") == between
         if values and (is_odd or "\\" in text):
             self._find_odd_opens(columns)
         if HOME not in text:

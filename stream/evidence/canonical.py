@@ -55,7 +55,9 @@ class Labels:
     def __init__(self, run_folder: str = "") -> None:
         self._known: dict[int, str] = {}
         way = re.escape(msgspec.json.encode(run_folder)[1:-1])
-        self._way = re.compile(way + rb"(?![\w.\x80-\xff-])") if run_folder else None
+        letter = rb"[\w.\x80-\xff-]"  # of a longer name; but for one that JSON escapes
+        bounded = rb"(?:(?<!%b)|(?<=\\[bfnrt]))%b(?!%b)" % (letter, way, letter)
+        self._way = re.compile(bounded) if run_folder else None
 
     def of(self, number: int) -> str:
         label = self._known.get(number)

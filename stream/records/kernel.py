@@ -112,6 +112,15 @@ class RawCapture(
     aside: dict[str, Count] | UnsetType = UNSET
 
 
+def taint(capture: RawCapture) -> None:
+    """What was lost may have been anybody's: no control group is clean then."""
+    lost = f"{capture.dropped} events were lost, and whose they were" if capture.dropped else ""
+    reasons = [reason for reason in (lost, capture.unknown_loss) if reason]
+    if reasons and capture.cgroup != "failed":
+        capture.cgroup = "partial"
+        capture.cgroup_reasons = [*dict.fromkeys((*capture.cgroup_reasons, *reasons))]
+
+
 Kind = Annotated[
     str, Meta(pattern=r"^(openat|connect|exec|file_blocked|connect_blocked|event_[0-9]+)\Z")
 ]

@@ -20,6 +20,7 @@ OPENS = ("", "open", "creat", "openat", "openat2")
 #: An open: call, flags of the record, pid, result, time, flags, mode, bytes of its path, walk, base
 #: and the walk's first name, resolve.
 OPEN_FIELDS = struct.Struct("<8xBxH4xIiQII8xHHH4xHI")
+NO_RESULT = range(-516, -511)  #: what the kernel says to itself where a signal interrupts a call
 NAMES = 64  #: behind the fields: the path as it was given, the walk from leaf to root, the base
 
 

@@ -88,6 +88,7 @@ class Normalize:
         self.dropped: dict[str, int] = {}  #: events left out, by rule
         self.events = 0  #: lines of the kernel layer: the next one's number
         self._details = 0
+        self._sent_along: Counter[str] = Counter()  #: of what was left out, with other books
         self.lost = 0  #: by the gaps
         self.capture: RawCapture | None = None  #: the feed's books, once they have come
         #: of each watched stream: how many bytes had been written, at what time, and by whom
@@ -271,8 +272,9 @@ class Normalize:
     def _with_left_out(self, capture: RawCapture) -> RawCapture:
         """For whoever gets the lines and does not know what was left out of them."""
         filtered, aside = Counter(capture.filtered or {}), Counter(capture.aside or {})
-        for rule, count in self.dropped.items():
+        for rule, count in (Counter(self.dropped) - self._sent_along).items():
             (aside if rule in NO_EVENTS else filtered)[rule] += count
+        self._sent_along = Counter(self.dropped)
         return msgspec.structs.replace(capture, filtered=dict(filtered), aside=dict(aside))
 
     def _add_other(

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from stream.evidence.surface import Surface
 from stream.records.kernel import BACKSLASH, KernelDetail, RawEvent, path_text
-from stream.records.sightings import NAMES, OPEN_FIELDS, OPENS, Sightings
+from stream.records.sightings import NAMES, NO_RESULT, OPEN_FIELDS, OPENS, Sightings
 from stream.stages.calls import CREATE, ENOENT, ENOTDIR, TMPFILE, joined, open_form
 from stream.stages.noise import Judge, judge_of
 
@@ -22,7 +22,6 @@ _MOST_KNOWN = 100_000  #: folders, and ways in which something in them was opene
 _CREATES = CREATE | TMPFILE
 _CREAT = OPENS.index("creat")  #: the one open whose flags are not an argument
 _FIRST_ERROR = 4095  #: what lies below is no result of a call, or of one that starts again
-_NO_RESULT = range(-516, -511)
 _BOTH = 3  #: of the flags in the ring: no mark
 _DOTS = (b"", b".", b"..")
 #: Their names may lead elsewhere, which a text does not show.
@@ -191,7 +190,7 @@ class QuickOpens:
     def _new_ended(
         self, place: _Place, key: int, flags: int, mode: int, resolve: int, ret: int
     ) -> _Ended | None:
-        if ret < -_FIRST_ERROR or ret in _NO_RESULT:
+        if ret < -_FIRST_ERROR or ret in NO_RESULT:
             return None
         mode = mode & 0o7777 if flags & _CREATES else 0
         event = RawEvent(0, 0, 0, "openat", flags=flags, mode=mode, resolve=resolve)

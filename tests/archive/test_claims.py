@@ -456,7 +456,8 @@ def test_an_event_of_another_scope_is_not_clean() -> None:
 
 
 def test_where_nobody_knows_what_was_lost_the_books_need_not_balance() -> None:
-    unknown = replace(CAPTURE, got=1, seen=1, scopes={}, unknown_loss="it was killed")
+    unsure = {"cgroup": "partial", "cgroup_reasons": ["it was killed"]}
+    unknown = replace(CAPTURE, got=1, seen=1, scopes={}, unknown_loss="it was killed", **unsure)
     assert told_of(rich(unknown)) == ""
 
 

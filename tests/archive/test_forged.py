@@ -159,6 +159,19 @@ def changed(files: Files, name: str) -> Iterator[tuple[str, Files]]:
             yield place, sealed({**files, name: data})
 
 
+@pytest.mark.parametrize(
+    ("said", "end"), [("; incomplete: ", ""), ("; declared_permission_denials=", " ")]
+)
+def test_a_number_without_an_end(target: Target, said: str, end: str) -> None:
+    """Python refuses to read such a one: that must not be the end of all other findings."""
+    files = recorded()
+    *lines, last = files[EVENTS_FILE].splitlines()
+    event = json.loads(last)
+    event["agent_action"]["action_summary"] += f"{said}{'9' * 5000}{end}"
+    spoiled = b"".join(line + b"\n" for line in (*lines, encode(event)))
+    assert rules(written(target, sealed({**files, EVENTS_FILE: spoiled})))
+
+
 @pytest.mark.parametrize("name", [METADATA_FILE, SUMMARY_FILE, RUNNER_FILE])
 def test_every_field_is_said_somewhere_else(target: Target, name: str) -> None:
     files, free, count = recorded(), set(), 0

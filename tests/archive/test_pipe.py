@@ -235,6 +235,7 @@ CUT = LAYERS.split(b"\n", 1)[1].replace(b'"seq":1', b'"seq":0').replace(b'"seq":
         (layers()[KERNEL_FILE] + ndjson(books_of()), "the details of 1 events", 0),
         (LAYERS + opened_badly() + b"\n" + ndjson(books_of()), "1 lines of the stream", 1),
         (LAYERS + ndjson(books_of(), REJECT), "1 lines of the stream", 1),
+        (LAYERS + ndjson(books_of(), RING_FULL), "0 lost events, and the gaps 3420", 0),
         (CUT + artifacts()[COMPANION_FILE] + b"\n", "of which 2 are in the stream", 0),
     ],
 )
@@ -245,6 +246,7 @@ def test_what_is_missing_is_never_complete(
     assert code == exit_code
     health = json.loads(files[HEALTH_FILE])
     assert health["kernel_layer"] == "partial_ringbuf_drops"
+    assert health["cgroup_correlation"] == "partial"  # it was clean, for all that came
     assert [note for note in health["notes"] if "unknown_loss" in note and why in note]
     if COMPANION_FILE not in files or "companion" not in str(data):  # which says otherwise
         assert rules(place.root / "a.tar.gz") == set()

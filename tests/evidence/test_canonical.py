@@ -57,6 +57,11 @@ def test_the_runs_own_folder_has_one_name() -> None:
         lines({"value": folder, "argv": [f"--in={folder}{more}" for more in said]}),
         Labels(folder),
     )
+    others = [f"/evil{folder}/x", f"é{folder}"]
+    (beside,) = canonical_lines(lines({"argv": others}), Labels(folder))
+    assert json.loads(beside)["argv"] == others
+    (beneath,) = canonical_lines(lines({"argv": [f"ls\n{folder}/x"]}), Labels(folder))
+    assert json.loads(beneath)["argv"] == ["ls\n(run)/x"]
     found = json.loads(line)
     assert found["value"] == "(run)"
     assert found["argv"] == [

@@ -299,6 +299,18 @@ def test_what_another_thread_may_have_exchanged(
     assert rule(replace(event, marks=["shared_files", "other_mounts"])) is None
 
 
+def test_what_was_left_out_goes_along_with_its_own_books() -> None:
+    stage = Normalize()
+    noise = raw(ret=3, path="/usr/lib/x.so", resolved="/usr/lib/x.so")
+    first, second = RawCapture(feed="ebpf"), RawCapture(feed="strace")
+    drive(stage, [[noise, noise, first, noise, second]])
+    assert stage.capture is second
+    again = Normalize()
+    out = again.feed([noise, noise, first, noise, second])
+    books = [item for item in out if isinstance(item, RawCapture)]
+    assert [one.filtered for one in books] == [{"loader": 2}, {"loader": 1}]
+
+
 @given(st.lists(RAW_EVENTS, max_size=20))
 def test_each_rule_is_counted(events: list[RawEvent]) -> None:
     stage = Normalize()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from stream.records.kernel import RawCapture
+from stream.records.kernel import RawCapture, taint
 
 if TYPE_CHECKING:
     from stream.sources.kernel.decode import Decoder
@@ -104,13 +104,12 @@ def _judge_cgroup(capture: RawCapture, cgroup: Path | None, guard: int) -> None:
         f"{scopes.get('tree')} events of descendants that had left it": scopes.get("tree"),
         f"{scopes.get('cgroup')} events of others that were in it": scopes.get("cgroup"),
         f"{scopes.get('unknown')} events that nothing ties to it": scopes.get("unknown"),
-        f"{capture.dropped} events were lost, and whose they were": capture.dropped,
-        capture.unknown_loss: bool(capture.unknown_loss),
         "processes that could not be followed": capture.lost_forks or capture.misses,
         "processes were still in it at the end": _has_others(cgroup, guard),
     }
     capture.cgroup_reasons = [reason for reason, is_true in told.items() if is_true]
     capture.cgroup = "partial" if capture.cgroup_reasons else "clean"
+    taint(capture)
 
 
 def _has_others(cgroup: Path, guard: int) -> bool:

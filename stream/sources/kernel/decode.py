@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 
 from stream.records.kernel import Mark, RawEvent, Scope, beyond_view, path_text
-from stream.records.sightings import NAMES, OPENS, Sightings, Telemetry
+from stream.records.sightings import NAMES, NO_RESULT, OPENS, Sightings, Telemetry
 from stream.sources.kernel.address import peer_text
 
 #: In the order of the object's `enum call`.
@@ -68,7 +68,6 @@ _MARKS: tuple[tuple[int, Mark], ...] = (
 _BOTH_OR_SHARED = _BOTH | _SHARED_FILES
 _SCOPES: tuple[Scope, ...] = ("unknown", "cgroup", "tree", "both")
 _ORDINARY = ~(_BOTH_OR_SHARED | _BEFORE_EXEC)
-_NO_RESULT = range(-516, -511)  #: what the kernel says to itself where a signal interrupts a call
 
 _RECORD = struct.Struct("<IIBBHIIiQIIQHHHHHHI")  # with the ring's own eight bytes before it
 _HEAD = struct.Struct("<I4xBxH")  # of it: length, call, flags
@@ -223,7 +222,7 @@ class Decoder:
 
 
 def _seen(ret: int) -> int | None:
-    return None if ret in _NO_RESULT else ret
+    return None if ret in NO_RESULT else ret
 
 
 def _put_numbers(event: RawEvent, call: int, record: tuple[int, ...]) -> None:
