@@ -13,6 +13,7 @@ import pytest
 from anyio import create_task_group, to_thread
 
 from stream.sources.kernel.ebpf import EbpfFeed
+from stream.sources.kernel.urgency import URGENT, urgent
 from tests.kernel.rig import Items, collect, guarding, record, run, sorted_out
 
 pytestmark = pytest.mark.usefixtures("kernel_feed")
@@ -232,3 +233,22 @@ def test_who_lives_on_when_the_watch_ends_is_said_to(place: Path) -> None:
                 os.close(end)
     capture = sorted_out(batches, 0).capture
     assert capture.unknown_loss == "processes that lived on, unwatched: 2"
+
+
+def test_the_recorder_goes_before_others_and_what_it_starts_does_not(needs_root: None) -> None:
+    nice = ["python3", "-c", "import os; print(os.getpriority(os.PRIO_PROCESS, 0))"]
+
+    def of_both() -> tuple[int, int]:
+        child = subprocess.run(nice, capture_output=True, check=True).stdout
+        return os.getpriority(os.PRIO_PROCESS, 0), int(child)
+
+    assert of_both() == (0, 0)
+    with urgent():
+        assert of_both() == (URGENT, 0)
+    assert of_both() == (0, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, 1)
+    try:
+        with urgent():
+            assert of_both() == (1, 1)  # as somebody wants it to be
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)

@@ -44,7 +44,7 @@ def attach(
         raise FeedError(f"{_PLACE}: there is none for {platform.machine()}")
     if not _BTF.exists():
         raise FeedError(f"{_BTF}: missing: this kernel does not describe itself (BTF)")
-    config = _config(guard, cgroup is not None, wake_at(ring_bytes), watch)
+    config = _config(guard, cgroup is not None, ring_bytes, watch)
     made = _load(config, {"ring": ring_bytes, "tree": tree_size})
     try:
         if cgroup is not None:
@@ -60,18 +60,19 @@ def wake_at(ring_bytes: int) -> int:
     return min(WAKE, ring_bytes // 4)
 
 
-def _config(guard: int, use_cgroup: bool, wake: int, watch: Sequence[Watch]) -> bytes:
+def _config(guard: int, use_cgroup: bool, ring_bytes: int, watch: Sequence[Watch]) -> bytes:
     """The first constants of the object, in their order."""
     space = os.stat("/proc/self/ns/pid")  # noqa: PTH116
     mounts = os.stat("/proc/self/ns/mnt").st_ino  # noqa: PTH116
     head = struct.pack(
-        "<QQIIIIQ",
+        "<QQIIIIQQ",
         _kernel_device(space.st_dev),
         space.st_ino,
         guard,
         use_cgroup,
-        wake,
+        wake_at(ring_bytes),
         len(watch),
+        ring_bytes // 4,
         mounts,
     )
     pairs = [struct.pack("<QQ", _kernel_device(one.device), one.inode) for one in watch]

@@ -26,6 +26,7 @@ from stream.sources.kernel.attach import Attachment, attach, wake_at
 from stream.sources.kernel.books import Bookkeeper, Books, capture_of
 from stream.sources.kernel.decode import Decoder
 from stream.sources.kernel.ring import Ring
+from stream.sources.kernel.urgency import urgent
 from stream.sources.kernel.watch import Watch
 
 RING = 16 << 20  #: bytes that may wait for us, where nothing else is asked for
@@ -101,13 +102,12 @@ class EbpfFeed:
             self._loaded.close()
 
     async def run(self, out: ObjectSendStream[Batch[Telemetry]], /) -> None:
-        while True:
-            if self._is_ended:
-                break
-            await self._drain(out, self._wake)
-            with move_on_after(TICK):
-                await wait_readable(self._alarm.fileno())
-            self._alarm.poll(0)
+        with urgent():
+            while not self._is_ended:
+                await self._drain(out, self._wake)
+                with move_on_after(TICK):
+                    await wait_readable(self._alarm.fileno())
+                self._alarm.poll(0)
         self._loaded.detach()
         books = await self._settle(out)
         capture = capture_of(

@@ -29,6 +29,7 @@ struct shape { u8 dirfd, path, to_dirfd, to_path, flags, mode, size, books; };
 const volatile struct {
     u64 namespace_device, namespace_inode;
     u32 guard, use_cgroup, wake, watched;
+    u64 much;  // bytes in the ring
     u64 mounts;  // the namespace of mounts that the recorder is in
     struct watch watches[WATCHES];
     u8 native[512], compat[512];

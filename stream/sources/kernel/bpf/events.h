@@ -158,10 +158,11 @@ static __always_inline int put(void *e, u64 size, u8 call)
     if (!b)
         return 0;
     u32 kind = ro.shapes[call & 63].books & (MOST_CALLS - 1);
-    // Once for so many bytes that wait: to wake somebody up costs more than the event does.
+    // Once for so many bytes that wait: to wake somebody up costs more than the event does. Once
+    // too much waits, that is what holds those back who fill the ring.
     u64 waits = bpf_ringbuf_query(&ring, BPF_RB_AVAIL_DATA);
-    u64 wake = (waits ^ (waits + size)) & ~(u64)(ro.wake - 1) ? BPF_RB_FORCE_WAKEUP
-                                                              : BPF_RB_NO_WAKEUP;
+    int is_due = waits > ro.much || (waits ^ (waits + size)) & ~(u64)(ro.wake - 1);
+    u64 wake = is_due ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
     b->seen[kind]++;
     if (bpf_ringbuf_output(&ring, e, size, wake)) {
         b->dropped[kind]++;
