@@ -19,7 +19,7 @@ from stream.archive.packing import archive_run, checked_run_id
 from stream.archive.spools import Spools
 from stream.archive.writing import Written, check_free, write_archive
 from stream.conclusion import missing_evidence
-from stream.errors import InputError
+from stream.errors import InputError, number
 from stream.pipeline import Counts, Pipeline, Sink
 from stream.records.kernel import RawCapture
 from stream.records.runner import (
@@ -125,17 +125,18 @@ def _doubts(stage: Assort, books: Books, gathering: Gathering) -> Iterator[str]:
     if stage.books is None:
         yield NO_BOOKS
     if stage.counts.rejected:
-        yield f"{stage.counts.rejected} lines of the stream were rejected"
+        were = "was" if stage.counts.rejected == 1 else "were"
+        yield f"{number(stage.counts.rejected, 'line')} of the stream {were} rejected"
     counted = capture.dropped + capture.unparsed
     if lost != counted:
-        yield f"the books count {counted} lost events, and the gaps {lost}"
+        yield f"the books count {number(counted, 'lost event')}, and the gaps {lost}"
     if gathering.bare:
-        yield f"the details of {gathering.bare} events are not in the stream"
+        yield f"the details of {number(gathering.bare, 'event')} are not in the stream"
     seen = sum(capture.scopes.values())
     left_out = sum((books.filtered or {}).values()) + sum((books.aside or {}).values())
     if stage.books is not None and seen != gathering.events + left_out:
         what = f"{gathering.events} are in the stream and {left_out} are known to be left out"
-        yield f"the books count {seen} events, of which {what}"
+        yield f"the books count {number(seen, 'event')}, of which {what}"
 
 
 def _agreed(stage: Assort, run_id: str | None) -> str:

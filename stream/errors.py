@@ -69,6 +69,10 @@ def os_reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
+def number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def visible(text: str) -> str:
     """Without anything that a terminal would obey."""
     if text.isprintable():
