@@ -109,7 +109,7 @@ async def put_away(
     from anyio import CancelScope
 
     from stream.archiving import archive_folder
-    from stream.errors import StreamError
+    from stream.errors import StreamError, UnfinishedError
 
     later = f"stream archive {_shown(recording.folder)} -o {target}"
     with CancelScope() as scope:
@@ -118,7 +118,8 @@ async def put_away(
             done = await archive_folder(recording.folder, target)
         except StreamError as error:
             say(f"stream: not archived: {error}")
-            say(f"stream: once that is mended: {later}")
+            if not isinstance(error, UnfinishedError):
+                say(f"stream: once that is mended: {later}")
             return False
         if not quiet:
             say(f"stream: archived in {target}: {number(done.written.entries, 'file')}")
