@@ -84,10 +84,14 @@ async def archive_stream(
 ) -> Archived:
     """Of stdin. Raises StreamError."""
     check_free(target, force=force)
+    if run_id is not None:
+        checked_run_id(run_id, "--run-id")
     stage, spools = Assort(), Spools(target)
     try:
         source = NdjsonSource(STDIN)
         await Pipeline[Any]((source,)).through(lambda: stage).into(spools, *sinks)
+        if not stage.counts.passed + stage.counts.rejected:
+            raise InputError("(stdin): nothing came: there is nothing to archive")
         agreed = _agreed(stage, run_id)
 
         def work() -> Written:
@@ -165,7 +169,7 @@ def _agreed(stage: Assort, run_id: str | None) -> str:
         found.pop(run_id, None)
         for other, place in found.items():
             raise InputError(f"{place}: of the run {other!r}, not of {run_id!r}")
-        return checked_run_id(run_id, "--run-id")
+        return run_id
     if not found:
         raise InputError("(stdin): no usable record names its run: name it with --run-id")
     (first, place), *others = found.items()

@@ -49,7 +49,7 @@ def conclude(observed: Observed, recording: Recording, *, quiet: bool) -> None:
     if recording.workspace_mode == "empty" and summary.changed_paths:
         say(f"stream: what it made is in {_shown(recording.workspace)}")
     say(f"stream: to check the record: stream check {_shown(recording.folder)}")
-    if summary.kernel_layer is not None:
+    if summary.kernel_layer not in (None, "absent"):
         say(f"stream: and what the kernel says: stream verify {_shown(recording.folder)}")
 
 

@@ -100,6 +100,17 @@ def test_an_archive_does_not_go_into_its_run(place: Place, where: str) -> None:
     assert place.stream("verify", folder).code == 0
 
 
+@pytest.mark.parametrize("came", [b"", b"\n\n"])
+def test_nothing_came(place: Place, came: bytes) -> None:
+    words = ("archive", "-", "--run-id", "r", "-o", "a.tar.gz")
+    done = place.stream(*words, data=came, cwd=place.root)
+    assert (done.code, done.err.splitlines()[-1]) == (
+        2,
+        "stream: (stdin): nothing came: there is nothing to archive",
+    )
+    assert not (place.root / "a.tar.gz").exists()
+
+
 def test_what_was_just_recorded(place: Place) -> None:
     """A real run; what kernel evidence adds is not asked for here."""
     words = ("observe", "-q", "--runs", "runs", "--workspace", "empty", "--", "true")

@@ -232,9 +232,13 @@ CUT = LAYERS.split(b"\n", 1)[1].replace(b'"seq":1', b'"seq":0').replace(b'"seq":
         (LAYERS + ndjson(books_of(**MORE)), "of which 3 are in the stream and 0", 0),
         (CUT + ndjson(books_of()), "of which 2 are in the stream and 0", 0),
         (CUT + ndjson(books_of(filtered={}, aside={})), "of which 2 are in the stream", 0),
-        (layers()[KERNEL_FILE] + ndjson(books_of()), "the details of 1 events", 0),
-        (LAYERS + opened_badly() + b"\n" + ndjson(books_of()), "1 lines of the stream", 1),
-        (LAYERS + ndjson(books_of(), REJECT), "1 lines of the stream", 1),
+        (layers()[KERNEL_FILE] + ndjson(books_of()), "the details of 1 event are", 0),
+        (
+            LAYERS + opened_badly() + b"\n" + ndjson(books_of()),
+            "1 line of the stream was rejected",
+            1,
+        ),
+        (LAYERS + ndjson(books_of(), REJECT), "1 line of the stream was rejected", 1),
         (CUT + artifacts()[COMPANION_FILE] + b"\n", "of which 2 are in the stream", 0),
     ],
 )
