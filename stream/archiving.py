@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from anyio import from_thread, to_thread
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from stream.archive.assorting import Assort, Books
 from stream.archive.entries import Entry
 from stream.archive.gathering import DECODERS, Gathering, whole_lines
 from stream.archive.implied import imply
-from stream.archive.packing import archive_run, checked_run_id
+from stream.archive.packing import archive_run, checked_run_id, names_of
+from stream.archive.places import missing_from
 from stream.archive.spools import Spools
 from stream.archive.writing import Written, check_free, write_archive
 from stream.conclusion import missing_evidence
-from stream.errors import InputError
+from stream.errors import InputError, UnfinishedError, UsageError, number
 from stream.pipeline import Counts, Pipeline, Sink
 from stream.records.kernel import RawCapture, taint
 from stream.records.runner import (
@@ -31,7 +33,7 @@ from stream.records.runner import (
     RUNNER_FILE,
     SDK_FILE,
 )
-from stream.runfolder import check_folder
+from stream.runfolder import check_folder, is_finished, losses_of
 from stream.sources.ndjson import STDIN, NdjsonSource
 
 _EMPTY = (KERNEL_FILE, POLICY_FILE, SDK_FILE, RUNNER_FILE, DETAIL_FILE, MARKERS_FILE)
@@ -42,6 +44,7 @@ NO_EVENTS = "there are no events of a kernel feed in the stream"
 class Archived(Struct):
     written: Written
     counts: Counts | None = None  #: of a stream
+    losses: list[str] = field(default_factory=list)  #: of a run, as its recorder told them
 
 
 async def archive_folder(folder: Path, target: Path, *, force: bool = False) -> Archived:
@@ -49,12 +52,28 @@ async def archive_folder(folder: Path, target: Path, *, force: bool = False) -> 
 
     def work() -> Written:
         check_folder(folder)
+        _check_outside(folder, target)
+        _check_whole(folder)
         missing = {} if (folder / HEALTH_FILE).exists() else missing_evidence(folder)
         return archive_run(
             folder, target, missing=missing, force=force, look=from_thread.check_cancelled
         )
 
-    return Archived(await to_thread.run_sync(work))
+    written = await to_thread.run_sync(work)
+    return Archived(written, losses=losses_of(folder))
+
+
+def _check_outside(folder: Path, target: Path) -> None:
+    """What is put into a run is a file that its manifest does not know. Raises UsageError."""
+    place = Path(os.path.realpath(target))
+    if place.is_relative_to(os.path.realpath(folder)):
+        raise UsageError(f"{target}: it would lie inside of the run that it is made of")
+
+
+def _check_whole(folder: Path) -> None:
+    """Raises UnfinishedError where the recorder did not come to its end: nobody could verify it."""
+    if missing_from([*names_of(folder)]) or not is_finished(folder):
+        raise UnfinishedError(f"{folder}: it was not recorded to its end: see `stream verify`")
 
 
 async def archive_stream(
@@ -65,10 +84,14 @@ async def archive_stream(
 ) -> Archived:
     """Of stdin. Raises StreamError."""
     check_free(target, force=force)
+    if run_id is not None:
+        checked_run_id(run_id, "--run-id")
     stage, spools = Assort(), Spools(target)
     try:
         source = NdjsonSource(STDIN)
         await Pipeline[Any]((source,)).through(lambda: stage).into(spools, *sinks)
+        if not stage.counts.passed + stage.counts.rejected:
+            raise InputError("(stdin): nothing came: there is nothing to archive")
         agreed = _agreed(stage, run_id)
 
         def work() -> Written:
@@ -126,17 +149,18 @@ def _doubts(stage: Assort, books: Books, gathering: Gathering) -> Iterator[str]:
     if stage.books is None:
         yield NO_BOOKS
     if stage.counts.rejected:
-        yield f"{stage.counts.rejected} lines of the stream were rejected"
+        were = "was" if stage.counts.rejected == 1 else "were"
+        yield f"{number(stage.counts.rejected, 'line')} of the stream {were} rejected"
     counted = capture.dropped + capture.unparsed
     if lost != counted:
-        yield f"the books count {counted} lost events, and the gaps {lost}"
+        yield f"the books count {number(counted, 'lost event')}, and the gaps {lost}"
     if gathering.bare:
-        yield f"the details of {gathering.bare} events are not in the stream"
+        yield f"the details of {number(gathering.bare, 'event')} are not in the stream"
     seen = sum(capture.scopes.values())
     left_out = sum((books.filtered or {}).values()) + sum((books.aside or {}).values())
     if stage.books is not None and seen != gathering.events + left_out:
         what = f"{gathering.events} are in the stream and {left_out} are known to be left out"
-        yield f"the books count {seen} events, of which {what}"
+        yield f"the books count {number(seen, 'event')}, of which {what}"
 
 
 def _agreed(stage: Assort, run_id: str | None) -> str:
@@ -146,7 +170,7 @@ def _agreed(stage: Assort, run_id: str | None) -> str:
         found.pop(run_id, None)
         for other, place in found.items():
             raise InputError(f"{place}: of the run {other!r}, not of {run_id!r}")
-        return checked_run_id(run_id, "--run-id")
+        return run_id
     if not found:
         raise InputError("(stdin): no usable record names its run: name it with --run-id")
     (first, place), *others = found.items()

@@ -3,6 +3,7 @@
 StreamError             carries one sentence: the place, then what is wrong
 ├── UsageError          the words on the command line, or in the environment
 ├── InputError          a file or document that cannot be used at all
+│   └── UnfinishedError  a run that was not recorded to its end
 ├── OutputError         something could not be written; nothing that looks whole is left
 ├── EmitError           the words that a probe gave to emit-record
 ├── SpawnError          a program could not be started
@@ -29,6 +30,10 @@ class UsageError(StreamError):
 
 class InputError(StreamError):
     pass
+
+
+class UnfinishedError(InputError):
+    """Nothing that comes later can mend it."""
 
 
 class OutputError(StreamError):
@@ -67,6 +72,10 @@ def blaming(variable: str, is_to_blame: bool) -> Iterator[None]:
 def os_reason(error: OSError) -> str:
     """What the system said, without the errno number and the repeated path."""
     return (error.strerror or str(error)).lower()
+
+
+def number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def visible(text: str) -> str:

@@ -82,6 +82,11 @@ def check_folder(root: Path) -> None:
         raise InputError(f"{events}: {kind_of(mode)}, not a regular file")
 
 
+def is_finished(root: Path) -> bool:
+    """Whether its events come to their end. Raises InputError."""
+    return _told(root / EVENTS_FILE).is_finished
+
+
 def profile_of(root: Path) -> Profile:
     """What the run says that it is to be held to."""
     try:
@@ -108,21 +113,21 @@ def examine(root: Path) -> Iterator[Finding]:
         if not told.is_lossy or os.path.lexists(root / MANIFEST_FILE):
             yield from _manifest_findings(metadata, told, digests, root)
     yield from _diff_findings(metadata, told, digests, root)
-    yield from _own_findings(root)
+    for what in losses_of(root):
+        message = f"the recorder itself lost: {what}"
+        yield _finding("run.incomplete", message, root / SUMMARY_FILE)
 
 
-def _own_findings(root: Path) -> Iterator[Finding]:
+def losses_of(root: Path) -> list[str]:
     """What the recorder itself knows to be missing. That the summary is the one that it wrote is
     looked at with the other artifacts."""
     where = root / SUMMARY_FILE
     try:
         if not stat.S_ISREG(where.lstat().st_mode):
-            return
-        summary = convert(read_document(where), RunSummary, where)
+            return []
+        return convert(read_document(where), RunSummary, where).incomplete
     except (OSError, InputError):
-        return
-    for what in summary.incomplete:
-        yield _finding("run.incomplete", f"the recorder itself lost: {what}", where)
+        return []
 
 
 def _told(path: Path) -> Told:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from stream.errors import os_reason
+from stream.errors import number, os_reason
 from stream.evidence.commands import digest_of
 from stream.evidence.moments import Moment
 from stream.evidence.policy import PolicyLayer
@@ -29,6 +29,17 @@ from stream.records.runner import (
 )
 from stream.system import write_all
 
+#: Why a line could not be used, for people.
+_MEANING = {
+    "not_a_record": "no JSON of the form that is expected there",
+    "overlong": "too long to be read",
+    "torn": "cut off before its end",
+    "foreign_run": "of another run",
+    "unusable_name": "a name of a call or tool that is no text, empty or too long",
+    "no_decision": "it names no decision",
+    "unnamed_tool": "it names no tool",
+    "left_out": "more than can be told apart",
+}
 MOST_KEPT = 100_000  #: events of the SDK layer: an agent may say what it wants, and without end
 
 
@@ -142,7 +153,8 @@ class Testimony:
             self._not_used("policy layer", reason, count)
 
     def _not_used(self, channel: str, why: str, count: int) -> None:
-        sentence = f"{count} lines of the {channel} were not used: {why}"
+        lines = number(count, "line")
+        sentence = f"{lines} of the {channel} could not be used: {_MEANING[why]} ({why})"
         self.miss(Unused(channel.partition(" ")[0], why, count, sentence))
 
     def _take(self, said: Sequence[Any]) -> None:

@@ -20,13 +20,14 @@ from msgspec import Struct
 from stream.archive.chain import LayerFiles
 from stream.codec import join_lines
 from stream.conclusion import Account, Course, conclude
-from stream.errors import FeedError, RequiredError, os_reason
+from stream.errors import FeedError, RequiredError, number, os_reason
 from stream.evidence.commands import asked_in, known_by
 from stream.evidence.sdk import Unused
 from stream.evidence.surface import Surface
 from stream.pipeline import Batch, Pipeline, Write
 from stream.recorder.cgroup import Cgroup
 from stream.recorder.channels import Channels, Sdk
+from stream.recorder.decisions import DecisionLog
 from stream.recorder.disclosure import Disclosure
 from stream.recorder.guard import Guard
 from stream.recorder.invocation import Ending
@@ -79,6 +80,7 @@ class KernelWitness:
                 "otel": self._testimony.hear_otel,
             },
         )
+        self._decisions = DecisionLog(wish.policy_log) if wish.policy_log else None
         self._surface = Surface()
         self._normalize = Normalize(recording.run_id, surface=self._surface, keeps_times=True)
         self._times = Times(recording.folder)
@@ -210,15 +212,16 @@ class KernelWitness:
             self._warn(f"--sdk {asked}: nothing was told{hint if asked == 'hooks' else ''}")
 
     def _read_policy(self) -> None:
-        path = self._wish.policy_log
-        if path is None:
+        log = self._decisions
+        if log is None:
             return
-        try:
-            with path.open("rb") as file:
-                while block := file.read(1 << 20):
-                    self._testimony.decide(block)
-        except OSError as error:
-            self._miss("policy", f"--policy {path}: {os_reason(error)}")
+        for block in log.read():
+            self._testimony.decide(block)
+        log.close()
+        for unused in log.unused:
+            self._testimony.miss(unused)
+        for sentence in log.warnings:
+            self._warn(sentence)
 
     def _miss(self, channel: str, sentence: str) -> None:
         self._testimony.miss(Unused(channel, "unread", 1, sentence))
@@ -237,7 +240,7 @@ class KernelWitness:
         if self._normalize.capture is None:
             reasons.append(UNFINISHED)
         if lost:
-            reasons.append(f"{lost} lines could not be written")
+            reasons.append(f"{number(lost, 'line')} could not be written")
         capture.unknown_loss = "; ".join(reasons)
         taint(capture)
         return capture

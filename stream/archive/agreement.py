@@ -60,6 +60,7 @@ _KINDS = {*EVENT_TYPES.values()}
 _PORT = re.compile("0|[1-9][0-9]{0,4}")
 #: Absolute; or, where it lies in no folder, as `pipe:[5]`.
 _PLACE = re.compile(r"(?:/|[a-z_0-9]+:)(?:[^\\\0]|\\\\|\\x[0-9a-f]{2})*", re.DOTALL)
+_OTHER_FAMILY = re.compile(r"af[0-9]{1,5}:[0-9a-f]*")  #: of addresses that no text is made of
 _ONLY_BEGUN = (-114, -115)  #: of a connect: EALREADY, EINPROGRESS
 
 
@@ -102,6 +103,8 @@ def value_strangeness(event: KernelEvent) -> str:
 
 
 def _is_endpoint(text: str) -> bool:
+    if _OTHER_FAMILY.fullmatch(text):
+        return True
     host, colon, port = text.rpartition(":")
     if not colon or not _PORT.fullmatch(port) or int(port) > 0xFFFF:
         return False

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from stream.errors import visible
+from stream.records.runner import ARCHIVE_MANIFEST
 
 BLOCK = 512
 ZEROS = bytes(BLOCK)
@@ -28,6 +29,7 @@ _FIELDS = (
     *(("link name", 157, 257), ("magic", 257, 265), ("uname", 265, 297)),
     *(("gname", 297, 329), ("device", 329, 345), ("rest", 345, 512)),
 )
+_OTHER = "made by another tar, or changed"
 _KINDS = {
     b"1": ("security.link", "a hard link"),
     b"2": ("security.link", "a symbolic link"),
@@ -90,8 +92,7 @@ def decode_header(block: bytes, long_name: bytes | None = None) -> Header:
     wanted = _block(name, size, kind)
     faults = []
     if kind not in (_REGULAR, _LONG_NAME):
-        rule, what = _KINDS.get(kind, ("security.type", "an entry of an unknown type"))
-        faults.append(Fault(rule, f"{what}, not a regular file"))
+        faults.append(_kind_fault(kind))
     if block != wanted:
         faults += _field_faults(block, wanted)
     if long_name is not None:
@@ -101,6 +102,14 @@ def decode_header(block: bytes, long_name: bytes | None = None) -> Header:
     if kind == _LONG_NAME and name != _LONG_LINK:
         faults.append(Fault("security.hidden_bytes", "a long name has a name of its own"))
     return Header(name, size, kind == _LONG_NAME, faults)
+
+
+def may_begin(block: bytes) -> bool:
+    """Whether it may be the first block of a tar, or what is left of one of ours."""
+    is_ours = block.startswith(ARCHIVE_MANIFEST.encode() + b"\0")
+    is_header = len(block) == BLOCK and _number(block[148:156]) == _sum(block)
+    is_end = bool(block) and not block.strip(b"\0")
+    return is_ours or is_header or is_end or block[257:262] == b"ustar"
 
 
 def decode_long_name(data: bytes) -> bytes:
@@ -170,18 +179,31 @@ def _size(field: bytes) -> int:
     return size
 
 
+def _kind_fault(kind: bytes) -> Fault:
+    if kind == b"0":  # as most tars say it
+        return Fault("security.type", f"{_OTHER}: the type of a regular file is '0', not NUL")
+    unknown = ("security.type", f"an entry of the unknown type {_shown(kind)}")
+    rule, what = _KINDS.get(kind, unknown)
+    return Fault(rule, f"{what}, not a regular file")
+
+
 def _field_faults(block: bytes, wanted: bytes) -> Iterator[Fault]:
     for field, start, end in _FIELDS:
         if field not in ("checksum", "type") and block[start:end] != wanted[start:end]:
-            yield _field_fault(field, block[start:end])
+            yield _field_fault(field, block[start:end], wanted[start:end])
     if block[148:156] != _checksum(block):
-        yield _field_fault("checksum", block[148:156])
+        message = f"{_OTHER}: the header's checksum is right, but written in another form"
+        yield Fault("security.header", message)
 
 
-def _field_fault(field: str, found: bytes) -> Fault:
+def _field_fault(field: str, found: bytes, wanted: bytes) -> Fault:
     if field in ("name", "rest", "device", "link name"):
         return Fault(
             "security.hidden_bytes", f"the header's {field} holds what should not be there"
         )
-    shown = visible(found.rstrip(b"\0").decode("utf-8", "backslashreplace"))
-    return Fault("security.header", f"the header's {field} is {shown!r}, as in no archive")
+    what = f"the header's {field} is {_shown(found)}, not {_shown(wanted)}"
+    return Fault("security.header", f"{_OTHER}: {what}")
+
+
+def _shown(field: bytes) -> str:
+    return repr(visible(field.rstrip(b"\0").decode("utf-8", "backslashreplace")))

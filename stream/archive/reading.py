@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from msgspec import Struct
 
+from stream.archive.gzip import KNOWN, LENGTH, MAGIC, beginning, told, what_is_in
 from stream.archive.header import (
     BLOCK,
     LONGEST_NAME,
@@ -24,18 +25,17 @@ from stream.archive.header import (
     Header,
     decode_header,
     decode_long_name,
+    may_begin,
     name_fault,
 )
 from stream.archive.limits import Limits
 
-MAGIC = b"\x1f\x8b"
-#: ours, as `gzip -n`, and the reference's
-_HEADERS = (b"\x08\0\0\0\0\0\0\x03", b"\x08\0\0\0\0\0\x02\xff")
 _READ = 1 << 18
 _CHUNK = 1 << 20
 _TRAILER = 8
 _AHEAD = 3
 _ENOUGH = 1 << 18
+_NO_TAR = "not an archive: what is compressed in it is no tar"
 
 
 class NoArchive(Exception):  # noqa: N818  # said as the answer that there is none
@@ -123,6 +123,8 @@ def contents_of(parts: Iterator[Part], name: str) -> Iterator[bytes]:
 
 def _entries(tape: _Tape, limits: Limits) -> Iterator[Part]:
     count = 0
+    if not may_begin(tape.next_to(BLOCK)):
+        raise NoArchive(_NO_TAR)
     while (block := tape.exactly(BLOCK)) != ZEROS:
         count += 1
         if count > limits.entries:
@@ -188,6 +190,12 @@ class _Tape:
         self._at += len(piece)
         return piece
 
+    def next_to(self, length: int) -> bytes:
+        """What comes next stays where it is; at the end there is less of it."""
+        while len(self._block) - self._at < length and (more := next(self._blocks, b"")):
+            self._block, self._at = self._block[self._at :] + more, 0
+        return self._block[self._at : self._at + length]
+
     def exactly(self, length: int) -> bytes:
         pieces = []
         while length:
@@ -226,12 +234,12 @@ class _Counter:
 
 def _inflated(file: BinaryIO, limits: Limits) -> Iterator[bytes]:
     counter = _Counter(limits)
-    head = file.read(10)
+    head = file.read(LENGTH)
     counter.take(head)
     if head[:2] != MAGIC:
         raise NoArchive("not an archive: it does not begin as gzip does")
-    if head[2:] not in _HEADERS:
-        raise BrokenArchive("security.gzip_header", "the gzip header is none that is written here")
+    if head[2:] not in KNOWN:
+        raise _odd_header(head, file)
     engine = zlib.decompressobj(-zlib.MAX_WBITS)
     held = b""
     while block := file.read(_READ):
@@ -243,6 +251,14 @@ def _inflated(file: BinaryIO, limits: Limits) -> Iterator[bytes]:
         raise BrokenArchive("integrity.truncated", "the gzip data ends too early")
     if held != struct.pack("<II", counter.sum, counter.bytes & 0xFFFFFFFF):
         raise BrokenArchive("integrity.gzip", "the gzip checksum or length is wrong")
+
+
+def _odd_header(head: bytes, file: BinaryIO) -> Exception:
+    found, deflated = what_is_in(head.ljust(LENGTH, b"\0"), file.read(_READ))
+    first = beginning(deflated, BLOCK)
+    if first is not None and not may_begin(first):
+        return NoArchive(_NO_TAR)
+    return BrokenArchive("security.gzip_header", told(found))
 
 
 def _decoded(engine: zlib._Decompress, data: bytes, counter: _Counter) -> Iterator[bytes]:

@@ -68,6 +68,8 @@ def archive(
                 if value is not None:
                     raise UsageError(f"{flag}: it goes with `-` only")
             done = await archive_folder(Path(source), target, force=force)
+        for what in done.losses:
+            say(f"archive: the record is incomplete: {what}")
         say(_closing(done, target))
         return 1 if done.counts and done.counts.rejected else 0
 

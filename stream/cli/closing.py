@@ -49,7 +49,7 @@ def conclude(observed: Observed, recording: Recording, *, quiet: bool) -> None:
     if recording.workspace_mode == "empty" and summary.changed_paths:
         say(f"stream: what it made is in {_shown(recording.workspace)}")
     say(f"stream: to check the record: stream check {_shown(recording.folder)}")
-    if summary.kernel_layer is not None:
+    if summary.kernel_layer not in (None, "absent"):
         say(f"stream: and what the kernel says: stream verify {_shown(recording.folder)}")
 
 
@@ -109,7 +109,7 @@ async def put_away(
     from anyio import CancelScope
 
     from stream.archiving import archive_folder
-    from stream.errors import StreamError
+    from stream.errors import StreamError, UnfinishedError
 
     later = f"stream archive {_shown(recording.folder)} -o {target}"
     with CancelScope() as scope:
@@ -118,7 +118,8 @@ async def put_away(
             done = await archive_folder(recording.folder, target)
         except StreamError as error:
             say(f"stream: not archived: {error}")
-            say(f"stream: once that is mended: {later}")
+            if not isinstance(error, UnfinishedError):
+                say(f"stream: once that is mended: {later}")
             return False
         if not quiet:
             say(f"stream: archived in {target}: {number(done.written.entries, 'file')}")

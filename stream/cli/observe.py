@@ -110,7 +110,8 @@ def observe(
     policy: Path | None = typer.Option(
         None,
         metavar="FILE",
-        help="With --kernel: CloudEvents that a policy engine writes meanwhile, one a line.",
+        help="With --kernel: CloudEvents that a policy engine writes during the run, one a line."
+        " What was there before does not count.",
     ),
     sdk: Literal["stream-json", "hooks", "otel"] | None = typer.Option(
         None, help="With --kernel: who tells of the agent's tool calls. Default: stream-json."

@@ -59,7 +59,7 @@ def check_new(target: Path) -> None:
     from stream.errors import OutputError, UsageError
 
     if os.path.lexists(target):
-        raise UsageError(f"{target}: it is there already")
+        raise UsageError(f"{target}: it is there already: name another file, or remove it")
     if not os.access(target.absolute().parent, os.W_OK | os.X_OK):
         raise OutputError(f"{target}: there is no such folder, or it cannot be written to")
 

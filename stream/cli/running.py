@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import typer
 from typer.core import TyperCommand
 
+from stream.errors import number as number  # as the commands say it
+
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
@@ -81,10 +83,6 @@ def split_words(words: list[str], flag: str) -> list[str]:
     if words and not parts:  # --probe "$unset" must not mean all of them
         raise typer.BadParameter(f"{flag} names nothing")
     return parts
-
-
-def number(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def seconds(value: float) -> float:

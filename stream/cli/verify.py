@@ -26,7 +26,10 @@ def register(app: typer.Typer) -> None:
 
 def verify(
     target: Path | None = typer.Argument(
-        None, metavar="ARCHIVE|RUN", help="An archive, or the folder of a run."
+        None,
+        metavar="ARCHIVE|RUN",
+        readable=False,  # whoever opens it says so, as the other commands do
+        help="An archive, or the folder of a run.",
     ),
     as_json: bool = typer.Option(
         False, "--json", help="Findings to stdout as records, also on a terminal."

@@ -64,6 +64,53 @@ def test_a_run_there_and_back(place: Place) -> None:
     assert place.stream("archive", folder, "-o", target, "--force").code == 0
 
 
+@pytest.mark.parametrize("spoil", ["events.jsonl", "artifacts/manifest.json", KERNEL_FILE])
+def test_a_run_that_was_not_recorded_to_its_end(place: Place, spoil: str) -> None:
+    """A full disk leaves what a killed recorder does: no archive of it could be verified."""
+    folder = run_folder(place.root / "run")
+    if spoil == "events.jsonl":
+        whole = (folder / spoil).read_bytes().splitlines(keepends=True)
+        (folder / spoil).write_bytes(b"".join(whole[:-1]))
+    else:
+        (folder / spoil).unlink()
+    target = place.root / "a.tar.gz"
+    done = place.stream("archive", folder, "-o", target)
+    said = f"stream: {folder}: it was not recorded to its end: see `stream verify`\n"
+    assert (done.code, done.err) == (2, said)
+    assert not target.exists()
+
+
+def test_what_the_recorder_lost_is_said(place: Place) -> None:
+    folder = run_folder(place.root / "run")
+    summary = json.loads((folder / "artifacts/summary.json").read_bytes())
+    lost = "artifacts/x: no space left on device"
+    (folder / "artifacts/summary.json").write_text(json.dumps({**summary, "incomplete": [lost]}))
+    done = place.stream("archive", folder, "-o", place.root / "a.tar.gz")
+    assert done.code == 0
+    assert f"archive: the record is incomplete: {lost}\n" in done.err
+
+
+@pytest.mark.parametrize("where", ["run/artifacts/a.tar.gz", "link/a.tar.gz", "run/a.tar.gz"])
+def test_an_archive_does_not_go_into_its_run(place: Place, where: str) -> None:
+    folder = run_folder(place.root / "run")
+    (place.root / "link").symlink_to(folder / "layers")
+    done = place.stream("archive", folder, "-o", place.root / where)
+    said = "it would lie inside of the run that it is made of"
+    assert (done.code, done.err) == (2, f"stream: {place.root / where}: {said}\n")
+    assert place.stream("verify", folder).code == 0
+
+
+@pytest.mark.parametrize("came", [b"", b"\n\n"])
+def test_nothing_came(place: Place, came: bytes) -> None:
+    words = ("archive", "-", "--run-id", "r", "-o", "a.tar.gz")
+    done = place.stream(*words, data=came, cwd=place.root)
+    assert (done.code, done.err.splitlines()[-1]) == (
+        2,
+        "stream: (stdin): nothing came: there is nothing to archive",
+    )
+    assert not (place.root / "a.tar.gz").exists()
+
+
 def test_what_was_just_recorded(place: Place) -> None:
     """A real run; what kernel evidence adds is not asked for here."""
     words = ("observe", "-q", "--runs", "runs", "--workspace", "empty", "--", "true")

@@ -179,6 +179,22 @@ def test_what_another_tar_writes(tmp_path: Path, files: Files) -> None:
     assert {"security.renaming", "security.header"} <= found(tmp_path, made.getvalue())
 
 
+def test_an_ordinary_tar_is_told_as_one(tmp_path: Path) -> None:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        member = tarfile.TarInfo("raw.ndjson")
+        member.uname = "dev"
+        tar.addfile(member)
+    target = tmp_path / "x.tar.gz"
+    target.write_bytes(packed(made.getvalue()))
+    messages = {item.message for item in verify(target).findings}
+    assert {
+        "made by another tar, or changed: the type of a regular file is '0', not NUL",
+        "made by another tar, or changed: the header's uname is 'dev', not 'assay'",
+        "begins with raw.ndjson, not with the manifest",
+    } <= messages
+
+
 # ---------------------------------------------------------------- gzip
 
 
@@ -188,20 +204,36 @@ def raw_gzip(tar: bytes, header: bytes) -> bytes:
     return header + body + struct.pack("<II", zlib.crc32(tar), len(tar))
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        b"\x1f\x8b\x08\x08\0\0\0\0\0\x03name\0",
-        b"\x1f\x8b\x08\x04\0\0\0\0\0\x03\x04\0more",
-        b"\x1f\x8b\x08\x10\0\0\0\0\0\x03comment\0",
-        b"\x1f\x8b\x08\0\x01\x02\x03\x04\0\x03",
-        b"\x1f\x8b\x07\0\0\0\0\0\0\x03",
-    ],
-)
-def test_a_gzip_header_with_more_in_it(tmp_path: Path, tar: bytes, header: bytes) -> None:
+HEADERS = [
+    (b"\x1f\x8b\x08\x08\0\0\0\0\0\x03name\0", "has a file name ('name')"),
+    (b"\x1f\x8b\x08\x04\0\0\0\0\0\x03\x04\0more", "has extra fields"),
+    (b"\x1f\x8b\x08\x10\0\0\0\0\0\x03comment\0", "has a comment ('comment')"),
+    (b"\x1f\x8b\x08\x02\0\0\0\0\0\x03\1\2", "has a checksum of its own"),
+    (b"\x1f\x8b\x08\0\0\x2f\x0d\x5c\0\x03", "has a time (2018-12-09 15:04:32 UTC)"),
+    (b"\x1f\x8b\x08\x08\0\x2f\x0d\x5c\0\x03x\0", ") and a file name ('x')"),
+    (b"\x1f\x8b\x08\0\0\0\0\0\x02\x03", "has marks of another compressor (2, 3)"),
+    (b"\x1f\x8b\x07\0\0\0\0\0\0\x03", "is none that is written here"),
+]
+
+
+@pytest.mark.parametrize(("header", "what"), HEADERS)
+def test_a_gzip_header_with_more_in_it(
+    tmp_path: Path, tar: bytes, header: bytes, what: str
+) -> None:
     target = tmp_path / "x.tar.gz"
     target.write_bytes(raw_gzip(tar, header))
-    assert rules(target) == {"security.gzip_header"}
+    (told,) = verify(target).findings
+    assert told.rule == "security.gzip_header"
+    assert what in told.message
+
+
+@pytest.mark.parametrize("header", [b"\x1f\x8b\x08\0\0\0\0\0\0\x03", HEADERS[0][0]])
+@pytest.mark.parametrize("data", [b"{}\n", b"", b"text\n" * 1000])
+def test_what_was_compressed_is_no_archive(tmp_path: Path, header: bytes, data: bytes) -> None:
+    target = tmp_path / "x.gz"
+    target.write_bytes(raw_gzip(data, header))
+    with pytest.raises(InputError, match="what is compressed in it is no tar"):
+        verify(target)
 
 
 def test_a_second_member(tmp_path: Path, tar: bytes) -> None:

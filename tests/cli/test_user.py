@@ -105,7 +105,8 @@ def test_what_may_not_be_read(open_place: Place, run: Run) -> None:
     assert [finding["rule"] for finding in done.records] == ["gate.readable"]
     secret = place.root / "secret.json"
     write_script(secret, "{}", 0o000)
-    for words in (["validate", secret], ["listen", secret], ["matrix", "--catalog", secret]):
+    catalog = ["matrix", "--catalog", secret]
+    for words in (["validate", secret], ["listen", secret], ["verify", secret], catalog):
         done = run(*words)
         assert (done.code, done.out) == (2, b"")
         assert "secret.json: permission denied" in done.err

@@ -19,6 +19,7 @@ from tests.recorder.runs import Run, observe, records
 
 EXPORT = Path(__file__).parents[1] / "data/claude/parallel.otel.ndjson"
 SECRET = "ghp_0Aa1Bb2Cc30Aa1Bb2Cc30Aa1Bb2Cc30Aa1Bb2"
+NO_RECORD = "no JSON of the form that is expected there (not_a_record)"
 HOOKS = ("--kernel", "auto", "--sdk", "hooks")
 OTEL = ("--kernel", "auto", "--sdk", "otel")
 KERNELS = [
@@ -142,8 +143,8 @@ def test_lines_of_hooks_that_are_none_are_counted(place: Place) -> None:
     run = observe(place, *HOOKS, "--", "sh", "-c", agent, check=False)
     verify(place, run)
     assert run.summary["incomplete"] == [
-        "1 lines of the hooks were not used: not_a_record",
-        "1 lines of the hooks were not used: torn",
+        f"1 line of the hooks could not be used: {NO_RECORD}",
+        "1 line of the hooks could not be used: cut off before its end (torn)",
     ]
 
 
@@ -199,7 +200,7 @@ def test_bodies_that_are_none_are_counted(place: Place) -> None:
     path.write_bytes(b"nothing\n" + EXPORT.read_bytes())
     run = observe(place, *OTEL, "--", sys.executable, "-c", SEND, path, check=False)
     verify(place, run)
-    assert run.summary["incomplete"] == ["1 lines of the otel were not used: not_a_record"]
+    assert run.summary["incomplete"] == [f"1 line of the otel could not be used: {NO_RECORD}"]
     assert len(layer(run, "sdk")) == 12
 
 

@@ -55,23 +55,25 @@ def kernel(run: Run) -> list[Any]:
     return records(run.folder / "layers/kernel.ndjson")
 
 
-def policy_log(place: Place) -> Path:
-    """What an engine would have written: a decision for each call of the sequence."""
-    path = place.root / "policy.ndjson"
+def deciding(place: Place, program: Path, log: Path) -> tuple[str | Path, ...]:
+    """The words of a run in which an engine decides about each call of the sequence. The log has
+    the decisions of every run of it."""
+    decisions = place.root / "decisions.ndjson"
     calls = (("call_write", "write_file"), ("call_read", "read_file"), ("call_reach", "http_get"))
-    lines = [
-        {**DECISION, "data": {"tool": tool, "tool_call_id": id_, "decision": "allow"}}
-        for id_, tool in calls
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    decisions.write_text("".join(decision(id_, tool) for id_, tool in calls))
+    script = f"cat {decisions} >>{log}; exec {program}"
+    return "--policy", log, "--workspace", "empty", "--", "sh", "-c", script
+
+
+def decision(call: str, tool: str) -> str:
+    data = {"tool": tool, "tool_call_id": call, "decision": "allow"}
+    return json.dumps({**DECISION, "data": data}) + "\n"
 
 
 def sequence_run(place: Place, sequence: Path, feed: tuple[str, ...], name: str) -> Path:
     """Recorded under one name, and moved out of the way: so that its paths are the same."""
-    policy = policy_log(place)
-    words = ("--run-id", "sequence", "--workspace", "empty")
-    run = observe(place, *feed, "--policy", policy, *words, "--", sequence)
+    words = deciding(place, sequence, place.root / "policy.ndjson")
+    run = observe(place, *feed, "--run-id", "sequence", *words)
     assert run.done.code == 0, run.done.err
     kept = place.root / name
     shutil.move(run.folder, kept)

@@ -262,6 +262,11 @@ def test_there_is_no_room_for_the_layers(place: Place, small_disk: Path) -> None
     assert written + int(lost[1]) >= 5000
     assert place.stream("check", run.folder).code == 1
     assert place.stream("verify", run.folder).code == 1
+    target = place.root / "run.tar.gz"
+    again = place.stream("archive", run.folder, "-o", target)
+    assert again.code == 2
+    assert f"{run.folder}: it was not recorded to its end: see `stream verify`" in again.err
+    assert not target.exists()
 
 
 @pytest.mark.parametrize("mode", ["redacted", "hashed"])

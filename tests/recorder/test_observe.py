@@ -328,6 +328,7 @@ WRONG = [
     (["--run-id", "../x", "--", "true"], "--run-id '../x'"),
     (["--run-id", "a.b", "--kernel", "auto", "--", "true"], "--run-id 'a.b': with --kernel or"),
     (["--run-id", "a.b", "--archive", "x.tar.gz", "--", "true"], "--run-id 'a.b': with --kernel"),
+    (["--archive", "empty.md", "--", "true"], "there already: name another file, or remove it"),
     (["--run-id", "taken", "--", "true"], "taken: this run exists already"),
     (["--runs", "empty.md", "--", "true"], "empty.md"),
     (["--wrap", "x", "--no-wrap", "--", "true"], "--wrap and --no-wrap do not go together"),

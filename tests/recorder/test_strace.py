@@ -14,7 +14,7 @@ from tests.cli.test_user import Run as Stream
 from tests.cli.test_user import open_place, run
 from tests.kernel.test_strace import NO_PTRACE, TRACER, program
 from tests.recorder.runs import Run, observe, records
-from tests.recorder.test_kernel import ARTIFACTS, SEQUENCE, artifact, health, policy_log
+from tests.recorder.test_kernel import ARTIFACTS, SEQUENCE, artifact, deciding, health
 
 __all__ = ["open_place", "run"]
 pytestmark = [
@@ -32,10 +32,11 @@ def test_an_ordinary_user(open_place: Place, run: Stream) -> None:
     runs.mkdir()
     runs.chmod(0o1777)
     sequence = program(SEQUENCE.read_text(), open_place.root)
-    words = ["--policy", policy_log(open_place), "--runs", runs, "--run-id", "sequence"]
+    decided = deciding(open_place, sequence, runs / "policy.ndjson")
+    words = ["--runs", runs, "--run-id", "sequence", *decided]
     kept = []
     for number in range(2):
-        done = run("observe", *REQUIRED, *words, "--workspace", "empty", "--", sequence)
+        done = run("observe", *REQUIRED, *words)
         assert done.code == 0, done.err
         for check in ("check", "verify"):
             checked = run(check, runs / "sequence")

@@ -1,0 +1,88 @@
+"""A log in which somebody else writes down decisions while a run lasts.
+
+What was in it before is of other runs: it is told apart by where the log ended when the run began.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from stream.errors import os_reason
+from stream.evidence.sdk import Unused
+
+_CHANNEL = "policy"
+_BLOCK = 1 << 20
+_TAIL = 1 << 12  #: bytes before the end by which it is known again
+
+
+class DecisionLog:
+    """Made when the run begins, and read when it is over."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1  # held, so that no other file can get its number
+        self._size = 0
+        self._tail = b""
+        self.unused: list[Unused] = []
+        self.warnings: list[str] = []
+        try:
+            # A pipe is not opened before it is read: that would take its writer's reader away.
+            if stat.S_ISREG(path.stat().st_mode):
+                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                self._size = os.fstat(self._fd).st_size
+                self._tail = self._tail_in(self._fd)
+        except FileNotFoundError:
+            pass  # the first decision makes it
+        except OSError as error:
+            self._miss("unread", os_reason(error))
+        except ValueError as error:  # a NUL in the path
+            self._miss("unread", str(error))
+
+    def read(self) -> Iterator[bytes]:
+        """What was written there since."""
+        if self.unused:
+            return
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                beginning = self._beginning(file.fileno())
+                if beginning:
+                    file.seek(beginning)
+                is_silent = True
+                while block := file.read(_BLOCK):
+                    is_silent = False
+                    yield block
+            if beginning and is_silent:
+                what = f"--policy {self._path}: nothing was written there during the run"
+                self.warnings.append(f"{what}, and what was there before it does not count")
+        except OSError as error:
+            self._miss("unread", os_reason(error))
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            with suppress(OSError):
+                os.close(self._fd)
+            self._fd = -1
+
+    def _beginning(self, fd: int) -> int:
+        """Where what was written since begins: 0 where that cannot be told."""
+        if self._fd < 0:
+            return 0
+        whole = "all of it is taken for decisions of this run"
+        if not os.path.samestat(os.fstat(fd), os.fstat(self._fd)):
+            self._miss("replaced", f"another file took its place meanwhile, and {whole}")
+            return 0
+        if os.fstat(fd).st_size < self._size or self._tail_in(fd) != self._tail:
+            self._miss("shortened", f"what was in it before was taken away, and {whole}")
+            return 0
+        return self._size
+
+    def _tail_in(self, fd: int) -> bytes:
+        start = max(0, self._size - _TAIL)
+        return os.pread(fd, self._size - start, start)
+
+    def _miss(self, why: str, sentence: str) -> None:
+        self.unused.append(Unused(_CHANNEL, why, 1, f"--policy {self._path}: {sentence}"))
