@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -609,6 +610,30 @@ def test_what_others_do_while_somebody_else_tells_is_named(run: Run) -> None:
     found = run.correlated()
     assert named(found) == [OTHERS, OUTSIDE]
     assert found.report.status == "partial"
+
+
+def test_what_many_are_yet_to_tell_fills_no_memory(run: Run) -> None:
+    """Of who starts them one by one, and is at work in between."""
+    many = range(1000, 2500)
+    for pid in many:
+        run.forks(pid)
+        run.opens()
+    for pid in many:
+        run.teller = pid
+        run.start(str(pid))
+        run.opens(pid=pid)
+        run.end(str(pid))
+        run.exits(pid)
+    run.allows_all()
+    tracemalloc.start()
+    try:
+        found = run.correlated()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert OTHERS in named(found)
+    assert found.unbound == {"event_1012": 1500, "event_1013": 1500, "openat": 1500}
+    assert peak < 5000 * len(many)
 
 
 def test_who_starts_the_agent_is_no_other(run: Run) -> None:
