@@ -934,6 +934,42 @@ def test_each_doubt_has_a_name(run: Run, change: Any, expected: list[str]) -> No
     assert found.report.status == ("partial" if expected else "clean")
 
 
+LOG_REPLACED = "told_and_not_used:log,replaced"
+REPLACED = [LOG_REPLACED.replace("log", "hooks"), LOG_REPLACED]
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"path": "/runs/r", "to_path": "/runs/s"}, REPLACED),
+        ({"path": "/tmp/x", "to_path": "/runs"}, REPLACED),
+        ({"path": HOME, "to_path": "/tmp/x"}, REPLACED),
+        ({"path": "/tmp/link/r", "to_path": "/tmp/x"}, REPLACED),
+        ({"path": "/tmp/link/r/.wrappers/sdk-events.ndjson"}, [LOG_REPLACED]),
+        ({"path": "/home/a", "to_path": "/home/runs"}, []),  # called like one that is above
+        ({"path": "/runs/s", "to_path": "/runs/t"}, []),
+        ({"path": "/run", "to_path": "/tmp/x"}, []),
+        ({"path": "/runs/other/.wrappers/sdk-events.ndjson"}, []),  # of a run inside of this one
+        ({"path": "/runs/other/.wrappers", "to_path": "/tmp/x"}, []),
+        ({"path": "/home/a", "to_path": "/home/runs", "is_plain": False}, REPLACED),
+        ({"path": "/home/a", "to_path": "runs"}, REPLACED),
+        ({"path": "/proc/self/fd/3/runs", "to_path": "/tmp/x"}, REPLACED),
+        ({"path": "/home/link/../runs", "to_path": "/tmp/x"}, REPLACED),
+        ({"path": "/x/.wrappers/sdk-events.ndjson", "is_whole": False}, [LOG_REPLACED]),
+    ],
+)
+@pytest.mark.parametrize("has_hooks", [True, False])
+def test_only_this_runs_channels_are_replaced_and_only_those_in_use(
+    run: Run, told: dict[str, Any], expected: list[str], *, has_hooks: bool
+) -> None:
+    if not has_hooks:
+        run.markers[0].helpers = []
+        expected = expected[-1:]
+    one_call(run)
+    run.touches(kind=RENAME, **told)
+    assert [name for name in named(run.correlated()) if "replaced" in name] == expected
+
+
 @pytest.mark.parametrize(
     ("books", "missing"),
     [
