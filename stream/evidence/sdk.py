@@ -55,15 +55,6 @@ class Said(Struct, frozen=True):
     moment: Moment | None  #: None: no end of a call, or nobody knows when
 
 
-class Unused(Struct, frozen=True):
-    """What was told somewhere, and could not be used."""
-
-    channel: str
-    why: str
-    count: int
-    sentence: str
-
-
 def log_environment(run_id: str, path: str) -> dict[str, str]:
     """What a child needs to append to the event log."""
     return {LOG_VARIABLE: path, RUN_VARIABLE: run_id, SCHEMA_VARIABLE: SDK_EVENT}
