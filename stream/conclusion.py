@@ -26,9 +26,9 @@ from stream.evidence.companion import make_companion
 from stream.evidence.correlation import Correlation, correlate
 from stream.evidence.health import make_health
 from stream.evidence.moments import Written, place, told_apart
-from stream.evidence.sdk import Unused
 from stream.evidence.steps import kernel_steps, lost_between
 from stream.evidence.surface import Surface
+from stream.evidence.unused import Unused
 from stream.recorder.disclosure import Disclosure
 from stream.recorder.invocation import Ending
 from stream.recorder.outputs import NOT_OURS

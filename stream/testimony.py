@@ -20,7 +20,8 @@ from stream.errors import number, os_reason
 from stream.evidence.commands import digest_of
 from stream.evidence.moments import Moment
 from stream.evidence.policy import PolicyLayer
-from stream.evidence.sdk import SdkLayer, Unused, log_environment
+from stream.evidence.sdk import SdkLayer, log_environment
+from stream.evidence.unused import Unused
 from stream.recorder.channels import Sdk
 from stream.recorder.disclosure import Disclosure
 from stream.records.runner import (

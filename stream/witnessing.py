@@ -22,8 +22,8 @@ from stream.codec import join_lines
 from stream.conclusion import Account, Course, conclude
 from stream.errors import FeedError, RequiredError, number, os_reason
 from stream.evidence.commands import asked_in, known_by
-from stream.evidence.sdk import Unused
 from stream.evidence.surface import Surface
+from stream.evidence.unused import Unused
 from stream.pipeline import Batch, Pipeline, Write
 from stream.recorder.cgroup import Cgroup
 from stream.recorder.channels import Channels, Sdk

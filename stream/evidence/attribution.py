@@ -59,9 +59,9 @@ class Attribution:
         self._names: set[str] = set()
         #: Something was done for one of them after they had ended.
         self._late: dict[tuple[Call, ...], None] = {}
-        #: Outside of every window, and not the agent; by those who are there to tell and did not
-        #: yet, if they are: should they be hooks, it was the agent.
-        self._strangers: dict[frozenset[Process], Tally] = {}
+        #: Who was there to tell, and had not yet, while somebody else was at work outside of every
+        #: window: should all of them be hooks, it was the agent.
+        self._awaited: set[Process] = set()
         self._own = own
         self._tree: Ownership[Call] = Ownership()
         self._lineage = Lineage({pid for call in self._calls for pid in call.pids if pid})
@@ -84,10 +84,8 @@ class Attribution:
 
     def finish(self) -> Iterator[str]:
         """What is not certain."""
-        for tellers, tally in self._strangers.items():
-            _add(tally, self.unbound)
-            if not tellers or not all(one.is_hook for one in tellers):
-                self._names.add(OTHERS)
+        if not all(one.is_hook for one in self._awaited):
+            self._names.add(OTHERS)
         if self.unbound:
             self._names.add(OUTSIDE)
         for group in self._open.values():
@@ -252,11 +250,12 @@ class Attribution:
         """While there is somebody to tell what is done, and it is none of them who does it, it
         is a stranger."""
         telling = self._lineage.telling
-        if not telling or any(self._lineage.tellers_of(self._lineage.of(pid))):
-            return self.unbound
-        is_certain = any(one.has_told for one in telling)
-        tellers = frozenset[Process]() if is_certain else frozenset(telling)
-        return self._strangers.setdefault(tellers, defaultdict(int))
+        if telling and not any(self._lineage.tellers_of(self._lineage.of(pid))):
+            if any(one.has_told for one in telling):
+                self._names.add(OTHERS)
+            else:
+                self._awaited |= telling
+        return self.unbound
 
     def _doubt(self, why: str, groups: Iterable[_Open | Suspects[Call]]) -> Tally:
         key: tuple[str | int, ...] = (why, *map(id, groups))

@@ -55,15 +55,21 @@ class Told(Struct, omit_defaults=True):
     is_reading: bool = False  #: whether it could change nothing
     result: int | None = None
     is_plain: bool = True  #: the path means there what it means everywhere
+    is_whole: bool = True  #: and all of it is known
 
 
 class Own:
     """Fed with a run's steps in their order. Without a home there is nothing of the recorder's."""
 
     def __init__(self, home: str | None, helpers: Sequence[str]) -> None:
-        self._home = self._place = home
+        self._home = home
         self.replaced: set[str] = set()  #: channels that may lead to other files than at first
         self._helpers = frozenset(helpers)
+        used = {"log", "hooks"} if helpers else {"log"}
+        self._channels = {name: one for name, one in _CHANNELS.items() if one in used}
+        self._place = home or ""
+        #: A link may be on the way to a run: it is known by its own name.
+        self._tail = f"/{'/'.join(self._place.split('/')[-2:])}"
         self._doing: dict[int, _Doing] = {}
         hook = f"{home}/hook"
         self._calls_of_hook = {shlex.quote(hook), digest_of(shlex.quote(hook))}
@@ -133,13 +139,19 @@ class Own:
         return is_known or name == _EVENT_LOG
 
     def _replaces(self, kind: int, told: Told) -> None:
-        place = self._place or ""
         for path in filter(None, (told.path, told.to_path)):
             folder, _, name = path.rpartition("/")
-            if name in _CHANNELS and folder.endswith(f"/{HOME}"):
-                self.replaced.add(_CHANNELS[name])
-            elif kind == RENAME and name in place.split("/")[1:]:
-                self.replaced |= {*_CHANNELS.values()}
+            is_sure = told.is_plain and told.is_whole and _is_straight(path)
+            if name in self._channels and folder.endswith(self._tail if is_sure else f"/{HOME}"):
+                self.replaced.add(self._channels[name])
+            elif kind == RENAME and self._is_above(path, is_sure=is_sure):
+                self.replaced |= {*self._channels.values()}
+
+    def _is_above(self, path: str, *, is_sure: bool) -> bool:
+        if not is_sure:
+            return path.rpartition("/")[2] in self._place.split("/")[1:]
+        is_run = f"{path}/{HOME}".endswith(self._tail) or path.endswith(self._tail)
+        return is_run or self._place.startswith(f"{path}/")
 
     def _is_touched(self, kind: int, told: Told) -> bool:
         """Where a path goes through links, its text does not say what it leads to: whatever is
@@ -152,3 +164,8 @@ class Own:
             if HOME in (path or "") and not (folder == self._home and name in _LOGS):
                 return True
         return False
+
+
+def _is_straight(path: str) -> bool:
+    """Whether a path leads where its text says, as far as no link is on the way."""
+    return path.startswith("/") and not path.startswith("/proc/") and "/../" not in f"{path}/"

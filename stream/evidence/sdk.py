@@ -44,22 +44,15 @@ _CHANNELS: tuple[Channel, ...] = ("stdout", "log", "hooks", "otel")
 Problem = Literal["not_a_record", "overlong", "torn", "foreign_run", "unusable_name", "left_out"]
 
 
-#: A line of stdout without any of these is another program's, which says nothing wrong.
+#: A line of stdout without any of these is another program's, which says nothing wrong; so is a
+#: whole object that is of none of these types.
 _OF_A_RECORD = (b'{"type":', b'"session_id"', b'"tool_use')
+_USED = ("assistant", "user", "result", "system")
 
 
 class Said(Struct, frozen=True):
     event: SdkEvent
     moment: Moment | None  #: None: no end of a call, or nobody knows when
-
-
-class Unused(Struct, frozen=True):
-    """What was told somewhere, and could not be used."""
-
-    channel: str
-    why: str
-    count: int
-    sentence: str
 
 
 def log_environment(run_id: str, path: str) -> dict[str, str]:
@@ -303,7 +296,15 @@ def _moment(
 
 def _is_meant(channel: Channel, line: bytes) -> bool:
     """Whether it may be a record, or a piece of one, that could not be used."""
-    return bool(line.strip()) if channel != "stdout" else any(one in line for one in _OF_A_RECORD)
+    if channel != "stdout":
+        return bool(line.strip())
+    if not any(one in line for one in _OF_A_RECORD):
+        return False
+    try:
+        said = decoded(line, object)
+    except DECODE_ERRORS:
+        return True
+    return isinstance(said, dict) and said.get("type") in _USED
 
 
 def _forget(known: dict[Any, Any]) -> None:

@@ -21,6 +21,7 @@ from stream.records.kernel import (
     SYMLINK,
     KernelDetail,
     KernelEvent,
+    Mark,
 )
 from stream.records.runner import HOME
 
@@ -31,6 +32,8 @@ KernelStep: TypeAlias = tuple[int, int, Told | None, int]
 #: A rename may move a folder that is not named in it; both paths of a link count.
 _TELLING = {EXEC, FORK, RENAME, LINK}
 _HOME = HOME.encode()
+#: With one of these, a path is not all of what was named.
+_PARTIAL: set[Mark] = {"truncated", "walk_cut", "fault", "unreachable", "other_root"}
 
 
 class _Line(Struct):
@@ -88,6 +91,7 @@ def told_of(event: KernelEvent, detail: KernelDetail | None) -> Told | None:
         to_path=to_path,
         asked=asked,
         is_plain="other_mounts" not in detail.marks,
+        is_whole=_PARTIAL.isdisjoint(detail.marks),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from anyio import create_task_group, sleep
 
-from stream.evidence.sdk import Unused
+from stream.evidence.unused import Unused
 from stream.recorder.collector import Collector
 from stream.recorder.hooks import make_hooks
 from stream.system import kernel_now

@@ -23,7 +23,7 @@ from anyio import (
 )
 from anyio.abc import TaskGroup
 
-from stream.evidence.sdk import Unused
+from stream.evidence.unused import Unused
 from stream.recorder.requests import Expectation, Found, Request, RequestReader
 from stream.system import kernel_now
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from stream.errors import os_reason
-from stream.evidence.sdk import Unused
+from stream.evidence.unused import Unused
 
 _CHANNEL = "policy"
 _BLOCK = 1 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -611,6 +612,30 @@ def test_what_others_do_while_somebody_else_tells_is_named(run: Run) -> None:
     assert found.report.status == "partial"
 
 
+def test_what_many_are_yet_to_tell_fills_no_memory(run: Run) -> None:
+    """Of who starts them one by one, and is at work in between."""
+    many = range(1000, 2500)
+    for pid in many:
+        run.forks(pid)
+        run.opens()
+    for pid in many:
+        run.teller = pid
+        run.start(str(pid))
+        run.opens(pid=pid)
+        run.end(str(pid))
+        run.exits(pid)
+    run.allows_all()
+    tracemalloc.start()
+    try:
+        found = run.correlated()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert OTHERS in named(found)
+    assert found.unbound == {"event_1012": 1500, "event_1013": 1500, "openat": 1500}
+    assert peak < 5000 * len(many)
+
+
 def test_who_starts_the_agent_is_no_other(run: Run) -> None:
     run.execs(7, "sh", "-c", "prepare; agent; tidy up")
     run.opens(3, pid=7)
@@ -907,6 +932,42 @@ def test_each_doubt_has_a_name(run: Run, change: Any, expected: list[str]) -> No
     found = run.correlated()
     assert named(found) == expected
     assert found.report.status == ("partial" if expected else "clean")
+
+
+LOG_REPLACED = "told_and_not_used:log,replaced"
+REPLACED = [LOG_REPLACED.replace("log", "hooks"), LOG_REPLACED]
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"path": "/runs/r", "to_path": "/runs/s"}, REPLACED),
+        ({"path": "/tmp/x", "to_path": "/runs"}, REPLACED),
+        ({"path": HOME, "to_path": "/tmp/x"}, REPLACED),
+        ({"path": "/tmp/link/r", "to_path": "/tmp/x"}, REPLACED),
+        ({"path": "/tmp/link/r/.wrappers/sdk-events.ndjson"}, [LOG_REPLACED]),
+        ({"path": "/home/a", "to_path": "/home/runs"}, []),  # called like one that is above
+        ({"path": "/runs/s", "to_path": "/runs/t"}, []),
+        ({"path": "/run", "to_path": "/tmp/x"}, []),
+        ({"path": "/runs/other/.wrappers/sdk-events.ndjson"}, []),  # of a run inside of this one
+        ({"path": "/runs/other/.wrappers", "to_path": "/tmp/x"}, []),
+        ({"path": "/home/a", "to_path": "/home/runs", "is_plain": False}, REPLACED),
+        ({"path": "/home/a", "to_path": "runs"}, REPLACED),
+        ({"path": "/proc/self/fd/3/runs", "to_path": "/tmp/x"}, REPLACED),
+        ({"path": "/home/link/../runs", "to_path": "/tmp/x"}, REPLACED),
+        ({"path": "/x/.wrappers/sdk-events.ndjson", "is_whole": False}, [LOG_REPLACED]),
+    ],
+)
+@pytest.mark.parametrize("has_hooks", [True, False])
+def test_only_this_runs_channels_are_replaced_and_only_those_in_use(
+    run: Run, told: dict[str, Any], expected: list[str], *, has_hooks: bool
+) -> None:
+    if not has_hooks:
+        run.markers[0].helpers = []
+        expected = expected[-1:]
+    one_call(run)
+    run.touches(kind=RENAME, **told)
+    assert [name for name in named(run.correlated()) if "replaced" in name] == expected
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,29 @@ def test_lines_that_may_have_been_records_are_counted() -> None:
         assert layer.problems == (expected if is_claude else {})
 
 
+@pytest.mark.parametrize(
+    ("line", "is_meant"),
+    [
+        (b'{"type":"control_response","response":{"subtype":"success"}}', False),
+        (b'{"type":"log","session_id":7,"tool_use_id":"a"}', False),
+        (b'{"level":"info","session_id":"s"}', False),
+        (b'{"type":["user"]}', False),
+        (b'[{"type":"user"}]', False),
+        (b'50%{"type":"user"}', True),
+        *((b'{"type":"%b"}' % one, True) for one in (b"assistant", b"user", b"result", b"system")),
+        (b'{"type":"user","session_id":1}', True),
+        (b'{"type":"user","session_id":"\\ud800","message":', True),  # cut
+        (b'{"type":"log","n":1{"type":"user","session_id":"s"}', True),  # glued
+        (b'{"type":"log"}{"type":"log"}', True),
+    ],
+)
+def test_what_others_say_in_json_is_no_record_that_was_lost(line: bytes, is_meant: bool) -> None:
+    layer = SdkLayer("r")
+    layer.feed(result() + line + b"\n", 1)
+    layer.finish()
+    assert layer.problems == ({("stdout", "not_a_record"): 1} if is_meant else {})
+
+
 def test_what_follows_the_last_newline_was_not_finished() -> None:
     layer = SdkLayer("r")
     assert len(layer.feed(result() + use().rstrip(b"\n"), 1)) == 1

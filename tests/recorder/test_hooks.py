@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import time
@@ -90,17 +91,32 @@ def test_it_waits_for_whoever_writes(hooks: Hooks) -> None:
     with hooks.log.open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         process = start(hooks, b"{}")
-        inode = f":{hooks.log.stat().st_ino} "
-        deadline = time.monotonic() + PATIENCE
-        while not any("->" in line and inode in line for line in locks()):
-            assert time.monotonic() < deadline, "it does not wait"
+        waiting_for(hooks.log)
         assert lines(hooks) == []
     finish(process)
     assert lines(hooks) == [b"{}"]
 
 
-def locks() -> list[str]:
-    return Path("/proc/locks").read_text().splitlines()
+def test_one_that_does_not_get_its_turn_leaves_a_mark(hooks: Hooks) -> None:
+    with hooks.log.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        process = start(hooks, b"{}")
+        os.kill(waiting_for(hooks.log), signal.SIGTERM)  # as when its time is over
+        finish(process)
+    assert lines(hooks) == []
+    assert hooks.missed.stat().st_size == 1
+
+
+def waiting_for(file: Path) -> int:
+    """The process that waits for the lock of a file, as soon as it does."""
+    inode = f":{file.stat().st_ino}"
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if words[1] == "->" and words[6].endswith(inode):
+                return int(words[5])
+    raise AssertionError("it does not wait")
 
 
 words = st.recursive(
