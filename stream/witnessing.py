@@ -14,37 +14,34 @@ from typing import Any
 
 import msgspec
 from anyio import Event, create_task_group, to_thread
-from anyio.abc import ObjectSendStream
 from msgspec import Struct
 
 from stream.archive.chain import LayerFiles
 from stream.codec import join_lines
 from stream.conclusion import Account, Course, conclude
 from stream.errors import FeedError, RequiredError, number, os_reason
-from stream.evidence.commands import asked_in, known_by
 from stream.evidence.surface import Surface
 from stream.evidence.unused import Unused
+from stream.handing import Censored, Spilled
 from stream.pipeline import Batch, Pipeline, Write
 from stream.recorder.cgroup import Cgroup
 from stream.recorder.channels import Channels, Sdk
 from stream.recorder.decisions import DecisionLog
-from stream.recorder.disclosure import Disclosure
 from stream.recorder.guard import Guard
 from stream.recorder.invocation import Ending
 from stream.recorder.messages import Order
 from stream.recorder.recording import Recording
+from stream.recorder.reserve import Reserve
 from stream.records.control import Gap
-from stream.records.kernel import NAMES, RawCapture, RawEvent, path_bytes, path_text, taint
+from stream.records.kernel import RawCapture, path_text, taint
 from stream.records.run import RunSummary
 from stream.records.runner import DETAIL_FILE, KERNEL_FILE
-from stream.records.sightings import Telemetry
 from stream.sources.kernel.ebpf import RING
 from stream.sources.kernel.feeds import Choice, Feed, open_feed
 from stream.sources.kernel.strace import SILENT
 from stream.sources.kernel.watch import Watch
 from stream.stages.normalize import NO_EVENTS, DetailLine, Normalize
-from stream.system import write_all
-from stream.testimony import Testimony, Times, command_seen
+from stream.testimony import Testimony, Times
 
 UNFINISHED = "the feed ended before its books were closed"
 _encode = msgspec.json.Encoder().encode
@@ -84,6 +81,7 @@ class KernelWitness:
         self._surface = Surface()
         self._normalize = Normalize(recording.run_id, surface=self._surface, keeps_times=True)
         self._times = Times(recording.folder)
+        self._reserve = Reserve(recording.folder)
         self._feed: Feed | None = None
         self._capture = RawCapture(feed="absent", reason="it was never begun")
         self._begun, self._is_done = Event(), Event()
@@ -151,11 +149,11 @@ class KernelWitness:
         )
 
     async def _watch_kernel(self, feed: Feed) -> None:
-        source: Any = _Censored(feed, self._recording.disclosure)
+        source: Any = Censored(feed, self._recording.disclosure)
         if self._recording.disclosure.censor is None:
             source = feed
         if self._wish.raw is not None:
-            source = _Spilled(source, self._wish.raw, self._troubles)
+            source = Spilled(source, self._wish.raw, self._troubles)
         sink = _Layers(self._files, self._normalize, self._times)
         try:
             await Pipeline[Any]((source,)).through(lambda: self._normalize).into(sink)
@@ -174,6 +172,7 @@ class KernelWitness:
             self._miss("sdk", f"the SDK layer: {_reasons(group)}")
 
     def _conclude(self, ending: Ending, summary: RunSummary) -> None:
+        self._reserve.release()
         self._hear_the_rest()
         self._read_policy()
         left_out = self._normalize.dropped
@@ -284,71 +283,3 @@ def _beside(batch: Batch[Any]) -> Iterator[bytes]:
             yield item
         elif isinstance(item, Gap):
             yield _encode(item)
-
-
-class _Handed(Struct):
-    """The receiving end that a source is given, with something done to each batch before."""
-
-    out: ObjectSendStream[Batch[Telemetry]]
-    use: Callable[[Batch[Telemetry]], Batch[Telemetry]]
-
-    async def send(self, batch: Batch[Telemetry]) -> None:
-        await self.out.send(self.use(batch))
-
-
-class _Censored(Struct):
-    """A feed whose text is censored before anybody else sees it."""
-
-    feed: Any
-    disclosure: Disclosure
-
-    async def run(self, out: Any, /) -> None:
-        await self.feed.run(_Handed(out, lambda batch: [self._seen(item) for item in batch]))
-
-    def _seen(self, item: Telemetry) -> Telemetry:
-        """What is no event tells of the feed alone."""
-        if not isinstance(item, RawEvent):
-            return item
-        seen: dict[str, Any] = {}
-        for name in NAMES:
-            text = getattr(item, name)
-            if text is not None:
-                seen[name] = self.disclosure.name(path_bytes(text), path_text)
-        if item.argv:
-            seen["argv"] = self.disclosure.words([*map(path_bytes, item.argv)], path_text)
-            asked = [command_seen(self.disclosure, text) for text in asked_in(item.argv)]
-            seen["asked"] = [known_by(text) for text in asked] or None
-        return msgspec.structs.replace(item, **seen)
-
-
-class _Spilled(Struct):
-    """A feed whose raw telemetry goes to a file as well."""
-
-    feed: Any
-    path: Path
-    troubles: list[str]  #: a copy that cannot be written costs nothing but itself
-
-    async def run(self, out: Any, /) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = -1
-
-        def spill(batch: Batch[Telemetry]) -> Batch[Telemetry]:
-            nonlocal fd
-            if fd >= 0:
-                try:
-                    write_all(fd, join_lines(map(_encode, batch)))
-                except OSError as error:
-                    os.close(fd)
-                    fd = -1
-                    self.troubles.append(f"--raw-kernel {self.path}: {os_reason(error)}")
-            return batch
-
-        try:
-            fd = os.open(self.path, flags, 0o600)
-        except OSError as error:
-            self.troubles.append(f"--raw-kernel {self.path}: {os_reason(error)}")
-        try:
-            await self.feed.run(_Handed(out, spill))
-        finally:
-            if fd >= 0:
-                os.close(fd)

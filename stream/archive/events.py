@@ -80,9 +80,9 @@ class Events:
     def _judge(self, lines: Lines | None) -> None:
         for part in lines.parts() if lines else ():
             self._book.take_lines(len(part))
-            self._add(self._stage.feed(part))
             for index, line in enumerate(part):
                 self._read(line, part.number + index)
+            self._add(self._stage.feed(part))  # after it is known whether the run ends here
 
     def _add(self, items: Any) -> None:
         for item in items:

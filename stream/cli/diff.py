@@ -11,7 +11,7 @@ import typer
 from stream.cli.running import CarefulCommand, number, run_now, say, split_words, tell
 
 if TYPE_CHECKING:
-    from stream.evidence.canonical import Compared
+    from stream.comparison.canonical import Compared
     from stream.records.runner import CapabilityDiff
 
 _SHOWN = 240  #: characters of a line
@@ -96,7 +96,7 @@ def diff(
 
 
 def _known(words: list[str]) -> list[str]:
-    from stream.evidence.failing import WORDS
+    from stream.comparison.failing import WORDS
 
     for word in words:
         if word not in WORDS:
@@ -107,8 +107,8 @@ def _known(words: list[str]) -> list[str]:
 def _compare(base: str, head: str, words: list[str], *, as_record: bool) -> int:
     import msgspec
 
-    from stream.evidence.difference import diff
-    from stream.evidence.side import read_evidence
+    from stream.comparison.difference import diff
+    from stream.comparison.side import read_evidence
 
     sides = read_evidence(base), read_evidence(head)
     found = diff(*sides)
@@ -126,7 +126,7 @@ def _compare(base: str, head: str, words: list[str], *, as_record: bool) -> int:
 
 def _failures(words: list[str], found: CapabilityDiff, problems: list[list[str]]) -> Iterator[str]:
     """Why the exit code is 1, for people: a line each."""
-    from stream.evidence.failing import reason
+    from stream.comparison.failing import reason
 
     if found.status == "failed":
         for name, side in zip("AB", problems, strict=True):
@@ -157,8 +157,8 @@ def _table(found: CapabilityDiff, paths: tuple[str, str]) -> Iterator[str]:
 
 
 def _compare_layers(base: str, head: str) -> int:
+    from stream.comparison.canonical import Layers, compare
     from stream.errors import visible
-    from stream.evidence.canonical import Layers, compare
 
     sides = Layers(base), Layers(head)
     damages = [(name, side.damage) for name, side in zip("AB", sides, strict=True) if side.damage]

@@ -31,8 +31,8 @@ FLOORS = [
     {"stream.sources", "stream.stages", "stream.sinks"},
     {"stream.runfolder"},
     {"stream.archive"},
-    {"stream.testimony"},
-    {"stream.conclusion"},
+    {"stream.testimony", "stream.comparison"},
+    {"stream.conclusion", "stream.handing"},
     {
         *("stream.matrix", "stream.validate", "stream.checking", "stream.emitting"),
         *("stream.gate", "stream.doctor", "stream.observe", "stream.verifying"),

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stream.comparison.canonical import LAYERS, Compared, Labels, Layers, canonical_lines, compare
 from stream.errors import InputError
-from stream.evidence.canonical import LAYERS, Compared, Labels, Layers, canonical_lines, compare
 from stream.records.runner import DETAIL_FILE, KERNEL_FILE, SDK_FILE
 
 

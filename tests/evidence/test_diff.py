@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stream.comparison.artifacts import read_artifacts, read_lines, run_folder_of
+from stream.comparison.difference import diff, is_same
+from stream.comparison.failing import reason
+from stream.comparison.side import Evidence, evidence_of, read_evidence
 from stream.errors import InputError
-from stream.evidence.artifacts import read_artifacts, read_lines, run_folder_of
 from stream.evidence.companion import make_companion
-from stream.evidence.difference import diff, is_same
-from stream.evidence.failing import reason
-from stream.evidence.side import Evidence, evidence_of, read_evidence
 from stream.evidence.surface import Surface
 from stream.records.kernel import RawCapture
 from stream.records.run import EVENTS_FILE
@@ -411,7 +411,7 @@ def test_a_link_in_place_of_an_artifact_is_not_followed(tmp_path: Path) -> None:
 def test_an_artifact_without_end_is_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream.evidence.artifacts.MOST_ARTIFACT", 100_000)
+    monkeypatch.setattr("stream.comparison.artifacts.MOST_ARTIFACT", 100_000)
     archive = written(tmp_path / "a.tar.gz", {**streamed(), SURFACE_FILE: b" " * 100_001})
     problems = read_evidence(str(archive)).problems
     assert len(problems) == 1
@@ -421,7 +421,7 @@ def test_an_artifact_without_end_is_not_held(
 def test_an_archive_without_end_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream.evidence.artifacts.MOST_ARCHIVE", 10_000)
+    monkeypatch.setattr("stream.comparison.artifacts.MOST_ARCHIVE", 10_000)
     archive = written(tmp_path / "a.tar.gz", {**streamed(), KERNEL_FILE: b" " * 10_001})
     assert "more than 10000 bytes" in read_evidence(str(archive)).problems[0]
 

@@ -17,10 +17,10 @@ import msgspec
 from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS
+from stream.comparison.artifacts import DamagedError, has_any, read_artifacts, read_lines
+from stream.comparison.side import RUN_FOLDER, Evidence, evidence_of
 from stream.errors import InputError
-from stream.evidence.artifacts import DamagedError, has_any, read_artifacts, read_lines
 from stream.evidence.health import degraded
-from stream.evidence.side import RUN_FOLDER, Evidence, evidence_of
 from stream.records.runner import (
     DETAIL_FILE,
     HEALTH_FILE,

@@ -21,9 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
 
-from stream.errors import visible
-from stream.evidence.health import degraded
-from stream.evidence.side import (
+from stream.comparison.side import (
     EXECS,
     RUN_FOLDER,
     Evidence,
@@ -31,6 +29,8 @@ from stream.evidence.side import (
     programs_of,
     values_of,
 )
+from stream.errors import visible
+from stream.evidence.health import degraded
 from stream.records.runner import HEALTH_FILE, SURFACE_SETS, CapabilityDiff, Changes
 
 Side = Literal["base", "head"]

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, explain
+from stream.comparison.artifacts import ARTIFACTS, DamagedError, read_artifacts, run_folder_of
 from stream.errors import InputError
-from stream.evidence.artifacts import ARTIFACTS, DamagedError, read_artifacts, run_folder_of
 from stream.evidence.health import contradictions
 from stream.records.run import EVENTS_FILE, WORKSPACE
 from stream.records.runner import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stream.evidence.difference import Side, blindness, is_anything_unbound, is_same
+from stream.comparison.difference import Side, blindness, is_anything_unbound, is_same
 from stream.records.runner import CapabilityDiff
 
 #: By the word for it: a set of the surface, and what one of it is called.

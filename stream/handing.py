@@ -1,0 +1,92 @@
+"""A feed, and what is done to each of its batches before anybody else sees it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from anyio.abc import ObjectSendStream
+from msgspec import Struct
+
+from stream.codec import join_lines
+from stream.errors import os_reason
+from stream.evidence.commands import asked_in, known_by
+from stream.pipeline import Batch
+from stream.recorder.disclosure import Disclosure
+from stream.records.kernel import NAMES, RawEvent, path_bytes, path_text
+from stream.records.sightings import Telemetry
+from stream.system import write_all
+from stream.testimony import command_seen
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Handed(Struct):
+    """The receiving end that a source is given, with something done to each batch before."""
+
+    out: ObjectSendStream[Batch[Telemetry]]
+    use: Callable[[Batch[Telemetry]], Batch[Telemetry]]
+
+    async def send(self, batch: Batch[Telemetry]) -> None:
+        await self.out.send(self.use(batch))
+
+
+class Censored(Struct):
+    """A feed whose text is censored before anybody else sees it."""
+
+    feed: Any
+    disclosure: Disclosure
+
+    async def run(self, out: Any, /) -> None:
+        await self.feed.run(_Handed(out, lambda batch: [self._seen(item) for item in batch]))
+
+    def _seen(self, item: Telemetry) -> Telemetry:
+        """What is no event tells of the feed alone."""
+        if not isinstance(item, RawEvent):
+            return item
+        seen: dict[str, Any] = {}
+        for name in NAMES:
+            text = getattr(item, name)
+            if text is not None:
+                seen[name] = self.disclosure.name(path_bytes(text), path_text)
+        if item.argv:
+            seen["argv"] = self.disclosure.words([*map(path_bytes, item.argv)], path_text)
+            asked = [command_seen(self.disclosure, text) for text in asked_in(item.argv)]
+            seen["asked"] = [known_by(text) for text in asked] or None
+        return msgspec.structs.replace(item, **seen)
+
+
+class Spilled(Struct):
+    """A feed whose raw telemetry goes to a file as well."""
+
+    feed: Any
+    path: Path
+    troubles: list[str]  #: a copy that cannot be written costs nothing but itself
+
+    async def run(self, out: Any, /) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        fd = -1
+
+        def spill(batch: Batch[Telemetry]) -> Batch[Telemetry]:
+            nonlocal fd
+            if fd >= 0:
+                try:
+                    write_all(fd, join_lines(map(_encode, batch)))
+                except OSError as error:
+                    os.close(fd)
+                    fd = -1
+                    self.troubles.append(f"--raw-kernel {self.path}: {os_reason(error)}")
+            return batch
+
+        try:
+            fd = os.open(self.path, flags, 0o600)
+        except OSError as error:
+            self.troubles.append(f"--raw-kernel {self.path}: {os_reason(error)}")
+        try:
+            await self.feed.run(_Handed(out, spill))
+        finally:
+            if fd >= 0:
+                os.close(fd)
