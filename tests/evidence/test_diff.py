@@ -338,7 +338,7 @@ def test_every_cut_of_an_archive_fails(place: Path) -> None:
 
 def test_every_cut_of_a_tar_fails(place: Path) -> None:
     for cut in range(0, len(PLAIN), 256):
-        assert answer(place, packed(PLAIN[:cut])) == "failed", cut
+        assert answer(place, packed(PLAIN[:cut])) == ("failed" if cut else "none"), cut
 
 
 def test_what_follows_an_archive_fails(place: Path) -> None:
