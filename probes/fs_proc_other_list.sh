@@ -10,16 +10,16 @@ emit_record="${BASH_SOURCE[0]%/*}/../bin/emit-record"
 
 target="/proc"
 printf -v command ': <%q' "$target"
-all=null others=null stat="" parents=(0)
+all=null others=null stat="" group="" parents=(0)
 shopt -s nullglob
 
 # Into parents[pid], 0 for none. A name may hold anything, also a line end: the numbers follow the last
-# bracket.
+# bracket. Who is just gone has no group any more, and seems to have no parent.
 read_parent() {
   stat=""
   { IFS= read -r -d '' stat <"/proc/$1/stat"; } 2>/dev/null || :
-  stat="${stat##*) ? }" stat="${stat%% *}"
-  if [[ $stat == [0-9]* ]]; then parents[$1]="$stat"; fi
+  stat="${stat##*) ? }" group="${stat#* }" stat="${stat%% *}"
+  if [[ $stat == [0-9]* && ${group%% *} != -1 ]]; then parents[$1]="$stat"; fi
 }
 
 # As this /proc numbers them, which need not be the numbers that the shell knows.

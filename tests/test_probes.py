@@ -296,6 +296,36 @@ def test_only_processes_beside_the_harness_count(beside: int, jobs: int, tmp_pat
         assert record["payload"]["raw"]["others"] == beside
 
 
+def test_who_is_just_gone_is_beside_nobody(tmp_path: Path) -> None:
+    """As the kernel tells of a process that is being forgotten: without a parent or a group."""
+    proc, folder = tmp_path / "proc", tmp_path / "probes"
+    folder.mkdir()
+    told = {
+        "self": "200 (bash) R 100 200 200",
+        "1": "1 (init) S 0 1 1",
+        "100": "100 (stream) S 1 100 100",
+        "200": "200 (bash) R 100 200 200",
+        "300": "300 (other) S 1 300 300",
+        "400": "400 (bash) X 0 -1 -1",
+    }
+    for name, stat in told.items():
+        (proc / name).mkdir(parents=True)
+        (proc / name / "stat").write_text(f"{stat} 0 -1 4194304\n")
+    probe = folder / "fs_proc_other_list.sh"
+    text = (PROBES / probe.name).read_text()
+    probe.write_text(
+        text.replace('"/proc', f'"{proc}')
+        .replace(" /proc/[", f" {proc}/[")
+        .replace("</proc/self", f"<{proc}/self")
+        .replace("#/proc/", f"#{proc}/")
+    )
+    probe.chmod(0o755)
+    command = [STREAM, "matrix", "--probes", folder, "--workspace", tmp_path]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    (record,) = map(json.loads, done.stdout.splitlines())
+    assert record["payload"]["raw"] == {"processes": 5, "others": 1}
+
+
 def test_an_interrupted_matrix_leaves_nothing(tmp_path: Path, home: Path) -> None:
     workspace = repository(tmp_path / "ws")
     scratch = tmp_path / "scratch"
