@@ -320,7 +320,7 @@ def test_who_is_just_gone_is_beside_nobody(tmp_path: Path) -> None:
         .replace("#/proc/", f"#{proc}/")
     )
     probe.chmod(0o755)
-    command = [STREAM, "matrix", "--probes", folder, "--workspace", tmp_path]
+    command: list[str | Path] = [STREAM, "matrix", "--probes", folder, "--workspace", tmp_path]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     (record,) = map(json.loads, done.stdout.splitlines())
     assert record["payload"]["raw"] == {"processes": 5, "others": 1}
