@@ -41,6 +41,7 @@ _MEANING = {
     "unnamed_tool": "it names no tool",
     "left_out": "more than can be told apart",
 }
+_PIECE = 250  #: times that are looked through one by one
 MOST_KEPT = 100_000  #: events of the SDK layer: an agent may say what it wants, and without end
 
 
@@ -58,29 +59,34 @@ class Times:
 
     def __init__(self, folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
-        self._latest = 0
         self._count = 0
         self.trouble = ""
 
     def add(self, times: array[int]) -> None:
-        """Two processors disagree by a little: what stands later did not happen before."""
         if times and not self.trouble:
-            rising = array("Q", accumulate(times, max, initial=self._latest))[1:]
             try:
-                write_all(self._file.fileno(), rising.tobytes())
+                write_all(self._file.fileno(), times.tobytes())
             except OSError as error:
                 self.trouble = f"when events happened: {os_reason(error)}"
                 return
-            self._latest = rising[-1]
-            self._count += len(rising)
+            self._count += len(times)
 
     def until(self) -> Callable[[int], int]:
-        """How many events had happened by then."""
+        """How many events had happened by then. Two processors disagree by a little: what stands
+        later did not happen before."""
         if not self._count:
             return lambda ts: 0
         size = self._count * 8  # what follows belongs to a batch that was not written to its end
         words = memoryview(mmap.mmap(self._file.fileno(), size, prot=mmap.PROT_READ)).cast("Q")
-        return lambda ts: bisect_right(words, ts)
+        pieces = [words[start : start + _PIECE] for start in range(0, len(words), _PIECE)]
+        latest = array("Q", accumulate(map(max, pieces), max))
+
+        def count(ts: int) -> int:
+            whole = bisect_right(latest, ts)
+            later = (place for place, time in enumerate(pieces[whole]) if time > ts)
+            return whole * _PIECE + next(later)
+
+        return lambda ts: count(ts) if ts < latest[-1] else len(words)
 
     def close(self) -> None:
         self._file.close()

@@ -50,25 +50,31 @@ class Tally:
     def sha256(self) -> str:
         return self._digest.hexdigest()
 
-    def feed(self, data: bytes) -> None:
-        start = 0
+    def feed(self, data: bytes, lines: int | None = None) -> None:
+        """`lines`: as many as it has, where somebody knows: to count them takes as long as the
+        digest of them does."""
+        start, before = 0, self.lines
         while self.bytes + len(data) - start >= self._due:
             end = data.find(b"\n", start + max(0, self._due - self.bytes - 1)) + 1
             if not end:
                 break
-            self._add(data, start, end)
+            self._add(data, start, end, None if lines is None else lines + before)
             self.links.append(self.link())
             self._due = self.bytes + STEP
             start = end
-        self._add(data, start, len(data))
+        self._add(data, start, len(data), None if lines is None else lines + before)
 
     def link(self) -> ChainLink:
         return ChainLink(layer=self.layer, lines=self.lines, bytes=self.bytes, sha256=self.sha256)
 
-    def _add(self, data: bytes, start: int, end: int) -> None:
+    def _add(self, data: bytes, start: int, end: int, lines: int | None) -> None:
+        """`lines`: of all so far, once all of the data has been added."""
         self._digest.update(memoryview(data)[start:end])
         self.bytes += end - start
-        self.lines += data.count(b"\n", start, end)
+        if lines is not None and len(data) - end < end - start:  # what is left is counted faster
+            self.lines = lines - data.count(b"\n", end)
+        else:
+            self.lines += data.count(b"\n", start, end)
 
 
 class ChainedFile:
@@ -95,9 +101,11 @@ class ChainedFile:
         except OSError as error:
             self.trouble = f"{self._path}: {os_reason(error)}"
             kept = self._keep_whole_lines(data)
-            self.lost += lines - kept.count(b"\n")
+            kept_lines = kept.count(b"\n")
+            self.lost += lines - kept_lines
+            lines = kept_lines
         known = len(self.tally.links)
-        self.tally.feed(kept)
+        self.tally.feed(kept, lines)
         return self.tally.links[known:]
 
     def is_ours(self) -> bool:

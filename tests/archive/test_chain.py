@@ -39,12 +39,13 @@ def test_where_links_stand_is_a_matter_of_the_layer(
 ) -> None:
     whole = b"".join(lines)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=5)))
-    one, other = Tally("x"), Tally("x")
+    one, other, told = Tally("x"), Tally("x"), Tally("x")
     one.feed(whole)
     for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
         other.feed(whole[start:end])
-    assert one.links == other.links
-    assert one.link() == other.link()
+        told.feed(whole[start:end], whole.count(b"\n", start, end))
+    assert one.links == other.links == told.links
+    assert one.link() == other.link() == told.link()
 
 
 @given(LINES)

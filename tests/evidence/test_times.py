@@ -1,0 +1,31 @@
+"""When events happened: how many had, by any moment."""
+
+from __future__ import annotations
+
+from array import array
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream import testimony
+from stream.testimony import Times
+
+MOMENTS = st.integers(0, 60)
+
+
+@given(st.lists(st.lists(MOMENTS, max_size=12)), MOMENTS, st.integers(1, 5))
+def test_what_stands_later_did_not_happen_before(
+    batches: list[list[int]], moment: int, size: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+        patch.setattr(testimony, "_PIECE", size)
+        times = Times(Path(folder))
+        for batch in batches:
+            times.add(array("Q", batch))
+        rising = list(accumulate((time for batch in batches for time in batch), max))
+        assert times.until()(moment) == sum(time <= moment for time in rising)
+        times.close()
