@@ -265,14 +265,18 @@ class _Layers(Struct):
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write[Any]]:
         async def write(batch: Batch[Any]) -> None:
-            kernel = [item for item in batch if type(item) is bytes]
+            times = self.normalize.take_times()  # one for each line of the kernel layer
+            if len(times) == len(batch):
+                kernel = batch
+            else:
+                kernel = [item for item in batch if type(item) is bytes]
             if kernel:
                 self.files.append(KERNEL_FILE, join_lines(kernel), len(kernel))
             if len(kernel) < len(batch):
                 beside = list(_beside(batch))
                 if beside:
                     self.files.append(DETAIL_FILE, join_lines(beside), len(beside))
-            self.times.add(self.normalize.take_times())
+            self.times.add(times)
 
         yield write
 

@@ -1,5 +1,6 @@
 """Sets of paths, each with what is said of it, held by folder: what paths have in common is held
-once. They come out in the order of whole paths, a piece at a time.
+once. They come out in the order of whole paths, a piece at a time. Names lie there as UTF-8: that
+takes less room than text, and who has bytes in hand can look them up.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ Tell: TypeAlias = Callable[[tuple[KeyT, ...]], T]
 Piece: TypeAlias = tuple[list[str], list[T]]  #: paths, and what is told of each
 _PIECE = 1000  #: paths
 _MOST_SHARED = 10_000
+#: Folders stand without the slash behind them. None: names that are all of their path.
+_Folders: TypeAlias = dict[str | None, set[bytes]]
 _split = str.rpartition
 
 
@@ -24,20 +27,21 @@ class Paths(Generic[KeyT]):
     """By path, one or more of the keys under which it was added."""
 
     def __init__(self) -> None:
-        #: Folders stand without the slash behind them. None: names that are all of their path.
-        self._named: dict[KeyT, dict[str | None, set[str]]] = {}
-        self._shared: dict[str, str] = {}  #: many folders have the same names in them
+        self._named: dict[KeyT, _Folders] = {}
+        self._lent: dict[KeyT, _Folders] = {}
+        self._shared: dict[bytes, bytes] = {}  #: many folders have the same names in them
 
-    def names(self, folder: str, key: KeyT) -> set[str]:
-        """Those of one folder, given with a slash behind it: they may be added to."""
-        folders = self._named.setdefault(key, {})
+    def names(self, folder: str, key: KeyT) -> set[bytes]:
+        """Some of one folder, given with a slash behind it: those that were added to this set,
+        which nobody else adds to."""
+        folders = self._lent.setdefault(key, {})
         return folders.setdefault(folder[:-1] if folder else None, set())
 
     def add(self, path: str, key: KeyT) -> None:
         self.add_all((path,), key)
 
     def add_all(self, paths: Iterable[str], key: KeyT) -> None:
-        folders: dict[str | None, set[str]] = self._named.setdefault(key, {})
+        folders = self._named.setdefault(key, {})
         if len(self._shared) > _MOST_SHARED:
             self._shared.clear()
         share = self._shared.setdefault
@@ -45,17 +49,18 @@ class Paths(Generic[KeyT]):
         for folder, slash, name in map(_split, paths, repeat("/")):
             if not slash:
                 folder = None
+            encoded = name.encode()
             try:
-                folders[folder].add(share(name, name))
+                folders[folder].add(share(encoded, encoded))
             except KeyError:
-                folders[folder] = {name}
+                folders[folder] = {encoded}
 
     def remove(self, text: str, is_out: Callable[[KeyT], bool]) -> None:
         """Every path that has the text in it, which begins with the one slash that it has, under
         the keys that are out."""
-        start = text[1:]
-        for folders in (folders for key, folders in self._named.items() if is_out(key)):
-            for folder, names in folders.items():
+        start = text[1:].encode()
+        for key, folders in self._all():
+            for folder, names in folders.items() if is_out(key) else ():
                 if folder is None:
                     continue
                 if text in f"{folder}/":
@@ -73,7 +78,8 @@ class Paths(Generic[KeyT]):
                 yield from open_folders.pop().rest(tell)
             if open_folders:
                 yield from open_folders[-1].before(prefix, tell)
-            open_folders.append(_Folder(prefix, named, sorted(set().union(*named.values()))))
+            every = sorted(set().union(*(names for _, names in named)))
+            open_folders.append(_Folder(prefix, named, every))
         while open_folders:
             yield from open_folders.pop().rest(tell)
 
@@ -81,24 +87,28 @@ class Paths(Generic[KeyT]):
         for paths, _ in self.pieces(len):
             yield from paths
 
-    def _folders(self) -> dict[str, dict[KeyT, set[str]]]:
+    def _folders(self) -> dict[str, list[tuple[KeyT, set[bytes]]]]:
         """By what stands before a name."""
-        found: dict[str, dict[KeyT, set[str]]] = {}
-        for key, folders in self._named.items():
+        found: dict[str, list[tuple[KeyT, set[bytes]]]] = {}
+        for key, folders in self._all():
             for folder, names in folders.items():
                 prefix = "" if folder is None else f"{folder}/"
-                found.setdefault(prefix, {})[key] = names
+                found.setdefault(prefix, []).append((key, names))
         return found
+
+    def _all(self) -> list[tuple[KeyT, _Folders]]:
+        return [*self._named.items(), *self._lent.items()]
 
 
 class _Folder(Struct, Generic[KeyT]):
     prefix: str
-    named: dict[KeyT, set[str]]
-    names: list[str]  #: sorted
+    named: list[tuple[KeyT, set[bytes]]]  #: a key may come twice
+    names: list[bytes]  #: sorted
     at: int = 0  #: those before it were given
 
     def before(self, path: str, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
-        return self._until(bisect_left(self.names, path[len(self.prefix) :], self.at), tell)
+        name = path[len(self.prefix) :].encode()
+        return self._until(bisect_left(self.names, name, self.at), tell)
 
     def rest(self, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
         return self._until(len(self.names), tell)
@@ -108,10 +118,13 @@ class _Folder(Struct, Generic[KeyT]):
             start, self.at = self.at, min(self.at + _PIECE, end)
             yield self._piece(self.names[start : self.at], tell)
 
-    def _piece(self, names: list[str], tell: Tell[KeyT, T]) -> Piece[T]:
+    def _piece(self, names: list[bytes], tell: Tell[KeyT, T]) -> Piece[T]:
         prefix = self.prefix
-        paths = [prefix + name for name in names]
-        if len(self.named) == 1:
-            return paths, [tell((*self.named,))] * len(paths)
-        held = self.named.items()
-        return paths, [tell(tuple([key for key, some in held if name in some])) for name in names]
+        paths = [prefix + name.decode() for name in names]
+        keys = {key for key, _ in self.named}
+        if len(keys) == 1:
+            return paths, [tell(tuple(keys))] * len(paths)
+        return paths, [tell(tuple(self._keys(name))) for name in names]
+
+    def _keys(self, name: bytes) -> dict[KeyT, None]:
+        return dict.fromkeys([key for key, some in self.named if name in some])

@@ -134,9 +134,9 @@ class Surface:
         """The same of many opens at once."""
         self._reached.add_all(paths, ways)
 
-    def reached_in(self, folder: str, ways: int) -> set[str]:
+    def reached_in(self, folder: str, ways: int) -> set[bytes]:
         """The names in a folder, which is given with a slash behind it, that opens reached in
-        these ways: for who comes back to it often, and adds to it."""
+        these ways: for who comes back to it often, and adds to it. In UTF-8."""
         return self._reached.names(folder, ways)
 
     def miss(self, path: str, call: str, result: int | None) -> None:
@@ -146,7 +146,7 @@ class Surface:
     def miss_all(self, paths: Iterable[str], call: str, result: int | None) -> None:
         self._missed.add_all(paths, f"{call}:{failure(result)}")
 
-    def missed_in(self, folder: str, result: int) -> set[str]:
+    def missed_in(self, folder: str, result: int) -> set[bytes]:
         """As `reached_in`, of opens that failed."""
         return self._missed.names(folder, f"{OPENED}:{failure(result)}")
 

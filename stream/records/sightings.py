@@ -15,11 +15,11 @@ from stream.records.control import Gap
 from stream.records.kernel import RawCapture, RawEvent
 
 Telemetry: TypeAlias = RawEvent | Gap | RawCapture
-#: By the number that they have in the ring.
-OPENS = ("", "open", "creat", "openat", "openat2")
-#: An open: call, flags of the record, pid, result, time, flags, mode, bytes of its path, walk, base
-#: and the walk's first name, resolve.
-OPEN_FIELDS = struct.Struct("<8xBxH4xIiQII8xHHH4xHI")
+#: By the number that they have in the ring. creat, whose flags are no argument, is not of them.
+OPENS = ("", "open", "openat", "openat2")
+#: An open: call and flags of the record, pid, result, time, flags and mode, bytes of its path, its
+#: walk, its base and the walk's first name, resolve.
+OPEN_FIELDS = struct.Struct("<8xI4xIiQQ8xHHH4xHI")
 NO_RESULT = range(-516, -511)  #: what the kernel says to itself where a signal interrupts a call
 NAMES = 64  #: behind the fields: the path as it was given, the walk from leaf to root, the base
 

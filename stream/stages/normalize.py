@@ -96,27 +96,30 @@ class Normalize:
         self._run_id = run_id or DEFAULT_RUN_ID
         self._is_alone = is_alone
         self._surface = surface
-        self._times: array[int] | None = array("Q") if keeps_times else None
+        self._times: list[int] | None = [] if keeps_times else None
         self._forms: dict[tuple[int, int, int, bool], OpenForm] = {}
         self._judges: dict[str, Judge] = {}
         self._failed_judges: dict[str, Judge] = {}
-        self._quick = QuickOpens(self._run_id, surface, DetailLine, self._drop)
+        #: It keeps what it knows in the surface: without one, every event goes the long way.
+        self._quick = (
+            None if surface is None else QuickOpens(self._run_id, surface, DetailLine, self._drop)
+        )
 
     def feed(self, batch: Batch[Given], /) -> Batch[Normalized]:
         self.counts.received += len(batch)
         out: list[Normalized] = []
-        if isinstance(batch, Sightings):
-            self._feed_ring(batch, out)
+        if isinstance(batch, Sightings) and self._quick is not None:
+            self._feed_ring(batch, self._quick, out)
         else:
             self._feed(batch, out)
         return out
 
-    def _feed_ring(self, batch: Sightings, out: list[Normalized]) -> None:
+    def _feed_ring(self, batch: Sightings, quick: QuickOpens, out: list[Normalized]) -> None:
         items, times = batch.items, self._times
         mark = _forget if times is None else times.append
         done = 0
         while True:
-            done, seq = self._quick.feed(batch, done, self.events, out, mark)
+            done, seq = quick.feed(batch, done, self.events, out, mark)
             self.counts.passed += seq - self.events
             self.events = seq
             if done == len(items):
@@ -152,12 +155,12 @@ class Normalize:
 
     @property
     def details(self) -> int:
-        return self._details + self._quick.details
+        return self._details + (self._quick.details if self._quick else 0)
 
     def take_times(self) -> array[int]:
         """When the events since the last time happened, in the order of their numbers."""
         assert self._times is not None, "made without keeps_times"
-        taken, self._times = self._times, array("Q")
+        taken, self._times = array("Q", self._times), []
         return taken
 
     def _add_open(self, event: RawEvent, out: list[Normalized]) -> None:

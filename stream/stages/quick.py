@@ -7,6 +7,7 @@ What opens of the same folder, with the same flags and the same end, have in com
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, TypeAlias
 
 import msgspec
@@ -15,14 +16,13 @@ from msgspec import Struct
 from stream.evidence.surface import Surface
 from stream.records.kernel import BACKSLASH, KernelDetail, RawEvent, path_text
 from stream.records.sightings import NAMES, NO_RESULT, OPEN_FIELDS, OPENS, Sightings
-from stream.stages.calls import CREATE, ENOENT, ENOTDIR, TMPFILE, joined, open_form
+from stream.stages.calls import ENOENT, ENOTDIR, joined, open_form
 from stream.stages.noise import Judge, judge_of
 
 _MOST_KNOWN = 100_000  #: folders, and ways in which something in them was opened
-_CREATES = CREATE | TMPFILE
-_CREAT = OPENS.index("creat")  #: the one open whose flags are not an argument
 _FIRST_ERROR = 4095  #: what lies below is no result of a call, or of one that starts again
-_BOTH = 3  #: of the flags in the ring: no mark
+_CALL, _SHARED = 0xFF, 1024 << 16  #: of how a record begins: the call; that it has a mark
+_FLAGS = 0xFFFFFFFF  #: of how it was opened; the rest is the mode
 _DOTS = (b"", b".", b"..")
 #: Their names may lead elsewhere, which a text does not show.
 _VIEWS = ("/proc/", "/dev/")
@@ -31,9 +31,9 @@ _fields = OPEN_FIELDS.unpack_from
 
 
 #: Opens in the same folder, with the same flags, that ended the same way: their line, with room
-#: for its number, its process, the name and the result; what judges their names, where they may
-#: be noise; and who is told the names.
-_Ended: TypeAlias = tuple[bytes, Judge | None, Callable[[str], None]]
+#: for its number, its process, the name and the result; the names that were seen and need no second
+#: look; what judges the others, and whether what it says of them holds here.
+_Ended: TypeAlias = tuple[bytes, set[bytes], Judge | None, bool]
 
 
 class _Place(Struct):
@@ -52,7 +52,7 @@ class QuickOpens:
     def __init__(
         self,
         run_id: str,
-        surface: Surface | None,
+        surface: Surface,
         detail_line: Callable[[bytes], bytes],
         drop: Callable[[str], None],
     ) -> None:
@@ -77,21 +77,20 @@ class QuickOpens:
     ) -> tuple[int, int]:
         """Puts the lines of the opens from the `first` item on into `out`, and tells their times,
         as far as the short way goes: to which item, and the next line's number."""
-        chunk, items, reached, fields = batch.chunk, batch.items, self._reached, _fields
-        for index in range(first, len(items)):
-            at = items[index]
+        chunk, reached, fields = batch.chunk, self._reached, _fields
+        left_out = first - seq  # and with the next number, the place in the batch
+        for at in islice(batch.items, first, None):
             if type(at) is not int:
-                return index, seq
-            call, scope, pid, ret, ts, flags, mode, size, walked, based, last, resolve = fields(
-                chunk, at
-            )
+                break
+            kind, pid, ret, ts, opened, size, walked, based, last, resolve = fields(chunk, at)
             start = at + NAMES
             middle = start + size
             given = b""
+            key = opened
             place: _Place | None
             if ret >= 0:
                 if not walked or based:
-                    return index, seq
+                    break
                 cut = middle + last
                 names = chunk[cut : middle + walked]
                 place = reached.get(names) or self._new_reached(names)
@@ -99,43 +98,41 @@ class QuickOpens:
                 given = chunk[start:middle]
                 if given == place.path + leaf:
                     given = b""
-                elif given[:1] in b"/" or scope != _BOTH:
-                    return index, seq
+                elif given[:1] in b"/" or kind & _SHARED:
+                    break
             else:
                 place, leaf = self._missed_at(chunk, start, middle, based)
-                if place is None or walked or resolve or scope != _BOTH:
-                    return index, seq
-            if call == _CREAT or BACKSLASH in leaf:
-                return index, seq
-            try:
-                name = leaf.decode()
-            except UnicodeDecodeError:
-                return index, seq
-            key = flags if ret >= 0 else flags | -ret << 32
-            if resolve or flags & _CREATES:
-                key |= (resolve << 12 | (mode & 0o7777 if flags & _CREATES else 0)) << 64
+                if place is None or walked or resolve or kind & _SHARED:
+                    break
+                key |= -ret << 64
+            if resolve:
+                key |= resolve << 96
             ended = place.ended.get(key)
             if ended is None:
-                ended = self._new_ended(place, key, flags, mode, resolve, ret)
+                ended = self._new_ended(place, key, opened, resolve, ret)
                 if ended is None:
-                    return index, seq
-            line, judge, see = ended
-            if judge is not None:
-                rule = judge(name)
-                if rule is not None:
+                    break
+            line, known, judge, may_be_noise = ended
+            if leaf not in known:
+                name = _ordinary(leaf)
+                if not name:
+                    break
+                if judge is not None and (rule := judge(name)) is not None:
+                    if not may_be_noise:
+                        break
                     self._drop(rule)
+                    left_out += 1
                     continue
-            see(name)
-            if '"' in name or not name.isprintable():
-                leaf = _encode(name)[1:-1]
+                known.add(leaf)
             out.append(line % (seq, pid, leaf, ret))
             if given:
                 self.details += 1
                 path = _encode(path_text(given))
+                call = kind & _CALL
                 out.append(self._detail_line(self._details[call] % (seq, pid, path)))
             mark(ts)
             seq += 1
-        return len(items), seq
+        return seq + left_out, seq
 
     def _missed_at(
         self, chunk: bytes, start: int, middle: int, based: int
@@ -188,11 +185,11 @@ class QuickOpens:
             self._missed.clear()
 
     def _new_ended(
-        self, place: _Place, key: int, flags: int, mode: int, resolve: int, ret: int
+        self, place: _Place, key: int, opened: int, resolve: int, ret: int
     ) -> _Ended | None:
         if ret < -_FIRST_ERROR or ret in NO_RESULT:
             return None
-        mode = mode & 0o7777 if flags & _CREATES else 0
+        flags, mode = opened & _FLAGS, opened >> 32
         event = RawEvent(0, 0, 0, "openat", flags=flags, mode=mode, resolve=resolve)
         form = open_form(self._run_id, event)
         form.line.return_value, form.line.status = 0, "success" if ret >= 0 else "error"
@@ -201,15 +198,23 @@ class QuickOpens:
         line = line.replace(b'"return_value":0', b'"return_value":%d', 1)
         quoted = _encode(place.text)[1:-1].replace(b"%", b"%%")
         line = line.replace(b'"value":null', b'"value":"%b%%b"' % quoted, 1)
-        is_noise = form.is_read and (ret >= 0 or ret in (-ENOENT, -ENOTDIR))
-        see = self._seen(place.text, form.ways, ret)
         self._count_known()
-        ended = place.ended[key] = (line, place.judge if is_noise else None, see)
+        if ret >= 0:
+            known = self._surface.reached_in(place.text, form.ways)
+            judge = place.judge if form.is_read else None  # no read is reached in a writer's way
+        else:
+            # Of misses the set has no regard to how they were tried: some names may be noise there.
+            known = self._surface.missed_in(place.text, ret)
+            judge = place.judge
+        may_be_noise = form.is_read and (ret >= 0 or ret in (-ENOENT, -ENOTDIR))
+        ended = place.ended[key] = (line, known, judge, may_be_noise)
         return ended
 
-    def _seen(self, folder: str, ways: int, ret: int) -> Callable[[str], None]:
-        if self._surface is None:
-            return lambda name: None
-        if ret >= 0:
-            return self._surface.reached_in(folder, ways).add
-        return self._surface.missed_in(folder, ret).add
+
+def _ordinary(leaf: bytes) -> str:
+    """A name that is the same in a line and as a text; nothing, where it is not."""
+    try:
+        name = leaf.decode()
+    except UnicodeDecodeError:
+        return ""
+    return "" if BACKSLASH in leaf or '"' in name or not name.isprintable() else name

@@ -24,7 +24,7 @@ from stream.sources.kernel.watch import Watch
 from tests.kernel.rig import ROOT, run
 
 CALLS = (build.HERE / "calls.h").read_text()
-BLOBS = [build.blob_name(m, with_uring=u) for m in build.MACHINES for u in (False, True)]
+BLOBS = [build.blob_name(machine, name) for machine in build.MACHINES for name in build.OBJECTS]
 
 
 def head_of(blob: Path) -> dict[str, object]:
@@ -159,25 +159,37 @@ def test_what_is_no_control_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("kernel_feed")
-def test_a_kernel_that_refuses_the_object(
-    monkeypatch: pytest.MonkeyPatch, calls: Path, place: Path, tmp_path: Path
+def test_a_kernel_that_refuses_an_object_gets_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """First the one for io_uring: without it, rings are holes. Then there is nothing."""
-    machine = build.MACHINES[os.uname().machine]
-    (tmp_path / f"stream.{machine}.lskel").symlink_to(build.HERE / f"stream.{machine}.lskel")
-    uring = tmp_path / f"stream-uring.{machine}.lskel"
-    foreign = next(name for name in BLOBS if "uring" in name and machine not in name)
-    broken = (build.HERE / foreign).read_bytes()
-    uring.write_bytes(broken[:-64] + b"\xff" * 64)
+    assert sorted(attach.OBJECTS) == sorted(build.OBJECTS)
+    machine = os.uname().machine
+    blobs = {name: tmp_path / build.blob_name(machine, name) for name in attach.OBJECTS}
+    for blob in blobs.values():
+        blob.symlink_to(build.HERE / blob.name)
     monkeypatch.setattr(attach, "_BLOBS", tmp_path)
-    recorded = run(place, calls, "uring")
-    if recorded.code != 77:
-        assert recorded.capture.uring == "hole"
-        assert recorded.at("by-ring") == []
-    (tmp_path / f"stream.{machine}.lskel").unlink()
-    uring.rename(tmp_path / f"stream.{machine}.lskel")
-    (tmp_path / uring.name).write_bytes(broken[:-64] + b"\xff" * 64)
+    taken = [name for name in attach.OBJECTS if is_taken(name)]
+    assert taken
+    for name in taken:
+        assert loaded() == name
+        broken = blobs[name].read_bytes()
+        blobs[name].unlink()
+        blobs[name].write_bytes(broken[:-64] + b"\xff" * 64)
     assert re.fullmatch(r"the kernel feed: kernel \S+ refuses it: .+", probe_ebpf())
+
+
+def is_taken(name: str) -> bool:
+    with pytest.MonkeyPatch.context() as patch, suppress(FeedError):
+        patch.setattr(attach, "OBJECTS", (name,))
+        return loaded() == name
+    return False
+
+
+def loaded() -> str:
+    attachment = attach.attach(os.getpid(), None, (), PAGE, 100)
+    attachment.loaded.close()
+    assert attachment.sees_uring == (attachment.name != "stream")
+    return attachment.name
 
 
 PROBE = """
@@ -224,7 +236,9 @@ def test_a_kernel_that_was_disturbed_is_asked_again(error: str) -> None:
 
     assert outcome(error, "1..9") == outcome(error, "4..9") == "loaded"
     assert re.fullmatch(r"the kernel feed: kernel \S+ refuses it: .+", outcome(error, "1+"))
-    assert outcome("EPERM", "1..2").startswith("the kernel feed: not permitted: ")
+    assert outcome("EPERM", f"1..{len(attach.OBJECTS)}").startswith(
+        "the kernel feed: not permitted: "
+    )
 
 
 def test_no_more_watches_than_there_is_room_for() -> None:

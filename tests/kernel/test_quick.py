@@ -83,13 +83,14 @@ def test_both_ways_lead_to_the_same_lines(records: list[bytes]) -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     """Ways to open one file as well: a program may make up as many flags as it likes."""
-    stage = Normalize("r")
+    stage = Normalize("r", surface=Surface())
     path, names = b"/etc/x", walked([b"etc", b"x"])
     for start in range(0, 120_000, 20_000):
         flags = range(start, start + 20_000)
         some = [record("openat", path, names, flags=3, ret=3, opened=one << 3) for one in flags]
         batch, _ = Decoder().decode(b"".join(some))
         stage.feed(batch)
+    assert stage._quick is not None
     places = stage._quick._reached.values()
     assert stage.events == 120_000
     assert 0 < sum(len(place.ended) for place in places) <= 100_000

@@ -22,6 +22,8 @@ WATCHES = 4  #: as many as the object has room for
 WAKE = 64 << 10  #: bytes in the ring that are worth to wake up for
 
 _BLOBS = Path(__file__).parent / "bpf"
+#: What is tried, the best one first. The first asks for Linux 6.9, the last one for 5.17.
+OBJECTS = ("stream-direct", "stream-uring", "stream")
 _MACHINES = {"x86_64": "x86", "aarch64": "arm64"}
 _BTF = Path("/sys/kernel/btf/vmlinux")
 _PLACE = "the kernel feed"
@@ -31,7 +33,11 @@ _BPF_AND_PERFMON = 1 << 39 | 1 << 38
 
 class Attachment(Struct, frozen=True):
     loaded: Loaded
-    sees_uring: bool
+    name: str  #: of the object
+
+    @property
+    def sees_uring(self) -> bool:
+        return self.name != "stream"
 
 
 def attach(
@@ -85,18 +91,16 @@ def _kernel_device(number: int) -> int:
 
 
 def _load(config: bytes, sizes: dict[str, int]) -> Attachment:
-    """With io_uring, where this kernel lets that be seen."""
+    """The first object that this kernel takes."""
     from stream.sources.kernel.loader import load
 
     machine = _MACHINES[platform.machine()]
-    try:
-        return Attachment(load(_BLOBS / f"stream-uring.{machine}.lskel", config, sizes), True)
-    except OSError:
-        pass
-    try:
-        return Attachment(load(_BLOBS / f"stream.{machine}.lskel", config, sizes), False)
-    except OSError as error:
-        raise _explained(error) from None
+    for name in OBJECTS:
+        try:
+            return Attachment(load(_BLOBS / f"{name}.{machine}.lskel", config, sizes), name)
+        except OSError as error:
+            refused = error
+    raise _explained(refused)
 
 
 def _put_cgroup(loaded: Loaded, cgroup: Path) -> None:

@@ -18,7 +18,7 @@ from stream.sources.kernel.address import peer_text
 #: In the order of the object's `enum call`.
 CALLS = (
     *OPENS,
-    *("open_by_handle_at", "unlink", "unlinkat"),
+    *("creat", "open_by_handle_at", "unlink", "unlinkat"),
     *("rename", "renameat", "renameat2", "mkdir", "mkdirat", "rmdir", "link", "linkat"),
     *("symlink", "symlinkat"),
     *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"),
@@ -32,7 +32,7 @@ def _numbers(*names: str) -> frozenset[int]:
     return frozenset(_NUMBER[name] for name in names)
 
 
-_LAST_NAMED, _LAST_OPEN = _NUMBER["openat2"], _NUMBER["open_by_handle_at"]
+_LAST_OPEN = _NUMBER["open_by_handle_at"]
 _LAST_ANSWERED = _NUMBER["exec"]
 _PEERS = _numbers("connect", "sendto", "sendmsg", "sendmmsg")
 _WITHOUT_PATH = _numbers("open_by_handle_at", "fchmod", "fchown", "ftruncate")
@@ -66,13 +66,15 @@ _MARKS: tuple[tuple[int, Mark], ...] = (
     (4096, "other_mounts"),
 )
 _BOTH_OR_SHARED = _BOTH | _SHARED_FILES
+#: As a record begins that stays where it is: call and flags.
+_OPENS = frozenset(
+    _NUMBER[call] | flags << 16 for call in OPENS if call for flags in (_BOTH, _BOTH_OR_SHARED)
+)
 _SCOPES: tuple[Scope, ...] = ("unknown", "cgroup", "tree", "both")
 _ORDINARY = ~(_BOTH_OR_SHARED | _BEFORE_EXEC)
 
 _RECORD = struct.Struct("<IIBBHIIiQIIQHHHHHHI")  # with the ring's own eight bytes before it
-_HEAD = struct.Struct("<I4xBxH")  # of it: length, call, flags
-_BUSY = 1 << 31
-_CREATES = 0o20000100  # O_CREAT or O_TMPFILE: without them the mode is whatever lay there
+_HEAD = struct.Struct("<I4xI")  # of it: length; call and flags
 _EMPTY_PATH = 0x1000
 _FOLLOW, _NO_FOLLOW = 0x400, 0x100
 _NEW = 0o300  # O_CREAT | O_EXCL
@@ -103,23 +105,26 @@ class Decoder:
         """What is in it, and how many of the bytes that took."""
         items: list[int | Telemetry] = []
         add, unpack = items.append, _HEAD.unpack_from
-        at, last, got, size = 0, len(chunk) - _RECORD.size, 0, len(chunk)
-        opens = 0
+        at, last, size = 0, len(chunk) - _RECORD.size, len(chunk)
+        others, made = 0, 0
         while at <= last:
-            length, call, flags = unpack(chunk, at)
-            end = at + 8 + (length + 7 & ~7)
-            if length & _BUSY or end > size:
+            length, kind = unpack(chunk, at)
+            end = at + (length + 15 & ~7)
+            if end > size:  # as of a record that is being written: so long does its length look
                 break
-            got += 1
-            if flags | _SHARED_FILES == _BOTH_OR_SHARED and call <= _LAST_NAMED:
-                opens += 1  # nearly all there is, so it stays where it is
+            if kind in _OPENS:  # nearly all there is
                 add(at)
-            elif flags & _BEFORE_EXEC:
-                self.before_exec += 1
             else:
-                items += self._other(_RECORD.unpack_from(chunk, at), chunk[at + NAMES : end])
+                others += 1
+                if kind >> 16 & _BEFORE_EXEC:
+                    self.before_exec += 1
+                else:
+                    events = self._other(_RECORD.unpack_from(chunk, at), chunk[at + NAMES : end])
+                    made += len(events)
+                    items += events
             at = end
-        self.got += got
+        opens = len(items) - made
+        self.got += opens + others
         self._scopes[_BOTH] += opens
         return Sightings(items, chunk, self._open_at), at
 
@@ -229,7 +234,7 @@ def _put_numbers(event: RawEvent, call: int, record: tuple[int, ...]) -> None:
     flags, mode, extra = record[9], record[10], record[11]
     event.flags = flags
     if call <= _LAST_OPEN:
-        event.mode = mode & 0o7777 if flags & _CREATES else 0
+        event.mode = mode
         event.resolve = record[18]
     elif call in _MODES:
         event.mode = mode & 0xFFFF

@@ -17,14 +17,20 @@ from tempfile import TemporaryDirectory
 HERE = Path(__file__).parent
 SOURCE = HERE / "stream.bpf.c"
 MACHINES = {"x86_64": "x86", "aarch64": "arm64"}
+#: Newer kernels allow more: to see io_uring, and to read their memory without a call.
+OBJECTS = {
+    "stream": (),
+    "stream-uring": ("-DWITH_URING",),
+    "stream-direct": ("-DWITH_URING", "-DDIRECT"),
+}
 FLAGS = ("-g", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-sign-compare", "-Wno-unused-parameter")
 _ESCAPES = {"n": 10, "t": 9, "r": 13, "a": 7, "b": 8, "f": 12, "v": 11}
 _LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|([0-7]{1,3})|(.))", re.DOTALL)
 
 
-def blob_name(machine: str, *, with_uring: bool) -> str:
-    return f"stream{'-uring' if with_uring else ''}.{MACHINES[machine]}.lskel"
+def blob_name(machine: str, name: str) -> str:
+    return f"{name}.{MACHINES[machine]}.lskel"
 
 
 def built_with() -> str:
@@ -36,20 +42,20 @@ def built_with() -> str:
 
 def build(folder: Path) -> list[Path]:
     made = []
-    for machine, with_uring in product(MACHINES, (False, True)):
-        blob = folder / blob_name(machine, with_uring=with_uring)
-        blob.write_bytes(_build(machine, with_uring))
+    for machine, (name, options) in product(MACHINES, OBJECTS.items()):
+        blob = folder / blob_name(machine, name)
+        blob.write_bytes(_build(machine, options))
         made.append(blob)
     return made
 
 
-def _build(machine: str, with_uring: bool) -> bytes:
+def _build(machine: str, options: tuple[str, ...]) -> bytes:
     with TemporaryDirectory() as scratch:
         compiled = Path(scratch, "stream.bpf.o")  # its name goes into the result
         _run(
             [
                 *("clang", *FLAGS, "-target", "bpf", f"-D__TARGET_ARCH_{MACHINES[machine]}"),
-                *(["-DWITH_URING"] if with_uring else []),
+                *options,
                 *(f"-I{folder}" for folder in sorted(Path("/usr/include").glob("*-linux-gnu"))),
                 *("-fdebug-compilation-dir=.", "-c", SOURCE.name, "-o", str(compiled)),
             ]

@@ -11,6 +11,7 @@ enum scratch_slot { OF_SYSCALL, OF_EXEC, OF_URING, SLOTS };  // each program its
 enum state { FRESH = 1, RUNNING };
 
 #define AT_FDCWD (-100)
+#define MAKES_FILE 020000100  // O_CREAT or O_TMPFILE
 #define PATH_ROOM 4097  // so that a path of 4,095 bytes, the longest one, is seen to be whole
 #define ARGV_ROOM 16383
 #define NAME_ROOM 256
@@ -29,8 +30,8 @@ struct event {
     u16 lengths[SECTIONS];
     u16 leaf;  // of RESOLVED, the bytes of its first name
     u32 resolve;
-    char data[32768 - HEADER - 72];
-    u32 end, letter;  // from here on it stays in the kernel
+    char data[32768 - HEADER - 80];
+    u32 end, letter, left;  // from here on it stays in the kernel
     u64 args[8];
 };
 
@@ -150,6 +151,14 @@ static __always_inline struct event *begin_long(u32 slot, u8 call, u32 scope)
     begin(e, call, scope);
     e->end = 0;
     return e;
+}
+
+// How it is opened. The mode is meant only where a file is made; else whatever lay there is no news.
+static __always_inline void put_open(struct event *e, u64 flags, u64 mode, u64 resolve)
+{
+    e->open_flags = flags;
+    e->mode = flags & MAKES_FILE ? mode & 07777 : 0;
+    e->resolve = resolve;
 }
 
 static __always_inline int put(void *e, u64 size, u8 call)

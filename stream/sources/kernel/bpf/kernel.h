@@ -68,3 +68,19 @@ struct io_rename { int old_dfd, new_dfd; struct filename *oldpath, *newpath; int
 struct io_link { int old_dfd, new_dfd; struct filename *oldpath, *newpath; int flags; };
 #pragma clang attribute pop
 
+// How the kernel's memory is read; where it cannot be, there are zeros.
+#ifdef DIRECT
+// Newer kernels let it be read without a call. As what? Any structure that begins with enough words
+// will do for words.
+extern void *bpf_rdonly_cast(const void *from, u32 type) __ksym;
+#define AS(type, from) ((type *)bpf_rdonly_cast(from, bpf_core_type_id_kernel(type)))
+#define READ(from, field) (AS(typeof(*(from)), from)->field)
+typedef u64 __attribute__((may_alias)) word;  // of whatever is read
+#define READ_WORDS(to, from) ({                                                                  \
+    const word *__from = (void *)AS(struct pt_regs, from);                                       \
+    _Pragma("unroll") for (u32 __i = 0; __i < sizeof *(to) / 8; __i++)                           \
+        ((word *)(to))[__i] = __from[__i]; })
+#else
+#define READ(from, field) BPF_CORE_READ(from, field)
+#define READ_WORDS(to, from) bpf_probe_read_kernel(to, sizeof *(to), from)
+#endif

@@ -29,7 +29,7 @@ __attribute__((noinline)) int put_text(u32 slot, u32 section, u64 from, u32 from
 static __always_inline int is_elsewhere(struct mnt_namespace *space)
 {
     struct world *w = the_world();
-    return !w || w->has_mounted || BPF_CORE_READ(space, ns.inum) != ro.mounts;
+    return !w || w->has_mounted || READ(space, ns.inum) != ro.mounts;
 }
 
 static __always_inline int on_mount(struct task_struct *task)
@@ -63,7 +63,7 @@ static __always_inline void read_name(struct name_of *to, struct dentry *d)
     u64 first = bpf_core_field_offset(struct dentry, d_hash.pprev);
     if (bpf_core_field_offset(struct dentry, d_parent) == first + 8
         && bpf_core_field_offset(struct dentry, d_name.name) == first + 24) {
-        bpf_probe_read_kernel(to, sizeof *to, (void *)d + first);
+        READ_WORDS(to, (void *)d + first);
         if ((void *)to->name != (void *)d + first + __builtin_offsetof(struct name_of, letters))
             to->hash_and_length = 0;
     } else {
@@ -102,7 +102,7 @@ static __always_inline void read_place(struct place_of *to, struct mount *m)
     u64 first = bpf_core_field_offset(struct mount, mnt_parent);
     if (bpf_core_field_offset(struct mount, mnt_mountpoint) == first + 8
         && bpf_core_field_offset(struct mount, mnt.mnt_root) == first + 16) {
-        bpf_probe_read_kernel(to, sizeof *to, (void *)m + first);
+        READ_WORDS(to, (void *)m + first);
     } else {
         to->parent = BPF_CORE_READ(m, mnt_parent);
         to->mountpoint = BPF_CORE_READ(m, mnt_mountpoint);
@@ -119,7 +119,7 @@ struct walker {
 };
 
 // One name, or one mount that is left behind. 1: done; `flag` says what is wrong with it.
-static int step(u32 number, struct walker *w)
+static __always_inline int step(struct walker *w)
 {
     struct event *e = w->event;
     volatile u32 *end = &e->end;
@@ -127,7 +127,7 @@ static int step(u32 number, struct walker *w)
     if (d == w->place.root) {
         struct mount *m = w->mount, *parent = w->place.parent;
         if (parent == m) {
-            struct mnt_namespace *space = BPF_CORE_READ(m, mnt_ns);
+            struct mnt_namespace *space = READ(m, mnt_ns);
             w->flag = !space || (u64)space >= (u64)-4095 ? UNREACHABLE : 0;
             if (!w->flag && is_elsewhere(space))
                 e->flags |= OTHER_MOUNTS;
@@ -161,6 +161,36 @@ static int step(u32 number, struct walker *w)
     return 0;
 }
 
+// Step after step. A call for each would cost as much as the step: a newer kernel lets a program
+// loop by itself, if it may be ended anywhere; by the instruction for that, which our compiler does
+// not know. It checks a loop once where it does not know how often that goes round: so `left` lies
+// in a map.
+#ifdef DIRECT
+#define MAY_END(label)                                                                           \
+    asm volatile goto("1: .byte 0xe5, 0; .long ((%l[" #label "] - 1b - 8) / 8) & 0xffff; .short 0" \
+                      :::: label)
+static __always_inline void take_steps(struct walker *w)
+{
+    volatile u32 *left = &w->event->left;
+    for (*left = WALK_STEPS; *left; *left -= 1) {
+        MAY_END(ended);
+        if (step(w))
+            return;
+    }
+ended:;
+}
+#else
+static int take_step(u32 number, struct walker *w)
+{
+    return step(w);
+}
+
+static __always_inline void take_steps(struct walker *w)
+{
+    bpf_loop(WALK_STEPS, take_step, w, 0);
+}
+#endif
+
 // Names from the leaf to the root, each with its NUL, across mounts; user space turns them round.
 // A path that cannot be followed to the root of all mounts leaves nothing: half would mislead.
 __attribute__((noinline)) int walk(u32 slot, u32 section, u64 dentry, u64 vfsmount)
@@ -173,7 +203,7 @@ __attribute__((noinline)) int walk(u32 slot, u32 section, u64 dentry, u64 vfsmou
     u32 start = *end;
     struct walker w = {e, (void *)dentry, m, {}, start, WALK_CUT, 0};
     read_place(&w.place, m);
-    bpf_loop(WALK_STEPS, step, &w, 0);
+    take_steps(&w);
     if (w.flag) {
         e->flags |= w.flag;
         *end = start;
@@ -202,19 +232,19 @@ static __always_inline struct file *file_of(struct task_struct *task, int fd)
 }
 
 // The same of whoever runs: the kernel knows what it is, and lets it be read as it lies there.
-static __always_inline struct file *own_file(int fd)
+static __always_inline struct file *own_file(struct task_struct *task, int fd)
 {
-    struct task_struct *task = bpf_get_current_task_btf();
     struct fdtable *table = task->files->fdt;
     struct file *file = 0;
     if (fd >= 0 && (u32)fd < table->max_fds)
-        bpf_probe_read_kernel(&file, sizeof file, &table->fd[fd]);
+        READ_WORDS(&file, &table->fd[fd]);
     return file;
 }
 
 static __always_inline int walk_file(u32 slot, u32 section, struct file *file)
 {
-    struct path path = BPF_CORE_READ(file, f_path);
+    struct path path;
+    READ_WORDS(&path, &file->f_path);
     return walk(slot, section, (u64)path.dentry, (u64)path.mnt);
 }
 

@@ -12,7 +12,7 @@
 
 static __always_inline struct sock *sock_of(int fd)
 {
-    struct file *file = own_file(fd);
+    struct file *file = own_file(bpf_get_current_task_btf(), fd);
     struct socket *socket = BPF_CORE_READ(file, private_data);
     return file && BPF_CORE_READ(socket, file) == file ? BPF_CORE_READ(socket, sk) : 0;
 }

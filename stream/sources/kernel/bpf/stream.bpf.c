@@ -27,12 +27,13 @@ static __always_inline int on_path_call(struct event *e, struct task_struct *tas
     if (call == OPENAT2) {
         u64 how[3] = {}, size = AT_MOST(e->args[3], sizeof how);
         bpf_probe_read_user(how, size, (void *)e->args[2]);
-        e->open_flags = how[0];
-        e->mode = how[1];
-        e->resolve = how[2];
+        put_open(e, how[0], how[1], how[2]);
     } else {
-        e->open_flags = call == CREAT ? 01101 : e->args[ro.shapes[call].flags & 7];
-        e->mode = e->args[ro.shapes[call].mode & 7];
+        u64 flags = e->args[ro.shapes[call].flags & 7], mode = e->args[ro.shapes[call].mode & 7];
+        e->open_flags = flags;
+        e->mode = mode;
+        if (call <= LAST_OPEN)
+            put_open(e, call == CREAT ? 01101 : flags, mode, 0);
         u32 at_size = ro.shapes[call].size & 7;
         u64 size = e->args[at_size];
         if (call == TRUNCATE || call == FTRUNCATE)
@@ -43,7 +44,7 @@ static __always_inline int on_path_call(struct event *e, struct task_struct *tas
     int begins = at_path == NONE ? UNREAD : put_text(OF_SYSCALL, PATH, e->args[at_path], 0);
     int is_reached = 0;
     if (call <= LAST_OPEN && e->ret >= 0)
-        is_reached = walk_file(OF_SYSCALL, RESOLVED, own_file(e->ret));
+        is_reached = walk_file(OF_SYSCALL, RESOLVED, own_file(task, e->ret));
     else if (at_path == NONE && at_dirfd != NONE)
         walk_base(OF_SYSCALL, RESOLVED, e->args[at_dirfd]);
     if (e->lengths[RESOLVED] && task->files->count.counter > 1)

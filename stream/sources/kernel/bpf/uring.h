@@ -49,9 +49,8 @@ int on_uring_submit(u64 *ctx)
     e->extra = key;
     if (call == OPENAT || call == OPENAT2) {
         struct io_open *open = (void *)request;
-        e->open_flags = BPF_CORE_READ(open, how.flags);
-        e->mode = BPF_CORE_READ(open, how.mode);
-        e->resolve = BPF_CORE_READ(open, how.resolve);
+        put_open(e, BPF_CORE_READ(open, how.flags), BPF_CORE_READ(open, how.mode),
+                 BPF_CORE_READ(open, how.resolve));
         put_name(e, PATH, BPF_CORE_READ(open, filename), BPF_CORE_READ(open, dfd));
     } else if (call == UNLINKAT) {
         struct io_unlink *unlink = (void *)request;
