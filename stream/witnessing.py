@@ -40,7 +40,7 @@ from stream.sources.kernel.ebpf import RING
 from stream.sources.kernel.feeds import Choice, Feed, open_feed
 from stream.sources.kernel.strace import SILENT
 from stream.sources.kernel.watch import Watch
-from stream.stages.normalize import NO_EVENTS, DetailLine, Normalize
+from stream.stages.normalize import NO_EVENTS, DetailLine, KernelLines, Normalize
 from stream.testimony import Testimony, Times
 
 UNFINISHED = "the feed ended before its books were closed"
@@ -265,9 +265,8 @@ class _Layers(Struct):
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write[Any]]:
         async def write(batch: Batch[Any]) -> None:
-            times = self.normalize.take_times()  # one for each line of the kernel layer
-            if len(times) == len(batch):
-                kernel = batch
+            if type(batch) is KernelLines:
+                kernel: Batch[bytes] = batch
             else:
                 kernel = [item for item in batch if type(item) is bytes]
             if kernel:
@@ -276,7 +275,7 @@ class _Layers(Struct):
                 beside = list(_beside(batch))
                 if beside:
                     self.files.append(DETAIL_FILE, join_lines(beside), len(beside))
-            self.times.add(times)
+            self.times.add(self.normalize.take_times())
 
         yield write
 

@@ -58,21 +58,21 @@ class Tally:
             end = data.find(b"\n", start + max(0, self._due - self.bytes - 1)) + 1
             if not end:
                 break
-            self._add(data, start, end, None if lines is None else lines + before)
+            self._add(data, start, end, None if lines is None else before + lines)
             self.links.append(self.link())
             self._due = self.bytes + STEP
             start = end
-        self._add(data, start, len(data), None if lines is None else lines + before)
+        self._add(data, start, len(data), None if lines is None else before + lines)
 
     def link(self) -> ChainLink:
         return ChainLink(layer=self.layer, lines=self.lines, bytes=self.bytes, sha256=self.sha256)
 
-    def _add(self, data: bytes, start: int, end: int, lines: int | None) -> None:
-        """`lines`: of all so far, once all of the data has been added."""
+    def _add(self, data: bytes, start: int, end: int, total: int | None) -> None:
+        """`total`: the lines that there will be once all of the data has been added."""
         self._digest.update(memoryview(data)[start:end])
         self.bytes += end - start
-        if lines is not None and len(data) - end < end - start:  # what is left is counted faster
-            self.lines = lines - data.count(b"\n", end)
+        if total is not None and len(data) - end < end - start:  # what is left is counted faster
+            self.lines = total - data.count(b"\n", end)
         else:
             self.lines += data.count(b"\n", start, end)
 

@@ -26,7 +26,7 @@ Scope = Literal["both", "cgroup", "tree", "unknown"]
 Mark = Literal[
     "truncated",  # a string was longer than what is kept of it
     "fault",  # memory could not be read: what should stand here is missing
-    "walk_cut",  # the path was deeper than what is followed
+    "walk_cut",  # the path was deeper than what is followed, or did not keep still
     "unreachable",  # the file had no name any more, or lies in a detached mount
     "compat",  # a 32-bit system call
     "uring",  # by way of io_uring

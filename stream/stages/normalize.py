@@ -68,6 +68,10 @@ class DetailLine(bytes):
     """A line of layers/kernel-ext.ndjson."""
 
 
+class KernelLines(list[bytes]):
+    """A batch of nothing but lines of layers/kernel.ndjson, as nearly all are."""
+
+
 Normalized: TypeAlias = bytes | DetailLine | RawCapture | Control
 
 
@@ -108,11 +112,13 @@ class Normalize:
     def feed(self, batch: Batch[Given], /) -> Batch[Normalized]:
         self.counts.received += len(batch)
         out: list[Normalized] = []
+        before = self.events
         if isinstance(batch, Sightings) and self._quick is not None:
             self._feed_ring(batch, self._quick, out)
         else:
             self._feed(batch, out)
-        return out
+        is_plain = len(out) == self.events - before
+        return KernelLines(out) if is_plain else out  # type: ignore[arg-type]
 
     def _feed_ring(self, batch: Sightings, quick: QuickOpens, out: list[Normalized]) -> None:
         items, times = batch.items, self._times

@@ -16,13 +16,14 @@ from msgspec import Struct
 from stream.evidence.surface import Surface
 from stream.records.kernel import BACKSLASH, KernelDetail, RawEvent, path_text
 from stream.records.sightings import NAMES, NO_RESULT, OPEN_FIELDS, OPENS, Sightings
-from stream.stages.calls import ENOENT, ENOTDIR, joined, open_form
+from stream.stages.calls import CREATE, CUT, ENOENT, ENOTDIR, joined, open_form
 from stream.stages.noise import Judge, judge_of
 
 _MOST_KNOWN = 100_000  #: folders, and ways in which something in them was opened
 _FIRST_ERROR = 4095  #: what lies below is no result of a call, or of one that starts again
 _CALL, _SHARED = 0xFF, 1024 << 16  #: of how a record begins: the call; that it has a mark
 _FLAGS = 0xFFFFFFFF  #: of how it was opened; the rest is the mode
+_WRITES = 3 | CREATE | CUT  #: of the flags: what a surface tells from a read
 _DOTS = (b"", b".", b"..")
 #: Their names may lead elsewhere, which a text does not show.
 _VIEWS = ("/proc/", "/dev/")
@@ -32,7 +33,7 @@ _fields = OPEN_FIELDS.unpack_from
 
 #: Opens in the same folder, with the same flags, that ended the same way: their line, with room
 #: for its number, its process, the name and the result; the names that were seen and need no second
-#: look; what judges the others, and whether what it says of them holds here.
+#: look, of all that the surface holds alike; what judges the others, and whether that holds here.
 _Ended: TypeAlias = tuple[bytes, set[bytes], Judge | None, bool]
 
 
@@ -78,7 +79,7 @@ class QuickOpens:
         """Puts the lines of the opens from the `first` item on into `out`, and tells their times,
         as far as the short way goes: to which item, and the next line's number."""
         chunk, reached, fields = batch.chunk, self._reached, _fields
-        left_out = first - seq  # and with the next number, the place in the batch
+        offset = first - seq  # from the next line's number to the place in the batch
         for at in islice(batch.items, first, None):
             if type(at) is not int:
                 break
@@ -121,7 +122,7 @@ class QuickOpens:
                     if not may_be_noise:
                         break
                     self._drop(rule)
-                    left_out += 1
+                    offset += 1
                     continue
                 known.add(leaf)
             out.append(line % (seq, pid, leaf, ret))
@@ -132,7 +133,7 @@ class QuickOpens:
                 out.append(self._detail_line(self._details[call] % (seq, pid, path)))
             mark(ts)
             seq += 1
-        return seq + left_out, seq
+        return seq + offset, seq
 
     def _missed_at(
         self, chunk: bytes, start: int, middle: int, based: int
@@ -155,6 +156,7 @@ class QuickOpens:
 
     def _new_missed(self, base: bytes, folder: bytes) -> _Place | None:
         """None where the text is not enough to tell where it leads."""
+        self._count_known()
         top = b"/".join((b"", *filter(None, base.split(b"\0")[-2::-1]), b"")) if base else b""
         path = top + folder
         text = path_text(path)
@@ -201,11 +203,11 @@ class QuickOpens:
         self._count_known()
         if ret >= 0:
             known = self._surface.reached_in(place.text, form.ways)
-            judge = place.judge if form.is_read else None  # no read is reached in a writer's way
         else:
-            # Of misses the set has no regard to how they were tried: some names may be noise there.
             known = self._surface.missed_in(place.text, ret)
-            judge = place.judge
+        # Whoever writes has a set for itself: none of its names is ever looked up by a read. Misses
+        # have one set, however they were tried: what may be noise must not get into it.
+        judge = None if ret >= 0 and flags & _WRITES else place.judge
         may_be_noise = form.is_read and (ret >= 0 or ret in (-ENOENT, -ENOTDIR))
         ended = place.ended[key] = (line, known, judge, may_be_noise)
         return ended

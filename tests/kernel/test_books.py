@@ -61,7 +61,7 @@ def test_a_ring_that_is_too_small(programs: Path, place: Path, attempt: int) -> 
 
 def test_a_gap_reaches_behind_what_was_in_the_ring(programs: Path, place: Path) -> None:
     """However much of that has to be taken out first."""
-    recorded = run(place, programs / "many", place, 20_000, 1, reads_late=True, ring_bytes=1 << 20)
+    recorded = run(place, programs / "many", place, 40_000, 1, reads_late=True, ring_bytes=2 << 20)
     assert recorded.is_balanced
     assert recorded.capture.got * 64 > 2 * STEP
     assert [gap.begins for gap in recorded.gaps] == [True, False]

@@ -217,6 +217,23 @@ def test_an_open_whose_descriptor_got_another_file_has_a_mark(calls: Path, place
     assert stage.events == 300
 
 
+@pytest.mark.parametrize("depth", [0, 150])
+def test_a_path_was_there_at_some_moment(programs: Path, place: Path, depth: int) -> None:
+    """Of folders that are renamed meanwhile, no name is made up of two, nor a path of two paths."""
+    opens = 20_000
+    recorded = run(place, programs / "renamed", opens, depth)
+    assert recorded.code == 0
+    assert recorded.is_balanced
+    a, b, c, d = (letter * 22 for letter in "abcd")
+    pairs = [(a, c), (b, c), (b, d)]
+    there = {"/".join([str(place), above, *["m"] * depth, below, "f"]) for above, below in pairs}
+    seen = [event for event in recorded.at("f") if event.flags == 0]
+    assert len(seen) + recorded.capture.dropped >= opens
+    assert {event.resolved for event in seen} - {None} <= there
+    assert sum(event.resolved is None for event in seen) < len(seen) // 10
+    assert {(*event.marks,) for event in seen if event.resolved is None} <= {("walk_cut",)}
+
+
 def test_names_of_every_length(place: Path) -> None:
     """Those of up to 39 letters lie in the kernel in another place than the longer ones."""
     lengths = [*range(1, 61), 127, 255]

@@ -25,8 +25,8 @@ FOLDERS: tuple[list[bytes], ...] = (
     [b"target", b"debug"],
 )
 NAMES = (b"a", b"pyvenv.cfg", b"x.so.1", b'q"', b"b\\", b"\xff", "é".encode(), b"\x01", b"passwd")
-CALLS = st.sampled_from(("open", "openat", "openat", "creat", "openat2"))
-FLAGS = (0, 1, 2, 3, 0o101, 0o2101, 0o1102, 0o20200002, 0o2000000, 0o10000000)
+CALLS = st.sampled_from(("open", "openat", "openat", "openat", "creat", "openat2"))
+FLAGS = (0, 0, 1, 2, 3, 0o101, 0o2101, 0o1102, 0o20200002, 0o2000000, 0o10000000, 0o30000000)
 
 
 @st.composite
@@ -79,6 +79,28 @@ def normalized(batches: list[Any]) -> tuple[list[Any], Any, Any]:
 def test_both_ways_lead_to_the_same_lines(records: list[bytes]) -> None:
     batch, _ = Decoder().decode(b"".join(records))
     assert normalized([batch]) == normalized([list(batch)])
+
+
+def test_whoever_reached_it_before_a_read_of_noise_is_noise() -> None:
+    """O_PATH with O_TMPFILE reads nothing, and goes by the way of a read."""
+    path, names = b"/usr/lib/x", walked([b"usr", b"lib", b"x"])
+    first = record("openat", path, names, opened=0o30000000, resolve=0)
+    batch, _ = Decoder().decode(first + record("openat", path, names, opened=0, resolve=0))
+    assert normalized([batch]) == normalized([list(batch)])
+    assert normalized([batch])[1][1] == {"loader": 1}
+
+
+def test_folders_that_cannot_be_told_are_not_kept_for_ever() -> None:
+    stage = Normalize("r", surface=Surface())
+    for start in range(0, 120_000, 20_000):
+        some = [
+            record("openat", b"/proc/%d/x" % number, ret=-2)
+            for number in range(start, start + 20_000)
+        ]
+        batch, _ = Decoder().decode(b"".join(some))
+        stage.feed(batch)
+    assert stage._quick is not None
+    assert 0 < sum(map(len, stage._quick._missed.values())) <= 100_000
 
 
 def test_what_is_remembered_is_bounded() -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stream.sources.kernel.loader import Loaded
 
 WATCHES = 4  #: as many as the object has room for
-WAKE = 64 << 10  #: bytes in the ring that are worth to wake up for
+WAKE = 256 << 10  #: bytes in the ring that are worth to wake up for
 
 _BLOBS = Path(__file__).parent / "bpf"
 #: What is tried, the best one first. The first asks for Linux 6.9, the last one for 5.17.
@@ -63,7 +63,8 @@ def attach(
 
 
 def wake_at(ring_bytes: int) -> int:
-    return min(WAKE, ring_bytes // 4)
+    """As often in a small ring, which is full sooner."""
+    return min(WAKE, ring_bytes // 64)
 
 
 def _config(guard: int, use_cgroup: bool, ring_bytes: int, watch: Sequence[Watch]) -> bytes:

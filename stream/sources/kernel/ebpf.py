@@ -31,7 +31,7 @@ from stream.sources.kernel.watch import Watch
 
 RING = 16 << 20  #: bytes that may wait for us, where nothing else is asked for
 TICK = 0.05  #: seconds: nothing lies in the ring for longer
-STEP = 192 << 10  #: bytes that are taken out at a time: others wait for the loop, too
+STEP = 384 << 10  #: bytes that are taken out at a time: others wait for the loop, too
 FULL = "the ring was full"
 SETTLE = 200  #: milliseconds that the last programs have to finish
 

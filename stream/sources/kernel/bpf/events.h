@@ -16,7 +16,7 @@ enum state { FRESH = 1, RUNNING };
 #define ARGV_ROOM 16383
 #define NAME_ROOM 256
 #define WALK_ROOM 4352
-#define WALK_STEPS 256
+#define WALK_STEPS 256  // a power of two
 #define HEADER 56  // bytes of an event before its data
 
 struct event {
@@ -39,6 +39,9 @@ struct books {
     u64 lost, lost_forks, foreign, unseen_uring;
     u64 seen[MOST_CALLS], dropped[MOST_CALLS];
 };
+struct trail {  // of a walk: what it went by, and what that must still be in the end
+    struct { u64 dentry, sequence; } at[WALK_STEPS];
+};
 struct life { u64 start; u32 pid, unused; };
 struct world {  // how the files lie: whether the run has mounted something, and how it found them
     u64 has_mounted, root_dentry, root_mount, space, changes;
@@ -51,6 +54,12 @@ struct {
     __type(key, u32);
     __type(value, struct event);
 } scratch SEC(".maps");
+struct {
+    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+    __uint(max_entries, SLOTS);
+    __type(key, u32);
+    __type(value, struct trail);
+} trails SEC(".maps");
 struct {
     __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
     __uint(max_entries, 1);

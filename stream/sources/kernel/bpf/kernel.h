@@ -14,7 +14,14 @@ struct qstr { const unsigned char *name; };
 struct hlist_bl_node { struct hlist_bl_node **pprev; };
 struct super_block { u32 s_dev; };
 struct inode { unsigned long i_ino; struct super_block *i_sb; };
-struct dentry { struct hlist_bl_node d_hash; struct dentry *d_parent; struct qstr d_name; };
+struct seqcount { unsigned int sequence; };
+struct seqcount_spinlock { struct seqcount seqcount; };
+struct dentry {
+    struct seqcount_spinlock d_seq;
+    struct hlist_bl_node d_hash;
+    struct dentry *d_parent;
+    struct qstr d_name;
+};
 struct vfsmount { struct dentry *mnt_root; };
 struct ns_common { unsigned int inum; };
 struct mnt_namespace { struct ns_common ns; u64 event; };
@@ -70,8 +77,8 @@ struct io_link { int old_dfd, new_dfd; struct filename *oldpath, *newpath; int f
 
 // How the kernel's memory is read; where it cannot be, there are zeros.
 #ifdef DIRECT
-// Newer kernels let it be read without a call. As what? Any structure that begins with enough words
-// will do for words.
+// Newer kernels let it be read without a call. As what? Words are read as of the registers of a
+// program: any structure would do that begins with as many words.
 extern void *bpf_rdonly_cast(const void *from, u32 type) __ksym;
 #define AS(type, from) ((type *)bpf_rdonly_cast(from, bpf_core_type_id_kernel(type)))
 #define READ(from, field) (AS(typeof(*(from)), from)->field)

@@ -112,20 +112,38 @@ static __always_inline void read_place(struct place_of *to, struct mount *m)
 
 struct walker {
     struct event *event;
+    struct trail *trail;
     struct dentry *dentry;
     struct mount *mount;
     struct place_of place;  // of that mount
     u32 start, flag, leaf;
 };
 
+// What is read before this is read before what is read after it.
+static __always_inline void in_order(struct walker *w)
+{
+#if defined(__TARGET_ARCH_x86)
+    asm volatile("" : : : "memory");  // the processor does so
+#else
+    // Our compiler does not know this one: 0 is added, and what was there is fetched.
+    asm volatile("r1 = %0; r2 = 0; .byte 0xdb, 0x21, 0, 0; .long 1"
+                 : : "r"(w->event->args) : "r1", "r2", "memory");
+#endif
+}
+
 // One name, or one mount that is left behind. 1: done; `flag` says what is wrong with it.
-static __always_inline int step(struct walker *w)
+static __always_inline int step(u32 number, struct walker *w)
 {
     struct event *e = w->event;
-    volatile u32 *end = &e->end;
+    volatile u32 *end = &e->end, *left = &e->left;
+    if (!*left)
+        return 1;
+    *left -= 1;
+    u32 at_step = *left & (WALK_STEPS - 1);
     struct dentry *d = w->dentry;
     if (d == w->place.root) {
         struct mount *m = w->mount, *parent = w->place.parent;
+        w->trail->at[at_step].dentry = 0;
         if (parent == m) {
             struct mnt_namespace *space = READ(m, mnt_ns);
             w->flag = !space || (u64)space >= (u64)-4095 ? UNREACHABLE : 0;
@@ -139,7 +157,11 @@ static __always_inline int step(struct walker *w)
         return 0;
     }
     struct name_of own = {};
+    u32 sequence = READ(d, d_seq.seqcount.sequence);
+    in_order(w);
     read_name(&own, d);
+    w->trail->at[at_step].dentry = (u64)d;
+    w->trail->at[at_step].sequence = sequence;
     if (own.parent == d) {
         w->flag = UNREACHABLE;
         return 1;
@@ -161,49 +183,62 @@ static __always_inline int step(struct walker *w)
     return 0;
 }
 
-// Step after step. A call for each would cost as much as the step: a newer kernel lets a program
-// loop by itself, if it may be ended anywhere; by the instruction for that, which our compiler does
-// not know. It checks a loop once where it does not know how often that goes round: so `left` lies
-// in a map.
-#ifdef DIRECT
-#define MAY_END(label)                                                                           \
-    asm volatile goto("1: .byte 0xe5, 0; .long ((%l[" #label "] - 1b - 8) / 8) & 0xffff; .short 0" \
-                      :::: label)
-static __always_inline void take_steps(struct walker *w)
+// Back over the trail: 1 at the first name that is, or was, being changed; or where it began.
+static __always_inline int step_back(u32 number, struct walker *w)
 {
     volatile u32 *left = &w->event->left;
-    for (*left = WALK_STEPS; *left; *left -= 1) {
-        MAY_END(ended);
-        if (step(w))
-            return;
-    }
-ended:;
-}
-#else
-static int take_step(u32 number, struct walker *w)
-{
-    return step(w);
+    if (*left >= WALK_STEPS)
+        return 1;
+    u32 at_step = *left & (WALK_STEPS - 1);
+    struct dentry *d = (void *)w->trail->at[at_step].dentry;
+    u64 sequence = w->trail->at[at_step].sequence;
+    if (d && (sequence & 1 || READ(d, d_seq.seqcount.sequence) != sequence))
+        return 1;
+    *left += 1;
+    return 0;
 }
 
-static __always_inline void take_steps(struct walker *w)
-{
-    bpf_loop(WALK_STEPS, take_step, w, 0);
-}
+// As often as there are steps, until one says that it was the last.
+#ifdef DIRECT
+// A call for each would cost as much as the step does. A newer kernel lets a program loop by itself
+// where it may be ended anywhere, by an instruction that our compiler does not know. It checks such
+// a loop once, if it does not know how often that goes round: so what is left is counted in a map.
+#define REPEAT(what, w) ({                                                                       \
+    __label__ ended;                                                                             \
+    do                                                                                           \
+        asm volatile goto("1: .byte 0xe5, 0; .long ((%l[ended] - 1b - 8) / 8) & 0xffff; .short 0" \
+                          : : : : ended);                                                        \
+    while (!what(0, w));                                                                         \
+ended:; })
+#else
+#define REPEAT(what, w) bpf_loop(WALK_STEPS + 1, what, w, 0)
 #endif
 
 // Names from the leaf to the root, each with its NUL, across mounts; user space turns them round.
 // A path that cannot be followed to the root of all mounts leaves nothing: half would mislead.
-__attribute__((noinline)) int walk(u32 slot, u32 section, u64 dentry, u64 vfsmount)
+// -1: somebody renamed what it went by, so that it may never have been a path.
+__attribute__((noinline)) int walk_once(u32 slot, u32 section, u64 dentry, u64 vfsmount)
 {
     struct event *e = bpf_map_lookup_elem(&scratch, &slot);
-    if (!e || !dentry || !vfsmount)
+    struct trail *trail = bpf_map_lookup_elem(&trails, &slot);
+    if (!e || !trail || !dentry || !vfsmount)
         return 0;
     struct mount *m = (void *)vfsmount - bpf_core_field_offset(struct mount, mnt);
-    volatile u32 *end = &e->end;
+    volatile u32 *end = &e->end, *left = &e->left;
     u32 start = *end;
-    struct walker w = {e, (void *)dentry, m, {}, start, WALK_CUT, 0};
+    u16 flags = e->flags;
+    struct walker w = {e, trail, (void *)dentry, m, {}, start, WALK_CUT, 0};
     read_place(&w.place, m);
-    take_steps(&w);
+    *left = WALK_STEPS;
+    REPEAT(step, &w);
+    in_order(&w);
+    // All names that are now what they were when they were read were so at one moment.
+    REPEAT(step_back, &w);
+    if (*left < WALK_STEPS) {
+        e->flags = flags;
+        *end = start;
+        return -1;
+    }
     if (w.flag) {
         e->flags |= w.flag;
         *end = start;
@@ -220,6 +255,19 @@ __attribute__((noinline)) int walk(u32 slot, u32 section, u64 dentry, u64 vfsmou
     if (section == RESOLVED)
         e->leaf = w.leaf;
     return length;
+}
+
+static __always_inline int walk(u32 slot, u32 section, u64 dentry, u64 vfsmount)
+{
+    struct event *e = bpf_map_lookup_elem(&scratch, &slot);
+    for (int i = 0; e && i < 4; i++) {
+        int length = walk_once(slot, section, dentry, vfsmount);
+        if (length >= 0)
+            return length;
+    }
+    if (e)
+        e->flags |= WALK_CUT;
+    return 0;
 }
 
 static __always_inline struct file *file_of(struct task_struct *task, int fd)
