@@ -95,8 +95,7 @@ class ChainedFile:
             return []
         kept = data
         try:
-            if self._fd < 0:
-                self._open()
+            self._open()
             write_all(self._fd, data)
         except OSError as error:
             self.trouble = f"{self._path}: {os_reason(error)}"
@@ -107,6 +106,17 @@ class ChainedFile:
         known = len(self.tally.links)
         self.tally.feed(kept, lines)
         return self.tally.links[known:]
+
+    def make(self) -> None:
+        """It is there, if only empty, whatever was in the way of its first line."""
+        try:
+            self._open()
+        except OSError as error:
+            self.trouble = self.trouble or f"{self._path}: {os_reason(error)}"
+
+    def forgive(self) -> None:
+        """Whatever was in the way may be gone: whoever has kept what was lost can add it now."""
+        self.trouble, self.lost = "", 0
 
     def is_ours(self) -> bool:
         """Still there, and nobody else has written into it."""
@@ -138,6 +148,8 @@ class ChainedFile:
 
     def _open(self) -> None:
         """A file that is there already is somebody else's."""
+        if self._fd >= 0:
+            return
         self._path.parent.mkdir(exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._path, flags, 0o600)
@@ -180,6 +192,7 @@ class LayerFiles:
         self._files: dict[str, ChainedFile] = {}
         self._names = names  #: there in the end, if only empty
         self._chain = ChainedFile(folder, CHAIN_FILE)
+        self._unlinked: list[bytes] = []  #: links that there was no room for
 
     def append(self, name: str, data: bytes, lines: int) -> None:
         """Whole lines. What belongs together stops together: a detail without its event, and an
@@ -202,9 +215,11 @@ class LayerFiles:
 
     def close(self) -> None:
         for name in self._names:
-            self.append(name, b"", 0)
+            self._file(name).make()
         for _, file in sorted(self._files.items()):
             self._link(file.close())
+        self._chain.forgive()
+        self._link([])
         self._chain.close()
 
     @property
@@ -233,5 +248,10 @@ class LayerFiles:
         return self._files.setdefault(name, ChainedFile(self._folder, name))
 
     def _link(self, links: list[ChainLink]) -> None:
-        for link in links:
-            self._chain.append(_encode(link) + b"\n", 1)
+        """Where there is no room for them they wait, in their order: what was written without its
+        links would look as if somebody else had written it."""
+        self._unlinked += (_encode(link) + b"\n" for link in links)
+        if self._unlinked and not self._chain.trouble:
+            known = self._chain.tally.lines
+            self._chain.append(b"".join(self._unlinked), len(self._unlinked))
+            del self._unlinked[: self._chain.tally.lines - known]

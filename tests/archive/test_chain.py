@@ -144,6 +144,27 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
+def test_links_wait_for_room(tmp_path: Path) -> None:
+    """What was written and filled the disk has its links as soon as there is room."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=800k", "none", tmp_path], check=True)
+    try:
+        room = tmp_path / "room"
+        room.write_bytes(bytes(64 << 10))
+        files = LayerFiles(tmp_path)
+        files.append(KERNEL_FILE, kernel_lines(0, 8000), 8000)
+        assert 0 < files.lines(KERNEL_FILE) < 8000
+        room.unlink()
+        files.close()
+        tally = Tally(KERNEL_FILE)
+        tally.feed((tmp_path / KERNEL_FILE).read_bytes())
+        assert len(tally.links) >= 2
+        found = [link for link in links_in(tmp_path) if link.layer == KERNEL_FILE]
+        assert found == [*tally.links, tally.link()]
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
     """A run whose recorder was killed: no artifacts, no end of the chain."""

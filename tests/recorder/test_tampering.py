@@ -69,7 +69,9 @@ def test_no_fifo_is_waited_for(place: Place, name: str) -> None:
 
 @pytest.mark.parametrize("change", ["echo junk >>", "sed -i s/git/svn/"])
 def test_the_command_log_is_changed(place: Place, change: str) -> None:
-    run = tampered(place, f"git --version; {change} ../artifacts/command_logs.jsonl; exit 5")
+    log = "../artifacts/command_logs.jsonl"
+    written = f"until [ -s {log} ]; do :; done"
+    run = tampered(place, f"git --version; {written}; {change} {log}; exit 5")
     assert f"artifacts/command_logs.jsonl {NOT_OURS}" in run.done.err
     assert run.summary["incomplete"]
     assert rules(place, run) == {"run.incomplete"}
