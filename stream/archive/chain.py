@@ -115,7 +115,14 @@ class ChainedFile:
             self.trouble = self.trouble or f"{self._path}: {os_reason(error)}"
 
     def forgive(self) -> None:
-        """Whatever was in the way may be gone: whoever has kept what was lost can add it now."""
+        """Whatever was in the way may be gone: whoever has kept what was lost can add it now, to
+        nothing but whole lines."""
+        try:
+            if self.trouble and self._fd >= 0:
+                os.ftruncate(self._fd, self.tally.bytes)
+                os.lseek(self._fd, self.tally.bytes, os.SEEK_SET)
+        except OSError:
+            return
         self.trouble, self.lost = "", 0
 
     def is_ours(self) -> bool:

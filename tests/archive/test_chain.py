@@ -165,6 +165,35 @@ def test_links_wait_for_room(tmp_path: Path) -> None:
         subprocess.run(["umount", tmp_path], check=True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
+def test_a_link_that_there_was_half_the_room_for(tmp_path: Path) -> None:
+    """Its beginning is gone when it is written again, and there is no hole in its place."""
+    page = os.sysconf("SC_PAGESIZE")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", tmp_path], check=True)
+    try:
+        files, data = LayerFiles(tmp_path), kernel_lines(0, 1100)  # more than a step
+        for _ in range(50):
+            files.append(KERNEL_FILE, data, 1100)
+            chain = (tmp_path / CHAIN_FILE).read_bytes()
+            if -len(chain) % page < len(chain.splitlines()[-1]):
+                break  # the next one reaches into another page
+        size = files.bytes(KERNEL_FILE)
+        needed = -(-(size + len(data)) // page) + -size // page
+        filler = tmp_path / "filler"
+        filler.write_bytes(bytes((os.statvfs(tmp_path).f_bfree - needed) * page))
+        files.append(KERNEL_FILE, data, 1100)
+        assert files.lost == {}
+        assert files.trouble == f"{tmp_path / CHAIN_FILE}: no space left on device"
+        filler.unlink()
+        files.close()
+        tally = Tally(KERNEL_FILE)
+        tally.feed((tmp_path / KERNEL_FILE).read_bytes())
+        found = [link for link in links_in(tmp_path) if link.layer == KERNEL_FILE]
+        assert found == [*tally.links, tally.link()]
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
     """A run whose recorder was killed: no artifacts, no end of the chain."""
