@@ -29,8 +29,13 @@ else
   listener="-" reason="/dev/fd is missing"
 fi
 [[ $listener == - ]] || read -r listener port reason <&3 || :
-# The pipe ends when the listener is gone.
-trap '[[ $listener != [0-9]* ]] || kill "$listener" 2>/dev/null || :; read -r _ <&3 || :' EXIT
+# The pipe ends when the listener is gone, the shell that ran it a moment later.
+end_listener() {
+  [[ $listener != [0-9]* ]] || kill "$listener" 2>/dev/null || :
+  read -r _ <&3 || :
+  [[ -z ${!:-} ]] || wait "$!" || :
+}
+trap end_listener EXIT
 [[ $port == [0-9]* ]] || port=9
 printf -v command 'read -r line <>/dev/tcp/127.0.0.1/%s' "$port"
 

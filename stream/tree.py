@@ -34,6 +34,7 @@ from stream.proctable import (
     read_file,
     read_process,
     reap,
+    reap_group,
     send,
     shows_us,
     ticks_now,
@@ -170,7 +171,8 @@ class Reaper:
     def __init__(self) -> None:
         self.trees: list[Tree] = []
         self._is_flooded = False  # more orphans ended than could be reaped at once
-        self.contained = ON_LINUX and shows_us() and become_subreaper()
+        self.adopts = ON_LINUX and become_subreaper()
+        self.contained = self.adopts and shows_us()
         # Inherited from whoever started us. The processes of a tree are never in our session.
         self._before = {p.key for p in map(read_process, own_children()) if p}
         self._session = os.getsid(0)
@@ -268,12 +270,16 @@ class Reaper:
         """Whether the leader, once it is over, left anyone behind. Costs one small read."""
         if self.contained:
             return bool(self._roots(tree)) or self._is_flooded
-        return tree.is_over and send_group(tree, 0)
+        if not tree.is_over:
+            return False
+        if self.adopts:  # a zombie counts for the group
+            reap_group(tree.leader.pid)
+        return send_group(tree, 0)
 
     def let_go(self) -> None:
         """Of orphans that have ended, while their tree lives: they count for what it may have."""
         leaders = {tree.leader.pid for tree in self.trees}
-        for _ in range(_MOST_LET_GO if self.contained else 0):
+        for _ in range(_MOST_LET_GO if self.adopts else 0):
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:

@@ -48,6 +48,7 @@ def rest():
     while True: signal.pause()
 """
 PYTHON = [sys.executable, "-I", "-S", "-c"]
+LANDLOCK = [sys.executable, str(Path(__file__).parents[1] / "landlock_run.py")]
 
 
 def program(code: str, *args: str) -> list[str]:
@@ -1140,3 +1141,52 @@ def test_without_proc_it_does_not_claim_to_contain(monkeypatch: pytest.MonkeyPat
     """A chroot without /proc: the reaper would be blind, so it falls back to the group."""
     monkeypatch.setattr(tree, "shows_us", lambda: False)
     assert not Reaper().contained
+
+
+#: runs a command as one that adopts the orphans of what it runs, and never asks how they end
+NEVER_REAPS = """
+import ctypes, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+sys.exit(subprocess.run(sys.argv[1:]).returncode)
+"""
+
+
+@contained
+def test_a_zombie_is_no_straggler_where_nobody_can_be_seen() -> None:
+    """Without /proc there is the process group alone, and zombies count in it: the first process of
+    a container, whose orphans they would be, may never ask how they ended."""
+    leader = """
+import os, signal, sys
+end, held = os.pipe()
+if os.fork() == 0:
+    os.closerange(0, 3)
+    os.close(held)
+    if sys.argv[1] == 'ends':
+        os.read(end, 1)
+    else:
+        signal.pause()
+    os._exit(0)
+"""
+    script = """
+import sys
+import anyio
+from stream import process
+from stream.process import capture
+from stream.proctable import shows_us
+
+async def main():
+    assert not shows_us()
+    for how, process.SETTLE in ("ends", 10), ("stays", 0.05):
+        got = await capture([sys.executable, "-I", "-S", "-c", sys.argv[1], how], env={}, cwd="/",
+                            timeout=20, stdout_limit=9, stderr_limit=999)
+        print(got.exit_code, got.stderr.head, [name.rpartition(" ")[0] for name in got.stragglers])
+
+anyio.run(main)
+"""
+    runs = [*PYTHON, NEVER_REAPS, *LANDLOCK, "--hide", "/proc", "--"]
+    started = time.monotonic()
+    assert run_script(script, leader, runs=runs).splitlines() == [
+        "0 bytearray(b'') []",
+        "0 bytearray(b'') ['process group']",
+    ]
+    assert time.monotonic() - started < 10
