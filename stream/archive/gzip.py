@@ -1,7 +1,12 @@
-"""The gzip header: one form is written here; what another one has that it should not have."""
+"""The gzip header: one form is written here; what another one has that it should not have.
+
+Deflate can say the same in several ways, so that a file can be damaged where what it decodes to is
+not. The header's comment is the SHA-256 of all that follows it: with it, each byte counts.
+"""
 
 from __future__ import annotations
 
+import re
 import zlib
 from datetime import UTC, datetime
 
@@ -9,10 +14,20 @@ from stream.errors import visible
 
 MAGIC = b"\x1f\x8b"
 LENGTH = 10  #: bytes, of a header that has no more than it must
-#: ours, as `gzip -n`, and the reference's
+SEALED = MAGIC + b"\x08\x10\0\0\0\0\0\x03"  #: the header's beginning, where a seal follows
+#: of who says no more than it must: `gzip -n`, and the reference
 KNOWN = (b"\x08\0\0\0\0\0\0\x03", b"\x08\0\0\0\0\0\x02\xff")
 _DEFLATE = 8
 _CHECKSUM, _EXTRA, _NAME, _COMMENT, _RESERVED = 0x02, 0x04, 0x08, 0x10, 0xE0
+
+
+def seal(digest: str) -> bytes:
+    """The comment in the header, for what follows it."""
+    return b"sha256:%s\0" % digest.encode()
+
+
+NO_SEAL = seal("0" * 64)  #: as long as any
+is_seal = re.compile(rb"sha256:[0-9a-f]{64}\0").fullmatch
 
 
 def what_is_in(head: bytes, rest: bytes) -> tuple[list[str], bytes]:

@@ -6,6 +6,7 @@ files there is room for what no reader shows.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import zlib
 from collections import deque
@@ -15,7 +16,18 @@ from typing import BinaryIO
 
 from msgspec import Struct
 
-from stream.archive.gzip import KNOWN, LENGTH, MAGIC, beginning, told, what_is_in
+from stream.archive.gzip import (
+    KNOWN,
+    LENGTH,
+    MAGIC,
+    NO_SEAL,
+    SEALED,
+    beginning,
+    is_seal,
+    seal,
+    told,
+    what_is_in,
+)
 from stream.archive.header import (
     BLOCK,
     LONGEST_NAME,
@@ -235,15 +247,18 @@ class _Counter:
 def _inflated(file: BinaryIO, limits: Limits) -> Iterator[bytes]:
     counter = _Counter(limits)
     head = file.read(LENGTH)
-    counter.take(head)
+    comment = file.read(len(NO_SEAL)) if head == SEALED else b""
+    counter.take(head + comment)
     if head[:2] != MAGIC:
         raise NoArchive("not an archive: it does not begin as gzip does")
-    if head[2:] not in KNOWN:
-        raise _odd_header(head, file)
+    if head[2:] not in KNOWN and not is_seal(comment):
+        raise _odd_header(head, comment + file.read(_READ))
+    digest = hashlib.sha256()
     engine = zlib.decompressobj(-zlib.MAX_WBITS)
     held = b""
     while block := file.read(_READ):
         counter.take(block)
+        digest.update(block)
         block = held + block
         held = block[-_TRAILER:]
         yield from _decoded(engine, block[:-_TRAILER], counter)
@@ -251,10 +266,13 @@ def _inflated(file: BinaryIO, limits: Limits) -> Iterator[bytes]:
         raise BrokenArchive("integrity.truncated", "the gzip data ends too early")
     if held != struct.pack("<II", counter.sum, counter.bytes & 0xFFFFFFFF):
         raise BrokenArchive("integrity.gzip", "the gzip checksum or length is wrong")
+    if comment and comment != seal(digest.hexdigest()):
+        message = "the compressed bytes are not those that its header names, by their SHA-256"
+        raise BrokenArchive("integrity.gzip", message)
 
 
-def _odd_header(head: bytes, file: BinaryIO) -> Exception:
-    found, deflated = what_is_in(head.ljust(LENGTH, b"\0"), file.read(_READ))
+def _odd_header(head: bytes, rest: bytes) -> Exception:
+    found, deflated = what_is_in(head.ljust(LENGTH, b"\0"), rest)
     first = beginning(deflated, BLOCK)
     if first is not None and not may_begin(first):
         return NoArchive(_NO_TAR)

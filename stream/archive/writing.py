@@ -1,11 +1,13 @@
 """Entries to a tar.gz: the same bytes of tar for the same entries, whoever writes them when.
 
 It is written as a stream, beside its place, and has its name only when it is whole. The gzip
-around it depends on the library that compresses: the promise is about the tar.
+around it depends on the library that compresses: the promise is about the tar. A seal in its header
+says which bytes they were.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 import zlib
@@ -19,6 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from stream.archive.entries import Entry, Look, contents, measured
+from stream.archive.gzip import NO_SEAL, SEALED, seal
 from stream.archive.header import ZEROS, encode_header
 from stream.errors import InputError, OutputError
 from stream.records.runner import ARCHIVE_MANIFEST, V0_FILES, ArchiveFile, ArchiveManifest
@@ -26,7 +29,6 @@ from stream.sinks.places import named, open_alone, partial
 from stream.system import write_all
 
 LEVEL = 6
-GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\x03"  #: as `gzip -n` writes it
 _IN_FLIGHT = 4  #: blocks between who reads and who compresses
 _SMALL = 1 << 16
 
@@ -158,14 +160,20 @@ class _Gzip:
         self.taken = 0
         self._fd = fd
         self._sum = 0
+        self._digest = hashlib.sha256()
         self._engine = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-        write_all(fd, GZIP_HEADER)
+        write_all(fd, SEALED + NO_SEAL)
 
     def add(self, data: bytes) -> None:
         self._sum = zlib.crc32(data, self._sum)
         self.taken += len(data)
-        write_all(self._fd, self._engine.compress(data))
+        self._write(self._engine.compress(data))
 
     def finish(self) -> None:
         end = struct.pack("<II", self._sum, self.taken & 0xFFFFFFFF)
-        write_all(self._fd, self._engine.flush() + end)
+        self._write(self._engine.flush() + end)
+        os.pwrite(self._fd, seal(self._digest.hexdigest()), len(SEALED))
+
+    def _write(self, data: bytes) -> None:
+        self._digest.update(data)
+        write_all(self._fd, data)

@@ -61,31 +61,21 @@ def is_the_same(tar: bytes, data: bytes) -> bool:
         return False
 
 
-def test_every_byte_of_the_file(short: Path, tmp_path: Path) -> None:
-    """Deflate can say the same in several ways: what is not caught has changed nothing at all."""
+def test_every_bit_of_the_file(short: Path, tmp_path: Path) -> None:
+    """Deflate can say the same in several ways: also where the tar is as it was."""
     tar = tar_in(short)
     data = bytearray(short.read_bytes())
-    same = 0
+    missed, same = [], 0
     with Rewritten(tmp_path / "x.tar.gz") as target:
-        for place, old in enumerate(bytes(data)):
-            for byte in (old ^ 0xFF, old ^ 1 << place % 8):
-                data[place] = byte
-                if not is_caught(target.put(bytes(data))):
-                    assert 10 <= place < len(data) - 8
-                    assert is_the_same(tar, bytes(data)), (place, byte)
-                    same += 1
-            data[place] = old
-    assert same < len(data) / 50
-
-
-def test_every_bit_of_the_gzip_header_and_trailer(archive: Path, tmp_path: Path) -> None:
-    data = bytearray(archive.read_bytes())
-    with Rewritten(tmp_path / "x.tar.gz") as target:
-        for place in (*range(10), *range(len(data) - 8, len(data))):
+        for place in range(len(data)):
             for bit in range(8):
                 data[place] ^= 1 << bit
-                assert is_caught(target.put(bytes(data))), (place, bit)
+                if not is_caught(target.put(bytes(data))):
+                    missed.append((place, bit))
+                same += is_the_same(tar, bytes(data))
                 data[place] ^= 1 << bit
+    assert missed == []
+    assert same > 640  # those of the seal itself, and more
 
 
 def test_every_byte_of_the_tar(short: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -137,7 +138,9 @@ def test_whose_files_they_are_does_not_matter(tmp_path: Path) -> None:
 
 def test_a_gzip_header_without_name_and_time(tmp_path: Path) -> None:
     target = written(tmp_path / "a.tar.gz", small(tmp_path / "run"))
-    assert target.read_bytes()[:10] == b"\x1f\x8b\x08\0\0\0\0\0\0\x03"
+    data = target.read_bytes()
+    assert data[:10] == b"\x1f\x8b\x08\x10\0\0\0\0\0\x03"
+    assert data[10:82] == b"sha256:" + sha256(data[82:]).hexdigest().encode() + b"\0"
 
 
 # ---------------------------------------------------------------- what goes in
