@@ -19,8 +19,8 @@ from stream.errors import OutputError, StreamError
 from stream.pattern import find_descriptor
 from stream.probes import make_root
 from stream.process import capture
+from stream.reaper import Reaper
 from stream.recorder.cgroup import enter_cgroup, own_group
-from stream.tree import Reaper
 
 State = Literal["ok", "missing", "limited"]
 

@@ -26,13 +26,13 @@ from stream.pipeline import Batch, Pipeline, Sink, Write
 from stream.plan import Cell, Plan, Request, make_plan
 from stream.probes import SHEBANG, TEMPORARY, Script, remove_tree, staged, utf8
 from stream.process import capture
+from stream.reaper import Reaper
 from stream.records.control import Finding
 from stream.records.emission import FRAME_START, FrameError, RawEmission, split_frames
 from stream.sources.probe import ProbeSource
 from stream.stages.emit import Emit
 from stream.stages.flags import REPEATABLE, parse_words
 from stream.stages.record import Recorder
-from stream.tree import Reaper
 
 DENIALS = ("EACCES", "EPERM", "EROFS")
 STRICT = b"set -euo pipefail"

@@ -9,10 +9,10 @@ from msgspec import Struct, field
 
 from stream.pipeline import Pipeline, Sink
 from stream.plan import Begun, Cell, Stop
+from stream.reaper import Reaper
 from stream.sources.probe import ProbeSource
 from stream.stages.emit import Emit, EncodeRaw, Failure
 from stream.stages.record import Recorder
-from stream.tree import Reaper
 
 
 class Outcome(Struct):

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from stream.codec import join_lines
 from stream.errors import OutputError, StreamError
 from stream.pipeline import Batch, Pipeline, Sink, Source, Write
+from stream.reaper import Reaper
 from stream.recorder.guard import Guard
 from stream.recorder.interrupts import Interrupts
 from stream.recorder.recording import Recording
@@ -27,7 +28,6 @@ from stream.records.run import BOUNDARY_FILE, RunSummary
 from stream.sinks.places import STDOUT, named
 from stream.sources.agent import AgentSource, EventLine
 from stream.stages.invariants import Invariants
-from stream.tree import Reaper
 
 if TYPE_CHECKING:  # half of what a run without probes would load
     from stream.plan import Begun

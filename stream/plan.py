@@ -28,8 +28,9 @@ from stream.probes import (
     staged,
     tree_of,
 )
+from stream.reaper import Reaper, start
 from stream.records.boundary import SANDBOX_MODES
-from stream.tree import Reaper, Tree, start
+from stream.tree import Tree
 
 HEAD_START = 16  #: probes at most that run while we still load: enough to keep the cores busy
 

@@ -19,7 +19,8 @@ from anyio import CancelScope, move_on_after, wait_readable
 from msgspec import Struct, field
 
 from stream.errors import SpawnError
-from stream.tree import GIVE_UP, KILL_AFTER, Reaper, Tree, start
+from stream.reaper import GIVE_UP, KILL_AFTER, Reaper, start
+from stream.tree import Tree
 
 SETTLE = 0.25  #: seconds that a finished leader's children have to end by themselves
 READ = 1 << 16

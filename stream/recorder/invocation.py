@@ -16,6 +16,7 @@ from msgspec import Struct, field
 
 from stream.errors import OutputError
 from stream.proctable import read_process
+from stream.reaper import GIVE_UP, Reaper
 from stream.recorder.cgroup import Cgroup
 from stream.recorder.commands import CommandLog
 from stream.recorder.guard import Guard
@@ -37,7 +38,6 @@ from stream.recorder.recording import Recording
 from stream.recorder.tee import Relay, Tee
 from stream.recorder.wrappers import Wrappers
 from stream.records.run import RunSummary
-from stream.tree import GIVE_UP, Reaper
 
 STUCK_READER = 4.0  #: seconds that an interrupted run waits for whoever reads its output
 KEEP_GOING = 1.0  #: seconds that a guard may stand still: an agent can stop it

@@ -11,8 +11,9 @@ import time
 from contextlib import suppress
 
 from stream.proctable import own_children, read_process, reap
+from stream.reaper import Reaper
 from stream.recorder.messages import Order
-from stream.tree import Reaper, Tree, spawn_error
+from stream.tree import Tree, spawn_error
 
 PATIENCE = 2.0  #: seconds that a tracer has to let the program begin
 _TRACE_ME = 0

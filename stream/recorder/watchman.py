@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from stream.errors import SpawnError, os_reason
 from stream.proctable import go_on_when_orphaned
+from stream.reaper import GIVE_UP, KILL_AFTER, Reaper, start
 from stream.recorder.cgroup import Cgroup, enter_cgroup
 from stream.recorder.disclosure import readable
 from stream.recorder.messages import (
@@ -32,7 +33,7 @@ from stream.recorder.messages import (
 from stream.recorder.tracer import end_tracer, find_tracer, has_tracer, rehearse
 from stream.recorder.wrappers import make_wrappers
 from stream.system import write_all
-from stream.tree import GIVE_UP, KILL_AFTER, Files, Reaper, Tree, send_group, start
+from stream.tree import Files, Tree, send_group
 
 LOOK_AGAIN = 0.25  #: seconds: not every end in a tree is told to us where there is no subreaper
 _MOST_NAMES = 50

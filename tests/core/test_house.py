@@ -20,7 +20,7 @@ FILES = sorted(HOUSE.rglob("*.py"))
 FLOORS = [
     {"stream"},  # the package itself: its version
     {"stream.errors", "stream.proctable", "stream.system"},
-    {"stream.records", "stream.tree", "stream.enclosure", "stream.patch"},
+    {"stream.records", "stream.tree", "stream.reaper", "stream.enclosure", "stream.patch"},
     {"stream.codec", "stream.pipeline", "stream.process"},
     {
         *("stream.catalog", "stream.document", "stream.pattern", "stream.probes"),
@@ -112,7 +112,7 @@ def test_sources_stages_and_sinks_do_not_know_each_other() -> None:
 def test_pipeline_and_process_know_no_record(module: str) -> None:
     allowed = {
         "stream.pipeline": set(),
-        "stream.process": {"stream.errors", "stream.tree"},
+        "stream.process": {"stream.errors", "stream.reaper", "stream.tree"},
     }[module]
     assert set(imported(MODULES[module])) <= allowed
 

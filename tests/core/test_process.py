@@ -19,9 +19,9 @@ import anyio
 import pytest
 from anyio import create_task_group, fail_after
 
-from stream import process, proctable, tree
+from stream import process, proctable, reaper
 from stream.process import Captured, Tail, capture
-from stream.tree import Reaper
+from stream.reaper import Reaper
 
 ON_LINUX = sys.platform == "linux"
 LIMIT = 30  # seconds, for what would otherwise hang
@@ -266,7 +266,7 @@ def test_out_of_descriptors() -> None:
     script = f"""
 import os, resource, sys, anyio
 from stream.process import capture
-from stream.tree import Reaper
+from stream.reaper import Reaper
 ESCAPE = {PRELUDE!r} + '''
 if os.fork() == 0:
     os.setsid()
@@ -709,10 +709,10 @@ def test_a_process_of_another_user_holds_nobody_up() -> None:
     """A setuid program cannot be ended by the user who started it: it is named as a stray."""
     script = """
 import ctypes, os, sys, anyio
-from stream import process, proctable, tree
+from stream import process, proctable, reaper
 from stream.process import capture
-from stream.tree import Reaper
-process.GIVE_UP = tree.GIVE_UP = 0.1
+from stream.reaper import Reaper
+process.GIVE_UP = reaper.GIVE_UP = 0.1
 async def main():
     os.setgid(54321); os.setuid(54321)
     got = await capture(["/bin/sh", "-c", '"$0" -p -c "exec setpriv --reuid 0 sleep 1000" & '
@@ -880,7 +880,7 @@ def test_a_reused_number_is_not_taken_for_the_leader(tmp_path: Path) -> None:
 import os, sys, anyio
 from stream import process
 from stream.process import capture
-from stream.tree import Reaper
+from stream.reaper import Reaper
 LEADER = {PRELUDE!r} + '''
 # the child waits until the number of the leader is free, and then forks until it has it
 number = os.getpid()
@@ -1027,7 +1027,7 @@ async def test_an_escapee_in_the_middle_of_an_exec(
             return b""
         return plain(pid, name)
 
-    monkeypatch.setattr(tree, "read_file", read_file)
+    monkeypatch.setattr(reaper, "read_file", read_file)
     monkeypatch.setattr(Reaper.get(), "is_idle", lambda: False)  # else it could be no other's
     got = await run_python(leaving(DAEMON))
     assert names(got) == ["escapee"]
@@ -1044,9 +1044,9 @@ async def test_orphans_without_end() -> None:
 
 def test_unwatched_trees_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many ignore SIGTERM, it takes the patience of one."""
-    monkeypatch.setattr(tree, "KILL_AFTER", 0.5)
+    monkeypatch.setattr(reaper, "KILL_AFTER", 0.5)
     code = "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(1, b'.'); rest()"
-    trees = [tree.start(program(code), env={}, cwd="/") for _ in range(10)]
+    trees = [reaper.start(program(code), env={}, cwd="/") for _ in range(10)]
     for one in trees:
         os.set_blocking(one.pipes[0], True)
         assert os.read(one.pipes[0], 1) == b"."
@@ -1057,11 +1057,11 @@ def test_unwatched_trees_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_time_counts_from_the_start() -> None:
-    one = tree.start(["sleep", "60"], env={"PATH": os.environ["PATH"]}, cwd="/")
+    one = reaper.start(["sleep", "60"], env={"PATH": os.environ["PATH"]}, cwd="/")
     one._began -= 60
     got = await process.follow(one, timeout=59, stdout_limit=9, stderr_limit=9)
     assert got.timed_out
-    one = tree.start(["true"], env={"PATH": os.environ["PATH"]}, cwd="/")
+    one = reaper.start(["true"], env={"PATH": os.environ["PATH"]}, cwd="/")
     one.leader.wait()
     one._began -= 60
     got = await process.follow(one, timeout=59, stdout_limit=9, stderr_limit=9)
@@ -1070,7 +1070,7 @@ async def test_time_counts_from_the_start() -> None:
 
 @contained
 def test_a_proc_of_another_pid_namespace_is_not_believed() -> None:
-    script = "from stream.tree import Reaper; print(Reaper.get().contained)"
+    script = "from stream.reaper import Reaper; print(Reaper.get().contained)"
     alone = ["unshare", "--pid", "--fork", "--kill-child"]
     if subprocess.run([*alone, "true"], check=False).returncode:
         pytest.skip("needs a pid namespace")
@@ -1083,11 +1083,11 @@ def test_a_proc_of_another_pid_namespace_is_not_believed() -> None:
 @pytest.fixture
 def groups_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on macOS: orphans go to init, and the process group is all that there is."""
-    reaper = Reaper()
-    reaper.contained = False
-    monkeypatch.setattr(Reaper, "_instance", reaper)
-    monkeypatch.setattr(tree, "ON_LINUX", False)
-    for module in (process, tree):  # init may be slow to reap, and zombies count
+    blind = Reaper()
+    blind.adopts = blind.contained = False
+    monkeypatch.setattr(Reaper, "_instance", blind)
+    monkeypatch.setattr(reaper, "ON_LINUX", False)
+    for module in (process, reaper):  # init may be slow to reap, and zombies count
         monkeypatch.setattr(module, "GIVE_UP", 0.2)
     if ON_LINUX:
         ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
@@ -1127,7 +1127,7 @@ sys.platform = "darwin"
 del os.pidfd_open, signal.pidfd_send_signal
 import anyio
 from stream.process import capture
-from stream.tree import Reaper
+from stream.reaper import Reaper
 async def main():
     got = await capture(["sh", "-c", "exit 3"], env={}, cwd="/",
                         timeout=9, stdout_limit=9, stderr_limit=9)
@@ -1139,7 +1139,7 @@ anyio.run(main)
 
 def test_without_proc_it_does_not_claim_to_contain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chroot without /proc: the reaper would be blind, so it falls back to the group."""
-    monkeypatch.setattr(tree, "shows_us", lambda: False)
+    monkeypatch.setattr(reaper, "shows_us", lambda: False)
     assert not Reaper().contained
 
 

@@ -1,0 +1,252 @@
+"""Start programs, and find what descends from them, however it tried to escape.
+
+On Linux this process becomes the subreaper of everything it starts, so that an orphan comes
+back to it instead of to init; elsewhere the process group is all that there is.
+
+A child that it does not know, in a session of its own, is an orphan: every program that
+gets one is started through this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from stream.proctable import (
+    ON_LINUX,
+    Process,
+    become_subreaper,
+    descendants,
+    open_files,
+    own_children,
+    read_file,
+    read_process,
+    reap,
+    reap_group,
+    send,
+    shows_us,
+)
+from stream.tree import PIPES, Files, Tree, launch, send_group
+
+KILL_AFTER = 1.0  #: seconds between SIGTERM and SIGKILL
+GIVE_UP = 2.0  #: seconds to wait for a killed process: only one stuck in the kernel needs it
+AT_ONCE = 0.05  #: seconds that orphans which end all the time may keep everyone else waiting
+
+_MOST_LET_GO = 1000  # at a time: somebody may have orphans without end
+
+
+def start(
+    argv: Sequence[str | bytes],
+    *,
+    env: Mapping[str, str] | Mapping[bytes, bytes],
+    cwd: str | bytes,
+    executable: str | bytes | None = None,
+    files: Files = PIPES,
+) -> Tree:
+    """Unless told otherwise with stdin from /dev/null and pipes for what it writes. Raises
+    SpawnError."""
+    reaper = Reaper.get()
+    alone = reaper.is_idle()
+    tree = launch(argv, env=env, cwd=cwd, executable=executable, files=files, alone=alone)
+    reaper.add(tree)
+    return tree
+
+
+class Reaper:
+    """Adopts the orphans of every tree, and says whose they are."""
+
+    _instance: Reaper | None = None
+
+    def __init__(self) -> None:
+        self.trees: list[Tree] = []
+        self._is_flooded = False  # more orphans ended than could be reaped at once
+        self.adopts = ON_LINUX and become_subreaper()
+        self.contained = self.adopts and shows_us()
+        # Inherited from whoever started us. The processes of a tree are never in our session.
+        self._before = {p.key for p in map(read_process, own_children()) if p}
+        self._session = os.getsid(0)
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+            # Inherited as well: the kernel would forget how our children end.
+            with contextlib.suppress(ValueError):  # not in the main thread
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    @classmethod
+    def get(cls) -> Reaper:
+        if cls._instance is None:
+            cls._instance = cls()
+        return cls._instance
+
+    def is_idle(self) -> bool:
+        """Nothing runs that could leave an orphan to us."""
+        return not (self.trees or self._orphans(lambda orphan: True) or self._is_flooded)
+
+    def add(self, tree: Tree) -> None:
+        for other in self.trees:
+            other.alone = False
+        self.trees.append(tree)
+
+    def signal(self, tree: Tree, number: signal.Signals) -> None:
+        """To every living member."""
+        # The group first, at once: one that forks without end is stopped best at its root.
+        send_group(tree, number)
+        if not self.contained:
+            return
+        for process in self._members(tree, self._roots(tree)):
+            if process.group != tree.leader.pid:
+                send(process, number)
+
+    def end_all(self, trees: Sequence[Tree]) -> None:
+        """Trees that nobody watches: as `process` ends one, all at a time. For the end of a run:
+        it does not give way to other tasks, for KILL_AFTER + GIVE_UP at most."""
+        for tree in trees:
+            if not tree.is_over:
+                self.signal(tree, signal.SIGTERM)
+        _wait(KILL_AFTER, lambda: all(tree.is_over for tree in trees))
+        left = list(trees)
+
+        def ended() -> bool:
+            left[:] = [tree for tree in left if self.is_left(tree) or not tree.is_over]
+            for tree in left:
+                self.kill(tree)
+            return not left
+
+        _wait(GIVE_UP, ended)
+        for tree in trees:
+            self.drop(tree)
+
+    def strays(self) -> list[str]:
+        """Orphans that no tree could be found for: named, and ended. For the end of a run:
+        it does not give way to other tasks, for GIVE_UP at most."""
+        found: dict[tuple[int, int], str] = {}
+
+        def ended() -> bool:
+            strays = self._orphans(self._is_stray)
+            found.update((process.key, str(process)) for process in self._kill(strays))
+            return not strays and not self._is_flooded
+
+        _wait(GIVE_UP, ended)
+        return list(found.values())
+
+    def kill(self, tree: Tree) -> dict[tuple[int, int], str]:
+        """Whom of the tree it caught: again and again until nobody is left."""
+        if self.contained:
+            if not tree.is_over:
+                send_group(tree, signal.SIGKILL)
+            return {process.key: str(process) for process in self._kill(self._roots(tree), tree)}
+        if send_group(tree, signal.SIGKILL):
+            return {(tree.leader.pid, 0): f"process group {tree.leader.pid}"}
+        return {}
+
+    def living(self, tree: Tree) -> dict[tuple[int, int], str]:
+        """Where the tree hangs on us, by name."""
+        return {process.key: str(process) for process in self._roots(tree)}
+
+    def drop(self, tree: Tree) -> None:
+        """Nothing of it is left, or all was tried."""
+        self.trees.remove(tree)
+        tree.close()
+
+    def _kill(self, roots: Sequence[Process], tree: Tree | None = None) -> list[Process]:
+        """The roots, stopped so that they do not fork away meanwhile, and all below them."""
+        for process in roots:
+            send(process, signal.SIGSTOP)
+        members = self._members(tree, roots)
+        for process in members:
+            send(process, signal.SIGKILL)
+        return members
+
+    def is_left(self, tree: Tree) -> bool:
+        """Whether the leader, once it is over, left anyone behind. Costs one small read."""
+        if self.contained:
+            return bool(self._roots(tree)) or self._is_flooded
+        if not tree.is_over:
+            return False
+        if self.adopts:  # a zombie counts for the group
+            reap_group(tree.leader.pid)
+        return send_group(tree, 0)
+
+    def let_go(self) -> None:
+        """Of orphans that have ended, while their tree lives: they count for what it may have."""
+        leaders = {tree.leader.pid for tree in self.trees}
+        for _ in range(_MOST_LET_GO if self.adopts else 0):
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None or ended.si_pid in leaders or not reap(ended.si_pid):
+                return
+
+    def _orphans(self, is_wanted: Callable[[Process], bool]) -> list[Process]:
+        """Our living children that are no leader, and were not there before us."""
+        self._is_flooded = False
+        if not self.contained:  # what there is of /proc tells of other processes, or of none
+            return []
+        deadline = time.monotonic() + AT_ONCE
+        tracers = {tree.tracer for tree in self.trees}
+        leaders = {tree.leader.pid for tree in self.trees if tree.leader.returncode is None}
+        while True:
+            wanted: list[Process] = []
+            reaped = False
+            for process in map(read_process, set(own_children()) - leaders):
+                if process is None or process.session == self._session:
+                    continue
+                if process.key in self._before:
+                    continue
+                if process.ended:
+                    reaped |= reap(process.pid)
+                elif process.key not in tracers and is_wanted(process):
+                    wanted.append(process)
+            # Who ended while we looked may have left us a child that we did not see.
+            if wanted or not reaped:
+                return wanted
+            if time.monotonic() > deadline:
+                self._is_flooded = True
+                return []
+
+    def _roots(self, tree: Tree) -> list[Process]:
+        """Where a tree hangs on us: its orphans, and its leader."""
+        roots = self._orphans(lambda orphan: self._belongs(orphan, tree))
+        if not tree.is_over:
+            leader = read_process(tree.leader.pid)
+            roots += [leader] if leader else []
+        return roots
+
+    def _members(self, tree: Tree | None, roots: Sequence[Process]) -> list[Process]:
+        members = list(descendants(roots)) if roots else []
+        if tree is not None:
+            tree.claimed.update(process.key for process in members)
+        return members
+
+    def _is_stray(self, orphan: Process) -> bool:
+        return not any(self._belongs(orphan, tree) for tree in self.trees)
+
+    def _belongs(self, orphan: Process, tree: Tree) -> bool:
+        if orphan.key in tree.claimed or orphan.session == tree.leader.pid:
+            return True
+        if tree.alone and orphan.start >= tree.start:  # whose else could it be
+            return True
+        if self._is_marked(orphan, tree):
+            return True
+        if tree.pipe_names() & set(open_files(orphan.pid)):
+            return True
+        # One that is about to end has nothing to show any more, but perhaps a child for us.
+        now = read_process(orphan.pid)
+        return now is None or now.leaving
+
+    def _is_marked(self, orphan: Process, tree: Tree) -> bool:
+        environment = read_file(orphan.pid, "environ")
+        if not environment:
+            # In the middle of an exec there is none to be read, nor a command line: wait and see.
+            if not read_file(orphan.pid, "cmdline"):
+                return True
+            environment = read_file(orphan.pid, "environ")
+        return tree.mark in environment.split(b"\0")
+
+
+def _wait(seconds: float, is_done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_done() and time.monotonic() < deadline:
+        time.sleep(0.001)
