@@ -46,7 +46,8 @@ def _apply(run: Path, to: Path | None, dry_run: bool) -> int:
     import os
 
     from stream.records.run import DIFF_FILE
-    from stream.workspace.applying import apply_plan, path_of, plan_changes
+    from stream.workspace.applying import apply_plan, plan_changes
+    from stream.workspace.claims import path_of
 
     plan = plan_changes(run, to)
     if plan is None:

@@ -6,16 +6,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from stream.errors import InputError, OutputError, os_reason
-from stream.records.change import FileState, FsChange, decode_change, exact_name
-from stream.records.run import CHANGES_FILE, EVENTS_FILE, METADATA_FILE, RunMetadata
+from stream.records.change import FileState, FsChange, exact_name
+from stream.workspace.claims import path_of, read_changes, read_events, read_metadata
 from stream.workspace.descent import FILE, FOLDER, entries
 from stream.workspace.fitness import means_git
 from stream.workspace.snapshot import kind_of
@@ -29,20 +28,6 @@ _PERMISSIONS = 0o777
 class Conflict(Struct):
     path: bytes
     reason: str
-
-
-class _Artifact(Struct):
-    content_ref: str | None = None
-    hash: str = ""
-
-
-class _Action(Struct, frozen=True):
-    artifacts: list[_Artifact] = []
-
-
-class _Event(Struct):
-    event_type: str = ""
-    agent_action: _Action = _Action()
 
 
 class Plan(Struct):
@@ -59,8 +44,8 @@ class Plan(Struct):
 def plan_changes(run: Path, to: Path | None = None) -> Plan | None:
     """Reads only. None: the agent worked in the folder itself. Raises InputError for a run whose
     changes cannot be taken over."""
-    digests = _read_events(run)
-    metadata = _read_metadata(run, digests)
+    digests = read_events(run)
+    metadata = read_metadata(run, digests)
     if metadata.workspace_mode == "here":
         return None
     target = to or (Path(metadata.source) if metadata.source else None)
@@ -72,7 +57,7 @@ def plan_changes(run: Path, to: Path | None = None) -> Plan | None:
             f"{run}: was captured {metadata.capture_mode}, so that what it recorded cannot be"
             f" compared; what the agent left is in {workspace}"
         )
-    changes = _read_changes(run, digests)
+    changes = read_changes(run, digests)
     plan = Plan(workspace, target, [], 0, 0, [])
     with _opened(workspace) as ours, _opened(target) as theirs:
         _compare(changes, ours, theirs, plan)
@@ -97,79 +82,6 @@ def apply_plan(plan: Plan) -> None:
                     f"{plan.target / os.fsdecode(path_of(change))}: {os_reason(error)}; "
                     f"{number} of {len(steps)} steps were done"
                 ) from None
-
-
-def path_of(change: FsChange) -> bytes:
-    return exact_name(change.path, change.path_base64)
-
-
-# ---------------------------------------------------------------- what the run says
-
-
-def _read_events(run: Path) -> dict[str, str]:
-    """What the events say that the files of the run hold."""
-    digests: dict[str, str] = {}
-    is_finished = False
-    try:
-        with (run / EVENTS_FILE).open("rb") as lines:
-            for line in lines:
-                with suppress(msgspec.MsgspecError):
-                    event = msgspec.json.decode(line, type=_Event)
-                    is_finished |= event.event_type == "run_finished"
-                    for one in event.agent_action.artifacts:
-                        digests[one.content_ref or ""] = one.hash
-    except OSError as error:
-        raise InputError(f"{error.filename}: {os_reason(error)}") from None
-    if not is_finished:
-        raise InputError(f"{run}: the run did not come to its end: there is no run_finished in it")
-    return digests
-
-
-def _check_digest(run: Path, name: str, found: str, digests: Mapping[str, str]) -> None:
-    """Whoever could write to the record must not choose what is taken over, and where to."""
-    if digests.get(name, found) != found:
-        raise InputError(f"{run / name}: is not what the run recorded: stream check {run}")
-
-
-def _read_metadata(run: Path, digests: Mapping[str, str]) -> RunMetadata:
-    from hashlib import sha256
-
-    path = run / METADATA_FILE
-    try:
-        data = path.read_bytes()
-        _check_digest(run, METADATA_FILE, f"sha256:{sha256(data).hexdigest()}", digests)
-        return msgspec.json.decode(data, type=RunMetadata)
-    except OSError as error:
-        raise InputError(f"{error.filename}: {os_reason(error)}") from None
-    except msgspec.MsgspecError as error:
-        raise InputError(f"{path}: {error}") from None
-
-
-def _read_changes(run: Path, digests: Mapping[str, str]) -> list[FsChange]:
-    from hashlib import sha256
-
-    path = run / CHANGES_FILE
-    changes = []
-    hashed = sha256()
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                hashed.update(line)
-                try:
-                    change = decode_change(line)
-                    _check_path(path_of(change))
-                except (msgspec.MsgspecError, ValueError) as error:
-                    raise InputError(f"{path}:{number}: {error}") from None
-                changes.append(change)
-    except OSError as error:
-        raise InputError(f"{path}: {os_reason(error)}") from None
-    _check_digest(run, CHANGES_FILE, f"sha256:{hashed.hexdigest()}", digests)
-    return changes
-
-
-def _check_path(path: bytes) -> None:
-    if b"\0" in path or {b"", b".", b".."} & set(path.split(b"/")):
-        raise ValueError("`$.path`: leads out of the workspace")
 
 
 # ---------------------------------------------------------------- comparing
