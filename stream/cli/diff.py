@@ -42,8 +42,8 @@ def diff(
     folder with the three artifacts as loose files. On a terminal it prints a table, else one
     record, assay.runner.capability_diff.v0.
 
-    It does not verify: an archive has to be whole and its files as its manifest lists them, but
-    what they say is taken as it is. Run stream verify on both first.
+    It does not verify: an archive has to be whole, and the evidence as the manifest of the archive
+    or of the run lists it, but what it says is taken as it is. Run stream verify on both first.
 
     \b
       stream diff before.tar.gz after.tar.gz

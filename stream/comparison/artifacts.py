@@ -1,7 +1,8 @@
 """What a run left as evidence, wherever it lies: an archive, a run folder, or loose files.
 
-An archive is read to its end, in its one form, and held against its manifest; what its files say
-is not verified. Nothing is unpacked, and no more is held than the artifacts may be large.
+An archive is read to its end, in its one form, and held against its manifest, and the evidence in
+a run folder against the run's; what the files say is not verified. Nothing is unpacked, and no more
+is held than the artifacts may be large.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from stream.archive.header import BrokenArchive
 from stream.archive.limits import Limits
 from stream.archive.manifest import read_archive
 from stream.archive.reading import NoArchive, Part, Start, ahead, contents_of, parts_of
-from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine, contract_of
-from stream.enclosure import kind_of
+from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine, contract_of, explain
+from stream.enclosure import Digests, Unfit, kind_of
 from stream.errors import InputError, os_reason
-from stream.records.run import EVENTS_FILE
+from stream.records.run import EVENTS_FILE, MANIFEST_FILE, Manifest
 from stream.records.runner import (
     COMPANION_FILE,
     CORRELATION,
     CORRELATION_FILE,
+    EVIDENCE_FILES,
     HEALTH,
     HEALTH_FILE,
     SURFACE,
@@ -125,6 +127,7 @@ def run_folder_of(events: bytes) -> str:
 def _of_folder(folder: Path) -> dict[str, bytes]:
     found = {}
     try:
+        _hold_to_manifest(folder)
         for name in (*ARTIFACTS, COMPANION_FILE):
             if (folder / name).is_file():
                 found[name] = _bounded(folder / name)
@@ -134,6 +137,30 @@ def _of_folder(folder: Path) -> dict[str, bytes]:
         return {**_loose(folder), **found} if not found.keys() & ARTIFACTS.keys() else found
     except OSError as error:
         raise InputError(f"{folder}: {os_reason(error)}") from None
+
+
+def _hold_to_manifest(folder: Path) -> None:
+    """Where a run lists its files. Raises DamagedError."""
+    where = folder / MANIFEST_FILE
+    if not where.is_file():
+        return
+    try:
+        manifest = msgspec.json.decode(_bounded(where), type=Manifest)
+        listed = {file.path: file.sha256.removeprefix("sha256:") for file in manifest.files}
+        digests = Digests(folder)
+        for name in sorted(listed.keys() & {*EVIDENCE_FILES}):
+            if digests.of(name, "manifest")[1] != listed[name]:
+                raise DamagedError(f"{folder / name}: it is not what the run recorded")
+        begun = manifest.events
+        if digests.of_beginning(EVENTS_FILE, begun.bytes) != begun.sha256:
+            raise DamagedError(f"{folder / EVENTS_FILE}: it does not begin as the run recorded it")
+    except DECODE_ERRORS as error:
+        raise DamagedError(f"{where}: {explain(error)[0]}") from None
+    except Unfit as fault:
+        raise DamagedError(f"{where}: lists {fault}") from None
+    for name in EVIDENCE_FILES:
+        if name not in listed and os.path.lexists(folder / name):
+            raise DamagedError(f"{folder / name}: the run's manifest does not list it")
 
 
 def _loose(folder: Path) -> dict[str, bytes]:

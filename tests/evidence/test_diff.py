@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.comparison.artifacts import read_artifacts, read_lines, run_folder_of
+from stream.comparison.canonical import Layers
 from stream.comparison.difference import diff, is_same
 from stream.comparison.failing import reason
 from stream.comparison.side import Evidence, evidence_of, read_evidence
@@ -23,13 +25,15 @@ from stream.errors import InputError
 from stream.evidence.companion import make_companion
 from stream.evidence.surface import Surface
 from stream.records.kernel import RawCapture
-from stream.records.run import EVENTS_FILE
+from stream.records.run import EVENTS_FILE, MANIFEST_FILE
 from stream.records.runner import (
     ARCHIVE_MANIFEST,
     COMPANION_FILE,
     CORRELATION_FILE,
+    DETAIL_FILE,
     HEALTH_FILE,
     KERNEL_FILE,
+    MARKERS_FILE,
     SURFACE_FILE,
     SURFACE_SETS,
     CapabilityDiff,
@@ -40,6 +44,7 @@ from tests.archive.samples import (
     manifest_of,
     packed,
     recorded,
+    run_folder,
     streamed,
     tar_in,
     tar_of,
@@ -442,6 +447,38 @@ def test_a_run_folder_is_read_by_its_names(tmp_path: Path) -> None:
     evidence = read_evidence(str(tmp_path))
     assert evidence.companion is not None
     assert diff(evidence, evidence).status == "clean"
+
+
+def test_a_run_that_is_not_as_its_manifest_lists_it_fails(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    assert read_evidence(str(folder)).problems == []
+
+    def problem(name: str, change: Callable[[bytes], bytes | None]) -> str:
+        place = folder / name
+        data = place.read_bytes() if place.exists() else b""
+        changed = change(data)
+        place.unlink(missing_ok=True)
+        if changed is not None:
+            place.write_bytes(changed)
+        (found,) = read_evidence(str(folder)).problems
+        assert Layers(str(folder)).damage == found
+        place.write_bytes(data) if data else place.unlink()
+        return found.removeprefix(f"{folder}/")
+
+    def other(data: bytes) -> bytes:
+        return data.replace(b"/work/a", b"/work/x") + b" "
+
+    for name in (SURFACE_FILE, HEALTH_FILE, COMPANION_FILE, KERNEL_FILE, DETAIL_FILE, MARKERS_FILE):
+        assert problem(name, other) == f"{name}: it is not what the run recorded"
+        assert problem(name, lambda data: None).startswith(f"{MANIFEST_FILE}: lists {name}: ")
+    assert problem(MANIFEST_FILE, lambda data: data[:-3]).startswith(f"{MANIFEST_FILE}: ")
+    begun = problem(EVENTS_FILE, lambda data: b" " + data)
+    assert begun == f"{EVENTS_FILE}: it does not begin as the run recorded it"
+    extra = json.loads((folder / MANIFEST_FILE).read_bytes())
+    extra["files"] = [file for file in extra["files"] if file["path"] != COMPANION_FILE]
+    unlisted = problem(MANIFEST_FILE, lambda data: json.dumps(extra).encode())
+    assert unlisted == f"{COMPANION_FILE}: the run's manifest does not list it"
+    assert read_evidence(str(folder)).problems == []
 
 
 def test_where_nothing_is_there_is_no_answer(tmp_path: Path) -> None:
