@@ -33,7 +33,7 @@ fi
 end_listener() {
   [[ $listener != [0-9]* ]] || kill "$listener" 2>/dev/null || :
   read -r _ <&3 || :
-  [[ -z ${!:-} ]] || wait "$!" || :
+  [[ -z ${!:-} ]] || wait "$!" 2>/dev/null || :
 }
 trap end_listener EXIT
 [[ $port == [0-9]* ]] || port=9

@@ -71,13 +71,6 @@ def reap(pid: int) -> bool:
         return False
 
 
-def reap_group(group: int) -> None:
-    """Our children of a process group that have ended."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-group, os.WNOHANG)[0]:
-            pass
-
-
 def open_pidfd(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid) if ON_LINUX else None

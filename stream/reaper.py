@@ -25,7 +25,6 @@ from stream.proctable import (
     read_file,
     read_process,
     reap,
-    reap_group,
     send,
     shows_us,
 )
@@ -136,12 +135,12 @@ class Reaper:
             if not tree.is_over:
                 send_group(tree, signal.SIGKILL)
             return {process.key: str(process) for process in self._kill(self._roots(tree), tree)}
-        if send_group(tree, signal.SIGKILL):
-            return {(tree.leader.pid, 0): f"process group {tree.leader.pid}"}
-        return {}
+        return _group(tree, signal.SIGKILL)
 
     def living(self, tree: Tree) -> dict[tuple[int, int], str]:
         """Where the tree hangs on us, by name."""
+        if not self.contained:
+            return _group(tree, 0)
         return {process.key: str(process) for process in self._roots(tree)}
 
     def drop(self, tree: Tree) -> None:
@@ -164,19 +163,23 @@ class Reaper:
             return bool(self._roots(tree)) or self._is_flooded
         if not tree.is_over:
             return False
-        if self.adopts:  # a zombie counts for the group
-            reap_group(tree.leader.pid)
+        self.let_go(tree)  # a zombie counts for the group
+        self.let_go()
         return send_group(tree, 0)
 
-    def let_go(self) -> None:
-        """Of orphans that have ended, while their tree lives: they count for what it may have."""
+    def let_go(self, tree: Tree | None = None) -> None:
+        """Of orphans that have ended, or those in the process group of a tree: they count for what
+        it may have. Not of programs that others wait for, and of what is behind these not yet."""
+        whose = (os.P_ALL, 0) if tree is None else (os.P_PGID, tree.leader.pid)
         leaders = {tree.leader.pid for tree in self.trees}
         for _ in range(_MOST_LET_GO if self.adopts else 0):
             try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if ended is None or ended.si_pid in leaders or not reap(ended.si_pid):
+                ended = os.waitid(*whose, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if ended is None or ended.si_pid in leaders:
+                    return
+                if os.getsid(ended.si_pid) == self._session or not reap(ended.si_pid):
+                    return
+            except (ChildProcessError, ProcessLookupError):  # or another thread was faster
                 return
 
     def _orphans(self, is_wanted: Callable[[Process], bool]) -> list[Process]:
@@ -244,6 +247,12 @@ class Reaper:
                 return True
             environment = read_file(orphan.pid, "environ")
         return tree.mark in environment.split(b"\0")
+
+
+def _group(tree: Tree, number: int) -> dict[tuple[int, int], str]:
+    """The process group by name, where the signal reached anyone: all that can be known of it."""
+    leader = tree.leader.pid
+    return {(leader, 0): f"process group {leader}"} if send_group(tree, number) else {}
 
 
 def _wait(seconds: float, is_done: Callable[[], bool]) -> None:

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.command import LANDLOCK
+
 PROBES = Path(__file__).parents[1] / "probes"
 HELPERS = PROBES.parent / "stream" / "helpers"
 STREAM = Path(sys.executable).with_name("stream")
-LANDLOCK = (sys.executable, str(Path(__file__).parent / "landlock_run.py"))
 Results = dict[str, dict[str, object]]
 
 
@@ -185,7 +186,7 @@ def test_a_message_queue_that_was_only_made_is_removed(tmp_path: Path) -> None:
     if subprocess.run([*private, mount], check=False).returncode:
         pytest.skip("needs root")
     script = f'{mount} && "$@" && ls {queues} >&2'
-    words = [sys.executable, Path(__file__).with_name("landlock_run.py"), "--rw", "/tmp", "--"]
+    words: list[str | Path] = [*LANDLOCK, "--rw", "/tmp", "--"]
     words += [STREAM, "matrix", "--probes", PROBES, "--probe", "ipc_posix_message_queue"]
     done = subprocess.run(
         [*private, script, "sh", *map(str, words)], cwd=tmp_path, capture_output=True, check=True

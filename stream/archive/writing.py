@@ -172,7 +172,9 @@ class _Gzip:
     def finish(self) -> None:
         end = struct.pack("<II", self._sum, self.taken & 0xFFFFFFFF)
         self._write(self._engine.flush() + end)
-        os.pwrite(self._fd, seal(self._digest.hexdigest()), len(SEALED))
+        os.lseek(self._fd, len(SEALED), os.SEEK_SET)
+        write_all(self._fd, seal(self._digest.hexdigest()))
+        os.lseek(self._fd, 0, os.SEEK_END)
 
     def _write(self, data: bytes) -> None:
         self._digest.update(data)

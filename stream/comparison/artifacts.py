@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from stream.archive.book import Book
 from stream.archive.chain import Tally
+from stream.archive.entries import open_beneath
 from stream.archive.header import BrokenArchive
 from stream.archive.limits import Limits
 from stream.archive.manifest import read_archive
@@ -140,27 +141,38 @@ def _of_folder(folder: Path) -> dict[str, bytes]:
 
 
 def _hold_to_manifest(folder: Path) -> None:
-    """Where a run lists its files. Raises DamagedError."""
+    """Where a run lists its files. Raises OSError, or DamagedError."""
     where = folder / MANIFEST_FILE
-    if not where.is_file():
+    try:
+        where.lstat()
+    except (FileNotFoundError, NotADirectoryError):
         return
     try:
-        manifest = msgspec.json.decode(_bounded(where), type=Manifest)
-        listed = {file.path: file.sha256.removeprefix("sha256:") for file in manifest.files}
-        digests = Digests(folder)
-        for name in sorted(listed.keys() & {*EVIDENCE_FILES}):
-            if digests.of(name, "manifest")[1] != listed[name]:
-                raise DamagedError(f"{folder / name}: it is not what the run recorded")
-        begun = manifest.events
-        if digests.of_beginning(EVENTS_FILE, begun.bytes) != begun.sha256:
-            raise DamagedError(f"{folder / EVENTS_FILE}: it does not begin as the run recorded it")
+        with open_beneath(folder, MANIFEST_FILE) as file:
+            manifest = msgspec.json.decode(file.read(MOST_ARTIFACT), type=Manifest)
+    except InputError as error:
+        raise DamagedError(str(error)) from None
     except DECODE_ERRORS as error:
         raise DamagedError(f"{where}: {explain(error)[0]}") from None
-    except Unfit as fault:
-        raise DamagedError(f"{where}: lists {fault}") from None
+    listed = {file.path: file.sha256.removeprefix("sha256:") for file in manifest.files}
+    digests = Digests(folder)
     for name in EVIDENCE_FILES:
-        if name not in listed and os.path.lexists(folder / name):
-            raise DamagedError(f"{folder / name}: the run's manifest does not list it")
+        if name not in listed:
+            if os.path.lexists(folder / name):
+                raise DamagedError(f"{folder / name}: the run's manifest does not list it")
+            continue
+        try:
+            _, digest = digests.of(name, "manifest")
+        except Unfit as fault:
+            raise DamagedError(f"{where}: lists {fault}") from None
+        if digest != listed[name]:
+            raise DamagedError(f"{folder / name}: it is not what the run recorded")
+    try:
+        digest = digests.of_beginning(EVENTS_FILE, manifest.events.bytes)
+    except Unfit as fault:
+        raise DamagedError(f"{folder / EVENTS_FILE}: {fault}") from None
+    if digest != manifest.events.sha256:
+        raise DamagedError(f"{folder / EVENTS_FILE}: it does not begin as the run recorded it")
 
 
 def _loose(folder: Path) -> dict[str, bytes]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 STREAM = str(Path(sys.executable).with_name("stream"))
+LANDLOCK = (sys.executable, str(Path(__file__).parents[1] / "landlock_run.py"))  #: and its words
 PATIENCE = 60.0  #: seconds; a limit that only a bug reaches
 CAPABILITY = "cap_fs_write_temp"
 SLEEP = "perl -e 'sleep 1000' \"$TMPDIR\"\n"  #: names the place it runs in

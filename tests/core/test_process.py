@@ -22,6 +22,7 @@ from anyio import create_task_group, fail_after
 from stream import process, proctable, reaper
 from stream.process import Captured, Tail, capture
 from stream.reaper import Reaper
+from tests.cli.command import LANDLOCK
 
 ON_LINUX = sys.platform == "linux"
 LIMIT = 30  # seconds, for what would otherwise hang
@@ -48,7 +49,6 @@ def rest():
     while True: signal.pause()
 """
 PYTHON = [sys.executable, "-I", "-S", "-c"]
-LANDLOCK = [sys.executable, str(Path(__file__).parents[1] / "landlock_run.py")]
 
 
 def program(code: str, *args: str) -> list[str]:
@@ -1158,17 +1158,23 @@ def test_a_zombie_is_no_straggler_where_nobody_can_be_seen() -> None:
     leader = """
 import os, signal, sys
 end, held = os.pipe()
+left, leaving = os.pipe()
 if os.fork() == 0:
     os.closerange(0, 3)
     os.close(held)
-    if sys.argv[1] == 'ends':
-        os.read(end, 1)
-    else:
+    if sys.argv[1] == 'escapes':
+        os.setsid()
+    os.close(leaving)
+    if sys.argv[1] == 'stays':
         signal.pause()
+    os.read(end, 1)
     os._exit(0)
+os.close(leaving)
+os.read(left, 1)
 """
     script = """
-import sys
+import os, sys
+from contextlib import suppress
 import anyio
 from stream import process
 from stream.process import capture
@@ -1176,10 +1182,17 @@ from stream.proctable import shows_us
 
 async def main():
     assert not shows_us()
-    for how, process.SETTLE in ("ends", 10), ("stays", 0.05):
+    for how, process.SETTLE in ("escapes", 10), ("ends", 10), ("stays", 0.05):
         got = await capture([sys.executable, "-I", "-S", "-c", sys.argv[1], how], env={}, cwd="/",
                             timeout=20, stdout_limit=9, stderr_limit=999)
         print(got.exit_code, got.stderr.head, [name.rpartition(" ")[0] for name in got.stragglers])
+        if how == "escapes":
+            with suppress(ChildProcessError):  # until it has ended
+                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    try:
+        print(os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+    except ChildProcessError:
+        print("no child")
 
 anyio.run(main)
 """
@@ -1187,6 +1200,8 @@ anyio.run(main)
     started = time.monotonic()
     assert run_script(script, leader, runs=runs).splitlines() == [
         "0 bytearray(b'') []",
+        "0 bytearray(b'') []",
         "0 bytearray(b'') ['process group']",
+        "no child",
     ]
     assert time.monotonic() - started < 10

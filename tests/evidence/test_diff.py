@@ -8,6 +8,7 @@ import json
 import os
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -478,6 +479,13 @@ def test_a_run_that_is_not_as_its_manifest_lists_it_fails(tmp_path: Path) -> Non
     extra["files"] = [file for file in extra["files"] if file["path"] != COMPANION_FILE]
     unlisted = problem(MANIFEST_FILE, lambda data: json.dumps(extra).encode())
     assert unlisted == f"{COMPANION_FILE}: the run's manifest does not list it"
+    place = folder / MANIFEST_FILE
+    place.rename(folder / "elsewhere")
+    for make in (place.mkdir, partial(os.mkfifo, place), partial(place.symlink_to, "../elsewhere")):
+        make()
+        (found,) = read_evidence(str(folder)).problems
+        assert found.startswith(f"{place}: a ")
+        place.rmdir() if place.is_dir() else place.unlink()
     assert read_evidence(str(folder)).problems == []
 
 

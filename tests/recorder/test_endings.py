@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import PATIENCE, SLEEP, Place
+from tests.cli.command import LANDLOCK, PATIENCE, SLEEP, STREAM, Place
 from tests.recorder.runs import Run, observe, only_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containment needs Linux")
@@ -128,6 +128,19 @@ def test_who_does_not_end_is_ended_and_named(place: Place) -> None:
     assert len(run.summary["stopped"]) == 2
     assert all(name.startswith("perl (pid ") for name in run.summary["stopped"])
     assert "it left processes behind, which were ended: perl (pid " in run.done.err
+
+
+def test_who_does_not_end_is_a_group_where_nobody_can_be_seen(place: Place) -> None:
+    """Without /proc and a control group, also where SIGTERM is enough."""
+    blind = (*LANDLOCK, "--rw", str(place.root), "--hide", "/proc", "--", STREAM)
+    agent = f"perl -e 'sleep 1000' {place.root} & exit 3"
+    words = ("--grace", "0.1", "--", "sh", "-c", agent)
+    run = observe(place, *words, check=False, argv0=blind)  # it says that it was blind
+    assert (run.done.code, run.summary["containment"]) == (3, "process group")
+    (group,) = run.summary["outlived"]
+    assert group.startswith("process group ")
+    assert run.summary["stopped"] == [group]
+    assert f"it left processes behind, which were ended: {group}" in run.done.err
 
 
 def test_without_grace(place: Place) -> None:
