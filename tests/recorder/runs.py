@@ -10,6 +10,10 @@ from typing import Any
 
 from tests.cli.command import Done, Place
 
+LOG = "artifacts/command_logs.jsonl"
+#: What an agent does that waits until its call is written: that is, when it has been read.
+LOGGED = f"git --version; until [ -s ../{LOG} ]; do :; done"
+
 
 def records(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]

@@ -10,13 +10,11 @@ import pytest
 
 from stream.recorder.wrappers import MOST_BEGUN, MOST_HELD, MOST_IN_ALL, CallReader
 from tests.cli.command import Place
-from tests.recorder.runs import Run, observe, only_run
+from tests.recorder.runs import LOG, LOGGED, Run, observe, only_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containment needs Linux")
 
 OUTPUT = "artifacts/claude_stdout.txt"
-LOG = "artifacts/command_logs.jsonl"
-LOGGED = f"git --version; until [ -s ../{LOG} ]; do :; done"
 NOT_OURS = "was removed, replaced or written to by somebody else"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from stream.recorder.outputs import NOT_OURS
 from tests.cli.command import Place
-from tests.recorder.runs import Run, only_run
+from tests.recorder.runs import LOG, LOGGED, Run, only_run
 
 _TELL = """
 import os, sys
@@ -62,16 +62,14 @@ def test_nothing_is_written_through_a_link(place: Place, name: str) -> None:
 )
 def test_no_fifo_is_waited_for(place: Place, name: str) -> None:
     file = f"../artifacts/{name}"
-    run = tampered(place, f"git --version; rm -f {file}; mkfifo {file}; exit 5")
+    run = tampered(place, f"{LOGGED}; rm -f {file}; mkfifo {file}; exit 5")
     assert f"artifacts/{name}" in run.done.err
     assert rules(place, run)
 
 
 @pytest.mark.parametrize("change", ["echo junk >>", "sed -i s/git/svn/"])
 def test_the_command_log_is_changed(place: Place, change: str) -> None:
-    log = "../artifacts/command_logs.jsonl"
-    written = f"until [ -s {log} ]; do :; done"
-    run = tampered(place, f"git --version; {written}; {change} {log}; exit 5")
+    run = tampered(place, f"{LOGGED}; {change} ../{LOG}; exit 5")
     assert f"artifacts/command_logs.jsonl {NOT_OURS}" in run.done.err
     assert run.summary["incomplete"]
     assert rules(place, run) == {"run.incomplete"}
