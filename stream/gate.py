@@ -288,14 +288,16 @@ def _listing(folder: Path | None) -> set[str]:
 
 def _shared(script: Script) -> set[Path]:
     """In the folders that all programs share: what bears the name of the probe, or of probes at
-    all and of no process that still runs."""
+    all and of no process that still runs. Other runs have such files as well: one that is gone when
+    its process has been asked for was of one that came to its end meanwhile."""
     names = [path for folder in TEMPORARY for path in Path(folder).glob("*")]
-    return {
+    found = [
         path
         for path in names
         if ("_" in script.id and script.id in path.name)
         or ("stream-probe" in path.name and not any(map(_runs, re.findall(r"\d+", path.name))))
-    }
+    ]
+    return {path for path in found if os.path.lexists(path)}
 
 
 def _runs(number: str) -> bool:

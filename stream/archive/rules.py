@@ -7,7 +7,7 @@ The events of a run are held to the rules of `stream check` as well; those stand
 from __future__ import annotations
 
 RULES = {
-    "integrity.gzip": "The gzip data is whole, and its checksum and length are right.",
+    "integrity.gzip": "The gzip data is whole, and its digest, checksum and length are right.",
     "integrity.header": "Every header of an entry can be read.",
     "integrity.truncated": "The archive goes on to its end.",
     "integrity.digest": "Every file has the digest that the manifest lists.",

@@ -245,9 +245,16 @@ def small_disk(place: Place) -> Iterator[Path]:
 @needs_ebpf
 def test_there_is_no_room_for_the_layers(place: Place, small_disk: Path) -> None:
     """The command does not notice, and what could not be written is counted."""
-    busy = "i=0; while [ $i -lt 5000 ]; do : </etc/hostname; i=$((i+1)); done; echo done; exit 5"
-    how = ("--kernel", "ebpf", "--run-id", "run", "--workspace", "empty", "--runs", small_disk)
-    done = place.stream("observe", *how, "--", "sh", "-c", busy)
+    agent = "i=0; while [ $i -lt 5000 ]; do : </etc/hostname; i=$((i+1)); done; read -r x <$0"
+    words = ("sh", "-c", f"{agent}; echo done; exit 5", place.fifo("full"))
+    how = ("--kernel", "ebpf", "--run-id", "run", "--workspace", "empty", "--runs")
+    process = place.start("observe", *how, small_disk, "--", *words)
+    deadline = time.monotonic() + PATIENCE
+    while os.statvfs(small_disk).f_bavail:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+    (place.root / "full").write_text("now\n")
+    done = place.finish(process)
     assert (done.code, done.out) == (5, b"done\n")
     run = Run(small_disk / "run", done)
     health = document(run, "observation-health.json")
@@ -256,7 +263,9 @@ def test_there_is_no_room_for_the_layers(place: Place, small_disk: Path) -> None
     capture = document(run, "companion.json")["capture"]
     lost = re.match("([0-9]+) lines could not be written", capture["unknown_loss"])
     assert lost
-    with_room = place.stream("observe", *how[:-1], place.root, "--", "sh", "-c", busy)
+    process = place.start("observe", *how, place.root, "--", *words)
+    (place.root / "full").write_text("now\n")
+    with_room = place.finish(process)
     assert lines_of(run) + int(lost[1]) == lines_of(Run(place.root / "run", with_room)) > 5000
     assert place.stream("check", run.folder).code == 1
     # There was room for what the run came to: it says what is missing, and nothing else is wrong.
