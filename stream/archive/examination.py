@@ -26,6 +26,7 @@ from stream.records.run import (
     SUMMARY_FILE,
     Manifest,
     RunMetadata,
+    RunSummary,
 )
 from stream.records.runner import (
     CHAIN_FILE,
@@ -90,6 +91,9 @@ class Examination:
         listed = self.documents.get(MANIFEST_FILE)
         if isinstance(listed, Manifest):
             self._check_listed(listed)
+        summary = self.documents.get(SUMMARY_FILE)
+        for what in summary.incomplete if isinstance(summary, RunSummary) else ():
+            self._book.find("contract.losses", f"the recorder itself lost: {what}", SUMMARY_FILE)
         if is_whole and self._events and self._book.is_recorded:
             self._check_accord(self._events)
         return is_whole

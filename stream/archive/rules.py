@@ -42,6 +42,7 @@ RULES = {
     "contract.agent": "The agent is the one that the run's profile asks for.",
     "contract.record": "Every record beside the layers keeps its contract.",
     "contract.artifacts": "What the events of the run name is in the archive.",
+    "contract.losses": "The recorder says of nothing that it lost it.",
     "contract.accord": "What two documents of a run say of the same thing is the same.",
     "contract.listed": "What the run itself lists is there as it is listed.",
     "limit.archive": "The file is not too large.",
@@ -69,6 +70,6 @@ RULES = {
 }
 #: what leaves the answer a yes
 WARNINGS = {
-    *("contract.artifacts", "contract.evidence", "contract.frame", "contract.unbound"),
-    "integrity.unlinked",
+    *("contract.artifacts", "contract.evidence", "contract.frame", "contract.losses"),
+    *("contract.unbound", "integrity.unlinked"),
 }

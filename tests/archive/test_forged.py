@@ -159,6 +159,20 @@ def changed(files: Files, name: str) -> Iterator[tuple[str, Files]]:
             yield place, sealed({**files, name: data})
 
 
+def test_what_the_recorder_says_that_it_lost(target: Target) -> None:
+    """What is there is as it was written, and not all that there was."""
+    files = recorded()
+    *lines, last = files[EVENTS_FILE].splitlines()
+    event = json.loads(last)
+    event["agent_action"]["action_summary"] += "; incomplete: 1"
+    files[EVENTS_FILE] = b"".join(line + b"\n" for line in (*lines, encode(event)))
+    files[SUMMARY_FILE] = document(replace(SUMMARY, incomplete=["when events happened"]))
+    (found,) = verify(written(target, sealed(files))).findings
+    assert (found.rule, found.severity) == ("contract.losses", "warning")
+    assert found.source == f"{target}/{SUMMARY_FILE}"
+    assert found.message == "the recorder itself lost: when events happened"
+
+
 @pytest.mark.parametrize(
     ("said", "end"), [("; incomplete: ", ""), ("; declared_permission_denials=", " ")]
 )
