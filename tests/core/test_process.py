@@ -888,11 +888,13 @@ if os.fork() == 0:
     os.setsid()
     close_all()
     while os.path.exists(f'/proc/{{number}}'): pass
+    parent = os.getpid()
     for _ in range(100000):
         open('/proc/sys/kernel/ns_last_pid', 'w').write(str(number - 1))
         child = os.fork()
         if child == 0:
             if os.getpid() == number:
+                while os.getppid() == parent: pass  # or there would be two that are left
                 name('reborn')
                 os.write(os.open(sys.argv[1], os.O_WRONLY), b'.')
                 rest()
