@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +33,21 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 def needs_root() -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, needs_root: None) -> Iterator[Callable[[str], Path]]:
+    """Makes one with room for so much."""
+    disk = tmp_path / "disk"
+
+    def make(size: str) -> Path:
+        disk.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", disk], check=True)
+        return disk
+
+    yield make
+    if disk.is_mount():
+        subprocess.run(["umount", disk], check=True)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

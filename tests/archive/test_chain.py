@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -144,54 +145,46 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
-def test_links_wait_for_room(tmp_path: Path) -> None:
+def test_links_wait_for_room(small_disk: Callable[[str], Path]) -> None:
     """What was written and filled the disk has its links as soon as there is room."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=800k", "none", tmp_path], check=True)
-    try:
-        room = tmp_path / "room"
-        room.write_bytes(bytes(64 << 10))
-        files = LayerFiles(tmp_path)
-        files.append(KERNEL_FILE, kernel_lines(0, 8000), 8000)
-        assert 0 < files.lines(KERNEL_FILE) < 8000
-        room.unlink()
-        files.close()
-        tally = Tally(KERNEL_FILE)
-        tally.feed((tmp_path / KERNEL_FILE).read_bytes())
-        assert len(tally.links) >= 2
-        found = [link for link in links_in(tmp_path) if link.layer == KERNEL_FILE]
-        assert found == [*tally.links, tally.link()]
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
+    disk = small_disk("800k")
+    room = disk / "room"
+    room.write_bytes(bytes(64 << 10))
+    files = LayerFiles(disk)
+    files.append(KERNEL_FILE, kernel_lines(0, 8000), 8000)
+    assert 0 < files.lines(KERNEL_FILE) < 8000
+    room.unlink()
+    files.close()
+    tally = Tally(KERNEL_FILE)
+    tally.feed((disk / KERNEL_FILE).read_bytes())
+    assert len(tally.links) >= 2
+    found = [link for link in links_in(disk) if link.layer == KERNEL_FILE]
+    assert found == [*tally.links, tally.link()]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
-def test_a_link_that_there_was_half_the_room_for(tmp_path: Path) -> None:
+def test_a_link_that_there_was_half_the_room_for(small_disk: Callable[[str], Path]) -> None:
     """Its beginning is gone when it is written again, and there is no hole in its place."""
     page = os.sysconf("SC_PAGESIZE")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", tmp_path], check=True)
-    try:
-        files, data = LayerFiles(tmp_path), kernel_lines(0, 1100)  # more than a step
-        for _ in range(50):
-            files.append(KERNEL_FILE, data, 1100)
-            chain = (tmp_path / CHAIN_FILE).read_bytes()
-            if -len(chain) % page < len(chain.splitlines()[-1]):
-                break  # the next one reaches into another page
-        size = files.bytes(KERNEL_FILE)
-        needed = -(-(size + len(data)) // page) + -size // page
-        filler = tmp_path / "filler"
-        filler.write_bytes(bytes((os.statvfs(tmp_path).f_bfree - needed) * page))
+    disk = small_disk("16m")
+    files, data = LayerFiles(disk), kernel_lines(0, 1100)  # more than a step
+    for _ in range(50):
         files.append(KERNEL_FILE, data, 1100)
-        assert files.lost == {}
-        assert files.trouble == f"{tmp_path / CHAIN_FILE}: no space left on device"
-        filler.unlink()
-        files.close()
-        tally = Tally(KERNEL_FILE)
-        tally.feed((tmp_path / KERNEL_FILE).read_bytes())
-        found = [link for link in links_in(tmp_path) if link.layer == KERNEL_FILE]
-        assert found == [*tally.links, tally.link()]
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
+        chain = (disk / CHAIN_FILE).read_bytes()
+        if -len(chain) % page < len(chain.splitlines()[-1]):
+            break  # the next one reaches into another page
+    size = files.bytes(KERNEL_FILE)
+    needed = -(-(size + len(data)) // page) + -size // page
+    filler = disk / "filler"
+    filler.write_bytes(bytes((os.statvfs(disk).f_bfree - needed) * page))
+    files.append(KERNEL_FILE, data, 1100)
+    assert files.lost == {}
+    assert files.trouble == f"{disk / CHAIN_FILE}: no space left on device"
+    filler.unlink()
+    files.close()
+    tally = Tally(KERNEL_FILE)
+    tally.feed((disk / KERNEL_FILE).read_bytes())
+    found = [link for link in links_in(disk) if link.layer == KERNEL_FILE]
+    assert found == [*tally.links, tally.link()]
 
 
 @pytest.fixture

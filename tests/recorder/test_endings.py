@@ -6,10 +6,9 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -198,15 +197,8 @@ def test_the_guard_is_killed(place: Place) -> None:
 
 
 @pytest.fixture
-def small(place: Place, needs_root: None) -> Iterator[Path]:
-    """A disk with room for little."""
-    disk = place.root / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], check=True)
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", disk], check=True)
+def small(small_disk: Callable[[str], Path]) -> Path:
+    return small_disk("1m")
 
 
 def on(disk: Path, place: Place, *words: str) -> Run:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -235,32 +234,22 @@ def groups_of(recorder: int) -> list[Path]:
     return found
 
 
-@pytest.fixture
-def small_disk(place: Place) -> Iterator[Path]:
-    if os.geteuid():
-        pytest.skip("mounting takes root")
-    disk = place.root / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "none", disk], check=True)
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
 @needs_ebpf
-def test_there_is_no_room_for_the_layers(place: Place, small_disk: Path) -> None:
+def test_there_is_no_room_for_the_layers(place: Place, small_disk: Callable[[str], Path]) -> None:
     """The command does not notice, and what could not be written is counted."""
+    disk = small_disk("600k")
     agent = "i=0; while [ $i -lt 5000 ]; do : </etc/hostname; i=$((i+1)); done; read -r x <$0"
     words = ("sh", "-c", f"{agent}; echo done; exit 5", place.fifo("full"))
     how = ("--kernel", "ebpf", "--run-id", "run", "--workspace", "empty", "--runs")
-    process = place.start("observe", *how, small_disk, "--", *words)
+    process = place.start("observe", *how, disk, "--", *words)
     deadline = time.monotonic() + PATIENCE
-    while os.statvfs(small_disk).f_bavail:
+    while os.statvfs(disk).f_bavail:
         assert process.poll() is None
         assert time.monotonic() < deadline
     (place.root / "full").write_text("now\n")
     done = place.finish(process)
     assert (done.code, done.out) == (5, b"done\n")
-    run = Run(small_disk / "run", done)
+    run = Run(disk / "run", done)
     health = document(run, "observation-health.json")
     assert health["kernel_layer"] == "partial_ringbuf_drops"
     assert health["network_protocol_coverage"] == "unknown"
