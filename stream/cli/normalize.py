@@ -43,7 +43,7 @@ def normalize(
     are, and only by the path that was really reached: what writes, what was denied, and what
     goes through `..`, a link or /proc/self/root to somewhere else always stays. A read that
     found nothing is left out in the system's own folders alone (not by node_modules,
-    python_bootstrap and toolchain): elsewhere a link on the way may have led anywhere.
+    python_packages, python_library, python_bootstrap and toolchain): elsewhere a link on the way may have led anywhere.
 
     \b
       stream normalize raw.ndjson > kernel.ndjson
@@ -140,8 +140,10 @@ def _tell_rules() -> int:
     for rule in RULES:
         places = (*rule.folders, *rule.files, *rule.names)
         patterns = [f"in folders like {rule.inside}"] if rule.inside else []
-        if rule.objects_inside:
-            patterns.append(f"shared objects in folders like {rule.objects_inside}")
+        if rule.some_inside:
+            patterns.append(f"{rule.some} in folders like {rule.some_inside}")
+        if rule.but:
+            patterns.append(f"but for names like {rule.but}")
         where = f": {', '.join((*places, *patterns))}"
         tell(f"{rule.name:{width}}  {rule.what}{where}")
     return 0

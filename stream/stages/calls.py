@@ -51,7 +51,7 @@ _WITH_PEER = {*_PEER_TYPES, LOCAL_CONNECT, LOCAL_SEND, CONNECT_BLOCKED}
 #: With one of these marks nobody knows which file it was, or what has its name elsewhere.
 UNSURE = {"unreachable", "walk_cut", "fault", "truncated", "other_mounts", "shared_files"}
 #: Rules for places where only root puts anything.
-ROOTS_RULES = {"loader", "locale", "proc", "sys"}
+ROOTS_RULES = {"loader", "locale", "proc", "sys", "trust_store"}
 
 
 class OpenForm(Struct):

@@ -23,8 +23,13 @@ class Rule(Struct, frozen=True):
     files: tuple[str, ...] = ()
     names: tuple[str, ...] = ()  #: in whatever folder
     inside: str = ""  #: what a folder's path must show, for all that is in it
-    objects_inside: str = ""  #: the same, for shared objects only
+    some_inside: str = ""  #: the same, for what is called like `some` only
+    some: str = ""
+    but: str = ""  #: what is called like this stays, wherever in `folders` it lies
 
+
+_SHARED_OBJECT = r"\.so(?:\.[0-9]+)*"
+_LIB, _PYTHON = "/lib(?:32|64)?", r"(?:python|pypy)[23]\.[0-9]+t?"
 
 # Where /lib is a link to /usr/lib the canonical path says the latter, and a time zone's file is
 # what /etc/localtime leads to: both forms of a place are the same place.
@@ -42,7 +47,7 @@ RULES = (
         "locale",
         "locales and the time zone",
         folders=("/usr/share/locale", "/usr/share/zoneinfo"),
-        files=("/etc/localtime",),
+        files=("/etc/localtime", "/etc/locale.alias"),  # where /usr/share/locale leads
     ),
     Rule("proc", "what the kernel tells of processes", folders=("/proc",)),
     Rule("sys", "what the kernel tells of devices", folders=("/sys",)),
@@ -53,19 +58,43 @@ RULES = (
         names=("node_modules",),
         inside=r"/node_modules(?:/|\Z)",
     ),
+    Rule(
+        "python_packages",
+        "installed dependencies of Python programs",
+        names=("site-packages", "dist-packages"),
+        inside=r"/(?:site|dist)-packages(?:/|\Z)",
+    ),
+    Rule(
+        "python_library",
+        "Python's own library, wherever it is installed",
+        inside=rf"{_LIB}/{_PYTHON}(?:/|\Z)",
+        some_inside=rf"{_LIB}\Z",
+        some=rf"{_PYTHON}|python3[0-9]+t?\.zip|libpython3.*?{_SHARED_OBJECT}",
+    ),
+    Rule(
+        "trust_store",
+        "certificates of authorities",
+        folders=(
+            *("/etc/ssl/certs", "/etc/ca-certificates", "/var/lib/ca-certificates"),
+            *("/usr/share/ca-certificates", "/usr/local/share/ca-certificates"),
+            *("/etc/pki/ca-trust", "/etc/pki/tls/certs", "/usr/share/pki/ca-trust-source"),
+        ),
+        files=("/etc/ssl/cert.pem", "/etc/pki/tls/cert.pem", "/etc/ca-certificates.conf"),
+        but=r"(?i).*key.*",  # of a server, put beside its certificate
+    ),
     Rule("runtime_config", "settings of OpenSSL", files=("/etc/ssl/openssl.cnf",)),
     Rule("python_bootstrap", "how Python finds itself", names=("pyvenv.cfg", "pybuilddir.txt")),
     Rule(
         "toolchain",
         "shared objects of Rust's toolchains and builds",
-        objects_inside=(
+        some_inside=(
             r"/\.rustup/toolchains/[^/]+(?:/|\Z)"
             r"|/target/(?:[^/]+/)*(?:build|debug|release)(?:/|\Z)"
         ),
+        some=rf".*{_SHARED_OBJECT}",
     ),
 )
 
-_SHARED_OBJECT = re.compile(r"\.so(?:\.[0-9]+)*\Z")
 _VIEW = r"/proc/[^/]+/(?:task/[^/]+/)?(?:root|cwd|exe|fd|map_files|ns)(?:/|\Z)|/dev/fd(?:/|\Z)"
 _ELSEWHERE = re.compile(rf"{_VIEW}|/dev/(?:stdin|stdout|stderr|shm)(?:/|\Z)")
 #: No folder of a canonical path: one behind a link of the kernel's, or a text that is no such path.
@@ -82,14 +111,14 @@ def judge_of(folder: str, *, is_reached: bool = True) -> Judge:
         return _never
     for rule in RULES:
         if any(folder == top or folder.startswith(f"{top}/") for top in rule.folders):
-            return _always(rule.name)
+            return _all_but(rule.name, rule.but)
         if is_reached and rule.inside and re.search(rule.inside, folder):
-            return _always(rule.name)
-    named = dict(_named(folder, is_reached=is_reached))
+            return _all_but(rule.name)
+    judge: Judge = dict(_named(folder, is_reached=is_reached)).get
     for rule in RULES:
-        if is_reached and rule.objects_inside and re.search(rule.objects_inside, folder):
-            return _objects(rule.name, named)
-    return named.get
+        if is_reached and rule.some_inside and re.search(rule.some_inside, folder):
+            judge = _some(rule.name, rule.some, judge)
+    return judge
 
 
 def is_straight(path: str, plain: str) -> bool:
@@ -102,12 +131,16 @@ def _never(name: str) -> None:
     return None
 
 
-def _always(rule: str) -> Judge:
-    return lambda name: rule
+def _all_but(rule: str, but: str = "") -> Judge:
+    if not but:
+        return lambda name: rule
+    stays = re.compile(but, re.DOTALL).fullmatch
+    return lambda name: None if stays(name) else rule
 
 
-def _objects(rule: str, named: dict[str, str]) -> Judge:
-    return lambda name: rule if _SHARED_OBJECT.search(name) else named.get(name)
+def _some(rule: str, names: str, others: Judge) -> Judge:
+    is_meant = re.compile(names, re.DOTALL).fullmatch
+    return lambda name: rule if is_meant(name) else others(name)
 
 
 def _named(folder: str, *, is_reached: bool) -> Iterator[tuple[str, str]]:

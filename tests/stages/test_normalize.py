@@ -88,6 +88,7 @@ NOISE = {
     "/usr/share/locale": "locale",
     "/usr/share/locale/de/LC_MESSAGES/x.mo": "locale",
     "/etc/localtime": "locale",
+    "/etc/locale.alias": "locale",
     "/usr/share/zoneinfo/Etc/UTC": "locale",
     "/etc/ssl/openssl.cnf": "runtime_config",
     "/srv/venv/pyvenv.cfg": "python_bootstrap",
@@ -98,6 +99,21 @@ NOISE = {
     "/home/u/.rustup/toolchains/stable/lib/libstd-1.so": "toolchain",
     "/srv/app/target/debug/deps/libx.so.1.2": "toolchain",
     "/srv/app/target/x86_64/release/libx.so": "toolchain",
+    "/srv/venv/lib/python3.11/site-packages/x/y.py": "python_packages",
+    "/srv/venv/lib/python3.11/site-packages": "python_library",  # a folder in it
+    "/opt/lib64/python3/dist-packages/x.so": "python_packages",
+    "/opt/lib64/python3/dist-packages": "python_packages",
+    "/home/u/.pyenv/versions/3.11.7/lib/python3.11/json/decoder.py": "python_library",
+    "/usr/local/lib/python3.13t": "python_library",
+    "/usr/local/lib/python3.13t/os.py": "python_library",
+    "/opt/pypy/lib/pypy3.10/os.py": "python_library",
+    "/usr/local/lib/python311.zip": "python_library",
+    "/opt/x/lib/libpython3.11.so.1.0": "python_library",
+    "/etc/ssl/certs": "trust_store",
+    "/etc/ssl/certs/ca-certificates.crt": "trust_store",
+    "/etc/ssl/cert.pem": "trust_store",
+    "/usr/share/ca-certificates/mozilla/ISRG_Root_X1.crt": "trust_store",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem": "trust_store",
     "/proc": "proc",
     "/proc/42/status": "proc",
     "/sys/kernel/mm": "sys",
@@ -105,11 +121,15 @@ NOISE = {
     "/dev/urandom": "dev",
 }
 #: Rules for folders that may lie anywhere, where anybody may have put a link.
-ANYWHERE = {"python_bootstrap", "node_modules", "toolchain"}
+ANYWHERE = {"python_bootstrap", "node_modules", "python_packages", "python_library", "toolchain"}
 EVIDENCE = (
     *("/", "/etc", "/usr", "/etc/shadow", "/library/x", "/usr/libexec/x", "/procedure", "/lib2"),
     *("/usr/local/lib/x.so", "/srv/lib/x", "/srv/etc/ld.so.cache", "/etc/ld.so.cache/x"),
-    *("/srv/node_modules_of_mine/x", "/srv/my_node_modules", "/etc/ssl/cert.pem"),
+    *("/srv/node_modules_of_mine/x", "/srv/my_node_modules"),
+    *("/etc/ssl/private/site.key", "/etc/pki/tls/private/x.pem", "/etc/ssl/certs/site.key"),
+    *("/etc/ssl/certs/privkey.pem", "/etc/ssl", "/etc/pki", "/etc/locale.gen"),
+    *("/srv/site-packages.txt", "/srv/my-site-packages/x", "/srv/python3.11/x", "/srv/lib"),
+    *("/srv/lib/python/x", "/srv/lib/python3.11.txt", "/srv/lib/python3", "/srv/lib/x.so"),
     *("/srv/target/debug/notes.sorted", "/srv/target/debug/app", "/srv/target/libx.so"),
     *("/home/u/.rustup/toolchains/libx.so", "/srv/debug/libx.so", "/usr/share/localedef"),
 )
