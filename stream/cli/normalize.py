@@ -43,7 +43,8 @@ def normalize(
     are, and only by the path that was really reached: what writes, what was denied, and what
     goes through `..`, a link or /proc/self/root to somewhere else always stays. A read that
     found nothing is left out in the system's own folders alone (not by node_modules,
-    python_packages, python_library, python_bootstrap and toolchain): elsewhere a link on the way may have led anywhere.
+    python_packages, python_library, python_bootstrap and toolchain): elsewhere a link on the
+    way may have led anywhere.
 
     \b
       stream normalize raw.ndjson > kernel.ndjson

@@ -181,7 +181,8 @@ def test_the_rules_are_told(place: Place) -> None:
     told = done.out.decode().splitlines()
     assert [line.split()[0] for line in told] == [rule.name for rule in RULES]
     for rule in RULES:
-        places = (*rule.folders, *rule.files, *rule.names, rule.inside, rule.objects_inside)
+        patterns = (rule.inside, rule.some_inside, rule.some, rule.but)
+        places = (*rule.folders, *rule.files, *rule.names, *patterns)
         line = next(line for line in told if line.startswith(f"{rule.name} "))
         assert ": " in line
         assert [place for place in places if place not in line] == []

@@ -33,4 +33,4 @@ def test_what_an_interpreter_reads_for_itself_is_left_out(place: Place, feed: st
     assert beside["filtered"]["python_packages"] > 0
     library = Path(sysconfig.get_path("stdlib")).resolve()
     rule = "loader" if library.is_relative_to("/usr/lib") else "python_library"
-    assert beside["filtered"][rule] > 100 or rule == "loader"
+    assert beside["filtered"][rule] > 10
