@@ -87,6 +87,8 @@ def convert(value: Any, kind: type[T], source: object) -> T:
     except msgspec.ValidationError as error:
         reason, path = explain(error)
         raise InputError(f"{source}: {path + ': ' if path else ''}{reason}") from None
+    except UnicodeEncodeError:
+        raise InputError(f"{source}: a name in it holds half of a surrogate pair") from None
 
 
 class _Repeated:

@@ -16,6 +16,7 @@ stream goes on. Anything that is not a StreamError is a bug and keeps its traceb
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -72,6 +73,41 @@ def blaming(variable: str, is_to_blame: bool) -> Iterator[None]:
 def os_reason(error: OSError) -> str:
     """What the system said, without the errno number and the repeated path."""
     return (error.strerror or str(error)).lower()
+
+
+_SCARCE = {
+    errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
+    errno.ENFILE: "too many open files on this machine",
+    errno.ENOMEM: "not enough memory",
+    errno.ENOSPC: "no space left on device",
+    errno.EDQUOT: "the disk quota is used up",
+}
+#: how the interpreter words it where it has neither an errno nor a MemoryError
+_SCARCE_WORDS = {
+    "can't start new thread": "no further thread can be started: memory or processes are limited",
+    "failed to map segment": "not enough memory",
+    "annot allocate memory": "not enough memory",
+    "too many open files": _SCARCE[errno.EMFILE],
+}
+
+
+def shortage(error: BaseException) -> str | None:
+    """Say which resource of the machine ran out, where that is what the error means.
+
+    No part can know every place that may lack memory, descriptors or room, so the command line
+    asks this of what it catches. It is None for every other error, which is a bug.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(shortage, error.exceptions)), None)
+    if isinstance(error, MemoryError):
+        return _SCARCE[errno.ENOMEM]
+    if isinstance(error, OSError) and error.errno in _SCARCE:
+        place = f"{error.filename}: " if isinstance(error.filename, str) else ""
+        return visible(place + _SCARCE[error.errno])
+    if isinstance(error, ImportError | RuntimeError | OSError):
+        said = str(error).lower()
+        return next((why for words, why in _SCARCE_WORDS.items() if words in said), None)
+    return None
 
 
 def number(count: int, what: str) -> str:

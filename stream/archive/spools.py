@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
@@ -36,7 +36,8 @@ class Spools:
 
     def close(self) -> None:
         for file in self._files.values():
-            file.close()
+            with suppress(OSError):  # what it still had to write is wanted by nobody
+                file.close()
 
     def names(self) -> set[str]:
         return {*self._files}
@@ -68,7 +69,8 @@ class Spools:
 
     def _opened(self, name: str) -> BinaryIO:
         file = self._files[name]
-        file.flush()
-        again = open(os.dup(file.fileno()), "rb", buffering=0)  # noqa: PTH123, SIM115
-        again.seek(0)
+        with named(str(self._target)):
+            file.flush()
+            again = open(os.dup(file.fileno()), "rb", buffering=0)  # noqa: PTH123, SIM115
+            again.seek(0)
         return cast("BinaryIO", again)

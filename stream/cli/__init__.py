@@ -4,15 +4,26 @@ from __future__ import annotations
 
 
 def main() -> None:
-    import gc
-    import signal
+    """Run the `stream` command, and leave with its exit code."""
+    # These two are built into the interpreter: `import signal` takes long enough to be interrupted.
+    import _signal  # type: ignore[import-not-found]
+    import sys
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         # Until a command holds something, an interrupt just ends us: no traceback of imports.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    import gc
+
     # Imports make objects that stay: to look for garbage among them is a tenth of the start-up.
     gc.disable()
-    from stream.cli.app import app
-    from stream.cli.running import start
+    try:
+        from stream.cli.app import app
+        from stream.cli.running import start
+    except (MemoryError, OSError, ImportError) as error:
+        from stream.errors import shortage
 
+        if (sentence := shortage(error)) is None:
+            raise
+        sys.stderr.write(f"stream: {sentence}\n")
+        sys.exit(2)
     start(app)

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from stream.errors import number as number  # as the commands say it
+from stream.errors import shortage
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -105,10 +106,15 @@ def start(app: Callable[[], None]) -> None:
             _leave(ending.code if isinstance(ending.code, int) else 0)
     except BrokenPipeError:
         _leave(READER_GONE)
-    except OSError as error:  # help that has no place to go
-        if error.errno not in (errno.ENOSPC, errno.EBADF, errno.EIO):
+    except Exception as error:
+        code = error.errno if isinstance(error, OSError) else 0
+        if code in (errno.ENOSPC, errno.EBADF, errno.EIO):  # help that has no place to go
+            sentence = f"stdout: {os.strerror(code).lower()}"
+        elif (short := shortage(error)) is not None:
+            sentence = short
+        else:
             raise
-        say(f"stream: stdout: {os.strerror(error.errno).lower()}")
+        say(f"stream: {sentence}")
         _leave(2)
 
 

@@ -16,7 +16,7 @@ from anyio import move_on_after, sleep, wait_readable
 from anyio.abc import ObjectSendStream
 from anyio.lowlevel import checkpoint
 
-from stream.errors import FeedError
+from stream.errors import FeedError, os_reason
 from stream.pipeline import Batch
 from stream.recorder.cgroup import own_group
 from stream.recorder.messages import Order
@@ -80,9 +80,16 @@ class EbpfFeed:
 
         Raises FeedError. `ring_bytes` is a power of two, and whole pages.
         """
-        attachment = attach(guard, cgroup, watch, ring_bytes, tree_size)
         names = [one.name for one in watch]
-        return cls(attachment, guard=guard, cgroup=cgroup, names=names, ring_bytes=ring_bytes)
+        attachment = None
+        try:
+            attachment = attach(guard, cgroup, watch, ring_bytes, tree_size)
+            return cls(attachment, guard=guard, cgroup=cgroup, names=names, ring_bytes=ring_bytes)
+        except OSError as error:  # no /proc, no further descriptor, no memory for the ring
+            if attachment is not None:
+                attachment.loaded.close()
+            place = f"{error.filename}: " if error.filename else ""
+            raise FeedError(f"the kernel feed: {place}{os_reason(error)}") from None
 
     def wrap(self, order: Order) -> Order:
         return order
