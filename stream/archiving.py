@@ -16,7 +16,7 @@ from stream.archive.assorting import Assort, Books
 from stream.archive.entries import Entry
 from stream.archive.gathering import DECODERS, Gathering, whole_lines
 from stream.archive.implied import imply
-from stream.archive.packing import archive_run, checked_run_id, names_of
+from stream.archive.packing import archive_run, names_of
 from stream.archive.places import missing_from
 from stream.archive.spools import Spools
 from stream.archive.writing import Written, check_free, write_archive
@@ -24,6 +24,7 @@ from stream.conclusion import missing_evidence
 from stream.errors import InputError, UnfinishedError, UsageError, number
 from stream.pipeline import Counts, Pipeline, Sink
 from stream.records.kernel import RawCapture, taint
+from stream.records.run import check_run_id
 from stream.records.runner import (
     DETAIL_FILE,
     HEALTH_FILE,
@@ -85,7 +86,7 @@ async def archive_stream(
     """Of stdin. Raises StreamError."""
     check_free(target, force=force)
     if run_id is not None:
-        checked_run_id(run_id, "--run-id")
+        check_run_id(run_id, "--run-id")
     stage, spools = Assort(), Spools(target)
     try:
         source = NdjsonSource(STDIN)
@@ -176,4 +177,4 @@ def _agreed(stage: Assort, run_id: str | None) -> str:
     (first, place), *others = found.items()
     for other, where in others:
         raise InputError(f"{where}: of the run {other!r}, but {place} is of {first!r}")
-    return checked_run_id(first, place)
+    return check_run_id(first, place)

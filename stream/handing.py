@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from anyio import to_thread
 from anyio.abc import ObjectSendStream
 from msgspec import Struct
 
@@ -22,16 +24,17 @@ from stream.system import write_all
 from stream.testimony import command_seen
 
 _encode = msgspec.json.Encoder().encode
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class _Handed(Struct):
     """The receiving end that a source is given, with something done to each batch before."""
 
     out: ObjectSendStream[Batch[Telemetry]]
-    use: Callable[[Batch[Telemetry]], Batch[Telemetry]]
+    use: Callable[[Batch[Telemetry]], Awaitable[Batch[Telemetry]]]
 
     async def send(self, batch: Batch[Telemetry]) -> None:
-        await self.out.send(self.use(batch))
+        await self.out.send(await self.use(batch))
 
 
 class Censored(Struct):
@@ -41,7 +44,10 @@ class Censored(Struct):
     disclosure: Disclosure
 
     async def run(self, out: Any, /) -> None:
-        await self.feed.run(_Handed(out, lambda batch: [self._seen(item) for item in batch]))
+        await self.feed.run(_Handed(out, self._censored))
+
+    async def _censored(self, batch: Batch[Telemetry]) -> Batch[Telemetry]:
+        return [self._seen(item) for item in batch]
 
     def _seen(self, item: Telemetry) -> Telemetry:
         """What is no event tells of the feed alone."""
@@ -67,26 +73,41 @@ class Spilled(Struct):
     troubles: list[str]  #: a copy that cannot be written costs nothing but itself
 
     async def run(self, out: Any, /) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         fd = -1
 
-        def spill(batch: Batch[Telemetry]) -> Batch[Telemetry]:
+        async def spill(batch: Batch[Telemetry]) -> Batch[Telemetry]:
             nonlocal fd
             if fd >= 0:
                 try:
-                    write_all(fd, join_lines(map(_encode, batch)))
+                    if is_fifo:  # its reader may take its time
+                        await to_thread.run_sync(_write, fd, batch, abandon_on_cancel=True)
+                    else:
+                        _write(fd, batch)
                 except OSError as error:
                     os.close(fd)
                     fd = -1
                     self.troubles.append(f"--raw-kernel {self.path}: {os_reason(error)}")
             return batch
 
+        is_fifo = self.path.is_fifo()
         try:
-            fd = os.open(self.path, flags, 0o600)
+            fd = _open_fifo(self.path) if is_fifo else os.open(self.path, _NEW, 0o600)
         except OSError as error:
-            self.troubles.append(f"--raw-kernel {self.path}: {os_reason(error)}")
+            why = "nobody reads it" if error.errno == errno.ENXIO else os_reason(error)
+            self.troubles.append(f"--raw-kernel {self.path}: {why}")
         try:
             await self.feed.run(_Handed(out, spill))
         finally:
             if fd >= 0:
                 os.close(fd)
+
+
+def _open_fifo(path: Path) -> int:
+    """Open a fifo that somebody reads: to wait for a reader would hold up the feed."""
+    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _write(fd: int, batch: Batch[Telemetry]) -> None:
+    write_all(fd, join_lines(map(_encode, batch)))

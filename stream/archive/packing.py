@@ -7,7 +7,6 @@ A link, a fifo or a device in a place that goes in ends it with a sentence.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +20,14 @@ from stream.codec import DECODE_ERRORS, explain
 from stream.document import LARGEST
 from stream.enclosure import kind_of
 from stream.errors import InputError, os_reason
-from stream.records.run import ARTIFACTS, BOUNDARY_FILE, EVENTS_FILE, LAYERS, METADATA_FILE
+from stream.records.run import (
+    ARTIFACTS,
+    BOUNDARY_FILE,
+    EVENTS_FILE,
+    LAYERS,
+    METADATA_FILE,
+    check_run_id,
+)
 from stream.records.runner import (
     CHAIN_FILE,
     COMPANION_FILE,
@@ -35,7 +41,6 @@ _SINGLE = (
     *(CHAIN_FILE, COMPANION_FILE, CORRELATION_FILE, HEALTH_FILE, RUNNER_FILE, SURFACE_FILE),
     *(METADATA_FILE, EVENTS_FILE, BOUNDARY_FILE),
 )
-_RUN_ID = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def archive_run(
@@ -109,11 +114,4 @@ def run_id_of(folder: Path) -> str:
     run_id = value.get("run_id") if isinstance(value, dict) else None
     if not isinstance(run_id, str):
         raise InputError(f"{where}: it names no run")
-    return checked_run_id(run_id, f"{where}: $.run_id")
-
-
-def checked_run_id(run_id: str, place: str) -> str:
-    """Raises InputError where the contract would not have it."""
-    if not _RUN_ID.fullmatch(run_id):
-        raise InputError(f"{place}: {run_id!r} has more than letters, digits, `_` and `-`")
-    return run_id
+    return check_run_id(run_id, f"{where}: $.run_id")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -67,15 +66,15 @@ def normalize(
         run_now(_tell_rules)
     if source is None:
         raise typer.BadParameter("a file or `-` is missing")
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", run_id):
-        raise typer.BadParameter(f"--run-id {run_id!r}: letters, digits, `_` and `-` only")
 
     async def work() -> int:
         from stream.pipeline import Pipeline
+        from stream.records.run import check_run_id
         from stream.sinks.places import check_outputs
         from stream.sources.ndjson import NdjsonSource, check_readable
         from stream.stages.normalize import Normalize
 
+        check_run_id(run_id, "--run-id")
         check_readable([source])
         check_outputs([detail, reject], [source])
         stage = Normalize(run_id, is_alone=source != "-")

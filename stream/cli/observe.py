@@ -209,8 +209,7 @@ def observe(
         from stream.cli.preparation import (
             begin_probes,
             check_archive,
-            check_new,
-            check_run_id,
+            check_raw,
             make_recording,
         )
         from stream.recorder.guard import post_guard
@@ -223,12 +222,10 @@ def observe(
                 from stream.cli.preparation import check_hooks
 
                 check_hooks()
-            if run_id is not None and (choice or archive is not None):
-                check_run_id(run_id)
             if archive is not None:
                 check_archive(archive)
             if raw_kernel is not None:
-                check_new(raw_kernel)
+                check_raw(raw_kernel)
             recording = make_recording(
                 command,
                 request=request,

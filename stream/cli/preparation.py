@@ -31,18 +31,6 @@ def check_hooks() -> None:
         raise UsageError(f"--sdk hooks: there is no {' and no '.join(lacking)} on PATH")
 
 
-def check_run_id(run_id: str) -> None:
-    """Raises UsageError where layers and archives could not have it."""
-    import re
-
-    from stream.errors import UsageError
-
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", run_id):
-        raise UsageError(
-            f"--run-id {run_id!r}: with --kernel or --archive only letters, digits, `_` and `-`"
-        )
-
-
 def check_archive(target: Path) -> None:
     """Raises StreamError, before a run that would have no place to go."""
     from stream.errors import UsageError
@@ -62,6 +50,16 @@ def check_new(target: Path) -> None:
         raise UsageError(f"{target}: it is there already: name another file, or remove it")
     if not os.access(target.absolute().parent, os.W_OK | os.X_OK):
         raise OutputError(f"{target}: there is no such folder, or it cannot be written to")
+
+
+def check_raw(target: Path) -> None:
+    """Raise StreamError where the feed's raw telemetry could not go: to a new file, or a fifo."""
+    from stream.errors import UsageError
+
+    if str(target) == "-":
+        raise UsageError("--raw-kernel -: stdout is the agent's: name a file, or a fifo")
+    if not target.is_fifo():
+        check_new(target)
 
 
 def make_recording(

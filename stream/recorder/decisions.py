@@ -6,9 +6,11 @@ What was in it before is of other runs: it is told apart by where the log ended 
 from __future__ import annotations
 
 import os
+import select
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
 from stream.errors import os_reason
@@ -16,6 +18,8 @@ from stream.evidence.unused import Unused
 
 _CHANNEL = "policy"
 _BLOCK = 1 << 20
+_MOST_OF_A_PIPE = 64 << 20  #: bytes: whoever writes without end does not keep a run from its end
+_SILENCE = 2.0  #: seconds that a pipe may say nothing while it has a writer
 _TAIL = 1 << 12  #: bytes before the end by which it is known again
 
 
@@ -43,23 +47,40 @@ class DecisionLog:
             self._miss("unread", str(error))
 
     def read(self) -> Iterator[bytes]:
-        """What was written there since."""
+        """Give what was written there since, in blocks."""
         if self.unused:
             return
         try:
-            with self._path.open("rb", buffering=0) as file:
-                beginning = self._beginning(file.fileno())
-                if beginning:
-                    file.seek(beginning)
-                is_silent = True
-                while block := file.read(_BLOCK):
-                    is_silent = False
-                    yield block
-            if beginning and is_silent:
-                what = f"--policy {self._path}: nothing was written there during the run"
-                self.warnings.append(f"{what}, and what was there before it does not count")
+            # Whatever lies there by now, nothing of it can keep the run from its end.
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with os.fdopen(fd, "rb", buffering=0) as file:
+                beginning = self._beginning(fd)
+                yield from self._since(file, beginning)
         except OSError as error:
             self._miss("unread", os_reason(error))
+
+    def _since(self, file: FileIO, beginning: int) -> Iterator[bytes]:
+        """Give what a file holds behind `beginning` at this moment, or what comes out of a pipe."""
+        found = os.fstat(file.fileno())
+        is_file = stat.S_ISREG(found.st_mode)
+        if is_file:
+            file.seek(beginning)
+            rest = found.st_size - beginning
+            if beginning and not rest:
+                what = f"--policy {self._path}: nothing was written there during the run"
+                self.warnings.append(f"{what}, and what was there before it does not count")
+        else:
+            rest = _MOST_OF_A_PIPE
+        while rest > 0:
+            if not is_file and not select.select([file], [], [], _SILENCE)[0]:
+                break  # nobody writes
+            block = file.read(min(rest, _BLOCK))
+            if not block:
+                break
+            rest -= len(block)
+            yield block
+        if not rest and not is_file:
+            self._miss("unread", f"no file, and more than {_MOST_OF_A_PIPE >> 20} MB came out")
 
     def close(self) -> None:
         if self._fd >= 0:

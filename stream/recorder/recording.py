@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,11 +35,10 @@ from stream.records.run import (
     ManifestFile,
     RunMetadata,
     WorkspaceMode,
+    check_run_id,
 )
 from stream.records.runner import HOME
 from stream.system import system_name
-
-_RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}")
 
 
 class Recording(Struct, kw_only=True):
@@ -196,10 +194,7 @@ def new_run_id() -> str:
 
 def make_folder(runs: Path, run_id: str) -> Path:
     """Nobody else may look into it. Raises StreamError where it is there already."""
-    if not _RUN_ID.fullmatch(run_id):
-        raise UsageError(
-            f"--run-id {run_id!r}: letters, digits, `_`, `-` and `.`, at most 120, and no `.` first"
-        )
+    check_run_id(run_id, "--run-id")
     folder = Path(os.path.abspath(runs)) / run_id  # noqa: PTH100  # it need not be there yet
     try:
         if not folder.parent.exists():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from msgspec import Struct
+
+from stream.errors import InputError
 
 RUN = "stream.run.v1"
 RUN_SUMMARY = "stream.run_summary.v1"
@@ -27,6 +30,20 @@ MANIFEST_FILE = "artifacts/manifest.json"
 WorkspaceMode = Literal["copy", "empty", "here"]
 #: `poc`: the contract to the letter. `agents`: any agent_id, for agents that are not Claude Code.
 Profile = Literal["poc", "agents"]
+
+
+_RUN_ID = re.compile(r"[A-Za-z0-9_-]+")
+LONGEST_RUN_ID = 120  #: it becomes the name of a folder
+
+
+def check_run_id(run_id: str, place: str) -> str:
+    """Return the name of a run, or raise InputError where no layer and no archive could have it."""
+    if not _RUN_ID.fullmatch(run_id) or len(run_id) > LONGEST_RUN_ID:
+        raise InputError(
+            f"{place}: {run_id!r}: the name of a run has letters, digits, `_` and `-` only,"
+            f" and at most {LONGEST_RUN_ID} of them"
+        )
+    return run_id
 
 
 class RunMetadata(Struct, tag_field="schema", tag=RUN, forbid_unknown_fields=True, kw_only=True):

@@ -301,7 +301,7 @@ def test_a_normalizer_in_the_pipe(
             [Gap(source="x", lost=1, reason="y")],
             "no usable record names its run: name it with --run-id",
         ),
-        (("--run-id", "a/b"), [], "--run-id: 'a/b' has more than letters"),
+        (("--run-id", "a/b"), [], "--run-id: 'a/b': the name of a run has letters"),
     ],
 )
 def test_whose_run_it_is(

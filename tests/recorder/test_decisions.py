@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,49 @@ def test_a_log_that_never_comes(place: Place, log: Path) -> None:
 def test_a_pipe_is_read_when_the_run_is_over(place: Place, log: Path) -> None:
     run = decided(place, Path("/dev/stdin"), "true")
     assert calls(run) == []
+
+
+def test_a_pipe_whose_writer_waits_for_its_reader(place: Place, log: Path) -> None:
+    os.mkfifo(log)
+    (place.root / "new").write_text(line("new"))
+    writer = place.start("-c", f"cat {place.root}/new >{log}", argv0=("sh",))
+    run = decided(place, log, "true")
+    assert (calls(run), unused(run)) == (["new"], [])
+    assert place.finish(writer).code == 0
+
+
+@pytest.mark.parametrize("put", ["ln -s /dev/zero", "mkfifo", "mkdir"])
+def test_whatever_lies_there_at_the_end_is_read_to_an_end(
+    place: Place, log: Path, put: str
+) -> None:
+    run = decided(place, log, f"{put} {log}")
+    assert (run.done.code, calls(run)) == (0, [])
+    assert bool(unused(run)) == (put != "mkfifo")  # nothing was in the pipe
+
+
+def test_a_pipe_whose_writer_goes_on_does_not_hold_up_the_run(place: Place, log: Path) -> None:
+    os.mkfifo(log)
+    endless = place.start("-c", f"exec cat /dev/zero >{log}", argv0=("sh",))
+    try:
+        run = decided(place, log, "true")
+    finally:
+        endless.kill()
+        endless.communicate()
+    assert run.done.code == 0
+    assert "64 MB came out" in run.done.err
+
+
+@pytest.mark.parametrize("has_reader", [True, False])
+def test_the_raw_telemetry_goes_to_a_fifo(place: Place, has_reader: bool) -> None:
+    fifo = place.fifo("raw")
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    if not has_reader:
+        os.close(reader)
+    run = observe(place, "--kernel", "auto", "--raw-kernel", fifo, "--", "true", check=has_reader)
+    assert run.done.code == 0
+    if has_reader:
+        told = [json.loads(line) for line in os.read(reader, 1 << 20).splitlines()]
+        os.close(reader)
+        assert {one["schema"] for one in told} == {"stream.raw_kernel.v1", "stream.raw_capture.v1"}
+    else:
+        assert f"--raw-kernel {fifo}: nobody reads it" in run.done.err

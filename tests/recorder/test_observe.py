@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from stream.cli.preparation import check_run_id
 from stream.recorder.recording import new_run_id
 from stream.records.decision import CONSTRAINTS, ORDER
+from stream.records.run import check_run_id
 from tests.cli.command import PATIENCE, Place, write_script
 from tests.recorder.runs import Run, observe, only_run, records
 
@@ -325,9 +325,10 @@ WRONG = [
     (["--request", "@empty.txt", "--", "true"], "--request: it is empty"),
     (["--source", "missing", "--", "true"], "missing: no such file or directory"),
     (["--source", "empty.md", "--", "true"], "empty.md: not a directory"),
-    (["--run-id", "../x", "--", "true"], "--run-id '../x'"),
-    (["--run-id", "a.b", "--kernel", "auto", "--", "true"], "--run-id 'a.b': with --kernel or"),
-    (["--run-id", "a.b", "--archive", "x.tar.gz", "--", "true"], "--run-id 'a.b': with --kernel"),
+    (["--run-id", "../x", "--", "true"], "--run-id: '../x'"),
+    (["--run-id", "a.b", "--", "true"], "--run-id: 'a.b': the name of a run has letters, digits"),
+    (["--run-id", "a" * 121, "--", "true"], "and at most 120 of them"),
+    (["--kernel", "auto", "--raw-kernel", "-", "--", "true"], "--raw-kernel -: stdout is"),
     (["--archive", "empty.md", "--", "true"], "there already: name another file, or remove it"),
     (["--run-id", "taken", "--", "true"], "taken: this run exists already"),
     (["--runs", "empty.md", "--", "true"], "empty.md"),
@@ -388,7 +389,7 @@ def test_a_copy_that_is_not_apart(place: Place) -> None:
 
 
 def test_a_run_id_that_is_made_fits_the_layers() -> None:
-    check_run_id(new_run_id())
+    check_run_id(new_run_id(), "--run-id")
 
 
 def test_where_the_kernel_says_that_the_run_lies(place: Place) -> None:
