@@ -24,6 +24,9 @@ def announce(recording: Recording) -> None:
         "here": f"{recording.workspace} itself",
     }[recording.workspace_mode]
     say(f"stream: recording into {recording.folder}; the agent works in {where}")
+    if recording.agent.known_by == "declared":
+        named = f"{recording.agent.id} {recording.agent.version}".removesuffix(" unknown")
+        say(f"stream: the agent is declared to be {named}")
     if recording.disclosure.mode != "full":
         say("stream: secrets are taken out of the record, not out of the workspace")
 

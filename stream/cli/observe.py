@@ -58,6 +58,11 @@ def observe(
     constraint: list[str] = typer.Option(
         [], metavar="ID…", help="Check these constraints (too): see above."
     ),
+    agent: str | None = typer.Option(
+        None,
+        metavar="NAME[@VERSION]",
+        help="Which agent it is, where the command does not tell: declared, and marked as such.",
+    ),
     workspace: Literal["copy", "empty", "here"] | None = typer.Option(
         None, help="Where the agent works: in a copy (default), in an empty folder, or in place."
     ),
@@ -231,6 +236,7 @@ def observe(
                 request=request,
                 scenario=scenario,
                 parameters=parameters,
+                declared=agent,
                 constraints=split_words(constraint, "--constraint"),
                 mode=workspace,
                 source=source,

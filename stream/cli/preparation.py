@@ -69,6 +69,7 @@ def make_recording(
     scenario: Path | None,
     parameters: Path | None,
     constraints: list[str],
+    declared: str | None,
     mode: Literal["copy", "empty", "here"] | None,
     source: Path,
     capture: Literal["full", "redacted", "hashed"] | None,
@@ -95,6 +96,7 @@ def make_recording(
     from stream.records.run import WORKSPACE
     from stream.workspace.patching import find_git
 
+    agent = identify(command, declared)
     asked = read_scenario(scenario, parameters, request, constraints)
     place = mode or asked.workspace_mode or "copy"
     level = capture or asked.capture_mode or "full"
@@ -120,7 +122,8 @@ def make_recording(
         folder=folder,
         argv=[os.fsencode(word) for word in command],
         executable=find_program(command[0], work),
-        agent=identify(command[0]),
+        agent=agent,
+        agent_program=find_program(agent.program, work) if agent.program else None,
         scenario=asked,
         disclosure=Disclosure(level, censor),
         environment=environment,

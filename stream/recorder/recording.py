@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from stream import __version__
 from stream.errors import InputError, OutputError, UsageError, os_reason
-from stream.recorder.agents import Agent
+from stream.recorder.agents import Agent, Version
 from stream.recorder.disclosure import Disclosure, digest, readable
 from stream.recorder.messages import Outfit
 from stream.recorder.outputs import Kept, kept_file
@@ -47,6 +47,7 @@ class Recording(Struct, kw_only=True):
     argv: list[bytes]
     executable: str | None  #: None: there is no such command
     agent: Agent
+    agent_program: str | None = None  #: what can be looked at for its version
     scenario: Scenario
     disclosure: Disclosure
     environment: Environment
@@ -78,7 +79,13 @@ class Recording(Struct, kw_only=True):
     def is_verbose(self) -> bool:
         return b"--verbose" in self.argv[1:]
 
-    def metadata(self, version: str, clock: Clock) -> RunMetadata:
+    @property
+    def program_place(self) -> Path | None:
+        if self.agent_program is None:
+            return None
+        return Path(self.origin, self.agent_program)
+
+    def metadata(self, version: Version, clock: Clock) -> RunMetadata:
         see = self.disclosure.value
         return RunMetadata(
             run_id=self.run_id,
@@ -88,7 +95,9 @@ class Recording(Struct, kw_only=True):
             stream_version=__version__,
             system=system_name(),
             agent_id=see(self.agent.id),
-            agent_version=version,
+            agent_version=see(version.text),
+            agent_known_by=self.agent.known_by,
+            version_known_by=version.known_by,
             argv=self.disclosure.words(self.argv),
             environment=self.environment,
             capture_mode=self.disclosure.mode,
@@ -99,17 +108,19 @@ class Recording(Struct, kw_only=True):
             parameters={see(key): see(value) for key, value in self.scenario.parameters.items()},
         )
 
-    def process_facts(self, start: str) -> dict[str, Any]:
+    def process_facts(self, version: Version, start: str) -> dict[str, Any]:
         """Of the agent's process, before there is one."""
         return {
             "cwd": str(self.workspace),
             "argv": self.disclosure.words(self.argv),
+            "agent_known_by": self.agent.known_by,
+            "version_known_by": version.known_by,
             "start": start,
             "stdin": "/dev/null" if os.isatty(0) else "inherited",
             "wrappers": "on" if self.wrap else "off",
         }
 
-    def trace(self, version: str, clock: Clock, write: Callable[[bytes], object]) -> Trace:
+    def trace(self, version: Version, clock: Clock, write: Callable[[bytes], object]) -> Trace:
         scenario, see = self.scenario, self.disclosure.value
         context = {
             key: value
@@ -119,7 +130,13 @@ class Recording(Struct, kw_only=True):
         if self.disclosure.mode == "hashed" and scenario.request != UNKNOWN:
             context["user_request_hash"] = digest(scenario.request.encode(errors="surrogateescape"))
         return Trace(
-            Session(see(scenario.id), self.run_id, see(self.agent.id), version, self.environment),
+            Session(
+                see(scenario.id),
+                self.run_id,
+                see(self.agent.id),
+                see(version.text),
+                self.environment,
+            ),
             Request(
                 os.urandom(16).hex(),
                 self.disclosure.request(scenario.request),

@@ -30,6 +30,8 @@ MANIFEST_FILE = "artifacts/manifest.json"
 WorkspaceMode = Literal["copy", "empty", "here"]
 #: `poc`: the contract to the letter. `agents`: any agent_id, for agents that are not Claude Code.
 Profile = Literal["poc", "agents"]
+AgentKnownBy = Literal["command", "declared"]
+VersionKnownBy = Literal["files", "answer", "command", "declared", "unknown"]
 
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]+")
@@ -57,6 +59,8 @@ class RunMetadata(Struct, tag_field="schema", tag=RUN, forbid_unknown_fields=Tru
     system: str
     agent_id: str
     agent_version: str
+    agent_known_by: AgentKnownBy = "command"
+    version_known_by: VersionKnownBy = "unknown"
     argv: list[str]  #: by the capture mode
     environment: str
     capture_mode: str

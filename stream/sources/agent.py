@@ -7,7 +7,6 @@ seen. Each event is on the disk before what it announces goes on.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from anyio.abc import ObjectSendStream
 from stream.errors import OutputError, StreamError
 from stream.pipeline import Batch
 from stream.proctable import ON_LINUX
-from stream.recorder.agents import ask_version
+from stream.recorder.agents import Version, find_version
 from stream.recorder.commands import CommandLog
 from stream.recorder.guard import Guard
 from stream.recorder.interrupts import Interrupts
@@ -85,6 +84,7 @@ class AgentSource:
         self._journal: Journal
         self._out: Out
         self._trace: Trace
+        self._version = Version()
 
     async def run(self, out: Out, /) -> None:
         recording = self._recording
@@ -93,12 +93,10 @@ class AgentSource:
             journal = self._journal = Journal(recording.folder / EVENTS_FILE)
         try:
             clock = Clock.start()
-            version = await ask_version(
-                recording.agent, recording.executable, recording.origin, os.environ
-            )
-            self._trace = recording.trace(version, clock, journal.append)
+            self._version = await find_version(recording.agent, recording.program_place)
+            self._trace = recording.trace(self._version, clock, journal.append)
             with written_to(recording.folder):
-                await self._begin(version, clock)
+                await self._begin(clock)
                 ending, kept = await self._invoke()
             self.summary = ending.into(self.summary)
             try:
@@ -128,9 +126,9 @@ class AgentSource:
     def _lose(self, what: str) -> None:
         self.summary.incomplete.append(self._recording.disclosure.value(what))
 
-    async def _begin(self, version: str, clock: Clock) -> None:
+    async def _begin(self, clock: Clock) -> None:
         recording = self._recording
-        document = recording.metadata(version, clock)
+        document = recording.metadata(self._version, clock)
         metadata = write_document(recording.folder / METADATA_FILE, document)
         await self._tell(
             "run_started",
@@ -176,7 +174,7 @@ class AgentSource:
         if self._witness is not None:
             order = await self._witness.begin(self._guard, cgroup, order)
         summary = f"verbose={'yes' if recording.is_verbose else 'no'} cwd={recording.workspace}"
-        facts = recording.process_facts(self._trace.now())
+        facts = recording.process_facts(self._version, self._trace.now())
         await self._tell(
             "agent_invoked", "other", summary, [value_artifact("process", summary, facts)]
         )

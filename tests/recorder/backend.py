@@ -27,7 +27,7 @@ def main(backend: str, runs: Path, command: list[str]) -> int:
         folder=folder,
         argv=[os.fsencode(word) for word in command],
         executable=find_program(command[0], Path.cwd()),
-        agent=identify(command[0]),
+        agent=identify(command),
         scenario=Scenario(),
         disclosure=Disclosure("full", None),
         environment="unknown",

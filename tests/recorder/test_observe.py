@@ -431,36 +431,6 @@ def test_a_relative_command_beside_the_source(place: Place) -> None:
     assert run.done.out.decode() == f"{place.workspace / 'agent'}\n"
 
 
-@pytest.mark.parametrize("mode", ["copy", "empty", "here"])
-def test_a_known_agent_is_asked_for_its_version(place: Place, mode: str) -> None:
-    """By a program of its name; what it does otherwise is not done."""
-    text = '#!/bin/sh\n[ "$1" = --version ] && echo "1.2.3 (Claude Code)" && exit\necho ran\n'
-    (place.workspace / "bin").mkdir()
-    write_script(place.workspace / "bin" / "claude", text)
-    run = observe(place, "--workspace", mode, "--", "bin/claude", "-p", "x")
-    session = run.events[0]["session"]
-    assert (session["agent_id"], session["agent_version"]) == ("claude-code", "1.2.3")
-    assert run.events[0]["prompt_provenance"]["provider"] == "anthropic"
-    assert run.done.out == b"ran\n"
-    assert json.loads((run.folder / "metadata.json").read_bytes())["profile"] == "poc"
-
-
-@pytest.mark.parametrize("answer", ["exit 3", "echo none", "sleep 1000 & echo 1.2"])
-def test_a_version_that_is_not_said(place: Place, answer: str) -> None:
-    (place.workspace / "bin").mkdir()
-    write_script(place.workspace / "bin" / "codex", f"#!/bin/sh\n{answer}\n")
-    run = observe(place, "--grace", "0", "--", "bin/codex")
-    version = run.events[0]["session"]["agent_version"]
-    assert version == ("1.2" if "1.2" in answer else "unknown")
-
-
-def test_an_unknown_program_is_not_asked(place: Place) -> None:
-    write_script(place.workspace / "agent", '#!/bin/sh\necho "$*" >>asked\n')
-    run = observe(place, "--workspace", "here", "--", "./agent", "x")
-    assert (place.workspace / "asked").read_text() == "x\n"
-    assert run.events[0]["session"]["agent_version"] == "unknown"
-
-
 def test_a_run_that_breaks_its_own_contract_says_so(place: Place) -> None:
     """No scenario is to tell what an agent thinks, and its id stands in the first summary."""
     task = scenario(place, scenario_id="the agent believed it")

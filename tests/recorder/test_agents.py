@@ -1,0 +1,259 @@
+"""Which agent is recorded, and which version: found without running the command a second time."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream.errors import UsageError
+from stream.recorder.agents import identify
+from stream.recorder.versions import read_version
+from tests.cli.command import Place, write_script
+from tests.recorder.runs import Run, observe
+
+ORDER = '#!/bin/sh\necho "$*" >>"${0%/*}/calls"\npwd >>"${0%/*}/calls"; touch mark\n'
+#: Does what it was asked for, whatever that was: writes where it stands and at home.
+NATIVE = """
+#include <stdio.h>
+#include <stdlib.h>
+int main(void) {
+  char path[4096];
+  fclose(fopen("mark", "w"));
+  snprintf(path, sizeof path, "%s/mark", getenv("HOME"));
+  fclose(fopen(path, "w"));
+  puts(getenv("SECRET_KEY") ? "6.6.6" : "1.2.3 (Claude Code)");
+  return 0;
+}
+"""
+
+
+def metadata(run: Run) -> Any:
+    return json.loads((run.folder / "metadata.json").read_bytes())
+
+
+def known(run: Run) -> tuple[str, ...]:
+    """As it stands in metadata and in every event."""
+    said = metadata(run)
+    for event in run.events:
+        session = event["session"]
+        assert session["agent_id"] == said["agent_id"]
+        assert session["agent_version"] == said["agent_version"]
+    facts = run.facts_of("agent_invoked")
+    keys = ("agent_known_by", "version_known_by")
+    assert [facts[key] for key in keys] == [said[key] for key in keys]
+    return tuple(said[key] for key in ("agent_id", "agent_version", *keys))
+
+
+@pytest.mark.parametrize("mode", ["copy", "empty", "here"])
+def test_a_script_runs_once(place: Place, mode: str) -> None:
+    """Whatever it is called: it could take a question for an order."""
+    (place.workspace / "bin").mkdir()
+    claude = write_script(place.workspace / "bin" / "claude", ORDER)
+    run = observe(place, "--workspace", mode, "--", claude, "-p", "x")
+    assert (place.workspace / "bin/calls").read_text().splitlines()[::2] == ["-p x"]
+    assert (place.workspace / "mark").exists() == (mode == "here")
+    assert known(run) == ("claude-code", "unknown", "command", "unknown")
+    assert run.events[0]["prompt_provenance"]["provider"] == "anthropic"
+    assert metadata(run)["profile"] == "poc"
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_a_native_program_is_asked_in_a_folder_that_is_thrown_away(place: Place) -> None:
+    source, claude = place.root / "claude.c", place.workspace / "claude"
+    source.write_text(NATIVE)
+    subprocess.run(["gcc", "-o", claude, source], check=True)
+    home = place.root / "home"
+    home.mkdir()
+    env = {"HOME": str(home), "SECRET_KEY": "x"}
+    run = observe(place, "--", "./claude", env=env)
+    assert known(run) == ("claude-code", "1.2.3", "command", "answer")
+    assert run.done.out == b"6.6.6\n"
+    assert [path.name for path in home.iterdir()] == ["mark"]
+    assert sorted(path.name for path in place.workspace.iterdir()) == ["claude", "runs"]
+
+
+def test_an_answer_of_what_fails_is_none(place: Place) -> None:
+    shutil.copy(shutil.which("false") or "", place.workspace / "claude")
+    run = observe(place, "--", "./claude", check=False)
+    assert known(run) == ("claude-code", "unknown", "command", "unknown")
+
+
+def package(folder: Path, name: str, version: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "package.json").write_text(json.dumps({"name": name, "version": version}))
+
+
+def test_the_package_of_a_script_tells_its_version(place: Place) -> None:
+    modules = place.root / "node_modules"
+    home = modules / "@anthropic-ai/claude-code"
+    package(home, "@anthropic-ai/claude-code", "2.1.197")
+    write_script(home / "cli.js", ORDER)
+    (modules / ".bin").mkdir()
+    (modules / ".bin/claude").symlink_to("../@anthropic-ai/claude-code/cli.js")
+    env = {"PATH": f"{modules}/.bin:{place.env['PATH']}"}
+    run = observe(place, "--", "timeout", "60", "env", "A=1", "claude", "-p", env=env)
+    assert known(run) == ("claude-code", "2.1.197", "command", "files")
+    assert (modules / ".bin/calls").read_text().splitlines()[::2] == ["-p"]
+
+
+OURS = "@openai/codex"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "told"),
+    [
+        (OURS, "0.169.0", "0.169.0"),
+        (f"{OURS}-linux-x64", "0.169.0-alpha.1", "0.169.0-alpha.1"),
+        ("my-project", "0.1.0", None),
+        (OURS, "latest", None),
+        (OURS, 3, None),
+        (None, "1.2.3", None),
+    ],
+)
+def test_a_package_speaks_for_its_own_programs_only(
+    tmp_path: Path, name: object, version: object, told: str | None
+) -> None:
+    package(tmp_path, name, version)  # type: ignore[arg-type]  # whatever stands there
+    (tmp_path / "bin").mkdir()
+    program = write_script(tmp_path / "bin" / "codex", "")
+    assert read_version(program, OURS) == told
+
+
+def test_other_files_that_tell_a_version(tmp_path: Path) -> None:
+    """Of an installer, of a Python package that carries the program, of pip."""
+    versions = tmp_path / "claude/versions"
+    versions.mkdir(parents=True)
+    (versions / "2.1.327").write_text("")
+    (tmp_path / "claude-link").symlink_to(versions / "2.1.327")
+    assert read_version(tmp_path / "claude-link", "@anthropic-ai/claude-code") == "2.1.327"
+    (tmp_path / "claude.version").write_text("2.1.326 (Claude Code)\n")
+    assert read_version(tmp_path / "claude", "@anthropic-ai/claude-code") == "2.1.326"
+    (tmp_path / "claude.version").write_bytes(b"\xff")
+    assert read_version(tmp_path / "claude", "@anthropic-ai/claude-code") is None
+    (tmp_path / "bin").mkdir()
+    site = tmp_path / "lib/python3.12/site-packages"
+    (site / "aider_chat-0.86.2.dist-info").mkdir(parents=True)
+    assert read_version(tmp_path / "bin/aider", "aider-chat") == "0.86.2"
+    (site / "aider_chat-0.86.3.dist-info").mkdir()
+    assert read_version(tmp_path / "bin/aider", "aider-chat") is None
+
+
+def test_what_is_declared_is_marked(place: Place) -> None:
+    write_script(place.workspace / "agent.sh", ORDER)
+    words = ("--workspace", "here", "--agent", "claude@2.1.0", "--", "./agent.sh")
+    run = observe(place, *words)
+    assert known(run) == ("claude-code", "2.1.0", "declared", "declared")
+    assert metadata(run)["profile"] == "poc"
+    assert "the agent is declared to be claude-code 2.1.0" in run.done.err
+
+
+@pytest.mark.parametrize("text", ["", " ", "@1.0", "claude@", "a\nb", "x" * 200])
+def test_a_declaration_that_is_none(place: Place, text: str) -> None:
+    done = place.stream("observe", "--agent", text, "--", "true")
+    assert done.code == 2
+    assert "--agent" in done.err
+    assert not (place.workspace / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("declared", "id_", "version"),
+    [
+        ("codex", "codex", "unknown"),
+        ("claude-code@1", "claude-code", "1"),
+        ("@google/gemini-cli@0.61.0", "gemini-cli", "0.61.0"),
+        ("mine@2@3", "mine", "2@3"),
+    ],
+)
+def test_declarations(declared: str, id_: str, version: str) -> None:
+    agent = identify(["sh", "agent.sh"], declared)
+    assert (agent.id, agent.version, agent.known_by) == (id_, version, "declared")
+    assert agent.program == ""
+
+
+def test_a_declared_agent_that_the_words_show_can_be_looked_at() -> None:
+    assert identify(["env", "claude"], "claude").program == "claude"
+    assert identify(["env", "claude"], "codex").program == ""
+
+
+FOUND = [
+    ("claude -p x", "claude"),
+    ("/opt/bin/claude", "/opt/bin/claude"),
+    ("env -u X A=1 claude", "claude"),
+    ("env -i A=1 claude", ""),
+    ("env PATH=/opt claude", ""),
+    ("timeout -k 3 5 claude", "claude"),
+    ("timeout --signal=KILL 5 nice -n 5 claude", "claude"),
+    ("nohup setsid stdbuf -oL claude", "claude"),
+    ("taskset 0x1 claude", "claude"),
+    ("sudo -u me claude", ""),
+    ("npx claude", ""),
+    ("npx -y -p @anthropic-ai/claude-code claude -p x", ""),
+    ("npm exec -- @anthropic-ai/claude-code", ""),
+    ("bunx @anthropic-ai/claude-code@latest", ""),
+    ("bwrap --ro-bind / / --dev /dev -- claude -p x", ""),
+    ("codex sandbox -- claude", ""),
+    ("sh -c 'claude -p x'", "claude"),
+    ("bash -ec 'cd sub && exec claude -p x >out 2>&1'", "claude"),
+    ("bash -ec 'cd sub && ./claude'", ""),
+    ("bash -lc claude", ""),
+    ("sh -c '. ./env; claude'", ""),
+    ("sh -c 'PATH=x claude'", ""),
+    ("sh -c 'A=1 claude -p x | tee out'", "claude"),
+    ("sh -c 'if ! claude; then echo codex; fi'", "claude"),
+    ("sh -c 'echo $(claude -p x)'", ""),
+    ("""sh -c 'exec "$@"' sh claude -p x""", "claude"),
+    ("""sh -c "timeout 5 env sh -c 'claude -p x'" """, "claude"),
+]
+
+
+@pytest.mark.parametrize(("line", "program"), FOUND)
+def test_a_name_is_found_behind_the_usual_launchers(line: str, program: str) -> None:
+    """And its program, where that is the one that the recorder would find."""
+    agent = identify(shlex.split(line))
+    assert (agent.id, agent.known_by, agent.program) == ("claude-code", "command", program)
+
+
+@pytest.mark.parametrize(
+    ("line", "id_"),
+    [
+        ("./agent.sh claude", "agent.sh"),
+        ("sh run.sh claude", "sh"),
+        ("sh -c 'echo claude'", "sh"),
+        ("sh -c 'cat <<E\nclaude\nE'", "sh"),
+        ("sh -c '# claude\ntrue'", "sh"),
+        ('sh -c "claude\'s"', "sh"),
+        ("sh -c 'claude -p x; codex exec y'", "sh"),
+        ("sh -c ''", "sh"),
+        ("env", "env"),
+        ("timeout 5", "timeout"),
+        ("bwrap --bind claude claude true", "bwrap"),
+        ("npx", "npx"),
+        ("python -c claude", "python"),
+    ],
+)
+def test_a_name_is_not_guessed(line: str, id_: str) -> None:
+    assert identify(shlex.split(line)).id == id_
+
+
+def test_an_exact_version_of_a_package_is_known_by_its_name() -> None:
+    agent = identify(["npx", "-y", "@openai/codex@0.169.0", "exec"])
+    assert (agent.id, agent.version, agent.provider) == ("codex", "0.169.0", "openai")
+    for version in ("latest", "^0.169.0", "0"):
+        assert identify(["npx", f"@openai/codex@{version}"]).version == "unknown"
+
+
+def test_a_declaration_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="--agent 'claude@': there is no version behind the @"):
+        identify(["true"], "claude@")
+
+
+def test_an_unknown_program_is_not_asked(place: Place) -> None:
+    run = observe(place, "--", sys.executable, "-c", "")
+    assert known(run)[1:] == ("unknown", "command", "unknown")
