@@ -18,12 +18,17 @@ _NAMED = 5  #: processes
 
 
 def announce(recording: Recording) -> None:
+    from stream.records.decision import CONSTRAINTS
+
     where = {
         "copy": f"a copy of {recording.source}",
         "empty": "an empty folder",
         "here": f"{recording.workspace} itself",
     }[recording.workspace_mode]
     say(f"stream: recording into {recording.folder}; the agent works in {where}")
+    if unchecked := [one.id for one in recording.scenario.constraints if one.id not in CONSTRAINTS]:
+        names = ", ".join(unchecked)
+        say(f"stream: constraints that no rule here checks, and that stay unknown: {names}")
     if recording.agent.known_by == "declared":
         named = f"{recording.agent.id} {recording.agent.version}".removesuffix(" unknown")
         say(f"stream: the agent is declared to be {named}")

@@ -174,6 +174,7 @@ def observe(
       style.no_emojis         no emoji in the answer or in an added line
       scope.no_ci_changes     no file of a CI configuration is changed
       quality.tests_required  a change of code comes with a change of tests
+    Others of a scenario (id, type, rule) are recorded as well, and stay unknown.
 
     Exit code: the command's own (128 + signal; 127 if there is no such command, 126 if it
     cannot be run), or 2 for wrong use, before anything was started, and 40 where what was

@@ -23,13 +23,16 @@ from stream.evaluation.checks import (
     output_json_only,
     tests_required,
 )
-from stream.evaluation.evidence import NOT_ASKED, cut
+from stream.evaluation.evidence import NO_RULE, NOT_ASKED, cut
 from stream.evaluation.paths import is_ci, is_code, is_test
 from stream.records.decision import (
+    CONSTRAINTS,
     Alignment,
     CaptureMode,
     Check,
     Checked,
+    Constraint,
+    ConstraintType,
     Evaluation,
     Status,
     Violation,
@@ -42,6 +45,12 @@ TESTS_REQUIRED = "quality.tests_required"
 NOT_REFUSED = "agent.not_refused"
 
 _WORST: tuple[Status, ...] = ("fail", "warn", "unknown", "pass")
+#: where a constraint counts that is none of ours, by its type
+_GROUPS: dict[ConstraintType, str] = {
+    **dict.fromkeys(("style", "safety", "scope"), "policy"),
+    **dict.fromkeys(("format", "other"), "alignment"),
+    "quality": "quality",
+}
 _NAMED = 5  #: paths that evidence can have room for
 
 
@@ -64,7 +73,7 @@ class Command(Struct, frozen=True):
 
 
 def evaluate(
-    asked: Collection[str],
+    constraints: Collection[Constraint],
     diff: Diff,
     commands: Iterable[Command] | None,
     declared: Declared | None,
@@ -73,6 +82,7 @@ def evaluate(
     no_commands: str = "unknown",
 ) -> Evaluation:
     """`no_commands` says why there are none; `declared` is None where the output is not kept."""
+    asked = {constraint.id for constraint in constraints}
     changes = _changes(diff)
     log = _commands(commands, no_commands)
     declaration = Declaration(declared, may_quote=capture_mode != "hashed")
@@ -88,11 +98,23 @@ def evaluate(
     ]
     refused = Check(NOT_REFUSED, *agent_not_refused(declaration))
     counted = [refused] if refused.status == "warn" else []
+    others = {kind: _unchecked(constraints, kind) for kind in ("alignment", "quality", "policy")}
+    alignment, quality = [json_only, *others["alignment"]], [tests, *others["quality"]]
+    policy += others["policy"]
     return Evaluation(
-        Alignment(_overall([json_only], asked), None, _violations(json_only), [json_only]),
-        Checked(_overall([tests], asked), [tests]),
+        Alignment(_overall(alignment, asked), None, _violations(json_only), alignment),
+        Checked(_overall(quality, asked), quality),
         Checked(_overall([*policy, *counted], {*asked, NOT_REFUSED}), [*policy, refused]),
     )
+
+
+def _unchecked(constraints: Collection[Constraint], group: str) -> list[Check]:
+    """Those that no rule here can check: they stay unknown."""
+    return [
+        Check(constraint.id, "unknown", NO_RULE)
+        for constraint in constraints
+        if constraint.id not in CONSTRAINTS and _GROUPS[constraint.type] == group
+    ]
 
 
 def _overall(checks: list[Check], asked: Collection[str]) -> Status:

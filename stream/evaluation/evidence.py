@@ -15,6 +15,7 @@ STDOUT = "claude_stdout.txt"
 DECLARED = f"{STDOUT} (declared)"
 
 NOT_ASKED = "not a constraint of this run"
+NO_RULE = "no rule of this recorder checks it"
 
 
 def evidence(source: str, text: str, sha256: str | None = None) -> str:

@@ -21,7 +21,7 @@ from stream.recorder.messages import Outfit
 from stream.recorder.outputs import Kept, kept_file
 from stream.recorder.scenario import NUMBERS, UNKNOWN, Scenario
 from stream.recorder.trace import Clock, Trace, utc
-from stream.records.decision import CONSTRAINTS, Environment, PromptProvenance, Request, Session
+from stream.records.decision import Constraint, Environment, PromptProvenance, Request, Session
 from stream.records.run import (
     ARTIFACTS,
     BOUNDARY_FILE,
@@ -104,7 +104,7 @@ class Recording(Struct, kw_only=True):
             workspace_mode=self.workspace_mode,
             workspace=WORKSPACE if self.workspace_mode != "here" else see(str(self.workspace)),
             source=None if self.source is None else see(str(self.source)),
-            constraints=self.scenario.constraints,
+            constraints=[see(one.id) for one in self.scenario.constraints],
             parameters={see(key): see(value) for key, value in self.scenario.parameters.items()},
         )
 
@@ -140,7 +140,7 @@ class Recording(Struct, kw_only=True):
             Request(
                 os.urandom(16).hex(),
                 self.disclosure.request(scenario.request),
-                [CONSTRAINTS[id_] for id_ in scenario.constraints],
+                [Constraint(see(one.id), one.type, see(one.rule)) for one in scenario.constraints],
                 context,
             ),
             PromptProvenance(

@@ -1,7 +1,7 @@
 """What an agent was asked for: the request, the constraints, the parameters. Read, never guessed.
 
-A scenario is a Markdown file with the headings `Request` and, if there are any, `Constraints`,
-a list of known ids; beside it may lie `parameters.json`.
+A scenario is a Markdown file with the headings `Request` (or `User Request (Raw)`) and, if there
+are any, `Constraints` (or `Explicit Constraints`), a list; beside it may lie `parameters.json`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any, get_args
 from msgspec import Struct, field
 
 from stream.errors import InputError, UsageError, os_reason
+from stream.recorder.asked import read_constraints
 from stream.recorder.disclosure import readable
-from stream.records.decision import CONSTRAINTS, CaptureMode
+from stream.records.decision import CONSTRAINTS, CaptureMode, Constraint
 from stream.records.run import WorkspaceMode
 
 SCENARIO_FILE = "scenario.md"
@@ -24,14 +25,17 @@ LARGEST = 4 << 20  #: bytes of a request
 _MODES: dict[str, WorkspaceMode] = {"empty": "empty", "existing": "copy"}
 NUMBERS = ("temperature", "top_p", "max_tokens")  #: of the model
 _CAPTURES = get_args(CaptureMode)
-_HEADING = re.compile(r"^ {0,3}#{1,6}\s+(.*?)\s*#*\s*$")
-_ITEM = re.compile(r"^\s*[-*+]\s+`?([A-Za-z0-9_.-]+)`?")
+_HEADING = re.compile(r"^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$")
+_SECTIONS = {
+    **dict.fromkeys(("request", "user request", "user request (raw)"), "request"),
+    **dict.fromkeys(("constraints", "explicit constraints"), "constraints"),
+}
 
 
 class Scenario(Struct):
     id: str = UNKNOWN
     request: str = UNKNOWN
-    constraints: list[str] = field(default_factory=list)
+    constraints: list[Constraint] = field(default_factory=list)
     parameters: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -60,17 +64,19 @@ def read_scenario(
         scenario.id = scenario.parameters.get("scenario_id", scenario.id)
     if request is not None:
         scenario.request = _request(request)
-    known_ids(constraints, "--constraint")
-    scenario.constraints = list(dict.fromkeys([*scenario.constraints, *constraints]))
+    scenario.constraints += [
+        known for known in map(_known, constraints) if known not in scenario.constraints
+    ]
     return scenario
 
 
-def known_ids(ids: list[str], place: str) -> None:
-    for id_ in ids:
-        if id_ not in CONSTRAINTS:
-            raise UsageError(
-                f"{place}: {id_!r} is no constraint that can be checked: {', '.join(CONSTRAINTS)}"
-            )
+def _known(id_: str) -> Constraint:
+    if id_ not in CONSTRAINTS:
+        raise UsageError(
+            f"--constraint: {id_!r} is no constraint that can be checked: {', '.join(CONSTRAINTS)};"
+            " others stand in a scenario, with their rule"
+        )
+    return CONSTRAINTS[id_]
 
 
 def _request(text: str) -> str:
@@ -84,25 +90,26 @@ def _request(text: str) -> str:
 def _parse(text: str, place: Path) -> Scenario:
     parts: dict[str, list[str]] = {}
     lines: list[str] = []
-    fenced = False
+    fenced, level = False, 0
     for line in text.splitlines():
         fenced ^= line.lstrip().startswith(("```", "~~~"))
         heading = None if fenced else _HEADING.match(line)
-        if heading and heading[1].casefold() in ("request", "constraints"):
-            if heading[1].casefold() in parts:
-                raise InputError(f"{place}: the heading {heading[1]!r} stands twice")
-            lines = parts.setdefault(heading[1].casefold(), [])
-        elif heading and "constraints" in parts:
+        section = _SECTIONS.get(heading[2].casefold()) if heading else None
+        if heading and section:
+            if section in parts:
+                raise InputError(f"{place}: the heading {heading[2]!r} stands twice")
+            lines = parts.setdefault(section, [])
+            level = len(heading[1])
+        elif heading and "constraints" in parts and len(heading[1]) <= level:
             lines = []  # what follows the constraints is for people
         else:
             lines.append(line)
     request = "\n".join(parts.get("request", [])).strip()
     if not request:
         raise InputError(f"{place}: no request: it stands under a heading `Request`")
-    items = map(_ITEM.match, parts.get("constraints", []))
-    ids = [item[1] for item in items if item]
-    known_ids(ids, str(place))
-    return Scenario(request=request, constraints=ids)
+    return Scenario(
+        request=request, constraints=read_constraints(parts.get("constraints", []), place)
+    )
 
 
 def _parameters(place: Path) -> dict[str, Any]:

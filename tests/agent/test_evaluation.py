@@ -64,7 +64,9 @@ def judged(
     paths = [c if isinstance(c, ChangedPath) else ChangedPath(c, "changed") for c in changes]
     diff = Diff(iter(paths), patch, SHA, complete)
     log = None if commands is None else iter(commands)
-    return evaluate(set(asked), diff, log, declared, mode, no_commands=why)
+    return evaluate(
+        [CONSTRAINTS[name] for name in asked], diff, log, declared, mode, no_commands=why
+    )
 
 
 def check(evaluation: Evaluation, name: str) -> Check:

@@ -315,7 +315,7 @@ WRONG = [
     (["--constraint", "no.such", "--", "true"], "'no.such' is no constraint that can be checked"),
     (["--scenario", "missing", "--", "true"], "missing: no such file or directory"),
     (["--scenario", "empty.md", "--", "true"], "empty.md: no request"),
-    (["--scenario", "odd.md", "--", "true"], "odd.md: 'made.up' is no constraint"),
+    (["--scenario", "odd.md", "--", "true"], "odd.md: the constraint made.up stands twice"),
     (["--scenario", "twice.md", "--", "true"], "twice.md: the heading 'Request' stands twice"),
     (["--scenario", "bytes.md", "--", "true"], "bytes.md: invalid UTF-8 at byte 10"),
     (["--parameters", "list.json", "--", "true"], "list.json: expected an object"),
@@ -349,7 +349,7 @@ def test_wrong_use(place: Place, words: list[str], sentence: str) -> None:
     """Said before anything is made."""
     files = {
         "empty.md": b"# Title\n\n## Request\n\n## Constraints\n",
-        "odd.md": b"## Request\n\nx\n\n## Constraints\n\n- made.up\n",
+        "odd.md": b"## Request\n\nx\n\n## Constraints\n\n- made.up\n- made.up: x\n",
         "twice.md": b"## Request\n\nx\n\n## Request\n\ny\n",
         "bytes.md": b"## Request\xff",
         "list.json": b"[]",
