@@ -50,7 +50,7 @@ def enter_cgroup() -> Cgroup | None:
     home = own_group() if ON_LINUX else None
     if home is None:
         return None
-    path = home / f"stream-{os.getpid()}-{os.urandom(4).hex()}"
+    path = home / f"{_prefix(os.getpid())}{os.urandom(4).hex()}"
     try:
         path.mkdir()
     except OSError:
@@ -62,6 +62,18 @@ def enter_cgroup() -> Cgroup | None:
         made.remove()
         return None
     return made
+
+
+def remove_groups_of(pid: int) -> None:
+    """Remove the empty groups that a child of ours has made beneath our own, and left."""
+    home = own_group() if ON_LINUX else None
+    if home is not None:
+        for path in home.glob(f"{_prefix(pid)}*"):
+            Cgroup(path).remove()
+
+
+def _prefix(pid: int) -> str:
+    return f"stream-{pid}-"
 
 
 def own_group() -> Path | None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
+from stream.recorder.cgroup import remove_groups_of
 from stream.recorder.messages import Order, Outfit
 from stream.recorder.watchman import serve
 from stream.system import write_all
@@ -60,8 +61,10 @@ class Guard:
         """For its end, which was asked for or has been seen."""
         if not self._is_reaped:
             self.go_on()
-            os.waitpid(self.pid, 0)
+            _, status = os.waitpid(self.pid, 0)
             self._is_reaped = True
+            if status:  # it was killed, perhaps before it could say that it had a control group
+                remove_groups_of(self.pid)
 
     def _tell(self, message: bytes) -> None:
         with suppress(BrokenPipeError):  # it is gone, and its reports say so by their end

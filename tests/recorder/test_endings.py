@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from stream.recorder.cgroup import own_group
 from tests.cli.command import LANDLOCK, PATIENCE, SLEEP, STREAM, Place
 from tests.recorder.runs import Run, observe, only_run
 
@@ -275,3 +277,32 @@ def test_a_signal_when_the_agent_has_ended_ends_the_waiting(place: Place) -> Non
     assert run.done.code == 4
     assert len(run.summary["stopped"]) == 1
     assert "signal 2 is passed on" in run.done.err
+
+
+_KILLED_EARLY = """
+import os, signal
+from stream.recorder.cgroup import own_group
+from stream.recorder.guard import post_guard
+
+home = own_group()
+guard = post_guard()
+while not (made := list(home.glob(f"stream-{guard.pid}-*"))):
+    pass
+os.kill(guard.pid, signal.SIGKILL)
+guard.close()
+print([path.name for path in made if path.exists()])
+"""
+
+
+def test_a_guard_that_is_killed_early_leaves_no_control_group(needs_root: None) -> None:
+    """It had not told the recorder of it yet."""
+    if own_group() is None:
+        pytest.skip("there are no control groups of version 2")
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED_EARLY],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
