@@ -42,7 +42,10 @@ _MEANING = {
     "left_out": "more than can be told apart",
 }
 _PIECE = 250  #: times that are looked through one by one
-MOST_KEPT = 100_000  #: events of the SDK layer: an agent may say what it wants, and without end
+#: Events of the SDK layer, and characters of the commands in them: an agent may say what it wants,
+#: and without end.
+MOST_KEPT = 15_000
+MOST_TEXT = 16 << 20
 
 
 def command_seen(disclosure: Disclosure, command: str) -> str:
@@ -105,6 +108,7 @@ class Testimony:
         self._disclosure = disclosure
         self._sdk = sdk
         self._left_out = 0
+        self._room = MOST_TEXT
         self._layer = SdkLayer(run_id)
         self._policy = PolicyLayer(run_id)
         self._lock = Lock()
@@ -154,7 +158,10 @@ class Testimony:
         for (channel, problem), count in sorted(self._layer.problems.items()):
             self._not_used(channel, problem, count)
         if self._left_out:
-            sentence = f"{self._left_out} events of the SDK layer, which keeps {MOST_KEPT}"
+            sentence = (
+                f"{self._left_out} events of the SDK layer, which keeps {MOST_KEPT}"
+                f" and {MOST_TEXT >> 20} MB of commands"
+            )
             self.miss(Unused("sdk", "left_out", self._left_out, sentence))
         for reason, count in sorted(self._policy.problems.items()):
             self._not_used("policy layer", reason, count)
@@ -165,9 +172,12 @@ class Testimony:
         self.miss(Unused(channel.partition(" ")[0], why, count, sentence))
 
     def _take(self, said: Sequence[Any]) -> None:
-        room = max(0, MOST_KEPT - len(self.sdk))
-        self._left_out += len(said[room:])
-        for one in said[:room]:
+        for one in said:
+            size = len(one.moment.command or "") if one.moment is not None else 0
+            if len(self.sdk) == MOST_KEPT or size > self._room:
+                self._left_out += 1
+                continue
+            self._room -= size
             self.sdk.append(self._seen(one.event))
             if one.moment is not None:
                 self.moments.append(self._placed(one.moment))

@@ -25,7 +25,7 @@ EXPORTED = "claude_code.tool_decision"  #: by OpenTelemetry
 _DECISIONS = {"accept": "allow", "reject": "deny"}
 _CLAUDE = "claude-code"
 _CLAUDE_OTEL = "claude-code-otel"
-_KNOWN = 100_000  #: refused calls that are told apart
+_KNOWN = 15_000  #: refused calls that are told apart
 
 Problem = Literal["not_a_record", "overlong", "torn", "no_decision", "unnamed_tool", "left_out"]
 

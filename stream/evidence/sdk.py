@@ -35,7 +35,7 @@ LOG_VARIABLE = "ASSAY_RUNNER_SDK_EVENT_LOG"
 RUN_VARIABLE = "ASSAY_RUNNER_RUN_ID"
 SCHEMA_VARIABLE = "ASSAY_RUNNER_SDK_EVENT_SCHEMA"
 
-_KNOWN = 100_000  #: calls whose names and tellers are remembered
+_KNOWN = 15_000  #: calls whose names and tellers are remembered
 _CLAUDE = "claude-code"
 _SOURCES = {"stdout": _CLAUDE, "hooks": "claude-code-hooks", "otel": "claude-code-otel"}
 

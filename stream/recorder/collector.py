@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import socket
+import zlib
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 
+import h11
 from anyio import (
     CancelScope,
     create_task_group,
@@ -24,14 +27,16 @@ from anyio import (
 from anyio.abc import TaskGroup
 
 from stream.evidence.unused import Unused
-from stream.recorder.requests import Expectation, Found, Request, RequestReader
 from stream.system import kernel_now
 
-MOST = 32  #: connections at a time
+MOST = 16  #: connections at a time
+MOST_HEAD = 64 << 10  #: bytes of a request's head
+MOST_BODY = 1 << 20  #: bytes of a request's body, packed and unpacked
 LAST = 2.0  #: seconds for what has been sent and not been read when the run is over
 _LINGER = 1.0  #: seconds for whoever is still sending what was refused
+_PATIENCE = 2.0  #: seconds that somebody who has not named our place may take to name it
 _PAUSE = 0.05
-_BLOCK = 1 << 18
+_BLOCK = 1 << 16
 
 
 class Collector:
@@ -119,57 +124,133 @@ class Collector:
             connections.start_soon(self._serve, connection)
 
     async def _serve(self, connection: socket.socket) -> None:
-        reader = RequestReader()
+        # What is read and not used yet is this much at most, however it was sent.
+        http = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD)
+        request = None
         try:
             with connection:
-                await self._converse(connection, reader)
-        except OSError:
-            pass  # it went away
+                with move_on_after(_PATIENCE):
+                    request = await self._asked(connection, http)
+                while request is not None:
+                    await self._take(connection, http, request)
+                    http.start_next_cycle()
+                    request = await self._asked(connection, http)
+        except (OSError, h11.ProtocolError):
+            pass  # it went away, or has had its answer and goes away now
         finally:
             self._count -= 1
-            self._torn += reader.is_within
 
-    async def _converse(self, connection: socket.socket, reader: RequestReader) -> None:
-        while data := await _receive(connection):
-            arrived = kernel_now()
-            for found in reader.feed(data):
-                if not await self._answer(connection, found, arrived):
-                    await _see_off(connection)
-                    return
-
-    async def _answer(self, connection: socket.socket, found: Found, arrived: int) -> bool:
-        """Whether the conversation goes on."""
-        if isinstance(found, Expectation):
-            await _send(connection, b"HTTP/1.1 100 Continue\r\n\r\n")
-            return True
-        if not isinstance(found, Request):
-            self._refused += 1
-            await _send(connection, _response(found.status, is_last=True))
-            return False
-        is_ours = (found.method, found.target) == (b"POST", self._target)
-        status = b"200 OK" if is_ours else b"404 Not Found"
+    async def _asked(self, connection: socket.socket, http: h11.Connection) -> h11.Request | None:
+        """The head of a request for our place. Whoever asks for anything else is answered before
+        the rest is read, and costs the run nothing: it is nobody of whom the record speaks."""
         try:
-            await _send(connection, _response(status, is_last=found.is_last))
+            request = await _next(connection, http)
+        except h11.RemoteProtocolError as error:
+            await _refuse(connection, http, error.error_status_hint)
+            return None
+        if not isinstance(request, h11.Request):
+            return None
+        if (request.method, request.target) != (b"POST", self._target):
+            await _refuse(connection, http, 404)
+            return None
+        return request
+
+    async def _take(
+        self, connection: socket.socket, http: h11.Connection, request: h11.Request
+    ) -> None:
+        try:
+            body = await _body(connection, http, request)
+        except _RefusedError as refused:
+            self._refused += 1
+            await _refuse(connection, http, refused.status)
+            raise
+        except BaseException:
+            self._torn += 1
+            raise
+        try:
+            await _answer(connection, http, 200)
         finally:
-            if is_ours:
-                with CancelScope(shield=True):
-                    await self._use(found.body, arrived)
-        return not found.is_last
-
-    async def _use(self, body: bytes, arrived: int) -> None:
-        self.received += 1
-        # A newline can only stand between the words of a JSON text.
-        await to_thread.run_sync(self._hear, body.replace(b"\n", b" ") + b"\n", arrived)
+            with CancelScope(shield=True):
+                self.received += 1
+                # A newline can only stand between the words of a JSON text.
+                line = body.replace(b"\n", b" ") + b"\n"
+                await to_thread.run_sync(self._hear, line, kernel_now())
 
 
-def _response(status: bytes, *, is_last: bool) -> bytes:
-    lines = [
-        b"HTTP/1.1 " + status,
-        b"content-type: application/json",
-        b"content-length: 2",
-        *([b"connection: close"] if is_last else []),
-    ]
-    return b"\r\n".join([*lines, b"", b"{}"])
+class _RefusedError(h11.ProtocolError):
+    """A request for our place that cannot be used."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("refused", status)
+        self.status = status
+
+
+async def _next(connection: socket.socket, http: h11.Connection) -> h11.Event:
+    """Return what comes next. Raise h11.RemoteProtocolError where that is no HTTP."""
+    while (event := http.next_event()) is h11.NEED_DATA:
+        if http.they_are_waiting_for_100_continue:
+            go_on = h11.InformationalResponse(status_code=100, headers=[])
+            await _send(connection, http.send(go_on))
+        http.receive_data(await _receive(connection))
+    return event  # type: ignore[return-value]
+
+
+async def _body(connection: socket.socket, http: h11.Connection, request: h11.Request) -> bytes:
+    """Raise _RefusedError where there is too much of it, or it cannot be read."""
+    fields = dict(request.headers)
+    if len(length := fields.get(b"content-length", b"0")) > 10 or int(length) > MOST_BODY:
+        raise _RefusedError(413)
+    body = bytearray()
+    try:
+        while isinstance(event := await _next(connection, http), h11.Data):
+            body += event.data
+            if len(body) > MOST_BODY:
+                raise _RefusedError(413)
+    except h11.RemoteProtocolError as error:
+        if http.trailing_data[1]:
+            raise  # it broke off
+        raise _RefusedError(error.error_status_hint) from None
+    return _unpacked(bytes(body), fields.get(b"content-encoding", b"identity").lower())
+
+
+def _unpacked(body: bytes, coding: bytes) -> bytes:
+    if coding == b"identity":
+        return body
+    if coding != b"gzip":
+        raise _RefusedError(415)
+    unpacking = zlib.decompressobj(wbits=31)
+    try:
+        data = unpacking.decompress(body, MOST_BODY + 1)
+    except zlib.error:
+        raise _RefusedError(400) from None
+    if len(data) > MOST_BODY:
+        raise _RefusedError(413)
+    if not unpacking.eof or unpacking.unused_data:
+        raise _RefusedError(400)
+    return data
+
+
+async def _refuse(connection: socket.socket, http: h11.Connection, status: int) -> None:
+    if http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        await _answer(connection, http, status, (b"connection", b"close"))
+    # Closed at once, what it still sends would cost it our answer.
+    connection.shutdown(socket.SHUT_WR)
+    with move_on_after(_LINGER):
+        while await _receive(connection):
+            pass
+
+
+async def _answer(
+    connection: socket.socket, http: h11.Connection, status: int, *fields: tuple[bytes, bytes]
+) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"2"), *fields]
+    reason = HTTPStatus(status).phrase.encode()
+    parts = (
+        h11.Response(status_code=status, headers=headers, reason=reason),
+        h11.Data(data=b"{}"),
+        h11.EndOfMessage(),
+    )
+    await _send(connection, b"".join(http.send(part) or b"" for part in parts))
 
 
 async def _receive(connection: socket.socket) -> bytes:
@@ -182,17 +263,9 @@ async def _receive(connection: socket.socket) -> bytes:
             continue
 
 
-async def _send(connection: socket.socket, data: bytes) -> None:
+async def _send(connection: socket.socket, data: bytes | None) -> None:
     while data:
         try:
             data = data[connection.send(data) :]
         except BlockingIOError:
             await wait_writable(connection)
-
-
-async def _see_off(connection: socket.socket) -> None:
-    """Closed at once, what it still sends would cost it our answer."""
-    connection.shutdown(socket.SHUT_WR)
-    with move_on_after(_LINGER):
-        while await _receive(connection):
-            pass

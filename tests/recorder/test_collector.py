@@ -5,26 +5,17 @@ from __future__ import annotations
 import gzip
 import socket
 import threading
-import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
-from anyio import create_task_group, fail_after, to_thread
+from anyio import create_task_group, fail_after, run, to_thread
+from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.recorder import collector
-from stream.recorder.collector import MOST, Collector
-from stream.recorder.requests import (
-    MOST_BODY,
-    MOST_HEAD,
-    Expectation,
-    Refusal,
-    Request,
-    RequestReader,
-)
+from stream.recorder.collector import MOST, MOST_BODY, MOST_HEAD, Collector
 
 LIMIT = 30.0
 SMALL = b'{"a":1}'
@@ -46,138 +37,6 @@ def chunked(*pieces: bytes, target: bytes = b"/x") -> bytes:
 
 def packed(body: bytes, target: bytes = b"/x") -> bytes:
     return post(gzip.compress(body), b"Content-Encoding: gzip", target=target)
-
-
-# --- the protocol -------------------------------------------------------------------------------
-
-
-def read(data: bytes) -> list[Any]:
-    return list(RequestReader().feed(data))
-
-
-def bodies_of(found: list[Any]) -> list[bytes]:
-    return [one.body for one in found if isinstance(one, Request)]
-
-
-@given(
-    told=st.lists(st.tuples(st.sampled_from([post, chunked, packed]), bodies), max_size=5),
-    cuts=st.lists(st.integers(0, 2000), max_size=12),
-)
-def test_requests_are_read_however_they_are_cut(
-    told: list[tuple[Callable[[bytes], bytes], bytes]], cuts: list[int]
-) -> None:
-    data = b"".join(form(body) for form, body in told)
-    reader = RequestReader()
-    found: list[Any] = []
-    edges = sorted(min(cut, len(data)) for cut in cuts)
-    for start, end in zip([0, *edges], [*edges, len(data)], strict=True):
-        found += reader.feed(data[start:end])
-        reached = b"".join(form(body) for form, body in told[: len(found)])
-        assert reader.is_within == (end > len(reached))
-    assert bodies_of(found) == [body for _, body in told]
-
-
-@given(st.lists(bodies, max_size=6))
-def test_chunks_are_one_body(pieces: list[bytes]) -> None:
-    assert bodies_of(read(chunked(*pieces))) == [b"".join(pieces)]
-
-
-@given(st.binary(max_size=500))
-def test_whatever_comes_is_found_or_refused(data: bytes) -> None:
-    found = read(data)
-    assert all(isinstance(one, Request | Refusal | Expectation) for one in found)
-    after = b"POST / HTTP/1.1\r\n" + data
-    refusals = [one for one in read(after) if isinstance(one, Refusal)]
-    assert len(refusals) <= 1
-
-
-@pytest.mark.parametrize(
-    ("data", "status"),
-    [
-        (b"\x16\x03\x01\x02\x00 hello\r\n\r\n", 400),
-        (b"PRI * HTTP/2.0\r\n\r\n", 400),
-        (b"POST /x HTTP/1.1\r\nno colon\r\n\r\n", 400),
-        (b"POST /x HTTP/1.1\r\nspace : x\r\n\r\n", 400),
-        (post(b"", b"Content-Length: -1", sized=False), 400),
-        (post(b"", b"Content-Length: +1", sized=False), 400),
-        (post(b"", b"Content-Length: 1_0", sized=False), 400),
-        (post(b"", b"Content-Length: " + b"9" * 5000, sized=False), 400),
-        (post(b"", b"Content-Length: %d" % (MOST_BODY + 1), sized=False), 413),
-        (post(b"", b"Transfer-Encoding: chunked"), 400),  # a length as well
-        (post(b"", b"Transfer-Encoding: gzip", sized=False), 400),
-        (post(b"x\r\n", b"Transfer-Encoding: chunked", sized=False), 400),
-        (post(b"%x\r\n" % (MOST_BODY + 1), b"Transfer-Encoding: chunked", sized=False), 413),
-        (post(b"1\r\nab\r\n", b"Transfer-Encoding: chunked", sized=False), 400),
-        (post(b"x" * 1100, b"Transfer-Encoding: chunked", sized=False), 431),
-        (post(b"no gzip", b"Content-Encoding: gzip"), 400),
-        (post(gzip.compress(b"cut")[:-3], b"Content-Encoding: gzip"), 400),
-        (post(gzip.compress(b"a") * 2, b"Content-Encoding: gzip"), 400),
-        (post(b"", b"Content-Encoding: br"), 415),
-        (packed(bytes(MOST_BODY + 1)), 413),
-        (b"x" * (MOST_HEAD + 1), 431),
-    ],
-)
-def test_what_is_refused(data: bytes, status: int) -> None:
-    reader = RequestReader()
-    (found,) = reader.feed(data)
-    assert isinstance(found, Refusal)
-    assert int(found.status.split()[0]) == status
-    assert list(reader.feed(post(b"more"))) == []
-    assert not reader.is_within
-
-
-def test_pieces_that_are_too_long_together() -> None:
-    piece = bytes(MOST_BODY // 2 + 1)
-    (found,) = read(chunked(piece, piece))
-    assert isinstance(found, Refusal)
-    assert found.status.startswith(b"413 ")
-
-
-def test_a_bomb_takes_no_more_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty times what is allowed, in a few hundred kilobytes."""
-    packing = zlib.compressobj(wbits=31)
-    zeros = bytes(MOST_BODY)
-    bomb = b"".join(packing.compress(zeros) for _ in range(20)) + packing.flush()
-    assert len(bomb) < MOST_BODY // 10
-    sizes: list[int] = []
-    real = zlib.decompressobj
-
-    class Measured:
-        eof, unused_data = False, b""
-
-        def __init__(self, **how: Any) -> None:
-            self._real = real(**how)
-
-        def decompress(self, data: bytes, most: int) -> bytes:
-            sizes.append(most)
-            return self._real.decompress(data, most)
-
-    monkeypatch.setattr(zlib, "decompressobj", Measured)
-    (found,) = read(post(bomb, b"Content-Encoding: gzip"))
-    assert isinstance(found, Refusal)
-    assert sizes == [MOST_BODY + 1]
-
-
-@pytest.mark.parametrize(
-    ("fields", "is_last"),
-    [((), False), ((b"Connection: keep-alive",), False), ((b"connection: Close",), True)],
-)
-def test_the_last_of_a_connection(fields: tuple[bytes, ...], is_last: bool) -> None:
-    reader = RequestReader()
-    found = next(reader.feed(post(SMALL, *fields)))  # whoever goes on reading has no last one
-    assert isinstance(found, Request)
-    assert found.is_last == is_last
-    assert not reader.is_within
-
-
-def test_who_waits_to_be_asked_for_the_body() -> None:
-    reader = RequestReader()
-    data = post(SMALL, b"Expect: 100-continue")
-    assert list(reader.feed(data[: -len(SMALL)])) == [Expectation()]
-    assert bodies_of(list(reader.feed(SMALL))) == [SMALL]
-
-
-# --- on real sockets ----------------------------------------------------------------------------
 
 
 class Heard:
@@ -261,21 +120,117 @@ async def test_other_places_are_not_heard() -> None:
     assert list(heard.collector.unused()) == []
 
 
+def sized(length: bytes) -> bytes:
+    return b"Content-Length: " + length
+
+
+_CHUNKED = b"Transfer-Encoding: chunked"
+_GZIP = b"Content-Encoding: gzip"
+#: fields, what follows them, and the status of the answer: where the head is one, and names us
+REFUSED: list[tuple[tuple[bytes, ...], bytes, int]] = [
+    ((sized(b"%d" % (MOST_BODY + 1)),), b"", 413),
+    ((_CHUNKED,), b"x\r\n", 400),
+    ((_CHUNKED,), b"1\r\nab\r\n", 400),
+    ((_CHUNKED,), b"%x\r\n" % (MOST_BODY + 1) + bytes(MOST_BODY + 1), 413),
+    ((_GZIP, sized(b"7")), b"no gzip", 400),
+    ((_GZIP, sized(b"20")), gzip.compress(b"cut")[:20], 400),
+    ((b"Content-Encoding: br", sized(b"0")), b"", 415),
+]
+#: the same of what is no head: it names nobody's place
+NO_HEADS: list[tuple[tuple[bytes, ...], bytes, int]] = [
+    ((b"no colon",), b"", 400),
+    ((sized(b"-1"),), b"", 400),
+    ((sized(b"9" * 5000),), b"", 400),
+    ((b"x: " + bytes(b"x" * (MOST_HEAD + (1 << 17))),), b"", 431),
+]
+
+
 @pytest.mark.anyio
 async def test_what_is_refused_is_answered_and_counted() -> None:
     """Also to somebody who goes on sending: the answer is not lost by that."""
     async with collecting() as heard:
-        too_long = post(bytes(MOST_BODY + 1), target=heard.place)
-        assert (await to_thread.run_sync(heard.tell, too_long)).startswith(b"HTTP/1.1 413 ")
-        assert (await to_thread.run_sync(heard.tell, b"\0" * 10 + b"\r\n\r\n")).startswith(
-            b"HTTP/1.1 400 "
-        )
+        for fields, rest, status in (*REFUSED, *NO_HEADS):
+            asked = post(b"", *fields, target=heard.place, sized=False) + rest
+            answer = await to_thread.run_sync(heard.tell, asked)
+            assert answer.startswith(b"HTTP/1.1 %d " % status), (fields, answer)
+        bomb = packed(bytes(MOST_BODY + 1), heard.place)
+        assert (await to_thread.run_sync(heard.tell, bomb)).startswith(b"HTTP/1.1 413 ")
         assert (await to_thread.run_sync(heard.tell, post(SMALL, target=heard.place))).startswith(
             b"HTTP/1.1 200 "
         )
     assert heard.bodies == [SMALL + b"\n"]
-    troubles = [one.sentence for one in heard.collector.unused()]
-    assert troubles == ["2 requests of OpenTelemetry could not be understood"]
+    (trouble,) = heard.collector.unused()
+    count = len(REFUSED) + 1
+    said = f"{count} requests of OpenTelemetry could not be understood"
+    assert (trouble.count, trouble.sentence) == (count, said)
+
+
+@pytest.mark.anyio
+async def test_a_stranger_is_answered_before_the_rest_is_read_and_costs_nothing() -> None:
+    async with collecting() as heard:
+        head = post(b"", sized(b"%d" % (8 << 20)), target=b"/v1/logs", sized=False)
+        with heard.connect() as stranger:
+            stranger.sendall(head)
+            answer = await to_thread.run_sync(stranger.recv, 1 << 16)
+            assert answer.startswith(b"HTTP/1.1 404 ")
+        for data in (b"\x16\x03\x01\x02\x00 hello\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\n"):
+            answer = await to_thread.run_sync(heard.tell, data)
+            assert answer.startswith(b"HTTP/1.1 4")
+    assert heard.bodies == []
+    assert list(heard.collector.unused()) == []
+
+
+@pytest.mark.anyio
+async def test_who_names_no_place_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "_PATIENCE", 0.1)
+    async with collecting() as heard:
+        with heard.connect() as idle:
+            assert await to_thread.run_sync(idle.recv, 1) == b""
+        with heard.connect() as known:  # who has named it once may take its time
+            known.sendall(post(SMALL, target=heard.place))
+            assert (await to_thread.run_sync(known.recv, 1 << 16)).startswith(b"HTTP/1.1 200 ")
+            with heard.connect() as idle:
+                assert await to_thread.run_sync(idle.recv, 1) == b""
+            known.sendall(post(SMALL, target=heard.place))
+            assert (await to_thread.run_sync(known.recv, 1 << 16)).startswith(b"HTTP/1.1 200 ")
+    assert list(heard.collector.unused()) == []
+
+
+@pytest.mark.anyio
+async def test_who_waits_to_be_asked_for_the_body() -> None:
+    async with collecting() as heard:
+        asked = post(SMALL, b"Expect: 100-continue", target=heard.place)
+        with heard.connect() as connection:
+            connection.sendall(asked[: -len(SMALL)])
+            answer = await to_thread.run_sync(connection.recv, 1 << 16)
+            assert answer.startswith(b"HTTP/1.1 100 ")
+            connection.sendall(SMALL)
+            answer = await to_thread.run_sync(connection.recv, 1 << 16)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+    assert heard.bodies == [SMALL + b"\n"]
+
+
+@given(
+    told=st.lists(st.tuples(st.sampled_from([post, chunked, packed]), bodies), max_size=4),
+    cuts=st.lists(st.integers(0, 1500), max_size=6),
+)
+def test_requests_are_read_however_they_are_cut(
+    told: list[tuple[Callable[..., bytes], bytes]], cuts: list[int]
+) -> None:
+    async def work() -> list[bytes]:
+        async with collecting() as heard:
+            data = b"".join(form(body, target=heard.place) for form, body in told)
+            edges = sorted(min(cut, len(data)) for cut in cuts)
+            with heard.connect() as connection:
+                for start, end in zip([0, *edges], [*edges, len(data)], strict=True):
+                    connection.sendall(data[start:end])
+                    await checkpoint()
+                connection.shutdown(socket.SHUT_WR)
+                await to_thread.run_sync(lambda: [*iter(lambda: connection.recv(1 << 16), b"")])
+        assert not list(heard.collector.unused())
+        return heard.bodies
+
+    assert run(work) == [body.replace(b"\n", b" ") + b"\n" for _, body in told]
 
 
 @pytest.mark.anyio
@@ -310,7 +265,7 @@ async def test_who_never_ends_does_not_keep_the_run(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(collector, "LAST", 0.1)
     async with collecting() as heard:
         idle, begun = heard.connect(), heard.connect()
-        begun.sendall(b"POST ")
+        begun.sendall(post(SMALL, target=heard.place)[:-1])
     with idle, begun:
         (unused,) = heard.collector.unused()
         assert (unused.why, unused.sentence) == ("torn", "1 requests of OpenTelemetry broke off")
@@ -338,7 +293,7 @@ async def test_more_than_so_many_are_turned_away() -> None:
 @pytest.mark.anyio
 async def test_an_agent_that_is_gone_before_its_answer() -> None:
     async with collecting() as heard:
-        for _ in range(20):
+        for _ in range(MOST // 2):
             connection = heard.connect()
             option = (1).to_bytes(4, "little") + (0).to_bytes(4, "little")
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, option)  # a reset

@@ -332,8 +332,8 @@ def test_an_agent_that_says_too_much(place: Place) -> None:
         '{"schema":"assay.runner.sdk_event.v0","run_id":"run","seq":0,"source":"x","sdk_name":"x",'
         '"sdk_version":null,"event_type":"tool_call_started","tool":"t","tool_call_id":"%.0f"}'
     )
-    run = recorded(place, "ebpf", f"seq -f '{said}' 0 100006 >$ASSAY_RUNNER_SDK_EVENT_LOG")
-    assert "incomplete: 7 events of the SDK layer, which keeps 100000" in run.done.err
+    run = recorded(place, "ebpf", f"seq -f '{said}' 0 15006 >$ASSAY_RUNNER_SDK_EVENT_LOG")
+    assert "incomplete: 7 events of the SDK layer, which keeps 15000" in run.done.err
     assert not rules(place, run)
 
 
