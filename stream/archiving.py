@@ -55,7 +55,7 @@ async def archive_folder(folder: Path, target: Path, *, force: bool = False) -> 
         check_folder(folder)
         _check_outside(folder, target)
         _check_whole(folder)
-        missing = {} if (folder / HEALTH_FILE).exists() else missing_evidence(folder)
+        missing = {} if HEALTH_FILE in names_of(folder) else missing_evidence(folder)
         return archive_run(
             folder, target, missing=missing, force=force, look=from_thread.check_cancelled
         )

@@ -6,6 +6,7 @@ files alone.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from collections import Counter
@@ -19,6 +20,7 @@ from msgspec import Struct, field
 
 from stream.archive.chain import LayerFiles
 from stream.archive.gathering import DECODERS, Gathering, whole_lines
+from stream.archive.packing import names_of
 from stream.document import convert, read_document
 from stream.errors import InputError, os_reason
 from stream.evidence.calls import calls_started
@@ -31,7 +33,7 @@ from stream.evidence.surface import Surface
 from stream.evidence.unused import Unused
 from stream.recorder.disclosure import Disclosure
 from stream.recorder.invocation import Ending
-from stream.recorder.outputs import NOT_OURS
+from stream.recorder.outputs import NOT_OURS, Kept
 from stream.recorder.recording import Recording
 from stream.records.kernel import RawCapture
 from stream.records.run import (
@@ -88,6 +90,7 @@ class Account(Struct, kw_only=True):
 class Concluded(Struct):
     health: ObservationHealth
     correlation: CorrelationReport
+    kept: dict[str, Kept]  #: the files that were written
     troubles: list[str] = field(default_factory=list)
 
 
@@ -201,15 +204,16 @@ def conclude(
         HEALTH_FILE: [_encode(health)],
         COMPANION_FILE: companion.encoded(),
     }
+    kept = files.kept()
     for name, pieces in documents.items():
         try:
-            _write(folder / name, pieces)
+            kept[name] = _write(folder / name, pieces)
         except OSError as error:
             troubles.append(f"{name}: {os_reason(error)}")
     if files.trouble:
         lost = sum(files.lost.values())
         troubles.append(f"{f'{lost} lines of the layers: ' if lost else ''}{files.trouble}")
-    return Concluded(health, correlation.report, troubles)
+    return Concluded(health, correlation.report, kept, troubles)
 
 
 def _surface_of(files: LayerFiles) -> Surface:
@@ -283,10 +287,16 @@ def _correlation(
         )
 
 
-def _write(path: Path, pieces: Iterable[bytes]) -> None:
+def _write(path: Path, pieces: Iterable[bytes]) -> Kept:
+    """Raises OSError."""
+    digest = hashlib.sha256()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
-        file.writelines(pieces)
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+        size = file.tell()
+    return Kept(digest.hexdigest(), size, size, 0)
 
 
 # ------------------------------------------------------------ of a run without any
@@ -297,7 +307,7 @@ def missing_evidence(folder: Path) -> dict[str, bytes]:
 
     Raises InputError where it was not recorded to its end.
     """
-    if (folder / LAYERS).exists():
+    if any(name.startswith(f"{LAYERS}/") for name in names_of(folder)):
         raise InputError(f"{folder}: it was not recorded to its end: see `stream verify`")
     metadata = convert(read_document(folder / METADATA_FILE), RunMetadata, folder / METADATA_FILE)
     summary = convert(read_document(folder / SUMMARY_FILE), RunSummary, folder / SUMMARY_FILE)

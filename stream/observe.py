@@ -18,6 +18,7 @@ from stream.pipeline import Batch, Pipeline, Sink, Source, Write
 from stream.reaper import Reaper
 from stream.recorder.guard import Guard
 from stream.recorder.interrupts import Interrupts
+from stream.recorder.outputs import Kept
 from stream.recorder.recording import Recording
 from stream.recorder.tee import Relay
 from stream.recorder.witness import Witness
@@ -81,7 +82,7 @@ async def run_observe(
             has_place=has_place.set,
             is_alone=is_alone.wait,
             beside=beside,
-            objects=lambda: boundary.lines if probes is not None else None,
+            boundary=lambda: boundary.kept if probes is not None else None,
             witness=witness,
         )
         sources: list[Source[Any]] = [agent]
@@ -154,13 +155,25 @@ class _Growing(Struct):
     path: Path
     see: Callable[[bytes], bytes]  #: what of a line may be written down
     lines: int = 0  #: that are in it
+    size: int = 0  #: bytes
+    digest: Any = None  #: None: there is no such file
+
+    @property
+    def kept(self) -> tuple[int, Kept | None]:
+        """How many lines it has, and what it is."""
+        if self.digest is None:
+            return self.lines, None
+        return self.lines, Kept(self.digest.hexdigest(), self.size, self.size, 0)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write[bytes]]:
+        import hashlib
+
         import aiofiles
 
         with named(str(self.path)):
             file = await aiofiles.open(self.path, "xb", buffering=0)
+        self.digest = hashlib.sha256()
 
         async def write(batch: Batch[bytes]) -> None:
             data = join_lines([self.see(line) for line in batch])
@@ -173,6 +186,8 @@ class _Growing(Struct):
                     await file.truncate(start)
                     raise
             self.lines += len(batch)
+            self.size += len(data)
+            self.digest.update(data)
 
         try:
             yield write

@@ -7,7 +7,7 @@ could not see is said in observation-health.json, and nothing of it ever looks c
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from stream.recorder.decisions import DecisionLog
 from stream.recorder.guard import Guard
 from stream.recorder.invocation import Ending
 from stream.recorder.messages import Order
+from stream.recorder.outputs import Kept
 from stream.recorder.recording import Recording
 from stream.recorder.reserve import Reserve
 from stream.records.control import Gap
@@ -87,6 +88,7 @@ class KernelWitness:
         self._begun, self._is_done = Event(), Event()
         self._given: list[bytes] = []  # names in the environment
         self._troubles: list[str] = []
+        self.kept: Mapping[str, Kept] = {}
 
     async def begin(self, guard: Guard, cgroup: Cgroup | None, order: Order) -> Order:
         given = self._channels.open() | self._testimony.environment(self._channels.log)
@@ -190,6 +192,7 @@ class KernelWitness:
         folder = self._recording.folder
         concluded = conclude(folder, self._files, self._testimony, account, course)
         self._troubles += concluded.troubles
+        self.kept = concluded.kept
         summary.kernel_layer = concluded.health.kernel_layer
         summary.kernel_events = self._files.lines(KERNEL_FILE)
         summary.kernel_lost = concluded.health.ringbuf_drops

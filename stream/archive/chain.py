@@ -17,6 +17,7 @@ import msgspec
 
 from stream.errors import os_reason
 from stream.recorder.journal import is_whole
+from stream.recorder.outputs import Kept
 from stream.records.runner import (
     CHAIN_FILE,
     DETAIL_FILE,
@@ -84,6 +85,7 @@ class ChainedFile:
         self.tally = Tally(name)
         self.lost = 0
         self.trouble = ""
+        self.is_made = False
         self._path = folder / name
         self._fd = -1
 
@@ -160,6 +162,7 @@ class ChainedFile:
         self._path.parent.mkdir(exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._path, flags, 0o600)
+        self.is_made = True
 
     def _keep_whole_lines(self, data: bytes) -> bytes:
         if self._fd < 0:
@@ -247,6 +250,14 @@ class LayerFiles:
 
     def sha256(self, name: str) -> str:
         return self._file(name).tally.sha256
+
+    def kept(self) -> dict[str, Kept]:
+        """Each of its files, as it was written."""
+        return {
+            name: Kept(file.tally.sha256, file.tally.bytes, file.tally.bytes, 0)
+            for name, file in self._all()
+            if file.is_made
+        }
 
     def _all(self) -> list[tuple[str, ChainedFile]]:
         return [*self._files.items(), (CHAIN_FILE, self._chain)]

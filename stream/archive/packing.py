@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET
 
 from stream.archive.chain import LAYERS as LAYER_FILES
 from stream.archive.entries import Entry, Look, open_beneath
@@ -20,12 +21,15 @@ from stream.codec import DECODE_ERRORS, explain
 from stream.document import LARGEST
 from stream.enclosure import kind_of
 from stream.errors import InputError, os_reason
+from stream.recorder.disclosure import readable
 from stream.records.run import (
     ARTIFACTS,
     BOUNDARY_FILE,
     EVENTS_FILE,
     LAYERS,
     METADATA_FILE,
+    SUMMARY_FILE,
+    RunSummary,
     check_run_id,
 )
 from stream.records.runner import (
@@ -62,23 +66,35 @@ def archive_run(
 
 
 def names_of(folder: Path, *, is_strict: bool = True) -> Iterator[str]:
-    """Of the files that belong to the evidence. Raises InputError, also where one is no regular
-    file; where that is not strict, such a one, and what somebody put beside the layers, is named
-    as well: who opens it finds out."""
+    """Of the files that belong to the evidence: not those that the run itself calls foreign.
+    Raises InputError, also where one is no regular file; where that is not strict, such a one, and
+    what somebody put beside the others, is named as well: who opens it finds out."""
+    foreign = _foreign(folder) if is_strict else set()
     try:
         for name in _SINGLE:
-            if os.path.lexists(folder / name):
+            if name not in foreign and os.path.lexists(folder / name):
                 yield name
-        if os.path.lexists(folder / ARTIFACTS):
-            yield from _below(folder, ARTIFACTS, is_strict)
-        if os.path.lexists(folder / LAYERS):
-            found = _below(folder, LAYERS, is_strict)
-            yield from (name for name in found if name in LAYER_FILES or not is_strict)
+        for place in (ARTIFACTS, LAYERS):
+            if place in foreign or not os.path.lexists(folder / place):
+                continue
+            for name in _below(folder, place, is_strict, foreign):
+                if place == ARTIFACTS or name in LAYER_FILES or not is_strict:
+                    yield name
     except OSError as error:
         raise InputError(f"{error.filename or folder}: {os_reason(error)}") from None
 
 
-def _below(root: Path, name: str, is_strict: bool) -> Iterator[str]:
+def _foreign(folder: Path) -> set[str]:
+    """What the recorder says that it did not write."""
+    try:
+        with open_beneath(folder, SUMMARY_FILE) as file:
+            summary = msgspec.json.decode(file.read(LARGEST), type=RunSummary)
+    except (OSError, InputError, *DECODE_ERRORS):
+        return set()
+    return set() if summary.foreign_files is UNSET else {*summary.foreign_files}
+
+
+def _below(root: Path, name: str, is_strict: bool, foreign: Collection[str]) -> Iterator[str]:
     place = root / name
     mode = place.lstat().st_mode
     if not stat.S_ISDIR(mode):
@@ -90,10 +106,10 @@ def _below(root: Path, name: str, is_strict: bool) -> Iterator[str]:
         items = sorted(found, key=lambda item: os.fsencode(item.name))
     for item in items:
         inner = f"{name}/{item.name}"
-        if item.name.startswith("."):
+        if item.name.startswith(".") or readable(inner) in foreign:
             continue
         if item.is_dir(follow_symlinks=False):
-            yield from _below(root, inner, is_strict)
+            yield from _below(root, inner, is_strict, foreign)
         elif item.is_file(follow_symlinks=False) or not is_strict:
             yield inner
         else:

@@ -151,5 +151,8 @@ def _verdicts(observed: Observed) -> Iterator[str]:
 
 def _shown(folder: Path) -> str:
     """As short as it can be said from here."""
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # the agent has removed it
+        return str(folder)
     return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)

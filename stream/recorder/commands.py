@@ -60,6 +60,10 @@ class CommandLog:
         return Kept(self._journal.sha256, self._journal.size, self._journal.size, 0)
 
     @property
+    def is_made(self) -> bool:
+        return self._journal is not None
+
+    @property
     def is_ours(self) -> bool:
         return self._journal is None or self._journal.is_ours
 

@@ -34,15 +34,7 @@ class Journal:
     @property
     def is_ours(self) -> bool:
         """Still there, and nobody else has written into it."""
-        if not is_whole(self._path, self._fd, self._size):
-            return False
-        from hashlib import sha256
-
-        found, place = sha256(), 0
-        while block := os.pread(self._fd, BLOCK, place):
-            found.update(block)
-            place += len(block)
-        return found.hexdigest() == self.sha256
+        return is_as_written(self._path, self._fd, self._size, self.sha256)
 
     @property
     def sha256(self) -> str:
@@ -92,6 +84,19 @@ class Journal:
             self._digest = hashlib.sha256()
         self._digest.update(data)
         return self._digest
+
+
+def is_as_written(path: Path, fd: int, size: int, sha256: str) -> bool:
+    """Whether what was opened there has that name still, and holds those bytes."""
+    if not is_whole(path, fd, size):
+        return False
+    import hashlib
+
+    found, place = hashlib.sha256(), 0
+    while block := os.pread(fd, BLOCK, place):
+        found.update(block)
+        place += len(block)
+    return found.hexdigest() == sha256
 
 
 def is_whole(path: Path, fd: int, size: int) -> bool:

@@ -6,6 +6,7 @@ A full disk ends the file at a whole beginning; the agent does not notice.
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from msgspec import Struct
 
 from stream.errors import os_reason
 from stream.recorder.disclosure import Disclosure
-from stream.recorder.journal import is_whole
+from stream.recorder.journal import is_as_written
 
 if TYPE_CHECKING:
     import hashlib
@@ -42,7 +43,7 @@ class Output:
 
     def __init__(self, path: Path, disclosure: Disclosure) -> None:
         self._path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._hashed = disclosure.mode == "hashed"
         self._filter = (
             disclosure.censor.stream()
@@ -70,7 +71,7 @@ class Output:
                 own = self._hexdigest()
                 self._digest = None
                 self._keep(f"sha256:{own} bytes:{self._total}\n".encode())
-            is_ours = is_whole(self._path, self._fd, self._size)
+            is_ours = is_as_written(self._path, self._fd, self._size, self._hexdigest())
         finally:
             os.close(self._fd)
         return Kept(self._hexdigest(), self._size, self._total, self._lost, self._why, is_ours)
@@ -100,6 +101,17 @@ class Output:
         self._update(b"")
         assert self._digest is not None
         return self._digest.hexdigest()
+
+
+def is_still(path: Path, kept: Kept) -> bool:
+    """Whether a file that was written is there, as it was."""
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return False
+        found = kept_file(path)
+    except OSError:
+        return False
+    return (found.bytes, found.sha256) == (kept.bytes, kept.sha256)
 
 
 def kept_file(path: Path) -> Kept:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,14 @@ from stream.errors import InputError, OutputError, UsageError, os_reason
 from stream.recorder.agents import Agent, Version
 from stream.recorder.disclosure import Disclosure, digest, readable
 from stream.recorder.messages import Outfit
-from stream.recorder.outputs import Kept, kept_file
+from stream.recorder.outputs import Kept
 from stream.recorder.scenario import NUMBERS, UNKNOWN, Scenario
 from stream.recorder.trace import Clock, Trace, utc
 from stream.records.decision import Constraint, Environment, PromptProvenance, Request, Session
 from stream.records.run import (
     ARTIFACTS,
-    BOUNDARY_FILE,
     EVENTS_FILE,
-    LAYERS,
     MANIFEST_FILE,
-    METADATA_FILE,
     WORKSPACE,
     Beginning,
     Manifest,
@@ -178,31 +175,27 @@ def write_document(path: Path, document: Any) -> Kept:
     return Kept(digest(data).removeprefix("sha256:"), len(data), len(data), 0)
 
 
-def write_manifest(folder: Path, run_id: str, events: Beginning, known: Mapping[str, Kept]) -> Kept:
-    """Of all that is in the folder but the workspace. Files whose digest is known are not read
-    again."""
-    files = []
-    try:
-        named = [folder / name for name in (METADATA_FILE, BOUNDARY_FILE, *_evidence(folder))]
-        beside = sorted((folder / ARTIFACTS).iterdir())
-        for place in (*named, *beside):
-            if place.is_file() and not place.is_symlink():
-                name = readable(str(place.relative_to(folder)))
-                kept = known.get(name) or kept_file(place)
-                files.append(ManifestFile(name, kept.bytes, kept.sha256))
-    except OSError as error:
-        raise OutputError(f"{folder / ARTIFACTS}: {os_reason(error)}") from None
+def write_manifest(folder: Path, run_id: str, events: Beginning, kept: Mapping[str, Kept]) -> Kept:
+    """Of what the recorder wrote, as it was written, and of nothing else. Raises OutputError."""
+    files = [ManifestFile(name, one.bytes, one.sha256) for name, one in sorted(kept.items())]
     return write_document(
         folder / MANIFEST_FILE, Manifest(run_id=run_id, events=events, files=files)
     )
 
 
-def _evidence(folder: Path) -> Sequence[str]:
-    if not (folder / LAYERS).exists():
-        return ()
-    from stream.records.runner import EVIDENCE_FILES  # which a run without it need not load
-
-    return EVIDENCE_FILES
+def strangers(folder: Path, own: Collection[str]) -> list[str]:
+    """What lies in a run folder, and is none of these files: somebody else put it there."""
+    files = {*own, EVENTS_FILE}
+    folders = {name.rpartition("/")[0] for name in files} - {""}
+    found = []
+    for place in ("", *sorted(folders)):
+        try:
+            inside = sorted(one.name for one in (folder / place).iterdir())
+        except OSError:  # that it is no folder any more is said of what was in it
+            continue
+        names = [f"{place}/{name}" if place else name for name in inside]
+        found += [name for name in names if name not in files and name not in folders]
+    return [readable(name) for name in found]
 
 
 def new_run_id() -> str:

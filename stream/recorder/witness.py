@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from stream.recorder.cgroup import Cgroup
 from stream.recorder.guard import Guard
 from stream.recorder.invocation import Ending
 from stream.recorder.messages import Order
+from stream.recorder.outputs import Kept
 from stream.records.run import RunSummary
 
 
@@ -19,6 +21,10 @@ class Witness(Protocol):
 
     def hear(self, block: bytes, arrived: int) -> None:
         """What the command wrote to its stdout, and when it came. In a thread."""
+
+    @property
+    def kept(self) -> Mapping[str, Kept]:
+        """The files that it wrote, when it has finished."""
 
     async def finish(self, ending: Ending, summary: RunSummary) -> list[str]:
         """When nobody of the tree is left: puts down what it saw, and says what is missing."""

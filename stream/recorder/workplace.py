@@ -16,7 +16,7 @@ from stream.recorder.trace import file_artifact
 from stream.records.decision import Artifact
 from stream.records.kernel import path_text
 from stream.records.run import CHANGES_FILE, DIFF_FILE
-from stream.workspace.changes import find_changes
+from stream.workspace.changes import Changes, find_changes
 from stream.workspace.copying import remove_tree
 from stream.workspace.patching import find_git
 from stream.workspace.snapshot import Skipped, Snapshot, empty_snapshot
@@ -25,6 +25,10 @@ from stream.workspace.taking import take_copy, take_snapshot
 from stream.workspace.writing import Summary, write_patch
 
 MOST_PATHS = 100  #: that an event names
+EXCHANGED = (
+    "the workspace was exchanged for another folder while the agent ran: the changes are those of"
+    " the folder that has its name now"
+)
 
 
 class Prepared(Struct):
@@ -37,6 +41,7 @@ class Compared(Struct):
 
     summary: str
     artifacts: list[Artifact] = field(default_factory=list)
+    kept: dict[str, Kept] = field(default_factory=dict)  #: the files that were written
     found: Summary | None = None  #: None: they could not be written down
     trouble: str = ""
 
@@ -70,7 +75,7 @@ class Workplace:
         self._on_warning = on_warning
         self._git = find_git()
         self._store = Store(recording.folder)
-        self._before: Snapshot = empty_snapshot()
+        self._before: Snapshot | None = None  #: None: the agent will not be started
 
     def close(self) -> None:
         self._store.__exit__(None, None, None)
@@ -88,38 +93,38 @@ class Workplace:
             "root": str(recording.workspace),
             "run_folder": path_text(os.fsencode(recording.folder.resolve())),
             "mode": mode,
+            "source": None if recording.source is None else str(recording.source),
         }
         try:
             if mode == "empty":
                 recording.workspace.mkdir(mode=0o700, exist_ok=True)
-                self._before = empty_snapshot()
+                before = empty_snapshot(recording.workspace)
             elif mode == "here":
-                self._before = take_snapshot(
+                before = take_snapshot(
                     recording.workspace, self._store, recording.leave_out, self._is_cancelled
                 )
             else:
-                self._copy()
-        except Cancelled:  # the agent will not be started: nothing will change
-            self._before = empty_snapshot()
+                before = self._copy()
+        except Cancelled:
             return Prepared(f"workspace_mode={mode} interrupted", facts)
         except OSError as error:
             raise OutputError(f"{recording.workspace}: {error.strerror}") from None
-        skipped = self._before.skipped
-        count = 0 if mode == "empty" else self._before.count()
+        self._before = before
+        skipped = before.skipped
+        count = 0 if mode == "empty" else before.count()
         facts |= {
-            "source": None if recording.source is None else str(recording.source),
             "entries": count,
             "bytes": self._store.end,
             "skipped": len(skipped),
             "skipped_paths": _named(skipped),
-            "leads_back": self._warn(),
+            "leads_back": self._warn(before),
         }
         text = f"workspace_mode={mode} entries={count} skipped={len(skipped)}"
         return Prepared(text, facts)
 
-    def _warn(self) -> list[str]:
+    def _warn(self, before: Snapshot) -> list[str]:
         """Where what is done in a copy is done to its source."""
-        back = [_text(path) for path in self._before.leading_back]
+        back = [_text(path) for path in before.leading_back]
         source = self._recording.source
         if source is not None and (source / ".git").is_file():
             back.insert(0, ".git")
@@ -134,13 +139,13 @@ class Workplace:
                     f"{source} is a part of the repository {above}, which is not in the copy: git"
                     " finds none there"
                 )
-        missing = [one for one in self._before.skipped if one.reason != "left out"]
+        missing = [one for one in before.skipped if one.reason != "left out"]
         if missing:
             self._on_warning(
                 f"not in the copy, or not for sure: {_text(missing[0].path)}"
                 f" ({missing[0].reason}), {len(missing)} in all"
             )
-        links = len(self._before.leading_back)
+        links = len(before.leading_back)
         if links:
             self._on_warning(
                 f"links in the copy lead back into {source}, {back[-1]} for one ({links} in all):"
@@ -148,11 +153,11 @@ class Workplace:
             )
         return back[:MOST_PATHS]
 
-    def _copy(self) -> None:
+    def _copy(self) -> Snapshot:
         recording = self._recording
         assert recording.source is not None
         try:
-            self._before = take_copy(
+            return take_copy(
                 recording.source,
                 recording.workspace,
                 self._store,
@@ -175,7 +180,7 @@ class Workplace:
     def _compare(self, exited: int | None) -> Compared:
         recording = self._recording
         try:
-            changes = find_changes(self._before, recording.workspace, self._store)
+            changes = self._changes()
             found = write_patch(
                 changes,
                 self._store,
@@ -199,6 +204,9 @@ class Workplace:
             )
         else:
             summary = "changed_paths=0: nothing was changed"
+        trouble = "some of the workspace could not be read" if found.is_incomplete else ""
+        if changes.is_of_another:
+            trouble = EXCHANGED
         artifacts = [
             file_artifact(
                 "diff",
@@ -213,9 +221,15 @@ class Workplace:
                 has_after_exit=found.has_after_exit,
                 unknown=_named(changes.unknown),
                 unknown_count=len(changes.unknown),
-                complete=not found.is_incomplete,
+                complete=not trouble,
             ),
             file_artifact("changes", CHANGES_FILE, listing, "Every changed path, with its hashes."),
         ]
-        trouble = "some of the workspace could not be read" if found.is_incomplete else ""
-        return Compared(f"method=git_diff {summary}", artifacts, found, trouble)
+        kept = {DIFF_FILE: patch, CHANGES_FILE: listing}
+        return Compared(f"method=git_diff {summary}", artifacts, kept, found, trouble)
+
+    def _changes(self) -> Changes:
+        """Raises InputError."""
+        if self._before is None:  # what is there of the workspace is no agent's work
+            return Changes([], [])
+        return find_changes(self._before, self._recording.workspace, self._store)

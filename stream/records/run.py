@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from stream.errors import InputError
 
@@ -131,3 +131,5 @@ class RunSummary(
     quality: str = "unknown"
     policy: str = "unknown"
     incomplete: list[str] = []  #: what was lost of the record, and why
+    #: What lay in the run folder that the recorder had not put there. Unset: nothing did.
+    foreign_files: list[str] | UnsetType = UNSET

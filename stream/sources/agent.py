@@ -24,8 +24,14 @@ from stream.recorder.guard import Guard
 from stream.recorder.interrupts import Interrupts
 from stream.recorder.invocation import Ending, Invocation, order_of, outfit
 from stream.recorder.journal import Journal
-from stream.recorder.outputs import NOT_OURS, Kept, Output
-from stream.recorder.recording import Recording, write_document, write_manifest, written_to
+from stream.recorder.outputs import NOT_OURS, Kept, Output, is_still
+from stream.recorder.recording import (
+    Recording,
+    strangers,
+    write_document,
+    write_manifest,
+    written_to,
+)
 from stream.recorder.tee import Relay
 from stream.recorder.trace import Clock, Trace, file_artifact, value_artifact
 from stream.recorder.verdict import Verdict, reach_verdict
@@ -33,16 +39,26 @@ from stream.recorder.witness import Witness
 from stream.recorder.workplace import Compared, Workplace
 from stream.records.decision import ActionType, Artifact, Evaluation, EventName
 from stream.records.run import (
+    BOUNDARY_FILE,
+    CHANGES_FILE,
     COMMANDS_FILE,
+    DIFF_FILE,
     EVENTS_FILE,
     MANIFEST_FILE,
     METADATA_FILE,
     STDERR_FILE,
     STDOUT_FILE,
     SUMMARY_FILE,
+    WORKSPACE,
     Beginning,
     RunSummary,
 )
+from stream.records.runner import HOME
+
+#: Where one of these could not be written, that was said.
+_WRITTEN_LAST = (DIFF_FILE, CHANGES_FILE, SUMMARY_FILE, MANIFEST_FILE)
+_MOST_FOREIGN = 1000  #: files that the summary names, and
+_NAMED = 5  #: those of them that a sentence does
 
 Out = ObjectSendStream[Batch[bytes]]
 
@@ -65,7 +81,7 @@ class AgentSource:
         has_place: Callable[[], None] = lambda: None,
         is_alone: Callable[[], Awaitable[None]] | None = None,
         beside: Sequence[str] = (),
-        objects: Callable[[], int | None] = lambda: None,
+        boundary: Callable[[], tuple[int, Kept | None] | None] = lambda: None,
         witness: Witness | None = None,
     ) -> None:
         self.summary = RunSummary(run_id=recording.run_id)
@@ -77,10 +93,11 @@ class AgentSource:
         self._has_place = has_place  # called when the workspace is there
         self._is_alone = is_alone  # waits until nobody else works in it
         self._beside = beside  # what is lost of what they recorded, once that is known
-        self._objects = objects  # how many of them they recorded; None: there is nobody else
+        self._boundary = boundary  # how many of them they recorded, and where; None: nobody else
         self._witness = witness
         self.evaluation: Evaluation | None = None
         self._log: CommandLog | None = None
+        self._kept: dict[str, Kept] = {}  # by file of the record
         self._journal: Journal
         self._out: Out
         self._trace: Trace
@@ -130,6 +147,7 @@ class AgentSource:
         recording = self._recording
         document = recording.metadata(self._version, clock)
         metadata = write_document(recording.folder / METADATA_FILE, document)
+        self._kept[METADATA_FILE] = metadata
         await self._tell(
             "run_started",
             "other",
@@ -179,7 +197,8 @@ class AgentSource:
             "agent_invoked", "other", summary, [value_artifact("process", summary, facts)]
         )
         await invocation.run(order)
-        kept = [output.finish() for output in outputs]
+        kept = await to_thread.run_sync(lambda: [output.finish() for output in outputs])
+        self._kept |= zip((STDOUT_FILE, STDERR_FILE), kept, strict=True)
         return invocation.ending, kept
 
     async def _account(self, ending: Ending, kept: list[Kept]) -> None:
@@ -188,18 +207,18 @@ class AgentSource:
         if self._witness is not None:
             for trouble in await self._witness.finish(ending, self.summary):
                 self._lose(trouble)
+            self._kept |= self._witness.kept
         if self._is_alone is not None:
             await self._is_alone()
         for trouble in self._beside:
             self._lose(trouble)
-        self.summary.boundary_objects = self._objects()
+        if (boundary := self._boundary()) is not None:
+            self.summary.boundary_objects, kept_objects = boundary
+            self._kept |= {} if kept_objects is None else {BOUNDARY_FILE: kept_objects}
         changes = await self._tell_changes(ending)
         await self._tell_commands()
         verdict = await self._tell_verdict(kept[0], changes)
-        known = dict(zip((STDOUT_FILE, STDERR_FILE), kept, strict=True))
-        if self._log is not None and self._log.count and self._log.is_ours:
-            known[COMMANDS_FILE] = self._log.kept()
-        await self._finish(verdict, known)
+        await self._finish(verdict)
 
     async def _tell_exit(self, ending: Ending) -> None:
         """As soon as the command has ended; its tree may live on."""
@@ -224,6 +243,8 @@ class AgentSource:
                 self._lose(f"{name} {NOT_OURS}")
         if not self._journal.is_ours:
             self._lose(f"{EVENTS_FILE} {NOT_OURS}")
+        if not is_still(self._recording.folder / METADATA_FILE, self._kept[METADATA_FILE]):
+            self._lose(f"{METADATA_FILE} {NOT_OURS}")
         after = ending.aftermath()
         if ending.is_blind and ON_LINUX:  # elsewhere that is all there can be
             self._lose("processes that left the command's group: /proc does not show them")
@@ -244,6 +265,7 @@ class AgentSource:
             self.summary.changed_paths = changes.found.total
             self.summary.changed_after_exit = changes.found.has_after_exit
             self.summary.changed_inside_git = changes.found.inside_git
+        self._kept |= changes.kept
         await self._tell("fs_diff_captured", "edit", changes.summary, changes.artifacts)
         return changes
 
@@ -254,6 +276,8 @@ class AgentSource:
             self._lose(f"{log.lost} calls of {COMMANDS_FILE}: {why}")
         if log is not None and not log.is_ours:
             self._lose(f"{COMMANDS_FILE} {NOT_OURS}")
+        if log is not None and log.is_made:
+            self._kept[COMMANDS_FILE] = log.kept()
         if log is None or not log.count or not log.is_ours:
             await self._tell("commands_observation_unavailable", "other", self._why_no_commands())
             return
@@ -302,17 +326,17 @@ class AgentSource:
         )
         return verdict
 
-    async def _finish(self, verdict: Verdict, known: dict[str, Kept]) -> None:
+    async def _finish(self, verdict: Verdict) -> None:
         folder = self._recording.folder
         artifacts = []
+        self._lose_strangers()
         try:
             events = Beginning(self._journal.size, self._journal.sha256)
             see = self._recording.disclosure.value
             summary = write_document(folder / SUMMARY_FILE, see(msgspec.to_builtins(self.summary)))
+            self._kept[SUMMARY_FILE] = summary
             artifacts.append(file_artifact("summary", SUMMARY_FILE, summary, "How the run went."))
-            manifest = await to_thread.run_sync(
-                write_manifest, folder, self._recording.run_id, events, known
-            )
+            manifest = write_manifest(folder, self._recording.run_id, events, self._kept)
             artifacts.append(
                 file_artifact("manifest", MANIFEST_FILE, manifest, "Every file, with its hash.")
             )
@@ -327,3 +351,15 @@ class AgentSource:
             artifacts,
             evaluation=verdict.evaluation,
         )
+
+    def _lose_strangers(self) -> None:
+        """What the recorder did not write is no evidence, wherever it lies."""
+        recording = self._recording
+        own = {*self._kept, *_WRITTEN_LAST, HOME}
+        if recording.workspace_mode != "here":
+            own.add(WORKSPACE)
+        if found := strangers(recording.folder, own):
+            self.summary.foreign_files = found[:_MOST_FOREIGN]
+            more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+            names = ", ".join(found[:_NAMED])
+            self._lose(f"not the recorder's, and no part of the record: {names}{more}")

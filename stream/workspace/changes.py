@@ -64,6 +64,7 @@ class Change(Struct):
 class Changes(Struct):
     items: list[Change]  #: sorted by the bytes of the path
     unknown: list[Skipped]  #: what cannot be said, because it could not be read
+    is_of_another: bool = False  #: the folder that was looked at before has lost its name
 
 
 def find_changes(
@@ -72,6 +73,7 @@ def find_changes(
     """Nothing may write into `root` any longer. Raises InputError."""
     descent = Descent(root)
     try:
+        is_of_another = before.identity not in (None, identity_of(descent.fd))
         if root.is_symlink() and identity_of(descent.fd) != before.identity:
             raise InputError(f"{root}: has become a link to another folder")
         finder = _Finder(before, descent, store, is_cancelled)
@@ -80,7 +82,7 @@ def find_changes(
     finally:
         descent.close()
     finder.found.sort(key=lambda change: change.path)
-    return Changes(finder.found, finder.unknown)
+    return Changes(finder.found, finder.unknown, is_of_another)
 
 
 class _Finder:

@@ -8,6 +8,7 @@ import struct
 import time
 from array import array
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
@@ -131,8 +132,11 @@ def pack(status: os.stat_result) -> bytes:
     )
 
 
-def empty_snapshot() -> Snapshot:
+def empty_snapshot(root: Path | None = None) -> Snapshot:
     """Of a folder that was made for the run."""
     snapshot = Snapshot()
+    if root is not None:
+        status = root.stat()
+        snapshot.identity = status.st_dev, status.st_ino
     snapshot.ended = time.time_ns()
     return snapshot

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from stream.archive.verifying import verify
+from stream.records.run import STDOUT_FILE
 from stream.records.runner import CHAIN_FILE, KERNEL_FILE, ChainLink
 from stream.sources.kernel.ebpf import probe_ebpf
 from tests.archive.samples import rules, run_folder
@@ -36,8 +37,7 @@ def until_it_grows(process: subprocess.Popen[bytes], growing: Path, least: int) 
 def test_stream_archive(place: Place, number: signal.Signals, least: int) -> None:
     """While it measures, and while it writes."""
     folder = run_folder(place.root / "run")
-    (folder / "artifacts/long").touch()
-    os.truncate(folder / "artifacts/long", MUCH if least else LONG)
+    os.truncate(folder / STDOUT_FILE, MUCH if least else LONG)
     target = place.root / "run.tar.gz"
     process = place.start("archive", folder, "-o", target)
     until_it_grows(process, place.root / "run.tar.gz.partial", least)
@@ -67,8 +67,8 @@ def test_observe_with_an_archive(place: Place, number: signal.Signals, code: int
     and so does the agent's own exit code."""
     target = place.root / "run.tar.gz"
     words = ("--archive", target, "--run-id", "run", "--workspace", "empty")
-    agent = f"truncate -s {MUCH} ../artifacts/long; exit {code}"
-    process = place.start("observe", *words, "--", "sh", "-c", agent)
+    agent = f"head -c {MUCH} /dev/zero; exit {code}"
+    process = place.start("observe", *words, "--", "sh", "-c", agent, stdout=subprocess.DEVNULL)
     until_it_grows(process, place.root / "run.tar.gz.partial", 1000)
     process.send_signal(number)
     done = place.finish(process)

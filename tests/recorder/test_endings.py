@@ -85,6 +85,29 @@ def test_a_signal_before_there_is_an_agent(place: Place) -> None:
     assert place.stream("check", run.folder).code == 0
 
 
+@pytest.mark.parametrize("mode", ["copy", "here"])
+def test_a_signal_while_the_workspace_is_read(place: Place, mode: str) -> None:
+    """The record of it is in order, and claims no change: the agent was never there."""
+    for number in range(8000):
+        (place.workspace / f"file{number}").write_text("x")
+    archive = place.root / "run.tar.gz"
+    words = ("--workspace", mode, "--archive", archive, "--run-id", "one", "--", "touch", "ran")
+    process = place.start("observe", *words)
+    folder = place.workspace / "runs" / "one"
+    while not (folder / "events.jsonl").exists():  # what comes next is the workspace
+        assert process.poll() is None
+    process.send_signal(signal.SIGSTOP)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
+    run = Run(folder, place.finish(process))
+    assert run.done.code == 128 + signal.SIGTERM
+    assert "interrupted" in run.summary_of("workspace_prepared")
+    assert run.changes == {}
+    for target in (folder, archive):
+        assert place.stream("verify", target).code == 0
+    assert place.stream("check", folder).code == 0
+
+
 def test_a_time_limit(place: Place) -> None:
     agent = "echo begun; echo kept >kept.txt; exec perl -e 'sleep 1000'"
     run = observe(place, "--timeout", "1", "--", "sh", "-c", agent)

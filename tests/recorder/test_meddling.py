@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tarfile
 
 import pytest
 
@@ -89,11 +90,64 @@ def test_no_link_is_written_through(place: Place, name: str) -> None:
     assert "file exists" in run.done.err
 
 
-def test_a_file_among_the_artifacts_whose_name_is_no_text(place: Place) -> None:
-    run = meddled(place, r'touch "../artifacts/$(printf "\377")"')
+@pytest.mark.parametrize(
+    ("plant", "names"),
+    [
+        (f"echo '{{}}' >../{LOG}", [LOG]),
+        ("echo x >../artifacts/extra.txt", ["artifacts/extra.txt"]),
+        ("echo x >../boundary.ndjson; echo x >../.seen", [".seen", "boundary.ndjson"]),
+        ("mkdir ../layers; echo x >../layers/kernel.ndjson", ["layers"]),
+        (r'touch "../artifacts/$(printf "\377")"', [r"artifacts/\xff"]),
+        ("mkfifo ../artifacts/pipe", ["artifacts/pipe"]),
+        ("ln -s /etc/passwd ../artifacts/link", ["artifacts/link"]),
+    ],
+)
+def test_what_somebody_else_put_there_is_no_evidence(
+    place: Place, plant: str, names: list[str]
+) -> None:
+    run = meddled(place, plant)
+    told = f"not the recorder's, and no part of the record: {', '.join(names)}"
+    assert (run.summary["incomplete"], run.summary["foreign_files"]) == ([told], names)
+    assert f"the record is incomplete: {told}" in run.done.err
+    listed = json.loads((run.folder / "artifacts/manifest.json").read_bytes())["files"]
+    assert not {one["path"] for one in listed} & {*names}
     checked = place.stream("check", run.folder)
-    rules = {json.loads(line)["rule"] for line in checked.out.splitlines()}
-    assert rules == {"manifest.present", "manifest.unlisted"}
+    assert checked.code == 1
+    assert "run.incomplete" in {finding["rule"] for finding in checked.records}
+    archive = place.root / "run.tar.gz"
+    assert place.stream("archive", run.folder, "-o", archive).code == 0
+    with tarfile.open(archive) as tar:
+        assert not {*tar.getnames()} & {*names}
+    assert place.stream("verify", archive).code == 0
+
+
+def test_of_many_that_somebody_put_there_some_are_named(place: Place) -> None:
+    run = meddled(place, "for i in 1 2 3 4 5 6 7 8 9; do touch ../$i; done")
+    assert run.summary["incomplete"][0].endswith("1, 2, 3, 4, 5 and 4 more")
+
+
+@pytest.mark.parametrize("mode", ["empty", "copy", "here"])
+def test_another_folder_in_the_place_of_the_workspace_is_said(place: Place, mode: str) -> None:
+    (place.workspace / "file").touch()
+    keep = 'mv other/runs "$W"; ' if mode == "here" else ""
+    agent = f'cd ..; mv "$W" other; mkdir "$W"; touch "$W/new"; {keep}rm -rf other'
+    words = ("--workspace", mode, "--run-id", "one", "--", "sh", "-c")
+    folder = place.workspace.name if mode == "here" else "workspace"
+    done = place.stream("observe", *words, f"W={folder}; {agent}")
+    run = Run(place.workspace / "runs" / "one", done)
+    (trouble, *_) = [one for one in run.summary["incomplete"] if "exchanged" in one]
+    assert trouble in done.err
+    assert "new" in run.changes
+    assert run.facts_of("fs_diff_captured", "diff")["complete"] is False
+
+
+@pytest.mark.parametrize("name", [OUTPUT, "metadata.json", "events.jsonl"])
+def test_an_edit_in_place_is_said_at_the_end(place: Place, name: str) -> None:
+    """Of the same length, and with the time that the file had."""
+    write = f"printf X | dd of=../{name} bs=1 conv=notrunc 2>&-"
+    edit = f"touch -r ../{name} was; {write}; touch -r was ../{name}"
+    run = meddled(place, f"until [ -s ../{OUTPUT} ]; do :; done; {edit}")
+    assert f"{name} {NOT_OURS}" in run.summary["incomplete"]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_the_command_log_is_changed(place: Place, change: str) -> None:
     run = tampered(place, f"{LOGGED}; {change} ../{LOG}; exit 5")
     assert f"artifacts/command_logs.jsonl {NOT_OURS}" in run.done.err
     assert run.summary["incomplete"]
-    assert rules(place, run) == {"run.incomplete"}
+    assert rules(place, run) == {"run.incomplete", "manifest.digest"}
 
 
 @pytest.mark.parametrize(
