@@ -186,7 +186,7 @@ def _preconditions(sides: Mapping[Side, Evidence]) -> dict[str, bool]:
         **{f"{side}_health_clean": _is_healthy(sides[side]) for side in sides},
         **{f"{side}_correlation_clean": _is_correlated(sides[side]) for side in sides},
         "stable_tool_call_ids_required": True,
-        "stable_tool_call_ids_present": all(map(_has_stable_ids, both)),
+        "stable_tool_call_ids_present": all(_ids(one) and _has_stable_ids(one) for one in both),
     }
 
 
@@ -204,6 +204,7 @@ def _is_correlated(evidence: Evidence) -> bool:
 
 
 def _has_stable_ids(evidence: Evidence) -> bool:
+    """Whether each call can be told by its id, as far as there are any calls."""
     ids = _ids(evidence)
     codes = [] if evidence.correlation is None else evidence.correlation.ambiguities
     unstable = any(code.partition(":")[0] in _UNSTABLE for code in codes)
@@ -222,7 +223,7 @@ def _status(
     holds = found.preconditions
     if not (holds["base_correlation_clean"] and holds["head_correlation_clean"]):
         return "partial:correlation"
-    if not holds["stable_tool_call_ids_present"]:
+    if not all(map(_has_stable_ids, sides.values())):
         return "partial:correlation"
     return "partial:unbound" if any(found.unbound.values()) else "clean"
 

@@ -29,6 +29,7 @@ from stream.records.kernel import (
 from stream.records.runner import HOME
 
 _EVENT_LOG = "sdk-events.ndjson"  #: whoever opens it tells something, or reads what was told
+_SETTINGS = "hooks.json"  #: the agent reads it, as it is told to
 _CHANNELS = {_EVENT_LOG: "log", "hooks.ndjson": "hooks"}
 _LOGS = ("commands", "hooks.missed", *_CHANNELS)  #: which others may write to
 _REPLACES = {UNLINK, RENAME, LINK, SYMLINK, MKNOD}  #: a name may mean another file after it
@@ -136,7 +137,7 @@ class Own:
         if folder != self._home:
             return False
         is_known = doing is not None and (name, not told.is_reading) in _OPENED[doing]
-        return is_known or name == _EVENT_LOG
+        return is_known or name == _EVENT_LOG or (name == _SETTINGS and told.is_reading)
 
     def _replaces(self, kind: int, told: Told) -> None:
         for path in filter(None, (told.path, told.to_path)):

@@ -123,6 +123,17 @@ def test_what_is_bound_to_no_call_is_said_of_a_clean_comparison() -> None:
     assert not holds("unbound", diff(BASE, others))
 
 
+def test_without_calls_no_ids_are_there_that_could_be_stable() -> None:
+    """It is said of the ids, and is no fault of a run that made no calls."""
+    quiet = with_changes(correlation={"bindings": []})
+    for sides in ((quiet, quiet), (BASE, quiet), (quiet, BASE)):
+        found = diff(*sides)
+        assert found.preconditions["stable_tool_call_ids_present"] is False
+        assert found.status == "partial:unbound"
+        assert not any(code.endswith("_tool_call_ids") for code in codes(found))
+    assert diff(BASE, BASE).preconditions["stable_tool_call_ids_present"] is True
+
+
 def test_the_diff_of_two_runtimes_is_another_contract() -> None:
     other = (GOLDEN / "cross-runtime-diff-s5-gemini-v0.json").read_bytes()
     assert msgspec.json.decode(other)["schema"] == "assay.runner.cross_runtime_diff.v0"
