@@ -23,7 +23,7 @@ from stream.archive.gathering import DECODERS, Gathering, whole_lines
 from stream.archive.packing import names_of
 from stream.document import convert, read_document
 from stream.errors import InputError, os_reason
-from stream.evidence.calls import calls_started
+from stream.evidence.calls import TOOL_EVENTS, calls_started
 from stream.evidence.companion import make_companion
 from stream.evidence.correlation import Correlation, correlate
 from stream.evidence.health import make_health
@@ -246,6 +246,8 @@ def _markers(testimony: Testimony, account: Account, total: int) -> list[Marker]
             testimony.miss(Unused(channel, "unread", size, sentence))
     unused = told_apart(testimony.moments, testimony.again, written)
     counts = Counter({f"{channel}:told_again": count for channel, count in unused.items()})
+    if testimony.unknown_form and not any(e.event_type in TOOL_EVENTS for e in testimony.sdk):
+        counts[f"{STDOUT}:unknown_form"] = sum(testimony.unknown_form.values())
     for lost in testimony.unused:
         counts[f"{lost.channel}:{lost.why}"] += lost.count
     return place(

@@ -1,7 +1,7 @@
 """What an agent says about itself on its standard output. Declared: it proves nothing.
 
-Plain text, and the `json` and `stream-json` of Claude Code. The file is read in pieces; of what
-it says only the answer is kept, and of that no more than a bounded piece.
+Plain text, and the `json` and `stream-json` of Claude Code and its kin. The file is read in pieces;
+of what it says only the answer is kept, and of that no more than a bounded piece.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from stream.codec import MAX_LINE, LineSplitter, OverlongLine
 from stream.errors import os_reason, visible
+from stream.evidence.sayings import KINDS, StreamRecord, speaker_in
 
 Mode = Literal["text", "json", "stream-json", "empty", "unreadable"]
 
@@ -105,13 +106,9 @@ def _decoded(data: bytes) -> str:
 # --- records ------------------------------------------------------------------------------------
 
 
-class _Record(Struct):
+class _Record(StreamRecord, kw_only=True):
     """The fields of all records that say something here; another program may mean others."""
 
-    type: str
-    subtype: Any = None
-    session_id: Any = None
-    is_error: Any = None
     result: Any = None
     num_turns: Any = None
     duration_ms: Any = None
@@ -120,7 +117,6 @@ class _Record(Struct):
     tool_name: Any = None
     tool_use_id: Any = None
     model: Any = None
-    claude_code_version: Any = None
     model_usage: Any = msgspec.field(default=None, name="modelUsage")
 
 
@@ -128,12 +124,11 @@ _decode = msgspec.json.Decoder(_Record).decode
 
 
 def _record(line: bytes) -> _Record | None:
-    """None: it is none. Every record of Claude Code names its session."""
+    """None: it is none."""
     try:
-        record = _decode(line)
+        return _decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    return record if isinstance(record.session_id, str) else None
 
 
 def _of_records(lines: Iterator[bytes], mode: Mode) -> Declared | None:
@@ -169,12 +164,15 @@ class _Reading:
         if record is None:
             self._problems += 1
             return
+        if record.type not in KINDS:  # of the same session, or of an agent with another form
+            return
         self.records += 1
         if record.type == "result":
             self._result(record)
         elif record.type == "system" and record.subtype == "init":
             self._model = _name(record.model) or self._model
-            self._version = _name(record.claude_code_version) or self._version
+            speaker = speaker_in(record)
+            self._version = _name(speaker and speaker.version) or self._version
         elif record.type == "system" and record.subtype == "permission_denied":
             self._deny(record.tool_use_id, record.tool_name)
 

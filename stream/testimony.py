@@ -8,6 +8,7 @@ import os
 import tempfile
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -42,6 +43,7 @@ _MEANING = {
     "left_out": "more than can be told apart",
 }
 _PIECE = 250  #: times that are looked through one by one
+_MOST_TYPES = 20  #: types of lines that are named
 #: Events of the SDK layer, and characters of the commands in them: an agent may say what it wants,
 #: and without end.
 MOST_KEPT = 15_000
@@ -105,6 +107,7 @@ class Testimony:
         self.policy: list[PolicyEvent] = []
         self.again: list[Moment] = []  #: of what another channel had told already
         self.unused: list[Unused] = []
+        self.unknown_form: dict[str, int] = {}  #: lines of stdout, by the type that they say
         self._disclosure = disclosure
         self._sdk = sdk
         self._left_out = 0
@@ -154,6 +157,7 @@ class Testimony:
         """Nothing more will be said; what of it could not be used is counted."""
         self._layer.finish()
         self.again = self._layer.again
+        self.unknown_form = self._seen_types()
         self.policy += map(self._seen, self._policy.finish())
         for (channel, problem), count in sorted(self._layer.problems.items()):
             self._not_used(channel, problem, count)
@@ -165,6 +169,15 @@ class Testimony:
             self.miss(Unused("sdk", "left_out", self._left_out, sentence))
         for reason, count in sorted(self._policy.problems.items()):
             self._not_used("policy layer", reason, count)
+
+    def _seen_types(self) -> dict[str, int]:
+        told = self._layer.unknown_form
+        kept = Counter(
+            {self._disclosure.value(kind): n for kind, n in told.most_common(_MOST_TYPES)}
+        )
+        if rest := told.total() - kept.total():
+            kept["…"] += rest
+        return dict(kept)
 
     def _not_used(self, channel: str, why: str, count: int) -> None:
         lines = number(count, "line")

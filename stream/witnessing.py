@@ -199,6 +199,8 @@ class KernelWitness:
         summary.cgroup_correlation = concluded.health.cgroup_correlation
         summary.tool_calls = len(concluded.correlation.bindings)
         summary.correlation = concluded.correlation.status
+        if self._wish.sdk != "otel":
+            summary.unknown_form = self._testimony.unknown_form
 
     def _hear_the_rest(self) -> None:
         try:

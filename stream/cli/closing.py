@@ -104,10 +104,24 @@ def _seen(summary: RunSummary) -> str:
         lost = f", {summary.kernel_lost} lost" if summary.kernel_lost else ""
         return f"{seen}{lost}: not all of them, see observation-health.json"
     if not summary.tool_calls:
-        return f"{seen}, none lost; no tool calls were told"
+        return f"{seen}, none lost; {_untold(summary)}"
     calls = number(summary.tool_calls, "tool call")
     why = "" if summary.correlation == "clean" else ": see correlation-report.json"
     return f"{seen}, none lost; {calls}, bound to them: {summary.correlation}{why}"
+
+
+def _untold(summary: RunSummary) -> str:
+    """Of tool calls, where none is known: none may have been told in a form that is."""
+    told = summary.unknown_form
+    if not told:
+        return "no tool calls were told"
+    types = ", ".join(f"{count} {kind}" for kind, count in [*told.items()][:_NAMED])
+    more = ", …" if len(told) > _NAMED else ""
+    lines = number(sum(told.values()), "line")
+    return (
+        f"no tool calls were told in a form that is known: {lines} of its stdout"
+        f" ({types}{more}) may tell of some, and do not say whose form that is"
+    )
 
 
 async def put_away(

@@ -75,7 +75,8 @@ def diff(
     group is partial, that is paths, endpoints and execs; where io_uring went unseen, paths and
     endpoints; where its network coverage is unknown, endpoints. strace has the process tree only,
     and no control group to compare it with: that alone is no blindness, but partial. So is a tool
-    call that nobody decided about. For each word that holds, stderr says why.
+    call that nobody decided about, where others were decided. For each word that holds, stderr
+    says why.
 
     \b
       partial   the status is not clean, whatever the reason

@@ -163,7 +163,7 @@ def observe(
 
     \b
     --sdk: who tells when a tool call began and ended; what the kernel saw in between is its
-      stream-json  the agent's stdout, where that is Claude Code's stream-json
+      stream-json  the agent's stdout, where that is stream-json: Claude Code's or qwen-code's
       hooks        Claude Code's hooks:
                    -- sh -c 'claude --settings "$STREAM_HOOK_SETTINGS" -p "add a test"'
       otel         its OpenTelemetry, which comes too late to tell when

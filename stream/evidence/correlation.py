@@ -142,7 +142,7 @@ def _named_of_calls(calls: dict[str, Call], policy: Sequence[PolicyEvent]) -> It
         yield from _named_of_decisions(call)
         if not call.is_told:
             yield code("policy_decision_without_sdk_tool_call", call.id)
-        elif not call.decisions:
+        elif policy and not call.decisions:  # without any decision there is no policy layer
             yield code("sdk_tool_call_without_policy_binding", call.id)
 
 

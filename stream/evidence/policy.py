@@ -1,8 +1,9 @@
 """The policy layer: which tool calls were allowed and which refused, by whom who decides says so.
 
 Decisions come as CloudEvents of type `assay.tool.decision`, or as the permissions and refusals
-that Claude Code tells of itself, on its stdout or by OpenTelemetry. A decision without a call's
-id is never given one.
+that Claude Code and its kin tell of themselves, on stdout or by OpenTelemetry. A decision without
+a call's id is never given one. What nobody decided is no decision: where all permissions are
+bypassed, that a call was let through is none.
 """
 
 from __future__ import annotations
@@ -15,16 +16,28 @@ import msgspec
 from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine
-from stream.evidence.sayings import LogExport, decoded, log_records, permissions_in
+from stream.evidence.sayings import (
+    CLAUDE,
+    KINDS,
+    NOBODY,
+    LogExport,
+    Speaker,
+    StreamRecord,
+    decoded,
+    log_records,
+    permissions_in,
+    speaker_in,
+)
 from stream.records.runner import PolicyEvent
 
 DECISION = "assay.tool.decision"
 DENIAL = "claude.permission_denial"
 PERMISSION = "claude.permission_decision"  #: beside the result of a call
 EXPORTED = "claude_code.tool_decision"  #: by OpenTelemetry
+_EXPORTED_KIND = EXPORTED.partition(".")[2]
+BYPASS = "bypassPermissions"  #: the mode in which nobody is asked
+_OF_USE = (b'"permission', b'"tool_use"', b'"init"')  #: in each line that says anything here
 _DECISIONS = {"accept": "allow", "reject": "deny"}
-_CLAUDE = "claude-code"
-_CLAUDE_OTEL = "claude-code-otel"
 _KNOWN = 15_000  #: refused calls that are told apart
 
 Problem = Literal["not_a_record", "overlong", "torn", "no_decision", "unnamed_tool", "left_out"]
@@ -42,17 +55,10 @@ class _Decision(Struct):
     tool_call_id: str | None = None
 
 
-class _Record(Struct):
-    """A line of Claude Code's stream-json."""
-
-    type: str
-    session_id: str
-    subtype: Any = None
+class _Record(StreamRecord, kw_only=True):
     permission_denials: Any = None
     tool_name: Any = None
     tool_use_id: Any = None
-    tool_result_meta: Any = None
-    message: Any = None
 
 
 _decode_event = msgspec.json.Decoder(_CloudEvent).decode
@@ -67,7 +73,8 @@ class PolicyLayer:
         self._seq = 0
         self._log, self._stdout = LineSplitter("policy log"), LineSplitter("stdout")
         self._otel = LineSplitter("otel")
-        self._late: list[tuple[Any, Any, str]] = []  # call, tool, decision
+        self._late: list[tuple[Speaker, Any, Any, str, Any]] = []  # call, tool, decision, why
+        self._speaker, self._mode = NOBODY, ""  # of the session
         self._told: dict[str, tuple[str, str]] = {}  # by call, what was told of which tool
         self._tools: dict[str, str] = {}  # by call: a permission does not name its tool
         self.problems: Counter[Problem] = Counter()
@@ -78,12 +85,12 @@ class PolicyLayer:
         return [event for line in self._whole(self._log, chunk) for event in self._decided(line)]
 
     def feed_stdout(self, chunk: bytes) -> list[PolicyEvent]:
-        """What Claude Code prints in its form stream-json; whether it is that is not judged."""
+        """What an agent prints, where that is stream-json."""
         lines = self._stdout.feed(chunk) or ()
         return [
             event
             for line in lines
-            if b'"permission_de' in line or b'"tool_use"' in line
+            if any(one in line for one in _OF_USE)
             for event in self._permitted(line)
         ]
 
@@ -107,8 +114,9 @@ class PolicyLayer:
         late, self._late = self._late, []
         return [
             event
-            for call, tool, decision in late
-            for event in self._tell(EXPORTED, call, tool, decision, _CLAUDE_OTEL)
+            for speaker, call, tool, decision, why in late
+            if not (why == "config" and decision == "allow" and self._mode == BYPASS)
+            for event in self._tell(EXPORTED, speaker, call, tool, decision)
         ]
 
     def _whole(self, splitter: LineSplitter, chunk: bytes) -> Iterator[bytes]:
@@ -142,23 +150,32 @@ class PolicyLayer:
             record = _decode_record(line)
         except DECODE_ERRORS:
             return  # the SDK layer counts it
+        if record.type not in KINDS:
+            return
+        self._speaker = speaker_in(record) or self._speaker
+        if record.type == "system" and isinstance(record.permission_mode, str):
+            self._mode = record.permission_mode
         if record.type == "assistant":
             self._learn(record.message)
-        for call, found in permissions_in(record.tool_result_meta if record.type == "user" else ()):
+        meta = record.tool_result_meta if record.type == "user" else ()
+        for call, found, reason in permissions_in(meta):
+            if found == "accept" and reason == "mode" and self._mode == BYPASS:
+                continue
             decision = _DECISIONS.get(found)
             if decision is None:
                 self.problems["no_decision"] += 1
                 continue
             tool = None if call is None else self._tools.get(call)
-            yield from self._tell(PERMISSION, call, tool, decision)
+            yield from self._tell(PERMISSION, self._speaker, call, tool, decision)
         denials = record.permission_denials if record.type == "result" else None
         told_early = record.type == "system" and record.subtype == "permission_denied"
         if told_early and record.tool_use_id:  # without an id, the result's list has to do
-            yield from self._tell(DENIAL, record.tool_use_id, record.tool_name, "deny")
+            call, tool = record.tool_use_id, record.tool_name
+            yield from self._tell(DENIAL, self._speaker, call, tool, "deny")
         for denial in denials if isinstance(denials, list) else ():
             fields = denial if isinstance(denial, dict) else {}
             call, tool = fields.get("tool_use_id"), fields.get("tool_name")
-            yield from self._tell(DENIAL, call, tool, "deny")
+            yield from self._tell(DENIAL, self._speaker, call, tool, "deny")
 
     def _learn(self, message: Any) -> None:
         for block in _dicts(message.get("content") if isinstance(message, dict) else None):
@@ -167,21 +184,22 @@ class PolicyLayer:
             if is_call and isinstance(call, str) and isinstance(tool, str):
                 self._tools[call] = tool
 
-    def _exported(self, line: bytes) -> Iterator[tuple[Any, Any, str]]:
+    def _exported(self, line: bytes) -> Iterator[tuple[Speaker, Any, Any, str, Any]]:
         try:
             export = decoded(line, LogExport)
         except DECODE_ERRORS:
             return  # the SDK layer counts it
-        for _, fields in log_records(export.resource_logs):
+        for speaker, fields in log_records(export.resource_logs):
             if fields.get("event.name") == "tool_decision":
                 decision = _DECISIONS.get(str(fields.get("decision")))
                 if decision is None:
                     self.problems["no_decision"] += 1
                 else:
-                    yield fields.get("tool_use_id"), fields.get("tool_name"), decision
+                    call, tool = fields.get("tool_use_id"), fields.get("tool_name")
+                    yield speaker, call, tool, decision, fields.get("source")
 
     def _tell(
-        self, kind: str, call: Any, tool: Any, decision: str, source: str = _CLAUDE
+        self, kind: str, speaker: Speaker, call: Any, tool: Any, decision: str
     ) -> Iterator[PolicyEvent]:
         """What was told of a call already is not told again, unless it is something else."""
         call = call if isinstance(call, str) and call else None
@@ -190,6 +208,9 @@ class PolicyLayer:
         elif call is None or self._told.get(call) != (tool, decision):
             if call is not None and len(self._told) < _KNOWN:
                 self._told[call] = tool, decision
+            if speaker.name != CLAUDE:
+                kind = f"{speaker.name}.{kind.partition('.')[2]}"
+            source = speaker.name + ("-otel" if kind.endswith(_EXPORTED_KIND) else "")
             yield self._event(kind, source, call, tool, decision)
 
     def _event(

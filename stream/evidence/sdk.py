@@ -1,8 +1,9 @@
 """The SDK layer: what an agent says about its own tool calls. Self-reported, all of it.
 
-It comes from Claude Code's stream-json, from the event log that the environment names, from
-hooks, or from OpenTelemetry. What two of them tell of the same call is recorded once; what one
-of them tells twice is recorded twice. A call without an id is never given one.
+It comes from stream-json as Claude Code and its kin print it, from the event log that the
+environment names, from hooks, or from OpenTelemetry. What two of them tell of the same call is
+recorded once; what one of them tells twice is recorded twice. A call without an id is never given
+one, and a stream that does not say whose it is has no name.
 """
 
 from __future__ import annotations
@@ -14,19 +15,27 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine
+from stream.errors import visible
 from stream.evidence.moments import MarkerName, Moment
 from stream.evidence.sayings import (
+    CLAUDE,
+    KINDS,
+    NOBODY,
     HookInput,
     LogExport,
     LoggedLine,
+    Speaker,
     StreamRecord,
     T,
+    TypedLine,
     blocks_of,
     command_in,
     decoded,
+    is_record,
     is_usable,
     log_records,
     refused_in,
+    speaker_in,
 )
 from stream.records.runner import SDK_EVENT, SdkEvent, SdkEventType
 
@@ -36,8 +45,9 @@ RUN_VARIABLE = "ASSAY_RUNNER_RUN_ID"
 SCHEMA_VARIABLE = "ASSAY_RUNNER_SDK_EVENT_SCHEMA"
 
 _KNOWN = 15_000  #: calls whose names and tellers are remembered
-_CLAUDE = "claude-code"
-_SOURCES = {"stdout": _CLAUDE, "hooks": "claude-code-hooks", "otel": "claude-code-otel"}
+_SOURCES = {"stdout": "", "hooks": "-hooks", "otel": "-otel"}  #: behind the speaker's name
+_NAME = 80  #: characters of a type
+_TYPES = 1000  #: types of lines of an unknown form that are told apart
 
 Channel = Literal["stdout", "log", "hooks", "otel"]
 _CHANNELS: tuple[Channel, ...] = ("stdout", "log", "hooks", "otel")
@@ -45,9 +55,8 @@ Problem = Literal["not_a_record", "overlong", "torn", "foreign_run", "unusable_n
 
 
 #: A line of stdout without any of these is another program's, which says nothing wrong; so is a
-#: whole object that is of none of these types.
+#: whole object that is no record.
 _OF_A_RECORD = (b'{"type":', b'"session_id"', b'"tool_use')
-_USED = ("assistant", "user", "result", "system")
 
 
 class Said(Struct, frozen=True):
@@ -83,18 +92,25 @@ class SdkLayer:
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._seq = 0
-        self._version: str | None = None
+        self._speaker = NOBODY  # on stdout, or of the telemetry
         self._tools: dict[str, str | None] = {}  # by call
         self._tellers: dict[tuple[str, str], Channel] = {}  # by kind of event and call
         self._lines = {channel: LineSplitter(channel) for channel in _CHANNELS}
         self.problems: Counter[tuple[Channel, Problem]] = Counter()
         self.again: list[Moment] = []  #: of what another channel had told already
         self._has_records = False  # on stdout
+        self._others: Counter[str] = Counter()  # objects by type: no stream-json
+        self._beside: Counter[str] = Counter()  # of a session: its own, if it has a name
         self.received = Counter[Channel]()  #: bytes
 
+    @property
+    def unknown_form(self) -> Counter[str]:
+        """Lines of stdout that say their type, and are of no form that is known: by type."""
+        return self._others + self._beside if self._speaker == NOBODY else self._others
+
     def feed(self, chunk: bytes, arrived_ns: int) -> list[Said]:
-        """The standard output of Claude Code, in its form stream-json."""
-        return list(self._read("stdout", chunk, arrived_ns, StreamRecord, self._claude))
+        """The standard output of an agent, where that is stream-json."""
+        return list(self._read("stdout", chunk, arrived_ns, StreamRecord, self._streamed))
 
     def feed_refusals(self, chunk: bytes, arrived_ns: int) -> list[Said]:
         """The same, where hooks tell of the calls: of one that is refused, they never tell the
@@ -145,6 +161,8 @@ class SdkLayer:
             except DECODE_ERRORS:
                 if _is_meant(channel, line):
                     self._blame(channel, "not_a_record")
+                elif channel == "stdout":
+                    self._pass_by(line)
                 continue
             assert batch is not None
             end = batch.offset_of(index) + len(line) + 1
@@ -155,25 +173,38 @@ class SdkLayer:
 
     # --- the channels ---------------------------------------------------------------------------
 
-    def _claude(self, record: StreamRecord, where: _Where) -> Iterator[Said]:
-        self._has_records = True
+    def _streamed(self, record: StreamRecord, where: _Where) -> Iterator[Said]:
+        if not self._begins(record):
+            return
         if record.type == "result":
-            failed = record.is_error is True
-            yield self._say(where, "run_failed" if failed else "run_finished", self._version)
-        elif record.type == "system" and record.subtype == "init":
-            version = record.claude_code_version
-            self._version = version if is_usable(version) else self._version
+            yield self._say(where, "run_failed" if record.is_error is True else "run_finished")
         elif record.type in ("assistant", "user"):
             for block in blocks_of(record.message):
                 yield from self._block(record.type, block, where)
 
     def _refused(self, record: StreamRecord, where: _Where) -> Iterator[Said]:
-        self._has_records = True
-        if record.type == "user":
+        if self._begins(record) and record.type == "user":
             refused = refused_in(record.tool_result_meta)
             for block in blocks_of(record.message):
                 if block.get("tool_use_id") in refused:
                     yield from self._block(record.type, block, where)
+
+    def _begins(self, record: StreamRecord) -> bool:
+        """Whether it is a record; who speaks is what the last session's beginning says."""
+        if record.type not in KINDS:
+            _count(self._beside, record.type)
+            return False
+        self._has_records = True
+        self._speaker = speaker_in(record) or self._speaker
+        return True
+
+    def _pass_by(self, line: bytes) -> None:
+        if not line.lstrip().startswith(b"{"):
+            return
+        try:
+            _count(self._others, decoded(line, TypedLine).type)
+        except DECODE_ERRORS:
+            return  # a text, or an object that does not say what it is
 
     def _block(self, teller: str, block: Mapping[str, Any], where: _Where) -> Iterator[Said]:
         """A call is asked for by the assistant, and its result comes as if by the user."""
@@ -192,7 +223,7 @@ class SdkLayer:
             call = line.tool_call_id
             yield from self._tell(where, line.event_type, call, line.tool, None, line)
         else:
-            yield self._say(where, line.event_type, line.sdk_version, line)
+            yield self._say(where, line.event_type, line)
 
     def _hooked(self, hook: HookInput, where: _Where) -> Iterator[Said]:
         name = _HOOKS.get(hook.hook_event_name)
@@ -203,10 +234,11 @@ class SdkLayer:
             yield from self._tell(where, name, hook.tool_use_id, hook.tool_name, command)
 
     def _exported(self, export: LogExport, where: _Where) -> Iterator[Said]:
-        for version, fields in log_records(export.resource_logs):
+        for speaker, fields in log_records(export.resource_logs):
             name = _OTEL.get(str(fields.get("event.name")))
             if name is not None:
-                self._version = self._version or version
+                if self._speaker == NOBODY:
+                    self._speaker = speaker
                 call, tool = fields.get("tool_use_id"), fields.get("tool_name")
                 yield from self._tell(where, name, call, tool)
 
@@ -231,7 +263,7 @@ class SdkLayer:
         if teller != where.channel and tool in (None, known):
             self._repeat(where, name, call)
             return
-        event = self._event(where.channel, name, self._version, line, call, tool or known)
+        event = self._event(where.channel, name, line, call, tool or known)
         is_placed = where.channel != "otel" and teller == where.channel
         moment = _moment(where, name, call, command, event.seq) if is_placed else None
         yield Said(event, moment)
@@ -244,28 +276,28 @@ class SdkLayer:
         else:
             self._blame(where.channel, "left_out")
 
-    def _say(
-        self, where: _Where, name: SdkEventType, version: str | None, line: LoggedLine | None = None
-    ) -> Said:
-        return Said(self._event(where.channel, name, version, line), None)
+    def _say(self, where: _Where, name: SdkEventType, line: LoggedLine | None = None) -> Said:
+        return Said(self._event(where.channel, name, line), None)
 
     def _event(
         self,
         channel: Channel,
         name: SdkEventType,
-        version: str | None,
         line: LoggedLine | None,
         call: str | None = None,
         tool: str | None = None,
     ) -> SdkEvent:
         seq, self._seq = self._seq, self._seq + 1
+        speaker = self._speaker
+        if channel == "hooks" and speaker == NOBODY:
+            speaker = Speaker(CLAUDE)  # whose hooks the recorder's are
         return SdkEvent(
             run_id=self._run_id,
             seq=seq,
             event_type=name,
-            source=line.source if line else _SOURCES[channel],
-            sdk_name=line.sdk_name if line else _CLAUDE,
-            sdk_version=line.sdk_version if line else version,
+            source=line.source if line else speaker.name + _SOURCES[channel],
+            sdk_name=line.sdk_name if line else None if speaker == NOBODY else speaker.name,
+            sdk_version=line.sdk_version if line else speaker.version,
             tool_call_id=call,
             tool=tool,
         )
@@ -304,7 +336,13 @@ def _is_meant(channel: Channel, line: bytes) -> bool:
         said = decoded(line, object)
     except DECODE_ERRORS:
         return True
-    return isinstance(said, dict) and said.get("type") in _USED
+    return is_record(said)
+
+
+def _count(found: Counter[str], kind: str) -> None:
+    """An agent that makes up types without end must not fill the memory."""
+    kind = visible(kind[:_NAME])
+    found[kind if kind in found or len(found) < _TYPES else "…"] += 1
 
 
 def _forget(known: dict[Any, Any]) -> None:

@@ -124,6 +124,9 @@ class RunSummary(
     cgroup_correlation: str | None = None
     tool_calls: int | None = None  #: that were told and have a place in the correlation
     correlation: str | None = None  #: of the tool calls: clean, partial or failed
+    #: Lines of stdout that may tell of calls in a form that is not known, by the type that they
+    #: say. Null: nobody looked for any.
+    unknown_form: dict[str, int] | None = None
     declared_denials: int | None = None  #: refused calls of tools
     declared_denied_tools: list[str] = []
     declared_error: bool | None = None

@@ -68,6 +68,21 @@ def test_a_run_that_went_well(kind: str) -> None:
     assert declared.problems == 0
 
 
+def test_the_kin_of_claude_code_says_its_own_version() -> None:
+    declared = read_declared(DATA.parent / "agents/qwen.stream.jsonl")
+    assert (declared.mode, declared.agent_version) == ("stream-json", "0.15.10")
+    assert (declared.is_error, declared.denials, declared.model) == (False, 0, "stub")
+    assert said(declared).startswith("Done.")
+
+
+@pytest.mark.parametrize("agent", ["codex", "gemini"])
+def test_what_has_another_form_is_text(agent: str) -> None:
+    path = DATA.parent / f"agents/{agent}.stream.jsonl"
+    declared = read_declared(path)
+    assert (declared.mode, declared.results, declared.denials) == ("text", 0, None)
+    assert said(declared) == path.read_text()
+
+
 @pytest.mark.parametrize("kind", ["json", "stream.jsonl"])
 def test_a_refused_run_names_its_tools_though_it_claims_success(kind: str) -> None:
     declared = read_declared(DATA / f"refused.{kind}")

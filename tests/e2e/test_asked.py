@@ -95,10 +95,8 @@ def test_hooks_tell_when_each_call_began_and_ended(rig: Rig, words: tuple[str, .
     bound = {one["tool_call_id"]: one for one in report(recorded)["bindings"]}
     assert list(bound) == CALLS
     assert all(one["kernel_event_count"] for one in bound.values())
-    expected = [(call, "allow", "claude.permission_decision") for call in CALLS if words]
-    assert decided(recorded) == expected
-    if words:  # where nobody decides, that is an ambiguity
-        assert report(recorded)["status"] == "clean"
+    assert decided(recorded) == []  # with all permissions bypassed, nobody decides
+    assert report(recorded)["status"] == "clean"
 
 
 def test_what_the_hooks_do_is_no_calls(rig: Rig) -> None:
@@ -161,7 +159,7 @@ def test_otel_tells_the_calls_but_not_when(rig: Rig) -> None:
     assert [one["name"] for one in recorded.lines("layers/markers.ndjson")] == [
         *("run_started", "run_finished")
     ]
-    assert decided(recorded) == [(call, "allow", "claude.permission_decision") for call in CALLS]
+    assert decided(recorded) == []
     found = report(recorded)
     assert found["status"] == "partial"
     total = len(recorded.lines("layers/kernel.ndjson"))

@@ -993,12 +993,20 @@ def test_what_is_missing_without_a_place_is_missing_from_any_call(
     assert found.report.status == ("partial" if missing else "clean")
 
 
-def test_calls_that_nobody_decided_are_each_named(run: Run) -> None:
-    one_call(run, "a")
-    one_call(run, "b")
+def test_calls_that_nobody_decided_are_each_named_where_others_were_decided(run: Run) -> None:
+    for call in "abc":
+        one_call(run, call)
+    run.decides("b")
     found = run.correlated(is_decided=False)
     assert found.report.status == "partial"
-    assert named(found) == [f"sdk_tool_call_without_policy_binding:{call}" for call in "ab"]
+    assert named(found) == [f"sdk_tool_call_without_policy_binding:{call}" for call in "ac"]
+
+
+def test_without_any_decision_there_is_no_policy_layer_that_calls_could_miss(run: Run) -> None:
+    one_call(run, "a")
+    found = run.correlated(is_decided=False)
+    assert (found.report.status, named(found)) == ("clean", [])
+    assert [one.policy_decision for one in found.report.bindings] == [None]
 
 
 def test_a_binding_counts_what_its_window_holds(run: Run) -> None:

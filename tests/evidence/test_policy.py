@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.evidence.policy import DECISION, EXPORTED, PERMISSION, PolicyLayer
+from stream.evidence.policy import DECISION, DENIAL, EXPORTED, PERMISSION, PolicyLayer
 from stream.records.runner import PolicyEvent
 
 DATA = Path(__file__).parent.parent / "data"
@@ -123,8 +123,39 @@ def test_a_permission_that_cannot_be_told_is_a_problem() -> None:
     assert layer.problems == {"no_decision": 1}, "and nothing that was not there"
 
 
+#: A real run whose permissions were all bypassed, and the same with a mode that decides.
+BYPASSED = (DATA / "claude/parallel.stream.jsonl").read_bytes()
+DECIDED = BYPASSED.replace(b'"bypassPermissions"', b'"acceptEdits"')
+
+
+def test_what_nobody_decided_is_no_decision() -> None:
+    """However it is told; what a rule or a person decided meanwhile is one."""
+    layer = PolicyLayer("r")
+    assert layer.feed_stdout(BYPASSED) == []
+    layer.feed_otel(OTEL)
+    assert (layer.finish(), dict(layer.problems)) == ([], {})
+    by_rule = BYPASSED.replace(b'"reason_type":"mode"', b'"reason_type":"rule"', 1)
+    assert [one.decision for one in PolicyLayer("r").feed_stdout(by_rule)] == ["allow"]
+    refused = BYPASSED.replace(b'"decision":"accept"', b'"decision":"reject"', 1)
+    assert [one.decision for one in PolicyLayer("r").feed_stdout(refused)] == ["deny"]
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [("claude_code_version", "claude-code"), ("qwen_code_version", "qwen-code"), ("v", "unknown")],
+)
+def test_a_decision_is_told_by_who_says_who_speaks(version: str, name: str) -> None:
+    init = {"type": "system", "subtype": "init", "session_id": "s", version: "1.2"}
+    denials = [{"tool_use_id": "a", "tool_name": "T"}]
+    end = {"type": "result", "session_id": "s", "permission_denials": denials}
+    layer = PolicyLayer("r")
+    found = layer.feed_stdout(b"".join(json.dumps(one).encode() + b"\n" for one in (init, end)))
+    kind = DENIAL if name == "claude-code" else f"{name}.permission_denial"
+    assert [(one.source_event_type, one.source) for one in found] == [(kind, name)]
+
+
 def test_what_was_permitted_is_told_beside_the_results() -> None:
-    data = (DATA / "claude/parallel.stream.jsonl").read_bytes()
+    data = DECIDED
     found = PolicyLayer("r").feed_stdout(data)
     calls = {one.tool_call_id for one in found}
     assert {(one.source_event_type, one.decision, one.tool) for one in found} == {
@@ -190,7 +221,7 @@ def test_decisions_of_a_real_run_that_came_late() -> None:
 
 
 def test_what_stdout_told_is_told_once_whenever_it_came() -> None:
-    data = (DATA / "claude/parallel.stream.jsonl").read_bytes()
+    data = DECIDED
     for is_early in (True, False):
         layer = PolicyLayer("r")
         if is_early:

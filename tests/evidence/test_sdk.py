@@ -176,7 +176,7 @@ def test_lines_that_may_have_been_records_are_counted() -> None:
         layer.feed(lines, 1)
         layer.feed((result() if is_claude else b"") + b'{"type":"resu', 1)
         layer.finish()
-        expected = {("stdout", "not_a_record"): 2, ("stdout", "torn"): 1}
+        expected = {("stdout", "not_a_record"): 1, ("stdout", "torn"): 1}
         assert layer.problems == (expected if is_claude else {})
 
 
@@ -189,8 +189,9 @@ def test_lines_that_may_have_been_records_are_counted() -> None:
         (b'{"type":["user"]}', False),
         (b'[{"type":"user"}]', False),
         (b'50%{"type":"user"}', True),
-        *((b'{"type":"%b"}' % one, True) for one in (b"assistant", b"user", b"result", b"system")),
-        (b'{"type":"user","session_id":1}', True),
+        # Whole objects that name no session: other agents print such lines.
+        *((b'{"type":"%b"}' % one, False) for one in (b"assistant", b"user", b"result", b"system")),
+        (b'{"type":"user","session_id":1}', False),
         (b'{"type":"user","session_id":"\\ud800","message":', True),  # cut
         (b'{"type":"log","n":1{"type":"user","session_id":"s"}', True),  # glued
         (b'{"type":"log"}{"type":"log"}', True),
@@ -201,6 +202,38 @@ def test_what_others_say_in_json_is_no_record_that_was_lost(line: bytes, is_mean
     layer.feed(result() + line + b"\n", 1)
     layer.finish()
     assert layer.problems == ({("stdout", "not_a_record"): 1} if is_meant else {})
+
+
+def typed(kind: str, **fields: Any) -> bytes:
+    return json.dumps({"type": kind, **fields}).encode() + b"\n"
+
+
+def test_lines_of_another_form_are_counted_by_their_type() -> None:
+    """A session's other lines are its own where it says who speaks."""
+    others = typed("tool_use", sessionID="s") + typed("tool.execution_start", data={})
+    own = record("stream_event") + record("tool_call", call_id="a")
+    for version, more in (("claude_code_version", {}), ("v", {"stream_event": 1, "tool_call": 1})):
+        layer = SdkLayer("r")
+        layer.feed(record("system", subtype="init", **{version: "1"}) + others + own, 1)
+        layer.finish()
+        assert layer.unknown_form == {"tool_use": 1, "tool.execution_start": 1, **more}
+        assert not layer.problems
+
+
+def test_types_without_end_take_no_memory() -> None:
+    layer = SdkLayer("r")
+    layer.feed(b"".join(typed(f"{n}" + "x" * 200) for n in range(3000)), 1)
+    assert len(layer.unknown_form) == 1001
+    assert layer.unknown_form.total() == 3000
+    assert max(map(len, layer.unknown_form)) == 80
+
+
+def test_a_whole_line_of_another_agent_was_not_torn() -> None:
+    gemini = (DATA / "agents/gemini.stream.jsonl").read_bytes()
+    layer = SdkLayer("r")
+    assert layer.feed(gemini.rstrip(b"\n"), 1) == []
+    layer.finish()
+    assert not layer.problems
 
 
 def test_what_follows_the_last_newline_was_not_finished() -> None:

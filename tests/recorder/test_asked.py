@@ -77,11 +77,90 @@ def test_hooks_of_any_agent(place: Place, kernel: str) -> None:
 
 def test_stdout_tells_no_calls_where_hooks_do(place: Place) -> None:
     told_there = Path(__file__).parents[1] / "data/claude/parallel.stream.jsonl"
-    agent = f"cat {told_there}\n{told('PreToolUse')}"
+    decides = f"sed s/bypassPermissions/acceptEdits/ {told_there}"
+    agent = f"{decides}\n{told('PreToolUse')}"
     run = observe(place, *HOOKS, "--", "sh", "-c", agent)
     verify(place, run)
     assert [one["source"] for one in layer(run, "sdk")] == ["claude-code-hooks"]
     assert len(layer(run, "policy")) == 6
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("use", "is_own"), [("cat", True), ("echo >>", False)])
+def test_the_settings_are_the_recorders_as_long_as_they_are_read(
+    place: Place, kernel: str, use: str, *, is_own: bool
+) -> None:
+    agent = f'{use} "$STREAM_HOOK_SETTINGS"'
+    run = observe(place, "--kernel", kernel, "--sdk", "hooks", "--", "sh", "-c", agent)
+    verify(place, run)
+    surface = json.loads((run.folder / "capability-surface.json").read_bytes())
+    found = [path for path in surface["filesystem_paths"] if path.endswith("/hooks.json")]
+    assert bool(found) == (not is_own)
+
+
+FORMS = Path(__file__).parents[1] / "data/agents"
+
+
+@pytest.mark.parametrize(
+    ("agent", "types"),
+    [
+        (
+            "codex",
+            {
+                "item.completed": 3,
+                "item.started": 1,
+                "thread.started": 1,
+                "turn.completed": 1,
+                "turn.started": 1,
+            },
+        ),
+        ("gemini", {"init": 1, "message": 2, "result": 1, "tool_result": 1, "tool_use": 1}),
+    ],
+)
+def test_calls_in_a_form_that_is_not_known_are_no_silence(
+    place: Place, agent: str, types: dict[str, int]
+) -> None:
+    """And the run is whole: a line is stream-json only where it has that form."""
+    run = observe(place, *HOOKS[:2], "--", "cat", FORMS / f"{agent}.stream.jsonl")
+    verify(place, run)
+    assert run.summary["incomplete"] == []
+    assert run.summary["unknown_form"] == types
+    assert layer(run, "sdk") == layer(run, "policy") == []
+    assert place.stream("check", run.folder, "--profile", "agents").code == 0
+    lines = f"no tool calls were told in a form that is known: {sum(types.values())} lines"
+    assert lines in run.done.err
+    assert all(f"{count} {kind}" in run.done.err for kind, count in types.items())
+    report = json.loads((run.folder / "correlation-report.json").read_bytes())
+    assert report["status"] == "partial"
+    assert "told_and_not_used:stdout,unknown_form" in report["ambiguities"]
+
+
+@pytest.mark.parametrize(
+    ("key", "told_by"),
+    [
+        ("qwen_code_version", ("qwen-code", "qwen-code", "0.15.10")),
+        ("some_version", ("unknown", None, None)),
+    ],
+)
+def test_who_speaks_is_what_the_stream_says(
+    place: Place, key: str, told_by: tuple[str, str | None, str | None]
+) -> None:
+    path = place.root / "said.jsonl"
+    lines = (FORMS / "qwen.stream.jsonl").read_bytes()
+    path.write_bytes(lines.replace(b"qwen_code_version", key.encode()))
+    run = observe(place, *HOOKS[:2], "--", "cat", path)
+    verify(place, run)
+    events = layer(run, "sdk")
+    assert {(e["source"], e["sdk_name"], e["sdk_version"]) for e in events} == {told_by}
+    assert len(events) == 3
+    assert run.summary["unknown_form"] == {}
+
+
+def test_what_says_nothing_of_calls_is_no_other_form(place: Place) -> None:
+    lines = ('{"level":"info"}', '[{"type":"a"}]', 'a {"type":"b"}', '{"type":7}')
+    run = observe(place, *HOOKS[:2], "--", "printf", r"%s\n", *lines)
+    assert run.summary["unknown_form"] == {}
+    assert "no tool calls were told\n" in run.done.err
 
 
 @pytest.mark.parametrize("how", [HOOKS, OTEL], ids=["hooks", "otel"])
@@ -178,7 +257,7 @@ def test_a_refused_call_ends_with_its_refusal(place: Place) -> None:
     told_of = {one["event_type"]: one["source"] for one in layer(run, "sdk")}
     assert told_of == {
         "tool_call_started": "claude-code-hooks",
-        "tool_call_completed": "claude-code",
+        "tool_call_completed": "unknown",  # its stdout does not say who speaks
     }
     begun, ended = (one["at"] for one in layer(run, "markers")[1:-1])
     opened = {Path(str(one["value"])).name: one["seq"] for one in layer(run, "kernel")}
