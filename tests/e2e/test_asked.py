@@ -30,7 +30,7 @@ def hooked(
     how: dict[str, Any] = {
         "options": options,
         "command": command,
-        "agent": "sh",
+        "agent": "claude-code",
         "is_whole": not missing,
     }
     recorded = rig.record(name, SCRIPT, *words, ALLOWED, **how)
@@ -140,7 +140,7 @@ def test_a_refused_call_ends_with_its_refusal(rig: Rig) -> None:
     script = [write("alpha.txt", "alpha\n"), bash("true"), text("Done.")]
     options, command = (*KERNEL, "--sdk", "hooks"), ("sh", "-c", CLAUDE, "sh")
     recorded = rig.record(
-        "refused", script, *STREAM_JSON, options=options, command=command, agent="sh"
+        "refused", script, *STREAM_JSON, options=options, command=command, agent="claude-code"
     )
     assert rig.place.stream("verify", recorded.folder).code == 0
     bound = report(recorded)["bindings"]
