@@ -115,6 +115,13 @@ def read_process(pid: int) -> Process | None:
     )
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has made it stand still, or is about to."""
+    fields = dict(line.split(b":\t", 1) for line in read_file(pid, "status").splitlines())
+    pending = int(fields.get(b"ShdPnd", b"0"), 16)
+    return fields.get(b"State", b"").startswith(b"T") or bool(pending >> signal.SIGSTOP - 1 & 1)
+
+
 def own_children() -> list[int]:
     """Of this process: those that its first thread started or adopted (orphans come to the
     first thread that lives), and those of the thread that asks. No other one starts any."""

@@ -30,6 +30,7 @@ from stream.recorder.messages import (
     Ready,
     Report,
     Started,
+    Stopped,
     TimedOut,
     decode_report,
 )
@@ -61,6 +62,7 @@ class Ending(Struct):
     passed_on: list[str] = field(default_factory=list)  #: signals
     outlived: list[str] = field(default_factory=list)  #: processes that were there after it
     stopped: list[str] = field(default_factory=list)  #: processes that had to be ended
+    stops: list[int] = field(default_factory=list)  #: of the recorder by a signal: ns, each
     lost_guard: bool = False  #: it was killed, and what it would have told is not known
 
     @property
@@ -265,6 +267,8 @@ class Invocation:
             await self._not_started(NOT_FOUND if missing else CANNOT_RUN, report.reason)
         elif isinstance(report, TimedOut):
             self.ending.timed_out = True
+        elif isinstance(report, Stopped):
+            self.ending.stops.append(report.ns)
         elif isinstance(report, Exited):
             await self._exited(report.code, report.wall)
         elif isinstance(report, Over):

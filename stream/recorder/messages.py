@@ -54,6 +54,12 @@ class TimedOut(Struct, tag="timed_out"):
     pass
 
 
+class Stopped(Struct, tag="stopped"):
+    """The recorder, which the guard has woken."""
+
+    ns: int  #: since it was last seen at work
+
+
 class Exited(Struct, tag="exited"):
     """The leader. Its tree may live on."""
 
@@ -68,7 +74,7 @@ class Over(Struct, tag="over"):
     ended: list[str]  #: who did not end by itself in the time that it had
 
 
-Report = Ready | Started | Failed | TimedOut | Exited | Over
+Report = Ready | Started | Failed | TimedOut | Stopped | Exited | Over
 
 encode_report = msgspec.json.Encoder().encode
 decode_message = msgspec.msgpack.Decoder(Outfit | Order).decode

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from stream.errors import SpawnError, os_reason
-from stream.proctable import go_on_when_orphaned
+from stream.proctable import go_on_when_orphaned, is_stopped
 from stream.reaper import GIVE_UP, KILL_AFTER, Reaper, start
 from stream.recorder.cgroup import Cgroup, enter_cgroup
 from stream.recorder.disclosure import readable
@@ -26,6 +26,7 @@ from stream.recorder.messages import (
     Ready,
     Report,
     Started,
+    Stopped,
     TimedOut,
     decode_message,
     encode_report,
@@ -36,6 +37,7 @@ from stream.system import write_all
 from stream.tree import Files, Tree, send_group
 
 LOOK_AGAIN = 0.25  #: seconds: not every end in a tree is told to us where there is no subreaper
+_LOOK_AFTER = 100_000_000  #: ns after which it is looked again whether the recorder is at work
 _MOST_NAMES = 50
 
 
@@ -96,7 +98,9 @@ class _Watchman:
         for fd in (self._wake, wake, control):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._recorder = os.getppid()
         self._is_orphaned = False  # the recorder is gone
+        self._at_work = time.monotonic_ns()  # when the recorder was last seen not to stand still
         self._looked = 0  # wall-clock ns, when the leader was last found alive
         self._give_up_at: float | None = None  # when a signal should have ended the leader
 
@@ -167,6 +171,7 @@ class _Watchman:
                 ended = self._end(tree) | ended
         if tree.tracer is not None:
             self._see_off(tree, order)
+        self._wake_recorder()  # nobody is left who could stop it
         self._report(Over(_first(outlived), _first(ended)))
 
     def _see_off(self, tree: Tree, order: Order) -> None:
@@ -215,6 +220,8 @@ class _Watchman:
         deadline = None if seconds is None else time.monotonic() + seconds
         while not is_done() and not self._is_orphaned:
             Reaper.get().let_go()
+            if time.monotonic_ns() > self._at_work + _LOOK_AFTER:
+                self._wake_recorder()
             limits = [at for at in (deadline, self._give_up_at) if at is not None]
             rest = min(limits) - time.monotonic() if limits else LOOK_AGAIN
             if rest <= 0:
@@ -224,6 +231,15 @@ class _Watchman:
                 _drain(self._wake)
             if self._control in ready:
                 self._obey(tree, grace)
+
+    def _wake_recorder(self) -> None:
+        """The agent runs as who may stop it, and would then go on unrecorded."""
+        now = time.monotonic_ns()
+        if os.getppid() == self._recorder and is_stopped(self._recorder):
+            with suppress(OSError):
+                os.kill(self._recorder, signal.SIGCONT)
+                self._report(Stopped(now - self._at_work))
+        self._at_work = now
 
     def _obey(self, tree: Tree, grace: float) -> None:
         numbers = _drain(self._control)

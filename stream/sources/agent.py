@@ -15,7 +15,7 @@ import msgspec
 from anyio import to_thread
 from anyio.abc import ObjectSendStream
 
-from stream.errors import OutputError, StreamError
+from stream.errors import OutputError, StreamError, number
 from stream.pipeline import Batch
 from stream.proctable import ON_LINUX
 from stream.recorder.agents import Version, find_version
@@ -248,6 +248,12 @@ class AgentSource:
         after = ending.aftermath()
         if ending.is_blind and ON_LINUX:  # elsewhere that is all there can be
             self._lose("processes that left the command's group: /proc does not show them")
+        if ending.stops:
+            times, seconds = number(len(ending.stops), "time"), sum(ending.stops) / 1e9
+            self._lose(
+                f"the recorder was stopped {times}, for {seconds:.1f} s in all, until it was woken:"
+                " what happened meanwhile was heard of late"
+            )
         if ending.lost_guard:
             self._lose("the process that watched the agent was killed: what it saw is not known")
         self.summary.stdout_bytes, self.summary.stderr_bytes = (one.total for one in kept)

@@ -108,6 +108,22 @@ def test_a_signal_while_the_workspace_is_read(place: Place, mode: str) -> None:
     assert place.stream("check", folder).code == 0
 
 
+@pytest.mark.parametrize(
+    "then",
+    ["head -c 1000000 /dev/zero", ":"],  # which needs somebody who reads it; and at once the end
+)
+def test_a_recorder_that_is_stopped_is_woken(place: Place, then: str) -> None:
+    """The run goes on to its end, and says so."""
+    agent = f"""
+read _ _ _ guard _ </proc/self/stat; read _ _ _ recorder _ <"/proc/$guard/stat"
+kill -STOP "$recorder"; {then}"""
+    run = only_run(place, place.stream("observe", "--", "sh", "-c", agent))
+    assert run.done.code == 0
+    (trouble,) = run.summary["incomplete"]
+    assert trouble.startswith("the recorder was stopped 1 time, for ")
+    assert place.stream("verify", run.folder).code == 0
+
+
 def test_a_time_limit(place: Place) -> None:
     agent = "echo begun; echo kept >kept.txt; exec perl -e 'sleep 1000'"
     run = observe(place, "--timeout", "1", "--", "sh", "-c", agent)
