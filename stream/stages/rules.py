@@ -7,7 +7,6 @@ by which a rule decides (phrases, sources, bounds) stand here as well, and nowhe
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Literal, get_args
 
 from msgspec import Struct
@@ -15,6 +14,7 @@ from msgspec import Struct
 from stream.codec import MAX_LINE
 from stream.records import decision
 from stream.records.decision import CLAUDE_CODE, CONSTRAINTS, ORDER
+from stream.stages.reasoning import BASES, SUBJECTS
 
 #: the name of an event -> its place among the nine
 SLOTS: dict[str, int] = {name: slot for slot, names in enumerate(ORDER) for name in names}
@@ -27,38 +27,6 @@ SOURCE = (
     r"(?:stdout|stderr|diff|patch|command[ _-]?logs?|sha256:[0-9a-f]{8,64})"
     r"(?![a-z])"
 )
-
-SUBJECTS = (
-    *("agent", "assistant", "model", "llm", "ai", "bot", "it", "he", "she", "they"),
-    *("claude", "codex", "gemini", "copilot"),
-)
-VERBS = (
-    *("believed", "believes", "inferred", "infers", "wanted", "wants", "intended", "intends"),
-    *("decided", "decides", "thought", "thinks", "hoped", "hopes", "assumed", "assumes"),
-    *("concluded", "concludes", "reasoned", "reasons", "realized", "realised", "felt", "feels"),
-    *("guessed", "guesses", "suspected", "suspects", "preferred", "prefers"),
-    *("tried to", "tries to", "attempted to", "attempts to", "meant to", "means to"),
-    *("planned to", "plans to", "chose to", "chooses to"),
-)
-NOUNS = ("intent", "intention", "intentions", "reasoning", "belief", "beliefs", "goal", "motive")
-#: at most two of them may stand between
-ADVERBS = (
-    *("then", "also", "first", "really", "clearly", "apparently", "probably", "likely"),
-    *("presumably", "seemingly", "evidently", "must", "may", "might", "has", "had", "have"),
-)
-
-
-def _any(words: Sequence[str]) -> str:
-    return f"(?:{'|'.join(words)})".replace(" ", r"\s+")
-
-
-_BETWEEN = rf"(?:\s+{_any(ADVERBS)}){{0,2}}\s+"
-REASONING = (
-    rf"(?ai)\b(?:{_any(SUBJECTS)}{_BETWEEN}{_any(VERBS)}"
-    rf"|(?:{_any(SUBJECTS)}['’]s|its|his|her|their)\s+{_any(NOUNS)}"
-    rf"|{_any(NOUNS)}\s+of\s+(?:the\s+)?{_any(SUBJECTS)})\b"
-)
-_SUSPICIOUS = frozenset((*(verb.split()[0] for verb in VERBS), *NOUNS))
 
 #: what a run must reference: artifact type -> file name
 REQUIRED = {
@@ -75,14 +43,6 @@ JUDGED = frozenset(("pass", "warn", "fail"))
 
 def find_source(evidence: str) -> re.Match[str] | None:
     return re.search(SOURCE, evidence)
-
-
-def find_reasoning(summary: str) -> re.Match[str] | None:
-    """Where a summary tells reasoning or intent. Most have none of the words: a look at them
-    is a fifth of the whole search."""
-    if _SUSPICIOUS.isdisjoint(re.findall("[a-z]+", summary.lower())):
-        return None
-    return re.search(REASONING, summary)  # compiled where one is needed, and then kept
 
 
 def prefix_of(summary: str) -> str | None:
@@ -247,9 +207,10 @@ RULES: dict[str, Rule] = {
     # 6
     "action_summary.reasoning": Rule(
         "6",
-        "action_summary tells no reasoning or intent: no "
-        f"({'/'.join(SUBJECTS)}), at most two of ({'/'.join(ADVERBS)}), then"
-        f" ({'/'.join(VERBS)}); nobody's ({'/'.join(NOUNS)}).",
+        "action_summary tells no reasoning or intent: nobody who stands for the agent (its name,"
+        f" {', '.join(SUBJECTS)}, it, they) is the subject of a verb of mind"
+        f" ({', '.join(BASES)}) in any tense, mood or voice, nor has a belief, an intention or the"
+        " like.",
     ),
     "evaluation.outcome": Rule(
         "6",

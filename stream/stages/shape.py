@@ -19,12 +19,12 @@ from stream.records.decision import CLAUDE_CODE, CONSTRAINTS
 from stream.records.run import Profile
 from stream.stages.course import Facts, Fault, Reference
 from stream.stages.fields import shape_faults, shown
+from stream.stages.reasoning import find_reasoning
 from stream.stages.rules import (
     JUDGED,
     MOST_EVIDENCE,
     SLOTS,
     SOURCES,
-    find_reasoning,
     find_source,
     prefix_of,
 )
@@ -118,8 +118,9 @@ def _name_faults(event: dict[str, Any]) -> Iterator[Fault]:
     elif "event_type" not in event and isinstance(summary, str) and prefix not in SLOTS:
         message = "no event_type, and action_summary does not begin with the [name] of an event"
         yield Fault("event.name", message, at)
-    if isinstance(summary, str) and (found := find_reasoning(summary)):
-        message = f"{shown(found[0])} tells what nobody can see from outside"
+    name = _usable(_at(event, "session", "agent_id")) or ""
+    if isinstance(summary, str) and (found := find_reasoning(summary, name)):
+        message = f"{shown(found)} tells what nobody can see from outside"
         yield Fault("action_summary.reasoning", message, at)
 
 

@@ -24,7 +24,8 @@ from stream.records.decision import (
 )
 from stream.records.run import Profile
 from stream.stages.course import Facts, Reference
-from stream.stages.rules import MOST_EVIDENCE, SLOTS, SOURCE, SOURCES, find_reasoning, prefix_of
+from stream.stages.reasoning import find_reasoning
+from stream.stages.rules import MOST_EVIDENCE, SLOTS, SOURCE, SOURCES, prefix_of
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1)]
 Evidence: TypeAlias = Annotated[str, Meta(max_length=MOST_EVIDENCE, pattern=SOURCE)]
@@ -195,7 +196,7 @@ def decode_good(line: bytes, profile: Profile) -> Facts | None:
         if name is not None and name != event.event_type:
             return None
         name = event.event_type
-    if name not in SLOTS or find_reasoning(summary):
+    if name not in SLOTS or find_reasoning(summary, session.agent_id):
         return None
     for constraint in event.request.constraints:
         if _CANONICAL.get(constraint.id, constraint.type) != constraint.type:

@@ -15,7 +15,7 @@ from stream.codec import LineSplitter, TornLine
 from stream.records.control import Control, Finding, Reject
 from stream.records.run import Profile
 from stream.stages.invariants import Invariants, is_event
-from stream.stages.rules import MOST_EVIDENCE, RULES, VERBS, find_reasoning
+from stream.stages.rules import MOST_EVIDENCE, RULES
 from stream.stages.shape import facts_of, faults_of
 from stream.stages.strict import decode_good
 from tests.core.laws import check_batch_independence
@@ -436,33 +436,6 @@ def test_how_much_of_what_was_lost_is_said() -> None:
     _lost(run)
     (finding,) = found(encoded(run))
     assert "4096 bytes of artifacts/claude_stdout.txt" in finding.message
-
-
-@pytest.mark.parametrize(
-    "summary",
-    [
-        *(f"The agent {verb}" for verb in VERBS),
-        "CLAUDE  believed that it was done",
-        "the model must have inferred it",
-        "the agent's intent was clear",
-        "the reasoning of the agent",
-    ],
-)
-def test_invented_reasoning(summary: str) -> None:
-    assert find_reasoning(f"[agent_completed] {summary}; exit_code 0")
-
-
-@pytest.mark.parametrize(
-    "summary",
-    [
-        "exit_code 0, the agent exited after 5 s",
-        "agent_version 2.1, model unknown, reasoning_effort high",
-        "file intended.txt and wants/ changed by the agent",
-        "agents decided.md",
-    ],
-)
-def test_what_is_no_invented_reasoning(summary: str) -> None:
-    assert not find_reasoning(f"[agent_completed] {summary}")
 
 
 # ------------------------------------------------------------------------- laws

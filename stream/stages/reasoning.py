@@ -1,0 +1,331 @@
+"""Whether a summary tells what an agent thought or wanted, which nobody can see from outside.
+
+The question is who is the subject of a verb of mind, in whatever tense, mood or voice. So the
+summary is first brought into plain words: look-alike characters become the letters that they look
+like, and paths, options and numbers, which are no words, become `#`. All words are in tables.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+
+# --- the words --------------------------------------------------------------------------------
+
+SUBJECTS = (
+    *("agent", "assistant", "model", "llm", "ai", "bot", "subagent"),
+    *("claude", "codex", "gemini", "copilot", "qwen", "opencode", "aider", "gpt", "chatgpt"),
+)
+_NAMES = re.compile(r"(?:claude-code|gemini-cli|qwen-code|github-copilot|(?:chat)?gpt-[a-z0-9.]+)$")
+PERSONS = ("he", "she", "we", "i")
+_THINGS = "(?:it|they)"  #: or agents
+_MANY = (*(f"{subject}s" for subject in SUBJECTS), "we", "i")
+_NAMED = rf"(?:{'|'.join(SUBJECTS)})s?(?: code| cli)?"
+
+#: base, third person, past, participle, gerund: of verbs whose subject has a mind
+VERBS = """
+believe believes believed believed believing
+infer infers inferred inferred inferring
+think thinks thought thought thinking
+decide decides decided decided deciding
+conclude concludes concluded concluded concluding
+assume assumes assumed assumed assuming
+intend intends intended intended intending
+hope hopes hoped hoped hoping
+reason reasons reasoned reasoned reasoning
+realize realizes realized realized realizing
+realise realises realised realised realising
+feel feels felt felt feeling
+guess guesses guessed guessed guessing
+suspect suspects suspected suspected suspecting
+prefer prefers preferred preferred preferring
+presume presumes presumed presumed presuming
+suppose supposes supposed supposed supposing
+deduce deduces deduced deduced deducing
+surmise surmises surmised surmised surmising
+reckon reckons reckoned reckoned reckoning
+speculate speculates speculated speculated speculating
+wonder wonders wondered wondered wondering
+doubt doubts doubted doubted doubting
+imagine imagines imagined imagined imagining
+wish wishes wished wished wishing
+desire desires desired desired desiring
+"""
+#: the same, but a thing can do it as well: `it expects 3 words`
+VERBS_OF_THINGS = """
+want wants wanted wanted wanting
+know knows knew known knowing
+understand understands understood understood understanding
+misunderstand misunderstands misunderstood misunderstood misunderstanding
+expect expects expected expected expecting
+anticipate anticipates anticipated anticipated anticipating
+consider considers considered considered considering
+deem deems deemed deemed deeming
+judge judges judged judged judging
+determine determines determined determined determining
+fear fears feared feared fearing
+mistake mistakes mistook mistaken mistaking
+figure figures figured figured figuring
+recognize recognizes recognized recognized recognizing
+recognise recognises recognised recognised recognising
+notice notices noticed noticed noticing
+remember remembers remembered remembered remembering
+forget forgets forgot forgotten forgetting
+interpret interprets interpreted interpreted interpreting
+perceive perceives perceived perceived perceiving
+trust trusts trusted trusted trusting
+regret regrets regretted regretted regretting
+"""
+#: the same, where `to` follows: `tried to hide it`, but `tried 3 times`
+VERBS_WITH_TO = """
+want wants wanted wanted wanting
+try tries tried tried trying
+attempt attempts attempted attempted attempting
+mean means meant meant meaning
+plan plans planned planned planning
+choose chooses chose chosen choosing
+aim aims aimed aimed aiming
+seek seeks sought sought seeking
+opt opts opted opted opting
+elect elects elected elected electing
+strive strives strove striven striving
+"""
+#: participles that tell somebody's mind about their own subject: `the agent is believed to …`
+_HELD = (
+    *("believed", "thought", "inferred", "assumed", "presumed", "suspected", "felt", "guessed"),
+    *("concluded", "hoped", "deduced", "surmised", "reckoned"),
+)
+STATES = (
+    *("convinced", "confident", "certain", "sure", "unsure", "uncertain", "aware", "unaware"),
+    *("confused", "satisfied", "worried", "afraid", "willing", "unwilling", "reluctant", "eager"),
+    *("curious", "mistaken", "hopeful", "inclined", "tempted", "motivated", "persuaded"),
+)
+NOUNS = (
+    *("intent", "intention", "intentions", "reasoning", "belief", "beliefs", "goal", "goals"),
+    *("motive", "motives", "motivation", "thinking", "thoughts", "opinion", "mind", "desire"),
+    *("assumption", "assumptions", "inference", "inferences", "suspicion", "suspicions"),
+)
+_NOUNS_OF_PERSONS = (  # and not of a thing: `its purpose`
+    *("conclusion", "conclusions", "understanding", "expectation", "expectations", "guess"),
+    *("hope", "hopes", "wish", "wishes", "aim", "purpose", "objective", "rationale", "feeling"),
+    *("feelings", "preference", "view", "thought", "fear", "fears", "confidence", "conviction"),
+)
+INTENTS = (
+    *("deliberately", "intentionally", "unintentionally", "purposely", "purposefully"),
+    *("knowingly", "unknowingly", "wilfully", "willfully", "mistakenly"),
+)
+_HAD = (
+    *("intention", "intent", "desire", "wish", "motive", "idea", "hope", "doubt", "feeling"),
+    *("belief", "suspicion", "impression"),
+)
+_PHRASES = (  # of somebody in the same sentence
+    r"(?:in|on|under) the (?:hope|hopes|belief|expectation|assumption|impression)",
+    r"with (?:the |an? )?(?:intent|intention|aim|hope|goal)",
+    r"of the (?:opinion|belief|view)",
+    r"(?:came|comes?|coming|jumped|jumps) to (?:the|a|this) conclusion",
+    r"(?:made|makes?|making) (?:the|an?|this|that) (?:assumption|guess|inference)",
+    r"(?:changed|changes|made up|makes up) (?:its|his|her|their) mind",
+    rf"(?:has|had|have|having|with) (?:no |the |an? |any |every )?(?:{'|'.join(_HAD)})",
+)
+
+# --- plain words ------------------------------------------------------------------------------
+
+#: letters of other scripts, by what they look like
+_LOOKS = (
+    "аa вb сc ԁd еe ғf һh нh іi їi јj кk ӏl мm оo пn рp ԛq гr ѕs тt уy ѵv ԝw хx иu зe",
+    "αa βb εe γy ηn ιi κk νv οo ρp τt υu ωw χx σo ϲc ıi ɑa ɡg ɩi łl øo đd ɛe ƒf ʋv օo ոn սu հh",
+    "ᴀa ʙb ᴄc ᴅd ᴇe ꜰf ɢg ʜh ɪi ᴊj ᴋk ʟl ᴍm ɴn ᴏo ᴘp ʀr ꜱs ᴛt ᴜu ᴠv ᴡw ʏy ᴢz",
+    '’\' ‘\' ʼ\' ′\' “" ”" „" «" »" ‐- ‑- −-',
+)
+_LETTERS = str.maketrans({pair[0]: pair[1] for row in _LOOKS for pair in row.split()})
+_DASHES = str.maketrans(dict.fromkeys("—–…", " , "))
+#: one form for characters that are taken for each other, digits among them
+_FORM = str.maketrans(
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZi10345" + "7", "abcdefghljklmnopqrstuvwxyzlloeas" + "t"
+)
+_WRAPPING = "\"'`*_()[]{}<>"
+_SHORTENED = re.compile(r"(it|he|she|they|we|i)'(s|re|m|ve|d)")
+_SHORT_FOR = {"s": "is", "re": "is", "m": "is", "ve": "have", "d": "have"}
+_WORD = re.compile(r"[a-z]+(?:'[a-z]+)?")
+_MANGLED = re.compile(r"(?=.*[a-z])[a-z0-9][a-z0-9-]*")
+#: the same of bytes, where all but letters parts words
+_WORDS = bytes(
+    ord(form) if (form := chr(byte).translate(_FORM)).isascii() and form.isalpha() else 0x20
+    for byte in range(256)
+)
+
+
+def find_reasoning(summary: str, name: str = "") -> str | None:
+    """The words that tell it, as far as they are plain ones. `name` is the agent's own.
+
+    Most summaries have none of the words: to look at them costs a tenth of the whole search.
+    """
+    text = summary if summary.isascii() else _legible(summary)
+    if _triggers().isdisjoint(text.encode(errors="replace").translate(_WORDS).split()):
+        return None
+    text = text.lower().replace("(s)", "s").replace("(d)", "d")
+    plain = _plain(text, "" if name in SUBJECTS else name)
+    for sentence in f" {plain} ".replace(" . ", " \n ").splitlines():
+        patterns = _patterns()
+        if re.search(rf" {_NAMED} ", sentence):
+            patterns += _beside()
+        for pattern in patterns:
+            if found := pattern.search(sentence):
+                return found[0].strip()
+    return None
+
+
+def _legible(text: str) -> str:
+    """In Latin letters, as far as the others look like them, without what is not seen at all."""
+    text = unicodedata.normalize("NFKD", text.translate(_DASHES)).casefold()
+    seen = (char for char in text if unicodedata.category(char) not in ("Mn", "Cf"))
+    return "".join(seen).translate(_LETTERS)
+
+
+def _plain(text: str, name: str) -> str:
+    """Words, `#` for what is none, and the ends of clauses, parted by single spaces."""
+    if name and (parts := re.split(r"[\s_-]+", _legible(name))) != [""]:
+        own = r"[\s_-]+".join(map(re.escape, parts))
+        text = re.sub(rf"(?<![\w./=-]){own}(?![\w/=-])", " agent ", text)
+    return " ".join(token for word in text.split() for token in _tokens(word))
+
+
+def _tokens(word: str) -> Iterator[str]:
+    if set(word) <= {"-", ","}:
+        yield ","
+        return
+    head = word.lstrip(_WRAPPING)
+    core = head.rstrip(_WRAPPING + ".,;:!?")
+    tail = head[len(core) :]
+    if "(" in word[: len(word) - len(head)]:
+        yield "("
+    if short := _SHORTENED.fullmatch(core):
+        yield from (short[1], _SHORT_FOR[short[2]])
+    elif core:
+        yield _one_word(core)
+    if ")" in tail:
+        yield ")"
+    if set(tail) & set(".;!?"):
+        yield "."
+    elif set(tail) & set(",:"):
+        yield ","
+
+
+def _one_word(core: str) -> str:
+    known = _vocabulary()
+    if _WORD.fullmatch(core):
+        is_sure = len(core) < 4 or core in known
+        return core if is_sure else known.get(core.translate(_FORM), core)
+    if _NAMES.match(core) or (core.rpartition("-")[2] in SUBJECTS and core[0].isalnum()):
+        is_word = re.fullmatch(r"[a-z0-9.-]+", core)
+        return "agent" if is_word else "#"
+    if _MANGLED.fullmatch(core):
+        return known.get(core.replace("-", "").translate(_FORM), "#")
+    return "#"
+
+
+# --- the patterns -----------------------------------------------------------------------------
+
+
+def _forms(table: str, *columns: int) -> list[str]:
+    rows = [line.split() for line in table.split("\n") if line]
+    return [row[column] for row in rows for column in columns]
+
+
+_ALL = VERBS + VERBS_OF_THINGS + VERBS_WITH_TO
+BASES = tuple(dict.fromkeys(_forms(_ALL, 0)))
+
+
+@cache
+def _triggers() -> frozenset[bytes]:
+    phrases = ("impression", "expectation", "conclusion", "doubt", "idea", "hope", "hopes", "wish")
+    words = (*_forms(_ALL, 0, 1, 2, 3, 4), *STATES, *NOUNS, *_NOUNS_OF_PERSONS, *INTENTS)
+    return frozenset(word.translate(_FORM).encode() for word in (*words, *phrases))
+
+
+@cache
+def _vocabulary() -> dict[str, str]:
+    """Every word that a pattern asks for, by itself and by its form."""
+    words = (*SUBJECTS, *PERSONS, "it", *_forms(_ALL, 0, 1, 2, 3, 4), *STATES, *NOUNS)
+    words += (*_NOUNS_OF_PERSONS, *INTENTS, *(f"{subject}s" for subject in SUBJECTS))
+    return {word.translate(_FORM): word for word in words} | {word: word for word in words}
+
+
+def _any(*words: str) -> str:
+    return f"(?:{'|'.join(words)})"
+
+
+@cache
+def _patterns() -> tuple[re.Pattern[str], ...]:
+    """Of one sentence, in plain words, with a space before and after each."""
+    needing = _any(  # what a verb in its base form needs
+        *("to", "will", "would", "shall", "should", "can", "could", "may", "might", "must"),
+        *("do", "does", "did", "cannot", r"[a-z]+n't"),
+    )
+    light = _any(  # what may stand between a subject and its verb
+        *(needing, "has", "had", "have", "having", "not", "never", "no", "longer", "[a-z]+ly"),
+        *("seems?", "seemed", "appears?", "appeared", "itself", "himself", "themselves", "who"),
+        *("which", "that", "then", "also", "first", "later", "now", "still", "just", "even", "so"),
+        *("already", "again", "once", "only", "very", "quite", "rather", "perhaps", "maybe"),
+        *("always", "often", "soon", "there", "therefore", "thus", "here", "too", "#", ","),
+    )
+    aside = (  # `(claude 2.1)`, `, after a while ,`, `in this run`
+        r"(?: \((?: [^ ().]+){0,8} \)| ,(?: [^ ().,]+){1,8} ,"
+        r"| (?:in|of|on|at|under|behind|during|from) (?:this|that|the|these|each|#)"
+        r"(?: [a-z]+){0,2})"
+    )
+    gap, adverbs = rf"(?: {light}){{0,6}}(?:{aside}(?: {light}){{0,4}})?", rf"(?: {light}){{0,4}}"
+    be = _any("is", "are", "was", "were", "be", "been", "being", "am", "isn't", "wasn't", "aren't")
+    like = _any("seem", "appear", "look", "feel", "become", "grow", "felt", "became", "grew")
+
+    def verb(column: int, *columns: int, things: str = VERBS_OF_THINGS) -> str:
+        to = _any(*_forms(VERBS_WITH_TO, column, *columns)) + " (?:not )?to"
+        end = "(?! (?:by|with|after|at|early|normally) )"  # `concluded with exit code 0`
+        return rf" (?:{_any(*_forms(VERBS + things, column, *columns))}{end}|{to})"
+
+    named, somebody = _NAMED, rf" (?:{_NAMED}|{_any(*PERSONS)})"
+    held = _any(*_forms(VERBS, 3), "wanted", "understood", "meant", "planned")
+    core, nouns = _any(*NOUNS), _any(*NOUNS, *_NOUNS_OF_PERSONS)
+    no_setting = r"(?! (?:effort|tokens?|budget|level|mode|output|off|on|high|low|#) )"
+    return _compiled(
+        # it believed, was believing, is believed to, is convinced
+        rf"{somebody}{gap}{verb(1, 2)}",
+        rf"{somebody}{gap} (?:has|have|had){adverbs}{verb(3)}",
+        rf"{somebody}{gap} {be}{adverbs}{verb(4)}",
+        rf"{somebody}{gap} {be}{adverbs} {_any(*_HELD)}",
+        rf"{somebody}{gap} (?:{be}|{like}(?:s|ed)?){adverbs} {_any(*STATES)}",
+        # it would believe, they believe, this made it believe
+        rf"{somebody}(?: {light}){{0,5}} {needing}{adverbs}{verb(0)}",
+        rf" {_any(*_MANY)}(?: [a-z]+ly| also| not){{0,3}}{verb(0)}",
+        rf" (?:made|makes?|making|lets?|helped|saw)(?: the| an?| this)? {_any(*SUBJECTS)}{verb(0)}",
+        # of what may be a thing as well
+        rf" {_THINGS}{gap}{verb(1, 2, things='')}",
+        rf" {_THINGS}{adverbs} {needing}{adverbs}{verb(0, things='')}",
+        rf" they{adverbs}{verb(0, things='')}",
+        rf" {_THINGS}{adverbs} {be}{adverbs}(?:{verb(4, things='')}| {held} (?:that|to))",
+        # by whom; and who stopped and decided
+        rf" {held}(?: [a-z]+ly| of| upon| about| so| ,){{0,4}} by(?: [a-z]+){{0,3}} {named}",
+        rf" {_any(*_forms(VERBS, 2))}(?: the)? {named}(?= ,| $)",  # thought the agent
+        rf" {named}(?: [^ ]+){{1,12}} (?:and|but|then|or|yet){adverbs}{verb(1, 2)}",
+        # whose
+        rf" {named}(?:'s|s')(?: [a-z]+)? {nouns}{no_setting}",
+        rf" (?:its|his|her|their|whose)(?: own| true| real)? {core}{no_setting}",
+        rf" {_any(*SUBJECTS)} (?:intent|intentions?|beliefs?|motives?|motivation)",
+        rf" (?:{core}|conclusions?|understanding|expectations?)(?: [a-z]+){{0,2}}"
+        rf" (?:of|by|from)(?: the| an?| this| that)?(?: [a-z]+)? {named}",
+    )
+
+
+@cache
+def _beside() -> tuple[re.Pattern[str], ...]:
+    """Of a sentence that has an agent in it, wherever."""
+    ambiguous = ("thinking", "reasoning", "feeling")
+    gerunds = [form for form in _forms(VERBS, 4) if form not in ambiguous]
+    thinking = " thinking (?:that|the|it|this|there)"
+    return _compiled(rf" {_any(*gerunds, 'wanting', *INTENTS, *_PHRASES)}", thinking)
+
+
+def _compiled(*sources: str) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(f"(?:{source})(?= )") for source in sources)
