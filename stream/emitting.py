@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stream.catalog import find_catalogs
 from stream.errors import EmitError, StreamError
 from stream.pattern import find_descriptor
-from stream.plan import declared_sandbox_mode
+from stream.plan import declared_sandbox_mode, workspace_root
+from stream.probes import utf8
 from stream.records.emission import FILE_MOST, Word
 from stream.stages.flags import FILES, PAIRS, parse_words
 from stream.stages.record import Recorder, Surroundings
@@ -23,7 +23,7 @@ def emit_words(words: Sequence[str]) -> bytes:
         said = parse_words(list(_with_files(words)))
         catalogs = find_catalogs(said.text("--catalog"))
         descriptor = find_descriptor(said.text("--boundary"))
-        around = Surroundings(system_name(), _workspace_root(), declared_sandbox_mode())
+        around = Surroundings(system_name(), utf8(workspace_root()), declared_sandbox_mode())
         return Recorder(catalogs, descriptor).from_spoken(said, around)
     except StreamError as error:  # emit-record knows one exit code for all that is wrong
         raise EmitError(str(error)) from None
@@ -48,20 +48,3 @@ def _read(path: str) -> bytes | None:
             return file.read(FILE_MOST).replace(b"\0", b"")
     except (OSError, ValueError):
         return None
-
-
-def _workspace_root() -> str:
-    declared = os.environ.get("FENCE_WORKSPACE_ROOT")
-    if declared:
-        return declared
-    try:
-        git = subprocess.run(
-            ["git", "rev-parse", "--show-toplevel"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=True,
-            timeout=5,
-        )
-        return os.fsdecode(git.stdout.rstrip(b"\n"))
-    except (OSError, subprocess.SubprocessError):
-        return os.environ.get("PWD") or str(Path.cwd())

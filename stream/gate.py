@@ -79,7 +79,11 @@ async def run_gate(
         plan = make_plan(request)
         findings: list[Finding] = []
         runnable: list[Cell] = []
+        findings += map(_no_probe, plan.no_probes)
         for cell in plan.cells:
+            if not cell.script.is_probe:
+                findings.append(_no_probe(cell.script))
+                continue
             found = list(_read(cell.script, plan))
             if not any(finding.rule == "gate.readable" for finding in found):
                 found += await _parse(cell.script)
@@ -90,7 +94,7 @@ async def run_gate(
             findings += await _run(replace(plan, cells=tuple(runnable)), timeout, watched)
     findings.sort(key=lambda finding: str(finding.source))
     await Pipeline[Any]((_Findings(findings),)).into(*sinks)
-    return Outcome(len(plan.cells), len(findings))
+    return Outcome(len(plan.cells) + len(plan.no_probes), len(findings))
 
 
 def _finding(script: Script, rule: str, message: str, line: int | None = None) -> Finding:
@@ -101,6 +105,11 @@ def _finding(script: Script, rule: str, message: str, line: int | None = None) -
         source=utf8(script.path),
         line=msgspec.UNSET if line is None else line,
     )
+
+
+def _no_probe(script: Script) -> Finding:
+    message = "it neither calls emit-record nor declares a capability: it is no probe, and not run"
+    return _finding(script, "no-probe", message)
 
 
 #: after which a run would say nothing new
@@ -133,6 +142,10 @@ def _declarations(script: Script, lines: Sequence[bytes], plan: Plan) -> Iterato
     elif script.name != script.id:
         message = f"probe_name is {script.name} but the file is {script.id}.sh"
         yield _finding(script, "probe-name", message, at)
+    at = _hard_coded_mode(b"\n".join(lines))
+    if at is not None:
+        message = '--run-mode is written out: pass on "$FENCE_RUN_MODE"'
+        yield _finding(script, "run-mode", message, at)
     at = _line_of(lines, b"primary_capability_id=")
     if script.capability is None:
         message = 'primary_capability_id="…" is not assigned as a literal'
@@ -141,6 +154,25 @@ def _declarations(script: Script, lines: Sequence[bytes], plan: Plan) -> Iterato
         catalogs = ", ".join(catalog.key for catalog in plan.catalogs.known)
         message = f"capability {script.capability} is not in {catalogs}"
         yield _finding(script, "capability", message, at)
+
+
+_RUN_MODE = re.compile(
+    rb"""^(?![ \t]*\#)[^\n]*? --run-mode (?:[ \t]|\\\n)+
+    (?: '(?P<literal>[^'\n]+)' | "(?P<quoted>[^"\n]+)" | (?P<plain>[^\s"';&|)]+) )""",
+    re.MULTILINE | re.VERBOSE,
+)
+
+
+def _hard_coded_mode(text: bytes) -> int | None:
+    """The line where --run-mode gets what depends on nothing, also by way of one variable."""
+    for match in _RUN_MODE.finditer(text):
+        values = [match["quoted"] or match["plain"] or b""]
+        name = re.fullmatch(rb"\$\{?(\w+)\}?", values[0])
+        if name and name[1] != b"FENCE_RUN_MODE":
+            values = re.findall(rb"^(?![ \t]*#)[^\n]*\b%s=([^\n]*)" % name[1], text, re.MULTILINE)
+        if match["literal"] or (values and not any(b"$" in value for value in values)):
+            return text.count(b"\n", 0, match.start()) + 1
+    return None
 
 
 def _is_command(line: bytes) -> bool:
@@ -193,7 +225,7 @@ async def _run(plan: Plan, timeout: float, watched: Path | None) -> list[Finding
                 _furnish(watched)
 
     with (
-        staged(plan.scripts, plan.folder, plan.workspace) as staging,
+        staged(plan.folder, plan.workspace) as staging,
         _scratch() as logs,
     ):
         cells = tuple(
@@ -218,7 +250,7 @@ async def _run(plan: Plan, timeout: float, watched: Path | None) -> list[Finding
         for rule, message in _judge(emit, emission):
             findings.append(_finding(cell.script, rule, message))
         # What the record tells already is not told twice.
-        quiet = not emit.failed and not staging.in_place
+        quiet = not emit.failed and staging.counts_calls
         if (called == 0 and quiet) or (called > 1 and not _several(emission)):
             message = f"emit-record was called {called} times instead of once"
             findings.append(_finding(cell.script, "emit-calls", message))

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stream.catalog import Catalogs, find_catalogs
-from stream.errors import InputError, SpawnError, UsageError
+from stream.errors import InputError, SpawnError, UsageError, os_reason
 from stream.pattern import Descriptor, find_descriptor
 from stream.probes import (
     BUNDLED,
@@ -67,7 +67,8 @@ class Plan(Struct, frozen=True):
     workspace: Path
     sandbox_mode: str | None
     cells: Sequence[Cell]
-    left_out: tuple[Script, ...] = ()
+    left_out: tuple[Script, ...] = ()  #: bundled ones that belong to another catalog
+    no_probes: tuple[Script, ...] = ()  #: they lie there, but nothing says that they measure
 
     @property
     def scripts(self) -> list[Script]:
@@ -103,25 +104,38 @@ def make_plan(request: Request) -> Plan:
     tree = None if request.folder is None else tree_of(folder)
     catalogs = find_catalogs(request.catalog, tree)
     descriptor = find_descriptor(request.boundary, tree)
-    workspace = _workspace(request.workspace)
+    workspace = workspace_root(request.workspace)
+    if not workspace.is_dir():
+        raise InputError(f"{workspace}: the workspace is not a folder")
     sandbox_mode = declared_sandbox_mode()
     modes = tuple(dict.fromkeys(request.modes)) or descriptor.modes[:1]
     for mode in modes:
         if mode not in descriptor.modes:
             raise UsageError(f"unknown mode: {mode} (expected {'|'.join(descriptor.modes)})")
-    picked, left_out = _select(request, folder, catalogs)
+    found = scripts(folder)
+    picked, left_out = _select(request, found, folder, catalogs)
+    no_probes = [script for script in found if not script.is_probe and script not in picked]
     env = _environment(workspace, sandbox_mode, descriptor)
     cells = Cells(
         [_cell(script, mode, env, catalogs) for mode in modes for script in picked], request.repeat
     )
-    return Plan(folder, catalogs, descriptor, workspace, sandbox_mode, cells, tuple(left_out))
+    return Plan(
+        folder,
+        catalogs,
+        descriptor,
+        workspace,
+        sandbox_mode,
+        cells,
+        tuple(left_out),
+        tuple(no_probes),
+    )
 
 
 def _select(
-    request: Request, folder: Path, catalogs: Catalogs
+    request: Request, found: list[Script], folder: Path, catalogs: Catalogs
 ) -> tuple[list[Script], list[Script]]:
-    """(the probes to run, the bundled ones that belong to another catalog)."""
-    found = scripts(folder)
+    """(the probes to run, the bundled ones that belong to another catalog). What is no probe
+    runs only where it is named."""
     known = set(catalogs.ids())
     for capability in request.capabilities:
         if capability not in known:
@@ -135,6 +149,11 @@ def _select(
             raise UsageError(f"{folder}: no probe has the primary capability {names}")
     if picked:
         return picked, []
+    found = [script for script in found if script.is_probe]
+    if not found:
+        raise InputError(
+            f"{folder}: none of its scripts calls emit-record or declares a capability"
+        )
     if catalogs.named and request.folder is None:
         # The bundled probes cover several catalogs; the user chose one of them.
         left_out = [s for s in found if s.capability not in known]
@@ -145,14 +164,36 @@ def _select(
     return found, []
 
 
-def _workspace(given: Path | None) -> Path:
+def workspace_root(given: Path | None = None) -> Path:
+    """Where a measurement belongs, every link resolved: the folder that was named, or declared in
+    FENCE_WORKSPACE_ROOT, or the repository around the current folder, or that folder itself."""
+    declared = os.environ.get("FENCE_WORKSPACE_ROOT")
     try:
-        path = (given or Path.cwd()).absolute()
-    except OSError:
+        if given is not None or declared:
+            return Path(given or declared or "").resolve()
+        here = Path.cwd().resolve()
+        return _repository(here) or here
+    except FileNotFoundError:
         raise InputError("the current folder is gone") from None
-    if not path.is_dir():
-        raise InputError(f"{path}: the workspace is not a folder")
-    return path
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL
+        reason = os_reason(error) if isinstance(error, OSError) else str(error)
+        raise InputError(f"{given or declared}: {reason}") from None
+
+
+def _repository(folder: Path) -> Path | None:
+    """What `git rev-parse --show-toplevel` says, with git or without it: the closest folder upwards
+    on the same file system that has a .git."""
+    device = folder.stat().st_dev
+    for parent in (folder, *folder.parents):
+        try:
+            if parent.stat().st_dev != device:
+                break
+        except OSError:
+            break
+        mark = parent / ".git"
+        if os.path.isfile(mark) or os.path.isfile(mark / "HEAD"):  # noqa: PTH113 - they never raise
+            return parent
+    return None
 
 
 def declared_sandbox_mode() -> str | None:
@@ -230,7 +271,7 @@ class Begun:
 def begin(plan: Plan, jobs: int) -> Iterator[Begun]:
     """Raises StreamError where there is no place for it. Probes that nobody came to watch end
     with it, and nothing stays on the disk."""
-    with staged(plan.scripts, plan.folder, plan.workspace) as staging:
+    with staged(plan.folder, plan.workspace) as staging:
         begun = Begun(plan, jobs, staging)
         try:
             yield begun

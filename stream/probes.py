@@ -1,14 +1,16 @@
-"""A folder of probe scripts: what is in it, what each script declares, and staging it.
+"""A folder of probe scripts: what is in it, what each script declares, and making it ready.
 
-A probe finds its helpers in ../bin. A tree that has no bin/emit-record of its own is staged:
-links to the scripts beside a link to our helpers, in a private folder, so that published
-trees run unmodified and nothing is ever written beside them.
+A probe finds its helpers in ../bin, and many take .. for their workspace: every script runs where
+it lies. A tree that has no bin is lent one, a link to our helpers, for as long as it runs; where
+none can be put, nothing of it runs. No other folder could pose as the tree.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import shlex
 import shutil
 import stat
 import tempfile
@@ -25,12 +27,14 @@ from stream.errors import InputError, OutputError, UsageError, os_reason
 
 HELPERS = Path(__file__).resolve().parent / "helpers"
 BUNDLED = BUNDLE / "probes"
+LENT = f"{HELPERS}/."  #: what a bin that we lend leads to; nobody else spells it like this
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108
 SHEBANG = b"#!/usr/bin/env bash"
 
 _ASSIGNMENT = r"^{name}=(?P<quote>[\"']?)(?P<value>[A-Za-z0-9_.-]+)(?P=quote)[ \t]*(?:#.*)?$"
 _CAPABILITY = re.compile(_ASSIGNMENT.format(name="primary_capability_id").encode(), re.MULTILINE)
 _NAME = re.compile(_ASSIGNMENT.format(name="probe_name").encode(), re.MULTILINE)
+_CALL = re.compile(rb"^(?![ \t]*#)[^\n]*\bemit-record\b", re.MULTILINE)
 
 
 class Script(Struct, frozen=True):
@@ -39,6 +43,7 @@ class Script(Struct, frozen=True):
     capability: str | None  #: the literal primary_capability_id, where it is one
     name: str | None  #: the literal probe_name
     wants_bash: bool = False  #: its first line is the one that the contract asks for
+    is_probe: bool = True  #: it calls emit-record or declares a capability, or cannot be read
 
 
 def scripts(folder: Path) -> list[Script]:
@@ -91,19 +96,21 @@ def _script(folder: Path, name: str) -> Script:
     path = folder / name
     if path.is_symlink() and not _target(path).is_relative_to(_target(folder)):
         raise UsageError(f"{path}: a link that leads outside the probe folder {folder}")
-    text = b""
+    text, is_read = b"", False
     # What cannot be read cannot be run either: the attempt to run it says why.
     with suppress(OSError):
         status = path.stat()
         if stat.S_ISREG(status.st_mode):
             with path.open("rb", buffering=0) as file:
-                text = file.read(min(status.st_size, 1 << 20))
+                text, is_read = file.read(min(status.st_size, 1 << 20)), True
+    capability = _literal(_CAPABILITY, text)
     return Script(
         id=utf8(name.removesuffix(".sh")),
         path=path,
-        capability=_literal(_CAPABILITY, text),
+        capability=capability,
         name=_literal(_NAME, text),
         wants_bash=text.partition(b"\n")[0] == SHEBANG,
+        is_probe=not is_read or capability is not None or _CALL.search(text) is not None,
     )
 
 
@@ -126,7 +133,7 @@ class Staging(Struct, frozen=True):
 
     folder: Path  #: of the scripts
     root: Path | None  #: None where nothing can be written anywhere
-    in_place: bool  #: the tree has helpers of its own
+    counts_calls: bool  #: emit-record is ours, and leaves a line for each call
 
     def command(self, script: Script) -> list[str]:
         """What starts a script. `env bash` is looked up here, once, and not in every cell."""
@@ -157,37 +164,83 @@ def _bash() -> str | None:
 
 
 @contextmanager
-def staged(found: Sequence[Script], folder: Path, workspace: Path) -> Iterator[Staging]:
-    """A private folder for one run, outside the workspace; removed afterwards.
+def staged(folder: Path, workspace: Path) -> Iterator[Staging]:
+    """The helpers beside the scripts, and a private folder for one run, outside the workspace;
+    both are gone afterwards. Inside a sandbox there may be no place for the private one: the
+    probes can do without."""
+    tree, root = tree_of(folder), None
+    with _helpers_in(tree):
+        with suppress(OutputError):
+            root = make_root(workspace)
+        try:
+            if root is not None:
+                _furnish(root)
+            ours = (tree / "bin" / "emit-record").samefile(HELPERS / "emit-record")
+            yield Staging(folder.resolve(), root, ours)
+        finally:
+            if root is not None:
+                remove_tree(root)
 
-    Inside a sandbox there may be no place for one. A tree that has its helpers can do without.
-    """
-    own_helper = tree_of(folder) / "bin" / "emit-record"
-    in_place = own_helper.is_file() and os.access(own_helper, os.X_OK)
-    root = None
+
+@contextmanager
+def _helpers_in(tree: Path) -> Iterator[None]:
+    """A tree that has no bin is lent one, by all runs that need it at a time together: the last
+    of them takes it away. Raises InputError where that cannot be done."""
+    lock = None
     try:
-        root = make_root(workspace)
-    except OutputError:
-        if not in_place:
-            raise
-    try:
-        if root is not None:
-            _furnish(root, () if in_place else found)
-        linked = None if in_place or root is None else root / "probes"
-        yield Staging(linked or folder.resolve(), root, in_place)
+        try:
+            lock = _lend(tree)
+        except OSError as error:
+            raise _no_helpers(tree, os_reason(error)) from None
+        if not os.access(tree / "bin" / "emit-record", os.X_OK):
+            raise _no_helpers(tree, "no emit-record in it that can be run")
+        yield
     finally:
-        if root is not None:
-            remove_tree(root)
+        if lock is not None:
+            with suppress(OSError):  # another run needs it still
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _lacks_bin(tree):
+                    (tree / "bin").unlink()
+            os.close(lock)
 
 
-def _furnish(root: Path, found: Sequence[Script]) -> None:
+def _lend(tree: Path) -> int | None:
+    """A descriptor that holds the lent bin, or None where the tree has one of its own."""
+    if not _lacks_bin(tree):
+        return None
+    lock = os.open(tree, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        with suppress(FileExistsError):  # another run was faster
+            (tree / "bin").symlink_to(LENT)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _lacks_bin(tree: Path) -> bool:
+    """There is none, or one that we lent."""
+    try:
+        return os.readlink(tree / "bin") == LENT  # noqa: PTH115 - a Path drops the dot
+    except FileNotFoundError:
+        return True
+    except OSError:  # no link
+        return False
+
+
+def _no_helpers(tree: Path, reason: str) -> InputError:
+    place = tree / "bin"
+    these, there = ("/*", f"{place}/") if place.is_dir() else ("", str(place))
+    return InputError(
+        f"{place}: {reason}: probes find their helpers there. Where it can be written, before a"
+        f' sandbox closes it: ln -s "$(stream helpers)"{these} {shlex.quote(there)}'
+    )
+
+
+def _furnish(root: Path) -> None:
     try:
         (root / "tmp").mkdir()
-        if found:
-            (root / "bin").symlink_to(HELPERS)
-            (root / "probes").mkdir()
-        for script in found:
-            (root / "probes" / script.path.name).symlink_to(_target(script.path))
     except OSError as error:
         raise OutputError(f"{root}: {os_reason(error)}") from None
 
@@ -201,7 +254,7 @@ def make_root(workspace: Path) -> Path:
     reason = "there is no folder for them"
     for candidate in sorted(candidates, key=lambda path: path.resolve().is_relative_to(inside)):
         try:
-            return Path(tempfile.mkdtemp(prefix="stream-", dir=candidate.absolute()))
+            return Path(tempfile.mkdtemp(prefix="stream-", dir=candidate.resolve()))
         except OSError as error:
             reason = f"{candidate}: {os_reason(error)}"
     raise OutputError(f"no place for temporary files: {reason}")

@@ -54,7 +54,9 @@ def matrix(
         None, metavar="P", help="Boundary descriptor. Default: BOUNDARY_PATH, then defaults.json."
     ),
     workspace: Path | None = typer.Option(
-        None, metavar="DIR", help="Where probes run. Default: the current folder."
+        None,
+        metavar="DIR",
+        help="Where probes run. Default: FENCE_WORKSPACE_ROOT, the git repository, the folder.",
     ),
     jobs: int | None = typer.Option(
         None, "--jobs", "-j", metavar="N", min=1, help="Probes at a time. Default: 3 a core."
@@ -95,6 +97,8 @@ def matrix(
       stream matrix --cap cap_fs_write_workspace_tree -o boundary.ndjson
       stream matrix --probes ./probes --workspace ./project --timeout 5
 
+    Probes run where they lie: a tree without bin/ is lent one meanwhile, where it can be written.
+
     --probe, --cap and --mode take several words, or commas, or are repeated.
     FENCE_SANDBOX_MODE (read-only, workspace-write or danger-full-access) declares the
     sandbox mode; it is only recorded. Exit 0 if every probe wrote its own valid record, 1 if
@@ -121,7 +125,7 @@ def matrix(
     @contextmanager
     def prepare() -> Iterator[Begun]:
         plan = make_plan(request)
-        _mention(plan)
+        mention(plan)
         with begin(plan, min(jobs or default_jobs(), affordable_jobs())) as begun:
             outputs = [name for name in (output, reject) if name is not None]
             check_outputs(outputs)
@@ -202,11 +206,21 @@ def _list(request: Request) -> int:
     for script in found:
         capability = script.capability or "(none declared)"
         tell(visible(f"{script.id:{width}}  {capability}"))
-    _mention(plan)
+    mention(plan)
     return 0
 
 
-def _mention(plan: Plan) -> None:
+def mention(plan: Plan) -> None:
+    """What lies among the probes and is not run."""
+    from stream.probes import utf8
+
+    for script in plan.no_probes[:20]:
+        say(
+            f"stream: {utf8(script.path)}: not run: it neither calls emit-record nor declares a"
+            " capability"
+        )
+    if len(plan.no_probes) > 20:
+        say(f"… and {len(plan.no_probes) - 20} more")
     if plan.left_out:
         say(
             f"stream: {len(plan.left_out)} bundled probes are left out: their capabilities are"

@@ -140,7 +140,7 @@ def make_recording(
 def begin_probes(
     recording: Recording, capabilities: list[str], folder: Path | None
 ) -> AbstractContextManager[Begun]:
-    from stream.cli.matrix import affordable_jobs, default_jobs
+    from stream.cli.matrix import affordable_jobs, default_jobs, mention
     from stream.plan import Request, begin, make_plan
 
     is_new = recording.workspace_mode != "here"
@@ -148,6 +148,7 @@ def begin_probes(
         recording.workspace.mkdir()  # a plan is for a folder that is there
     request = Request(capabilities=capabilities, folder=folder, workspace=recording.workspace)
     plan = make_plan(request)
+    mention(plan)
     if is_new:
         recording.workspace.rmdir()
     return begin(plan, min(default_jobs(), affordable_jobs()))

@@ -37,7 +37,9 @@ def probe(
     catalog: str | None = _CATALOG,
     boundary: str | None = _BOUNDARY,
     workspace: Path | None = typer.Option(
-        None, metavar="DIR", help="Where it runs. Default: the current folder."
+        None,
+        metavar="DIR",
+        help="Where it runs. Default: FENCE_WORKSPACE_ROOT, the git repository, the folder.",
     ),
     timeout: float = typer.Option(
         30.0, metavar="S", callback=seconds, help="Seconds that it may take."

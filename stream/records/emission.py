@@ -49,6 +49,7 @@ class RawEmission(
     timed_out: Annotated[float, Meta(ge=0)] | None  #: the seconds that it was allowed
     spawn_error: str | None
     stragglers: list[str]
+    scratch: str | None = None  #: the harness's folder that its TMPDIR lies in
 
 
 decode_raw = msgspec.json.Decoder(RawEmission).decode

@@ -6,6 +6,9 @@ time, no process left behind, and words that make a valid record of this cell. P
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
@@ -27,6 +30,8 @@ _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
 FLOOD = 4 << 20  #: bytes on stderr that are no debugging any more
+#: what a capability is called that is about the workspace, and not about what lies outside of it
+_OF_THE_WORKSPACE = re.compile(r"(?<!outside_)workspace|_git_")
 
 
 class Breach(Exception):  # noqa: N818 - not a failure of ours
@@ -77,7 +82,10 @@ class Heard:
             line = recorder.from_spoken(self._said, self.around)
         except EmitError as error:
             raise Breach("bad-emission", f"emit-record: {error}") from None
-        return line, self._said.texts["--status"]
+        result = self._said.texts["--status"]
+        named = [self._said.texts["--primary-capability-id"], *self._said.secondary]
+        self._in_its_place(self._said.texts["--target"], result, named)
+        return line, result
 
     def _listen(self) -> None:
         cell = self.cell
@@ -139,7 +147,22 @@ class Heard:
             mode = record.stack.sandbox_mode
             raise Breach("wrong-cell", f"the record names sandbox mode {mode}: none such declared")
         _same_capabilities(record, recorder.catalogs)
+        named = [record.probe.primary_capability_id, *record.probe.secondary_capability_ids]
+        self._in_its_place(record.operation.target, record.result.observed_result, named)
         return line, record.result.observed_result
+
+    def _in_its_place(self, target: str, result: str, capabilities: list[str]) -> None:
+        """What lies in a folder of the harness tells nothing of the workspace."""
+        scratch = self.cell.scratch
+        if scratch is None or result == "error" or not target.startswith("/"):
+            return
+        if not any(map(_OF_THE_WORKSPACE.search, capabilities)):
+            return
+        if PurePosixPath(os.path.normpath(target)).is_relative_to(scratch):
+            raise Breach(
+                "wrong-place",
+                f"the target {target} lies in a folder of the harness, not in the workspace",
+            )
 
     def _same_cell(self, probe: str, mode: str, capability: str) -> None:
         cell = self.cell
@@ -160,6 +183,10 @@ class _NamingProbe(Struct):
 
 class _NamingRun(Struct):
     mode: str
+
+
+class _NamingOperation(Struct):
+    target: str = ""
 
 
 class _NamingResult(Struct):
@@ -189,6 +216,7 @@ class _Naming(Struct):
     probe: _NamingProbe
     run: _NamingRun
     result: _NamingResult
+    operation: _NamingOperation = field(default_factory=_NamingOperation)
     stack: _NamingStack = field(default_factory=_NamingStack)
     capability_context: _NamingContext = field(default_factory=_NamingContext)
 

@@ -40,6 +40,7 @@ primary_capability_id="cap_fs_write_temp"
 """
 HELPER = '"${BASH_SOURCE[0]%/*}/../bin/emit-record" \\\n'
 CAPABILITY = 'primary_capability_id="cap_fs_write_temp"'
+MODE = '--run-mode "$FENCE_RUN_MODE"'
 REQUIRED = {
     "--run-mode": '"$FENCE_RUN_MODE"',
     "--probe-name": '"$probe_name"',
@@ -81,11 +82,20 @@ STATIC: dict[str, Rule] = {
         "not assigned",
     ),
     "capability_odd": ("cap_fs_write_temp", "cap_nope", "capability", "cap_nope is not in"),
+    "mode_written": ('"$FENCE_RUN_MODE"', '"baseline"', "run-mode", "is written out"),
+    "mode_bare": (MODE, "--run-mode baseline", "run-mode", "FENCE_RUN"),
+    "mode_below": (MODE, "--run-mode \\\n'baseline'", "run-mode", "written out"),
+    "mode_kept": (
+        f"{CAPABILITY}\n\n{HELPER}  {MODE}",
+        f'{CAPABILITY}\nmode="baseline"\n{HELPER}  --run-mode "$mode"',
+        "run-mode",
+        "written out",
+    ),
 }
 DYNAMIC: dict[str, Rule] = {
     **required_flags(),
     "wrong_name": ('--probe-name "$probe_name"', "--probe-name x", "wrong-cell", "probe x"),
-    "wrong_mode": ('"$FENCE_RUN_MODE"', "other", "wrong-cell", "mode other"),
+    "wrong_mode": ('"$FENCE_RUN_MODE"', '"${X-other}"', "wrong-cell", "mode other"),
     "wrong_capability": (
         '"$primary_capability_id" \\', "cap_fs_write_sysfs \\", "wrong-cell", "cap_fs_write_sysfs",
     ),
@@ -123,6 +133,10 @@ DYNAMIC: dict[str, Rule] = {
 LINES = {
     "capability_none": 5,
     "capability_odd": 5,
+    "mode_bare": 8,
+    "mode_below": 8,
+    "mode_kept": 8,
+    "mode_written": 8,
     "name_computed": 5,
     "name_wrong": 4,
     "shebang": 1,
@@ -266,6 +280,32 @@ def test_the_users_home_is_not_touched(place: Place) -> None:
     done = place.stream("gate", "fs_home_dotfile_write", env={"HOME": str(home)})
     assert (done.code, done.out) == (0, b"")
     assert list(home.iterdir()) == []
+
+
+def test_a_mode_with_a_fallback_is_passed_on(place: Place) -> None:
+    """As published probes do it."""
+    mode = 'run_mode="${FENCE_RUN_MODE:-baseline}"\n'
+    text = GOOD.replace("NAME", "falls_back").replace("$FENCE_RUN_MODE", "${run_mode}")
+    folder = place.root / "tree" / "probes"
+    folder.mkdir(parents=True)
+    write_script(folder / "falls_back.sh", text.replace(CAPABILITY, mode + CAPABILITY))
+    done = place.stream("gate", folder)
+    assert (done.code, done.out) == (0, b""), done.err
+
+
+def test_a_script_that_is_no_probe_is_found_and_not_run(place: Place) -> None:
+    folder = place.root / "tree" / "probes"
+    folder.mkdir(parents=True)
+    write_script(folder / "good.sh", GOOD.replace("NAME", "good"))
+    ran = place.root / "ran"
+    path = write_script(folder / "deploy.sh", f'#!/usr/bin/env bash\n# emit-record\n: >"{ran}"\n')
+    for words, probes in (([folder], "2 probes"), ([path], "1 probe"), (["--static", folder], "2")):
+        done = place.stream("gate", *words)
+        assert [finding["rule"] for finding in done.records] == ["gate.no-probe"]
+        assert done.records[0]["source"] == str(path)
+        assert f"gate: {probes}" in done.err
+        assert done.code == 1
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize("command", ["probe", "gate"])

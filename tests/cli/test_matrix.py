@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,37 @@ def test_list_and_what_is_left_out(place: Place, four: Path) -> None:
     assert 0 < len(done.out.splitlines()) < 90
 
 
+def test_what_is_no_probe_is_not_run(place: Place, four: Path) -> None:
+    """It lies among them, and says neither what it measures nor that it reports: it is named."""
+    ran = place.root / "ran"
+    text = f'#!/usr/bin/env bash\n  # not emit-record\n: >"{ran}"\n'
+    for name in ("build", "deploy"):
+        write_script(four / f"{name}.sh", text)
+    write_script(four / "bare.sh", '#!/bin/sh\n"${0%/*}/../bin/emit-record" --nope\n')
+    why = "not run: it neither calls emit-record nor declares a capability"
+    said = [f"stream: {four}/{name}.sh: {why}" for name in ("build", "deploy")]
+    for folder in (".", four):
+        done = place.stream("matrix", "--probes", folder, cwd=four)
+        assert (done.code, done.ids) == (1, ["a", "b", "bare", "c", "d"])
+        assert [line.replace(f"{four}/", "") for line in done.err.splitlines()[:2]] == [
+            line.replace(f"{four}/", "") for line in said
+        ]
+    listed = place.stream("matrix", "--probes", four, "--list")
+    assert b"deploy" not in listed.out
+    assert listed.err.splitlines() == said
+    observed = place.stream("observe", "-q", "--matrix", "--probes", four, "--", "true")
+    assert said[0] in observed.err
+    assert not ran.exists()
+    assert place.stream("matrix", "--probes", four, "--probe", "build").ids == ["build"]
+    assert ran.exists()  # who names it means it
+    for path in four.iterdir():
+        if path.stem not in ("build", "deploy"):
+            path.unlink()
+    done = place.stream("matrix", "--probes", four)
+    assert (done.code, done.out) == (2, b"")
+    assert "none of its scripts calls emit-record or declares a capability" in done.err
+
+
 def test_as_completed_is_the_order_of_completion(place: Place) -> None:
     """`a` can only end when `b` has ended: it waits for a word of it."""
     fifo = place.fifo("word")
@@ -200,7 +232,7 @@ def test_a_clean_run_is_silent_about_failures(place: Place) -> None:
 
 
 def test_raw_and_emit_equal_the_direct_run(place: Place, four: Path) -> None:
-    write_script(four / "e.sh", "#!/usr/bin/env bash\nexit 3\n")
+    write_script(four / "e.sh", probe_text("e", "exit 3\n"))
     place.probes(f="echo oops >&2\n", g='emit --target "ü\\"$(printf %300s)"\n')
     direct = place.stream("matrix", "--probes", four)
     assert direct.code == 1
@@ -232,3 +264,43 @@ def test_an_error_names_the_variable_that_led_to_it(place: Place, variable: str)
     flag = {"CATALOG_PATH": "--catalog", "BOUNDARY_PATH": "--boundary"}[variable]
     done = place.stream("matrix", "--probes", folder, flag, "/none", env={variable: "/none"})
     assert (done.code, done.err) == (2, "stream: /none: no such file or directory\n")
+
+
+def roots(place: Place, folder: Path, cwd: Path, **env: str) -> set[str]:
+    """run.workspace_root as each command says it, and what the probe saw."""
+    emit = place.stream("emit", *EMIT_WORDS, cwd=cwd, env=env).records
+    matrix = place.stream("matrix", "--probes", folder, cwd=cwd, env=env).records
+    seen = {record["operation"]["target"] for record in matrix}
+    return seen | {record["run"]["workspace_root"] for record in emit + matrix}
+
+
+EMIT_WORDS = (
+    "--run-mode", "baseline", "--probe-name", "p", "--probe-version", "1", "--command", "c",
+    "--primary-capability-id", CAPABILITY, "--category", "fs", "--verb", "v", "--target", "t",
+    "--status", "success",
+)  # fmt: skip
+
+
+def test_the_workspace_root_is_the_same_everywhere(place: Place) -> None:
+    """Declared, else the repository, else the folder; and never by way of a link."""
+    sees = 'emit --target "$(test "$PWD" = "$FENCE_WORKSPACE_ROOT" && pwd -P)"\n'
+    folder = place.probes(emit=sees, sees="")
+    top = place.root / "repository"
+    below = top / "a" / "b"
+    below.mkdir(parents=True)
+    link = place.root / "link"
+    link.symlink_to("repository")
+    assert roots(place, folder, link / "a" / "b") == {str(below)}
+    (top / ".git").mkdir()  # no repository yet
+    assert roots(place, folder, below) == {str(below)}
+    subprocess.run(["git", "init", "-q", top], check=True)
+    assert roots(place, folder, link / "a" / "b") == {str(top)}
+    assert roots(place, folder, below, FENCE_WORKSPACE_ROOT="") == {str(top)}
+    assert roots(place, folder, below, FENCE_WORKSPACE_ROOT=str(link / "a")) == {str(top / "a")}
+    assert roots(place, folder, below, FENCE_WORKSPACE_ROOT="../../../link") == {str(top)}
+    named = place.stream("matrix", "--probes", folder, "--workspace", link / "a", cwd=below)
+    assert named.records[0]["run"]["workspace_root"] == str(top / "a")
+    (below / ".git").write_text("gitdir: elsewhere\n")  # as of a work tree or a submodule
+    assert roots(place, folder, below) == {str(below)}
+    done = place.stream("matrix", "--probes", folder, env={"FENCE_WORKSPACE_ROOT": "/nowhere"})
+    assert (done.code, done.err) == (2, "stream: /nowhere: the workspace is not a folder\n")

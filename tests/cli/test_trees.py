@@ -70,15 +70,6 @@ def test_names_that_are_not_utf_8(place: Place) -> None:
     assert place.stream("gate", "--probes", folder).code == 1
 
 
-def test_a_read_only_tree(place: Place, published: Path) -> None:
-    published.chmod(0o555)
-    published.parent.chmod(0o555)
-    done = place.stream("matrix", "--probes", published)
-    published.parent.chmod(0o755)
-    published.chmod(0o755)
-    assert (done.code, done.ids) == (0, ["published"])
-
-
 def test_a_link_to_the_folder(place: Place, published: Path) -> None:
     link = place.root / "link"
     link.symlink_to(published)

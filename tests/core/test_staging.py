@@ -59,20 +59,20 @@ def test_a_path_longer_than_the_system_takes(tmp_path: Path) -> None:
 def test_a_place_that_is_too_small_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And nothing of it stays, in the tree neither."""
     (tmp_path / "probes").mkdir()
-    (tmp_path / "probes" / "a.sh").touch()
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
 
-    def refused(self: Path, target: Path) -> None:
+    def refused(self: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "symlink_to", refused)
-    found = probes.scripts(tmp_path / "probes")
+    monkeypatch.setattr(Path, "mkdir", refused)
     with (
         pytest.raises(OutputError, match=rf"^{scratch}/stream-\w+: no space left on device$"),
-        probes.staged(found, tmp_path / "probes", tmp_path / "probes"),
+        probes.staged(tmp_path / "probes", tmp_path / "probes"),
     ):
         pass
     assert list(scratch.iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["probes", "scratch"]

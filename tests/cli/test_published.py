@@ -1,0 +1,234 @@
+"""A published tree, which takes `..` for its workspace: it measures itself and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream.probes import HELPERS, LENT
+from tests.cli.command import LANDLOCK, SLEEP, STREAM, Place, write_script
+
+#: how published probes find their helpers and their workspace
+HEAD = """#!/usr/bin/env bash
+set -euo pipefail
+repo_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." >/dev/null 2>&1 && pwd)
+emit_record_bin="${repo_root}/bin/emit-record"
+portable_path_helper="${repo_root}/bin/portable-path"
+if [[ ! -x "${portable_path_helper}" ]]; then
+  echo "missing: ${portable_path_helper}" >&2
+  exit 1
+fi
+run_mode="${FENCE_RUN_MODE:-baseline}"
+probe_name="@ID@"
+primary_capability_id="@CAPABILITY@"
+status="error" errno="" code=0
+report() {
+  "${emit_record_bin}" --run-mode "${run_mode}" --probe-name "${probe_name}" --probe-version 1 \\
+    --primary-capability-id "${primary_capability_id}" --command "$1" --category fs \\
+    --verb "$1" --target "$2" --status "${status}" --errno "${errno}" --raw-exit-code "${code}" \\
+    --payload-raw-field seen "${3-}"
+}
+tried() {
+  case "$1" in
+    "") status=success ;;
+    *"Read-only file system"*) status=denied errno=EROFS ;;
+    *"Permission denied"*) status=denied errno=EACCES ;;
+    *"No such file"*) errno=ENOENT ;;
+  esac
+}
+"""
+WRITE, READ = "cap_fs_write_workspace_tree", "cap_fs_read_workspace_tree"
+BODIES = {
+    "fs_write_create": r"""
+target="${repo_root}/.probe-write.$$"
+said=$({ : >"${target}"; } 2>&1) || code=$?
+tried "${said}"
+rm -f "${target}"
+report write "${target}"
+""",
+    "fs_write_below_tmp": r"""
+said=$(mkdir -p "${repo_root}/tmp" 2>&1) || code=$?
+tried "${said}"
+target=$(mktemp -d "${repo_root}/tmp/relative.XXXXXX" 2>/dev/null || echo none)
+canonical=$("${portable_path_helper}" realpath "${target}")
+report write "${target#"${repo_root}/"}" "${canonical}"
+if [[ -n "${canonical}" ]]; then rm -rf "${repo_root}/tmp"; fi
+""",
+    "fs_read_readme": r"""
+target="${repo_root}/README.md" seen=""
+said=$({ head -n 1 "${target}" >/dev/null; } 2>&1) || code=$?
+tried "${said}"
+[[ -n "${said}" ]] || seen=$(stat -c "%a %N" "${target}")
+report read "${target}" "${seen}"
+""",
+    "fs_list": r"""
+status=success
+report list "${repo_root}" "$(cd "${repo_root}" && ls -A | tr "\n" " ")"
+""",
+    "proc_paging": r"""
+stress="${repo_root}/bin/paging-stress"
+python3 - "${stress}" --megabytes 1 <<'PY' || code=$?
+import subprocess, sys
+sys.exit(subprocess.run(sys.argv[1:]).returncode)
+PY
+[[ ${code} -ne 0 ]] || status=success
+report exec "${stress}"
+""",
+}
+PROBES = dict(zip(BODIES, (WRITE, WRITE, READ, READ, "cap_proc_fork_and_child_spawn"), strict=True))
+RESULTS = dict.fromkeys(PROBES, "success")
+BWRAP = ("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid")
+
+
+@pytest.fixture
+def tree(place: Place) -> Path:
+    """With a README.md that is a link."""
+    root = place.root / "a tree"
+    (root / "probes").mkdir(parents=True)
+    (root / "docs").mkdir()
+    (root / "docs" / "README.md").write_text("A published tree.\n")
+    (root / "README.md").symlink_to("docs/README.md")
+    for name, body in BODIES.items():
+        publish(root, name, PROBES[name], body)
+    return root
+
+
+def publish(tree: Path, name: str, capability: str, body: str) -> None:
+    text = HEAD.replace("@ID@", name).replace("@CAPABILITY@", capability) + body
+    write_script(tree / "probes" / f"{name}.sh", text)
+
+
+def results(place: Place, tree: Path, *sandbox: str) -> Mapping[str, Any]:
+    words = ("matrix", "--probes", tree / "probes", "--workspace", tree, "--jobs", "1")
+    done = place.stream(*words, argv0=(*sandbox, STREAM))
+    assert done.code == 0, done.err
+    return {record["probe"]["id"]: record for record in done.records}
+
+
+def observed(found: Mapping[str, Any]) -> dict[str, str]:
+    return {probe: record["result"]["observed_result"] for probe, record in found.items()}
+
+
+def listing(tree: Path) -> list[Path]:
+    return sorted(tree.rglob("*"))
+
+
+def test_it_measures_itself(place: Place, tree: Path) -> None:
+    before = listing(tree)
+    found = results(place, tree)
+    assert observed(found) == RESULTS
+    for probe in ("fs_write_create", "fs_read_readme"):
+        assert Path(found[probe]["operation"]["target"]).parent == tree
+    below = found["fs_write_below_tmp"]
+    assert below["operation"]["target"].startswith("tmp/relative.")
+    assert below["payload"]["raw"]["seen"] == f"{tree}/{below['operation']['target']}"
+    seen = found["fs_read_readme"]["payload"]["raw"]["seen"]
+    assert seen == f"777 '{tree}/README.md' -> 'docs/README.md'"
+    assert found["fs_list"]["payload"]["raw"]["seen"] == "README.md bin docs probes "
+    assert listing(tree) == before
+
+
+@pytest.mark.parametrize("sandbox", [BWRAP, (*LANDLOCK, "--")], ids=["bwrap", "landlock"])
+def test_in_a_read_only_sandbox_no_write_of_it_succeeds(
+    place: Place, tree: Path, sandbox: tuple[str, ...]
+) -> None:
+    """Nothing of it runs without a bin, and the refusal says how it gets one."""
+    if sandbox == BWRAP and not shutil.which("bwrap"):
+        pytest.skip("needs bubblewrap")
+    words = ("matrix", "--probes", tree / "probes", "--workspace", tree)
+    done = place.stream(*words, argv0=(*sandbox, STREAM))
+    assert (done.code, done.out) == (2, b"")
+    assert f"stream: {tree}/bin: " in done.err
+    assert f"""ln -s "$(stream helpers)" '{tree}/bin'\n""" in done.err
+    (tree / "bin").symlink_to(place.stream("helpers").out.decode().strip())
+    found = results(place, tree, *sandbox)
+    writes = ("fs_write_create", "fs_write_below_tmp")
+    assert observed(found) == {**RESULTS, **dict.fromkeys(writes, "denied")}
+    errno = "EROFS" if sandbox == BWRAP else "EACCES"
+    assert {found[probe]["result"]["errno"] for probe in writes} == {errno}
+    assert (tree / "bin").is_symlink()
+
+
+def test_a_bin_is_lent_to_all_who_need_it(place: Place, tree: Path) -> None:
+    """The last one takes it away, and one that was left by a killed run."""
+    waits, goes_on = place.fifo("waits"), place.fifo("goes-on")
+    body = f'echo >"{waits}"; read -r _ <"{goes_on}"; status=success; report wait here\n'
+    publish(tree, "waits", READ, body)
+    folder = tree / "probes"
+    first = place.start("matrix", "--probes", folder, "--probe", "waits")
+    waits.read_text()
+    assert place.stream("matrix", "--probes", folder, "--probe", "fs_list").code == 0
+    assert (tree / "bin").is_symlink()
+    goes_on.write_text("\n")
+    done = place.finish(first)
+    assert (done.code, done.ids) == (0, ["waits"]), done.err
+    assert not (tree / "bin").is_symlink()
+    (tree / "bin").symlink_to(LENT)
+    assert place.stream("matrix", "--probes", folder, "--probe", "fs_list").code == 0
+    assert not (tree / "bin").is_symlink()
+
+
+def test_an_interrupted_run_takes_its_bin_away(place: Place, tree: Path) -> None:
+    waits = place.fifo("waits")
+    publish(tree, "waits", READ, f'echo >"{waits}"; exec {SLEEP}')
+    run = place.start("matrix", "--probes", tree / "probes", "--probe", "waits")
+    waits.read_text()
+    assert (tree / "bin").is_symlink()
+    run.send_signal(signal.SIGTERM)
+    assert place.finish(run).code == 143
+    assert not (tree / "bin").is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "broken link"])
+def test_a_bin_without_helpers_is_left_alone(place: Place, tree: Path, kind: str) -> None:
+    if kind == "folder":
+        (tree / "bin").mkdir()
+    elif kind == "file":
+        (tree / "bin").touch()
+    else:
+        (tree / "bin").symlink_to("nowhere")
+    before = listing(tree)
+    for words in (("matrix", "--probes", tree / "probes"), ("gate", tree / "probes")):
+        done = place.stream(*words)
+        assert (done.code, done.out) == (2, b"")
+        assert "no emit-record in it that can be run: probes find their helpers there" in done.err
+    assert listing(tree) == before
+    if kind == "folder":
+        assert f"""ln -s "$(stream helpers)"/* '{tree}/bin/'\n""" in done.err
+        for helper in HELPERS.iterdir():
+            (tree / "bin" / helper.name).symlink_to(helper)
+        assert observed(results(place, tree)) == RESULTS
+
+
+@pytest.mark.parametrize("own_helper", [False, True])
+def test_a_target_in_a_folder_of_the_harness_is_none_of_the_workspace(
+    place: Place, tree: Path, own_helper: bool
+) -> None:
+    """A write that flees to TMPDIR says nothing of the workspace; of TMPDIR it does."""
+    for name, capability in (("flees", WRITE), ("stays", "cap_fs_write_temp")):
+        body = 'target=$(mktemp)\nstatus=success\nreport write "${target%/*}/../x"\n'
+        publish(tree, name, capability, body)
+    if own_helper:  # that writes plain JSON
+        shutil.copytree(HELPERS, tree / "bin")
+        helper = tree / "bin" / "emit-record"
+        helper.write_text(f'#!/bin/sh\nunset STREAM_FRAME\nexec "{HELPERS}/emit-record" "$@"\n')
+    words = ("matrix", "--probes", tree / "probes", "--probe", "flees", "stays")
+    done = place.stream(*words)
+    flees, stays = done.records
+    assert (done.code, stays["result"]["observed_result"]) == (1, "success")
+    assert flees["result"]["observed_result"] == "error"
+    raw = flees["payload"]["raw"]
+    assert raw["harness"]["reason"] == "wrong-place"
+    assert "lies in a folder of the harness" in done.err
+    raws = place.stream(*words, "--raw").out
+    emitted = place.stream("emit", "-", data=raws)
+    assert [json.loads(line)["result"]["observed_result"] for line in emitted.out.splitlines()] == [
+        "error",
+        "success",
+    ]
