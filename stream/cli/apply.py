@@ -45,10 +45,12 @@ def apply(
 def _apply(run: Path, to: Path | None, dry_run: bool) -> int:
     import os
 
+    from stream.recognition import expect
     from stream.records.run import DIFF_FILE
     from stream.workspace.applying import apply_plan, plan_changes
     from stream.workspace.claims import path_of
 
+    expect(run, "run")
     plan = plan_changes(run, to)
     if plan is None:
         say("apply: nothing to do: the agent worked in the folder itself")

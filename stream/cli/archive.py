@@ -57,6 +57,7 @@ def archive(
     async def work() -> int:
         from stream.archiving import archive_folder, archive_stream
         from stream.errors import UsageError
+        from stream.recognition import expect
         from stream.sinks.places import check_outputs
 
         if source == "-":
@@ -67,6 +68,7 @@ def archive(
             for flag, value in (("--run-id", run_id), ("--reject", reject)):
                 if value is not None:
                     raise UsageError(f"{flag}: it goes with `-` only")
+            expect(source, "run")
             done = await archive_folder(Path(source), target, force=force)
         for what in done.losses:
             say(f"archive: the record is incomplete: {what}")

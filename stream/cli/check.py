@@ -71,8 +71,10 @@ def check(
 
     async def work() -> int:
         from stream.checking import run_check
+        from stream.recognition import expect
         from stream.sinks.places import check_outputs
 
+        expect(target, "run", "events")
         check_outputs([findings, reject], [target])
         sinks = _sinks(target == "-", findings, reject)
         answer = await run_check(target, None if profile is None else profile.value, *sinks)

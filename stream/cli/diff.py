@@ -12,6 +12,7 @@ from stream.cli.running import CarefulCommand, number, run_now, say, split_words
 
 if TYPE_CHECKING:
     from stream.comparison.canonical import Compared
+    from stream.records.boundary_diff import BoundaryDiff, CellSide
     from stream.records.runner import CapabilityDiff
 
 _SHOWN = 240  #: characters of a line
@@ -22,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def diff(
-    base: str = typer.Argument(metavar="A", help="What was: an archive, a run or a folder."),
+    base: str = typer.Argument(metavar="A", help="What was: an archive, a run or a matrix."),
     head: str = typer.Argument(metavar="B", help="What is: the same."),
     json: bool = typer.Option(False, "--json", help="One record, on a terminal as well."),
     fail_on: list[str] = typer.Option(
@@ -35,10 +36,10 @@ def diff(
         False, "--canonical", help="Compare the layers line by line, with labels for processes."
     ),
 ) -> None:
-    """Say what one run reached that another did not.
+    """Say what differs between two runs, or between two matrices.
 
-    Compares the evidence of two runs: files, endpoints, programs, tools, decisions, and the
-    decisions about calls that both have. Each of A and B is an archive, a run folder, or a
+    Of two runs it says what one reached that the other did not: files, endpoints, programs, tools,
+    decisions, and the decisions about calls that both have. Each of A and B is an archive, a run folder, or a
     folder with the three artifacts as loose files. On a terminal it prints a table, else one
     record, assay.runner.capability_diff.v0.
 
@@ -50,10 +51,18 @@ def diff(
       stream diff runs/RUN1 runs/RUN2 | jq .surface.filesystem_paths.added
       stream diff main.tar.gz branch.tar.gz --fail-on added-paths,added-endpoints
 
-    The status says how far the comparison holds, and the notes say why: clean; partial:health
-    where a capture is not complete, or could not name what was reached; partial:correlation
-    where calls and events were not told apart; partial:unbound where values belong to no call;
-    failed where evidence is missing or broken, and nothing was compared; stderr says why.
+    Two files of boundary objects are compared cell by cell: what opened, what closed, what can no
+    longer be measured and what can be now. A cell that is missing, an error, or ended in several
+    ways is one that was not measured. The record is stream.boundary_diff.v1.
+
+    \b
+      stream diff monday.ndjson tuesday.ndjson --fail-on opened,unmeasured
+
+    The status says how far the comparison of two runs holds, and the notes say why: clean;
+    partial:health where a capture is not complete, or could not name what was reached;
+    partial:correlation where calls and events were not told apart; partial:unbound where values
+    belong to no call; failed where evidence is missing or broken, and nothing was compared;
+    stderr says why.
 
     With --canonical the layers themselves are compared. Process numbers become p1, p2, … in the
     order in which they are met, run_id becomes run, the way to the run's own folder (run), all
@@ -88,21 +97,88 @@ def diff(
     where --canonical found a difference, a damaged archive or a side of which not all was seen;
     2 where A or B is no evidence.
     """
-    words = _known(split_words(fail_on, "--fail-on"))
-    if canonical:
-        if json or words:
-            raise typer.BadParameter("--canonical goes with neither --json nor --fail-on")
-        run_now(lambda: _compare_layers(base, head))
-    run_now(lambda: _compare(base, head, words, as_record=json or not sys.stdout.isatty()))
+    words = split_words(fail_on, "--fail-on")
+    as_record = json or not sys.stdout.isatty()
+
+    def work() -> int:
+        if _are_matrices(base, head):
+            if canonical:
+                raise typer.BadParameter("--canonical compares the layers of two runs")
+            return _compare_matrices(base, head, words, as_record=as_record)
+        _check_words(words)
+        if canonical:
+            if json or words:
+                raise typer.BadParameter("--canonical goes with neither --json nor --fail-on")
+            return _compare_layers(base, head)
+        return _compare(base, head, words, as_record=as_record)
+
+    run_now(work)
 
 
-def _known(words: list[str]) -> list[str]:
+def _are_matrices(base: str, head: str) -> bool:
+    """Whether both hold boundary objects. Raise UsageError where only one of them does."""
+    from pathlib import Path
+
+    from stream.errors import UsageError
+    from stream.recognition import kind_of
+
+    kinds = [kind_of(base), kind_of(head)]
+    if "boundary" not in kinds:
+        return False
+    for path, kind in zip((base, head), kinds, strict=True):
+        if kind != "boundary" and not Path(path).is_fifo():
+            raise UsageError(f"{path}: no file of boundary objects, as the other side is")
+    return True
+
+
+def _check_words(words: list[str]) -> None:
     from stream.comparison.failing import WORDS
 
+    _refuse_others(words, WORDS, "of runs")
+
+
+def _refuse_others(words: list[str], known: tuple[str, ...], what: str) -> None:
     for word in words:
-        if word not in WORDS:
-            raise typer.BadParameter(f"--fail-on {word}: it is one of {', '.join(WORDS)}")
-    return words
+        if word not in known:
+            raise typer.BadParameter(f"--fail-on {word}: {what} it is one of {', '.join(known)}")
+
+
+def _compare_matrices(base: str, head: str, words: list[str], *, as_record: bool) -> int:
+    import msgspec
+
+    from stream.comparison.matrices import WORDS, diff_matrices, reason
+
+    _refuse_others(words, WORDS, "of matrices")
+    found = diff_matrices(base, head)
+    if as_record:
+        tell(msgspec.json.encode(found))
+    else:
+        from stream.errors import visible
+
+        tell("\n".join(map(visible, _cells(found))))
+    reasons = {word: why for word in dict.fromkeys(words) if (why := reason(word, found))}
+    for word, why in reasons.items():
+        say(f"stream: --fail-on {word}: {why}")
+    return 1 if reasons else 0
+
+
+def _cells(found: BoundaryDiff) -> Iterator[str]:
+    for what, changes in (
+        ("opened", found.opened),
+        ("closed", found.closed),
+        ("can no longer be measured", found.unmeasured),
+        ("can be measured now", found.measured),
+    ):
+        yield f"{what}: {len(changes)}"
+        for one in changes:
+            outcomes = f"{_ended(one.base)} -> {_ended(one.head)}"
+            yield f"  {one.probe} ({one.mode})  {outcomes}  {one.capability}"
+    yield f"unchanged: {found.unchanged}"
+    yield from (f"note: {note}" for note in found.notes)
+
+
+def _ended(side: CellSide) -> str:
+    return f"{side.outcome} {side.errno}" if side.errno else side.outcome
 
 
 def _compare(base: str, head: str, words: list[str], *, as_record: bool) -> int:

@@ -69,6 +69,7 @@ def normalize(
 
     async def work() -> int:
         from stream.pipeline import Pipeline
+        from stream.recognition import expect
         from stream.records.run import check_run_id
         from stream.sinks.places import check_outputs
         from stream.sources.ndjson import NdjsonSource, check_readable
@@ -76,6 +77,7 @@ def normalize(
 
         check_run_id(run_id, "--run-id")
         check_readable([source])
+        expect(source, "telemetry")
         check_outputs([detail, reject], [source])
         stage = Normalize(run_id, is_alone=source != "-")
         sinks = _sinks(source == "-", detail, reject)

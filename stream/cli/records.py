@@ -151,6 +151,7 @@ def listen(
     async def work() -> int:
         from stream.pattern import find_descriptor
         from stream.pipeline import Chain, Pipeline
+        from stream.recognition import expect
         from stream.records.control import Finding, Gap, Reject
         from stream.sinks.ndjson import People, Records
         from stream.sinks.places import check_outputs
@@ -158,6 +159,8 @@ def listen(
         from stream.stages.listen import Listen
 
         check_readable(files)
+        for name in files:
+            expect(name, "boundary")
         check_outputs([reject], files)
         descriptor = find_descriptor(boundary)
         stage = Listen(descriptor, as_json=as_json, colour=sys.stdout.isatty())
@@ -198,6 +201,7 @@ def validate(
     async def work() -> int:
         from stream.errors import UsageError
         from stream.pattern import find_descriptor
+        from stream.recognition import expect
         from stream.records.control import Finding, Gap, Reject
         from stream.sinks.ndjson import People, Records
         from stream.sinks.places import check_outputs
@@ -207,6 +211,8 @@ def validate(
         as_filter = "-" in files
         if as_filter and len(files) > 1:
             raise UsageError("`-` filters stdin: it does not go with files")
+        for name in files:
+            expect(name, "boundary", "events", "telemetry")
         check_outputs([findings, reject], files)
         check_readable(files)
         descriptor = find_descriptor(boundary)

@@ -81,8 +81,10 @@ def verify(
 
     async def work() -> int:
         from stream.archive.limits import Limits
+        from stream.recognition import expect
         from stream.verifying import run_verify
 
+        expect(where, "archive", "run")
         # A thread that inflates and one that decodes: neither waits long for the other.
         sys.setswitchinterval(0.0005)
         limits: Limits = Limits(**sizes, **counts)

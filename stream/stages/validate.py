@@ -31,6 +31,7 @@ from stream.evidence.contracts import ARTIFACTS, LINES
 from stream.pattern import Descriptor, Fault, make_descriptor
 from stream.pipeline import Batch, Counts
 from stream.records.boundary import PATTERN_VERSION, decode_boundary
+from stream.records.boundary_diff import BOUNDARY_DIFF, BoundaryDiff
 from stream.records.catalog import CATALOG, DESCRIPTOR
 from stream.records.change import FS_CHANGE, decode_change
 from stream.records.command import COMMAND, CommandRecord
@@ -180,6 +181,7 @@ _decode_document = msgspec.json.Decoder(RunMetadata | RunSummary | Manifest | Co
 _DECODED: dict[str, Callable[[bytes], object]] = {
     **dict.fromkeys((RUN, RUN_SUMMARY, MANIFEST, COMMAND), _decode_document),
     FS_CHANGE: decode_change,
+    BOUNDARY_DIFF: msgspec.json.Decoder(BoundaryDiff).decode,
     **LINES,
     **ARTIFACTS,
 }

@@ -115,7 +115,7 @@ def test_no_evidence_is_exit_2(place: Place) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--fail-on", "added-files"], "--fail-on added-files: it is one of added-paths"),
+        (["--fail-on", "added-files"], "--fail-on added-files: of runs it is one of added-paths"),
         (["--fail-on", ","], "--fail-on names nothing"),
         (["--canonical", "--json"], "--canonical goes with neither"),
         (["--canonical", "--fail-on", "any"], "--canonical goes with neither"),

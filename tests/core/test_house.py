@@ -23,9 +23,15 @@ FLOORS = [
     {"stream.records", "stream.tree", "stream.reaper", "stream.enclosure", "stream.patch"},
     {"stream.codec", "stream.pipeline", "stream.process"},
     {
-        *("stream.catalog", "stream.document", "stream.pattern", "stream.probes"),
+        *(
+            "stream.catalog",
+            "stream.document",
+            "stream.pattern",
+            "stream.probes",
+            "stream.recognition",
+        ),
         *("stream.redaction", "stream.workspace", "stream.declared", "stream.evaluation"),
-        "stream.evidence",
+        *("stream.evidence", "stream.recognition"),
     },
     {"stream.plan", "stream.recorder"},
     {"stream.sources", "stream.stages", "stream.sinks"},

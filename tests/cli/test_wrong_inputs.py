@@ -1,0 +1,65 @@
+"""A command that is given what another one reads says so in one sentence, and names the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.cli.command import Place
+from tests.cli.conftest import make_place
+from tests.evidence.raw import opened
+from tests.recorder.runs import only_run
+from tests.stages.cells import PLAIN
+
+#: what is given -> the command that reads it
+READ_BY = {
+    "run": "check",
+    "run.tar.gz": "verify",
+    "boundary.ndjson": "validate",
+    "events.jsonl": "check",
+    "raw.ndjson": "normalize",
+}
+#: command -> what it does not read
+WRONG = {
+    "check": ["run.tar.gz", "boundary.ndjson", "raw.ndjson"],
+    "validate": ["run", "run.tar.gz"],
+    "listen": ["run", "run.tar.gz", "events.jsonl", "raw.ndjson"],
+    "verify": ["boundary.ndjson", "events.jsonl", "raw.ndjson"],
+    "apply": ["run.tar.gz", "boundary.ndjson", "events.jsonl"],
+    "normalize": ["run", "run.tar.gz", "boundary.ndjson", "events.jsonl"],
+    "archive": ["run.tar.gz", "boundary.ndjson", "events.jsonl"],
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place: Place = make_place(tmp_path_factory.mktemp("made"))
+    done = place.stream("observe", "-q", "--archive", place.root / "run.tar.gz", "--", "true")
+    assert done.code == 0, done.err
+    run = only_run(place, done).folder
+    (place.root / "events.jsonl").write_bytes((run / "events.jsonl").read_bytes())
+    (place.root / "boundary.ndjson").write_bytes(PLAIN + b"\n")
+    (place.root / "raw.ndjson").write_bytes(msgspec.json.encode(opened("/a")))
+    run.rename(place.root / "run")
+    return place.root
+
+
+@pytest.mark.parametrize("command", WRONG)
+def test_the_command_that_fits_is_named(place: Place, made: Path, command: str) -> None:
+    for name in WRONG[command]:
+        given = made / name
+        words = ("-o", place.root / "new.tar.gz") if command == "archive" else ()
+        done = place.stream(command, given, *words)
+        assert (done.code, done.out) == (2, b""), (command, name, done.err)
+        (sentence,) = done.err.splitlines()
+        assert sentence.startswith(f"stream: {given}: this is "), sentence
+        assert sentence.endswith(f": `stream {READ_BY[name]} {given}` reads it"), sentence
+
+
+def test_the_command_that_is_named_reads_it(place: Place, made: Path) -> None:
+    for name, command in READ_BY.items():
+        words = ("--profile", "agents") if name == "events.jsonl" else ()
+        done = place.stream(command, made / name, *words)
+        assert done.code == 0, (name, done.err)
