@@ -11,11 +11,12 @@ from anyio import to_thread
 from anyio.abc import ObjectSendStream
 from msgspec import Struct, field
 
+from stream.archive.alone import evidence_findings
 from stream.errors import InputError, os_reason
 from stream.pipeline import Batch, Chain, Counts, Pipeline, Sink, Source
 from stream.records.control import Finding
 from stream.records.run import EVENTS_FILE, Profile
-from stream.runfolder import check_folder, examine, profile_of
+from stream.runfolder import check_folder, examine, is_finished, profile_of
 from stream.sources.ndjson import STDIN, NdjsonSource, check_readable
 from stream.stages.invariants import Invariants
 
@@ -31,18 +32,23 @@ class Answer(Struct):
 
 
 class FolderSource(Struct):
-    """What a run folder shows beside its events, as findings."""
+    """What a run folder shows beside its events, and what its evidence is, as findings."""
 
     root: Path
     found: list[Finding] = field(default_factory=list)
 
     async def run(self, out: ObjectSendStream[Batch[Any]], /) -> None:
         # In a thread that an interrupt leaves behind: there may be gigabytes to hash.
-        self.found = await to_thread.run_sync(
-            lambda: list(examine(self.root)), abandon_on_cancel=True
-        )
+        self.found = await to_thread.run_sync(self._examine, abandon_on_cancel=True)
         if self.found:
             await out.send(self.found)
+
+
+    def _examine(self) -> list[Finding]:
+        """Of a run that was cut off the last records may be torn: its events say that it was."""
+        if not is_finished(self.root):
+            return []
+        return [*examine(self.root), *evidence_findings(self.root)]
 
 
 async def run_check(name: str, profile: Profile | None, *sinks: Sink[Any]) -> Answer:

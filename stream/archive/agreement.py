@@ -92,9 +92,6 @@ def is_place(text: str) -> bool:
 def value_strangeness(event: KernelEvent) -> str:
     """Why an event is none of our feeds', by its line alone. Of any event but an open."""
     kind, value = event.event_type, event.value
-    of_open = (event.flags, event.mode, event.resolve, event.return_value, event.access_mode)
-    if {*of_open, event.status} != {UNSET} or event.operation_flags is not UNSET:
-        return "it says what only an open says"
     if kind in _IP_PEER:
         return "" if value is None or _is_endpoint(value) else f"{value!r} is no endpoint"
     if value is None or kind in _ANY_PEER or kind not in _KINDS:
@@ -169,9 +166,3 @@ def frame_strangeness(markers: Sequence[Marker], total: int) -> str:
         return "the run starts or ends in the middle"
     at = markers[-1].at
     return "" if at == total else f"the run ends after {at} events, and there are {total}"
-
-
-def saying_strangeness(event: SdkEvent) -> str:
-    if event.event_type in _TOOL_EVENTS or (event.tool is None and event.tool_call_id is None):
-        return ""
-    return f"{event.event_type} is of no tool call"

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, Struct
 from msgspec.structs import astuple
 
+from stream.evidence.contracts import decoder_of
 from stream.evidence.surface import ways_of
 from stream.records.kernel import KERNEL_EVENT, OPEN, KernelEvent, OperationFlag, RunId
 
@@ -44,7 +45,7 @@ _PlainEvent: Any = msgspec.defstruct(
 
 class KernelDecoder:
     def __init__(self) -> None:
-        self.decode = msgspec.json.Decoder(KernelEvent).decode
+        self.decode = decoder_of(KernelEvent)
         self._decode_lines = msgspec.json.Decoder(_PlainEvent).decode_lines
 
     def decode_lines(self, block: bytes) -> list[Any]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +16,9 @@ import msgspec
 from stream.archive.book import Book
 from stream.codec import DECODE_ERRORS, contract_of, explain
 from stream.document import parse_document, parted
+from stream.evidence.claims import Fault, age_faults, claim_faults
+from stream.evidence.consistency import emptiness_faults, report_faults, surface_faults
+from stream.evidence.contracts import decoder_of
 from stream.evidence.pieces import Long
 from stream.records.run import (
     MANIFEST_FILE,
@@ -31,7 +33,6 @@ from stream.records.runner import (
     CORRELATION_FILE,
     HEALTH_FILE,
     SURFACE_FILE,
-    SURFACE_SETS,
     CapabilitySurface,
     Companion,
     CorrelationReport,
@@ -180,7 +181,7 @@ def _decoded(book: Book, name: str, data: bytes) -> Any:
         book.find("limit.depth", f"nested deeper than {book.limits.depth}", name)
         return None
     try:
-        record = msgspec.json.decode(data, type=DOCUMENTS[name])
+        record = decoder_of(DOCUMENTS[name])(data)
     except DECODE_ERRORS as error:
         reason, path = explain(error)
         book.find("contract.document", reason, name, path=path)
@@ -221,26 +222,18 @@ def is_too_deep(data: bytes, limit: int) -> bool:
 
 
 def _problems(record: object) -> Iterator[tuple[str, str, str]]:
-    if isinstance(record, CapabilitySurface):
-        for name in SURFACE_SETS:
-            if not _is_sorted(getattr(record, name)):
-                yield "contract.surface", "not sorted, or something stands twice", f"$.{name}"
-    if isinstance(record, CorrelationReport) and record.status == "clean" and not record.bindings:
-        message = "called clean, but nothing is bound: nothing was correlated"
-        yield "contract.unbound", message, "$.bindings"
-    if isinstance(record, ObservationHealth):
-        yield from _health_problems(record)
+    for kind, rules in _RULES.items():
+        if isinstance(record, kind):
+            for rule, faults in rules.items():
+                yield from ((rule, reason, path) for reason, path in faults(record))
 
 
-def _is_sorted(items: list[str]) -> bool:
-    return all(one.encode() < other.encode() for one, other in pairwise(items))
-
-
-def _health_problems(health: ObservationHealth) -> Iterator[tuple[str, str, str]]:
-    """What the contract says of the fields among themselves."""
-    rule = "contract.health"
-    if health.ringbuf_drops and health.kernel_layer != "partial_ringbuf_drops":
-        message = f"{health.kernel_layer!r}, but {health.ringbuf_drops} events were dropped"
-        yield rule, message, "$.kernel_layer"
-    if health.platform != "linux" and health.kernel_layer != "absent":
-        yield rule, f"{health.kernel_layer!r} on {health.platform!r}", "$.kernel_layer"
+#: What a document can break by itself. Two of them the reference's own archives break as well.
+_RULES: dict[type, dict[str, Callable[[Any], Iterator[Fault]]]] = {
+    CapabilitySurface: {"contract.surface": surface_faults},
+    CorrelationReport: {
+        "contract.correlation": report_faults,
+        "contract.unbound": emptiness_faults,
+    },
+    ObservationHealth: {"contract.health": claim_faults, "contract.age": age_faults},
+}

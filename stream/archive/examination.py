@@ -16,7 +16,7 @@ from stream.archive.laws import law_of
 from stream.archive.layers import Judge, Layer
 from stream.archive.links import Links, trusted
 from stream.archive.places import has_evidence, has_place
-from stream.evidence.health import ABSENT_NOTE
+from stream.evidence.claims import ABSENT_NOTE
 from stream.records.decision import CLAUDE_CODE
 from stream.records.run import (
     ARTIFACTS,

@@ -176,8 +176,9 @@ class Gathering:
 
     def _take_opens(self, columns: Columns) -> None:
         ends = {form: end_of(form) for form in columns.different_forms}
-        if any(Form(*form).flags is UNSET for form, end in ends.items() if end is not None):
-            self._find_odd(f"{columns.seqs[0]}, or soon after it: an open without flags")
+        if any(_is_bare(Form(*form)) for form, end in ends.items() if end is not None):
+            reason = "an open that does not say its flags, or what follows from what it says"
+            self._find_odd(f"{columns.seqs[0]}, or soon after it: {reason}")
         found = list(dict.fromkeys(ends.values()))
         if len(found) == 1:
             self._take_paths(found[0], columns.values)
@@ -314,6 +315,12 @@ class Gathering:
             pids.frombytes(self._steps.read(size))
             kinds.frombytes(self._steps.read(size))
             yield pids, kinds
+
+
+def _is_bare(form: Form) -> bool:
+    """An open as others may tell it: not all of it is there, which ours always is."""
+    has_result, has_status = form.return_value is not UNSET, form.status is not UNSET
+    return UNSET in (form.flags, form.access_mode) or has_result != has_status
 
 
 def _file() -> IO[bytes]:

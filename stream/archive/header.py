@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from stream.errors import visible
+from stream.evidence.consistency import place_fault
 from stream.records.runner import ARCHIVE_MANIFEST
 
 BLOCK = 512
 ZEROS = bytes(BLOCK)
-LONGEST_NAME = 256  #: bytes
 _SHORT = 100
 _REGULAR, _LONG_NAME = b"\0", b"L"
 _LONG_LINK = b"././@LongLink"
@@ -29,6 +29,12 @@ _FIELDS = (
     *(("link name", 157, 257), ("magic", 257, 265), ("uname", 265, 297)),
     *(("gname", 297, 329), ("device", 329, 345), ("rest", 345, 512)),
 )
+_PLACES = {
+    "long": "limit.path",
+    "absolute": "security.absolute",
+    "traversal": "security.traversal",
+    "name": "security.name",
+}
 _OTHER = "made by another tar, or changed"
 _KINDS = {
     b"1": ("security.link", "a hard link"),
@@ -122,22 +128,12 @@ def decode_long_name(data: bytes) -> bytes:
 
 def name_fault(name: bytes) -> Fault | None:
     """Where a name would lead somebody who unpacks it, or only reads it."""
-    if len(name) > LONGEST_NAME:
-        return Fault("limit.path", f"the name has {len(name)} bytes, more than {LONGEST_NAME}")
     try:
         text = name.decode()
     except UnicodeDecodeError:
         return Fault("security.name", "the name is not UTF-8")
-    parts = text.split("/")
-    if text.startswith("/"):
-        return Fault("security.absolute", "the name is absolute")
-    if ":" in parts[0]:
-        return Fault("security.absolute", "the name begins with a drive, as some systems have them")
-    if ".." in parts:
-        return Fault("security.traversal", "the name leads out of the folder by `..`")
-    if "" in parts or "." in parts or visible(text) != text or "\\" in text:
-        return Fault("security.name", "the name is no plain name of a file")
-    return None
+    found = place_fault(text)
+    return None if found is None else Fault(_PLACES[found[0]], found[1])
 
 
 def _block(name: bytes, size: int, kind: bytes) -> bytes:

@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from stream.archive.accounts import Counted, account_faults
-from stream.archive.agreement import frame_strangeness, marker_strangeness, saying_strangeness
+from stream.archive.agreement import frame_strangeness, marker_strangeness
 from stream.archive.documents import Documents
 from stream.archive.gathering import Gathering
 from stream.archive.header import Fault
@@ -31,7 +31,6 @@ from stream.records.runner import (
     HEALTH_FILE,
     KERNEL_FILE,
     MARKERS_FILE,
-    SDK_FILE,
     SURFACE_FILE,
     Companion,
     CorrelationReport,
@@ -103,9 +102,6 @@ def _faults(
             yield MARKERS_FILE, Fault("contract.marker", f"{marker.seq}: {reason}")
     if reason := frame_strangeness(gathered.markers, gathered.events):
         yield MARKERS_FILE, Fault("contract.marker", reason)
-    for said in gathered.sdk:
-        if reason := saying_strangeness(said):
-            yield SDK_FILE, Fault("contract.sdk_event", f"{said.seq}: {reason}")
     yield from _differences(documents, found.made)
 
 

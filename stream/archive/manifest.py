@@ -15,9 +15,12 @@ from stream.archive.header import Fault
 from stream.archive.places import look_alikes, needed
 from stream.archive.reading import Part, Start
 from stream.codec import DECODE_ERRORS, explain
+from stream.evidence.consistency import faults_of
+from stream.evidence.contracts import decoder_of
 from stream.records.runner import ARCHIVE_MANIFEST, V0_FILES, ArchiveManifest
 
 _LONGEST = 1 << 10  #: bytes of what a manifest says of one file, whose name it says twice
+_decode = decoder_of(ArchiveManifest)
 _PLACES = {name: place for place, name in enumerate(V0_FILES)}
 
 
@@ -90,7 +93,7 @@ class Contents:
             self._book.find("limit.entries", f"it lists more than {most} files", ARCHIVE_MANIFEST)
             return
         try:
-            self._manifest = manifest = msgspec.json.decode(data, type=ArchiveManifest)
+            self._manifest = manifest = _decode(data)
         except DECODE_ERRORS as error:
             reason, path = explain(error)
             self._book.find("contract.manifest", reason, ARCHIVE_MANIFEST, path=path)
@@ -102,10 +105,8 @@ class Contents:
         if msgspec.json.encode(ArchiveManifest(run_id=manifest.run_id, files=ordered)) != data:
             message = "not in its one form: sorted, compact, no key twice"
             self._book.find("contract.manifest", message, ARCHIVE_MANIFEST)
-        for name, file in manifest.files.items():
-            if file.path != name:
-                message = f"{name!r} is listed as {file.path!r}"
-                self._book.find("contract.manifest", message, ARCHIVE_MANIFEST)
+        for reason, path in faults_of(manifest):
+            self._book.find("contract.manifest", reason, ARCHIVE_MANIFEST, path=path)
 
     def compare(self, tally: Tally) -> None:
         if self._manifest is None:

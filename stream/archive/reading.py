@@ -30,7 +30,6 @@ from stream.archive.gzip import (
 )
 from stream.archive.header import (
     BLOCK,
-    LONGEST_NAME,
     ZEROS,
     BrokenArchive,
     Fault,
@@ -41,6 +40,7 @@ from stream.archive.header import (
     name_fault,
 )
 from stream.archive.limits import Limits
+from stream.evidence.consistency import LONGEST_NAME
 
 _READ = 1 << 18
 _CHUNK = 1 << 20

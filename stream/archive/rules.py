@@ -34,6 +34,7 @@ RULES = {
     "contract.frame": "The start and the end of the run are recorded.",
     "contract.surface": "The capability surface is what the layers imply.",
     "contract.health": "The health is what the capture implies.",
+    "contract.age": "The health says what was seen of the network, as it has to by now.",
     "contract.correlation": "The bindings are what the windows imply.",
     "contract.unbound": "A correlation that is called clean has bound something.",
     "contract.companion": "The companion is what the layers imply.",
@@ -70,6 +71,6 @@ RULES = {
 }
 #: what leaves the answer a yes
 WARNINGS = {
-    *("contract.artifacts", "contract.evidence", "contract.frame", "contract.losses"),
-    *("contract.unbound", "integrity.unlinked"),
+    *("contract.age", "contract.artifacts", "contract.evidence", "contract.frame"),
+    *("contract.losses", "contract.unbound", "integrity.unlinked"),
 }

@@ -99,7 +99,13 @@ def is_same(found: CapabilityDiff) -> bool:
 def is_anything_unbound(found: CapabilityDiff) -> bool:
     """A side did something that belongs to none of its calls, or may not."""
     named = (ambiguity.partition(": ")[2].partition(":")[0] for ambiguity in found.ambiguities)
-    return any(found.unbound.values()) or not _UNBOUND.isdisjoint(named)
+    told = {note.partition(":")[0] for note in found.notes}
+    is_told = any(_outside(side) in told for side in _SIDES)
+    return is_told or any(found.unbound.values()) or not _UNBOUND.isdisjoint(named)
+
+
+def _outside(side: Side) -> str:
+    return f"capability_diff_{side}_outside"
 
 
 def blindness(found: CapabilityDiff, side: Side, name: str) -> list[str]:
@@ -281,9 +287,8 @@ def _remarks(sides: Mapping[Side, Evidence], found: CapabilityDiff) -> Iterator[
         told = visible(f"base is {platforms[0]}, head is {platforms[-1]}")
         yield f"capability_diff_platforms_differ: {told}"
     for side, evidence in sides.items():
-        codes = [] if evidence.correlation is None else evidence.correlation.ambiguities
-        if _is_correlated(evidence) and not _UNBOUND.isdisjoint(codes):
-            yield f"capability_diff_{side}_outside: some of it was done between its calls"
+        if evidence.companion is not None and any(evidence.companion.unbound.values()):
+            yield f"{_outside(side)}: some of it was done between its calls"
     if unknown:
         told = f"which files ran by the names of programs is not known of {' and '.join(unknown)}"
         yield f"capability_diff_programs_unknown: {told}: another by the same name would not show"

@@ -23,7 +23,6 @@ from stream.evidence.steps import KernelStep
 from stream.evidence.surface import NEAR, Claim
 from stream.records.kernel import EXEC, EXIT, FORK, OPEN
 
-OUTSIDE = "kernel_events_outside_every_window"  #: the one ambiguity that a clean report may have
 OTHERS = "kernel_events_of_other_processes"
 OVERLAP = "kernel_events_in_overlapping_windows"
 _NAMED = 16  #: calls in one name; `\+` stands for more
@@ -86,8 +85,6 @@ class Attribution:
         """What is not certain."""
         if not all(one.is_hook for one in self._awaited):
             self._names.add(OTHERS)
-        if self.unbound:
-            self._names.add(OUTSIDE)
         for group in self._open.values():
             for call in group.calls:
                 _look_back(group, call)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from stream.evidence.attribution import OUTSIDE, Attribution
+from stream.evidence.attribution import Attribution
 from stream.evidence.calls import TOOL_EVENTS, Call, Tally, calls_of, code, in_order
 from stream.evidence.own import Own
 from stream.evidence.steps import KernelStep
@@ -28,6 +28,7 @@ from stream.records.runner import (
     Window,
 )
 
+OUTSIDE = "kernel_events_outside_every_window"  #: and there is no call that had one
 DECISIONS = {"allow", "deny"}  #: that the contract knows
 
 
@@ -61,6 +62,8 @@ def correlate(
     total = attribution.total
     doubts = set(attribution.finish())
     named |= doubts if has_kernel else set()
+    if has_kernel and attribution.unbound and not calls:
+        named.add(OUTSIDE)
     named |= set(_named_of_evidence(calls, total, policy, has_kernel=has_kernel))
     named |= {code("kernel_events_lost_in_window", c.id) for c in _tainted(calls.values(), gaps)}
     if has_kernel:
@@ -95,7 +98,7 @@ def _own(markers: Sequence[Marker]) -> Own:
 def _status(bindings: Sequence[Binding], named: set[str], *, has_kernel: bool) -> State:
     if not has_kernel:
         return "failed"
-    return "clean" if bindings and not named - {OUTSIDE} else "partial"
+    return "clean" if bindings and not named else "partial"
 
 
 def _binding(call: Call, total: int) -> Binding:

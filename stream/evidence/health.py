@@ -7,34 +7,28 @@ the contract's own three, and nothing that depends on the time.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from msgspec import UNSET
 
 from stream.errors import visible
+from stream.evidence.claims import (
+    ABSENT_NOTE,
+    CGROUP_NOTES,
+    FORMS,
+    KERNEL_NOTE,
+    LINUX,
+    POLICY_NOTE,
+    SDK_NOTE,
+    URING_NOTE,
+    age_faults,
+    claim_faults,
+    notes_of,
+    scope_of,
+)
 from stream.records.kernel import RawCapture
-from stream.records.runner import ClaimScope, Coverage, ObservationHealth
+from stream.records.runner import Coverage, ObservationHealth
 
-LINUX = "linux"
-_NOTE = re.compile(r"([a-z][a-z0-9_]*): (.+)\Z")
-_FORMS = {
-    "s2_kernel_capture": re.compile(
-        r"monitor_events=(?P<events>[0-9]+) ringbuf_drops=(?P<drops>[0-9]+)"
-        r"(?: network_protocol_coverage=(?P<coverage>[a-z_]+)"
-        r" network_endpoint_claim_scope=(?P<scope>[a-z_]+))?\Z"
-    ),
-    "s4_policy_capture": re.compile(r"policy_events=(?P<events>[0-9]+)\Z"),
-    "s5_sdk_capture": re.compile(
-        r"sdk_events=(?P<events>[0-9]+) sdk_tool_calls=(?P<calls>[0-9]+)\Z"
-    ),
-}
-#: Notes that say why a kernel layer is not complete.
-_LOSS_NOTES = {
-    *("stream_kernel_misses", "stream_kernel_lost_forks", "stream_kernel_unparsed"),
-    *("stream_kernel_unknown_loss", "stream_kernel_books"),
-}
-ABSENT_NOTE, URING_NOTE = "stream_kernel_absent", "stream_uring_hole"
 UNNAMED_NOTE = "stream_kernel_unnamed"
 
 
@@ -97,12 +91,6 @@ def coverage_of(has_connect: bool, has_datagram: bool, *, is_known: bool) -> Cov
     return "connect_only" if has_connect else "absent"
 
 
-def scope_of(coverage: Coverage) -> ClaimScope:
-    if coverage == "unknown":
-        return "unknown"
-    return "not_applicable" if coverage == "absent" else "diagnostic_only"
-
-
 def is_passing(health: ObservationHealth) -> bool:
     """What the contract asks of a run that is to pass."""
     return (
@@ -159,7 +147,7 @@ def health_faults(
         if (state == "absent") != (events == 0):
             yield f"{layer}_layer: {state}, and there are {events} events"
     yield from _count_faults(
-        _notes(health)[0],
+        notes_of(health)[0],
         {
             ("s2_kernel_capture", "events"): (monitor_events, "events"),
             ("s4_policy_capture", "events"): (policy_events, "events"),
@@ -175,36 +163,21 @@ def health_faults(
 
 
 def contradictions(health: ObservationHealth, *, is_reference: bool = False) -> Iterator[str]:
-    """What cannot be so, whatever there was: by the contract's rules, and by the notes."""
-    yield from _rule_faults(health, is_reference=is_reference)
-    notes, faults = _notes(health)
-    yield from faults
-    yield from _kernel_note_faults(health, notes, is_reference=is_reference)
-    for code, state in (
-        ("s4_policy_capture", health.policy_layer),
-        ("s5_sdk_capture", health.sdk_layer),
+    """What cannot be so, whatever there was: by the health itself, and by who wrote it."""
+    for reason, path in claim_faults(health):
+        yield f"{path.removeprefix('$.')}: {reason}"
+    notes, _ = notes_of(health)
+    for code, is_there in (
+        (KERNEL_NOTE, health.kernel_layer != "absent"),
+        (POLICY_NOTE, health.policy_layer != "absent"),
+        (SDK_NOTE, health.sdk_layer != "absent"),
     ):
-        if (code in notes) != (state != "absent"):
-            yield f"notes: {code} {'belongs to no layer' if code in notes else 'is missing'}"
-        elif code in notes and not _FORMS[code].match(notes[code]):
-            yield f"notes: {code} does not have its form"
+        if is_there and code not in notes:
+            yield f"notes: {code} is missing"
+    if health.network_protocol_coverage == "unknown" and _is_known(health):
+        yield "network_protocol_coverage: unknown, and nothing is said to be missing"
     if not is_reference:
         yield from _own_faults(health, notes)
-
-
-def _notes(health: ObservationHealth) -> tuple[dict[str, str], list[str]]:
-    """By code, and what is wrong with them."""
-    notes: dict[str, str] = {}
-    faults = []
-    for note in health.notes:
-        parts = _NOTE.match(note)
-        if parts is None:
-            faults.append(f"notes: {visible(note)[:80]!r} does not begin with a code")
-        elif parts[1] in notes:
-            faults.append(f"notes: {parts[1]} stands twice")
-        else:
-            notes[parts[1]] = parts[2]
-    return notes, faults
 
 
 def losses_of(capture: RawCapture) -> Iterator[str]:
@@ -242,74 +215,32 @@ def _shortcomings(capture: RawCapture | None, platform: str, unnamed: int) -> It
             yield f"stream_cgroup_{capture.cgroup}: {reasons}"
 
 
-def _rule_faults(health: ObservationHealth, *, is_reference: bool) -> Iterator[str]:
-    kernel, drops = health.kernel_layer, health.ringbuf_drops
-    coverage, scope = health.network_protocol_coverage, health.network_endpoint_claim_scope
-    if drops and kernel != "partial_ringbuf_drops":
-        yield f"ringbuf_drops: {drops} were lost, and kernel_layer is {kernel}"
-    if health.platform != LINUX and kernel != "absent":
-        yield f"kernel_layer: {kernel} on a platform that is not linux"
-    if (coverage is UNSET) != (scope is UNSET):
-        yield "network_protocol_coverage: stands without network_endpoint_claim_scope, or it alone"
-    if coverage is UNSET or scope is UNSET:
-        if not is_reference:
-            yield "network_protocol_coverage: is missing"
-        return
-    if coverage == "unknown" and _is_known(health):
-        yield "network_protocol_coverage: unknown, and nothing is said to be missing"
-    if scope != scope_of(coverage):
-        yield f"network_endpoint_claim_scope: {scope} does not follow from {coverage}"
-    if kernel == "absent" and health.cgroup_correlation != "failed" and not is_reference:
-        yield f"cgroup_correlation: {health.cgroup_correlation}, and nothing was captured"
-
-
-def _kernel_note_faults(
-    health: ObservationHealth, notes: dict[str, str], *, is_reference: bool
-) -> Iterator[str]:
-    code = "s2_kernel_capture"
-    if code not in notes:
-        if health.kernel_layer != "absent":
-            yield f"notes: {code} is missing"
-        return
-    if health.kernel_layer == "absent" and not is_reference:
-        yield f"notes: {code} stands there, and kernel_layer is absent"
-    found = _FORMS[code].match(notes[code])
-    if found is None:
-        yield f"notes: {code} does not have its form"
-        return
-    if found["drops"] != str(health.ringbuf_drops):
-        yield f"notes: {code}: ringbuf_drops is not {found['drops']}"
-    fields = (health.network_protocol_coverage, health.network_endpoint_claim_scope)
-    if (found["coverage"] or UNSET, found["scope"] or UNSET) != fields:
-        yield f"notes: {code}: coverage and scope are not those of the fields"
-
-
 def _count_faults(
     notes: dict[str, str], counted: dict[tuple[str, str], tuple[int, str]]
 ) -> Iterator[str]:
     for (code, word), (count, what) in counted.items():
-        found = _FORMS[code].match(notes.get(code, ""))
+        found = FORMS[code].match(notes.get(code, ""))
         if found is not None and found[word] != str(count):
             yield f"notes: {code}: {count} {what}, and it says {found[word]}"
 
 
 def _own_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[str]:
-    """Where our own notes and the fields say different things."""
-    kernel = health.kernel_layer
-    lossy = sorted(_LOSS_NOTES & notes.keys())
-    if lossy and kernel != "partial_ringbuf_drops":
-        yield f"kernel_layer: {kernel}, and {lossy[0]} is noted"
-    if kernel == "partial_ringbuf_drops" and not lossy and not health.ringbuf_drops:
-        yield "kernel_layer: partial, and nothing is said to be lost"
+    """What ours has, and another may not have."""
+    kernel, cgroup = health.kernel_layer, health.cgroup_correlation
+    for reason, path in age_faults(health):
+        yield f"{path.removeprefix('$.')}: {reason}"
+    if kernel == "absent":
+        if KERNEL_NOTE in notes:
+            yield f"notes: {KERNEL_NOTE} stands there, and kernel_layer is absent"
+        if ABSENT_NOTE not in notes:
+            yield f"kernel_layer: absent, and {ABSENT_NOTE} is missing"
+        if cgroup != "failed":
+            yield f"cgroup_correlation: {cgroup}, and nothing was captured"
+    elif cgroup != "clean" and CGROUP_NOTES[cgroup] not in notes:
+        yield f"cgroup_correlation: {cgroup}, and {CGROUP_NOTES[cgroup]} is missing"
     if not _is_known(health) and health.network_protocol_coverage not in (UNSET, "unknown"):
         coverage = health.network_protocol_coverage
         yield f"network_protocol_coverage: {coverage}, and not everything was seen"
-    if (ABSENT_NOTE in notes) != (kernel == "absent"):
-        yield f"kernel_layer: {kernel}, and {ABSENT_NOTE} says otherwise"
-    for state in ("partial", "failed"):
-        is_noted = f"stream_cgroup_{state}" in notes
-        if is_noted != (kernel != "absent" and health.cgroup_correlation == state):
-            yield f"cgroup_correlation: {health.cgroup_correlation}, and the notes say otherwise"
 
 
 def _observed_faults(

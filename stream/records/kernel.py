@@ -154,6 +154,7 @@ class KernelEvent(
 
 #: event_type of each call. Below 1000 they are the contract's; the others travel as event_<id>.
 OPEN, CONNECT, SENDTO, SENDMSG, EXEC, FILE_BLOCKED, CONNECT_BLOCKED = 1, 2, 6, 7, 4, 10, 20
+INODE_RESOLVED = 112  #: how a monitor follows a name: the contract keeps it out of the layer
 UNLINK, RENAME, MKDIR, RMDIR, LINK, SYMLINK, CHMOD, CHOWN, TRUNCATE = range(1001, 1010)
 MKNOD, EXEC_FAILED, FORK, EXIT, URING_SETUP, LOCAL_CONNECT, LOCAL_SEND = range(1010, 1017)
 

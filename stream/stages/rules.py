@@ -231,6 +231,7 @@ RULES: dict[str, Rule] = {
         "folder", "metadata.json names its contract: those of other recorders say less.", "warning"
     ),
     "folder.run_id": Rule("folder", "metadata, events and manifest are of the same run."),
+    "folder.evidence": Rule("folder", "Every record of the kernel evidence keeps its contract."),
     "folder.constraints": Rule("4.2.2", "Every constraint of the scenario is in an event."),
     "artifact.inside": Rule("folder", "A content_ref leads to a place inside the run folder."),
     "artifact.present": Rule("folder", "What a content_ref names is there, a regular file."),

@@ -129,7 +129,7 @@ def test_a_field_that_is_missing_or_of_another_kind(files: Files, tmp_path: Path
 SPOILED = [
     (KERNEL_FILE, b'"seq":1', b'"seq":2', "contract.seq", "$.seq"),
     (KERNEL_FILE, b'"seq":0,', b'"seq":0,"seq":0,', "contract.duplicate_key", None),
-    (KERNEL_FILE, b'"kind":"openat"', b'"kind":"connect"', "contract.kernel_event", "$.kind"),
+    (KERNEL_FILE, b'"kind":"openat"', b'"kind":"connect"', "contract.kernel_event", "$.event_type"),
     (KERNEL_FILE, b'"status":"success"', b'"status":"error"', "contract.kernel_event", "$.status"),
     (
         *(KERNEL_FILE, b'"access_mode":"write"', b'"access_mode":"read"'),

@@ -19,11 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.archive.entries import Entry
-from stream.archive.header import LONGEST_NAME, encode_header, padded
+from stream.archive.header import encode_header, padded
 from stream.archive.packing import archive_run
 from stream.archive.verifying import verify
 from stream.archive.writing import write_archive
 from stream.errors import InputError, OutputError
+from stream.evidence.consistency import LONGEST_NAME
 from stream.records.runner import ARCHIVE_MANIFEST, KERNEL_FILE, V0_FILES
 from tests.archive.samples import (
     ARCHIVES,

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.evidence.attribution import OTHERS, OUTSIDE
+from stream.evidence.attribution import OTHERS
 from stream.evidence.calls import code
 from stream.evidence.commands import MOST, asked_in, digest_of, known_by
-from stream.evidence.correlation import Correlation, correlate
+from stream.evidence.correlation import OUTSIDE, Correlation, correlate
 from stream.evidence.own import Told
 from stream.evidence.policy import DECISION, DENIAL
 from stream.evidence.steps import kernel_steps, lost_between
@@ -196,7 +196,7 @@ def test_an_event_counts_for_the_call_in_whose_window_it_lies(run: Run) -> None:
     assert counts(found) == {"a": 3, "b": 5}
     assert found.calls == {"a": {"openat": 3}, "b": {"openat": 5}}
     assert found.unbound == {"openat": 6}
-    assert named(found) == [OUTSIDE]
+    assert named(found) == []
     assert found.report.status == "clean"
 
 
@@ -273,7 +273,7 @@ def test_what_outlives_its_call_is_not_counted_for_the_next(run: Run) -> None:
     assert counts(found) == {"a": 1, "b": 3}
     assert found.unbound == {"openat": 1}
     assert found.undecided == {"openat": 2}
-    assert named(found) == ["kernel_events_after_call:a", OUTSIDE]
+    assert named(found) == ["kernel_events_after_call:a"]
 
 
 def test_a_process_that_was_forked_too_early_belongs_to_whose_command_it_runs(run: Run) -> None:
@@ -318,7 +318,7 @@ def test_what_was_started_in_an_overlap_stays_of_either_call(run: Run) -> None:
     assert found.calls == {"a": {}, "b": {"openat": 4}}
     assert found.undecided == {"event_1012": 2, "exec": 1, "openat": 5}
     overlap = "kernel_events_in_overlapping_windows:a,b"
-    assert named(found) == ["kernel_events_after_call:a,b", overlap, OUTSIDE]
+    assert named(found) == ["kernel_events_after_call:a,b", overlap]
 
 
 def test_what_runs_in_an_overlap_is_known_by_its_command_however_late(run: Run) -> None:
@@ -356,7 +356,7 @@ def test_what_was_started_before_a_call_is_not_the_calls(run: Run) -> None:
     found = run.correlated()
     assert found.calls == {"a": {}}
     assert found.undecided == {"event_1012": 1, "exec": 1, "openat": 5}
-    assert named(found) == [f"{OTHERS}:a", OUTSIDE]
+    assert named(found) == [f"{OTHERS}:a"]
     assert found.report.status == "partial"
 
 
@@ -367,7 +367,7 @@ def test_telling_is_no_work(run: Run) -> None:
     found = run.correlated()
     assert found.calls == {"a": {}}
     assert found.near == set()
-    assert named(found) == [OUTSIDE, "sdk_tool_call_without_kernel_events:a"]
+    assert named(found) == ["sdk_tool_call_without_kernel_events:a"]
 
 
 def calls_a_hook(run: Run, log: str = "hooks.ndjson") -> None:
@@ -398,7 +398,7 @@ def test_what_the_recorders_hooks_do_is_no_calls(run: Run) -> None:
     found = run.correlated()
     assert found.calls == {"a": {"event_1012": 1, "openat": 1}}
     assert found.unbound == {"event_1012": 2, "event_1013": 3, "exec": 3, "openat": 2}
-    assert (named(found), found.report.status) == ([OUTSIDE], "clean")
+    assert (named(found), found.report.status) == ([], "clean")
     assert found.near == set()
 
 
@@ -422,7 +422,7 @@ def test_a_call_that_a_hook_tells_of_is_that_of_who_started_the_hook(
             run.opens(3)
     found = run.correlated()
     assert found.calls["a"]["openat"] == 3
-    assert (named(found), found.report.status) == ([OUTSIDE], "clean")
+    assert (named(found), found.report.status) == ([], "clean")
 
 
 @pytest.mark.parametrize("hook", [HOOK, "/usr/bin/tee"])
@@ -608,7 +608,7 @@ def test_what_others_do_while_somebody_else_tells_is_named(run: Run) -> None:
     run.opens(pid=TEE)
     run.end("a")
     found = run.correlated()
-    assert named(found) == [OTHERS, OUTSIDE]
+    assert named(found) == [OTHERS]
     assert found.report.status == "partial"
 
 
@@ -652,7 +652,7 @@ def test_who_starts_the_agent_is_no_other(run: Run) -> None:
     run.opens(2, pid=9)
     run.exits(7)
     found = run.correlated()
-    assert (named(found), found.report.status) == ([OUTSIDE], "clean")
+    assert (named(found), found.report.status) == ([], "clean")
 
 
 def test_a_command_that_others_run_is_not_the_calls(run: Run) -> None:
@@ -877,15 +877,15 @@ LOST = "kernel_events_lost_in_window:a"
         (lambda run: run.decides("a", ""), ["policy_decision_unknown:a"]),
         (
             lambda run: run.touches(f"{HOME}/sdk-events.ndjson", UNLINK),
-            [OUTSIDE, "told_and_not_used:log,replaced"],
+            ["told_and_not_used:log,replaced"],
         ),
         (
             lambda run: run.touches("/tmp/x", RENAME, to_path=f"{HOME}/hooks.ndjson"),
-            [OUTSIDE, "told_and_not_used:hooks,replaced"],
+            ["told_and_not_used:hooks,replaced"],
         ),
         (
             lambda run: run.touches("/runs/r", RENAME, to_path="/runs/s"),
-            [OUTSIDE, "told_and_not_used:hooks,replaced", "told_and_not_used:log,replaced"],
+            ["told_and_not_used:hooks,replaced", "told_and_not_used:log,replaced"],
         ),
         (
             lambda run: run.unused.update({"policy:torn": 2, "stdout:overlong": 1}),
@@ -1108,9 +1108,7 @@ def test_every_event_is_counted_exactly_once(script: list[tuple[Any, ...]]) -> N
         assert binding.kernel_event_count == sum(found.calls[binding.tool_call_id].values())
     assert named(found) == sorted(set(named(found)))
     assert all(name.isprintable() for name in named(found))
-    assert (found.report.status == "clean") == (
-        bool(found.report.bindings) and set(named(found)) <= {OUTSIDE}
-    )
+    assert (found.report.status == "clean") == (bool(found.report.bindings) and not named(found))
     again = msgspec.json.decode(msgspec.json.encode(found.report), type=CorrelationReport)
     assert again == found.report
 

@@ -88,6 +88,17 @@ def observed(
     return {**seen, "ringbuf_drops": drops, "notes": [kernel, *others, *notes], **fields}
 
 
+OTHER_NOTES = json.loads(LOOSE[HEALTH_FILE])["notes"][1:]
+UNSEEN: dict[str, Any] = {
+    "kernel_layer": "absent",
+    "cgroup_correlation": "failed",
+    "network_protocol_coverage": "unknown",
+    "network_endpoint_claim_scope": "unknown",
+    "notes": OTHER_NOTES,
+}
+TRACED = observed(
+    "connect_only", "diagnostic_only", "stream_cgroup_failed: strace", cgroup_correlation="failed"
+)
 LOSSY = observed("unknown", "unknown", drops=7, kernel_layer="partial_ringbuf_drops")
 BASE = with_changes()
 
@@ -108,10 +119,11 @@ def test_the_golden_is_reproduced_byte_for_byte() -> None:
 
 
 def test_what_is_bound_to_no_call_is_said_of_a_clean_comparison() -> None:
+    """Where there is something that counts it. No such thing leaves a call in doubt."""
     quiet = diff(BASE, BASE)
     assert not holds("unbound", quiet)
-    named = ["kernel_events_outside_every_window"]
-    found = diff(BASE, with_changes(correlation={"ambiguities": named}))
+    between = companion(BASE.run_id, unbound={"openat": 2})
+    found = diff(BASE, evidence_of({**LOOSE, COMPANION_FILE: between}))
     assert found.status == "clean"
     assert "capability_diff_head_outside" in codes(found)
     assert "capability_diff_base_outside" not in codes(found)
@@ -212,7 +224,7 @@ PARTIAL = {"status": "partial", "ambiguities": ["sdk_event_without_tool_call_id"
 @pytest.mark.parametrize(
     ("changes", "status", "expected"),
     [
-        ({"health": {"kernel_layer": "absent"}}, "partial:health", "health"),
+        ({"health": UNSEEN}, "partial:health", "health"),
         ({"health": LOSSY}, "partial:health", "health"),
         ({"health": {"cgroup_correlation": "partial"}}, "partial:health", "health"),
         ({"health": observed("unknown", "unknown", HOLE)}, "partial:health", "health"),
@@ -509,7 +521,7 @@ def test_where_nothing_is_there_is_no_answer(tmp_path: Path) -> None:
 
 def test_what_nobody_watched_may_have_been_added() -> None:
     assert not holds("added-paths", diff(BASE, BASE))
-    unknown = diff(BASE, with_changes(health={"kernel_layer": "absent"}))
+    unknown = diff(BASE, with_changes(health=UNSEEN))
     assert holds("added-paths", unknown)
     assert not holds("removed-paths", unknown)
     assert not holds("added-tools", unknown)
@@ -521,14 +533,14 @@ EVERYTHING = ("paths", "endpoints", "execs")
 @pytest.mark.parametrize(
     ("health", "blind"),
     [
-        ({"kernel_layer": "absent"}, EVERYTHING),
+        (UNSEEN, EVERYTHING),
         (LOSSY, EVERYTHING),
         (
             observed("connect_only", "diagnostic_only", "stream_kernel_unnamed: events=3"),
             EVERYTHING,
         ),
         ({"cgroup_correlation": "partial"}, EVERYTHING),
-        ({"cgroup_correlation": "failed"}, ()),  # strace: it followed every process
+        (TRACED, ()),  # strace: it followed every process
         (observed("unknown", "unknown", HOLE), ("paths", "endpoints")),
         (observed("absent", "not_applicable"), ()),
     ],
@@ -553,7 +565,7 @@ def test_words_hold_for_what_nobody_could_see(
     ("word", "changes", "why"),
     [
         ("added-tools", {"surface": {"mcp_tools": ["read_file", "x", "y"]}}, "2 tools"),
-        ("added-paths", {"health": {"kernel_layer": "absent"}}, "B has no kernel layer, so nobody"),
+        ("added-paths", {"health": UNSEEN}, "B has no kernel layer, so nobody"),
         ("added-execs", {"health": LOSSY}, "B was not seen completely (kernel_layer=partial"),
         ("partial", {"correlation": {"status": "partial"}}, "the status is partial:correlation: c"),
         ("any", {"surface": {"mcp_tools": ["read_file", "x"]}}, "added-tools"),
@@ -566,10 +578,10 @@ def test_a_word_that_holds_says_why(word: str, changes: dict[str, Any], why: str
 
 
 DOUBTS: tuple[dict[str, Any], ...] = (
-    {"health": {"kernel_layer": "absent"}},
+    {"health": UNSEEN},
     {"correlation": {"status": "partial"}},
     {"correlation": {"bindings": []}},
-    {"correlation": {"ambiguities": ["kernel_events_outside_every_window"]}},
+    {"correlation": {"ambiguities": ["kernel_events_of_other_processes"]}},
 )
 
 
@@ -584,7 +596,7 @@ def test_any_is_each_of_the_words(changes: dict[str, Any]) -> None:
     ("health", "fault"),
     [
         ({"platform": "darwin"}, "kernel_layer: complete on a platform that is not linux"),
-        ({"ringbuf_drops": 7}, "ringbuf_drops: 7 were lost, and kernel_layer is complete"),
+        ({"ringbuf_drops": 7}, "kernel_layer: complete, and 7 events were dropped"),
         ({"notes": []}, "notes: s2_kernel_capture is missing"),
         (
             {"network_endpoint_claim_scope": "unknown"},
@@ -612,7 +624,7 @@ def test_our_own_notes_are_held_to_our_own_rules() -> None:
 
 
 def test_two_platforms_are_said() -> None:
-    mac = with_changes(health={"platform": "darwin", "kernel_layer": "absent"})
+    mac = with_changes(health={**UNSEEN, "platform": "darwin"})
     assert "capability_diff_platforms_differ" in codes(diff(BASE, mac))
     assert "capability_diff_platforms_differ" not in codes(diff(mac, mac))
 
@@ -689,7 +701,10 @@ def test_the_folder_is_read_from_the_runs_own_events(tmp_path: Path) -> None:
 
 
 def companion(
-    run_id: str, feed: str = "ebpf", programs: dict[str, list[str]] | None = None
+    run_id: str,
+    feed: str = "ebpf",
+    programs: dict[str, list[str]] | None = None,
+    unbound: dict[str, int] | None = None,
 ) -> bytes:
     made = make_companion(
         run_id,
@@ -698,7 +713,7 @@ def companion(
         filtered={},
         aside={},
         calls={},
-        unbound={},
+        unbound=unbound or {},
     ).whole()
     made.programs = programs or {}
     return msgspec.json.encode(made)
@@ -770,7 +785,7 @@ def test_what_could_not_be_named_is_not_clean() -> None:
 
 
 def test_two_runs_that_nobody_watched_are_not_identical() -> None:
-    blind = with_changes(health={"kernel_layer": "absent"})
+    blind = with_changes(health=UNSEEN)
     for sides in ((blind, blind), (BASE, blind)):
         assert "capability_diff_idempotent" not in codes(diff(*sides))
         assert "capability_diff_unobserved" in codes(diff(*sides))

@@ -1,0 +1,262 @@
+"""What one record of the runner's contracts can break by itself, beyond its shape.
+
+`validate`, `check` and `verify` all ask here. What only several records show is looked at where
+they are together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, Protocol
+
+from msgspec import UNSET
+
+from stream.errors import visible
+from stream.evidence.calls import TOOL_EVENTS
+from stream.evidence.claims import Fault, age_faults, claim_faults
+from stream.records.kernel import INODE_RESOLVED, OPEN, KernelEvent, kind_of
+from stream.records.runner import (
+    ARCHIVE_MANIFEST,
+    HOME,
+    SURFACE_SETS,
+    ArchiveManifest,
+    Binding,
+    CapabilitySurface,
+    CorrelationReport,
+    Marker,
+    ObservationHealth,
+    RunnerFinished,
+    RunnerStarted,
+    SdkEvent,
+)
+
+LONGEST_NAME = 256  #: bytes
+
+_ACCESS = ("read", "write", "read_write", "unknown")
+_OPERATIONS = ((0o100, "create"), (0o1000, "truncate"), (0o2000, "append"), (0o200, "exclusive"))
+_PHASE = re.compile(r"[a-z][a-z0-9_]*(?::(?P<of>.+))?\Z", re.DOTALL)
+_STARTS, _ENDS = ("run_started", "tool_call_started"), ("run_finished", "tool_call_completed")
+_OF_CALLS = ("tool_call_started:", "tool_call_completed:")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d|[\d.,:]{5,}\Z")
+
+
+def faults_of(record: object) -> Iterator[Fault]:
+    """Everything that is wrong with a record that has the shape of its contract."""
+    faults = _FAULTS.get(type(record))
+    return iter(()) if faults is None else faults(record)
+
+
+# ---------------------------------------------------------------- the kernel layer
+
+
+class Said(Protocol):
+    """What an event says that may contradict itself."""
+
+    @property
+    def event_type(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def flags(self) -> Any: ...
+    @property
+    def return_value(self) -> Any: ...
+    @property
+    def access_mode(self) -> Any: ...
+    @property
+    def operation_flags(self) -> Any: ...
+    @property
+    def status(self) -> Any: ...
+
+
+def kernel_faults(event: KernelEvent) -> Iterator[Fault]:
+    yield from form_faults(event)
+    yield from mode_faults(event)
+
+
+def mode_faults(event: KernelEvent) -> Iterator[Fault]:
+    for name in ("mode", "resolve") if event.event_type != OPEN else ():
+        if getattr(event, name) is not UNSET:
+            yield "only an open has it", f"$.{name}"
+
+
+def form_faults(event: Said) -> Iterator[Fault]:
+    """Of what many events have in common: all but a mode, and how a path is resolved."""
+    if event.kind != kind_of(event.event_type):
+        yield f"{event.event_type} is not the type of {event.kind}", "$.event_type"
+    if event.event_type == INODE_RESOLVED:
+        yield "how the kernel itself resolves a name is no evidence", "$.event_type"
+    if event.event_type != OPEN:
+        for name in ("flags", "return_value", "access_mode", "operation_flags", "status"):
+            if getattr(event, name) is not UNSET:
+                yield "only an open has it", f"$.{name}"
+        return
+    if event.return_value is UNSET:
+        if event.status is not UNSET:
+            yield f"{event.status!r}, and what was returned is missing", "$.status"
+    elif event.status is not UNSET:
+        wanted = "error" if event.return_value < 0 else "success"
+        if event.status != wanted:
+            yield f"{event.status!r}, but {event.return_value} was returned", "$.status"
+    if event.flags is UNSET:
+        for name in ("access_mode", "operation_flags"):
+            if getattr(event, name) is not UNSET:
+                yield "there are no flags that it follows from", f"$.{name}"
+        return
+    access, operations = _ACCESS[event.flags & 3], operations_of(event.flags)
+    if event.access_mode is not UNSET and event.access_mode != access:
+        yield f"{event.access_mode!r}, but the flags say {access!r}", "$.access_mode"
+    said = [] if event.operation_flags is UNSET else [*event.operation_flags]
+    is_told = event.access_mode is not UNSET or event.operation_flags is not UNSET
+    if is_told and said != operations:
+        yield f"the flags say {operations or 'nothing'}", "$.operation_flags"
+
+
+def operations_of(flags: int) -> list[str]:
+    return [name for bit, name in _OPERATIONS if flags & bit]
+
+
+# ---------------------------------------------------------------- the artifacts
+
+
+def _health_faults(health: ObservationHealth) -> Iterator[Fault]:
+    yield from claim_faults(health)
+    yield from age_faults(health)
+
+
+def surface_faults(surface: CapabilitySurface) -> Iterator[Fault]:
+    for name in SURFACE_SETS:
+        items = [item.encode() for item in getattr(surface, name)]
+        for index, (one, other) in enumerate(pairwise(items), 1):
+            if one >= other:
+                reason = "stands twice" if one == other else "not sorted by its bytes"
+                yield f"{_shown(other.decode())}: {reason}", f"$.{name}[{index}]"
+                break
+
+
+def _correlation_faults(report: CorrelationReport) -> Iterator[Fault]:
+    yield from report_faults(report)
+    yield from emptiness_faults(report)
+
+
+def report_faults(report: CorrelationReport) -> Iterator[Fault]:
+    if report.status == "clean" and report.ambiguities:
+        reason = f"called clean, and {_shown(report.ambiguities[0])} is not resolved"
+        yield reason, "$.ambiguities"
+    seen: set[str] = set()
+    for index, binding in enumerate(report.bindings):
+        name, path = binding.tool_call_id, f"$.bindings[{index}]"
+        if not name:
+            yield "a binding is of a call with an id", f"{path}.tool_call_id"
+        if name in seen:
+            yield f"{_shown(name)} is bound twice", f"{path}.tool_call_id"
+        seen.add(name)
+        yield from _window_faults(binding, f"{path}.window")
+
+
+def emptiness_faults(report: CorrelationReport) -> Iterator[Fault]:
+    if report.status == "clean" and not report.bindings:
+        yield "called clean, but nothing is bound: nothing was correlated", "$.bindings"
+
+
+def _window_faults(binding: Binding, path: str) -> Iterator[Fault]:
+    start, end = binding.window.start, binding.window.end
+    for name, marker in (("start", start), ("end", end)):
+        found, of = _PHASE.match(marker), marker.partition(":")[2]
+        if found is None or (of != binding.tool_call_id and _TIME.match(of)):
+            reason = f"{_shown(marker)} is no marker of a phase: no time says what a call did"
+            yield reason, f"{path}.{name}"
+        elif marker.startswith(_OF_CALLS) and of != binding.tool_call_id:
+            yield f"{_shown(marker)} is of another call", f"{path}.{name}"
+    if start.partition(":")[0] in _ENDS:
+        yield f"{_shown(start)} is where something ends", f"{path}.start"
+    if end.partition(":")[0] in _STARTS:
+        yield f"{_shown(end)} is where something starts", f"{path}.end"
+    elif start == end:
+        yield f"it ends where it starts, at {_shown(start)}", f"{path}.end"
+
+
+def manifest_faults(manifest: ArchiveManifest) -> Iterator[Fault]:
+    for index, (name, file) in enumerate(manifest.files.items()):
+        path = f"$.files[{index}].path"  # a name may be anything, and no JSON path
+        if file.path != name:
+            yield f"{_shown(name)} is listed as {_shown(file.path)}", path
+        if name == ARCHIVE_MANIFEST:
+            yield "the manifest does not list itself", path
+        if found := place_fault(name):
+            yield f"{_shown(name)}: {found[1]}", path
+
+
+def place_fault(name: str) -> tuple[str, str] | None:
+    """Where a name would lead somebody who unpacks it, or only reads it: the kind, and why."""
+    size = len(name.encode())
+    parts = name.split("/")
+    if size > LONGEST_NAME:
+        return "long", f"the name has {size} bytes, more than {LONGEST_NAME}"
+    if name.startswith("/"):
+        return "absolute", "the name is absolute"
+    if ":" in parts[0]:
+        return "absolute", "the name begins with a drive, as some systems have them"
+    if ".." in parts:
+        return "traversal", "the name leads out of the folder by `..`"
+    if "" in parts or "." in parts or visible(name) != name or "\\" in name:
+        return "name", "the name is no plain name of a file"
+    return None
+
+
+# ---------------------------------------------------------------- what is told
+
+
+def saying_faults(event: SdkEvent) -> Iterator[Fault]:
+    if event.event_type in TOOL_EVENTS:
+        return
+    for name in ("tool_call_id", "tool"):
+        if getattr(event, name) is not None:
+            yield f"{event.event_type} is of no tool call", f"$.{name}"
+
+
+def runner_faults(event: RunnerStarted | RunnerFinished) -> Iterator[Fault]:
+    wanted = "run_finished" if event.seq else "run_started"
+    if event.type != wanted or event.seq > 1:
+        yield f"{event.type!r} is number {event.seq}", "$.type"
+    if isinstance(event, RunnerStarted):
+        return
+    if event.exit_code is not None and event.signal is not None:
+        yield "it ended by itself, and by a signal", "$.signal"
+    if event.success != (event.exit_code == 0):
+        said = "a success" if event.success else "no success"
+        yield f"{said}, and it ended with {event.exit_code}", "$.success"
+
+
+def marker_faults(marker: Marker) -> Iterator[Fault]:
+    """Who wrote a marker is known just where the kernel saw it written."""
+    is_written = marker.name in TOOL_EVENTS and marker.clock == "kernel"
+    if is_written != (marker.pid is not None):
+        yield "its clock and its process do not go together", "$.pid"
+    is_start = marker.name == "run_started"
+    if marker.helpers and not (is_start and marker.home):
+        yield "only a start with a home has helpers", "$.helpers"
+    if marker.unused and marker.name != "run_finished":
+        yield "only the end says what could not be used", "$.unused"
+    if marker.home is None:
+        return
+    if not is_start or not marker.home.endswith(f"/{marker.run_id}/{HOME}"):
+        yield "it is no folder of the recorder's own", "$.home"
+
+
+def _shown(text: str) -> str:
+    return repr(visible(text[:100]))
+
+
+_FAULTS: dict[type, Callable[[Any], Iterator[Fault]]] = {
+    KernelEvent: kernel_faults,
+    ObservationHealth: _health_faults,
+    CapabilitySurface: surface_faults,
+    CorrelationReport: _correlation_faults,
+    ArchiveManifest: manifest_faults,
+    SdkEvent: saying_faults,
+    RunnerStarted: runner_faults,
+    RunnerFinished: runner_faults,
+    Marker: marker_faults,
+}
