@@ -170,6 +170,7 @@ CASES: list[tuple[str, Change]] = [
     ("folder.run_id", before(_run_id)),
     ("folder.run_id", after(_other_manifest)),
     ("folder.constraints", before(lambda f: f.metadata["constraints"].append("mine.own"))),
+    ("folder.evidence", after(_write("capability-surface.json", b"{}"))),
     ("artifact.inside", _referring("/etc/hostname")),
     ("artifact.inside", _referring("artifacts/../../run/metadata.json")),
     ("artifact.inside", _link_out),

@@ -39,9 +39,9 @@ def diff(
     """Say what differs between two runs, or between two matrices.
 
     Of two runs it says what one reached that the other did not: files, endpoints, programs, tools,
-    decisions, and the decisions about calls that both have. Each of A and B is an archive, a run folder, or a
-    folder with the three artifacts as loose files. On a terminal it prints a table, else one
-    record, assay.runner.capability_diff.v0.
+    decisions, and the decisions about calls that both have. Each of A and B is an archive, a run
+    folder, or a folder with the three artifacts as loose files. On a terminal it prints a table,
+    else one record, assay.runner.capability_diff.v0.
 
     It does not verify: an archive has to be whole, and the evidence as the manifest of the archive
     or of the run lists it, but what it says is taken as it is. Run stream verify on both first.
