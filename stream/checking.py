@@ -43,7 +43,6 @@ class FolderSource(Struct):
         if self.found:
             await out.send(self.found)
 
-
     def _examine(self) -> list[Finding]:
         """Of a run that was cut off the last records may be torn: its events say that it was."""
         if not is_finished(self.root):
