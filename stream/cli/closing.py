@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ _NAMED = 5  #: processes
 
 
 def announce(recording: Recording) -> None:
+    from stream.recorder.recording import leads_out
     from stream.records.decision import CONSTRAINTS
 
     where = {
@@ -32,6 +34,9 @@ def announce(recording: Recording) -> None:
     if recording.agent.known_by == "declared":
         named = f"{recording.agent.id} {recording.agent.version}".removesuffix(" unknown")
         say(f"stream: the agent is declared to be {named}")
+    for word in map(os.fsdecode, recording.argv[1:]):
+        if recording.workspace_mode != "here" and leads_out(word) and os.path.lexists(word):
+            say(f"stream: {word}: a relative path starts in the workspace, and this one leads out")
     if recording.disclosure.mode != "full":
         say("stream: secrets are taken out of the record, not out of the workspace")
 
@@ -46,25 +51,43 @@ def conclude(observed: Observed, recording: Recording, *, quiet: bool) -> None:
         say(f"stream: the run breaks its own contract: {finding.rule}: {finding.message}")
     if observed.matrix is not None and (observed.matrix.failed or observed.matrix.strays):
         say(f"stream: {number(observed.matrix.failed, 'probe')} failed")
+    if summary.not_started:
+        name = os.fsdecode(recording.argv[0])
+        say(f"stream: {name}: not started: {summary.not_started}{_hint(summary, recording)}")
     if quiet:
         return
     for line in (*_closing(summary), *_verdicts(observed)):
         say(f"stream: {line}")
     if observed.matrix is not None:
         say(f"stream: {number(observed.matrix.recorded, 'probe record')} in boundary.ndjson")
-    if recording.workspace_mode == "copy" and summary.changed_paths:
-        say(f"stream: to take the changes over: stream apply {_shown(recording.folder)}")
-    if recording.workspace_mode == "empty" and summary.changed_paths:
-        say(f"stream: what it made is in {_shown(recording.workspace)}")
+    if summary.changed_paths and recording.workspace_mode != "here":
+        # What was not captured in full cannot be compared with what is there.
+        if recording.workspace_mode == "copy" and recording.disclosure.mode == "full":
+            say(f"stream: to take the changes over: stream apply {_shown(recording.folder)}")
+        else:
+            say(f"stream: what it made is in {_shown(recording.workspace)}")
     say(f"stream: to check the record: stream check {_shown(recording.folder)}")
     if summary.kernel_layer not in (None, "absent"):
         say(f"stream: and what the kernel says: stream verify {_shown(recording.folder)}")
 
 
+def _hint(summary: RunSummary, recording: Recording) -> str:
+    """Where a command that was not found was looked for."""
+    if summary.exit_code != 127:
+        return ""
+    name = os.fsdecode(recording.argv[0])
+    if recording.executable is None:
+        return "; there is no program of this name on PATH"
+    place = recording.workspace / recording.executable
+    if os.access(place, os.X_OK):
+        return "; the file is there, but the interpreter or loader that it names is not"
+    if "/" in name and not name.startswith("/"):
+        return f"; neither in the workspace nor in {Path.cwd()}"
+    return ""
+
+
 def _closing(summary: RunSummary) -> Iterator[str]:
-    if summary.not_started:
-        yield f"the command was not started: {summary.not_started}"
-    else:
+    if not summary.not_started:
         ended = f"by {summary.signal}" if summary.signal else f"with exit code {summary.exit_code}"
         late = ", at its time limit" if summary.timed_out else ""
         yield f"the agent ended {ended} after {summary.duration_ms / 1000:.1f} s{late}"

@@ -244,10 +244,16 @@ def _is_run(folder: Path) -> bool:
         return False
 
 
+def leads_out(name: str) -> bool:
+    """Of the folder that a relative path starts from: in a copy of it something else is there."""
+    return os.path.normpath(name).split("/")[0] == ".."
+
+
 def find_program(name: str, source: Path | None) -> str | None:
-    """What a shell in the workspace would start, executable or not; what is not there, as a
-    shell here would. `source`: what is or will be in the workspace."""
+    """What a shell in the workspace would start, executable or not; what is not there, or leads
+    out of it, as a shell here would. `source`: what is or will be in the workspace."""
     if "/" in name:
-        is_here = source is None or not os.path.lexists(source / name)
-        return os.path.abspath(name) if is_here else name  # noqa: PTH100
+        if source is not None and not leads_out(name) and os.path.lexists(source / name):
+            return name
+        return os.path.abspath(name)  # noqa: PTH100
     return shutil.which(name) or shutil.which(name, os.F_OK)

@@ -182,7 +182,47 @@ def test_no_such_command(place: Place, word: str) -> None:
     assert run.done.code == 127
     assert len(run.events) == 9
     assert "not started: no such file or directory" in run.summary_of("agent_completed")
-    assert "was not started: no such file or directory" in run.done.err
+    assert "not started: no such file or directory" in run.done.err
+
+
+@pytest.mark.parametrize("quiet", [(), ("-q",)])
+def test_a_command_that_is_not_there_is_named(place: Place, quiet: tuple[str, ...]) -> None:
+    """It is what went wrong, and says where it was looked for."""
+    write_script(place.workspace / "lost", "#!/no/such/interpreter\n")
+    here = str(place.workspace)
+    for word, why in (
+        ("nosuch", "there is no program of this name on PATH"),
+        ("sub/nosuch", f"neither in the workspace nor in {here}"),
+        ("./lost", "the file is there, but the interpreter or loader that it names is not"),
+        ("/no/such", ""),
+    ):
+        done = place.stream("observe", *quiet, "--", word)
+        reason = "no such file or directory"
+        why = f"; {why}" if why else why
+        assert f"stream: {word}: not started: {reason}{why}\n" in done.err
+        assert done.code == 127
+        assert bool(quiet) == (done.err.count("\n") == 1)
+
+
+@pytest.mark.parametrize("mode", ["copy", "empty", "here"])
+def test_a_command_beside_the_workspace(place: Place, mode: str) -> None:
+    """In a copy `..` is another folder: the command is the one that is meant here."""
+    write_script(place.root / "agent.sh", '#!/bin/sh\necho "$0" "$1"\n')
+    run = observe(place, "--workspace", mode, "--", "../agent.sh", "../agent.sh")
+    assert run.done.out.decode() == f"{place.root / 'agent.sh'} ../agent.sh\n"
+    hint = "stream: ../agent.sh: a relative path starts in the workspace, and this one leads out\n"
+    assert (hint in run.done.err) == (mode != "here")
+
+
+@pytest.mark.parametrize("capture", ["full", "redacted", "hashed"])
+@pytest.mark.parametrize("mode", ["copy", "empty"])
+def test_only_what_can_be_applied_is_offered(place: Place, capture: str, mode: str) -> None:
+    words = ("--capture", capture, "--workspace", mode)
+    run = observe(place, *words, "--", "touch", "made")
+    folder = run.folder.relative_to(place.workspace)
+    offered = f"stream apply {folder}\n" in run.done.err
+    assert offered == (place.stream("apply", run.folder, "--dry-run").code == 0)
+    assert (f"what it made is in {folder}/workspace\n" in run.done.err) != offered
 
 
 def test_a_command_that_cannot_be_run(place: Place) -> None:
