@@ -101,6 +101,15 @@ def find_catalogs(flag: str | None, tree: Path | None = None) -> Catalogs:
     return Catalogs((first, *(c for c in others if c.key != first.key)), named=False)
 
 
+def known_catalogs(flag: str | None = None) -> tuple[Catalog, ...]:
+    """The catalogs in force, and the bundled ones: records of other days name those."""
+    chosen = find_catalogs(flag)
+    if not chosen.named:
+        return chosen.known
+    bundled = [load_catalog(BUNDLE / path) for name, path in BUILT_IN.items() if name != "boundary"]
+    return (*chosen.known, *(c for c in bundled if c.key != chosen.first.key))
+
+
 def make_defaults(value: Any, path: Path) -> Defaults:
     return convert(value, Defaults, path)
 

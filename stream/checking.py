@@ -13,11 +13,13 @@ from msgspec import Struct, field
 
 from stream.archive.alone import evidence_findings
 from stream.errors import InputError, os_reason
+from stream.pattern import Boundaries, find_boundaries
 from stream.pipeline import Batch, Chain, Counts, Pipeline, Sink, Source
 from stream.records.control import Finding
 from stream.records.run import EVENTS_FILE, Profile
 from stream.runfolder import check_folder, examine, is_finished, profile_of
 from stream.sources.ndjson import STDIN, NdjsonSource, check_readable
+from stream.stages.contracts import Contracts
 from stream.stages.invariants import Invariants
 
 
@@ -35,6 +37,7 @@ class FolderSource(Struct):
     """What a run folder shows beside its events, and what its evidence is, as findings."""
 
     root: Path
+    boundaries: Boundaries
     found: list[Finding] = field(default_factory=list)
 
     async def run(self, out: ObjectSendStream[Batch[Any]], /) -> None:
@@ -47,16 +50,19 @@ class FolderSource(Struct):
         """Of a run that was cut off the last records may be torn: its events say that it was."""
         if not is_finished(self.root):
             return []
-        return [*examine(self.root), *evidence_findings(self.root)]
+        return [*examine(self.root, self.boundaries), *evidence_findings(self.root)]
 
 
-async def run_check(name: str, profile: Profile | None, *sinks: Sink[Any]) -> Answer:
+async def run_check(
+    name: str, profile: Profile | None, boundary: str | None, *sinks: Sink[Any]
+) -> Answer:
     """`-`: whatever comes from stdin; a file: the events of one run; a folder: a whole run.
 
     Raises InputError where there is nothing to check.
     """
+    boundaries = find_boundaries(boundary)
     sources: list[Source[Any]] = []
-    folder = FolderSource(Path(name))
+    folder = FolderSource(Path(name), boundaries)
     if name != STDIN and _is_folder(folder.root):
         check_folder(folder.root)
         profile = profile or profile_of(folder.root)
@@ -66,7 +72,9 @@ async def run_check(name: str, profile: Profile | None, *sinks: Sink[Any]) -> An
         check_readable([name])
         sources = [NdjsonSource(name), *sources]
     place = os.fsencode(name).decode(errors="replace")
-    stage = Invariants(profile or "poc", is_alone=name != STDIN, source=place)
+    stage = Invariants(
+        profile or "poc", is_alone=name != STDIN, source=place, contracts=Contracts(boundaries)
+    )
     await Pipeline[Any]((Chain(sources),)).through(lambda: stage).into(*sinks)
     return _answer(stage, folder.found)
 

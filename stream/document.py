@@ -17,6 +17,8 @@ from stream.codec import explain
 from stream.errors import InputError, os_reason
 
 T = TypeVar("T")
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
 LARGEST = 16 << 20  #: bytes
 
 _here = Path(__file__).resolve().parent
@@ -72,6 +74,20 @@ def parse_document(data: bytes) -> Any:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     return value
+
+
+def repeated_key(line: bytes) -> tuple[str, str] | None:
+    """(reason, JSON path), where a key stands twice in a line that can be decoded.
+
+    Whatever comes out again as it went in has none, and needs no second look.
+    """
+    if _encode(_decode(line)) == line:
+        return None
+    try:
+        parse_document(line)
+    except ValueError as error:
+        return parted(str(error))
+    return None
 
 
 def parted(reason: str) -> tuple[str, str]:

@@ -1,25 +1,50 @@
-"""Boundary descriptors, and the check that a record keeps the pattern that one names."""
+"""Boundary descriptors, and what a boundary object is held to: the pattern that one names, and
+the catalog that it names itself.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Meta, Raw, Struct, ValidationError
 
-from stream.catalog import default_path
-from stream.codec import DECODE_ERRORS, explain
-from stream.document import BUNDLE, convert, is_file, read_document
+from stream.catalog import BUILT_IN, Catalog, default_path, known_catalogs
+from stream.codec import DECODE_ERRORS, contract_of, explain
+from stream.document import BUNDLE, convert, is_file, read_document, repeated_key
 from stream.errors import InputError, blaming
-from stream.records.boundary import PATTERN_VERSION, decode_boundary
+from stream.records.boundary import (
+    PATTERN_VERSION,
+    PAYLOAD,
+    SNIPPET,
+    UNKNOWN,
+    Alike,
+    AlikeSnapshot,
+    Boundary,
+    Operation,
+    Payload,
+    Result,
+    Run,
+    Snapshot,
+    decode_alike,
+    decode_boundary,
+    hold_together,
+)
 from stream.records.catalog import DescriptorDocument
 
 CANONICAL = BUNDLE / "schema" / "boundary_object_schema.json"
+#: of the structures that were published as boundary_event_v1 before the one that is bundled: the
+#: reference's own, and ours without the bounds that the contract has in words
+_PUBLISHED = (
+    "f0358ab3a4264d8246dd7a4d333e63bdeb98a04f1288943eeee6b92c4a49ccf1",
+    "65fa789fe8548faca2a9dac5d7da94645e32a945eb401c54b5a586122be0a67a",
+)
 Fault = tuple[str, str]  #: (reason, JSON path)
 Check = Callable[[bytes], Fault | None]
+_encode_into = msgspec.json.Encoder().encode_into
 
 
 class Descriptor(Struct, frozen=True):
@@ -56,7 +81,7 @@ def make_descriptor(value: Any, path: Path) -> Descriptor:
     """Raises InputError naming what is missing or does not fit."""
     document = convert(value, DescriptorDocument, path)
     schema, place = _schema(document, path)
-    canonical = schema is None
+    canonical = schema is None or _is_published(schema)
     if canonical:
         reported: tuple[str, ...] = (PATTERN_VERSION,)
         modes: tuple[str, ...] = ("baseline",)
@@ -71,6 +96,12 @@ def make_descriptor(value: Any, path: Path) -> Descriptor:
         raise InputError(
             f"{path}: $.pattern_version: is {document.pattern_version!r}"
             f" but the pattern version that the schema {place} reports is {said}"
+        )
+    if document.pattern_version == PATTERN_VERSION and not canonical:
+        raise InputError(
+            f"{path}: $.pattern_version: {PATTERN_VERSION} is the pattern {CANONICAL.name} of"
+            f" stream, and the schema {place} is another one: a change of it needs a version of"
+            " its own"
         )
     return Descriptor(document.key, path, document.pattern_version, modes, check, canonical)
 
@@ -92,6 +123,34 @@ def _schema(document: DescriptorDocument, path: Path) -> tuple[dict[str, Any] | 
     if not isinstance(schema, dict):
         raise InputError(f"{place}: expected a JSON Schema object")
     return schema, place
+
+
+def _is_published(schema: dict[str, Any]) -> bool:
+    """Whether a schema is the pattern boundary_event_v1, whatever it tells people beside it."""
+    if _words(schema, "schema_version") != (PATTERN_VERSION,):
+        return False
+    digest = _digest_of(schema)
+    return digest in _PUBLISHED or digest == _digest_of(read_document(CANONICAL))
+
+
+def _digest_of(schema: dict[str, Any]) -> str:
+    from hashlib import sha256  # and with it OpenSSL: only those need it who bring a pattern
+
+    bare = _without_words(schema)
+    return sha256(msgspec.json.encode(bare, order="sorted")).hexdigest()
+
+
+def _without_words(schema: Any, *, are_names: bool = False) -> Any:
+    """The schema without what is for people; the names of properties are no such words."""
+    if isinstance(schema, dict):
+        return {
+            name: _without_words(
+                part, are_names=not are_names and name in ("properties", "definitions")
+            )
+            for name, part in schema.items()
+            if are_names or name not in ("$id", "$comment", "title", "description", "examples")
+        }
+    return [_without_words(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def _words(schema: Any, *keys: str) -> tuple[str, ...]:
@@ -122,10 +181,10 @@ def _compiled(schema: dict[str, Any], place: Path) -> Check:
         try:
             value = msgspec.json.decode(line)
             error = next(validator.iter_errors(value), None)
+            if error is None:
+                return None
         except (*DECODE_ERRORS, ValueError) as problem:
             return explain(problem)
-        if error is None:
-            return None
         steps = "".join(
             f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path
         )
@@ -133,3 +192,180 @@ def _compiled(schema: dict[str, Any], place: Path) -> Check:
         return _short(error.message), f"${steps}"
 
     return check
+
+
+def _alike(line: bytes) -> Alike | None:
+    """A record, where its pattern has the parts that the rules are about."""
+    try:
+        return decode_alike(line)
+    except ValidationError:
+        return None
+
+
+def find_boundaries(flag: str | None, carried: Iterable[Descriptor] = ()) -> Boundaries:
+    """What the records of a run or an archive are held to: the descriptor that they name, be it
+    the one of the command line or BOUNDARY_PATH, one that came with them, or the bundled one."""
+    named = [find_descriptor(flag)] if flag or os.environ.get("BOUNDARY_PATH") else []
+    bundled = load_descriptor(BUNDLE / BUILT_IN["boundary"])
+    return Boundaries((*named, *carried, bundled), known_catalogs())
+
+
+class _Naming(Struct):
+    schema_key: Any = None
+
+
+_decode_naming = msgspec.json.Decoder(_Naming).decode
+
+
+_MOST_KNOWN = 5000  #: a stream of more probes forgets and learns again
+
+
+class _QuickPayload(Payload, forbid_unknown_fields=True, gc=False):
+    stderr_snippet: Annotated[str, Meta(max_length=SNIPPET)] | None
+    stdout_snippet: Annotated[str, Meta(max_length=SNIPPET)] | None
+
+
+class _Quick(Struct, forbid_unknown_fields=True, gc=False):
+    """A canonical record, as far as one differs from the next."""
+
+    capabilities_schema_version: str
+    capability_context: Raw
+    operation: Operation
+    payload: _QuickPayload
+    probe: Raw
+    result: Result
+    run: Run
+    schema_key: str
+    schema_version: Literal["boundary_event_v1"]
+    stack: Raw
+
+
+_decode_quick = msgspec.json.Decoder(_Quick).decode
+
+
+class Boundaries:
+    """What boundary objects are held to: the descriptors in force, one of which they name by
+    their schema_key, and the catalogs that are known."""
+
+    def __init__(self, descriptors: Sequence[Descriptor], catalogs: Iterable[Catalog]) -> None:
+        self.descriptors = tuple(descriptors)
+        self._good: set[tuple[str | bytes, ...]] = set()  #: what records had in common, and good
+        self._keys = {descriptor.key for descriptor in descriptors}
+        self._capabilities: Mapping[str, Mapping[str, tuple[str, str]]] = {
+            catalog.key: {
+                name: (found.category, found.layer) for name, found in catalog.capabilities.items()
+            }
+            for catalog in catalogs
+        }
+
+    def knows(self, version: str) -> bool:
+        patterns = (descriptor.pattern_version for descriptor in self.descriptors)
+        return version == PATTERN_VERSION or version in patterns
+
+    def are_good(self, lines: Iterable[Any]) -> bool:
+        """Whether nothing is wrong with any of them, and all are of the canonical pattern.
+
+        The quick way: what stays the same from record to record is looked at once. README
+        promises a rate that the long way does not reach.
+        """
+        again = bytearray()
+        for line in lines:
+            try:
+                record = _decode_quick(line)
+                _encode_into(record, again)
+            except DECODE_ERRORS:
+                if not self._is_good(line):
+                    return False
+                continue
+            except TypeError:  # no line
+                return False
+            # What comes out as it went in has no key twice.
+            if again == line and len(line) <= PAYLOAD:
+                known = (
+                    record.schema_key,
+                    record.capabilities_schema_version,
+                    bytes(record.capability_context),
+                    bytes(record.probe),
+                    bytes(record.stack),
+                )
+                if known in self._good:
+                    continue
+                if not self._is_good(line):
+                    return False
+                if len(self._good) == _MOST_KNOWN:
+                    self._good.clear()
+                self._good.add(known)
+            elif not self._is_good(line):
+                return False
+        return True
+
+    def _is_good(self, line: bytes) -> bool:
+        try:
+            return contract_of(line) == PATTERN_VERSION and not self.check(line, PATTERN_VERSION)
+        except DECODE_ERRORS:
+            return False
+
+    def check(self, line: bytes, version: str) -> Fault | None:
+        """What is wrong with a record of that pattern version."""
+        try:
+            key = _decode_naming(line).schema_key
+            fault = self._of(key, version).check(line)
+            if fault is None and key not in self._keys:
+                expected = " or ".join(sorted(self._keys))
+                reason = f"is {key!r}, but the boundary descriptor in force is {expected}"
+                fault = f"{reason}: name another with --boundary", "$.schema_key"
+            if fault is None and (record := _alike(line)) is not None:
+                hold_together(record, len(line))
+                fault = self._catalog_fault(record)
+            return fault or repeated_key(line)
+        except DECODE_ERRORS as error:
+            return explain(error)
+
+    def _of(self, key: object, version: str) -> Descriptor:
+        """Which of those in force a record means. The canonical pattern goes with every key: where
+        a pattern of the user's own has no room for it, a record of the harness follows that."""
+        for descriptor in self.descriptors:
+            if descriptor.key == key and descriptor.pattern_version == version:
+                return descriptor
+        others = (one for one in self.descriptors if one.pattern_version == version)
+        return next(others, _PLAIN)
+
+    def _catalog_fault(self, record: Boundary | Alike) -> Fault | None:
+        """What the catalog that the record names says otherwise, where it is known."""
+        name = record.capabilities_schema_version
+        catalog = self._capabilities.get(name)
+        if catalog is None:
+            return None
+        context = record.capability_context
+        shown: list[tuple[str, Snapshot | AlikeSnapshot]] = [("primary", context.primary)]
+        if context.secondary is not UNSET:
+            secondary: Sequence[Snapshot | AlikeSnapshot] = context.secondary
+            shown += [(f"secondary[{index}]", one) for index, one in enumerate(secondary)]
+        for place, snapshot in shown:
+            path = f"$.capability_context.{place}"
+            found = catalog.get(snapshot.id)
+            if found is None and place == "primary" and _is_unknown(record):
+                continue
+            if found is None:
+                return f"catalog {name} has no capability {snapshot.id!r}", f"{path}.id"
+            for what, said, meant in zip(
+                ("category", "layer"), (snapshot.category, snapshot.layer), found, strict=True
+            ):
+                if said != meant:
+                    reason = f"is {said!r}, but catalog {name} says {meant!r} of {snapshot.id}"
+                    return reason, f"{path}.{what}"
+        for index, other in enumerate(record.probe.secondary_capability_ids):
+            if other not in catalog:
+                path = f"$.probe.secondary_capability_ids[{index}]"
+                return f"catalog {name} has no capability {other!r}", path
+        return None
+
+
+def _is_unknown(record: Boundary | Alike) -> bool:
+    """Whether the harness wrote it in the place of a probe whose capability no catalog knows."""
+    primary = record.capability_context.primary
+    is_told = primary.category == primary.layer == UNKNOWN
+    return is_told and isinstance(record.payload.raw.get("harness"), dict)
+
+
+_PLAIN = Descriptor("", CANONICAL, PATTERN_VERSION, ("baseline",), check_canonical, canonical=True)

@@ -13,15 +13,20 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from msgspec import UNSET, Struct, field
+from msgspec.structs import replace
 
-from stream.codec import LineSplitter
+from stream.codec import Lines, LineSplitter
 from stream.document import convert, read_document
 from stream.enclosure import Digests, Unfit, files_below, kind_of
 from stream.errors import InputError, os_reason
 from stream.patch import GitError, applies, parses
+from stream.pattern import Boundaries
 from stream.records.control import Finding
 from stream.records.run import (
     ARTIFACTS,
+    BOUNDARY_FILE,
+    CHANGES_FILE,
+    COMMANDS_FILE,
     DIFF_FILE,
     EVENTS_FILE,
     LAYERS,
@@ -38,8 +43,10 @@ from stream.records.run import (
 from stream.stages.invariants import event_in
 from stream.stages.rules import RULES
 from stream.stages.shape import name_of
+from stream.stages.validate import Validate
 
 BLOCK = 1 << 20
+RECORDS = (BOUNDARY_FILE, CHANGES_FILE, COMMANDS_FILE)
 _DIGITS = frozenset("0123456789abcdef")
 
 
@@ -95,7 +102,7 @@ def profile_of(root: Path) -> Profile:
         return "poc"
 
 
-def examine(root: Path) -> Iterator[Finding]:
+def examine(root: Path, boundaries: Boundaries) -> Iterator[Finding]:
     """Every rule of the folder that the run breaks."""
     told = _told(root / EVENTS_FILE)
     if not told.is_finished:
@@ -113,6 +120,8 @@ def examine(root: Path) -> Iterator[Finding]:
         if not told.is_lossy or os.path.lexists(root / MANIFEST_FILE):
             yield from _manifest_findings(metadata, told, digests, root)
     yield from _diff_findings(metadata, told, digests, root)
+    for name in RECORDS:
+        yield from _record_findings(root / name, boundaries)
     for what in losses_of(root):
         message = f"the recorder itself lost: {what}"
         yield _finding("run.incomplete", message, root / SUMMARY_FILE)
@@ -246,6 +255,24 @@ def _manifest_findings(
     for name in (*files_below(root, ARTIFACTS), *files_below(root, LAYERS)):
         if name not in listed_names and name != MANIFEST_FILE:
             yield _finding("manifest.unlisted", f"{name} is not listed", where, path="$.files")
+
+
+def _record_findings(path: Path, boundaries: Boundaries) -> Iterator[Finding]:
+    """What `validate` finds in a file of records, the forms of other recorders aside."""
+    if not path.is_file() or path.is_symlink():
+        return
+    stage, splitter = Validate(boundaries, is_last=False), LineSplitter(_utf8(str(path)))
+    with path.open("rb") as file:
+        while chunk := file.read(BLOCK):
+            yield from _record_faults(stage, splitter.feed(chunk))
+    yield from _record_faults(stage, splitter.finish())
+
+
+def _record_faults(stage: Validate, lines: Lines | None) -> Iterator[Finding]:
+    for part in lines.parts() if lines else ():
+        for item in stage.feed(part):
+            if isinstance(item, Finding):
+                yield replace(item, rule="folder.record")
 
 
 def _diff_findings(

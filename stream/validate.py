@@ -13,7 +13,7 @@ from msgspec import Struct
 from stream.codec import DECODE_ERRORS, BrokenDocument, Lines
 from stream.document import LARGEST, parse_document, parted
 from stream.errors import InputError, os_reason
-from stream.pattern import Descriptor
+from stream.pattern import Boundaries
 from stream.pipeline import Batch, Chain, Pipeline, Sink
 from stream.sources.ndjson import STDIN, NdjsonSource
 from stream.stages.validate import Validate
@@ -52,10 +52,10 @@ def _is_record(line: bytes) -> bool:
 
 
 async def run_validate(
-    names: Sequence[str], descriptor: Descriptor, *sinks: Sink[Any], as_filter: bool
+    names: Sequence[str], boundaries: Boundaries, *sinks: Sink[Any], as_filter: bool
 ) -> Validate:
     """One input after the other, in the order given. The stage that it returns has the books."""
-    stage = Validate(descriptor, is_last=not as_filter)
+    stage = Validate(boundaries, is_last=not as_filter)
     sources = [DocumentSource(name) if is_document(name) else NdjsonSource(name) for name in names]
     await Pipeline[Any]((Chain(sources),)).through(lambda: stage).into(*sinks)
     return stage

@@ -21,7 +21,10 @@ from stream.records.run import Profile
 from stream.stages.rules import RULES
 from tests.folders import FILES, Folder, digest
 from tests.stages.runs import encoded
+from tests.stages.samples import line, record
 from tests.stages.test_invariants import BROKEN_HERE
+
+BROKEN = line(record(operation={"target": ""})) + b"\n"
 
 
 class Collected:
@@ -44,7 +47,7 @@ class Collected:
 
 def checked(target: Path, profile: Profile | None = None) -> tuple[Answer, list[Finding]]:
     collected = Collected()
-    answer = anyio.run(run_check, str(target), profile, collected)
+    answer = anyio.run(run_check, str(target), profile, None, collected)
     return answer, [item for item in collected.items if isinstance(item, Finding)]
 
 
@@ -171,6 +174,7 @@ CASES: list[tuple[str, Change]] = [
     ("folder.run_id", after(_other_manifest)),
     ("folder.constraints", before(lambda f: f.metadata["constraints"].append("mine.own"))),
     ("folder.evidence", after(_write("capability-surface.json", b"{}"))),
+    ("folder.record", before(lambda f: (f.root / "boundary.ndjson").write_bytes(BROKEN))),
     ("artifact.inside", _referring("/etc/hostname")),
     ("artifact.inside", _referring("artifacts/../../run/metadata.json")),
     ("artifact.inside", _link_out),

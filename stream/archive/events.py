@@ -13,8 +13,7 @@ from stream.archive.book import Book
 from stream.archive.documents import is_too_deep
 from stream.codec import DECODE_ERRORS, Lines, LineSplitter, OverlongLine
 from stream.document import parse_document
-from stream.pattern import CANONICAL, Descriptor, check_canonical
-from stream.records.boundary import PATTERN_VERSION
+from stream.pattern import find_boundaries
 from stream.records.change import decode_change
 from stream.records.control import Finding
 from stream.records.decision import EventName
@@ -145,7 +144,7 @@ class Validated:
         self._book = book
         self.count = 0  #: of its records, those that count as one thing more
         self._name = name
-        self._stage = Validate(_DESCRIPTOR, is_last=True)
+        self._stage = Validate(find_boundaries(None), is_last=True)
         self._splitter = LineSplitter(book.source(name), book.limits.line)
 
     def feed(self, data: bytes) -> None:
@@ -172,8 +171,3 @@ def _counts(line: bytes) -> bool:
         return False
     states = (change.before, change.after)
     return bool(change.not_in_patch) or any(state and state.kind != "dir" for state in states)
-
-
-_DESCRIPTOR = Descriptor(
-    "boundary", CANONICAL, PATTERN_VERSION, ("baseline",), check_canonical, canonical=True
-)

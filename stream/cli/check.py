@@ -36,6 +36,11 @@ def check(
         help="`poc`: the contract to the letter. `agents`: any agent_id."
         " Default: what metadata.json of the run says, else poc.",
     ),
+    boundary: str | None = typer.Option(
+        None,
+        metavar="P",
+        help="A boundary descriptor that records may name, beside the bundled one.",
+    ),
     rules: bool = typer.Option(False, "--rules", help="Print the rules and exit."),
     findings: str | None = typer.Option(
         None, metavar="FILE", help="Where finding records go. Default: stdout (`-`: only stderr)."
@@ -56,7 +61,7 @@ def check(
       stream check events.jsonl | jq -r '[.line, .rule, .message] | @tsv'
 
     Given `-`, it is a filter: every JSON object goes on to stdout unchanged, each run among
-    them is checked for itself, and lines of other contracts are not looked into.
+    them is checked for itself, and lines of other contracts are held to those, as by validate.
 
     \b
       cat runs/*/events.jsonl | stream check - --findings broken.ndjson > events.ndjson
@@ -77,7 +82,9 @@ def check(
         expect(target, "run", "events")
         check_outputs([findings, reject], [target])
         sinks = _sinks(target == "-", findings, reject)
-        answer = await run_check(target, None if profile is None else profile.value, *sinks)
+        answer = await run_check(
+            target, None if profile is None else profile.value, boundary, *sinks
+        )
         say(_summary(answer))
         return 1 if answer.errors or answer.counts.rejected else 0
 

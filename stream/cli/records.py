@@ -180,6 +180,9 @@ def validate(
         ..., metavar="FILE…|-", help="NDJSON or JSON files, or `-` to filter stdin to stdout."
     ),
     boundary: str | None = _BOUNDARY,
+    catalog: str | None = typer.Option(
+        None, metavar="P", help="A catalog that records may name. Default: CATALOG_PATH, bundled."
+    ),
     findings: str | None = typer.Option(
         None, metavar="FILE", help="Where finding records go. Default: stdout (`-`: only stderr)."
     ),
@@ -199,8 +202,9 @@ def validate(
     """
 
     async def work() -> int:
+        from stream.catalog import known_catalogs
         from stream.errors import UsageError
-        from stream.pattern import find_descriptor
+        from stream.pattern import Boundaries, find_descriptor
         from stream.recognition import expect
         from stream.records.control import Finding, Gap, Reject
         from stream.sinks.ndjson import People, Records
@@ -215,7 +219,7 @@ def validate(
             expect(name, "boundary", "events", "telemetry")
         check_outputs([findings, reject], files)
         check_readable(files)
-        descriptor = find_descriptor(boundary)
+        boundaries = Boundaries((find_descriptor(boundary),), known_catalogs(catalog))
         sinks: list[Records | People] = []
         if as_filter:
             sinks.append(Records("-"))
@@ -227,7 +231,7 @@ def validate(
             sinks.append(People((Finding, Gap)))
         if reject:
             sinks.append(Records(reject, Reject))
-        stage = await run_validate(files, descriptor, *sinks, as_filter=as_filter)
+        stage = await run_validate(files, boundaries, *sinks, as_filter=as_filter)
         good = ", ".join(f"{count} {name}" for name, count in sorted(stage.contracts.items()))
         say(f"validate: {stage.counts}; {stage.findings} findings" + (f"; {good}" if good else ""))
         return 1 if stage.findings else 0

@@ -11,8 +11,9 @@ import msgspec
 from msgspec import Struct, field
 
 from stream.codec import DECODE_ERRORS, explain
+from stream.document import repeated_key
 from stream.errors import EmitError
-from stream.records.boundary import STATUSES, Payload
+from stream.records.boundary import STATUSES
 from stream.records.emission import FILE_MOST, Word
 from stream.stages.payload import too_deep
 
@@ -61,6 +62,14 @@ PAIRS = frozenset(flag for flag, (_, kind) in _MEMBERS.items() if kind != "null"
 REPEATABLE = frozenset({"--secondary-capability-id", *_MERGES, *_MEMBERS})
 
 
+class WholePayload(Struct, forbid_unknown_fields=True):
+    """What a probe has in a file: a payload as a record has it, of any size."""
+
+    raw: dict[str, Any]
+    stderr_snippet: str | None
+    stdout_snippet: str | None
+
+
 class Spoken(Struct):
     """What a probe said, checked as far as its words go. Ids are checked by the emit stage."""
 
@@ -69,7 +78,7 @@ class Spoken(Struct):
     exit_code: int | None = None
     snippets: dict[str, str] = field(default_factory=dict)
     objects: dict[str, dict[str, Any]] = field(default_factory=lambda: {"raw": {}, "args": {}})
-    payload: Payload | None = None
+    payload: WholePayload | None = None
     given: Counter[str] = field(default_factory=Counter)
 
     def text(self, flag: str) -> str | None:
@@ -101,7 +110,7 @@ def _take(said: Spoken, flag: str, rest: Iterator[Word]) -> None:
         said.snippets[_SNIPPETS[flag]] = _text(_content(flag, _value(flag, rest)))
     elif flag == "--payload-file":
         content = _content(flag, _value(flag, rest))
-        said.payload = Payload(_CUT, None, None) if _is_cut(content) else _whole(flag, content)
+        said.payload = WholePayload(_CUT, None, None) if _is_cut(content) else _whole(flag, content)
     elif flag in _MERGES:
         content = _content(flag, _value(flag, rest))
         cut = _is_cut(content)
@@ -150,8 +159,8 @@ def _is_cut(content: bytes) -> bool:
     return len(content) >= FILE_MOST
 
 
-def _whole(flag: str, content: bytes) -> Payload:
-    payload: Payload = _decode(flag, content, Payload)
+def _whole(flag: str, content: bytes) -> WholePayload:
+    payload: WholePayload = _decode(flag, content, WholePayload)
     return payload
 
 
@@ -181,9 +190,12 @@ def _member(flag: str, kind: str, rest: Iterator[Word]) -> Any:
 def _decode(flag: str, data: bytes, kind: Any) -> Any:
     try:
         value = msgspec.json.decode(data, type=kind)
-        if too_deep(value.raw if isinstance(value, Payload) else value):
+        if too_deep(value.raw if isinstance(value, WholePayload) else value):
             raise RecursionError
-        return value
+        fault = repeated_key(data)
     except DECODE_ERRORS as error:
-        reason, path = explain(error)
-        raise EmitError(f"{flag}: {path + ': ' if path else ''}{reason}") from None
+        fault = explain(error)
+    if fault:
+        reason, path = fault
+        raise EmitError(f"{flag}: {path + ': ' if path else ''}{reason}")
+    return value

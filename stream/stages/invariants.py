@@ -1,7 +1,8 @@
 """check: the events of agent runs, held against every rule of their contract.
 
 A DecisionEvent passes on unchanged, whatever it breaks: it is evidence, and its findings go
-beside it. What is no JSON object is a finding and a reject. Lines of other contracts pass.
+beside it. What is no JSON object is a finding and a reject. Lines of other contracts pass, with
+what `validate` finds in them beside them.
 
 A line is taken for a DecisionEvent if it names no contract in `schema` and has
 `observability_mode`, or an `event_type` of the ten, or `trace_id`, `span_id` and one of the
@@ -22,6 +23,7 @@ from stream.codec import (
     Lines,
     OverlongLine,
     TornLine,
+    contract_of,
     explain,
     is_blank,
     reject,
@@ -29,6 +31,7 @@ from stream.codec import (
 from stream.pipeline import Batch, Counts
 from stream.records.control import Control, Finding, Reject
 from stream.records.run import Profile
+from stream.stages.contracts import Contracts
 from stream.stages.course import Course, Facts, Fault, Place, incomplete
 from stream.stages.rules import RULES, SLOTS
 from stream.stages.shape import facts_of, faults_of
@@ -44,13 +47,21 @@ class Invariants:
 
     name = "check"
 
-    def __init__(self, profile: Profile = "poc", *, is_alone: bool, source: str = "") -> None:
+    def __init__(
+        self,
+        profile: Profile = "poc",
+        *,
+        is_alone: bool,
+        source: str = "",
+        contracts: Contracts | None = None,
+    ) -> None:
         self.counts = Counts()
         self.events = 0
         self.findings = 0
         self.errors = 0  #: findings that make the answer no
         self._course = Course(is_alone=is_alone)
         self._profile = profile
+        self._contracts = contracts
         self._is_alone = is_alone  #: the file of one run, not a pipe of many things
         self._source = source or UNSET  #: said where not even one line is there
         self._is_torn = False
@@ -111,7 +122,29 @@ class Invariants:
         if self._is_alone:
             fault = Fault("line.decision_event", "is no DecisionEvent")
             return True, [self._finding(fault, place)]
-        return True, []
+        return True, self._look_elsewhere(line, place)
+
+    def _look_elsewhere(self, line: bytes, place: Place) -> list[Control]:
+        """What is to be said of a line of another contract."""
+        contract = contract_of(line)
+        if self._contracts is None or contract is None or not self._contracts.know(contract):
+            return []
+        source = "" if place.source is UNSET else place.source
+        fault = self._contracts.check(contract, line, source)
+        if fault is None:
+            return []
+        self.findings += 1
+        self.errors += 1
+        reason, path = fault
+        found = Finding(
+            rule=contract,
+            severity="error",
+            message=reason,
+            source=place.source,
+            line=place.line,
+            path=path or UNSET,
+        )
+        return [found]
 
     def _add(self, facts: Facts, place: Place) -> list[Control]:
         self.events += 1

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-SNIPPET = 400  #: characters
-LIMIT = 4096  #: bytes of an encoded payload, and of operation.args
+from stream.records.boundary import CUT, PAYLOAD, SNIPPET
+
+LIMIT = PAYLOAD  #: bytes, of operation.args as well
 TEXT = 4096  #: characters of any other text
 
 DEPTH = 64  #: levels of nested JSON
@@ -22,7 +23,7 @@ def clip(text: str, limit: int = TEXT) -> str:
     """Cut visibly, and fit for UTF-8: a path of the system need not be."""
     if not text.isascii():
         text = _SURROGATES.sub("\ufffd", text)
-    return text if len(text) <= limit else text[:limit] + "…"
+    return text if len(text) <= limit else text[:limit] + CUT
 
 
 def snippet(text: str | None) -> str | None:
@@ -35,7 +36,7 @@ def within(text: str, limit: int) -> str:
     kept = text
     while kept and len(encode_size(text)) > limit:
         kept = kept[: len(kept) * 3 // 4]
-        text = kept + "…"
+        text = kept + CUT
     return text
 
 

@@ -233,6 +233,11 @@ RULES: dict[str, Rule] = {
     "folder.run_id": Rule("folder", "metadata, events and manifest are of the same run."),
     "folder.evidence": Rule("folder", "Every record of the kernel evidence keeps its contract."),
     "folder.constraints": Rule("4.2.2", "Every constraint of the scenario is in an event."),
+    "folder.record": Rule(
+        "folder",
+        "The lines of boundary.ndjson and of the files of records under artifacts/ keep their"
+        " contracts, as `stream validate` has them.",
+    ),
     "artifact.inside": Rule("folder", "A content_ref leads to a place inside the run folder."),
     "artifact.present": Rule("folder", "What a content_ref names is there, a regular file."),
     "artifact.digest": Rule("folder", "The hash of an artifact is that of its file."),

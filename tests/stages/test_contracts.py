@@ -55,7 +55,9 @@ JSON = st.recursive(
 )
 OBJECTS = st.dictionaries(TEXT, JSON, max_size=2)
 INTEGERS = st.sampled_from([0, 1, 127, -1, 2**63, 2**80, 1.0, -3.0, 1e300])
-SNAPSHOTS = st.fixed_dictionaries({"id": TEXT, "category": TEXT, "layer": TEXT})
+NAMES = st.text(min_size=1, max_size=8)
+SNAPSHOTS = st.fixed_dictionaries({"id": NAMES, "category": NAMES, "layer": NAMES})
+SNIPPETS = MAYBE | st.sampled_from(["x" * 400, "é" * 400, "x" * 400 + "…", "x" * 399 + "…"])
 
 BOUNDARIES = st.fixed_dictionaries(
     {
@@ -67,17 +69,17 @@ BOUNDARIES = st.fixed_dictionaries(
         ),
         "probe": st.fixed_dictionaries(
             {
-                "id": TEXT,
+                "id": NAMES,
                 "version": TEXT,
-                "primary_capability_id": TEXT,
-                "secondary_capability_ids": st.lists(TEXT, unique=True, max_size=3),
+                "primary_capability_id": NAMES,
+                "secondary_capability_ids": st.lists(NAMES, unique=True, max_size=3),
             }
         ),
         "run": st.fixed_dictionaries(
             {"mode": st.just("baseline"), "workspace_root": MAYBE, "command": TEXT}
         ),
         "operation": st.fixed_dictionaries(
-            {"category": TEXT, "verb": TEXT, "target": TEXT, "args": OBJECTS}
+            {"category": NAMES, "verb": NAMES, "target": NAMES, "args": OBJECTS}
         ),
         "result": st.fixed_dictionaries(
             {
@@ -89,7 +91,7 @@ BOUNDARIES = st.fixed_dictionaries(
             }
         ),
         "payload": st.fixed_dictionaries(
-            {"stdout_snippet": MAYBE, "stderr_snippet": MAYBE, "raw": OBJECTS}
+            {"stdout_snippet": SNIPPETS, "stderr_snippet": SNIPPETS, "raw": OBJECTS}
         ),
         "capability_context": st.fixed_dictionaries(
             {"primary": SNAPSHOTS},
@@ -240,7 +242,7 @@ def mutated(draw: st.DrawFn, valid: st.SearchStrategy[Any]) -> Any:
         if change == "replace":
             holder[key] = draw(ODD)
         elif change == "tail" and isinstance(old, str):
-            holder[key] = old + draw(st.sampled_from(["\n", " ", "é", "\x00", "\r\n"]))
+            holder[key] = old + draw(st.sampled_from(["\n", " ", "é", "\x00", "\r\n", "…"]))
         elif change == "twice" and isinstance(old, list) and old:
             old.append(copy.deepcopy(draw(st.sampled_from(old))))
         elif change == "add" and isinstance(old, dict):
@@ -356,6 +358,15 @@ def at(value: Any, path: str, new: Any) -> Any:
         ("capability_context.secondary", ..., True),
         ("capability_context.secondary", [{"id": "a", "category": "b", "layer": "c"}] * 2, False),
         ("payload.raw", [], False),
+        ("payload.stdout_snippet", "x" * 400, True),
+        ("payload.stdout_snippet", "x" * 400 + "…", True),
+        ("payload.stdout_snippet", "x" * 401, False),
+        ("payload.stderr_snippet", "x" * 401 + "…", False),
+        ("payload.stderr_snippet", "x" * 400 + "…\n", False),
+        ("operation.target", "", False),
+        ("probe.id", "", False),
+        ("probe.secondary_capability_ids", [""], False),
+        ("capability_context.primary.layer", "", False),
         ("operation.args", None, False),
     ],
 )

@@ -34,7 +34,7 @@ def test_a_record_is_told_in_lines() -> None:
     value = record(
         payload={
             "stderr_snippet": "one\ntwo\nthree\nfour",
-            "stdout_snippet": "x" * 250 + "y" * 250,
+            "stdout_snippet": "x" * 200 + "y" * 200,
         },
         result={"message": "no way"},
     )

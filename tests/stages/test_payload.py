@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stream.records.boundary import SNIPPET
 from stream.stages.payload import (
     DEPTH,
     LIMIT,
-    SNIPPET,
     clip,
     fit,
     infer_errno,

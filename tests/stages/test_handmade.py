@@ -1,0 +1,61 @@
+"""What a single document can break by itself: `validate`, `check` and `verify` say the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from stream.archive.limits import Limits
+from stream.archive.verifying import verify
+from stream.catalog import known_catalogs
+from stream.document import BUNDLE
+from stream.pattern import Boundaries
+from stream.records.control import Finding
+from stream.records.run import BOUNDARY_FILE
+from stream.stages.contracts import Contracts
+from stream.stages.invariants import Invariants
+from stream.stages.validate import Validate
+from tests.archive.samples import recorded, sealed, written
+from tests.stages.handmade import made, rows
+from tests.stages.samples import lines, record, recorder, run_stage
+
+OBJECTS = rows("boundary-objects.ndjson")
+IN_FORCE = Boundaries([recorder().descriptor], known_catalogs())
+SCHEMA = jsonschema_rs.validator_for(
+    json.loads((BUNDLE / "schema" / "boundary_object_schema.json").read_text())
+)
+
+
+def found(items: list[Any]) -> list[tuple[Any, ...]]:
+    return [(f.severity, f.message, f.path) for f in items if isinstance(f, Finding)]
+
+
+@pytest.mark.parametrize("row", OBJECTS, ids=lambda row: row["what"].replace(" ", "_"))
+def test_a_boundary_object(row: dict[str, Any]) -> None:
+    line = made(row, record())
+    _, said = run_stage(Validate(IN_FORCE, is_last=True), [lines(line)])
+    stage = Invariants(is_alone=False, contracts=Contracts(IN_FORCE))
+    out, beside = run_stage(stage, [lines(line)])
+    assert out == [line]  # evidence passes, whatever it breaks
+    assert found(said) == found(beside)
+    if row["path"] is None:
+        assert found(said) == []
+        assert SCHEMA.is_valid(json.loads(line))
+    else:
+        ((_, _, path),) = found(said)
+        assert path == row["path"]
+
+
+def test_in_an_archive(tmp_path: Path) -> None:
+    """All at once, so that there is one archive."""
+    data = b"".join(made(row, record()) + b"\n" for row in OBJECTS)
+    archive = written(tmp_path / "a.tar.gz", sealed({**recorded(), BOUNDARY_FILE: data}))
+    findings = [f for f in verify(archive, Limits()).findings if f.rule == "contract.record"]
+    expected = {n: row["path"] for n, row in enumerate(OBJECTS, 1) if row["path"] is not None}
+    # Of many of one rule the book keeps the first.
+    assert {f.line: f.path for f in findings} == dict(list(expected.items())[: len(findings)])
+    assert len(findings) >= 20
