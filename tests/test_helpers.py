@@ -40,12 +40,66 @@ def test_every_helper_is_executable() -> None:
     assert all(os.access(HELPERS / name, os.X_OK) for name in names)
 
 
+#: what finds `stream` here
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+NAMES = sorted(path.name for path in HELPERS.iterdir() if path.name != "stream-command")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_helper_says_what_it_does(name: str) -> None:
+    """And that wrong use is 1."""
+    for word in ("--help", "-h"):
+        code, out, err = run(name, word, PATH=PATH)
+        assert (code, err) == (0, "")
+        assert name in out
+        assert "1" in out[out.index("Exit") :]
+    code, out, err = run(name, "--nonsense", "x", PATH=PATH)
+    assert (code, out) == (1, "")
+    assert "Traceback" not in err
+    assert len(err.splitlines()) in (1, 4)
+
+
+def test_what_a_helper_cannot_do_is_2() -> None:
+    """What it has found goes nowhere."""
+    words = {
+        "detect-stack": (),
+        "json-extract": ("--stdin",),
+        "emit-record": EMITTED,
+        "probe-exec": ("fs_tmp_write",),
+    }
+    for name, said in words.items():
+        with open("/dev/full", "w") as full:  # noqa: PTH123
+            done = subprocess.run(
+                [HELPERS / name, *said],
+                input=b"{}",
+                stdout=full,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "PATH": PATH},
+                check=False,
+            )
+        assert done.returncode == 2, name
+        assert b"Traceback" not in done.stderr, name
+    framed = subprocess.run(
+        f'STREAM_FRAME=1 "{HELPERS}/emit-record" a b >/dev/full',
+        shell=True,
+        capture_output=True,
+        check=False,
+    )
+    assert framed.returncode == 2
+
+
+EMITTED = (
+    "--run-mode", "baseline", "--probe-name", "p", "--probe-version", "1", "--command", "c",
+    "--primary-capability-id", "cap_fs_write_temp", "--category", "fs", "--verb", "v",
+    "--target", "t", "--status", "success",
+)  # fmt: skip
+
+
 def test_emit_record_is_no_filter() -> None:
-    """Its words are its own, also where `stream emit` would read stdin or show help."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    for word in ("-", "--help"):
-        said = run("emit-record", word, PATH=path)
-        assert said == (1, "", f"stream: Unknown flag: {word}\n")
+    """Its words are its own, also where `stream emit` would read stdin."""
+    assert run("emit-record", "-", PATH=PATH) == (1, "", "stream: Unknown flag: -\n")
+    code, out, _ = run("emit-record", *EMITTED[:-2], "--status", "--help", PATH=PATH)
+    assert (code, out) == (1, "")
 
 
 # ------------------------------------------------------------ detect-stack
@@ -63,10 +117,13 @@ def test_detect_stack(declared: str, mode: str | None) -> None:
     assert json.loads(out) == {"sandbox_mode": mode, "os": expected}
 
 
-def test_detect_stack_takes_no_arguments() -> None:
-    code, out, err = run("detect-stack", "x")
-    assert (code, out) == (1, "")
-    assert "no arguments" in err
+def test_detect_stack_bears_a_run_mode() -> None:
+    """As older published scripts give it; more than that is wrong use."""
+    assert run("detect-stack", "baseline") == run("detect-stack")
+    for words in (("baseline", "x"), ("",), ("-x",)):
+        code, out, err = run("detect-stack", *words)
+        assert (code, out) == (1, "")
+        assert "takes one run mode at most" in err
 
 
 # ------------------------------------------------------------ portable-path
@@ -173,6 +230,8 @@ def test_json_extract_points(pointer: str, value: str) -> None:
         (("--other", "x"), "--other"),
         (("--pointer",), "--pointer"),
         (("--pointer", "/a", "--default", "{"), "--default"),
+        (("--pointer", "/a", "--type", "array", "--default", "1"), "expected array, found number"),
+        (("--file", "/dev/null"), "do not go together"),
     ],
 )
 def test_json_extract_refuses(words: tuple[str, ...], said: str) -> None:
@@ -201,6 +260,8 @@ def test_json_extract_default_and_file(tmp_path: Path) -> None:
         "[1]\n",
         "",
     )
+    words = ("--pointer", "/n", "--type", "boolean", "--default", "false")
+    assert run("json-extract", *words, stdin=b'{"n": null}') == (0, "false\n", "")
     code, _, err = run("json-extract", "--file", str(tmp_path / "missing"))
     assert code == 1
     assert "missing" in err
@@ -242,11 +303,61 @@ def test_paging_stress_times_out() -> None:
 
 
 def test_probe_exec_and_gate_are_stream(tmp_path: Path) -> None:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    code, out, _ = run("probe-exec", "fs_tmp_write", cwd=tmp_path, PATH=path)
+    code, out, _ = run("probe-exec", "fs_tmp_write", cwd=tmp_path, PATH=PATH)
     assert code == 0
     assert json.loads(out)["probe"]["id"] == "fs_tmp_write"
-    assert run("probe-contract-gate", "--static", "fs_tmp_write", PATH=path)[0] == 0
+    assert run("probe-contract-gate", "--static", "fs_tmp_write", PATH=PATH)[0] == 0
+
+
+def script(tree: Path, name: str, body: str) -> None:
+    flags = " ".join(EMITTED).replace("baseline", '"$FENCE_RUN_MODE"').replace(" p ", f" {name} ")
+    text = f'primary_capability_id="cap_fs_write_temp"\nprobe_name="{name}"\n{body}\n'
+    emit = f'"${{BASH_SOURCE[0]%/*}}/../bin/emit-record" {flags}\n'
+    path = tree / "probes" / f"{name}.sh"
+    path.write_text(f"#!/usr/bin/env bash\nset -euo pipefail\n{text}{emit}")
+    path.chmod(0o755)
+
+
+def test_probe_exec_as_published_scripts_call_it(tmp_path: Path) -> None:
+    """By mode and name, of the tree whose bin it lies in; with the exit codes of a helper."""
+    tree = tmp_path / "tree"
+    (tree / "probes").mkdir(parents=True)
+    (tree / "bin").symlink_to(HELPERS)
+    script(tree, "good", ":")
+    script(tree, "breaks", "exit 7")
+    script(tree, "hangs", "exec perl -e 'sleep 1000'")
+
+    def probe_exec(*words: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            ["bin/probe-exec", *words],
+            capture_output=True,
+            cwd=tree,
+            env={**os.environ, "PATH": PATH},
+            check=False,
+            text=True,
+            timeout=60,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    for words in (("good",), ("baseline", "good"), ("baseline", "probes/good.sh")):
+        code, out, err = probe_exec(*words)
+        assert (code, err, json.loads(out)["run"]["mode"]) == (0, "", "baseline")
+    code, out, _ = probe_exec(f"--workspace-root={tmp_path}", "good")
+    assert (code, json.loads(out)["run"]["workspace_root"]) == (0, str(tmp_path))
+    for wrong in ("caged good", "nope", "a b c", "--mode baseline a b"):
+        code, out, err = probe_exec(*wrong.split())
+        assert (code, out) == (1, ""), wrong
+        assert len(err.splitlines()) == 1
+    assert probe_exec("breaks")[0] == 2
+    assert probe_exec("--timeout", "0.5", "hangs")[0] == 3
+    gate = subprocess.run(
+        [tree / "bin" / "probe-contract-gate", "good"],
+        capture_output=True,
+        env={**os.environ, "PATH": PATH},
+        check=False,
+        text=True,
+    )
+    assert (gate.returncode, gate.stderr) == (0, "gate: 1 probe, 0 findings\n")
 
 
 def test_helpers_say_when_there_is_no_stream(tmp_path: Path) -> None:
@@ -258,6 +369,6 @@ def test_helpers_say_when_there_is_no_stream(tmp_path: Path) -> None:
         env={"PATH": "/usr/bin:/bin"} if not shutil.which("stream", path="/usr/bin:/bin") else {},
         check=False,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stdout == b""
     assert b"PATH" in done.stderr

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.exceptions import TyperException
 
 from stream.cli.running import CarefulCommand, number, run, run_now, say, seconds, tell
+
+if TYPE_CHECKING:
+    from stream.matrix import Outcome
 
 _PROBES = typer.Option(
     None, metavar="DIR", help="A folder of probe scripts. Default: the bundled ones."
@@ -22,10 +26,33 @@ _BOUNDARY = typer.Option(
 )
 
 
+class _HelperCommand(CarefulCommand):
+    """A command that a helper of its name runs: its first word is the bin/ that it was called in.
+    Wrong use and unusable input end with 1."""
+
+    beside: Path | None = None
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _HelperCommand.beside = Path(args[0]) if args else None
+        try:
+            return super().parse_args(ctx, args[1:])
+        except TyperException as error:
+            error.exit_code = 1
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        from stream.errors import InputError, UsageError
+
+        UsageError.exit_code = InputError.exit_code = 1
+        return super().invoke(ctx)
+
+
 def register(app: typer.Typer) -> None:
     app.command(cls=CarefulCommand)(probe)
     app.command(cls=CarefulCommand)(gate)
     app.command()(helpers)
+    app.command("probe-exec", cls=_HelperCommand, hidden=True)(probe_exec)
+    app.command("probe-contract-gate", cls=_HelperCommand, hidden=True)(gate)
 
 
 def probe(
@@ -55,27 +82,83 @@ def probe(
     """
 
     async def work() -> int:
-        from stream.matrix import run_matrix
-        from stream.plan import Request, begin, make_plan
-        from stream.sinks.ndjson import Records
-
-        plan = make_plan(
-            Request(
-                probes=[name],
-                modes=[mode] if mode else [],
-                folder=probes or _folder_of(name),
-                catalog=catalog,
-                boundary=boundary,
-                workspace=workspace,
-            )
-        )
-        with begin(plan, jobs=1) as begun:
-            outcome = await run_matrix(begun, Records("-"), timeout=timeout)
-        for failure in outcome.failures:
-            say(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
+        folder = probes or _folder_of(name)
+        outcome = await _run_one(name, mode, folder, catalog, boundary, workspace, timeout)
         return 1 if outcome.failed or outcome.strays else 0
 
     run(work)
+
+
+def probe_exec(
+    words: list[str] = typer.Argument(..., metavar="[MODE] PROBE", help="As older scripts say it."),
+    mode: str | None = typer.Option(
+        None, metavar="M", help="Run mode. Default: the pattern's first."
+    ),
+    probes: Path | None = typer.Option(
+        None, metavar="DIR", help="A folder of probe scripts. Default: ../probes, or the bundled."
+    ),
+    catalog: str | None = _CATALOG,
+    boundary: str | None = _BOUNDARY,
+    workspace: Path | None = typer.Option(
+        None,
+        "--workspace",
+        "--workspace-root",
+        metavar="DIR",
+        help="Where it runs. Default: FENCE_WORKSPACE_ROOT, the git repository, the folder.",
+    ),
+    timeout: float = typer.Option(
+        30.0, metavar="S", callback=seconds, help="Seconds that it may take."
+    ),
+) -> None:
+    """Run one probe in one mode and print its record, as the helper probe-exec does.
+
+    Exit 0 if the record is the probe's own, 1 after wrong use, 3 if its time was over, and 2 if
+    the harness had to write the record for another reason.
+    """
+
+    async def work() -> int:
+        from stream.errors import UsageError
+
+        if len(words) > 2 or (mode and len(words) == 2):
+            raise UsageError("expected one probe, or a mode and a probe")
+        name, said = words[-1], words[0] if len(words) == 2 else mode
+        folder = probes or _folder_of(name) or _beside(name)
+        outcome = await _run_one(name, said, folder, catalog, boundary, workspace, timeout)
+        if any(failure.reason == "timed-out" for failure in outcome.failures):
+            return 3
+        return 2 if outcome.failed or outcome.strays else 0
+
+    run(work)
+
+
+async def _run_one(
+    name: str,
+    mode: str | None,
+    folder: Path | None,
+    catalog: str | None,
+    boundary: str | None,
+    workspace: Path | None,
+    timeout: float,
+) -> Outcome:
+    from stream.matrix import run_matrix
+    from stream.plan import Request, begin, make_plan
+    from stream.sinks.ndjson import Records
+
+    plan = make_plan(
+        Request(
+            probes=[name],
+            modes=[mode] if mode else [],
+            folder=folder,
+            catalog=catalog,
+            boundary=boundary,
+            workspace=workspace,
+        )
+    )
+    with begin(plan, jobs=1) as begun:
+        outcome = await run_matrix(begun, Records("-"), timeout=timeout)
+    for failure in outcome.failures:
+        say(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
+    return outcome
 
 
 def gate(
@@ -156,9 +239,9 @@ def helpers() -> None:
 
 def _by_folder(names: list[str], probes: Path | None) -> dict[Path | None, list[str]]:
     """Which of the names lie in which folder. No names: all that is in it."""
-    found: dict[Path | None, list[str]] = {} if names else {probes: []}
+    found: dict[Path | None, list[str]] = {} if names else {probes or _beside(): []}
     for name in names:
-        folder = probes or _folder_of(name)
+        folder = probes or _folder_of(name) or _beside(name)
         if probes is None and Path(name).is_dir():
             found[folder] = []
         elif found.get(folder, [""]):  # else all of it are meant already
@@ -180,3 +263,13 @@ def _folder_of(name: str) -> Path | None:
         reason = "its name does not end in .sh" if os.path.lexists(path) else "no such file"
         raise InputError(f"{name}: {reason}")
     return path.parent
+
+
+def _beside(name: str = "") -> Path | None:
+    """The probes of the tree whose bin/ a helper was called in, if they have the one."""
+    if _HelperCommand.beside is None:
+        return None
+    # By name alone: bin may be a link.
+    folder = Path(os.path.abspath(_HelperCommand.beside / os.pardir / "probes"))  # noqa: PTH100
+    script = folder / (name if name.endswith(".sh") else f"{name}.sh")
+    return folder if (script.is_file() if name else folder.is_dir()) else None
