@@ -111,6 +111,8 @@ def _closing(summary: RunSummary) -> Iterator[str]:
         yield _seen(summary)
     if summary.commands:
         yield f"{number(summary.commands, 'call')} of wrapped programs"
+    elif summary.commands is None:
+        yield "calls of wrapped programs were not observed: events.jsonl says why"
     else:
         yield "no calls of wrapped programs were seen"
     statuses = (summary.alignment, summary.quality, summary.policy)

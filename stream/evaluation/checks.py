@@ -60,6 +60,7 @@ class Commands(Struct, kw_only=True):
 
     count: int | None  #: None: there is no log
     first_test: str = ""
+    unvouched_tests: int = 0  #: runs of tests that are not counted: anybody may have told of them
     why_none: str = ""
 
 
@@ -170,8 +171,10 @@ def tests_required(changes: Changes, commands: Commands) -> Verdict:
     if commands.first_test:
         text = f"{code}; {COMMANDS}: {commands.first_test}"
         return "warn", evidence(DIFF, text)
+    told = commands.unvouched_tests
+    beside = f", and {told} that nobody vouches for" if told else ""
     if not commands.count:
-        text = f"{code}; no commands observed: {commands.why_none}"
+        text = f"{code}; no commands observed: {commands.why_none}{beside}"
         return "warn", evidence(DIFF, text)
-    text = f"{code}; {COMMANDS}: no run of tests among {commands.count} commands"
+    text = f"{code}; {COMMANDS}: no run of tests among {commands.count} commands{beside}"
     return "fail", evidence(DIFF, text)

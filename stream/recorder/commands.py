@@ -19,6 +19,7 @@ from stream.recorder.trace import Clock
 from stream.recorder.wrappers import Called, CallReader, Wrappers
 from stream.records.command import CommandRecord
 
+PASSED_BY = "the wrappers were taken away or changed"
 _BLOCK = 1 << 12
 _encode = msgspec.json.Encoder().encode
 
@@ -39,14 +40,24 @@ class CommandLog:
         self._trouble = ""  #: why there is no journal
         self._wait: CancelScope | None = None
         self._is_after = self._is_over = False
+        self.is_passed_by = False  #: somebody took the wrappers away, or changed them
         # Open for both ends: it never ends, and no writer waits for us to open it.
         self._fd = os.open(wrappers.fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     @property
+    def fd(self) -> int:
+        """What the wrappers write to."""
+        return self._fd
+
+    @property
     def lost(self) -> int:
         """Calls of which there was too little, or for which there was no room."""
-        waiting = len(self._journal.waiting) if self._journal else 0
-        return self._reader.lost + self._lost + waiting
+        return self._reader.lost + self.unwritten
+
+    @property
+    def unwritten(self) -> int:
+        """Those for which there was no room. Of the others nobody knows whether they were any."""
+        return self._lost + (len(self._journal.waiting) if self._journal else 0)
 
     @property
     def trouble(self) -> str:

@@ -275,6 +275,8 @@ class Invocation:
             self._is_over = True
             self.ending.outlived = report.outlived
             self.ending.stopped = report.ended
+            if self._log is not None:
+                self._log.is_passed_by = report.took_wrappers
 
     async def _exited(self, code: int, wall: int) -> None:
         self._has_exited = True

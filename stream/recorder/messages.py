@@ -72,6 +72,7 @@ class Over(Struct, tag="over"):
 
     outlived: list[str]  #: who was there when the leader had ended
     ended: list[str]  #: who did not end by itself in the time that it had
+    took_wrappers: bool = False  #: somebody took the wrappers away, or changed them
 
 
 Report = Ready | Started | Failed | TimedOut | Stopped | Exited | Over

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,7 +11,7 @@ from msgspec import Struct
 from stream.declared import Declared, read_declared
 from stream.errors import OutputError
 from stream.evaluation import ChangedPath, Command, Diff, evaluate
-from stream.recorder.commands import CommandLog
+from stream.recorder.commands import PASSED_BY, CommandLog
 from stream.recorder.outputs import NOT_OURS, Kept
 from stream.recorder.recording import Recording
 from stream.recorder.workplace import Compared
@@ -51,9 +51,15 @@ class Verdict(Struct):
 
 
 def reach_verdict(
-    recording: Recording, stdout: Kept, changes: Compared, log: CommandLog | None
+    recording: Recording,
+    stdout: Kept,
+    changes: Compared,
+    log: CommandLog | None,
+    vouched: Collection[int] = (),
+    why_none: str = "",
 ) -> Verdict:
-    """Reads the artifacts, a line at a time."""
+    """Reads the artifacts, a line at a time. `vouched`: the numbers of the lines of the command
+    log that a wrapper was seen to write. `why_none`: where it has no line."""
     folder = recording.folder
     declared = None
     if recording.disclosure.mode != "hashed":
@@ -62,7 +68,7 @@ def reach_verdict(
             if stdout.is_ours
             else Declared(mode="unreadable", reason=NOT_OURS)
         )
-    why_none, commands = _commands(folder / COMMANDS_FILE, log)
+    why_none, commands = _commands(folder / COMMANDS_FILE, log, vouched, why_none)
     evaluation = evaluate(
         recording.scenario.constraints,
         Diff(
@@ -87,22 +93,30 @@ def _changed(path: Path) -> Iterator[ChangedPath]:
             yield ChangedPath(change.path, change.change)
 
 
-def _commands(path: Path, log: CommandLog | None) -> tuple[str, Iterator[Command] | None]:
+def _commands(
+    path: Path, log: CommandLog | None, vouched: Collection[int], why_none: str
+) -> tuple[str, Iterator[Command] | None]:
     """(why there is nothing to be said about them, them)."""
     if log is None:
         return "the wrappers were off", None
     if not log.is_ours:
         return f"the log {NOT_OURS}", None
-    if log.lost and "test" not in log.categories:
-        return f"{log.lost} calls were lost", None
-    return "", _called(path) if log.count else iter(())
+    if not log.count:
+        return why_none, None
+    tests = (one for one in _called(path, vouched) if one.category == "test")
+    if not any(one.is_vouched for one in tests):
+        if log.is_passed_by:
+            return PASSED_BY, None
+        if log.unwritten:
+            return f"{log.unwritten} calls were lost", None
+    return "", _called(path, vouched)
 
 
-def _called(path: Path) -> Iterator[Command]:
+def _called(path: Path, vouched: Collection[int]) -> Iterator[Command]:
     with path.open("rb") as lines:
-        for line in lines:
+        for number, line in enumerate(lines):
             try:
                 record = _decode_command(line)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise OutputError(f"{path}: {error}") from None
-            yield Command(record.name, record.category, record.time)
+            yield Command(record.name, record.category, record.time, number in vouched)

@@ -32,7 +32,7 @@ from stream.recorder.messages import (
     encode_report,
 )
 from stream.recorder.tracer import end_tracer, find_tracer, has_tracer, rehearse
-from stream.recorder.wrappers import make_wrappers
+from stream.recorder.wrappers import make_wrappers, state_of
 from stream.system import write_all
 from stream.tree import Files, Tree, send_group
 
@@ -63,7 +63,8 @@ def serve(control: int, status: int, out: int, err: int) -> NoReturn:
         for fd in (0, 1):
             os.dup2(nobody, fd)
         if isinstance(message, Order):
-            _Watchman(control, status, cgroup).run(message, Files(stdin, out, err))
+            home = "" if outfit is None else os.fsdecode(outfit.home)
+            _Watchman(control, status, cgroup, home).run(message, Files(stdin, out, err))
         code = 0
     except OSError as error:  # our own: a system without /dev/null, for one
         _report(status, Failed(f"the process that guards it: {os_reason(error)}", error.errno or 0))
@@ -90,7 +91,8 @@ def _get_ready(outfit: Outfit, cgroup: Cgroup | None) -> Ready:
 
 
 class _Watchman:
-    def __init__(self, control: int, status: int, cgroup: Cgroup | None) -> None:
+    def __init__(self, control: int, status: int, cgroup: Cgroup | None, home: str) -> None:
+        self._home = home  # of the wrappers
         self._control = control
         self._status = status
         self._cgroup = cgroup
@@ -105,6 +107,7 @@ class _Watchman:
         self._give_up_at: float | None = None  # when a signal should have ended the leader
 
     def run(self, order: Order, files: Files) -> None:
+        self._wrappers = state_of(self._home)
         tree = self._start(order, files)
         if tree is not None:
             self._watch(tree, order)
@@ -172,7 +175,8 @@ class _Watchman:
         if tree.tracer is not None:
             self._see_off(tree, order)
         self._wake_recorder()  # nobody is left who could stop it
-        self._report(Over(_first(outlived), _first(ended)))
+        took_wrappers = state_of(self._home) != self._wrappers
+        self._report(Over(_first(outlived), _first(ended), took_wrappers))
 
     def _see_off(self, tree: Tree, order: Order) -> None:
         """The tracer, which has nobody left to follow. It may be writing still."""

@@ -90,6 +90,21 @@ class Wrappers(Struct):
         return f"{self.folder}{os.pathsep}{path}" if path else self.folder
 
 
+def state_of(home: str) -> tuple[object, ...]:
+    """What changes when somebody takes the wrappers away, or puts something in the place of one:
+    the clock of files cannot be set back. A fifo that is written to changes as well."""
+    files = (home, f"{home}/bin", f"{home}/wrapper")
+    return (*map(_status_of, files), _status_of(f"{home}/commands")[:-1])
+
+
+def _status_of(path: str) -> tuple[int, ...]:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_mode, found.st_uid, found.st_ctime_ns
+
+
 def make_wrappers(home: str, names: Iterable[str], path: str) -> Wrappers | None:
     """For those of the names that are on the PATH; None where there is no bash to run them.
     Who makes them removes `home`. Raises OSError."""

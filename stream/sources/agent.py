@@ -8,7 +8,7 @@ seen. Each event is on the disk before what it announces goes on.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from stream.errors import OutputError, StreamError, number
 from stream.pipeline import Batch
 from stream.proctable import ON_LINUX
 from stream.recorder.agents import Version, find_version
-from stream.recorder.commands import CommandLog
+from stream.recorder.commands import PASSED_BY, CommandLog
 from stream.recorder.guard import Guard
 from stream.recorder.interrupts import Interrupts
 from stream.recorder.invocation import Ending, Invocation, order_of, outfit
@@ -57,6 +57,7 @@ from stream.records.runner import HOME
 
 #: Where one of these could not be written, that was said.
 _WRITTEN_LAST = (DIFF_FILE, CHANGES_FILE, SUMMARY_FILE, MANIFEST_FILE)
+UNWATCHED = "and without a kernel feed nobody saw whether wrapped programs ran past the wrappers"
 _MOST_FOREIGN = 1000  #: files that the summary names, and
 _NAMED = 5  #: those of them that a sentence does
 
@@ -98,6 +99,8 @@ class AgentSource:
         self.evaluation: Evaluation | None = None
         self._log: CommandLog | None = None
         self._kept: dict[str, Kept] = {}  # by file of the record
+        self._no_commands = ""  # why none were observed
+        self._vouched: Collection[int] = ()  # lines of the log that a wrapper was seen to write
         self._journal: Journal
         self._out: Out
         self._trace: Trace
@@ -278,14 +281,17 @@ class AgentSource:
     async def _tell_commands(self) -> None:
         log = self._log
         if log is not None and log.lost:
-            why = log.trouble or "they were cut short"
+            why = log.trouble or "they were cut short, or are no calls"
             self._lose(f"{log.lost} calls of {COMMANDS_FILE}: {why}")
         if log is not None and not log.is_ours:
             self._lose(f"{COMMANDS_FILE} {NOT_OURS}")
+        if log is not None and log.is_passed_by:
+            self._lose(f"calls of wrapped programs: {PASSED_BY}")
         if log is not None and log.is_made:
             self._kept[COMMANDS_FILE] = log.kept()
         if log is None or not log.count or not log.is_ours:
-            await self._tell("commands_observation_unavailable", "other", self._why_no_commands())
+            self._no_commands = self._why_no_commands()
+            await self._tell("commands_observation_unavailable", "other", self._no_commands)
             return
         self.summary.commands = log.count
         categories = sorted(log.categories)
@@ -296,28 +302,41 @@ class AgentSource:
             log.kept(),
             note,
             observed_count=log.count,
+            vouched_count=len(self._vouched),
             categories_seen=categories,
             lost_calls=log.lost,
         )
-        summary = f"observed_count={log.count} categories_seen={','.join(categories)}. {note}"
+        seen = f"observed_count={log.count} vouched_count={len(self._vouched)}"
+        summary = f"{seen} categories_seen={','.join(categories)}. {note}"
         action: ActionType = "run_tests" if "test" in categories else "command"
         await self._tell("commands_observed", action, summary, [artifact])
 
     def _why_no_commands(self) -> str:
+        log = self._log
         if not self._recording.wrap:
             return "wrappers disabled"
-        if self._log is None:
+        if log is None:
             return "unknown: the wrappers need bash, and there is none"
-        if not self._log.is_ours:
+        if not log.is_ours:
             return f"unknown: the log {NOT_OURS}"
-        if self._log.lost:
-            return f"permission issue or full disk: {self._log.lost} calls could not be written"
+        if log.is_passed_by:
+            return f"unknown: {PASSED_BY}"
+        if log.unwritten:
+            return f"permission issue or full disk: {log.unwritten} calls could not be written"
+        if log.lost:
+            return f"unknown: {log.lost} calls were cut short, or are no calls"
         self.summary.commands = 0
-        return "no wrapped binaries invoked"
+        return f"unknown: no wrapper was called, {UNWATCHED}"
 
     async def _tell_verdict(self, stdout: Kept, changes: Compared) -> Verdict:
         verdict = await to_thread.run_sync(
-            reach_verdict, self._recording, stdout, changes, self._log
+            reach_verdict,
+            self._recording,
+            stdout,
+            changes,
+            self._log,
+            self._vouched,
+            self._no_commands,
         )
         self.evaluation = verdict.evaluation
         if verdict.declared is not None:
