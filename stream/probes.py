@@ -27,7 +27,7 @@ from stream.errors import InputError, OutputError, UsageError, os_reason
 
 HELPERS = Path(__file__).resolve().parent / "helpers"
 BUNDLED = BUNDLE / "probes"
-LENT = f"{HELPERS}/."  #: what a bin that we lend leads to; nobody else spells it like this
+LENT = f"{HELPERS}/."  #: what a bin that is lent leads to; nobody else spells it like this
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108
 SHEBANG = b"#!/usr/bin/env bash"
 
@@ -220,9 +220,10 @@ def _lend(tree: Path) -> int | None:
 
 
 def _lacks_bin(tree: Path) -> bool:
-    """There is none, or one that we lent."""
+    """There is none, or one that is lent, by this `stream` or another."""
     try:
-        return os.readlink(tree / "bin") == LENT  # noqa: PTH115 - a Path drops the dot
+        # A Path would drop the dot.
+        return os.readlink(tree / "bin").endswith(f"/{HELPERS.name}/.")  # noqa: PTH115
     except FileNotFoundError:
         return True
     except OSError:  # no link

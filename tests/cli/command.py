@@ -13,6 +13,7 @@ from typing import IO, Any
 
 STREAM = str(Path(sys.executable).with_name("stream"))
 LANDLOCK = (sys.executable, str(Path(__file__).parents[1] / "landlock_run.py"))  #: and its words
+HELPERS = Path(__file__).parents[2] / "stream" / "helpers"
 PATIENCE = 60.0  #: seconds; a limit that only a bug reaches
 CAPABILITY = "cap_fs_write_temp"
 SLEEP = "perl -e 'sleep 1000' \"$TMPDIR\"\n"  #: names the place it runs in
@@ -113,6 +114,10 @@ class Place:
         for name, body in bodies.items():
             write_script(folder / f"{name}.sh", probe_text(name, body + emit))
         return folder
+
+    def helpers(self, tree: str = "tree") -> None:
+        """A bin of the tree's own, for where none can be lent."""
+        (self.root / tree / "bin").symlink_to(HELPERS)
 
     def fifo(self, name: str) -> Path:
         path = self.root / name
