@@ -76,6 +76,10 @@ def _of_metadata(metadata: RunMetadata, run: Run) -> Iterator[str]:
         yield from _differing(f"metadata {key}", stated, "workspace_prepared", prepared.get(key))
     invoked = _facts(run, "agent_invoked", "process")
     yield from _differing("metadata argv", metadata.argv, "agent_invoked", invoked.get("argv"))
+    for key in ("agent_known_by", "version_known_by"):
+        if key in invoked:  # a run of before does not say it
+            stated = getattr(metadata, key)
+            yield from _differing(f"metadata {key}", stated, "agent_invoked", invoked[key])
     for start in run.runner:
         if isinstance(start, RunnerStarted):
             yield from _differing("metadata argv", metadata.argv, RUNNER_FILE, start.command)

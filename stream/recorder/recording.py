@@ -17,6 +17,7 @@ from stream import __version__
 from stream.errors import InputError, OutputError, UsageError, os_reason
 from stream.recorder.agents import Agent, Version
 from stream.recorder.disclosure import Disclosure, digest, readable
+from stream.recorder.launchers import launches
 from stream.recorder.messages import Outfit
 from stream.recorder.outputs import Kept
 from stream.recorder.scenario import NUMBERS, UNKNOWN, Scenario
@@ -74,7 +75,8 @@ class Recording(Struct, kw_only=True):
 
     @property
     def is_verbose(self) -> bool:
-        return b"--verbose" in self.argv[1:]
+        words = [os.fsdecode(word) for word in self.argv]
+        return any("--verbose" in launch.words[1:] for launch in launches(words))
 
     @property
     def program_place(self) -> Path | None:

@@ -282,7 +282,14 @@ def black_box() -> list[dict[str, Any]]:
     told: dict[str, list[dict[str, Any]]] = {
         "run_started": [of_file("metadata", METADATA_FILE)],
         "workspace_prepared": [of_facts("workspace", mode="empty", source=None)],
-        "agent_invoked": [of_facts("process", argv=METADATA.argv)],
+        "agent_invoked": [
+            of_facts(
+                "process",
+                argv=METADATA.argv,
+                agent_known_by=METADATA.agent_known_by,
+                version_known_by=METADATA.version_known_by,
+            )
+        ],
         "agent_completed": [of_facts("process", **process)],
         "artifacts_captured": [
             of_file("stdout_log", STDOUT_FILE, non_normative=True, total=6),
@@ -477,6 +484,7 @@ METADATA = RunMetadata(
     system="Linux",
     agent_id="claude-code",
     agent_version="2.1.326",
+    version_known_by="files",
     argv=["agent"],
     environment="local",
     capture_mode="full",

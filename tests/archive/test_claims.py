@@ -235,6 +235,8 @@ WORDS = {
     "fchmod": "chmod",
     "connect": "sendto",
     "linux": "other",
+    "command": "declared",
+    "files": "answer",
 }
 
 

@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from stream.errors import UsageError
+from stream.recorder import versions
 from stream.recorder.agents import identify
 from stream.recorder.versions import read_version
-from tests.cli.command import Place, write_script
+from tests.cli.command import Place, processes_naming, write_script
 from tests.recorder.runs import Run, observe
 
 ORDER = '#!/bin/sh\necho "$*" >>"${0%/*}/calls"\npwd >>"${0%/*}/calls"; touch mark\n'
@@ -77,6 +79,16 @@ def test_a_native_program_is_asked_in_a_folder_that_is_thrown_away(place: Place)
     assert run.done.out == b"6.6.6\n"
     assert [path.name for path in home.iterdir()] == ["mark"]
     assert sorted(path.name for path in place.workspace.iterdir()) == ["claude", "runs"]
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_who_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, claude = tmp_path / "claude.c", tmp_path / "claude"
+    source.write_text("#include <unistd.h>\nint main(void) { for (;;) pause(); }\n")
+    subprocess.run(["gcc", "-o", claude, source], check=True)
+    monkeypatch.setattr(versions, "PATIENCE", 0.1)
+    assert anyio.run(versions.ask_version, claude) is None
+    assert processes_naming(str(claude)) == []
 
 
 def test_an_answer_of_what_fails_is_none(place: Place) -> None:
@@ -257,3 +269,9 @@ def test_a_declaration_is_refused_by_name() -> None:
 def test_an_unknown_program_is_not_asked(place: Place) -> None:
     run = observe(place, "--", sys.executable, "-c", "")
     assert known(run)[1:] == ("unknown", "command", "unknown")
+
+
+def test_an_agent_is_verbose_behind_a_launcher_as_well(place: Place) -> None:
+    write_script(place.workspace / "claude", ORDER)
+    run = observe(place, "--", "env", "A=1", "sh", "-c", "./claude -p x --verbose")
+    assert "verbose=yes" in run.summary_of("agent_invoked")
