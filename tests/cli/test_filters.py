@@ -268,7 +268,12 @@ def test_the_helper_alone_finds_stream(place: Place) -> None:
     link = place.root / "bin"
     link.symlink_to(helpers)
     path = {"PATH": f"{Path(STREAM).parent}:{place.env['PATH']}"}
-    for helper in (f"{helpers}/emit-record", str(link / "emit-record")):
+    own = place.root / "own"
+    own.mkdir()
+    for target in Path(helpers).iterdir():
+        (own / target.name).symlink_to(target)
+    for folder in (Path(helpers), link, own):
+        helper = str(folder / "emit-record")
         record = emitted(place.stream(*WORDS, argv0=(helper,), env=path))
         assert record["probe"]["id"] == "p"
         done = place.stream("--nope", argv0=(helper,), env=path)
