@@ -122,7 +122,8 @@ _HAD = (
 )
 _PHRASES = (  # of somebody in the same sentence
     r"(?:in|on|under) the (?:hope|hopes|belief|expectation|assumption|impression)",
-    r"with (?:the |an? )?(?:intent|intention|aim|hope|goal)",
+    r"with (?:the |an? )?(?:intent|intention|hope)",
+    r"with (?:the|an?) (?:aim|goal) (?:of|to)",
     r"of the (?:opinion|belief|view)",
     r"(?:came|comes?|coming|jumped|jumps) to (?:the|a|this) conclusion",
     r"(?:made|makes?|making) (?:the|an?|this|that) (?:assumption|guess|inference)",
@@ -145,6 +146,7 @@ _DASHES = str.maketrans(dict.fromkeys("—–…", " , "))
 _FORM = str.maketrans(
     "ABCDEFGHIJKLMNOPQRSTUVWXYZi10345" + "7", "abcdefghljklmnopqrstuvwxyzlloeas" + "t"
 )
+_LONGEST_NAME = 200
 _WRAPPING = "\"'`*_()[]{}<>"
 _SHORTENED = re.compile(r"(it|he|she|they|we|i)'(s|re|m|ve|d)")
 _SHORT_FOR = {"s": "is", "re": "is", "m": "is", "ve": "have", "d": "have"}
@@ -166,7 +168,7 @@ def find_reasoning(summary: str, name: str = "") -> str | None:
     if _triggers().isdisjoint(text.encode(errors="replace").translate(_WORDS).split()):
         return None
     text = text.lower().replace("(s)", "s").replace("(d)", "d")
-    plain = _plain(text, "" if name in SUBJECTS else name)
+    plain = _plain(text, "" if name in SUBJECTS or len(name) > _LONGEST_NAME else name)
     for sentence in f" {plain} ".replace(" . ", " \n ").splitlines():
         patterns = _patterns()
         if re.search(rf" {_NAMED} ", sentence):
@@ -286,7 +288,7 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
         return rf" (?:{_any(*_forms(VERBS + things, column, *columns))}{end}|{to})"
 
     named, somebody = _NAMED, rf" (?:{_NAMED}|{_any(*PERSONS)})"
-    held = _any(*_forms(VERBS, 3), "wanted", "understood", "meant", "planned")
+    held = _any(*_forms(VERBS, 3), "wanted", "meant")
     core, nouns = _any(*NOUNS), _any(*NOUNS, *_NOUNS_OF_PERSONS)
     no_setting = r"(?! (?:effort|tokens?|budget|level|mode|output|off|on|high|low|#) )"
     return _compiled(
