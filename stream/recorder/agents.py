@@ -109,7 +109,10 @@ def _known(launch: Launch) -> Agent | None:
         agent = _BY_NAME.get(name)
         # A range, or a tag, is one of many versions.
         return agent and replace(agent, version=whole_version(version) or UNKNOWN)
-    agent = _KNOWN.get(Path(word).name)
+    *_, inside = word.rpartition("node_modules/")
+    scope, _, rest = inside.partition("/")
+    package = f"{scope}/{rest.partition('/')[0]}" if scope.startswith("@") else scope
+    agent = _KNOWN.get(Path(word).name) or (_BY_NAME.get(package) if inside != word else None)
     return agent and replace(agent, program=word if launch.is_plain else "")
 
 

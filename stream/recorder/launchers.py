@@ -61,6 +61,11 @@ _LAUNCHERS = {
     "strace": _launcher("-a -b -e -E -I -o -O -p -P -s -S -u -X"),
     "sudo": _launcher("-u -g -h -p -C -D -R -T -U -r -t", is_plain=False),
     "doas": _launcher("-u -C", is_plain=False),
+    **dict.fromkeys(
+        ("node", "bun"),
+        _launcher("-e --eval -p --print -r --require --import --loader --preload"),
+    ),
+    **dict.fromkeys(("python -m", "python3 -m"), _launcher(is_plain=False)),
     **dict.fromkeys(("npx", "pnpx", "bunx", "uvx"), _FETCHER),
     **dict.fromkeys(("npm exec", "pnpm dlx", "yarn dlx", "pipx run"), _FETCHER),
     **dict.fromkeys(

@@ -194,6 +194,7 @@ def test_a_declared_agent_that_the_words_show_can_be_looked_at() -> None:
     assert identify(["env", "claude"], "codex").program == ""
 
 
+SCRIPT = "/usr/lib/node_modules/@anthropic-ai/claude-code/cli.js"
 FOUND = [
     ("claude -p x", "claude"),
     ("/opt/bin/claude", "/opt/bin/claude"),
@@ -221,6 +222,8 @@ FOUND = [
     ("sh -c 'if ! claude; then echo codex; fi'", "claude"),
     ("sh -c 'echo $(claude -p x)'", ""),
     ("""sh -c 'exec "$@"' sh claude -p x""", "claude"),
+    (f"node --no-warnings {SCRIPT} -p x", SCRIPT),
+    (SCRIPT, SCRIPT),
     ("""sh -c "timeout 5 env sh -c 'claude -p x'" """, "claude"),
 ]
 
@@ -248,6 +251,13 @@ def test_a_name_is_found_behind_the_usual_launchers(line: str, program: str) -> 
         ("bwrap --bind claude claude true", "bwrap"),
         ("npx", "npx"),
         ("python -c claude", "python"),
+        ("python -m pytest claude", "python"),
+        ("python3 -m aider --yes", "aider"),
+        ("node node_modules/.bin/codex", "codex"),
+        ("node node_modules/opencode-ai/bin/x", "opencode"),
+        ("node -e claude", "node"),
+        ("node claude-code/cli.js", "node"),
+        ("node", "node"),
     ],
 )
 def test_a_name_is_not_guessed(line: str, id_: str) -> None:
