@@ -134,6 +134,7 @@ class Staging(Struct, frozen=True):
     folder: Path  #: of the scripts
     root: Path | None  #: None where nothing can be written anywhere
     counts_calls: bool  #: emit-record is ours, and leaves a line for each call
+    ours: tuple[Path, ...]  #: folders in which nothing of the workspace lies
 
     def command(self, script: Script) -> list[str]:
         """What starts a script. `env bash` is looked up here, once, and not in every cell."""
@@ -175,8 +176,12 @@ def staged(folder: Path, workspace: Path) -> Iterator[Staging]:
         try:
             if root is not None:
                 _furnish(root)
-            ours = (tree / "bin" / "emit-record").samefile(HELPERS / "emit-record")
-            yield Staging(folder.resolve(), root, ours)
+            helpers = tree / "bin"
+            ours = [root] if root is not None else []
+            if helpers.samefile(HELPERS):
+                ours += [helpers, HELPERS]
+            counts_calls = (helpers / "emit-record").samefile(HELPERS / "emit-record")
+            yield Staging(folder.resolve(), root, counts_calls, tuple(ours))
         finally:
             if root is not None:
                 remove_tree(root)

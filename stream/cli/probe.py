@@ -183,7 +183,8 @@ def gate(
 
     The contract is probes/AGENTS.md. First the text of each script is read, then the script
     runs once and every word that it hands to emit-record is looked at. Findings go to stdout
-    as records, and as sentences to stderr. Exit 1 if there is a finding.
+    as records, and as sentences to stderr. Exit 1 if there is a finding. A script runs where it
+    lies: what it makes in its own tree is not watched.
 
     \b
       stream gate fs_tmp_write

@@ -49,7 +49,9 @@ class RawEmission(
     timed_out: Annotated[float, Meta(ge=0)] | None  #: the seconds that it was allowed
     spawn_error: str | None
     stragglers: list[str]
-    scratch: str | None = None  #: the harness's folder that its TMPDIR lies in
+    harness: tuple[
+        str, ...
+    ] = ()  #: folders of ours: what its TMPDIR lies in, the helpers beside it
 
 
 decode_raw = msgspec.json.Decoder(RawEmission).decode

@@ -106,7 +106,7 @@ class ProbeSource(Struct):
             timed_out=self.timeout if got.timed_out else None,
             spawn_error=got.spawn_error,
             stragglers=got.stragglers,
-            scratch=None if self.staging.root is None else utf8(self.staging.root),
+            harness=tuple(map(utf8, self.staging.ours)),
         )
 
 

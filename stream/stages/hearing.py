@@ -153,12 +153,10 @@ class Heard:
 
     def _in_its_place(self, target: str, result: str, capabilities: list[str]) -> None:
         """What lies in a folder of the harness tells nothing of the workspace."""
-        scratch = self.cell.scratch
-        if scratch is None or result == "error" or not target.startswith("/"):
+        if result == "error" or not any(map(_OF_THE_WORKSPACE.search, capabilities)):
             return
-        if not any(map(_OF_THE_WORKSPACE.search, capabilities)):
-            return
-        if PurePosixPath(os.path.normpath(target)).is_relative_to(scratch):
+        place = PurePosixPath(os.path.normpath(target))
+        if any(place.is_relative_to(folder) for folder in self.cell.harness):
             raise Breach(
                 "wrong-place",
                 f"the target {target} lies in a folder of the harness, not in the workspace",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 from collections.abc import Mapping
@@ -210,25 +209,25 @@ def test_a_bin_without_helpers_is_left_alone(place: Place, tree: Path, kind: str
 def test_a_target_in_a_folder_of_the_harness_is_none_of_the_workspace(
     place: Place, tree: Path, own_helper: bool
 ) -> None:
-    """A write that flees to TMPDIR says nothing of the workspace; of TMPDIR it does."""
-    for name, capability in (("flees", WRITE), ("stays", "cap_fs_write_temp")):
-        body = 'target=$(mktemp)\nstatus=success\nreport write "${target%/*}/../x"\n'
-        publish(tree, name, capability, body)
+    """A write that flees to TMPDIR says nothing of the workspace, nor one in a lent bin; of TMPDIR
+    it does."""
+    for name, capability, target in (
+        ("flees", WRITE, "${TMPDIR}/a/../x"),
+        ("lent", WRITE, "${repo_root}/bin/x"),
+        ("stays", "cap_fs_write_temp", "${TMPDIR}/x"),
+    ):
+        publish(tree, name, capability, f'status=success\nreport write "{target}"\n')
     if own_helper:  # that writes plain JSON
         shutil.copytree(HELPERS, tree / "bin")
         helper = tree / "bin" / "emit-record"
         helper.write_text(f'#!/bin/sh\nunset STREAM_FRAME\nexec "{HELPERS}/emit-record" "$@"\n')
-    words = ("matrix", "--probes", tree / "probes", "--probe", "flees", "stays")
+    words = ("matrix", "--probes", tree / "probes", "--probe", "flees", "lent", "stays")
     done = place.stream(*words)
-    flees, stays = done.records
-    assert (done.code, stays["result"]["observed_result"]) == (1, "success")
-    assert flees["result"]["observed_result"] == "error"
-    raw = flees["payload"]["raw"]
-    assert raw["harness"]["reason"] == "wrong-place"
+    assert done.code == 1
+    expected = {"flees": "error", "lent": "success" if own_helper else "error", "stays": "success"}
+    found = {record["probe"]["id"]: record for record in done.records}
+    assert observed(found) == expected
+    assert found["flees"]["payload"]["raw"]["harness"]["reason"] == "wrong-place"
     assert "lies in a folder of the harness" in done.err
-    raws = place.stream(*words, "--raw").out
-    emitted = place.stream("emit", "-", data=raws)
-    assert [json.loads(line)["result"]["observed_result"] for line in emitted.out.splitlines()] == [
-        "error",
-        "success",
-    ]
+    emitted = place.stream("emit", "-", data=place.stream(*words, "--raw").out)
+    assert observed({record["probe"]["id"]: record for record in emitted.records}) == expected
