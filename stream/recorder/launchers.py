@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 _DEEPEST = 8  #: launchers behind launchers
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=")
+_ASSIGNMENT = r"([A-Za-z_]\w*)\+?="
 _SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash"))
 _SHELL_VALUES = frozenset(("-o", "+o", "-O", "+O", "--rcfile", "--init-file"))
 #: words of a shell that a command can stand behind
@@ -107,7 +107,7 @@ def _behind(words: Sequence[str], launcher: Launcher, depth: int) -> Iterator[La
     if launcher.needs_dashes:
         at = words.index("--") if "--" in words else len(words)
     while at < len(words) and (word := words[at]) != "--":
-        if found := _ASSIGNMENT.match(word):
+        if found := re.match(_ASSIGNMENT, word):
             is_plain &= found[1] != "PATH"
         elif not word.startswith("-"):
             break
@@ -131,7 +131,7 @@ def _behind_shell(words: Sequence[str], depth: int) -> Iterator[Launch]:
         return
     moved = False
     for command in _commands(words[at]):
-        while command and (command[0] in _KEYWORDS or _ASSIGNMENT.match(command[0])):
+        while command and (command[0] in _KEYWORDS or re.match(_ASSIGNMENT, command[0])):
             is_plain &= not command[0].startswith("PATH")
             command = command[1:]
         if "$@" in command:

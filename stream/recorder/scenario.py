@@ -13,7 +13,6 @@ from typing import Any, get_args
 from msgspec import Struct, field
 
 from stream.errors import InputError, UsageError, os_reason
-from stream.recorder.asked import read_constraints
 from stream.recorder.disclosure import readable
 from stream.records.decision import CONSTRAINTS, CaptureMode, Constraint
 from stream.records.run import WorkspaceMode
@@ -88,6 +87,8 @@ def _request(text: str) -> str:
 
 
 def _parse(text: str, place: Path) -> Scenario:
+    from stream.recorder.asked import read_constraints  # which a run without a scenario spares
+
     parts: dict[str, list[str]] = {}
     lines: list[str] = []
     fenced, level = False, 0

@@ -8,7 +8,6 @@ like, and paths, options and numbers, which are no words, become `#`. All words 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterator
 from functools import cache
 
@@ -18,7 +17,7 @@ SUBJECTS = (
     *("agent", "assistant", "model", "llm", "ai", "bot", "subagent"),
     *("claude", "codex", "gemini", "copilot", "qwen", "opencode", "aider", "gpt", "chatgpt"),
 )
-_NAMES = re.compile(r"(?:claude-code|gemini-cli|qwen-code|github-copilot|(?:chat)?gpt-[a-z0-9.]+)$")
+_NAMES = r"(?:claude-code|gemini-cli|qwen-code|github-copilot|(?:chat)?gpt-[a-z0-9.]+)$"
 PERSONS = ("he", "she", "we", "i")
 _THINGS = "(?:it|they)"  #: or agents
 _MANY = (*(f"{subject}s" for subject in SUBJECTS), "we", "i")
@@ -148,10 +147,10 @@ _FORM = str.maketrans(
 )
 _LONGEST_NAME = 200
 _WRAPPING = "\"'`*_()[]{}<>"
-_SHORTENED = re.compile(r"(it|he|she|they|we|i)'(s|re|m|ve|d)")
+_SHORTENED = r"(it|he|she|they|we|i)'(s|re|m|ve|d)"
 _SHORT_FOR = {"s": "is", "re": "is", "m": "is", "ve": "have", "d": "have"}
-_WORD = re.compile(r"[a-z]+(?:'[a-z]+)?")
-_MANGLED = re.compile(r"(?=.*[a-z])[a-z0-9][a-z0-9-]*")
+_WORD = r"[a-z]+(?:'[a-z]+)?"
+_MANGLED = r"(?=.*[a-z])[a-z0-9][a-z0-9-]*"
 #: the same of bytes, where all but letters parts words
 _WORDS = bytes(
     ord(form) if (form := chr(byte).translate(_FORM)).isascii() and form.isalpha() else 0x20
@@ -181,6 +180,8 @@ def find_reasoning(summary: str, name: str = "") -> str | None:
 
 def _legible(text: str) -> str:
     """In Latin letters, as far as the others look like them, without what is not seen at all."""
+    import unicodedata  # which most summaries do not need
+
     text = unicodedata.normalize("NFKD", text.translate(_DASHES)).casefold()
     seen = (char for char in text if unicodedata.category(char) not in ("Mn", "Cf"))
     return "".join(seen).translate(_LETTERS)
@@ -203,7 +204,7 @@ def _tokens(word: str) -> Iterator[str]:
     tail = head[len(core) :]
     if "(" in word[: len(word) - len(head)]:
         yield "("
-    if short := _SHORTENED.fullmatch(core):
+    if short := re.fullmatch(_SHORTENED, core):
         yield from (short[1], _SHORT_FOR[short[2]])
     elif core:
         yield _one_word(core)
@@ -217,13 +218,13 @@ def _tokens(word: str) -> Iterator[str]:
 
 def _one_word(core: str) -> str:
     known = _vocabulary()
-    if _WORD.fullmatch(core):
+    if re.fullmatch(_WORD, core):
         is_sure = len(core) < 4 or core in known
         return core if is_sure else known.get(core.translate(_FORM), core)
-    if _NAMES.match(core) or (core.rpartition("-")[2] in SUBJECTS and core[0].isalnum()):
+    if re.match(_NAMES, core) or (core.rpartition("-")[2] in SUBJECTS and core[0].isalnum()):
         is_word = re.fullmatch(r"[a-z0-9.-]+", core)
         return "agent" if is_word else "#"
-    if _MANGLED.fullmatch(core):
+    if re.fullmatch(_MANGLED, core):
         return known.get(core.replace("-", "").translate(_FORM), "#")
     return "#"
 
