@@ -168,7 +168,7 @@ def _hard_coded_mode(text: bytes) -> int | None:
     for match in _RUN_MODE.finditer(text):
         values = [match["quoted"] or match["plain"] or b""]
         name = re.fullmatch(rb"\$\{?(\w+)\}?", values[0])
-        if name and name[1] != b"FENCE_RUN_MODE":
+        if name:  # FENCE_RUN_MODE has none, unless the script overwrites it
             values = re.findall(rb"^(?![ \t]*#)[^\n]*\b%s=([^\n]*)" % name[1], text, re.MULTILINE)
         if match["literal"] or (values and not any(b"$" in value for value in values)):
             return text.count(b"\n", 0, match.start()) + 1

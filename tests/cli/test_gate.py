@@ -85,6 +85,12 @@ STATIC: dict[str, Rule] = {
     "mode_written": ('"$FENCE_RUN_MODE"', '"baseline"', "run-mode", "is written out"),
     "mode_bare": (MODE, "--run-mode baseline", "run-mode", "FENCE_RUN"),
     "mode_below": (MODE, "--run-mode \\\n'baseline'", "run-mode", "written out"),
+    "mode_changed": (
+        f"{CAPABILITY}\n\n",
+        f"{CAPABILITY}\nFENCE_RUN_MODE=baseline\n",
+        "run-mode",
+        "written out",
+    ),
     "mode_kept": (
         f"{CAPABILITY}\n\n{HELPER}  {MODE}",
         f'{CAPABILITY}\nmode="baseline"\n{HELPER}  --run-mode "$mode"',
@@ -135,6 +141,7 @@ LINES = {
     "capability_odd": 5,
     "mode_bare": 8,
     "mode_below": 8,
+    "mode_changed": 8,
     "mode_kept": 8,
     "mode_written": 8,
     "name_computed": 5,
