@@ -32,6 +32,16 @@ def diff(
         help="Exit 1 where there is such a difference: added- or removed- with paths, endpoints,"
         " execs, tools or decisions; changed-policy; partial; unbound; any.",
     ),
+    ignore: list[str] = typer.Option(
+        [],
+        metavar="GLOB",
+        help="Leave such paths and programs out. A * is any text, a / in it too.",
+    ),
+    baseline: list[str] = typer.Option(
+        [],
+        metavar="A",
+        help="Another run of the kind of A: what flaps among them is no difference.",
+    ),
     canonical: bool = typer.Option(
         False, "--canonical", help="Compare the layers line by line, with labels for processes."
     ),
@@ -63,6 +73,20 @@ def diff(
     partial:correlation where calls and events were not told apart; partial:unbound where values
     belong to no call; failed where evidence is missing or broken, and nothing was compared;
     stderr says why.
+
+    What is another in the names of each run is compared without it, and counted in a note: the
+    number of a process of the run (pid), a UUID, a time, a hash, a random ending, an inode, a port
+    of the run's own, and its folder written as one word (run). Such a name has to be one that the
+    run itself gave, took away or changed: what it only read, and what lies in its workspace, is
+    compared as it is, but for a temporary file there with a process of the run in its name.
+
+    --ignore leaves out what somebody knows to be of no interest, and --baseline what differs
+    among runs of the same kind anyway: values that some of A and its baselines have, and not all.
+    A baseline that was not seen completely lacks nothing for certain. Both are counted in a note.
+
+    \b
+      stream diff main.tar.gz branch.tar.gz --ignore '*/.cache/*' --fail-on added-paths
+      stream diff main1.tar.gz branch.tar.gz --baseline main2.tar.gz --baseline main3.tar.gz
 
     With --canonical the layers themselves are compared. Process numbers become p1, p2, … in the
     order in which they are met, run_id becomes run, the way to the run's own folder (run), all
@@ -102,15 +126,19 @@ def diff(
 
     def work() -> int:
         if _are_matrices(base, head):
-            if canonical:
-                raise typer.BadParameter("--canonical compares the layers of two runs")
+            if canonical or ignore or baseline:
+                raise typer.BadParameter(
+                    "--canonical, --ignore and --baseline are of two runs, not of matrices"
+                )
             return _compare_matrices(base, head, words, as_record=as_record)
         _check_words(words)
         if canonical:
-            if json or words:
-                raise typer.BadParameter("--canonical goes with neither --json nor --fail-on")
+            if json or words or ignore or baseline:
+                raise typer.BadParameter(
+                    "--canonical goes with neither --json nor --fail-on, --ignore nor --baseline"
+                )
             return _compare_layers(base, head)
-        return _compare(base, head, words, as_record=as_record)
+        return _compare([base, head, *baseline], ignore, words, as_record=as_record)
 
     run_now(work)
 
@@ -181,20 +209,21 @@ def _ended(side: CellSide) -> str:
     return f"{side.outcome} {side.errno}" if side.errno else side.outcome
 
 
-def _compare(base: str, head: str, words: list[str], *, as_record: bool) -> int:
+def _compare(paths: list[str], ignore: list[str], words: list[str], *, as_record: bool) -> int:
+    """`paths`: of A, of B, and of A's baselines."""
     import msgspec
 
     from stream.comparison.difference import diff
     from stream.comparison.side import read_evidence
 
-    sides = read_evidence(base), read_evidence(head)
-    found = diff(*sides)
+    base, head, *baseline = sides = [*map(read_evidence, paths)]
+    found = diff(base, head, baseline=baseline, ignore=ignore)
     if as_record:
         tell(msgspec.json.encode(found))
     else:
         from stream.errors import visible
 
-        tell("\n".join(map(visible, _table(found, (base, head)))))
+        tell("\n".join(map(visible, _table(found, paths))))
     failures = [*_failures(words, found, [side.problems for side in sides])]
     for failure in failures:
         say(f"stream: {failure}")
@@ -206,7 +235,8 @@ def _failures(words: list[str], found: CapabilityDiff, problems: list[list[str]]
     from stream.comparison.failing import reason
 
     if found.status == "failed":
-        for name, side in zip("AB", problems, strict=True):
+        names = ["A", "B", *("--baseline" for _ in problems[2:])]
+        for name, side in zip(names, problems, strict=True):
             yield from (f"diff: failed: {name}: {problem}" for problem in side)
         return
     for word in dict.fromkeys(words):
@@ -214,9 +244,9 @@ def _failures(words: list[str], found: CapabilityDiff, problems: list[list[str]]
             yield f"--fail-on {word}: {why}"
 
 
-def _table(found: CapabilityDiff, paths: tuple[str, str]) -> Iterator[str]:
+def _table(found: CapabilityDiff, paths: list[str]) -> Iterator[str]:
     for side, run_id, path in zip(
-        ("base", "head"), (found.base_run_id, found.head_run_id), paths, strict=True
+        ("base", "head"), (found.base_run_id, found.head_run_id), paths[:2], strict=True
     ):
         yield f"{side}    {run_id or '(unknown)'}  {path}"
     yield f"status  {found.status}"

@@ -8,6 +8,7 @@ is held than the artifacts may be large.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from stream.records.runner import (
     EVIDENCE_FILES,
     HEALTH,
     HEALTH_FILE,
+    KERNEL_FILE,
     SURFACE,
     SURFACE_FILE,
 )
@@ -52,6 +54,7 @@ _FOREIGN = "it is damaged, or no archive of a run"
 _TOO_LARGE = f"an artifact above the limit of {MOST_ARTIFACT} bytes"
 
 
+_PID = re.compile(rb'"pid":\s*([0-9]{1,10})[,}]')
 _PREPARED, _FIRST_EVENTS = "workspace_prepared", 2
 
 
@@ -108,18 +111,34 @@ def has_any(path: str, names: Collection[str]) -> bool:
         return any(isinstance(part, Start) and part.name in names for part in parts)
 
 
-def run_folder_of(events: bytes) -> str:
-    """Where a run lay, by the event that tells of its workspace. Empty: it is not told."""
+def processes_of(path: str, asked: Collection[int]) -> set[int]:
+    """Of some numbers, those that processes of the run had, by its kernel layer."""
+    found: set[int] = set()
+    for line in read_lines(path, KERNEL_FILE):
+        told = _PID.search(line)
+        if told is not None and (number := int(told[1])) in asked:
+            found.add(number)
+            if len(found) == len(asked):
+                break
+    return found
+
+
+def folders_of(events: bytes) -> tuple[str, str]:
+    """Where a run lay, and where its agent worked, by the event that tells of its workspace. Empty:
+    it is not told."""
     for line in events.splitlines()[:_FIRST_EVENTS]:
         try:
             event = _decode_begun(line)
         except DECODE_ERRORS:
             continue
         for item in event.agent_action.artifacts if event.event_type == _PREPARED else ():
-            folder = item.metadata.get("run_folder")
-            if isinstance(folder, str) and folder.startswith("/"):
-                return folder
-    return ""
+            told = (item.metadata.get(name) for name in ("run_folder", "root"))
+            folder, root = (
+                one if isinstance(one, str) and one.startswith("/") else "" for one in told
+            )
+            if folder:
+                return folder, root
+    return "", ""
 
 
 # --- folders ------------------------------------------------------------------------------------

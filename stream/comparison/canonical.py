@@ -18,7 +18,8 @@ from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS
 from stream.comparison.artifacts import DamagedError, has_any, read_artifacts, read_lines
-from stream.comparison.side import RUN_FOLDER, Evidence, evidence_of
+from stream.comparison.names import RUN_FOLDER
+from stream.comparison.side import Evidence, evidence_of
 from stream.errors import InputError
 from stream.evidence.health import degraded
 from stream.records.runner import (

@@ -11,24 +11,22 @@ files. Of several reasons why it is not clean, the status names the first of the
 - partial:correlation: a side's correlation is not clean.
 - partial:unbound: a side has values in its surface, and no call at all that they could belong to.
   These are listed as unbound.
+
+Names that are others in each run are compared without what makes them so; what the user leaves out,
+and what flaps among runs of the same kind, is not compared. Notes count all of it.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal
 
-from stream.comparison.side import (
-    EXECS,
-    RUN_FOLDER,
-    Evidence,
-    knows_programs,
-    programs_of,
-    values_of,
-)
+from stream.comparison.names import RUN_FOLDER
+from stream.comparison.side import EXECS, PATHS, Evidence, knows_programs
 from stream.errors import visible
 from stream.evidence.health import degraded
 from stream.records.runner import HEALTH_FILE, SURFACE_SETS, CapabilityDiff, Changes
@@ -49,13 +47,13 @@ _UNBOUND = {
     "kernel_events_in_overlapping_windows",
     "kernel_events_after_call",
 }
-_PATHS, _ENDPOINTS = "filesystem_paths", "network_endpoints"
+_ENDPOINTS = "network_endpoints"
 #: By how such a field begins: of which sets nobody knows all then. A feed that had no control group
 #: to compare with followed every process of the tree, and is not blind.
 _BLIND = {
-    **dict.fromkeys(("kernel_layer=", "ringbuf_drops="), (_PATHS, _ENDPOINTS, EXECS)),
-    **dict.fromkeys(("cgroup_correlation=partial", "unnamed_"), (_PATHS, _ENDPOINTS, EXECS)),
-    "io_uring=": (_PATHS, _ENDPOINTS),
+    **dict.fromkeys(("kernel_layer=", "ringbuf_drops="), (PATHS, _ENDPOINTS, EXECS)),
+    **dict.fromkeys(("cgroup_correlation=partial", "unnamed_"), (PATHS, _ENDPOINTS, EXECS)),
+    "io_uring=": (PATHS, _ENDPOINTS),
     "network_protocol_coverage=": (_ENDPOINTS,),
 }
 _SCOPE = {
@@ -66,27 +64,40 @@ _SCOPE = {
 }
 
 
-def diff(base: Evidence, head: Evidence) -> CapabilityDiff:
+def diff(
+    base: Evidence,
+    head: Evidence,
+    *,
+    baseline: Sequence[Evidence] = (),
+    ignore: Sequence[str] = (),
+) -> CapabilityDiff:
+    """`baseline`: other runs of the base's kind. `ignore`: patterns of paths and programs."""
     sides: dict[Side, Evidence] = dict(zip(_SIDES, (base, head), strict=True))
-    broken = any(evidence.problems for evidence in sides.values())
+    broken = any(evidence.problems for evidence in (base, head, *baseline))
     compared = {} if broken else sides  # what is left of evidence proves nothing
+    aside = _Aside([*compared.values()], [base, *baseline] if compared else [], ignore)
     found = CapabilityDiff(
         base_run_id=base.run_id,
         head_run_id=head.run_id,
         status="clean",
         preconditions=_preconditions(sides),
         scope=dict(_SCOPE),
-        surface={name: _changes(compared, partial(values_of, name)) for name in SURFACE_SETS},
+        surface={name: _changes(compared, partial(aside.rest, name)) for name in SURFACE_SETS},
         binding_ids=_changes(compared, _ids),
         policy_outcomes={"changed": [] if broken else list(_outcomes(base, head))},
-        unbound={name: _united(compared, partial(_unbound, name)) for name in SURFACE_SETS},
+        unbound={name: _united(compared, partial(_unbound, aside, name)) for name in SURFACE_SETS},
         ambiguities=sorted(_ambiguities(sides)),
         notes=[],
     )
-    replaced = {} if broken else _replaced(sides)
+    replaced = {} if broken else _replaced(base, head, baseline, aside)
     found.surface[EXECS] = _with_replaced(found.surface[EXECS], replaced)
-    found.status = _status(sides, found)
-    found.notes = [*_reasons(sides), *_named(replaced), *_remarks(sides, found)]
+    found.status = "failed" if broken else _status(sides, found)
+    found.notes = [
+        *_reasons(sides, baseline),
+        *_named(replaced),
+        *([] if broken else [*_renamed(sides), *aside.notes()]),
+        *_remarks(sides, found, is_whole=not aside.is_any),
+    ]
     return found
 
 
@@ -111,12 +122,77 @@ def _outside(side: Side) -> str:
 def blindness(found: CapabilityDiff, side: Side, name: str) -> list[str]:
     """Why a side may have reached more than it says: the fields that do not hold."""
     code = f"capability_diff_{side}_health: "
-    blinding = tuple(beginning for beginning, names in _BLIND.items() if name in names)
     fields = (field for note in found.notes if note.startswith(code) for field in note.split())
+    return _blinding(fields, name)
+
+
+def _blinding(fields: Iterable[str], name: str) -> list[str]:
+    blinding = tuple(beginning for beginning, names in _BLIND.items() if name in names)
     return [field for field in fields if field.startswith(blinding)]
 
 
 # --- what is compared ---------------------------------------------------------------------------
+
+
+class _Aside:
+    """Values that are not compared: they match a pattern, or flap among runs of a kind."""
+
+    def __init__(
+        self, sides: Sequence[Evidence], kind: Sequence[Evidence], ignore: Sequence[str]
+    ) -> None:
+        self._runs = len(kind)
+        self._ignored: dict[str, set[tuple[str, str]]] = {pattern: set() for pattern in ignore}
+        self._flapping: dict[str, set[str]] = {}
+        self._left: dict[str, set[str]] = {}
+        for name in SURFACE_SETS:
+            compared = {value for one in sides for value in one.values.get(name, ())}
+            matching: set[str] = set()
+            for pattern in ignore if name in (PATHS, EXECS) else ():
+                found = {value for value in compared if fnmatchcase(value, pattern)}
+                self._ignored[pattern] |= {(name, value) for value in found}
+                matching |= found
+            self._flapping[name] = (_flapping(kind, name) & compared) - matching
+            self._left[name] = matching | self._flapping[name]
+
+    @property
+    def is_any(self) -> bool:
+        return any(self._left.values())
+
+    def has(self, name: str, value: str) -> bool:
+        return value in self._left[name]
+
+    def rest(self, name: str, evidence: Evidence) -> list[str]:
+        return [v for v in evidence.values.get(name, ()) if not self.has(name, v)]
+
+    def notes(self) -> Iterator[str]:
+        for pattern, found in self._ignored.items():
+            yield f"capability_diff_ignored: {len(found)} values match {visible(pattern)}"
+        counts = [f"{name}={len(found)}" for name, found in self._flapping.items() if found]
+        if counts:
+            told = f"in some of {self._runs} runs of a kind, not in all: {' '.join(counts)}"
+            yield f"capability_diff_flapping: {told}"
+
+
+def _flapping(kind: Sequence[Evidence], name: str) -> set[str]:
+    """What some have and others have not. Of who did not see all, that it lacks something proves
+    nothing."""
+    if len(kind) < 2:
+        return set()
+    seen = [set(run.values.get(name, ())) for run in kind if not _blinding(_degraded(run), name)]
+    some = {value for run in kind for value in run.values.get(name, ())}
+    return some - set[str].intersection(*seen) if seen else set()
+
+
+def _renamed(sides: Mapping[Side, Evidence]) -> Iterator[str]:
+    """By which rules names were replaced, and in how many values."""
+    counts = [
+        f"{side} {' '.join(f'{rule}={count}' for rule, count in evidence.renamed.items())}"
+        for side, evidence in sides.items()
+        if evidence.renamed
+    ]
+    if counts:
+        told = "what is another in the names of each run is not compared"
+        yield f"capability_diff_names: {told}: {', '.join(counts)}"
 
 
 def _changes(sides: Mapping[Side, Evidence], read: Callable[[Evidence], Iterable[str]]) -> Changes:
@@ -132,13 +208,16 @@ def _united(sides: Mapping[Side, Evidence], read: Callable[[Evidence], Iterable[
     return sorted({value for evidence in sides.values() for value in read(evidence)})
 
 
-def _replaced(sides: Mapping[Side, Evidence]) -> dict[str, tuple[list[str], list[str]]]:
+def _replaced(
+    base: Evidence, head: Evidence, baseline: Sequence[Evidence], aside: _Aside
+) -> dict[str, tuple[list[str], list[str]]]:
     """By the name of a program that both ran: the files that ran, where those are others."""
-    base, head = (programs_of(sides[side]) for side in _SIDES)
+    before, after, *others = (run.programs for run in (base, head, *baseline))
     return {
-        name: (base[name], head[name])
-        for name in sorted(base.keys() & head.keys(), key=os.fsencode)
-        if base[name] != head[name]
+        name: (before[name], after[name])
+        for name in sorted(before.keys() & after.keys(), key=os.fsencode)
+        if after[name] not in (before[name], *(one.get(name) for one in others))
+        and not aside.has(EXECS, name)
     }
 
 
@@ -179,8 +258,8 @@ def _decisions(evidence: Evidence) -> dict[str, str | None]:
     return {b.tool_call_id: b.policy_decision for b in bindings if times[b.tool_call_id] == 1}
 
 
-def _unbound(name: str, evidence: Evidence) -> list[str]:
-    return [] if _bindings(evidence) else values_of(name, evidence)
+def _unbound(aside: _Aside, name: str, evidence: Evidence) -> list[str]:
+    return [] if _bindings(evidence) else aside.rest(name, evidence)
 
 
 # --- how far it can be trusted ------------------------------------------------------------------
@@ -222,8 +301,6 @@ def _has_stable_ids(evidence: Evidence) -> bool:
 def _status(
     sides: Mapping[Side, Evidence], found: CapabilityDiff
 ) -> Literal["clean", "partial:health", "partial:correlation", "partial:unbound", "failed"]:
-    if any(evidence.problems for evidence in sides.values()):
-        return "failed"
     if any(map(_degraded, sides.values())):
         return "partial:health"
     holds = found.preconditions
@@ -250,8 +327,10 @@ def _all_of(changes: Changes) -> Iterator[str]:
     yield from (*changes.added, *changes.removed, *changes.unchanged)
 
 
-def _reasons(sides: Mapping[Side, Evidence]) -> Iterator[str]:
+def _reasons(sides: Mapping[Side, Evidence], baseline: Sequence[Evidence]) -> Iterator[str]:
     """Why it is not clean: all reasons, not only the one that the status names."""
+    for problem in (problem for evidence in baseline for problem in evidence.problems):
+        yield f"capability_diff_baseline_unusable: {visible(problem)}"
     for side, evidence in sides.items():
         for problem in evidence.problems:
             yield f"capability_diff_{side}_unusable: {visible(problem)}"
@@ -263,11 +342,13 @@ def _reasons(sides: Mapping[Side, Evidence]) -> Iterator[str]:
             yield f"capability_diff_{side}_correlation: status={evidence.correlation.status}"
         if not _has_stable_ids(evidence):
             yield f"capability_diff_{side}_tool_call_ids: they do not tell its calls apart"
-        if any(_unbound(name, evidence) for name in SURFACE_SETS):
+        if not _bindings(evidence) and any(evidence.values.values()):
             yield f"capability_diff_{side}_unbound: no call is known that its values belong to"
 
 
-def _remarks(sides: Mapping[Side, Evidence], found: CapabilityDiff) -> Iterator[str]:
+def _remarks(
+    sides: Mapping[Side, Evidence], found: CapabilityDiff, *, is_whole: bool
+) -> Iterator[str]:
     if found.status == "failed":
         return
     base, head = sides.values()
@@ -278,7 +359,7 @@ def _remarks(sides: Mapping[Side, Evidence], found: CapabilityDiff) -> Iterator[
     layers = [side.health.kernel_layer for side in (base, head) if side.health is not None]
     if "absent" in layers:
         yield "capability_diff_unobserved: without a kernel layer nobody knows what a run reached"
-    elif is_same(found) and not unknown:
+    elif is_same(found) and not unknown and is_whole:
         yield "capability_diff_idempotent: base and head evidence sets are identical"
     elif calls.added and calls.removed and not calls.unchanged:
         yield "capability_diff_no_common_call: no tool call id is in both, calls are not compared"

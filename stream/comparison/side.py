@@ -14,7 +14,14 @@ import msgspec
 from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, explain
-from stream.comparison.artifacts import ARTIFACTS, DamagedError, read_artifacts, run_folder_of
+from stream.comparison.artifacts import (
+    ARTIFACTS,
+    DamagedError,
+    folders_of,
+    processes_of,
+    read_artifacts,
+)
+from stream.comparison.names import Names, Processes
 from stream.errors import InputError
 from stream.evidence.health import contradictions
 from stream.records.run import EVENTS_FILE, WORKSPACE
@@ -24,14 +31,14 @@ from stream.records.runner import (
     HEALTH_FILE,
     HOME,
     SURFACE_FILE,
+    SURFACE_SETS,
     CapabilitySurface,
     Companion,
     CorrelationReport,
     ObservationHealth,
 )
 
-RUN_FOLDER = "(run)"
-EXECS = "process_execs"
+PATHS, EXECS = "filesystem_paths", "process_execs"
 _MOST_FAULTS = 10  #: that are named
 _OF_A_RUN = (WORKSPACE, HOME)  #: folders of a run that an agent works with
 ArtifactT = TypeVar("ArtifactT", ObservationHealth, CapabilitySurface, CorrelationReport, Companion)
@@ -45,6 +52,11 @@ class Evidence(Struct, kw_only=True):
     correlation: CorrelationReport | None = None
     companion: Companion | None = None
     folder: str = ""  #: of the run, where it is known
+    #: Of its surface, by set, without what is another in the names of each run, and how many
+    #: values each rule changed for that.
+    values: dict[str, list[str]] = {}
+    renamed: dict[str, int] = {}
+    programs: dict[str, list[str]] = {}  #: by such a name: the files that ran. Empty: not known
     problems: list[str] = []
 
     @property
@@ -63,10 +75,13 @@ def read_evidence(path: str) -> Evidence:
         return Evidence(problems=[str(error)])
     if not found.keys() & ARTIFACTS.keys():
         raise InputError(f"{path}: there is no evidence: no {', no '.join(ARTIFACTS)}")
-    return evidence_of(found)
+    return evidence_of(found, lambda asked: processes_of(path, asked))
 
 
-def evidence_of(artifacts: Mapping[str, bytes]) -> Evidence:
+def evidence_of(
+    artifacts: Mapping[str, bytes], processes: Processes = lambda asked: ()
+) -> Evidence:
+    """`processes`: of some numbers, those that processes of the run had."""
     problems: list[str] = []
 
     def artifact(name: str, form: type[ArtifactT]) -> ArtifactT | None:
@@ -85,8 +100,8 @@ def evidence_of(artifacts: Mapping[str, bytes]) -> Evidence:
         correlation=artifact(CORRELATION_FILE, CorrelationReport),
         health=artifact(HEALTH_FILE, ObservationHealth),
         companion=(artifact(COMPANION_FILE, Companion) if COMPANION_FILE in artifacts else None),
-        folder=run_folder_of(artifacts.get(EVENTS_FILE, b"")),
     )
+    evidence.folder, workspace = folders_of(artifacts.get(EVENTS_FILE, b""))
     parts = (evidence.surface, evidence.correlation, evidence.health, evidence.companion)
     if len({part.run_id for part in parts if part is not None}) > 1:
         problems.append("its artifacts are of several runs")
@@ -94,36 +109,36 @@ def evidence_of(artifacts: Mapping[str, bytes]) -> Evidence:
         faults = contradictions(evidence.health, is_reference=COMPANION_FILE not in artifacts)
         problems += [f"{HEALTH_FILE}: {fault}" for fault in islice(faults, _MOST_FAULTS)]
     evidence.problems = problems
+    if evidence.surface is not None and not problems:
+        _name(evidence, evidence.surface, workspace, processes)
     return evidence
 
 
-def values_of(name: str, evidence: Evidence) -> list[str]:
-    """What lies in the run's own folder is told without the way there, which names the run."""
-    values: list[str] = getattr(evidence.surface, name, [])
-    if name not in ("filesystem_paths", EXECS):
-        return values
-    return sorted({_placed(value, evidence.folder) for value in values}, key=os.fsencode)
-
-
-def _placed(path: str, run_folder: str) -> str:
-    for place in _OF_A_RUN if run_folder else ():
-        folder = f"{run_folder.rstrip('/')}/{place}"
-        if path == folder or path.startswith(f"{folder}/"):
-            return f"{RUN_FOLDER}/{place}{path[len(folder) :]}"
-    return path
-
-
-def programs_of(evidence: Evidence) -> dict[str, list[str]]:
-    """By name: the files that ran. Nothing where the feed does not know them."""
-    if not knows_programs(evidence) or evidence.surface is None or evidence.companion is None:
-        return {}
-    ran = evidence.companion.programs
-    return {
-        _placed(name, evidence.folder): sorted(
-            {_placed(file, evidence.folder) for file in ran.get(name, [name])}
-        )
-        for name in evidence.surface.process_execs
-    }
+def _name(
+    evidence: Evidence, surface: CapabilitySurface, workspace: str, processes: Processes
+) -> None:
+    """Where nobody tells which folder the agent worked in, no name but the run's own is replaced:
+    a file there is named by who asked for it."""
+    known = evidence.companion if workspace else None
+    names = Names(
+        run_id=evidence.run_id,
+        folder=evidence.folder,
+        places=_OF_A_RUN,
+        workspace=workspace,
+        ways=None if known is None else known.paths,
+        endpoints=surface.network_endpoints,
+    )
+    names.prove([*surface.filesystem_paths, *surface.process_execs], processes)
+    evidence.values = {name: getattr(surface, name) for name in SURFACE_SETS}
+    for name in (PATHS, EXECS):
+        evidence.values[name] = sorted(names.values(evidence.values[name]), key=os.fsencode)
+    evidence.renamed = dict(sorted(names.used.items()))
+    if evidence.companion is not None and knows_programs(evidence):
+        ran, found = evidence.companion.programs, dict[str, set[str]]()
+        for name in surface.process_execs:
+            files = map(names.of, ran.get(name, [name]))
+            found.setdefault(names.of(name), set()).update(files)
+        evidence.programs = {name: sorted(files) for name, files in found.items()}
 
 
 def knows_programs(evidence: Evidence) -> bool:

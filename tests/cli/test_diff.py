@@ -25,9 +25,9 @@ OPENAI, GEMINI = ASSAY / "archives/openai-1.tar.gz", ASSAY / "archives/gemini-1.
 CUT = "the gzip data ends too early"
 
 
-def changed(place: Place, **fields: Any) -> Path:
+def changed(place: Place, where: str = "changed", **fields: Any) -> Path:
     """A folder with the golden artifacts, and another surface."""
-    folder = place.root / "changed"
+    folder = place.root / where
     shutil.copytree(GOLDEN, folder, dirs_exist_ok=True)
     path = next(folder.glob("capability-surface-*"))
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
@@ -119,6 +119,8 @@ def test_no_evidence_is_exit_2(place: Place) -> None:
         (["--fail-on", ","], "--fail-on names nothing"),
         (["--canonical", "--json"], "--canonical goes with neither"),
         (["--canonical", "--fail-on", "any"], "--canonical goes with neither"),
+        (["--canonical", "--ignore", "x"], "--canonical goes with neither"),
+        (["--canonical", "--baseline", str(GOLDEN)], "--canonical goes with neither"),
     ],
 )
 def test_wrong_words(place: Place, words: list[str], sentence: str) -> None:
@@ -168,6 +170,90 @@ def test_what_nobody_saw_is_not_the_same(
         first, *rest = done.out.decode().splitlines()
         assert first.startswith(f"{name}: not all of it was seen: {doubt}")
         assert "layers/kernel.ndjson: 29 lines, the same" in rest
+
+
+def of_paths(place: Place, where: str, *paths: str, **fields: Any) -> Path:
+    return changed(place, where, filesystem_paths=sorted(paths), **fields)
+
+
+def notes(record: Any, code: str) -> list[str]:
+    return [note for note in record["notes"] if note.startswith(f"capability_diff_{code}: ")]
+
+
+def test_what_is_to_be_ignored_is_counted_and_compared_nowhere(place: Place) -> None:
+    base = of_paths(place, "a", "/same", "/home/u/.cache/x/1", process_execs=["/bin/a"])
+    head = of_paths(place, "b", "/same", "/home/u/.cache/y/2", "/new", process_execs=["/bin/b"])
+    words = ("--fail-on", "added-paths,removed-paths,added-execs,removed-execs")
+    done = place.stream("diff", base, head, *words, "--ignore", "*/.cache/*", "--ignore", "/new")
+    assert done.code == 1
+    assert "added-execs" in done.err
+    assert "paths" not in done.err
+    done = place.stream(
+        *("diff", base, head, *words),
+        *(
+            word
+            for glob in ("*/.cache/*", "/new", "/bin/?", "/none")
+            for word in ("--ignore", glob)
+        ),
+    )
+    assert (done.code, done.err) == (0, "")
+    (record,) = done.records
+    paths = {"added": [], "removed": [], "unchanged": ["/same"]}
+    assert record["surface"]["filesystem_paths"] == paths
+    assert notes(record, "ignored") == [
+        "capability_diff_ignored: 2 values match */.cache/*",
+        "capability_diff_ignored: 1 values match /new",
+        "capability_diff_ignored: 2 values match /bin/?",
+        "capability_diff_ignored: 0 values match /none",
+    ]
+    assert not notes(record, "idempotent"), "they are the same but for what nobody compared"
+
+
+def test_what_flaps_among_runs_of_a_kind_is_no_difference(place: Place) -> None:
+    base = of_paths(place, "a", "/same", "/sometimes", "/always")
+    head = of_paths(place, "b", "/same", "/other", "/new")
+    second = of_paths(place, "c", "/same", "/other", "/always", mcp_tools=["t"])
+    kinds: list[tuple[str | Path, ...]] = [
+        *((), ("--baseline", second)),
+        ("--baseline", second, "--baseline", base),
+    ]
+    for words in kinds:
+        done = place.stream("diff", base, head, *words)
+        (record,) = done.records
+        found = record["surface"]["filesystem_paths"]
+        flapping = notes(record, "flapping")
+        if not words:
+            assert (found["added"], flapping) == (["/new", "/other"], [])
+            assert found["removed"] == ["/always", "/sometimes"]
+            continue
+        assert found == {"added": ["/new"], "removed": ["/always"], "unchanged": ["/same"]}
+        told = "filesystem_paths=2 mcp_tools=1"
+        runs = 1 + len(words) // 2
+        assert flapping == [
+            f"capability_diff_flapping: in some of {runs} runs of a kind, not in all: {told}"
+        ]
+
+
+def test_that_a_baseline_was_blind_excuses_nothing(place: Place) -> None:
+    """It may have reached what it does not say; what it says, it reached."""
+    base, head = of_paths(place, "a", "/was"), of_paths(place, "b", "/other")
+    blind = of_paths(place, "c", "/other")
+    path = next(blind.glob("observation-health-*"))
+    health = json.loads(path.read_text())
+    path.write_text(json.dumps({**health, "cgroup_correlation": "partial"}))
+    (record,) = place.stream("diff", base, head, "--baseline", blind).records
+    found = record["surface"]["filesystem_paths"]
+    assert (found["added"], found["removed"]) == ([], ["/was"])
+
+
+def test_a_baseline_that_is_broken_is_no_baseline(place: Place) -> None:
+    torn = place.root / "torn.tar.gz"
+    torn.write_bytes(OPENAI.read_bytes()[:1500])
+    done = place.stream("diff", GOLDEN, GOLDEN, "--baseline", torn)
+    assert (done.code, done.records[0]["status"]) == (1, "failed")
+    assert done.err == f"stream: diff: failed: --baseline: {torn}: the archive is damaged: {CUT}\n"
+    done = place.stream("diff", GOLDEN, GOLDEN, "--baseline", place.root / "none")
+    assert (done.code, done.out) == (2, b"")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.comparison.artifacts import read_artifacts, read_lines, run_folder_of
+from stream.comparison.artifacts import folders_of, read_artifacts, read_lines
 from stream.comparison.canonical import Layers
 from stream.comparison.difference import diff, is_same
 from stream.comparison.failing import reason
@@ -684,8 +684,8 @@ def test_where_no_record_says_where_a_run_lay_nothing_is_placed() -> None:
         ["/runs/ga/workspace/f1"],
     )
     for events in (b"", b"{}\n[]\n", begun("workspace"), begun("")):
-        assert run_folder_of(events) == ""
-    assert run_folder_of(begun("/runs/ga")) == "/runs/ga"
+        assert folders_of(events) == ("", "")
+    assert folders_of(begun("/runs/ga")) == ("/runs/ga", "")
 
 
 def test_the_folder_is_read_from_the_runs_own_events(tmp_path: Path) -> None:

@@ -1,0 +1,280 @@
+"""The names of a run without what another run of the same kind names otherwise.
+
+A process number, a UUID, a random ending or a time in a name says nothing of what a run did. Each
+shape is a rule with the proof that it needs, and what it replaced is counted. No rule touches a
+path that was only read, and in the workspace none but that for a temporary file with the number of
+a process of the run: there, a name is the user's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+RUN_FOLDER = "(run)"
+#: What the run did to a path, besides reading it: it was the first to use the name; it gave it that
+#: name, or took it away; it changed it.
+Proof = Literal["first", "made", "changed"]
+Processes = Callable[[Collection[int]], Collection[int]]
+
+_FIRST = {"mkdir", "exclusive"}
+_MADE = {
+    *("mkdir", "exclusive", "create", "symlink", "mknod"),
+    *("link", "link_to", "rename", "rename_to"),
+}
+_READS = {"read", "unknown"}
+_LEFT, _RIGHT = r"(?<![0-9A-Za-z])", r"(?![0-9A-Za-z])"
+_NUMBER = re.compile(rf"{_LEFT}[1-9][0-9]{{0,9}}{_RIGHT}")
+_DAY = re.compile(r"/20\d\d/[01]\d/[0-3]\d/")
+_YEARS = range(1900, 2100)  #: such a number is rather a year than a process
+_LEAST = 100  #: and smaller ones are in too many names
+_PORTS = range(32768, 61000)  #: those that the kernel gives to who asks for any
+_LOCAL = re.compile(r"(?:127\.\d+\.\d+\.\d+|\[::1\]):(\d+)\Z")
+_TEMPORARY = re.compile(r"(?<=\.tmp\.)([0-9]+)\.[0-9a-f]{6,32}\Z")
+_PIECES = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
+_WORD = 4  #: letters that may be one
+_LONG_ID = 16  #: a shorter one may be a word that is in other names as well
+
+
+def _is_scrambled(text: str) -> bool:
+    """As nobody names a thing: no words, no version, and digits between letters."""
+    pieces = _PIECES.findall(text)
+    is_mixed = len(pieces) > 3 and re.search(r"[A-Za-z]\d+[A-Za-z]", text) is not None
+    return is_mixed and all(piece.isdigit() or len(piece) < _WORD for piece in pieces)
+
+
+class Rule(Struct, frozen=True):
+    """Which piece of one component of a path is another in each run, and what must be certain."""
+
+    name: str
+    shape: str  #: the group is the piece, where there is one
+    proof: Proof
+    example: str
+    counter: str  #: a name that it leaves alone
+    looks: Callable[[str], bool] | None = None  #: what else has to hold for the piece
+
+
+#: In the order in which they are asked.
+RULES = (
+    Rule(
+        "uuid",
+        rf"{_LEFT}[0-9a-fA-F]{{8}}(?:-[0-9a-fA-F]{{4}}){{3}}-[0-9a-fA-F]{{12}}{_RIGHT}",
+        "made",
+        "01a1f405-2745-7593-937f-fad64de2a27b.lock",
+        "uuid-notes.lock",
+    ),
+    Rule(
+        "time",
+        rf"{_LEFT}20\d\d-?[01]\d-?[0-3]\d[T_-][0-2]\d[-:.]?[0-5]\d"
+        rf"(?:[-:.]?[0-5]\d(?:[.,-]\d{{3,9}})?)?Z?{_RIGHT}",
+        "made",
+        "session-2026-11-19T13-35.jsonl",
+        "report-2026-11-19.md",
+    ),
+    Rule(
+        "time",  # since 1970, in seconds or in thousandths, millionths or billionths
+        rf"{_LEFT}1[6-9]\d{{8}}(?:\d{{3}}|\d{{6}}|\d{{9}})?{_RIGHT}",
+        "made",
+        "settings.json.backup.1795095339634",
+        "report-20261119.md",
+    ),
+    Rule(
+        "random",  # as programs are known to name their temporary files
+        r"\A(?:tmp\.([A-Za-z0-9]{10})|(?:\.tmp|sed|sh-thd\.)([A-Za-z0-9]{6})"
+        r"|cc([A-Za-z0-9]{6})\.(?:[cos]|res|ld|le)|tmp_(?:obj|pack|idx)_([A-Za-z0-9]{6})"
+        r"|(?:codex-arg0|gemini-shell-|fswatch-probe-)([A-Za-z0-9]{6})"
+        r"|claude-([0-9a-f]{4})-cwd|snapshot-[a-z]+-\(time\)-([a-z0-9]{6})\.sh)\Z",
+        "made",
+        "gemini-shell-2YYklp",
+        "gemini-shell-notes.md",
+    ),
+    Rule(
+        "random",
+        r"\A(?:tmp([a-z0-9_]{8})|([a-z0-9]{9})\.output\Z)",
+        "first",
+        "bol6cwd42.output",
+        "report.output",
+    ),
+    Rule("inode", r"\A#\d+\Z", "changed", "#16048272", "issue#12"),
+    Rule(
+        "random",  # behind a temporary file's name, or behind what another rule found
+        rf"(?:(?<=\.tmp\.)|(?<=\.tmp-))(?=[a-z]*\d)[0-9a-z]{{6,128}}{_RIGHT}"
+        rf"|(?:(?<=pid\)\.)|(?<=time\)-)|(?<=uuid\)-))(?=[a-f]*\d)[0-9a-f]{{6,128}}{_RIGHT}",
+        "made",
+        "settings.json.tmp.30dbac95",
+        "settings.json.tmp.report",
+    ),
+    Rule(
+        "hash",
+        rf"{_LEFT}(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{{8,128}}{_RIGHT}",
+        "made",
+        "063cebc15e007869",
+        "report-20261119",
+    ),
+    Rule(
+        "random",
+        rf"{_LEFT}[A-Za-z0-9]{{6,32}}{_RIGHT}",
+        "first",
+        "job-CG0UfH",
+        "job-Report2Final3",
+        _is_scrambled,
+    ),
+)
+_SHAPES = [(rule, re.compile(rule.shape)) for rule in RULES]
+
+
+class _Place(Struct, frozen=True):
+    """A path up to one of its components."""
+
+    name: str
+    rules: frozenset[str] = frozenset()
+    is_workspace: bool = False
+
+
+class Names:
+    """Those of one run. Without `ways`, how it reached its paths, nothing is proven of them."""
+
+    def __init__(
+        self,
+        *,
+        run_id: str = "",
+        folder: str = "",
+        places: Iterable[str] = (),
+        workspace: str = "",
+        ways: Mapping[str, Collection[str]] | None = None,
+        endpoints: Iterable[str] = (),
+    ) -> None:
+        """`places`: folders in the run's own one, and `workspace` the one that the agent had."""
+        self.used: Counter[str] = Counter()  #: by rule: values that it changed
+        self._ways = ways or {}
+        self._known: dict[str, _Place] = {"": _Place("")}
+        self._places = tuple(f"{folder.rstrip('/')}/{name}" for name in places if folder)
+        self._workspace = workspace or None
+        self._own = [*_own_names(run_id, folder)]
+        self._processes: Collection[int] = ()
+        ports = (int(found[1]) for one in endpoints if (found := _LOCAL.match(one)))
+        self._ports = {port for port in ports if port in _PORTS}
+
+    def prove(self, paths: Iterable[str], processes: Processes) -> None:
+        """`processes`: of some numbers, those that processes of the run had."""
+        telling = filter(self._may_tell, paths)
+        asked = {int(number) for path in telling for number in _NUMBER.findall(path)}
+        self._processes = processes(asked) if asked else ()
+
+    def values(self, paths: Iterable[str]) -> set[str]:
+        found = set()
+        for path in paths:
+            place = self._place(path)
+            self.used.update(place.rules)
+            found.add(place.name)
+        return found
+
+    def of(self, path: str) -> str:
+        return self._place(path).name
+
+    def _may_tell(self, path: str) -> bool:
+        return "/proc/" in path or not _READS.issuperset(self._ways.get(path, _READS))
+
+    def _place(self, path: str) -> _Place:
+        """Folders are remembered: a million files in one of them ask for it once."""
+        behind, at = [], path.rpartition("/")[0]
+        while at not in self._known:
+            behind.append(at)
+            at = at.rpartition("/")[0]
+        place = self._known[at]
+        for longer in reversed(behind):
+            place = self._known[longer] = self._below(place, at, longer)
+            at = longer
+        return self._below(place, at, path) if path else place
+
+    def _below(self, parent: _Place, at: str, path: str) -> _Place:
+        if self._places and path.endswith(self._places):
+            (own,) = (place for place in self._places if path.endswith(place))
+            before, name = path.removesuffix(own), own.rpartition("/")[2]
+            is_workspace = own == self._workspace
+            shown = f"{before}/{RUN_FOLDER}/{name}" if before else f"{RUN_FOLDER}/{name}"
+            return _Place(shown, is_workspace=is_workspace)
+        rules: set[str] = set()
+        component = path[len(at) :].removeprefix("/")
+        slash = "/" if path.startswith("/", len(at)) else ""
+        name, whole = self._named(component, parent, path, rules), f"{parent.name}{slash}"
+        if _DAY.search(whole) and not parent.is_workspace and self._has("made", path):
+            whole = _DAY.sub("/(day)/", whole)
+            rules.add("time")
+        is_workspace = parent.is_workspace or path == self._workspace
+        return _Place(f"{whole}{name}", parent.rules | rules, is_workspace)
+
+    def _named(self, name: str, parent: _Place, path: str, rules: set[str]) -> str:
+        if name.isdigit() and (seen := self._process(int(name), parent.name)):
+            rules.add("pid")
+            return seen
+        if parent.is_workspace:
+            return self._in_workspace(name, path, rules)
+        for own in self._own:
+            name = _replaced(own, RUN_FOLDER, name, "run", rules)
+        ways = self._ways.get(path)
+        if ways is None or _READS.issuperset(ways):
+            return name
+        name = _NUMBER.sub(lambda found: self._number(found[0], rules), name)
+        for rule, shape in _SHAPES:
+            if self._has(rule.proof, path):
+                name = _replaced(shape, f"({rule.name})", name, rule.name, rules, rule.looks)
+        return name
+
+    def _process(self, number: int, folder: str) -> str:
+        if folder.endswith("/proc") and number in self._processes:
+            return "(pid)"
+        return "(tid)" if folder.endswith("/proc/(pid)/task") else ""
+
+    def _in_workspace(self, name: str, path: str, rules: set[str]) -> str:
+        found = _TEMPORARY.search(name)
+        if found is None or int(found[1]) not in self._processes or not self._has("made", path):
+            return name
+        rules |= {"pid", "random"}
+        return f"{name[: found.start()]}(pid).(random)"
+
+    def _number(self, digits: str, rules: set[str]) -> str:
+        number = int(digits)
+        for name, known in (("pid", self._processes), ("port", self._ports)):
+            if number in known and number >= _LEAST and number not in _YEARS:
+                rules.add(name)
+                return f"({name})"
+        return digits
+
+    def _has(self, proof: Proof, path: str) -> bool:
+        ways = self._ways.get(path, ())
+        if proof == "changed":
+            return not _READS.issuperset(ways)
+        return not (_FIRST if proof == "first" else _MADE).isdisjoint(ways)
+
+
+def _own_names(run_id: str, folder: str) -> Iterator[re.Pattern[str]]:
+    """A folder's path written as one word, as agents name what belongs to a project; and the id."""
+    words = [re.escape(word) for word in re.split(r"[^A-Za-z0-9]+", folder) if word]
+    if len(words) > 1:
+        between = r"(?:%2[Ff]|[^A-Za-z0-9/]{1,2})"
+        yield re.compile(rf"{_LEFT}(?:{between})?{between.join(words)}{_RIGHT}")
+    if len(run_id) >= _LONG_ID:
+        yield re.compile(rf"{_LEFT}{re.escape(run_id)}{_RIGHT}")
+
+
+def _replaced(
+    shape: re.Pattern[str],
+    by: str,
+    name: str,
+    rule: str,
+    rules: set[str],
+    looks: Callable[[str], bool] | None = None,
+) -> str:
+    def one(found: re.Match[str]) -> str:
+        if looks is not None and not looks(found[0]):
+            return found[0]
+        rules.add(rule)
+        start, end = (at - found.start() for at in found.span(found.lastindex or 0))
+        return f"{found[0][:start]}{by}{found[0][end:]}"
+
+    return shape.sub(one, name)

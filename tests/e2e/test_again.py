@@ -1,0 +1,51 @@
+"""The same task again: the real agent names much otherwise in each run, and did the same."""
+
+from __future__ import annotations
+
+import json
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.rig import ALLOWED, STREAM_JSON, Rig, bash, text, write
+
+KERNEL = ("--kernel", "ebpf", "--require", "kernel")
+SCRIPT = [write("alpha.txt", "alpha\n"), bash("echo beta >beta.txt; wc *.txt"), text("Done.")]
+SETS = ("paths", "execs", "tools", "decisions")
+WORDS = ",".join(f"{how}-{what}" for what in SETS for how in ("added", "removed"))
+
+
+@pytest.fixture(scope="module")
+def runs(rig: Rig) -> list[Path]:
+    """The first one finds an empty home, and leaves its own in it: it is of another kind."""
+    found = []
+    for number in range(3):
+        name = f"again-{number}"
+        recorded = rig.record(name, SCRIPT, *STREAM_JSON, ALLOWED, options=KERNEL)
+        found.append(recorded.folder)
+    return found[1:]
+
+
+def test_identical_runs_add_and_remove_nothing(rig: Rig, runs: list[Path]) -> None:
+    for base, head in permutations(runs, 2):
+        done = rig.place.stream("diff", base, head, "--fail-on", WORDS)
+        assert (done.code, done.err) == (0, ""), done.out
+        (record,) = done.records
+        (note,) = (n for n in record["notes"] if n.startswith("capability_diff_names: "))
+        assert all(f" {rule}=" in note for rule in ("pid", "random", "run", "time", "uuid"))
+    surfaces = [json.loads((run / "capability-surface.json").read_bytes()) for run in runs]
+    first, *others = (set(surface["filesystem_paths"]) for surface in surfaces)
+    assert all(len(first - other) > 10 for other in others), "by their own names, they differ"
+
+
+def test_what_the_task_adds_is_all_that_is_added(rig: Rig, runs: list[Path]) -> None:
+    outside = rig.place.root / "report-2.md"
+    script = [*SCRIPT[:-1], bash(f"echo new >new.txt; echo out >{outside}"), text("Done.")]
+    recorded = rig.record("again-more", script, *STREAM_JSON, ALLOWED, options=KERNEL)
+    done = rig.place.stream("diff", runs[0], recorded.folder, "--fail-on", WORDS)
+    (record,) = done.records
+    paths = record["surface"]["filesystem_paths"]
+    assert set(paths["added"]) >= {"(run)/workspace/new.txt", str(outside)}
+    assert paths["removed"] == []
+    assert (done.code, "added-paths" in done.err) == (1, True)

@@ -1,0 +1,236 @@
+"""Names of a run without what another run names otherwise, and no file that a user named lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream.comparison.names import RULES, Names, Rule
+
+RECORDED = Path(__file__).parent.parent / "data/agents/names"
+FOLDER = "/home/user/project/runs/20261119-133539-952b64"
+WORKSPACE = f"{FOLDER}/workspace"
+WAYS = {"first": ["mkdir"], "made": ["create"], "changed": ["write"]}
+
+
+def names(ways: dict[str, list[str]], processes: Collection[int] = (), **more: Any) -> Names:
+    known = {
+        "run_id": FOLDER.rpartition("/")[2],
+        "folder": FOLDER,
+        "places": ("workspace", ".wrappers"),
+        "workspace": WORKSPACE,
+    }
+    found = Names(**{**known, "ways": ways, **more})
+    found.prove(ways, lambda asked: set(processes) & set(asked))
+    return found
+
+
+def named(path: str, *ways: str, processes: Collection[int] = (), **more: Any) -> str:
+    return names({path: [*ways]}, processes, **more).of(path)
+
+
+# --- five identical runs of real agents ----------------------------------------------------------
+
+
+def recorded(line: bytes, **more: Any) -> tuple[Names, set[str]]:
+    run = json.loads(line)
+    ways = {**run["paths"], **more}
+    found = Names(
+        run_id=run["run_id"],
+        folder=run["folder"],
+        places=("workspace", ".wrappers"),
+        workspace=run["workspace"],
+        ways=ways,
+    )
+    values = [*ways, *run["execs"]]
+    found.prove(values, lambda asked: set(run["processes"]) & set(asked))
+    return found, found.values(values)
+
+
+@pytest.mark.parametrize("agent", ["claude", "codex", "gemini"])
+def test_identical_runs_of_a_real_agent_have_the_same_names(agent: str) -> None:
+    lines = (RECORDED / f"{agent}.ndjson").read_bytes().splitlines()
+    runs = [set(json.loads(line)["paths"]) for line in lines]
+    assert len(lines) == 5
+    assert all(one - other for one, other in combinations(runs, 2)), "as they are, they differ"
+    first, *others = (recorded(line)[1] for line in lines)
+    assert all(other == first for other in others)
+    assert len(first) > 10
+
+
+@pytest.mark.parametrize("agent", ["claude", "codex", "gemini"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/home/user/report.md",
+        "/home/user/report-2026.md",
+        "/tmp/agent/budget",
+        "/tmp/agent/sha256sum",
+        "/etc/passwd",
+        "/home/user/.ssh/id_ed25519",
+        "/proc/1/environ",
+    ],
+)
+def test_what_such_a_run_did_besides_stays_a_difference(agent: str, path: str) -> None:
+    for line in (RECORDED / f"{agent}.ndjson").read_bytes().splitlines():
+        _, values = recorded(line)
+        for ways in (["read"], ["create", "exclusive", "write"], ["mkdir"]):
+            assert recorded(line, **{path: ways})[1] - values == {path}
+
+
+def test_what_was_replaced_is_counted_by_value_and_rule() -> None:
+    lines = (RECORDED / "claude.ndjson").read_bytes().splitlines()
+    found, values = recorded(lines[0])
+    assert set(found.used) == {"pid", "random", "run", "time", "uuid", "hash"}
+    assert found.used["pid"] == 13
+    assert "(run)/workspace/hello.txt.tmp.(pid).(random)" in values
+    assert "/home/user/.claude/projects/(run)-workspace/(uuid).jsonl" in values
+
+
+# --- each rule -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}: {rule.example}")
+def test_a_rule_finds_its_example_and_leaves_its_counter_example_alone(rule: Rule) -> None:
+    found = names({f"/x/{rule.example}": WAYS[rule.proof]})
+    assert f"({rule.name})" in found.of(f"/x/{rule.example}")
+    assert rule.name in found._place(f"/x/{rule.example}").rules
+    for ways in WAYS.values():
+        assert named(f"/x/{rule.counter}", *ways) == f"/x/{rule.counter}"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}: {rule.example}")
+def test_a_rule_needs_its_proof(rule: Rule) -> None:
+    path = f"/x/{rule.example}"
+    for ways in ([], ["read"], ["unknown"], ["read", "unknown"]):
+        assert named(path, *ways) == path
+    weaker = {"first": ["create", "write"], "made": ["write", "unlink"], "changed": ["read"]}
+    assert f"({rule.name})" not in named(path, *weaker[rule.proof])
+    assert names({}, workspace="").of(path) == path
+
+
+def test_a_folder_that_the_run_named_has_no_other_name_for_what_is_in_it() -> None:
+    folder = "/tmp/gemini-shell-2YYklp"
+    found = names({folder: ["mkdir"], f"{folder}/notes": ["read"]})
+    assert found.of(f"{folder}/notes") == "/tmp/gemini-shell-(random)/notes"
+    assert found.of(f"{folder}/bin/x") == "/tmp/gemini-shell-(random)/bin/x"
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/tmp/socks/20956.sock", "/tmp/socks/(pid).sock"),
+        ("/tmp/x-20956-20957", "/tmp/x-(pid)-20957"),
+        ("/tmp/x20956", "/tmp/x20956"),
+        ("/tmp/4711", "/tmp/4711"),
+        ("/tmp/99.log", "/tmp/99.log"),
+        ("/srv/2024.csv", "/srv/2024.csv"),
+        ("/proc/20956/environ", "/proc/(pid)/environ"),
+        ("/proc/20956/task/7/comm", "/proc/(pid)/task/(tid)/comm"),
+        ("/proc/99/maps", "/proc/(pid)/maps"),
+        ("/newroot/proc/20956/uid_map", "/newroot/proc/(pid)/uid_map"),
+        ("/proc/1/environ", "/proc/1/environ"),
+        ("/proc/20957/mem", "/proc/20957/mem"),
+    ],
+)
+def test_a_process_is_one_of_the_run(path: str, shown: str) -> None:
+    assert named(path, "write", processes={20956, 99, 2024}) == shown
+    is_proc = "/proc/" in path
+    assert named(path, "read", processes={20956, 99, 2024}) == (shown if is_proc else path)
+
+
+def test_a_port_is_one_of_the_runs_own() -> None:
+    ends = ["127.0.0.1:43211", "127.0.0.1:8080", "10.0.0.1:50123", "[::1]:43212"]
+    for number, shown in (
+        *((43211, "(port)"), (43212, "(port)")),
+        *((8080, "8080"), (50123, "50123"), (43213, "43213")),
+    ):
+        path = f"/tmp/server-{number}.lock"
+        assert named(path, "create", endpoints=ends) == f"/tmp/server-{shown}.lock"
+        assert named(path, "read", endpoints=ends) == path
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        (WORKSPACE, "(run)/workspace"),
+        (f"{WORKSPACE}/a", "(run)/workspace/a"),
+        (f"{WORKSPACE}2/a", "/home/user/project/runs/(run)/workspace2/a"),
+        (f"/newroot{WORKSPACE}/a", "/newroot/(run)/workspace/a"),
+        ("/h/-home-user-project-runs-20261119-133539-952b64-workspace/x", "/h/(run)-workspace/x"),
+        ("/h/home_user_project_runs_20261119_133539_952b64", "/h/(run)"),
+        ("/h/%2Fhome%2Fuser%2Fproject%2Fruns%2F20261119-133539-952b64", "/h/(run)"),
+        ("/var/log/20261119-133539-952b64.log", "/var/log/(run).log"),
+        ("/h/home-user-project-runs", "/h/home-user-project-runs"),
+    ],
+)
+def test_the_runs_own_folder_is_found_in_every_form(path: str, shown: str) -> None:
+    for ways in ([], ["read"], ["write"]):
+        assert named(path, *ways) == shown
+
+
+def test_a_short_name_of_a_run_may_be_a_word() -> None:
+    path = "/srv/main/data"
+    assert named(path, "mkdir", run_id="main", folder="/runs/main", workspace="/w") == path
+
+
+def test_a_day_is_left_out_where_the_run_made_what_lies_beneath() -> None:
+    path = "/h/sessions/2026/11/19/s.jsonl"
+    assert named(path, "create") == "/h/sessions/(day)/s.jsonl"
+    assert named(path, "read") == path
+    assert named(f"{WORKSPACE}/2026/11/19/s", "create") == "(run)/workspace/2026/11/19/s"
+
+
+# --- what no rule may do -------------------------------------------------------------------------
+
+pieces = st.sampled_from(
+    [
+        *(rule.example for rule in RULES),
+        *("a", "20956", "20956.sock", "tmp", "2026", "11", "19", "home", "é", "(pid)", "x-y_z.1"),
+    ]
+)
+paths = st.lists(pieces, min_size=1, max_size=6).map("/".join)
+ways = st.lists(st.sampled_from(["read", "write", "create", "exclusive", "mkdir", "rename_to"]))
+
+
+@given(paths, st.sampled_from(["/srv/", "/home/user/", ""]))
+def test_what_was_only_read_has_its_own_name(path: str, before: str) -> None:
+    whole = f"{before}{path}"
+    assert named(whole, "read", processes={20956}) == whole
+
+
+@given(paths, ways, st.booleans())
+def test_in_the_workspace_names_are_the_users(path: str, done: list[str], is_here: bool) -> None:
+    """Whether it is a copy in the run's folder or the user's own."""
+    root = "/srv/mine" if is_here else WORKSPACE
+    found = named(f"{root}/{path}", *done, processes={20956}, workspace=root)
+    assert found == f"{'/srv/mine' if is_here else '(run)/workspace'}/{path}"
+
+
+def test_but_a_temporary_file_of_a_process_of_the_run_is_the_agents() -> None:
+    path = f"{WORKSPACE}/deep/a.txt.tmp.20956.0ea42bd3f3b3"
+    shown = "(run)/workspace/deep/a.txt.tmp.(pid).(random)"
+    assert named(path, "create", "exclusive", processes={20956}) == shown
+    assert named(path, "create", processes={4711}) == path.replace(FOLDER, "(run)")
+    assert named(path, "read", processes={20956}) == path.replace(FOLDER, "(run)")
+
+
+@given(st.lists(st.tuples(paths, ways), max_size=8))
+def test_the_order_of_paths_does_not_matter(told: list[tuple[str, list[str]]]) -> None:
+    known = {f"/{path}": done for path, done in told}
+    forth, back = names(known, {20956}), names(known, {20956})
+    assert [forth.of(path) for path in known] == [back.of(path) for path in reversed(known)][::-1]
+    assert forth.values(known) == back.values(known)
+    assert forth.used == back.used
+
+
+def test_a_path_of_any_depth() -> None:
+    path = "/a" * 2000
+    assert named(path, "create") == path
