@@ -19,7 +19,7 @@ from stream.archive.implied import imply
 from stream.archive.packing import archive_run, names_of
 from stream.archive.places import missing_from
 from stream.archive.spools import Spools
-from stream.archive.writing import Written, check_free, write_archive
+from stream.archive.writing import Written, write_archive
 from stream.conclusion import missing_evidence
 from stream.errors import InputError, UnfinishedError, UsageError, number
 from stream.pipeline import Counts, Pipeline, Sink
@@ -35,6 +35,7 @@ from stream.records.runner import (
     SDK_FILE,
 )
 from stream.runfolder import check_folder, is_finished, losses_of
+from stream.sinks.places import check_free
 from stream.sources.ndjson import STDIN, NdjsonSource
 
 _EMPTY = (KERNEL_FILE, POLICY_FILE, SDK_FILE, RUNNER_FILE, DETAIL_FILE, MARKERS_FILE)
@@ -84,7 +85,7 @@ async def archive_stream(
     force: bool = False,
 ) -> Archived:
     """Of stdin. Raises StreamError."""
-    check_free(target, force=force)
+    check_free(str(target), force=force)
     if run_id is not None:
         check_run_id(run_id, "--run-id")
     stage, spools = Assort(), Spools(target)
@@ -120,7 +121,7 @@ def _implied(run_id: str, stage: Assort, spools: Spools) -> dict[str, bytes]:
         gathering.finish()
         books = _books(stage, gathering)
         made = imply(run_id, gathering, books.capture, filtered=books.filtered, aside=books.aside)
-    return {name: b"".join(document.encoded()) for name, document in made.items()}
+    return {name: b"".join((*document.encoded(), b"\n")) for name, document in made.items()}
 
 
 def _books(stage: Assort, gathering: Gathering) -> Books:

@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -294,7 +295,7 @@ def _write(path: Path, pieces: Iterable[bytes]) -> Kept:
     digest = hashlib.sha256()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
-        for piece in pieces:
+        for piece in chain(pieces, (b"\n",)):
             file.write(piece)
             digest.update(piece)
         size = file.tell()

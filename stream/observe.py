@@ -13,7 +13,7 @@ from anyio.abc import ObjectSendStream
 from msgspec import Struct, field
 
 from stream.codec import join_lines
-from stream.errors import OutputError, StreamError
+from stream.errors import OutputError, StreamError, number
 from stream.pipeline import Batch, Pipeline, Sink, Source, Write
 from stream.reaper import Reaper
 from stream.recorder.guard import Guard
@@ -227,7 +227,7 @@ class _Part(Struct):
         def report() -> None:
             nonlocal lost
             if lost:
-                self.troubles.append(f"{self.name}: {reason}: {lost} records lost")
+                self.troubles.append(f"{self.name}: {reason}: {number(lost, 'record')} lost")
                 lost = 0
 
         async def write_and_mark(batch: Batch[Any]) -> None:

@@ -139,7 +139,7 @@ class Assort:
                 continue
             self.counts.passed += 1
             if name in self.documents:
-                out.append(Piece(name, line))
+                out.append(Piece(name, line + b"\n"))
             else:
                 lines.setdefault(name, []).append(line)
         return [*(Piece(name, join_lines(items)) for name, items in lines.items()), *out]

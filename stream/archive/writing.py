@@ -23,9 +23,9 @@ from msgspec import Struct
 from stream.archive.entries import Entry, Look, contents, measured
 from stream.archive.gzip import NO_SEAL, SEALED, seal
 from stream.archive.header import ZEROS, encode_header
-from stream.errors import InputError, OutputError
+from stream.errors import InputError
 from stream.records.runner import ARCHIVE_MANIFEST, V0_FILES, ArchiveFile, ArchiveManifest
-from stream.sinks.places import named, open_alone, partial
+from stream.sinks.places import check_free, named, open_alone, partial
 from stream.system import write_all
 
 LEVEL = 6
@@ -53,17 +53,16 @@ def write_archive(
 ) -> Written:
     """Raises InputError where an entry cannot be read, and OutputError where the archive cannot
     be written, or an entry is changed meanwhile. Then nothing has its name."""
-    check_free(target, force=force)
+    check_free(str(target), force=force)
     growing = partial(str(target))
     with named(str(target)):
-        fd = open_alone(growing)
+        fd = open_alone(growing, 0o600)
     try:
         with named(str(target)):
-            os.ftruncate(fd, 0)
             measures = [measured(entry, look) for entry in in_order(entries)]
             written = _write(fd, measures, run_id, look)
             os.fsync(fd)
-            check_free(target, force=force)
+            check_free(str(target), force=force)
             growing.replace(growing.with_suffix(""))
             _sync_folder(growing.parent)
     except BaseException:
@@ -93,14 +92,6 @@ def encode_manifest(entries: Sequence[Entry], run_id: str) -> bytes:
         digest = f"sha256:{entry.measure.sha256}"
         files[entry.name] = ArchiveFile(path=entry.name, sha256=digest, bytes=entry.measure.size)
     return msgspec.json.encode(ArchiveManifest(run_id=run_id, files=files))
-
-
-def check_free(target: Path, *, force: bool) -> None:
-    """Raises OutputError."""
-    if os.path.lexists(target) and not force:
-        raise OutputError(f"{target}: it is there already; --force replaces it")
-    if target.is_dir():
-        raise OutputError(f"{target}: it is a folder")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stream.cli.running import CarefulCommand, number, run, say
+from stream.cli.running import FORCE, CarefulCommand, number, run, say
 
 if TYPE_CHECKING:
     from stream.archiving import Archived
@@ -26,7 +26,7 @@ def archive(
     run_id: str | None = typer.Option(
         None, metavar="ID", help="With `-`: the run. Default: the one that all records name."
     ),
-    force: bool = typer.Option(False, "--force", help="Replace what is there."),
+    force: bool = FORCE,
     reject: str | None = typer.Option(
         None, metavar="FILE", help="With `-`: where a record of each rejected line goes."
     ),
@@ -61,7 +61,7 @@ def archive(
         from stream.sinks.places import check_outputs
 
         if source == "-":
-            check_outputs([str(target), reject])
+            check_outputs([str(target), reject], force=force)
             sink = _rejects(reject)
             done = await archive_stream(target, sink, run_id=run_id, force=force)
         else:

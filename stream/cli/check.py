@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stream.cli.running import CarefulCommand, number, run, run_now, say, tell
+from stream.cli.running import FORCE, CarefulCommand, number, run, run_now, say, tell
 
 if TYPE_CHECKING:
     from stream.checking import Answer
@@ -48,6 +48,7 @@ def check(
     reject: str | None = typer.Option(
         None, metavar="FILE", help="Where a record of each line that is no JSON object goes."
     ),
+    force: bool = FORCE,
 ) -> None:
     """Hold the events of an agent run against their contract.
 
@@ -80,7 +81,7 @@ def check(
         from stream.sinks.places import check_outputs
 
         expect(target, "run", "events")
-        check_outputs([findings, reject], [target])
+        check_outputs([findings, reject], [target], force=force)
         sinks = _sinks(target == "-", findings, reject)
         answer = await run_check(
             target, None if profile is None else profile.value, boundary, *sinks

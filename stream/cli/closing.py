@@ -150,7 +150,7 @@ def _untold(summary: RunSummary) -> str:
 
 
 async def put_away(
-    recording: Recording, target: Path, interrupts: Interrupts, *, quiet: bool
+    recording: Recording, target: Path, interrupts: Interrupts, *, quiet: bool, force: bool
 ) -> bool:
     """Whether it could be archived: the run itself is over, and recorded. An interrupt ends it."""
     from anyio import CancelScope
@@ -162,7 +162,7 @@ async def put_away(
     with CancelScope() as scope:
         interrupts.keep(lambda signal: scope.cancel())
         try:
-            done = await archive_folder(recording.folder, target)
+            done = await archive_folder(recording.folder, target, force=force)
         except StreamError as error:
             say(f"stream: not archived: {error}")
             if not isinstance(error, UnfinishedError):

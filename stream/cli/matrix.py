@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from stream.cli.running import (
+    FORCE,
     ListsCommand,
     number,
     run_now,
@@ -84,6 +85,10 @@ def matrix(
     reject: str | None = typer.Option(
         None, metavar="FILE", help="Where reject records go. Default: sentences on stderr."
     ),
+    force: bool = FORCE,
+    quiet: bool = typer.Option(
+        False, "--quiet", "-q", help="Say only what went wrong, and show no progress."
+    ),
 ) -> None:
     """Measure a sandbox: one record for every probe.
 
@@ -128,7 +133,7 @@ def matrix(
         mention(plan)
         with begin(plan, min(jobs or default_jobs(), affordable_jobs())) as begun:
             outputs = [name for name in (output, reject) if name is not None]
-            check_outputs(outputs)
+            check_outputs(outputs, force=force)
             if not any(map(is_fifo, outputs)):  # whose reader may keep us waiting
                 begun.head_start(stop)
             yield begun
@@ -142,7 +147,8 @@ def matrix(
         control = (Finding, Gap, Reject)
         others = Records(reject, control, is_whole) if reject else People(control)
         progress = Progress(
-            len(begun.plan.cells), is_shown=output != STDOUT or not sys.stdout.isatty()
+            len(begun.plan.cells),
+            is_shown=not quiet and (output != STDOUT or not sys.stdout.isatty()),
         )
         try:
             outcome = await run_matrix(
@@ -160,10 +166,10 @@ def matrix(
             _point_to(output)
             raise
         progress.clear()
-        code = _conclude(outcome, raw=raw)
+        code = _conclude(outcome, raw=raw, quiet=quiet)
         if stop.asked:
             _point_to(output)
-        elif output == STDOUT and sys.stdout.isatty():
+        elif output == STDOUT and sys.stdout.isatty() and not quiet:
             say("These are records. To read them: stream matrix | stream listen -")
         return code
 
@@ -228,7 +234,7 @@ def mention(plan: Plan) -> None:
         )
 
 
-def _conclude(outcome: Outcome, *, raw: bool) -> int:
+def _conclude(outcome: Outcome, *, raw: bool, quiet: bool) -> int:
     for failure in outcome.failures[:20]:
         say(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
     if outcome.failed > 20:
@@ -240,6 +246,9 @@ def _conclude(outcome: Outcome, *, raw: bool) -> int:
     cells = number(outcome.cells, "cell")
     if outcome.recorded != outcome.cells:
         cells = f"stopped: {outcome.recorded} of {outcome.cells} cells"
+    bad = outcome.failed or outcome.strays or outcome.recorded != outcome.cells
+    if quiet and not bad:
+        return 0
     if raw:
         say(f"{cells} = {number(outcome.recorded, 'raw emission')}")
     else:
@@ -247,5 +256,4 @@ def _conclude(outcome: Outcome, *, raw: bool) -> int:
         say(f"{cells} = {number(outcome.recorded, 'record')}" + (results and f": {results}"))
     if outcome.failed:
         say(f"{number(outcome.failed, 'probe')} failed")
-    bad = outcome.failed or outcome.strays or outcome.recorded != outcome.cells
     return 1 if bad else 0

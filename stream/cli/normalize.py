@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from stream.cli.running import CarefulCommand, number, run, run_now, say, tell
+from stream.cli.running import FORCE, CarefulCommand, number, run, run_now, say, tell
 
 if TYPE_CHECKING:
     from stream.stages.normalize import Normalize
@@ -30,6 +30,7 @@ def normalize(
     reject: str | None = typer.Option(
         None, metavar="FILE", help="Where reject records go. Default: sentences on stderr."
     ),
+    force: bool = FORCE,
     rules: bool = typer.Option(
         False, "--rules", help="Print by which rules reads are left out, and exit."
     ),
@@ -78,7 +79,7 @@ def normalize(
         check_run_id(run_id, "--run-id")
         check_readable([source])
         expect(source, "telemetry")
-        check_outputs([detail, reject], [source])
+        check_outputs([detail, reject], [source], force=force)
         stage = Normalize(run_id, is_alone=source != "-")
         sinks = _sinks(source == "-", detail, reject)
         await Pipeline[Any]((NdjsonSource(source),)).through(lambda: stage).into(*sinks)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from stream.cli.running import ListsCommand, run_prepared, say, seconds, split_words
+from stream.cli.running import FORCE, ListsCommand, run_prepared, say, seconds, split_words
 
 if TYPE_CHECKING:
     from stream.plan import Begun
@@ -112,6 +112,7 @@ def observe(
         metavar="FILE",
         help="Put the whole record into FILE, a tar.gz, as well, with or without --kernel.",
     ),
+    force: bool = FORCE,
     policy: Path | None = typer.Option(
         None,
         metavar="FILE",
@@ -214,8 +215,7 @@ def observe(
     def prepare() -> Iterator[tuple[Recording, Guard, Begun | None]]:
         from stream.cli.preparation import (
             begin_probes,
-            check_archive,
-            check_raw,
+            check_new_files,
             make_recording,
         )
         from stream.recorder.guard import post_guard
@@ -228,10 +228,7 @@ def observe(
                 from stream.cli.preparation import check_hooks
 
                 check_hooks()
-            if archive is not None:
-                check_archive(archive)
-            if raw_kernel is not None:
-                check_raw(raw_kernel)
+            check_new_files(archive, raw_kernel, force=force)
             recording = make_recording(
                 command,
                 request=request,
@@ -261,6 +258,8 @@ def observe(
             except BaseException:
                 shutil.rmtree(recording.folder, ignore_errors=True)
                 raise
+            if raw_kernel is not None and raw_kernel.is_file():  # --force said so
+                raw_kernel.unlink()
             guard.tell(recording.outfit())
             if not quiet:
                 from stream.cli.closing import announce
@@ -310,7 +309,7 @@ def observe(
         if archive is not None:
             from stream.cli.closing import put_away
 
-            if not await put_away(recording, archive, interrupts, quiet=quiet):
+            if not await put_away(recording, archive, interrupts, quiet=quiet, force=force):
                 return observed.summary.exit_code or 1
         return observed.summary.exit_code
 

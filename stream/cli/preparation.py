@@ -31,35 +31,17 @@ def check_hooks() -> None:
         raise UsageError(f"--sdk hooks: there is no {' and no '.join(lacking)} on PATH")
 
 
-def check_archive(target: Path) -> None:
-    """Raises StreamError, before a run that would have no place to go."""
+def check_new_files(archive: Path | None, raw: Path | None, *, force: bool) -> None:
+    """Raise StreamError, before a run whose archive or raw telemetry would have no place to go."""
     from stream.errors import UsageError
     from stream.sinks.places import check_outputs
 
-    if str(target) == "-":
-        raise UsageError("-: an archive goes to a file")
-    check_new(target)
-    check_outputs([str(target)])
-
-
-def check_new(target: Path) -> None:
-    """Raises StreamError where something is there, or nothing could be."""
-    from stream.errors import OutputError, UsageError
-
-    if os.path.lexists(target):
-        raise UsageError(f"{target}: it is there already: name another file, or remove it")
-    if not os.access(target.absolute().parent, os.W_OK | os.X_OK):
-        raise OutputError(f"{target}: there is no such folder, or it cannot be written to")
-
-
-def check_raw(target: Path) -> None:
-    """Raise StreamError where the feed's raw telemetry could not go: to a new file, or a fifo."""
-    from stream.errors import UsageError
-
-    if str(target) == "-":
-        raise UsageError("--raw-kernel -: stdout is the agent's: name a file, or a fifo")
-    if not target.is_fifo():
-        check_new(target)
+    for flag, target in (("--archive", archive), ("--raw-kernel", raw)):
+        if str(target) == "-":
+            raise UsageError(f"{flag} -: stdout is the agent's: name a file")
+    if archive is not None and archive.exists() and not archive.is_file():
+        raise UsageError(f"{archive}: an archive goes to a file")
+    check_outputs([str(target) for target in (archive, raw) if target is not None], force=force)
 
 
 def make_recording(

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from stream.cli.running import run, run_now, say, tell
+from stream.cli.running import FORCE, number, run, run_now, say, tell
 
 _REJECT = typer.Option(
     None, metavar="FILE", help="Where reject records go. Default: sentences on stderr."
@@ -21,16 +21,21 @@ _CATALOG = typer.Option(
 )
 
 
+#: of `emit -`: how many words each takes, itself counted
+_OF_THE_STREAM = {"--reject": 2, "--catalog": 2, "--boundary": 2, "--force": 1}
+
+
 class _WordsCommand(TyperCommand):
     """emit-record's words are its own: the next word is always the value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         first = 0
-        while args[first : first + 1] and args[first] in ("--reject", "--catalog", "--boundary"):
-            first += 2
+        while args[first : first + 1] and args[first] in _OF_THE_STREAM:
+            first += _OF_THE_STREAM[args[first]]
         if args[first : first + 1] in (["-"], ["--help"], ["-h"]):
             return super().parse_args(ctx, args)
-        ctx.params = {"words": args, "reject": None, "catalog": None, "boundary": None}
+        nothing = {"reject": None, "catalog": None, "boundary": None, "force": False}
+        ctx.params = {"words": args, **nothing}
         return []
 
 
@@ -56,6 +61,7 @@ def emit(
     reject: str | None = _REJECT,
     catalog: str | None = _CATALOG,
     boundary: str | None = _BOUNDARY,
+    force: bool = FORCE,
 ) -> None:
     """Make boundary objects, from a pipe or from flags.
 
@@ -90,7 +96,9 @@ def emit(
     if words[:1] == ["-"]:
         if len(words) > 1:
             raise typer.BadParameter(f"`-` reads stdin: it does not go with {words[1]}")
-        _emit_stream(reject, catalog, boundary)
+        _emit_stream(reject, catalog, boundary, force)
+    if not words:
+        raise typer.BadParameter("`-` is missing, or emit-record's words")
     run_now(lambda: _emit_one(words))
 
 
@@ -99,17 +107,21 @@ def emit_record(words: list[str] = typer.Argument([])) -> None:
     run_now(lambda: _emit_one(words))
 
 
-def _emit_stream(reject: str | None, catalog: str | None, boundary: str | None) -> None:
+def _emit_stream(
+    reject: str | None, catalog: str | None, boundary: str | None, force: bool
+) -> None:
     async def work() -> int:
         from stream.catalog import find_catalogs
         from stream.pattern import find_descriptor
         from stream.pipeline import Pipeline
         from stream.records.control import Finding, Gap, Reject
         from stream.sinks.ndjson import People, Records
+        from stream.sinks.places import check_outputs
         from stream.sources.ndjson import NdjsonSource
         from stream.stages.emit import Emit
         from stream.stages.record import Recorder
 
+        check_outputs([reject], force=force)
         stage = Emit(Recorder(find_catalogs(catalog), find_descriptor(boundary)))
         control = (Finding, Gap, Reject)
         aside = Records(reject, control) if reject else People(control)
@@ -137,6 +149,7 @@ def listen(
     as_json: bool = typer.Option(False, "--json", help="Only the summary, as one JSON object."),
     boundary: str | None = _BOUNDARY,
     reject: str | None = _REJECT,
+    force: bool = FORCE,
 ) -> None:
     """Read boundary objects aloud, with a summary.
 
@@ -161,7 +174,7 @@ def listen(
         check_readable(files)
         for name in files:
             expect(name, "boundary")
-        check_outputs([reject], files)
+        check_outputs([reject], files, force=force)
         descriptor = find_descriptor(boundary)
         stage = Listen(descriptor, as_json=as_json, colour=sys.stdout.isatty())
         control = (Finding, Gap, Reject)
@@ -189,12 +202,14 @@ def validate(
     reject: str | None = typer.Option(
         None, metavar="FILE", help="Where a record of each rejected line goes."
     ),
+    force: bool = FORCE,
 ) -> None:
     """Hold records, catalogs and descriptors against their contracts.
 
     Given files, findings go to stdout as records (on a terminal: as sentences). Given `-`, it
     is a filter: good lines go on to stdout unchanged, lines of contracts that stream does not
-    know pass as well, findings go to stderr or --findings. Exit 1 if there is a finding.
+    know pass as well and are counted, findings go to stderr or --findings. Exit 1 if there is a
+    finding, or if nothing that came is of a contract that stream knows.
 
     \b
       stream validate boundary.ndjson catalogs/*.json
@@ -210,6 +225,7 @@ def validate(
         from stream.sinks.ndjson import People, Records
         from stream.sinks.places import check_outputs
         from stream.sources.ndjson import check_readable
+        from stream.stages.validate import UNKNOWN
         from stream.validate import run_validate
 
         as_filter = "-" in files
@@ -217,7 +233,7 @@ def validate(
             raise UsageError("`-` filters stdin: it does not go with files")
         for name in files:
             expect(name, "boundary", "events", "telemetry")
-        check_outputs([findings, reject], files)
+        check_outputs([findings, reject], files, force=force)
         check_readable(files)
         boundaries = Boundaries((find_descriptor(boundary),), known_catalogs(catalog))
         sinks: list[Records | People] = []
@@ -233,7 +249,12 @@ def validate(
             sinks.append(Records(reject, Reject))
         stage = await run_validate(files, boundaries, *sinks, as_filter=as_filter)
         good = ", ".join(f"{count} {name}" for name, count in sorted(stage.contracts.items()))
-        say(f"validate: {stage.counts}; {stage.findings} findings" + (f"; {good}" if good else ""))
-        return 1 if stage.findings else 0
+        said = f"validate: {stage.counts}; {number(stage.findings, 'finding')}"
+        say(said + (f"; {good}" if good else ""))
+        unknown = stage.contracts[UNKNOWN]
+        if unknown:
+            lines = number(unknown, "line")
+            say(f"validate: not checked: {lines} of contracts that stream does not know")
+        return 1 if stage.findings or (unknown and unknown == stage.counts.passed) else 0
 
     run(work)

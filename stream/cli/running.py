@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 READER_GONE = 141
+FORCE = typer.Option(False, "--force", help="Replace output files that are there.")
 PATIENCE = 4.0  #: seconds for an end in order: longer than to end what ignores SIGTERM takes
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

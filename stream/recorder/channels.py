@@ -14,6 +14,7 @@ from typing import Literal
 
 from anyio import create_task_group, sleep
 
+from stream.errors import number
 from stream.evidence.unused import Unused
 from stream.recorder.collector import Collector
 from stream.recorder.hooks import make_hooks
@@ -83,7 +84,7 @@ class Channels:
             one.look(os.fstat(one.fd).st_size - one.received)
             yield from one.unused()
         if self._missed >= 0 and (count := os.fstat(self._missed).st_size):
-            sentence = f"{count} hooks did not come to tell what they had heard"
+            sentence = f"{number(count, 'hook')} did not come to tell what had been heard"
             yield Unused("hooks", "missed", count, sentence)
         if self._collector is not None:
             yield from self._collector.unused()

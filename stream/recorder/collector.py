@@ -26,6 +26,7 @@ from anyio import (
 )
 from anyio.abc import TaskGroup
 
+from stream.errors import number
 from stream.evidence.unused import Unused
 from stream.system import kernel_now
 
@@ -102,7 +103,8 @@ class Collector:
             ("turned_away", self._turned_away, "came while too many others were open"),
         ):
             if count:
-                yield Unused("otel", why, count, f"{count} requests of OpenTelemetry {what}")
+                sentence = f"{number(count, 'request')} of OpenTelemetry {what}"
+                yield Unused("otel", why, count, sentence)
 
     def _accept(self, listener: socket.socket, connections: TaskGroup) -> bool:
         """All who wait. False: it failed."""

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from stream.declared import Declared, read_declared
-from stream.errors import OutputError
+from stream.errors import OutputError, number
 from stream.evaluation import ChangedPath, Command, Diff, evaluate
 from stream.recorder.commands import PASSED_BY, CommandLog
 from stream.recorder.outputs import NOT_OURS, Kept
@@ -108,15 +108,15 @@ def _commands(
         if log.is_passed_by:
             return PASSED_BY, None
         if log.unwritten:
-            return f"{log.unwritten} calls were lost", None
+            return f"lost: {number(log.unwritten, 'call')}", None
     return "", _called(path, vouched)
 
 
 def _called(path: Path, vouched: Collection[int]) -> Iterator[Command]:
     with path.open("rb") as lines:
-        for number, line in enumerate(lines):
+        for index, line in enumerate(lines):
             try:
                 record = _decode_command(line)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise OutputError(f"{path}: {error}") from None
-            yield Command(record.name, record.category, record.time, number in vouched)
+            yield Command(record.name, record.category, record.time, index in vouched)

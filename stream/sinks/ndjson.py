@@ -119,7 +119,6 @@ async def _file(target: str, is_whole: Callable[[], bool]) -> AsyncIterator[Writ
     growing = partial(target)
     with named(target):
         fd = open_alone(growing)
-        os.ftruncate(fd, 0)
         file = await aiofiles.open(fd, "wb", buffering=0)
     size = 0
 

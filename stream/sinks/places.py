@@ -13,10 +13,14 @@ from pathlib import Path
 from stream.errors import OutputError, UsageError, os_reason
 
 STDOUT = "-"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def check_outputs(outputs: Sequence[str | None], inputs: Sequence[str] = ()) -> None:
-    """None may take the place of an input, or of another output, or have no place at all."""
+def check_outputs(
+    outputs: Sequence[str | None], inputs: Sequence[str] = (), *, force: bool = False
+) -> None:
+    """Raise StreamError where an output has no place, or would take that of an input, of another
+    output, or, without `force`, of anything that is there."""
     taken = {os.path.realpath(name): name for name in inputs if name != STDOUT}
     for name in outputs:
         if name is None or name == STDOUT:
@@ -30,19 +34,27 @@ def check_outputs(outputs: Sequence[str | None], inputs: Sequence[str] = ()) -> 
             if place in taken:
                 raise UsageError(f"{name}: the same file as {taken[place]}, which it would replace")
             taken[place] = name
+            check_free(name, force=force)
             _check_place(partial(name))
 
 
+def check_free(target: str, *, force: bool) -> None:
+    """Raise OutputError where something is there already that nobody said to replace."""
+    if os.path.lexists(target) and not force:
+        raise OutputError(f"{target}: it is there already; --force replaces it")
+    if Path(target).is_dir():
+        raise OutputError(f"{target}: it is a folder")
+
+
 def _check_place(growing: Path) -> None:
-    is_new = not os.path.lexists(growing)
-    fd = open_alone(growing)
-    try:
-        if is_new:
-            growing.unlink()
-        if not os.access(growing.parent, os.W_OK | os.X_OK):  # it could never get its name
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    finally:
-        os.close(fd)
+    """Raise OSError where nothing could be made there. What is there stays as it is."""
+    if os.path.lexists(growing):
+        _leave(_hold(growing))
+    else:
+        os.close(os.open(growing, _NEW, 0o600))
+        growing.unlink()
+    if not os.access(growing.parent, os.W_OK | os.X_OK):  # it could never get its name
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def is_regular(target: str) -> bool:
@@ -63,12 +75,42 @@ def partial(target: str) -> Path:
     return Path(f"{os.path.realpath(target) if Path(target).is_symlink() else target}.partial")
 
 
-def open_alone(path: Path) -> int:
-    """Locked until it is closed: two runs into one file would both look whole."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+def open_alone(path: Path, mode: int = 0o666) -> int:
+    """Make a file anew, and lock it until it is closed: two runs into one would both look whole.
+
+    What an interrupted run left under that name goes first; whatever else has the name, as a link
+    to somebody's file, is never written through.
+    """
+    if os.path.lexists(path):
+        held = _hold(path)
+        path.unlink()
+        _leave(held)
+    try:
+        return _lock(path, os.open(path, _NEW, mode))
+    except FileExistsError:
+        raise OutputError(f"{path}: another run is writing it") from None
+
+
+def _hold(path: Path) -> int | None:
+    """Lock the file that has a name, so that nobody else takes it for left over. None: a link."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return None
+        raise
+    return _lock(path, fd)
+
+
+def _leave(held: int | None) -> None:
+    if held is not None:
+        os.close(held)
+
+
+def _lock(path: Path, fd: int) -> int:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(fd), path.stat()):  # its writer has just finished
+        if not os.path.samestat(os.fstat(fd), path.lstat()):  # its writer has just finished
             raise BlockingIOError
     except BlockingIOError:
         os.close(fd)

@@ -125,7 +125,7 @@ class AgentSource:
                 self._lose(str(error))
         finally:
             if journal.waiting:
-                self._lose(f"{len(journal.waiting)} events: {journal.trouble}")
+                self._lose(f"{number(len(journal.waiting), 'event')}: {journal.trouble}")
             journal.close()
             if self._log is not None:
                 self._log.close()
@@ -282,7 +282,7 @@ class AgentSource:
         log = self._log
         if log is not None and log.lost:
             why = log.trouble or "they were cut short, or are no calls"
-            self._lose(f"{log.lost} calls of {COMMANDS_FILE}: {why}")
+            self._lose(f"{number(log.lost, 'call')} of {COMMANDS_FILE}: {why}")
         if log is not None and not log.is_ours:
             self._lose(f"{COMMANDS_FILE} {NOT_OURS}")
         if log is not None and log.is_passed_by:

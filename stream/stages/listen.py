@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
-from stream.errors import visible
+from stream.errors import number, visible
 from stream.pattern import Descriptor
 from stream.pipeline import Batch, Counts
 from stream.records.boundary import STATUSES, Boundary, decode_boundary
@@ -165,7 +165,7 @@ class Listen:
         modes = ", ".join(f"{visible(mode)} {count}" for mode, count in sorted(self.modes.items()))
         many = "at least " if len(self.probes) == MOST_PROBES else ""
         rows.append(
-            f"{self.records} records of {many}{len(self.probes)} probes"
+            f"{number(self.records, 'record')} of {many}{number(len(self.probes), 'probe')}"
             + (f"; modes: {modes}" if modes else "")
             + "".join(f"; {n} {visible(name)} not shown" for name, n in sorted(self.others.items()))
             + (f"; {self.lost} lost, as gap records tell" if self.lost else "")

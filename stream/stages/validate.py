@@ -31,6 +31,7 @@ from stream.stages.contracts import DEFAULTS, Contracts
 from stream.stages.invariants import is_event
 from stream.stages.shape import faults_of
 
+UNKNOWN = "(unknown)"  #: what lines of other contracts are counted as
 EVENT = "DecisionEvent"  #: names itself by its fields
 
 
@@ -103,7 +104,7 @@ class Validate:
             if repeated := repeated_key(line):
                 return "json", repeated
             if not self._is_last:
-                self.contracts["(unknown)"] += 1
+                self.contracts[UNKNOWN] += 1
                 return "contract", None
             return "contract", _unknown(contract)
         fault = self._known.check(contract, line, source)

@@ -204,10 +204,10 @@ def judged(files: Files, capture: RawCapture) -> Files:
         unbound=correlation.unbound,
     )
     return {
-        SURFACE_FILE: encode(surface.surface(RUN)),
-        CORRELATION_FILE: encode(correlation.report),
-        HEALTH_FILE: encode(health),
-        COMPANION_FILE: encode(companion.whole()),
+        SURFACE_FILE: encode(surface.surface(RUN)) + b"\n",
+        CORRELATION_FILE: encode(correlation.report) + b"\n",
+        HEALTH_FILE: encode(health) + b"\n",
+        COMPANION_FILE: encode(companion.whole()) + b"\n",
     }
 
 

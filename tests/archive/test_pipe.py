@@ -47,6 +47,7 @@ from tests.cli.command import STREAM, Place
 from tests.cli.conftest import place
 from tests.evidence.raw import opened as raw_opened
 from tests.evidence.raw import raw
+from tests.recorder.runs import observe
 from tests.stages.cells import PLAIN
 from tests.stages.runs import encoded, good_run
 
@@ -385,3 +386,14 @@ def test_memory_is_flat(place: Place, tmp_path: Path) -> None:
     assert done.peak < 100 << 20
     assert done.code in (0, 1)  # the artifacts are those of three events
     (place.root / "peak").unlink()
+
+
+def test_what_a_run_wrote_does_not_glue_together(place: Place) -> None:
+    """`cat RUN/*.json` is a stream of records: every document ends its line."""
+    run = observe(place, "--kernel", "auto", "--run-id", RUN, "--", "true", check=False).folder
+    names = [HEALTH_FILE, SURFACE_FILE, COMPANION_FILE]
+    glued = b"".join((run / name).read_bytes() for name in (*names, KERNEL_FILE))
+    code, said, files = archived(place, glued)
+    assert code == 0, said
+    for name in names:
+        assert files[name] == (run / name).read_bytes(), name

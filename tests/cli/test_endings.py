@@ -226,7 +226,10 @@ def test_an_output_file_is_replaced_when_it_is_whole(place: Place) -> None:
     fifo = place.fifo("running")
     recorded = f'until [[ -s "{out}.partial" ]]; do :; done\n'
     folder = place.probes(a="", b=f'{recorded}echo >"{fifo}"\n{SLEEP}')
-    process = place.start("matrix", "--probes", folder, "-o", out)
+    refused = place.stream("matrix", "--probes", folder, "-o", out)
+    assert (refused.code, refused.out) == (2, b"")
+    assert refused.err == f"stream: {out}: it is there already; --force replaces it\n"
+    process = place.start("matrix", "--probes", folder, "-o", out, "--force")
     fifo.read_text()
     assert out.read_text() == "old"
     process.terminate()
@@ -236,7 +239,7 @@ def test_an_output_file_is_replaced_when_it_is_whole(place: Place) -> None:
     assert f"stream: what was recorded until then is in {out}.partial\n" in done.err
     (record,) = map(json.loads, Path(f"{out}.partial").read_bytes().splitlines())
     assert record["probe"]["id"] == "a"
-    done = place.stream("matrix", "--probes", folder, "--probe", "a", "-o", out)
+    done = place.stream("matrix", "--probes", folder, "--probe", "a", "-o", out, "--force")
     assert (done.code, done.out) == (0, b"")
     assert json.loads(out.read_bytes()) == record
     assert not Path(f"{out}.partial").exists()
@@ -248,7 +251,8 @@ def test_an_output_that_is_a_link(place: Place) -> None:
     link.symlink_to(real)
     folder = place.probes(a="")
     for _ in range(2):
-        assert place.stream("matrix", "--probes", folder, "-o", link).code == 0
+        assert place.stream("matrix", "--probes", folder, "-o", link).code == 2
+        assert place.stream("matrix", "--probes", folder, "-o", link, "--force").code == 0
         assert link.is_symlink()
         assert real.read_bytes().count(b"\n") == 1
     done = place.stream("matrix", "--probes", folder, "-o", "/dev/stdout")
@@ -256,6 +260,26 @@ def test_an_output_that_is_a_link(place: Place) -> None:
     assert Path("/dev/stdout").is_symlink()
     assert place.stream("matrix", "--probes", folder, "-o", "/dev/null").code == 0
     assert Path("/dev/null").is_char_device()
+
+
+def test_what_an_output_grows_in_is_made_anew(place: Place) -> None:
+    """Somebody put a link there: what it leads to is not ours."""
+    victim, out = place.root / "victim", place.root / "out"
+    victim.write_text("precious\n")
+    Path(f"{out}.partial").symlink_to(victim)
+    done = place.stream("matrix", "--probes", place.probes(a=""), "-o", out)
+    assert (done.code, victim.read_text()) == (0, "precious\n")
+    assert out.read_bytes().count(b"\n") == 1
+    assert not Path(f"{out}.partial").is_symlink()
+
+
+def test_a_quiet_matrix(place: Place) -> None:
+    folder = place.probes(a="")
+    done = place.stream("matrix", "-q", "--probes", folder, "-o", place.root / "out")
+    assert (done.code, done.out, done.err) == (0, b"", "")
+    done = place.stream("matrix", "-q", "--probes", place.probes(tree="b", b="exit 3\n"))
+    assert (done.code, len(done.records)) == (1, 1)
+    assert "exited with status 3" in done.err
 
 
 def interrupted(

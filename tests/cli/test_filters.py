@@ -180,7 +180,7 @@ def test_listen(place: Place, record: bytes) -> None:
     assert done.code == 1
     text = done.out.decode()
     assert text.count("a (baseline)  write here") == 2
-    assert "2 records of 1 probes; modes: baseline 2; 1 " in text
+    assert "2 records of 1 probe; modes: baseline 2; 1 " in text
     assert " not shown" in text
     assert json.loads((place.workspace / "bad").read_text())["line"] == 2
     done = place.stream("listen", "--json", "-", data=data)
@@ -241,10 +241,15 @@ def test_emit_alone(place: Place) -> None:
     assert record["run"]["workspace_root"] == str(place.workspace)
 
 
+def test_emit_without_words_is_wrong_use(place: Place) -> None:
+    done = place.stream("emit")
+    assert (done.code, done.out) == (2, b"")
+    assert "`-` is missing, or emit-record's words" in done.err
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "Missing required flag: --run-mode"),
         (WORDS[2:], "Missing required flag: --run-mode"),
         ([*WORDS, "--frob", "1"], "Unknown flag: --frob"),
         ([*WORDS, "--message"], "Missing value for --message"),

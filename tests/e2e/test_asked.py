@@ -112,7 +112,7 @@ def test_what_the_hooks_do_is_no_calls(rig: Rig) -> None:
         assert binding["kernel_event_count"] < len(found[binding["tool_call_id"]])
 
 
-MISSED = "6 hooks did not come to tell what they had heard"
+MISSED = "6 hooks did not come to tell what had been heard"
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ async def test_who_never_ends_does_not_keep_the_run(monkeypatch: pytest.MonkeyPa
         begun.sendall(post(SMALL, target=heard.place)[:-1])
     with idle, begun:
         (unused,) = heard.collector.unused()
-        assert (unused.why, unused.sentence) == ("torn", "1 requests of OpenTelemetry broke off")
+        assert (unused.why, unused.sentence) == ("torn", "1 request of OpenTelemetry broke off")
         with pytest.raises(ConnectionError):
             heard.connect()
 
@@ -287,7 +287,7 @@ async def test_more_than_so_many_are_turned_away() -> None:
         for connection in held:
             connection.close()
     (trouble,) = (one.sentence for one in heard.collector.unused())
-    assert trouble.startswith("1 requests of OpenTelemetry came while too many")
+    assert trouble.startswith("1 request of OpenTelemetry came while too many")
 
 
 @pytest.mark.anyio

@@ -371,7 +371,7 @@ WRONG = [
     (["--run-id", "a.b", "--", "true"], "--run-id: 'a.b': the name of a run has letters, digits"),
     (["--run-id", "a" * 121, "--", "true"], "and at most 120 of them"),
     (["--kernel", "auto", "--raw-kernel", "-", "--", "true"], "--raw-kernel -: stdout is"),
-    (["--archive", "empty.md", "--", "true"], "there already: name another file, or remove it"),
+    (["--archive", "empty.md", "--", "true"], "empty.md: it is there already; --force replaces it"),
     (["--run-id", "taken", "--", "true"], "taken: this run exists already"),
     (["--runs", "empty.md", "--", "true"], "empty.md"),
     (["--wrap", "x", "--no-wrap", "--", "true"], "--wrap and --no-wrap do not go together"),

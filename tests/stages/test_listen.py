@@ -46,7 +46,7 @@ def test_a_record_is_told_in_lines() -> None:
     )
     assert told[2:5] == ["         | one", "         | two", "         | three"]
     assert told[5:7] == ["         | …", "         | " + "x" * 80 + "…" + "y" * 79]
-    assert told[-1] == "1 records of 1 probes; modes: baseline 1"
+    assert told[-1] == "1 record of 1 probe; modes: baseline 1"
 
 
 def test_a_success_has_no_snippets() -> None:
