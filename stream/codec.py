@@ -14,6 +14,7 @@ from msgspec import UNSET, Struct
 
 from stream.errors import visible
 from stream.records.control import Reject
+from stream.records.forms import WORDS
 
 if TYPE_CHECKING:
     import hashlib
@@ -227,6 +228,10 @@ def contract_of(line: bytes) -> str | None:
     return None
 
 
+#: as msgspec writes them
+_FORMS = {form.replace("\\", "\\\\"): words for form, words in WORDS.items()}
+
+
 def explain(error: Exception) -> tuple[str, str]:
     """A decode error as (reason, JSON path); the path may be empty."""
     if isinstance(error, RecursionError):
@@ -237,6 +242,9 @@ def explain(error: Exception) -> tuple[str, str]:
     reason, at, path = text.rpartition(" - at `")
     if not at:
         reason, path = text, ""
+    _, regex, form = reason.partition(" matching regex '")
+    if regex and (words := _FORMS.get(form.removesuffix("'"))):
+        reason = f"expected {words}"
     reason = reason.replace("JSON is malformed", "malformed JSON")
     reason = reason.replace("Input data was truncated", f"malformed JSON: {TOO_EARLY}")
     reason = _short(reason[:1].lower() + reason[1:]).replace("jSON", "JSON")

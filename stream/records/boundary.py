@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError
 
+from stream.records.forms import KEY, WORDS
+
 PATTERN_VERSION: Literal["boundary_event_v1"] = "boundary_event_v1"
 
-# `\Z`, not `$`: the latter lets a trailing newline through.
-Key = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+\Z")]
+Key = Annotated[str, Meta(pattern=KEY)]
 Status = Literal["success", "denied", "partial", "error"]
 SandboxMode = Literal["read-only", "workspace-write", "danger-full-access"]
 # JSON Schema counts 1.0 as an integer.
@@ -182,6 +183,6 @@ def hold_together(record: Boundary | Alike, size: int) -> None:
 
 def _learn(key: str, name: str) -> None:
     if not _is_key(key):
-        raise ValidationError(f"expected letters, digits, `_`, `.` and `-` - at `$.{name}`")
+        raise ValidationError(f"expected {WORDS[KEY]} - at `$.{name}`")
     if len(_keys) < _MOST_KEYS:
         _keys.add(key)

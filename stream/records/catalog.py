@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from stream.records.boundary import Key
+from stream.records.forms import TITLE
 
 CATALOG = "sandbox_catalog_v1"
 DESCRIPTOR = "boundary_schema_v1"
 
 Text = Annotated[str, Meta(min_length=1)]
-# Not `\S`: engines differ in what they count as white space.
-Title = Annotated[str, Meta(pattern=r"[^ \t\n\r\f\v]")]
+Title = Annotated[str, Meta(pattern=TITLE)]
 
 
 class CatalogHead(Struct, forbid_unknown_fields=True):

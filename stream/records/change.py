@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from stream.records.control import NonNegative, Sha256
+from stream.records.forms import FILE_MODE
 
 Kind = Literal["file", "dir", "symlink", "fifo", "socket", "device"]
 FS_CHANGE: Literal["stream.fs_change.v1"] = "stream.fs_change.v1"
@@ -29,7 +30,7 @@ Reason = Literal[
 
 class FileState(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     kind: Kind
-    mode: Annotated[str, Meta(pattern=r"^[0-7]{4}\Z")]
+    mode: Annotated[str, Meta(pattern=FILE_MODE)]
     bytes: NonNegative | None
     sha256: Sha256 | None
     target: str | UnsetType = UNSET

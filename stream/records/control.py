@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from stream.errors import visible
+from stream.records.forms import DIGEST
 
 # JSON Schema counts 1.0 as an integer.
 Positive = Annotated[int, Meta(ge=1)] | Annotated[float, Meta(ge=1, multiple_of=1)]
 NonNegative = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0, multiple_of=1)]
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Sha256 = Annotated[str, Meta(pattern=DIGEST)]
 
 
 GAP = "stream.gap.v1"

@@ -11,15 +11,16 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from stream.records.boundary import SANDBOX_MODES, Integral
+from stream.records.boundary import Integral
 from stream.records.control import NonNegative
+from stream.records.forms import SANDBOX_MODE
 
 RAW_EMISSION = "stream.raw_emission.v1"
 FRAME_START = b"\x1estream-emit.v1 "
 FRAME_END = b"\x1f"
 FILE_MOST = 1 << 20  #: bytes of a file that the helper sends along: far above what a record holds
 
-Declared = Annotated[str, Meta(pattern=rf"^({'|'.join(SANDBOX_MODES)})\Z")]
+Declared = Annotated[str, Meta(pattern=SANDBOX_MODE)]
 
 
 class RawEmission(

@@ -11,12 +11,14 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from stream.records.forms import KERNEL_KIND, RUN_ID
+
 RAW_KERNEL = "stream.raw_kernel.v1"
 RAW_CAPTURE = "stream.raw_capture.v1"
 KERNEL_EVENT = "assay.runner.kernel_event.v0"
 KERNEL_DETAIL = "stream.kernel_detail.v1"
 
-RunId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]+\Z")]
+RunId = Annotated[str, Meta(pattern=RUN_ID)]
 Count = Annotated[int, Meta(ge=0)]
 Nanoseconds = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -121,9 +123,7 @@ def taint(capture: RawCapture) -> None:
         capture.cgroup_reasons = [*dict.fromkeys((*capture.cgroup_reasons, *reasons))]
 
 
-Kind = Annotated[
-    str, Meta(pattern=r"^(openat|connect|exec|file_blocked|connect_blocked|event_[0-9]+)\Z")
-]
+Kind = Annotated[str, Meta(pattern=KERNEL_KIND)]
 AccessMode = Literal["read", "write", "read_write", "unknown"]
 OperationFlag = Literal["create", "truncate", "append", "exclusive"]
 Status = Literal["success", "error"]

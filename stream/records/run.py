@@ -8,6 +8,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from stream.errors import InputError
+from stream.records.forms import RUN_ID, WORDS
 
 RUN = "stream.run.v1"
 RUN_SUMMARY = "stream.run_summary.v1"
@@ -34,15 +35,15 @@ AgentKnownBy = Literal["command", "declared"]
 VersionKnownBy = Literal["files", "answer", "command", "declared", "unknown"]
 
 
-_RUN_ID = re.compile(r"[A-Za-z0-9_-]+")
+_is_run_id = re.compile(RUN_ID).match
 LONGEST_RUN_ID = 120  #: it becomes the name of a folder
 
 
 def check_run_id(run_id: str, place: str) -> str:
     """Return the name of a run, or raise InputError where no layer and no archive could have it."""
-    if not _RUN_ID.fullmatch(run_id) or len(run_id) > LONGEST_RUN_ID:
+    if not _is_run_id(run_id) or len(run_id) > LONGEST_RUN_ID:
         raise InputError(
-            f"{place}: {run_id!r}: the name of a run has letters, digits, `_` and `-` only,"
+            f"{place}: {run_id!r}: the name of a run has {WORDS[RUN_ID]} only,"
             f" and at most {LONGEST_RUN_ID} of them"
         )
     return run_id

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from stream.records.forms import DIGEST, NAMED_DIGEST
 from stream.records.kernel import KERNEL_EVENT, Count, RunId
 
 SDK_EVENT = "assay.runner.sdk_event.v0"
@@ -65,7 +66,7 @@ CONTRACTS = {
     ARCHIVE_MANIFEST: ARCHIVE,
 }
 
-Digest = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
+Digest = Annotated[str, Meta(pattern=NAMED_DIGEST)]
 SdkEventType = Literal["tool_call_started", "tool_call_completed", "run_finished", "run_failed"]
 
 
@@ -227,7 +228,7 @@ class ChainLink(Struct, tag_field="schema", tag=CHAIN, forbid_unknown_fields=Tru
     layer: str
     lines: Count
     bytes: Count
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    sha256: Annotated[str, Meta(pattern=DIGEST)]
 
 
 class Companion(

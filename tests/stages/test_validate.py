@@ -69,7 +69,7 @@ BAD = [
     (
         line(changed(CATALOG, "catalog.title", " ")),
         "sandbox_catalog_v1",
-        "expected `str` matching regex",
+        "expected a text that is not blank",
         "$.catalog.title",
     ),
     (
@@ -330,7 +330,7 @@ def test_the_place_is_told_once(
     Path("c.json").write_text(json.dumps(changed(CATALOG, "catalog.title", ""), indent=1))
     _, (finding, _) = run_files(f"{prefix}c.json")
     assert (finding.source, finding.path) == (f"{prefix}c.json", "$.catalog.title")
-    assert finding.message.startswith("expected `str` matching regex")
+    assert finding.message.startswith("expected a text that is not blank")
 
 
 @pytest.mark.parametrize(
