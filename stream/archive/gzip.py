@@ -1,4 +1,4 @@
-"""The gzip header: one form is written here; what another one has that it should not have.
+"""The gzip header: one form is written here; what another one has that is not in it.
 
 Deflate can say the same in several ways, so that a file can be damaged where what it decodes to is
 not. The header's comment is the SHA-256 of all that follows it: with it, each byte counts.
@@ -7,8 +7,9 @@ not. The header's comment is the SHA-256 of all that follows it: with it, each b
 from __future__ import annotations
 
 import re
-import zlib
 from datetime import UTC, datetime
+
+from msgspec import Struct
 
 from stream.errors import visible
 
@@ -27,44 +28,57 @@ def seal(digest: str) -> bytes:
 
 
 NO_SEAL = seal("0" * 64)  #: as long as any
+_SEAL_WORD, _FEW, _DIGITS = len("sha256:"), 8, frozenset(b"0123456789abcdef")
 is_seal = re.compile(rb"sha256:[0-9a-f]{64}\0").fullmatch
 
 
-def what_is_in(head: bytes, rest: bytes) -> tuple[list[str], bytes]:
-    """What the header has that is not written here, and the deflated data behind it; of none that
-    can be read, nothing."""
+class Packing(Struct):
+    """What a header has that is not written here, and where the deflated data begins in what was
+    read behind it. Of one that can be read by nobody, that is nowhere."""
+
+    found: list[str]
+    start: int = -1
+    is_seal_changed: bool = False
+
+
+def what_is_in(head: bytes, rest: bytes) -> Packing:
     method, flags = head[2], head[3]
     if method != _DEFLATE or flags & _RESERVED:
-        return [], b""
-    found = []
+        return Packing([])
+    packing = Packing([], 0)
     if time := int.from_bytes(head[4:8], "little"):
-        found.append(f"a time ({datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S} UTC)")
+        when = f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S}"
+        packing.found.append(f"a time ({when} UTC)")
     if flags & _EXTRA:
-        found.append("extra fields")
-        rest = rest[2 + int.from_bytes(rest[:2], "little") :]
+        packing.found.append("extra fields")
+        packing.start = 2 + int.from_bytes(rest[:2], "little")
     for flag, what in ((_NAME, "a file name"), (_COMMENT, "a comment")):
         if flags & flag:
-            text, _, rest = rest.partition(b"\0")
-            found.append(f"{what} ({visible(text.decode('utf-8', 'backslashreplace'))!r})")
+            end = rest.find(b"\0", packing.start)
+            if end < 0:
+                return Packing([])
+            text = rest[packing.start : end]
+            packing.is_seal_changed |= _was_seal(rest[packing.start :])
+            shown = visible(text[:100].decode("utf-8", "backslashreplace"))
+            packing.found.append(f"{what} ({shown!r})")
+            packing.start = end + 1
     if flags & _CHECKSUM:
-        found.append("a checksum of its own")
-        rest = rest[2:]
-    if not found:
-        found.append(f"marks of another compressor ({head[8]}, {head[9]})")
-    return found, rest
+        packing.found.append("a checksum of its own")
+        packing.start += 2
+    if not packing.found:
+        packing.found.append(f"marks of another compressor ({head[8]}, {head[9]})")
+    return packing
 
 
-def beginning(deflated: bytes, length: int) -> bytes | None:
-    """Of what was deflated; None where that cannot be told."""
-    engine = zlib.decompressobj(-zlib.MAX_WBITS)
-    try:
-        found = engine.decompress(deflated, length)
-    except zlib.error:
-        return None
-    return found if engine.eof or len(found) == length else None
+def _was_seal(text: bytes) -> bool:
+    """Whether it is one of ours, but for a few of its characters: nobody else writes such."""
+    near = zip(text, NO_SEAL[:_SEAL_WORD], strict=False)
+    digits = text[_SEAL_WORD : len(NO_SEAL) - 1]
+    right = sum(one == other for one, other in near) + sum(map(_DIGITS.__contains__, digits))
+    return right > len(NO_SEAL) - _FEW
 
 
 def told(found: list[str]) -> str:
     if not found:
-        return "the gzip header is none that is written here"
-    return f"the gzip header has {' and '.join(found)}: it was compressed again, by another program"
+        return "the gzip header is none that can be read"
+    return f"the gzip header has {' and '.join(found)}: another program compressed it"

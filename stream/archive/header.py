@@ -1,7 +1,9 @@
-"""The header of an entry: one form for each name and size, and what is wrong with any other.
+"""The header of an entry: one form for each name and size, and what is odd about any other.
 
 The form is the one that the contract's own writer uses, so that the same files give the same
-bytes. A name of more than 100 bytes has an entry before it, as GNU tar does it.
+bytes. A name of more than 100 bytes has an entry before it, as GNU tar does it. Another tar may
+say times and owners, and the same in other ways (`foreign` reads those): where the gzip header
+names our own bytes, that is a fault, else a remark.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ _REGULAR, _LONG_NAME = b"\0", b"L"
 _LONG_LINK = b"././@LongLink"
 _OCTAL_END = 8**11
 _OWNER = b"assay"
+_POSIX = b"ustar\x0000"
+_NO_DEVICE = (b"0000000\0" * 2, b"000000 \0" * 2)
+PACKING = "packing.tar"  #: what only says who packed it
 
 #: name, first byte, end
 _FIELDS = (
@@ -66,8 +71,12 @@ class Header(Struct):
 
     name: bytes
     size: int
-    is_long_name: bool
+    kind: bytes
     faults: list[Fault]
+
+    @property
+    def is_long_name(self) -> bool:
+        return self.kind == _LONG_NAME
 
 
 class BrokenArchive(Exception):  # noqa: N818  # it is no failure: it becomes a finding
@@ -96,18 +105,19 @@ def decode_header(block: bytes, long_name: bytes | None = None) -> Header:
     kind = block[156:157]
     name, size = block[:_SHORT].partition(b"\0")[0], _size(block[124:136])
     wanted = _block(name, size, kind)
-    faults = []
-    if kind not in (_REGULAR, _LONG_NAME):
-        faults.append(_kind_fault(kind))
+    faults: list[Fault] = []
+    prefix = _prefix(block)
     if block != wanted:
-        faults += _field_faults(block, wanted)
+        faults += _field_faults(block, wanted, prefix)
     if long_name is not None:
         if name != long_name[:_SHORT] or len(long_name) <= _SHORT:
             faults.append(Fault("security.renaming", "the long name is of another entry"))
         name = long_name
+    elif prefix:
+        name = prefix + b"/" + name
     if kind == _LONG_NAME and name != _LONG_LINK:
         faults.append(Fault("security.hidden_bytes", "a long name has a name of its own"))
-    return Header(name, size, kind == _LONG_NAME, faults)
+    return Header(name, size, kind, faults)
 
 
 def may_begin(block: bytes) -> bool:
@@ -175,30 +185,48 @@ def _size(field: bytes) -> int:
     return size
 
 
-def _kind_fault(kind: bytes) -> Fault:
+def is_foreign(block: bytes) -> bool:
+    """Whether another tar made the first header."""
+    try:
+        header = decode_header(block)
+    except BrokenArchive:
+        return False
+    is_odd = any(fault.rule == PACKING for fault in header.faults)
+    return is_odd or header.kind not in (_REGULAR, _LONG_NAME)
+
+
+def kind_fault(kind: bytes) -> Fault | None:
+    if kind == _REGULAR:
+        return None
     if kind == b"0":  # as most tars say it
-        return Fault("security.type", f"{_OTHER}: the type of a regular file is '0', not NUL")
+        return Fault(PACKING, f"{_OTHER}: the type of a regular file is '0', not NUL")
     unknown = ("security.type", f"an entry of the unknown type {_shown(kind)}")
     rule, what = _KINDS.get(kind, unknown)
     return Fault(rule, f"{what}, not a regular file")
 
 
-def _field_faults(block: bytes, wanted: bytes) -> Iterator[Fault]:
+def _field_faults(block: bytes, wanted: bytes, prefix: bytes) -> Iterator[Fault]:
     for field, start, end in _FIELDS:
-        if field not in ("checksum", "type") and block[start:end] != wanted[start:end]:
-            yield _field_fault(field, block[start:end], wanted[start:end])
+        found = block[start:end]
+        if field in ("checksum", "type") or found == wanted[start:end]:
+            continue
+        is_usual = (field == "device" and found in _NO_DEVICE) or (
+            field == "rest" and prefix and found == prefix.ljust(end - start, b"\0")
+        )
+        if field in ("name", "rest", "device", "link name") and not is_usual:
+            message = f"the header's {field} holds what should not be there"
+            yield Fault("security.hidden_bytes", message)
+        else:
+            what = f"the header's {field} is {_shown(found)}, not {_shown(wanted[start:end])}"
+            yield Fault(PACKING, f"{_OTHER}: {what}")
     if block[148:156] != _checksum(block):
         message = f"{_OTHER}: the header's checksum is right, but written in another form"
-        yield Fault("security.header", message)
+        yield Fault(PACKING, message)
 
 
-def _field_fault(field: str, found: bytes, wanted: bytes) -> Fault:
-    if field in ("name", "rest", "device", "link name"):
-        return Fault(
-            "security.hidden_bytes", f"the header's {field} holds what should not be there"
-        )
-    what = f"the header's {field} is {_shown(found)}, not {_shown(wanted)}"
-    return Fault("security.header", f"{_OTHER}: {what}")
+def _prefix(block: bytes) -> bytes:
+    """What comes before the name, in a header of POSIX."""
+    return block[345:500].rstrip(b"\0") if block[257:265] == _POSIX else b""
 
 
 def _shown(field: bytes) -> str:

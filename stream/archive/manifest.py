@@ -12,16 +12,15 @@ import msgspec
 from stream.archive.book import Book
 from stream.archive.chain import Tally
 from stream.archive.header import Fault
-from stream.archive.places import look_alikes, needed
+from stream.archive.places import look_alikes, needed, place_of
 from stream.archive.reading import Part, Start
 from stream.codec import DECODE_ERRORS, explain
 from stream.evidence.consistency import faults_of
 from stream.evidence.contracts import decoder_of
-from stream.records.runner import ARCHIVE_MANIFEST, V0_FILES, ArchiveManifest
+from stream.records.runner import ARCHIVE_MANIFEST, ArchiveManifest
 
 _LONGEST = 1 << 10  #: bytes of what a manifest says of one file, whose name it says twice
 _decode = decoder_of(ArchiveManifest)
-_PLACES = {name: place for place, name in enumerate(V0_FILES)}
 
 
 class Reader(Protocol):
@@ -130,7 +129,7 @@ class Contents:
         for name in sorted(wanted - seen, key=os.fsencode):
             self._book.find("integrity.missing", "it is not there", name)
         for one, other in pairwise(self._seen):
-            if other != ARCHIVE_MANIFEST and _place(one) > _place(other):
+            if other != ARCHIVE_MANIFEST and place_of(one) > place_of(other):
                 self._book.find("integrity.order", f"it stands after {one}", other)
         for name in sorted(seen, key=os.fsencode):
             if any(part in seen for part in _folders(name)):
@@ -138,14 +137,6 @@ class Contents:
         for name, other in look_alikes(self._seen):
             message = f"it is the same name as {other} where case does not count"
             self._book.find("security.conflict", message, name)
-
-
-def _place(name: str) -> tuple[int, int, bytes]:
-    if name == ARCHIVE_MANIFEST:
-        return (0, 0, b"")
-    if name in _PLACES:
-        return (1, _PLACES[name], b"")
-    return (2, 0, name.encode())
 
 
 def _folders(name: str) -> list[str]:

@@ -29,6 +29,7 @@ from stream.records.runner import (
     V0_FILES,
 )
 
+_PLACES = {name: place for place, name in enumerate(V0_FILES)}
 _BESIDE = (COMPANION_FILE, DETAIL_FILE, MARKERS_FILE)
 _BLACK_BOX = (METADATA_FILE, EVENTS_FILE, STDERR_FILE, STDOUT_FILE, SUMMARY_FILE, MANIFEST_FILE)
 _SINGLE = {
@@ -73,6 +74,15 @@ def has_place(name: str) -> bool:
     if name.startswith(_BELOW_ARTIFACTS):
         return not any(part.startswith(".") for part in name.split("/"))
     return name in _SINGLE
+
+
+def place_of(name: str) -> tuple[int, int, bytes]:
+    """By which files stand in their order."""
+    if name == ARCHIVE_MANIFEST:
+        return (0, 0, b"")
+    if name in _PLACES:
+        return (1, _PLACES[name], b"")
+    return (2, 0, name.encode())
 
 
 def look_alikes(names: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -1,14 +1,12 @@
 """An archive as a stream of entries, trusting nothing: memory is flat whatever it decodes to.
 
-Only one form of gzip and of tar is taken for an archive: where another would hold the same
-files there is room for what no reader shows.
+What one of ours is has one form of gzip and of tar. Where another program packed the same files,
+they are the same evidence; what no reader shows is a fault wherever it stands.
 """
 
 from __future__ import annotations
 
-import hashlib
-import struct
-import zlib
+import tempfile
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,42 +14,30 @@ from typing import BinaryIO
 
 from msgspec import Struct
 
-from stream.archive.gzip import (
-    KNOWN,
-    LENGTH,
-    MAGIC,
-    NO_SEAL,
-    SEALED,
-    beginning,
-    is_seal,
-    seal,
-    told,
-    what_is_in,
-)
+from stream.archive.foreign import EXTENSIONS, FOLDER, MOST, extended, is_folder, renamed
 from stream.archive.header import (
     BLOCK,
+    PACKING,
     ZEROS,
     BrokenArchive,
     Fault,
     Header,
     decode_header,
     decode_long_name,
+    is_foreign,
+    kind_fault,
     may_begin,
     name_fault,
 )
+from stream.archive.inflating import Inflated, NoArchive
 from stream.archive.limits import Limits
+from stream.archive.places import place_of
 from stream.evidence.consistency import LONGEST_NAME
 
-_READ = 1 << 18
-_CHUNK = 1 << 20
-_TRAILER = 8
 _AHEAD = 3
 _ENOUGH = 1 << 18
-_NO_TAR = "not an archive: what is compressed in it is no tar"
-
-
-class NoArchive(Exception):  # noqa: N818  # said as the answer that there is none
-    """Not even the beginning of one."""
+_MOST_HEADERS = 4  #: before an entry, its own with them
+_HERE = b"./"
 
 
 class Start(Struct):
@@ -118,7 +104,16 @@ def _stretch(parts: Iterator[Part]) -> _Stretch:
 
 def parts_of(file: BinaryIO, limits: Limits) -> Iterator[Part]:
     """Raises BrokenArchive where nothing after it can be read."""
-    return _entries(_Tape(_inflated(file, limits)), limits)
+    inflated = Inflated(file, limits)
+    tape = _Tape(inflated.blocks())
+    first = tape.next_to(BLOCK)
+    if not may_begin(first):
+        raise NoArchive("not an archive: what is compressed in it is no tar")
+    if inflated.oddity:
+        yield Fault("packing.gzip", inflated.oddity)
+    parts = _Entries(tape, limits, is_sealed=inflated.is_sealed).parts()
+    # In whatever order they came: nothing can be judged before what it is held against.
+    yield from _in_order(parts) if not inflated.is_sealed and is_foreign(first) else parts
 
 
 def contents_of(parts: Iterator[Part], name: str) -> Iterator[bytes]:
@@ -133,54 +128,151 @@ def contents_of(parts: Iterator[Part], name: str) -> Iterator[bytes]:
             yield part
 
 
-def _entries(tape: _Tape, limits: Limits) -> Iterator[Part]:
-    count = 0
-    if not may_begin(tape.next_to(BLOCK)):
-        raise NoArchive(_NO_TAR)
-    while (block := tape.exactly(BLOCK)) != ZEROS:
-        count += 1
-        if count > limits.entries:
-            raise BrokenArchive("limit.entries", f"more than {limits.entries} entries")
-        yield from _entry(tape, *_header(tape, block))
-    if tape.exactly(BLOCK) != ZEROS:
-        raise BrokenArchive("security.hidden_bytes", "something follows the end of the archive")
-    if tape.some(1):
-        raise BrokenArchive("security.hidden_bytes", "bytes follow the end of the archive")
+class _Entries:
+    """The files in a tar. Where the gzip header vouches for it, it is one of ours, in our form;
+    else another may have packed the same files, which is said once."""
+
+    def __init__(self, tape: _Tape, limits: Limits, *, is_sealed: bool) -> None:
+        self._tape = tape
+        self._limits = limits
+        self._is_sealed = is_sealed
+        self._is_told = False
+
+    def parts(self) -> Iterator[Part]:
+        tape, count = self._tape, 0
+        while (block := tape.exactly(BLOCK)) != ZEROS:
+            count += 1
+            if count > self._limits.entries:
+                raise BrokenArchive("limit.entries", f"more than {self._limits.entries} entries")
+            header, faults = self._header(block)
+            if self._is_folder(header):
+                yield from self._weighed([*faults, Fault(PACKING, "it has entries for folders")])
+            else:
+                yield from self._entry(header, faults)
+        if tape.exactly(BLOCK) != ZEROS:
+            raise BrokenArchive("security.hidden_bytes", "something follows the end of the archive")
+        while more := tape.some(_ENOUGH):
+            if self._is_sealed or more.strip(b"\0"):
+                message = "bytes follow the end of the archive"
+                raise BrokenArchive("security.hidden_bytes", message)
+            yield from self._weighed(
+                [Fault(PACKING, "made by another tar: it goes on after its end")]
+            )
+
+    def _weighed(self, faults: list[Fault]) -> list[Fault]:
+        found = []
+        for fault in faults:
+            if fault.rule != PACKING:
+                found.append(fault)
+            elif self._is_sealed:
+                found.append(Fault("security.header", fault.message))
+            elif not self._is_told:
+                self._is_told = True
+                found.append(fault)
+        return found
+
+    def _header(self, block: bytes) -> tuple[Header, list[Fault]]:
+        """The one that is of the entry, and all that is odd about it and those before it."""
+        faults: list[Fault] = []
+        long_name: bytes | None = None
+        given: bytes | None = None
+        for _ in range(_MOST_HEADERS):
+            header = decode_header(block, long_name)
+            faults += header.faults
+            if header.is_long_name:
+                if long_name is not None:
+                    raise BrokenArchive("security.renaming", "a long name of a long name")
+                long_name = self._long_name(header, faults)
+            elif header.kind in EXTENSIONS and not self._is_sealed:
+                data = self._data(header, MOST)
+                name, more = extended(data, header.kind)
+                given = given if name is None else name
+                faults += more
+            else:
+                break
+            block = self._tape.exactly(BLOCK)
+        else:
+            raise BrokenArchive("security.renaming", "header upon header, and no entry")
+        if given is not None:
+            faults += renamed(header.name, given)
+            header.name = given
+        if not self._is_sealed and header.name.startswith(_HERE):
+            header.name = header.name.removeprefix(_HERE)
+            faults.append(Fault(PACKING, "made by another tar: its names begin with `./`"))
+        return header, faults
+
+    def _long_name(self, header: Header, faults: list[Fault]) -> bytes:
+        name = decode_long_name(self._data(header, LONGEST_NAME + len(_HERE) + 1))
+        if len(name) + 1 != header.size:
+            faults.append(Fault("security.hidden_bytes", "a long name is not as long as it says"))
+        return name
+
+    def _data(self, header: Header, most: int) -> bytes:
+        if header.size > most:
+            raise BrokenArchive("limit.path", f"a name has {header.size} bytes")
+        data = self._tape.exactly(header.size + -header.size % BLOCK)
+        if data[header.size :].strip(b"\0"):
+            raise BrokenArchive("security.hidden_bytes", "a name does not end where it should")
+        return data[: header.size]
+
+    def _is_folder(self, header: Header) -> bool:
+        if self._is_sealed or header.kind != FOLDER or header.size:
+            return False
+        return is_folder(header.name)
+
+    def _entry(self, header: Header, faults: list[Fault]) -> Iterator[Part]:
+        if fault := kind_fault(header.kind):
+            faults.append(fault)
+        if fault := name_fault(header.name):
+            faults.append(fault)
+        name = header.name.decode("utf-8", "backslashreplace")
+        yield Start(name, header.size, self._weighed(faults))
+        left = header.size
+        while left:
+            chunk = self._tape.some(left)
+            if not chunk:
+                raise BrokenArchive("integrity.truncated", f"it ends inside of {name}")
+            left -= len(chunk)
+            yield chunk
+        padding = self._tape.exactly(-header.size % BLOCK)
+        if padding.strip(b"\0"):
+            yield Fault("security.hidden_bytes", f"the padding after {name} is not empty")
+        yield End()
 
 
-def _header(tape: _Tape, block: bytes) -> tuple[Header, list[Fault]]:
-    header = decode_header(block)
-    if not header.is_long_name:
-        return header, header.faults
-    if header.size > LONGEST_NAME + 1:
-        raise BrokenArchive("limit.path", f"a name has {header.size} bytes")
-    length = header.size + -header.size % BLOCK
-    name = decode_long_name(tape.exactly(length))
-    faults = header.faults
-    if len(name) + 1 != header.size:
-        faults.append(Fault("security.hidden_bytes", "a long name is not as long as it says"))
-    header = decode_header(tape.exactly(BLOCK), name)
-    if header.is_long_name:
-        raise BrokenArchive("security.renaming", "a long name of a long name")
-    return header, faults + header.faults
+class _Kept(Struct):
+    """A file that waits for those before it."""
+
+    start: Start
+    at: int
+    faults: list[Fault]
 
 
-def _entry(tape: _Tape, header: Header, faults: list[Fault]) -> Iterator[Part]:
-    if fault := name_fault(header.name):
-        faults.append(fault)
-    name = header.name.decode("utf-8", "backslashreplace")
-    yield Start(name, header.size, faults)
-    left = header.size
-    while left:
-        chunk = tape.some(left)
-        if not chunk:
-            raise BrokenArchive("integrity.truncated", f"it ends inside of {name}")
-        left -= len(chunk)
-        yield chunk
-    padding = tape.exactly(-header.size % BLOCK)
-    if padding.strip(b"\0"):
-        yield Fault("security.hidden_bytes", f"the padding after {name} is not empty")
-    yield End()
+def _in_order(parts: Iterator[Part]) -> Iterator[Part]:
+    """The same, in the order in which an archive of ours has them. Meanwhile they are in a file
+    that nobody else can see."""
+    kept: list[_Kept] = []
+    with tempfile.TemporaryFile() as file:
+        for part in parts:
+            if isinstance(part, bytes):
+                file.write(part)
+            elif isinstance(part, Start):
+                kept.append(_Kept(part, file.tell(), []))
+            elif isinstance(part, Fault):
+                if kept:
+                    kept[-1].faults.append(part)
+                else:
+                    yield part
+        for one in sorted(kept, key=lambda one: place_of(one.start.name)):
+            yield one.start
+            file.seek(one.at)
+            left = one.start.size
+            while left:
+                block = file.read(min(left, _ENOUGH))
+                left -= len(block)
+                yield block
+            yield from one.faults
+            yield End()
 
 
 class _Tape:
@@ -217,80 +309,3 @@ class _Tape:
             pieces.append(piece)
             length -= len(piece)
         return b"".join(pieces)
-
-
-class _Counter:
-    """What was decoded so far, and whether that is too much."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.sum = 0
-        self.bytes = 0
-        self.read = 0
-        self._limits = limits
-
-    def take(self, block: bytes) -> None:
-        self.read += len(block)
-        if self.read > self._limits.archive:
-            raise BrokenArchive("limit.archive", f"more than {self._limits.archive} bytes")
-
-    def give(self, data: bytes) -> bytes:
-        self.bytes += len(data)
-        self.sum = zlib.crc32(data, self.sum)
-        if self.bytes > self._limits.decoded:
-            raise BrokenArchive("limit.decoded", f"more than {self._limits.decoded} bytes decoded")
-        most = self._limits.ratio
-        if most and self.bytes > most * self.read + _CHUNK:
-            raise BrokenArchive("limit.ratio", f"decodes to more than {most} times its size")
-        return data
-
-
-def _inflated(file: BinaryIO, limits: Limits) -> Iterator[bytes]:
-    counter = _Counter(limits)
-    head = file.read(LENGTH)
-    comment = file.read(len(NO_SEAL)) if head == SEALED else b""
-    counter.take(head + comment)
-    if head[:2] != MAGIC:
-        raise NoArchive("not an archive: it does not begin as gzip does")
-    if head[2:] not in KNOWN and not is_seal(comment):
-        raise _odd_header(head, comment + file.read(_READ))
-    digest = hashlib.sha256()
-    engine = zlib.decompressobj(-zlib.MAX_WBITS)
-    held = b""
-    while block := file.read(_READ):
-        counter.take(block)
-        digest.update(block)
-        block = held + block
-        held = block[-_TRAILER:]
-        yield from _decoded(engine, block[:-_TRAILER], counter)
-    if not engine.eof:
-        raise BrokenArchive("integrity.truncated", "the gzip data ends too early")
-    if held != struct.pack("<II", counter.sum, counter.bytes & 0xFFFFFFFF):
-        raise BrokenArchive("integrity.gzip", "the gzip checksum or length is wrong")
-    if comment and comment != seal(digest.hexdigest()):
-        message = "the compressed bytes are not those that its header names, by their SHA-256"
-        raise BrokenArchive("integrity.gzip", message)
-
-
-def _odd_header(head: bytes, rest: bytes) -> Exception:
-    found, deflated = what_is_in(head.ljust(LENGTH, b"\0"), rest)
-    first = beginning(deflated, BLOCK)
-    if first is not None and not may_begin(first):
-        return NoArchive(_NO_TAR)
-    return BrokenArchive("security.gzip_header", told(found))
-
-
-def _decoded(engine: zlib._Decompress, data: bytes, counter: _Counter) -> Iterator[bytes]:
-    if engine.eof and data:
-        raise BrokenArchive("security.hidden_bytes", "bytes follow the end of the gzip member")
-    more = bool(data)
-    while more:
-        try:
-            piece = engine.decompress(data, _CHUNK)
-        except zlib.error as error:
-            raise BrokenArchive("integrity.gzip", f"not deflated: {error}") from None
-        data = engine.unconsumed_tail
-        more = not engine.eof and (len(piece) == _CHUNK or bool(data))
-        if piece:
-            yield counter.give(piece)
-    if engine.unused_data:
-        raise BrokenArchive("security.hidden_bytes", "bytes follow the end of the gzip member")

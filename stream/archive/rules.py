@@ -55,10 +55,10 @@ RULES = {
     "limit.line": "No line is too long.",
     "limit.document": "No JSON artifact is too large.",
     "limit.depth": "Nothing is nested too deeply.",
-    "security.gzip_header": "The gzip header is one that is written here: no name, no time.",
+    "security.gzip_header": "The gzip header can be read.",
     "security.hidden_bytes": "There is no byte that no reader shows.",
     "security.renaming": "No header gives a file another name.",
-    "security.header": "No header says anything but a name and a length.",
+    "security.header": "No header of an archive of ours says anything but a name and a length.",
     "security.name": "Every name is a plain one.",
     "security.absolute": "No name is absolute.",
     "security.traversal": "No name leads out of the folder.",
@@ -68,9 +68,12 @@ RULES = {
     "security.device": "There is no device.",
     "security.fifo": "There is no fifo.",
     "security.type": "There are only regular files.",
+    "packing.gzip": "The archive was compressed as it is here: no name, no time.",
+    "packing.tar": "Its entries were packed as they are here: no times, no owners, no folders.",
 }
 #: what leaves the answer a yes
 WARNINGS = {
     *("contract.age", "contract.artifacts", "contract.evidence", "contract.frame"),
     *("contract.losses", "contract.unbound", "integrity.unlinked"),
+    *("packing.gzip", "packing.tar"),
 }

@@ -12,10 +12,11 @@ from stream.archive.examination import Examination
 from stream.archive.folder import folder_names, folder_parts, reading_order
 from stream.archive.header import BrokenArchive, Fault
 from stream.archive.implied import implied_faults
+from stream.archive.inflating import NoArchive
 from stream.archive.limits import Limits
 from stream.archive.manifest import read_archive
 from stream.archive.places import has_evidence, is_reference, missing_from
-from stream.archive.reading import NoArchive, Start, ahead, parts_of
+from stream.archive.reading import Start, ahead, parts_of
 from stream.enclosure import kind_of
 from stream.errors import InputError, os_reason
 from stream.runfolder import check_folder

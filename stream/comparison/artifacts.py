@@ -22,9 +22,10 @@ from stream.archive.book import Book
 from stream.archive.chain import Tally
 from stream.archive.entries import open_beneath
 from stream.archive.header import BrokenArchive
+from stream.archive.inflating import NoArchive
 from stream.archive.limits import Limits
 from stream.archive.manifest import read_archive
-from stream.archive.reading import NoArchive, Part, Start, ahead, contents_of, parts_of
+from stream.archive.reading import Part, Start, ahead, contents_of, parts_of
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine, contract_of, explain
 from stream.enclosure import Digests, Unfit, kind_of
 from stream.errors import InputError, os_reason

@@ -14,6 +14,7 @@ import msgspec
 
 from stream.archive.chain import LAYERS, Tally
 from stream.archive.entries import Entry
+from stream.archive.gzip import LENGTH, SEALED, seal
 from stream.archive.header import BLOCK, ZEROS, encode_header, padded
 from stream.archive.verifying import verify
 from stream.archive.writing import encode_manifest, write_archive
@@ -430,10 +431,9 @@ def items_of(tar: bytes) -> list[tuple[str, bytes]]:
 
 
 def packed(tar: bytes) -> bytes:
-    """In the gzip header of the writer."""
-    data = bytearray(gzip.compress(tar, 1, mtime=0))
-    data[8:10] = b"\0\x03"
-    return bytes(data)
+    """In the gzip header of the writer, which names what follows it."""
+    data = gzip.compress(tar, 1, mtime=0)[LENGTH:]
+    return SEALED + seal(sha256(data)) + data
 
 
 def tar_in(archive: Path) -> bytes:

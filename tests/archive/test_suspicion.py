@@ -62,7 +62,7 @@ def summed(block: bytearray) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "rule"),
     [
-        (b"0", "security.type"),
+        (b"0", "security.header"),
         (b"1", "security.link"),
         (b"2", "security.link"),
         (b"3", "security.device"),
@@ -212,7 +212,11 @@ HEADERS = [
     (b"\x1f\x8b\x08\0\0\x2f\x0d\x5c\0\x03", "has a time (2018-12-09 15:04:32 UTC)"),
     (b"\x1f\x8b\x08\x08\0\x2f\x0d\x5c\0\x03x\0", ") and a file name ('x')"),
     (b"\x1f\x8b\x08\0\0\0\0\0\x02\x03", "has marks of another compressor (2, 3)"),
-    (b"\x1f\x8b\x07\0\0\0\0\0\0\x03", "is none that is written here"),
+]
+UNREADABLE = [
+    b"\x1f\x8b\x07\0\0\0\0\0\0\x03",
+    b"\x1f\x8b\x08\x80\0\0\0\0\0\x03",
+    b"\x1f\x8b\x08\x08\0\0\0\0\0\x03" + b"n" * (1 << 19),
 ]
 
 
@@ -223,8 +227,15 @@ def test_a_gzip_header_with_more_in_it(
     target = tmp_path / "x.tar.gz"
     target.write_bytes(raw_gzip(tar, header))
     (told,) = verify(target).findings
-    assert told.rule == "security.gzip_header"
+    assert (told.rule, told.severity) == ("packing.gzip", "warning")
     assert what in told.message
+
+
+@pytest.mark.parametrize("header", UNREADABLE, ids=len)
+def test_a_gzip_header_that_cannot_be_read(tmp_path: Path, tar: bytes, header: bytes) -> None:
+    target = tmp_path / "x.tar.gz"
+    target.write_bytes(raw_gzip(tar, header))
+    assert rules(target) == {"security.gzip_header"}
 
 
 @pytest.mark.parametrize("header", [b"\x1f\x8b\x08\0\0\0\0\0\0\x03", HEADERS[0][0]])

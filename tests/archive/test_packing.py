@@ -1,0 +1,217 @@
+"""The same evidence, packed again by others: a warning, and all of it is verified."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stream.archive.gzip import SEALED
+from stream.archive.verifying import verify
+from stream.records.runner import HEALTH_FILE, V0_FILES
+from tests.archive.samples import (
+    ARCHIVES,
+    Files,
+    items_of,
+    put,
+    recorded,
+    rules,
+    streamed,
+    tar_in,
+    tar_of,
+    written,
+)
+from tests.cli.command import Place
+from tests.cli.conftest import place
+
+__all__ = ["place"]
+LONG = f"artifacts/{'n' * 60}/{'m' * 60}.txt"
+
+
+def all_of(archive: Path) -> Files:
+    return dict(items_of(tar_in(archive)))
+
+
+def folder_of(archive: Path, root: Path) -> Path:
+    return put(root / "unpacked", all_of(archive))
+
+
+def run(*command: str | Path, cwd: Path) -> None:
+    subprocess.run(command, cwd=cwd, check=True, timeout=60)
+
+
+def gnu(*options: str) -> Callable[[Path, Path], None]:
+    def pack(archive: Path, target: Path) -> None:
+        folder = folder_of(archive, target.parent)
+        run("tar", *options, "-czf", target, ".", cwd=folder)
+
+    return pack
+
+
+def gnu_files(archive: Path, target: Path) -> None:
+    """By their names, from the last to the first."""
+    folder = folder_of(archive, target.parent)
+    run("tar", "-czf", target, *reversed(all_of(archive)), cwd=folder)
+
+
+def python(form: int) -> Callable[[Path, Path], None]:
+    def pack(archive: Path, target: Path) -> None:
+        folder = folder_of(archive, target.parent)
+        with tarfile.open(target, "w:gz", format=form) as tar:
+            for path in sorted(folder.rglob("*")):
+                tar.add(path, path.relative_to(folder), recursive=False)
+
+    return pack
+
+
+def gzipped(*options: str) -> Callable[[Path, Path], None]:
+    def pack(archive: Path, target: Path) -> None:
+        plain = target.parent / "plain.tar"
+        plain.write_bytes(tar_in(archive))
+        run("gzip", "-k", *options, plain, cwd=target.parent)
+        plain.with_suffix(".tar.gz").rename(target)
+
+    return pack
+
+
+def python_gzip(archive: Path, target: Path) -> None:
+    with gzip.open(target, "wb") as file:
+        file.write(tar_in(archive))
+
+
+PACKERS: dict[str, Callable[[Path, Path], None]] = {
+    "gzip": gzipped(),
+    "gzip -9": gzipped("-9"),
+    "gzip -1": gzipped("-1"),
+    "gzip.open": python_gzip,
+    "tar -C FOLDER .": gnu(),
+    "tar --format=pax": gnu("--format=pax"),
+    "tar --format=ustar": gnu("--format=ustar"),
+    "tar --format=v7": gnu("--format=v7"),
+    "tar FILES": gnu_files,
+    "tarfile, pax": python(tarfile.PAX_FORMAT),
+    "tarfile, gnu": python(tarfile.GNU_FORMAT),
+    "tarfile, ustar": python(tarfile.USTAR_FORMAT),
+}
+
+
+def samples(folder: Path) -> list[Path]:
+    return [
+        ARCHIVES[0],
+        written(folder / "streamed.tar.gz", streamed()),
+        written(folder / "recorded.tar.gz", recorded()),
+    ]
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_the_same_evidence_packed_again(packer: str, tmp_path: Path) -> None:
+    for number, archive in enumerate(samples(tmp_path)):
+        target = tmp_path / str(number) / "again.tgz"
+        target.parent.mkdir()
+        PACKERS[packer](archive, target)
+        before, after = verify(archive), verify(target)
+        told = {one.rule for one in after.findings if one.rule.startswith("packing.")}
+        assert told
+        assert rules(target) - told == rules(archive)
+        assert (after.errors, after.lines) == (0, before.lines)
+        assert sum(one.rule == "packing.tar" for one in after.findings) <= 1
+
+
+@pytest.mark.parametrize("packer", ["gzip", "tar -C FOLDER .", "tarfile, pax"])
+def test_what_is_changed_is_found_however_it_is_packed(packer: str, tmp_path: Path) -> None:
+    files = all_of(written(tmp_path / "good.tar.gz", streamed()))
+    for number, name in enumerate(V0_FILES):
+        spoiled = tmp_path / "spoiled.tar.gz"
+        data = files[name]
+        other = data[:-1] + bytes((data[-1] ^ 1,))
+        spoiled.write_bytes(gzip.compress(tar_of(*{**files, name: other}.items())))
+        target = tmp_path / str(number) / "again.tgz"
+        target.parent.mkdir()
+        PACKERS[packer](spoiled, target)
+        assert "integrity.digest" in rules(target), name
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_a_long_name_in_any_form(form: int, tmp_path: Path) -> None:
+    files = {**recorded()}
+    files[LONG] = b"x"
+    archive = written(tmp_path / "long.tar.gz", files)
+    known = rules(archive)
+    plain = tar_in(archive)
+    with tarfile.open(fileobj=io.BytesIO(plain)) as tar:
+        items = [(one.name, (tar.extractfile(one) or io.BytesIO()).read()) for one in tar]
+    target = tmp_path / "again.tar.gz"
+    with tarfile.open(target, "w:gz", format=form) as tar:
+        for name, data in items:
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(data), 1.5
+            tar.addfile(member, io.BytesIO(data))
+    assert rules(target) - {"packing.gzip", "packing.tar"} == known
+
+
+HEADERS: dict[str, dict[str, str]] = {
+    "another name": {"path": "manifest.json"},
+    "a size": {"size": "5"},
+    "a link": {"linkpath": "/etc/passwd"},
+    "anything else": {"GNU.sparse.name": "x"},
+}
+
+
+@pytest.mark.parametrize("what", HEADERS)
+def test_no_header_changes_an_entry(what: str, tmp_path: Path) -> None:
+    """Python itself reads some of them otherwise: what is meant by them is not known."""
+    target = tmp_path / "again.tar.gz"
+    with tarfile.open(target, "w:gz", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in items_of(tar_in(ARCHIVES[0])):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            member.pax_headers = HEADERS[what] if name == HEALTH_FILE else {}
+            tar.addfile(member, io.BytesIO(data))
+    assert "security.renaming" in rules(target)
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE]
+)
+def test_what_is_no_file_is_refused_from_anybody(kind: bytes, tmp_path: Path) -> None:
+    target = tmp_path / "again.tar.gz"
+    with tarfile.open(target, "w:gz") as tar:
+        member = tarfile.TarInfo("elsewhere")
+        member.type, member.linkname = kind, "/etc/passwd" if kind != tarfile.DIRTYPE else ""
+        tar.addfile(member)
+    assert verify(target).errors
+    assert rules(target) & {"security.link", "security.fifo", "security.type"}
+
+
+def test_a_comment_that_was_ours_is_none_of_another(tmp_path: Path) -> None:
+    """A digest with a changed letter, or one of another program's header, vouches for nothing."""
+    archive = written(tmp_path / "good.tar.gz", streamed())
+    data = archive.read_bytes()
+    target = tmp_path / "x.tar.gz"
+    for at in range(4, 82):
+        changed = bytearray(data)
+        changed[at] ^= 2
+        target.write_bytes(changed)
+        assert verify(target).errors, at
+    end = data.index(b"\0", len(SEALED)) + 1
+    target.write_bytes(SEALED + b"packed by hand\0" + data[end:])
+    assert [one.rule for one in verify(target).findings] == ["packing.gzip"]
+
+
+def test_on_the_command_line(place: Place) -> None:
+    target = place.root / "again.tgz"
+    PACKERS["tar -C FOLDER ."](ARCHIVES[1], target)
+    done = place.stream("verify", target)
+    assert done.code == 0
+    told = [json.loads(line) for line in done.out.splitlines()]
+    assert {one["severity"] for one in told} == {"warning"}
+    assert "made by another tar" in done.err
+    compared = json.loads(place.stream("diff", target, ARCHIVES[1]).out)
+    assert "capability_diff_idempotent" in "".join(compared["notes"])
+    run("rm", "-r", "unpacked", cwd=place.root)
