@@ -1,7 +1,8 @@
 """What the layers of a run imply, against what its artifacts say.
 
-An artifact of ours is made once more from the layers, and must come out as it is. The reference
-claims other things of the same layers; its artifacts are held to what it does claim.
+An artifact of ours is made once more from the layers, and must come out as it is. The contract's
+own files alone, as the reference writes them or as they are left of an archive of ours, are held to
+what either may claim of them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from stream.archive.agreement import frame_strangeness, marker_strangeness
 from stream.archive.documents import Documents
 from stream.archive.gathering import Gathering
 from stream.archive.header import Fault
-from stream.evidence.calls import calls_started
+from stream.evidence.calls import TOOL_EVENTS, calls_started
+from stream.evidence.claims import claim_faults
 from stream.evidence.companion import make_companion
+from stream.evidence.consistency import witness_faults
 from stream.evidence.correlation import correlate
 from stream.evidence.health import health_faults, make_health
 from stream.evidence.pieces import Long
@@ -32,10 +35,10 @@ from stream.records.runner import (
     KERNEL_FILE,
     MARKERS_FILE,
     SURFACE_FILE,
+    SURFACE_SETS,
     Companion,
     CorrelationReport,
     ObservationHealth,
-    PolicyEvent,
 )
 
 
@@ -222,14 +225,49 @@ def _shown(value: Any) -> str:
 
 
 def _reference_faults(gathered: Gathering, documents: Documents) -> Iterator[tuple[str, Fault]]:
-    surface = gathered.surface
     begun = documents.beginning(SURFACE_FILE, "filesystem_paths", _Named)
     stated = begun or documents.get(SURFACE_FILE)
     if stated is not None:
-        yield from _differences(documents, {SURFACE_FILE: surface.long_surface(stated.run_id)})
+        yield from _surface_differences(gathered, documents, stated.run_id)
     health = documents.get(HEALTH_FILE)
+    report = documents.get(CORRELATION_FILE)
     if isinstance(health, ObservationHealth):
-        for reason in health_faults(
+        for reason in _health_differences(health, gathered):
+            yield HEALTH_FILE, Fault("contract.health", reason)
+        if isinstance(report, CorrelationReport):
+            for reason in witness_faults(report, health):
+                yield CORRELATION_FILE, Fault("contract.correlation", reason)
+    if isinstance(report, CorrelationReport):
+        for reason in (*_call_faults(report, gathered), *_binding_faults(report, gathered)):
+            yield CORRELATION_FILE, Fault("contract.correlation", reason)
+
+
+def _surface_differences(
+    gathered: Gathering, documents: Documents, run_id: str
+) -> Iterator[tuple[str, Fault]]:
+    """By the reference's rules, or by ours, as far as these files alone can show it."""
+    surface = gathered.surface
+    by_the_reference = surface.long_surface(run_id)
+    if documents.confirm(SURFACE_FILE, by_the_reference):
+        return
+    stated = documents.get(SURFACE_FILE)
+    if stated is None:
+        return
+    made = by_the_reference.whole()
+    for name in SURFACE_SETS:
+        here, there = getattr(stated, name), getattr(made, name)
+        if here != there and not surface.may_claim(name, here):
+            yield SURFACE_FILE, Fault("contract.surface", f"$.{name}: {_difference(here, there)}")
+
+
+def _health_differences(health: ObservationHealth, gathered: Gathering) -> list[str]:
+    """The same of what the layers show of the network."""
+    surface = gathered.surface
+    known = {f"{path.removeprefix('$.')}: {reason}" for reason, path in claim_faults(health)}
+    found: list[str] = []
+    for is_reference in (False, True):
+        surface.is_reference = is_reference
+        faults = health_faults(
             health,
             monitor_events=gathered.events,
             has_connect=surface.has_connect,
@@ -238,42 +276,47 @@ def _reference_faults(gathered: Gathering, documents: Documents) -> Iterator[tup
             sdk_events=len(gathered.sdk),
             sdk_tool_calls=calls_started(gathered.sdk),
             is_reference=True,
-        ):
-            yield HEALTH_FILE, Fault("contract.health", reason)
-        for reason in _empty_claims(health):
-            yield HEALTH_FILE, Fault("contract.health", reason)
-    report = documents.get(CORRELATION_FILE)
-    if isinstance(report, CorrelationReport):
-        if report.status == "clean" and report.ambiguities:
-            message = f"clean, and {_shown(report.ambiguities[0])} is ambiguous"
-            yield CORRELATION_FILE, Fault("contract.correlation", message)
-        yield from _reference_bindings(report, gathered.policy, gathered.events)
+        )
+        found = [reason for reason in faults if reason not in known]
+        if not found:
+            break
+    surface.is_reference = True
+    return found
 
 
-def _empty_claims(health: ObservationHealth) -> Iterator[str]:
-    """What the reference never says together."""
-    layer, drops = health.kernel_layer, health.ringbuf_drops
-    if layer == "partial_ringbuf_drops" and not drops:
-        yield f"kernel_layer: {layer}, and none were dropped"
-    if layer == "complete" and health.cgroup_correlation == "failed":
-        yield "cgroup_correlation: failed, and the kernel layer is complete"
+def _call_faults(report: CorrelationReport, gathered: Gathering) -> Iterator[str]:
+    """What a clean report leaves open: a call that has no id, or that nothing is bound to."""
+    if report.status != "clean":
+        return
+    told = [said for said in gathered.sdk if said.event_type in TOOL_EVENTS]
+    ids = [one.tool_call_id for one in told] + [one.tool_call_id for one in gathered.policy]
+    if None in ids:
+        yield "$.status: clean, and there are events of calls without an id"
+    bound = {binding.tool_call_id for binding in report.bindings}
+    unbound = {one.tool_call_id for one in told if one.tool_call_id is not None} - bound
+    if bound and unbound:  # where nothing is bound at all, that is a finding of its own
+        yield f"$.bindings: clean, and {_shown(min(unbound))} is bound to nothing"
 
 
-def _reference_bindings(
-    report: CorrelationReport, policy: list[PolicyEvent], total: int
-) -> Iterator[tuple[str, Fault]]:
-    """One for each decision, and each has the whole run for its window."""
-    decided = {one.tool_call_id: one.decision for one in policy}
+def _binding_faults(report: CorrelationReport, gathered: Gathering) -> Iterator[str]:
+    """One for each decision. A window of the whole run holds all that there was."""
+    decided: dict[str | None, set[str]] = {}
+    for one in gathered.policy:
+        decided.setdefault(one.tool_call_id, set()).add(one.decision)
+    told = {said.tool_call_id for said in gathered.sdk}
     for binding in report.bindings:
-        name = binding.tool_call_id
-        if decided.get(name) != binding.policy_decision:
-            message = f"{_shown(name)}: no such decision is in the policy layer"
-            yield CORRELATION_FILE, Fault("contract.correlation", message)
-        elif binding.kernel_event_count != total:
-            message = f"{_shown(name)}: {binding.kernel_event_count} events, not {total}"
-            yield CORRELATION_FILE, Fault("contract.correlation", message)
+        name, count = binding.tool_call_id, binding.kernel_event_count
+        decisions = decided.get(name, set())
+        is_whole = binding.window.start == "run_started" and binding.window.end == "run_finished"
+        if binding.policy_decision is None and len(decisions) == 1:
+            yield f"{_shown(name)}: the decision about it is missing"
+        elif binding.policy_decision not in (None, *decisions):
+            yield f"{_shown(name)}: no such decision is in the policy layer"
+        elif not decisions and name not in told:
+            yield f"{_shown(name)}: nobody told of such a call"
+        elif count > gathered.events or (is_whole and count != gathered.events):
+            yield f"{_shown(name)}: {count} events, not {gathered.events}"
     for name in sorted(
         filter(None, decided.keys() - {one.tool_call_id for one in report.bindings})
     ):
-        message = f"{_shown(name)}: the decision is bound to nothing"
-        yield CORRELATION_FILE, Fault("contract.correlation", message)
+        yield f"{_shown(name)}: the decision is bound to nothing"

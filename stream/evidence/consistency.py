@@ -160,6 +160,12 @@ def emptiness_faults(report: CorrelationReport) -> Iterator[Fault]:
         yield "called clean, but nothing is bound: nothing was correlated", "$.bindings"
 
 
+def witness_faults(report: CorrelationReport, health: ObservationHealth) -> Iterator[str]:
+    """What two artifacts of a run cannot both say."""
+    if report.status == "clean" and health.kernel_layer == "absent":
+        yield "$.status: clean, and there is no kernel layer to bind anything to"
+
+
 def _window_faults(binding: Binding, path: str) -> Iterator[Fault]:
     start, end = binding.window.start, binding.window.end
     for name, marker in (("start", start), ("end", end)):

@@ -55,6 +55,15 @@ class Peers(Struct):
         found = self._kinds
         return any((k, True) in found or (is_reference and (k, False) in found) for k in kinds)
 
+    @property
+    def is_any_blocked(self) -> bool:
+        return bool(self._blocked)
+
+    def may_be(self, endpoints: set[str]) -> bool:
+        """Whether these are all, where what came of a connect to port 0 is not known."""
+        known = self.endpoints(is_reference=False)
+        return known <= endpoints <= known | self.probes()
+
     def endpoints(self, *, is_reference: bool) -> set[str]:
         if is_reference:
             return self._addressed | self._named_only | self._probes | self._blocked

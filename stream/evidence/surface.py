@@ -152,8 +152,9 @@ class Surface:
 
     @property
     def has_connect(self) -> bool:
-        """Of any kind that goes to a network."""
-        return self._peers.has(CONNECT, is_reference=self.is_reference)
+        """Of any kind that goes to a network; one that was blocked is one."""
+        is_blocked = self._peers.is_any_blocked
+        return is_blocked or self._peers.has(CONNECT, is_reference=self.is_reference)
 
     @property
     def has_datagram(self) -> bool:
@@ -190,6 +191,23 @@ class Surface:
     def add_policy(self, event: PolicyEvent) -> None:
         self._policy_tools.add(event.tool)
         self._decisions.add(f"{event.decision}:{event.tool}")
+
+    def may_claim(self, name: str, stated: Sequence[str]) -> bool:
+        """Whether a recorder of ours may claim this of the same lines: it leaves out attempts and
+        its own work, and knows by details, which are not here, where a rename or a link led."""
+        claimed = {*stated}
+        if name == "network_endpoints":
+            return self._peers.may_be(claimed)
+        if name == "process_execs":
+            must = may = {*self._programs}
+        elif name == "filesystem_paths":
+            changed = dict(self._changes_that_were_told())
+            must = {*self._reached}
+            may = claimed if {"rename", "link"} & {*changed.values()} else must | changed.keys()
+        else:
+            known = getattr(self.surface(""), name)
+            must = may = {*known} | (self._agent_tools if name == "mcp_tools" else set())
+        return {path for path in must if NEAR not in path} <= claimed <= may
 
     def surface(self, run_id: str) -> CapabilitySurface:
         return self.long_surface(run_id).whole()
@@ -266,6 +284,14 @@ class Surface:
             yield _sorted({*self._reached, *self._opens_that_failed()})
         else:
             yield from (paths for paths, _ in self._reached.pieces(len))
+
+    def _changes_that_were_told(self) -> Iterator[tuple[str, str]]:
+        """Without its detail nobody knows what came of a change. And how it was called."""
+        for paths, told in self._missed.pieces(sorted):
+            for path, reasons in zip(paths, told, strict=True):
+                for reason in reasons:
+                    if not reason.startswith((f"{OPENED}:", "exec:")):
+                        yield path, reason.partition(":")[0]
 
     def _opens_that_failed(self) -> Iterator[str]:
         for paths, told in self._missed.pieces(sorted):

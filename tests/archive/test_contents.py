@@ -182,9 +182,12 @@ def test_a_clean_correlation_of_nothing_is_a_warning(files: Files, tmp_path: Pat
     assert ("contract.unbound", "warning") in [(it.rule, it.severity) for it in book.findings]
 
 
+CLASSES = ("integrity", "contract", "limit", "security", "packing")
+
+
 def test_every_rule_has_a_sentence_and_a_class() -> None:
     for name, sentence in RULES.items():
-        assert name.partition(".")[0] in ("integrity", "contract", "limit", "security")
+        assert name.partition(".")[0] in ("integrity", "contract", "limit", "security", "packing")
         assert sentence.endswith(".")
     assert {*RULES} >= WARNINGS
 
