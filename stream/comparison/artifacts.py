@@ -38,11 +38,14 @@ from stream.records.runner import (
     HEALTH,
     HEALTH_FILE,
     KERNEL_FILE,
+    POLICY_FILE,
+    SDK_FILE,
     SURFACE,
     SURFACE_FILE,
 )
 
-BESIDE = (COMPANION_FILE, EVENTS_FILE)  #: what may be there as well
+TOLD = (SDK_FILE, POLICY_FILE)  #: calls of tools, by who told of them
+BESIDE = (COMPANION_FILE, EVENTS_FILE, *TOLD)  #: what may be there as well
 ARTIFACTS = {SURFACE_FILE: SURFACE, CORRELATION_FILE: CORRELATION, HEALTH_FILE: HEALTH}
 MOST_ARTIFACT = 256 << 20  #: bytes of one artifact
 MOST_EVENTS = 1 << 20  #: how much of the run's events: what it began with
@@ -149,7 +152,7 @@ def _of_folder(folder: Path) -> dict[str, bytes]:
     found = {}
     try:
         _hold_to_manifest(folder)
-        for name in (*ARTIFACTS, COMPANION_FILE):
+        for name in (*ARTIFACTS, COMPANION_FILE, *TOLD):
             if (folder / name).is_file():
                 found[name] = _bounded(folder / name)
         if (folder / EVENTS_FILE).is_file():

@@ -285,7 +285,8 @@ def _is_healthy(evidence: Evidence) -> bool:
 
 
 def _is_correlated(evidence: Evidence) -> bool:
-    return evidence.correlation is not None and evidence.correlation.status == "clean"
+    is_clean = evidence.correlation is not None and evidence.correlation.status == "clean"
+    return is_clean and not evidence.doubt
 
 
 def _has_stable_ids(evidence: Evidence) -> bool:
@@ -293,6 +294,7 @@ def _has_stable_ids(evidence: Evidence) -> bool:
     ids = _ids(evidence)
     codes = [] if evidence.correlation is None else evidence.correlation.ambiguities
     unstable = any(code.partition(":")[0] in _UNSTABLE for code in codes)
+    unstable |= evidence.has_nameless_calls
     return (
         evidence.correlation is not None and all(ids) and len(set(ids)) == len(ids) and not unstable
     )
@@ -338,8 +340,9 @@ def _reasons(sides: Mapping[Side, Evidence], baseline: Sequence[Evidence]) -> It
             continue
         if degraded := _degraded(evidence):
             yield f"capability_diff_{side}_health: {' '.join(degraded)}"
-        if evidence.correlation is not None and evidence.correlation.status != "clean":
-            yield f"capability_diff_{side}_correlation: status={evidence.correlation.status}"
+        if evidence.correlation is not None and not _is_correlated(evidence):
+            doubt = f" {visible(evidence.doubt)}" if evidence.doubt else ""
+            yield f"capability_diff_{side}_correlation: status={evidence.correlation.status}{doubt}"
         if not _has_stable_ids(evidence):
             yield f"capability_diff_{side}_tool_call_ids: they do not tell its calls apart"
         if not _bindings(evidence) and any(evidence.values.values()):

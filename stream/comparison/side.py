@@ -6,7 +6,8 @@ Broken evidence is a problem that is named, never an exception.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from msgspec import Struct
 from stream.codec import DECODE_ERRORS, explain
 from stream.comparison.artifacts import (
     ARTIFACTS,
+    TOLD,
     DamagedError,
     folders_of,
     processes_of,
@@ -23,6 +25,8 @@ from stream.comparison.artifacts import (
 )
 from stream.comparison.names import Names, Processes
 from stream.errors import InputError
+from stream.evidence.calls import TOOL_EVENTS
+from stream.evidence.consistency import report_faults, witness_faults
 from stream.evidence.health import contradictions
 from stream.records.run import EVENTS_FILE, WORKSPACE
 from stream.records.runner import (
@@ -57,6 +61,8 @@ class Evidence(Struct, kw_only=True):
     values: dict[str, list[str]] = {}
     renamed: dict[str, int] = {}
     programs: dict[str, list[str]] = {}  #: by such a name: the files that ran. Empty: not known
+    has_nameless_calls: bool = False  #: somebody told of one that has no id
+    doubt: str = ""  #: why the correlation is not what its status says
     problems: list[str] = []
 
     @property
@@ -100,6 +106,7 @@ def evidence_of(
         correlation=artifact(CORRELATION_FILE, CorrelationReport),
         health=artifact(HEALTH_FILE, ObservationHealth),
         companion=(artifact(COMPANION_FILE, Companion) if COMPANION_FILE in artifacts else None),
+        has_nameless_calls=any(map(_is_nameless, _told(artifacts))),
     )
     evidence.folder, workspace = folders_of(artifacts.get(EVENTS_FILE, b""))
     parts = (evidence.surface, evidence.correlation, evidence.health, evidence.companion)
@@ -109,6 +116,7 @@ def evidence_of(
         faults = contradictions(evidence.health, is_reference=COMPANION_FILE not in artifacts)
         problems += [f"{HEALTH_FILE}: {fault}" for fault in islice(faults, _MOST_FAULTS)]
     evidence.problems = problems
+    evidence.doubt = next(_doubts(evidence), "")
     if evidence.surface is not None and not problems:
         _name(evidence, evidence.surface, workspace, processes)
     return evidence
@@ -139,6 +147,35 @@ def _name(
             files = map(names.of, ran.get(name, [name]))
             found.setdefault(names.of(name), set()).update(files)
         evidence.programs = {name: sorted(files) for name, files in found.items()}
+
+
+def _doubts(evidence: Evidence) -> Iterator[str]:
+    if evidence.correlation is not None:
+        for reason, path in report_faults(evidence.correlation):
+            yield f"{path}: {reason}"
+        if evidence.health is not None:
+            yield from witness_faults(evidence.correlation, evidence.health)
+
+
+class _Told(Struct):
+    event_type: str = ""
+    tool_call_id: str | None = None
+    decision: str | None = None
+
+
+_decode_told = msgspec.json.Decoder(_Told).decode
+
+
+def _told(artifacts: Mapping[str, bytes]) -> Iterator[_Told]:
+    for name in TOLD:
+        for line in artifacts.get(name, b"").splitlines():
+            with suppress(*DECODE_ERRORS):  # `verify` has a finding for it
+                yield _decode_told(line)
+
+
+def _is_nameless(told: _Told) -> bool:
+    is_of_call = told.event_type in TOOL_EVENTS or told.decision is not None
+    return is_of_call and not told.tool_call_id
 
 
 def knows_programs(evidence: Evidence) -> bool:

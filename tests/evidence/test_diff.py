@@ -208,7 +208,11 @@ def test_an_id_that_is_there_twice_names_no_call() -> None:
     assert found.policy_outcomes == {"changed": []}
     assert found.preconditions["stable_tool_call_ids_present"] is False
     assert found.status == "partial:correlation"
-    assert codes(found) == ["capability_diff_base_tool_call_ids", "capability_diff_idempotent"]
+    assert codes(found) == [
+        "capability_diff_base_correlation",
+        "capability_diff_base_tool_call_ids",
+        "capability_diff_idempotent",
+    ]
 
 
 def test_ids_of_another_run_are_not_compared() -> None:

@@ -1,0 +1,323 @@
+"""The contract's own files alone: of the reference, of somebody else, or left of one of ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream.comparison.difference import diff, is_anything_unbound
+from stream.comparison.side import read_evidence
+from stream.records.kernel import RawCapture
+from stream.records.runner import (
+    COMPANION_FILE,
+    CORRELATION_FILE,
+    HEALTH_FILE,
+    KERNEL_FILE,
+    MARKERS_FILE,
+    POLICY_FILE,
+    RUNNER_FILE,
+    SDK_FILE,
+    SURFACE_FILE,
+    V0_FILES,
+)
+from stream.stages.normalize import DetailLine, Normalize
+from tests.archive.samples import (
+    RUN,
+    Files,
+    encode,
+    framed,
+    judged,
+    layers,
+    ndjson,
+    opened,
+    recorded,
+    rules,
+    streamed,
+    written,
+)
+from tests.archive.test_claims import rich
+from tests.cli.command import Place
+from tests.cli.conftest import place
+from tests.evidence.raw import raw
+
+__all__ = ["place"]
+TRACED = RawCapture(
+    feed="strace",
+    got=3,
+    seen=3,
+    scopes={"tree": 3},
+    cgroup="failed",
+    cgroup_reasons=["strace sees the process tree only"],
+    uring="unused",
+)
+CAPTURED = RawCapture(
+    feed="ebpf",
+    got=4,
+    seen=4,
+    scopes={"both": 4},
+    cgroup="clean",
+    uring="unused",
+    ring_bytes=16 << 20,
+)
+
+
+def seven(files: Files) -> Files:
+    return {name: files[name] for name in V0_FILES}
+
+
+def traced() -> Files:
+    return {**layers(), **judged(layers(), TRACED), RUNNER_FILE: framed()}
+
+
+OURS: dict[str, Callable[[], Files]] = {
+    "recorded": recorded,
+    "streamed": streamed,
+    "rich": rich,
+    "lossy": lambda: rich(lost=3),
+    "traced": traced,
+}
+
+
+@pytest.mark.parametrize("which", OURS)
+def test_what_is_left_of_an_archive_of_ours(which: str, tmp_path: Path) -> None:
+    """Nobody has changed it: it is less, and what it says still holds."""
+    assert rules(written(tmp_path / "a.tar.gz", seven(OURS[which]()))) == set()
+
+
+def test_work_between_calls_is_no_ambiguity_in_any_form(tmp_path: Path) -> None:
+    """It is counted beside the report, which is clean."""
+    files = layers()
+    files[KERNEL_FILE] += ndjson(opened(3, "/work/later"))
+    *markers, end = files[MARKERS_FILE].splitlines(keepends=True)
+    files[MARKERS_FILE] = b"".join((*markers, end.replace(b'"at":3', b'"at":4')))
+    whole = {**files, **judged(files, CAPTURED), RUNNER_FILE: framed()}
+    told = json.loads(whole[CORRELATION_FILE])
+    assert (told["status"], told["ambiguities"]) == ("clean", [])
+    assert json.loads(whole[COMPANION_FILE])["unbound"] == {"openat": 1}
+    assert rules(written(tmp_path / "a.tar.gz", whole)) == set()
+    assert rules(written(tmp_path / "b.tar.gz", seven(whole))) == set()
+    found = diff(*(read_evidence(str(tmp_path / f"{name}.tar.gz")) for name in "ab"))
+    assert (found.status, is_anything_unbound(found)) == ("clean", True)
+
+
+# ---------------------------------------------------------------- what the contract forbids
+
+CALL = {"run_id": RUN, "source": "x", "tool": "Read"}
+
+
+def foreign() -> Files:
+    """As the reference would write it: one decision, one binding over the whole run."""
+    kernel = [opened(0, "/work/a")]
+    sdk = [
+        {"schema": "assay.runner.sdk_event.v0", **CALL, "seq": seq, "event_type": name}
+        for seq, name in enumerate(("tool_call_started", "tool_call_completed"))
+    ]
+    decision = {
+        "schema": "assay.runner.policy_event.v0",
+        **CALL,
+        "seq": 0,
+        "tool_call_id": "c1",
+        "source_event_type": "assay.tool.decision",
+        "decision": "allow",
+    }
+    note = (
+        "s2_kernel_capture: monitor_events=1 ringbuf_drops=0 network_protocol_coverage=absent"
+        " network_endpoint_claim_scope=not_applicable"
+    )
+    health = {
+        "schema": "assay.runner.observation_health.v0",
+        "run_id": RUN,
+        "platform": "linux",
+        "kernel_layer": "complete",
+        "ringbuf_drops": 0,
+        "policy_layer": "present",
+        "sdk_layer": "self_reported",
+        "cgroup_correlation": "clean",
+        "network_protocol_coverage": "absent",
+        "network_endpoint_claim_scope": "not_applicable",
+        "notes": [
+            *(note, "s4_policy_capture: policy_events=1"),
+            "s5_sdk_capture: sdk_events=2 sdk_tool_calls=1",
+        ],
+    }
+    surface = {
+        "schema": "assay.runner.capability_surface.v0",
+        "run_id": RUN,
+        "filesystem_paths": ["/work/a"],
+        "network_endpoints": [],
+        "process_execs": [],
+        "mcp_tools": ["Read"],
+        "policy_decisions": ["allow:Read"],
+    }
+    return {
+        SURFACE_FILE: encode(surface),
+        CORRELATION_FILE: encode(report(binding("c1"))),
+        RUNNER_FILE: framed(),
+        KERNEL_FILE: ndjson(*kernel),
+        POLICY_FILE: ndjson(decision),
+        SDK_FILE: ndjson(*({**one, "tool_call_id": "c1"} for one in sdk)),
+        HEALTH_FILE: encode(health),
+    }
+
+
+def binding(call: str, start: str = "run_started", end: str = "run_finished") -> dict[str, Any]:
+    window = {"start": start, "end": end}
+    decision = "allow" if call == "c1" else None
+    more = {"policy_decision": decision, "kernel_event_count": 1, "window": window}
+    return {"tool_call_id": call, **more}
+
+
+def report(*bindings: dict[str, Any], status: str = "clean") -> dict[str, Any]:
+    schema = {"schema": "assay.runner.correlation_report.v0", "run_id": RUN}
+    return {**schema, "status": status, "bindings": [*bindings], "ambiguities": []}
+
+
+def replaced(name: str, old: bytes, new: bytes) -> Callable[[Files], None]:
+    def change(files: Files) -> None:
+        assert old in files[name]
+        files[name] = files[name].replace(old, new)
+
+    return change
+
+
+def said(*bindings: dict[str, Any]) -> Callable[[Files], None]:
+    def change(files: Files) -> None:
+        files[CORRELATION_FILE] = encode(report(*bindings))
+
+    return change
+
+
+def unobserved(files: Files) -> None:
+    health = json.loads(files[HEALTH_FILE])
+    health |= {"kernel_layer": "absent", "cgroup_correlation": "failed"}
+    health["notes"] = health["notes"][1:]
+    surface = json.loads(files[SURFACE_FILE])
+    files[HEALTH_FILE] = encode(health)
+    files[KERNEL_FILE] = b""
+    files[SURFACE_FILE] = encode({**surface, "filesystem_paths": []})
+    files[CORRELATION_FILE] = encode(report({**binding("c1"), "kernel_event_count": 0}))
+
+
+def resolved(files: Files) -> None:
+    event = {**json.loads(files[KERNEL_FILE]), "seq": 1, "event_type": 112, "kind": "event_112"}
+    event = {key: event[key] for key in ("schema", "run_id", "seq", "pid", "event_type", "kind")}
+    files[KERNEL_FILE] += ndjson({**event, "value": None})
+    files[HEALTH_FILE] = files[HEALTH_FILE].replace(b"monitor_events=1", b"monitor_events=2")
+    files[CORRELATION_FILE] = encode(report({**binding("c1"), "kernel_event_count": 2}))
+
+
+TIMES = ("2026-03-04T05:06:07Z", "2026-03-04T05:06:08Z")
+OTHER = b'"seq":1,"event_type":"tool_call_completed","tool_call_id":"c1"'
+FORBIDDEN: dict[str, tuple[Callable[[Files], None], str]] = {
+    "tool events without ids": (
+        replaced(SDK_FILE, b',"tool_call_id":"c1"', b""),
+        "clean, and there are events of calls without an id",
+    ),
+    "a decision without an id": (
+        replaced(POLICY_FILE, b',"tool_call_id":"c1"', b""),
+        "clean, and there are events of calls without an id",
+    ),
+    "windows by the clock": (said(binding("c1", *TIMES)), "is no marker of a phase"),
+    "the same binding twice": (said(binding("c1"), binding("c1")), "'c1' is bound twice"),
+    "clean without a layer": (unobserved, "clean, and there is no kernel layer"),
+    "a call without a binding": (
+        replaced(SDK_FILE, OTHER, OTHER.replace(b'"c1"', b'"c2"')),
+        '"c2" is bound to nothing',
+    ),
+    "a binding of nothing": (said(binding("c1"), binding("c9")), "nobody told of such a call"),
+    "a decision left out": (
+        said({**binding("c1"), "policy_decision": None}),
+        "the decision about it is missing",
+    ),
+    "a resolved inode": (resolved, "how the kernel itself resolves a name is no evidence"),
+    "a path left out": (
+        replaced(SURFACE_FILE, b'["/work/a"]', b"[]"),
+        '"/work/a" is missing',
+    ),
+    "a path too many": (
+        replaced(SURFACE_FILE, b'["/work/a"]', b'["/etc/shadow","/work/a"]'),
+        '"/etc/shadow" follows from nothing',
+    ),
+    "an endpoint too many": (
+        replaced(SURFACE_FILE, b'"network_endpoints":[]', b'"network_endpoints":["1.2.3.4:5"]'),
+        '"1.2.3.4:5" follows from nothing',
+    ),
+}
+
+
+def made(tmp_path: Path, change: Callable[[Files], None] | None = None) -> Path:
+    files = foreign()
+    if change is not None:
+        change(files)
+    return written(tmp_path / "a.tar.gz", files)
+
+
+def test_the_foreign_one_is_good(tmp_path: Path) -> None:
+    assert rules(made(tmp_path)) == set()
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_what_the_contract_forbids(what: str, tmp_path: Path, place: Place) -> None:
+    change, message = FORBIDDEN[what]
+    done = place.stream("verify", made(tmp_path, change))
+    assert done.code == 1
+    told = [json.loads(line) for line in done.out.splitlines()]
+    assert message in " | ".join(one["message"] for one in told if one["severity"] == "error")
+
+
+@pytest.mark.parametrize("what", list(FORBIDDEN)[:5])
+def test_diff_does_not_assert_it(what: str, tmp_path: Path) -> None:
+    good = read_evidence(str(made(tmp_path)))
+    spoiled = read_evidence(str(made(tmp_path, FORBIDDEN[what][0])))
+    found = diff(good, spoiled)
+    assert found.status.startswith("partial")
+    holds = found.preconditions
+    assert holds["base_correlation_clean"]
+    assert not (holds["head_correlation_clean"] and holds["stable_tool_call_ids_present"])
+
+
+# ---------------------------------------------------------------- a peer that was refused
+
+
+def test_a_blocked_connect_alone_is_coverage(tmp_path: Path) -> None:
+    """Its endpoint is claimed: so there is a scope that it is claimed in."""
+    files = layers()
+    files[KERNEL_FILE] += ndjson(
+        {
+            "schema": "assay.runner.kernel_event.v0",
+            "run_id": RUN,
+            "seq": 3,
+            "pid": 100,
+            "event_type": 20,
+            "kind": "connect_blocked",
+            "value": "5.6.7.8:9",
+        }
+    )
+    detail = Normalize(RUN)
+    beside = [
+        line
+        for line in detail.feed([raw("connect_blocked", peer="5.6.7.8:9", pid=100)])
+        if isinstance(line, DetailLine)
+    ]
+    name = "layers/kernel-ext.ndjson"
+    files[name] += b"".join(line.replace(b'"seq":0', b'"seq":3') + b"\n" for line in beside)
+    more = judged(files, CAPTURED)
+    health = json.loads(more[HEALTH_FILE])
+    assert json.loads(more[SURFACE_FILE])["network_endpoints"] == ["5.6.7.8:9"]
+    assert health["network_protocol_coverage"] == "connect_only"
+    assert health["network_endpoint_claim_scope"] == "diagnostic_only"
+    whole = {**files, **more, RUNNER_FILE: framed()}
+    assert rules(written(tmp_path / "a.tar.gz", seven(whole))) == set()
+    blind = {
+        "network_protocol_coverage": "absent",
+        "network_endpoint_claim_scope": "not_applicable",
+    }
+    note = health["notes"][0].replace("connect_only", "absent")
+    note = note.replace("diagnostic_only", "not_applicable")
+    spoiled = {**health, **blind, "notes": [note, *health["notes"][1:]]}
+    target = written(tmp_path / "b.tar.gz", {**seven(whole), HEALTH_FILE: encode(spoiled)})
+    assert rules(target) == {"contract.health"}
