@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyio import to_thread
 from anyio.abc import ObjectSendStream
 from msgspec import Struct, field
 
-from stream.archive.alone import evidence_findings
 from stream.errors import InputError, os_reason
-from stream.pattern import Boundaries, find_boundaries
 from stream.pipeline import Batch, Chain, Counts, Pipeline, Sink, Source
 from stream.records.control import Finding
 from stream.records.run import EVENTS_FILE, Profile
-from stream.runfolder import check_folder, examine, is_finished, profile_of
 from stream.sources.ndjson import STDIN, NdjsonSource, check_readable
-from stream.stages.contracts import Contracts
 from stream.stages.invariants import Invariants
+
+if TYPE_CHECKING:  # a stream of nothing but events needs none of it: it is half of the start
+    from stream.stages.contracts import Contracts
 
 
 class Answer(Struct):
@@ -37,7 +38,7 @@ class FolderSource(Struct):
     """What a run folder shows beside its events, and what its evidence is, as findings."""
 
     root: Path
-    boundaries: Boundaries
+    contracts: Callable[[], Contracts]
     found: list[Finding] = field(default_factory=list)
 
     async def run(self, out: ObjectSendStream[Batch[Any]], /) -> None:
@@ -48,9 +49,13 @@ class FolderSource(Struct):
 
     def _examine(self) -> list[Finding]:
         """Of a run that was cut off the last records may be torn: its events say that it was."""
+        from stream.archive.alone import evidence_findings
+        from stream.runfolder import examine, is_finished
+
         if not is_finished(self.root):
             return []
-        return [*examine(self.root, self.boundaries), *evidence_findings(self.root)]
+        boundaries = self.contracts().boundaries
+        return [*examine(self.root, boundaries), *evidence_findings(self.root)]
 
 
 async def run_check(
@@ -60,10 +65,21 @@ async def run_check(
 
     Raises InputError where there is nothing to check.
     """
-    boundaries = find_boundaries(boundary)
+
+    @cache
+    def contracts() -> Contracts:
+        from stream.pattern import find_boundaries
+        from stream.stages.contracts import Contracts
+
+        return Contracts(find_boundaries(boundary))
+
+    if boundary:
+        contracts()  # what cannot be used is said before anything is read
     sources: list[Source[Any]] = []
-    folder = FolderSource(Path(name), boundaries)
+    folder = FolderSource(Path(name), contracts)
     if name != STDIN and _is_folder(folder.root):
+        from stream.runfolder import check_folder, profile_of
+
         check_folder(folder.root)
         profile = profile or profile_of(folder.root)
         name = str(folder.root / EVENTS_FILE)
@@ -72,9 +88,7 @@ async def run_check(
         check_readable([name])
         sources = [NdjsonSource(name), *sources]
     place = os.fsencode(name).decode(errors="replace")
-    stage = Invariants(
-        profile or "poc", is_alone=name != STDIN, source=place, contracts=Contracts(boundaries)
-    )
+    stage = Invariants(profile or "poc", is_alone=name != STDIN, source=place, contracts=contracts)
     await Pipeline[Any]((Chain(sources),)).through(lambda: stage).into(*sinks)
     return _answer(stage, folder.found)
 

@@ -12,7 +12,6 @@ import msgspec
 from stream.archive.book import Book
 from stream.archive.documents import is_too_deep
 from stream.codec import DECODE_ERRORS, Lines, LineSplitter, OverlongLine
-from stream.document import parse_document
 from stream.pattern import find_boundaries
 from stream.records.change import decode_change
 from stream.records.control import Finding
@@ -101,7 +100,6 @@ class Events:
         event = event_in(line)
         if event is None:
             return
-        self._find_repeated(line, number)
         kind = event.get("event_type")
         self.last = kind if isinstance(kind, str) else self.last
         if self.last in get_args(EventName):
@@ -119,12 +117,6 @@ class Events:
         items = action.get("artifacts") if isinstance(action, dict) else None
         for index, item in enumerate(items if isinstance(items, list) else ()):
             self._mention(item, number, f"$.agent_action.artifacts[{index}]")
-
-    def _find_repeated(self, line: bytes, number: int) -> None:
-        try:
-            parse_document(line)
-        except ValueError as error:
-            self._book.find("contract.duplicate_key", str(error), EVENTS_FILE, number)
 
     def _mention(self, item: Any, line: int, path: str) -> None:
         if not isinstance(item, dict):

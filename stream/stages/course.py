@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from msgspec import UNSET, Struct, UnsetType, field
 
+from stream.errors import visible
 from stream.records.decision import ORDER
 from stream.stages.rules import COMMAND_LOG, COMMAND_LOG_FILE, REQUIRED, SLOTS
 
@@ -35,6 +36,18 @@ class Reference(Struct, gc=False):
     lost: int = 0  #: bytes that there was no room for
 
 
+#: what all events of a run have alike, by the path
+CONSTANT = (
+    ("schema_version",),
+    ("prompt_provenance", "capture_mode"),
+    ("session", "session_id"),
+    ("session", "agent_id"),
+    ("session", "agent_version"),
+    ("session", "environment"),
+)
+PARTS = ("alignment", "quality", "policy")  #: of an evaluation
+
+
 class Facts(Struct):
     """What an event says that other events of its run have to agree with. None: unusable."""
 
@@ -45,6 +58,8 @@ class Facts(Struct):
     span_id: str | None
     parent: str | UnsetType | None  #: UNSET: unusable
     run_id: str | None
+    constant: tuple[str | None, ...]
+    statuses: tuple[str | None, ...]
     references: list[Reference]
 
 
@@ -71,6 +86,8 @@ class Run(Struct):
     names: set[str] = field(default_factory=set)  #: of files that are referenced as what they are
     has_commands: bool = False
     lost: dict[str, int] = {}
+    constant: tuple[str | None, ...] | None = None
+    statuses: tuple[str | None, ...] | None = None  #: of evaluation_performed
     is_torn: bool = False
 
 
@@ -107,6 +124,12 @@ class Course:
         self._last = run
         run.last = place
         self._follow(run, facts, faults)
+        if facts.constant != run.constant:
+            run.constant = _constant(run.constant, facts.constant, faults)
+        if facts.name == "evaluation_performed":
+            run.statuses = facts.statuses
+        elif facts.name == "run_finished" and run.statuses is not None:
+            _compare(run.statuses, facts.statuses, faults)
         if facts.name is None:
             run.nameless += 1
         elif SLOTS[facts.name] == run.next:
@@ -188,6 +211,28 @@ class Course:
                 message = f"is earlier than the event before it, of {run.at.isoformat()}"
                 faults.append(Fault("timestamp.order", message, "$.timestamp"))
             run.at = facts.at
+
+
+def _constant(
+    before: tuple[str | None, ...] | None, now: tuple[str | None, ...], faults: list[Fault]
+) -> tuple[str | None, ...]:
+    """What is known by now of what never changes."""
+    if before is None:
+        return now
+    for path, old, new in zip(CONSTANT, before, now, strict=True):
+        if old is not None and new is not None and old != new:
+            message = visible(f"is {new[:60]!r}, but {old[:60]!r} in the events before")
+            faults.append(Fault("run.constant", message, f"$.{'.'.join(path)}"))
+    return tuple(new if old is None else old for old, new in zip(before, now, strict=True))
+
+
+def _compare(
+    performed: tuple[str | None, ...], finished: tuple[str | None, ...], faults: list[Fault]
+) -> None:
+    for part, old, new in zip(PARTS, performed, finished, strict=True):
+        if old is not None and new is not None and old != new:
+            message = f"is {new}, but evaluation_performed has {old}"
+            faults.append(Fault("run.evaluation", message, f"$.evaluation.{part}.status"))
 
 
 def _reorder(run: Run, name: str, place: Place, faults: list[Fault]) -> None:

@@ -5,6 +5,7 @@ It says what a JSON Schema can say, and says it with the rule that is broken.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
@@ -14,6 +15,7 @@ from msgspec import Struct
 from stream.errors import visible
 from stream.records import decision
 from stream.stages.course import Fault
+from stream.stages.rules import TIME
 
 
 class Field(Struct, frozen=True):
@@ -34,6 +36,10 @@ Fields = dict[str, Field]
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def is_like_time(value: Any) -> bool:
+    return isinstance(value, str) and bool(re.search(TIME, value))
 
 
 def _is_object(value: Any) -> bool:
@@ -68,10 +74,10 @@ def _number(rule: str, *, is_optional: bool = True) -> Field:
     return Field(rule, "a number or null", _is_number, is_nullable=True, is_optional=is_optional)
 
 
-def _one_of(rule: str, kind: object) -> Field:
+def _one_of(rule: str, kind: object, **how: Any) -> Field:
     words = get_args(kind)
     what = f"one of {', '.join(words)}" if len(words) > 1 else f'"{words[0]}"'
-    return Field(rule, what, lambda value: isinstance(value, str) and value in words)
+    return Field(rule, what, lambda value: isinstance(value, str) and value in words, **how)
 
 
 def _empty(rule: str) -> Field:
@@ -113,7 +119,7 @@ EVENT: Fields = {
     "schema_version": _text("schema_version"),
     "event_type": _text("event.name", is_optional=True),
     "event_id": _name("event_id"),
-    "timestamp": _text("timestamp"),
+    "timestamp": Field("timestamp", "a time", is_like_time),
     "trace_id": _name("trace_id"),
     "span_id": _name("span_id"),
     "parent_span_id": _name("parent_span_id", is_nullable=True),
@@ -165,7 +171,9 @@ EVENT: Fields = {
         "model_output",
         {
             "completion_id": _text("model_output.completion_id", is_nullable=True),
-            "output_raw": _text("model_output.output_raw", is_nullable=True),
+            "output_raw": _one_of(
+                "model_output.output_raw", Literal["captured_as_artifact"], is_nullable=True
+            ),
             "output_structured": _object("model_output.output_structured", is_nullable=True),
             "tool_calls": _empty("model_output.tool_calls"),
             "usage": _numbers("model_output.usage", "input_tokens", "output_tokens", "latency_ms"),

@@ -12,7 +12,8 @@ another tool does not.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -28,14 +29,17 @@ from stream.codec import (
     is_blank,
     reject,
 )
+from stream.document import repeated_key
 from stream.pipeline import Batch, Counts
 from stream.records.control import Control, Finding, Reject
 from stream.records.run import Profile
-from stream.stages.contracts import Contracts
 from stream.stages.course import Course, Facts, Fault, Place, incomplete
 from stream.stages.rules import RULES, SLOTS
 from stream.stages.shape import facts_of, faults_of
 from stream.stages.strict import decode_good
+
+if TYPE_CHECKING:  # and with it all contracts: a stream of nothing but events needs none
+    from stream.stages.contracts import Contracts
 
 SECTIONS = (
     *("session", "request", "prompt_provenance", "model_output", "agent_action", "evaluation"),
@@ -53,7 +57,7 @@ class Invariants:
         *,
         is_alone: bool,
         source: str = "",
-        contracts: Contracts | None = None,
+        contracts: Callable[[], Contracts] | None = None,
     ) -> None:
         self.counts = Counts()
         self.events = 0
@@ -61,7 +65,7 @@ class Invariants:
         self.errors = 0  #: findings that make the answer no
         self._course = Course(is_alone=is_alone)
         self._profile = profile
-        self._contracts = contracts
+        self._contracts = contracts  #: asked for where a line of another contract comes
         self._is_alone = is_alone  #: the file of one run, not a pipe of many things
         self._source = source or UNSET  #: said where not even one line is there
         self._is_torn = False
@@ -117,7 +121,8 @@ class Invariants:
             return False, self._reject(batch, index, error)
         if is_event(value):
             place.event_id = facts_of(value).event_id
-            found = [self._finding(fault, place) for fault in faults_of(value, self._profile)]
+            faults = [*repeated_faults(line), *faults_of(value, self._profile)]
+            found = [self._finding(fault, place) for fault in faults]
             return True, [*found, *self._add(facts_of(value), place)]
         if self._is_alone:
             fault = Fault("line.decision_event", "is no DecisionEvent")
@@ -127,10 +132,12 @@ class Invariants:
     def _look_elsewhere(self, line: bytes, place: Place) -> list[Control]:
         """What is to be said of a line of another contract."""
         contract = contract_of(line)
-        if self._contracts is None or contract is None or not self._contracts.know(contract):
+        if self._contracts is None or contract is None:
             return []
-        source = "" if place.source is UNSET else place.source
-        fault = self._contracts.check(contract, line, source)
+        contracts = self._contracts()
+        if not contracts.know(contract):
+            return []
+        fault = contracts.check(contract, line, "" if place.source is UNSET else place.source)
         if fault is None:
             return []
         self.findings += 1
@@ -186,6 +193,12 @@ class Invariants:
             path=fault.path or UNSET,
             event_id=place.event_id or UNSET,
         )
+
+
+def repeated_faults(line: bytes) -> list[Fault]:
+    """What nobody can see any more in an event that was decoded."""
+    repeated = repeated_key(line)
+    return [Fault("line.duplicate_key", *repeated)] if repeated else []
 
 
 def is_event(value: dict[str, Any]) -> bool:

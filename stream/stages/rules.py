@@ -7,7 +7,8 @@ by which a rule decides (phrases, sources, bounds) stand here as well, and nowhe
 from __future__ import annotations
 
 import re
-from typing import Literal, get_args
+from collections.abc import Collection
+from typing import Any, Literal, get_args
 
 from msgspec import Struct
 
@@ -23,10 +24,19 @@ SLOTS: dict[str, int] = {name: slot for slot, names in enumerate(ORDER) for name
 MOST_EVIDENCE = 512
 #: how an evidence says where it comes from
 SOURCE = (
-    r"(?i)(?<![a-z])"
-    r"(?:stdout|stderr|diff|patch|command[ _-]?logs?|sha256:[0-9a-f]{8,64})"
-    r"(?![a-z])"
+    r"(^|[^A-Za-z])"
+    r"([Ss][Tt][Dd]([Oo][Uu][Tt]|[Ee][Rr][Rr])|[Dd][Ii][Ff][Ff]|[Pp][Aa][Tt][Cc][Hh]"
+    r"|[Cc][Oo][Mm][Mm][Aa][Nn][Dd][ _-]?[Ll][Oo][Gg][Ss]?|[Ss][Hh][Aa]256:[0-9A-Fa-f]{8,64})"
+    r"($|[^A-Za-z])"
 )
+#: what stands where a time does: whether it is one, the calendar says
+TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
+#: a name of a field that says it holds a prompt; how many tokens there were is no prompt
+PROMPT = r"^(?!prompt_provenance$)(?!.*[Tt]okens?$).*([Pp]rompt|PROMPT)"
+#: a status that an action_summary tells
+TOLD = r"\b(alignment|quality|policy)[ =:]+(pass|warn|fail|unknown)\b"
+#: the events that tell one
+TELLING = ("evaluation_performed", "run_finished")
 
 #: what a run must reference: artifact type -> file name
 REQUIRED = {
@@ -41,8 +51,39 @@ SOURCES = frozenset((*REQUIRED, COMMAND_LOG))
 JUDGED = frozenset(("pass", "warn", "fail"))
 
 
-def find_source(evidence: str) -> re.Match[str] | None:
-    return re.search(SOURCE, evidence)
+_HOLDERS = (dict, list)
+_is_prompt = re.compile(PROMPT).search
+find_source = re.compile(SOURCE).search
+find_told = re.compile(TOLD).findall
+
+
+def find_prompt(value: Any, path: str = "$") -> str | None:
+    """The path of a field that claims to see the prompt. A number, and what says that nothing is
+    known, claim nothing; what the user asked for was seen by everybody."""
+    if isinstance(value, dict):
+        for key, member in value.items():
+            if "rompt" in key or "ROMPT" in key:
+                known = member is None or (isinstance(member, int | float) and member is not True)
+                if not known and member not in ("", "unknown", [], {}) and _is_prompt(key):
+                    return f"{path}.{key}"
+            if type(member) not in _HOLDERS or (path == "$" and key == "request"):
+                continue
+            if found := find_prompt(member, f"{path}.{key}"):
+                return found
+    elif isinstance(value, list):
+        for index, member in enumerate(value):
+            if type(member) in _HOLDERS and (found := find_prompt(member, f"{path}[{index}]")):
+                return found
+    return None
+
+
+def contradiction(status: str, judged: Collection[str]) -> str | None:
+    """What a status is contradicted by, of the judged checks and the violations below it. That
+    some of these are unknown contradicts nothing."""
+    worst = next((one for one in ("fail", "warn", "pass") if one in judged), None)
+    if worst is None or worst == status or (status == "unknown" and worst == "pass"):
+        return None
+    return worst
 
 
 def prefix_of(summary: str) -> str | None:
@@ -68,6 +109,7 @@ RULES: dict[str, Rule] = {
     # 1: the file
     "line.utf8": Rule("1.1", "A line is UTF-8."),
     "line.json_object": Rule("1.1", "A line is a JSON object, nested no deeper than can be read."),
+    "line.duplicate_key": Rule("1.1", "No key stands twice in an object of a line."),
     "line.length": Rule("1.1", f"A line is no longer than {MAX_LINE} bytes: it could not be held."),
     "line.decision_event": Rule("1.1", "Every line of a run's own file is a DecisionEvent."),
     "timestamp.order": Rule("1.1", "No event of a run is earlier than the event before it."),
@@ -88,7 +130,7 @@ RULES: dict[str, Rule] = {
     "schema_version": Rule("2", "schema_version is a string."),
     "event_id": Rule("2", "event_id is a string."),
     "event_id.unique": Rule("2", "No two events have the same event_id."),
-    "timestamp": Rule("2", "timestamp is a string."),
+    "timestamp": Rule("2", "timestamp is a string, and a time, by which events can be ordered."),
     "timestamp.rfc3339": Rule(
         "2", "timestamp is an RFC 3339 time in UTC: recommended, and what orders it.", "warning"
     ),
@@ -96,6 +138,11 @@ RULES: dict[str, Rule] = {
     "span_id": Rule("2", "span_id is a string."),
     "parent_span_id": Rule("2", "parent_span_id is there, a string or null."),
     "observability_mode": Rule("3.3", 'observability_mode is "black_box".'),
+    "prompt.visible": Rule(
+        "3.3",
+        "No field claims to see the prompt: but in request, none whose name has `prompt` in it"
+        " holds true, a text other than unknown, an array or an object.",
+    ),
     "session": Rule("2", "session is an object."),
     "request": Rule("2", "request is an object."),
     "prompt_provenance": Rule("2", "prompt_provenance is an object."),
@@ -104,6 +151,11 @@ RULES: dict[str, Rule] = {
     "evaluation": Rule("2", "evaluation is an object."),
     # 3: across events
     "trace_id.constant": Rule("3.1", "All events of a run have the same trace_id."),
+    "run.constant": Rule(
+        "3.1",
+        "All events of a run have the same schema_version, session_id, agent_id, agent_version,"
+        " environment and capture_mode.",
+    ),
     "span_id.unique": Rule("3.1", "No two events of a run have the same span_id."),
     "parent_span_id.earlier": Rule("3.1", "A parent is the span of an earlier event of the run."),
     "parent_span_id.root": Rule("3.1", "Only the first event of a run, its root, has no parent."),
@@ -151,7 +203,9 @@ RULES: dict[str, Rule] = {
     "model_output.completion_id.null": Rule(
         "4.4", "model_output.completion_id is null: who looks from outside sees none.", "warning"
     ),
-    "model_output.output_raw": Rule("4.4", "model_output.output_raw is a string or null."),
+    "model_output.output_raw": Rule(
+        "4.4", 'model_output.output_raw is "captured_as_artifact" or null.'
+    ),
     "model_output.output_structured": Rule(
         "4.4", "model_output.output_structured is an object or null."
     ),
@@ -189,6 +243,17 @@ RULES: dict[str, Rule] = {
     "evaluation.status": Rule(
         "4.6", f"The status of alignment, quality and policy is {_one_of(decision.Status)}."
     ),
+    "evaluation.contradiction": Rule(
+        "4.6",
+        "The status of alignment, quality or policy is the worst of its judged checks and its"
+        " violations, where it has any; unknown does not contradict that the worst is a pass.",
+    ),
+    "evaluation.told": Rule(
+        "4.6",
+        "A status that the action_summary of evaluation_performed or run_finished tells is that of"
+        " the evaluation.",
+    ),
+    "run.evaluation": Rule("4.6", "run_finished has the statuses of evaluation_performed."),
     "evaluation.score": Rule(
         "4.6", "A score is a number or null; quality and policy may leave it out."
     ),

@@ -17,15 +17,19 @@ from stream.errors import visible
 from stream.records import decision
 from stream.records.decision import CLAUDE_CODE, CONSTRAINTS
 from stream.records.run import Profile
-from stream.stages.course import Facts, Fault, Reference
-from stream.stages.fields import shape_faults, shown
+from stream.stages.course import CONSTANT, PARTS, Facts, Fault, Reference
+from stream.stages.fields import is_like_time, shape_faults, shown
 from stream.stages.reasoning import find_reasoning
 from stream.stages.rules import (
     JUDGED,
     MOST_EVIDENCE,
     SLOTS,
     SOURCES,
+    TELLING,
+    contradiction,
+    find_prompt,
     find_source,
+    find_told,
     prefix_of,
 )
 
@@ -33,7 +37,10 @@ from stream.stages.rules import (
 def faults_of(event: dict[str, Any], profile: Profile) -> list[Fault]:
     """Every rule that the event breaks by itself."""
     faults = list(shape_faults(event))
-    for judge in (_name_faults, _time_faults, _constraint_faults, _evaluation_faults):
+    for judge in (
+        *(_name_faults, _time_faults, _constraint_faults, _evaluation_faults),
+        *(_told_faults, _prompt_faults),
+    ):
         faults += judge(event)
     agent = _at(event, "session", "agent_id")
     if profile == "poc" and isinstance(agent, str) and agent and agent != CLAUDE_CODE:
@@ -58,6 +65,8 @@ def facts_of(event: dict[str, Any]) -> Facts:
         _usable(event.get("span_id")),
         parent if parent is None or _usable(parent) else UNSET,
         _usable(_at(event, "session", "run_id")),
+        tuple(_usable(_at(event, *path), _WORDS.get(path[-1])) for path in CONSTANT),
+        tuple(_usable(_at(event, "evaluation", part, "status")) for part in PARTS),
         references_of(event),
     )
 
@@ -85,9 +94,26 @@ def references_of(event: dict[str, Any]) -> list[Reference]:
     return found
 
 
+def _told_faults(event: dict[str, Any]) -> Iterator[Fault]:
+    """What the summary says of the evaluation, for people, against the evaluation."""
+    summary = _at(event, "agent_action", "action_summary")
+    if name_of(event) not in TELLING or not isinstance(summary, str):
+        return
+    for part, told in find_told(summary):
+        status = _at(event, "evaluation", part, "status")
+        if isinstance(status, str) and told != status:
+            message = f"tells {part} {told}, but its status is {shown(status)}"
+            yield Fault("evaluation.told", message, "$.agent_action.action_summary")
+
+
+def _prompt_faults(event: dict[str, Any]) -> Iterator[Fault]:
+    if (path := find_prompt(event)) and path not in _BUNDLES:
+        yield Fault("prompt.visible", "claims to see what nobody can see from outside", path)
+
+
 def time_of(value: Any) -> tuple[datetime | None, str]:
     """(the time, what is not as recommended): anything that Python takes for a time has one."""
-    if not isinstance(value, str):
+    if not is_like_time(value):
         return None, ""
     try:
         at = msgspec.convert(value, datetime)
@@ -97,7 +123,7 @@ def time_of(value: Any) -> tuple[datetime | None, str]:
         try:
             at = datetime.fromisoformat(value)
         except ValueError:
-            return None, f"{reason}: it cannot be ordered"
+            return None, ""
     if at.tzinfo is None:
         at = at.replace(tzinfo=UTC)
     elif at.utcoffset() != timedelta(0):
@@ -126,8 +152,10 @@ def _name_faults(event: dict[str, Any]) -> Iterator[Fault]:
 
 def _time_faults(event: dict[str, Any]) -> Iterator[Fault]:
     value = event.get("timestamp")
-    _, reason = time_of(value)
-    if reason:
+    at, reason = time_of(value)
+    if at is None and is_like_time(value):
+        yield Fault("timestamp", f"{shown(value)} is no time", "$.timestamp")
+    elif at is not None and reason:
         yield Fault("timestamp.rfc3339", f"{shown(value)} {reason}", "$.timestamp")
 
 
@@ -142,11 +170,12 @@ def _constraint_faults(event: dict[str, Any]) -> Iterator[Fault]:
             yield Fault("constraint.canonical", message, path)
 
 
+_STATUSES = list(get_args(decision.Status))
 _TYPES = list(get_args(decision.ConstraintType))  # a list: what stands there may not be hashable
 
 
 def _evaluation_faults(event: dict[str, Any]) -> Iterator[Fault]:
-    for name in ("alignment", "quality", "policy"):
+    for name in PARTS:
         part = _at(event, "evaluation", name)
         if not isinstance(part, dict):
             continue
@@ -157,6 +186,13 @@ def _evaluation_faults(event: dict[str, Any]) -> Iterator[Fault]:
                 if isinstance(item, dict):
                     judged = kind == "violations" or _is_judged(item)
                     yield from _evidence_faults(item, judged, f"{path}.{kind}[{index}].evidence")
+        severities = [item.get("severity") for item in _objects(part.get("violations"))]
+        below = [one for one in severities if one in ("warn", "fail")]
+        below += [item.get("status") for item in _objects(part.get("checks"))]
+        status: Any = part.get("status")
+        if status in _STATUSES and (worst := contradiction(status, below)):
+            message = f"{status!r}, but the worst of its checks and violations is {worst!r}"
+            yield Fault("evaluation.contradiction", message, f"{path}.status")
         if _is_judged(part) and not _is_founded(part, event):
             message = f"{part['status']!r} without evidence of what it rests on"
             yield Fault("evaluation.outcome", message, f"{path}.status")
@@ -200,5 +236,14 @@ def _at(value: Any, *path: str) -> Any:
     return value
 
 
-def _usable(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
+def _usable(value: Any, words: tuple[str, ...] | None = None) -> str | None:
+    is_usable = isinstance(value, str) and value and (words is None or value in words)
+    return value if is_usable else None
+
+
+#: have rules of their own
+_BUNDLES = ("$.prompt_provenance.prompt_bundle", "$.prompt_provenance.prompt_bundle_hash")
+_WORDS = {
+    "environment": get_args(decision.Environment),
+    "capture_mode": get_args(decision.CaptureMode),
+}

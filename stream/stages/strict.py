@@ -5,13 +5,15 @@ It accepts exactly what `shape` finds no fault with, and knows nothing to say ab
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from stream.codec import DECODE_ERRORS
+from stream.document import repeated_key
 from stream.records.decision import (
     CLAUDE_CODE,
     CONSTRAINTS,
@@ -23,18 +25,24 @@ from stream.records.decision import (
     Status,
 )
 from stream.records.run import Profile
-from stream.stages.course import Facts, Reference
+from stream.stages.course import PARTS, Facts, Reference
 from stream.stages.reasoning import find_reasoning
-from stream.stages.rules import MOST_EVIDENCE, SLOTS, SOURCE, SOURCES, prefix_of
+from stream.stages.rules import (
+    MOST_EVIDENCE,
+    SLOTS,
+    SOURCE,
+    SOURCES,
+    TELLING,
+    contradiction,
+    find_prompt,
+    find_told,
+    prefix_of,
+)
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1)]
 Evidence: TypeAlias = Annotated[str, Meta(max_length=MOST_EVIDENCE, pattern=SOURCE)]
 Number: TypeAlias = int | float | None
 Nothing: TypeAlias = Annotated[list[Any], Meta(max_length=0)]
-
-
-class _Open(Struct, gc=False):
-    """An object of which nothing is asked."""
 
 
 class _Session(Struct, gc=False):
@@ -55,7 +63,7 @@ class _Request(Struct, gc=False):
     request_id: Name
     user_request_raw: str
     constraints: list[_Constraint]
-    context: _Open
+    context: dict[str, Any]
 
 
 class _Parameters(Struct, gc=False):
@@ -81,14 +89,10 @@ class _Usage(Struct, gc=False):
 
 class _Output(Struct, gc=False):
     completion_id: None
-    output_raw: str | None
-    output_structured: _Open | None
+    output_raw: Literal["captured_as_artifact"] | None
+    output_structured: dict[str, Any] | None
     tool_calls: Nothing
     usage: _Usage
-
-
-class _Metadata(Struct, gc=False):
-    lost_bytes: Any = 0
 
 
 class _Artifact(Struct, gc=False):
@@ -97,7 +101,7 @@ class _Artifact(Struct, gc=False):
     summary: str
     content_ref: str | None
     hash: Name
-    metadata: _Metadata
+    metadata: dict[str, Any]
 
 
 class _Action(Struct, gc=False):
@@ -158,25 +162,124 @@ class _Evaluation(Struct, gc=False):
     policy: _Checked
 
 
-class _Event(Struct, gc=False):
+class _Event(Struct, gc=False, kw_only=True):
+    """In the order of the recorder's own. What many events have alike is looked at once."""
+
     schema_version: str
+    event_type: EventName | UnsetType = UNSET
     event_id: Name
     timestamp: Annotated[datetime, Meta(tz=True)]
     trace_id: Name
     span_id: Name
     parent_span_id: Name | None
     observability_mode: Literal["black_box"]
-    session: _Session
-    request: _Request
-    prompt_provenance: _Provenance
-    model_output: _Output
+    session: Raw
+    request: Raw
+    prompt_provenance: Raw
+    model_output: Raw
     agent_action: _Action
-    evaluation: _Evaluation
-    event_type: EventName | UnsetType = UNSET
+    evaluation: Raw
 
 
-_decode = msgspec.json.Decoder(_Event).decode
+Part = TypeVar("Part")
+Meaning = TypeVar("Meaning")
+
+
+class _Section(Generic[Part, Meaning]):
+    """What a section says; None where anything is wrong with it. Most events of a run have the
+    same, and README promises a rate that is not reached where each is read anew."""
+
+    def __init__(
+        self, kind: type[Part], judge: Callable[[Part], Meaning | None], *, is_asked: bool = False
+    ) -> None:
+        self._is_asked = is_asked  #: by the user: everybody saw it
+        self._decode = msgspec.json.Decoder(kind).decode
+        self._judge = judge
+        self._known: dict[bytes, Meaning | None] = {}
+        self._last = b""  #: the one before: to compare is quicker than to look up
+        self._meaning: Meaning | None = None
+
+    def __call__(self, raw: Raw) -> Meaning | None:
+        data = bytes(raw)
+        if data == self._last:
+            return self._meaning
+        meaning = self._known[data] if data in self._known else self._learn(data)
+        self._last, self._meaning = data, meaning
+        return meaning
+
+    def _learn(self, data: bytes) -> Meaning | None:
+        """Raises one of DECODE_ERRORS."""
+        part = self._decode(data)
+        meaning = self._judge(part)
+        # What comes out as it went in has no key twice, and no other field.
+        if _encode(part) != data and (
+            repeated_key(data) or not (self._is_asked or find_prompt(_decode_any(data), "") is None)
+        ):
+            meaning = None
+        if len(self._known) == _MOST_KNOWN:
+            self._known.clear()
+        if len(data) <= _LONGEST_KNOWN:
+            self._known[data] = meaning
+        return meaning
+
+
+def _output_of(output: _Output) -> bool | None:
+    """Whether there is nothing wrong with it."""
+    return None if find_prompt(output.output_structured, "") else True
+
+
+def _request_of(request: _Request) -> bool | None:
+    """Whether there is nothing wrong with it."""
+    for constraint in request.constraints:
+        if _CANONICAL.get(constraint.id, constraint.type) != constraint.type:
+            return None
+    return True
+
+
+class _Known(Struct, gc=False):
+    """What the events of a run share."""
+
+    run_id: str
+    agent_id: str
+    constant: tuple[str, ...]
+
+
+def _session_of(session: _Session) -> _Known:
+    one = session
+    constant = (one.session_id, one.agent_id, one.agent_version, one.environment)
+    return _Known(one.run_id, one.agent_id, constant)
+
+
+class _Judged(Struct, gc=False):
+    statuses: tuple[str, ...]
+    needs_artifact: bool  #: that something rests on, as nothing else is there
+
+
+def _judged_of(evaluation: _Evaluation) -> _Judged | None:
+    needs_artifact = False
+    parts = (evaluation.alignment, evaluation.quality, evaluation.policy)
+    for part in parts:
+        below = {_STATUS_OF[type(check)] for check in part.checks} - {"unknown"}
+        below |= {violation.severity for violation in part.violations}
+        if contradiction(part.status, below):
+            return None
+        needs_artifact |= part.status != "unknown" and not below
+    return _Judged(tuple(part.status for part in parts), needs_artifact)
+
+
+_STATUS_OF = {_Unjudged: "unknown", _Passed: "pass", _Warned: "warn", _Failed: "fail"}
 _CANONICAL = {constraint.id: constraint.type for constraint in CONSTRAINTS.values()}
+_MOST_KNOWN, _LONGEST_KNOWN = 1000, 16 << 10
+_decode = msgspec.json.Decoder(_Event).decode
+_encode = msgspec.json.Encoder().encode
+_encode_into = msgspec.json.Encoder().encode_into
+_again = bytearray()
+_decode_any = msgspec.json.Decoder().decode
+_session = _Section(_Session, _session_of)
+_request = _Section(_Request, _request_of, is_asked=True)
+_provenance = _Section(_Provenance, lambda provenance: provenance.capture_mode)
+_output = _Section(_Output, _output_of)
+_evaluation = _Section(_Evaluation, _judged_of)
 
 
 def decode_good(line: bytes, profile: Profile) -> Facts | None:
@@ -185,10 +288,21 @@ def decode_good(line: bytes, profile: Profile) -> Facts | None:
         event = _decode(line)
         if not line.isascii():
             line.decode()  # msgspec does not look into the strings that it skips
+        session, judged = _session(event.session), _evaluation(event.evaluation)
+        capture_mode = _provenance(event.prompt_provenance)
+        if _request(event.request) is None or _output(event.model_output) is None:
+            return None
     except DECODE_ERRORS:
         return None
-    session, action, at = event.session, event.agent_action, event.timestamp
+    if session is None or judged is None or capture_mode is None:
+        return None
+    action, at = event.agent_action, event.timestamp
     if at.tzinfo is not UTC or (profile == "poc" and session.agent_id != CLAUDE_CODE):
+        return None
+    # What comes out as it went in has no key twice, and no other field.
+    _encode_into(event, _again)
+    is_plain = _again == line
+    if not is_plain and (repeated_key(line) or find_prompt(_decode_any(line))):
         return None
     summary = action.action_summary
     name = prefix_of(summary)
@@ -198,18 +312,20 @@ def decode_good(line: bytes, profile: Profile) -> Facts | None:
         name = event.event_type
     if name not in SLOTS or find_reasoning(summary, session.agent_id):
         return None
-    for constraint in event.request.constraints:
-        if _CANONICAL.get(constraint.id, constraint.type) != constraint.type:
+    if name in TELLING:
+        told = dict(zip(PARTS, judged.statuses, strict=True))
+        if any(told[part] != status for part, status in find_told(summary)):
             return None
     references = []
     for item in action.artifacts:
-        lost = item.metadata.lost_bytes
+        metadata = item.metadata
+        if is_plain and metadata and find_prompt(metadata, ""):
+            return None
+        lost = metadata.get("lost_bytes", 0)
         known = lost if type(lost) is int and lost > 0 else 0
         references.append(Reference(item.type, item.id, item.content_ref, known))
-    evaluation = event.evaluation
-    for part in (evaluation.alignment, evaluation.quality, evaluation.policy):
-        if part.status != "unknown" and not _is_founded(part, references):
-            return None
+    if judged.needs_artifact and not any(one.type in SOURCES for one in references):
+        return None
     return Facts(
         name,
         event.event_id,
@@ -218,11 +334,7 @@ def decode_good(line: bytes, profile: Profile) -> Facts | None:
         event.span_id,
         event.parent_span_id,
         session.run_id,
+        (event.schema_version, capture_mode, *session.constant),
+        judged.statuses,
         references,
     )
-
-
-def _is_founded(part: _Alignment | _Checked, references: list[Reference]) -> bool:
-    if part.violations or any(type(check) is not _Unjudged for check in part.checks):
-        return True
-    return any(reference.type in SOURCES for reference in references)

@@ -28,7 +28,8 @@ from stream.pipeline import Batch, Counts
 from stream.records.boundary import PATTERN_VERSION
 from stream.records.control import Control, Finding
 from stream.stages.contracts import DEFAULTS, Contracts
-from stream.stages.invariants import is_event
+from stream.stages.invariants import is_event, repeated_faults
+from stream.stages.rules import RULES
 from stream.stages.shape import faults_of
 
 UNKNOWN = "(unknown)"  #: what lines of other contracts are counted as
@@ -113,12 +114,11 @@ class Validate:
         return contract, fault
 
     def _judge_event(self, line: bytes) -> Fault | None:
-        """By itself: `check` holds a run together."""
-        fault = next(iter(faults_of(msgspec.json.decode(line), "agents")), None)
-        if fault is not None:
-            return fault.message, fault.path
-        if repeated := repeated_key(line):
-            return repeated
+        """By itself: `check` holds a run together, and tells of what is only recommended."""
+        faults = [*repeated_faults(line), *faults_of(msgspec.json.decode(line), "agents")]
+        for fault in faults:
+            if RULES[fault.rule].severity == "error":
+                return fault.message, fault.path
         self.contracts[EVENT] += 1
         return None
 

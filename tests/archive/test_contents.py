@@ -285,7 +285,7 @@ def test_a_changed_artifact(tmp_path: Path) -> None:
         (
             b'"schema_version":"0.2"',
             b'"schema_version":"0.2","schema_version":"0.2"',
-            "contract.duplicate_key",
+            "contract.check.line.duplicate_key",
         ),
     ],
 )

@@ -36,8 +36,8 @@ _SUMMARIES = (
     "claude_stdout.txt 18211 bytes, claude_stderr.txt 0 bytes; declared, not observed",
     "3 paths changed: src/parse.py, tests/test_parse.py, README.md",
     "4 commands of wrapped programs: pytest 2, git 1, python 1; others are not seen",
-    "alignment pass, quality pass, policy pass",
-    "alignment pass, quality pass, policy pass; blocked no, nothing changed no",
+    "alignment warn, quality pass, policy pass",
+    "alignment warn, quality pass, policy pass; blocked no, nothing changed no",
 )
 _DIGEST = "sha256:" + "4f53cda18c2baa0c0354bb5f9a3ecbe5ed12ab4d8e11ba873c2f11161202b945"
 _EVIDENCE = "fs_diff.patch: +++ b/tests/test_parse.py, 14 lines added; " + _DIGEST
@@ -265,9 +265,9 @@ def changed_events(draw: st.DrawFn) -> Event:
         if kind == 0:
             del holder[last]
         elif kind == 1 and isinstance(holder, dict):
-            holder[draw(st.sampled_from(["x", "checks", "violations", "score"]))] = copy.deepcopy(
-                draw(VALUES)
-            )
+            holder[
+                draw(st.sampled_from(["x", "checks", "violations", "score", "system_prompt"]))
+            ] = copy.deepcopy(draw(VALUES))
         else:
             holder[last] = copy.deepcopy(draw(VALUES))
     return one

@@ -12,12 +12,17 @@ from hypothesis import given, settings
 
 from stream.document import BUNDLE
 from stream.records.decision import ORDER
-from stream.stages.fields import shape_faults
-from stream.stages.rules import RULES
+from stream.stages.rules import RULES, TIME
+from stream.stages.shape import faults_of
 from tests.stages.runs import Event, changed_events, good_run, published
 
 SCHEMA: dict[str, Any] = json.loads((BUNDLE / "schema" / "decision_event.schema.json").read_text())
 VALIDATOR = jsonschema_rs.validator_for(SCHEMA)
+#: what no schema can say, and what only warns
+BEYOND = {
+    *("action_summary.reasoning", "evaluation.told"),
+    *("timestamp.rfc3339", "model_output.completion_id.null"),
+}
 PAGE = (BUNDLE / "schema" / "README.md").read_text()
 
 
@@ -28,13 +33,16 @@ def test_good_events_keep_the_schema(one: Event) -> None:
 
 @settings(max_examples=1000)
 @given(changed_events())
-def test_schema_and_check_agree_on_the_shape(one: Event) -> None:
+def test_schema_and_check_agree_on_one_event(one: Event) -> None:
     said = [error.message for error in VALIDATOR.iter_errors(one)]
-    assert bool(said) == bool(list(shape_faults(one))), said
+    found = {fault.rule for fault in faults_of(one, "agents")} - BEYOND
+    if "timestamp" in found and re.match(TIME, str(one.get("timestamp"))):
+        found.remove("timestamp")
+    assert bool(said) == bool(found), (said, found)
 
 
 def test_the_schema_is_open() -> None:
-    assert "additionalProperties" not in json.dumps(SCHEMA)
+    assert '"additionalProperties": false' not in json.dumps(SCHEMA)
 
 
 def test_the_page_has_every_rule() -> None:

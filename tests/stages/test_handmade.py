@@ -38,7 +38,7 @@ def found(items: list[Any]) -> list[tuple[Any, ...]]:
 def test_a_boundary_object(row: dict[str, Any]) -> None:
     line = made(row, record())
     _, said = run_stage(Validate(IN_FORCE, is_last=True), [lines(line)])
-    stage = Invariants(is_alone=False, contracts=Contracts(IN_FORCE))
+    stage = Invariants(is_alone=False, contracts=lambda: Contracts(IN_FORCE))
     out, beside = run_stage(stage, [lines(line)])
     assert out == [line]  # evidence passes, whatever it breaks
     assert found(said) == found(beside)
