@@ -28,10 +28,11 @@ from stream.evidence.calls import TOOL_EVENTS, calls_started
 from stream.evidence.companion import make_companion
 from stream.evidence.correlation import Correlation, correlate
 from stream.evidence.health import make_health
-from stream.evidence.moments import Written, place, told_apart
+from stream.evidence.moments import COMMANDS, Written, place, told_apart
 from stream.evidence.steps import kernel_steps, lost_between
 from stream.evidence.surface import Surface
 from stream.evidence.unused import Unused
+from stream.recorder.commands import Commands, Heard
 from stream.recorder.disclosure import Disclosure
 from stream.recorder.invocation import Ending
 from stream.recorder.outputs import NOT_OURS, Kept
@@ -81,6 +82,7 @@ class Account(Struct, kw_only=True):
     times: Times
     home: str | None = None  #: where the recorder's own programs lie
     helpers: Sequence[str] = ()
+    heard: Heard = field(default_factory=Heard)  #: of the wrappers
 
     def doubt(self, reasons: Iterable[str]) -> None:
         """Who reads the layers does not see all that was seen."""
@@ -92,6 +94,7 @@ class Concluded(Struct):
     health: ObservationHealth
     correlation: CorrelationReport
     kept: dict[str, Kept]  #: the files that were written
+    commands: Commands
     troubles: list[str] = field(default_factory=list)
 
 
@@ -214,7 +217,13 @@ def conclude(
     if files.trouble:
         lost = sum(files.lost.values())
         troubles.append(f"{f'{lost} lines of the layers: ' if lost else ''}{files.trouble}")
-    return Concluded(health, correlation.report, kept, troubles)
+    commands = Commands(
+        health.kernel_layer == "complete",
+        correlation.vouched,
+        correlation.wrappers,
+        correlation.programs,
+    )
+    return Concluded(health, correlation.report, kept, commands, troubles)
 
 
 def _surface_of(files: LayerFiles) -> Surface:
@@ -233,7 +242,7 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _markers(testimony: Testimony, account: Account, total: int) -> list[Marker]:
-    received = testimony.received
+    received = {**testimony.received, COMMANDS: account.heard.received}
     written = {
         channel: Written(writes, received.get(channel, 0))
         for channel, writes in account.written.items()
@@ -260,6 +269,7 @@ def _markers(testimony: Testimony, account: Account, total: int) -> list[Marker]
         home=account.home,
         helpers=account.helpers,
         unused=counts,
+        commands=account.heard.lines,
     )
 
 

@@ -20,12 +20,14 @@ from stream.archive.chain import LayerFiles
 from stream.codec import join_lines
 from stream.conclusion import Account, Course, conclude
 from stream.errors import FeedError, RequiredError, number, os_reason
+from stream.evidence.moments import COMMANDS
 from stream.evidence.surface import Surface
 from stream.evidence.unused import Unused
 from stream.handing import Censored, Spilled
 from stream.pipeline import Batch, Pipeline, Write
 from stream.recorder.cgroup import Cgroup
 from stream.recorder.channels import Channels, Sdk
+from stream.recorder.commands import CommandLog, Commands, Heard
 from stream.recorder.decisions import DecisionLog
 from stream.recorder.guard import Guard
 from stream.recorder.invocation import Ending
@@ -88,13 +90,20 @@ class KernelWitness:
         self._begun, self._is_done = Event(), Event()
         self._given: list[bytes] = []  # names in the environment
         self._troubles: list[str] = []
+        self._log: CommandLog | None = None
         self.kept: Mapping[str, Kept] = {}
+        self.commands: Commands | None = None
 
-    async def begin(self, guard: Guard, cgroup: Cgroup | None, order: Order) -> Order:
+    async def begin(
+        self, guard: Guard, cgroup: Cgroup | None, order: Order, log: CommandLog | None
+    ) -> Order:
+        self._log = log
         given = self._channels.open() | self._testimony.environment(self._channels.log)
         self._given = list(given)
         order.env = {**order.env, **given}
         watched = {"stdout": guard.stdout, **self._channels.files()}
+        if log is not None:
+            watched[COMMANDS] = log.fd
         watch = [Watch.of(name, fd) for name, fd in watched.items()]
         try:
             # In a thread: the kernel checks programs for a while, and probes run meanwhile.
@@ -187,12 +196,13 @@ class KernelWitness:
             times=self._times,
             home=self._recording.disclosure.value(path_text(os.fsencode(self._home))),
             helpers=[path_text(os.fsencode(path)) for path in self._channels.helpers],
+            heard=Heard() if self._log is None else self._log.heard,
         )
         course = Course.of(self._recording, ending, self._given)
         folder = self._recording.folder
         concluded = conclude(folder, self._files, self._testimony, account, course)
         self._troubles += concluded.troubles
-        self.kept = concluded.kept
+        self.kept, self.commands = concluded.kept, concluded.commands
         summary.kernel_layer = concluded.health.kernel_layer
         summary.kernel_events = self._files.lines(KERNEL_FILE)
         summary.kernel_lost = concluded.health.ringbuf_drops

@@ -8,7 +8,7 @@ agrees with nothing but null.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct, field
@@ -142,6 +142,19 @@ def _of_commands(summary: RunSummary, run: Run) -> Iterator[str]:
     yield from _differing("commands", summary.commands, COMMANDS_FILE, listed)
 
 
+def vouched_faults(
+    events: Mapping[str, Event], vouched: Collection[int], lines: Collection[int]
+) -> Iterator[str]:
+    """What the events say of the command log, against the lines of it that its layers vouch for.
+    Before there was such a count, nothing was said."""
+    for number in sorted({*vouched} - {*lines}):
+        yield f"line {number} of {COMMANDS_FILE}: a wrapper wrote it, and it is not there"
+    log = _facts_of(events.get("commands_observed"), "command_log")
+    if "vouched_count" in log:
+        stated = log["vouched_count"]
+        yield from _differing("vouched_count", stated, "the evidence", len(vouched))
+
+
 def _of_ending(summary: RunSummary, run: Run) -> Iterator[str]:
     for name, keys in (("agent_completed", _AT_EXIT), ("artifacts_captured", _ENDING)):
         facts = _facts(run, name, "process")
@@ -188,7 +201,11 @@ def _shown(value: Any) -> str:
 
 def _facts(run: Run, event: str, kind: str) -> Mapping[str, Any]:
     """What an event has beside its sentence. Empty: it has no such artifact."""
-    for item in _listed(run.events.get(event), "agent_action", "artifacts"):
+    return _facts_of(run.events.get(event), kind)
+
+
+def _facts_of(event: Any, kind: str) -> Mapping[str, Any]:
+    for item in _listed(event, "agent_action", "artifacts"):
         if _within(item, "type") == kind:
             metadata = _within(item, "metadata")
             return metadata if isinstance(metadata, dict) else {}

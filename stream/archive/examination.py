@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
-from stream.archive.accord import Run, disagreements
+from stream.archive.accord import Run, disagreements, vouched_faults
 from stream.archive.book import Book
 from stream.archive.chain import Tally
 from stream.archive.documents import DOCUMENTS, Documents
@@ -20,6 +20,7 @@ from stream.evidence.claims import ABSENT_NOTE
 from stream.records.decision import CLAUDE_CODE
 from stream.records.run import (
     ARTIFACTS,
+    COMMANDS_FILE,
     EVENTS_FILE,
     MANIFEST_FILE,
     METADATA_FILE,
@@ -97,6 +98,15 @@ class Examination:
         if is_whole and self._events and self._book.is_recorded:
             self._check_accord(self._events)
         return is_whole
+
+    def check_vouched(self) -> None:
+        """What of the command log the layers vouch for, once they were read to their end."""
+        judge = self._validated.get(COMMANDS_FILE)
+        if not self._events or not self._book.is_recorded or not self.gathering.is_whole:
+            return
+        lines = {*range(judge.count if judge else 0)}
+        for reason in vouched_faults(self._events.named, self.gathering.vouched, lines):
+            self._book.find("contract.accord", reason)
 
     def close(self) -> None:
         self.documents.close()

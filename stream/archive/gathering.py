@@ -80,6 +80,7 @@ class Gathering:
         self.lost = 0  #: by the gaps
         self.has_gaps = False
         self.urings = 0  #: that were set up
+        self.vouched: frozenset[int] = frozenset()  #: lines of the command log, once it is known
         self.strangers: list[str] = []  #: details that are of another event than their line
         self.bare, self.first_bare = 0, -1  #: events that have details, and lack them
         self.oddities: list[str] = []  #: events that no feed of ours tells so

@@ -155,6 +155,7 @@ def imply(
         capture=capture,
     )
     surface.admit(correlation.near)
+    gathered.vouched = correlation.vouched
     health = make_health(
         run_id,
         capture,

@@ -173,6 +173,7 @@ class _Places:
 
     def __init__(self, kernel: Callable[[], int], sdk: Callable[[], int]) -> None:
         self._last = 0
+        self._lines: set[int] = set()  # of the command log
         self._kernel = kernel
         self._sdk = sdk
 
@@ -186,6 +187,11 @@ class _Places:
             message = f"the SDK layer has no line {marker.sdk_seq}"
             yield "contract.marker", message, "$.sdk_seq"
         self._last = max(self._last, marker.at)
+        number = marker.command_seq
+        if number is not None and number in self._lines:
+            message = f"line {number} of the command log has one already"
+            yield "contract.marker", message, "$.command_seq"
+        self._lines |= set() if number is None else {number}
         for reason, path in faults_of(marker):
             yield "contract.marker", reason, path
 

@@ -91,6 +91,7 @@ def _examine_folder(root: Path, book: Book, examination: Examination) -> None:
 
 def hold_to_implied(book: Book, examination: Examination) -> None:
     if book.is_folder and not has_evidence(book.names):
+        examination.check_vouched()
         return
     gathered, documents = examination.gathering, examination.documents
     for name, fault in implied_faults(
@@ -100,3 +101,4 @@ def hold_to_implied(book: Book, examination: Examination) -> None:
         is_streamed=not book.is_recorded,
     ):
         book.find(fault.rule, fault.message, name)
+    examination.check_vouched()

@@ -160,5 +160,5 @@ def _commands(commands: Iterable[Command] | None, why_none: str) -> Commands:
         count += 1
         if command.category == "test" and not first:
             first = f"{cut(command.name, 30)} at {cut(command.time, 30)}"
-    none = "none were called"
+    none = f"{unvouched} that nobody vouches for" if unvouched else "none were called"
     return Commands(count=count, unvouched_tests=unvouched, first_test=first, why_none=none)

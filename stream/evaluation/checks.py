@@ -174,7 +174,7 @@ def tests_required(changes: Changes, commands: Commands) -> Verdict:
     told = commands.unvouched_tests
     beside = f", and {told} that nobody vouches for" if told else ""
     if not commands.count:
-        text = f"{code}; no commands observed: {commands.why_none}{beside}"
+        text = f"{code}; no commands observed: {commands.why_none}"
         return "warn", evidence(DIFF, text)
     text = f"{code}; {COMMANDS}: no run of tests among {commands.count} commands{beside}"
     return "fail", evidence(DIFF, text)

@@ -8,6 +8,7 @@ beside it or above it, told nothing itself.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
@@ -49,7 +50,13 @@ class _Doubt(Struct):
 
 
 class Attribution:
-    def __init__(self, calls: Iterable[Call], own: Own) -> None:
+    def __init__(
+        self, calls: Iterable[Call], own: Own, told: Iterable[tuple[int, int, int]] = ()
+    ) -> None:
+        """`told`: of lines of the command log, after how many events each was written, its number
+        and by whom."""
+        self.vouched: set[int] = set()  #: lines that a wrapper wrote
+        self._told = sorted(told)
         self.unbound: Tally = defaultdict(int)
         self.undecided: Tally = defaultdict(int)
         self.total = 0
@@ -75,11 +82,28 @@ class Attribution:
 
     def run(self, events: Iterable[KernelStep]) -> None:
         steps = iter(events)
+        lines = iter([*self._told, (sys.maxsize, -1, -1)])
+        line = next(lines)
         for at, what, call in _edges(self._calls):
+            while line[0] < at:
+                if not self._vouch(steps, *line):
+                    return
+                line = next(lines)
             if not self._advance(steps, at - self.total):
                 return
             self._turn(what, call)
+        while line[1] >= 0:
+            if not self._vouch(steps, *line):
+                return
+            line = next(lines)
         self._advance(steps, None)
+
+    def _vouch(self, steps: Iterator[KernelStep], at: int, number: int, pid: int) -> bool:
+        if not self._advance(steps, at - self.total):
+            return False
+        if self._own.is_telling(pid, "wrapper"):
+            self.vouched.add(number)
+        return True
 
     def finish(self) -> Iterator[str]:
         """What is not certain."""
@@ -95,6 +119,11 @@ class Attribution:
 
     def _turn(self, what: Literal["opens", "closes"], call: Call) -> None:
         start, end = call.pids
+        if self._is_forged(call, 0 if what == "opens" else 1):
+            self._names.add(code("sdk_tool_call_not_told_by_hook", call.id))
+            call.is_forged = True
+        if call.is_forged and call not in self._tellers:
+            return
         self._turns += 1
         self._suspected.clear()
         if what == "opens":
@@ -116,8 +145,17 @@ class Attribution:
                 call.is_doubted |= bool(call.tally)
                 _add(call.tally, self.undecided)
                 call.tally.clear()
+            if call.is_forged:
+                call.is_doubted |= bool(call.tally)
+                _add(call.tally, self.undecided)
+                call.tally.clear()
         if teller is None or (call.end is not None and end is None):
             self._names.add(code("sdk_tool_call_told_by_unknown_process", call.id))
+
+    def _is_forged(self, call: Call, end: int) -> bool:
+        """Whether somebody else wrote where the recorder's hook writes what it was told."""
+        pid = call.pids[end]
+        return call.hooked[end] and pid is not None and not self._own.is_telling(pid, "hook")
 
     def _teller(self, pid: int) -> Process:
         """Of a hook, the program that started it."""

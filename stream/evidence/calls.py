@@ -12,6 +12,7 @@ from stream.errors import visible
 from stream.records.runner import Marker, PolicyEvent, SdkEvent
 
 TOOL_EVENTS = ("tool_call_started", "tool_call_completed")
+HOOKS = "claude-code-hooks"  #: the source of what the recorder's hook was told
 Tally: TypeAlias = defaultdict[int, int]  #: events by event_type
 
 
@@ -26,6 +27,8 @@ class Call(Struct, eq=False):
     end: int | None = None
     command: str | None = None
     pids: tuple[int | None, int | None] = (None, None)  #: who told its start, and its end
+    hooked: tuple[bool, bool] = (False, False)  #: the same: as what the recorder's hook was told
+    is_forged: bool = False  #: and somebody else wrote that
     tools: set[str] = set()
     decisions: list[PolicyEvent] = []
     tally: Tally = defaultdict(int)
@@ -60,7 +63,9 @@ def calls_of(
             _met(calls, decision.tool_call_id, decision.tool).decisions.append(decision)
     for number, marker in enumerate(markers):
         if marker.tool_call_id in calls and marker.name in TOOL_EVENTS:
-            _mark(calls[marker.tool_call_id], marker, number)
+            at = marker.sdk_seq
+            by_hook = at is not None and 0 <= at < len(sdk) and sdk[at].source == HOOKS
+            _mark(calls[marker.tool_call_id], marker, number, by_hook=by_hook)
     return calls
 
 
@@ -78,15 +83,15 @@ def _met(calls: dict[str, Call], name: str, tool: str | None) -> Call:
     return call
 
 
-def _mark(call: Call, marker: Marker, number: int) -> None:
+def _mark(call: Call, marker: Marker, number: int, *, by_hook: bool) -> None:
     """The first start, and the first end after it: what comes again is a duplicate."""
     call.order = min(call.order, (0, number))
     if marker.name == "tool_call_started" and call.begin is None:
         call.begin, call.end, call.command = marker.at, None, marker.command
-        call.pids = (marker.pid, None)
+        call.pids, call.hooked = (marker.pid, None), (by_hook, False)
     elif marker.name == "tool_call_completed" and call.end is None:
         call.end = marker.at
-        call.pids = (call.pids[0], marker.pid)
+        call.pids, call.hooked = (call.pids[0], marker.pid), (call.hooked[0], by_hook)
 
 
 def in_order(calls: Iterable[Call]) -> list[Call]:

@@ -40,6 +40,9 @@ class Correlation(Struct, frozen=True):
     unbound: dict[str, int]  #: outside of every window
     undecided: dict[str, int]  #: inside of windows, and it cannot be said whose
     near: set[Claim]  #: of what was done in the recorder's own folder, what was not its own work
+    vouched: frozenset[int]  #: lines of the command log that a wrapper was seen to write
+    wrappers: int  #: that ran
+    programs: dict[str, int]  #: by name: those that ran and were no wrapper's
 
 
 def correlate(
@@ -57,7 +60,8 @@ def correlate(
     `capture`: the books of the feed, which know of losses that have no place."""
     calls = calls_of(sdk, policy, markers)
     named = set(_named_of_calls(calls, policy))
-    attribution = Attribution(calls.values(), _own(markers))
+    own = _own(markers)
+    attribution = Attribution(calls.values(), own, _told(markers))
     attribution.run(events)
     total = attribution.total
     doubts = set(attribution.finish())
@@ -74,7 +78,8 @@ def correlate(
         named |= {code("told_and_not_used", *key.split(":", 1)) for key in marker.unused}
     if not (total or sdk or policy):
         named.add("nothing_observed")
-    bindings = [_binding(call, total) for call in in_order(calls.values())]
+    told = [call for call in in_order(calls.values()) if not call.is_forged]
+    bindings = [_binding(call, total) for call in told]
     report = CorrelationReport(
         run_id=run_id,
         status=_status(bindings, named, has_kernel=has_kernel),
@@ -87,12 +92,22 @@ def correlate(
         unbound=_by_kind(attribution.unbound),
         undecided=_by_kind(attribution.undecided),
         near=attribution.near,
+        vouched=frozenset(attribution.vouched),
+        wrappers=own.wrappers,
+        programs=dict(own.programs),
     )
 
 
 def _own(markers: Sequence[Marker]) -> Own:
     first = markers[0] if markers else None
     return Own(None, ()) if first is None else Own(first.home, first.helpers)
+
+
+def _told(markers: Sequence[Marker]) -> Iterator[tuple[int, int, int]]:
+    """Of lines of the command log: where, which, and by whom."""
+    for marker in markers:
+        if marker.command_seq is not None and marker.pid is not None:
+            yield marker.at, marker.command_seq, marker.pid
 
 
 def _status(bindings: Sequence[Binding], named: set[str], *, has_kernel: bool) -> State:

@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
 from stream.records.runner import Marker
 
 MarkerName = Literal["tool_call_started", "tool_call_completed"]
 Clock = Literal["kernel", "arrival"]
+COMMANDS = "commands"  #: the channel of the wrappers
 _KERNEL: Clock = "kernel"
 _ARRIVAL: Clock = "arrival"
 
@@ -49,13 +51,6 @@ class Written(Struct, frozen=True):
         return in_order and bool(self.writes) and self.writes[-1][0] == self.received
 
 
-class _Placed(Struct):
-    at: int
-    clock: Clock
-    moment: Moment
-    pid: int | None
-
-
 class _Clock:
     """Of the channels that the kernel saw written to their end."""
 
@@ -63,13 +58,13 @@ class _Clock:
         self._whole = {channel: one for channel, one in written.items() if one.is_whole}
         self._sizes = {c: [size for size, *_ in one.writes] for c, one in self._whole.items()}
 
-    def said(self, moment: Moment) -> tuple[int, int] | None:
+    def said(self, channel: str, offset_end: int) -> tuple[int, int] | None:
         """When, and by whom."""
-        sizes = self._sizes.get(moment.channel, [])
-        number = bisect_left(sizes, moment.offset_end)
+        sizes = self._sizes.get(channel, [])
+        number = bisect_left(sizes, offset_end)
         if number >= len(sizes):
             return None
-        _, ts, pid = self._whole[moment.channel].writes[number]
+        _, ts, pid = self._whole[channel].writes[number]
         return ts, pid
 
 
@@ -83,26 +78,45 @@ def place(
     home: str | None = None,
     helpers: Sequence[str] = (),
     unused: Mapping[str, int] | None = None,
+    commands: Sequence[Sequence[int]] = (),
 ) -> list[Marker]:
     """The markers of a run with `total` kernel events.
 
     `written`: of each channel that the kernel saw written. `times`: how many kernel events had
     happened by then. `home`: the folder of the recorder's own programs, and `helpers`: what
-    these run. `unused`: what was told and could not be used.
+    these run. `unused`: what was told and could not be used. `commands`: of each line of the
+    command log, how many bytes had come with each of its pieces.
     """
     kernels = _Clock(written)
     begun: dict[str | None, int] = {}
-    placed: list[_Placed] = []
+    placed: list[Marker] = []
     for moment in moments:
         ts, clock, pid = moment.arrived_ns, _ARRIVAL, None
-        if (said := kernels.said(moment)) is not None:
+        if (said := kernels.said(moment.channel, moment.offset_end)) is not None:
             (ts, pid), clock = said, _KERNEL
         at = min(max(times(ts), 0), total)
         if moment.name == "tool_call_started":
             begun.setdefault(moment.tool_call_id, at)
         elif moment.tool_call_id is not None:  # two clocks may disagree by a little
             at = max(at, begun.get(moment.tool_call_id, 0))
-        placed.append(_Placed(at, clock, moment, pid))
+        placed.append(_marker(run_id, at, clock, moment, pid))
+    for number, ends in enumerate(commands):
+        told = [kernels.said(COMMANDS, end) for end in ends]
+        known = [one for one in told if one is not None]
+        if known and len(known) == len(told) and len({pid for _, pid in known}) == 1:
+            ts, pid = known[-1]
+            at = min(max(times(ts), 0), total)
+            placed.append(
+                Marker(
+                    run_id=run_id,
+                    seq=0,
+                    name="wrapper_told",
+                    at=at,
+                    clock=_KERNEL,
+                    command_seq=number,
+                    pid=pid,
+                )
+            )
     placed.sort(key=lambda one: one.at)  # stable: what was told first comes first
     return [
         Marker(
@@ -114,7 +128,7 @@ def place(
             home=home,
             helpers=list(helpers),
         ),
-        *(_marker(run_id, seq, one) for seq, one in enumerate(placed, 1)),
+        *(msgspec.structs.replace(one, seq=seq) for seq, one in enumerate(placed, 1)),
         Marker(
             run_id=run_id,
             seq=len(placed) + 1,
@@ -137,7 +151,7 @@ def told_apart(
     begun: dict[str | None, dict[str, int]] = {}  # of each call, by channel
     ended: dict[str | None, dict[str, int]] = {}
     for moment in (*moments, *again):
-        if (said := kernels.said(moment)) is not None:
+        if (said := kernels.said(moment.channel, moment.offset_end)) is not None:
             told = begun if moment.name == "tool_call_started" else ended
             told.setdefault(moment.tool_call_id, {}).setdefault(moment.channel, said[0])
     return Counter(
@@ -149,15 +163,15 @@ def told_apart(
     )
 
 
-def _marker(run_id: str, seq: int, one: _Placed) -> Marker:
+def _marker(run_id: str, at: int, clock: Clock, moment: Moment, pid: int | None) -> Marker:
     return Marker(
         run_id=run_id,
-        seq=seq,
-        name=one.moment.name,
-        at=one.at,
-        clock=one.clock,
-        tool_call_id=one.moment.tool_call_id,
-        sdk_seq=one.moment.sdk_seq,
-        command=one.moment.command,
-        pid=one.pid,
+        seq=0,
+        name=moment.name,
+        at=at,
+        clock=clock,
+        tool_call_id=moment.tool_call_id,
+        sdk_seq=moment.sdk_seq,
+        command=moment.command,
+        pid=pid,
     )

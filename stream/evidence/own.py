@@ -9,6 +9,7 @@ call that could have changed one of these files on, nothing is the recorder's an
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -35,6 +36,7 @@ _LOGS = ("commands", "hooks.missed", *_CHANNELS)  #: which others may write to
 _REPLACES = {UNLINK, RENAME, LINK, SYMLINK, MKNOD}  #: a name may mean another file after it
 _SHELLS = ("/bin/sh", "/bin/bash", "/usr/bin/sh", "/usr/bin/bash")
 _CHANGES = {OPEN, *range(UNLINK, MKNOD + 1)}
+_MOST_PROGRAMS = 10_000  #: whose names are kept
 _Doing = Literal["shell", "hook", "helper", "wrapper"]
 #: What each of them opens, and whether it writes.
 _OPENED: dict[_Doing, set[tuple[str, bool]]] = {
@@ -72,11 +74,18 @@ class Own:
         #: A link may be on the way to a run: it is known by its own name.
         self._tail = f"/{'/'.join(self._place.split('/')[-2:])}"
         self._doing: dict[int, _Doing] = {}
+        self.wrappers = 0  #: that ran
+        self.programs: Counter[str] = Counter()  #: by name: those that no wrapper became
+        self._has_begun = False
         hook = f"{home}/hook"
         self._calls_of_hook = {shlex.quote(hook), digest_of(shlex.quote(hook))}
 
     def is_hook(self, pid: int) -> bool:
         return self._doing.get(pid, "wrapper") != "wrapper"
+
+    def is_telling(self, pid: int, program: Literal["hook", "wrapper"]) -> bool:
+        """Whether it is the program itself: not who starts it, and not what it starts."""
+        return self._doing.get(pid) == program
 
     def has(self, pid: int, kind: int, told: Told | None) -> bool:
         """Whether the step is the recorder's."""
@@ -116,7 +125,17 @@ class Own:
         doing = self._doing_of(told, before) if told.is_plain else None
         if doing is not None:
             self._doing[pid] = doing
+        self._count(told, before, doing)
         return doing is not None
+
+    def _count(self, told: Told, before: _Doing | None, doing: _Doing | None) -> None:
+        if doing == "wrapper":
+            self.wrappers += 1
+        elif self._has_begun and before != "wrapper":  # the command itself has no wrapper
+            name = (told.path or "").rpartition("/")[2]
+            if name in self.programs or len(self.programs) < _MOST_PROGRAMS:
+                self.programs[name] += 1
+        self._has_begun = True
 
     def _doing_of(self, told: Told, before: _Doing | None) -> _Doing | None:
         path = told.path or ""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
 from anyio import CancelScope, wait_readable
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 
 from stream.errors import os_reason
 from stream.recorder.disclosure import Disclosure, readable
@@ -20,8 +21,26 @@ from stream.recorder.wrappers import Called, CallReader, Wrappers
 from stream.records.command import CommandRecord
 
 PASSED_BY = "the wrappers were taken away or changed"
+MOST_VOUCHED = 50_000  #: lines of which it is looked up who wrote them
 _BLOCK = 1 << 12
 _encode = msgspec.json.Encoder().encode
+
+
+class Heard(Struct):
+    """What came from the wrappers, for who knows who wrote it."""
+
+    received: int = 0  #: bytes
+    #: of each line of the log: how many bytes had come with each of its pieces
+    lines: list[tuple[int, ...]] = field(default_factory=list)
+
+
+class Commands(Struct):
+    """What the kernel says of the calls of wrapped programs."""
+
+    is_complete: bool  #: nothing of it is missing
+    vouched: Collection[int] = ()  #: lines of the command log that a wrapper was seen to write
+    wrappers: int = 0  #: that ran
+    programs: Mapping[str, int] = {}  #: by name: those that ran and were no wrapper's
 
 
 class CommandLog:
@@ -29,6 +48,7 @@ class CommandLog:
         self, path: Path, wrappers: Wrappers, disclosure: Disclosure, clock: Clock
     ) -> None:
         self.count = 0
+        self.heard = Heard()
         self.categories: Counter[str] = Counter()
         self._path = path
         self._wrappers = wrappers
@@ -43,6 +63,11 @@ class CommandLog:
         self.is_passed_by = False  #: somebody took the wrappers away, or changed them
         # Open for both ends: it never ends, and no writer waits for us to open it.
         self._fd = os.open(wrappers.fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    @property
+    def names(self) -> set[str]:
+        """Programs that have a wrapper."""
+        return {*self._wrappers.programs}
 
     @property
     def fd(self) -> int:
@@ -111,6 +136,7 @@ class CommandLog:
                 data = os.read(self._fd, _BLOCK)
             except BlockingIOError:
                 return
+            self.heard.received += len(data)
             now = time.monotonic_ns()
             for called in self._reader.feed(data):
                 self._write(called, now)
@@ -124,6 +150,8 @@ class CommandLog:
                 self._lost += 1
                 return
         self.count += 1
+        if len(self.heard.lines) < MOST_VOUCHED:
+            self.heard.lines.append(called.ends)
         self.categories[called.category] += 1
         words = [os.fsencode(called.name), *called.words]
         record = CommandRecord(

@@ -44,6 +44,7 @@ _CATEGORY_OF = {name: category for category, names in CATEGORIES.items() for nam
 
 PIECE = 3800 if sys.platform == "linux" else 400  #: below what a pipe takes as a whole
 MOST_HELD = 4 << 20  #: bytes of one unfinished command: more than a command line can have
+MOST_PIECES = 2 * MOST_HELD // PIECE  #: of one command: more than it can have
 MOST_BEGUN = 1000  #: unfinished commands, and
 MOST_IN_ALL = 64 << 20  #: bytes of them
 _SEPARATOR = b"\x1f"
@@ -162,6 +163,7 @@ class Called(Struct):
     name: str
     cwd: bytes
     words: list[bytes]  #: without the program's name
+    ends: tuple[int, ...] = ()  #: how many bytes had come with each piece; empty: too many pieces
 
     @property
     def category(self) -> str:
@@ -174,15 +176,19 @@ class CallReader:
     def __init__(self) -> None:
         self.lost = 0
         self._rest = b""
+        self._at = 0  # bytes up to the rest
         self._begun: dict[int, bytearray] = {}
+        self._ends: dict[int, list[int]] = {}  # of the pieces of each
 
     def feed(self, data: bytes) -> Iterator[Called]:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
+            self._at += len(line) + 1
             called = self._read(line)
             if called is not None:
                 yield called
         if len(self._rest) > MOST_HELD:
+            self._at += len(self._rest)
             self._rest = b""
             self.lost += 1
 
@@ -197,27 +203,31 @@ class CallReader:
             self.lost += 1
             return None
         text = self._begun.pop(int(pid), bytearray())
+        ends = self._ends.pop(int(pid), [])
         text += piece
+        ends.append(self._at)
         if last == b"0":
-            self._hold(int(pid), text)
+            self._hold(int(pid), text, ends)
             return None
         words = bytes(text).split(_SEPARATOR)
         if len(words) < 4 or words.pop() or not _is_pid(words[1]):
             self.lost += 1
             return None
         name, parent, cwd, *arguments = map(_plain, words)
-        return Called(int(pid), int(parent), os.fsdecode(name), cwd, arguments)
+        told = (*ends,) if len(ends) <= MOST_PIECES else ()
+        return Called(int(pid), int(parent), os.fsdecode(name), cwd, arguments, told)
 
-    def _hold(self, pid: int, text: bytearray) -> None:
+    def _hold(self, pid: int, text: bytearray, ends: list[int]) -> None:
         """Whoever writes what is no command must not fill our memory."""
         if len(text) > MOST_HELD:
             self.lost += 1
             return
-        self._begun[pid] = text
+        self._begun[pid], self._ends[pid] = text, ends[: MOST_PIECES + 1]
         held = sum(map(len, self._begun.values()))
         while len(self._begun) > MOST_BEGUN or held > MOST_IN_ALL:
             oldest = next(iter(self._begun))  # who was silent for longest
             held -= len(self._begun.pop(oldest))
+            del self._ends[oldest]
             self.lost += 1
 
 

@@ -209,11 +209,14 @@ class Marker(
 
     run_id: RunId
     seq: Count  #: of the markers
-    name: Literal["run_started", "tool_call_started", "tool_call_completed", "run_finished"]
+    name: Literal[
+        "run_started", "tool_call_started", "tool_call_completed", "wrapper_told", "run_finished"
+    ]
     at: Count  #: so many events of the kernel layer came before it
     clock: Literal["kernel", "arrival"]  #: when it was written, or when the recorder read it
     tool_call_id: str | None = None
     sdk_seq: int | None = None  #: the line of the SDK layer that it belongs to
+    command_seq: Count | None = None  #: the line of the command log, counted from 0
     command: str | None = None  #: what a tool that runs commands was asked to run
     pid: Count | None = None  #: who wrote it, where the kernel saw that
     home: str | None = None  #: of the run's start: the folder of the recorder's own programs

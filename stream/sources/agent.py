@@ -8,7 +8,7 @@ seen. Each event is on the disk before what it announces goes on.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from stream.errors import OutputError, StreamError, number
 from stream.pipeline import Batch
 from stream.proctable import ON_LINUX
 from stream.recorder.agents import Version, find_version
-from stream.recorder.commands import PASSED_BY, CommandLog
+from stream.recorder.commands import MOST_VOUCHED, PASSED_BY, CommandLog, Commands
 from stream.recorder.guard import Guard
 from stream.recorder.interrupts import Interrupts
 from stream.recorder.invocation import Ending, Invocation, order_of, outfit
@@ -57,7 +57,10 @@ from stream.records.runner import HOME
 
 #: Where one of these could not be written, that was said.
 _WRITTEN_LAST = (DIFF_FILE, CHANGES_FILE, SUMMARY_FILE, MANIFEST_FILE)
-UNWATCHED = "and without a kernel feed nobody saw whether wrapped programs ran past the wrappers"
+UNWATCHED = (
+    "and without a kernel feed that is complete nobody saw whether wrapped programs ran past the"
+    " wrappers"
+)
 _MOST_FOREIGN = 1000  #: files that the summary names, and
 _NAMED = 5  #: those of them that a sentence does
 
@@ -100,7 +103,7 @@ class AgentSource:
         self._log: CommandLog | None = None
         self._kept: dict[str, Kept] = {}  # by file of the record
         self._no_commands = ""  # why none were observed
-        self._vouched: Collection[int] = ()  # lines of the log that a wrapper was seen to write
+        self._seen: Commands | None = None  # by the kernel, of calls of wrapped programs
         self._journal: Journal
         self._out: Out
         self._trace: Trace
@@ -193,7 +196,7 @@ class AgentSource:
         )
         order = order_of(recording, wrappers)
         if self._witness is not None:
-            order = await self._witness.begin(self._guard, cgroup, order)
+            order = await self._witness.begin(self._guard, cgroup, order, self._log)
         summary = f"verbose={'yes' if recording.is_verbose else 'no'} cwd={recording.workspace}"
         facts = recording.process_facts(self._version, self._trace.now())
         await self._tell(
@@ -211,6 +214,7 @@ class AgentSource:
             for trouble in await self._witness.finish(ending, self.summary):
                 self._lose(trouble)
             self._kept |= self._witness.kept
+            self._seen = self._witness.commands
         if self._is_alone is not None:
             await self._is_alone()
         for trouble in self._beside:
@@ -289,6 +293,7 @@ class AgentSource:
             self._lose(f"calls of wrapped programs: {PASSED_BY}")
         if log is not None and log.is_made:
             self._kept[COMMANDS_FILE] = log.kept()
+        vouched = self._count_vouched()
         if log is None or not log.count or not log.is_ours:
             self._no_commands = self._why_no_commands()
             await self._tell("commands_observation_unavailable", "other", self._no_commands)
@@ -302,11 +307,11 @@ class AgentSource:
             log.kept(),
             note,
             observed_count=log.count,
-            vouched_count=len(self._vouched),
+            vouched_count=vouched,
             categories_seen=categories,
             lost_calls=log.lost,
         )
-        seen = f"observed_count={log.count} vouched_count={len(self._vouched)}"
+        seen = f"observed_count={log.count} vouched_count={vouched}"
         summary = f"{seen} categories_seen={','.join(categories)}. {note}"
         action: ActionType = "run_tests" if "test" in categories else "command"
         await self._tell("commands_observed", action, summary, [artifact])
@@ -325,8 +330,37 @@ class AgentSource:
             return f"permission issue or full disk: {log.unwritten} calls could not be written"
         if log.lost:
             return f"unknown: {log.lost} calls were cut short, or are no calls"
+        if self._seen is not None and self._seen.wrappers:
+            return f"unknown: {number(self._seen.wrappers, 'wrapper')} ran and told nothing"
+        past = self._ran_past()
+        if past:
+            return f"unknown: wrapped programs ran past the wrappers: {', '.join(past[:_NAMED])}"
         self.summary.commands = 0
-        return f"unknown: no wrapper was called, {UNWATCHED}"
+        if self._seen is None or not self._seen.is_complete:
+            return f"unknown: no wrapper was called, {UNWATCHED}"
+        return "no wrapped binaries invoked"
+
+    def _count_vouched(self) -> int:
+        """Of the lines of the command log. Where the kernel feed saw everything, it is said what it
+        did not see."""
+        log, seen = self._log, self._seen
+        if log is None or seen is None:
+            return 0
+        vouched = len(seen.vouched)
+        if not seen.is_complete or log.count > MOST_VOUCHED:
+            return vouched
+        if log.count > vouched:
+            count = number(log.count - vouched, "line")
+            self._lose(f"{count} of {COMMANDS_FILE}: no wrapper was seen to write that")
+        if log.count and seen.wrappers > vouched:
+            self._lose(f"{number(seen.wrappers - vouched, 'wrapper')} ran and told nothing")
+        return vouched
+
+    def _ran_past(self) -> list[str]:
+        """Programs that have a wrapper, and that the kernel saw without it."""
+        if self._seen is None or self._log is None:
+            return []
+        return sorted(self._seen.programs.keys() & self._log.names)
 
     async def _tell_verdict(self, stdout: Kept, changes: Compared) -> Verdict:
         verdict = await to_thread.run_sync(
@@ -335,7 +369,7 @@ class AgentSource:
             stdout,
             changes,
             self._log,
-            self._vouched,
+            () if self._seen is None else self._seen.vouched,
             self._no_commands,
         )
         self.evaluation = verdict.evaluation

@@ -200,10 +200,21 @@ CONDITIONS: dict[str, list[Schema]] = {
     "Marker": [
         {
             "if": {
-                "properties": {"name": {"enum": [STARTED, FINISHED]}, "clock": const("kernel")},
+                "properties": {
+                    "name": {"enum": [STARTED, FINISHED, "wrapper_told"]},
+                    "clock": const("kernel"),
+                },
             },
             "then": {"required": ["pid"], "properties": {"pid": {"type": "integer"}}},
             "else": {"properties": {"pid": NOTHING}},
+        },
+        {
+            "if": {"properties": {"name": const("wrapper_told")}},
+            "then": {
+                "required": ["command_seq"],
+                "properties": {"command_seq": {"type": "integer"}, "clock": const("kernel")},
+            },
+            "else": {"properties": {"command_seq": NOTHING}},
         },
         {
             "if": {"properties": {"name": {"not": const("run_started")}}},

@@ -3,6 +3,8 @@ that turns a check to the better, and nothing is stated that nobody saw."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,14 @@ import pytest
 
 from tests.cli.command import Place, write_script
 from tests.recorder.runs import Run, observe, only_run
+from tests.recorder.test_kernel import needs_ebpf, needs_strace
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="wrappers need a fifo of Linux")
 
+FEEDS = [
+    pytest.param("ebpf", marks=needs_ebpf),
+    pytest.param("strace", marks=needs_strace),
+]
 CODE = "echo 'x = 1' >code.py"
 #: What a hostile agent can do, by its first word.
 HOSTILE = """
@@ -36,6 +43,9 @@ replace) rm "$home/wrapper"; ln -s /bin/true "$home/wrapper"; git --version ;;
 shut) chmod 0 "$home/commands" ;;
 own-bin) mkdir bin; printf '#!/bin/sh\\n' >bin/git; chmod +x bin/git; PATH=$PWD/bin:$PATH; git ;;
 full-path) PATH=${PATH#*:}; git --version ;;
+nobody) unshare --setgid 65534 --setuid 65534 git --version ;;
+honest) python3 -m unittest -h; git --version ;;
+nothing) : ;;
 esac
 exit 3
 """
@@ -74,7 +84,7 @@ def test_a_log_of_nothing_but_a_forged_line(place: Place, hostile: Path) -> None
     """It is no run of tests, and without it nothing would have been seen."""
     check = check_of(attacked(place, hostile, "forge-only"))
     assert check["status"] == "warn"
-    assert "and 1 that nobody vouches for" in check["evidence"]
+    assert "1 that nobody vouches for" in check["evidence"]
 
 
 @pytest.mark.parametrize("how", ["remove", "hide-a-while", "replace", "shut"])
@@ -106,7 +116,112 @@ def test_without_a_feed_nobody_says_that_nothing_was_called(
 ) -> None:
     run = attacked(place, hostile, how)
     said = run.summary_of("commands_observation_unavailable")
-    assert "unknown: no wrapper was called, and without a kernel feed nobody saw" in said
+    assert (
+        "unknown: no wrapper was called, and without a kernel feed that is complete nobody saw"
+        in said
+    )
+
+
+# --- where the kernel says who wrote what -------------------------------------------------------
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize("how", ["forge", "forge-as-git"])
+def test_a_feed_tells_which_line_no_wrapper_wrote(
+    place: Place, hostile: Path, feed: str, how: str
+) -> None:
+    run = attacked(place, hostile, how, "--kernel", feed)
+    assert check_of(run)["status"] == "fail"
+    facts = run.facts_of("commands_observed", "command_log")
+    assert (facts["observed_count"], facts["vouched_count"]) == (2, 1)
+    told = "1 line of artifacts/command_logs.jsonl: no wrapper was seen to write that"
+    assert told in run.summary["incomplete"]
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+def test_a_feed_vouches_for_an_honest_run(place: Place, hostile: Path, feed: str) -> None:
+    run = attacked(place, hostile, "honest", "--kernel", feed)
+    assert run.summary["incomplete"] == []
+    facts = run.facts_of("commands_observed", "command_log")
+    assert (facts["observed_count"], facts["vouched_count"]) == (2, 2)
+    check = check_of(run)
+    assert check["status"] == "warn"
+    assert "command_logs.jsonl: python3 at " in check["evidence"]
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("nothing", "] no wrapped binaries invoked"),
+        ("own-bin", "] unknown: wrapped programs ran past the wrappers: git"),
+        ("full-path", "] unknown: wrapped programs ran past the wrappers: git"),
+        ("shut", "] unknown: the wrappers were taken away or changed"),
+    ],
+)
+def test_with_a_feed_it_is_known_whether_nothing_was_called(
+    place: Place, hostile: Path, feed: str, how: str, said: str
+) -> None:
+    run = attacked(place, hostile, how, "--kernel", feed)
+    assert run.summary_of("commands_observation_unavailable").endswith(said.removeprefix("] "))
+
+
+@needs_ebpf
+@pytest.mark.skipif(os.getuid() != 0, reason="takes another user's place")
+def test_another_user_who_cannot_reach_the_wrappers(place: Place, hostile: Path) -> None:
+    run = attacked(place, hostile, "nobody", "--kernel", "ebpf")
+    said = run.summary_of("commands_observation_unavailable")
+    assert "unknown: wrapped programs ran past the wrappers: git" in said
+
+
+@needs_ebpf
+def test_verify_counts_the_lines_that_are_vouched_for(place: Place, hostile: Path) -> None:
+    run = attacked(place, hostile, "forge", "--kernel", "ebpf")
+    events = run.folder / "events.jsonl"
+    events.write_bytes(events.read_bytes().replace(b'"vouched_count":1', b'"vouched_count":2'))
+    found = [one["message"] for one in place.stream("verify", run.folder).records]
+    assert "vouched_count: 2, but 1 by the evidence" in found
+
+
+# --- the log of the hooks -----------------------------------------------------------------------
+
+_TOLD = """
+told() {
+  said='{"session_id":"s","hook_event_name":"%s","tool_name":"Write","tool_use_id":"%s"}\\n'
+  printf "$said" "$1" "$2"
+}
+log=$(dirname "$STREAM_HOOK")/hooks.ndjson
+told PreToolUse mine | "$STREAM_HOOK"
+: >of-mine
+told PostToolUse mine | "$STREAM_HOOK"
+"""
+_DIRECTLY = {
+    "appended": "told PreToolUse x >>$log; : >of-x; told PostToolUse x >>$log",
+    "by another name": "ln $log l; told PreToolUse x >>l; : >of-x; told PostToolUse x >>l",
+    "its end": 'told PreToolUse x | "$STREAM_HOOK"; : >of-x; told PostToolUse x >>$log',
+    "its start": 'told PreToolUse x >>$log; : >of-x; told PostToolUse x | "$STREAM_HOOK"',
+    "in a shell of the hook's": (
+        'told PreToolUse x >p; told PostToolUse x >q; echo "cat $PWD/p >>$log; : >of-x" >env;'
+        ' BASH_ENV=$PWD/env bash -c "$STREAM_HOOK" </dev/null; cat q >>$log'
+    ),
+}
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize("how", [*_DIRECTLY])
+def test_what_the_hook_did_not_write_binds_nothing(place: Place, feed: str, how: str) -> None:
+    words = ("--kernel", feed, "--sdk", "hooks", "--workspace", "empty", "--no-wrap", "--")
+    run = only_run(place, place.stream("observe", *words, "sh", "-c", _TOLD + _DIRECTLY[how]))
+    report = json.loads((run.folder / "correlation-report.json").read_bytes())
+    assert report["status"] == "partial"
+    verified = place.stream("verify", run.folder)
+    assert verified.code == 0, verified.out
+    if (feed, how) == ("strace", "by another name"):  # it knows a file by its name
+        assert "told_and_not_used:hooks,replaced" in report["ambiguities"]
+        return
+    assert "sdk_tool_call_not_told_by_hook:x" in report["ambiguities"]
+    assert "sdk_tool_call_not_told_by_hook:mine" not in report["ambiguities"]
+    assert [one["tool_call_id"] for one in report["bindings"]] == ["mine"]
 
 
 def test_an_honest_run(place: Place, hostile: Path) -> None:

@@ -273,7 +273,10 @@ def test_no_wrappers(place: Place) -> None:
 def test_no_wrapped_program_was_called(place: Place) -> None:
     run = observe(place, "--", "true")
     said = run.summary_of("commands_observation_unavailable")
-    assert "unknown: no wrapper was called, and without a kernel feed nobody saw" in said
+    assert (
+        "unknown: no wrapper was called, and without a kernel feed that is complete nobody saw"
+        in said
+    )
     assert run.summary["commands"] == 0
 
 
