@@ -38,6 +38,7 @@ from stream.records.kernel import (
     KernelDetail,
     KernelEvent,
     kind_of,
+    unknown_type,
 )
 from stream.records.runner import Marker, SdkEvent
 
@@ -66,7 +67,8 @@ _ONLY_BEGUN = (-114, -115)  #: of a connect: EALREADY, EINPROGRESS
 
 def line_strangeness(detail: KernelDetail, pid: int, event_type: int) -> str:
     """Why a detail is not of the event of its line; empty where it may be."""
-    if event_type not in _TYPES.get(detail.call, ()):
+    types = _TYPES.get(detail.call) or (unknown_type(detail.call),)
+    if event_type not in types:
         return f"{detail.call}, but its line is {kind_of(event_type)}"
     return "" if detail.pid == pid else f"of {detail.pid}, but its line is of {pid}"
 

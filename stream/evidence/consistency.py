@@ -9,14 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from msgspec import UNSET
 
 from stream.errors import visible
 from stream.evidence.calls import TOOL_EVENTS
 from stream.evidence.claims import Fault, age_faults, claim_faults
-from stream.records.kernel import INODE_RESOLVED, OPEN, KernelEvent, kind_of
+from stream.records.kernel import (
+    INODE_RESOLVED,
+    OPEN,
+    AccessMode,
+    KernelEvent,
+    OperationFlag,
+    kind_of,
+)
 from stream.records.runner import (
     ARCHIVE_MANIFEST,
     HOME,
@@ -34,8 +41,11 @@ from stream.records.runner import (
 
 LONGEST_NAME = 256  #: bytes
 
-_ACCESS = ("read", "write", "read_write", "unknown")
-_OPERATIONS = ((0o100, "create"), (0o1000, "truncate"), (0o2000, "append"), (0o200, "exclusive"))
+ACCESS: tuple[AccessMode, ...] = get_args(AccessMode)  #: by the flags' last two bits
+_OPERATIONS: tuple[tuple[int, OperationFlag], ...] = (
+    *((0o100, "create"), (0o1000, "truncate")),
+    *((0o2000, "append"), (0o200, "exclusive")),
+)
 _PHASE = re.compile(r"[a-z][a-z0-9_]*(?::(?P<of>.+))?\Z", re.DOTALL)
 _STARTS, _ENDS = ("run_started", "tool_call_started"), ("run_finished", "tool_call_completed")
 _OF_CALLS = ("tool_call_started:", "tool_call_completed:")
@@ -104,7 +114,7 @@ def form_faults(event: Said) -> Iterator[Fault]:
             if getattr(event, name) is not UNSET:
                 yield "there are no flags that it follows from", f"$.{name}"
         return
-    access, operations = _ACCESS[event.flags & 3], operations_of(event.flags)
+    access, operations = ACCESS[event.flags & 3], operations_of(event.flags)
     if event.access_mode is not UNSET and event.access_mode != access:
         yield f"{event.access_mode!r}, but the flags say {access!r}", "$.access_mode"
     said = [] if event.operation_flags is UNSET else [*event.operation_flags]
@@ -113,7 +123,7 @@ def form_faults(event: Said) -> Iterator[Fault]:
         yield f"the flags say {operations or 'nothing'}", "$.operation_flags"
 
 
-def operations_of(flags: int) -> list[str]:
+def operations_of(flags: int) -> list[OperationFlag]:
     return [name for bit, name in _OPERATIONS if flags & bit]
 
 

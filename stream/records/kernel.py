@@ -195,6 +195,17 @@ def kind_of(event_type: int) -> str:
     return KINDS.get(event_type) or f"event_{event_type}"
 
 
+_UNKNOWN = re.compile(r"event_(0|[1-9][0-9]{0,17})\Z")
+_KNOWN = {*KINDS, *EVENT_TYPES.values()}
+
+
+def unknown_type(call: str) -> int | None:
+    """The number of a call that is known by nothing but the number that its monitor has for it."""
+    found = _UNKNOWN.match(call)
+    number = None if found is None else int(found[1])
+    return None if number in _KNOWN else number
+
+
 class KernelDetail(
     Struct,
     tag_field="schema",

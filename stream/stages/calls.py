@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 from msgspec import UNSET, Struct, UnsetType
 
+from stream.evidence.consistency import ACCESS, operations_of
 from stream.evidence.surface import ways_of
 from stream.records.kernel import (
     CHMOD,
@@ -22,28 +21,20 @@ from stream.records.kernel import (
     SENDMSG,
     SENDTO,
     SYMLINK,
-    AccessMode,
     KernelDetail,
     KernelEvent,
-    OperationFlag,
     RawEvent,
     Status,
     beyond_view,
     goes_up,
+    unknown_type,
 )
 
 # As Linux has them on x86-64 and arm64, whatever machine reads the line.
-CREATE, EXCLUSIVE, CUT, APPEND, TMPFILE = 0o100, 0o200, 0o1000, 0o2000, 0o20000000
+CREATE, CUT, TMPFILE = 0o100, 0o1000, 0o20000000
 _CREAT_FLAGS = 0o1101  #: what creat(2) stands for
 IN_ROOT = 0x10  #: of openat2: an absolute path starts from `base` too
 ENOENT, ENOTDIR, EALREADY, EINPROGRESS = 2, 20, 114, 115
-_ACCESS: tuple[AccessMode, ...] = get_args(AccessMode)
-_OPERATIONS: tuple[tuple[int, OperationFlag], ...] = (
-    (CREATE, "create"),
-    (CUT, "truncate"),
-    (APPEND, "append"),
-    (EXCLUSIVE, "exclusive"),
-)
 _PEER_TYPES = {CONNECT: LOCAL_CONNECT, SENDTO: LOCAL_SEND, SENDMSG: LOCAL_SEND}
 #: Others than these go out of the machine, or may: packets, virtual machines, radio.
 _LOCAL_PEERS = ("unix:", "netlink", "unspec", "af38:")  # the last one: the kernel's own ciphers
@@ -64,7 +55,6 @@ class OpenForm(Struct):
 
 def open_form(run_id: str, event: RawEvent) -> OpenForm:
     flags = event.flags | (_CREAT_FLAGS if event.call == "creat" else 0)
-    operations = [name for bit, name in _OPERATIONS if flags & bit]
     line = KernelEvent(
         run_id=run_id,
         seq=0,
@@ -75,8 +65,8 @@ def open_form(run_id: str, event: RawEvent) -> OpenForm:
         flags=flags,
         mode=event.mode if flags & (CREATE | TMPFILE) else UNSET,
         resolve=event.resolve or UNSET,
-        access_mode=_ACCESS[flags & 3],
-        operation_flags=operations or UNSET,
+        access_mode=ACCESS[flags & 3],
+        operation_flags=operations_of(flags) or UNSET,
     )
     ways = ways_of(line.access_mode, line.operation_flags)
     return OpenForm(line, not flags & (3 | CREATE | CUT | TMPFILE), ways)
@@ -145,7 +135,10 @@ def with_peer(event: RawEvent, event_type: int) -> int:
 
 
 def value_of(event: RawEvent, event_type: int) -> str | None:
-    """The path or endpoint of any call but an open."""
+    """The path or endpoint of any call but an open. Of one that is not known, what would be meant
+    by either is not known."""
+    if unknown_type(event.call) is not None:
+        return None
     if event_type in _WITH_PEER:
         return event.peer
     if event_type in (FORK, EXIT):

@@ -23,6 +23,7 @@ from stream.pipeline import Batch, Counts
 from stream.records.control import GAP, Control, Gap
 from stream.records.kernel import (
     EVENT_TYPES,
+    INODE_RESOLVED,
     OPEN,
     RAW_CAPTURE,
     RAW_KERNEL,
@@ -30,6 +31,7 @@ from stream.records.kernel import (
     RawCapture,
     RawEvent,
     kind_of,
+    unknown_type,
 )
 from stream.records.sightings import Sightings
 from stream.stages.calls import (
@@ -50,7 +52,8 @@ from stream.stages.quick import QuickOpens
 
 DEFAULT_RUN_ID = "run"
 WROTE = "wrote"  #: counted beside the rules of `noise`
-NO_EVENTS = (WROTE,)  #: nothing that the run did
+RESOLVED = "inode_resolved"  #: how a monitor itself follows a name: counted with it
+NO_EVENTS = (WROTE, RESOLVED)  #: nothing that the run did
 _MOST_KNOWN = 50_000  #: folders, and forms of opens: a stream of many forgets and learns again
 
 _DOTS = ("", ".", "..")
@@ -153,6 +156,10 @@ class Normalize:
                 self._add_call(event, event_type, out)
             elif event.call == WROTE:
                 self._add_written(event)
+            elif (number := unknown_type(event.call)) == INODE_RESOLVED:
+                self._drop(RESOLVED)
+            elif number is not None:
+                self._add_call(event, number, out)
             else:
                 self._reject(batch, index, out, f"{event.call!r} is no call of a feed", "$.call")
 

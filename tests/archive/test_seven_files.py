@@ -15,6 +15,7 @@ from stream.records.kernel import RawCapture
 from stream.records.runner import (
     COMPANION_FILE,
     CORRELATION_FILE,
+    DETAIL_FILE,
     HEALTH_FILE,
     KERNEL_FILE,
     MARKERS_FILE,
@@ -280,6 +281,28 @@ def test_diff_does_not_assert_it(what: str, tmp_path: Path) -> None:
     assert not (holds["head_correlation_clean"] and holds["stable_tool_call_ids_present"])
 
 
+# ---------------------------------------------------------------- an event that nobody knows
+
+
+def test_an_event_of_an_unknown_number_in_every_form(tmp_path: Path) -> None:
+    """It is kept, with what is known of it beside it, and said to be unnamed."""
+    files = layers()
+    beside = []
+    for line in Normalize(RUN).feed([raw("event_999", ret=0, path="/x", pid=100)]):
+        told = bytes(line).replace(b'"seq":0', b'"seq":3') + b"\n"  # type: ignore[arg-type]
+        if isinstance(line, DetailLine):
+            beside.append(told)
+        else:
+            files[KERNEL_FILE] += told
+    files[DETAIL_FILE] += b"".join(beside)
+    *markers, end = files[MARKERS_FILE].splitlines(keepends=True)
+    files[MARKERS_FILE] = b"".join((*markers, end.replace(b'"at":3', b'"at":4')))
+    whole = {**files, **judged(files, CAPTURED), RUNNER_FILE: framed()}
+    assert json.loads(whole[COMPANION_FILE])["unnamed"] == {"event_999": 1}
+    assert rules(written(tmp_path / "a.tar.gz", whole)) == set()
+    assert rules(written(tmp_path / "b.tar.gz", seven(whole))) == set()
+
+
 # ---------------------------------------------------------------- a peer that was refused
 
 
@@ -303,8 +326,7 @@ def test_a_blocked_connect_alone_is_coverage(tmp_path: Path) -> None:
         for line in detail.feed([raw("connect_blocked", peer="5.6.7.8:9", pid=100)])
         if isinstance(line, DetailLine)
     ]
-    name = "layers/kernel-ext.ndjson"
-    files[name] += b"".join(line.replace(b'"seq":0', b'"seq":3') + b"\n" for line in beside)
+    files[DETAIL_FILE] += b"".join(line.replace(b'"seq":0', b'"seq":3') + b"\n" for line in beside)
     more = judged(files, CAPTURED)
     health = json.loads(more[HEALTH_FILE])
     assert json.loads(more[SURFACE_FILE])["network_endpoints"] == ["5.6.7.8:9"]

@@ -687,6 +687,9 @@ BAD = {
     GOOD.replace(b'"ts":1', b'"ts":-1'): "`int` >= 0",
     GOOD.replace(b'"ts":1', b'"ts":9223372036854775808'): "`int` <=",
     GOOD.replace(b'"call"', b'"called"'): "unknown field `called`",
+    GOOD.replace(b'"openat"', b'"event_1"'): "'event_1' is no call of a feed",
+    GOOD.replace(b'"openat"', b'"event_1012"'): "'event_1012' is no call of a feed",
+    GOOD.replace(b'"openat"', b'"event_0999"'): "'event_0999' is no call of a feed",
     GOOD.replace(b'"openat"', b'"ptrace"'): "'ptrace' is no call of a feed",
     GOOD.replace(b'"ret":3', b'"ret":"3"'): "expected `int | null`",
     GOOD[:-1] + b',"flags":-1}': "`int` >= 0",
@@ -756,3 +759,22 @@ def test_a_stream_of_many_forms_and_folders_forgets_and_stays_right() -> None:
     (line,) = stage.feed([opened("/d1/x", 4)])
     assert isinstance(line, bytes)
     assert line == encode(replace(decode_event(line), value="/d1/x", flags=4, seq=120_000))
+
+
+def test_a_call_of_an_unknown_number_is_kept() -> None:
+    """As the contract shows it: nobody knows what would be its path, which stands beside it."""
+    stage = Normalize("run", surface=(surface := Surface()))
+    (event,) = layer(raw("event_999", ret=0, path="/work/x"), stage=stage)
+    assert event["kind"] == "event_999"
+    assert (event["event_type"], event["value"]) == (999, None)
+    assert PUBLISHED.is_valid(event)
+    assert surface.unnamed == {"event_999": 1}
+    (_, line) = Normalize("run").feed([raw("event_999", ret=0, path="/work/x")])
+    assert decode_detail(line).path == "/work/x"  # type: ignore[arg-type]
+
+
+def test_how_a_monitor_follows_a_name_is_counted_and_left_out() -> None:
+    stage = Normalize("run")
+    assert layer(raw("event_112", path="/work/x"), opened("/work/x"), stage=stage) != []
+    assert stage.dropped == {"inode_resolved": 1}
+    assert stage.counts.filtered == 1
