@@ -61,7 +61,7 @@ def test_as_a_filter_every_object_goes_on(place: Place) -> None:
 
 
 def test_warnings_alone_are_a_yes(place: Place) -> None:
-    data = GOOD.replace(b'06:01.123456Z"', b'06:01.123456+00:00"').replace(b"04T05:", b"04 05:")
+    data = GOOD.replace(b'.123456Z"', b'.123456+01:00"')
     done = place.stream("check", "-", data=data)
     assert done.code == 0
     assert "warning: " in done.err
