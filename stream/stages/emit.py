@@ -11,6 +11,7 @@ from collections import Counter
 from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
+from stream.document import repeated_key
 from stream.errors import visible
 from stream.pipeline import Batch, Counts
 from stream.records.control import Control
@@ -62,9 +63,12 @@ class Emit:
                         self._pass(out, item)
                         continue
                     cell = decode_raw(item)
+                    fault = repeated_key(item)
                 except DECODE_ERRORS as error:
+                    fault = explain(error)
+                if fault:
                     self.counts.rejected += 1
-                    out.append(reject(self.name, batch, index, *explain(error)))
+                    out.append(reject(self.name, batch, index, *fault))
                     continue
             modes = self._recorder.descriptor.modes
             if cell.mode not in modes:

@@ -18,6 +18,7 @@ from typing import TypeAlias
 import msgspec
 
 from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
+from stream.document import repeated_key
 from stream.evidence.surface import OPENED, Surface
 from stream.pipeline import Batch, Counts
 from stream.records.control import GAP, Control, Gap
@@ -143,6 +144,10 @@ class Normalize:
                     event: object = _decode(item)
                 except DECODE_ERRORS as error:
                     self._add_other(batch, index, error, out)
+                    continue
+                # What comes out as it went in has no key twice.
+                if _encode(event) != item and (repeated := repeated_key(item)):
+                    self._reject(batch, index, out, *repeated)
                     continue
             else:
                 event = item

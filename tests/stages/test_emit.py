@@ -235,6 +235,7 @@ MALFORMED = [
     OverlongLine.of(9 << 20, "0" * 64, 8 << 20),
     b'{"schema":' + b"[" * 10_000,
     b'{"schema":"\xff"}',
+    encode_raw(cell(OWN)).replace(b'"mode":', b'"mode":"other","mode":'),
 ]
 
 

@@ -252,6 +252,11 @@ def test_how_deep_json_may_be_does_not_depend_on_the_caller() -> None:
     assert deeper(300) == emitted("--payload-raw", deep)
 
 
+@pytest.mark.parametrize("flag", ["--payload-raw", "--operation-args"])
+def test_a_key_that_stands_twice_is_refused(flag: str) -> None:
+    assert refusal(flag, '{"a":{"b":1,"b":2}}') == f"{flag}: $.a: duplicate key 'b'"
+
+
 def test_a_whole_payload() -> None:
     content = b'{"stdout_snippet":null,"stderr_snippet":"' + b"e" * 500 + b'","raw":{"a":1}}'
     said = with_file("--payload-file", content)

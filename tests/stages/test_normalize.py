@@ -686,6 +686,7 @@ BAD = {
     GOOD.replace(b'"pid":7', b'"pid":-7'): "`int` >= 0",
     GOOD.replace(b'"ts":1', b'"ts":-1'): "`int` >= 0",
     GOOD.replace(b'"ts":1', b'"ts":9223372036854775808'): "`int` <=",
+    GOOD.replace(b'"pid":', b'"pid":1,"pid":'): "duplicate key 'pid'",
     GOOD.replace(b'"call"', b'"called"'): "unknown field `called`",
     GOOD.replace(b'"openat"', b'"event_1"'): "'event_1' is no call of a feed",
     GOOD.replace(b'"openat"', b'"event_1012"'): "'event_1012' is no call of a feed",
