@@ -116,6 +116,13 @@ RULES = (
         "report-20261119",
     ),
     Rule(
+        "random",  # a file of a cache, before it has its name
+        r"(?<=\(hash\)\.)(?![a-z]+\Z)[A-Za-z0-9]{6}\Z",
+        "first",
+        "063cebc15e007869.HurQxd",
+        "notes.HurQxd",
+    ),
+    Rule(
         "random",
         rf"{_LEFT}[A-Za-z0-9]{{6,32}}{_RIGHT}",
         "first",
