@@ -16,9 +16,9 @@ from typing import Literal
 from msgspec import Struct
 
 RUN_FOLDER = "(run)"
-#: What the run did to a path, besides reading it: it was the first to use the name; it gave it that
-#: name, or took it away; it changed it.
-Proof = Literal["first", "made", "changed"]
+#: What the run did to a path, besides reading it: it was the first to use the name, and moved the
+#: file to another; it was the first; it gave the name, or took it away; it changed what is there.
+Proof = Literal["moved", "first", "made", "changed"]
 Processes = Callable[[Collection[int]], Collection[int]]
 
 _FIRST = {"mkdir", "exclusive"}
@@ -117,10 +117,10 @@ RULES = (
     ),
     Rule(
         "random",  # a file of a cache, before it has its name
-        r"(?<=\(hash\)\.)(?![a-z]+\Z)[A-Za-z0-9]{6}\Z",
-        "first",
-        "063cebc15e007869.HurQxd",
-        "notes.HurQxd",
+        r"(?<=\(hash\)\.)[A-Za-z0-9]{6}\Z",
+        "moved",
+        "063cebc15e007869.cgtabn",
+        "notes.cgtabn",
     ),
     Rule(
         "random",
@@ -256,7 +256,9 @@ class Names:
         ways = self._ways.get(path, ())
         if proof == "changed":
             return not _READS.issuperset(ways)
-        return not (_FIRST if proof == "first" else _MADE).isdisjoint(ways)
+        if proof == "moved" and "rename" not in ways:
+            return False
+        return not (_MADE if proof == "made" else _FIRST).isdisjoint(ways)
 
 
 def _own_names(run_id: str, folder: str) -> Iterator[re.Pattern[str]]:

@@ -17,7 +17,12 @@ from stream.comparison.names import RULES, Names, Rule
 RECORDED = Path(__file__).parent.parent / "data/agents/names"
 FOLDER = "/home/user/project/runs/20261119-133539-952b64"
 WORKSPACE = f"{FOLDER}/workspace"
-WAYS = {"first": ["mkdir"], "made": ["create"], "changed": ["write"]}
+WAYS = {
+    "moved": ["exclusive", "rename"],
+    "first": ["mkdir"],
+    "made": ["create"],
+    "changed": ["write"],
+}
 
 
 def names(ways: dict[str, list[str]], processes: Collection[int] = (), **more: Any) -> Names:
@@ -111,7 +116,12 @@ def test_a_rule_needs_its_proof(rule: Rule) -> None:
     path = f"/x/{rule.example}"
     for ways in ([], ["read"], ["unknown"], ["read", "unknown"]):
         assert named(path, *ways) == path
-    weaker = {"first": ["create", "write"], "made": ["write", "unlink"], "changed": ["read"]}
+    weaker = {
+        "moved": ["exclusive"],
+        "first": ["create", "write"],
+        "made": ["write", "unlink"],
+        "changed": ["read"],
+    }
     assert f"({rule.name})" not in named(path, *weaker[rule.proof])
     assert names({}, workspace="").of(path) == path
 
