@@ -7,7 +7,6 @@ files alone.
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from stream.evidence.moments import COMMANDS, Written, place, told_apart
 from stream.evidence.steps import kernel_steps, lost_between
 from stream.evidence.surface import Surface
 from stream.evidence.unused import Unused
+from stream.files import create
 from stream.recorder.commands import Commands, Heard
 from stream.recorder.disclosure import Disclosure
 from stream.recorder.invocation import Ending
@@ -303,8 +303,7 @@ def _correlation(
 def _write(path: Path, pieces: Iterable[bytes]) -> Kept:
     """Raises OSError."""
     digest = hashlib.sha256()
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
+    with create(path) as file:
         for piece in chain(pieces, (b"\n",)):
             file.write(piece)
             digest.update(piece)

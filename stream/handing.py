@@ -16,6 +16,7 @@ from msgspec import Struct
 from stream.codec import join_lines
 from stream.errors import os_reason
 from stream.evidence.commands import asked_in, known_by
+from stream.files import open_new
 from stream.pipeline import Batch
 from stream.recorder.disclosure import Disclosure
 from stream.records.kernel import NAMES, RawEvent, path_bytes, path_text
@@ -24,7 +25,6 @@ from stream.system import write_all
 from stream.testimony import command_seen
 
 _encode = msgspec.json.Encoder().encode
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class _Handed(Struct):
@@ -91,7 +91,7 @@ class Spilled(Struct):
 
         is_fifo = self.path.is_fifo()
         try:
-            fd = _open_fifo(self.path) if is_fifo else os.open(self.path, _NEW, 0o600)
+            fd = _open_fifo(self.path) if is_fifo else open_new(self.path)
         except OSError as error:
             why = "nobody reads it" if error.errno == errno.ENXIO else os_reason(error)
             self.troubles.append(f"--raw-kernel {self.path}: {why}")

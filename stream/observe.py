@@ -14,6 +14,7 @@ from msgspec import Struct, field
 
 from stream.codec import join_lines
 from stream.errors import OutputError, StreamError, number
+from stream.files import open_new
 from stream.pipeline import Batch, Pipeline, Sink, Source, Write
 from stream.reaper import Reaper
 from stream.recorder.guard import Guard
@@ -172,7 +173,7 @@ class _Growing(Struct):
         import aiofiles
 
         with named(str(self.path)):
-            file = await aiofiles.open(self.path, "xb", buffering=0)
+            file = await aiofiles.open(open_new(self.path), "wb", buffering=0)
         self.digest = hashlib.sha256()
 
         async def write(batch: Batch[bytes]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from stream.errors import os_reason
+from stream.files import open_new
 from stream.recorder.journal import is_whole
 from stream.recorder.outputs import Kept
 from stream.records.runner import (
@@ -159,9 +160,8 @@ class ChainedFile:
         """A file that is there already is somebody else's."""
         if self._fd >= 0:
             return
-        self._path.parent.mkdir(exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd = os.open(self._path, flags, 0o600)
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        self._fd = open_new(self._path)
         self.is_made = True
 
     def _keep_whole_lines(self, data: bytes) -> bytes:

@@ -16,6 +16,7 @@ from anyio import create_task_group, sleep
 
 from stream.errors import number
 from stream.evidence.unused import Unused
+from stream.files import open_new
 from stream.recorder.collector import Collector
 from stream.recorder.hooks import make_hooks
 from stream.system import kernel_now
@@ -46,7 +47,7 @@ class Channels:
     def open(self) -> dict[bytes, bytes]:
         """What the agent's environment must say of what was asked for. Raises OSError."""
         self._home.mkdir(mode=0o700, exist_ok=True)
-        fd = os.open(self.log, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = open_new(self.log)
         self._followed.append(_Followed("log", fd, self._hear["log"]))
         if self._collector is not None:
             return self._collector.open()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stream.errors import os_reason
+from stream.files import open_new
 
 if TYPE_CHECKING:
     import hashlib
@@ -26,8 +27,7 @@ class Journal:
         self._path = path
         self.trouble = ""  #: why lines are waiting
         self.waiting: list[bytes] = []
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(path, flags, 0o600)
+        self._fd = open_new(path, os.O_APPEND)
         self._size = 0
         self._digest: hashlib._Hash | None = None
 

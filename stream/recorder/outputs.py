@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from stream.errors import os_reason
+from stream.files import open_new
 from stream.recorder.disclosure import Disclosure
 from stream.recorder.journal import is_as_written
 
@@ -43,7 +44,7 @@ class Output:
 
     def __init__(self, path: Path, disclosure: Disclosure) -> None:
         self._path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._fd = open_new(path)
         self._hashed = disclosure.mode == "hashed"
         self._filter = (
             disclosure.censor.stream()

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from stream import __version__
 from stream.errors import InputError, OutputError, UsageError, os_reason
+from stream.files import create
 from stream.recorder.agents import Agent, Version
 from stream.recorder.disclosure import Disclosure, digest, readable
 from stream.recorder.launchers import launches
@@ -169,8 +170,7 @@ def write_document(path: Path, document: Any) -> Kept:
     """Raises OutputError."""
     data = msgspec.json.format(msgspec.json.encode(document)) + b"\n"
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
+        with create(path) as file:
             file.write(data)
     except OSError as error:
         raise OutputError(f"{path}: {os_reason(error)}") from None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from stream.errors import InputError, OutputError
+from stream.files import create
 from stream.workspace.copying import remove_tree
 from stream.workspace.store import Cancelled, IsCancelled, never
 
@@ -73,7 +74,7 @@ class Shadow:
     def write(self) -> None:
         """The patch: empty, and without any git, where nothing was added."""
         if not self._marks:
-            self._patch.open("xb").close()
+            create(self._patch).close()
             return
         for reference, tree in zip((_BEFORE, _AFTER), self._trees, strict=True):
             self._send(
@@ -88,7 +89,7 @@ class Shadow:
         with suppress(BrokenPipeError):  # it says why
             self._importer.stdin.close()
         self._wait(self._importer)
-        with self._patch.open("xb") as patch:
+        with create(self._patch) as patch:
             self._wait(self._start([*_DIFF, *_PLAIN, _BEFORE, _AFTER], None, patch))
         if not self._patch.stat().st_size:
             raise OutputError(f"{self._patch}: git: it wrote nothing")

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from stream.errors import OutputError, os_reason
+from stream.files import create
 from stream.records.change import FS_CHANGE, FileState, FsChange, Reason, encode_change, shown_name
 from stream.workspace.changes import TICK, Change, Changes, State
 from stream.workspace.fitness import git_mode, is_leaf, reasons
@@ -57,7 +58,7 @@ def write_patch(
     shadow = Shadow(git, patch, is_cancelled)
     try:
         try:
-            with listing.open("xb") as lines:
+            with create(listing) as lines:
                 for line in writer.lines(shadow):
                     lines.write(line)
         except OSError as error:

@@ -19,7 +19,7 @@ FILES = sorted(HOUSE.rglob("*.py"))
 # only where that is a package of its own kind.
 FLOORS = [
     {"stream"},  # the package itself: its version
-    {"stream.errors", "stream.proctable", "stream.system"},
+    {"stream.errors", "stream.files", "stream.proctable", "stream.system"},
     {"stream.records", "stream.tree", "stream.reaper", "stream.enclosure", "stream.patch"},
     {"stream.codec", "stream.pipeline", "stream.process"},
     {

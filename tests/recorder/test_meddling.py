@@ -40,7 +40,7 @@ def meddled(place: Place, agent: str) -> Run:
         (f"echo '[1,2,3,4,5]' >../{OUTPUT}", f"{OUTPUT} {NOT_OURS}"),
         (f"{LOGGED}; echo junk >>../{LOG}", f"{LOG} {NOT_OURS}"),
         (f"{LOGGED}; rm ../{LOG}; mkfifo ../{LOG}", f"{LOG} {NOT_OURS}"),
-        (f"mkdir ../{LOG}; git --version", f"1 calls of {LOG}: file exists"),
+        (f"mkdir ../{LOG}; git --version", f"1 call of {LOG}: file exists"),
         ("mkfifo ../artifacts/fs_changes.jsonl", "fs_changes.jsonl: file exists"),
         ("mkdir ../artifacts/summary.json", "summary.json: file exists"),
     ],

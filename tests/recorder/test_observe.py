@@ -17,7 +17,7 @@ import pytest
 from stream.recorder.recording import new_run_id
 from stream.records.decision import CONSTRAINTS, ORDER
 from stream.records.run import check_run_id
-from tests.cli.command import PATIENCE, Place, write_script
+from tests.cli.command import PATIENCE, STREAM, Place, write_script
 from tests.recorder.runs import Run, observe, only_run, records
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containment needs Linux")
@@ -113,6 +113,32 @@ def test_what_it_is_told_is_declared(run: Run) -> None:
 def test_nobody_else_may_look(run: Run) -> None:
     assert stat.S_IMODE(run.folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((run.folder / "artifacts").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("kernel", ["off", "auto"])
+@pytest.mark.parametrize("umask", ["000", "022"])
+def test_no_file_of_a_record_follows_the_umask(place: Place, kernel: str, umask: str) -> None:
+    run = observe(
+        place,
+        *("--matrix", "--cap", "cap_fs_write_workspace_tree", "--kernel", kernel),
+        *("--capture", "redacted", "--archive", "a.tgz", "--raw-kernel", "raw.ndjson")[
+            : None if kernel == "auto" else 4
+        ],
+        *("--", "sh", "-c", "git --version; echo new >new"),
+        argv0=("sh", "-c", f'umask {umask}; exec "$@"', "sh", STREAM),
+    )
+    files = [place.workspace / "a.tgz"]
+    if kernel == "auto":
+        files.append(place.workspace / "raw.ndjson")
+    for folder, folders, names in os.walk(run.folder):
+        folders[:] = [name for name in folders if name != "workspace"]  # as its source is
+        assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700, folder
+        files += [Path(folder, name) for name in names]
+    assert (run.folder / "boundary.ndjson") in files
+    assert (run.folder / "artifacts/fs_diff.patch") in files
+    assert ((run.folder / "layers/kernel.ndjson") in files) == (kernel == "auto")
+    modes = {str(path): stat.S_IMODE(path.stat().st_mode) for path in files}
+    assert modes == dict.fromkeys(modes, 0o600)
 
 
 def test_the_manifest_has_every_file(run: Run) -> None:
