@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, field
 
 from stream.archive.chain import LayerFiles
 from stream.archive.gathering import DECODERS, Gathering, whole_lines
@@ -37,7 +37,7 @@ from stream.recorder.disclosure import Disclosure
 from stream.recorder.invocation import Ending
 from stream.recorder.outputs import NOT_OURS, Kept
 from stream.recorder.recording import Recording
-from stream.records.kernel import RawCapture
+from stream.records.kernel import KernelEvent, RawCapture
 from stream.records.run import (
     LAYERS,
     METADATA_FILE,
@@ -67,7 +67,9 @@ from stream.records.runner import (
 from stream.testimony import Testimony, Times
 
 _encode = msgspec.json.Encoder().encode
+_decode_event = msgspec.json.Decoder(KernelEvent).decode
 _BLOCK = 1 << 20
+_MOST_WRITERS = 10_000  #: of the policy log
 STDOUT = "stdout"
 
 
@@ -83,6 +85,7 @@ class Account(Struct, kw_only=True):
     home: str | None = None  #: where the recorder's own programs lie
     helpers: Sequence[str] = ()
     heard: Heard = field(default_factory=Heard)  #: of the wrappers
+    policy: str | None = None  #: the policy log, by the path that a kernel has for it
 
     def doubt(self, reasons: Iterable[str]) -> None:
         """Who reads the layers does not see all that was seen."""
@@ -154,7 +157,7 @@ def conclude(
     run_id = testimony.run_id
     testimony.finish()
     total = files.lines(KERNEL_FILE)
-    markers = _markers(testimony, account, total)
+    markers = _markers(testimony, account, total, _writers_of(account.policy, files))
     troubles = [one.sentence for one in testimony.unused]
     account.times.close()
     for name, lines in (
@@ -241,7 +244,24 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
         yield block
 
 
-def _markers(testimony: Testimony, account: Account, total: int) -> list[Marker]:
+def _writers_of(path: str | None, files: LayerFiles) -> list[tuple[int, int]]:
+    """Which events of the kernel layer opened a file to write, and who did."""
+    found: list[tuple[int, int]] = []
+    if path is None or not files.is_readable(KERNEL_FILE):
+        return found
+    named = b'"value":' + _encode(path)
+    with files.read(KERNEL_FILE) as lines:
+        for line in lines:
+            if named in line and len(found) < _MOST_WRITERS:
+                event = _decode_event(line)
+                if event.access_mode not in (UNSET, "read"):
+                    found.append((event.seq, event.pid))
+    return found
+
+
+def _markers(
+    testimony: Testimony, account: Account, total: int, decided: Sequence[tuple[int, int]]
+) -> list[Marker]:
     received = {**testimony.received, COMMANDS: account.heard.received}
     written = {
         channel: Written(writes, received.get(channel, 0))
@@ -270,6 +290,7 @@ def _markers(testimony: Testimony, account: Account, total: int) -> list[Marker]
         helpers=account.helpers,
         unused=counts,
         commands=account.heard.lines,
+        decided=decided,
     )
 
 

@@ -147,6 +147,7 @@ class KernelWitness:
             await to_thread.run_sync(self._conclude, ending, summary)
         except Exception as error:  # nothing of this may cost the record of the run
             self._troubles.append(f"the evidence: {_reason(error)}")
+            self.kept = self._files.kept()
         return self._troubles
 
     def _open_feed(self, guard: int, cgroup: Cgroup | None, watch: list[Watch]) -> Feed:
@@ -194,9 +195,10 @@ class KernelWitness:
             surface=self._surface,
             written=self._normalize.written,
             times=self._times,
-            home=self._recording.disclosure.value(path_text(os.fsencode(self._home))),
+            home=self._seen_as(self._home),
             helpers=[path_text(os.fsencode(path)) for path in self._channels.helpers],
             heard=Heard() if self._log is None else self._log.heard,
+            policy=None if self._wish.policy_log is None else self._seen_as(self._wish.policy_log),
         )
         course = Course.of(self._recording, ending, self._given)
         folder = self._recording.folder
@@ -211,6 +213,11 @@ class KernelWitness:
         summary.correlation = concluded.correlation.status
         if self._wish.sdk != "otel":
             summary.unknown_form = self._testimony.unknown_form
+
+    def _seen_as(self, path: Path) -> str:
+        """As the kernel layer has it."""
+        real = os.fsencode(os.path.realpath(path))
+        return str(self._recording.disclosure.value(path_text(real)))
 
     def _hear_the_rest(self) -> None:
         try:

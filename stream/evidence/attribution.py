@@ -26,6 +26,7 @@ from stream.records.kernel import EXEC, EXIT, FORK, OPEN
 
 OTHERS = "kernel_events_of_other_processes"
 OVERLAP = "kernel_events_in_overlapping_windows"
+POLICY = -1
 _NAMED = 16  #: calls in one name; `\+` stands for more
 _MORE = r"\+"
 
@@ -54,8 +55,9 @@ class Attribution:
         self, calls: Iterable[Call], own: Own, told: Iterable[tuple[int, int, int]] = ()
     ) -> None:
         """`told`: of lines of the command log, after how many events each was written, its number
-        and by whom."""
+        and by whom; and with POLICY for a number, who opened the policy log to write."""
         self.vouched: set[int] = set()  #: lines that a wrapper wrote
+        self.is_policy_forged = False  #: who is decided about may have written decisions
         self._told = sorted(told)
         self.unbound: Tally = defaultdict(int)
         self.undecided: Tally = defaultdict(int)
@@ -82,7 +84,7 @@ class Attribution:
 
     def run(self, events: Iterable[KernelStep]) -> None:
         steps = iter(events)
-        lines = iter([*self._told, (sys.maxsize, -1, -1)])
+        lines = iter([*self._told, (sys.maxsize, 0, 0)])
         line = next(lines)
         for at, what, call in _edges(self._calls):
             while line[0] < at:
@@ -92,7 +94,7 @@ class Attribution:
             if not self._advance(steps, at - self.total):
                 return
             self._turn(what, call)
-        while line[1] >= 0:
+        while line[0] < sys.maxsize:
             if not self._vouch(steps, *line):
                 return
             line = next(lines)
@@ -101,9 +103,16 @@ class Attribution:
     def _vouch(self, steps: Iterator[KernelStep], at: int, number: int, pid: int) -> bool:
         if not self._advance(steps, at - self.total):
             return False
-        if self._own.is_telling(pid, "wrapper"):
+        if number == POLICY:
+            self.is_policy_forged |= self._is_decided_about(pid)
+        elif self._own.is_telling(pid, "wrapper"):
             self.vouched.add(number)
         return True
+
+    def _is_decided_about(self, pid: int) -> bool:
+        """Whether it tells of calls itself, or may have been started for one."""
+        acting = self._lineage.acting(self._lineage.of(pid))
+        return pid in self._tree.owners or any(one.has_told for one in acting)
 
     def finish(self) -> Iterator[str]:
         """What is not certain."""

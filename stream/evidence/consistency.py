@@ -248,13 +248,14 @@ def runner_faults(event: RunnerStarted | RunnerFinished) -> Iterator[Fault]:
 def marker_faults(marker: Marker) -> Iterator[Fault]:
     """Who wrote a marker is known just where the kernel saw it written."""
     is_of_wrapper = marker.name == "wrapper_told"
-    is_written = (is_of_wrapper or marker.name in TOOL_EVENTS) and marker.clock == "kernel"
+    is_seen = is_of_wrapper or marker.name == "policy_opened"
+    is_written = (is_seen or marker.name in TOOL_EVENTS) and marker.clock == "kernel"
     if is_written != (marker.pid is not None):
         yield "its clock and its process do not go together", "$.pid"
     if is_of_wrapper != (marker.command_seq is not None):
         yield "a wrapper and a line of the command log go together", "$.command_seq"
-    if is_of_wrapper and not is_written:
-        yield "that a wrapper told it is known by the kernel alone", "$.clock"
+    if is_seen and not is_written:
+        yield "who did it is known by the kernel alone", "$.clock"
     is_start = marker.name == "run_started"
     if marker.helpers and not (is_start and marker.home):
         yield "only a start with a home has helpers", "$.helpers"

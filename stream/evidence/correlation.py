@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from stream.evidence.attribution import Attribution
+from stream.evidence.attribution import POLICY, Attribution
 from stream.evidence.calls import TOOL_EVENTS, Call, Tally, calls_of, code, in_order
 from stream.evidence.own import Own
+from stream.evidence.policy import DECISION
 from stream.evidence.steps import KernelStep
 from stream.evidence.surface import Claim
 from stream.records.kernel import RawCapture, kind_of
@@ -59,13 +60,18 @@ def correlate(
     """`events` is read once. A gap is the numbers between which the lost events would stand.
     `capture`: the books of the feed, which know of losses that have no place."""
     calls = calls_of(sdk, policy, markers)
-    named = set(_named_of_calls(calls, policy))
     own = _own(markers)
     attribution = Attribution(calls.values(), own, _told(markers))
     attribution.run(events)
+    if attribution.is_policy_forged:
+        for call in calls.values():
+            call.decisions = [one for one in call.decisions if one.source_event_type != DECISION]
+    named = set(_named_of_calls(calls, policy))
     total = attribution.total
     doubts = set(attribution.finish())
     named |= doubts if has_kernel else set()
+    if attribution.is_policy_forged:
+        named.add("policy_log_opened_by_the_agent")
     if has_kernel and attribution.unbound and not calls:
         named.add(OUTSIDE)
     named |= set(_named_of_evidence(calls, total, policy, has_kernel=has_kernel))
@@ -104,9 +110,11 @@ def _own(markers: Sequence[Marker]) -> Own:
 
 
 def _told(markers: Sequence[Marker]) -> Iterator[tuple[int, int, int]]:
-    """Of lines of the command log: where, which, and by whom."""
+    """Of lines of the command log, and of who opened the policy log: where, which, and by whom."""
     for marker in markers:
-        if marker.command_seq is not None and marker.pid is not None:
+        if marker.name == "policy_opened" and marker.pid is not None:
+            yield marker.at, POLICY, marker.pid
+        elif marker.command_seq is not None and marker.pid is not None:
             yield marker.at, marker.command_seq, marker.pid
 
 

@@ -79,13 +79,15 @@ def place(
     helpers: Sequence[str] = (),
     unused: Mapping[str, int] | None = None,
     commands: Sequence[Sequence[int]] = (),
+    decided: Sequence[tuple[int, int]] = (),
 ) -> list[Marker]:
     """The markers of a run with `total` kernel events.
 
     `written`: of each channel that the kernel saw written. `times`: how many kernel events had
     happened by then. `home`: the folder of the recorder's own programs, and `helpers`: what
     these run. `unused`: what was told and could not be used. `commands`: of each line of the
-    command log, how many bytes had come with each of its pieces.
+    command log, how many bytes had come with each of its pieces. `decided`: which events opened the
+    policy log to write, and who did.
     """
     kernels = _Clock(written)
     begun: dict[str | None, int] = {}
@@ -117,6 +119,13 @@ def place(
                     pid=pid,
                 )
             )
+    if begun:  # before anything was told, nobody was decided about
+        first = min(begun.values())
+        placed += [
+            Marker(run_id=run_id, seq=0, name="policy_opened", at=at, clock=_KERNEL, pid=pid)
+            for at, pid in decided
+            if at >= first
+        ]
     placed.sort(key=lambda one: one.at)  # stable: what was told first comes first
     return [
         Marker(

@@ -210,7 +210,12 @@ class Marker(
     run_id: RunId
     seq: Count  #: of the markers
     name: Literal[
-        "run_started", "tool_call_started", "tool_call_completed", "wrapper_told", "run_finished"
+        "run_started",
+        "tool_call_started",
+        "tool_call_completed",
+        "wrapper_told",
+        "policy_opened",
+        "run_finished",
     ]
     at: Count  #: so many events of the kernel layer came before it
     clock: Literal["kernel", "arrival"]  #: when it was written, or when the recorder read it

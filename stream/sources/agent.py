@@ -53,7 +53,7 @@ from stream.records.run import (
     Beginning,
     RunSummary,
 )
-from stream.records.runner import HOME
+from stream.records.runner import EVIDENCE_FILES, HOME
 
 #: Where one of these could not be written, that was said.
 _WRITTEN_LAST = (DIFF_FILE, CHANGES_FILE, SUMMARY_FILE, MANIFEST_FILE)
@@ -415,6 +415,8 @@ class AgentSource:
         """What the recorder did not write is no evidence, wherever it lies."""
         recording = self._recording
         own = {*self._kept, *_WRITTEN_LAST, HOME}
+        if self._witness is not None:
+            own |= {*EVIDENCE_FILES}
         if recording.workspace_mode != "here":
             own.add(WORKSPACE)
         if found := strangers(recording.folder, own):

@@ -201,7 +201,7 @@ CONDITIONS: dict[str, list[Schema]] = {
         {
             "if": {
                 "properties": {
-                    "name": {"enum": [STARTED, FINISHED, "wrapper_told"]},
+                    "name": {"enum": [STARTED, FINISHED, "wrapper_told", "policy_opened"]},
                     "clock": const("kernel"),
                 },
             },
@@ -216,6 +216,7 @@ CONDITIONS: dict[str, list[Schema]] = {
             },
             "else": {"properties": {"command_seq": NOTHING}},
         },
+        when({"name": const("policy_opened")}, clock=const("kernel")),
         {
             "if": {"properties": {"name": {"not": const("run_started")}}},
             "then": {"properties": {"home": NOTHING, "helpers": {"maxItems": 0}}},

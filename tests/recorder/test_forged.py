@@ -14,6 +14,7 @@ import pytest
 from tests.cli.command import Place, write_script
 from tests.recorder.runs import Run, observe, only_run
 from tests.recorder.test_kernel import needs_ebpf, needs_strace
+from tests.recorder.test_windows import agent, recorded, report
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="wrappers need a fifo of Linux")
 
@@ -222,6 +223,41 @@ def test_what_the_hook_did_not_write_binds_nothing(place: Place, feed: str, how:
     assert "sdk_tool_call_not_told_by_hook:x" in report["ambiguities"]
     assert "sdk_tool_call_not_told_by_hook:mine" not in report["ambiguities"]
     assert [one["tool_call_id"] for one in report["bindings"]] == ["mine"]
+
+
+# --- the policy log -----------------------------------------------------------------------------
+
+_DECIDED = """
+def ask(call):
+    say(type='assistant', message=dict(content=[dict(type='tool_use', id=call, name='Bash')]))
+def answer(call):
+    content = [dict(type='tool_result', tool_use_id=call)]
+    say(type='user', message=dict(content=content))
+def decide(*words):
+    subprocess.run(['sh', '-c', f'cat {sys.argv[2]} >>{sys.argv[1]}', *words])
+"""
+_BY_WHOM = {
+    "a call's program": "ask('a'); touch('f'); decide(); answer('a')",
+    "the agent": "ask('a'); touch('f'); answer('a'); open(sys.argv[1], 'a').write(LINE)",
+}
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize("who", [*_BY_WHOM, "an engine"])
+def test_decisions_that_the_agent_may_have_written(place: Place, feed: str, who: str) -> None:
+    log, line = place.root / "policy.ndjson", place.root / "decision"
+    data = {"tool": "Bash", "tool_call_id": "a", "decision": "allow"}
+    line.write_text(json.dumps({"type": "assay.tool.decision", "source": "s", "data": data}) + "\n")
+    body = f"LINE = {line.read_text()!r}\n{_DECIDED}"
+    body += _BY_WHOM.get(who, "ask('a'); touch('f'); answer('a')") + "\n"
+    words = [*map(str, agent(place, body)), str(log), str(line)]
+    if who == "an engine":
+        words = ["sh", "-c", f'cat {line} >>{log}; exec "$@"', "sh", *words]
+    run = recorded(place, feed, "--policy", log, "--no-wrap", "--", *words)
+    (binding,) = report(run)["bindings"]
+    named = "policy_log_opened_by_the_agent" in report(run)["ambiguities"]
+    is_forged = who != "an engine"
+    assert (named, binding["policy_decision"]) == (is_forged, None if is_forged else "allow")
 
 
 def test_an_honest_run(place: Place, hostile: Path) -> None:
