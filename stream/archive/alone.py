@@ -22,21 +22,22 @@ from stream.codec import (
     explain,
     join_lines,
 )
-from stream.document import parse_document, parted
+from stream.document import repeated_key
 from stream.errors import InputError, os_reason, visible
 from stream.evidence.claims import Fault
 from stream.evidence.contracts import ARTIFACTS, LINES
 from stream.records.control import Finding
-from stream.records.runner import CONTRACTS, EVIDENCE_FILES, KERNEL_FILE
+from stream.records.runner import COMPANION_FILE, CONTRACTS, EVIDENCE_FILES, KERNEL_FILE
 
 RULE = "folder.evidence"
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
 def evidence_findings(root: Path) -> Iterator[Finding]:
-    """Of the files that are there. That one is missing, or no file, the run's manifest shows."""
+    """Of the files that are there. That one is missing, or no file, the run's manifest shows; and
+    what is in a companion follows from the layers, which `verify` looks at."""
     for name in EVIDENCE_FILES:
-        if name not in CONTRACTS or not (root / name).is_file():
+        if name not in CONTRACTS or name == COMPANION_FILE or not (root / name).is_file():
             continue
         where = visible(str(root / name))
         try:
@@ -62,14 +63,10 @@ def fault_of(line: bytes, contract: str) -> Fault | None:
     try:
         if contract_of(line) != contract:
             return f"it is no {contract}", "$.schema"
-        record = {**LINES, **ARTIFACTS}[contract](line)
-        if msgspec.json.encode(record) != line:
-            parse_document(line)
+        {**LINES, **ARTIFACTS}[contract](line)
     except DECODE_ERRORS as error:
         return explain(error)
-    except ValueError as error:
-        return parted(str(error))
-    return None
+    return repeated_key(line)
 
 
 def _artifact_faults(file: IO[bytes], name: str) -> Iterator[tuple[int, Fault]]:

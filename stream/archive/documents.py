@@ -15,7 +15,7 @@ import msgspec
 
 from stream.archive.book import Book
 from stream.codec import DECODE_ERRORS, contract_of, explain
-from stream.document import parse_document, parted
+from stream.document import repeated_key
 from stream.evidence.claims import Fault, age_faults, claim_faults
 from stream.evidence.consistency import emptiness_faults, report_faults, surface_faults
 from stream.evidence.contracts import decoder_of
@@ -203,10 +203,8 @@ def oddities(data: bytes, rule: str, *, is_ours: bool) -> Iterator[tuple[str, st
         yield rule, "it is not written as the recorder writes it", ""
     if contract_of(data) is None:  # a decoder takes a record without its schema
         yield rule, "it names no schema", "$.schema"
-    try:
-        parse_document(data)
-    except ValueError as error:
-        yield "contract.duplicate_key", *parted(str(error))
+    if repeated := repeated_key(data):
+        yield "contract.duplicate_key", *repeated
 
 
 def is_too_deep(data: bytes, limit: int) -> bool:
