@@ -22,9 +22,10 @@ from stream.archive.spools import Spools
 from stream.archive.writing import Written, write_archive
 from stream.conclusion import missing_evidence
 from stream.errors import InputError, UnfinishedError, UsageError, number
+from stream.pattern import find_boundaries
 from stream.pipeline import Counts, Pipeline, Sink
 from stream.records.kernel import RawCapture, taint
-from stream.records.run import check_run_id
+from stream.records.run import DESCRIPTOR_FILE, check_run_id
 from stream.records.runner import (
     DETAIL_FILE,
     HEALTH_FILE,
@@ -82,13 +83,15 @@ async def archive_stream(
     target: Path,
     *sinks: Sink[Any],
     run_id: str | None = None,
+    boundary: str | None = None,
     force: bool = False,
 ) -> Archived:
     """Of stdin. Raises StreamError."""
     check_free(str(target), force=force)
     if run_id is not None:
         check_run_id(run_id, "--run-id")
-    stage, spools = Assort(), Spools(target)
+    boundaries = find_boundaries(boundary)
+    stage, spools = Assort(boundaries), Spools(target)
     try:
         source = NdjsonSource(STDIN)
         await Pipeline[Any]((source,)).through(lambda: stage).into(spools, *sinks)
@@ -99,6 +102,8 @@ async def archive_stream(
         def work() -> Written:
             missing = {**dict.fromkeys(_EMPTY, b""), **_implied(agreed, stage, spools)}
             entries = spools.entries()
+            if carried := boundaries.carried(stage.boundary_keys):
+                missing[DESCRIPTOR_FILE] = carried
             there = spools.names()
             entries += [
                 Entry.of_bytes(name, data) for name, data in missing.items() if name not in there

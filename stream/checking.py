@@ -66,17 +66,19 @@ async def run_check(
     Raises InputError where there is nothing to check.
     """
 
+    target = Path(name)
+
     @cache
     def contracts() -> Contracts:
-        from stream.pattern import find_boundaries
+        from stream.pattern import carried_in, find_boundaries
         from stream.stages.contracts import Contracts
 
-        return Contracts(find_boundaries(boundary))
+        return Contracts(find_boundaries(boundary, carried_in(target)))
 
     if boundary:
         contracts()  # what cannot be used is said before anything is read
     sources: list[Source[Any]] = []
-    folder = FolderSource(Path(name), contracts)
+    folder = FolderSource(target, contracts)
     if name != STDIN and _is_folder(folder.root):
         from stream.runfolder import check_folder, profile_of
 

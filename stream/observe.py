@@ -20,13 +20,13 @@ from stream.reaper import Reaper
 from stream.recorder.guard import Guard
 from stream.recorder.interrupts import Interrupts
 from stream.recorder.outputs import Kept
-from stream.recorder.recording import Recording
+from stream.recorder.recording import Recording, write_document
 from stream.recorder.tee import Relay
 from stream.recorder.witness import Witness
 from stream.recorder.workplace import Workplace
 from stream.records.control import Finding
 from stream.records.decision import Evaluation
-from stream.records.run import BOUNDARY_FILE, RunSummary
+from stream.records.run import BOUNDARY_FILE, DESCRIPTOR_FILE, RunSummary
 from stream.sinks.places import STDOUT, named
 from stream.sources.agent import AgentSource, EventLine
 from stream.stages.invariants import Invariants
@@ -73,6 +73,7 @@ async def run_observe(
     with closing(
         Workplace(recording, lambda: bool(interrupts.numbers), on_progress, on_warning)
     ) as workplace:
+        descriptor = None if probes is None else _carry(probes, recording, beside)
         boundary = _Growing(recording.folder / BOUNDARY_FILE, recording.disclosure.line)
         agent = AgentSource(
             recording,
@@ -84,6 +85,7 @@ async def run_observe(
             is_alone=is_alone.wait,
             beside=beside,
             boundary=lambda: boundary.kept if probes is not None else None,
+            descriptor=lambda: descriptor,
             witness=witness,
         )
         sources: list[Source[Any]] = [agent]
@@ -120,6 +122,18 @@ async def run_observe(
     if matrix is not None:
         outcome = matrix.outcome(sum(matrix.emit.results.values()), Reaper.get().strays())
     return Observed(agent.summary, findings, troubles, agent.evaluation, outcome)
+
+
+def _carry(probes: Begun, recording: Recording, troubles: list[str]) -> Kept | None:
+    """The descriptor goes with the records, where nobody would know it by its name."""
+    descriptor = probes.plan.descriptor
+    if descriptor.is_bundled:
+        return None
+    try:
+        return write_document(recording.folder / DESCRIPTOR_FILE, descriptor.whole())
+    except OutputError as error:
+        troubles.append(str(error))
+        return None
 
 
 def _is_event(item: object) -> bool:

@@ -5,7 +5,7 @@ the catalog that it names itself.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,7 +33,8 @@ from stream.records.boundary import (
     decode_boundary,
     hold_together,
 )
-from stream.records.catalog import DescriptorDocument
+from stream.records.catalog import DESCRIPTOR, DescriptorDocument
+from stream.records.run import DESCRIPTOR_FILE
 
 CANONICAL = BUNDLE / "schema" / "boundary_object_schema.json"
 #: of the structures that were published as boundary_event_v1 before the one that is bundled: the
@@ -56,6 +57,21 @@ class Descriptor(Struct, frozen=True):
     modes: tuple[str, ...]
     check: Check
     canonical: bool
+    schema: dict[str, Any] | None = None  #: the pattern; None: the one that is bundled
+
+    @property
+    def is_bundled(self) -> bool:
+        """Whether everybody who has stream knows it."""
+        return self.canonical and self.key == _bundled().key
+
+    def whole(self) -> dict[str, Any]:
+        """The descriptor with its pattern in it, so that it needs no other file."""
+        return {
+            "schema_version": DESCRIPTOR,
+            "key": self.key,
+            "pattern_version": self.pattern_version,
+            "schema": read_document(CANONICAL) if self.schema is None else self.schema,
+        }
 
 
 def check_canonical(line: bytes) -> Fault | None:
@@ -75,6 +91,29 @@ def find_descriptor(flag: str | None, tree: Path | None = None) -> Descriptor:
 
 def load_descriptor(path: Path) -> Descriptor:
     return make_descriptor(read_document(path), path)
+
+
+def make_carried(value: Any, path: Path) -> Descriptor:
+    """One that came with its records: it reads no other file. Raises InputError."""
+    if isinstance(value, dict) and "schema_path" in value:
+        raise InputError(f"{path}: $.schema_path: it came without its pattern: expected schema")
+    return make_descriptor(value, path)
+
+
+def carried_in(folder: Path) -> list[Descriptor]:
+    """What came with the records of a run; one that cannot be used is none: then they are found
+    to name one that nobody knows."""
+    path = folder / DESCRIPTOR_FILE
+    if path.is_symlink() or not path.is_file():
+        return []
+    try:
+        return [make_carried(read_document(path), path)]
+    except InputError:
+        return []
+
+
+def _bundled() -> Descriptor:
+    return load_descriptor(BUNDLE / BUILT_IN["boundary"])
 
 
 def make_descriptor(value: Any, path: Path) -> Descriptor:
@@ -103,7 +142,8 @@ def make_descriptor(value: Any, path: Path) -> Descriptor:
             f" stream, and the schema {place} is another one: a change of it needs a version of"
             " its own"
         )
-    return Descriptor(document.key, path, document.pattern_version, modes, check, canonical)
+    version = document.pattern_version
+    return Descriptor(document.key, path, version, modes, check, canonical, schema)
 
 
 def _schema(document: DescriptorDocument, path: Path) -> tuple[dict[str, Any] | None, Path]:
@@ -206,8 +246,7 @@ def find_boundaries(flag: str | None, carried: Iterable[Descriptor] = ()) -> Bou
     """What the records of a run or an archive are held to: the descriptor that they name, be it
     the one of the command line or BOUNDARY_PATH, one that came with them, or the bundled one."""
     named = [find_descriptor(flag)] if flag or os.environ.get("BOUNDARY_PATH") else []
-    bundled = load_descriptor(BUNDLE / BUILT_IN["boundary"])
-    return Boundaries((*named, *carried, bundled), known_catalogs())
+    return Boundaries((*named, *carried, _bundled()), known_catalogs())
 
 
 class _Naming(Struct):
@@ -215,6 +254,11 @@ class _Naming(Struct):
 
 
 _decode_naming = msgspec.json.Decoder(_Naming).decode
+
+
+def key_of(line: bytes) -> object:
+    """The descriptor that a record names. Raises one of DECODE_ERRORS."""
+    return _decode_naming(line).schema_key
 
 
 _MOST_KNOWN = 5000  #: a stream of more probes forgets and learns again
@@ -262,6 +306,13 @@ class Boundaries:
         patterns = (descriptor.pattern_version for descriptor in self.descriptors)
         return version == PATTERN_VERSION or version in patterns
 
+    def carried(self, keys: Container[object]) -> bytes:
+        """What records of these keys need to be understood elsewhere; empty: nothing."""
+        for descriptor in self.descriptors:
+            if descriptor.key in keys and not descriptor.is_bundled:
+                return msgspec.json.format(msgspec.json.encode(descriptor.whole())) + b"\n"
+        return b""
+
     def are_good(self, lines: Iterable[Any]) -> bool:
         """Whether nothing is wrong with any of them, and all are of the canonical pattern.
 
@@ -308,7 +359,7 @@ class Boundaries:
     def check(self, line: bytes, version: str) -> Fault | None:
         """What is wrong with a record of that pattern version."""
         try:
-            key = _decode_naming(line).schema_key
+            key = key_of(line)
             fault = self._of(key, version).check(line)
             if fault is None and key not in self._keys:
                 expected = " or ".join(sorted(self._keys))

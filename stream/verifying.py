@@ -20,20 +20,21 @@ class VerifySource(Struct):
 
     target: Path
     limits: Limits
+    boundary: str | None = None
     book: Book | None = None
 
     async def run(self, out: ObjectSendStream[Batch[Any]], /) -> None:
         # In a thread that an interrupt leaves behind: there may be gigabytes to read.
         self.book = await to_thread.run_sync(
-            lambda: verify(self.target, self.limits), abandon_on_cancel=True
+            lambda: verify(self.target, self.limits, self.boundary), abandon_on_cancel=True
         )
         if self.book.findings:
             await out.send(self.book.findings)
 
 
-async def run_verify(target: Path, limits: Limits, *sinks: Sink[Any]) -> Book:
+async def run_verify(target: Path, limits: Limits, boundary: str | None, *sinks: Sink[Any]) -> Book:
     """Raises InputError where there is nothing to verify."""
-    source = VerifySource(target, limits)
+    source = VerifySource(target, limits, boundary)
     await Pipeline[Any]((source,)).into(*sinks)
     assert source.book is not None
     return source.book

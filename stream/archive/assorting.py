@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from stream.archive.laws import RunnerDecoder
 from stream.codec import DECODE_ERRORS, Lines, contract_of, explain, is_blank, join_lines, reject
+from stream.pattern import Boundaries, key_of
 from stream.pipeline import Batch, Counts
-from stream.records.boundary import PATTERN_VERSION, decode_boundary
 from stream.records.control import GAP, Gap, Reject
 from stream.records.kernel import (
     KERNEL_DETAIL,
@@ -75,7 +75,6 @@ _LINES: dict[str, tuple[str, Decode]] = {
     POLICY_EVENT: (POLICY_FILE, _decoder(PolicyEvent)),
     MARKER: (MARKERS_FILE, _decoder(Marker)),
     RUNNER_EVENT: (RUNNER_FILE, RunnerDecoder().decode),
-    PATTERN_VERSION: (BOUNDARY_FILE, decode_boundary),
 }
 _DOCUMENTS: dict[str, tuple[str, Decode]] = {
     HEALTH: (HEALTH_FILE, _decoder(ObservationHealth)),
@@ -113,7 +112,9 @@ class Assort:
 
     name = "archive"
 
-    def __init__(self) -> None:
+    def __init__(self, boundaries: Boundaries) -> None:
+        self.boundary_keys: set[object] = set()  #: of the boundary objects that came
+        self._boundaries = boundaries
         self.counts = Counts()
         self.run_ids: dict[str, str] = {}  #: and the place of the first record of each
         self.documents: set[str] = set()
@@ -154,6 +155,11 @@ class Assort:
             name, decode = _LINES[contract]
             self._note_run(getattr(decode(line), "run_id", None), batch, index)
             return name
+        if contract is not None and self._boundaries.knows(contract):
+            if fault := self._boundaries.check(line, contract):
+                raise _Unfit(" - at `".join(filter(None, fault)))
+            self.boundary_keys.add(key_of(line))
+            return BOUNDARY_FILE
         if contract in _DOCUMENTS:
             name, decode = _DOCUMENTS[contract]
             record = decode(line)

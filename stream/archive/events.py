@@ -5,6 +5,7 @@ of boundaries, of changed paths and of commands by `stream validate`.
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
@@ -12,7 +13,9 @@ import msgspec
 from stream.archive.book import Book
 from stream.archive.documents import is_too_deep
 from stream.codec import DECODE_ERRORS, Lines, LineSplitter, OverlongLine
-from stream.pattern import find_boundaries
+from stream.document import LARGEST, parse_document, parted
+from stream.errors import InputError
+from stream.pattern import Boundaries, Descriptor, make_carried
 from stream.records.change import decode_change
 from stream.records.control import Finding
 from stream.records.decision import EventName
@@ -20,6 +23,7 @@ from stream.records.run import (
     BOUNDARY_FILE,
     CHANGES_FILE,
     COMMANDS_FILE,
+    DESCRIPTOR_FILE,
     EVENTS_FILE,
     Beginning,
 )
@@ -129,14 +133,41 @@ class Events:
                 self.mentions.append(Mention(line, path, file, digits))
 
 
-class Validated:
-    """The judge of lines that `stream validate` knows, against the pattern that is built in."""
+class Carried:
+    """The judge of the descriptor that came with the boundary objects."""
 
-    def __init__(self, book: Book, name: str) -> None:
+    def __init__(self, book: Book) -> None:
+        self.descriptors: list[Descriptor] = []
+        self._book = book
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        if len(self._data) <= LARGEST:
+            self._data += data
+
+    def finish(self) -> None:
+        path, depth = Path(DESCRIPTOR_FILE), self._book.limits.depth
+        data = bytes(self._data)
+        if len(data) > min(LARGEST, self._book.limits.document):
+            self._book.find("limit.document", "it is too large", DESCRIPTOR_FILE)
+        elif is_too_deep(data, depth):
+            self._book.find("limit.depth", f"nested deeper than {depth}", DESCRIPTOR_FILE)
+        else:
+            try:
+                self.descriptors.append(make_carried(parse_document(data), path))
+            except (InputError, ValueError) as error:
+                reason, where = parted(str(error).removeprefix(f"{path}: "))
+                self._book.find("contract.document", reason, DESCRIPTOR_FILE, path=where)
+
+
+class Validated:
+    """The judge of lines that `stream validate` knows."""
+
+    def __init__(self, book: Book, name: str, boundaries: Boundaries) -> None:
         self._book = book
         self.count = 0  #: of its records, those that count as one thing more
         self._name = name
-        self._stage = Validate(find_boundaries(None), is_last=True)
+        self._stage = Validate(boundaries, is_last=True)
         self._splitter = LineSplitter(book.source(name), book.limits.line)
 
     def feed(self, data: bytes) -> None:

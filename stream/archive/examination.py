@@ -9,7 +9,7 @@ from stream.archive.accord import Run, disagreements, vouched_faults
 from stream.archive.book import Book
 from stream.archive.chain import Tally
 from stream.archive.documents import DOCUMENTS, Documents
-from stream.archive.events import VALIDATED, Events, Validated
+from stream.archive.events import VALIDATED, Carried, Events, Validated
 from stream.archive.gathering import Gathering
 from stream.archive.header import Fault
 from stream.archive.laws import law_of
@@ -17,10 +17,12 @@ from stream.archive.layers import Judge, Layer
 from stream.archive.links import Links, trusted
 from stream.archive.places import has_evidence, has_place
 from stream.evidence.claims import ABSENT_NOTE
+from stream.pattern import find_boundaries
 from stream.records.decision import CLAUDE_CODE
 from stream.records.run import (
     ARTIFACTS,
     COMMANDS_FILE,
+    DESCRIPTOR_FILE,
     EVENTS_FILE,
     MANIFEST_FILE,
     METADATA_FILE,
@@ -42,7 +44,9 @@ from stream.records.runner import (
 
 
 class Examination:
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: Book, boundary: str | None = None) -> None:
+        self._boundary = boundary  #: a descriptor that was named
+        self._carried: Carried | None = None
         self.documents = Documents(book)
         self.layers: dict[str, Layer] = {}
         self._book = book
@@ -178,8 +182,13 @@ class Examination:
             listed = self.documents.get(MANIFEST_FILE)
             self._events = Events(self._book, listed.events if listed else None)
             return self._events
+        if name == DESCRIPTOR_FILE:
+            self._carried = Carried(self._book)
+            return self._carried
         if name in VALIDATED:
-            self._validated[name] = Validated(self._book, name)
+            carried = self._carried.descriptors if self._carried else ()
+            boundaries = find_boundaries(self._boundary, carried)
+            self._validated[name] = Validated(self._book, name, boundaries)
             return self._validated[name]
         return None
 

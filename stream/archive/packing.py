@@ -25,6 +25,7 @@ from stream.recorder.disclosure import readable
 from stream.records.run import (
     ARTIFACTS,
     BOUNDARY_FILE,
+    DESCRIPTOR_FILE,
     EVENTS_FILE,
     LAYERS,
     METADATA_FILE,
@@ -43,7 +44,7 @@ from stream.records.runner import (
 
 _SINGLE = (
     *(CHAIN_FILE, COMPANION_FILE, CORRELATION_FILE, HEALTH_FILE, RUNNER_FILE, SURFACE_FILE),
-    *(METADATA_FILE, EVENTS_FILE, BOUNDARY_FILE),
+    *(METADATA_FILE, EVENTS_FILE, BOUNDARY_FILE, DESCRIPTOR_FILE),
 )
 
 

@@ -22,17 +22,18 @@ from stream.errors import InputError, os_reason
 from stream.runfolder import check_folder
 
 
-def verify(target: Path, limits: Limits | None = None) -> Book:
-    """What was found. Raises InputError where there is nothing to verify."""
+def verify(target: Path, limits: Limits | None = None, boundary: str | None = None) -> Book:
+    """What was found. `boundary` is a descriptor that records may name. Raises InputError where
+    there is nothing to verify."""
     place = os.fsencode(target).decode(errors="replace")
     try:
         is_folder = _is_folder(target)
         book = Book(place, limits or Limits(), is_folder)
         if is_folder:
             check_folder(target)
-            _verify_folder(target, book)
+            _verify_folder(target, book, boundary)
         else:
-            _verify_archive(target, book)
+            _verify_archive(target, book, boundary)
     except NoArchive as error:
         raise InputError(f"{place}: {error}") from None
     except OSError as error:
@@ -49,8 +50,8 @@ def _is_folder(target: Path) -> bool:
     return stat.S_ISDIR(mode)
 
 
-def _verify_archive(target: Path, book: Book) -> None:
-    examination = Examination(book)
+def _verify_archive(target: Path, book: Book, boundary: str | None) -> None:
+    examination = Examination(book, boundary)
     with closing(examination), target.open("rb", buffering=0) as file:
         try:
             read_archive(ahead(parts_of(file, book.limits)), book, examination)
@@ -62,9 +63,9 @@ def _verify_archive(target: Path, book: Book) -> None:
         examination.documents.settle()
 
 
-def _verify_folder(root: Path, book: Book) -> None:
+def _verify_folder(root: Path, book: Book, boundary: str | None) -> None:
     book.names = folder_names(root, book)
-    examination = Examination(book)
+    examination = Examination(book, boundary)
     with closing(examination):
         _examine_folder(root, book, examination)
         examination.documents.settle()

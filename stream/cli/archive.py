@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stream.cli.running import FORCE, CarefulCommand, number, run, say
+from stream.cli.running import BOUNDARY, FORCE, CarefulCommand, number, run, say
 
 if TYPE_CHECKING:
     from stream.archiving import Archived
@@ -26,6 +26,7 @@ def archive(
     run_id: str | None = typer.Option(
         None, metavar="ID", help="With `-`: the run. Default: the one that all records name."
     ),
+    boundary: str | None = BOUNDARY,
     force: bool = FORCE,
     reject: str | None = typer.Option(
         None, metavar="FILE", help="With `-`: where a record of each rejected line goes."
@@ -63,7 +64,7 @@ def archive(
         if source == "-":
             check_outputs([str(target), reject], force=force)
             sink = _rejects(reject)
-            done = await archive_stream(target, sink, run_id=run_id, force=force)
+            done = await archive_stream(target, sink, run_id=run_id, boundary=boundary, force=force)
         else:
             for flag, value in (("--run-id", run_id), ("--reject", reject)):
                 if value is not None:

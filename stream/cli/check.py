@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stream.cli.running import FORCE, CarefulCommand, number, run, run_now, say, tell
+from stream.cli.running import BOUNDARY, FORCE, CarefulCommand, number, run, run_now, say, tell
 
 if TYPE_CHECKING:
     from stream.checking import Answer
@@ -36,11 +36,7 @@ def check(
         help="`poc`: the contract to the letter. `agents`: any agent_id."
         " Default: what metadata.json of the run says, else poc.",
     ),
-    boundary: str | None = typer.Option(
-        None,
-        metavar="P",
-        help="A boundary descriptor that records may name, beside the bundled one.",
-    ),
+    boundary: str | None = BOUNDARY,
     rules: bool = typer.Option(False, "--rules", help="Print the rules and exit."),
     findings: str | None = typer.Option(
         None, metavar="FILE", help="Where finding records go. Default: stdout (`-`: only stderr)."

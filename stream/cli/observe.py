@@ -99,6 +99,11 @@ def observe(
     probes: Path | None = typer.Option(
         None, metavar="DIR", help="With --matrix: a folder of probe scripts, instead of ours."
     ),
+    boundary: str | None = typer.Option(
+        None,
+        metavar="P",
+        help="With --matrix: the boundary descriptor. Default: BOUNDARY_PATH, then defaults.json.",
+    ),
     kernel: Literal["off", "auto", "ebpf", "strace"] | None = typer.Option(
         None,
         help="What the kernel says that its processes did: see above. Default: off; auto with"
@@ -185,7 +190,7 @@ def observe(
         raise typer.BadParameter("--events knows one place: -")
     if no_wrap and wrap:
         raise typer.BadParameter("--wrap and --no-wrap do not go together")
-    for flag, value in (("--cap", cap), ("--probes", probes)):
+    for flag, value in (("--cap", cap), ("--probes", probes), ("--boundary", boundary)):
         if value and not matrix:
             raise typer.BadParameter(f"{flag} is for --matrix")
     if timeout is not None:
@@ -254,7 +259,7 @@ def observe(
                 begun = None
                 if matrix:
                     words = split_words(cap, "--cap")
-                    begun = stack.enter_context(begin_probes(recording, words, probes))
+                    begun = stack.enter_context(begin_probes(recording, words, probes, boundary))
             except BaseException:
                 shutil.rmtree(recording.folder, ignore_errors=True)
                 raise

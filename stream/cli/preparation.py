@@ -120,7 +120,7 @@ def make_recording(
 
 
 def begin_probes(
-    recording: Recording, capabilities: list[str], folder: Path | None
+    recording: Recording, capabilities: list[str], folder: Path | None, boundary: str | None
 ) -> AbstractContextManager[Begun]:
     from stream.cli.matrix import affordable_jobs, default_jobs, mention
     from stream.plan import Request, begin, make_plan
@@ -128,7 +128,12 @@ def begin_probes(
     is_new = recording.workspace_mode != "here"
     if is_new:
         recording.workspace.mkdir()  # a plan is for a folder that is there
-    request = Request(capabilities=capabilities, folder=folder, workspace=recording.workspace)
+    request = Request(
+        capabilities=capabilities,
+        folder=folder,
+        boundary=boundary,
+        workspace=recording.workspace,
+    )
     plan = make_plan(request)
     mention(plan)
     if is_new:

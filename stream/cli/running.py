@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 READER_GONE = 141
+BOUNDARY = typer.Option(
+    None,
+    metavar="P",
+    help="A boundary descriptor that records may name, beside the bundled one and the one that"
+    " came with them. Default: BOUNDARY_PATH.",
+)
 FORCE = typer.Option(False, "--force", help="Replace output files that are there.")
 PATIENCE = 4.0  #: seconds for an end in order: longer than to end what ignores SIGTERM takes
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stream.cli.running import CarefulCommand, number, run, run_now, say, tell
+from stream.cli.running import BOUNDARY, CarefulCommand, number, run, run_now, say, tell
 
 if TYPE_CHECKING:
     from stream.archive.book import Book
@@ -34,6 +34,7 @@ def verify(
     as_json: bool = typer.Option(
         False, "--json", help="Findings to stdout as records, also on a terminal."
     ),
+    boundary: str | None = BOUNDARY,
     rules: bool = typer.Option(False, "--rules", help="Print the rules and exit."),
     max_archive: str = typer.Option("2G", metavar="SIZE", help="The largest file."),
     max_decoded: str = typer.Option("8G", metavar="SIZE", help="The most that it may decode to."),
@@ -88,7 +89,7 @@ def verify(
         # A thread that inflates and one that decodes: neither waits long for the other.
         sys.setswitchinterval(0.0005)
         limits: Limits = Limits(**sizes, **counts)
-        book = await run_verify(where, limits, *_sinks(as_json))
+        book = await run_verify(where, limits, boundary, *_sinks(as_json))
         say(_closing(book))
         return 1 if book.errors else 0
 

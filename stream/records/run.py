@@ -17,6 +17,7 @@ MANIFEST = "stream.manifest.v1"
 METADATA_FILE = "metadata.json"
 EVENTS_FILE = "events.jsonl"
 BOUNDARY_FILE = "boundary.ndjson"
+DESCRIPTOR_FILE = "boundary-descriptor.json"  #: with its pattern, where the records need another
 WORKSPACE = "workspace"
 ARTIFACTS = "artifacts"
 LAYERS = "layers"

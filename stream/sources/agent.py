@@ -42,6 +42,7 @@ from stream.records.run import (
     BOUNDARY_FILE,
     CHANGES_FILE,
     COMMANDS_FILE,
+    DESCRIPTOR_FILE,
     DIFF_FILE,
     EVENTS_FILE,
     MANIFEST_FILE,
@@ -86,6 +87,7 @@ class AgentSource:
         is_alone: Callable[[], Awaitable[None]] | None = None,
         beside: Sequence[str] = (),
         boundary: Callable[[], tuple[int, Kept | None] | None] = lambda: None,
+        descriptor: Callable[[], Kept | None] = lambda: None,
         witness: Witness | None = None,
     ) -> None:
         self.summary = RunSummary(run_id=recording.run_id)
@@ -97,6 +99,7 @@ class AgentSource:
         self._has_place = has_place  # called when the workspace is there
         self._is_alone = is_alone  # waits until nobody else works in it
         self._beside = beside  # what is lost of what they recorded, once that is known
+        self._descriptor = descriptor  # that these need, where it is not the bundled one
         self._boundary = boundary  # how many of them they recorded, and where; None: nobody else
         self._witness = witness
         self.evaluation: Evaluation | None = None
@@ -222,6 +225,8 @@ class AgentSource:
         if (boundary := self._boundary()) is not None:
             self.summary.boundary_objects, kept_objects = boundary
             self._kept |= {} if kept_objects is None else {BOUNDARY_FILE: kept_objects}
+        if (kept_descriptor := self._descriptor()) is not None:
+            self._kept[DESCRIPTOR_FILE] = kept_descriptor
         changes = await self._tell_changes(ending)
         await self._tell_commands()
         verdict = await self._tell_verdict(kept[0], changes)

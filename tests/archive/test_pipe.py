@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from stream.archive.assorting import Assort, Books, Piece
 from stream.archive.verifying import verify
 from stream.codec import Lines
+from stream.pattern import find_boundaries
 from stream.records.control import Gap, Reject
 from stream.records.kernel import RawCapture
 from stream.records.runner import (
@@ -339,7 +340,7 @@ def test_the_books_balance_however_it_is_cut(lines: list[bytes], data: st.DataOb
     cut = data.draw(st.integers(0, len(lines)))
     results = []
     for batches in ([lines], [lines[:cut], lines[cut:]]):
-        stage = Assort()
+        stage = Assort(find_boundaries(None))
         pieces: dict[str, bytes] = {}
         rejects = 0
         number = 1
@@ -358,7 +359,7 @@ def test_the_books_balance_however_it_is_cut(lines: list[bytes], data: st.DataOb
 
 
 def test_the_books_of_a_feed_are_kept_for_who_makes_the_health() -> None:
-    stage = Assort()
+    stage = Assort(find_boundaries(None))
     capture = RawCapture(feed="ebpf", got=3, seen=3, filtered={"loader": 1}, aside={})
     assert [*stage.feed([encode(capture)])] == []
     bare = RawCapture(feed="ebpf", got=3, seen=3)
