@@ -46,6 +46,7 @@ from stream.sources.kernel.watch import Watch
 from stream.stages.normalize import NO_EVENTS, DetailLine, KernelLines, Normalize
 from stream.testimony import Testimony, Times
 
+NOTHING = "the command ran, and the feed saw nothing of it"
 UNFINISHED = "the feed ended before its books were closed"
 _encode = msgspec.json.Encoder().encode
 
@@ -262,6 +263,8 @@ class KernelWitness:
             reasons.append(UNFINISHED)
         if lost:
             reasons.append(f"{number(lost, 'line')} could not be written")
+        if not (capture.scopes or capture.dropped or reasons or ending.not_started):
+            reasons.append(NOTHING)
         capture.unknown_loss = "; ".join(reasons)
         taint(capture)
         return capture

@@ -12,6 +12,11 @@ from ipaddress import ip_address
 from msgspec import UNSET
 
 from stream.records.kernel import (
+    ACCEPT,
+    ACCOUNT,
+    ATTRIBUTES,
+    BIND,
+    BY_PEER,
     CHMOD,
     CHOWN,
     CONNECT,
@@ -22,19 +27,28 @@ from stream.records.kernel import (
     EXIT,
     FORK,
     LINK,
+    LOCAL_ACCEPT,
+    LOCAL_BIND,
     LOCAL_CONNECT,
     LOCAL_SEND,
     MKDIR,
     MKNOD,
+    NO_QUEUE,
+    NO_XATTR,
     OPEN,
+    REACH,
     RENAME,
     RMDIR,
     SENDMSG,
     SENDTO,
+    SOCKET_FILE,
     SYMLINK,
+    TIMES,
     TRUNCATE,
     UNLINK,
     URING_SETUP,
+    WITH_PEER,
+    XATTR,
     KernelDetail,
     KernelEvent,
     kind_of,
@@ -43,20 +57,17 @@ from stream.records.kernel import (
 from stream.records.runner import Marker, SdkEvent
 
 _TOOL_EVENTS = ("tool_call_started", "tool_call_completed")
-_BY_PEER = {CONNECT: (CONNECT, LOCAL_CONNECT)} | {
-    kind: (kind, LOCAL_SEND) for kind in (SENDTO, SENDMSG)
-}
 #: By call: of which types its event may be.
-_TYPES = {call: _BY_PEER.get(kind, (kind,)) for call, kind in EVENT_TYPES.items()}
-_WITH_PEER = {CONNECT, SENDTO, SENDMSG, LOCAL_CONNECT, LOCAL_SEND, CONNECT_BLOCKED}
+_TYPES = {call: (kind, *BY_PEER.get(kind, ())) for call, kind in EVENT_TYPES.items()}
 _WITHOUT_VALUE = {FORK, EXIT, URING_SETUP}
 #: They give nothing but 0 where they succeed.
 _GIVES_NOTHING = {
     *(UNLINK, RENAME, MKDIR, RMDIR, LINK, SYMLINK, CHMOD, CHOWN, TRUNCATE, MKNOD),
-    *(EXEC, EXEC_FAILED, CONNECT, LOCAL_CONNECT),
+    *(EXEC, EXEC_FAILED, CONNECT, LOCAL_CONNECT, BIND, LOCAL_BIND, SOCKET_FILE),
+    *(XATTR, NO_XATTR, TIMES, ATTRIBUTES, ACCOUNT, NO_QUEUE),
 }
-_IP_PEER = {CONNECT, SENDTO, SENDMSG}
-_ANY_PEER = {LOCAL_CONNECT, LOCAL_SEND, CONNECT_BLOCKED}
+_IP_PEER = {CONNECT, SENDTO, SENDMSG, BIND, ACCEPT}
+_ANY_PEER = {LOCAL_CONNECT, LOCAL_SEND, LOCAL_BIND, LOCAL_ACCEPT, CONNECT_BLOCKED, REACH}
 _KINDS = {*EVENT_TYPES.values()}
 _PORT = re.compile("0|[1-9][0-9]{0,4}")
 #: Absolute; or, where it lies in no folder, as `pipe:[5]`.
@@ -123,7 +134,7 @@ def event_strangeness(event: KernelEvent, detail: KernelDetail | None) -> Iterat
     if detail is None:
         return
     yield from _result_strangeness(detail, kind)
-    if kind in _WITH_PEER and detail.peer != event.value:
+    if kind in WITH_PEER and detail.peer != event.value:
         yield f"to {detail.peer!r}, but its line is to {event.value!r}"
     if kind == SYMLINK and event.value is not None and detail.to_path != event.value:
         yield f"at {detail.to_path!r}, but its line is of {event.value!r}"

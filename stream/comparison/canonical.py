@@ -1,10 +1,10 @@
 """The layers of two runs, line by line, without what is another number in every run.
 
-Canonical labels: a process number in `pid` or `child` becomes `p1`, `p2`, … in the order in which
-the numbers are first met, in layers/kernel.ndjson and then in layers/kernel-ext.ndjson; `run_id`
-becomes `run`; the way to the run's own folder becomes `(run)`, where its events say which folder
-that was. Everything else stays as it is, descriptor numbers in `return_value` as well. A line that
-is no JSON object is compared as it is.
+Canonical labels: a process number in `pid`, `child` or `target` becomes `p1`, `p2`, … in the order
+in which the numbers are first met, in layers/kernel.ndjson and then in layers/kernel-ext.ndjson;
+`run_id` becomes `run`; the way to the run's own folder becomes `(run)`, where its events say which
+folder that was. Everything else stays as it is, descriptor numbers in `return_value` as well. A
+line that is no JSON object is compared as it is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stream.records.runner import (
 )
 
 LAYERS = (KERNEL_FILE, DETAIL_FILE, SDK_FILE, POLICY_FILE, MARKERS_FILE)
-_PROCESSES = ("pid", "child")
+_PROCESSES = ("pid", "child", "target")
 _TREE_ONLY = "cgroup_correlation=failed"  #: as with strace, which follows every process
 
 

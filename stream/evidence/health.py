@@ -30,6 +30,7 @@ from stream.records.kernel import RawCapture
 from stream.records.runner import Coverage, ObservationHealth
 
 UNNAMED_NOTE = "stream_kernel_unnamed"
+UNWATCHED_NOTE = "stream_kernel_unwatched"
 
 
 def make_health(
@@ -206,6 +207,8 @@ def _shortcomings(capture: RawCapture | None, platform: str, unnamed: int) -> It
     else:
         if unnamed:
             yield f"{UNNAMED_NOTE}: events={unnamed}"
+        if capture.unwatched:
+            yield f"{UNWATCHED_NOTE}: {', '.join(map(visible, capture.unwatched))}"
         if capture.uring == "hole":
             yield f"{URING_NOTE}: what went by way of io_uring was not seen"
         elif capture.uring == "unknown":

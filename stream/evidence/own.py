@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from stream.evidence.commands import digest_of
 from stream.records.kernel import (
+    ACCOUNT,
     EXEC,
     EXIT,
     FORK,
@@ -24,6 +25,7 @@ from stream.records.kernel import (
     MKNOD,
     OPEN,
     RENAME,
+    SOCKET_FILE,
     SYMLINK,
     UNLINK,
 )
@@ -35,7 +37,7 @@ _CHANNELS = {_EVENT_LOG: "log", "hooks.ndjson": "hooks"}
 _LOGS = ("commands", "hooks.missed", *_CHANNELS)  #: which others may write to
 _REPLACES = {UNLINK, RENAME, LINK, SYMLINK, MKNOD}  #: a name may mean another file after it
 _SHELLS = ("/bin/sh", "/bin/bash", "/usr/bin/sh", "/usr/bin/bash")
-_CHANGES = {OPEN, *range(UNLINK, MKNOD + 1)}
+_CHANGES = {OPEN, *range(UNLINK, MKNOD + 1), ACCOUNT, SOCKET_FILE}
 _MOST_PROGRAMS = 10_000  #: whose names are kept
 _Doing = Literal["shell", "hook", "helper", "wrapper"]
 #: What each of them opens, and whether it writes.

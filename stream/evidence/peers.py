@@ -1,4 +1,5 @@
-"""Which endpoints a run addressed: those that something was sent or connected to, or should be.
+"""Which endpoints a run addressed: those that something was sent or connected to, or should be,
+and those whose connections it accepted or took from others.
 
 An attempt counts, whatever came of it. What cannot have been one does not: a call without a
 socket, a message that was refused for its port 0, and a connect to port 0 that sends nothing, by
@@ -10,9 +11,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from stream.evidence.failures import failure
-from stream.records.kernel import CONNECT, SENDMSG, SENDTO, KernelDetail, KernelEvent
+from stream.records.kernel import ACCEPT, CONNECT, SENDMSG, SENDTO, KernelDetail, KernelEvent
 
-ADDRESSING = {CONNECT: "connect", SENDTO: "sendto", SENDMSG: "sendmsg"}
+ADDRESSING = {CONNECT: "connect", SENDTO: "sendto", SENDMSG: "sendmsg", ACCEPT: "accept"}
 _EBADF, _EFAULT, _EINVAL, _ENOTSOCK, _EAFNOSUPPORT, _EISCONN = 9, 14, 22, 88, 97, 106
 _ETIMEDOUT, _ECONNREFUSED, _EALREADY, _EINPROGRESS = 110, 111, 114, 115
 #: Then there was nothing that could have addressed a peer: no socket, no address, none of this
@@ -44,7 +45,7 @@ class Peers(Struct):
         else:
             (self._addressed if may_address else self._named_only).add(peer)
         is_failure = detail is not None and (detail.status == "error" or result is None)
-        if is_failure and is_address(peer):
+        if is_failure and is_address(peer) and kind in ADDRESSING:
             self._failed.setdefault(peer, set()).add(f"{ADDRESSING[kind]}:{failure(result)}")
 
     def block(self, peer: str) -> None:

@@ -22,6 +22,9 @@ from stream.evidence.paths import Paths, Piece
 from stream.evidence.peers import ADDRESSING, Peers, is_address, is_attempt
 from stream.evidence.pieces import Long
 from stream.records.kernel import (
+    ACCEPT,
+    ACCOUNT,
+    ATTRIBUTES,
     CHMOD,
     CHOWN,
     CONNECT,
@@ -30,18 +33,28 @@ from stream.records.kernel import (
     EXEC_FAILED,
     FILE_BLOCKED,
     LINK,
+    LOCAL_ACCEPT,
+    LOCAL_BIND,
     LOCAL_CONNECT,
     LOCAL_SEND,
     MKDIR,
     MKNOD,
+    NO_QUEUE,
+    NO_XATTR,
     OPEN,
+    OPEN_TREE,
+    QUEUE,
+    REACH,
     RENAME,
     RMDIR,
     SENDMSG,
     SENDTO,
+    SOCKET_FILE,
     SYMLINK,
+    TIMES,
     TRUNCATE,
     UNLINK,
+    XATTR,
     AccessMode,
     KernelDetail,
     KernelEvent,
@@ -64,7 +77,17 @@ _CHANGES = {
     CHOWN: ("chown", ""),
     TRUNCATE: ("truncate", ""),
     MKNOD: ("mknod", ""),
+    XATTR: ("setxattr", ""),
+    NO_XATTR: ("removexattr", ""),
+    TIMES: ("utime", ""),
+    ATTRIBUTES: ("setattr", ""),
+    ACCOUNT: ("acct", ""),
+    OPEN_TREE: ("open_tree", ""),
+    SOCKET_FILE: ("bind", ""),
 }
+_LOCAL = {LOCAL_CONNECT, LOCAL_SEND, LOCAL_BIND, LOCAL_ACCEPT, QUEUE, NO_QUEUE}
+#: What another process had open: how it was reached is its own business.
+_TAKEN = "taken"
 _BLOCKED = "blocked"
 _EFAULT = 14
 _CUT: set[Mark] = {"walk_cut", "fault", "truncated"}  #: what there is was not seen to its end
@@ -76,6 +99,7 @@ _WAYS = tuple(
             *get_args(OperationFlag),
             *(way for ways in _CHANGES.values() for way in ways if way),
             _BLOCKED,
+            _TAKEN,
         )
     )
 )
@@ -152,9 +176,10 @@ class Surface:
 
     @property
     def has_connect(self) -> bool:
-        """Of any kind that goes to a network; one that was blocked is one."""
+        """Of any kind that goes to a network, or comes from there; one that was blocked is one."""
         is_blocked = self._peers.is_any_blocked
-        return is_blocked or self._peers.has(CONNECT, is_reference=self.is_reference)
+        kinds = (CONNECT, ACCEPT, REACH)
+        return is_blocked or self._peers.has(*kinds, is_reference=self.is_reference)
 
     @property
     def has_datagram(self) -> bool:
@@ -181,8 +206,10 @@ class Surface:
             self.miss(value, "exec", None if detail is None else detail.return_value)
         elif kind == CONNECT_BLOCKED:
             self._peers.block(value)
-        elif kind in (LOCAL_CONNECT, LOCAL_SEND):
+        elif kind in _LOCAL:
             self._sockets.add(value)
+        elif kind == REACH:
+            self._add_taken(event, value, detail)
 
     def add_sdk(self, event: SdkEvent) -> None:
         if event.tool is not None:
@@ -279,6 +306,14 @@ class Surface:
             else:
                 self.miss(name, way, None if detail is None else detail.return_value)
 
+    def _add_taken(self, event: KernelEvent, value: str, detail: KernelDetail | None) -> None:
+        if is_address(value):
+            self._peers.add(event, detail)
+        elif value.startswith("/"):
+            self.reach(value, _BITS[_TAKEN])
+        else:
+            self._sockets.add(value)
+
     def _claims(self) -> Iterator[list[str]]:
         if self.is_reference:
             yield _sorted({*self._reached, *self._opens_that_failed()})
@@ -317,6 +352,8 @@ def _is_unnamed(event: KernelEvent, detail: KernelDetail | None) -> bool:
         return is_attempt(event, detail)  # a frame for the wire, or another kind of network
     if detail is None:
         return False
+    if kind == ACCEPT and value is None:
+        return True
     result = event.return_value if kind == OPEN else detail.return_value
     is_named = value is not None
     if kind in _TWO_PATHS:
@@ -326,7 +363,7 @@ def _is_unnamed(event: KernelEvent, detail: KernelDetail | None) -> bool:
     if not _CUT.isdisjoint(detail.marks):
         return result != -_EFAULT
     is_done = result is not UNSET and result is not None and result >= 0
-    return is_done and bool(detail.path or detail.to_path)
+    return is_done and bool(detail.path or detail.to_path or detail.call == "pidfd_getfd")
 
 
 def _sorted(texts: Iterable[str]) -> list[str]:

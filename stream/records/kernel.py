@@ -36,6 +36,7 @@ Mark = Literal[
     "shared_files",
     "thread_exec",  # executed by a thread that was not the first
     "other_root",  # its process has another root (chroot) than the run began with
+    "outside",  # what it reached into is no process of the run, or nobody knows whose it is
     "other_mounts",  # mounts are not those that the run began with: any file may have any name
 ]
 
@@ -73,6 +74,8 @@ class RawEvent(
     argv: list[str] | None = None
     child: int = 0  #: fork: the new process
     status: int = 0  #: exit: as wait gives it
+    name: str | None = None  #: of an extended attribute
+    target: Count = 0  #: the process that was reached into, by ptrace and its like
     stream: str = ""  #: wrote: which of the watched ones
     scope: Scope = "both"
     marks: list[Mark] = []
@@ -80,7 +83,7 @@ class RawEvent(
 
 
 #: What of an event is text by `path_text`, beside the arguments of a program.
-NAMES = ("path", "resolved", "base", "to_path", "to_base", "peer")
+NAMES = ("path", "resolved", "base", "to_path", "to_base", "peer", "name")
 
 
 class RawCapture(
@@ -108,6 +111,7 @@ class RawCapture(
     cgroup_reasons: list[str] = []
     uring: Literal["seen", "unused", "hole", "unknown"] = "unknown"
     ring_bytes: Count = 0
+    unwatched: list[str] = []  #: calls that this kernel has, and that the feed may not see
     #: What a normalizer left out of the lines that it sends along with these books, by rule; and
     #: what was no event of the run. A companion says it by itself.
     filtered: dict[str, Count] | UnsetType = UNSET
@@ -157,6 +161,8 @@ OPEN, CONNECT, SENDTO, SENDMSG, EXEC, FILE_BLOCKED, CONNECT_BLOCKED = 1, 2, 6, 7
 INODE_RESOLVED = 112  #: how a monitor follows a name: the contract keeps it out of the layer
 UNLINK, RENAME, MKDIR, RMDIR, LINK, SYMLINK, CHMOD, CHOWN, TRUNCATE = range(1001, 1010)
 MKNOD, EXEC_FAILED, FORK, EXIT, URING_SETUP, LOCAL_CONNECT, LOCAL_SEND = range(1010, 1017)
+XATTR, NO_XATTR, TIMES, ATTRIBUTES, ACCOUNT, OPEN_TREE, QUEUE, NO_QUEUE = range(1017, 1025)
+BIND, LOCAL_BIND, SOCKET_FILE, ACCEPT, LOCAL_ACCEPT, REACH, POWER = range(1025, 1032)
 
 EVENT_TYPES: dict[str, int] = {
     **dict.fromkeys(("open", "creat", "openat", "openat2", "open_by_handle_at"), OPEN),
@@ -181,7 +187,28 @@ EVENT_TYPES: dict[str, int] = {
     "fork": FORK,
     "exit": EXIT,
     "io_uring_setup": URING_SETUP,
+    **dict.fromkeys(("setxattr", "lsetxattr", "fsetxattr", "setxattrat"), XATTR),
+    **dict.fromkeys(("removexattr", "lremovexattr", "fremovexattr", "removexattrat"), NO_XATTR),
+    **dict.fromkeys(("utime", "utimes", "futimesat", "utimensat"), TIMES),
+    "file_setattr": ATTRIBUTES,
+    "acct": ACCOUNT,
+    **dict.fromkeys(("open_tree", "open_tree_attr"), OPEN_TREE),
+    "mq_open": QUEUE,
+    "mq_unlink": NO_QUEUE,
+    "bind": BIND,
+    **dict.fromkeys(("accept", "accept4"), ACCEPT),
+    **dict.fromkeys(("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd"), REACH),
+    **dict.fromkeys(("bpf", "init_module", "finit_module", "fanotify_init"), POWER),
 }
+#: Calls whose event has another type where whom it names is on the same machine, or is a file.
+BY_PEER = {
+    CONNECT: (LOCAL_CONNECT,),
+    SENDTO: (LOCAL_SEND,),
+    SENDMSG: (LOCAL_SEND,),
+    BIND: (LOCAL_BIND, SOCKET_FILE),
+    ACCEPT: (LOCAL_ACCEPT,),
+}
+WITH_PEER = {*BY_PEER, LOCAL_CONNECT, LOCAL_SEND, LOCAL_BIND, LOCAL_ACCEPT, CONNECT_BLOCKED}
 KINDS = {
     OPEN: "openat",
     CONNECT: "connect",
@@ -234,6 +261,8 @@ class KernelDetail(
     peer: str | None = None
     argv: list[str] | None = None
     child: int = 0
+    name: str | None = None  #: of an extended attribute
+    target: Count = 0  #: the process that was reached into
     exit_status: int | None = None
     scope: Scope = "both"
     marks: list[Mark] = []

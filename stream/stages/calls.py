@@ -7,20 +7,22 @@ from msgspec import UNSET, Struct, UnsetType
 from stream.evidence.consistency import ACCESS, operations_of
 from stream.evidence.surface import ways_of
 from stream.records.kernel import (
+    BIND,
+    BY_PEER,
     CHMOD,
     CONNECT,
-    CONNECT_BLOCKED,
     EXEC,
     EXIT,
     FORK,
-    LOCAL_CONNECT,
-    LOCAL_SEND,
     MKDIR,
     MKNOD,
+    NO_QUEUE,
     OPEN,
-    SENDMSG,
-    SENDTO,
+    QUEUE,
+    REACH,
+    SOCKET_FILE,
     SYMLINK,
+    WITH_PEER,
     KernelDetail,
     KernelEvent,
     RawEvent,
@@ -35,10 +37,8 @@ CREATE, CUT, TMPFILE = 0o100, 0o1000, 0o20000000
 _CREAT_FLAGS = 0o1101  #: what creat(2) stands for
 IN_ROOT = 0x10  #: of openat2: an absolute path starts from `base` too
 ENOENT, ENOTDIR, EALREADY, EINPROGRESS = 2, 20, 114, 115
-_PEER_TYPES = {CONNECT: LOCAL_CONNECT, SENDTO: LOCAL_SEND, SENDMSG: LOCAL_SEND}
 #: Others than these go out of the machine, or may: packets, virtual machines, radio.
 _LOCAL_PEERS = ("unix:", "netlink", "unspec", "af38:")  # the last one: the kernel's own ciphers
-_WITH_PEER = {*_PEER_TYPES, LOCAL_CONNECT, LOCAL_SEND, CONNECT_BLOCKED}
 #: With one of these marks nobody knows which file it was, or what has its name elsewhere.
 UNSURE = {"unreachable", "walk_cut", "fault", "truncated", "other_mounts", "shared_files"}
 #: Rules for places where only root puts anything.
@@ -128,10 +128,13 @@ def is_literal(event: RawEvent, value: str) -> bool:
 
 
 def with_peer(event: RawEvent, event_type: int) -> int:
-    """Peers on the same machine that have no IP address have types of their own."""
+    """Peers on the same machine that have no IP address have types of their own, and so has a
+    socket that becomes a file."""
+    if event_type == BIND and event.path is not None:
+        return SOCKET_FILE
     if event.peer is None or not event.peer.startswith(_LOCAL_PEERS):
         return event_type
-    return _PEER_TYPES.get(event_type, event_type)
+    return BY_PEER.get(event_type, (event_type,))[0]
 
 
 def value_of(event: RawEvent, event_type: int) -> str | None:
@@ -139,13 +142,25 @@ def value_of(event: RawEvent, event_type: int) -> str | None:
     by either is not known."""
     if unknown_type(event.call) is not None:
         return None
-    if event_type in _WITH_PEER:
+    if event_type in WITH_PEER:
         return event.peer
+    if event_type in (QUEUE, NO_QUEUE):
+        return event.path and f"mqueue:/{event.path}"
+    if event_type == REACH:
+        return event.peer or event.resolved
+    if event_type == SOCKET_FILE or (event_type == EXEC and _is_by_number(event)):
+        return event.resolved or (named(event) if event_type == SOCKET_FILE else None)
     if event_type in (FORK, EXIT):
         return None
     if event_type == SYMLINK:  # its `path` is a text, and leads nowhere yet
         return named_second(event)
     return named(event) or event.resolved
+
+
+def _is_by_number(event: RawEvent) -> bool:
+    """Whether a program has no other name than that of a descriptor, which may lead to nothing
+    that has one: nobody can tell what it was by then."""
+    return event.base is None and event.path is not None and beyond_view(event.path) is not None
 
 
 def status_of(event: RawEvent) -> Status | UnsetType:
@@ -168,7 +183,7 @@ def detail_of(
     run_id: str, seq: int, event: RawEvent, event_type: int, value: str | None
 ) -> KernelDetail:
     is_open = event_type == OPEN  # whose flags, mode and result stand in its own line
-    has_mode = event_type in (MKDIR, CHMOD, MKNOD)
+    has_mode = event_type in (MKDIR, CHMOD, MKNOD, QUEUE)
     is_said = event.path == value
     if is_open and value is not None and event.resolved is None:
         is_said = is_literal(event, value)
@@ -191,6 +206,8 @@ def detail_of(
         peer=event.peer,
         argv=event.argv,
         child=event.child,
+        name=event.name,
+        target=event.target,
         exit_status=event.status if event_type == EXIT else None,
         scope=event.scope,
         marks=event.marks,

@@ -73,6 +73,8 @@ RAW_EVENTS = st.builds(
     peer=st.none() | PEERS,
     argv=st.none() | st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=3),
     child=st.integers(0, 9),
+    name=st.none() | RELATIVE,
+    target=st.integers(0, 9),
     status=st.integers(0, 2**16),
     stream=st.sampled_from(("stdout", "stderr")),
     scope=st.sampled_from(get_args(Scope)),

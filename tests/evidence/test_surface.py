@@ -128,6 +128,15 @@ CHANGES = {
     **dict.fromkeys(("rename", "renameat", "renameat2"), "rename"),
     **dict.fromkeys(("link", "linkat"), "link"),
     **dict.fromkeys(("symlink", "symlinkat"), "symlink"),
+    **dict.fromkeys(("setxattr", "lsetxattr", "fsetxattr", "setxattrat"), "setxattr"),
+    **dict.fromkeys(
+        ("removexattr", "lremovexattr", "fremovexattr", "removexattrat"), "removexattr"
+    ),
+    **dict.fromkeys(("utime", "utimes", "futimesat", "utimensat"), "utime"),
+    **dict.fromkeys(("open_tree", "open_tree_attr"), "open_tree"),
+    "file_setattr": "setattr",
+    "acct": "acct",
+    "bind": "bind",  # of a local socket, by a name that no abstract one has
 }
 
 
@@ -155,7 +164,52 @@ def test_every_call_that_changes_the_file_system_is_known() -> None:
     others = {"open", "creat", "openat", "openat2", "open_by_handle_at", "connect"}
     others |= {"sendto", "sendmsg", "sendmmsg"}
     others |= {"exec", "execve", "execveat", "file_blocked", "connect_blocked", "fork", "exit"}
-    assert {*CHANGES, *others, "io_uring_setup"} == set(EVENT_TYPES)
+    others |= {"accept", "accept4", "mq_open", "mq_unlink", "io_uring_setup"}
+    others |= {"ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd"}
+    others |= {"bpf", "init_module", "finit_module", "fanotify_init"}
+    assert {*CHANGES, *others} == set(EVENT_TYPES)
+
+
+def test_who_comes_is_a_peer() -> None:
+    accepted = raw("accept4", ret=5, peer="10.0.0.9:40123")
+    surface = surface_of(accepted)
+    assert endpoints(accepted) == ["10.0.0.9:40123"]
+    assert (surface.has_connect, surface.has_datagram) == (True, False)
+    nobody_asked = surface_of(raw("accept", ret=5))
+    assert (nobody_asked.has_connect, nobody_asked.unnamed) == (True, {"event_1028": 1})
+    local = surface_of(raw("accept", ret=5, peer="unix:/run/x"), raw("bind", ret=0, peer="unix:@y"))
+    assert (local.local_sockets(), local.has_connect) == (["unix:/run/x", "unix:@y"], False)
+
+
+def test_what_was_taken_from_another_process_is_claimed() -> None:
+    """Its file, or who is at the other end; what has no name is counted."""
+    file = raw("pidfd_getfd", ret=5, resolved="/etc/shadow", target=9)
+    peer = raw("pidfd_getfd", ret=6, peer="1.2.3.4:443", target=9)
+    surface = surface_of(file, peer, raw("ptrace", ret=0, target=9))
+    assert surface.paths() == {"/etc/shadow": ["taken"]}
+    assert endpoints(file, peer) == ["1.2.3.4:443"]
+    assert surface.has_connect
+    assert not surface.unnamed
+    assert surface_of(raw("pidfd_getfd", ret=6, target=9)).unnamed == {"event_1030": 1}
+    assert not surface_of(raw("pidfd_getfd", ret=-1, target=9)).unnamed
+
+
+def test_a_queue_has_a_name_of_its_own() -> None:
+    surface = surface_of(raw("mq_open", ret=3, path="orders"), raw("mq_unlink", ret=0, path="jobs"))
+    assert surface.local_sockets() == ["mqueue:/jobs", "mqueue:/orders"]
+    assert surface.paths() == {}
+
+
+def test_a_program_in_memory_is_claimed_by_no_name() -> None:
+    """A descriptor's number says nothing: another file has it a moment later."""
+    running = raw("exec", ret=0, path="/dev/fd/3", marks=["unreachable"])
+    surface = surface_of(running)
+    assert surface.surface("run").process_execs == []
+    assert surface.unnamed == {"exec": 1}
+    named = raw("exec", ret=0, path="/proc/self/fd/3", resolved="/srv/tool")
+    assert surface_of(named).surface("run").process_execs == ["/srv/tool"]
+    inside = raw("exec", ret=0, path="/dev/fd/3/tool", base="/srv", resolved="/srv/tool")
+    assert surface_of(inside).surface("run").process_execs == ["/srv/tool"]
 
 
 def test_without_its_detail_a_change_is_not_claimed() -> None:

@@ -141,6 +141,45 @@ def test_what_is_known_of_io_uring(records: bytes, unseen: int, sees: bool, know
     assert capture.uring == known
 
 
+ENDS = record_of("exec") + record_of("fork", extra=12) + record_of("exit")  # of 10, and none of 12
+
+
+@pytest.mark.parametrize(
+    ("records", "living", "lost", "reason"),
+    [
+        (ENDS, 0, 0, "processes that were over, and whose end was not seen: 1"),
+        (ENDS, 1, 0, "processes that lived on, unwatched: 1"),
+        (ENDS, 0, 3, ""),  # it may be among what is known to be lost
+        (record_of("exec") + record_of("exit"), 0, 0, ""),
+        (record_of("exec"), 0, 0, "processes that were over, and whose end was not seen: 1"),
+        (record_of("exec", flags=1) + record_of("exec", flags=3), 0, 0, "over"),
+        (record_of("exec", flags=1), 0, 0, ""),  # somebody else, in the control group
+        (record_of("bpf", ret=5), 0, 0, "the run used bpf(2)"),
+        (record_of("bpf", ret=-1), 0, 0, ""),
+        (record_of("ptrace", ret=0, flags=3 | 16384), 0, 0, "the run reached by ptrace into"),
+        (record_of("ptrace", ret=-3, flags=3), 0, 0, ""),
+    ],
+)
+def test_what_the_books_show_that_no_event_does(
+    records: bytes, living: int, lost: int, reason: str
+) -> None:
+    decoder = Decoder()
+    decoder.decode(records)
+    books = Books(lost, 0, 0, 0, (decoder.got + lost,), (0,) * 16)
+    capture = capture_of(
+        books,
+        decoder,
+        misses=0,
+        living=living,
+        ring_bytes=PAGE,
+        sees_uring=True,
+        cgroup=None,
+        guard=1,
+    )
+    assert (reason in capture.unknown_loss) == bool(reason or not capture.unknown_loss)
+    assert bool(capture.unknown_loss) == bool(reason)
+
+
 WRITES = [("stdout", 3), ("stdout", 9), ("stdout", 9), ("stdout", 5), ("stdout", 8), ("stdout", 6)]
 
 

@@ -157,6 +157,7 @@ def test_peers_that_are_read_otherwise_than_they_look(calls: Path, place: Path) 
     seen = made(run(place, calls, "peers_oddly"))
     local = f"unix:{place}/sub/nobody.sock"
     assert seen == [
+        expected("bind", 0, peer=one),
         expected("sendto", 1, peer="127.0.0.4:79"),
         expected("sendto", -errno.EINVAL),
         expected("connect", 0, peer=one),
@@ -552,6 +553,72 @@ def test_a_path_that_was_changed_during_the_call(calls: Path, place: Path) -> No
     assert (opened.ret, opened.resolved) == (3, f"{place}/fifo")
 
 
+def test_attributes(calls: Path, place: Path) -> None:
+    """Whatever comes of them: a file system may take none."""
+    seen = made(run(place, calls, "attributes"))
+    given = f"{place}/given"
+    here: dict[str, Any] = {"base": str(place)}
+    sub: dict[str, Any] = {"base": f"{place}/sub"}
+    for one in seen:
+        if "xattr" in one["call"] and one.pop("ret") == -errno.ENOSYS:
+            pytest.skip("needs Linux 6.13")
+        one.pop("ret", None)
+    no_follow, empty = 0x100, 0x1000
+    assert seen[2:] == [
+        expected("setxattr", path="given", name="user.a", size=1, **here),
+        expected("lsetxattr", path="none", name="user.b", size=1, **here),
+        expected("fsetxattr", resolved=given, name="user.c", size=2, flags=1),
+        expected("removexattr", path="given", name="user.a", **here),
+        expected("lremovexattr", path="none", name="user.b", **here),
+        expected("fremovexattr", resolved=given, name="user.c"),
+        expected("setxattrat", path="../given", name="user.d", flags=no_follow, **sub),
+        expected("removexattrat", path="", name="user.d", flags=empty, resolved=given),
+        expected("utimensat", path="none", flags=no_follow, **sub),
+        expected("utimensat", resolved=given),
+        expected("open_tree", path="../given", resolved=given),
+        expected("open_tree", path="sub", flags=1, **here),
+        expected("mq_open", path="stream-calls"),
+        expected("mq_unlink", path="stream-calls"),
+    ]
+
+
+def test_processes_that_are_reached_into(calls: Path, place: Path) -> None:
+    """One of the run's own is no doubt."""
+    recorded = run(place, calls, "reaches")
+    seen = [one for one in made(recorded) if one["call"] not in ("fork", "exit")]
+    [child] = [event.child for event in recorded.of("fork")]
+    if seen[0]["ret"] < 0:
+        pytest.skip("ptrace is forbidden here")
+    assert seen == [
+        expected("ptrace", 0, flags=0x4206, target=child),
+        expected("process_vm_readv", 8, target=child),
+        expected("process_vm_writev", 8, target=recorded.events[0].pid),
+        expected("pidfd_getfd", 4, resolved="/dev/null", target=child),
+        expected("pidfd_getfd", BADF),
+    ]
+
+
+def test_who_comes(calls: Path, place: Path) -> None:
+    """Also where the program does not ask; nobody let in is nobody who came."""
+    seen = [one for one in made(run(place, calls, "guests")) if one["call"] != "openat"]
+    first, second = (line.split() for line in (place / "ports").read_text().splitlines())
+    door = f"{place}/sub/door"
+    assert [one.pop("ret") >= 0 for one in seen] == [True] * len(seen)
+    assert seen == [
+        expected("bind", peer="127.0.0.5:0"),
+        expected("bind", peer="[::]:0"),
+        expected("bind", path="sub/door", resolved=door, base=str(place)),
+        expected("bind", peer="127.0.0.6:0"),
+        expected("connect", peer=f"127.0.0.5:{first[0]}"),
+        expected("accept4", peer=f"127.0.0.6:{first[1]}"),
+        expected("bind", peer="127.0.0.6:0"),
+        expected("connect", peer=f"127.0.0.5:{second[0]}"),
+        expected("accept4", peer=f"127.0.0.6:{second[1]}"),
+        expected("connect", peer=f"unix:{door}"),
+        expected("accept4", peer=f"unix:{door}"),
+    ]
+
+
 def test_io_uring(calls: Path, place: Path, loaded: str) -> None:
     recorded = run(place, calls, "uring")
     seen = made(recorded)
@@ -581,4 +648,5 @@ def test_io_uring(calls: Path, place: Path, loaded: str) -> None:
         expected("openat", NOENT, "none", **here, flags=large),
     ]
     assert recorded.capture.uring == "seen"
-    assert run(place, calls, "uring_send").capture.uring == "hole"
+    for case in ("uring_send", "uring_attribute", "uring_accept"):  # which are not followed
+        assert run(place, calls, case).capture.uring == "hole"

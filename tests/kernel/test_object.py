@@ -89,6 +89,19 @@ def test_closing_leaves_nothing_behind(calls: Path, place: Path) -> None:
 
 
 @pytest.mark.usefixtures("kernel_feed")
+def test_nobody_else_changes_its_maps() -> None:
+    """Nor do we: what is in them is the programs' own."""
+    feed = EbpfFeed.open(guard=os.getpid(), cgroup=None, ring_bytes=PAGE)
+    try:
+        maps = feed._loaded.maps
+        for name in maps.keys() - {"ring"}:
+            with pytest.raises(PermissionError):
+                loader._write(maps[name], b"\0" * 65536)
+    finally:
+        feed.close()
+
+
+@pytest.mark.usefixtures("kernel_feed")
 def test_programs_are_gone_once_it_is_closed() -> None:
     """By number: others may have programs of the same names."""
     feed = EbpfFeed.open(guard=os.getpid(), cgroup=None, ring_bytes=PAGE)

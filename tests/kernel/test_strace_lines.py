@@ -327,6 +327,88 @@ def test_calls_by_another_name() -> None:
     ]
 
 
+def test_attributes() -> None:
+    name, value, given = quoted("user.a"), quoted(b'v", 9, 0) = 0\n'), at("/here/given", 3)
+    items = read(
+        f"1 setxattr({quoted('x')}, {name}, {value}, 13, 0x1) = 0",
+        f"1 fsetxattr({given}, {name}, NULL, 0, 0) = -1 EPERM (Operation not permitted)",
+        f"1 lremovexattr({quoted('/x')}, {name}) = 0",
+        f"1 setxattrat({at('/there', 4)}, {quoted('x')}, 0x100, {name},"
+        f" {{value={value}, size=13}}, 16) = 0",
+        "1 syscall_0x1d2(0x4, 0x556cdcce5049, 0, 0x7ffe, 0, 0) = 0",
+        f"1 utimensat({given}, NULL, [{{tv_sec=1, tv_nsec=0}} /* 1970 */, UTIME_OMIT], 0) = 0",
+        f"1 utimensat({at('/there', 4)}, {quoted('x')}, NULL, 0x100) = 0",
+        f"1 acct({quoted('x')}) = 0",
+        "1 acct(NULL) = 0",
+        f"1 mq_open({quoted('q')}, 0x42, 0600, NULL) = 3{at('/q', 3)[1:]}",
+        f"1 open_tree({at('/there')}, {quoted('x')}, 0x1) = 5{at('/', 5)[1:]}",
+    )
+    here = {"base": "/here"}
+    assert calls(items) == [
+        event(1, "setxattr", ret=0, path="x", name="user.a", size=13, flags=1, **here),
+        event(1, "fsetxattr", ret=-1, resolved="/here/given", name="user.a", size=0),
+        event(1, "lremovexattr", ret=0, path="/x", name="user.a"),
+        event(1, "setxattrat", ret=0, path="x", base="/there", name="user.a", flags=0x100),
+        event(1, "removexattrat", ret=0, marks=["fault"]),
+        event(1, "utimensat", ret=0, resolved="/here/given"),
+        event(1, "utimensat", ret=0, path="x", base="/there", flags=0x100),
+        event(1, "acct", ret=0, path="x", **here),
+        event(1, "acct", ret=0),
+        event(1, "mq_open", ret=3, path="q", flags=0x42, mode=0o600),
+        event(1, "open_tree", ret=5, path="x", base="/there", flags=1)
+        | {"marks": ["unreachable", "other_mounts"]},
+    ]
+
+
+def test_who_comes() -> None:
+    """Where the program does not ask, the name that a local socket was bound to tells of it."""
+    four = 'sin_port="\\x00\\x50", sin_addr="\\x0a\\x00\\x00\\x01"'
+    items = read(
+        f"1 bind({at('socket:[7]', 3)}, {{sa_family=0x1, sun_path={quoted('door')}}}, 7) = 0",
+        f"1 bind({at('socket:[8]', 4)}, {{sa_family=0x2, {four}}}, 16) = 0",
+        f"1 accept4({at('socket:[7]', 3)}, NULL, NULL, 0x800) = 5{at('socket:[9]', 5)[1:]}",
+        f"1 accept({at('socket:[7]', 3)}, {{sa_family=0x1}}, [110 => 2]) = 5",
+        f"1 accept({at('socket:[8]', 4)}, {{sa_family=0x2, {four}}}, [16]) = 6",
+        f"1 accept({at('socket:[8]', 4)}, NULL, NULL) = 7",
+        f"1 accept({at('socket:[8]', 4)}, NULL, NULL) = -1 EAGAIN (Resource unavailable)",
+    )
+    assert calls(items) == [
+        event(1, "bind", ret=0, path="door", base="/here"),
+        event(1, "bind", ret=0, peer="10.0.0.1:80"),
+        event(1, "accept4", ret=5, peer="unix:/here/door"),
+        event(1, "accept", ret=5, peer="unix:/here/door"),
+        event(1, "accept", ret=6, peer="10.0.0.1:80"),
+        event(1, "accept", ret=7),
+    ]
+
+
+def test_processes_that_are_reached_into() -> None:
+    lines = reader()
+    items = lines.feed(
+        written(
+            "1 clone(child_stack=0x7f, flags=0) = 2",
+            "1 ptrace(0x4206, 2, NULL, 0) = 0",
+            "1 ptrace(0x18, 2) = 0",
+            "1 ptrace(0x10, 7 /* 2 in strace's PID NS */) = 0",
+            "1 process_vm_writev(3, [{iov_base=0x7f, iov_len=8}], 1, [], 1, 0) = 8",
+            f"1 pidfd_getfd({at('anon_inode:[pidfd]', 5)}, 0, 0) = 6{at('/etc/x', 6)[1:]}",
+            "1 bpf(0, {map_type=0x2, key_size=4}, 128) = 7",
+        )
+    )
+    outside = {"marks": ["outside"]}
+    assert calls(items)[1:] == [
+        event(1, "ptrace", ret=0, flags=0x4206, target=2),
+        event(1, "ptrace", ret=0, flags=0x10, target=2),
+        event(1, "process_vm_writev", ret=8, target=3, **outside),
+        event(1, "pidfd_getfd", ret=6, resolved="/etc/x", **outside),
+        event(1, "bpf", ret=7),
+    ]
+    assert [reason.split()[:4] for reason in lines.doubts.reasons] == [
+        *[["the", "run", "reached", "by"]] * 2,
+        ["the", "run", "used", "bpf(2),"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("said", "ret"),
     [

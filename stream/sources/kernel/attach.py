@@ -55,6 +55,7 @@ def attach(
     try:
         if cgroup is not None:
             _put_cgroup(made.loaded, cgroup)
+        made.loaded.freeze()
         made.loaded.attach()
     except (OSError, FeedError) as error:
         made.loaded.close()

@@ -77,11 +77,16 @@ def _unknown_loss(books: Books, decoder: Decoder, living: int) -> str:
     """`living`: processes of the run, which nobody watches any more."""
     if decoder.got + books.lost != sum(books.seen):
         return "the kernel's books do not balance"
+    reasons = decoder.doubts.reasons
     if books.foreign:
-        return f"{books.foreign} calls were made in a way that is not followed on this machine"
+        calls = f"{books.foreign} calls were made in a way that is not followed on this machine"
+        reasons.append(calls)
     if living:
-        return f"processes that lived on, unwatched: {living}"
-    return ""
+        reasons.append(f"processes that lived on, unwatched: {living}")
+    unseen = decoder.unended - living
+    if unseen > 0 and not (books.lost or books.lost_forks):  # which explain it
+        reasons.append(f"processes that were over, and whose end was not seen: {unseen}")
+    return "; ".join(reasons)
 
 
 def _uring(

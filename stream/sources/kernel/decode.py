@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
+from socket import AF_UNIX
 
 from stream.records.kernel import Mark, RawEvent, Scope, beyond_view, path_text
 from stream.records.sightings import NAMES, NO_RESULT, OPENS, Sightings, Telemetry
 from stream.sources.kernel.address import peer_text
+from stream.sources.kernel.doubts import DOUBTED, Doubts
 
 #: In the order of the object's `enum call`.
 CALLS = (
@@ -22,7 +24,13 @@ CALLS = (
     *("rename", "renameat", "renameat2", "mkdir", "mkdirat", "rmdir", "link", "linkat"),
     *("symlink", "symlinkat"),
     *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"),
-    *("truncate", "ftruncate", "mknod", "mknodat", "connect", "sendto", "sendmsg", "sendmmsg"),
+    *("truncate", "ftruncate", "mknod", "mknodat"),
+    *("setxattr", "lsetxattr", "fsetxattr", "setxattrat"),
+    *("removexattr", "lremovexattr", "fremovexattr", "removexattrat", "file_setattr"),
+    *("utime", "utimes", "futimesat", "utimensat", "acct", "open_tree", "open_tree_attr"),
+    *("mq_open", "mq_unlink", "bpf", "init_module", "finit_module", "fanotify_init"),
+    *("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd"),
+    *("bind", "accept", "accept4", "connect", "sendto", "sendmsg", "sendmmsg"),
     *("execve", "execveat", "io_uring_setup", "exec", "fork", "exit", "wrote", "uring_result"),
 )
 _NUMBER = {name: number for number, name in enumerate(CALLS)}
@@ -35,7 +43,18 @@ def _numbers(*names: str) -> frozenset[int]:
 _LAST_OPEN = _NUMBER["open_by_handle_at"]
 _LAST_ANSWERED = _NUMBER["exec"]
 _PEERS = _numbers("connect", "sendto", "sendmsg", "sendmmsg")
-_WITHOUT_PATH = _numbers("open_by_handle_at", "fchmod", "fchown", "ftruncate")
+_REACHING = _numbers("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd")
+_LETTING_IN = _numbers("accept", "accept4", "pidfd_getfd")
+_WITHOUT_PATH = _numbers(
+    *("open_by_handle_at", "fchmod", "fchown", "ftruncate", "fsetxattr", "fremovexattr"),
+    *("bpf", "init_module", "finit_module", "fanotify_init"),
+)
+_MAY_LACK_PATH = _numbers("futimesat", "utimensat", "acct")
+_ATTRIBUTES = _numbers(
+    *("setxattr", "lsetxattr", "fsetxattr", "setxattrat"),
+    *("removexattr", "lremovexattr", "fremovexattr", "removexattrat"),
+)
+_VALUES = _numbers("setxattr", "lsetxattr", "fsetxattr")
 _TWO_PATHS = _numbers(
     *("rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat"),
 )
@@ -47,9 +66,12 @@ _MODES = _numbers(
 #: They act on the name that they are given, even where that is a link.
 _ON_NAMES = _numbers(
     *("unlink", "unlinkat", "rename", "renameat", "renameat2", "mkdir", "mkdirat", "rmdir"),
-    *("link", "lchown", "mknod", "mknodat"),
+    *("link", "lchown", "mknod", "mknodat", "lsetxattr", "lremovexattr"),
 )
-_MAY_BE_EMPTY = _numbers("linkat", "fchownat", "fchmodat2", "execveat")
+_MAY_BE_EMPTY = _numbers(
+    *("linkat", "fchownat", "fchmodat2", "execveat", "utimensat", "setxattrat", "removexattrat"),
+    *("file_setattr", "open_tree", "open_tree_attr"),
+)
 
 _IN_CGROUP, _IN_TREE, _BEFORE_EXEC, _NO_PATH, _NO_TO_PATH = 1, 2, 4, 8, 16
 _TRUNCATED, _URING, _SHARED_FILES, _OTHER_ROOT = 32, 512, 1024, 8192
@@ -63,6 +85,7 @@ _MARKS: tuple[tuple[int, Mark], ...] = (
     (_URING, "uring"),
     (2048, "thread_exec"),
     (_OTHER_ROOT, "other_root"),
+    (16384, "outside"),
     (4096, "other_mounts"),
 )
 _BOTH_OR_SHARED = _BOTH | _SHARED_FILES
@@ -94,12 +117,19 @@ class Decoder:
         self._scopes = [0, 0, 0, 0]
         self._has_begun = False  # some command was started
         self._streams = streams
+        self.doubts = Doubts()
+        self._living: set[int] = set()  # of the tree: it began, and has not been seen to end
         self._folders: dict[bytes, str] = {b"": "/"}
         self._requests: dict[int, RawEvent] = {}
 
     @property
     def scopes(self) -> dict[str, int]:
         return {name: n for name, n in zip(_SCOPES, self._scopes, strict=True) if n}
+
+    @property
+    def unended(self) -> int:
+        """Processes whose beginning was seen, and whose end was not."""
+        return len(self._living)
 
     def decode(self, chunk: bytes) -> tuple[Sightings, int]:
         """What is in it, and how many of the bytes that took."""
@@ -154,12 +184,24 @@ class Decoder:
             self._has_begun = True
         self._scopes[flags & _BOTH] += 1
         event = self._event(record, data)
+        if event.call in DOUBTED:
+            self.doubts.take(event)
+        elif flags & _IN_TREE:
+            self._follow(event)
         if not flags & _URING:
             return [event]
         self.asks_ring = True
         before = self._requests.pop(record[11], None)
         self._requests[record[11]] = event
         return [] if before is None else [before]
+
+    def _follow(self, event: RawEvent) -> None:
+        if event.call == "exec":
+            self._living.add(event.pid)
+        elif event.call == "fork":
+            self._living.add(event.child)
+        elif event.call == "exit":
+            self._living.discard(event.pid)
 
     def _event(self, record: tuple[int, ...], data: bytes) -> RawEvent:
         call, flags, ret, extra = record[2], record[4], record[7], record[11]
@@ -173,6 +215,13 @@ class Decoder:
         parts = _cut(data, record[12:17])
         if call in _PEERS:
             self._put_peer(event, flags, record[3], parts)
+        elif event.call == "bind":
+            _put_bound(event, record[3], parts[0], *map(self._walked, parts[1:3]))
+        elif call in _LETTING_IN or call in _REACHING:
+            event.target = extra
+            event.flags, event.resolved = record[9], self._walked(parts[1])
+            if call in _LETTING_IN:
+                _put_accepted(event, record[3], parts[0])
         elif event.call == "fork":
             event.child = extra
         elif event.call == "exit":
@@ -199,12 +248,15 @@ class Decoder:
     def _put_paths(self, event: RawEvent, call: int, flags: int, parts: list[bytes]) -> None:
         path, resolved, base, to_path, to_base = parts
         if call not in _WITHOUT_PATH and not flags & _NO_PATH:
-            event.path = path_text(path)
+            is_there = path or base or call not in _MAY_LACK_PATH
+            event.path = path_text(path) if is_there else None
         event.resolved, event.base = self._walked(resolved), self._walked(base)
         if event.call == "exec":
             if not flags & _NO_TO_PATH:
                 words = to_path if flags & _TRUNCATED else to_path.removesuffix(b"\0")
                 event.argv = [path_text(word) for word in words.split(b"\0")] if words else []
+        elif call in _ATTRIBUTES:
+            event.name = None if flags & _NO_TO_PATH else path_text(to_path)
         elif call in _TWO_PATHS:
             event.to_path = None if flags & _NO_TO_PATH else path_text(to_path)
             if flags & _OTHER_ROOT or not _ends_with_view(event.to_path):  # a name that exists
@@ -226,6 +278,26 @@ class Decoder:
         return folder
 
 
+def _put_bound(
+    event: RawEvent, family: int, address: bytes, resolved: str | None, base: str | None
+) -> None:
+    """A local socket with a name that is no abstract one makes a file."""
+    if family == AF_UNIX and len(address) > 2 and address[2]:
+        event.path = path_text(address[2:].split(b"\0", 1)[0])
+        event.resolved, event.base = resolved, base
+    else:
+        event.peer = peer_text(address, family=family)
+
+
+def _put_accepted(event: RawEvent, family: int, address: bytes) -> None:
+    """Of a local socket, its own name: who has come seldom has one."""
+    if family != AF_UNIX:
+        event.peer = peer_text(address, family=family)
+        return
+    event.peer = f"unix:{event.resolved}" if event.resolved else peer_text(address) or "unix:"
+    event.resolved = None
+
+
 def _seen(ret: int) -> int | None:
     return None if ret in NO_RESULT else ret
 
@@ -236,8 +308,10 @@ def _put_numbers(event: RawEvent, call: int, record: tuple[int, ...]) -> None:
     if call <= _LAST_OPEN:
         event.mode = mode
         event.resolve = record[18]
-    elif call in _MODES:
+    elif call in _MODES or (event.call == "mq_open" and flags & os.O_CREAT):
         event.mode = mode & 0xFFFF
+    elif call in _VALUES:
+        event.size = extra & _NOBODY
     elif call in _SIZES:
         event.size = extra - (1 << 64) if extra >> 63 else extra
     elif call in _OWNERS:

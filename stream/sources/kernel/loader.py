@@ -18,6 +18,7 @@ from stream.errors import FeedError
 
 _CALL = {"x86_64": 321, "aarch64": 280}
 _MAP_CREATE, _LOOKUP, _UPDATE, _NEXT, _LOAD, _RUN, _INFO, _ATTACH = 0, 1, 2, 4, 5, 10, 15, 17
+_FREEZE = 22
 _ARRAY, _SYSCALL_PROGRAM, _SLEEPABLE = 2, 31, 16
 _ATTRIBUTES = 144  # bytes: as many as any of these calls reads
 _MISSES = 208  # where bpf_prog_info has the runs that were skipped
@@ -73,6 +74,13 @@ class Loaded:
 
     def write(self, name: str, data: bytes) -> None:
         _write(self.maps[name], data)
+
+    def freeze(self) -> None:
+        """From now on the programs alone change what is in the maps, whoever asks. Not of the ring,
+        where a reader says how far it has come."""
+        for name, fd in self.maps.items():
+            if name not in ("ring", "rodata"):  # which is frozen since it was made
+                _bpf(_FREEZE, struct.pack("<I", fd))
 
     def close(self) -> None:
         self.detach()

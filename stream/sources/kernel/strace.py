@@ -25,6 +25,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from errno import ENOSYS
 from pathlib import Path
 from typing import Literal
 
@@ -37,7 +38,7 @@ from stream.pipeline import Batch
 from stream.recorder.messages import Order
 from stream.records.control import Gap
 from stream.records.kernel import RawCapture, RawEvent, path_text
-from stream.sources.kernel.strace_calls import TRACED
+from stream.sources.kernel.strace_calls import BY_NUMBER, TRACED
 from stream.sources.kernel.strace_lines import Lines
 from stream.sources.kernel.strace_writes import TRACED_WRITES, UNREAD
 from stream.sources.kernel.watch import Watch
@@ -78,6 +79,7 @@ class StraceFeed:
 
     def __init__(self, words: list[str], fifo: Path, fd: int, watch: Sequence[Watch]) -> None:
         self._words = words
+        self._unwatched = _unwatched(words[0])
         self._watch = watch
         self._fifo = fifo
         self._fd = fd
@@ -123,7 +125,7 @@ class StraceFeed:
         if rest:
             await out.send(rest)
         await self._over.wait()
-        await out.send([_capture(lines, unknown)])
+        await out.send([_capture(lines, unknown, self._unwatched)])
 
     def end(self) -> None:
         if self._is_over:
@@ -225,8 +227,9 @@ def _unknown_loss(lines: Lines) -> str:
     return GONE if lines.tasks.living else ""
 
 
-def _capture(lines: Lines, unknown: str) -> RawCapture:
+def _capture(lines: Lines, unknown: str, unwatched: list[str]) -> RawCapture:
     books = lines.books
+    reasons = [unknown] if unknown else []
     got = books.events + books.told_twice
     return RawCapture(
         feed="strace",
@@ -235,7 +238,8 @@ def _capture(lines: Lines, unknown: str) -> RawCapture:
         seen=got + books.lost,
         unparsed=books.unparsed,
         lost_forks=lines.tasks.unannounced,
-        unknown_loss=unknown,
+        unknown_loss="; ".join([*reasons, *lines.doubts.reasons]),
+        unwatched=unwatched,
         scopes={"tree": got} if got else {},
         cgroup="failed",
         cgroup_reasons=[SEEN_ONLY],
@@ -269,6 +273,27 @@ def _find(*, has_writes: bool = False) -> list[str]:
         if not trouble:
             return filtered
     raise FeedError(trouble)
+
+
+def _unwatched(program: str) -> list[str]:
+    """Calls that this kernel has, and that this strace, being older, does not know. With its filter
+    it may not see them."""
+    from ctypes import CDLL, get_errno
+
+    libc = CDLL(None, use_errno=True)
+    found = []
+    for text, name in BY_NUMBER.items():
+        libc.syscall(int(text.removeprefix("syscall_"), 16), -1, None, 0, None, None, 0)
+        if get_errno() != ENOSYS and not _knows(program, name):
+            found.append(name)
+    return found
+
+
+def _knows(program: str, call: str) -> bool:
+    import subprocess
+
+    words = [program, f"--trace={call}", "-V"]
+    return not subprocess.run(words, capture_output=True, check=False).returncode
 
 
 def _try(words: list[str]) -> str:

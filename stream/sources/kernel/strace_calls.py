@@ -23,9 +23,19 @@ from stream.sources.kernel.strace_values import (
 
 AT_REMOVEDIR = 0x200
 CREAT_FLAGS = 0o1101  #: O_CREAT | O_WRONLY | O_TRUNC
-FCHMODAT2 = "syscall_0x1c4"  #: what strace calls it before it knew it
+CLONES_TREE = 1  #: OPEN_TREE_CLONE
+ATTACH, SEIZE = 16, 0x4206  #: requests of ptrace
+#: What strace calls them before it knew them: paths are addresses only.
+BY_NUMBER = {
+    "syscall_0x1c4": "fchmodat2",
+    "syscall_0x1cf": "setxattrat",
+    "syscall_0x1d2": "removexattrat",
+    "syscall_0x1d3": "open_tree_attr",
+    "syscall_0x1d5": "file_setattr",
+}
 
-#: What each call's arguments are, in order. `dir` is where the next path starts from.
+#: What each call's arguments are, in order. `dir` is where the next path starts from; `rest` is
+#: what nobody needs of them.
 SHAPES = {
     "open": "path flags mode?",
     "creat": "path mode",
@@ -40,8 +50,8 @@ SHAPES = {
     "rmdir": "path",
     "link": "path to",
     "linkat": "dir path todir to flags",
-    "symlink": "target to",
-    "symlinkat": "target todir to",
+    "symlink": "text to",
+    "symlinkat": "text todir to",
     "chmod": "path mode",
     "fchmod": "fd mode",
     "fchmodat": "dir path mode",
@@ -52,25 +62,57 @@ SHAPES = {
     "fchownat": "dir path uid gid flags",
     "truncate": "path size",
     "ftruncate": "fd size",
-    "mknod": "path mode device?",
-    "mknodat": "dir path mode device?",
+    "mknod": "path mode rest?",
+    "mknodat": "dir path mode rest?",
+    "setxattr": "path name rest size flags",
+    "lsetxattr": "path name rest size flags",
+    "fsetxattr": "fd name rest size flags",
+    "setxattrat": "dir path flags name rest",
+    "removexattr": "path name",
+    "lremovexattr": "path name",
+    "fremovexattr": "fd name",
+    "removexattrat": "dir path flags name",
+    "file_setattr": "dir path rest flags",
+    "utime": "path rest",
+    "utimes": "path rest",
+    "futimesat": "dir path rest",
+    "utimensat": "dir path rest flags",
+    "acct": "path",
+    "open_tree": "dir path flags",
+    "open_tree_attr": "dir path flags rest",
+    "mq_open": "path flags mode? rest?",
+    "mq_unlink": "path",
+    "bpf": "flags rest",
+    "init_module": "rest",
+    "finit_module": "fd rest",
+    "fanotify_init": "flags rest",
+    "process_vm_readv": "target rest",
+    "process_vm_writev": "target rest",
+    "ptrace": "flags target rest?",
+    "pidfd_getfd": "rest",
     "chdir": "path",
     "fchdir": "fd",
     "chroot": "path",
 }
+#: Where no path is given, and none is needed: the descriptor itself is meant, or nothing.
+WITHOUT_PATH = {"futimesat": "fd null rest", "utimensat": "fd null rest flags", "acct": "null"}
 #: What a 32-bit program calls them.
 COMPAT = {"chown32": "chown", "lchown32": "lchown", "fchown32": "fchown"} | {
     "truncate64": "truncate",
+    "utimensat_time64": "utimensat",
     "ftruncate64": "ftruncate",
 }
 SENDS = ("sendto", "sendmsg", "sendmmsg")
 FORKS = ("clone", "clone3", "fork", "vfork")
 EXECS = ("execve", "execveat")
-OTHERS = ("openat2", "open_by_handle_at", "connect", "io_uring_setup")
+ACCEPTS = ("accept", "accept4")
+REACHING = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd")
+OTHERS = ("openat2", "open_by_handle_at", "connect", "bind", *ACCEPTS, "io_uring_setup")
+TREES = ("open_tree", "open_tree_attr")
 #: After one of these, any file may have any name.
 MOUNTS = (
     *("mount", "umount", "umount2", "move_mount", "pivot_root", "unshare", "setns"),
-    *("open_tree", "open_tree_attr", "fsmount"),  # which may lie nowhere
+    *(*TREES, "fsmount"),  # which may lie nowhere
 )
 TRACED = (*SHAPES, *COMPAT, *SENDS, *FORKS, *EXECS, *OTHERS, *MOUNTS)
 
@@ -103,6 +145,9 @@ class Told(Struct):
     has_peer: bool = False  #: whether somebody was named, in whatever way
     others: list[Told] = field(default_factory=list)  #: the messages behind a first one
     argv: list[str] | None = None
+    name: str | None = None
+    target: int | None = None
+    socket: bytes = b""  #: that it is about, as strace calls it
     marks: list[Mark] = field(default_factory=list)
 
     def mark(self, mark: Mark) -> None:
@@ -113,15 +158,27 @@ class Told(Struct):
 _FILE = rb"(-?\d+)(?:<([^<>]*)>(\(deleted\))?)?"
 _TEXT = rb'(?:"([^"]*)"(\.\.\.)?|(?:NULL|0x[0-9a-f]+))'
 _SOCKADDR = rb"(NULL|0x[0-9a-f]+|\{sa_family=[^{}]*\})"
-_FORMS = {"dir": _FILE, "todir": _FILE, "fd": _FILE, "path": _TEXT, "to": _TEXT, "target": _TEXT}
-_GROUPS = {"dir": 3, "todir": 3, "fd": 3, "path": 2, "to": 2, "target": 2}
+_PID = NUMBER + rb"(?: /\* (\d+) in strace's PID NS \*/)?"
+_FORMS = {
+    **dict.fromkeys(("dir", "todir", "fd"), _FILE),
+    **dict.fromkeys(("path", "to", "text", "name"), _TEXT),
+    "target": _PID,
+    "null": b"NULL",
+    "rest": b".*",
+}
+_GROUPS = {
+    **dict.fromkeys(("dir", "todir", "fd"), 3),
+    **dict.fromkeys(("path", "to", "text", "name", "target"), 2),
+    "null": 0,
+    "rest": 0,
+}
 
 
 def _pattern(shape: str) -> re.Pattern[bytes]:
     text = b""
     for word in shape.split():
         name = word.rstrip("?")
-        form = rb".*" if name == "device" else _FORMS.get(name, NUMBER)
+        form = _FORMS.get(name, NUMBER)
         part = (b", " if text else b"") + form
         text += b"(?:" + part + b")?" if word.endswith("?") else part
     return re.compile(text)
@@ -132,13 +189,16 @@ def _plan(shape: str) -> tuple[tuple[str, int], ...]:
     plan, group = [], 0
     for word in shape.split():
         name = word.rstrip("?")
-        if name != "device":
+        if groups := _GROUPS.get(name, 1):
             plan.append((name, group))
-            group += _GROUPS.get(name, 1)
+            group += groups
     return tuple(plan)
 
 
-_PATTERNS = {call: (_pattern(shape).fullmatch, _plan(shape)) for call, shape in SHAPES.items()}
+_PATTERNS, _LACKING = (
+    {call: (_pattern(shape).fullmatch, _plan(shape)) for call, shape in shapes.items()}
+    for shapes in (SHAPES, WITHOUT_PATH)
+)
 _HOW = re.compile(
     _FILE + b", " + _TEXT + rb", \{flags=" + NUMBER + rb"(?:, mode=" + NUMBER + rb")?"
     rb", resolve=" + NUMBER + rb"(?:, .*)?\}, \d+"
@@ -149,6 +209,9 @@ _EXECAT = re.compile(_FILE + b", " + _TEXT + rb", (\[.*?\](?=, )|NULL|0x[0-9a-f]
 _WORDS = re.compile(rb'\[(?:"[^"]*"(?:\.\.\.)?(?:, )?)*(?:\.\.\.)?\]')
 _WORD = re.compile(rb'"([^"]*)"(\.\.\.)?')
 _CONNECT = re.compile(rb"-?\d+(?:<[^<>]*>(?:\(deleted\))?)?, " + _SOCKADDR + rb", \d+")
+_SOCKET = re.compile(rb"-?\d+<([^<>]*)>")
+_ACCEPT = re.compile(rb"-?\d+(?:<([^<>]*)>(?:\(deleted\))?)?, " + _SOCKADDR + b", .*")
+_LOCAL_FAMILY = (b"{sa_family=0x1}", b"{sa_family=0x1,", b"{sa_family=1}", b"{sa_family=1,")
 _SENDTO = re.compile(rb".*, " + _SOCKADDR + rb", \d+")
 _SENDMSG = re.compile(
     rb"-?\d+(?:<[^<>]*>(?:\(deleted\))?)?, "
@@ -167,6 +230,8 @@ _FLAGS = re.compile(rb"[({ ]flags=" + NUMBER)
 def tell(call: str, args: bytes) -> Told | None:
     """None: they do not have the form that is known."""
     try:
+        if call in BY_NUMBER:
+            return _by_number(BY_NUMBER[call], args)
         special = _SPECIAL.get(call)
         return _simple(call, args) if special is None else special(args)
     except ValueError:  # what should be hexadecimal is not
@@ -193,13 +258,17 @@ def may_mount(call: str, args: bytes) -> bool:
 def _simple(call: str, args: bytes) -> Told | None:
     match, plan = _PATTERNS[call]
     found = match(args)
+    if call in _LACKING and (lacks := _LACKING[call][0](args)):
+        found, plan = lacks, _LACKING[call][1]
     if found is None:
         return None
     groups = found.groups()
     told = Told()
     for name, at in plan:
-        if name in ("path", "to", "target"):
-            _read_text(told, "path" if name == "target" else name, groups[at], groups[at + 1])
+        if name in ("path", "to", "text", "name"):
+            _read_text(told, "path" if name == "text" else name, groups[at], groups[at + 1])
+        elif name == "target":
+            told.target = number(groups[at + 1] or groups[at])
         elif name in ("dir", "todir", "fd"):
             _read_file(told, name, groups[at], groups[at + 1], groups[at + 2])
         elif (value := groups[at]) is not None:
@@ -207,6 +276,8 @@ def _simple(call: str, args: bytes) -> Told | None:
             setattr(told, name, None if figure == -1 and name in ("uid", "gid") else figure)
     if call == "creat":
         told.flags = CREAT_FLAGS
+    if call in ("mq_open", "mq_unlink"):
+        told.dir = None  # its name is in no folder
     return told
 
 
@@ -285,6 +356,31 @@ def _connect(args: bytes) -> Told | None:
     return None if found is None else _to(found[1], is_send=False)
 
 
+def _bind(args: bytes) -> Told | None:
+    """A local socket with a name that is no abstract one makes a file."""
+    told, found = _connect(args), _SOCKET.match(args)
+    if told is None or found is None:
+        return None
+    told.socket = found[1]
+    if told.peer is not None and told.peer.startswith("unix:") and told.peer[5:6] not in ("", "@"):
+        told.path, told.peer, told.is_socket_file = told.peer.removeprefix("unix:"), None, False
+    return told
+
+
+def _accept(args: bytes) -> Told | None:
+    """Who has come is seen where the program has asked."""
+    found = _ACCEPT.fullmatch(args)
+    if found is None:
+        return None
+    told = Told(socket=found[1] or b"")
+    address = found[2]
+    if address.startswith(_LOCAL_FAMILY):
+        told.peer = "unix:"
+    elif address.startswith(b"{"):
+        told.peer = peer_of(address)
+    return told
+
+
 def _sendto(args: bytes) -> Told | None:
     found = _SENDTO.fullmatch(args)
     return None if found is None else _to(found[1])
@@ -322,12 +418,14 @@ def _io_uring_setup(args: bytes) -> Told | None:
     return Told()
 
 
-def _fchmodat2(args: bytes) -> Told | None:
-    """By its number: its path is an address only."""
+def _by_number(call: str, args: bytes) -> Told | None:
     words = args.split(b", ")
     if len(words) != 6:
         return None
-    return Told(mode=number(words[2]), flags=number(words[3]), dir=None, marks=["fault"])
+    told = Told(dir=None, marks=["fault"])
+    if call == "fchmodat2":
+        told.mode, told.flags = number(words[2]), number(words[3])
+    return told
 
 
 _SPECIAL: dict[str, Callable[[bytes], Told | None]] = {
@@ -340,5 +438,7 @@ _SPECIAL: dict[str, Callable[[bytes], Told | None]] = {
     "sendmsg": _sendmsg,
     "sendmmsg": _sendmmsg,
     "io_uring_setup": _io_uring_setup,
-    FCHMODAT2: _fchmodat2,
+    "bind": _bind,
+    "accept": _accept,
+    "accept4": _accept,
 }

@@ -8,7 +8,7 @@ from errno import errorcode
 from msgspec import Struct
 
 from stream.records.kernel import Mark, RawEvent, goes_up
-from stream.sources.kernel.strace_calls import AT_REMOVEDIR, OWN, Told
+from stream.sources.kernel.strace_calls import AT_REMOVEDIR, CLONES_TREE, OWN, TREES, Told
 from stream.sources.kernel.strace_tasks import Folder, Task
 from stream.sources.kernel.strace_values import file_name, number
 
@@ -96,6 +96,8 @@ def make_event(ts: int, task: Task, tid: int, call: str, told: Told, result: Res
         size=told.size,
         peer=told.peer,
         argv=told.argv,
+        name=told.name,
+        target=max(told.target or 0, 0),
         scope="tree",
         marks=told.marks,
     )
@@ -104,7 +106,13 @@ def make_event(ts: int, task: Task, tid: int, call: str, told: Told, result: Res
     _place(event, task.folder, told)
     if call == "exec":
         _name_program(event, told)
-    if call in ("open", "creat", "openat", "openat2", "open_by_handle_at"):
+    if call in TREES and told.flags & CLONES_TREE:
+        if (result.ret or 0) >= 0:
+            _mark_unreachable(event)  # it lies among no mounts, and strace calls it `/`
+    elif call == "pidfd_getfd":
+        if (result.ret or 0) >= 0:
+            _reach(event, result.path, result.is_deleted)
+    elif call in (*TREES, "open", "creat", "openat", "openat2", "open_by_handle_at"):
         if (result.ret or 0) >= 0 and result.ret is not None:
             if result.path is None and call == "open_by_handle_at":
                 add_mark(event, "fault")  # of which some versions do not tell it

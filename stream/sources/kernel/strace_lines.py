@@ -17,15 +17,21 @@ from msgspec import Struct
 
 from stream.records.control import Gap
 from stream.records.kernel import RawEvent
+from stream.sources.kernel.doubts import DOUBTED, Doubts
 from stream.sources.kernel.strace_calls import (
+    ACCEPTS,
+    ATTACH,
+    BY_NUMBER,
     CLONE_NEWNS,
     COMPAT,
     EXECS,
-    FCHMODAT2,
     FORKS,
     MOUNTS,
+    REACHING,
+    SEIZE,
     SENDS,
     TRACED,
+    TREES,
     Told,
     clone_flags,
     may_mount,
@@ -47,7 +53,7 @@ from stream.sources.kernel.watch import Watch
 
 Item = RawEvent | Gap
 _SECOND = 1_000_000_000
-_KNOWN = frozenset(call.encode() for call in {*TRACED, FCHMODAT2} - {*MOUNTS})
+_KNOWN = frozenset(call.encode() for call in {*TRACED, *BY_NUMBER, *TREES} - ({*MOUNTS} - {*TREES}))
 _MOUNTS = frozenset(call.encode() for call in MOUNTS)
 _EXECS = frozenset(call.encode() for call in EXECS)
 _FORKS = frozenset(call.encode() for call in FORKS)
@@ -88,6 +94,8 @@ class Lines:
         self.has_uring = False
         self._has_mounted = False  # or has mounts of its own: from then on
         self.tasks = Tasks(cwd, ask)
+        self.doubts = Doubts()
+        self._bound: dict[bytes, str] = {}  # sockets: the name of a local one, else nothing
         self._monotonic_of = monotonic_of
         self._streams = streams_of(watch)
         self._now: int | None = None
@@ -237,13 +245,32 @@ class Lines:
             self.books.events -= more
             self.books.told_twice += more
             return
+        call = BY_NUMBER.get(call, call)
+        if self._is_nothing(call, told, result):
+            self.books.besides += 1
+            return
         if call == "io_uring_setup" and (result.ret or 0) >= 0:
             self.has_uring = True
-        if call == FCHMODAT2:
-            call = "fchmodat2"
         if call in EXECS and result.ret == 0:
             call = "exec"
-        self._send(make_event(self._time, task, tid, call, told, result))
+        event = make_event(self._time, task, tid, call, told, result)
+        if call == "bind" and result.ret == 0:
+            self._bound[told.socket] = _bound_as(event)
+        elif call in ACCEPTS and event.peer in (None, "unix:"):
+            event.peer = self._bound.get(told.socket) or event.peer
+        elif call in REACHING:
+            is_own = told.target is not None and told.target in self.tasks.living
+            if (result.ret or 0) >= 0 and not is_own:
+                add_mark(event, "outside")
+        if call in DOUBTED:
+            self.doubts.take(event)
+        self._send(event)
+
+    def _is_nothing(self, call: str, told: Told, result: Result) -> bool:
+        """A request to a process that is traced already; nobody who came."""
+        if call == "ptrace":
+            return told.flags not in (ATTACH, SEIZE)
+        return call in ACCEPTS and (result.ret is None or result.ret < 0)
 
     def _wrote(self, tid: int, task: Task, path: bytes, end: bytes) -> None:
         result = self._end_in(end)
@@ -333,6 +360,14 @@ class Lines:
     def _time(self) -> int:
         assert self._now is not None
         return self._now
+
+
+def _bound_as(event: RawEvent) -> str:
+    """The name of a local socket; else nothing."""
+    if event.path is None:
+        return event.peer if event.peer is not None and event.peer.startswith("unix:") else ""
+    is_whole = event.path.startswith("/") or event.base is None
+    return f"unix:{event.path if is_whole else f'{event.base}/{event.path}'}"
 
 
 def _cut(rest: bytes) -> bytes | None:

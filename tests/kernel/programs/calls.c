@@ -24,6 +24,8 @@
 #ifndef SYS_fchmodat2
 #define SYS_fchmodat2 452
 #endif
+#define SYS_setxattrat_ 463  // which older headers do not have
+#define SYS_removexattrat_ 466
 #define HERE AT_FDCWD
 
 #define call(...) syscall(__VA_ARGS__)
@@ -617,23 +619,118 @@ static void uring(void)
     call(SYS_io_uring_enter, ring, 11, 11, IORING_ENTER_GETEVENTS, NULL, 0);
 }
 
-static void uring_send(void)
+// What else there is to change of a file: some file systems take no such attributes.
+static void attributes(void)
+{
+    struct { unsigned long value; unsigned size, flags; } given = {(unsigned long)"vw", 2, 0};
+    int at = folder("sub"), fd = call(SYS_openat, HERE, "given", O_RDWR);
+    call(SYS_setxattr, "given", "user.a", "v", 1, 0);
+    call(SYS_lsetxattr, "none", "user.b", "v", 1, 0);
+    call(SYS_fsetxattr, fd, "user.c", "vw", 2, 1);
+    call(SYS_removexattr, "given", "user.a");
+    call(SYS_lremovexattr, "none", "user.b");
+    call(SYS_fremovexattr, fd, "user.c");
+    call(SYS_setxattrat_, at, "../given", AT_SYMLINK_NOFOLLOW, "user.d", &given, sizeof given);
+    call(SYS_removexattrat_, fd, "", AT_EMPTY_PATH, "user.d");
+    call(SYS_utimensat, at, "none", NULL, AT_SYMLINK_NOFOLLOW);
+    call(SYS_utimensat, fd, NULL, NULL, 0);
+    call(SYS_open_tree, at, "../given", 0);
+    call(SYS_open_tree, HERE, "sub", 1);
+    call(SYS_mq_open, "stream-calls", O_RDONLY, 0600, NULL);
+    call(SYS_mq_unlink, "stream-calls");
+}
+
+// Into a child of its own, into itself, and into nobody.
+static void reaches(void)
+{
+    char word[8] = "", *own = word;
+    struct iovec here = {word, 8};
+    pid_t child = fork();
+    if (!child)
+        for (;;)
+            pause();
+    call(SYS_ptrace, 0x4206, child, NULL, NULL);
+    call(SYS_ptrace, 17, child, NULL, NULL);
+    call(SYS_process_vm_readv, child, &here, 1, &(struct iovec){own, 8}, 1, 0);
+    call(SYS_process_vm_writev, getpid(), &here, 1, &(struct iovec){own, 8}, 1, 0);
+    call(SYS_pidfd_getfd, call(SYS_pidfd_open, child, 0), 0, 0);
+    call(SYS_pidfd_getfd, -1, 0, 0);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+}
+
+static int listening(int family, void *address, socklen_t size)
+{
+    int fd = socket(family, SOCK_STREAM, 0);
+    if (bind(fd, address, size) || listen(fd, 4))
+        exit(1);
+    return fd;
+}
+
+// Somebody comes, and writes down from which port; then others do by other ways.
+static void guests(void)
+{
+    struct sockaddr_in at = internet(5, 0), from = internet(6, 0);
+    struct sockaddr_in6 any = {.sin6_family = AF_INET6};
+    struct sockaddr_un door = {AF_UNIX, "sub/door"};
+    socklen_t size = sizeof at, larger = sizeof any;
+    int fours = listening(AF_INET, &at, size), all = listening(AF_INET6, &any, larger);
+    int locals = listening(AF_UNIX, &door, sizeof door);
+    FILE *ports = fopen("ports", "w");
+    getsockname(fours, (void *)&at, &size);
+    getsockname(all, (void *)&any, &larger);
+    for (int i = 0; i < 2; i++) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        from.sin_port = 0;
+        at.sin_port = i ? any.sin6_port : at.sin_port;
+        if (bind(fd, (void *)&from, size) || connect(fd, (void *)&at, size)
+            || getsockname(fd, (void *)&from, &size))
+            exit(1);
+        fprintf(ports, "%d %d\n", ntohs(at.sin_port), ntohs(from.sin_port));
+        call(SYS_accept4, i ? all : fours, NULL, NULL, 0);
+        call(SYS_accept4, i ? all : fours, NULL, NULL, -1);
+    }
+    fclose(ports);
+    if (connect(socket(AF_UNIX, SOCK_STREAM, 0), (void *)&door, sizeof door))
+        exit(1);
+    call(SYS_accept4, locals, NULL, NULL, 0);
+}
+
+static void request(struct io_uring_sqe what)
 {
     struct io_uring_params p = {0};
-    int ring = call(SYS_io_uring_setup, 4, &p), udp = socket(AF_INET, SOCK_DGRAM, 0);
+    int ring = call(SYS_io_uring_setup, 4, &p);
+    if (ring < 0)
+        exit(77);
     char *queue = mmap(0, p.sq_off.array + p.sq_entries * 4, PROT_READ | PROT_WRITE,
                        MAP_SHARED | MAP_POPULATE, ring, IORING_OFF_SQ_RING);
     struct io_uring_sqe *e = mmap(0, p.sq_entries * sizeof *e, PROT_READ | PROT_WRITE,
                                   MAP_SHARED | MAP_POPULATE, ring, IORING_OFF_SQES);
-    struct sockaddr_in peer = internet(3, 88);
-    struct iovec word = {"hello", 5};
-    struct msghdr message = {&peer, sizeof peer, &word, 1};
-    memset(e, 0, sizeof *e);
-    *e = (struct io_uring_sqe){.opcode = IORING_OP_SENDMSG, .fd = udp,
-                               .addr = (unsigned long)&message, .len = 1};
+    *e = what;
     *(unsigned *)(queue + p.sq_off.array) = 0;
     __atomic_store_n((unsigned *)(queue + p.sq_off.tail), 1, __ATOMIC_RELEASE);
     call(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0);
+}
+
+static void uring_send(void)
+{
+    struct sockaddr_in peer = internet(3, 88);
+    struct iovec word = {"hello", 5};
+    struct msghdr message = {&peer, sizeof peer, &word, 1};
+    request((struct io_uring_sqe){.opcode = IORING_OP_SENDMSG, .addr = (unsigned long)&message,
+                                  .fd = socket(AF_INET, SOCK_DGRAM, 0), .len = 1});
+}
+
+static void uring_attribute(void)
+{
+    request((struct io_uring_sqe){.opcode = IORING_OP_SETXATTR, .addr = (unsigned long)"user.ring",
+                                  .addr2 = (unsigned long)"x", .len = 1,
+                                  .addr3 = (unsigned long)"given"});
+}
+
+static void uring_accept(void)
+{
+    request((struct io_uring_sqe){.opcode = IORING_OP_ACCEPT, .fd = -1});
 }
 
 // Into the pipe or file that is descriptor 1, in every way that there is.
@@ -712,7 +809,9 @@ static struct { const char *name; void (*run)(void); } cases[] = {
     {"endings", endings}, {"blocked", blocked}, {"race", race}, {"changed", changed}, {"uring", uring},
     {"views", views}, {"roots", roots}, {"mounts", mounts}, {"nowhere", nowhere},
     {"propagated", propagated}, {"peers_oddly", peers_oddly}, {"halves", halves}, {"interrupted", interrupted},
-    {"misled", misled}, {"exchanged", exchanged}, {"handles", handles}, {"uring_send", uring_send}, {"writes", writes}, {"nothing", nothing},
+    {"misled", misled}, {"exchanged", exchanged}, {"handles", handles}, {"uring_send", uring_send},
+    {"uring_attribute", uring_attribute}, {"attributes", attributes}, {"reaches", reaches},
+    {"guests", guests}, {"uring_accept", uring_accept}, {"writes", writes}, {"nothing", nothing},
 };
 
 int main(int argc, char **argv)

@@ -3,7 +3,7 @@
 enum flag {
     IN_CGROUP = 1, IN_TREE = 2, BEFORE_EXEC = 4, NO_PATH = 8, NO_TO_PATH = 16, TRUNCATED = 32,
     WALK_CUT = 64, UNREACHABLE = 128, COMPAT = 256, URING = 512, SHARED_FILES = 1024,
-    THREAD_EXEC = 2048, OTHER_MOUNTS = 4096, OTHER_ROOT = 8192,
+    THREAD_EXEC = 2048, OTHER_MOUNTS = 4096, OTHER_ROOT = 8192, OUTSIDE = 16384,
 };
 // The parts of an event's data, in this order. An exec's argv is in TO_PATH.
 enum section { PATH, RESOLVED, BASE, TO_PATH, TO_BASE, SECTIONS };
@@ -26,7 +26,8 @@ struct event {
     s32 ret;
     u64 ts;
     u32 open_flags, mode;
-    u64 extra;  // size; uid and gid; fork's child; exit's status; the request of io_uring
+    // size; uid and gid; fork's child; exit's status; whom it reached into; the request of io_uring
+    u64 extra;
     u16 lengths[SECTIONS];
     u16 leaf;  // of RESOLVED, the bytes of its first name
     u32 resolve;
@@ -175,7 +176,7 @@ static __always_inline int put(void *e, u64 size, u8 call)
     struct books *b = the_books();
     if (!b)
         return 0;
-    u32 kind = ro.shapes[call & 63].books & (MOST_CALLS - 1);
+    u32 kind = ro.shapes[call & (SHAPES - 1)].books & (MOST_CALLS - 1);
     // Once for so many bytes that wait: to wake somebody up costs more than the event does. Once
     // too much waits, that is what holds those back who fill the ring.
     u64 waits = bpf_ringbuf_query(&ring, BPF_RB_AVAIL_DATA);

@@ -13,7 +13,7 @@ typedef __s64 s64;
 struct qstr { const unsigned char *name; };
 struct hlist_bl_node { struct hlist_bl_node **pprev; };
 struct super_block { u32 s_dev; };
-struct inode { unsigned long i_ino; struct super_block *i_sb; };
+struct inode { unsigned long i_ino; struct super_block *i_sb; void *i_private; };
 struct seqcount { unsigned int sequence; };
 struct seqcount_spinlock { struct seqcount seqcount; };
 struct dentry {
@@ -37,6 +37,9 @@ struct in6_addr { u32 words[4]; };
 struct sock_common { u32 skc_daddr; u16 skc_dport, skc_family; struct in6_addr skc_v6_daddr; };
 struct sock { struct sock_common __sk_common; };
 struct socket { struct file *file; struct sock *sk; };
+struct sockaddr_un { u16 sun_family; };
+struct unix_address { int len; struct sockaddr_un name[]; };
+struct unix_sock { struct sock sk; struct unix_address *addr; struct path path; };
 struct fdtable { unsigned int max_fds; struct file **fd; };
 typedef struct { int counter; } atomic_t;
 struct files_struct { atomic_t count; struct fdtable *fdt; };
@@ -45,6 +48,9 @@ struct nsproxy { struct mnt_namespace *mnt_ns; };
 struct signal_struct { atomic_t live; unsigned int flags; int group_exit_code; };
 struct mm_struct { unsigned long arg_start, arg_end; struct file *exe_file; };
 struct thread_info { unsigned long flags; u32 status; };
+struct list_head { struct list_head *next; };
+struct upid { int nr; };
+struct pid { unsigned int level; struct upid numbers[1]; };
 struct task_struct {
     struct thread_info thread_info;
     int pid, tgid, exit_code;
@@ -55,6 +61,8 @@ struct task_struct {
     struct nsproxy *nsproxy;
     struct mm_struct *mm;
     struct signal_struct *signal;
+    struct pid *thread_pid;
+    struct list_head ptraced, ptrace_entry;
 };
 struct linux_binprm { const char *filename; };
 #if defined(__TARGET_ARCH_x86)

@@ -13,13 +13,14 @@
 #include "paths.h"
 #include "views.h"
 #include "peers.h"
+#include "reach.h"
 #ifdef WITH_URING
 #include "uring.h"
 #endif
 
 static __always_inline int on_path_call(struct event *e, struct task_struct *task)
 {
-    u32 call = e->call & 63;
+    u32 call = e->call & (SHAPES - 1);
     u32 at_dirfd = ro.shapes[call].dirfd & 7, at_path = ro.shapes[call].path & 7;
     u32 at_to = ro.shapes[call].to_path & 7;
     e->args[CWD] = (u64)AT_FDCWD;
@@ -41,9 +42,16 @@ static __always_inline int on_path_call(struct event *e, struct task_struct *tas
         else
             e->extra = (u32)size | e->args[(at_size + 1) & 7] << 32;
     }
+    if (!e->args[at_path] && (call == UTIMENSAT || call == FUTIMESAT)) {
+        at_path = NONE;  // the descriptor itself
+    } else if (!e->args[at_path] && call == ACCT) {
+        at_path = at_dirfd = NONE;  // no more
+    }
     int begins = at_path == NONE ? UNREAD : put_text(OF_SYSCALL, PATH, e->args[at_path], 0);
     int is_reached = 0;
-    if (call <= LAST_OPEN && e->ret >= 0)
+    // A copy of a tree lies among no mounts: what it was made of is what was named.
+    int is_tree = (call == OPEN_TREE || call == OPEN_TREE_ATTR) && !(e->open_flags & CLONES_TREE);
+    if (e->ret >= 0 && (call <= LAST_OPEN || is_tree))
         is_reached = walk_file(OF_SYSCALL, RESOLVED, own_file(task, e->ret));
     else if (at_path == NONE && at_dirfd != NONE)
         walk_base(OF_SYSCALL, RESOLVED, e->args[at_dirfd]);
@@ -53,7 +61,8 @@ static __always_inline int on_path_call(struct event *e, struct task_struct *tas
         put_base(e, OF_SYSCALL, begins, PATH, e->args[at_dirfd]);
     if (at_to != NONE) {
         begins = put_text(OF_SYSCALL, TO_PATH, e->args[at_to], 0);
-        put_base(e, OF_SYSCALL, begins, TO_PATH, e->args[ro.shapes[call].to_dirfd & 7]);
+        if (ro.shapes[call].to_dirfd != NONE)
+            put_base(e, OF_SYSCALL, begins, TO_PATH, e->args[ro.shapes[call].to_dirfd & 7]);
     }
     return put_long(e);
 }
@@ -99,10 +108,11 @@ static __always_inline u8 widened(struct event *e, u8 call)
 static __always_inline u8 of_socketcall(struct event *e)
 {
     u32 words[6] = {}, what = e->args[0];
-    bpf_probe_read_user(words, what == 3 ? 12 : what == 11 ? 24 : 16, (void *)e->args[1]);
+    u64 size = what == 11 ? 24 : what == 2 || what == 3 || what == 5 ? 12 : 16;
+    bpf_probe_read_user(words, size, (void *)e->args[1]);
     for (int i = 0; i < 6; i++)
         e->args[i] = words[i];
-    return what == 3 ? CONNECT : what == 11 ? SENDTO : what == 16 ? SENDMSG
+    return what == 2 ? BIND : what == 5 || what == 18 ? ACCEPT : what == 3 ? CONNECT : what == 11 ? SENDTO : what == 16 ? SENDMSG
         : what == 20 ? SENDMMSG : NO_CALL;
 }
 
@@ -197,6 +207,12 @@ int on_sys_exit(u64 *ctx)
             e->flags &= ~BEFORE_EXEC;
         }
     }
+    if (call >= PTRACE && call <= PIDFD_GETFD)
+        return on_reach();
+    if (call == BIND)
+        return on_bind();
+    if (call == ACCEPT || call == ACCEPT4)
+        return ret < 0 ? 0 : on_accept();
     if (call >= CONNECT && call <= SENDMMSG)
         return on_socket_call(e);
     return call ? on_path_call(e, task) : 0;
