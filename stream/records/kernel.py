@@ -223,7 +223,7 @@ def kind_of(event_type: int) -> str:
 
 
 _UNKNOWN = re.compile(r"event_(0|[1-9][0-9]{0,17})\Z")
-_KNOWN = {*KINDS, *EVENT_TYPES.values()}
+_KNOWN = {*KINDS, *EVENT_TYPES.values(), *WITH_PEER, SOCKET_FILE}
 
 
 def unknown_type(call: str) -> int | None:
