@@ -97,6 +97,8 @@ def _of_summary(summary: RunSummary, run: Run) -> Iterator[str]:
         is_full = run.metadata is not None and run.metadata.capture_mode == "full"
         if is_full and not kept.get("lost_bytes"):
             yield from _differing(f"{kind}_bytes", stated, "its file", kept.get("bytes"))
+    if run.metadata is not None and run.metadata.capture_mode == "full":
+        yield from _differing("redacted", summary.redacted, "metadata capture_mode", None)
     diff = _facts(run, "fs_diff_captured", "diff")
     for key, said in (
         ("changed_paths", "changed_count"),

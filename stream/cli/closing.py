@@ -115,6 +115,10 @@ def _closing(summary: RunSummary) -> Iterator[str]:
         yield "calls of wrapped programs were not observed: events.jsonl says why"
     else:
         yield "no calls of wrapped programs were seen"
+    if summary.redacted is not None:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in summary.redacted.items())
+        total = sum(summary.redacted.values())
+        yield f"{number(total, 'secret')} replaced in the record" + (f": {kinds}" if kinds else "")
     statuses = (summary.alignment, summary.quality, summary.policy)
     if statuses != ("unknown",) * 3:  # nothing was asked for, and nothing stands out
         yield "alignment {}, quality {}, policy {}".format(*statuses)

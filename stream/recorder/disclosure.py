@@ -23,6 +23,7 @@ class Censor(Protocol):
     def bytes(self, data: bytes, /) -> bytes: ...
     def text(self, text: str, /) -> str: ...
     def stream(self) -> Filter: ...
+    def replaced(self) -> dict[str, int]: ...
 
 
 Show = Callable[[bytes], str]
@@ -72,6 +73,10 @@ class Disclosure(Struct, frozen=True):
         import msgspec
 
         return msgspec.json.encode(self.value(msgspec.json.decode(line)))
+
+    def replaced(self) -> dict[str, int] | None:
+        """How many secrets of each kind were taken out so far; None where everything is kept."""
+        return None if self.censor is None else self.censor.replaced()
 
     def contents(self) -> Callable[[bytes], bytes] | None:
         return None if self.censor is None else self.censor.bytes

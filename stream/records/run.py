@@ -135,6 +135,9 @@ class RunSummary(
     alignment: str = "unknown"
     quality: str = "unknown"
     policy: str = "unknown"
+    redacted: dict[str, int] | None = (
+        None  #: different secrets, by kind; null: nothing was looked for
+    )
     incomplete: list[str] = []  #: what was lost of the record, and why
     #: What lay in the run folder that the recorder had not put there. Unset: nothing did.
     foreign_files: list[str] | UnsetType = UNSET

@@ -26,14 +26,15 @@ class Redactor:
         self._detector: Detector | None = None
         self._numbers: dict[bytes, str] = {}
         self._count = 0
+        self._kinds: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def stream(self) -> RedactedStream:
-        from stream.redaction.scan import Detector, Scan
+        from stream.redaction.scan import Scan, detector_for
 
         with self._lock:
             if self._detector is None:
-                self._detector = Detector(self._environment)
+                self._detector = detector_for(self._environment)
         return RedactedStream(Scan(self._detector, self._token))
 
     def bytes(self, data: bytes) -> bytes:
@@ -50,6 +51,11 @@ class Redactor:
                 "utf-8", "surrogatepass"
             )
 
+    def replaced(self) -> dict[str, int]:
+        """How many different secrets were replaced so far, by kind."""
+        with self._lock:
+            return dict(sorted(self._kinds.items()))
+
     def _token(self, kind: str, identity: Data) -> Data:
         from hashlib import sha256
 
@@ -58,6 +64,7 @@ class Redactor:
             token = self._numbers.get(key)
             if token is None:
                 self._count += 1
+                self._kinds[kind] = self._kinds.get(kind, 0) + 1
                 if self._count > MOST:
                     return f"[redacted:{kind}:more]".encode()
                 token = self._numbers[key] = f"[redacted:{kind}:{self._count}]"

@@ -27,7 +27,7 @@ _WORDS = """
 true false none null undefined enabled disabled default example password passwd secret changeme
 required optional unknown
 """
-_PATH = re.compile(r"(?:~|\.{0,2})/(?:[a-z0-9_.-]+|[A-Z][a-z]+|/)*|[A-Za-z]:[\\/][\w\\/ .-]*")
+_PATH = re.compile(r"(?:~|\.{0,2})/(?:[a-z0-9_.-]++|[A-Z][a-z]++|/)*+|[A-Za-z]:[\\/][\w\\/ .-]*")
 _USERINFO = re.compile(r"://[^\s/@:]*:([^\s/@]+)@")
 _NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.\d+)?")
 _ONE_WORD = re.compile(r"[a-z]{1,9}|[A-Z]{1,9}|[A-Z][a-z]{1,8}")

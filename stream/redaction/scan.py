@@ -7,81 +7,219 @@ bytes go only when no later place can reach back to them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from msgspec import Struct
 
+from stream.redaction.contexts import contexts
+from stream.redaction.encoded import encoded_anchors
 from stream.redaction.environment import forms, secret_values
-from stream.redaction.rules import AHEAD, BEHIND, LOOK, Anchor, Found, Rule, anchors
+from stream.redaction.keys import Key, keys
+from stream.redaction.rules import AHEAD, BEHIND, EDGE, LOOK, Anchor, Found, Next, Rule
 
 STEP = 1 << 16  #: bytes that are worth a pass
 KEPT = 1 << 16  #: bytes of a secret that tell it from others
+MOST_ASKED = 4  #: tables at a time
 
 # Bytes in the order of how rare they are in source code and prose.
 _RARE = (
-    b"@JZQXKYWVBGHUFMONLRPDSCAITE~^|%&?!$`\\zqjxkwyvb"
-    b"9876543fgmpuh+<>#*21'{}[]cdlnrsoiat0(),;:\"/=._-e\n\t "
+    b"^~$!|;@&J?Q<Y}K{X`V%W*+ZjzHGUB>M][DP\\FqOCLSRA/NIv#kw97E8T6yx-543=gb:21h\"m)('u_0,.pcfdlo"
+    b"niraste\t\n "
 )
-_RANK = {byte: rank for rank, byte in enumerate(_RARE)}
+_WEIGHT = {byte: 1.08**rank for rank, byte in enumerate(_RARE)}
 _EXACT_REACH = 64  #: a long value is looked for by a byte near its beginning
+_SEEN = 24  #: bytes of a word that the pattern looks at
 
 Token = Callable[[str, bytes], bytes]
 
 
-def pivot(word: bytes, any_case: bool) -> int:
-    """The place of the byte to look for first: the rarest of the word."""
-    near = word[:_EXACT_REACH].lower() if any_case else word[:_EXACT_REACH]
-    return min(range(len(near)), key=lambda place: (_RANK.get(near[place], -1), place))
+def pivots(anchors: Sequence[Anchor]) -> list[int]:
+    """Of each word the place of the byte to look for first.
+
+    They are chosen together, so that few bytes, and rare ones, are enough for all words."""
+    options: list[set[frozenset[int]]] = [
+        {frozenset(_cases(byte, anchor)) for byte in set(anchor.word[:_EXACT_REACH])}
+        for anchor in anchors
+    ]
+    chosen: set[int] = set()
+    left = options
+    while left := [ways for ways in left if not any(way <= chosen for way in ways)]:
+        count = Counter(way for ways in left for way in ways)
+        worth = {way: times / _cost(way - chosen) for way, times in count.items()}
+        chosen.update(max((value, sorted(way)) for way, value in worth.items())[1])
+    return [_place(anchor, chosen) for anchor in anchors]
+
+
+def _cases(byte: int, anchor: Anchor) -> set[int]:
+    one = bytes((byte,))
+    return {one.lower()[0], one.upper()[0]} if anchor.any_case else {byte}
+
+
+def _cost(bytes_: frozenset[int]) -> float:
+    return sum(_WEIGHT.get(byte, 1.0) for byte in bytes_)
+
+
+def _place(anchor: Anchor, chosen: set[int]) -> int:
+    """Not the last one, if it can be: what follows is compared sooner than what is before."""
+    near = anchor.word[:_EXACT_REACH]
+    places = [n for n in range(len(near)) if _cases(near[n], anchor) <= chosen]
+    last = len(anchor.word) - 1
+    return min(places, key=lambda n: (n == last, _cost(frozenset(_cases(near[n], anchor))), n))
+
+
+def detector_for(environment: Mapping[str, str]) -> Detector:
+    """It takes a while to make, and does not change."""
+    return _detector(tuple(secret_values(environment)))
+
+
+@lru_cache(maxsize=4)
+def _detector(secrets: tuple[str, ...]) -> Detector:
+    return Detector(secrets)
 
 
 class Detector:
     """The words to look for, in one pattern."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, secrets: Sequence[str]) -> None:
         self.identities: dict[bytes, bytes] = {}
         exact: list[Anchor] = []
-        for value in secret_values(environment):
+        for value in secrets:
             identity = identity_of("env", value.encode("utf-8", "surrogateescape"))
             new = [form for form in forms(value) if form not in self.identities]
             self.identities.update(dict.fromkeys(new, identity))
             exact += [Anchor(form, _exact(form)) for form in new]
         self.by_pivot: dict[int, list[tuple[int, Anchor]]] = {}
-        for anchor in exact + anchors():
-            place = pivot(anchor.word, anchor.any_case)
-            byte = anchor.word[place : place + 1]
-            for form in {byte.lower(), byte.upper()} if anchor.any_case else {byte}:
-                self.by_pivot.setdefault(form[0], []).append((place, anchor))
-        self.pattern = re.compile(b"|".join(map(self._branch, sorted(self.by_pivot))))
+        encoded = encoded_anchors(
+            [*(key.word for key in keys() if not key.before), *_BLOCKS], self.spans
+        )
+        every = [*exact, *_anchors(), *encoded]
+        for anchor, place in zip(every, pivots(every), strict=True):
+            for byte in _cases(anchor.word[place], anchor):
+                self.by_pivot.setdefault(byte, []).append((place, anchor))
+        self._near: dict[bytes, list[tuple[int, Anchor]]] = {}
+        self.pattern = re.compile(b"|".join(map(self._branch, sorted(self.by_pivot))), re.DOTALL)
 
     def _branch(self, byte: int) -> bytes:
         """All words that are looked for by this byte; the byte itself comes first, so that the
         engine passes over everything else quickly."""
-        literal = re.escape(bytes((byte,)))
-        return literal + b"(?:" + b"|".join(_around(*found) for found in self.by_pivot[byte]) + b")"
+        return re.escape(bytes((byte,))) + _tree([_around(*one) for one in self.by_pivot[byte]])
 
-    def found(self, text: bytes, hit: int, covered: bool) -> list[Found]:
+    def spans(self, text: bytes) -> list[Found]:
+        """What is secret in a whole text, which is not part of a stream."""
+        closed = []
+        for hit in self.pattern.finditer(text):
+            for found in self.found(text, hit.start(), covered=False):
+                if isinstance(found, Found):
+                    end = found.until.search(text, found.end) if found.until else None
+                    stop = end.start() if end else len(text) if found.until else found.end
+                    closed.append(Found(found.kind, found.start, stop))
+        return closed
+
+    def found(self, text: bytes, hit: int, covered: bool) -> list[Found | Next]:
         """What the rules say about a hit. What reads names has nothing to add inside a secret."""
-        answers = []
-        for place, anchor in self.by_pivot[text[hit]]:
+        answers: list[Found | Next] = []
+        for place, anchor in self._candidates(text[max(hit - 1, 0) : hit + 2], text[hit], hit):
             start = hit - place
-            if start < 0 or (covered and anchor.then):
+            if start < 0 or (covered and anchor.then and anchor.any_case):
                 continue
             word = text[start : start + len(anchor.word)]
             if word == anchor.word or (anchor.any_case and word.lower() == anchor.word):
-                answer = anchor.rule(text, start)
-                if answer:
-                    answers.append(answer)
+                answers += anchor.rule(text, start)
         return answers
 
+    def _candidates(self, near: bytes, byte: int, hit: int) -> list[tuple[int, Anchor]]:
+        """The words that the bytes around a hit leave. Few different ones ever surround a hit."""
+        if hit == 0:
+            return self.by_pivot[byte]
+        known = self._near.get(near)
+        if known is None:
+            known = self._near[near] = [
+                (place, anchor)
+                for place, anchor in self.by_pivot[byte]
+                if _fits(anchor, place - 1, near)
+            ]
+        return known
 
-def _around(place: int, anchor: Anchor) -> bytes:
-    before, after = anchor.word[: place + 1], anchor.word[place + 1 :]
-    pattern = (b"(?<=%s)" % re.escape(before) if place else b"") + re.escape(after)
-    return (b"(?i:%s)" % pattern if anchor.any_case else pattern) + anchor.then
+
+def _fits(anchor: Anchor, first: int, near: bytes) -> bool:
+    """Whether bytes that begin at a place of the word, or one before it, are those of the word."""
+    return all(
+        byte in _cases(anchor.word[first + n], anchor)
+        for n, byte in enumerate(near)
+        if 0 <= first + n < len(anchor.word)
+    )
+
+
+def _around(place: int, anchor: Anchor) -> tuple[list[bytes], bytes]:
+    """What follows the byte, one pattern for each, and what is looked at last."""
+    after = anchor.word[place + 1 :]
+    before = b"".join(_one(byte, anchor) for byte in anchor.word[max(place - _SEEN, 0) : place])
+    last = b"(?<=%s%s)" % (before, b"." * (1 + min(len(after), _SEEN))) if before else b""
+    return [_one(byte, anchor) for byte in after[:_SEEN]], last + (
+        anchor.then if len(after) <= _SEEN else b""
+    )
+
+
+def _one(byte: int, anchor: Anchor) -> bytes:
+    both = b"".join(bytes((case,)) for case in sorted(_cases(byte, anchor)))
+    return b"[%s]" % both if len(both) > 1 else re.escape(both)
+
+
+def _tree(words: Sequence[tuple[list[bytes], bytes]]) -> bytes:
+    """An alternation in which no common beginning is tried twice."""
+    ends = {last for after, last in words if not after}
+    heads: dict[bytes, list[tuple[list[bytes], bytes]]] = {}
+    for after, last in words:
+        if after:
+            heads.setdefault(after[0], []).append((after[1:], last))
+    if b"" in ends:
+        return b""
+    ways = [head + _tree(inner) for head, inner in sorted(heads.items())] + sorted(ends)
+    return ways[0] if len(ways) == 1 else b"(?:" + b"|".join(ways) + b")"
 
 
 def _exact(form: bytes) -> Rule:
-    return lambda text, start: Found("env", start, start + len(form))
+    return lambda text, start: [Found("env", start, start + len(form))]
+
+
+_BLOCKS = (b"-----BEGIN ", b"eyJ")
+_KEY_END = re.compile(rb"[^A-Za-z0-9_-]")
+
+
+def _anchors() -> list[Anchor]:
+    rows = contexts()
+    return [
+        *(Anchor(key.word, _key(key), then=b"(?=%s)" % _unnamed(key.shape)) for key in keys()),
+        *(Anchor(word, row.rule, row.any_case, row.then) for row in rows for word in row.words),
+    ]
+
+
+def _unnamed(shape: bytes) -> bytes:
+    return shape.replace(b"(?P<secret>", b"(?:")
+
+
+def _key(key: Key) -> Rule:
+    pattern = re.compile(re.escape(key.word) + key.shape)
+    before = re.compile(key.before) if key.before else None
+
+    def rule(text: bytes, place: int) -> list[Found | Next]:
+        found = pattern.match(text, place)
+        if not found:
+            return []
+        ahead = before.search(text, max(place - LOOK, 0), place) if before else None
+        if before and not ahead:
+            return []
+        start = ahead.start() if ahead else place
+        if key.word[:1].isalnum() and not before and not EDGE.match(text, place):
+            return []
+        if "secret" in pattern.groupindex:
+            return [Found(key.kind, *found.span("secret"))]
+        long = len(found[0]) >= 512  # as far as the shape goes, and perhaps further
+        return [Found(key.kind, start, found.end(), _KEY_END if long else None)]
+
+    return rule
 
 
 def identity_of(kind: str, value: bytes) -> bytes:
@@ -119,6 +257,7 @@ class Scan:
         self._spans: list[_Span] = []  # found and not let go; in order, apart from each other
         self._open: re.Pattern[bytes] | None = None  # the last of them goes on until this
         self._hit = 0  # where the open one was seen
+        self._asked: list[tuple[int, Rule]] = []  # later places that rules want to see
         self._waiting: list[bytes] = []
         self._size = 0
 
@@ -142,6 +281,9 @@ class Scan:
                 continue
             hit = self._detector.pattern.search(self._text, self._next - self._first)
             place = hit.start() + self._first if hit else limit
+            if self._asked and min(place for place, _ in self._asked) <= min(place, limit - 1):
+                self._answer()
+                continue
             if place >= limit:
                 self._next = limit
                 break
@@ -151,10 +293,23 @@ class Scan:
 
     def _look(self, place: int) -> None:
         covered = bool(self._spans) and place < self._spans[-1].end
-        for found in self._detector.found(self._text, place - self._first, covered):
-            self._add(found, place)
-            if self._open is not None:
-                return
+        self._take(self._detector.found(self._text, place - self._first, covered), place)
+
+    def _answer(self) -> None:
+        """Ask the rule that wanted to see the first of the later places."""
+        place, rule = min(self._asked, key=lambda asked: asked[0])
+        self._asked.remove((place, rule))
+        if place >= self._next:  # else a secret covers it
+            self._next = place
+            self._take(rule(self._text, place - self._first), place)
+
+    def _take(self, answers: Iterable[Found | Next], place: int) -> None:
+        for answer in answers:
+            if isinstance(answer, Found):
+                if self._open is None:
+                    self._add(answer, place)
+            elif place < (later := answer.place + self._first):
+                self._asked = [*self._asked[-(MOST_ASKED - 1) :], (later, answer.rule)]
 
     def _add(self, found: Found, place: int) -> None:
         start, end = found.start + self._first, found.end + self._first

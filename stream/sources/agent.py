@@ -397,6 +397,7 @@ class AgentSource:
         try:
             events = Beginning(self._journal.size, self._journal.sha256)
             see = self._recording.disclosure.value
+            self.summary.redacted = self._recording.disclosure.replaced()
             summary = write_document(folder / SUMMARY_FILE, see(msgspec.to_builtins(self.summary)))
             self._kept[SUMMARY_FILE] = summary
             artifacts.append(file_artifact("summary", SUMMARY_FILE, summary, "How the run went."))

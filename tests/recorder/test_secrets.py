@@ -84,6 +84,11 @@ def test_none_is_written_down(place: Place, mode: str) -> None:
     assert found(run) == set()
     for key in ("stdout", "halves", "env"):
         assert KEYS[key].encode() in run.done.out, "what is passed on is as it came"
+    counted = json.loads(written(run)["artifacts/summary.json"])["redacted"]
+    assert counted["github"] >= 5
+    line = ", ".join(f"{number} {kind}" for kind, number in counted.items())
+    total = sum(counted.values())
+    assert f"stream: {total} secrets replaced in the record: {line}\n" in run.done.err
     checked = place.stream("check", run.folder)
     assert (checked.code, checked.out) == (0, b""), checked.err
 
@@ -91,6 +96,7 @@ def test_none_is_written_down(place: Place, mode: str) -> None:
 def test_where_everything_may_be_seen_all_of_them_are(place: Place) -> None:
     """Or the test above would find nothing whatever happened."""
     run = recorded(place, "full")
+    assert json.loads(written(run)["artifacts/summary.json"])["redacted"] is None
     assert {channel for channel, _ in found(run)} == set(KEYS)
 
 

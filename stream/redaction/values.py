@@ -1,0 +1,274 @@
+"""What stands where a secret has to stand: whether it is one, and where it ends.
+
+A placeholder, a lookup, a piece of code, a word of prose is none. What only begins like one of
+them is: a password may begin with any character.
+"""
+
+from __future__ import annotations
+
+import re
+
+from stream.redaction.rules import AHEAD, BEHIND, LOOK, Found, Pattern
+
+#: how much the word before it says alone: `password`, `secret`, `token`
+SURE, LIKELY, MAYBE = range(3)
+_SEEN = 256  #: bytes of a value that decide
+
+# --- where it ends ------------------------------------------------------------------------------
+
+_ESCAPED_END = rb"\\+(?:[\"'`]|[nrtbf0](?![A-Za-z0-9])|[nrt]|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|\Z)"
+_CLOSING = rb"[;,)\]}&|]{1,16}(?=[\s\"'`\\\0]|\Z)|</|&quot;|&#3[49];|&lt;"
+_QUERY_CLOSING = rb"[&#]|" + _CLOSING
+_QUOTES = (b"", b'"', b"'", b"`", b"\"'", b'"`', b"'`", b"\"'`")
+
+
+def _bare_end(quotes: bytes, closing: bytes) -> Pattern:
+    """Only a quote that is open before the value can end it."""
+    stops = rb"[\s\0%s]" % quotes
+    return re.compile(stops + rb"|" + _ESCAPED_END + rb"|" + closing)
+
+
+_BARE_ENDS = {quotes: _bare_end(quotes, _CLOSING) for quotes in _QUOTES}
+_QUERY_ENDS = {quotes: _bare_end(quotes, _QUERY_CLOSING) for quotes in _QUOTES}
+_CODE_END = re.compile(rb"[\s\"'`\\\0<>,;(){}\[\]|&]")
+ELEMENT_END = re.compile(rb"</|[\r\n\0]|\\+[nr]|\\u003[cC]")
+LINE_END = re.compile(rb"[\r\n\"'`\\\0]")
+
+_QUOTED = {
+    (depth, quote): re.compile(
+        rb"(?<!\\)(?:\\{%d}){0,6}\\{%d}%s|[\r\n\0]|\\{64}" % (2 * depth + 2, depth, quote)
+        if depth
+        else rb"(?<!\\)(?:\\\\){0,12}%s|[\r\n\0]|\\{64}" % quote
+    )
+    for depth in (0, 1, 3, 7)
+    for quote in (b'"', b"'", b"`")
+}
+_ENTITIES = {
+    entity: re.compile(re.escape(entity) + rb"|[\r\n\0\"]")
+    for entity in (b"&quot;", b"&#34;", b"&#39;", b"&apos;")
+}
+_OPEN_QUOTE = re.compile(rb"([bBfFrRuU@$]{0,2})(\\{0,7})([\"'`]|&quot;|&#3[49];|&apos;)")
+_LINE_BREAK = re.compile(rb"[\r\n\0]")
+
+
+class Quote:
+    """What opens a value at a place, if anything does."""
+
+    def __init__(self, text: bytes, place: int) -> None:
+        found = _OPEN_QUOTE.match(text, place)
+        key = (len(found[2]), found[3]) if found else (0, b"")
+        self.until = _QUOTED.get(key) or _ENTITIES.get(key[1])
+        self.start = found.end() if found and self.until else place
+        self.is_template = bool(found and b"f" in found[1].lower())
+
+    def __bool__(self) -> bool:
+        return self.until is not None
+
+
+def bare_end(text: bytes, place: int, in_query: bool = False) -> Pattern:
+    """Where a value without quotes ends, by the quotes that are open in its line."""
+    lowest = max(place - BEHIND // 2, 0)
+    breaks = max(text.rfind(b"\n", lowest, place), text.rfind(b"\0", lowest, place))
+    before = text[max(breaks + 1, lowest) : place]
+    is_cut = breaks < lowest and lowest > 0  # a line so long is a document in one line
+    quotes = b"".join(
+        quote
+        for quote in (b'"', b"'", b"`")
+        if before.count(quote) % 2 or (is_cut and quote != b"'")
+    )
+    return (_QUERY_ENDS if in_query else _BARE_ENDS)[quotes]
+
+
+def piece(text: bytes, start: int, until: Pattern) -> bytes:
+    end = until.search(text, start, start + _SEEN + LOOK)
+    return text[start : min(end.start() if end else start + _SEEN, start + _SEEN)]
+
+
+# --- what is none -------------------------------------------------------------------------------
+
+_PLACEHOLDER = re.compile(
+    rb"\[redacted:[a-z0-9-]+:(?:\d+|more)\]"
+    rb"|\*{3}|\.{3}|\xe2\x80\xa6|x{4}|X{4}"
+    rb"|(?i:your[_ -]|process\.env|os\.environ|env\.|secrets\.)"
+    rb"|\$\{[\w\[\]@*#!.:-]|\$\([A-Za-z<./(]|\$\{\{|\$[\d@*#?!$-]?(?:[\"'\s]|\Z)|\$\$"
+    rb"|\{\{|\{%|\{[A-Za-z_][\w.]*(?:[!:\[(][^{}]{0,80})?\}|\{(?:[\s\"'\\}]|\Z)|\{[A-Za-z_]\w*:"
+    rb"|%[-+ #0]?\d{0,3}(?:\.\d{1,3})?l{0,2}[sdrvqxfiuc](?![\w])|%\(\w+\)|%[{@]|%[A-Za-z_]+%\Z"
+    rb"|\[(?:[\]\s\"'\\]|\Z|[-\d:]{0,8}\])"
+    rb"|<%|<\?|<(?:[\s\"'=<]|\Z)|</?[a-z]{1,12}(?:[\s/>])"
+    rb"|[,;)](?:[\s\"'\\,;)}\]]|\Z|[A-Za-z_]*(?:[=:(]|\Z))"
+    rb"|-{1,2}>?\Z|--?[A-Za-z]\Z|--[a-z]|-\d{1,9}\Z"
+    rb"|[a-z][a-z0-9+]{1,7}://"
+)
+_WRAPPED = re.compile(rb"[<\[({%$]{1,2}([A-Za-z0-9][A-Za-z0-9 _.:/|-]{0,60})[>\])}%]{0,2}[.,;:]?\Z")
+_LOOKUP = re.compile(rb"\$([A-Za-z_]\w{0,60})(?:[-.:/,;)\]\[>\"'\\].*)?\Z", re.DOTALL)
+_VERSION = re.compile(rb"[\^~<>=v]{0,3}\d{1,5}(?:\.[\dx*]{1,5}){1,3}(?:[-+][\w.-]{0,40})?\Z")
+_BASE64 = re.compile(rb"[A-Za-z0-9+/]{16,512}={0,2}\Z")
+_NUMBER = re.compile(rb"0[xX][0-9a-fA-F]{1,16}\Z")
+_NO_SECRET = re.compile(
+    rb"(?i:true|false|null|none|undefined|nil|yes|no|string|str|bytes|int|bool|object|any|optional"
+    rb"|required|hidden|secret|password|passwd|token|value|empty)\Z"
+)
+_PROMPT = re.compile(rb"(?i:passw|passphrase|enter|must|requir|invalid|your|please|incorrect)")
+_WORDS = re.compile(rb"(?:[A-Za-z]{1,24}+[ _./:@-]{0,2}+){1,20}+\Z")
+_PLAIN_PATH = re.compile(rb"(?:~|\.{0,2})/(?:[a-z0-9_.-]++|[A-Z][a-z]++|/)*+\Z")
+_CHAIN = re.compile(rb"[!&*]?[A-Za-z_]\w*(?:(?:\??\.|->|::)[A-Za-z_]\w*)+[,;)\]}]*\Z")
+_CALL = re.compile(rb"[!&*(\[-]{0,3}([A-Za-z_][\w.:]*)[(\[{]")
+_PARTS = re.compile(rb"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
+_CODE = re.compile(rb"[!&*(\[{~+-]{0,3}([A-Za-z_]\w*)((?:\??\.|->|::)\w+)*"
+                   rb"(?:[(\[{<].*|[,;:)\]}?!]*)\Z",
+                   re.DOTALL)  # fmt: skip
+_SPECIAL = re.compile(rb"[^\w\s]")
+_METAVAR = re.compile(rb"[A-Z][A-Z_-]*\Z")
+PROSE = frozenset(
+    b"""
+a about above access after all allows also always an and any are argument arguments array as at
+auth authentication based be been before below but by can cannot command credentials default
+disabled does doesn either empty enabled expired failed field file for from generated given has
+have header if in incorrect input instead invalid is isn it its key like line login may method
+missing mode must name need needed needs not of off on only option optional options or override
+parameter parsing password passwords path policy prefix prompt provided read required requires
+reset same secret see set shall should since so specified specify stdin string such syntax takes
+text than that the then there this to token tokens too type unset unless until update use used user
+username uses using valid validation value values var variable via was when where which while will
+with without would you your true false none null string stringarray int bool interactive flag flags
+""".split()
+)
+
+
+def is_mixed(value: bytes) -> bool:
+    return bool(re.search(rb"[0-9]", value) and re.search(rb"[A-Za-z]", value))
+
+
+def is_name(value: bytes) -> bool:
+    """Made of words, as the names in a program are: a random text falls into short pieces."""
+    parts = _PARTS.findall(value)
+    digits = sum(part.isdigit() for part in parts)
+    letters = sum(len(part) for part in parts if not part.isdigit())
+    words = len(parts) - digits
+    return (
+        digits <= 1 and letters >= (3 if len(value) >= 12 else 2.5) * words
+        if len(value) > 3
+        else value.isalnum()
+    )
+
+
+def is_none(value: bytes) -> bool:
+    """A placeholder, a lookup, a version, a path: what stands there and is no secret."""
+    if any(form.match(value) for form in (_PLACEHOLDER, _VERSION, _NO_SECRET, _PLAIN_PATH)):
+        return True
+    wrapped = _WRAPPED.match(value) or _LOOKUP.match(value)
+    return bool(wrapped and all(map(is_name, re.findall(rb"\w+", wrapped[1]))))
+
+
+def is_code(value: bytes) -> bool:
+    """A name, an attribute, a call, an element: what a program says instead of a secret."""
+    found = _CODE.match(value)
+    return bool(
+        found and is_name(found[1]) and not value[found.end(1) :].strip(b",;:)]}?!").isdigit()
+    )
+
+
+def is_special(value: bytes) -> bool:
+    """Characters of several classes, in no order that code has."""
+    if len(value) < 6 or is_code(value) or not _SPECIAL.search(value.strip(b",;:)]}\"'([{.")):
+        return False
+    classes = sum(
+        bool(re.search(one, value))
+        for one in (rb"[a-z]", rb"[A-Z]", rb"[0-9]", rb"[!#$%&*+?@^~=,<>|;-]")
+    )
+    return classes >= 3 and bool(re.search(rb"[0-9]", value))
+
+
+def is_random(value: bytes) -> bool:
+    """Letters, or letters and digits, that no name is made of."""
+    return len(value) >= 8 and value.isalnum() and not is_name(value) and not value.isdigit()
+
+
+def is_base64(value: bytes) -> bool:
+    """Long, and between its signs no words as in a path."""
+    return bool(_BASE64.match(value)) and is_random(re.sub(rb"[+/=]", b"", value))
+
+
+def is_quoted_secret(value: bytes, level: int) -> bool:
+    if is_none(value):
+        return False
+    if level == SURE:
+        return len(value) >= 4 and not (b" " in value and _PROMPT.search(value))
+    if len(value) < 8 or re.search(rb"\s", value) or _NUMBER.match(value):
+        return False
+    return (is_mixed(value) and not _CHAIN.match(value)) or (
+        len(value) >= 16 and not _WORDS.match(value)
+    )
+
+
+def is_argument(value: bytes, level: int, after: bytes) -> bool:
+    """What follows an option after a blank: a word of a help text is none."""
+    if is_none(value) or _METAVAR.match(value) or _CALL.match(value):
+        return False
+    plain = value.rstrip(b".,;:)]}!?").lower()
+    if plain in PROSE or _NO_SECRET.match(plain) or after.startswith((b"  ", b"\t")):
+        return False
+    if level == SURE:
+        return len(value) >= 4 and not (plain.isalpha() and len(plain) < 5)
+    return len(value) >= 8 and (is_mixed(value) or is_random(value) or len(value) >= 16)
+
+
+def is_strict_secret(value: bytes, level: int, is_upper: bool) -> bool:
+    """Where nothing but a value can stand: in a query, an environment file, a header."""
+    if is_none(value) or (_CALL.match(value) and is_code(value)):
+        return False
+    if len(value) < (4 if level == SURE else 6):
+        return False
+    return not (is_upper and value.isupper() and _WORDS.match(value))
+
+
+def is_bare_secret(value: bytes, code: bytes, level: int, *, equals: bool) -> bool:
+    """Where a name of a program is likelier. `code`: what is left of it if it is a program."""
+    if is_none(value) or _NUMBER.match(value):
+        return False
+    if is_special(value) and (level != MAYBE or len(value) >= 12):
+        return True
+    core = value.strip(b"!#$%&*+,-.:;<=>?@[]^{|}~()")
+    if is_base64(value) or (is_random(core) and not _CALL.match(value)):
+        return level == SURE or is_mixed(core) or len(core) >= 16
+    digits = level == SURE and code.isdigit() and len(code) >= (8 if equals else 6)
+    shaped = len(code) >= (6 if level == SURE else 8) and is_mixed(code)
+    call = _CALL.match(value)
+    return (digits or shaped) and not _CHAIN.match(code) and not (call and is_name(call[1]))
+
+
+def is_word_secret(value: bytes) -> bool:
+    """Letters alone, in a line that is nothing but a name and its value."""
+    return (
+        len(value) >= 8
+        and value.isalpha()
+        and value.islower()
+        and value not in PROSE
+        and not _PROMPT.search(value)
+    )
+
+
+def code_piece(text: bytes, start: int) -> bytes:
+    return piece(text, start, _CODE_END)
+
+
+def is_chain(value: bytes) -> bool:
+    return bool(_CHAIN.match(value))
+
+
+def is_call(text: bytes, start: int) -> bool:
+    found = _CALL.match(text, start)
+    return bool(found and is_name(found[1]))
+
+
+def secret_at(text: bytes, place: int, level: int) -> Found | None:
+    """Where only a secret can follow, in quotes or without: as an argument is judged."""
+    quote = Quote(text, place)
+    until = quote.until or bare_end(text, place)
+    value = piece(text, quote.start, until)
+    after = text[quote.start + len(value) : quote.start + len(value) + 2] if not quote else b""
+    good = is_quoted_secret(value, level) if quote else is_argument(value, level, after)
+    return Found("password", quote.start, quote.start, until) if good else None
+
+
+assert AHEAD > _SEEN + LOOK

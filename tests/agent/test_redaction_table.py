@@ -1,0 +1,208 @@
+"""The tables of the rules hold what they say, and few of many made-up secrets come out."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import sysconfig
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from stream.redaction import Redactor
+from stream.redaction.contexts import Context, contexts
+from stream.redaction.keys import Key, keys
+from tests.agent.seeded import CHANNELS, filled, secrets, written
+
+ROWS: list[Key | Context] = [*keys(), *contexts()]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind} {row.example[:24]!r}")
+def test_the_example_of_a_row_is_found_and_its_counter_example_is_not(row: Key | Context) -> None:
+    for seed in range(3):
+        rng = random.Random(seed)
+        example, counter = filled(row.example, rng), filled(row.counter, rng)
+        redactor = Redactor({})
+        assert f"[redacted:{row.kind}:1]" in redactor.text(f"see {example}\n"), example
+        assert Redactor({}).text(f"see {counter}\n") == f"see {counter}\n"
+
+
+def test_the_kinds_of_the_tables_are_on_the_page() -> None:
+    page = (Path(__file__).parents[2] / "schema" / "README.md").read_text()
+    assert [row.kind for row in ROWS if f"`{row.kind}`" not in page] == []
+
+
+def stays(secret: str, shown: list[str], output: str) -> bool:
+    return any(form in output for form in shown) or (len(secret) > 15 and secret[-10:] in output)
+
+
+def test_of_secrets_of_many_kinds_in_many_places_less_than_three_in_a_hundred_stay() -> None:
+    all_, left = 0, []
+    for secret, channel, text, shown in written(seed=12):
+        all_ += 1
+        if stays(secret.value, shown, Redactor({}).text(f"first\n{text}\nlast\n")):
+            left.append((secret.kind, channel))
+    assert len(list(secrets(12))) >= 90
+    assert len(CHANNELS) >= 17
+    assert all_ >= 1500
+    assert len(left) < 0.03 * all_, Counter(left)
+    most = Counter(kind for kind, _ in left).most_common(1)
+    assert not most or most[0][1] <= 3, left  # no kind is blind
+
+
+def test_they_do_not_come_out_of_a_stream_cut_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(3)
+    chosen = rng.sample(list(written(seed=13)), 60)
+    data = "".join(
+        f"{text}\n" + "a line\n" * rng.randrange(40) for _, _, text, _ in chosen
+    ).encode()
+    whole = Redactor({}).bytes(data)
+    monkeypatch.setattr("stream.redaction.scan.STEP", 1)
+    stream_ = Redactor({}).stream()
+    edges = sorted(rng.sample(range(len(data)), 120))
+    pieces = [data[a:b] for a, b in zip([0, *edges], [*edges, len(data)], strict=True)]
+    assert b"".join([*map(stream_.feed, pieces), stream_.finish()]) == whole
+
+
+def test_a_long_table_is_read_to_its_end_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(4)
+    values = [filled("<14>", rng) for _ in range(400)]
+    rows = "".join(f"{n},user{n},{value},x\n" for n, value in enumerate(values))
+    text = f"id,user,password,note\n{rows}\nid and user, a line\n".encode()
+    whole = Redactor({}).bytes(text)
+    assert whole.count(b"[redacted:password:") == 400
+    assert whole.endswith(b"\nid and user, a line\n")
+    monkeypatch.setattr("stream.redaction.scan.STEP", 1)
+    stream_ = Redactor({}).stream()
+    cut = [stream_.feed(text[at : at + 97]) for at in range(0, len(text), 97)]
+    assert b"".join([*cut, stream_.finish()]) == whole
+
+
+TABLES = {
+    "tabs": "user\tpassword\nme\t{}\n",
+    "bars": "| user | password |\n|------|----------|\n| me | {} |\n",
+    "psql": " user | password \n------+----------\n me   | {} \n",
+    "blanks": "USER    PASSWORD          ROLE\nme      {}    admin\n",
+    "quoted": '"user","password"\n"me","{}"\n',
+    "in json": '{{"content":"user,password\\nme,{}\\n"}}\n',
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_column_by_its_heading(table: str) -> None:
+    value = filled("<14>", random.Random(table))
+    output = Redactor({}).text(TABLES[table].format(value))
+    assert output == TABLES[table].format("[redacted:password:1]")
+
+
+def test_a_secret_of_kubernetes_and_nothing_else_of_its_document() -> None:
+    value = base64.b64encode(b"postgres://x").decode()
+    text = (
+        "items:\n- apiVersion: v1\n  data:\n    one: {0}\n    two: {0}\n  kind: {1}\n"
+        "  metadata:\n    name: example\n"
+    )
+    secret = text.format(value, "Secret")
+    shown = Redactor({}).text(secret)
+    assert shown == text.format("[redacted:kubernetes:1]", "Secret")
+    assert Redactor({}).text(json.dumps(secret)) == json.dumps(shown)
+    other = text.format("plain text", "ConfigMap")
+    assert Redactor({}).text(other) == other
+    as_json = {"kind": "Secret", "data": {"a.b": value, "c": "aGVsbG8="}, "type": "Opaque"}
+    output = json.loads(Redactor({}).text(json.dumps(as_json)))
+    assert output["data"] == {"a.b": "[redacted:kubernetes:1]", "c": "[redacted:kubernetes:2]"}
+    assert output["type"] == "Opaque"
+
+
+BASIC = base64.b64encode(b"me:pw123456").decode()
+STAYED = {  # what is written, with {} for the secret, and the secret
+    "base64 that ends like a type": ("password: {}\n", "c2VjcmV0LXZhbHVlLTEyMzQ="),
+    "an option and letters": ("mycli --password {} run\n", "orbitvelvet"),
+    "behind a >": ("Authorization: Bearer {}\n", "TuMf8kQz2>tail9xWv3"),
+    "a quote inside": ('DB_PASSWORD={}\n', "ab'cd\"efgh12"),
+    "name and value": ('{{"name": "DB_PASSWORD", "value": "{}"}}\n', "ab12cd34efgh"),
+    "env of kubernetes": ("- name: API_TOKEN\n  value: {}\n", "ab12cd34efgh"),
+    "plist": ("<key>password</key>\n<string>{}</string>\n", "orbit velvet"),
+    "docker": ('{{"auths": {{"x": {{"auth": "{}"}}}}}}\n', BASIC),
+    "npmrc": ("//registry.example.org/:_auth={}\n", BASIC),
+    "a slash in a url": ("postgres://me:{}@db/x\n", "ab/cd+ef12"),
+    "all bytes percent-encoded": (
+        "q={}\n", "".join(f"%{byte:02X}" for byte in f"gl{'pat-'}{'aB3' * 7}".encode()),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STAYED)
+def test_what_stayed_once_does_not(name: str) -> None:
+    text, secret = STAYED[name]
+    output = Redactor({}).text(text.format(secret))
+    assert secret not in output
+    assert secret[-5:] not in output
+    assert "[redacted:" in output
+
+
+PLACEHOLDERS = [
+    *("password: ${DB_PASSWORD}", "password: $DB_PASSWORD", "password=$(cat file)"),
+    *('password: "{{ vault.password }}"', "password: <your-password>", "password=%s"),
+    "password: %PWD%",
+    *("--password PASSWORD    the password to use", "use --password to set it", "--token or --key"),
+    *("  --password string   the password", "login(user, password, role)", "user, password = pair"),
+    *("the password is required", "identified by name", "IDENTIFIED BY <password>"),
+    *("from x import (\n    user, password,\n    a_name, b_name,\n)", "password: required"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", PLACEHOLDERS)
+def test_what_only_speaks_of_a_secret_stays(text: str) -> None:
+    assert Redactor({}).text(f"{text}\n") == f"{text}\n"
+
+
+def ordinary(rng: random.Random) -> str:
+    """Lines of logs with hashes, ids and the words that rules look for."""
+    number = rng.randbytes
+    return rng.choice(
+        [
+            f"INFO request_id={uuid.UUID(bytes=number(16))} status=200 key=user:{rng.random()}",
+            f"{number(32).hex()}  dist/a-{rng.random()}.tar.gz",
+            f'{{"trace_id": "{number(16).hex()}", "level": "warn"}}',
+            f"commit {number(20).hex()}",
+            f'"integrity": "sha512-{base64.b64encode(number(64)).decode()}",',
+            f'GET /a%20b/{number(4).hex()}?q=hello%20world&sort=name%2Cdate "{number(8).hex()}"',
+            f"auth: password accepted for user1, token issued, session {number(6).hex()} expires",
+            base64.b64encode(number(57)).decode(),
+            f"{rng.random()},alice,{uuid.UUID(bytes=number(16))},{rng.random()}",
+        ]
+    )
+
+
+def test_ordinary_logs_and_sources_stay_as_they_are() -> None:
+    rng = random.Random(9)
+    lines = "\n".join(ordinary(rng) for _ in range(6000)).encode()
+    assert Redactor({}).bytes(lines) == lines
+    library = Path(sysconfig.get_paths()["stdlib"])
+    found = 0
+    for name in ("argparse", "asyncio/sslproto", "http/client", "netrc", "getpass", "urllib/parse"):
+        found += Redactor({}).bytes((library / f"{name}.py").read_bytes()).count(b"[redacted:")
+    assert found == 0
+
+
+def test_how_many_were_replaced_is_said_by_kind() -> None:
+    redactor = Redactor({})
+    assert redactor.replaced() == {}
+    one, two = (filled("gl" + "pat-<20>", random.Random(n)) for n in range(2))
+    redactor.text(f"{one} {two} {one} password: hunter2hunter2\n")
+    assert redactor.replaced() == {"gitlab": 2, "password": 1}
+
+
+@pytest.mark.parametrize(
+    "unit", ["password=/" + "a" * 90 + "! ", "a,password\n", "%41%42", "secret: " + "a" * 99 + "! "]
+)
+def test_no_rule_takes_forever(unit: str) -> None:
+    import time
+
+    data = (unit * (1 << 17))[: 1 << 17].encode()
+    start = time.process_time()
+    Redactor({}).bytes(data)
+    assert time.process_time() - start < 10
