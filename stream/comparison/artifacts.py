@@ -29,6 +29,8 @@ from stream.archive.reading import Part, Start, ahead, contents_of, parts_of
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine, contract_of, explain
 from stream.enclosure import Digests, Unfit, kind_of
 from stream.errors import InputError, os_reason
+from stream.records.kernel import ACCEPT
+from stream.records.kernel import kind_of as name_of_kind
 from stream.records.run import EVENTS_FILE, MANIFEST_FILE, Manifest
 from stream.records.runner import (
     COMPANION_FILE,
@@ -59,6 +61,10 @@ _TOO_LARGE = f"an artifact above the limit of {MOST_ARTIFACT} bytes"
 
 
 _PID = re.compile(rb'"pid":\s*([0-9]{1,10})[,}]')
+_CAME = name_of_kind(ACCEPT).encode()
+_PEER = re.compile(
+    rb'"kind":\s*"(connect|connect_blocked|sendto|sendmsg|%b)",\s*"value":\s*"([^"]*)"' % _CAME
+)
 _PREPARED, _FIRST_EVENTS = "workspace_prepared", 2
 
 
@@ -115,16 +121,21 @@ def has_any(path: str, names: Collection[str]) -> bool:
         return any(isinstance(part, Start) and part.name in names for part in parts)
 
 
-def processes_of(path: str, asked: Collection[int]) -> set[int]:
-    """Of some numbers, those that processes of the run had, by its kernel layer."""
-    found: set[int] = set()
-    for line in read_lines(path, KERNEL_FILE):
+def proofs_of(
+    path: str, numbers: Collection[int], endpoints: Collection[str]
+) -> tuple[set[int], set[str]]:
+    """By its kernel layer: of some numbers those that processes of the run had, and of some
+    endpoints those of who came to it, to which it never went."""
+    processes: set[int] = set()
+    came, went = set[str](), set[str]()
+    for line in read_lines(path, KERNEL_FILE) if numbers or endpoints else ():
         told = _PID.search(line)
-        if told is not None and (number := int(told[1])) in asked:
-            found.add(number)
-            if len(found) == len(asked):
-                break
-    return found
+        if told is not None and (number := int(told[1])) in numbers:
+            processes.add(number)
+        peer = _PEER.search(line) if endpoints else None
+        if peer is not None and (endpoint := peer[2].decode(errors="replace")) in endpoints:
+            (came if peer[1] == _CAME else went).add(endpoint)
+    return processes, came - went
 
 
 def folders_of(events: bytes) -> tuple[str, str]:

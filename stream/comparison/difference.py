@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, Literal
 
 from stream.comparison.names import RUN_FOLDER
-from stream.comparison.side import EXECS, PATHS, Evidence, knows_programs
+from stream.comparison.side import ENDPOINTS, EXECS, PATHS, Evidence, knows_programs
 from stream.errors import visible
 from stream.evidence.health import degraded
 from stream.records.runner import HEALTH_FILE, SURFACE_SETS, CapabilityDiff, Changes
@@ -47,14 +47,13 @@ _UNBOUND = {
     "kernel_events_in_overlapping_windows",
     "kernel_events_after_call",
 }
-_ENDPOINTS = "network_endpoints"
 #: By how such a field begins: of which sets nobody knows all then. A feed that had no control group
 #: to compare with followed every process of the tree, and is not blind.
 _BLIND = {
-    **dict.fromkeys(("kernel_layer=", "ringbuf_drops="), (PATHS, _ENDPOINTS, EXECS)),
-    **dict.fromkeys(("cgroup_correlation=partial", "unnamed_"), (PATHS, _ENDPOINTS, EXECS)),
-    "io_uring=": (PATHS, _ENDPOINTS),
-    "network_protocol_coverage=": (_ENDPOINTS,),
+    **dict.fromkeys(("kernel_layer=", "ringbuf_drops="), (PATHS, ENDPOINTS, EXECS)),
+    **dict.fromkeys(("cgroup_correlation=partial", "unnamed_"), (PATHS, ENDPOINTS, EXECS)),
+    "io_uring=": (PATHS, ENDPOINTS),
+    "network_protocol_coverage=": (ENDPOINTS,),
 }
 _SCOPE = {
     "projection": "surface_set",

@@ -19,7 +19,8 @@ RUN_FOLDER = "(run)"
 #: What the run did to a path, besides reading it: it was the first to use the name, and moved the
 #: file to another; it was the first; it gave the name, or took it away; it changed what is there.
 Proof = Literal["moved", "first", "made", "changed"]
-Processes = Callable[[Collection[int]], Collection[int]]
+#: Of some numbers those of processes of the run, and of some endpoints those of who came to it.
+Proofs = Callable[[Collection[int], Collection[str]], tuple[Collection[int], Collection[str]]]
 
 _FIRST = {"mkdir", "exclusive"}
 _MADE = {
@@ -34,6 +35,7 @@ _YEARS = range(1900, 2100)  #: such a number is rather a year than a process
 _LEAST = 100  #: and smaller ones are in too many names
 _PORTS = range(32768, 61000)  #: those that the kernel gives to who asks for any
 _LOCAL = re.compile(r"(?:127\.\d+\.\d+\.\d+|\[::1\]):(\d+)\Z")
+_ENDPOINT = re.compile(r"(.+):(\d+)\Z")
 _TEMPORARY = re.compile(r"(?<=\.tmp\.)([0-9]+)\.[0-9a-f]{6,32}\Z")
 _PIECES = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 _WORD = 4  #: letters that may be one
@@ -163,14 +165,27 @@ class Names:
         self._workspace = workspace or None
         self._own = [*_own_names(run_id, folder)]
         self._processes: Collection[int] = ()
-        ports = (int(found[1]) for one in endpoints if (found := _LOCAL.match(one)))
+        self._callers: Collection[str] = ()
+        self._endpoints = [*endpoints]
+        ports = (int(found[1]) for one in self._endpoints if (found := _LOCAL.match(one)))
         self._ports = {port for port in ports if port in _PORTS}
 
-    def prove(self, paths: Iterable[str], processes: Processes) -> None:
-        """`processes`: of some numbers, those that processes of the run had."""
+    def prove(self, paths: Iterable[str], proofs: Proofs) -> None:
         telling = filter(self._may_tell, paths)
         asked = {int(number) for path in telling for number in _NUMBER.findall(path)}
-        self._processes = processes(asked) if asked else ()
+        found = ((one, _ENDPOINT.match(one)) for one in self._endpoints)
+        callers = {one for one, parts in found if parts and int(parts[2]) in _PORTS}
+        self._processes, self._callers = proofs(asked, callers) if asked or callers else ((), ())
+
+    @property
+    def endpoints(self) -> set[str]:
+        """Who comes to a run has a port that its kernel gave it, as good as any other."""
+        found = set()
+        for one in self._endpoints:
+            is_caller = one in self._callers
+            self.used.update(["port"] if is_caller else [])
+            found.add(f"{one.rpartition(':')[0]}:(port)" if is_caller else one)
+        return found
 
     def values(self, paths: Iterable[str]) -> set[str]:
         found = set()

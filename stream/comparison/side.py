@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -20,10 +21,10 @@ from stream.comparison.artifacts import (
     TOLD,
     DamagedError,
     folders_of,
-    processes_of,
+    proofs_of,
     read_artifacts,
 )
-from stream.comparison.names import Names, Processes
+from stream.comparison.names import Names, Proofs
 from stream.errors import InputError
 from stream.evidence.calls import TOOL_EVENTS
 from stream.evidence.consistency import report_faults, witness_faults
@@ -42,7 +43,7 @@ from stream.records.runner import (
     ObservationHealth,
 )
 
-PATHS, EXECS = "filesystem_paths", "process_execs"
+PATHS, EXECS, ENDPOINTS = "filesystem_paths", "process_execs", "network_endpoints"
 _MOST_FAULTS = 10  #: that are named
 _OF_A_RUN = (WORKSPACE, HOME)  #: folders of a run that an agent works with
 ArtifactT = TypeVar("ArtifactT", ObservationHealth, CapabilitySurface, CorrelationReport, Companion)
@@ -81,13 +82,13 @@ def read_evidence(path: str) -> Evidence:
         return Evidence(problems=[str(error)])
     if not found.keys() & ARTIFACTS.keys():
         raise InputError(f"{path}: there is no evidence: no {', no '.join(ARTIFACTS)}")
-    return evidence_of(found, lambda asked: processes_of(path, asked))
+    return evidence_of(found, partial(proofs_of, path))
 
 
 def evidence_of(
-    artifacts: Mapping[str, bytes], processes: Processes = lambda asked: ()
+    artifacts: Mapping[str, bytes], proofs: Proofs = lambda numbers, endpoints: ((), ())
 ) -> Evidence:
-    """`processes`: of some numbers, those that processes of the run had."""
+    """`proofs`: what the kernel layer says of names that are in the artifacts."""
     problems: list[str] = []
 
     def artifact(name: str, form: type[ArtifactT]) -> ArtifactT | None:
@@ -118,13 +119,11 @@ def evidence_of(
     evidence.problems = problems
     evidence.doubt = next(_doubts(evidence), "")
     if evidence.surface is not None and not problems:
-        _name(evidence, evidence.surface, workspace, processes)
+        _name(evidence, evidence.surface, workspace, proofs)
     return evidence
 
 
-def _name(
-    evidence: Evidence, surface: CapabilitySurface, workspace: str, processes: Processes
-) -> None:
+def _name(evidence: Evidence, surface: CapabilitySurface, workspace: str, proofs: Proofs) -> None:
     """Where nobody tells which folder the agent worked in, no name but the run's own is replaced:
     a file there is named by who asked for it."""
     known = evidence.companion if workspace else None
@@ -136,10 +135,11 @@ def _name(
         ways=None if known is None else known.paths,
         endpoints=surface.network_endpoints,
     )
-    names.prove([*surface.filesystem_paths, *surface.process_execs], processes)
+    names.prove([*surface.filesystem_paths, *surface.process_execs], proofs)
     evidence.values = {name: getattr(surface, name) for name in SURFACE_SETS}
     for name in (PATHS, EXECS):
         evidence.values[name] = sorted(names.values(evidence.values[name]), key=os.fsencode)
+    evidence.values[ENDPOINTS] = sorted(names.endpoints)
     evidence.renamed = dict(sorted(names.used.items()))
     if evidence.companion is not None and knows_programs(evidence):
         ran, found = evidence.companion.programs, dict[str, set[str]]()

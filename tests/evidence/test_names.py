@@ -33,7 +33,7 @@ def names(ways: dict[str, list[str]], processes: Collection[int] = (), **more: A
         "workspace": WORKSPACE,
     }
     found = Names(**{**known, "ways": ways, **more})
-    found.prove(ways, lambda asked: set(processes) & set(asked))
+    found.prove(ways, lambda asked, endpoints: (set(processes) & set(asked), ()))
     return found
 
 
@@ -55,7 +55,7 @@ def recorded(line: bytes, **more: Any) -> tuple[Names, set[str]]:
         ways=ways,
     )
     values = [*ways, *run["execs"]]
-    found.prove(values, lambda asked: set(run["processes"]) & set(asked))
+    found.prove(values, lambda asked, endpoints: (set(run["processes"]) & set(asked), ()))
     return found, found.values(values)
 
 
