@@ -40,6 +40,7 @@ from stream.records.run import (
     RunMetadata,
     RunSummary,
 )
+from stream.stages.course import lost_of
 from stream.stages.invariants import event_in
 from stream.stages.rules import RULES
 from stream.stages.shape import name_of
@@ -178,8 +179,7 @@ def _tell(told: Told, line: bytes, number: int) -> None:
 
 
 def _is_lossy(artifact: dict[str, Any]) -> bool:
-    lost = _get(artifact, "metadata", "lost_bytes")
-    return type(lost) is int and lost > 0
+    return lost_of(_get(artifact, "metadata", "lost_bytes")) > 0
 
 
 def _mention_findings(mention: Mention, digests: Digests, root: Path) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from stream.errors import visible
 from stream.records import decision
 from stream.records.decision import CLAUDE_CODE, CONSTRAINTS
 from stream.records.run import Profile
-from stream.stages.course import CONSTANT, PARTS, Facts, Fault, Reference
+from stream.stages.course import CONSTANT, PARTS, Facts, Fault, Reference, lost_of
 from stream.stages.fields import is_like_time, shape_faults, shown
 from stream.stages.reasoning import find_reasoning
 from stream.stages.rules import (
@@ -88,7 +88,7 @@ def references_of(event: dict[str, Any]) -> list[Reference]:
         kind, name, ref = item.get("type"), item.get("id"), item.get("content_ref")
         if isinstance(kind, str) and isinstance(name, str):
             lost = _at(item, "metadata", "lost_bytes")
-            known = lost if type(lost) is int and lost > 0 else 0
+            known = lost_of(lost)
             place = ref if isinstance(ref, str) else None
             found.append(Reference(kind, name, place, known))
     return found

@@ -25,7 +25,7 @@ from stream.records.decision import (
     Status,
 )
 from stream.records.run import Profile
-from stream.stages.course import PARTS, Facts, Reference
+from stream.stages.course import PARTS, Facts, Reference, lost_of
 from stream.stages.reasoning import find_reasoning
 from stream.stages.rules import (
     MOST_EVIDENCE,
@@ -196,15 +196,12 @@ class _Section(Generic[Part, Meaning]):
         self._decode = msgspec.json.Decoder(kind).decode
         self._judge = judge
         self._known: dict[bytes, Meaning | None] = {}
-        self._last = b""  #: the one before: to compare is quicker than to look up
-        self._meaning: Meaning | None = None
+        #: the one before, and what it says: to compare is quicker than to look up
+        self.last: tuple[bytes, Meaning | None] = (b"", None)
 
-    def __call__(self, raw: Raw) -> Meaning | None:
-        data = bytes(raw)
-        if data == self._last:
-            return self._meaning
+    def look_up(self, data: bytes) -> Meaning | None:
         meaning = self._known[data] if data in self._known else self._learn(data)
-        self._last, self._meaning = data, meaning
+        self.last = data, meaning
         return meaning
 
     def _learn(self, data: bytes) -> Meaning | None:
@@ -288,13 +285,26 @@ def decode_good(line: bytes, profile: Profile) -> Facts | None:
         event = _decode(line)
         if not line.isascii():
             line.decode()  # msgspec does not look into the strings that it skips
-        session, judged = _session(event.session), _evaluation(event.evaluation)
-        capture_mode = _provenance(event.prompt_provenance)
-        if _request(event.request) is None or _output(event.model_output) is None:
-            return None
+        last, session = _session.last
+        if (data := bytes(event.session)) != last:
+            session = _session.look_up(data)
+        last, asked = _request.last
+        if (data := bytes(event.request)) != last:
+            asked = _request.look_up(data)
+        last, capture_mode = _provenance.last
+        if (data := bytes(event.prompt_provenance)) != last:
+            capture_mode = _provenance.look_up(data)
+        last, put_out = _output.last
+        if (data := bytes(event.model_output)) != last:
+            put_out = _output.look_up(data)
+        last, judged = _evaluation.last
+        if (data := bytes(event.evaluation)) != last:
+            judged = _evaluation.look_up(data)
     except DECODE_ERRORS:
         return None
-    if session is None or judged is None or capture_mode is None:
+    if session is None or asked is None or capture_mode is None or put_out is None:
+        return None
+    if judged is None:
         return None
     action, at = event.agent_action, event.timestamp
     if at.tzinfo is not UTC or (profile == "poc" and session.agent_id != CLAUDE_CODE):
@@ -321,8 +331,7 @@ def decode_good(line: bytes, profile: Profile) -> Facts | None:
         metadata = item.metadata
         if is_plain and metadata and find_prompt(metadata, ""):
             return None
-        lost = metadata.get("lost_bytes", 0)
-        known = lost if type(lost) is int and lost > 0 else 0
+        known = lost_of(metadata["lost_bytes"]) if "lost_bytes" in metadata else 0
         references.append(Reference(item.type, item.id, item.content_ref, known))
     if judged.needs_artifact and not any(one.type in SOURCES for one in references):
         return None

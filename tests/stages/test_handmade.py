@@ -21,12 +21,16 @@ from stream.stages.invariants import Invariants
 from stream.stages.validate import Validate
 from tests.archive.samples import recorded, sealed, written
 from tests.stages.handmade import made, rows
+from tests.stages.runs import encoded, good_run
 from tests.stages.samples import lines, record, recorder, run_stage
 
 OBJECTS = rows("boundary-objects.ndjson")
 IN_FORCE = Boundaries([recorder().descriptor], known_catalogs())
 SCHEMA = jsonschema_rs.validator_for(
     json.loads((BUNDLE / "schema" / "boundary_object_schema.json").read_text())
+)
+EVENT = jsonschema_rs.validator_for(
+    json.loads((BUNDLE / "schema" / "decision_event.schema.json").read_text())
 )
 
 
@@ -48,6 +52,31 @@ def test_a_boundary_object(row: dict[str, Any]) -> None:
     else:
         ((_, _, path),) = found(said)
         assert path == row["path"]
+
+
+EVENTS = rows("decision-events.ndjson")
+
+
+@pytest.mark.parametrize("row", EVENTS, ids=lambda row: row["what"].replace(" ", "_"))
+def test_an_event(row: dict[str, Any]) -> None:
+    run = good_run()
+    at = row["event"] - 1
+    line = made(row, run[at])
+    _, said = run_stage(Validate(IN_FORCE, is_last=True), [lines(line)])
+    batch = [*encoded(run[:at]), line, *encoded(run[at + 1 :])]
+    _, beside = run_stage(Invariants("agents", is_alone=True, source="in"), [lines(*batch)])
+    of_line = [
+        f for f in beside
+        if isinstance(f, Finding) and (f.line, f.severity) == (row["event"], "error")
+    ]  # fmt: skip
+    own = [f for f in of_line if not f.rule.startswith("run.")]  # those of several are not here
+    if row["rule"] is None:
+        assert found(said) == found(own) == []
+    else:
+        assert {f.rule for f in own} == {row["rule"]}
+        assert found(said) == found(own)[:1]
+    if row["rule"] not in ("line.duplicate_key", "evaluation.told", "timestamp"):
+        assert EVENT.is_valid(json.loads(line)) == (row["rule"] is None)
 
 
 def test_in_an_archive(tmp_path: Path) -> None:

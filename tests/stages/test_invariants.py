@@ -181,6 +181,7 @@ CASES: list[tuple[str, Change]] = [
     ("run.incomplete", lambda run: [*encoded(run[:3]), TornLine(GOOD[3][:700])]),
     ("run.incomplete", lambda run: [TornLine(GOOD[0][:70])]),
     ("run.incomplete", _lost),
+    ("run.incomplete", put(f"{_ARTIFACT}.metadata.lost_bytes", 7.0)),
     ("run.missing", _without(8)),
     ("run.twice", _again),
     ("run.order", _moved),
