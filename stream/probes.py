@@ -170,7 +170,7 @@ def staged(folder: Path, workspace: Path) -> Iterator[Staging]:
     both are gone afterwards. Inside a sandbox there may be no place for the private one: the
     probes can do without."""
     tree, root = tree_of(folder), None
-    with _helpers_in(tree):
+    with helpers_in(tree):
         with suppress(OutputError):
             root = make_root(workspace)
         try:
@@ -188,7 +188,7 @@ def staged(folder: Path, workspace: Path) -> Iterator[Staging]:
 
 
 @contextmanager
-def _helpers_in(tree: Path) -> Iterator[None]:
+def helpers_in(tree: Path) -> Iterator[None]:
     """A tree that has no bin is lent one, by all runs that need it at a time together: the last
     of them takes it away. Raises InputError where that cannot be done."""
     lock = None

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from stream.document import BUNDLE
+from stream.probes import helpers_in
+
 settings.register_profile("default", deadline=None, derandomize=True)
 settings.load_profile("default")
 
@@ -27,6 +30,14 @@ _TRIO = pytest.param(("trio", {}), id="trio")
 @pytest.fixture(params=[_ASYNCIO, _TRIO])
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     return request.param
+
+
+@pytest.fixture(scope="session", autouse=True)
+def helpers_of_the_checkout() -> Iterator[None]:
+    """The bundled probes have their helpers, also in sandboxes that can write nothing: a wheel
+    has them beside the probes, and a checkout is lent them for as long as something runs."""
+    with helpers_in(BUNDLE):
+        yield
 
 
 @pytest.fixture
