@@ -17,8 +17,8 @@ from stream.records.change import FileState, FsChange, exact_name
 from stream.workspace.claims import path_of, read_changes, read_events, read_metadata
 from stream.workspace.descent import FILE, FOLDER, entries
 from stream.workspace.fitness import means_git
+from stream.workspace.holes import end, filled, pieces_of, put
 from stream.workspace.snapshot import kind_of
-from stream.workspace.store import CHUNK
 
 _TEMPORARY = b".stream-apply-"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -169,10 +169,13 @@ def _digest(fd: int, copy: int | None) -> str:
     from hashlib import sha256
 
     hashed = sha256()
-    while chunk := os.read(fd, CHUNK):
-        hashed.update(chunk)
-        while copy is not None and chunk:
-            chunk = chunk[os.write(copy, chunk) :]
+    for piece in pieces_of(fd, os.fstat(fd)):
+        if copy is not None:
+            put(copy, piece)
+        for chunk in filled((piece,)):
+            hashed.update(chunk)
+    if copy is not None:
+        end(copy)
     return hashed.hexdigest()
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +13,7 @@ from msgspec import Struct
 
 from stream.errors import InputError, os_reason
 from stream.workspace.descent import FILE, Descent, Entry, entries, identity_of, visit
+from stream.workspace.holes import Piece, filled, holds_more, pieces_of
 from stream.workspace.links import goes_round
 from stream.workspace.snapshot import (
     LARGEST,
@@ -27,7 +27,7 @@ from stream.workspace.snapshot import (
     kind_of,
     pack,
 )
-from stream.workspace.store import CHUNK, Cancelled, IsCancelled, Store, never
+from stream.workspace.store import Cancelled, IsCancelled, Store, never
 
 #: A clock of files may tick as slowly as this: a file can change and keep its ctime.
 TICK = 20_000_000  #: ns
@@ -227,40 +227,34 @@ class _Finder:
         if not stat.S_ISREG(status.st_mode):
             raise OSError("it is something else by now")
         state.mode, state.size, state.ctime = status.st_mode, status.st_size, status.st_ctime_ns
-        if state.size > LARGEST:
+        if record and self._holds(record, self._pieces(fd, status), state.size):
+            state.place = record.place
+        elif holds_more(fd, status, LARGEST) or (record and self._before.digest(record.place)):
             from hashlib import sha256
 
             hashed = sha256()
-            for chunk in self._chunks(fd, state.size):
+            for chunk in filled(self._pieces(fd, status)):
                 hashed.update(chunk)
             state.digest = hashed.digest()
-        elif record and self._holds(record, self._chunks(fd, state.size), state.size):
-            state.place = record.place
         else:
-            os.lseek(fd, 0, os.SEEK_SET)
             place = self._store.end
-            for chunk in self._chunks(fd, state.size):
-                self._store.add(chunk)
+            for piece in self._pieces(fd, status):
+                self._store.add(piece)
             state.size, state.place = self._store.end - place, place
         if os.fstat(fd).st_mtime_ns != status.st_mtime_ns or state.size != status.st_size:
             self._doubt(name, "unsteady")
 
-    def _chunks(self, fd: int, size: int) -> Iterator[bytes]:
-        while size:
-            chunk = os.read(fd, min(size, CHUNK))
-            if not chunk:
-                return
-            yield chunk
-            size -= len(chunk)
+    def _pieces(self, fd: int, status: os.stat_result) -> Iterator[Piece]:
+        for piece in pieces_of(fd, status):
+            yield piece
             if self._is_cancelled():
                 raise Cancelled
 
-    def _holds(self, record: Record, chunks: Iterable[bytes], size: int) -> bool:
+    def _holds(self, record: Record, found: Iterable[Piece], size: int) -> bool:
         """Whether the content before was this."""
         if record.size != size or record.place < 0:
             return False
-        kept = self._store.read(record.place, size)
-        return all(one == other for one, other in zip_longest(kept, chunks))
+        return self._store.holds(record.place, size, found)
 
     def _state_of(self, was: Record | Folder | None) -> State | None:
         if was is None:

@@ -13,7 +13,7 @@ from typing import Self
 
 from stream.errors import OutputError, os_reason
 from stream.workspace.descent import Descent, entries, visit
-from stream.workspace.store import CHUNK
+from stream.workspace.holes import CHUNK, Piece, end, is_sparse, put
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CLONE = 0x40049409  #: FICLONE of Linux
@@ -109,19 +109,19 @@ class Copy:
             self._can_clone = False  # another file will fare no better
         return self._can_clone
 
-    def write(self, data: bytes) -> None:
+    def write(self, piece: Piece) -> None:
         if self._is_clone:
             return
         try:
-            done = os.write(self._file, data)
-            while done < len(data):
-                done += os.write(self._file, data[done:])
+            put(self._file, piece)
         except OSError as error:
             raise self._failure(error, self._name) from None
 
     def close(self, source: os.stat_result) -> os.stat_result:
         """The status that the copy has from now on."""
         try:
+            if is_sparse(source) and not self._is_clone:
+                end(self._file)
             os.utime(self._file, ns=(source.st_atime_ns, source.st_mtime_ns))
             status = os.fstat(self._file)
             if status.st_mode != source.st_mode:  # the umask; or bits that a write takes away

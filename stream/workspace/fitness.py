@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from stream.records.change import Reason
 from stream.workspace.changes import Change, State
+from stream.workspace.snapshot import LARGEST
 
 _LONGEST = 4_000  #: bytes; git opens whole paths, and a system takes 4,096 at most
 _INSIDE_GIT = rb"(?i)(?:^|/)\.git(?:/|\Z)"
@@ -60,8 +61,8 @@ def _own(change: Change, path: bytes) -> Reason | None:
     for state in states:
         if state.kind in ("fifo", "socket", "device"):
             return "special-file"
-        if state.kind != "dir" and not state.is_kept:
-            return "too-large" if state.digest else "unreadable"
+        if state.kind != "dir" and (not state.is_kept or state.size > LARGEST):
+            return "too-large" if state.is_kept or state.digest else "unreadable"
     before, after = change.before, change.after
     if not (is_leaf(before) or is_leaf(after)):
         return "mode-bits" if before and after else "folder"

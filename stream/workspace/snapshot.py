@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from stream.workspace.descent import Entry
 
-LARGEST = 128 << 20  #: bytes; of a larger file the digest is kept, not the content
+LARGEST = 128 << 20  #: bytes, holes aside; of a larger file the digest is kept, not the content
 
 Kind = Literal["file", "dir", "symlink", "fifo", "socket", "device"]
 _KINDS: dict[int, Kind] = {

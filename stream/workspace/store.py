@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from stream.errors import OutputError, os_reason
+from stream.workspace.holes import CHUNK, Piece, filled, pieces
 
-CHUNK = 1 << 20  #: bytes that are read or written at once
 _PARTS = 1000  #: a write takes 1,024 at most
 
 IsCancelled = Callable[[], bool]
@@ -65,7 +65,11 @@ class Store:
         """Where the next content will begin."""
         return self._written + self._waiting
 
-    def add(self, data: bytes) -> None:
+    def add(self, data: Piece) -> None:
+        if isinstance(data, int):
+            self._flush()
+            self._end_at(self._written + data)
+            return
         self._parts.append(data)
         self._waiting += len(data)
         if self._waiting >= CHUNK or len(self._parts) >= _PARTS:
@@ -74,19 +78,35 @@ class Store:
     def forget(self, end: int) -> None:
         """Everything from there on."""
         self._flush()
-        self._written = end
-        os.ftruncate(self._fd, end)
+        self._end_at(end)
 
     def read(self, offset: int, size: int) -> Iterator[bytes]:
         """In chunks: a content may be larger than what should be in memory."""
         self._flush()
-        while size:
-            data = os.pread(self._fd, min(size, CHUNK), offset)
-            if not data:
-                raise OutputError(f"{self._folder}: what was kept there has become shorter")
-            yield data
-            offset += len(data)
-            size -= len(data)
+        if os.fstat(self._fd).st_size < offset + size:
+            raise OutputError(f"{self._folder}: what was kept there has become shorter")
+        yield from filled(pieces(self._fd, offset, offset + size))
+
+    def holds(self, offset: int, size: int, found: Iterable[Piece]) -> bool:
+        """Whether a content that is kept is made of these pieces, wherever its own holes are."""
+        self._flush()
+        place = offset
+        for piece in found:
+            begin = place
+            place += piece if isinstance(piece, int) else len(piece)
+            if isinstance(piece, bytes):
+                if os.pread(self._fd, len(piece), begin) != piece:
+                    return False
+            elif any(map(_is_data, pieces(self._fd, begin, place))):
+                return False
+        return place == offset + size
+
+    def _end_at(self, end: int) -> None:
+        try:
+            os.ftruncate(self._fd, end)
+        except OSError as error:
+            raise OutputError(f"{self._folder}: {os_reason(error)}") from None
+        self._written = end
 
     def _flush(self) -> None:
         parts, self._parts = self._parts, []
@@ -99,3 +119,7 @@ class Store:
             raise OutputError(f"{self._folder}: {os_reason(error)}") from None
         self._written += self._waiting
         self._waiting = 0
+
+
+def _is_data(piece: Piece) -> bool:
+    return isinstance(piece, bytes) and piece != bytes(len(piece))

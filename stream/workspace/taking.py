@@ -12,6 +12,7 @@ from pathlib import Path
 from stream.errors import InputError, os_reason
 from stream.workspace.copying import Copy
 from stream.workspace.descent import FILE, Descent, Entry, entries, identity_of, visit
+from stream.workspace.holes import filled, holds_more, pieces_of
 from stream.workspace.snapshot import (
     LARGEST,
     NOWHERE,
@@ -21,7 +22,7 @@ from stream.workspace.snapshot import (
     Snapshot,
     kind_of,
 )
-from stream.workspace.store import CHUNK, Cancelled, IsCancelled, Store, never
+from stream.workspace.store import Cancelled, IsCancelled, Store, never
 
 _TRIES = 2  #: of a file that changes while it is read
 _OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  #: a failure that says nothing about the file
@@ -214,24 +215,21 @@ class _Taker:
 
     def _read(self, fd: int, name: bytes, status: os.stat_result) -> tuple[os.stat_result, int]:
         """What is kept and what is copied is the same bytes, whoever writes meanwhile."""
-        place, left, hashed = self._store.end, status.st_size, None
-        if left > LARGEST:
+        place, hashed = self._store.end, None
+        if holds_more(fd, status, LARGEST):
             from hashlib import sha256
 
             hashed = sha256()
         if self._copy:
             fd = self._copy.open(name, status, fd)
-        while left:
-            data = os.read(fd, min(left, CHUNK))
-            if not data:
-                break
-            left -= len(data)
+        for piece in pieces_of(fd, status):
             if self._copy:
-                self._copy.write(data)
+                self._copy.write(piece)
             if hashed:
-                hashed.update(data)
+                for data in filled((piece,)):
+                    hashed.update(data)
             else:
-                self._store.add(data)
+                self._store.add(piece)
             if self._is_cancelled():
                 raise Cancelled
         if self._copy:

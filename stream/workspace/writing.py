@@ -14,8 +14,10 @@ from stream.files import create
 from stream.records.change import FS_CHANGE, FileState, FsChange, Reason, encode_change, shown_name
 from stream.workspace.changes import TICK, Change, Changes, State
 from stream.workspace.fitness import git_mode, is_leaf, reasons
+from stream.workspace.holes import CHUNK
 from stream.workspace.patching import Shadow
-from stream.workspace.store import CHUNK, Cancelled, IsCancelled, Store, never
+from stream.workspace.snapshot import LARGEST
+from stream.workspace.store import Cancelled, IsCancelled, Store, never
 
 Redact = Callable[[bytes], bytes]
 
@@ -166,6 +168,8 @@ class _Writer:
 
     def _content(self, state: State | None) -> _Content | None:
         if not state or not state.is_kept or not is_leaf(state):
+            return None
+        if self._redact and state.size > LARGEST:
             return None
         if not self._redact:
             return _Content(git_mode(state), state.size, self._store.read(state.place, state.size))

@@ -17,8 +17,9 @@ import pytest
 from stream.errors import InputError, OutputError
 from stream.workspace.changes import find_changes
 from stream.workspace.copying import remove_tree
+from stream.workspace.holes import CHUNK
 from stream.workspace.snapshot import Snapshot, empty_snapshot
-from stream.workspace.store import CHUNK, Cancelled, Store
+from stream.workspace.store import Cancelled, Store
 from stream.workspace.taking import take_copy, take_snapshot
 from tests.workspace.trees import FOLDER, Node, Tree, link, read_tree, text, write_tree
 
