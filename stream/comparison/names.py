@@ -22,9 +22,9 @@ Proof = Literal["moved", "first", "made", "changed"]
 #: Of some numbers those of processes of the run, and of some endpoints those of who came to it.
 Proofs = Callable[[Collection[int], Collection[str]], tuple[Collection[int], Collection[str]]]
 
-_FIRST = {"mkdir", "exclusive"}
+_FIRST = {"mkdir", "exclusive", "bind"}
 _MADE = {
-    *("mkdir", "exclusive", "create", "symlink", "mknod"),
+    *("mkdir", "exclusive", "create", "symlink", "mknod", "bind"),
     *("link", "link_to", "rename", "rename_to"),
 }
 _READS = {"read", "unknown"}

@@ -156,6 +156,12 @@ def test_a_process_is_one_of_the_run(path: str, shown: str) -> None:
     assert named(path, "read", processes={20956, 99, 2024}) == (shown if is_proc else path)
 
 
+def test_a_socket_that_becomes_a_file_is_made() -> None:
+    path = "/tmp/01a1f405-2745-7593-937f-fad64de2a27b.sock"
+    assert named(path, "bind") == "/tmp/(uuid).sock"
+    assert named(path, "read") == path
+
+
 def test_a_port_is_one_of_the_runs_own() -> None:
     ends = ["127.0.0.1:43211", "127.0.0.1:8080", "10.0.0.1:50123", "[::1]:43212"]
     for number, shown in (
