@@ -49,7 +49,8 @@ def check(
     """Hold the events of an agent run against their contract.
 
     Given a run folder, its events are checked, and that its artifacts are there, inside the
-    folder, unchanged and listed, and that its diff applies. Given a file, its lines are the
+    folder, unchanged and listed, that each record of its kernel evidence keeps its contract, and
+    that its diff applies. Given a file, its lines are the
     events of one run. Findings go to stdout as records, and to stderr as sentences.
 
     \b

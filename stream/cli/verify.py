@@ -51,6 +51,7 @@ def verify(
 
     Nothing is trusted: digests, order and form of an archive, the schema and the number of
     every line, that everything is of one run, and that the artifacts say what the layers imply.
+    An archive that another program packed again is a warning, and its content is verified.
     Findings go to stdout as records, and to stderr as sentences.
 
     \b

@@ -117,7 +117,8 @@ def counted(recorded: Recorded) -> dict[str, list[Any]]:
     product's, and for what the agent here does."""
     found, commands = windows(recorded), commands_of(recorded)
     detail = {one["seq"]: one for one in recorded.lines("layers/kernel-ext.ndjson") if "seq" in one}
-    (agent,) = {one["pid"] for one in recorded.lines("layers/markers.ndjson") if "pid" in one}
+    markers = recorded.lines("layers/markers.ndjson")
+    (agent,) = {one["pid"] for one in markers if one["name"].startswith("tool_call")}
     whose: dict[int, str | None] = {}
     own: dict[str, list[Any]] = {call: [] for call in found}
     for seq, event in enumerate(recorded.lines("layers/kernel.ndjson")):
