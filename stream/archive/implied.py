@@ -22,7 +22,7 @@ from stream.archive.header import Fault
 from stream.evidence.calls import TOOL_EVENTS, calls_started
 from stream.evidence.claims import claim_faults
 from stream.evidence.companion import make_companion
-from stream.evidence.consistency import witness_faults
+from stream.evidence.consistency import told_faults, witness_faults
 from stream.evidence.correlation import correlate
 from stream.evidence.health import health_faults, make_health
 from stream.evidence.pieces import Long
@@ -239,7 +239,10 @@ def _reference_faults(gathered: Gathering, documents: Documents) -> Iterator[tup
             for reason in witness_faults(report, health):
                 yield CORRELATION_FILE, Fault("contract.correlation", reason)
     if isinstance(report, CorrelationReport):
-        for reason in (*_call_faults(report, gathered), *_binding_faults(report, gathered)):
+        told = [one.tool_call_id for one in gathered.sdk if one.event_type in TOOL_EVENTS]
+        decided = [one.tool_call_id for one in gathered.policy]
+        calls = told_faults(report, told, decided)
+        for reason in (*calls, *_binding_faults(report, gathered)):
             yield CORRELATION_FILE, Fault("contract.correlation", reason)
 
 
@@ -283,20 +286,6 @@ def _health_differences(health: ObservationHealth, gathered: Gathering) -> list[
             break
     surface.is_reference = True
     return found
-
-
-def _call_faults(report: CorrelationReport, gathered: Gathering) -> Iterator[str]:
-    """What a clean report leaves open: a call that has no id, or that nothing is bound to."""
-    if report.status != "clean":
-        return
-    told = [said for said in gathered.sdk if said.event_type in TOOL_EVENTS]
-    ids = [one.tool_call_id for one in told] + [one.tool_call_id for one in gathered.policy]
-    if None in ids:
-        yield "$.status: clean, and there are events of calls without an id"
-    bound = {binding.tool_call_id for binding in report.bindings}
-    unbound = {one.tool_call_id for one in told if one.tool_call_id is not None} - bound
-    if bound and unbound:  # where nothing is bound at all, that is a finding of its own
-        yield f"$.bindings: clean, and {_shown(min(unbound))} is bound to nothing"
 
 
 def _binding_faults(report: CorrelationReport, gathered: Gathering) -> Iterator[str]:

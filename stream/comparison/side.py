@@ -27,7 +27,7 @@ from stream.comparison.artifacts import (
 from stream.comparison.names import Names, Proofs
 from stream.errors import InputError
 from stream.evidence.calls import TOOL_EVENTS
-from stream.evidence.consistency import report_faults, witness_faults
+from stream.evidence.consistency import report_faults, told_faults, witness_faults
 from stream.evidence.health import contradictions
 from stream.records.run import EVENTS_FILE, WORKSPACE
 from stream.records.runner import (
@@ -35,6 +35,8 @@ from stream.records.runner import (
     CORRELATION_FILE,
     HEALTH_FILE,
     HOME,
+    POLICY_FILE,
+    SDK_FILE,
     SURFACE_FILE,
     SURFACE_SETS,
     CapabilitySurface,
@@ -107,7 +109,6 @@ def evidence_of(
         correlation=artifact(CORRELATION_FILE, CorrelationReport),
         health=artifact(HEALTH_FILE, ObservationHealth),
         companion=(artifact(COMPANION_FILE, Companion) if COMPANION_FILE in artifacts else None),
-        has_nameless_calls=any(map(_is_nameless, _told(artifacts))),
     )
     evidence.folder, workspace = folders_of(artifacts.get(EVENTS_FILE, b""))
     parts = (evidence.surface, evidence.correlation, evidence.health, evidence.companion)
@@ -117,7 +118,9 @@ def evidence_of(
         faults = contradictions(evidence.health, is_reference=COMPANION_FILE not in artifacts)
         problems += [f"{HEALTH_FILE}: {fault}" for fault in islice(faults, _MOST_FAULTS)]
     evidence.problems = problems
-    evidence.doubt = next(_doubts(evidence), "")
+    told = {name: [*_told(artifacts.get(name, b""))] for name in TOLD}
+    evidence.has_nameless_calls = any(None in calls for calls in told.values())
+    evidence.doubt = next(_doubts(evidence, told), "")
     if evidence.surface is not None and not problems:
         _name(evidence, evidence.surface, workspace, proofs)
     return evidence
@@ -149,12 +152,13 @@ def _name(evidence: Evidence, surface: CapabilitySurface, workspace: str, proofs
         evidence.programs = {name: sorted(files) for name, files in found.items()}
 
 
-def _doubts(evidence: Evidence) -> Iterator[str]:
+def _doubts(evidence: Evidence, told: Mapping[str, list[str | None]]) -> Iterator[str]:
     if evidence.correlation is not None:
         for reason, path in report_faults(evidence.correlation):
             yield f"{path}: {reason}"
         if evidence.health is not None:
             yield from witness_faults(evidence.correlation, evidence.health)
+        yield from told_faults(evidence.correlation, told[SDK_FILE], told[POLICY_FILE])
 
 
 class _Told(Struct):
@@ -166,16 +170,13 @@ class _Told(Struct):
 _decode_told = msgspec.json.Decoder(_Told).decode
 
 
-def _told(artifacts: Mapping[str, bytes]) -> Iterator[_Told]:
-    for name in TOLD:
-        for line in artifacts.get(name, b"").splitlines():
-            with suppress(*DECODE_ERRORS):  # `verify` has a finding for it
-                yield _decode_told(line)
-
-
-def _is_nameless(told: _Told) -> bool:
-    is_of_call = told.event_type in TOOL_EVENTS or told.decision is not None
-    return is_of_call and not told.tool_call_id
+def _told(lines: bytes) -> Iterator[str | None]:
+    """The ids of calls that are told of, or decided about; of one without, None."""
+    for line in lines.splitlines():
+        with suppress(*DECODE_ERRORS):  # `verify` has a finding for it
+            told = _decode_told(line)
+            if told.event_type in TOOL_EVENTS or told.decision is not None:
+                yield told.tool_call_id or None
 
 
 def knows_programs(evidence: Evidence) -> bool:

@@ -7,7 +7,7 @@ they are together.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any, Protocol, get_args
 
@@ -174,6 +174,22 @@ def witness_faults(report: CorrelationReport, health: ObservationHealth) -> Iter
     """What two artifacts of a run cannot both say."""
     if report.status == "clean" and health.kernel_layer == "absent":
         yield "$.status: clean, and there is no kernel layer to bind anything to"
+
+
+def told_faults(
+    report: CorrelationReport, calls: Iterable[str | None], decided: Iterable[str | None]
+) -> Iterator[str]:
+    """What a clean report leaves open, of the ids of all calls that were told and decided: one
+    that has none, or that nothing is bound to."""
+    if report.status != "clean":
+        return
+    told = {*calls}
+    if None in told or None in {*decided}:
+        yield "$.status: clean, and there are events of calls without an id"
+    bound = {binding.tool_call_id for binding in report.bindings}
+    unbound = {call for call in told if call is not None} - bound
+    if bound and unbound:  # where nothing is bound at all, that is a finding of its own
+        yield f"$.bindings: clean, and {_shown(min(unbound))} is bound to nothing"
 
 
 def _window_faults(binding: Binding, path: str) -> Iterator[Fault]:

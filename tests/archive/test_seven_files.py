@@ -227,7 +227,7 @@ FORBIDDEN: dict[str, tuple[Callable[[Files], None], str]] = {
     "clean without a layer": (unobserved, "clean, and there is no kernel layer"),
     "a call without a binding": (
         replaced(SDK_FILE, OTHER, OTHER.replace(b'"c1"', b'"c2"')),
-        '"c2" is bound to nothing',
+        "'c2' is bound to nothing",
     ),
     "a binding of nothing": (said(binding("c1"), binding("c9")), "nobody told of such a call"),
     "a decision left out": (
@@ -270,7 +270,7 @@ def test_what_the_contract_forbids(what: str, tmp_path: Path, place: Place) -> N
     assert message in " | ".join(one["message"] for one in told if one["severity"] == "error")
 
 
-@pytest.mark.parametrize("what", list(FORBIDDEN)[:5])
+@pytest.mark.parametrize("what", list(FORBIDDEN)[:6])
 def test_diff_does_not_assert_it(what: str, tmp_path: Path) -> None:
     good = read_evidence(str(made(tmp_path)))
     spoiled = read_evidence(str(made(tmp_path, FORBIDDEN[what][0])))
