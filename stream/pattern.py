@@ -365,7 +365,7 @@ class Boundaries:
         try:
             key = key_of(line)
             fault = self._of(key, version).check(line)
-            if fault is None and key not in self._keys:
+            if fault is None and not self._is_named(key, version):
                 expected = " or ".join(sorted(self._keys))
                 reason = f"is {key!r}, but the boundary descriptor in force is {expected}"
                 fault = f"{reason}: name another with --boundary", "$.schema_key"
@@ -375,6 +375,12 @@ class Boundaries:
             return fault or repeated_key(line)
         except DECODE_ERRORS as error:
             return explain(error)
+
+    def _is_named(self, key: object, version: str) -> bool:
+        return any(
+            descriptor.key == key and version in (descriptor.pattern_version, PATTERN_VERSION)
+            for descriptor in self.descriptors
+        )
 
     def _of(self, key: object, version: str) -> Descriptor:
         """Which of those in force a record means. The canonical pattern goes with every key: where

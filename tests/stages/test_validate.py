@@ -238,6 +238,19 @@ def test_a_pattern_of_the_users_own_judges_its_own_records() -> None:
     assert stage.contracts == {"boundary_event_v2": 1, "boundary_event_v1": 1}
 
 
+@pytest.mark.parametrize("key", ["cfbo-v1", None, 5, [], {}])
+def test_a_key_goes_with_its_own_pattern(key: object) -> None:
+    own = own_pattern(required='["schema_version"]', properties=_ANY_KEY).descriptor
+    both = Boundaries([own, recorder().descriptor], known_catalogs())
+    value = line({"schema_version": "boundary_event_v2", "schema_key": key})
+    assert both.check(value, "boundary_event_v2") is not None
+    good = line({"schema_version": "boundary_event_v2", "schema_key": "mine-v2"})
+    assert both.check(good, "boundary_event_v2") is None
+
+
+_ANY_KEY = '{"schema_version": {"const": "boundary_event_v2"}, "schema_key": {}}'
+
+
 DEFAULTS = b'{"catalog":{"linux":"catalogs/x.json"},"boundary":"catalogs/y.json"}'
 
 
