@@ -114,6 +114,7 @@ FORMS = Path(__file__).parents[1] / "data/agents"
                 "turn.started": 1,
             },
         ),
+        ("opencode", {"step_finish": 2, "step_start": 2, "text": 1, "tool_use": 1}),
         ("gemini", {"init": 1, "message": 2, "result": 1, "tool_result": 1, "tool_use": 1}),
     ],
 )
