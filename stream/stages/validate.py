@@ -27,10 +27,6 @@ from stream.pattern import Boundaries, Fault
 from stream.pipeline import Batch, Counts
 from stream.records.boundary import PATTERN_VERSION
 from stream.records.control import Control, Finding
-from stream.stages.contracts import DEFAULTS, Contracts
-from stream.stages.invariants import is_event, repeated_faults
-from stream.stages.rules import RULES
-from stream.stages.shape import faults_of
 
 UNKNOWN = "(unknown)"  #: what lines of other contracts are counted as
 EVENT = "DecisionEvent"  #: names itself by its fields
@@ -46,7 +42,6 @@ class Validate:
         self.findings = 0
         self.contracts: Counter[str] = Counter()  #: lines that keep their contract, by contract
         self._boundaries = boundaries
-        self._known = Contracts(boundaries)
         self._is_last = is_last
 
     def feed(self, batch: Batch[bytes | Control], /) -> Batch[bytes | Control]:
@@ -89,6 +84,11 @@ class Validate:
 
     def _judge(self, line: bytes | Control, source: str) -> tuple[str, Fault | None]:
         """(the contract or rule, what breaks it)."""
+        # All contracts, which nearly every stream does without, are an eighth of the start.
+        from stream.stages.contracts import DEFAULTS, Contracts
+        from stream.stages.invariants import is_event
+
+        known = Contracts(self._boundaries)
         if not isinstance(line, bytes):
             return "control", None
         if isinstance(line, BrokenDocument):
@@ -99,7 +99,7 @@ class Validate:
             return "json", explain(error)
         if contract is None and Path(source).name == DEFAULTS:
             contract = DEFAULTS
-        if contract is None or not self._known.know(contract):
+        if contract is None or not known.know(contract):
             if is_event(msgspec.json.decode(line)):
                 return EVENT, self._judge_event(line)
             if repeated := repeated_key(line):
@@ -108,13 +108,17 @@ class Validate:
                 self.contracts[UNKNOWN] += 1
                 return "contract", None
             return "contract", _unknown(contract)
-        fault = self._known.check(contract, line, source)
+        fault = known.check(contract, line, source)
         if fault is None:
             self.contracts[contract] += 1
         return contract, fault
 
     def _judge_event(self, line: bytes) -> Fault | None:
         """By itself: `check` holds a run together, and tells of what is only recommended."""
+        from stream.stages.invariants import repeated_faults
+        from stream.stages.rules import RULES
+        from stream.stages.shape import faults_of
+
         faults = [*repeated_faults(line), *faults_of(msgspec.json.decode(line), "agents")]
         for fault in faults:
             if RULES[fault.rule].severity == "error":
