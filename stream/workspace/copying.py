@@ -117,6 +117,19 @@ class Copy:
         except OSError as error:
             raise self._failure(error, self._name) from None
 
+    def link_to(self, first: bytes, name: bytes) -> os.stat_result | None:
+        """Another name of a file that was copied before. None: there can be no such link."""
+        try:
+            os.link(
+                b"%s/%s" % (os.fsencode(self._target), first),
+                name,
+                dst_dir_fd=self._descent.fd,
+                follow_symlinks=False,
+            )
+            return os.stat(name, dir_fd=self._descent.fd, follow_symlinks=False)
+        except OSError:  # too long a path, a folder that is closed to us, too many links
+            return None
+
     def close(self, source: os.stat_result) -> os.stat_result:
         """The status that the copy has from now on."""
         try:

@@ -90,6 +90,7 @@ class _Taker:
         self._nodes = [self.snapshot.root]
         self._path: list[bytes] = []
         self._found: tuple[list[Entry], list[Entry]] = ([], [])
+        self._linked: dict[tuple[int, ...], tuple[bytes, int]] = {}  #: (first name, content)
 
     def begin(self, root: Path) -> None:
         self._root = f"{root.absolute()}/"
@@ -197,11 +198,16 @@ class _Taker:
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
                     raise FileNotFoundError(errno.ENOENT, "it is something else by now")
+                if linked := self._take_link_to(name, status):
+                    return linked
                 taken, place = self._read(fd, name, status)
                 now = os.fstat(fd)
             finally:
                 os.close(fd)
             if (now.st_size, now.st_mtime_ns) == (status.st_size, status.st_mtime_ns):
+                if self._copy and status.st_nlink > 1:
+                    path = b"/".join([*self._path, name])
+                    self._linked[_inode(status)] = (path, place)
                 break
             if attempt + 1 < _TRIES:
                 self._store.forget(begin)
@@ -212,6 +218,16 @@ class _Taker:
             if taken.st_size != self._store.end - begin:  # it became shorter: nothing is for sure
                 place = NOWHERE
         return taken, place
+
+    def _take_link_to(
+        self, name: bytes, status: os.stat_result
+    ) -> tuple[os.stat_result, int] | None:
+        """Of another name of a file that was taken before, as long as that is what it was."""
+        known = self._linked.get(_inode(status)) if status.st_nlink > 1 else None
+        if known is None or self._copy is None:
+            return None
+        taken = self._copy.link_to(known[0], name)
+        return None if taken is None else (taken, known[1])
 
     def _read(self, fd: int, name: bytes, status: os.stat_result) -> tuple[os.stat_result, int]:
         """What is kept and what is copied is the same bytes, whoever writes meanwhile."""
@@ -238,6 +254,11 @@ class _Taker:
 
     def _skip(self, name: bytes, reason: Reason) -> None:
         self.snapshot.skipped.append(Skipped(b"/".join([*self._path, name]), reason))
+
+
+def _inode(status: os.stat_result) -> tuple[int, ...]:
+    """A file that has changed meanwhile is another one."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _reason(error: OSError) -> Reason:

@@ -400,3 +400,44 @@ def test_an_end_that_was_asked_for(place: Path) -> None:
         take_copy(place / "source", place / "target", store, (), lambda: next(calls, True))
     remove_tree(place / "target")
     assert not (place / "target").exists()
+
+
+def test_the_names_of_one_file_stay_so(place: Path) -> None:
+    source, target = place / "source", place / "target"
+    write_tree(source, {b"a": text(b"one"), b"f": FOLDER, b"f/x": text(b"two"), b"own": text(b"o")})
+    os.link(source / "a", source / "f" / "again")
+    os.link(source / "a", source / "z")
+    os.link(source / "own", place / "outside")
+    with Store(place) as store:
+        snapshot = take_copy(source, target, store)
+        assert read_tree(target) == read_tree(source)
+        same = {(target / name).stat().st_ino for name in ("a", "f/again", "z")}
+        assert len(same) == 1
+        assert (target / "a").stat().st_nlink == 3
+        assert (target / "a").stat().st_ino != (source / "a").stat().st_ino
+        assert (target / "own").stat().st_nlink == 1
+        assert store.end == len(b"onetwoo")
+        assert find_changes(snapshot, target, store).items == []
+        (target / "z").write_text("new")
+        changed = [change.path for change in find_changes(snapshot, target, store).items]
+        assert changed == [b"a", b"f/again", b"z"]
+
+
+def test_a_name_that_cannot_be_a_link_is_a_copy(place: Path) -> None:
+    """A path that is too long for the system."""
+    make_deep(place / "source")
+    first = os.open(place / "source", os.O_RDONLY)
+    fd = os.dup(first)
+    for _ in range(110):
+        inner = os.open("d" * 50, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.link("file", "twin", src_dir_fd=fd, dst_dir_fd=fd)
+    os.close(fd)
+    os.close(first)
+    with Store(place) as store:
+        snapshot = take_copy(place / "source", place / "target", store)
+        assert (snapshot.count(), snapshot.skipped) == (120 * 4 + 1, [])
+        assert not find_changes(snapshot, place / "target", store).items
+        remove_tree(place / "target")
+        remove_tree(place / "source")
