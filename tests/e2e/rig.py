@@ -127,7 +127,7 @@ class Session:
         holds."""
         done = self.rig.place.finish(self.process, data)
         end(self.stub)
-        assert ("incomplete" not in done.err) == is_whole
+        assert ("incomplete" not in done.err) == is_whole, done.err
         assert "breaks its own contract" not in done.err
         checked = self.rig.place.stream("check", self.folder)
         assert (checked.code, bool(checked.out)) == ((0, False) if is_whole else (1, True)), (

@@ -47,7 +47,7 @@ def verified(rig: Rig, recorded: Recorded, missing: Sequence[str] = ()) -> Recor
     done = rig.place.stream("verify", recorded.folder)
     assert done.code == 0, done.out.decode() + done.err
     assert sorted(path.name for path in recorded.folder.glob(".*")) == []
-    assert recorded.summary["incomplete"] == [*missing]
+    assert sorted(recorded.summary["incomplete"]) == sorted(missing)
     assert "".join((recorded.workspace / "alpha.txt").read_text()) == "alpha\n"
     assert (recorded.workspace / "deep/beta.txt").exists()
     return recorded
@@ -112,15 +112,18 @@ def test_what_the_hooks_do_is_no_calls(rig: Rig) -> None:
         assert binding["kernel_event_count"] < len(found[binding["tool_call_id"]])
 
 
+#: Who changes anything in the recorder's folder may have changed more: nothing is vouched for then.
+TAKEN = "calls of wrapped programs: the wrappers were taken away or changed"
+UNSEEN = "1 line of artifacts/command_logs.jsonl: no wrapper was seen to write that"
 MISSED = "6 hooks did not come to tell what had been heard"
 
 
 @pytest.mark.parametrize(
     ("harm", "missing"),
     [
-        ('rm "$STREAM_HOOK"; ', []),
-        ("printf '#!/bin/sh\\nkill -9 $$\\n' >\"$STREAM_HOOK\"; ", []),
-        ('log=${STREAM_HOOK}s.ndjson; rm "$log"; mkdir "$log"; ', [MISSED]),
+        ('rm "$STREAM_HOOK"; ', [TAKEN, UNSEEN]),
+        ("printf '#!/bin/sh\\nkill -9 $$\\n' >\"$STREAM_HOOK\"; ", [UNSEEN]),
+        ('log=${STREAM_HOOK}s.ndjson; rm "$log"; mkdir "$log"; ', [MISSED, TAKEN]),
     ],
     ids=["gone", "killed", "no log"],
 )
@@ -156,9 +159,8 @@ def test_a_refused_call_ends_with_its_refusal(rig: Rig) -> None:
 def test_otel_tells_the_calls_but_not_when(rig: Rig) -> None:
     recorded = exported(rig, "otel", *STREAM_JSON)
     assert said(recorded) == each_begun_and_ended("claude-code-otel")
-    assert [one["name"] for one in recorded.lines("layers/markers.ndjson")] == [
-        *("run_started", "run_finished")
-    ]
+    marked = [one["name"] for one in recorded.lines("layers/markers.ndjson")]
+    assert [name for name in marked if name != "wrapper_told"] == ["run_started", "run_finished"]
     assert decided(recorded) == []
     found = report(recorded)
     assert found["status"] == "partial"

@@ -235,7 +235,10 @@ def test_a_hook_that_does_not_come_to_its_line_is_counted(place: Place) -> None:
     run = observe(place, *HOOKS, "--", "sh", "-c", agent, check=False)
     verify(place, run)
     assert layer(run, "sdk") == []
-    assert run.summary["incomplete"] == ["1 hook did not come to tell what had been heard"]
+    assert run.summary["incomplete"] == [
+        "1 hook did not come to tell what had been heard",
+        "calls of wrapped programs: the wrappers were taken away or changed",
+    ]
     report = json.loads((run.folder / "correlation-report.json").read_bytes())
     assert "told_and_not_used:hooks,missed" in report["ambiguities"]
 
