@@ -110,6 +110,8 @@ static __always_inline void read_place(struct place_of *to, struct mount *m)
     }
 }
 
+#define NOWHERE 0xeffffff7  // a namespace of mounts without a name, since Linux 6.18; before, 0
+
 struct walker {
     struct event *event;
     struct trail *trail;
@@ -147,8 +149,12 @@ static __always_inline int step(u32 number, struct walker *w)
         if (parent == m) {
             struct mnt_namespace *space = READ(m, mnt_ns);
             w->flag = !space || (u64)space >= (u64)-4095 ? UNREACHABLE : 0;
-            if (!w->flag && is_elsewhere(space))
+            if (!w->flag && is_elsewhere(space)) {
+                u32 number = READ(space, ns.inum);
                 e->flags |= OTHER_MOUNTS;
+                if (!number || number == NOWHERE)  // a tree that was copied, and hangs nowhere
+                    w->flag = UNREACHABLE;
+            }
             return 1;
         }
         w->dentry = w->place.mountpoint;
