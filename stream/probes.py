@@ -7,6 +7,7 @@ none can be put, nothing of it runs. No other folder could pose as the tree.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -14,6 +15,7 @@ import shlex
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -215,7 +217,11 @@ def _lend(tree: Path) -> int | None:
         return None
     lock = os.open(tree, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        with suppress(OSError):  # another run needs what is there, or nothing can be written
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _link_of(tree) not in (None, LENT):  # left by a `stream` that was killed
+                (tree / "bin").unlink()
+        _share(lock, tree)
         with suppress(FileExistsError):  # another run was faster
             (tree / "bin").symlink_to(LENT)
     except BaseException:
@@ -224,23 +230,43 @@ def _lend(tree: Path) -> int | None:
     return lock
 
 
+def _share(lock: int, tree: Path) -> None:
+    """Other runs keep the lock to themselves for a moment only, another program may for ever."""
+    for _ in range(100):
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
+        time.sleep(0.01)
+    raise BlockingIOError(errno.EWOULDBLOCK, "another program has locked its folder")
+
+
 def _lacks_bin(tree: Path) -> bool:
     """There is none, or one that is lent, by this `stream` or another."""
+    link = _link_of(tree)
+    if link is None:
+        return not os.path.lexists(tree / "bin")
+    return link.endswith(f"/{HELPERS.name}/.")
+
+
+def _link_of(tree: Path) -> str | None:
+    """Where its bin leads to, or None where it is no link."""
     try:
-        # A Path would drop the dot.
-        return os.readlink(tree / "bin").endswith(f"/{HELPERS.name}/.")  # noqa: PTH115
-    except FileNotFoundError:
-        return True
-    except OSError:  # no link
-        return False
+        return os.readlink(tree / "bin")  # noqa: PTH115 (a Path would drop the dot)
+    except OSError:
+        return None
 
 
 def _no_helpers(tree: Path, reason: str) -> InputError:
-    place = tree / "bin"
-    these, there = ("/*", f"{place}/") if place.is_dir() else ("", str(place))
+    place = str(tree / "bin")
+    # What a link leads to may be of another user: a Path would raise there.
+    words, these, there = "ln -s", "", place
+    if os.path.isdir(place):  # noqa: PTH112
+        these, there = "/*", f"{place}/"
+    elif os.path.islink(place):  # noqa: PTH114
+        words = "ln -sfn"
     return InputError(
         f"{place}: {reason}: probes find their helpers there. Where it can be written, before a"
-        f' sandbox closes it: ln -s "$(stream helpers)"{these} {shlex.quote(there)}'
+        f' sandbox closes it: {words} "$(stream helpers)"{these} {shlex.quote(there)}'
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import signal
 from collections.abc import Mapping
@@ -173,6 +175,38 @@ def test_a_bin_is_lent_to_all_who_need_it(place: Place, tree: Path) -> None:
     assert not (tree / "bin").is_symlink()
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_bin_that_another_stream_left_is_replaced(
+    place: Place, tree: Path, is_there: bool
+) -> None:
+    """A killed run of one that is gone now, or has other helpers."""
+    left = place.root / "another" / HELPERS.name
+    if is_there:
+        shutil.copytree(HELPERS, left)
+    (tree / "bin").symlink_to(f"{left}/.")
+    body = 'status=success\nreport write "$(readlink "${repo_root}/bin")"\n'
+    publish(tree, "whose", "cap_fs_write_temp", body)
+    done = place.stream("matrix", "--probes", tree / "probes", "--probe", "whose")
+    assert done.code == 0, done.err
+    assert [record["operation"]["target"] for record in done.records] == [LENT]
+    assert not (tree / "bin").is_symlink()
+
+
+def test_a_tree_that_another_program_has_locked_is_not_waited_for(place: Place, tree: Path) -> None:
+    """Nothing can be lent to it then; with a bin of its own it needs no lock."""
+    words = ("matrix", "--probes", tree / "probes", "--probe", "fs_read_readme")
+    lock = os.open(tree, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = place.stream(*words)
+        assert (done.code, done.out) == (2, b"")
+        assert f"stream: {tree}/bin: another program has locked its folder: " in done.err
+        (tree / "bin").symlink_to(HELPERS)
+        assert place.stream(*words).code == 0
+    finally:
+        os.close(lock)
+
+
 def test_an_interrupted_run_takes_its_bin_away(place: Place, tree: Path) -> None:
     waits = place.fifo("waits")
     publish(tree, "waits", READ, f'echo >"{waits}"; exec {SLEEP}')
@@ -184,20 +218,21 @@ def test_an_interrupted_run_takes_its_bin_away(place: Place, tree: Path) -> None
     assert not (tree / "bin").is_symlink()
 
 
-@pytest.mark.parametrize("kind", ["folder", "file", "broken link"])
+@pytest.mark.parametrize("kind", ["folder", "file", "broken link", "bad link"])
 def test_a_bin_without_helpers_is_left_alone(place: Place, tree: Path, kind: str) -> None:
     if kind == "folder":
         (tree / "bin").mkdir()
     elif kind == "file":
         (tree / "bin").touch()
     else:
-        (tree / "bin").symlink_to("nowhere")
+        (tree / "bin").symlink_to("nowhere" if kind == "broken link" else "x" * 300)
     before = listing(tree)
     for words in (("matrix", "--probes", tree / "probes"), ("gate", tree / "probes")):
         done = place.stream(*words)
         assert (done.code, done.out) == (2, b"")
         assert "no emit-record in it that can be run: probes find their helpers there" in done.err
     assert listing(tree) == before
+    assert (": ln -sfn " in done.err) == ("link" in kind)
     if kind == "folder":
         assert f"""ln -s "$(stream helpers)"/* '{tree}/bin/'\n""" in done.err
         for helper in HELPERS.iterdir():
