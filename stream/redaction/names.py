@@ -119,6 +119,8 @@ def _assigned(text: bytes, start: int, end: int, level: int) -> Found | None:
             good = _is_basic(value)
         else:
             good = values.is_quoted_secret(value, level if not is_option else SURE)
+        if name.isupper() and gap[0].endswith(b"=") and not name.endswith(b"AUTH"):  # of a shell
+            good = good or values.is_strict_secret(value, level, is_upper=True)
         if good and not is_template:
             return Found("password", quote.start, quote.start, quote.until)
         return None

@@ -90,11 +90,11 @@ _PLACEHOLDER = re.compile(
     rb"\[redacted:[a-z0-9-]+:(?:\d+|more)\]"
     rb"|\*{3}|\.{3}|\xe2\x80\xa6|x{4}|X{4}"
     rb"|(?i:your[_ -]|process\.env|os\.environ|env\.|secrets\.)"
-    rb"|\$\{[\w\[\]@*#!.:-]|\$\([A-Za-z<./(]|\$\{\{|\$[\d@*#?!$-]?(?:[\"'\s]|\Z)|\$\$"
+    rb"|\$\{[\w\[\]@*#!.:-]|\$\([A-Za-z<./(]|\$\{\{|\$[\d@*#?!$-]?(?:[\"'\s]|\Z)|\$\$(?:\W|\Z)"
     rb"|\{\{|\{%|\{[A-Za-z_][\w.]*(?:[!:\[(][^{}]{0,80})?\}|\{(?:[\s\"'\\}]|\Z)|\{[A-Za-z_]\w*:"
     rb"|%[-+ #0]?\d{0,3}(?:\.\d{1,3})?l{0,2}[sdrvqxfiuc](?![\w])|%\(\w+\)|%[{@]|%[A-Za-z_]+%\Z"
     rb"|\[(?:[\]\s\"'\\]|\Z|[-\d:]{0,8}\])"
-    rb"|<%|<\?|<(?:[\s\"'=<]|\Z)|</?[a-z]{1,12}(?:[\s/>])"
+    rb"|<%|<\?|<=?(?:[\s\"'<]|\Z)|</?[a-z]{1,12}(?:[\s/>])"
     rb"|[,;)](?:[\s\"'\\,;)}\]]|\Z|[A-Za-z_]*(?:[=:(]|\Z))"
     rb"|-{1,2}>?\Z|--?[A-Za-z]\Z|--[a-z]|-\d{1,9}\Z"
     rb"|[a-z][a-z0-9+]{1,7}://"
@@ -113,6 +113,11 @@ _WORDS = re.compile(rb"(?:[A-Za-z]{1,24}+[ _./:@-]{0,2}+){1,20}+\Z")
 _PLAIN_PATH = re.compile(rb"(?:~|\.{0,2})/(?:[a-z0-9_.-]++|[A-Z][a-z]++|/)*+\Z")
 _CHAIN = re.compile(rb"[!&*]?[A-Za-z_]\w*(?:(?:\??\.|->|::)[A-Za-z_]\w*)+[,;)\]}]*\Z")
 _CALL = re.compile(rb"[!&*(\[-]{0,3}([A-Za-z_][\w.:]*)[(\[{]")
+_SHORT_MIX = re.compile(rb"[a-z][A-Z]|[A-Z]{2}[a-z]|[0-9][A-Za-z]")
+_NO_WORD = re.compile(
+    rb"(?i)[bcdfghjklmnpqrstvwxz]{6}|(?<![a-z])[bcdfghjklmnpqrstvwxz]{5}(?=[a-z]{4})"
+)
+_HYPHENS = re.compile(rb"[a-z]{3,9}(?:-[a-z]{3,9}){2,8}\Z")
 _PARTS = re.compile(rb"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 _CODE = re.compile(rb"[!&*(\[{~+-]{0,3}([A-Za-z_]\w*)((?:\??\.|->|::)\w+)*"
                    rb"(?:[(\[{<].*|[,;:)\]}?!]*)\Z",
@@ -141,15 +146,16 @@ def is_mixed(value: bytes) -> bool:
 
 def is_name(value: bytes) -> bool:
     """Made of words, as the names in a program are: a random text falls into short pieces."""
-    parts = _PARTS.findall(value)
+    parts: list[bytes] = _PARTS.findall(value)
     digits = sum(part.isdigit() for part in parts)
     letters = sum(len(part) for part in parts if not part.isdigit())
     words = len(parts) - digits
-    return (
-        digits <= 1 and letters >= (3 if len(value) >= 12 else 2.5) * words
-        if len(value) > 3
-        else value.isalnum()
-    )
+    if len(value) <= 3:
+        return value.isalnum() and not _SHORT_MIX.search(value)
+    if len(value) >= 8 and _NO_WORD.search(value):
+        return False
+    least = 3 if len(value) >= 12 else 2.5
+    return digits <= 1 and letters >= least * words
 
 
 def is_none(value: bytes) -> bool:
@@ -176,7 +182,8 @@ def is_special(value: bytes) -> bool:
         bool(re.search(one, value))
         for one in (rb"[a-z]", rb"[A-Z]", rb"[0-9]", rb"[!#$%&*+?@^~=,<>|;-]")
     )
-    return classes >= 3 and bool(re.search(rb"[0-9]", value))
+    marks = {byte for byte in value if byte in b"!#$%&*+?@^~=<>|;"}
+    return classes >= 3 and (bool(re.search(rb"[0-9]", value)) or len(marks) >= 3)
 
 
 def is_random(value: bytes) -> bool:
@@ -196,8 +203,10 @@ def is_quoted_secret(value: bytes, level: int) -> bool:
         return len(value) >= 4 and not (b" " in value and _PROMPT.search(value))
     if len(value) < 8 or re.search(rb"\s", value) or _NUMBER.match(value):
         return False
-    return (is_mixed(value) and not _CHAIN.match(value)) or (
-        len(value) >= 16 and not _WORDS.match(value)
+    return (
+        is_random(value)
+        or (is_mixed(value) and not _CHAIN.match(value))
+        or (len(value) >= 16 and not _WORDS.match(value))
     )
 
 
@@ -230,7 +239,7 @@ def is_bare_secret(value: bytes, code: bytes, level: int, *, equals: bool) -> bo
         return True
     core = value.strip(b"!#$%&*+,-.:;<=>?@[]^{|}~()")
     if is_base64(value) or (is_random(core) and not _CALL.match(value)):
-        return level == SURE or is_mixed(core) or len(core) >= 16
+        return level == SURE or is_mixed(core) or len(core) >= 12
     digits = level == SURE and code.isdigit() and len(code) >= (8 if equals else 6)
     shaped = len(code) >= (6 if level == SURE else 8) and is_mixed(code)
     call = _CALL.match(value)
@@ -241,8 +250,7 @@ def is_word_secret(value: bytes) -> bool:
     """Letters alone, in a line that is nothing but a name and its value."""
     return (
         len(value) >= 8
-        and value.isalpha()
-        and value.islower()
+        and bool((value.isalpha() and value.islower()) or _HYPHENS.match(value))
         and value not in PROSE
         and not _PROMPT.search(value)
     )
