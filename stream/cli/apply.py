@@ -26,9 +26,10 @@ def apply(
 
     All or nothing: every path must be there as it was when the run began, or already as the
     run left it, and in the workspace as the run left it. Where one is not, each is named,
-    nothing is changed, and the exit code is 1. Files are replaced one by one, each at once;
-    what `.gitattributes` says about line ends plays no part. A run that was captured redacted
-    or hashed cannot be compared, and is refused.
+    nothing is changed, and the exit code is 1. Files are replaced one by one, each at once,
+    and never written into: what such a file is called elsewhere keeps what it had. What
+    `.gitattributes` says about line ends plays no part. A run that was captured redacted or
+    hashed cannot be compared, and is refused.
 
     Changes inside .git are never taken over. Commits of the agent come with
 

@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -23,6 +24,7 @@ from stream.workspace.snapshot import kind_of
 _TEMPORARY = b".stream-apply-"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PERMISSIONS = 0o777
+_Made = dict[tuple[int, int], FsChange]  #: by device and inode in the workspace
 
 
 class Conflict(Struct):
@@ -67,9 +69,10 @@ def plan_changes(run: Path, to: Path | None = None) -> Plan | None:
 def apply_plan(plan: Plan) -> None:
     """Raises OutputError, which says how far it came."""
     order = sorted(plan.todo, key=path_of)
+    made: _Made = {}
     steps: list[tuple[FsChange, Callable[[int, int, FsChange], None]]] = [
         *((change, _remove) for change in reversed(order) if _is_to_go(change)),
-        *((change, _make) for change in order if change.after),
+        *((change, partial(_make, made)) for change in order if change.after),
         # Deepest first: what a folder will not allow has been done in it by then.
         *((change, _set_mode) for change in reversed(order) if _is_folder(change.after)),
     ]
@@ -198,7 +201,7 @@ def _remove(_: int, theirs: int, change: FsChange) -> None:
         (os.rmdir if _is_folder(change.before) else os.unlink)(name, dir_fd=parent)
 
 
-def _make(ours: int, theirs: int, change: FsChange) -> None:
+def _make(made: _Made, ours: int, theirs: int, change: FsChange) -> None:
     path, after = path_of(change), change.after
     assert after
     with _parent(theirs, path, for_writing=True) as (parent, name):
@@ -212,12 +215,31 @@ def _make(ours: int, theirs: int, change: FsChange) -> None:
                 assert isinstance(after.target, str)
                 os.symlink(exact_name(after.target, after.target_base64), temporary, dir_fd=parent)
             else:
-                _copy(ours, path, parent, temporary, after)
+                is_linked = _link(made, ours, theirs, change, parent, temporary)
+                if not is_linked:
+                    _copy(ours, path, parent, temporary, after)
             os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=parent)
             raise
+
+
+def _link(
+    made: _Made, ours: int, theirs: int, change: FsChange, parent: int, temporary: bytes
+) -> bool:
+    """Give a file that was made before another name, where it has both in the workspace."""
+    with _parent(ours, path_of(change)) as (folder, name):
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    first = made.setdefault((status.st_dev, status.st_ino), change)
+    if first is change or first.after != change.after:
+        return False
+    try:
+        with _parent(theirs, path_of(first)) as (folder, name):
+            os.link(name, temporary, src_dir_fd=folder, dst_dir_fd=parent, follow_symlinks=False)
+    except OSError:  # it becomes a file of its own
+        return False
+    return True
 
 
 def _copy(ours: int, path: bytes, parent: int, temporary: bytes, after: FileState) -> None:
