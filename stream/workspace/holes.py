@@ -18,11 +18,9 @@ Piece = bytes | int  #: data, or the length of a hole
 
 
 def pieces_of(fd: int, status: os.stat_result) -> Iterator[Piece]:
-    """Yield a file up to the size that the status has; less, where it has become shorter."""
-    if is_sparse(status):
-        yield from pieces(fd, 0, status.st_size)
-    else:
-        yield from _chunks(fd, 0, status.st_size)
+    """Read a file up to the size that the status has; less, where it has become shorter."""
+    read = pieces if is_sparse(status) else _chunks
+    return read(fd, 0, status.st_size)
 
 
 def is_sparse(status: os.stat_result) -> bool:
