@@ -22,7 +22,7 @@ from stream.errors import EmitError
 from stream.records.boundary import Snapshot
 from stream.records.emission import Frame, FrameError, RawEmission, split_frames
 from stream.stages.flags import Spoken, parse_words
-from stream.stages.payload import too_deep
+from stream.stages.payload import clip, too_deep
 from stream.stages.record import Recorder, Surroundings, within_limits
 
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
@@ -146,6 +146,9 @@ class Heard:
         if record.stack.sandbox_mode not in (None, self.cell.sandbox_mode):
             mode = record.stack.sandbox_mode
             raise Breach("wrong-cell", f"the record names sandbox mode {mode}: none such declared")
+        workspace, own = record.run.workspace_root, self.cell.workspace_root
+        if None not in (workspace, own) and workspace != clip(own or ""):
+            raise Breach("wrong-cell", f"the record names another workspace: {workspace}")
         _same_capabilities(record, recorder.catalogs)
         named = [record.probe.primary_capability_id, *record.probe.secondary_capability_ids]
         self._in_its_place(record.operation.target, record.result.observed_result, named)
@@ -181,6 +184,7 @@ class _NamingProbe(Struct):
 
 class _NamingRun(Struct):
     mode: str
+    workspace_root: str | None = None
 
 
 class _NamingOperation(Struct):

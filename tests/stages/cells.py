@@ -102,6 +102,7 @@ BAD: dict[str, list[RawEmission]] = {
         cell(line(record() | {"schema_key": "other"})),
         cell(line(record() | {"capabilities_schema_version": "macOS_codex_v1"})),
         cell(line(record(stack={"sandbox_mode": "read-only"}))),
+        cell(line(record(run={"workspace_root": "/srv/other"}))),
         cell(
             line(
                 record(
