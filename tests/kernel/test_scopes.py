@@ -95,7 +95,12 @@ def test_a_process_that_leaves_the_group_stays_in_the_tree(place: Path) -> None:
     assert recorded.one("outside").scope == recorded.one("child").scope == "tree"
     number = recorded.capture.scopes["tree"]
     assert recorded.capture.cgroup == "partial"
-    assert recorded.capture.cgroup_reasons == [f"{number} events of descendants that had left it"]
+    left = "a process of the run left its control group"
+    assert recorded.capture.unknown_loss == left
+    assert recorded.capture.cgroup_reasons == [
+        f"{number} events of descendants that had left it",
+        left,
+    ]
     assert recorded.is_balanced
 
 

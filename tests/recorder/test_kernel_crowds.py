@@ -124,8 +124,12 @@ def test_processes_that_leave_the_group(place: Place) -> None:
     }
     assert scopes == {"inside": "both", "outside": "tree", "beyond": "tree"}
     found = health(run)
-    assert (found["kernel_layer"], found["cgroup_correlation"]) == ("complete", "partial")
+    layer = (found["kernel_layer"], found["cgroup_correlation"])
+    assert layer == ("partial_ringbuf_drops", "partial")
     left = artifact(run, "companion.json")["capture"]["scopes"]["tree"]
     reason = f"stream_cgroup_partial: {left} events of descendants that had left it"
     assert reason in found["notes"]
+    assert (
+        "stream_kernel_unknown_loss: a process of the run left its control group" in found["notes"]
+    )
     assert not rules(place, run)

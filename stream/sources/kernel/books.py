@@ -63,7 +63,7 @@ def capture_of(
         seen=sum(books.seen),
         misses=misses,
         lost_forks=books.lost_forks,
-        unknown_loss=_unknown_loss(books, decoder, living),
+        unknown_loss=_unknown_loss(books, decoder, living, has_group=cgroup is not None),
         before_exec=decoder.before_exec,
         scopes=decoder.scopes,
         uring=_uring(books, decoder, sees_uring),
@@ -73,7 +73,7 @@ def capture_of(
     return capture
 
 
-def _unknown_loss(books: Books, decoder: Decoder, living: int) -> str:
+def _unknown_loss(books: Books, decoder: Decoder, living: int, *, has_group: bool) -> str:
     """`living`: processes of the run, which nobody watches any more."""
     if decoder.got + books.lost != sum(books.seen):
         return "the kernel's books do not balance"
@@ -83,6 +83,9 @@ def _unknown_loss(books: Books, decoder: Decoder, living: int) -> str:
         reasons.append(calls)
     if living:
         reasons.append(f"processes that lived on, unwatched: {living}")
+    if has_group and decoder.scopes.get("both") and decoder.scopes.get("tree"):
+        # It is on record by its parents, but who leaves may have taken others along unseen.
+        reasons.append("a process of the run left its control group")
     unseen = decoder.unended - living
     if unseen > 0 and not (books.lost or books.lost_forks):  # which explain it
         reasons.append(f"processes that were over, and whose end was not seen: {unseen}")
