@@ -127,9 +127,8 @@ def test_processes_that_leave_the_group(place: Place) -> None:
     layer = (found["kernel_layer"], found["cgroup_correlation"])
     assert layer == ("partial_ringbuf_drops", "partial")
     left = artifact(run, "companion.json")["capture"]["scopes"]["tree"]
-    reason = f"stream_cgroup_partial: {left} events of descendants that had left it"
+    why = "a process of the run left its control group"
+    reason = f"stream_cgroup_partial: {left} events of descendants that had left it; {why}"
     assert reason in found["notes"]
-    assert (
-        "stream_kernel_unknown_loss: a process of the run left its control group" in found["notes"]
-    )
+    assert f"stream_kernel_unknown_loss: {why}" in found["notes"]
     assert not rules(place, run)
