@@ -48,7 +48,7 @@ def test_doctor_without_proc(place: Place, needs_root: None) -> None:
 
 def test_little_memory(place: Place) -> None:
     """Whatever is the first to find none: an import, a thread, a buffer."""
-    for megabytes in (30, 50, 60, 70, 120):
+    for megabytes in (40, 50, 60, 70, 120):
         limit = f"ulimit -v {megabytes * 1024}"
         for words in (("check", "-"), ("archive", "-", "-o", "a.tar.gz"), ("matrix", "--list")):
             done = limited(place, limit, *words)
