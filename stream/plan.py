@@ -182,11 +182,13 @@ def workspace_root(given: Path | None = None) -> Path:
 
 def _repository(folder: Path) -> Path | None:
     """What `git rev-parse --show-toplevel` says, with git or without it: the closest folder upwards
-    on the same file system that has a .git."""
+    on the same file system that has a .git, below GIT_CEILING_DIRECTORIES."""
     device = folder.stat().st_dev
+    named = os.environ.get("GIT_CEILING_DIRECTORIES", "").split(os.pathsep)
+    ceilings = {os.path.realpath(name) for name in named if name.startswith("/")}
     for parent in (folder, *folder.parents):
         try:
-            if parent.stat().st_dev != device:
+            if parent.stat().st_dev != device or (parent != folder and str(parent) in ceilings):
                 break
         except OSError:
             break

@@ -298,6 +298,9 @@ def test_the_workspace_root_is_the_same_everywhere(place: Place) -> None:
     assert roots(place, folder, below, FENCE_WORKSPACE_ROOT="") == {str(top)}
     assert roots(place, folder, below, FENCE_WORKSPACE_ROOT=str(link / "a")) == {str(top / "a")}
     assert roots(place, folder, below, FENCE_WORKSPACE_ROOT="../../../link") == {str(top)}
+    ceiling = f"relative:{link / 'a'}"  # git goes up to none of them
+    assert roots(place, folder, below, GIT_CEILING_DIRECTORIES=ceiling) == {str(below)}
+    assert roots(place, folder, top / "a", GIT_CEILING_DIRECTORIES=ceiling) == {str(top)}
     named = place.stream("matrix", "--probes", folder, "--workspace", link / "a", cwd=below)
     assert named.records[0]["run"]["workspace_root"] == str(top / "a")
     (below / ".git").write_text("gitdir: elsewhere\n")  # as of a work tree or a submodule
