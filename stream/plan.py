@@ -114,7 +114,8 @@ def make_plan(request: Request) -> Plan:
             raise UsageError(f"unknown mode: {mode} (expected {'|'.join(descriptor.modes)})")
     found = scripts(folder)
     picked, left_out = _select(request, found, folder, catalogs)
-    no_probes = [script for script in found if not script.is_probe and script not in picked]
+    is_whole = not request.probes and not request.capabilities
+    no_probes = [script for script in found if is_whole and not script.is_probe]
     env = _environment(workspace, sandbox_mode, descriptor)
     cells = Cells(
         [_cell(script, mode, env, catalogs) for mode in modes for script in picked], request.repeat

@@ -312,6 +312,8 @@ def test_a_script_that_is_no_probe_is_found_and_not_run(place: Place) -> None:
         assert done.records[0]["source"] == str(path)
         assert f"gate: {probes}" in done.err
         assert done.code == 1
+    done = place.stream("gate", folder / "good.sh")
+    assert (done.code, done.out) == (0, b""), done.err
     assert not ran.exists()
 
 
