@@ -62,12 +62,15 @@ def test_every_helper_says_what_it_does(name: str) -> None:
 def test_what_a_helper_cannot_do_is_2() -> None:
     """What it has found goes nowhere."""
     words = {
-        "detect-stack": (),
-        "json-extract": ("--stdin",),
-        "emit-record": EMITTED,
-        "probe-exec": ("fs_tmp_write",),
+        ("detect-stack",),
+        ("portable-path", "realpath", "/"),
+        ("portable-path", "realpath", "/missing"),
+        ("portable-path", "relpath", "/a", "/b"),
+        ("json-extract", "--stdin"),
+        ("emit-record", *EMITTED),
+        ("probe-exec", "fs_tmp_write"),
     }
-    for name, said in words.items():
+    for name, *said in words:
         with open("/dev/full", "w") as full:  # noqa: PTH123
             done = subprocess.run(
                 [HELPERS / name, *said],

@@ -15,7 +15,7 @@ from msgspec import Struct
 _DEEPEST = 8  #: launchers behind launchers
 _ASSIGNMENT = r"([A-Za-z_]\w*)\+?="
 _SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash"))
-_SHELL_VALUES = frozenset(("-o", "+o", "-O", "+O", "--rcfile", "--init-file"))
+_SHELL_VALUES = frozenset(("--rcfile", "--init-file"))
 #: words of a shell that a command can stand behind
 _KEYWORDS = frozenset(
     ("!", "{", "if", "then", "elif", "else", "while", "until", "do", "eval", "builtin")
@@ -126,7 +126,8 @@ def _behind_shell(words: Sequence[str], depth: int) -> Iterator[Launch]:
         letters = "" if words[at].startswith("--") else words[at]
         has_script |= "c" in letters
         is_plain &= not {"l", "i"} & {*letters} and words[at] != "--login"  # profiles set PATH
-        at += 2 if words[at] in _SHELL_VALUES else 1
+        names_option = {"o", "O"} & {*letters}  # `-euo pipefail`: the next word is its name
+        at += 2 if names_option or words[at] in _SHELL_VALUES else 1
     if not has_script or at >= len(words):
         return
     moved = False

@@ -216,6 +216,8 @@ FOUND = [
     ("bash -ec 'cd sub && exec claude -p x >out 2>&1'", "claude"),
     ("bash -ec 'cd sub && ./claude'", ""),
     ("bash -lc claude", ""),
+    ("bash -euo pipefail -c claude", "claude"),
+    ("bash -o errexit -c claude", "claude"),
     ("sh -c '. ./env; claude'", ""),
     ("sh -c 'PATH=x claude'", ""),
     ("sh -c 'A=1 claude -p x | tee out'", "claude"),
