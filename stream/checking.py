@@ -32,6 +32,7 @@ class Answer(Struct):
     runs: int
     findings: int
     errors: int  #: findings that make the answer no
+    unknown: int  #: lines of contracts that stream does not know
 
 
 class FolderSource(Struct):
@@ -111,6 +112,5 @@ def _answer(stage: Invariants, found: list[Finding]) -> Answer:
     lines.received -= len(found)
     lines.passed -= len(found)
     errors = sum(finding.severity == "error" for finding in found)
-    return Answer(
-        lines, stage.events, stage.runs, stage.findings + len(found), stage.errors + errors
-    )
+    findings = stage.findings + len(found)
+    return Answer(lines, stage.events, stage.runs, findings, stage.errors + errors, stage.unknown)

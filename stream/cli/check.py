@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stream.cli.running import BOUNDARY, FORCE, CarefulCommand, number, run, run_now, say, tell
+from stream.cli.running import (
+    BOUNDARY,
+    FORCE,
+    CarefulCommand,
+    number,
+    run,
+    run_now,
+    say,
+    tell,
+    tell_unchecked,
+)
 
 if TYPE_CHECKING:
     from stream.checking import Answer
@@ -84,7 +94,8 @@ def check(
             target, None if profile is None else profile.value, boundary, *sinks
         )
         say(_summary(answer))
-        return 1 if answer.errors or answer.counts.rejected else 0
+        is_unchecked = tell_unchecked("check", answer.unknown, answer.counts)
+        return 1 if answer.errors or answer.counts.rejected or is_unchecked else 0
 
     run(work)
 

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from stream.cli.running import FORCE, number, run, run_now, say, tell
+from stream.cli.running import FORCE, number, run, run_now, say, tell, tell_unchecked
 
 _REJECT = typer.Option(
     None, metavar="FILE", help="Where reject records go. Default: sentences on stderr."
@@ -251,10 +251,7 @@ def validate(
         good = ", ".join(f"{count} {name}" for name, count in sorted(stage.contracts.items()))
         said = f"validate: {stage.counts}; {number(stage.findings, 'finding')}"
         say(said + (f"; {good}" if good else ""))
-        unknown = stage.contracts[UNKNOWN]
-        if unknown:
-            lines = number(unknown, "line")
-            say(f"validate: not checked: {lines} of contracts that stream does not know")
-        return 1 if stage.findings or (unknown and unknown == stage.counts.passed) else 0
+        is_unchecked = tell_unchecked("validate", stage.contracts[UNKNOWN], stage.counts)
+        return 1 if stage.findings or is_unchecked else 0
 
     run(work)

@@ -21,6 +21,8 @@ from stream.errors import shortage
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
+    from stream.pipeline import Counts
+
 T = TypeVar("T")
 READER_GONE = 141
 BOUNDARY = typer.Option(
@@ -41,6 +43,14 @@ def say(text: str) -> None:
 
     with suppress(OSError):
         typer.echo("\n".join(map(visible, text.split("\n"))), err=True)
+
+
+def tell_unchecked(command: str, unknown: int, counts: Counts) -> bool:
+    """What went through a filter unchecked. True: that is all that came, and no yes."""
+    if unknown:
+        lines = number(unknown, "line")
+        say(f"{command}: not checked: {lines} of contracts that stream does not know")
+    return 0 < unknown == counts.passed
 
 
 def tell(text: str | bytes) -> None:

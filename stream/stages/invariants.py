@@ -63,6 +63,7 @@ class Invariants:
         self.events = 0
         self.findings = 0
         self.errors = 0  #: findings that make the answer no
+        self.unknown = 0  #: lines of contracts that nobody here knows: they went on unchecked
         self._course = Course(is_alone=is_alone)
         self._profile = profile
         self._contracts = contracts  #: asked for where a line of another contract comes
@@ -132,10 +133,9 @@ class Invariants:
     def _look_elsewhere(self, line: bytes, place: Place) -> list[Control]:
         """What is to be said of a line of another contract."""
         contract = contract_of(line)
-        if self._contracts is None or contract is None:
-            return []
-        contracts = self._contracts()
-        if not contracts.know(contract):
+        contracts = self._contracts() if self._contracts and contract else None
+        if contracts is None or contract is None or not contracts.know(contract):
+            self.unknown += 1
             return []
         fault = contracts.check(contract, line, "" if place.source is UNSET else place.source)
         if fault is None:

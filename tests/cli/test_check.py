@@ -85,6 +85,15 @@ def test_a_run_folder(place: Place) -> None:
     assert done.code == 1
 
 
+def test_lines_that_nobody_knows_are_no_yes(place: Place) -> None:
+    foreign = b'{"a":1}\n{"schema":"their.v1"}\n'
+    said = "check: not checked: 2 lines of contracts that stream does not know"
+    for data, code in ((foreign, 1), (foreign + GOOD, 0)):
+        done = place.stream("check", "-", data=data)
+        assert (done.code, done.out) == (code, data)
+        assert said in done.err
+
+
 def test_the_profile(place: Place) -> None:
     data = GOOD.replace(b'"agent_id":"claude-code"', b'"agent_id":"codex"')
     done = place.stream("check", "-", data=data)
