@@ -11,7 +11,15 @@ from __future__ import annotations
 from msgspec import Struct
 
 from stream.evidence.failures import failure
-from stream.records.kernel import ACCEPT, CONNECT, SENDMSG, SENDTO, KernelDetail, KernelEvent
+from stream.records.kernel import (
+    ACCEPT,
+    CONNECT,
+    CONNECT_BLOCKED,
+    SENDMSG,
+    SENDTO,
+    KernelDetail,
+    KernelEvent,
+)
 
 ADDRESSING = {CONNECT: "connect", SENDTO: "sendto", SENDMSG: "sendmsg", ACCEPT: "accept"}
 _EBADF, _EFAULT, _EINVAL, _ENOTSOCK, _EAFNOSUPPORT, _EISCONN = 9, 14, 22, 88, 97, 106
@@ -48,17 +56,16 @@ class Peers(Struct):
         if is_failure and is_address(peer) and kind in ADDRESSING:
             self._failed.setdefault(peer, set()).add(f"{ADDRESSING[kind]}:{failure(result)}")
 
-    def block(self, peer: str) -> None:
-        (self._probes if _has_no_port(peer) else self._blocked).add(peer)
+    def block(self, peer: str | None) -> None:
+        is_probe = _has_no_port(peer)
+        self._kinds.add((CONNECT_BLOCKED, not is_probe))
+        if peer is not None:
+            (self._probes if is_probe else self._blocked).add(peer)
 
     def has(self, *kinds: int, is_reference: bool) -> bool:
         """The reference counts what addressed nobody, too."""
         found = self._kinds
         return any((k, True) in found or (is_reference and (k, False) in found) for k in kinds)
-
-    @property
-    def is_any_blocked(self) -> bool:
-        return bool(self._blocked)
 
     def may_be(self, endpoints: set[str]) -> bool:
         """Whether these are all, where what came of a connect to port 0 is not known."""

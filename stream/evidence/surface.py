@@ -177,9 +177,8 @@ class Surface:
     @property
     def has_connect(self) -> bool:
         """Of any kind that goes to a network, or comes from there; one that was blocked is one."""
-        is_blocked = self._peers.is_any_blocked
-        kinds = (CONNECT, ACCEPT, REACH)
-        return is_blocked or self._peers.has(*kinds, is_reference=self.is_reference)
+        kinds = (CONNECT, CONNECT_BLOCKED, ACCEPT, REACH)
+        return self._peers.has(*kinds, is_reference=self.is_reference)
 
     @property
     def has_datagram(self) -> bool:
@@ -193,6 +192,8 @@ class Surface:
             self._add_change(_CHANGES[kind], value, detail)
         elif kind in ADDRESSING:
             self._peers.add(event, detail)
+        elif kind == CONNECT_BLOCKED:
+            self._peers.block(value)
         elif value is None:
             return
         elif kind == OPEN:
@@ -204,8 +205,6 @@ class Surface:
             self._programs.setdefault(value, set()).add(ran or value)
         elif kind == EXEC_FAILED:
             self.miss(value, "exec", None if detail is None else detail.return_value)
-        elif kind == CONNECT_BLOCKED:
-            self._peers.block(value)
         elif kind in _LOCAL:
             self._sockets.add(value)
         elif kind == REACH:

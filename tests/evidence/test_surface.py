@@ -212,6 +212,15 @@ def test_a_program_in_memory_is_claimed_by_no_name() -> None:
     assert surface_of(inside).surface("run").process_execs == ["/srv/tool"]
 
 
+def test_a_blocked_connect_is_one_whatever_is_known_of_its_peer() -> None:
+    """As any other connect. One to port 0 sends nothing, but the reference claims it."""
+    assert surface_of(raw("connect_blocked")).has_connect
+    assert surface_of(raw("connect_blocked"), is_reference=True).has_connect
+    asked = raw("connect_blocked", peer="1.2.3.4:0")
+    assert not surface_of(asked).has_connect
+    assert surface_of(asked, is_reference=True).has_connect
+
+
 def test_without_its_detail_a_change_is_not_claimed() -> None:
     surface = Surface()
     fields: dict[str, Any] = {"run_id": "run", "seq": 0, "pid": 7}
