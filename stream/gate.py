@@ -157,8 +157,8 @@ def _declarations(script: Script, lines: Sequence[bytes], plan: Plan) -> Iterato
 
 
 _RUN_MODE = re.compile(
-    rb"""^(?![ \t]*\#)[^\n]*? --run-mode (?:[ \t]|\\\n)+
-    (?: '(?P<literal>[^'\n]+)' | "(?P<quoted>[^"\n]+)" | (?P<plain>[^\s"';&|)]+) )""",
+    rb"""^(?![ \t]*\#)[^\n]*? (?P<mark>["']?)--run-mode(?P=mark) (?:[ \t]|\\\n)+
+    (?: \$?'(?P<literal>[^'\n]+)' | "(?P<quoted>[^"\n]+)" | (?P<plain>[^\s"';&|)]+) )""",
     re.MULTILINE | re.VERBOSE,
 )
 

@@ -75,7 +75,8 @@ def check(
       cat runs/*/events.jsonl | stream check - --findings broken.ndjson > events.ndjson
 
     A run that was cut off is one finding, run.incomplete. Exit 1 if there is a finding that
-    is an error, or a rejected line; warnings alone are exit 0.
+    is an error, or a rejected line, or if nothing that came by `-` is of a contract that stream
+    knows; warnings alone are exit 0.
     """
     if rules:
         run_now(_tell_rules)

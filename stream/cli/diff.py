@@ -201,7 +201,7 @@ def _cells(found: BoundaryDiff) -> Iterator[str]:
         for one in changes:
             outcomes = f"{_ended(one.base)} -> {_ended(one.head)}"
             yield f"  {one.probe} ({one.mode})  {outcomes}  {one.capability}"
-    yield f"unchanged: {found.unchanged}"
+    yield f"unchanged, or measured on neither side: {found.unchanged}"
     yield from (f"note: {note}" for note in found.notes)
 
 

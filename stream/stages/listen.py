@@ -169,7 +169,7 @@ class Listen:
             + (f"; modes: {modes}" if modes else "")
             + "".join(f"; {n} {visible(name)} not shown" for name, n in sorted(self.others.items()))
             + (f"; {self.lost} lost, as gap records tell" if self.lost else "")
-            + (f"; {self.counts.rejected} bad lines" if self.counts.rejected else "")
+            + (f"; {number(bad, 'bad line')}" if (bad := self.counts.rejected) else "")
         )
         return ["", *rows] if self.records else rows[-1:]
 

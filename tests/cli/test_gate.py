@@ -84,6 +84,8 @@ STATIC: dict[str, Rule] = {
     "capability_odd": ("cap_fs_write_temp", "cap_nope", "capability", "cap_nope is not in"),
     "mode_written": ('"$FENCE_RUN_MODE"', '"baseline"', "run-mode", "is written out"),
     "mode_bare": (MODE, "--run-mode baseline", "run-mode", "FENCE_RUN"),
+    "mode_quoted": (MODE, '"--run-mode" "baseline"', "run-mode", "written out"),
+    "mode_ansi": (MODE, "--run-mode $'baseline'", "run-mode", "written out"),
     "mode_below": (MODE, "--run-mode \\\n'baseline'", "run-mode", "written out"),
     "mode_changed": (
         f"{CAPABILITY}\n\n",
@@ -140,6 +142,8 @@ LINES = {
     "capability_none": 5,
     "capability_odd": 5,
     "mode_bare": 8,
+    "mode_quoted": 8,
+    "mode_ansi": 8,
     "mode_below": 8,
     "mode_changed": 8,
     "mode_kept": 8,

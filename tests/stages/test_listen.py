@@ -87,7 +87,7 @@ def test_the_numbers() -> None:
     text, _ = heard(*items)
     assert text.splitlines()[-1] == (
         "3 records of 2 probes; modes: baseline 3; 1 (none) not shown; 1 other not shown"
-        "; 1 bad lines"
+        "; 1 bad line"
     )
     rows = [row.split() for row in text.splitlines()[-5:-1]]
     assert rows == [
