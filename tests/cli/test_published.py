@@ -252,7 +252,8 @@ def test_a_target_in_a_folder_of_the_harness_is_none_of_the_workspace(
         ("stays", "cap_fs_write_temp", "${TMPDIR}/x"),
     ):
         publish(tree, name, capability, f'status=success\nreport write "{target}"\n')
-    if own_helper:  # that writes plain JSON
+    if own_helper:  # that writes plain JSON, by the stream that is tested
+        place.env["PATH"] = f"{Path(STREAM).parent}:{place.env['PATH']}"
         shutil.copytree(HELPERS, tree / "bin")
         helper = tree / "bin" / "emit-record"
         helper.write_text(f'#!/bin/sh\nunset STREAM_FRAME\nexec "{HELPERS}/emit-record" "$@"\n')
