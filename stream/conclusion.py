@@ -7,6 +7,7 @@ files alone.
 from __future__ import annotations
 
 import hashlib
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ from stream.recorder.disclosure import Disclosure
 from stream.recorder.invocation import Ending
 from stream.recorder.outputs import NOT_OURS, Kept
 from stream.recorder.recording import Recording
-from stream.records.kernel import KernelEvent, RawCapture
+from stream.records.kernel import KernelEvent, RawCapture, taint
 from stream.records.run import (
     LAYERS,
     METADATA_FILE,
@@ -70,6 +71,7 @@ _encode = msgspec.json.Encoder().encode
 _decode_event = msgspec.json.Decoder(KernelEvent).decode
 _BLOCK = 1 << 20
 _MOST_WRITERS = 10_000  #: of the policy log
+_MEMORY = re.compile(r"/proc/([0-9]+)(?:/task/[0-9]+)?")  #: where it lies
 STDOUT = "stdout"
 
 
@@ -182,6 +184,8 @@ def conclude(
         surface = _surface_of(files)
         if not account.capture.unknown_loss:
             account.doubt(["layers are incomplete"])
+    account.doubt(_memory_of_others(surface, files))
+    taint(account.capture)
     correlation = _correlation(files, {*disturbed}, testimony, markers, total, account.capture)
     surface.admit(correlation.near)
     files.close()
@@ -257,6 +261,17 @@ def _writers_of(path: str | None, files: LayerFiles) -> list[tuple[int, int]]:
                 if event.access_mode not in (UNSET, "read"):
                     found.append((event.seq, event.pid))
     return found
+
+
+def _memory_of_others(surface: Surface, files: LayerFiles) -> Iterator[str]:
+    """What a run does through another's memory, no call shows: as with ptrace and its like."""
+    found = map(_MEMORY.fullmatch, surface.folders_with("mem"))
+    pids = {int(one[1]) for one in found if one is not None}
+    if pids and files.is_readable(KERNEL_FILE):
+        with files.read(KERNEL_FILE) as lines:
+            pids -= {_decode_event(line).pid for line in lines}
+    if pids:
+        yield "the run opened the memory of a process that is none of its own"
 
 
 def _markers(

@@ -83,6 +83,12 @@ class Paths(Generic[KeyT]):
         while open_folders:
             yield from open_folders.pop().rest(tell)
 
+    def folders_with(self, name: str) -> Iterator[str]:
+        """Those that the name is in."""
+        encoded = name.encode()
+        for _, folders in self._all():
+            yield from (folder for folder, names in folders.items() if folder and encoded in names)
+
     def __iter__(self) -> Iterator[str]:
         for paths, _ in self.pieces(len):
             yield from paths

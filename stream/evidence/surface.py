@@ -262,6 +262,10 @@ class Surface:
         """`paths`, in pieces."""
         return _by_path(self._reached.pieces(_words))
 
+    def folders_with(self, name: str) -> Iterator[str]:
+        """Where something of that name was reached."""
+        return self._reached.folders_with(name)
+
     def missed(self) -> Iterator[dict[str, list[str]]]:
         """`failed_paths`, in pieces."""
         return _by_path(self._missed.pieces(sorted))

@@ -49,7 +49,8 @@ RULES = (
         folders=("/usr/share/locale", "/usr/share/zoneinfo"),
         files=("/etc/localtime", "/etc/locale.alias"),  # where /usr/share/locale leads
     ),
-    Rule("proc", "what the kernel tells of processes", folders=("/proc",)),
+    # Not what they have in their memory.
+    Rule("proc", "what the kernel tells of processes", folders=("/proc",), but="mem"),
     Rule("sys", "what the kernel tells of devices", folders=("/sys",)),
     Rule("dev", "devices", folders=("/dev",)),
     Rule(

@@ -74,6 +74,12 @@ def take(pid: str, number: str) -> list[int]:
     return [LIBC.syscall(GETFD, os.pidfd_open(int(pid)), int(number), 0)]
 
 
+def look(pid: str) -> list[int]:
+    """Into the memory of a process; 0: into our own."""
+    os.open(f"/proc/{pid if int(pid) else 'self'}/mem", os.O_RDONLY)
+    return [0]
+
+
 def power() -> list[int]:
     made = LIBC.syscall(BPF, 0, struct.pack("IIIII", 2, 4, 4, 1, 0).ljust(72, b"\0"), 72)
     return [made]
@@ -128,6 +134,7 @@ if __name__ == "__main__":
     ways: dict[str, Callable[..., object]] = {
         "quiet": quiet,
         "loud": loud,
+        "look": look,
         "serve": serve,
         "vanish": vanish,
     }

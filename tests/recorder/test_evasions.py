@@ -151,6 +151,19 @@ def test_what_goes_on_where_no_call_shows_it(place: Place, feed: str) -> None:
     assert is_complete == all(result[0] < 0 for result in results.values())
 
 
+@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize("is_own", [False, True])
+def test_the_memory_of_a_process(place: Place, feed: str, is_own: bool) -> None:
+    """That of one outside is opened without a call which reaches into it."""
+    with somebody() as pid:
+        run, _ = evade(place, feed, "look", 0 if is_own else pid)
+    (opened,) = (e for e in kernel(run) if str(e["value"]).endswith("/mem"))
+    assert opened["value"] == f"/proc/{opened['pid'] if is_own else pid}/mem"
+    assert (health(run)["kernel_layer"] == "complete") == is_own
+    why = said(run, "stream_kernel_unknown_loss")
+    assert ("memory of a process that is none of its own" in why) != is_own
+
+
 @needs_ebpf
 def test_nobody_takes_itself_out_of_the_feed(place: Place) -> None:
     """It leaves its control group, and would delete its number from the maps."""
