@@ -258,10 +258,12 @@ def _manifest_findings(
 
 
 def _record_findings(path: Path, boundaries: Boundaries) -> Iterator[Finding]:
-    """What `validate` finds in a file of records, the forms of other recorders aside."""
+    """What `validate` finds in a file of records, the forms that other recorders have for their
+    logs and changes aside."""
     if not path.is_file() or path.is_symlink():
         return
-    stage, splitter = Validate(boundaries, is_last=False), LineSplitter(_utf8(str(path)))
+    stage = Validate(boundaries, is_last=path.name == BOUNDARY_FILE)
+    splitter = LineSplitter(_utf8(str(path)))
     with path.open("rb") as file:
         while chunk := file.read(BLOCK):
             yield from _record_faults(stage, splitter.feed(chunk))

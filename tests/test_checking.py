@@ -175,6 +175,7 @@ CASES: list[tuple[str, Change]] = [
     ("folder.constraints", before(lambda f: f.metadata["constraints"].append("mine.own"))),
     ("folder.evidence", after(_write("capability-surface.json", b"{}"))),
     ("folder.record", before(lambda f: (f.root / "boundary.ndjson").write_bytes(BROKEN))),
+    ("folder.record", before(_write("boundary.ndjson", b'{"schema_version":"unheard_of_v1"}\n'))),
     ("artifact.inside", _referring("/etc/hostname")),
     ("artifact.inside", _referring("artifacts/../../run/metadata.json")),
     ("artifact.inside", _link_out),
