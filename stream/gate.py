@@ -69,13 +69,16 @@ async def run_gate(
     names: Sequence[str],
     folder: Path | None,
     catalog: str | None,
+    boundary: str | None,
     workspace: Path | None,
     *sinks: Sink[Any],
     static: bool,
     timeout: float,
 ) -> Outcome:
     with _workspace(workspace) as (place, watched):
-        request = Request(probes=names, folder=folder, catalog=catalog, workspace=place)
+        request = Request(
+            probes=names, folder=folder, catalog=catalog, boundary=boundary, workspace=place
+        )
         plan = make_plan(request)
         findings: list[Finding] = []
         runnable: list[Cell] = []

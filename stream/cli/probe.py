@@ -170,6 +170,7 @@ def gate(
     static: bool = typer.Option(False, "--static", help="Read the scripts, run nothing."),
     probes: Path | None = _PROBES,
     catalog: str | None = _CATALOG,
+    boundary: str | None = _BOUNDARY,
     workspace: Path | None = typer.Option(
         None,
         metavar="DIR",
@@ -206,6 +207,7 @@ def gate(
                 named,
                 folder,
                 catalog,
+                boundary,
                 workspace,
                 *sinks,
                 static=static,

@@ -115,3 +115,18 @@ def test_what_came_with_the_records_reads_no_other_file(place: Place, descriptor
     done = place.stream("verify", folder)
     assert done.code == 1
     assert "$.schema_path: it came without its pattern" in done.err
+
+
+@pytest.mark.parametrize("is_flag", [True, False])
+def test_the_gate_holds_a_record_to_the_pattern_that_is_named(
+    place: Place, descriptor: Path, *, is_flag: bool
+) -> None:
+    schema = pattern("boundary_event_v2")
+    schema["properties"]["operation"]["properties"]["verb"] = {"enum": ["fly"]}
+    (descriptor.parent / "pattern.json").write_text(json.dumps(schema))
+    words = ["--boundary", str(descriptor)] if is_flag else []
+    if not is_flag:
+        place.env["BOUNDARY_PATH"] = str(descriptor)
+    done = place.stream("gate", "net_localhost_loopback", *words)
+    assert done.code == 1
+    assert "the record breaks mine-v2: $.operation.verb" in done.err
