@@ -95,7 +95,7 @@ def _parse(text: str, place: Path) -> Scenario:
     for line in text.splitlines():
         fenced ^= line.lstrip().startswith(("```", "~~~"))
         heading = None if fenced else _HEADING.match(line)
-        section = _SECTIONS.get(heading[2].casefold()) if heading else None
+        section = _SECTIONS.get(heading[2].casefold().rstrip(" :")) if heading else None
         if heading and section:
             if section in parts:
                 raise InputError(f"{place}: the heading {heading[2]!r} stands twice")

@@ -39,9 +39,10 @@ The answer is parsed.
 """
 
 
-def test_a_fifth_constraint_is_recorded_and_unknown(place: Place) -> None:
+@pytest.mark.parametrize("end", ["", ":"])
+def test_a_fifth_constraint_is_recorded_and_unknown(place: Place, end: str) -> None:
     task = place.root / "scenario.md"
-    task.write_text(SCENARIO)
+    task.write_text(SCENARIO.replace("(Raw)", f"(Raw){end}").replace("nts\n\n", f"nts{end}\n\n"))
     run = observe(place, "--scenario", task, "--", "echo", "{}")
     request = run.events[1]["request"]
     assert request["user_request_raw"] == "Write the report."
