@@ -39,7 +39,10 @@ def check_outputs(
 
 
 def check_free(target: str, *, force: bool) -> None:
-    """Raise OutputError where something is there already that nobody said to replace."""
+    """Raise OutputError where something is there already that nobody said to replace, or that
+    nobody can have meant: a device or a fifo that gave its name away is gone for everyone."""
+    if not is_regular(target) and not Path(target).is_dir():
+        raise OutputError(f"{target}: it is no regular file, and is not replaced")
     if os.path.lexists(target) and not force:
         raise OutputError(f"{target}: it is there already; --force replaces it")
     if Path(target).is_dir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,17 @@ def test_a_run_that_was_not_recorded_to_its_end(place: Place, spoil: str) -> Non
     said = f"stream: {folder}: it was not recorded to its end: see `stream verify`\n"
     assert (done.code, done.err) == (2, said)
     assert not target.exists()
+
+
+def test_nothing_but_a_file_is_replaced(place: Place) -> None:
+    folder = run_folder(place.root / "run")
+    target = place.root / "fifo"
+    os.mkfifo(target)
+    for force in ((), ("--force",)):
+        done = place.stream("archive", folder, "-o", target, *force)
+        assert done.code == 2
+        assert done.err == f"stream: {target}: it is no regular file, and is not replaced\n"
+    assert target.is_fifo()
 
 
 def test_what_the_recorder_lost_is_said(place: Place) -> None:
