@@ -38,7 +38,7 @@ from stream.recorder.disclosure import Disclosure
 from stream.recorder.invocation import Ending
 from stream.recorder.outputs import NOT_OURS, Kept
 from stream.recorder.recording import Recording
-from stream.records.kernel import KernelEvent, RawCapture, taint
+from stream.records.kernel import LINK, RENAME, KernelEvent, RawCapture, taint
 from stream.records.run import (
     LAYERS,
     METADATA_FILE,
@@ -249,7 +249,8 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _writers_of(path: str | None, files: LayerFiles) -> list[tuple[int, int]]:
-    """Which events of the kernel layer opened a file to write, and who did."""
+    """Which events of the kernel layer opened a file to write, or gave it another name, by which it
+    may be written, and who did."""
     found: list[tuple[int, int]] = []
     if path is None or not files.is_readable(KERNEL_FILE):
         return found
@@ -258,7 +259,7 @@ def _writers_of(path: str | None, files: LayerFiles) -> list[tuple[int, int]]:
         for line in lines:
             if named in line and len(found) < _MOST_WRITERS:
                 event = _decode_event(line)
-                if event.access_mode not in (UNSET, "read"):
+                if event.access_mode not in (UNSET, "read") or event.event_type in (LINK, RENAME):
                     found.append((event.seq, event.pid))
     return found
 

@@ -239,6 +239,8 @@ def decide(*words):
 _BY_WHOM = {
     "a call's program": "ask('a'); touch('f'); decide(); answer('a')",
     "the agent": "ask('a'); touch('f'); answer('a'); open(sys.argv[1], 'a').write(LINE)",
+    "by another name": "import os; ask('a'); touch('f'); answer('a'); os.link(sys.argv[1], 'g')"
+    "; open('g', 'a').write(LINE)",
 }
 
 
@@ -248,6 +250,7 @@ def test_decisions_that_the_agent_may_have_written(place: Place, feed: str, who:
     log, line = place.root / "policy.ndjson", place.root / "decision"
     data = {"tool": "Bash", "tool_call_id": "a", "decision": "allow"}
     line.write_text(json.dumps({"type": "assay.tool.decision", "source": "s", "data": data}) + "\n")
+    log.touch()
     body = f"LINE = {line.read_text()!r}\n{_DECIDED}"
     body += _BY_WHOM.get(who, "ask('a'); touch('f'); answer('a')") + "\n"
     words = [*map(str, agent(place, body)), str(log), str(line)]
