@@ -11,6 +11,7 @@ import os
 import socket
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http import HTTPStatus
 
 import h11
@@ -30,7 +31,8 @@ from stream.errors import number
 from stream.evidence.unused import Unused
 from stream.system import kernel_now
 
-MOST = 16  #: connections at a time
+MOST = 16  #: connections at a time that have named our place
+MOST_UNKNOWN = 128  #: and of those that have not: they cost little, and have little time for it
 MOST_HEAD = 64 << 10  #: bytes of a request's head
 MOST_BODY = 1 << 20  #: bytes of a request's body, packed and unpacked
 LAST = 2.0  #: seconds for what has been sent and not been read when the run is over
@@ -49,7 +51,7 @@ class Collector:
         self._target = b"/%b/v1/logs" % os.urandom(16).hex().encode()
         self._socket: socket.socket | None = None
         self._accepting = CancelScope()
-        self._count = 0
+        self._count = self._unknown = 0
         self._refused = self._torn = self._turned_away = 0
 
     def open(self) -> dict[bytes, bytes]:
@@ -117,30 +119,38 @@ class Collector:
                 continue  # it went away while it waited
             except OSError:
                 return False
-            if self._count >= MOST:
-                self._turned_away += 1
+            if self._unknown >= MOST_UNKNOWN:
+                self._turned_away += 1  # it may have been the agent
                 connection.close()
                 continue
             connection.setblocking(False)
-            self._count += 1
+            self._unknown += 1
             connections.start_soon(self._serve, connection)
 
     async def _serve(self, connection: socket.socket) -> None:
         # What is read and not used yet is this much at most, however it was sent.
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD)
-        request = None
-        try:
-            with connection:
+        with suppress(OSError, h11.ProtocolError), connection:  # it went away, or does so now
+            request = None
+            try:
                 with move_on_after(_PATIENCE):
                     request = await self._asked(connection, http)
+            finally:
+                self._unknown -= 1
+            if request is None:
+                return
+            if self._count >= MOST:
+                self._turned_away += 1
+                await _refuse(connection, http, 503)
+                return
+            self._count += 1
+            try:
                 while request is not None:
                     await self._take(connection, http, request)
                     http.start_next_cycle()
                     request = await self._asked(connection, http)
-        except (OSError, h11.ProtocolError):
-            pass  # it went away, or has had its answer and goes away now
-        finally:
-            self._count -= 1
+            finally:
+                self._count -= 1
 
     async def _asked(self, connection: socket.socket, http: h11.Connection) -> h11.Request | None:
         """The head of a request for our place. Whoever asks for anything else is answered before

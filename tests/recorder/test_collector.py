@@ -181,6 +181,18 @@ async def test_a_stranger_is_answered_before_the_rest_is_read_and_costs_nothing(
 
 
 @pytest.mark.anyio
+async def test_strangers_who_say_nothing_turn_nobody_away() -> None:
+    async with collecting() as heard:
+        idle = [heard.connect() for _ in range(3 * MOST)]
+        answer = await to_thread.run_sync(heard.tell, post(SMALL, target=heard.place))
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        for connection in idle:
+            connection.close()
+    assert heard.bodies == [SMALL + b"\n"]
+    assert list(heard.collector.unused()) == []
+
+
+@pytest.mark.anyio
 async def test_who_names_no_place_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "_PATIENCE", 0.1)
     async with collecting() as heard:
@@ -282,8 +294,8 @@ async def test_more_than_so_many_are_turned_away() -> None:
             held.append(connection)
             connection.sendall(post(b"{}", target=heard.place))
             await to_thread.run_sync(connection.recv, 1 << 16)
-        with heard.connect() as one_more:
-            assert await to_thread.run_sync(one_more.recv, 1) == b""
+        answer = await to_thread.run_sync(heard.tell, post(b"{}", target=heard.place))
+        assert answer.startswith(b"HTTP/1.1 503 ")
         for connection in held:
             connection.close()
     (trouble,) = (one.sentence for one in heard.collector.unused())
