@@ -366,7 +366,7 @@ def _commands() -> list[Context]:
         + _S
         + rb"-p(?=[^\s\0\"',-])"
     )
-    by_p = rb"(?:-p|--password)(?:" + _S + rb"|=)?"
+    by_p = rb"(?:-p(?:" + _S + rb"|=)?|--password(?:" + _S + rb"|=))"
     return [
         row(
             (b"curl", b"http ", b"https ", b"xh "),
@@ -399,7 +399,7 @@ def _commands() -> list[Context]:
             (b"login",),
             _shape(rb"login" + _ARGS + _S + by_p),
             "docker login -u me -p <12> example.org",
-            "login [-p] [-h host]",
+            "docker login -u me --password-stdin example.org",
         ),
         row(
             (b"redis-cli",),
