@@ -71,7 +71,7 @@ def _matrix_row(scratch: Path, what: str, folder: Path, repeat: int = 1) -> Row:
         "FENCE_WORKSPACE_ROOT": str(work / "ws"),
         "TMPDIR": str(work / "tmp"),
     }
-    command = [STREAM, "matrix", "-o", str(work / "out")]
+    command = [STREAM, "matrix", "-o", str(work / "out"), "--force"]
     command += [] if folder == ROOT / "probes" else ["--probes", str(folder)]
     jobs = str(3 * (os.cpu_count() or 1))
     ours, floor = race(
