@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from anyio import from_thread, to_thread
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, field
 from msgspec.structs import replace
 
 from stream.archive.assorting import Assort, Books
+from stream.archive.book import Book
 from stream.archive.entries import Entry
 from stream.archive.gathering import DECODERS, Gathering, whole_lines
 from stream.archive.implied import imply
 from stream.archive.packing import archive_run, names_of
 from stream.archive.places import missing_from
 from stream.archive.spools import Spools
+from stream.archive.verifying import verify
 from stream.archive.writing import Written, write_archive
 from stream.conclusion import missing_evidence
 from stream.errors import InputError, UnfinishedError, UsageError, number
@@ -109,11 +111,31 @@ async def archive_stream(
                 Entry.of_bytes(name, data) for name, data in missing.items() if name not in there
             ]
             look = from_thread.check_cancelled
-            return write_archive(target, entries, agreed, force=force, look=look)
+
+            def judge(made: Path) -> None:
+                _check_verified(verify(made, boundary=boundary, look=look), stage.counts.rejected)
+
+            return write_archive(target, entries, agreed, force=force, look=look, judge=judge)
 
         return Archived(await to_thread.run_sync(work), stage.counts)
     finally:
         spools.close()
+
+
+def _check_verified(book: Book, rejected: int) -> None:
+    """Raises InputError where what came does not hold together, as without lines that were
+    rejected."""
+    errors = [finding for finding in book.findings if finding.severity == "error"]
+    if not errors:
+        return
+    first = errors[0]
+    place = str(first.source).removeprefix(f"{book.place}/")
+    line = "" if first.line is UNSET else f":{first.line}"
+    path = "" if first.path is UNSET else f"{first.path}: "
+    more = f"; and {number(book.errors - 1, 'other finding')}" if book.errors > 1 else ""
+    without = f" without {number(rejected, 'rejected line')}" if rejected else ""
+    said = f"it would not verify{without}: {place}{line}: {path}{first.message}{more}"
+    raise InputError(f"(stdin): nothing was written, for {said}")
 
 
 def _implied(run_id: str, stage: Assort, spools: Spools) -> dict[str, bytes]:

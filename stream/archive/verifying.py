@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 from stream.archive.book import Book
+from stream.archive.entries import Look
 from stream.archive.examination import Examination
 from stream.archive.folder import folder_names, folder_parts, reading_order
 from stream.archive.header import BrokenArchive, Fault
@@ -16,13 +18,19 @@ from stream.archive.inflating import NoArchive
 from stream.archive.limits import Limits
 from stream.archive.manifest import read_archive
 from stream.archive.places import has_evidence, is_reference, missing_from
-from stream.archive.reading import Start, ahead, parts_of
+from stream.archive.reading import Part, Start, ahead, parts_of
+from stream.archive.writing import unwatched
 from stream.enclosure import kind_of
 from stream.errors import InputError, os_reason
 from stream.runfolder import check_folder
 
 
-def verify(target: Path, limits: Limits | None = None, boundary: str | None = None) -> Book:
+def verify(
+    target: Path,
+    limits: Limits | None = None,
+    boundary: str | None = None,
+    look: Look = unwatched,
+) -> Book:
     """What was found. `boundary` is a descriptor that records may name. Raises InputError where
     there is nothing to verify."""
     place = os.fsencode(target).decode(errors="replace")
@@ -33,7 +41,7 @@ def verify(target: Path, limits: Limits | None = None, boundary: str | None = No
             check_folder(target)
             _verify_folder(target, book, boundary)
         else:
-            _verify_archive(target, book, boundary)
+            _verify_archive(target, book, boundary, look)
     except NoArchive as error:
         raise InputError(f"{place}: {error}") from None
     except OSError as error:
@@ -50,17 +58,24 @@ def _is_folder(target: Path) -> bool:
     return stat.S_ISDIR(mode)
 
 
-def _verify_archive(target: Path, book: Book, boundary: str | None) -> None:
+def _verify_archive(target: Path, book: Book, boundary: str | None, look: Look) -> None:
     examination = Examination(book, boundary)
     with closing(examination), target.open("rb", buffering=0) as file:
         try:
-            read_archive(ahead(parts_of(file, book.limits)), book, examination)
+            parts = ahead(parts_of(file, book.limits))
+            read_archive(_watched(parts, look), book, examination)
         except BrokenArchive as broken:  # what is missing is behind this place
             book.find(broken.rule, str(broken))
         else:
             examination.conclude()
             hold_to_implied(book, examination)
         examination.documents.settle()
+
+
+def _watched(parts: Iterator[Part], look: Look) -> Iterator[Part]:
+    for part in parts:
+        look()
+        yield part
 
 
 def _verify_folder(root: Path, book: Book, boundary: str | None) -> None:

@@ -12,7 +12,7 @@ import os
 import struct
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -43,6 +43,10 @@ def unwatched() -> None:
     pass
 
 
+def unjudged(_: Path) -> None:
+    pass
+
+
 def write_archive(
     target: Path,
     entries: Sequence[Entry],
@@ -50,9 +54,11 @@ def write_archive(
     *,
     force: bool = False,
     look: Look = unwatched,
+    judge: Callable[[Path], None] = unjudged,
 ) -> Written:
-    """Raises InputError where an entry cannot be read, and OutputError where the archive cannot
-    be written, or an entry is changed meanwhile. Then nothing has its name."""
+    """`judge` is called with the whole archive before it has its name. Raises what that raises,
+    InputError where an entry cannot be read, and OutputError where the archive cannot be written,
+    or an entry is changed meanwhile. Then nothing has its name."""
     check_free(str(target), force=force)
     growing = partial(str(target))
     with named(str(target)):
@@ -62,6 +68,8 @@ def write_archive(
             measures = [measured(entry, look) for entry in in_order(entries)]
             written = _write(fd, measures, run_id, look)
             os.fsync(fd)
+        judge(growing)
+        with named(str(target)):
             check_free(str(target), force=force)
             growing.replace(growing.with_suffix(""))
             _sync_folder(growing.parent)

@@ -44,7 +44,8 @@ def archive(
     Given `-`, each line goes to where its contract belongs: events of the kernel, of the agent,
     of a policy, DecisionEvents, boundary objects, artifacts. Lines keep their bytes. A line
     that belongs nowhere, or breaks its contract, is rejected. Where that, or anything else that
-    the feed's books count, is missing, nothing is called complete.
+    the feed's books count, is missing, nothing is called complete. What would not verify is not
+    written: stderr says why, and the exit code is 2.
 
     \b
       stream normalize - --detail - < raw.ndjson | stream archive - -o run.tar.gz
