@@ -55,6 +55,7 @@ def diff(
 
     It does not verify: an archive has to be whole, and the evidence as the manifest of the archive
     or of the run lists it, but what it says is taken as it is. Run stream verify on both first.
+    Only an archive of the contract's own files alone is verified, as nothing else bears it out.
 
     \b
       stream diff before.tar.gz after.tar.gz

@@ -1,8 +1,8 @@
 """What a run left as evidence, wherever it lies: an archive, a run folder, or loose files.
 
 An archive is read to its end, in its one form, and held against its manifest, and the evidence in
-a run folder against the run's; what the files say is not verified. Nothing is unpacked, and no more
-is held than the artifacts may be large.
+a run folder against the run's; what the files say is not verified here. Nothing is unpacked, and
+no more is held than the artifacts may be large.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def _of_archive(path: Path) -> dict[str, bytes]:
     """All of it is read: what is missing, or is not what the manifest says, is only known then."""
     kept = _Kept()
     with _parts(path) as parts:
-        book = Book(os.fsencode(path).decode(errors="replace"), _limits(), is_folder=False)
+        book = Book(os.fsencode(path).decode(errors="replace"), limits(), is_folder=False)
         try:
             read_archive(ahead(parts), book, kept)
         except BrokenArchive as broken:
@@ -292,7 +292,7 @@ def _parts(path: Path) -> Iterator[Iterator[Part]]:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
                 raise InputError(f"{path}: {kind_of(mode)}: {_NEITHER}")
-            yield parts_of(cast("BinaryIO", file), _limits())
+            yield parts_of(cast("BinaryIO", file), limits())
     except NoArchive:
         raise InputError(f"{path}: {_NEITHER}") from None
     except BrokenArchive as broken:
@@ -303,7 +303,7 @@ def _parts(path: Path) -> Iterator[Iterator[Part]]:
         raise InputError(f"{path}: {error}") from None
 
 
-def _limits() -> Limits:
+def limits() -> Limits:
     return Limits(archive=MOST_ARCHIVE, decoded=MOST_ARCHIVE, document=MOST_ARTIFACT)
 
 

@@ -10,17 +10,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from stream.archive.verifying import verify
 from stream.codec import DECODE_ERRORS, explain
 from stream.comparison.artifacts import (
     ARTIFACTS,
     TOLD,
     DamagedError,
     folders_of,
+    limits,
     proofs_of,
     read_artifacts,
 )
@@ -84,7 +87,21 @@ def read_evidence(path: str) -> Evidence:
         return Evidence(problems=[str(error)])
     if not found.keys() & ARTIFACTS.keys():
         raise InputError(f"{path}: there is no evidence: no {', no '.join(ARTIFACTS)}")
-    return evidence_of(found, partial(proofs_of, path))
+    evidence = evidence_of(found, partial(proofs_of, path))
+    if not evidence.problems and COMPANION_FILE not in found and not Path(path).is_dir():
+        _verify(path, evidence)
+    return evidence
+
+
+def _verify(path: str, evidence: Evidence) -> None:
+    """An archive of the contract's own files alone, of which no recorder of ours says more."""
+    book = verify(Path(path), limits())
+    for finding in book.findings:
+        reason = f"{str(finding.source).removeprefix(f'{book.place}/')}: {finding.message}"
+        if finding.rule == "contract.correlation":
+            evidence.doubt = evidence.doubt or reason
+        elif finding.severity == "error" and len(evidence.problems) < _MOST_FAULTS:
+            evidence.problems.append(reason)
 
 
 def evidence_of(

@@ -172,8 +172,14 @@ def emptiness_faults(report: CorrelationReport) -> Iterator[Fault]:
 
 def witness_faults(report: CorrelationReport, health: ObservationHealth) -> Iterator[str]:
     """What two artifacts of a run cannot both say."""
-    if report.status == "clean" and health.kernel_layer == "absent":
+    if report.status != "clean":
+        return
+    if health.kernel_layer == "absent":
         yield "$.status: clean, and there is no kernel layer to bind anything to"
+    elif health.kernel_layer != "complete":
+        yield f"$.status: clean, and the kernel layer is {health.kernel_layer}"
+    elif health.cgroup_correlation == "partial":
+        yield "$.status: clean, and whose events these are is known in part only"
 
 
 def told_faults(

@@ -215,6 +215,8 @@ def _missing(capture: RawCapture | None, gaps: Sequence[tuple[int, int]]) -> Ite
         yield "books"
     if capture.uring in ("hole", "unknown"):
         yield "io_uring"
+    if capture.cgroup == "partial":
+        yield "cgroup"
 
 
 def _tainted(calls: Iterable[Call], gaps: Sequence[tuple[int, int]]) -> Iterator[Call]:

@@ -183,6 +183,7 @@ def judged(files: Files, capture: RawCapture) -> Files:
         events=kernel_steps(files[KERNEL_FILE].splitlines(), lines),
         gaps=lost_between(lines, len(kernel)),
         has_kernel=True,
+        capture=capture,
     )
     health = make_health(
         RUN,
