@@ -200,7 +200,7 @@ def reject(stage: str, batch: Sequence[object], index: int, reason: str, path: s
 
 def is_blank(line: bytes) -> bool:
     """Nothing but white space: not a record, and not a bad one."""
-    return not isinstance(line, OverlongLine | BrokenDocument) and not line.strip()
+    return not line.strip() and not isinstance(line, OverlongLine | BrokenDocument)
 
 
 class Head(Struct):

@@ -273,14 +273,14 @@ class _QuickPayload(Payload, forbid_unknown_fields=True, gc=False):
 class _Quick(Struct, forbid_unknown_fields=True, gc=False):
     """A canonical record, as far as one differs from the next."""
 
-    capabilities_schema_version: str
+    capabilities_schema_version: Raw
     capability_context: Raw
     operation: Operation
     payload: _QuickPayload
     probe: Raw
     result: Result
     run: Run
-    schema_key: str
+    schema_key: Raw
     schema_version: Literal["boundary_event_v1"]
     stack: Raw
 
@@ -294,8 +294,9 @@ class Boundaries:
 
     def __init__(self, descriptors: Sequence[Descriptor], catalogs: Iterable[Catalog]) -> None:
         self.descriptors = tuple(descriptors)
-        self._good: set[tuple[str | bytes, ...]] = set()  #: what records had in common, and good
+        self._good: set[bytes] = set()  #: what records had in common, and good
         self._keys = {descriptor.key for descriptor in descriptors}
+        self._versions = {PATTERN_VERSION, *(one.pattern_version for one in descriptors)}
         self._capabilities: Mapping[str, Mapping[str, tuple[str, str]]] = {
             catalog.key: {
                 name: (found.category, found.layer) for name, found in catalog.capabilities.items()
@@ -304,8 +305,7 @@ class Boundaries:
         }
 
     def knows(self, version: str) -> bool:
-        patterns = (descriptor.pattern_version for descriptor in self.descriptors)
-        return version == PATTERN_VERSION or version in patterns
+        return version in self._versions
 
     def carried(self, keys: Container[object]) -> bytes:
         """What records of these keys need to be understood elsewhere; empty: nothing."""
@@ -333,12 +333,15 @@ class Boundaries:
                 return False
             # What comes out as it went in has no key twice.
             if len(line) <= PAYLOAD and (again == line or not repeated_key(line)):
-                known = (
-                    record.schema_key,
-                    record.capabilities_schema_version,
-                    bytes(record.capability_context),
-                    bytes(record.probe),
-                    bytes(record.stack),
+                # Each value tells where it ends: no other five would look the same.
+                known = b"".join(
+                    (
+                        record.schema_key,
+                        record.capabilities_schema_version,
+                        record.capability_context,
+                        record.probe,
+                        record.stack,
+                    )
                 )
                 if known in self._good:
                     continue

@@ -12,7 +12,6 @@ from msgspec import UNSET, Struct
 
 from stream.codec import DECODE_ERRORS
 from stream.errors import UsageError
-from stream.records.kernel import RAW_CAPTURE, RAW_KERNEL
 from stream.records.run import EVENTS_FILE, METADATA_FILE
 
 Kind = Literal["run", "archive", "boundary", "events", "telemetry"]
@@ -77,4 +76,6 @@ def _kind_of_line(line: bytes) -> Kind | None:
         return "boundary"
     if head.observability_mode is not UNSET:
         return "events"
+    from stream.records.kernel import RAW_CAPTURE, RAW_KERNEL  # where nothing else is known of it
+
     return "telemetry" if head.schema in (RAW_KERNEL, RAW_CAPTURE) else None

@@ -33,6 +33,7 @@ _DOCUMENTS: dict[str, Callable[[Any, Path], object]] = {
     DEFAULTS: make_defaults,
 }
 _decode_document = msgspec.json.Decoder(RunMetadata | RunSummary | Manifest | CommandRecord).decode
+_encode = msgspec.json.Encoder().encode
 _decode_control = msgspec.json.Decoder(Control).decode
 _DECODED: dict[str, Callable[[bytes], object]] = {
     RAW_EMISSION: decode_raw,
@@ -51,6 +52,10 @@ class Contracts:
     def __init__(self, boundaries: Boundaries) -> None:
         self.boundaries = boundaries
 
+    def of_document(self, source: str) -> str | None:
+        """The contract of a document that does not name one."""
+        return DEFAULTS if Path(source).name == DEFAULTS else None
+
     def know(self, contract: str) -> bool:
         return contract in _DECODED or contract in _DOCUMENTS or self.boundaries.knows(contract)
 
@@ -61,10 +66,11 @@ class Contracts:
         if contract in _DOCUMENTS:
             return check_document(contract, line, source)
         try:
-            _DECODED[contract](line)
+            record = _DECODED[contract](line)
         except DECODE_ERRORS as error:
             return explain(error)
-        return repeated_key(line)
+        # What comes out as it went in has no key twice.
+        return None if _encode(record) == line else repeated_key(line)
 
 
 def check_document(contract: str, line: bytes, source: str) -> Fault | None:

@@ -8,7 +8,8 @@ counted, and is a finding only where nothing follows that could know it.
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET
@@ -27,6 +28,9 @@ from stream.pattern import Boundaries, Fault
 from stream.pipeline import Batch, Counts
 from stream.records.boundary import PATTERN_VERSION
 from stream.records.control import Control, Finding
+
+if TYPE_CHECKING:
+    from stream.stages.contracts import Contracts
 
 UNKNOWN = "(unknown)"  #: what lines of other contracts are counted as
 EVENT = "DecisionEvent"  #: names itself by its fields
@@ -82,13 +86,15 @@ class Validate:
             out += (finding, bad)
         return out
 
+    @cached_property
+    def _known(self) -> Contracts:
+        # All contracts, which nearly every stream does without, are an eighth of the start.
+        from stream.stages.contracts import Contracts
+
+        return Contracts(self._boundaries)
+
     def _judge(self, line: bytes | Control, source: str) -> tuple[str, Fault | None]:
         """(the contract or rule, what breaks it)."""
-        # All contracts, which nearly every stream does without, are an eighth of the start.
-        from stream.stages.contracts import DEFAULTS, Contracts
-        from stream.stages.invariants import is_event
-
-        known = Contracts(self._boundaries)
         if not isinstance(line, bytes):
             return "control", None
         if isinstance(line, BrokenDocument):
@@ -97,9 +103,11 @@ class Validate:
             contract = contract_of(line)
         except DECODE_ERRORS as error:
             return "json", explain(error)
-        if contract is None and Path(source).name == DEFAULTS:
-            contract = DEFAULTS
-        if contract is None or not known.know(contract):
+        if contract is None:
+            contract = self._known.of_document(source)
+        if contract is None or not self._known.know(contract):
+            from stream.stages.invariants import is_event
+
             if is_event(msgspec.json.decode(line)):
                 return EVENT, self._judge_event(line)
             if repeated := repeated_key(line):
@@ -108,7 +116,7 @@ class Validate:
                 self.contracts[UNKNOWN] += 1
                 return "contract", None
             return "contract", _unknown(contract)
-        fault = known.check(contract, line, source)
+        fault = self._known.check(contract, line, source)
         if fault is None:
             self.contracts[contract] += 1
         return contract, fault
