@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Container, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -27,15 +27,17 @@ from stream.archive.limits import Limits
 from stream.archive.manifest import read_archive
 from stream.archive.reading import Part, Start, ahead, contents_of, parts_of
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine, contract_of, explain
+from stream.comparison.names import Asked, Proven
 from stream.enclosure import Digests, Unfit, kind_of
 from stream.errors import InputError, os_reason
-from stream.records.kernel import ACCEPT
+from stream.records.kernel import ACCEPT, BIND, MKDIR
 from stream.records.kernel import kind_of as name_of_kind
 from stream.records.run import EVENTS_FILE, MANIFEST_FILE, Manifest
 from stream.records.runner import (
     COMPANION_FILE,
     CORRELATION,
     CORRELATION_FILE,
+    DETAIL_FILE,
     EVIDENCE_FILES,
     HEALTH,
     HEALTH_FILE,
@@ -65,6 +67,8 @@ _CAME = name_of_kind(ACCEPT).encode()
 _PEER = re.compile(
     rb'"kind":\s*"(connect|connect_blocked|sendto|sendmsg|%b)",\s*"value":\s*"([^"]*)"' % _CAME
 )
+_FREE_PORT = re.compile(rb'"kind":\s*"%b",\s*"value":\s*"[^"]*:0"' % name_of_kind(BIND).encode())
+_EXCLUSIVE, _MKDIR = b'"exclusive"', f'"{name_of_kind(MKDIR)}"'.encode()
 _PREPARED, _FIRST_EVENTS = "workspace_prepared", 2
 
 
@@ -81,6 +85,17 @@ class _Begun(Struct):
     agent_action: _Action
 
 
+class _Made(Struct):
+    """Of a line of the kernel layer, or of its detail."""
+
+    seq: int
+    value: str | None = None
+    mode: int | None = None
+    return_value: int = -1
+    operation_flags: list[str] = []
+
+
+_decode_made = msgspec.json.Decoder(_Made).decode
 _decode_begun = msgspec.json.Decoder(_Begun).decode
 
 
@@ -121,21 +136,47 @@ def has_any(path: str, names: Collection[str]) -> bool:
         return any(isinstance(part, Start) and part.name in names for part in parts)
 
 
-def proofs_of(
-    path: str, numbers: Collection[int], endpoints: Collection[str]
-) -> tuple[set[int], set[str]]:
-    """By its kernel layer: of some numbers those that processes of the run had, and of some
-    endpoints those of who came to it, to which it never went."""
-    processes: set[int] = set()
+def proofs_of(path: str, asked: Asked) -> Proven:
+    """What the kernel layer of a run says of it. A caller is one to whom the run never went."""
+    processes, private = set[int](), set[str]()
     came, went = set[str](), set[str]()
-    for line in read_lines(path, KERNEL_FILE) if numbers or endpoints else ():
+    free_ports = 0
+    folders = set(_private_folders(path)) if asked.made else set()
+    for line in read_lines(path, KERNEL_FILE):
         told = _PID.search(line)
-        if told is not None and (number := int(told[1])) in numbers:
+        if told is not None and (number := int(told[1])) in asked.numbers:
             processes.add(number)
-        peer = _PEER.search(line) if endpoints else None
-        if peer is not None and (endpoint := peer[2].decode(errors="replace")) in endpoints:
+        peer = _PEER.search(line) if asked.endpoints else None
+        if peer is not None and (endpoint := peer[2].decode(errors="replace")) in asked.endpoints:
             (came if peer[1] == _CAME else went).add(endpoint)
-    return processes, came - went
+        free_ports += _FREE_PORT.search(line) is not None
+        if asked.made and (_EXCLUSIVE in line or _MKDIR in line):
+            private |= _privately_made(line, folders).intersection(asked.made)
+    return Proven(processes, came - went, private, free_ports)
+
+
+def _private_folders(path: str) -> Iterator[int]:
+    """The numbers of the lines that make them: the kernel layer itself has no room for a mode."""
+    for line in read_lines(path, DETAIL_FILE):
+        if b'"mkdir' in line:
+            with suppress(*DECODE_ERRORS):
+                made = _decode_made(line)
+                if _is_private(made.mode) and made.return_value == 0:
+                    yield made.seq
+
+
+def _privately_made(line: bytes, folders: Container[int]) -> set[str]:
+    with suppress(*DECODE_ERRORS):
+        made = _decode_made(line)
+        is_file = "exclusive" in made.operation_flags and made.return_value >= 0
+        if made.value is not None:
+            is_private = (is_file and _is_private(made.mode)) or made.seq in folders
+            return {made.value} if is_private else set()
+    return set()
+
+
+def _is_private(mode: int | None) -> bool:
+    return mode is not None and mode & 0o077 == 0
 
 
 def folders_of(events: bytes) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, Literal
 
 from stream.comparison.names import RUN_FOLDER
-from stream.comparison.side import ENDPOINTS, EXECS, PATHS, Evidence, knows_programs
+from stream.comparison.side import ENDPOINTS, EXECS, PATHS, Evidence, compare_names, knows_programs
 from stream.errors import visible
 from stream.evidence.health import degraded
 from stream.records.runner import HEALTH_FILE, SURFACE_SETS, CapabilityDiff, Changes
@@ -73,6 +73,7 @@ def diff(
     """`baseline`: other runs of the base's kind. `ignore`: patterns of paths and programs."""
     sides: dict[Side, Evidence] = dict(zip(_SIDES, (base, head), strict=True))
     broken = any(evidence.problems for evidence in (base, head, *baseline))
+    compare_names([base, head, *baseline])
     compared = {} if broken else sides  # what is left of evidence proves nothing
     aside = _Aside([*compared.values()], [base, *baseline] if compared else [], ignore)
     found = CapabilityDiff(

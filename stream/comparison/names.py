@@ -19,8 +19,6 @@ RUN_FOLDER = "(run)"
 #: What the run did to a path, besides reading it: it was the first to use the name, and moved the
 #: file to another; it was the first; it gave the name, or took it away; it changed what is there.
 Proof = Literal["moved", "first", "made", "changed"]
-#: Of some numbers those of processes of the run, and of some endpoints those of who came to it.
-Proofs = Callable[[Collection[int], Collection[str]], tuple[Collection[int], Collection[str]]]
 
 _FIRST = {"mkdir", "exclusive", "bind"}
 _MADE = {
@@ -34,12 +32,33 @@ _DAY = re.compile(r"/20\d\d/[01]\d/[0-3]\d/")
 _YEARS = range(1900, 2100)  #: such a number is rather a year than a process
 _LEAST = 100  #: and smaller ones are in too many names
 _PORTS = range(32768, 61000)  #: those that the kernel gives to who asks for any
+_ANY_PORT = re.compile(rf"{_LEFT}[3-6][0-9]{{4}}{_RIGHT}")
 _LOCAL = re.compile(r"(?:127\.\d+\.\d+\.\d+|\[::1\]):(\d+)\Z")
 _ENDPOINT = re.compile(r"(.+):(\d+)\Z")
 _TEMPORARY = re.compile(r"(?<=\.tmp\.)([0-9]+)\.[0-9a-f]{6,32}\Z")
 _PIECES = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 _WORD = 4  #: letters that may be one
 _LONG_ID = 16  #: a shorter one may be a word that is in other names as well
+
+
+class Asked(Struct, frozen=True):
+    """What only the kernel layer of a run can tell."""
+
+    numbers: Collection[int] = ()
+    endpoints: Collection[str] = ()
+    made: Collection[str] = ()  #: paths whose name the run was the first to use
+
+
+class Proven(Struct, frozen=True):
+    """What it tells."""
+
+    processes: Collection[int] = ()  #: of the numbers: those of processes of the run
+    callers: Collection[str] = ()  #: of the endpoints: those of who came to the run
+    private: Collection[str] = ()  #: of the paths: those that were made for their owner alone
+    free_ports: int = 0  #: how often the run asked for any port that is free
+
+
+Proofs = Callable[[Asked], Proven]
 
 
 def _is_scrambled(text: str) -> bool:
@@ -68,6 +87,13 @@ RULES = (
         "made",
         "01a1f405-2745-7593-937f-fad64de2a27b.lock",
         "uuid-notes.lock",
+    ),
+    Rule(
+        "ulid",  # of the years from 2005 to 2039
+        rf"{_LEFT}01(?:[0-9A-HJKMNP-TV-Z]{{24}}|[0-9a-hjkmnp-tv-z]{{24}}){_RIGHT}",
+        "made",
+        "session-01M7T8V9MC0D3NCJEJQMMXAP3S.json",
+        "session-01MONDAY.json",
     ),
     Rule(
         "time",
@@ -156,6 +182,7 @@ class Names:
         workspace: str = "",
         ways: Mapping[str, Collection[str]] | None = None,
         endpoints: Iterable[str] = (),
+        proven: Proven | None = None,
     ) -> None:
         """`places`: folders in the run's own one, and `workspace` the one that the agent had."""
         self.used: Counter[str] = Counter()  #: by rule: values that it changed
@@ -164,27 +191,60 @@ class Names:
         self._places = tuple(f"{folder.rstrip('/')}/{name}" for name in places if folder)
         self._workspace = workspace or None
         self._own = [*_own_names(run_id, folder)]
-        self._processes: Collection[int] = ()
-        self._callers: Collection[str] = ()
+        self._proven = proven or Proven()
+        self._agreed: dict[str, tuple[str, str]] = {}  #: by path: its last part, and by which rule
         self._endpoints = [*endpoints]
         ports = (int(found[1]) for one in self._endpoints if (found := _LOCAL.match(one)))
         self._ports = {port for port in ports if port in _PORTS}
 
-    def prove(self, paths: Iterable[str], proofs: Proofs) -> None:
+    def prove(self, paths: Iterable[str], proofs: Proofs) -> Proven:
         telling = filter(self._may_tell, paths)
-        asked = {int(number) for path in telling for number in _NUMBER.findall(path)}
+        numbers = {int(number) for path in telling for number in _NUMBER.findall(path)}
         found = ((one, _ENDPOINT.match(one)) for one in self._endpoints)
         callers = {one for one, parts in found if parts and int(parts[2]) in _PORTS}
-        self._processes, self._callers = proofs(asked, callers) if asked or callers else ((), ())
+        own = f"{self._workspace}/"
+        made = {path for path in self._ways if self._has("first", path) and own not in path}
+        if numbers or callers or made:
+            self._proven = proofs(Asked(numbers, callers, made))
+        return self._proven
+
+    @property
+    def private(self) -> Collection[str]:
+        """Paths outside of the workspace that the run made for their owner alone."""
+        return self._proven.private
+
+    @property
+    def ported(self) -> list[str]:
+        """Paths that the run made with a number in their names that may be a port which it got
+        when it asked for any."""
+        made = (path for path in self._ways if self._has("made", path))
+        found = {path: at[0] for path in made if (at := free_port(path.rpartition("/")[2]))}
+        return [*found] if len({*found.values()}) <= self._proven.free_ports else []
+
+    def folder(self, path: str) -> str | None:
+        """How the folder of a path is called, where names in it are not the user's."""
+        place = self._place(path.rpartition("/")[0])
+        is_own = place.is_workspace or path == self._workspace or path.endswith(self._places)
+        return None if is_own else place.name
+
+    def agree(self, names: Mapping[str, tuple[str, str]]) -> None:
+        """`names`: by path, how its last part is called as well, and by which rule."""
+        self._agreed.update(names)
+        self._known = {"": _Place("")}
 
     @property
     def endpoints(self) -> set[str]:
-        """Who comes to a run has a port that its kernel gave it, as good as any other."""
-        found = set()
+        """Who comes to a run has a port that its kernel gave it, as good as any other; so has a
+        server of the run that asked for any port, where somebody came."""
+        callers, found = self._proven.callers, set()
+        local = {one for one in self._endpoints if _LOCAL.match(one) and one not in callers}
+        served = {one for one in local if int(one.rpartition(":")[2]) in _PORTS}
+        if not any(map(_LOCAL.match, callers)) or len(served) > self._proven.free_ports:
+            served.clear()
         for one in self._endpoints:
-            is_caller = one in self._callers
-            self.used.update(["port"] if is_caller else [])
-            found.add(f"{one.rpartition(':')[0]}:(port)" if is_caller else one)
+            given = "(port)" if one in callers else "(served)" if one in served else ""
+            self.used.update(["port"] if given else [])
+            found.add(f"{one.rpartition(':')[0]}:{given}" if given else one)
         return found
 
     def values(self, paths: Iterable[str]) -> set[str]:
@@ -236,32 +296,40 @@ class Names:
             return seen
         if parent.is_workspace:
             return self._in_workspace(name, path, rules)
+        if path in self._agreed:
+            name, rule = self._agreed[path]
+            rules.add(rule)
+            return name
         for own in self._own:
             name = _replaced(own, RUN_FOLDER, name, "run", rules)
         ways = self._ways.get(path)
         if ways is None or _READS.issuperset(ways):
             return name
         name = _NUMBER.sub(lambda found: self._number(found[0], rules), name)
-        for rule, shape in _SHAPES:
-            if self._has(rule.proof, path):
-                name = _replaced(shape, f"({rule.name})", name, rule.name, rules, rule.looks)
+        for one, shape in _SHAPES:
+            if self._has(one.proof, path):
+                name = _replaced(shape, f"({one.name})", name, one.name, rules, one.looks)
         return name
 
     def _process(self, number: int, folder: str) -> str:
-        if folder.endswith("/proc") and number in self._processes:
+        if folder.endswith("/proc") and number in self._proven.processes:
             return "(pid)"
         return "(tid)" if folder.endswith("/proc/(pid)/task") else ""
 
     def _in_workspace(self, name: str, path: str, rules: set[str]) -> str:
         found = _TEMPORARY.search(name)
-        if found is None or int(found[1]) not in self._processes or not self._has("made", path):
+        if (
+            found is None
+            or int(found[1]) not in self._proven.processes
+            or not self._has("made", path)
+        ):
             return name
         rules |= {"pid", "random"}
         return f"{name[: found.start()]}(pid).(random)"
 
     def _number(self, digits: str, rules: set[str]) -> str:
         number = int(digits)
-        for name, known in (("pid", self._processes), ("port", self._ports)):
+        for name, known in (("pid", self._proven.processes), ("port", self._ports)):
             if number in known and number >= _LEAST and number not in _YEARS:
                 rules.add(name)
                 return f"({name})"
@@ -274,6 +342,12 @@ class Names:
         if proof == "moved" and "rename" not in ways:
             return False
         return not (_MADE if proof == "made" else _FIRST).isdisjoint(ways)
+
+
+def free_port(name: str) -> re.Match[str] | None:
+    """The number in a name that may be a port which the kernel gave."""
+    found = (one for one in _ANY_PORT.finditer(name) if int(one[0]) in _PORTS)
+    return next(found, None)
 
 
 def _own_names(run_id: str, folder: str) -> Iterator[re.Pattern[str]]:

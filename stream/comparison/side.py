@@ -6,7 +6,7 @@ Broken evidence is a problem that is named, never an exception.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -27,7 +27,8 @@ from stream.comparison.artifacts import (
     proofs_of,
     read_artifacts,
 )
-from stream.comparison.names import Names, Proofs
+from stream.comparison.endings import agree
+from stream.comparison.names import Names, Proofs, Proven
 from stream.errors import InputError
 from stream.evidence.calls import TOOL_EVENTS
 from stream.evidence.consistency import report_faults, told_faults, witness_faults
@@ -70,6 +71,8 @@ class Evidence(Struct, kw_only=True):
     has_nameless_calls: bool = False  #: somebody told of one that has no id
     doubt: str = ""  #: why the correlation is not what its status says
     problems: list[str] = []
+    workspace: str = ""  #: of its agent, the same
+    proven: Proven = Proven()  #: of its names, by its kernel layer
 
     @property
     def run_id(self) -> str:
@@ -105,7 +108,7 @@ def _verify(path: str, evidence: Evidence) -> None:
 
 
 def evidence_of(
-    artifacts: Mapping[str, bytes], proofs: Proofs = lambda numbers, endpoints: ((), ())
+    artifacts: Mapping[str, bytes], proofs: Proofs = lambda asked: Proven()
 ) -> Evidence:
     """`proofs`: what the kernel layer says of names that are in the artifacts."""
     problems: list[str] = []
@@ -139,23 +142,39 @@ def evidence_of(
     evidence.has_nameless_calls = any(None in calls for calls in told.values())
     evidence.doubt = next(_doubts(evidence, told), "")
     if evidence.surface is not None and not problems:
-        _name(evidence, evidence.surface, workspace, proofs)
+        evidence.workspace = workspace
+        names = _names(evidence, evidence.surface)
+        paths = [*evidence.surface.filesystem_paths, *evidence.surface.process_execs]
+        evidence.proven = names.prove(paths, proofs)
+        compare_names([evidence])
     return evidence
 
 
-def _name(evidence: Evidence, surface: CapabilitySurface, workspace: str, proofs: Proofs) -> None:
+def compare_names(runs: Sequence[Evidence]) -> None:
+    """Call what each run reached as it is compared with what the others reached."""
+    known = [(run, run.surface) for run in runs if run.surface is not None and not run.problems]
+    names = [_names(run, surface) for run, surface in known]
+    agree(names)
+    for (run, surface), found in zip(known, names, strict=True):
+        _name(run, surface, found)
+
+
+def _names(evidence: Evidence, surface: CapabilitySurface) -> Names:
     """Where nobody tells which folder the agent worked in, no name but the run's own is replaced:
     a file there is named by who asked for it."""
-    known = evidence.companion if workspace else None
-    names = Names(
+    known = evidence.companion if evidence.workspace else None
+    return Names(
         run_id=evidence.run_id,
         folder=evidence.folder,
         places=_OF_A_RUN,
-        workspace=workspace,
+        workspace=evidence.workspace,
         ways=None if known is None else known.paths,
         endpoints=surface.network_endpoints,
+        proven=evidence.proven,
     )
-    names.prove([*surface.filesystem_paths, *surface.process_execs], proofs)
+
+
+def _name(evidence: Evidence, surface: CapabilitySurface, names: Names) -> None:
     evidence.values = {name: getattr(surface, name) for name in SURFACE_SETS}
     for name in (PATHS, EXECS):
         evidence.values[name] = sorted(names.values(evidence.values[name]), key=os.fsencode)

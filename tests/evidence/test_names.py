@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.comparison.names import RULES, Names, Rule
+from stream.comparison.endings import is_word
+from stream.comparison.names import RULES, Names, Proven, Rule
 
 RECORDED = Path(__file__).parent.parent / "data/agents/names"
 FOLDER = "/home/user/project/runs/20261119-133539-952b64"
@@ -33,7 +34,7 @@ def names(ways: dict[str, list[str]], processes: Collection[int] = (), **more: A
         "workspace": WORKSPACE,
     }
     found = Names(**{**known, "ways": ways, **more})
-    found.prove(ways, lambda asked, endpoints: (set(processes) & set(asked), ()))
+    found.prove(ways, lambda asked: Proven(set(processes) & set(asked.numbers)))
     return found
 
 
@@ -55,7 +56,7 @@ def recorded(line: bytes, **more: Any) -> tuple[Names, set[str]]:
         ways=ways,
     )
     values = [*ways, *run["execs"]]
-    found.prove(values, lambda asked, endpoints: (set(run["processes"]) & set(asked), ()))
+    found.prove(values, lambda asked: Proven(set(run["processes"]) & set(asked.numbers)))
     return found, found.values(values)
 
 
@@ -174,6 +175,25 @@ def test_a_port_is_one_of_the_runs_own() -> None:
 
 
 @pytest.mark.parametrize(
+    ("served", "callers", "free_ports", "shown"),
+    [
+        ([43211], [50123], 1, {"127.0.0.1:(served)", "127.0.0.1:(port)"}),
+        ([43211, 50051], [50123], 1, None),
+        ([43211], [50123], 0, None),
+        ([43211], [], 1, None),
+        ([8080], [50123], 1, {"127.0.0.1:8080", "127.0.0.1:(port)"}),
+    ],
+)
+def test_a_server_of_the_run_has_asked_for_any_port_and_was_come_to(
+    served: list[int], callers: list[int], free_ports: int, shown: set[str] | None
+) -> None:
+    ends, came = ([f"127.0.0.1:{port}" for port in ports] for ports in (served, callers))
+    found = names({}, endpoints=[*ends, *came], proven=Proven(free_ports=free_ports))
+    found.prove([], lambda _: Proven(callers=came, free_ports=free_ports))
+    assert found.endpoints == (shown or {*ends, *("127.0.0.1:(port)" for _ in came)})
+
+
+@pytest.mark.parametrize(
     ("path", "shown"),
     [
         (WORKSPACE, "(run)/workspace"),
@@ -202,6 +222,24 @@ def test_a_day_is_left_out_where_the_run_made_what_lies_beneath() -> None:
     assert named(path, "create") == "/h/sessions/(day)/s.jsonl"
     assert named(path, "read") == path
     assert named(f"{WORKSPACE}/2026/11/19/s", "create") == "(run)/workspace/2026/11/19/s"
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        *("monday", "claude", "script", "strings", "length", "February", "sha256", "FooBar"),
+        *("foo_bar1", "20261119", "build1", "rhythm", "x86"),
+    ],
+)
+def test_a_word_that_ends_a_name(ending: str) -> None:
+    assert is_word(ending)
+
+
+@pytest.mark.parametrize(
+    "ending", ["8AcE7p", "YPWnJl", "jrkfusb0", "x7kq2p", "3k3__f_i", "2761049158", "FxQabe"]
+)
+def test_no_word_that_ends_a_name(ending: str) -> None:
+    assert not is_word(ending)
 
 
 # --- what no rule may do -------------------------------------------------------------------------
