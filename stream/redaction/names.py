@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from stream.redaction import values
 from stream.redaction.rows import header
@@ -38,6 +39,8 @@ _TWO_WORDS = re.compile(
 )
 _WHOLE = re.compile(_NAME.pattern + rb"\Z")
 _NAME_BACKWARDS = re.compile(rb"[\w.$-]*")
+_RUN = re.compile(rb"[\w.$-]{0,128}")
+_MAY_ESCAPE = re.compile(rb"[\\%[;\x1b\w.$-]\Z")
 _TYPE = (
     rb":[ \t]{0,4}[A-Za-z][\w.| ?]{0,32}(?:\[[\w.| ,]{0,32}\])?[ \t]{1,4}=[ \t]{1,4}(?=[^\s=])"
     rb"|:[ \t]{0,4}&?(?:str|string|String|bytes|SecretStr)\??=(?=[\"'`\w])"
@@ -85,9 +88,9 @@ def _level(name: re.Match[bytes]) -> int:
 def assignment(text: bytes, place: int) -> Iterator[Found | Next]:
     before = _NAME_BACKWARDS.match(text[max(place - 64, 0) : place][::-1])
     start = place - (before.end() if before else 0)
-    name = _NAME.match(text, start)
-    if name and name.end() > place:
-        end, level = name.end(), _level(name)
+    name = _name_at(text, start)
+    if name and start + name[0] > place:
+        end, level = start + name[0], name[1]
     elif two := _TWO_WORDS.match(text, place):
         end, level = two.end(), LIKELY
     else:
@@ -97,6 +100,22 @@ def assignment(text: bytes, place: int) -> Iterator[Found | Next]:
         yield found
     else:
         yield from header(text, start, end, level_of)
+
+
+def _name_at(text: bytes, start: int) -> tuple[int, int] | None:
+    """How long the name is and what it says. Few different ones stand in a text, so that each is
+    looked at once, with the bytes before it where they may be an escape."""
+    before = text[max(start - 16, 0) : start]
+    if not _MAY_ESCAPE.search(before):
+        before = b""
+    run = _RUN.match(text, start)
+    return _known_name(before, text[start : run.end() if run else start])
+
+
+@lru_cache(maxsize=4096)
+def _known_name(before: bytes, run: bytes) -> tuple[int, int] | None:
+    found = _NAME.match(before + run, len(before))
+    return (found.end() - len(before), _level(found)) if found else None
 
 
 def _assigned(text: bytes, start: int, end: int, level: int) -> Found | None:

@@ -19,9 +19,10 @@ LevelOf = Callable[[bytes], "int | None"]
 _ROW = AHEAD - 2 * LOOK  #: bytes of the longest row
 _BREAK = re.compile(rb"\r?\n|\\{1,7}r\\{1,7}n|\\{1,7}n")
 _SEPARATOR = re.compile(rb"[ ]?\\{0,7}[\"']?[ ]{0,40}([,;|\t]|\\{1,7}t)")
-_BEFORE = re.compile(rb"([,;|\t]|\\{1,7}t)[ ]{0,40}\\{0,7}[\"']?[ ]?\Z")
+_BEFORE = re.compile(rb"[ ]?[\"']?\\{0,7}[ ]{0,40}([,;|\t]|t\\)")  # read backwards
 _BLANKS = re.compile(rb"[ ]{2,40}(?=\S)|(?=[ ]{0,8}(?:\r?\n|\\{1,7}n))")
 _HEADING = re.compile(rb"[A-Za-z_][\w .#/()-]{0,47}\Z")
+_NO_HEADINGS = re.compile(rb"[^\w .#/()\\\",;|\t-]")
 _BORDER = re.compile(rb"[-+=|: \t]{3,}\Z")
 _OPENS = re.compile(rb".*[:\[{(=,][ \t]?(?:\\{0,7}[\"'`]){1,3}(?=[A-Za-z_|])", re.DOTALL)
 _STRING_END = re.compile(rb"(?<!\\)(?:\\\\){0,3}\"(?=[\s,}\])]|\Z)")
@@ -55,9 +56,9 @@ def header(text: bytes, start: int, end: int, level_of: LevelOf) -> Iterator[Nex
     if not separator:
         return
     lowest = max(start - 512, 0)
-    breaks = [found.end() for found in _BREAK.finditer(text, lowest, start)]
-    begin = breaks[-1] if breaks else lowest
-    if not breaks and lowest:
+    newline, written = (text.rfind(mark, lowest, start) for mark in (b"\n", b"\\n"))
+    begin = max(newline, written + (written >= 0)) + 1
+    if lowest and not begin:
         return
     line_end = _BREAK.search(text, end, end + 512)
     if not line_end:
@@ -66,19 +67,23 @@ def header(text: bytes, start: int, end: int, level_of: LevelOf) -> Iterator[Nex
     opened = _OPENS.match(line[: start - begin])
     if opened:
         line = line[opened.end() :]
+    if _NO_HEADINGS.search(line):
+        return
     fields = _fields(line.strip(b" "), separator)
+    inner = fields[1:-1] if separator == b"|" and not (fields[0] or fields[-1]) else fields
+    if not 2 <= len(inner) <= MOST_COLUMNS or not all(map(_HEADING.match, inner)):
+        return
     named = [(number, level_of(field)) for number, field in enumerate(fields)]
     columns = tuple((number, level) for number, level in named if level is not None)
-    inner = fields[1:-1] if separator == b"|" and not (fields[0] or fields[-1]) else fields
-    if not columns or not 2 <= len(inner) <= MOST_COLUMNS or not all(map(_HEADING.match, inner)):
+    if not columns:
         return
     yield Next(line_end.end(), partial(_row, _Table(separator, len(fields), columns)))
 
 
 def _separator(text: bytes, start: int, end: int) -> bytes:
-    found = _SEPARATOR.match(text, end) or _BEFORE.search(text, max(start - 48, 0), start)
+    found = _SEPARATOR.match(text, end) or _BEFORE.match(text[max(start - 48, 0) : start][::-1])
     if found:
-        return b"\t" if found[1].endswith((b"t", b"\t")) else found[1]
+        return b"\t" if b"t" in found[1] else found[1]
     return b" " if _BLANKS.match(text, end) else b""
 
 

@@ -30,6 +30,7 @@ _RARE = (
 )
 _WEIGHT = {byte: 1.08**rank for rank, byte in enumerate(_RARE)}
 _EXACT_REACH = 64  #: a long value is looked for by a byte near its beginning
+_MOST_NEAR = 1 << 14  #: surroundings that are remembered
 _SEEN = 24  #: bytes of a word that the pattern looks at
 
 Token = Callable[[str, bytes], bytes]
@@ -49,6 +50,9 @@ def pivots(anchors: Sequence[Anchor]) -> list[int]:
         count = Counter(way for ways in left for way in ways)
         worth = {way: times / _cost(way - chosen) for way, times in count.items()}
         chosen.update(max((value, sorted(way)) for way, value in worth.items())[1])
+    for byte in sorted(chosen, key=lambda byte: (-_cost(frozenset((byte,))), byte)):
+        if all(any(way <= chosen - {byte} for way in ways) for ways in options):
+            chosen.remove(byte)  # what was chosen later does without it
     return [_place(anchor, chosen) for anchor in anchors]
 
 
@@ -120,25 +124,30 @@ class Detector:
     def found(self, text: bytes, hit: int, covered: bool) -> list[Found | Next]:
         """What the rules say about a hit. What reads names has nothing to add inside a secret."""
         answers: list[Found | Next] = []
-        for place, anchor in self._candidates(text[max(hit - 1, 0) : hit + 2], text[hit], hit):
+        asked: list[tuple[int, Rule]] = []
+        for place, anchor in self._candidates(text[max(hit - 1, 0) : hit + 3], text[hit], hit):
             start = hit - place
             if start < 0 or (covered and anchor.then and anchor.any_case):
                 continue
+            if (start, anchor.rule) in asked:  # `pass` and `passw` have the same rule
+                continue
             word = text[start : start + len(anchor.word)]
             if word == anchor.word or (anchor.any_case and word.lower() == anchor.word):
+                asked.append((start, anchor.rule))
                 answers += anchor.rule(text, start)
         return answers
 
     def _candidates(self, near: bytes, byte: int, hit: int) -> list[tuple[int, Anchor]]:
         """The words that the bytes around a hit leave. Few different ones ever surround a hit."""
-        if hit == 0:
-            return self.by_pivot[byte]
+        every = self.by_pivot[byte]
+        if hit == 0 or len(every) == 1:
+            return every
         known = self._near.get(near)
         if known is None:
+            if len(self._near) >= _MOST_NEAR:
+                self._near.clear()
             known = self._near[near] = [
-                (place, anchor)
-                for place, anchor in self.by_pivot[byte]
-                if _fits(anchor, place - 1, near)
+                (place, anchor) for place, anchor in every if _fits(anchor, place - 1, near)
             ]
         return known
 
