@@ -247,13 +247,14 @@ def test_the_recorder_goes_before_others_and_what_it_starts_does_not(needs_root:
         child = subprocess.run(nice, capture_output=True, check=True).stdout
         return os.getpriority(os.PRIO_PROCESS, 0), int(child)
 
-    assert of_both() == (0, 0)
-    with urgent():
-        assert of_both() == (URGENT, 0)
-    assert of_both() == (0, 0)
-    os.setpriority(os.PRIO_PROCESS, 0, 1)
+    before = os.getpriority(os.PRIO_PROCESS, 0)
     try:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+        with urgent():
+            assert of_both() == (URGENT, 0)
+        assert of_both() == (0, 0)
+        os.setpriority(os.PRIO_PROCESS, 0, 1)
         with urgent():
             assert of_both() == (1, 1)  # as somebody wants it to be
     finally:
-        os.setpriority(os.PRIO_PROCESS, 0, 0)
+        os.setpriority(os.PRIO_PROCESS, 0, before)
