@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stream.archive.header import PACKING, BrokenArchive, Fault
+from stream.archive.places import has_place
+from stream.evidence.consistency import place_fault
 from stream.records.run import ARTIFACTS, LAYERS
 
 EXTENSIONS = (b"x", b"g")  #: a header that says more about the entry, or all entries, after it
@@ -50,6 +52,21 @@ def renamed(short: bytes, name: bytes) -> list[Fault]:
     if is_needed and ((short.isascii() and short[:1] == name[:1]) or not name[:1].isascii()):
         return []
     return [Fault("security.renaming", "a header that changes the entry after it: its name")]
+
+
+def leading_folder(name: bytes, kind: bytes) -> bytes:
+    """The folder in which everything lies, by the name of the first entry. Empty: none."""
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        return b""
+    if kind == FOLDER:
+        folder = "" if is_folder(name) else text.rstrip("/")
+    else:
+        steps = text.split("/")
+        rests = ("/".join(steps[at:]) for at in range(len(steps)))
+        folder = next((text[: -len(rest) - 1] for rest in rests if rest and has_place(rest)), "")
+    return f"{folder}/".encode() if folder and place_fault(folder) is None else b""
 
 
 def is_folder(name: bytes) -> bool:

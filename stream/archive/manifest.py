@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Protocol
@@ -11,6 +12,7 @@ import msgspec
 
 from stream.archive.book import Book
 from stream.archive.chain import Tally
+from stream.archive.documents import oddities
 from stream.archive.header import Fault
 from stream.archive.places import look_alikes, needed, place_of
 from stream.archive.reading import Part, Start
@@ -20,6 +22,7 @@ from stream.evidence.contracts import decoder_of
 from stream.records.runner import ARCHIVE_MANIFEST, ArchiveManifest
 
 _LONGEST = 1 << 10  #: bytes of what a manifest says of one file, whose name it says twice
+_PATH = re.compile(rb'"path"\s*:\s*"')
 _decode = decoder_of(ArchiveManifest)
 
 
@@ -44,7 +47,7 @@ def read_archive(parts: Iterator[Part], book: Book, reader: Reader) -> None:
         elif isinstance(part, Start):
             name = part.name
             book.faults(part.faults, name)
-            contents.begin(name)
+            contents.begin(name, is_sealed=part.is_sealed)
             if name != ARCHIVE_MANIFEST:
                 reader.begin(name)
         elif name == ARCHIVE_MANIFEST:
@@ -69,8 +72,10 @@ class Contents:
         self._seen: dict[str, None] = {}  # in their order
         self._held = bytearray()
         self._is_too_long = False
+        self._is_sealed = False
 
-    def begin(self, name: str) -> None:
+    def begin(self, name: str, *, is_sealed: bool) -> None:
+        self._is_sealed = is_sealed
         if name in self._seen:
             self._book.find("integrity.duplicate", "it is there twice", name)
         elif not self._seen and name != ARCHIVE_MANIFEST:
@@ -88,7 +93,7 @@ class Contents:
             self._book.find("limit.document", "the manifest is too long", ARCHIVE_MANIFEST)
             return
         data, most = bytes(self._held), self._book.limits.entries
-        if data.count(b'"path":"') > most:
+        if len(_PATH.findall(data)) > most:
             self._book.find("limit.entries", f"it lists more than {most} files", ARCHIVE_MANIFEST)
             return
         try:
@@ -102,10 +107,17 @@ class Contents:
         self._book.names = {*manifest.files}
         ordered = dict(sorted(manifest.files.items(), key=lambda item: item[0].encode()))
         if msgspec.json.encode(ArchiveManifest(run_id=manifest.run_id, files=ordered)) != data:
-            message = "not in its one form: sorted, compact, no key twice"
-            self._book.find("contract.manifest", message, ARCHIVE_MANIFEST)
+            self._check_form(data)
         for reason, path in faults_of(manifest):
             self._book.find("contract.manifest", reason, ARCHIVE_MANIFEST, path=path)
+
+    def _check_form(self, data: bytes) -> None:
+        """The contract says nothing of it: who packed it again may have written it anew."""
+        rule = "contract.manifest" if self._is_sealed else "packing.manifest"
+        message = "not in its one form: sorted, compact, no key twice"
+        self._book.find(rule, message, ARCHIVE_MANIFEST)
+        for found, reason, path in oddities(data, "contract.manifest", is_ours=False):
+            self._book.find(found, reason, ARCHIVE_MANIFEST, path=path)
 
     def compare(self, tally: Tally) -> None:
         if self._manifest is None:

@@ -14,7 +14,15 @@ from typing import BinaryIO
 
 from msgspec import Struct
 
-from stream.archive.foreign import EXTENSIONS, FOLDER, MOST, extended, is_folder, renamed
+from stream.archive.foreign import (
+    EXTENSIONS,
+    FOLDER,
+    MOST,
+    extended,
+    is_folder,
+    leading_folder,
+    renamed,
+)
 from stream.archive.header import (
     BLOCK,
     PACKING,
@@ -33,6 +41,7 @@ from stream.archive.inflating import Inflated, NoArchive
 from stream.archive.limits import Limits
 from stream.archive.places import place_of
 from stream.evidence.consistency import LONGEST_NAME
+from stream.records.runner import ARCHIVE_MANIFEST
 
 _AHEAD = 3
 _ENOUGH = 1 << 18
@@ -46,6 +55,7 @@ class Start(Struct):
     name: str
     size: int
     faults: list[Fault]
+    is_sealed: bool = False  #: of an archive whose header vouches for its bytes
 
 
 class End(Struct):
@@ -137,6 +147,7 @@ class _Entries:
         self._limits = limits
         self._is_sealed = is_sealed
         self._is_told = False
+        self._folder: bytes | None = None  #: in which all of it lies; None: not known yet
 
     def parts(self) -> Iterator[Part]:
         tape, count = self._tape, 0
@@ -199,7 +210,18 @@ class _Entries:
         if not self._is_sealed and header.name.startswith(_HERE):
             header.name = header.name.removeprefix(_HERE)
             faults.append(Fault(PACKING, "made by another tar: its names begin with `./`"))
+        if not self._is_sealed:
+            self._leave_folder(header, faults)
         return header, faults
+
+    def _leave_folder(self, header: Header, faults: list[Fault]) -> None:
+        if self._folder is None:
+            self._folder = leading_folder(header.name, header.kind)
+        if self._folder and header.name.rstrip(b"/") + b"/" == self._folder:
+            header.name = b""
+        elif self._folder and header.name.startswith(self._folder):
+            header.name = header.name.removeprefix(self._folder)
+            faults.append(Fault(PACKING, "made by another tar: all of it lies in one folder"))
 
     def _long_name(self, header: Header, faults: list[Fault]) -> bytes:
         name = decode_long_name(self._data(header, LONGEST_NAME + len(_HERE) + 1))
@@ -226,7 +248,7 @@ class _Entries:
         if fault := name_fault(header.name):
             faults.append(fault)
         name = header.name.decode("utf-8", "backslashreplace")
-        yield Start(name, header.size, self._weighed(faults))
+        yield Start(name, header.size, self._weighed(faults), self._is_sealed)
         left = header.size
         while left:
             chunk = self._tape.some(left)
@@ -250,7 +272,7 @@ class _Kept(Struct):
 
 def _in_order(parts: Iterator[Part]) -> Iterator[Part]:
     """The same, in the order in which an archive of ours has them. Meanwhile they are in a file
-    that nobody else can see."""
+    that nobody else can see. Raises BrokenArchive where they are no archive."""
     kept: list[_Kept] = []
     with tempfile.TemporaryFile() as file:
         for part in parts:
@@ -263,6 +285,9 @@ def _in_order(parts: Iterator[Part]) -> Iterator[Part]:
                     kept[-1].faults.append(part)
                 else:
                     yield part
+        if kept and not any(one.start.name == ARCHIVE_MANIFEST for one in kept):
+            message = f"there is no {ARCHIVE_MANIFEST}: `stream archive RUN -o F` packs a run"
+            raise BrokenArchive("integrity.missing", message)
         for one in sorted(kept, key=lambda one: place_of(one.start.name)):
             yield one.start
             file.seek(one.at)

@@ -20,7 +20,7 @@ RULES = {
     "integrity.unlinked": "The chain reaches to the end of every layer.",
     "integrity.torn": "The last line of a layer is whole.",
     "integrity.incomplete": "The run was recorded to its end.",
-    "contract.manifest": "The manifest is one, in the one form that it has.",
+    "contract.manifest": "The manifest is one; of an archive of ours, in the one form that it has.",
     "contract.document": "Every JSON artifact keeps its schema.",
     "contract.line": "Every line of every layer keeps its schema.",
     "contract.duplicate_key": "No key stands twice in an object.",
@@ -70,10 +70,11 @@ RULES = {
     "security.type": "There are only regular files.",
     "packing.gzip": "The archive was compressed as it is here: no name, no time.",
     "packing.tar": "Its entries were packed as they are here: no times, no owners, no folders.",
+    "packing.manifest": "Its manifest was written as it is here: sorted, compact.",
 }
 #: what leaves the answer a yes
 WARNINGS = {
     *("contract.age", "contract.artifacts", "contract.evidence", "contract.frame"),
     *("contract.losses", "contract.unbound", "integrity.unlinked"),
-    *("packing.gzip", "packing.tar"),
+    *("packing.gzip", "packing.tar", "packing.manifest"),
 }

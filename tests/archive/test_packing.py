@@ -14,11 +14,12 @@ import pytest
 
 from stream.archive.gzip import SEALED
 from stream.archive.verifying import verify
-from stream.records.runner import HEALTH_FILE, V0_FILES
+from stream.records.runner import ARCHIVE_MANIFEST, HEALTH_FILE, KERNEL_FILE, V0_FILES
 from tests.archive.samples import (
     ARCHIVES,
     Files,
     items_of,
+    packed,
     put,
     recorded,
     rules,
@@ -60,6 +61,30 @@ def gnu_files(archive: Path, target: Path) -> None:
     run("tar", "-czf", target, *reversed(all_of(archive)), cwd=folder)
 
 
+def gnu_folder(archive: Path, target: Path) -> None:
+    """With all of it in one folder, as people do."""
+    folder = folder_of(archive, target.parent)
+    run("tar", "-czf", target, folder.name, cwd=folder.parent)
+
+
+def gnu_way(archive: Path, target: Path) -> None:
+    """With the whole way to it, and no entry for a folder."""
+    folder = folder_of(archive, target.parent)
+    way = str(folder.absolute())[1:]
+    run(
+        "tar", "-czf", target, "-C", "/", *(f"{way}/{name}" for name in all_of(archive)), cwd=folder
+    )
+
+
+def written_anew(archive: Path, target: Path) -> None:
+    """Its manifest, by a program that indents and does not sort."""
+    files = all_of(archive)
+    manifest = json.loads(files[ARCHIVE_MANIFEST])
+    manifest["files"] = dict(reversed(manifest["files"].items()))
+    files[ARCHIVE_MANIFEST] = json.dumps(manifest, indent=2).encode()
+    target.write_bytes(gzip.compress(tar_of(*files.items())))
+
+
 def python(form: int) -> Callable[[Path, Path], None]:
     def pack(archive: Path, target: Path) -> None:
         folder = folder_of(archive, target.parent)
@@ -95,6 +120,9 @@ PACKERS: dict[str, Callable[[Path, Path], None]] = {
     "tar --format=ustar": gnu("--format=ustar"),
     "tar --format=v7": gnu("--format=v7"),
     "tar FILES": gnu_files,
+    "tar FOLDER": gnu_folder,
+    "tar WAY": gnu_way,
+    "jq manifest.json": written_anew,
     "tarfile, pax": python(tarfile.PAX_FORMAT),
     "tarfile, gnu": python(tarfile.GNU_FORMAT),
     "tarfile, ustar": python(tarfile.USTAR_FORMAT),
@@ -123,7 +151,7 @@ def test_the_same_evidence_packed_again(packer: str, tmp_path: Path) -> None:
         assert sum(one.rule == "packing.tar" for one in after.findings) <= 1
 
 
-@pytest.mark.parametrize("packer", ["gzip", "tar -C FOLDER .", "tarfile, pax"])
+@pytest.mark.parametrize("packer", ["gzip", "tar -C FOLDER .", "tar FOLDER", "tarfile, pax"])
 def test_what_is_changed_is_found_however_it_is_packed(packer: str, tmp_path: Path) -> None:
     files = all_of(written(tmp_path / "good.tar.gz", streamed()))
     for number, name in enumerate(V0_FILES):
@@ -202,6 +230,54 @@ def test_a_comment_that_was_ours_is_none_of_another(tmp_path: Path) -> None:
     end = data.index(b"\0", len(SEALED)) + 1
     target.write_bytes(SEALED + b"packed by hand\0" + data[end:])
     assert [one.rule for one in verify(target).findings] == ["packing.gzip"]
+
+
+def test_a_manifest_of_ours_has_one_form(tmp_path: Path) -> None:
+    """And a key that stands twice is found in any."""
+    files = all_of(written(tmp_path / "good.tar.gz", streamed()))
+    manifest = files[ARCHIVE_MANIFEST]
+    target = tmp_path / "x.tar.gz"
+    for changed, broken in (
+        (manifest + b"\n", {"packing.gzip", "packing.manifest"}),
+        (
+            manifest.replace(b'"run_id"', b'"run_id":"x","run_id"'),
+            {"packing.gzip", "packing.manifest", "contract.duplicate_key"},
+        ),
+    ):
+        tar = tar_of(*{**files, ARCHIVE_MANIFEST: changed}.items())
+        target.write_bytes(gzip.compress(tar))
+        assert {one.rule for one in verify(target).findings} == broken
+        target.write_bytes(packed(tar))
+        assert "contract.manifest" in {one.rule for one in verify(target).findings}
+
+
+def test_only_one_folder_is_left(tmp_path: Path) -> None:
+    files = all_of(written(tmp_path / "good.tar.gz", streamed()))
+    inside = {f"run/{name}": data for name, data in files.items()}
+    target = tmp_path / "x.tar.gz"
+    for more, broken in (
+        ("other/events.ndjson", "security.place"),
+        (KERNEL_FILE, "integrity.duplicate"),
+        ("run/run/events.ndjson", "security.place"),
+        ("run/../events.ndjson", "security.traversal"),
+    ):
+        target.write_bytes(gzip.compress(tar_of(*inside.items(), (more, b""))))
+        assert broken in rules(target), more
+    away = {f"../{name}": data for name, data in files.items()}
+    target.write_bytes(gzip.compress(tar_of(*away.items())))
+    assert "security.traversal" in rules(target)
+
+
+def test_a_run_that_tar_packed_is_no_archive(place: Place) -> None:
+    """One finding says so, and how to pack one."""
+    put(place.root / "runs" / "RUN", recorded())
+    run("tar", "-czf", "run.tgz", "-C", "runs", "RUN", cwd=place.root)
+    done = place.stream("verify", place.root / "run.tgz")
+    told = [json.loads(line) for line in done.out.splitlines()]
+    assert [one["message"] for one in told if one["severity"] == "error"] == [
+        "there is no manifest.json: `stream archive RUN -o F` packs a run"
+    ]
+    run("rm", "-r", "runs", cwd=place.root)
 
 
 def test_on_the_command_line(place: Place) -> None:
