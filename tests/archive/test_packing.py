@@ -210,6 +210,7 @@ def test_no_header_changes_an_entry(what: str, tmp_path: Path) -> None:
 def test_what_is_no_file_is_refused_from_anybody(kind: bytes, tmp_path: Path) -> None:
     target = tmp_path / "again.tar.gz"
     with tarfile.open(target, "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo(ARCHIVE_MANIFEST))
         member = tarfile.TarInfo("elsewhere")
         member.type, member.linkname = kind, "/etc/passwd" if kind != tarfile.DIRTYPE else ""
         tar.addfile(member)
