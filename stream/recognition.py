@@ -14,7 +14,7 @@ from stream.codec import DECODE_ERRORS
 from stream.errors import UsageError
 from stream.records.run import EVENTS_FILE, METADATA_FILE
 
-Kind = Literal["run", "archive", "boundary", "events", "telemetry"]
+Kind = Literal["run", "archive", "boundary", "events", "telemetry", "record"]
 
 #: What it is called, and the command that reads it.
 _KINDS: dict[Kind, tuple[str, str]] = {
@@ -23,6 +23,7 @@ _KINDS: dict[Kind, tuple[str, str]] = {
     "boundary": ("a file of boundary objects", "validate"),
     "events": ("a file of DecisionEvents", "check"),
     "telemetry": ("the raw telemetry of a kernel feed", "normalize"),
+    "record": ("a file of records of another contract", "validate"),
 }
 _GZIP = b"\x1f\x8b"
 _BEGINNING = 1 << 18  #: bytes: enough for a first line
@@ -64,7 +65,8 @@ def kind_of(path: str | os.PathLike[str]) -> Kind | None:
         return None
     if beginning.startswith(_GZIP):
         return "archive"
-    return _kind_of_line(beginning.lstrip().partition(b"\n")[0])
+    line = beginning.lstrip().partition(b"\n")[0]
+    return _kind_of_line(line) or _kind_of_line(beginning)  # a document may have many lines
 
 
 def _kind_of_line(line: bytes) -> Kind | None:
@@ -78,4 +80,14 @@ def _kind_of_line(line: bytes) -> Kind | None:
         return "events"
     from stream.records.kernel import RAW_CAPTURE, RAW_KERNEL  # where nothing else is known of it
 
-    return "telemetry" if head.schema in (RAW_KERNEL, RAW_CAPTURE) else None
+    if head.schema in (RAW_KERNEL, RAW_CAPTURE):
+        return "telemetry"
+    return "record" if isinstance(head.schema, str) and _is_known(head.schema) else None
+
+
+def _is_known(contract: str) -> bool:
+    """A control record says nothing of what else is in a file: it travels with any stream."""
+    from stream.records.control import CONTROL_SCHEMAS
+    from stream.stages.contracts import LONE
+
+    return contract in LONE and contract not in CONTROL_SCHEMAS

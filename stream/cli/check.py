@@ -75,8 +75,8 @@ def check(
       cat runs/*/events.jsonl | stream check - --findings broken.ndjson > events.ndjson
 
     A run that was cut off is one finding, run.incomplete. Exit 1 if there is a finding that
-    is an error, or a rejected line, or if nothing that came by `-` is of a contract that stream
-    knows; warnings alone are exit 0.
+    is an error, or a rejected line, or if nothing came by `-`, or nothing of a contract that
+    stream knows; warnings alone are exit 0.
     """
     if rules:
         run_now(_tell_rules)
@@ -95,7 +95,8 @@ def check(
             target, None if profile is None else profile.value, boundary, *sinks
         )
         say(_summary(answer))
-        is_unchecked = tell_unchecked("check", answer.unknown, answer.counts)
+        as_filter = target == "-"
+        is_unchecked = tell_unchecked("check", answer.unknown, answer.counts, as_filter=as_filter)
         return 1 if answer.errors or answer.counts.rejected or is_unchecked else 0
 
     run(work)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from stream.observe import Observed
     from stream.recorder.interrupts import Interrupts
     from stream.recorder.recording import Recording
+    from stream.records.decision import CaptureMode
     from stream.records.run import RunSummary
 
 _NAMED = 5  #: processes
@@ -56,7 +57,7 @@ def conclude(observed: Observed, recording: Recording, *, quiet: bool) -> None:
         say(f"stream: {name}: not started: {summary.not_started}{_hint(summary, recording)}")
     if quiet:
         return
-    for line in (*_closing(summary), *_verdicts(observed)):
+    for line in (*_closing(summary, recording.disclosure.mode), *_verdicts(observed)):
         say(f"stream: {line}")
     if observed.matrix is not None:
         say(f"stream: {number(observed.matrix.recorded, 'probe record')} in boundary.ndjson")
@@ -77,6 +78,8 @@ def _hint(summary: RunSummary, recording: Recording) -> str:
         return ""
     name = os.fsdecode(recording.argv[0])
     if recording.executable is None:
+        if os.path.lexists(recording.workspace / name) or os.path.lexists(name):
+            return f"; it is looked for on PATH: to start the file that is here, say ./{name}"
         return "; there is no program of this name on PATH"
     place = recording.workspace / recording.executable
     if os.access(place, os.X_OK):
@@ -86,7 +89,7 @@ def _hint(summary: RunSummary, recording: Recording) -> str:
     return ""
 
 
-def _closing(summary: RunSummary) -> Iterator[str]:
+def _closing(summary: RunSummary, mode: CaptureMode) -> Iterator[str]:
     if not summary.not_started:
         ended = f"by {summary.signal}" if summary.signal else f"with exit code {summary.exit_code}"
         late = ", at its time limit" if summary.timed_out else ""
@@ -115,12 +118,13 @@ def _closing(summary: RunSummary) -> Iterator[str]:
         yield "calls of wrapped programs were not observed: events.jsonl says why"
     else:
         yield "no calls of wrapped programs were seen"
-    if summary.redacted is not None:
+    if summary.redacted or (summary.redacted is not None and mode == "redacted"):
         kinds = ", ".join(f"{count} {kind}" for kind, count in summary.redacted.items())
         total = sum(summary.redacted.values())
         yield f"{number(total, 'secret')} replaced in the record" + (f": {kinds}" if kinds else "")
     statuses = (summary.alignment, summary.quality, summary.policy)
-    if statuses != ("unknown",) * 3:  # nothing was asked for, and nothing stands out
+    # Otherwise nothing was asked for and nothing stands out, or nothing ran.
+    if statuses != ("unknown",) * 3 and not summary.not_started:
         yield "alignment {}, quality {}, policy {}".format(*statuses)
 
 

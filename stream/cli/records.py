@@ -209,7 +209,7 @@ def validate(
     Given files, findings go to stdout as records (on a terminal: as sentences). Given `-`, it
     is a filter: good lines go on to stdout unchanged, lines of contracts that stream does not
     know pass as well and are counted, findings go to stderr or --findings. Exit 1 if there is a
-    finding, or if nothing that came is of a contract that stream knows.
+    finding, or if nothing came by `-`, or nothing of a contract that stream knows.
 
     \b
       stream validate boundary.ndjson catalogs/*.json
@@ -232,7 +232,7 @@ def validate(
         if as_filter and len(files) > 1:
             raise UsageError("`-` filters stdin: it does not go with files")
         for name in files:
-            expect(name, "boundary", "events", "telemetry")
+            expect(name, "boundary", "events", "telemetry", "record")
         check_outputs([findings, reject], files, force=force)
         check_readable(files)
         boundaries = Boundaries((find_descriptor(boundary),), known_catalogs(catalog))
@@ -251,7 +251,8 @@ def validate(
         good = ", ".join(f"{count} {name}" for name, count in sorted(stage.contracts.items()))
         said = f"validate: {stage.counts}; {number(stage.findings, 'finding')}"
         say(said + (f"; {good}" if good else ""))
-        is_unchecked = tell_unchecked("validate", stage.contracts[UNKNOWN], stage.counts)
+        unknown = stage.contracts[UNKNOWN]
+        is_unchecked = tell_unchecked("validate", unknown, stage.counts, as_filter=as_filter)
         return 1 if stage.findings or is_unchecked else 0
 
     run(work)

@@ -45,8 +45,12 @@ def say(text: str) -> None:
         typer.echo("\n".join(map(visible, text.split("\n"))), err=True)
 
 
-def tell_unchecked(command: str, unknown: int, counts: Counts) -> bool:
-    """What went through a filter unchecked. True: that is all that came, and no yes."""
+def tell_unchecked(command: str, unknown: int, counts: Counts, *, as_filter: bool) -> bool:
+    """What went through unchecked. True: that is all that came, and no yes. An empty file is what
+    somebody named; nothing in a pipe may be what is left of a command that failed."""
+    if as_filter and counts.received == counts.filtered:
+        say(f"{command}: no records came")
+        return True
     if unknown:
         lines = number(unknown, "line")
         say(f"{command}: not checked: {lines} of contracts that stream does not know")

@@ -44,6 +44,7 @@ _DECODED: dict[str, Callable[[bytes], object]] = {
     **LINES,
     **ARTIFACTS,
 }
+LONE = {*_DECODED, *_DOCUMENTS} - {DEFAULTS}  #: contracts that a record names by itself
 
 
 class Contracts:

@@ -174,6 +174,14 @@ def test_many_lines_are_not_held(place: Place, record: bytes) -> None:
         assert (done.code, done.peak < 80 << 20) == (0, True)
 
 
+@pytest.mark.parametrize("command", ["check", "validate"])
+@pytest.mark.parametrize("nothing", [b"", b"\n\n"])
+def test_nothing_in_a_pipe_is_no_yes(place: Place, command: str, nothing: bytes) -> None:
+    done = place.stream(command, "-", data=nothing)
+    assert (done.code, done.out) == (1, b"")
+    assert f"{command}: no records came\n" in done.err
+
+
 def test_listen(place: Place, record: bytes) -> None:
     data = record + b"{\n" + FOREIGN[0] + b"\n" + record
     done = place.stream("listen", "-", "--reject", "bad", data=data)

@@ -20,17 +20,25 @@ READ_BY = {
     "boundary.ndjson": "validate",
     "events.jsonl": "check",
     "raw.ndjson": "normalize",
+    "metadata.json": "validate",
+    "kernel.ndjson": "validate",
 }
+RECORDS = ("metadata.json", "kernel.ndjson")
 #: command -> what it does not read
 WRONG = {
-    "check": ["run.tar.gz", "boundary.ndjson", "raw.ndjson"],
+    "check": ["run.tar.gz", "boundary.ndjson", "raw.ndjson", *RECORDS],
     "validate": ["run", "run.tar.gz"],
-    "listen": ["run", "run.tar.gz", "events.jsonl", "raw.ndjson"],
-    "verify": ["boundary.ndjson", "events.jsonl", "raw.ndjson"],
-    "apply": ["run.tar.gz", "boundary.ndjson", "events.jsonl"],
-    "normalize": ["run", "run.tar.gz", "boundary.ndjson", "events.jsonl"],
-    "archive": ["run.tar.gz", "boundary.ndjson", "events.jsonl"],
+    "listen": ["run", "run.tar.gz", "events.jsonl", "raw.ndjson", *RECORDS],
+    "verify": ["boundary.ndjson", "events.jsonl", "raw.ndjson", *RECORDS],
+    "apply": ["run.tar.gz", "boundary.ndjson", "events.jsonl", *RECORDS],
+    "normalize": ["run", "run.tar.gz", "boundary.ndjson", "events.jsonl", *RECORDS],
+    "archive": ["run.tar.gz", "boundary.ndjson", "events.jsonl", *RECORDS],
 }
+
+KERNEL_LINE = (
+    b'{"schema":"assay.runner.kernel_event.v0","run_id":"r","seq":0,"pid":7,"event_type":1001,'
+    b'"kind":"event_1001","value":"/a"}'
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +47,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = place.stream("observe", "-q", "--archive", place.root / "run.tar.gz", "--", "true")
     assert done.code == 0, done.err
     run = only_run(place, done).folder
-    (place.root / "events.jsonl").write_bytes((run / "events.jsonl").read_bytes())
+    for name in ("events.jsonl", "metadata.json"):
+        (place.root / name).write_bytes((run / name).read_bytes())
+    (place.root / "kernel.ndjson").write_bytes(KERNEL_LINE + b"\n")
     (place.root / "boundary.ndjson").write_bytes(PLAIN + b"\n")
     (place.root / "raw.ndjson").write_bytes(msgspec.json.encode(opened("/a")))
     run.rename(place.root / "run")

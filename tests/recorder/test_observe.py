@@ -211,22 +211,28 @@ def test_no_such_command(place: Place, word: str) -> None:
     assert "not started: no such file or directory" in run.done.err
 
 
+CI = ("--constraint", "scope.no_ci_changes")
+
+
 @pytest.mark.parametrize("quiet", [(), ("-q",)])
 def test_a_command_that_is_not_there_is_named(place: Place, quiet: tuple[str, ...]) -> None:
     """It is what went wrong, and says where it was looked for."""
     write_script(place.workspace / "lost", "#!/no/such/interpreter\n")
+    say = "it is looked for on PATH: to start the file that is here, say ./lost"
     here = str(place.workspace)
     for word, why in (
         ("nosuch", "there is no program of this name on PATH"),
+        ("lost", say),
         ("sub/nosuch", f"neither in the workspace nor in {here}"),
         ("./lost", "the file is there, but the interpreter or loader that it names is not"),
         ("/no/such", ""),
     ):
-        done = place.stream("observe", *quiet, "--", word)
+        done = place.stream("observe", *quiet, *CI, "--", word)
         reason = "no such file or directory"
         why = f"; {why}" if why else why
         assert f"stream: {word}: not started: {reason}{why}\n" in done.err
         assert done.code == 127
+        assert "policy" not in done.err, "nothing ran that could have kept to one"
         assert bool(quiet) == (done.err.count("\n") == 1)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import Place, write_script
-from tests.recorder.runs import Run, only_run
+from tests.recorder.runs import Run, observe, only_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containment needs Linux")
 
@@ -75,6 +75,17 @@ def found(run: Run) -> set[tuple[str, str]]:
         for name, data in files.items()
         if key.encode() in data or key[4:].encode() in data
     }
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_said"), [("full", False), ("redacted", True), ("hashed", False)]
+)
+def test_that_there_was_none_is_said_where_secrets_are_looked_for(
+    place: Place, mode: str, is_said: bool
+) -> None:
+    """What is hashed has none, whatever it was."""
+    run = observe(place, "--capture", mode, "--workspace", "empty", "--", "true")
+    assert ("0 secrets replaced in the record" in run.done.err) == is_said
 
 
 @pytest.mark.parametrize("mode", ["redacted", "hashed"])
