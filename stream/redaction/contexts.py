@@ -222,7 +222,7 @@ def contexts() -> list[Context]:
 
 
 def _names() -> list[Context]:
-    ends = rb"(?=\d{0,2}[\\\"'`\]\s:=!\0,;|&><])"
+    ends = rb"(?=\d{0,2}[\\\"'`\]\s:=!\0\x1b,;|&><])"
     words = (
         *(b"secret", b"token", b"credential", b"credentials", b"key", b"pwd", b"psk", b"pass"),
         *(b"auth", b"jwt", b"_pw", b"_pat", b"passcode", b"secret_key_base", b"key-data"),
@@ -366,7 +366,7 @@ def _commands() -> list[Context]:
         + _S
         + rb"-p(?=[^\s\0\"',-])"
     )
-    by_p = rb"(?:-p(?:" + _S + rb"|=)?|--password(?:" + _S + rb"|=))"
+    by_p = rb"(?:-p(?:" + _S + rb"|=|(?![a-z-]{2,}(?:[\s\0\"'=]|\Z)))|--password(?:" + _S + rb"|=))"
     return [
         row(
             (b"curl", b"http ", b"https ", b"xh "),
@@ -397,9 +397,9 @@ def _commands() -> list[Context]:
         ),
         row(
             (b"login",),
-            _shape(rb"login" + _ARGS + _S + by_p),
+            _shape(rb"login(?![\w-])" + _ARGS + _S + by_p),
             "docker login -u me -p <12> example.org",
-            "docker login -u me --password-stdin example.org",
+            "docker login -progress plain",
         ),
         row(
             (b"redis-cli",),

@@ -163,6 +163,12 @@ def _messages() -> list[Key]:
         Key("discord", b"/webhooks", _SLASH + rb"\d{16,20}" + _SLASH
             + rb"(?P<secret>[\w-]{40,128})", "https://discord.com/api/webhooks/<18d>/<68>",
             "https://example.org/api/webhooks/<18d>/logs"),
+        *(
+            Key("discord", b"." + first, rb"[\w-]{5}\.[\w-]{27,38}(?![\w-])",
+                f"M<23>.{first.decode()}<5>.<38>", f"M<23>.{first.decode()}.m",
+                before=rb"(?<![\w.-])[MNO][A-Za-z0-9_-]{22,27}\Z")
+            for first in (b"C", b"G", b"X", b"Y")  # when it was made
+        ),
         Key("teams", b"webhook.office.com", _SLASH + rb"(?P<secret>"
             rb"webhookb2" + _SLASH + rb"[\w@-]{30,90}" + _SLASH + rb"IncomingWebhook" + _SLASH
             + rb"[a-f0-9]{32}(?:" + _SLASH + rb"[\w-]{30,64}){0,2})",

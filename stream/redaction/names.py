@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from stream.redaction import values
 from stream.redaction.rows import header
-from stream.redaction.rules import AFTER_NO_LETTER, Found, Next
+from stream.redaction.rules import AFTER_NO_LETTER, COLOUR, Found, Next
 from stream.redaction.values import LIKELY, MAYBE, SURE, Quote, bare_end, piece
 
 #: The words that a name ends in, by how much they say alone.
@@ -34,7 +34,10 @@ _TWO_WORDS = re.compile(
     rb"(?i)key(?:%s)\d{0,2}(?![\w-])"
     % b"|".join(
         rb"(?<=[^A-Za-z]%s[ ]key)" % word
-        for word in (b"api", b"auth", b"access", b"secret", b"private", b"account", b"master")
+        for word in (
+            *(b"api", b"app", b"auth", b"access", b"secret", b"private", b"account", b"master"),
+            *(b"storage", b"license", b"service", b"encryption", b"signing", b"webhook"),
+        )
     )
 )
 _WHOLE = re.compile(_NAME.pattern + rb"\Z")
@@ -49,9 +52,12 @@ _COLUMN = (
     rb"\\{0,7}[\"']?[ \t]{0,4}(?:,|/?>)?"
     rb"(?:\\{0,7}[nrt]|\s){0,40}\\{0,7}[\"']?value\\{0,7}[\"']?[ \t]{0,4}[:=]"
 )
+_COLOURS = re.compile(COLOUR)
+_COLOUR_BEFORE = re.compile(COLOUR + rb"\Z")
+_COLOUR_REST = re.compile(rb"(?<=[\[;])[0-9]{0,4}[A-Za-z]")
 _GAP = re.compile(
-    rb"\\{0,7}(?:[\"'`]|&quot;|&#3[49];)?\]?[ \t]{0,8}"
-    rb"(?P<mark>" + _TYPE + rb"|:=|=>|={1,3}|!={1,2}|:(?!:))[ \t]{0,8}"
+    COLOUR + rb"{0,3}\\{0,7}(?:[\"'`]|&quot;|&#3[49];)?\]?(?:[ \t]|" + COLOUR + rb"){0,8}"
+    rb"(?P<mark>" + _TYPE + rb"|:=|=>|={1,3}|!={1,2}|:(?!:))(?:[ \t]|" + COLOUR + rb"){0,8}"
     rb"|(?P<pair>" + _COLUMN + rb")[ \t]{0,8}"
 )
 _OPTION_GAP = re.compile(rb"=|[ \t]{1,8}|\\{0,7}[\"'],(?:[ \t]|\s|\\+n){0,40}(?=\\{0,7}[\"'])|\0")
@@ -63,11 +69,11 @@ _SETS = re.compile(
     rb"(?:^|[\s\0\"'])(?:setenv|setx|ENV|ARG"
     rb"|set[ \t]+-[gxU]{1,3}|configure[ \t]+set|config[ \t]+set)[ \t]+\Z"
 )
-_LOGIN = re.compile(rb"login[ \t]{1,4}\S{1,64}\s{1,8}\Z")
+_LOGIN = re.compile(rb"login[ \t]{1,4}[^\s-]\S{0,63}\s{1,8}\Z")
 _COMPARISONS = frozenset((b"==", b"===", b"!=", b"!=="))
-_LINE = re.compile(rb"(?:^|[\n\0]|\\n)[ \t>|+-]{0,40}(?:- |export |set )?\Z")
-_LINE_REST = re.compile(rb"[ \t]{0,8}(?:\r?\n|\\+[rn]|\0|\Z|[\"'](?=[,}\]]|\Z)|#)")
-_TIGHT_REST = re.compile(rb"[ \t\r\n]|\Z")
+_LINE = re.compile(rb"(?:^|[\n\0]|\\n)[ \t>|+-]{0,40}(?:- |export |set )?" + COLOUR + rb"{0,3}\Z")
+_LINE_REST = re.compile(COLOUR + rb"{0,3}[ \t]{0,8}(?:\r?\n|\\+[rn]|\0|\Z|[\"'](?=[,}\]]|\Z)|#)")
+_TIGHT_REST = re.compile(COLOUR + rb"|[ \t\r\n]|\Z")
 _PHRASE = re.compile(
     rb"[\"']?((?:[a-z]{3,9}[ -]){3,24}[a-z]{3,9})[\"']?[ \t]{0,4}(?:\r?\n|\\+[rn]|\Z)"
 )
@@ -88,6 +94,9 @@ def _level(name: re.Match[bytes]) -> int:
 def assignment(text: bytes, place: int) -> Iterator[Found | Next]:
     before = _NAME_BACKWARDS.match(text[max(place - 64, 0) : place][::-1])
     start = place - (before.end() if before else 0)
+    rest = _COLOUR_REST.match(text, start, place)
+    if rest and _COLOUR_BEFORE.search(text, max(start - 24, 0), rest.end()):
+        start = rest.end()
     name = _name_at(text, start)
     if name and start + name[0] > place:
         end, level = start + name[0], name[1]
@@ -126,6 +135,7 @@ def _assigned(text: bytes, start: int, end: int, level: int) -> Found | None:
         return _beside(text, start, end, level)
     if is_option and gap[0].isspace():
         return values.secret_at(text, gap.end(), level)
+    tight = _COLOURS.sub(b"", gap[0]).endswith(b"=")
     mark = gap["mark"] or b":" if "mark" in gap.re.groupindex else gap[0]
     phrase = _PHRASE.match(text, gap.end()) if mark == b":" and level == SURE else None
     if phrase and not _is_prose(phrase[1]):
@@ -138,12 +148,12 @@ def _assigned(text: bytes, start: int, end: int, level: int) -> Found | None:
             good = _is_basic(value)
         else:
             good = values.is_quoted_secret(value, level if not is_option else SURE)
-        if name.isupper() and gap[0].endswith(b"=") and not name.endswith(b"AUTH"):  # of a shell
+        if name.isupper() and tight and not name.endswith(b"AUTH"):  # of a shell
             good = good or values.is_strict_secret(value, level, is_upper=True)
         if good and not is_template:
             return Found("password", quote.start, quote.start, quote.until)
         return None
-    return _bare(text, start, gap.end(), mark, name, level, is_option=is_option)
+    return _bare(text, start, gap.end(), mark, name, level, is_option=is_option, tight=tight)
 
 
 def _is_prose(phrase: bytes) -> bool:
@@ -203,13 +213,12 @@ def _bare(
     level: int,
     *,
     is_option: bool,
+    tight: bool,
 ) -> Found | None:
     """A value without quotes: in code that is a name more often than a secret."""
     before = text[start - 1 : start]
     in_query = before in (b"?", b"&") and mark == b"="
-    shell = (
-        mark == b"=" and text[place - 1 : place] == b"=" and (name.isupper() or is_option)
-    ) or mark == b"\0"
+    shell = (mark == b"=" and tight and (name.isupper() or is_option)) or mark == b"\0"
     header_line = mark == b":" and name.lower().startswith((b"x-", b"private-"))
     until = bare_end(text, place, in_query)
     value = piece(text, place, until)
@@ -225,6 +234,6 @@ def _bare(
         if not good and level == SURE and values.is_word_secret(value):
             line = _LINE.search(text, max(start - 48, 0), start)
             good = bool(line and _LINE_REST.match(text, place + len(value)))
-            tight = mark == b"=" and text[place - 1 : place] == b"=" and before in (b" ", b"")
-            good = good or (tight and _TIGHT_REST.match(text, place + len(value)) is not None)
+            alone = mark == b"=" and tight and before in (b" ", b"")
+            good = good or (alone and _TIGHT_REST.match(text, place + len(value)) is not None)
     return Found("password", place, place, until) if good else None

@@ -20,7 +20,7 @@ _ROW = AHEAD - 2 * LOOK  #: bytes of the longest row
 _BREAK = re.compile(rb"\r?\n|\\{1,7}r\\{1,7}n|\\{1,7}n")
 _SEPARATOR = re.compile(rb"[ ]?\\{0,7}[\"']?[ ]{0,40}([,;|\t]|\\{1,7}t)")
 _BEFORE = re.compile(rb"[ ]?[\"']?\\{0,7}[ ]{0,40}([,;|\t]|t\\)")  # read backwards
-_BLANKS = re.compile(rb"[ ]{2,40}(?=\S)|(?=[ ]{0,8}(?:\r?\n|\\{1,7}n))")
+_BLANKS = re.compile(rb"[ ]{2,256}(?=\S)|(?=[ ]{0,8}(?:\r?\n|\\{1,7}n))")
 _HEADING = re.compile(rb"[A-Za-z_][\w .#/()-]{0,47}\Z")
 _NO_HEADINGS = re.compile(rb"[^\w .#/()\\\",;|\t-]")
 _BORDER = re.compile(rb"[-+=|: \t]{3,}\Z")
@@ -40,6 +40,7 @@ _FIELDS = {
         (b" ", rb"(?:[ ]{2,}|\t)"),
     )
 }
+_WORD = re.compile(rb"\S+")
 _FIELD_LEFT = re.compile(rb"[ ]*(?:\\{0,7}\")?")
 _FIELD_RIGHT = re.compile(rb"(?:\\{0,7}\")?[ ]*\Z")
 
@@ -48,6 +49,7 @@ class _Table(Struct, frozen=True):
     separator: bytes
     count: int
     columns: tuple[tuple[int, int], ...]  #: (which, what its heading says)
+    starts: tuple[int, ...]  #: where in its line each heading begins
 
 
 def header(text: bytes, start: int, end: int, level_of: LevelOf) -> Iterator[Next]:
@@ -69,7 +71,9 @@ def header(text: bytes, start: int, end: int, level_of: LevelOf) -> Iterator[Nex
         line = line[opened.end() :]
     if _NO_HEADINGS.search(line):
         return
-    fields = _fields(line.strip(b" "), separator)
+    indent = len(line) - len(line.lstrip(b" "))
+    spans = _places(line.strip(b" "), separator)
+    fields = [line[indent + left : indent + right] for left, right in spans]
     inner = fields[1:-1] if separator == b"|" and not (fields[0] or fields[-1]) else fields
     if not 2 <= len(inner) <= MOST_COLUMNS or not all(map(_HEADING.match, inner)):
         return
@@ -77,7 +81,8 @@ def header(text: bytes, start: int, end: int, level_of: LevelOf) -> Iterator[Nex
     columns = tuple((number, level) for number, level in named if level is not None)
     if not columns:
         return
-    yield Next(line_end.end(), partial(_row, _Table(separator, len(fields), columns)))
+    starts = tuple(indent + left for left, _ in spans)
+    yield Next(line_end.end(), partial(_row, _Table(separator, len(fields), columns, starts)))
 
 
 def _separator(text: bytes, start: int, end: int) -> bytes:
@@ -85,10 +90,6 @@ def _separator(text: bytes, start: int, end: int) -> bytes:
     if found:
         return b"\t" if b"t" in found[1] else found[1]
     return b" " if _BLANKS.match(text, end) else b""
-
-
-def _fields(line: bytes, separator: bytes) -> list[bytes]:
-    return [line[start:end] for start, end in _places(line, separator)]
 
 
 def _places(line: bytes, separator: bytes) -> list[tuple[int, int]]:
@@ -117,8 +118,8 @@ def _row(table: _Table, text: bytes, place: int) -> Iterator[Found | Next]:
     line = text[place:end]
     if not _BORDER.match(line):
         cut = None if line.lstrip().startswith(b'"') else _STRING_END.search(line)
-        places = _places(line[: cut.start()] if cut else line, table.separator)
-        if len(places) != table.count:
+        places = _cells(line[: cut.start()] if cut else line, table)
+        if not places:
             return
         for column, level in table.columns:
             start, stop = places[column]
@@ -129,6 +130,21 @@ def _row(table: _Table, text: bytes, place: int) -> Iterator[Found | Next]:
             return
     if ending:
         yield Next(ending.end(), partial(_row, table))
+
+
+def _cells(line: bytes, table: _Table) -> list[tuple[int, int]]:
+    """Where the cells of a row are: none, if it is no row. Between blanks a cell may be empty or
+    fill its column, and begins where its heading does."""
+    places = _places(line, table.separator)
+    if len(places) == table.count:
+        return places
+    if table.separator != b" ":
+        return []
+    words = {found.start(): found.end() for found in _WORD.finditer(line)}
+    aligned = {left for left, right in places if left < right} <= set(table.starts)
+    if not words or not (aligned or len(words) == table.count):
+        return []
+    return [(start, words.get(start, start)) for start in table.starts]
 
 
 def _is_cell(value: bytes, level: int) -> bool:

@@ -44,6 +44,9 @@ class Anchor(Struct, frozen=True):
     then: bytes = b""  #: what the word is followed by, as a pattern
 
 
+#: what a terminal obeys, as it is and written as an escape
+COLOUR = rb"(?:(?:\x1b|\\{1,7}(?:u001[bB]|x1[bB]|0?33|e))\[[0-9;]{0,16}[A-Za-z])"
+
 # --- where a word begins ------------------------------------------------------------------------
 
 _COLOURS = [rb"\[[0-9;]{%d}[A-Za-z]" % length for length in range(9)]

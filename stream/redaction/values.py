@@ -16,7 +16,9 @@ _SEEN = 256  #: bytes of a value that decide
 
 # --- where it ends ------------------------------------------------------------------------------
 
-_ESCAPED_END = rb"\\+(?:[\"'`]|[nrtbf0](?![A-Za-z0-9])|[nrt]|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|\Z)"
+_ESCAPED_END = (
+    rb"\\+(?:(?:0?33|e)\[|[\"'`]|[nrtbf0](?![A-Za-z0-9])|[nrt]|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|\Z)"
+)
 _CLOSING = rb"[;,)\]}&|]{1,16}(?=[\s\"'`\\\0]|\Z)|</|&quot;|&#3[49];|&lt;"
 _QUERY_CLOSING = rb"[&#]|" + _CLOSING
 _QUOTES = (b"", b'"', b"'", b"`", b"\"'", b'"`', b"'`", b"\"'`")
@@ -24,13 +26,13 @@ _QUOTES = (b"", b'"', b"'", b"`", b"\"'", b'"`', b"'`", b"\"'`")
 
 def _bare_end(quotes: bytes, closing: bytes) -> Pattern:
     """Only a quote that is open before the value can end it."""
-    stops = rb"[\s\0%s]" % quotes
+    stops = rb"[\s\0\x1b%s]" % quotes
     return re.compile(stops + rb"|" + _ESCAPED_END + rb"|" + closing)
 
 
 _BARE_ENDS = {quotes: _bare_end(quotes, _CLOSING) for quotes in _QUOTES}
 _QUERY_ENDS = {quotes: _bare_end(quotes, _QUERY_CLOSING) for quotes in _QUOTES}
-_CODE_END = re.compile(rb"[\s\"'`\\\0<>,;(){}\[\]|&]")
+_CODE_END = re.compile(rb"[\s\x1b\"'`\\\0<>,;(){}\[\]|&]")
 ELEMENT_END = re.compile(rb"</|[\r\n\0]|\\+[nr]|\\u003[cC]")
 LINE_END = re.compile(rb"[\r\n\"'`\\\0]")
 
@@ -205,7 +207,7 @@ def is_quoted_secret(value: bytes, level: int) -> bool:
         return False
     return (
         is_random(value)
-        or (is_mixed(value) and not _CHAIN.match(value))
+        or (is_mixed(value) and not is_chain(value))
         or (len(value) >= 16 and not _WORDS.match(value))
     )
 
@@ -243,7 +245,7 @@ def is_bare_secret(value: bytes, code: bytes, level: int, *, equals: bool) -> bo
     digits = level == SURE and code.isdigit() and len(code) >= (8 if equals else 6)
     shaped = len(code) >= (6 if level == SURE else 8) and is_mixed(code)
     call = _CALL.match(value)
-    return (digits or shaped) and not _CHAIN.match(code) and not (call and is_name(call[1]))
+    return (digits or shaped) and not is_chain(code) and not (call and is_name(call[1]))
 
 
 def is_word_secret(value: bytes) -> bool:
@@ -261,7 +263,10 @@ def code_piece(text: bytes, start: int) -> bytes:
 
 
 def is_chain(value: bytes) -> bool:
-    return bool(_CHAIN.match(value))
+    """Names with dots between them, of which the last is no random text."""
+    last = value.rpartition(b".")[2]
+    is_key = len(last) >= 20 and is_mixed(last) and is_random(last)
+    return bool(_CHAIN.match(value)) and not is_key
 
 
 def is_call(text: bytes, start: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import re
 import sysconfig
 import uuid
 from collections import Counter
@@ -86,6 +87,9 @@ TABLES = {
     "bars": "| user | password |\n|------|----------|\n| me | {} |\n",
     "psql": " user | password \n------+----------\n me   | {} \n",
     "blanks": "USER    PASSWORD          ROLE\nme      {}    admin\n",
+    "a full column": "user   password       role\nme     {} admin\n",
+    "an empty cell": "user   password        role\nyou                    x\nme     {}   y\n",
+    "far apart": f"user  password{' ' * 90}role\nme    {{}}   x\n",
     "quoted": '"user","password"\n"me","{}"\n',
     "in json": '{{"content":"user,password\\nme,{}\\n"}}\n',
 }
@@ -127,6 +131,8 @@ STAYED = {  # what is written, with {} for the secret, and the secret
     "plist": ("<key>password</key>\n<string>{}</string>\n", "orbit velvet"),
     "docker": ('{{"auths": {{"x": {{"auth": "{}"}}}}}}\n', BASIC),
     "npmrc": ("//registry.example.org/:_auth={}\n", BASIC),
+    "legacy Vault": ("vault_token: {}\n", f"s.{'aB3' * 8}"),
+    "the key of a storage": ("the storage key: {}\n", "aB3" * 12),
     "a slash in a url": ("postgres://me:{}@db/x\n", "ab/cd+ef12"),
     "all bytes percent-encoded": (
         "q={}\n", "".join(f"%{byte:02X}" for byte in f"gl{'pat-'}{'aB3' * 7}".encode()),
@@ -143,7 +149,32 @@ def test_what_stayed_once_does_not(name: str) -> None:
     assert "[redacted:" in output
 
 
+@pytest.mark.parametrize("form", ["\x1b", r"\u001b", r"\033", r"\e"])
+@pytest.mark.parametrize(
+    ("text", "output"),
+    [
+        ("<96>API_TOKEN<0>=<33>{}<0> ok", "<96>API_TOKEN<0>=<33>[redacted:password:1]<0> ok"),
+        (
+            "<1;94>password:<39;49> <33>{}<39>",
+            "<1;94>password:<39;49> <33>[redacted:password:1]<39>",
+        ),
+        (
+            '<34>"secret"<0><1>:<0> <32>"{}"<0>',
+            '<34>"secret"<0><1>:<0> <32>"[redacted:password:1]"<0>',
+        ),
+    ],
+)
+def test_colours_stay_and_hide_no_secret(form: str, text: str, output: str) -> None:
+    def coloured(text: str) -> str:
+        return re.sub("<([0-9;]+)>", lambda found: f"{form}[{found[1]}m", text)
+
+    assert (
+        Redactor({}).text(f"{coloured(text).format('ab12cd34efgh')}\n") == f"{coloured(output)}\n"
+    )
+
+
 PLACEHOLDERS = [
+    *("docker login -progress plain", "loginctl show-user -p Linger me", "login --token-stdin"),
     *("password: ${DB_PASSWORD}", "password: $DB_PASSWORD", "password=$(cat file)"),
     *('password: "{{ vault.password }}"', "password: <your-password>", "password=%s"),
     "password: %PWD%",
