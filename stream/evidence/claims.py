@@ -124,6 +124,9 @@ def _note_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[F
         counted = FORMS[code].match(notes.get(code, ""))
         if counted is not None and state != "absent" and not counted["events"].strip("0"):
             yield f"{code} counts no events, and the layer is {state}", "$.notes"
+    counted = FORMS[SDK_NOTE].match(notes.get(SDK_NOTE, ""))
+    if counted is not None and _is_more(counted["calls"], counted["events"]):
+        yield f"{SDK_NOTE} counts more calls than events", "$.notes"
     for code in sorted(LOSS_NOTES & notes.keys()) if kernel != "partial_ringbuf_drops" else ():
         yield f"{kernel}, and {code} is noted", "$.kernel_layer"
     if ABSENT_NOTE in notes and kernel != "absent":
@@ -131,3 +134,9 @@ def _note_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[F
     for cgroup, code in CGROUP_NOTES.items():
         if code in notes and (kernel == "absent" or health.cgroup_correlation != cgroup):
             yield f"{health.cgroup_correlation}, and {code} is noted", "$.cgroup_correlation"
+
+
+def _is_more(one: str, other: str) -> bool:
+    """Of two numbers in digits, however many these are."""
+    one, other = one.lstrip("0"), other.lstrip("0")
+    return (len(one), one) > (len(other), other)

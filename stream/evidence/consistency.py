@@ -16,6 +16,7 @@ from msgspec import UNSET
 from stream.errors import visible
 from stream.evidence.calls import TOOL_EVENTS
 from stream.evidence.claims import Fault, age_faults, claim_faults
+from stream.records.forms import is_told
 from stream.records.kernel import (
     INODE_RESOLVED,
     OPEN,
@@ -34,6 +35,7 @@ from stream.records.runner import (
     CorrelationReport,
     Marker,
     ObservationHealth,
+    PolicyEvent,
     RunnerFinished,
     RunnerStarted,
     SdkEvent,
@@ -50,6 +52,8 @@ _PHASE = re.compile(r"[a-z][a-z0-9_]*(?::(?P<of>.+))?\Z", re.DOTALL)
 _STARTS, _ENDS = ("run_started", "tool_call_started"), ("run_finished", "tool_call_completed")
 _OF_CALLS = ("tool_call_started:", "tool_call_completed:")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d|[\d.,:]{5,}\Z")
+#: As many digits as a time in seconds, or a date, has: no phase has such a number.
+_CLOCK = re.compile(r"[^:0-9]*(?:[0-9][^:0-9]*){8}")
 
 
 def faults_of(record: object) -> Iterator[Fault]:
@@ -154,11 +158,20 @@ def report_faults(report: CorrelationReport) -> Iterator[Fault]:
     if report.status == "clean" and report.ambiguities:
         reason = f"called clean, and {_shown(report.ambiguities[0])} is not resolved"
         yield reason, "$.ambiguities"
+    told: set[str] = set()
+    for index, text in enumerate(report.ambiguities):
+        if not is_told(text):
+            yield "says nothing", f"$.ambiguities[{index}]"
+        if text in told:
+            yield f"{_shown(text)}: stands twice", f"$.ambiguities[{index}]"
+        told.add(text)
     seen: set[str] = set()
     for index, binding in enumerate(report.bindings):
         name, path = binding.tool_call_id, f"$.bindings[{index}]"
-        if not name:
+        if not is_told(name):
             yield "a binding is of a call with an id", f"{path}.tool_call_id"
+        if binding.policy_decision is not None and not is_told(binding.policy_decision):
+            yield "is empty: where nothing was decided, it is null", f"{path}.policy_decision"
         if name in seen:
             yield f"{_shown(name)} is bound twice", f"{path}.tool_call_id"
         seen.add(name)
@@ -202,7 +215,8 @@ def _window_faults(binding: Binding, path: str) -> Iterator[Fault]:
     start, end = binding.window.start, binding.window.end
     for name, marker in (("start", start), ("end", end)):
         found, of = _PHASE.match(marker), marker.partition(":")[2]
-        if found is None or (of != binding.tool_call_id and _TIME.match(of)):
+        is_clock = _CLOCK.match(marker) or (of != binding.tool_call_id and _TIME.match(of))
+        if found is None or is_clock:
             reason = f"{_shown(marker)} is no marker of a phase: no time says what a call did"
             yield reason, f"{path}.{name}"
         elif marker.startswith(_OF_CALLS) and of != binding.tool_call_id:
@@ -247,11 +261,22 @@ def place_fault(name: str) -> tuple[str, str] | None:
 
 
 def saying_faults(event: SdkEvent) -> Iterator[Fault]:
+    yield from _empty_faults(event, ("tool_call_id", "tool"))
     if event.event_type in TOOL_EVENTS:
         return
     for name in ("tool_call_id", "tool"):
         if getattr(event, name) is not None:
             yield f"{event.event_type} is of no tool call", f"$.{name}"
+
+
+def decision_faults(event: PolicyEvent) -> Iterator[Fault]:
+    yield from _empty_faults(event, ("tool_call_id", "tool", "decision"))
+
+
+def _empty_faults(event: SdkEvent | PolicyEvent, names: tuple[str, ...]) -> Iterator[Fault]:
+    for name in names:
+        if (text := getattr(event, name)) is not None and not is_told(text):
+            yield "is empty: what is not known is left out", f"$.{name}"
 
 
 def runner_faults(event: RunnerStarted | RunnerFinished) -> Iterator[Fault]:
@@ -300,6 +325,7 @@ _FAULTS: dict[type, Callable[[Any], Iterator[Fault]]] = {
     CorrelationReport: _correlation_faults,
     ArchiveManifest: manifest_faults,
     SdkEvent: saying_faults,
+    PolicyEvent: decision_faults,
     RunnerStarted: runner_faults,
     RunnerFinished: runner_faults,
     Marker: marker_faults,

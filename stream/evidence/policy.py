@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine
 from stream.evidence.sayings import (
@@ -28,6 +28,7 @@ from stream.evidence.sayings import (
     permissions_in,
     speaker_in,
 )
+from stream.records.forms import TITLE, is_told
 from stream.records.runner import PolicyEvent
 
 DECISION = "assay.tool.decision"
@@ -49,9 +50,12 @@ class _CloudEvent(Struct):
     data: Any = None
 
 
+_Told = Annotated[str, Meta(pattern=TITLE)]
+
+
 class _Decision(Struct):
-    tool: str
-    decision: str
+    tool: _Told
+    decision: _Told
     tool_call_id: str | None = None
 
 
@@ -141,7 +145,7 @@ class PolicyLayer:
         except msgspec.ValidationError:
             self.problems["no_decision"] += 1
             return
-        call = found.tool_call_id or None
+        call = found.tool_call_id if is_told(found.tool_call_id or "") else None
         yield self._event(DECISION, source, call, found.tool, found.decision)
 
     def _permitted(self, line: bytes) -> Iterator[PolicyEvent]:
@@ -202,8 +206,8 @@ class PolicyLayer:
         self, kind: str, speaker: Speaker, call: Any, tool: Any, decision: str
     ) -> Iterator[PolicyEvent]:
         """What was told of a call already is not told again, unless it is something else."""
-        call = call if isinstance(call, str) and call else None
-        if not isinstance(tool, str) or not tool:
+        call = call if isinstance(call, str) and is_told(call) else None
+        if not isinstance(tool, str) or not is_told(tool):
             self.problems["unnamed_tool"] += 1
         elif call is None or self._told.get(call) != (tool, decision):
             if call is not None and len(self._told) < _KNOWN:

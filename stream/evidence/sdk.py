@@ -37,6 +37,7 @@ from stream.evidence.sayings import (
     refused_in,
     speaker_in,
 )
+from stream.records.forms import is_told
 from stream.records.runner import SDK_EVENT, SdkEvent, SdkEventType
 
 #: What the child is given, by the reference's names.
@@ -303,8 +304,8 @@ class SdkLayer:
         )
 
     def _usable(self, text: Any, channel: Channel) -> str | None:
-        """An empty name is none. One that no layer can hold is none either, and a problem."""
-        if text is None or text == "":
+        """A blank name is none. One that no layer can hold is none either, and a problem."""
+        if text is None or (isinstance(text, str) and not is_told(text)):
             return None
         if is_usable(text):
             return str(text)

@@ -5,6 +5,8 @@ They end with `\\Z`, not `$`: the latter lets a trailing newline through.
 
 from __future__ import annotations
 
+import re
+
 DIGEST = r"^[0-9a-f]{64}\Z"
 NAMED_DIGEST = r"^sha256:[0-9a-f]{64}\Z"
 FILE_MODE = r"^[0-7]{4}\Z"
@@ -14,6 +16,7 @@ KERNEL_KIND = r"^(openat|connect|exec|file_blocked|connect_blocked|event_[0-9]+)
 SANDBOX_MODE = r"^(read-only|workspace-write|danger-full-access)\Z"
 # Not `\S`: engines differ in what they count as white space.
 TITLE = r"[^ \t\n\r\f\v]"
+is_told = re.compile(TITLE).search  #: whether a text is not blank
 
 WORDS = {
     DIGEST: "64 hexadecimal digits, the lower-case ones",

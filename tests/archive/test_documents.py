@@ -65,7 +65,7 @@ BEYOND = re.compile(
     "not sorted by its bytes|is bound twice|is listed as|is of another call|it ends where it starts"
     "|bytes, more than 256|is not the type of event_|is no marker of a phase|the flags say"
     "|the name (is no plain name|begins with a drive|leads out)|ringbuf_drops is not"
-    "|stands twice|duplicate key|it is no folder of the recorder's own"
+    "|stands twice|counts more calls|duplicate key|it is no folder of the recorder's own"
 )
 
 

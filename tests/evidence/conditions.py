@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from stream.evidence.claims import CGROUP_NOTES, LOSS_NOTES
+from stream.records.forms import TITLE
 from stream.records.kernel import INODE_RESOLVED, KINDS, OPEN
 from stream.records.runner import SURFACE_SETS, ClaimScope, Coverage
 
@@ -154,22 +155,34 @@ HEALTH = [
 CORRELATION = [
     when({"status": const("clean")}, bindings={"minItems": 1}, ambiguities={"maxItems": 0})
 ]
+_TOLD = {"pattern": TITLE}
+_CLOCK = {"pattern": "^[^:0-9]*([0-9][^:0-9]*){8}"}
 _PHASE = r"^[a-z][a-z0-9_]*(:[\s\S]+)?$"
 _NO_PLACE = r"(^|/)\.{0,2}(/|$)|^[^/]*:|[\\\x00-\x1f\x7f]"
 PLACE = {"maxLength": 256, "not": {"anyOf": [{"pattern": _NO_PLACE}, const("manifest.json")]}}
 NOTHING = {"type": "null"}
 STARTED, FINISHED = "tool_call_started", "tool_call_completed"
 
+
+def phase(without: str) -> Schema:
+    return {"pattern": _PHASE, "not": {"anyOf": [_CLOCK, {"pattern": f"^({without})(:|$)"}]}}
+
+
 #: More of a property, by struct and property.
 PROPERTIES: dict[str, dict[str, Schema]] = {
     "KernelEvent": {"operation_flags": {"uniqueItems": True}},
     "ObservationHealth": {"notes": {"items": NOTE, "uniqueItems": True}},
     "CapabilitySurface": {name: {"uniqueItems": True} for name in SURFACE_SETS},
-    "CorrelationReport": {"bindings": {"uniqueItems": True}},
-    "Binding": {"tool_call_id": {"minLength": 1}},
+    "CorrelationReport": {
+        "bindings": {"uniqueItems": True},
+        "ambiguities": {"uniqueItems": True, "items": {"type": "string", **_TOLD}},
+    },
+    "Binding": {"tool_call_id": _TOLD, "policy_decision": _TOLD},
+    "SdkEvent": {"tool_call_id": _TOLD, "tool": _TOLD},
+    "PolicyEvent": {"tool_call_id": _TOLD, "tool": _TOLD, "decision": _TOLD},
     "Window": {
-        "start": {"pattern": _PHASE, "not": {"pattern": f"^(run_finished|{FINISHED})(:|$)"}},
-        "end": {"pattern": _PHASE, "not": {"pattern": f"^(run_started|{STARTED})(:|$)"}},
+        "start": phase(f"run_finished|{FINISHED}"),
+        "end": phase(f"run_started|{STARTED}"),
     },
     "ArchiveManifest": {"files": {"propertyNames": PLACE}},
     "ArchiveFile": {"path": PLACE},

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.evidence.policy import DECISION, DENIAL, EXPORTED, PERMISSION, PolicyLayer
+from stream.records.forms import is_told
 from stream.records.runner import PolicyEvent
 
 DATA = Path(__file__).parent.parent / "data"
@@ -46,7 +47,9 @@ def test_a_decision_without_an_id_is_given_none() -> None:
     found = layer.feed(event(tool="t", decision="allow") + event(tool="t", decision="x") * 2)
     assert [one.tool_call_id for one in found] == [None] * 3
     assert [one.seq for one in found] == [0, 1, 2]
-    assert layer.feed(event(tool="t", decision="x", tool_call_id=""))[0].tool_call_id is None
+    for blank in ("", " "):
+        found = layer.feed(event(tool="t", decision="x", tool_call_id=blank))
+        assert found[0].tool_call_id is None
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,8 @@ def test_a_decision_without_an_id_is_given_none() -> None:
         (b"[]\n", "not_a_record"),
         (event(tool="t"), "no_decision"),
         (event(decision="allow"), "no_decision"),
+        (event(tool=" ", decision="allow"), "no_decision"),
+        (event(tool="t", decision=""), "no_decision"),
         (event(tool="t", decision="allow", tool_call_id=3), "no_decision"),
         (b'{"type":"assay.tool.decision"}\n', "no_decision"),
         (b"x" * (9 << 20) + b"\n", "overlong"),
@@ -170,7 +175,10 @@ def test_a_run_that_asked_for_nothing() -> None:
     assert PolicyLayer("r").feed_stdout(data) == []
 
 
-@given(st.text(min_size=1), st.text(min_size=1), st.text(min_size=1))
+TOLD = st.text().filter(is_told)
+
+
+@given(TOLD, TOLD, TOLD)
 def test_ids_and_names_may_be_anything(call: str, tool: str, decision: str) -> None:
     found = PolicyLayer("r").feed(event(tool=tool, decision=decision, tool_call_id=call))
     expected = PolicyEvent(

@@ -109,10 +109,9 @@ def test_it_does_not_matter_where_the_output_is_cut(name: str, cuts: list[int]) 
 
 def test_a_call_without_an_id_is_given_none() -> None:
     layer = SdkLayer("r")
-    found = layer.feed(use(None) + use("") + result(None), 1)
+    found = layer.feed(use(None) + use("") + use(" ") + result(None), 1)
     assert told(found) == [
-        ("tool_call_started", None, "Bash"),
-        ("tool_call_started", None, "Bash"),
+        *[("tool_call_started", None, "Bash")] * 3,
         ("tool_call_completed", None, None),
     ]
     assert not layer.problems
