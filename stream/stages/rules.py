@@ -132,9 +132,9 @@ RULES: dict[str, Rule] = {
     "event_id.unique": Rule("2", "No two events have the same event_id."),
     "timestamp": Rule("2", "timestamp is a string, and a time, by which events can be ordered."),
     "timestamp.rfc3339": Rule(
+        "2",
         "timestamp is an RFC 3339 time in UTC: recommended, and what orders it; a date alone is the"
         " beginning of its day.",
-        "timestamp is an RFC 3339 time in UTC: recommended, and what orders it; a date alone is the beginning of its day.",
         "warning",
     ),
     "trace_id": Rule("2", "trace_id is a string."),
