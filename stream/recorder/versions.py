@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from stream.errors import InputError
-from stream.process import capture
 
 PATIENCE = 5.0  #: seconds for an answer
 _LEVELS = 6  #: of folders above a program, in which its package.json may lie
@@ -79,7 +78,9 @@ async def ask_version(program: Path) -> str | None:
     question for an order."""
     if not _is_native(program):
         return None
-    from tempfile import TemporaryDirectory  # which most runs need not load
+    from tempfile import TemporaryDirectory  # most runs need not load them
+
+    from stream.process import capture
 
     try:
         with TemporaryDirectory(prefix="stream-", ignore_cleanup_errors=True) as folder:
