@@ -15,7 +15,7 @@ from msgspec import Struct
 from stream.codec import Lines, join_lines
 from stream.pipeline import Batch, Write
 from stream.records.control import Control, sentence
-from stream.sinks.places import STDOUT, is_regular, named, open_alone, partial
+from stream.sinks.places import STDOUT, descriptor, is_regular, named, open_alone, partial
 from stream.system import write_all
 
 WriteBytes = Callable[[bytes], Awaitable[None]]
@@ -110,6 +110,9 @@ async def _device(target: str) -> AsyncIterator[WriteBytes]:
 
 
 def _open(name: str) -> int:
+    """What is open already has its place in its file: to open it again would begin at the top."""
+    if (known := descriptor(name)) is not None:
+        return os.dup(known)
     return os.open(name, os.O_WRONLY | os.O_CLOEXEC)
 
 

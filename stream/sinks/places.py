@@ -13,6 +13,7 @@ from pathlib import Path
 from stream.errors import OutputError, UsageError, os_reason
 
 STDOUT = "-"
+_MOST_LINKS = 40  #: as the kernel follows
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -61,12 +62,33 @@ def _check_place(growing: Path) -> None:
 
 
 def is_regular(target: str) -> bool:
-    """Or nothing yet."""
+    """Or nothing yet. What somebody has opened for us is written to, whatever it is."""
     with named(target):
+        if descriptor(target) is not None:
+            return False
         try:
             return stat.S_ISREG(Path(target).stat().st_mode)
         except FileNotFoundError:
             return True
+
+
+def descriptor(target: str) -> int | None:
+    """The open descriptor that a name means: /dev/stdout, /dev/fd/3 and their like."""
+    for _ in range(_MOST_LINKS):
+        folder, name = os.path.split(target)
+        if os.path.realpath(folder) in ("/dev/fd", f"/proc/{os.getpid()}/fd"):
+            return _handed(int(name)) if name.isdecimal() else None
+        if not os.path.islink(target):  # noqa: PTH114
+            break
+        target = os.path.join(folder, os.readlink(target))  # noqa: PTH115, PTH118
+    return None
+
+
+def _handed(fd: int) -> int:
+    """Raise OSError where nobody gave it to us: what we open ourselves, no child inherits."""
+    if not os.get_inheritable(fd):
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    return fd
 
 
 def is_fifo(target: str) -> bool:
@@ -74,8 +96,9 @@ def is_fifo(target: str) -> bool:
 
 
 def partial(target: str) -> Path:
-    """Where a file lies until it is whole: beside it, also where `target` is a link to it."""
-    return Path(f"{os.path.realpath(target) if Path(target).is_symlink() else target}.partial")
+    """Where a file lies until it is whole. It then takes the place of a link, and what that
+    leads to stays as it is."""
+    return Path(f"{target}.partial")
 
 
 def open_alone(path: Path, mode: int = 0o666) -> int:

@@ -245,21 +245,43 @@ def test_an_output_file_is_replaced_when_it_is_whole(place: Place) -> None:
     assert not Path(f"{out}.partial").exists()
 
 
-def test_an_output_that_is_a_link(place: Place) -> None:
-    """/dev/stdout is one: the link stays, what it leads to is written."""
-    real, link = place.root / "real", place.root / "link"
-    link.symlink_to(real)
+def test_an_output_takes_the_place_of_a_link(place: Place) -> None:
+    """What that leads to is not ours; a link to a device or to an open file is a name of it."""
+    victim, link = place.root / "victim", place.root / "link"
+    victim.write_text("precious\n")
     folder = place.probes(a="")
-    for _ in range(2):
+    for target in (victim, place.root / "nowhere"):
+        link.symlink_to(target)
         assert place.stream("matrix", "--probes", folder, "-o", link).code == 2
-        assert place.stream("matrix", "--probes", folder, "-o", link, "--force").code == 0
         assert link.is_symlink()
-        assert real.read_bytes().count(b"\n") == 1
+        assert place.stream("matrix", "--probes", folder, "-o", link, "--force").code == 0
+        assert (link.is_symlink(), link.read_bytes().count(b"\n")) == (False, 1)
+        assert victim.read_text() == "precious\n"
+        link.unlink()
     done = place.stream("matrix", "--probes", folder, "-o", "/dev/stdout")
     assert (done.code, done.ids) == (0, ["a"])
     assert Path("/dev/stdout").is_symlink()
     assert place.stream("matrix", "--probes", folder, "-o", "/dev/null").code == 0
     assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+def test_what_a_shell_has_opened_is_written_to(place: Place, name: str) -> None:
+    """It is a file, is there, and is what the user means; what is in it already stays."""
+    (place.workspace / "link").symlink_to("/dev/stdout")
+    kept = place.root / "kept"
+    with kept.open("a") as file:
+        file.write("before\n")
+        file.flush()
+        done = place.stream("matrix", "--probes", place.probes(a=""), "-o", name, stdout=file)
+    assert done.code == 0, done.err
+    before, record = kept.read_bytes().splitlines()
+    assert before == b"before"
+    assert json.loads(record)["probe"]["id"] == "a"
+    for number in (3, 6, 9):  # those that stream opens for itself among them
+        folder = place.root / "tree" / "probes"
+        done = place.stream("matrix", "--probes", folder, "-o", f"/dev/fd/{number}")
+        assert done.code == 2
 
 
 def test_what_an_output_grows_in_is_made_anew(place: Place) -> None:
