@@ -50,6 +50,7 @@ wonder wonders wondered wondered wondering
 doubt doubts doubted doubted doubting
 imagine imagines imagined imagined imagining
 wish wishes wished wished wishing
+worry worries worried worried worrying
 desire desires desired desired desiring
 """
 #: the same, but a thing can do it as well: `it expects 3 words`
@@ -65,6 +66,9 @@ deem deems deemed deemed deeming
 judge judges judged judged judging
 determine determines determined determined determining
 fear fears feared feared fearing
+misinterpret misinterprets misinterpreted misinterpreted misinterpreting
+misjudge misjudges misjudged misjudged misjudging
+misread misreads misread misread misreading
 mistake mistakes mistook mistaken mistaking
 figure figures figured figured figuring
 recognize recognizes recognized recognized recognizing
@@ -100,6 +104,7 @@ STATES = (
     *("convinced", "confident", "certain", "sure", "unsure", "uncertain", "aware", "unaware"),
     *("confused", "satisfied", "worried", "afraid", "willing", "unwilling", "reluctant", "eager"),
     *("curious", "mistaken", "hopeful", "inclined", "tempted", "motivated", "persuaded"),
+    "suspicious",
 )
 NOUNS = (
     *("intent", "intention", "intentions", "reasoning", "belief", "beliefs", "goal", "goals"),
@@ -113,11 +118,11 @@ _NOUNS_OF_PERSONS = (  # and not of a thing: `its purpose`
 )
 INTENTS = (
     *("deliberately", "intentionally", "unintentionally", "purposely", "purposefully"),
-    *("knowingly", "unknowingly", "wilfully", "willfully", "mistakenly"),
+    *("knowingly", "unknowingly", "wilfully", "willfully", "mistakenly", "consciously"),
 )
 _HAD = (
     *("intention", "intent", "desire", "wish", "motive", "idea", "hope", "doubt", "feeling"),
-    *("belief", "suspicion", "impression"),
+    *("belief", "suspicion", "impression", "hunch", "fear"),
 )
 _PHRASES = (  # of somebody in the same sentence
     r"(?:in|on|under) the (?:hope|hopes|belief|expectation|assumption|impression)",
@@ -125,7 +130,8 @@ _PHRASES = (  # of somebody in the same sentence
     r"with (?:the|an?) (?:aim|goal) (?:of|to)",
     r"of the (?:opinion|belief|view)",
     r"(?:came|comes?|coming|jumped|jumps) to (?:the|a|this) conclusion",
-    r"(?:made|makes?|making) (?:the|an?|this|that) (?:assumption|guess|inference)",
+    r"(?:made|makes?|making) (?:the|an?|this|that)(?: [a-z]+)? (?:assumption|guess|inference)",
+    r"out of (?:fear|concern|worry|curiosity)",
     r"(?:changed|changes|made up|makes up) (?:its|his|her|their) mind",
     rf"(?:has|had|have|having|with) (?:no |the |an? |any |every )?(?:{'|'.join(_HAD)})",
 )
@@ -149,6 +155,10 @@ _LONGEST_NAME = 200
 _WRAPPING = "\"'`*_()[]{}<>"
 _SHORTENED = r"(it|he|she|they|we|i)'(s|re|m|ve|d)"
 _SHORT_FOR = {"s": "is", "re": "is", "m": "is", "ve": "have", "d": "have"}
+#: what an option is given in quotes: `git commit -m "agent believed"`
+_ARGUMENT = re.compile(
+    r"(?<!\S)(--?[a-z][a-z-]*)[ =]\s*(\\?[\"'])(?=\S).{1,300}?(?<=\S)\2(?=[\s,.;:)]|$)"
+)
 _WORD = r"[a-z]+(?:'[a-z]+)?"
 _MANGLED = r"(?=.*[a-z])[a-z0-9][a-z0-9-]*"
 #: the same of bytes, where all but letters parts words
@@ -166,7 +176,7 @@ def find_reasoning(summary: str, name: str = "") -> str | None:
     text = summary if summary.isascii() else _legible(summary)
     if _triggers().isdisjoint(text.encode(errors="replace").translate(_WORDS).split()):
         return None
-    text = text.lower().replace("(s)", "s").replace("(d)", "d")
+    text = _ARGUMENT.sub(r" \1 # ", text.lower()).replace("(s)", "s").replace("(d)", "d")
     plain = _plain(text, "" if name in SUBJECTS or len(name) > _LONGEST_NAME else name)
     for sentence in f" {plain} ".replace(" . ", " \n ").splitlines():
         patterns = _patterns()
@@ -206,6 +216,8 @@ def _tokens(word: str) -> Iterator[str]:
         yield "("
     if short := re.fullmatch(_SHORTENED, core):
         yield from (short[1], _SHORT_FOR[short[2]])
+    elif made := re.match(_compound(), head):
+        yield from ("agent", made[1] or made[2])
     elif core:
         yield _one_word(core)
     if ")" in tail:
@@ -221,6 +233,8 @@ def _one_word(core: str) -> str:
     if re.fullmatch(_WORD, core):
         is_sure = len(core) < 4 or core in known
         return core if is_sure else known.get(core.translate(_FORM), core)
+    if set(core.split("/")) <= set(SUBJECTS):
+        return "agent"
     if re.match(_NAMES, core) or (core.rpartition("-")[2] in SUBJECTS and core[0].isalnum()):
         is_word = re.fullmatch(r"[a-z0-9.-]+", core)
         return "agent" if is_word else "#"
@@ -243,7 +257,7 @@ BASES = tuple(dict.fromkeys(_forms(_ALL, 0)))
 
 @cache
 def _triggers() -> frozenset[bytes]:
-    phrases = ("impression", "expectation", "conclusion", "doubt", "idea", "hope", "hopes", "wish")
+    phrases = (*_HAD, "expectation", "conclusion", "hopes", "concern", "curiosity")
     words = (*_forms(_ALL, 0, 1, 2, 3, 4), *STATES, *NOUNS, *_NOUNS_OF_PERSONS, *INTENTS)
     return frozenset(word.translate(_FORM).encode() for word in (*words, *phrases))
 
@@ -254,6 +268,13 @@ def _vocabulary() -> dict[str, str]:
     words = (*SUBJECTS, *PERSONS, "it", *_forms(_ALL, 0, 1, 2, 3, 4), *STATES, *NOUNS)
     words += (*_NOUNS_OF_PERSONS, *INTENTS, *(f"{subject}s" for subject in SUBJECTS))
     return {word.translate(_FORM): word for word in words} | {word: word for word in words}
+
+
+@cache
+def _compound() -> str:
+    """`agent-believed`, and `agent_believed=yes`, which is a name of something without a value."""
+    named, past = _any(*SUBJECTS), _any(*_forms(_ALL, 2))
+    return rf"{named}-({past})\W*$|{named}_({past})[=:]"
 
 
 def _any(*words: str) -> str:
@@ -281,24 +302,25 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
     )
     gap, adverbs = rf"(?: {light}){{0,6}}(?:{aside}(?: {light}){{0,4}})?", rf"(?: {light}){{0,4}}"
     be = _any("is", "are", "was", "were", "be", "been", "being", "am", "isn't", "wasn't", "aren't")
-    like = _any("seem", "appear", "look", "feel", "become", "grow", "felt", "became", "grew")
+    like = _any("seem", "appear", "look", "feel", "become", "grow", "felt", "became", "grew", "got")
 
     def verb(column: int, *columns: int, things: str = VERBS_OF_THINGS) -> str:
         to = _any(*_forms(VERBS_WITH_TO, column, *columns)) + " (?:not )?to"
         end = "(?! (?:by|with|after|at|early|normally) )"  # `concluded with exit code 0`
+        end += "(?!(?<= intended) for (?!(?:[^ ]+ ){1,6}to ))"  # `intended for review`
         return rf" (?:{_any(*_forms(VERBS + things, column, *columns))}{end}|{to})"
 
     named, somebody = _NAMED, rf" (?:{_NAMED}|{_any(*PERSONS)})"
     held = _any(*_forms(VERBS, 3), "wanted", "meant")
     core, nouns = _any(*NOUNS), _any(*NOUNS, *_NOUNS_OF_PERSONS)
-    no_setting = r"(?! (?:effort|tokens?|budget|level|mode|output|off|on|high|low|#) )"
+    no_setting = r"(?! (?:effort|tokens?|budget|level|mode|output|off|on|high|low|files?|#) )"
     return _compiled(
         # it believed, was believing, is believed to, is convinced
         rf"{somebody}{gap}{verb(1, 2)}",
         rf"{somebody}{gap} (?:has|have|had){adverbs}{verb(3)}",
         rf"{somebody}{gap} {be}{adverbs}{verb(4)}",
-        rf"{somebody}{gap} {be}{adverbs} {_any(*_HELD)}",
-        rf"{somebody}{gap} (?:{be}|{like}(?:s|ed)?){adverbs} {_any(*STATES)}",
+        rf"{somebody}{gap} {be}{adverbs} {_any(*_HELD)}(?= to )",
+        rf"{somebody}{gap} (?:{be}|{like}(?:s|ed)?){adverbs} (?:{_any(*STATES)}|determined to)",
         # it would believe, they believe, this made it believe
         rf"{somebody}(?: {light}){{0,5}} {needing}{adverbs}{verb(0)}",
         rf" {_any(*_MANY)}(?: [a-z]+ly| also| not){{0,3}}{verb(0)}",
@@ -315,9 +337,10 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
         # whose
         rf" {named}(?:'s|s')(?: [a-z]+)? {nouns}{no_setting}",
         rf" (?:its|his|her|their|whose)(?: own| true| real)? {core}{no_setting}",
+        rf" {_any(*_MANY[:-2])} {nouns}{no_setting}",
         rf" {_any(*SUBJECTS)} (?:intent|intentions?|beliefs?|motives?|motivation)",
         rf" (?:{core}|conclusions?|understanding|expectations?)(?: [a-z]+){{0,2}}"
-        rf" (?:of|by|from)(?: the| an?| this| that)?(?: [a-z]+)? {named}",
+        rf" (?:of|by|from|behind)(?: the| an?| this| that)?(?: [a-z]+)? {named}(?:'s)?",
     )
 
 
@@ -327,7 +350,11 @@ def _beside() -> tuple[re.Pattern[str], ...]:
     ambiguous = ("thinking", "reasoning", "feeling")
     gerunds = [form for form in _forms(VERBS, 4) if form not in ambiguous]
     thinking = " thinking (?:that|the|it|this|there)"
-    return _compiled(rf" {_any(*gerunds, 'wanting', *INTENTS, *_PHRASES)}", thinking)
+    having = rf" having(?: [a-z]+ly)? {_any(*_forms(VERBS, 3))}"
+    states = [state for state in STATES if state not in ("certain", "sure")]
+    first = rf"^(?: #)?(?: [a-z]+ly)? {_any(*states)}(?: [^ ,]+){{0,10}} ,(?: the| an?)? {_NAMED}"
+    words = rf" {_any(*gerunds, 'wanting', *INTENTS, *_PHRASES)}"
+    return _compiled(words, thinking, having, first)
 
 
 def _compiled(*sources: str) -> tuple[re.Pattern[str], ...]:

@@ -278,7 +278,7 @@ RULES: dict[str, Rule] = {
         "action_summary tells no reasoning or intent: nobody who stands for the agent (its name,"
         f" {', '.join(SUBJECTS)}, it, they) is the subject of a verb of mind"
         f" ({', '.join(BASES)}) in any tense, mood or voice, nor has a belief, an intention or the"
-        " like.",
+        " like. What an option is given in quotes is a quotation.",
     ),
     "evaluation.outcome": Rule(
         "6",
