@@ -13,7 +13,7 @@ from stream.cli.running import (
     FORCE,
     CarefulCommand,
     number,
-    run,
+    run_filter,
     run_now,
     say,
     tell,
@@ -99,7 +99,7 @@ def check(
         is_unchecked = tell_unchecked("check", answer.unknown, answer.counts, as_filter=as_filter)
         return 1 if answer.errors or answer.counts.rejected or is_unchecked else 0
 
-    run(work)
+    run_filter([target], work)
 
 
 def _sinks(is_filter: bool, findings: str | None, reject: str | None) -> list[Records | People]:

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from stream.cli.running import FORCE, number, run, run_now, say, tell, tell_unchecked
+from stream.cli.running import FORCE, number, run, run_filter, run_now, say, tell, tell_unchecked
 
 _REJECT = typer.Option(
     None, metavar="FILE", help="Where reject records go. Default: sentences on stderr."
@@ -185,7 +185,7 @@ def listen(
             say(f"listen: {stage.counts}")
         return 1 if stage.counts.rejected else 0
 
-    run(work)
+    run_filter(files, work)
 
 
 def validate(
@@ -255,4 +255,4 @@ def validate(
         is_unchecked = tell_unchecked("validate", unknown, stage.counts, as_filter=as_filter)
         return 1 if stage.findings or is_unchecked else 0
 
-    run(work)
+    run_filter(files, work)

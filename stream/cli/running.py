@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import signal
+import stat
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -142,6 +143,13 @@ def start(app: Callable[[], None]) -> None:
 def run(work: Callable[[], Awaitable[int]]) -> None:
     """Run to the end or to a signal, and leave with the exit code."""
     run_prepared(nullcontext, lambda _: work())
+
+
+def run_filter(sources: Sequence[str], work: Callable[[], Awaitable[int]]) -> None:
+    """The same for a command that reads records. Ctrl-C goes to all of a pipe: what the writer
+    still says before it ends is taken, and told of, as PATIENCE allows."""
+    is_piped = "-" in sources and stat.S_ISFIFO(os.fstat(0).st_mode)
+    run_prepared(nullcontext, lambda _: work(), (lambda: None) if is_piped else None)
 
 
 def run_prepared(

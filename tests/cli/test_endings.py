@@ -319,6 +319,26 @@ def interrupted(
     return place.finish(process)
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [("listen", "2 records of 1 probe"), ("validate", "2 in = 2 out"), ("check", "2 in = 2 out")],
+)
+def test_a_reader_hears_its_writer_out(place: Place, command: str, told: str) -> None:
+    """Ctrl-C goes to both: what the writer says before it ends is read, and told of."""
+    record = place.stream("matrix", "--probes", place.probes(a="")).out
+    process = place.start(command, "-", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(record)
+    process.stdin.flush()
+    first = process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    done = place.finish(process, record)
+    assert done.code == 130
+    assert told in (first + done.out).decode() + done.err
+    assert done.err.splitlines()[-1] == "stream: interrupted"
+
+
 @pytest.mark.parametrize("times", [1, 5])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals(place: Place, number: signal.Signals, times: int) -> None:
