@@ -147,6 +147,14 @@ def surface_faults(surface: CapabilitySurface) -> Iterator[Fault]:
                 reason = "stands twice" if one == other else "not sorted by its bytes"
                 yield f"{_shown(other.decode())}: {reason}", f"$.{name}[{index}]"
                 break
+    for index, tool in enumerate(surface.mcp_tools):
+        if not is_told(tool):
+            yield "names no tool", f"$.mcp_tools[{index}]"
+    for index, summary in enumerate(surface.policy_decisions):
+        decision, _, tool = summary.partition(":")
+        if not is_told(decision) or not is_told(tool):
+            reason = f"{_shown(summary)} is no decision about a tool: expected DECISION:TOOL"
+            yield reason, f"$.policy_decisions[{index}]"
 
 
 def _correlation_faults(report: CorrelationReport) -> Iterator[Fault]:

@@ -156,6 +156,7 @@ CORRELATION = [
     when({"status": const("clean")}, bindings={"minItems": 1}, ambiguities={"maxItems": 0})
 ]
 _TOLD = {"pattern": TITLE}
+_SUMMARY = {"pattern": rf"^[^:]*[^: \t\n\r\f\v][^:]*:[\s\S]*{TITLE}"}
 _CLOCK = {"pattern": "^[^:0-9]*([0-9][^:0-9]*){8}"}
 _PHASE = r"^[a-z][a-z0-9_]*(:[\s\S]+)?$"
 _NO_PLACE = r"(^|/)\.{0,2}(/|$)|^[^/]*:|[\\\x00-\x1f\x7f]"
@@ -172,7 +173,11 @@ def phase(without: str) -> Schema:
 PROPERTIES: dict[str, dict[str, Schema]] = {
     "KernelEvent": {"operation_flags": {"uniqueItems": True}},
     "ObservationHealth": {"notes": {"items": NOTE, "uniqueItems": True}},
-    "CapabilitySurface": {name: {"uniqueItems": True} for name in SURFACE_SETS},
+    "CapabilitySurface": {
+        **{name: {"uniqueItems": True} for name in SURFACE_SETS},
+        "mcp_tools": {"uniqueItems": True, "items": {"type": "string", **_TOLD}},
+        "policy_decisions": {"uniqueItems": True, "items": {"type": "string", **_SUMMARY}},
+    },
     "CorrelationReport": {
         "bindings": {"uniqueItems": True},
         "ambiguities": {"uniqueItems": True, "items": {"type": "string", **_TOLD}},
