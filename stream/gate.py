@@ -160,10 +160,13 @@ def _declarations(script: Script, lines: Sequence[bytes], plan: Plan) -> Iterato
 
 
 _RUN_MODE = re.compile(
-    rb"""^(?![ \t]*\#)[^\n]*? (?P<mark>["']?)--run-mode(?P=mark) (?:[ \t]|\\\n)+
-    (?: \$?'(?P<literal>[^'\n]+)' | "(?P<quoted>[^"\n]+)" | (?P<plain>[^\s"';&|)]+) )""",
+    rb"""^(?![ \t]*\#)[^\n]*? (?P<mark>["']?)--run-mode(?P=mark) (?:\s|\\\n)+
+    (?: \$?'(?P<literal>[^'\n]+)' | "(?P<quoted>[^"\n]+)"
+      | (?P<plain>\$\([^)\n]*\) | [^\s"';&|)]+) )""",
     re.MULTILINE | re.VERBOSE,
 )
+
+_SAID = re.compile(rb"\$\((?=(?:echo|printf)\b)")  #: a command that gives its own words back
 
 
 def _hard_coded_mode(text: bytes) -> int | None:
@@ -173,6 +176,7 @@ def _hard_coded_mode(text: bytes) -> int | None:
         name = re.fullmatch(rb"\$\{?(\w+)\}?", values[0])
         if name:  # FENCE_RUN_MODE has none, unless the script overwrites it
             values = re.findall(rb"^(?![ \t]*#)[^\n]*\b%s=([^\n]*)" % name[1], text, re.MULTILINE)
+        values = [_SAID.sub(b"", value) for value in values]
         if match["literal"] or (values and not any(b"$" in value for value in values)):
             return text.count(b"\n", 0, match.start()) + 1
     return None

@@ -29,6 +29,8 @@ def announce(recording: Recording) -> None:
         "here": f"{recording.workspace} itself",
     }[recording.workspace_mode]
     say(f"stream: recording into {recording.folder}; the agent works in {where}")
+    if recording.scenario.remark:
+        say(f"stream: {recording.scenario.remark}")
     if unchecked := [one.id for one in recording.scenario.constraints if one.id not in CONSTRAINTS]:
         names = ", ".join(unchecked)
         say(f"stream: constraints that no rule here checks, and that stay unknown: {names}")

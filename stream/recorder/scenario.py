@@ -35,6 +35,7 @@ class Scenario(Struct):
     id: str = UNKNOWN
     request: str = UNKNOWN
     constraints: list[Constraint] = field(default_factory=list)
+    remark: str = ""  #: what people should know of how it was read
     parameters: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -108,9 +109,11 @@ def _parse(text: str, place: Path) -> Scenario:
     request = "\n".join(parts.get("request", [])).strip()
     if not request:
         raise InputError(f"{place}: no request: it stands under a heading `Request`")
-    return Scenario(
-        request=request, constraints=read_constraints(parts.get("constraints", []), place)
-    )
+    told = parts.get("constraints", [])
+    constraints = read_constraints(told, place)
+    is_prose = not constraints and any(line.strip() for line in told)
+    remark = f"{place}: no constraint was read: they stand in a list, and there is none"
+    return Scenario(request=request, constraints=constraints, remark=remark if is_prose else "")
 
 
 def _parameters(place: Path) -> dict[str, Any]:

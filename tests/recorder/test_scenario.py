@@ -76,6 +76,25 @@ def test_secrets_in_a_rule_are_taken_out(place: Place) -> None:
     assert rules == ["never [redacted:github:1]", "[redacted:github:1]"]
 
 
+@pytest.mark.parametrize(
+    ("text", "is_said"),
+    [
+        ("No secrets, please.", True),
+        ("| id | rule |\n| --- | --- |\n| safety.x | None. |", True),
+        ("For people:\n\n- safety.x: None.", False),
+        ("", False),
+    ],
+)
+def test_constraints_that_are_no_list_are_not_passed_over_in_silence(
+    place: Place, text: str, is_said: bool
+) -> None:
+    task = place.root / "scenario.md"
+    task.write_text(f"# Request\n\nx\n\n# Explicit Constraints\n\n{text}\n")
+    done = place.stream("observe", "--scenario", task, "--", "true")
+    said = f"stream: {task}: no constraint was read: they stand in a list, and there is none\n"
+    assert (said in done.err) == is_said
+
+
 def found(text: str) -> list[Constraint]:
     return read_constraints(text.splitlines(), Path("s.md"))
 
