@@ -283,13 +283,15 @@ class Scan:
         self._waiting, self._size = [], 0
         end = self._first + len(self._text)
         limit = end if ended else max(self._next, end - AHEAD)
+        place = -1
         while self._open is not None or self._next < limit:
             if self._open is not None:
                 if not self._close(end, ended):
                     break
                 continue
-            hit = self._detector.pattern.search(self._text, self._next - self._first)
-            place = hit.start() + self._first if hit else limit
+            if place < self._next:  # else it is still the first one
+                hit = self._detector.pattern.search(self._text, self._next - self._first)
+                place = hit.start() + self._first if hit else limit
             if self._asked and min(place for place, _ in self._asked) <= min(place, limit - 1):
                 self._answer()
                 continue
