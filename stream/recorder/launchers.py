@@ -65,11 +65,16 @@ _LAUNCHERS = {
         ("node", "bun"),
         _launcher("-e --eval -p --print -r --require --import --loader --preload"),
     ),
-    **dict.fromkeys(("python -m", "python3 -m"), _launcher(is_plain=False)),
+    "python -m": _launcher(is_plain=False),
+    "uv run": _launcher(
+        "-p --python -w --with --with-editable --project --directory --extra --group --env-file"
+        " --package --index",
+        is_plain=False,
+    ),
     **dict.fromkeys(("npx", "pnpx", "bunx", "uvx"), _FETCHER),
-    **dict.fromkeys(("npm exec", "pnpm dlx", "yarn dlx", "pipx run"), _FETCHER),
+    **dict.fromkeys(("npm exec", "npm x", "pnpm dlx", "yarn dlx", "pipx run"), _FETCHER),
     **dict.fromkeys(
-        ("bwrap", "firejail", "srt", "unshare", "systemd-run", "codex sandbox"), _SANDBOX
+        ("bwrap", "firejail", "srt", "unshare", "systemd-run", "runuser", "codex sandbox"), _SANDBOX
     ),
 }
 
@@ -92,7 +97,7 @@ def launches(words: Sequence[str], depth: int = 0) -> Iterator[Launch]:
 
 
 def _started_by(words: Sequence[str], depth: int) -> Iterator[Launch]:
-    name = Path(words[0]).name
+    name = re.sub(r"^python[\d.]+$", "python", Path(words[0]).name)
     if name in _SHELLS:
         yield from _behind_shell(words, depth)
         return
