@@ -32,7 +32,7 @@ from stream.evidence.unused import Unused
 from stream.system import kernel_now
 
 MOST = 16  #: connections at a time that have named our place
-MOST_UNKNOWN = 128  #: and of those that have not: they cost little, and have little time for it
+MOST_UNKNOWN = 128  #: and of those that have not: they have little time for it; others wait
 MOST_HEAD = 64 << 10  #: bytes of a request's head
 MOST_BODY = 1 << 20  #: bytes of a request's body, packed and unpacked
 LAST = 2.0  #: seconds for what has been sent and not been read when the run is over
@@ -60,7 +60,7 @@ class Collector:
         try:
             listener.setblocking(False)
             listener.bind(("127.0.0.1", 0))
-            listener.listen()
+            listener.listen(socket.SOMAXCONN)
         except OSError:
             listener.close()
             raise
@@ -85,8 +85,8 @@ class Collector:
                     while True:
                         await wait_readable(self._socket)
                         if not self._accept(self._socket, connections):
-                            await sleep(_PAUSE)  # there are no descriptors, or so
-                self._accept(self._socket, connections)
+                            await sleep(_PAUSE)  # too many are open, or there are no descriptors
+                self._accept(self._socket, connections, is_last=True)
                 connections.cancel_scope.deadline = current_time() + LAST
         finally:
             self.close()
@@ -108,9 +108,13 @@ class Collector:
                 sentence = f"{number(count, 'request')} of OpenTelemetry {what}"
                 yield Unused("otel", why, count, sentence)
 
-    def _accept(self, listener: socket.socket, connections: TaskGroup) -> bool:
-        """All who wait. False: it failed."""
+    def _accept(
+        self, listener: socket.socket, connections: TaskGroup, *, is_last: bool = False
+    ) -> bool:
+        """All who wait. False: not all of them could be."""
         while True:
+            if self._unknown >= MOST_UNKNOWN and not is_last:
+                return False
             try:
                 connection, _ = listener.accept()
             except BlockingIOError:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.recorder import collector
-from stream.recorder.collector import MOST, MOST_BODY, MOST_HEAD, Collector
+from stream.recorder.collector import MOST, MOST_BODY, MOST_HEAD, MOST_UNKNOWN, Collector
 
 LIMIT = 30.0
 SMALL = b'{"a":1}'
@@ -181,9 +181,14 @@ async def test_a_stranger_is_answered_before_the_rest_is_read_and_costs_nothing(
 
 
 @pytest.mark.anyio
-async def test_strangers_who_say_nothing_turn_nobody_away() -> None:
+@pytest.mark.parametrize("count", [3 * MOST, MOST_UNKNOWN + MOST])
+async def test_strangers_who_say_nothing_turn_nobody_away(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Where there are more of them than may be open at a time, others wait until one is not."""
+    monkeypatch.setattr(collector, "_PATIENCE", 0.5)
     async with collecting() as heard:
-        idle = [heard.connect() for _ in range(3 * MOST)]
+        idle = await to_thread.run_sync(lambda: [heard.connect() for _ in range(count)])
         answer = await to_thread.run_sync(heard.tell, post(SMALL, target=heard.place))
         assert answer.startswith(b"HTTP/1.1 200 ")
         for connection in idle:
