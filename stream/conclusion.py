@@ -28,7 +28,7 @@ from stream.evidence.calls import TOOL_EVENTS, calls_started
 from stream.evidence.companion import make_companion
 from stream.evidence.correlation import Correlation, correlate
 from stream.evidence.health import make_health
-from stream.evidence.moments import COMMANDS, Written, place, told_apart
+from stream.evidence.moments import COMMANDS, Writes, Written, place, told_apart
 from stream.evidence.steps import kernel_steps, lost_between
 from stream.evidence.surface import Surface
 from stream.evidence.unused import Unused
@@ -82,7 +82,7 @@ class Account(Struct, kw_only=True):
     filtered: Mapping[str, int]
     aside: Mapping[str, int]
     surface: Surface
-    written: Mapping[str, Sequence[tuple[int, int, int]]]  #: of each channel that was watched
+    written: Mapping[str, Writes]  #: to each channel that was watched
     times: Times
     home: str | None = None  #: where the recorder's own programs lie
     helpers: Sequence[str] = ()
@@ -286,7 +286,7 @@ def _markers(
     for channel, one in written.items():
         if channel == STDOUT and channel not in received:
             continue  # somebody else was asked to tell
-        size = one.writes[-1][0] - one.received if one.writes else 0
+        size = one.writes.size - one.received if one.writes.sizes else 0
         if size > 0:
             sentence = f"the {channel}: {size} bytes that were written there did not arrive"
             testimony.miss(Unused(channel, "unread", size, sentence))

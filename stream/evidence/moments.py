@@ -6,6 +6,7 @@ it written, where all of its writes were seen; else when the recorder read it.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from itertools import pairwise
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from stream.records.runner import Marker
 
@@ -36,19 +37,39 @@ class Moment(Struct, frozen=True):
     command: str | None = None
 
 
+def _numbers() -> array[int]:
+    return array("q")
+
+
+class Writes(Struct, frozen=True):
+    """All writes to a channel, in their order: an agent may write each line by itself."""
+
+    sizes: array[int] = field(default_factory=_numbers)  #: so many bytes by then
+    times: array[int] = field(default_factory=_numbers)  #: ns
+    pids: array[int] = field(default_factory=_numbers)
+
+    @property
+    def size(self) -> int:
+        return self.sizes[-1] if self.sizes else 0
+
+    def add(self, size: int, ts: int, pid: int) -> None:
+        self.sizes.append(self.size + size)
+        self.times.append(ts)
+        self.pids.append(pid)
+
+
 class Written(Struct, frozen=True):
     """A channel, as the kernel saw it written and as the recorder received it."""
 
-    writes: Sequence[tuple[int, int, int]]  #: so many bytes by then, when: ns, and by whom
+    writes: Writes
     received: int
 
     @property
     def is_whole(self) -> bool:
         """Else some write was not seen, and all that come after it would be taken for others."""
-        in_order = all(
-            one[0] <= other[0] and one[1] <= other[1] for one, other in pairwise(self.writes)
-        )
-        return in_order and bool(self.writes) and self.writes[-1][0] == self.received
+        orders = (self.writes.sizes, self.writes.times)
+        in_order = all(one <= other for order in orders for one, other in pairwise(order))
+        return in_order and bool(self.writes.sizes) and self.writes.size == self.received
 
 
 class _Clock:
@@ -56,16 +77,16 @@ class _Clock:
 
     def __init__(self, written: Mapping[str, Written]) -> None:
         self._whole = {channel: one for channel, one in written.items() if one.is_whole}
-        self._sizes = {c: [size for size, *_ in one.writes] for c, one in self._whole.items()}
 
     def said(self, channel: str, offset_end: int) -> tuple[int, int] | None:
         """When, and by whom."""
-        sizes = self._sizes.get(channel, [])
-        number = bisect_left(sizes, offset_end)
-        if number >= len(sizes):
+        if channel not in self._whole:
             return None
-        _, ts, pid = self._whole[channel].writes[number]
-        return ts, pid
+        writes = self._whole[channel].writes
+        number = bisect_left(writes.sizes, offset_end)
+        if number >= len(writes.sizes):
+            return None
+        return writes.times[number], writes.pids[number]
 
 
 def place(

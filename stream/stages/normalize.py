@@ -19,6 +19,7 @@ import msgspec
 
 from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
 from stream.document import repeated_key
+from stream.evidence.moments import Writes
 from stream.evidence.surface import OPENED, Surface
 from stream.pipeline import Batch, Counts
 from stream.records.control import GAP, Control, Gap
@@ -99,8 +100,7 @@ class Normalize:
         self._sent_along: Counter[str] = Counter()  #: of what was left out, with other books
         self.lost = 0  #: by the gaps
         self.capture: RawCapture | None = None  #: the feed's books, once they have come
-        #: of each watched stream: how many bytes had been written, at what time, and by whom
-        self.written: dict[str, list[tuple[int, int, int]]] = {}
+        self.written: dict[str, Writes] = {}  #: to each watched stream, where times are kept
         self._run_id = run_id or DEFAULT_RUN_ID
         self._is_alone = is_alone
         self._surface = surface
@@ -277,9 +277,8 @@ class Normalize:
 
     def _add_written(self, event: RawEvent) -> None:
         self._drop(WROTE)
-        if event.size:
-            marks = self.written.setdefault(event.stream, [])
-            marks.append((event.size + (marks[-1][0] if marks else 0), event.ts, event.pid))
+        if event.size and self._times is not None:
+            self.written.setdefault(event.stream, Writes()).add(event.size, event.ts, event.pid)
 
     def _add_aside(self, item: object, out: list[Normalized]) -> None:
         self.counts.passed += 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.evidence.moments import MarkerName, Moment, Written, place, told_apart
+from stream.evidence.moments import MarkerName, Moment, Writes, Written, place, told_apart
 from stream.records.runner import Marker
 
 EVENTS = [10, 20, 30, 40, 50]  #: when the kernel saw them
@@ -19,11 +19,19 @@ def times(ts: int) -> int:
     return bisect_right(EVENTS, ts)
 
 
+def channel(writes: Sequence[tuple[int, int, int]], received: int) -> Written:
+    """`writes`: so many bytes by then, when, and by whom."""
+    seen = Writes()
+    for size, ts, pid in writes:
+        seen.add(size - seen.size, ts, pid)
+    return Written(seen, received)
+
+
 def placed(
     moments: Sequence[Moment], written: Sequence[tuple[int, int]] | None = None, received: int = 0
 ) -> list[Marker]:
     writes = [(size, ts, number) for number, (size, ts) in enumerate(written or ())]
-    seen = {} if written is None else {"stdout": Written(writes, received)}
+    seen = {} if written is None else {"stdout": channel(writes, received)}
     return place("r", moments, written=seen, times=times, total=len(EVENTS))
 
 
@@ -99,7 +107,7 @@ def test_each_channel_has_writes_of_its_own() -> None:
         offset_end=10,
         arrived_ns=99,
     )
-    seen = {"stdout": Written([(100, 15, 7)], 100), "log": Written([(10, 45, 7)], 10)}
+    seen = {"stdout": channel([(100, 15, 7)], 100), "log": channel([(10, 45, 7)], 10)}
     moments = [start("a", 100, 99), by_log]
     markers = place("r", moments, written=seen, times=times, total=len(EVENTS))
     assert [(m.at, m.clock) for m in markers[1:-1]] == [(1, "kernel"), (4, "kernel")]
@@ -133,11 +141,11 @@ def test_what_two_channels_tell_is_the_same_or_not(
         first, second = second, first
     begun, ended = times_of_log
     written = {
-        "stdout": Written([(10, 15, 7), (20, 30, 7)], 20),
-        "log": Written([(10, begun, 7), (20, ended, 7)], 20),
+        "stdout": channel([(10, 15, 7), (20, 30, 7)], 20),
+        "log": channel([(10, begun, 7), (20, ended, 7)], 20),
     }
     assert told_apart(first, second, written).total() == apart
-    assert told_apart(first, second, {**written, "log": Written([], 20)}).total() == 0
+    assert told_apart(first, second, {**written, "log": channel([], 20)}).total() == 0
 
 
 def test_what_was_not_told_on_stdout_is_placed_by_its_arrival() -> None:

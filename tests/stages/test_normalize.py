@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import jsonschema_rs
@@ -640,12 +641,25 @@ def test_times_are_those_of_the_kept_events() -> None:
 
 
 def test_writes_to_watched_streams_place_words_and_are_no_events() -> None:
-    stage = Normalize()
+    stage = Normalize(keeps_times=True)
     sizes = [("stdout", 3, 10), ("stderr", 5, 11), ("stdout", 4, 12), ("stdout", 0, 13)]
     out = stage.feed([raw("wrote", stream=s, size=n, ts=t, ret=n) for s, n, t in sizes])
     assert out == []
     assert stage.dropped == {"wrote": 4}
-    assert stage.written == {"stdout": [(3, 10, 7), (7, 12, 7)], "stderr": [(5, 11, 7)]}
+    stdout, stderr = stage.written["stdout"], stage.written["stderr"]
+    assert [[*stdout.sizes], [*stdout.times], [*stdout.pids]] == [[3, 7], [10, 12], [7, 7]]
+    assert [[*stderr.sizes], [*stderr.times], [*stderr.pids]] == [[5], [11], [7]]
+
+
+def test_an_agent_that_writes_without_end_takes_little_memory() -> None:
+    stage = Normalize(keeps_times=True)
+    writes = [raw("wrote", stream="stdout", size=n, ts=n << 40, ret=n) for n in range(1, 1001)]
+    tracemalloc.start()
+    for _ in range(20):
+        stage.feed(writes)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 20_000 * 40
 
 
 def test_gaps_and_books_stay_in_their_place() -> None:
