@@ -76,13 +76,13 @@ def conclude(observed: Observed, recording: Recording, *, quiet: bool) -> None:
 
 def _hint(summary: RunSummary, recording: Recording) -> str:
     """Where a command that was not found was looked for."""
-    if summary.exit_code != 127:
-        return ""
     name = os.fsdecode(recording.argv[0])
-    if recording.executable is None:
+    if recording.executable is None and summary.exit_code in (126, 127):
         if os.path.lexists(recording.workspace / name) or os.path.lexists(name):
             return f"; it is looked for on PATH: to start the file that is here, say ./{name}"
         return "; there is no program of this name on PATH"
+    if recording.executable is None or summary.exit_code != 127:
+        return ""
     place = recording.workspace / recording.executable
     if os.access(place, os.X_OK):
         return "; the file is there, but the interpreter or loader that it names is not"

@@ -89,7 +89,8 @@ def read_evidence(path: str) -> Evidence:
     except DamagedError as error:
         return Evidence(problems=[str(error)])
     if not found.keys() & ARTIFACTS.keys():
-        raise InputError(f"{path}: there is no evidence: no {', no '.join(ARTIFACTS)}")
+        missing = f"there is no evidence: no {', no '.join(ARTIFACTS)}"
+        raise InputError(f"{path}: {missing}: `stream observe --kernel auto` records it")
     evidence = evidence_of(found, partial(proofs_of, path))
     if not evidence.problems and COMPANION_FILE not in found and not Path(path).is_dir():
         _verify(path, evidence)

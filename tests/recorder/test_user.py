@@ -79,3 +79,18 @@ def test_who_is_killed(open_place: Place, run: Run, runs: Path, who: str) -> Non
         os.sched_yield()
     rules = [json.loads(line)["rule"] for line in run("check", runs / "one").out.splitlines()]
     assert rules == ["run.incomplete"]
+
+
+def test_a_folder_of_path_that_nobody_may_look_into(
+    open_place: Place, run: Run, runs: Path
+) -> None:
+    """The system says that permission was denied, as it may be there."""
+    closed = open_place.root / "closed"
+    closed.mkdir()
+    (closed / "here").mkdir()
+    closed.chmod(0o700)
+    path = f"{closed / 'here'}:{open_place.env['PATH']}"
+    done = run("observe", "-q", "--runs", runs, "--", "nosuch", env={"PATH": path})
+    assert done.code == 126
+    why = "permission denied; there is no program of this name on PATH"
+    assert done.err == f"stream: nosuch: not started: {why}\n"
