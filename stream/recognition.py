@@ -23,7 +23,7 @@ _KINDS: dict[Kind, tuple[str, str]] = {
     "boundary": ("a file of boundary objects", "validate"),
     "events": ("a file of DecisionEvents", "check"),
     "telemetry": ("the raw telemetry of a kernel feed", "normalize"),
-    "record": ("a file of records of another contract", "validate"),
+    "record": ("a file of other records", "validate"),
 }
 _GZIP = b"\x1f\x8b"
 _BEGINNING = 1 << 18  #: bytes: enough for a first line

@@ -519,9 +519,7 @@ def test_a_run_that_is_not_as_its_manifest_lists_it_fails(tmp_path: Path) -> Non
 def test_where_nothing_is_there_is_no_answer(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         read_evidence(str(tmp_path / "none"))
-    with pytest.raises(
-        InputError, match=r"there is no evidence.*--kernel auto"
-    ):
+    with pytest.raises(InputError, match=r"there is no evidence.*--kernel auto"):
         read_evidence(str(tmp_path))
 
 
