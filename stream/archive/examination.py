@@ -84,11 +84,11 @@ class Examination:
             self._tell_incomplete(missing)
         elif self._book.is_folder and not has_evidence(self._book.names):
             self._book.find("contract.evidence", "it was recorded without kernel evidence")
-        runner = self.layers.get(RUNNER_FILE)
-        if is_whole and runner and not runner.lines:
+        told = self.count(RUNNER_FILE)
+        if is_whole and RUNNER_FILE in self.layers and not told:
             self._book.find("contract.frame", "neither start nor end is recorded", RUNNER_FILE)
-        elif is_whole and runner and runner.lines != 2:
-            message = f"{runner.lines} events, not a start and an end"
+        elif is_whole and RUNNER_FILE in self.layers and told != 2:
+            message = f"{told} events, not a start and an end"
             self._book.find("contract.runner_event", message, RUNNER_FILE)
         if self._events:
             self._check_agent(self._events)
@@ -160,7 +160,7 @@ class Examination:
 
     def count(self, name: str) -> int:
         layer = self.layers.get(name)
-        return layer.lines if layer else 0
+        return layer.lines - layer.blank if layer else 0
 
     def _kernel_lines(self) -> int:
         """Behind its last link, a layer of a run that was cut off may lack anything."""

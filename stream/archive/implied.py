@@ -23,7 +23,7 @@ from stream.evidence.calls import TOOL_EVENTS, calls_started
 from stream.evidence.claims import claim_faults
 from stream.evidence.companion import make_companion
 from stream.evidence.consistency import told_faults, witness_faults
-from stream.evidence.correlation import correlate
+from stream.evidence.correlation import correlate, unsettled_calls
 from stream.evidence.health import health_faults, make_health
 from stream.evidence.pieces import Long
 from stream.records.kernel import RawCapture, RunId
@@ -242,7 +242,9 @@ def _reference_faults(gathered: Gathering, documents: Documents) -> Iterator[tup
         told = [one.tool_call_id for one in gathered.sdk if one.event_type in TOOL_EVENTS]
         decided = [one.tool_call_id for one in gathered.policy]
         calls = told_faults(report, told, decided)
-        for reason in (*calls, *_binding_faults(report, gathered)):
+        unsettled = unsettled_calls(gathered.sdk, gathered.policy)
+        doubts = (f"$.status: clean, and {code}" for code in unsettled if report.status == "clean")
+        for reason in (*calls, *doubts, *_binding_faults(report, gathered)):
             yield CORRELATION_FILE, Fault("contract.correlation", reason)
 
 
@@ -306,7 +308,6 @@ def _binding_faults(report: CorrelationReport, gathered: Gathering) -> Iterator[
             yield f"{_shown(name)}: nobody told of such a call"
         elif count > gathered.events or (is_whole and count != gathered.events):
             yield f"{_shown(name)}: {count} events, not {gathered.events}"
-    for name in sorted(
-        filter(None, decided.keys() - {one.tool_call_id for one in report.bindings})
-    ):
+    bound = {one.tool_call_id for one in report.bindings}
+    for name in sorted(filter(None, decided.keys() - bound)) if report.status == "clean" else ():
         yield f"{_shown(name)}: the decision is bound to nothing"

@@ -16,7 +16,7 @@ from stream.archive.columns import Columns
 from stream.archive.documents import is_too_deep, oddities
 from stream.archive.gathering import Gathering
 from stream.archive.laws import Law, Problem
-from stream.codec import DECODE_ERRORS, explain
+from stream.codec import DECODE_ERRORS, explain, is_blank
 from stream.records.runner import MARKERS_FILE, POLICY_FILE, SDK_FILE
 
 #: decoded at a time: the thread that inflates needs the interpreter now and then
@@ -37,6 +37,7 @@ class Layer:
 
     def __init__(self, book: Book, name: str, law: Law, gathering: Gathering) -> None:
         self.lines = 0
+        self.blank = 0  #: of them: the contract takes none of these for a record
         self._book = book
         self._name = name
         self._law = law
@@ -69,7 +70,9 @@ class Layer:
 
     def finish(self) -> None:
         rest = b"".join(self._held)
-        if rest or self._is_overlong:
+        if rest and not self._is_overlong and not self._book.is_recorded:
+            self._judge(rest + b"\n")  # as others may end a file
+        elif rest or self._is_overlong:
             self._book.torn[self._name] = self.lines + 1, len(rest)
 
     def _hold(self, rest: bytes) -> None:
@@ -123,6 +126,9 @@ class Layer:
 
     def _look_closely(self, block: bytes) -> None:
         for number, line in enumerate(block[:-1].split(b"\n"), self.lines + 1):
+            if is_blank(line) and not self._book.is_recorded:
+                self.blank += 1
+                continue
             if len(line) > self._book.limits.line:
                 self._find_overlong(number)
                 continue

@@ -30,6 +30,7 @@ from stream.records.runner import (
 )
 
 OUTSIDE = "kernel_events_outside_every_window"  #: and there is no call that had one
+_UNSETTLED = {"sdk_tool_call_duplicate", "tool_name_mismatch", "policy_decision_conflict"}
 DECISIONS = {"allow", "deny"}  #: that the contract knows
 
 
@@ -102,6 +103,12 @@ def correlate(
         wrappers=own.wrappers,
         programs=dict(own.programs),
     )
+
+
+def unsettled_calls(sdk: Sequence[SdkEvent], policy: Sequence[PolicyEvent]) -> list[str]:
+    """Why an id does not stand for one call of one tool, that was decided one way."""
+    named = _named_of_calls(calls_of(sdk, policy, ()), policy)
+    return sorted(code for code in named if code.partition(":")[0] in _UNSETTLED)
 
 
 def _own(markers: Sequence[Marker]) -> Own:

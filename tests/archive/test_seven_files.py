@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stream.archive.verifying import verify
 from stream.comparison.difference import diff, is_anything_unbound
 from stream.comparison.side import read_evidence
 from stream.records.kernel import RawCapture
@@ -216,6 +217,20 @@ def lossy(files: Files) -> None:
         replaced(HEALTH_FILE, old, new)(files)
 
 
+def twice(files: Files) -> None:
+    first, last = files[SDK_FILE].splitlines(keepends=True)
+    middle = first.replace(b'"seq":0', b'"seq":1'), last.replace(b'"seq":1', b'"seq":2')
+    files[SDK_FILE] = b"".join((first, *middle))
+    replaced(HEALTH_FILE, b"sdk_events=2 sdk_tool_calls=1", b"sdk_events=3 sdk_tool_calls=2")(files)
+
+
+def conflicting(files: Files) -> None:
+    one = files[POLICY_FILE]
+    files[POLICY_FILE] += one.replace(b'"seq":0', b'"seq":1').replace(b'"allow"', b'"deny"')
+    replaced(HEALTH_FILE, b"policy_events=1", b"policy_events=2")(files)
+    replaced(SURFACE_FILE, b'["allow:Read"]', b'["allow:Read","deny:Read"]')(files)
+
+
 def resolved(files: Files) -> None:
     event = {**json.loads(files[KERNEL_FILE]), "seq": 1, "event_type": 112, "kind": "event_112"}
     event = {key: event[key] for key in ("schema", "run_id", "seq", "pid", "event_type", "kind")}
@@ -250,6 +265,12 @@ FORBIDDEN: dict[str, tuple[Callable[[Files], None], str]] = {
         replaced(SDK_FILE, OTHER, OTHER.replace(b'"c1"', b'"c2"')),
         "'c2' is bound to nothing",
     ),
+    "two calls of one id": (twice, "clean, and sdk_tool_call_duplicate:c1"),
+    "a call of two tools": (
+        replaced(SDK_FILE, b'"tool":"Read","seq":1', b'"tool":"Write","seq":1'),
+        "clean, and tool_name_mismatch:c1",
+    ),
+    "a call that was decided two ways": (conflicting, "clean, and policy_decision_conflict:c1"),
     "a binding of nothing": (said(binding("c1"), binding("c9")), "nobody told of such a call"),
     "a decision left out": (
         said({**binding("c1"), "policy_decision": None}),
@@ -307,6 +328,53 @@ def test_diff_does_not_assert_it(what: str, tmp_path: Path) -> None:
     else:  # and then nothing is compared
         assert what in BROKEN
         assert not any(changes.unchanged for changes in found.surface.values())
+
+
+# ---------------------------------------------------------------- what it allows
+
+
+def failed(files: Files) -> None:
+    files[CORRELATION_FILE] = encode({**report(status="failed"), "ambiguities": ["not_bound"]})
+
+
+def indented(name: str) -> Callable[[Files], None]:
+    return lambda files: files.update(
+        {name: json.dumps(json.loads(files[name]), indent=2).encode()}
+    )
+
+
+def respelled(change: Callable[[bytes], bytes]) -> Callable[[Files], None]:
+    """All of its layers."""
+
+    def respell(files: Files) -> None:
+        for name in (RUNNER_FILE, KERNEL_FILE, POLICY_FILE, SDK_FILE):
+            files[name] = change(files[name])
+
+    return respell
+
+
+ALLOWED: dict[str, Callable[[Files], None]] = {
+    "blank lines": respelled(lambda data: b"\n" + data.replace(b"\n", b"\n\n")),
+    "no newline at the end": respelled(lambda data: data[:-1]),
+    "lines of Windows": respelled(lambda data: data.replace(b"\n", b"\r\n")),
+    "spaces in lines": respelled(lambda data: data.replace(b'":', b'" : ')),
+    "an indented health": indented(HEALTH_FILE),
+    "an indented report": indented(CORRELATION_FILE),
+    "an indented surface": indented(SURFACE_FILE),
+    "a failed correlation that binds nothing": failed,
+    "phases of the runner's own": said(binding("c1", "setup", "teardown_2")),
+}
+
+
+@pytest.mark.parametrize("what", ALLOWED)
+def test_what_the_contract_allows(what: str, tmp_path: Path) -> None:
+    assert verify(made(tmp_path, ALLOWED[what])).findings == []
+
+
+def test_a_line_that_is_cut_off_is_none(tmp_path: Path) -> None:
+    files = foreign()
+    files[SDK_FILE] = files[SDK_FILE][:-3]
+    assert "contract.line" in rules(written(tmp_path / "a.tar.gz", files))
 
 
 # ---------------------------------------------------------------- an event that nobody knows
