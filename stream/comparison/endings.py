@@ -40,11 +40,13 @@ def agree(runs: Sequence[Names]) -> None:
     for depth in sorted({depth for paths in by_depth for depth in paths}):
         offered = [_offers(run, paths[depth]) for run, paths in zip(runs, by_depth, strict=True)]
         times = Counter(key for offers in offered for key in offers)
-        shared = {
+        shared = [
             key
             for key, count in times.items()
             if count > 1 and _is_random(key, [offers[key] for offers in offered if key in offers])
-        }
+        ]
+        # By chance the beginnings of some endings are the same: that form fits fewer names.
+        shared.sort(key=lambda key: -sum(len(offers.get(key, ())) for offers in offered))
         for run, offers in zip(runs, offered, strict=True):
             run.agree({path: _named(key) for key, path in _first(offers, shared)})
 
@@ -88,13 +90,13 @@ def _is_random(key: _Key, endings: Sequence[dict[str, str]]) -> bool:
     return differ and (is_port or not all(is_word(e) for one in endings for e in one.values()))
 
 
-def _first(offers: _Offers, shared: set[_Key]) -> Iterator[tuple[_Key, str]]:
+def _first(offers: _Offers, shared: Sequence[_Key]) -> Iterator[tuple[_Key, str]]:
     """Of each path the first of its forms that is shared."""
     known = set[str]()
-    for key, paths in offers.items():
-        if key in shared:
-            yield from ((key, path) for path in paths if path not in known)
-            known.update(paths)
+    for key in shared:
+        paths = offers.get(key, {})
+        yield from ((key, path) for path in paths if path not in known)
+        known.update(paths)
 
 
 def _named(key: _Key) -> tuple[str, str]:

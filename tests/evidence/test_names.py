@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.comparison.endings import is_word
+from stream.comparison.endings import agree, is_word
 from stream.comparison.names import RULES, Names, Proven, Rule
 
 RECORDED = Path(__file__).parent.parent / "data/agents/names"
@@ -222,6 +222,17 @@ def test_a_day_is_left_out_where_the_run_made_what_lies_beneath() -> None:
     assert named(path, "create") == "/h/sessions/(day)/s.jsonl"
     assert named(path, "read") == path
     assert named(f"{WORKSPACE}/2026/11/19/s", "create") == "(run)/workspace/2026/11/19/s"
+
+
+def test_the_form_that_fits_most_names_is_theirs() -> None:
+    """Two of these begin with the same two letters, by chance."""
+    sides = []
+    for endings in (["ab3x9q2k", "zq81mn0p"], ["ab77qw1z", "k2k9x3p4"]):
+        paths = {f"/tmp/x-{ending}": ["mkdir"] for ending in endings}
+        sides.append(names(paths, proven=Proven(private={*paths})))
+        sides[-1].prove([], lambda asked: Proven(private=asked.made))
+    agree(sides)
+    assert [side.values(side.private) for side in sides] == [{"/tmp/x-(random)"}] * 2
 
 
 @pytest.mark.parametrize(
