@@ -17,7 +17,7 @@ from stream.files import open_new
 if TYPE_CHECKING:
     import hashlib
 
-BLOCK = 1 << 20
+BLOCK = 1 << 18
 
 
 class Journal:
