@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import msgspec
@@ -23,12 +23,21 @@ from stream.archive.chain import LayerFiles
 from stream.archive.gathering import DECODERS, Gathering, whole_lines
 from stream.archive.packing import names_of
 from stream.document import convert, read_document
-from stream.errors import InputError, os_reason
+from stream.errors import InputError, number, os_reason
 from stream.evidence.calls import TOOL_EVENTS, calls_started
 from stream.evidence.companion import make_companion
 from stream.evidence.correlation import Correlation, correlate
 from stream.evidence.health import make_health
-from stream.evidence.moments import COMMANDS, Writes, Written, place, told_apart
+from stream.evidence.moments import (
+    COMMANDS,
+    HOOKS,
+    POLICY,
+    UNSEEN,
+    Writes,
+    Written,
+    place,
+    told_apart,
+)
 from stream.evidence.steps import kernel_steps, lost_between
 from stream.evidence.surface import Surface
 from stream.evidence.unused import Unused
@@ -38,7 +47,17 @@ from stream.recorder.disclosure import Disclosure
 from stream.recorder.invocation import Ending
 from stream.recorder.outputs import NOT_OURS, Kept
 from stream.recorder.recording import Recording
-from stream.records.kernel import LINK, RENAME, KernelEvent, RawCapture, taint
+from stream.records.kernel import (
+    LINK,
+    RENAME,
+    SYMLINK,
+    TRUNCATE,
+    UNLINK,
+    KernelDetail,
+    KernelEvent,
+    RawCapture,
+    taint,
+)
 from stream.records.run import (
     LAYERS,
     METADATA_FILE,
@@ -69,8 +88,10 @@ from stream.testimony import Testimony, Times
 
 _encode = msgspec.json.Encoder().encode
 _decode_event = msgspec.json.Decoder(KernelEvent).decode
+_decode_detail = msgspec.json.Decoder(KernelDetail).decode
 _BLOCK = 1 << 20
-_MOST_WRITERS = 10_000  #: of the policy log
+#: By these a file comes to another name, or another file to its name, or what was in it goes.
+_MOVES = {LINK, RENAME, SYMLINK, UNLINK, TRUNCATE}
 _MEMORY = re.compile(r"/proc/([0-9]+)(?:/task/[0-9]+)?")  #: where it lies
 STDOUT = "stdout"
 
@@ -248,20 +269,22 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
         yield block
 
 
-def _writers_of(path: str | None, files: LayerFiles) -> list[tuple[int, int]]:
-    """Which events of the kernel layer opened a file to write, or gave it another name, by which it
-    may be written, and who did."""
-    found: list[tuple[int, int]] = []
-    if path is None or not files.is_readable(KERNEL_FILE):
-        return found
-    named = b'"value":' + _encode(path)
+def _writers_of(path: str | None, files: LayerFiles) -> Iterator[tuple[int, int]]:
+    """Which events of the kernel layer opened a file to write, or came to a name of it or of a
+    folder above it, by which it may be written, and who did."""
+    if path is None or not all(map(files.is_readable, (KERNEL_FILE, DETAIL_FILE))):
+        return
+    names = b"|".join(re.escape(_encode(str(one))) for one in (path, *PurePosixPath(path).parents))
+    with files.read(DETAIL_FILE) as details:
+        moved = re.compile(b'"to_path":(?:%s)' % names).search
+        to_there = {_decode_detail(line).seq for line in details if moved(line)}
     with files.read(KERNEL_FILE) as lines:
-        for line in lines:
-            if named in line and len(found) < _MOST_WRITERS:
+        named = re.compile(b'"value":(?:%s)' % names).search
+        for number, line in enumerate(lines):
+            if number in to_there or named(line):
                 event = _decode_event(line)
-                if event.access_mode not in (UNSET, "read") or event.event_type in (LINK, RENAME):
-                    found.append((event.seq, event.pid))
-    return found
+                if event.access_mode not in (UNSET, "read") or event.event_type in _MOVES:
+                    yield event.seq, event.pid
 
 
 def _memory_of_others(surface: Surface, files: LayerFiles) -> Iterator[str]:
@@ -276,20 +299,22 @@ def _memory_of_others(surface: Surface, files: LayerFiles) -> Iterator[str]:
 
 
 def _markers(
-    testimony: Testimony, account: Account, total: int, decided: Sequence[tuple[int, int]]
+    testimony: Testimony, account: Account, total: int, named: Iterable[tuple[int, int]]
 ) -> list[Marker]:
+    """`named`: who came to the policy log by its name, as `_writers_of` gives it."""
     received = {**testimony.received, COMMANDS: account.heard.received}
     written = {
         channel: Written(writes, received.get(channel, 0))
         for channel, writes in account.written.items()
     }
     for channel, one in written.items():
-        if channel == STDOUT and channel not in received:
-            continue  # somebody else was asked to tell
+        if channel == POLICY or (channel == STDOUT and channel not in received):
+            continue  # it is read by itself; somebody else was asked to tell
         size = one.writes.size - one.received if one.writes.sizes else 0
         if size > 0:
             sentence = f"the {channel}: {size} bytes that were written there did not arrive"
             testimony.miss(Unused(channel, "unread", size, sentence))
+    _miss_unseen(testimony, account, written)
     unused = told_apart(testimony.moments, testimony.again, written)
     counts = Counter({f"{channel}:told_again": count for channel, count in unused.items()})
     if testimony.unknown_form and not any(e.event_type in TOOL_EVENTS for e in testimony.sdk):
@@ -306,8 +331,21 @@ def _markers(
         helpers=account.helpers,
         unused=counts,
         commands=account.heard.lines,
-        decided=decided,
+        decided=named,
     )
+
+
+def _miss_unseen(testimony: Testimony, account: Account, written: Mapping[str, Written]) -> None:
+    """What the feed did not lose, and was not seen to be written to the hooks' log, came there in a
+    way that no hook of the recorder's goes: by another name, or in memory."""
+    if account.capture.feed == "absent" or account.capture.dropped or account.capture.unparsed:
+        return
+    seen = written[HOOKS].writes.size if HOOKS in written else 0
+    if (size := testimony.received.get(HOOKS, 0) - seen) > 0:
+        sentence = (
+            f"the {HOOKS}: nobody was seen to write {number(size, 'byte')} of what came there"
+        )
+        testimony.miss(Unused(HOOKS, UNSEEN, size, sentence))
 
 
 def _correlation(

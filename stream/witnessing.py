@@ -105,6 +105,8 @@ class KernelWitness:
         watched = {"stdout": guard.stdout, **self._channels.files()}
         if log is not None:
             watched[COMMANDS] = log.fd
+        if self._decisions is not None:
+            watched |= self._decisions.files()
         watch = [Watch.of(name, fd) for name, fd in watched.items()]
         try:
             # In a thread: the kernel checks programs for a while, and probes run meanwhile.

@@ -27,6 +27,8 @@ from stream.records.kernel import EXEC, EXIT, FORK, OPEN
 OTHERS = "kernel_events_of_other_processes"
 OVERLAP = "kernel_events_in_overlapping_windows"
 POLICY = -1
+_Edge = Literal["opens", "closes", "passes"]
+_ENDS: dict[_Edge, tuple[int, ...]] = {"opens": (0,), "closes": (1,), "passes": (0, 1)}
 _NAMED = 16  #: calls in one name; `\+` stands for more
 _MORE = r"\+"
 
@@ -52,13 +54,20 @@ class _Doubt(Struct):
 
 class Attribution:
     def __init__(
-        self, calls: Iterable[Call], own: Own, told: Iterable[tuple[int, int, int]] = ()
+        self,
+        calls: Iterable[Call],
+        own: Own,
+        told: Iterable[tuple[int, int, int]] = (),
+        *,
+        unseen: bool = False,
     ) -> None:
         """`told`: of lines of the command log, after how many events each was written, its number
-        and by whom; and with POLICY for a number, who opened the policy log to write."""
+        and by whom; and with POLICY for a number, who opened the policy log to write, or wrote
+        there. `unseen`: some of what hooks told, nobody was seen to write."""
         self.vouched: set[int] = set()  #: lines that a wrapper wrote
         self.is_policy_forged = False  #: who is decided about may have written decisions
         self._told = sorted(told)
+        self._unseen = unseen
         self.unbound: Tally = defaultdict(int)
         self.undecided: Tally = defaultdict(int)
         self.total = 0
@@ -110,9 +119,11 @@ class Attribution:
         return True
 
     def _is_decided_about(self, pid: int) -> bool:
-        """Whether it tells of calls itself, or may have been started for one."""
-        acting = self._lineage.acting(self._lineage.of(pid))
-        return pid in self._tree.owners or any(one.has_told for one in acting)
+        """Whether it tells of calls itself, or was started after the first one, by who tells or for
+        a call."""
+        one = self._lineage.of(pid)
+        has_told = any(teller.has_told for teller in self._lineage.acting(one))
+        return has_told or one.is_late or pid in self._tree.owners
 
     def finish(self) -> Iterator[str]:
         """What is not certain."""
@@ -126,12 +137,12 @@ class Attribution:
         for calls in self._late:
             yield _code_of("kernel_events_after_call", calls)
 
-    def _turn(self, what: Literal["opens", "closes"], call: Call) -> None:
+    def _turn(self, what: _Edge, call: Call) -> None:
         start, end = call.pids
-        if self._is_forged(call, 0 if what == "opens" else 1):
+        if any(self._is_forged(call, told) for told in _ENDS[what]):
             self._names.add(code("sdk_tool_call_not_told_by_hook", call.id))
             call.is_forged = True
-        if call.is_forged and call not in self._tellers:
+        if what == "passes" or (call.is_forged and call not in self._tellers):
             return
         self._turns += 1
         self._suspected.clear()
@@ -164,7 +175,8 @@ class Attribution:
     def _is_forged(self, call: Call, end: int) -> bool:
         """Whether somebody else wrote where the recorder's hook writes what it was told."""
         pid = call.pids[end]
-        return call.hooked[end] and pid is not None and not self._own.is_telling(pid, "hook")
+        is_known = self._unseen if pid is None else not self._own.is_telling(pid, "hook")
+        return call.hooked[end] and is_known
 
     def _teller(self, pid: int) -> Process:
         """Of a hook, the program that started it."""
@@ -334,11 +346,14 @@ def _add(some: Tally, to: Tally) -> None:
         to[kind] += count
 
 
-def _edges(calls: Iterable[Call]) -> list[tuple[int, Literal["opens", "closes"], Call]]:
+def _edges(calls: Iterable[Call]) -> list[tuple[int, _Edge, Call]]:
     """In order. At the same number, no event lies between: which comes first is all one."""
-    edges: list[tuple[int, Literal["opens", "closes"], Call]] = []
+    edges: list[tuple[int, _Edge, Call]] = []
     for call in in_order(calls):
-        if call.begin is None or (call.end is not None and call.end <= call.begin):
+        if call.begin is None:
+            continue
+        if call.end is not None and call.end <= call.begin:
+            edges.append((call.begin, "passes", call))
             continue
         edges.append((call.begin, "opens", call))
         if call.end is not None:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from stream.evidence.attribution import POLICY, Attribution
 from stream.evidence.calls import TOOL_EVENTS, Call, Tally, calls_of, code, in_order
+from stream.evidence.moments import HOOKS, UNSEEN
 from stream.evidence.own import Own
 from stream.evidence.policy import DECISION
 from stream.evidence.steps import KernelStep
@@ -62,7 +63,8 @@ def correlate(
     `capture`: the books of the feed, which know of losses that have no place."""
     calls = calls_of(sdk, policy, markers)
     own = _own(markers)
-    attribution = Attribution(calls.values(), own, _told(markers))
+    unseen = any(f"{HOOKS}:{UNSEEN}" in marker.unused for marker in markers)
+    attribution = Attribution(calls.values(), own, _told(markers), unseen=unseen)
     attribution.run(events)
     if attribution.is_policy_forged:
         for call in calls.values():

@@ -19,6 +19,7 @@ class Process(Struct, eq=False):
     has_executed: bool = False
     is_hook: bool = False  #: of the recorder's
     is_over: bool = False
+    is_late: bool = False  #: started by one that had told, or by such a one
 
 
 class Lineage:
@@ -75,7 +76,9 @@ class Lineage:
     def _enter(self, pid: int, parent: Process | None) -> Process:
         program = next(self._programs) if parent is None else parent.program
         one = self._living[pid] = Process(parent, program)
-        one.is_hook = parent is not None and parent.is_hook
+        if parent is not None:
+            one.is_hook = parent.is_hook
+            one.is_late = parent.is_late or parent.has_told
         if pid in self._tellers:
             self._expect(one)
         return one

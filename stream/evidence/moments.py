@@ -6,11 +6,12 @@ it written, where all of its writes were seen; else when the recorder read it.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import Literal
 
 import msgspec
@@ -21,6 +22,9 @@ from stream.records.runner import Marker
 MarkerName = Literal["tool_call_started", "tool_call_completed"]
 Clock = Literal["kernel", "arrival"]
 COMMANDS = "commands"  #: the channel of the wrappers
+POLICY, HOOKS = "policy", "hooks"
+UNSEEN = "unseen"  #: why what came on a channel is not used: nobody was seen to write it
+_MOST_WRITERS = 10_000  #: of the policy log
 _KERNEL: Clock = "kernel"
 _ARRIVAL: Clock = "arrival"
 
@@ -100,18 +104,19 @@ def place(
     helpers: Sequence[str] = (),
     unused: Mapping[str, int] | None = None,
     commands: Sequence[Sequence[int]] = (),
-    decided: Sequence[tuple[int, int]] = (),
+    decided: Iterable[tuple[int, int]] = (),
 ) -> list[Marker]:
     """The markers of a run with `total` kernel events.
 
     `written`: of each channel that the kernel saw written. `times`: how many kernel events had
     happened by then. `home`: the folder of the recorder's own programs, and `helpers`: what
     these run. `unused`: what was told and could not be used. `commands`: of each line of the
-    command log, how many bytes had come with each of its pieces. `decided`: which events opened the
-    policy log to write, and who did.
+    command log, how many bytes had come with each of its pieces. `decided`: which events came to
+    the policy log by its name, and whose they are; who wrote there is in `written`.
     """
     kernels = _Clock(written)
     begun: dict[str | None, int] = {}
+    began = sys.maxsize
     placed: list[Marker] = []
     for moment in moments:
         ts, clock, pid = moment.arrived_ns, _ARRIVAL, None
@@ -120,6 +125,7 @@ def place(
         at = min(max(times(ts), 0), total)
         if moment.name == "tool_call_started":
             begun.setdefault(moment.tool_call_id, at)
+            began = min(began, ts)
         elif moment.tool_call_id is not None:  # two clocks may disagree by a little
             at = max(at, begun.get(moment.tool_call_id, 0))
         placed.append(_marker(run_id, at, clock, moment, pid))
@@ -142,10 +148,21 @@ def place(
             )
     if begun:  # before anything was told, nobody was decided about
         first = min(begun.values())
+        writes = written[POLICY].writes if POLICY in written else Writes()
+        writers: set[tuple[int, int]] = set()
+        for one in chain(
+            (
+                (min(times(ts), total), pid)
+                for ts, pid in zip(writes.times, writes.pids, strict=True)
+                if ts > began
+            ),
+            (one for one in decided if one[0] >= first),
+        ):
+            if len(writers) < _MOST_WRITERS:
+                writers.add(one)
         placed += [
             Marker(run_id=run_id, seq=0, name="policy_opened", at=at, clock=_KERNEL, pid=pid)
-            for at, pid in decided
-            if at >= first
+            for at, pid in sorted(writers)
         ]
     placed.sort(key=lambda one: one.at)  # stable: what was told first comes first
     return [

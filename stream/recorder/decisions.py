@@ -14,9 +14,9 @@ from io import FileIO
 from pathlib import Path
 
 from stream.errors import os_reason
+from stream.evidence.moments import POLICY
 from stream.evidence.unused import Unused
 
-_CHANNEL = "policy"
 _BLOCK = 1 << 20
 _MOST_OF_A_PIPE = 64 << 20  #: bytes: whoever writes without end does not keep a run from its end
 _SILENCE = 2.0  #: seconds that a pipe may say nothing while it has a writer
@@ -45,6 +45,10 @@ class DecisionLog:
             self._miss("unread", os_reason(error))
         except ValueError as error:  # a NUL in the path
             self._miss("unread", str(error))
+
+    def files(self) -> dict[str, int]:
+        """Its descriptor, by channel, where a file was there when the run began."""
+        return {POLICY: self._fd} if self._fd >= 0 else {}
 
     def read(self) -> Iterator[bytes]:
         """Give what was written there since, in blocks."""
@@ -106,4 +110,4 @@ class DecisionLog:
         return os.pread(fd, self._size - start, start)
 
     def _miss(self, why: str, sentence: str) -> None:
-        self.unused.append(Unused(_CHANNEL, why, 1, f"--policy {self._path}: {sentence}"))
+        self.unused.append(Unused(POLICY, why, 1, f"--policy {self._path}: {sentence}"))

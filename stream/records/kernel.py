@@ -69,7 +69,7 @@ class RawEvent(
     resolve: Count = 0
     uid: int | None = None
     gid: int | None = None
-    size: int | None = None  #: truncate; of `wrote`: how many bytes
+    size: int | None = None  #: truncate; of `wrote`: how many bytes; 0: it was opened to be written
     peer: str | None = None
     argv: list[str] | None = None
     child: int = 0  #: fork: the new process

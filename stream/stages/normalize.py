@@ -277,8 +277,9 @@ class Normalize:
 
     def _add_written(self, event: RawEvent) -> None:
         self._drop(WROTE)
-        if event.size and self._times is not None:
-            self.written.setdefault(event.stream, Writes()).add(event.size, event.ts, event.pid)
+        if self._times is not None:
+            writes = self.written.setdefault(event.stream, Writes())
+            writes.add(event.size or 0, event.ts, event.pid)
 
     def _add_aside(self, item: object, out: list[Normalized]) -> None:
         self.counts.passed += 1

@@ -199,6 +199,7 @@ told PostToolUse mine | "$STREAM_HOOK"
 _DIRECTLY = {
     "appended": "told PreToolUse x >>$log; : >of-x; told PostToolUse x >>$log",
     "by another name": "ln $log l; told PreToolUse x >>l; : >of-x; told PostToolUse x >>l",
+    "both ends at once": "{ told PreToolUse x; told PostToolUse x; } >>$log",
     "its end": 'told PreToolUse x | "$STREAM_HOOK"; : >of-x; told PostToolUse x >>$log',
     "its start": 'told PreToolUse x >>$log; : >of-x; told PostToolUse x | "$STREAM_HOOK"',
     "in a shell of the hook's": (
@@ -206,19 +207,32 @@ _DIRECTLY = {
         ' BASH_ENV=$PWD/env bash -c "$STREAM_HOOK" </dev/null; cat q >>$log'
     ),
 }
+_MOUNTED = (
+    "told PreToolUse x >p; told PostToolUse x >q; mkdir m; unshare -m sh -c"
+    ' "mount --bind $(dirname $log) m; cat p >>m/hooks.ndjson; : >of-x; cat q >>m/hooks.ndjson"'
+)
 
 
 @pytest.mark.parametrize("feed", FEEDS)
-@pytest.mark.parametrize("how", [*_DIRECTLY])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *_DIRECTLY,
+        pytest.param(_MOUNTED, marks=pytest.mark.skipif(os.getuid() != 0, reason="mounts")),
+    ],
+)
 def test_what_the_hook_did_not_write_binds_nothing(place: Place, feed: str, how: str) -> None:
     words = ("--kernel", feed, "--sdk", "hooks", "--workspace", "empty", "--no-wrap", "--")
-    run = only_run(place, place.stream("observe", *words, "sh", "-c", _TOLD + _DIRECTLY[how]))
+    run = only_run(
+        place, place.stream("observe", *words, "sh", "-c", _TOLD + _DIRECTLY.get(how, how))
+    )
     report = json.loads((run.folder / "correlation-report.json").read_bytes())
     assert report["status"] == "partial"
     verified = place.stream("verify", run.folder)
     assert verified.code == 0, verified.out
-    if (feed, how) == ("strace", "by another name"):  # it knows a file by its name
-        assert "told_and_not_used:hooks,replaced" in report["ambiguities"]
+    if feed == "strace" and how in ("by another name", _MOUNTED):  # it knows it by its name
+        assert "told_and_not_used:hooks,unseen" in report["ambiguities"]
+        assert report["bindings"] == []
         return
     assert "sdk_tool_call_not_told_by_hook:x" in report["ambiguities"]
     assert "sdk_tool_call_not_told_by_hook:mine" not in report["ambiguities"]
@@ -228,6 +242,13 @@ def test_what_the_hook_did_not_write_binds_nothing(place: Place, feed: str, how:
 # --- the policy log -----------------------------------------------------------------------------
 
 _DECIDED = """
+import mmap
+ABOVE = os.path.dirname(sys.argv[1])
+log = open(sys.argv[1], 'a')
+def put(line):
+    with open(ABOVE + '/../other', 'r+b') as file:
+        file.truncate(len(line))
+        mmap.mmap(file.fileno(), len(line))[:] = line.encode()
 def ask(call):
     say(type='assistant', message=dict(content=[dict(type='tool_use', id=call, name='Bash')]))
 def answer(call):
@@ -236,31 +257,63 @@ def answer(call):
 def decide(*words):
     subprocess.run(['sh', '-c', f'cat {sys.argv[2]} >>{sys.argv[1]}', *words])
 """
+#: After it has asked for a call, and done it. First in ways of which a name tells.
 _BY_WHOM = {
-    "a call's program": "ask('a'); touch('f'); decide(); answer('a')",
-    "the agent": "ask('a'); touch('f'); answer('a'); open(sys.argv[1], 'a').write(LINE)",
-    "by another name": "import os; ask('a'); touch('f'); answer('a'); os.link(sys.argv[1], 'g')"
-    "; open('g', 'a').write(LINE)",
+    "a call's program": "decide(); answer('a')",
+    "the agent": "answer('a'); open(sys.argv[1], 'a').write(LINE)",
+    "by another name": "answer('a'); os.link(sys.argv[1], 'g'); open('g', 'a').write(LINE)",
+    "below another folder": "answer('a'); os.rename(ABOVE, 'p')"
+    "; open('p/policy.ndjson', 'a').write(LINE); os.rename('p', ABOVE)",
+    "in its place": "answer('a'); open('g', 'w').write(LINE); os.rename('g', sys.argv[1])",
+    "by what was open before": "answer('a'); log.write(LINE)",
+    "a program beside the call": "answer('a'); decide()",
+}
+_BY_FILE = {
+    "by a name from before": "answer('a'); open(ABOVE + '/../other', 'a').write(LINE)",
+    "through a link": "answer('a'); os.symlink(os.path.dirname(ABOVE), 'l')"
+    "; os.rename('l/policy', 'l/p'); open('l/p/policy.ndjson', 'a').write(LINE)"
+    "; os.rename('l/p', 'l/policy')",
+    "below a mount": "answer('a'); os.mkdir('m'); subprocess.run(['unshare', '-m', 'sh', '-c',"
+    " f'mount --bind {ABOVE} m; cat {sys.argv[2]} >>m/policy.ndjson'], check=True)",
+    "in memory": "answer('a'); put(LINE)",
 }
 
 
-@pytest.mark.parametrize("feed", FEEDS)
-@pytest.mark.parametrize("who", [*_BY_WHOM, "an engine"])
-def test_decisions_that_the_agent_may_have_written(place: Place, feed: str, who: str) -> None:
-    log, line = place.root / "policy.ndjson", place.root / "decision"
+def decided(place: Place, feed: str, body: str, *engine: str) -> tuple[bool, Any]:
+    """Whether the report names that the agent may have written decisions, and what it binds."""
+    log, line = place.root / "policy/policy.ndjson", place.root / "decision"
     data = {"tool": "Bash", "tool_call_id": "a", "decision": "allow"}
     line.write_text(json.dumps({"type": "assay.tool.decision", "source": "s", "data": data}) + "\n")
+    log.parent.mkdir()
     log.touch()
-    body = f"LINE = {line.read_text()!r}\n{_DECIDED}"
-    body += _BY_WHOM.get(who, "ask('a'); touch('f'); answer('a')") + "\n"
-    words = [*map(str, agent(place, body)), str(log), str(line)]
-    if who == "an engine":
-        words = ["sh", "-c", f'cat {line} >>{log}; exec "$@"', "sh", *words]
-    run = recorded(place, feed, "--policy", log, "--no-wrap", "--", *words)
-    (binding,) = report(run)["bindings"]
-    named = "policy_log_opened_by_the_agent" in report(run)["ambiguities"]
-    is_forged = who != "an engine"
-    assert (named, binding["policy_decision"]) == (is_forged, None if is_forged else "allow")
+    (place.root / "other").hardlink_to(log)
+    body = f"LINE = {line.read_text()!r}\n{_DECIDED}ask('a'); touch('f'); {body}\n"
+    words = [*engine, *map(str, agent(place, body)), str(log), str(line)]
+    is_whole = "os.rename('g'" not in body
+    run = recorded(place, feed, "--policy", log, "--no-wrap", "--", *words, check=is_whole)
+    found = report(run)
+    (binding,) = found["bindings"]
+    return "policy_log_opened_by_the_agent" in found["ambiguities"], binding["policy_decision"]
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize("who", [*_BY_WHOM])
+def test_decisions_that_the_agent_may_have_written(place: Place, feed: str, who: str) -> None:
+    assert decided(place, feed, _BY_WHOM[who]) == (True, None)
+
+
+@needs_ebpf
+@pytest.mark.usefixtures("needs_root")
+@pytest.mark.parametrize("who", [*_BY_FILE])
+def test_a_log_is_known_whatever_it_is_called(place: Place, who: str) -> None:
+    assert decided(place, "ebpf", _BY_FILE[who]) == (True, None)
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+def test_decisions_of_an_engine(place: Place, feed: str) -> None:
+    line, log = place.root / "decision", place.root / "policy/policy.ndjson"
+    engine = ("sh", "-c", f'cat {line} >>{log}; exec "$@"', "sh")
+    assert decided(place, feed, "answer('a')", *engine) == (False, "allow")
 
 
 def test_an_honest_run(place: Place, hostile: Path) -> None:

@@ -18,7 +18,7 @@ from stream.sources.kernel.watch import Watch
 if TYPE_CHECKING:
     from stream.sources.kernel.loader import Loaded
 
-WATCHES = 4  #: as many as the object has room for
+WATCHES = 8  #: as many as the object has room for
 WAKE = 256 << 10  #: bytes in the ring that are worth to wake up for
 
 _BLOBS = Path(__file__).parent / "bpf"

@@ -1,4 +1,4 @@
-"""A file or pipe of which a feed tells whenever somebody writes into it."""
+"""A file or pipe of which a feed tells whenever somebody opens it to write, or writes into it."""
 
 from __future__ import annotations
 
@@ -22,4 +22,16 @@ class Watch(Struct, frozen=True):
         path = b""
         with suppress(OSError):
             path = os.fsencode(Path(f"/proc/self/fd/{fd}").readlink())
-        return cls(name, status.st_dev, status.st_ino, path)
+        return cls(name, _device_of(fd) or status.st_dev, status.st_ino, path)
+
+
+def _device_of(fd: int) -> int | None:
+    """As the kernel has it: stat tells another one of a part of btrfs, or a layer of overlayfs."""
+    with suppress(OSError):
+        info = Path(f"/proc/self/fdinfo/{fd}").read_bytes()
+        mount = info.partition(b"\nmnt_id:")[2].split(maxsplit=1)[0]
+        for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+            number, _, device, _ = line.split(b" ", 3)
+            if number == mount:
+                return os.makedev(*map(int, device.split(b":")))
+    return None

@@ -18,7 +18,7 @@ enum call {
 #define LAST_OPEN OPEN_BY_HANDLE_AT
 #define NOT_SEEN (-512)  // in the place of a result, as of a call that a signal interrupts
 #define MOST_CALLS 16  // kinds of events in the books
-#define WATCHES 4
+#define WATCHES 8
 #define CLONES_TREE 1
 #define SHAPES 128  // a power of two
 

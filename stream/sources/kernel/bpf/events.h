@@ -12,6 +12,7 @@ enum state { FRESH = 1, RUNNING };
 
 #define AT_FDCWD (-100)
 #define MAKES_FILE 020000100  // O_CREAT or O_TMPFILE
+#define MAY_WRITE 01003  // O_WRONLY, O_RDWR or O_TRUNC
 #define PATH_ROOM 4097  // so that a path of 4,095 bytes, the longest one, is seen to be whole
 #define ARGV_ROOM 16383
 #define NAME_ROOM 256

@@ -67,7 +67,8 @@ static __always_inline int on_path_call(struct event *e, struct task_struct *tas
     return put_long(e);
 }
 
-// Only where somebody asked for it: what a program says to whoever reads its stdout, and when.
+// Only where somebody asked for it: what a program says to whoever reads its stdout, and when; and
+// of no bytes, that it has opened such a file to write, whatever it is called there.
 static __always_inline int on_write(struct task_struct *task, u32 scope, int fd, s64 ret)
 {
     struct inode *inode = BPF_CORE_READ(file_of(task, fd), f_inode);
@@ -215,7 +216,12 @@ int on_sys_exit(u64 *ctx)
         return ret < 0 ? 0 : on_accept();
     if (call >= CONNECT && call <= SENDMMSG)
         return on_socket_call(e);
-    return call ? on_path_call(e, task) : 0;
+    if (!call)
+        return 0;
+    on_path_call(e, task);
+    if (call <= LAST_OPEN && ret >= 0 && ro.watched && e->open_flags & MAY_WRITE)
+        on_write(task, scope, ret, 0);
+    return 0;
 }
 
 SEC("tp_btf/sched_process_exec")
