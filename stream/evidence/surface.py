@@ -25,6 +25,7 @@ from stream.records.kernel import (
     ACCEPT,
     ACCOUNT,
     ATTRIBUTES,
+    BIND,
     CHMOD,
     CHOWN,
     CONNECT,
@@ -353,6 +354,8 @@ def _is_unnamed(event: KernelEvent, detail: KernelDetail | None) -> bool:
     kind, value = event.event_type, event.value
     if kind in ADDRESSING and value is not None and not is_address(value):
         return is_attempt(event, detail)  # a frame for the wire, or another kind of network
+    if kind == BIND and value is not None and not is_address(value):
+        return detail is None or detail.status == "success"
     if detail is None:
         return False
     if kind == ACCEPT and value is None:

@@ -307,6 +307,10 @@ def test_a_peer_of_another_kind_of_network_has_no_name(peer: str) -> None:
             event.call != "connect",
         )
     assert not surface_of(raw("sendto", ret=-9, peer=peer)).unnamed
+    assert surface_of(raw("bind", ret=0, peer=peer)).unnamed == {"event_1025": 1}
+    assert not surface_of(raw("bind", ret=-1, peer=peer)).unnamed
+    for name in ("0.0.0.0:80", "[::]:80", "netlink", "unix:@name"):
+        assert not surface_of(raw("bind", ret=0, peer=name)).unnamed
 
 
 def test_an_open_that_nobody_followed_is_claimed_by_nothing() -> None:

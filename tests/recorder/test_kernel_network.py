@@ -21,6 +21,13 @@ import socket
 one = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
 one.sendto(b'E' + b'\0' * 40, ('lo', 0x0800))
 """
+BOUND = r"""
+import socket
+one = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
+one.bind(('lo', 0x0800))
+one.send(b'E' + b'\0' * 40)
+socket.socket().bind(('127.0.0.1', 0))
+"""
 PROBE = r"""
 import socket
 one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -36,9 +43,10 @@ except OSError: pass
     [
         (ECHO, ["127.0.0.1:0"], {}, "datagram_peer_observed"),
         (FRAME, [], {"event_6": 1}, "datagram_peer_observed"),
+        (BOUND, [], {"event_1025": 1}, "absent"),
         (PROBE, [], {}, "absent"),
     ],
-    ids=["echo", "frame", "probe"],
+    ids=["echo", "frame", "bound", "probe"],
 )
 def test_what_was_sent_is_seen(
     place: Place,
