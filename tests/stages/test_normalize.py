@@ -647,7 +647,11 @@ def test_writes_to_watched_streams_place_words_and_are_no_events() -> None:
     assert out == []
     assert stage.dropped == {"wrote": 4}
     stdout, stderr = stage.written["stdout"], stage.written["stderr"]
-    assert [[*stdout.sizes], [*stdout.times], [*stdout.pids]] == [[3, 7], [10, 12], [7, 7]]
+    assert [[*stdout.sizes], [*stdout.times], [*stdout.pids]] == [
+        [3, 7, 7],
+        [10, 12, 13],
+        [7, 7, 7],
+    ]
     assert [[*stderr.sizes], [*stderr.times], [*stderr.pids]] == [[5], [11], [7]]
 
 
