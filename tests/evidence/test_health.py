@@ -210,6 +210,7 @@ def test_what_is_made_holds_together_and_is_honest(
     is_absent = capture is None or capture.feed == "absent" or run["platform"] != "linux"
     if is_absent:
         run["monitor_events"] = 0
+    run["sdk_tool_calls"] = min(run["sdk_tool_calls"], run["sdk_events"])  # an event tells of one
     found = make_health("run", capture, **run)
     counts = {name: value for name, value in run.items() if name != "platform"}
     assert list(health_faults(found, **counts)) == []
