@@ -65,7 +65,7 @@ def enter_cgroup() -> Cgroup | None:
 
 
 def remove_groups_of(pid: int) -> None:
-    """Remove the empty groups that a child of ours has made beneath our own, when it has gone."""
+    """Remove the empty groups that a child of ours has made beneath our own, and left."""
     home = own_group() if ON_LINUX else None
     if home is not None:
         for path in home.glob(f"{_prefix(pid)}*"):

@@ -61,9 +61,10 @@ class Guard:
         """For its end, which was asked for or has been seen."""
         if not self._is_reaped:
             self.go_on()
-            os.waitpid(self.pid, 0)
+            _, status = os.waitpid(self.pid, 0)
             self._is_reaped = True
-            remove_groups_of(self.pid)  # which it was in to its end
+            if status:  # it was killed, perhaps before it could say that it had a control group
+                remove_groups_of(self.pid)
 
     def _tell(self, message: bytes) -> None:
         with suppress(BrokenPipeError):  # it is gone, and its reports say so by their end
@@ -72,7 +73,6 @@ class Guard:
 
 def post_guard() -> Guard:
     """Called while this process has one thread."""
-    recorder = os.getpid()
     pipes = [os.pipe() for _ in range(4)]
     (control_read, control), (status, status_write), (stdout, out), (stderr, err) = pipes
     pid = os.fork()
@@ -82,4 +82,4 @@ def post_guard() -> Guard:
         return Guard(pid, control, status, stdout, stderr)
     for fd in (control, status, stdout, stderr):
         os.close(fd)
-    return serve(recorder, control_read, status_write, out, err)
+    return serve(control_read, status_write, out, err)

@@ -41,7 +41,7 @@ _LOOK_AFTER = 100_000_000  #: ns after which it is looked again whether the reco
 _MOST_NAMES = 50
 
 
-def serve(recorder: int, control: int, status: int, out: int, err: int) -> NoReturn:
+def serve(control: int, status: int, out: int, err: int) -> NoReturn:
     code, cgroup, outfit = 1, None, None
     try:
         os.setsid()  # a terminal's signals are the recorder's to pass on
@@ -69,11 +69,10 @@ def serve(recorder: int, control: int, status: int, out: int, err: int) -> NoRet
     except OSError as error:  # our own: a system without /dev/null, for one
         _report(status, Failed(f"the process that guards it: {os_reason(error)}", error.errno or 0))
     finally:
+        if cgroup is not None:
+            cgroup.remove()
         if outfit is not None:
             shutil.rmtree(outfit.home, ignore_errors=True)
-        # The recorder removes the group once we have gone: to leave it takes the kernel longer.
-        if cgroup is not None and os.getppid() != recorder:
-            cgroup.remove()
         os._exit(code)
 
 

@@ -206,13 +206,9 @@ class AgentSource:
             "agent_invoked", "other", summary, [value_artifact("process", summary, facts)]
         )
         await invocation.run(order)
-        kept = await to_thread.run_sync(self._close, outputs)
+        kept = await to_thread.run_sync(lambda: [output.finish() for output in outputs])
         self._kept |= zip((STDOUT_FILE, STDERR_FILE), kept, strict=True)
         return invocation.ending, kept
-
-    def _close(self, outputs: Sequence[Output]) -> list[Kept]:
-        self._guard.wait()  # it does not remove its control group by itself
-        return [output.finish() for output in outputs]
 
     async def _account(self, ending: Ending, kept: list[Kept]) -> None:
         """For everything that the agent did, once nobody of its tree is left."""
