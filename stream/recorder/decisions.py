@@ -18,7 +18,7 @@ from stream.evidence.moments import POLICY
 from stream.evidence.unused import Unused
 
 _BLOCK = 1 << 20
-_MOST_OF_A_PIPE = 64 << 20  #: bytes: whoever writes without end does not keep a run from its end
+_MOST = 64 << 20  #: bytes: whoever writes without end does not keep a run from its end
 _SILENCE = 2.0  #: seconds that a pipe may say nothing while it has a writer
 _TAIL = 1 << 12  #: bytes before the end by which it is known again
 
@@ -67,14 +67,14 @@ class DecisionLog:
         """Give what a file holds behind `beginning` at this moment, or what comes out of a pipe."""
         found = os.fstat(file.fileno())
         is_file = stat.S_ISREG(found.st_mode)
+        rest, is_more = _MOST, True  # what is no file may have no end
         if is_file:
             file.seek(beginning)
-            rest = found.st_size - beginning
-            if beginning and not rest:
+            written = found.st_size - beginning
+            rest, is_more = min(written, _MOST), written > _MOST
+            if beginning and not written:
                 what = f"--policy {self._path}: nothing was written there during the run"
                 self.warnings.append(f"{what}, and what was there before it does not count")
-        else:
-            rest = _MOST_OF_A_PIPE
         while rest > 0:
             if not is_file and not select.select([file], [], [], _SILENCE)[0]:
                 break  # nobody writes
@@ -83,8 +83,8 @@ class DecisionLog:
                 break
             rest -= len(block)
             yield block
-        if not rest and not is_file:
-            self._miss("unread", f"no file, and more than {_MOST_OF_A_PIPE >> 20} MB came out")
+        if not rest and is_more:
+            self._miss("unread", f"more than {_MOST >> 20} MB came out")
 
     def close(self) -> None:
         if self._fd >= 0:

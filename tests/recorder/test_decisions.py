@@ -105,6 +105,12 @@ def test_a_pipe_whose_writer_waits_for_its_reader(place: Place, log: Path) -> No
     assert place.finish(writer).code == 0
 
 
+def test_a_log_of_gigabytes_does_not_hold_up_the_run(place: Place, log: Path) -> None:
+    run = decided(place, log, f"cat new >{log}; truncate -s 8G {log}")
+    assert calls(run) == ["new"]
+    assert f"--policy {log}: more than 64 MB came out" in run.done.err
+
+
 @pytest.mark.parametrize("put", ["ln -s /dev/zero", "mkfifo", "mkdir"])
 def test_whatever_lies_there_at_the_end_is_read_to_an_end(
     place: Place, log: Path, put: str
