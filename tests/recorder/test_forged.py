@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -246,7 +247,7 @@ import mmap
 ABOVE = os.path.dirname(sys.argv[1])
 log = open(sys.argv[1], 'a')
 def put(line):
-    with open(ABOVE + '/../other', 'r+b') as file:
+    with open(ABOVE + '/other', 'r+b') as file:
         file.truncate(len(line))
         mmap.mmap(file.fileno(), len(line))[:] = line.encode()
 def ask(call):
@@ -269,7 +270,7 @@ _BY_WHOM = {
     "a program beside the call": "answer('a'); decide()",
 }
 _BY_FILE = {
-    "by a name from before": "answer('a'); open(ABOVE + '/../other', 'a').write(LINE)",
+    "by a name from before": "answer('a'); open(ABOVE + '/other', 'a').write(LINE)",
     "through a link": "answer('a'); os.symlink(os.path.dirname(ABOVE), 'l')"
     "; os.rename('l/policy', 'l/p'); open('l/p/policy.ndjson', 'a').write(LINE)"
     "; os.rename('l/p', 'l/policy')",
@@ -284,9 +285,9 @@ def decided(place: Place, feed: str, body: str, *engine: str) -> tuple[bool, Any
     log, line = place.root / "policy/policy.ndjson", place.root / "decision"
     data = {"tool": "Bash", "tool_call_id": "a", "decision": "allow"}
     line.write_text(json.dumps({"type": "assay.tool.decision", "source": "s", "data": data}) + "\n")
-    log.parent.mkdir()
+    log.parent.mkdir(exist_ok=True)
     log.touch()
-    (place.root / "other").hardlink_to(log)
+    log.with_name("other").hardlink_to(log)
     body = f"LINE = {line.read_text()!r}\n{_DECIDED}ask('a'); touch('f'); {body}\n"
     words = [*engine, *map(str, agent(place, body)), str(log), str(line)]
     is_whole = "os.rename('g'" not in body
@@ -307,6 +308,29 @@ def test_decisions_that_the_agent_may_have_written(place: Place, feed: str, who:
 @pytest.mark.parametrize("who", [*_BY_FILE])
 def test_a_log_is_known_whatever_it_is_called(place: Place, who: str) -> None:
     assert decided(place, "ebpf", _BY_FILE[who]) == (True, None)
+
+
+@needs_ebpf
+@pytest.mark.usefixtures("needs_root")
+def test_a_log_on_an_overlay_is_known(place: Place) -> None:
+    """Of which stat tells another device than the kernel has."""
+    log, disk = place.root / "policy", place.root / "disk"
+    for folder in (log, disk, place.root / "below"):
+        folder.mkdir()
+    layers = f"lowerdir={place.root}/below,upperdir={disk}/upper,workdir={disk}/work"
+    subprocess.run(["mount", "-t", "tmpfs", "none", disk], check=True)
+    try:
+        (disk / "upper").mkdir()
+        (disk / "work").mkdir()
+        words: list[str | Path] = ["mount", "-t", "overlay", "none", "-o", layers, log]
+        if subprocess.run(words, capture_output=True).returncode:
+            pytest.skip("this kernel has no overlayfs here")
+        try:
+            assert decided(place, "ebpf", _BY_FILE["by a name from before"]) == (True, None)
+        finally:
+            subprocess.run(["umount", log], check=True)
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 @pytest.mark.parametrize("feed", FEEDS)
