@@ -262,7 +262,9 @@ def test_there_is_no_room_for_the_layers(place: Place, small_disk: Callable[[str
     assert lines_of(run) + int(lost[1]) == lines_of(Run(place.root / "run", with_room)) > 5000
     assert place.stream("check", run.folder).code == 1
     # There was room for what the run came to: it says what is missing, and nothing else is wrong.
-    incomplete = {"contract.check.run.incomplete"}
+    # A line of a layer that was cut off again may have left room for the output.
+    is_whole = (run.folder / "artifacts/claude_stdout.txt").read_bytes() == b"done\n"
+    incomplete = set() if is_whole else {"contract.check.run.incomplete"}
     assert rules(place, run) == incomplete
     target = place.root / "run.tar.gz"
     again = place.stream("archive", run.folder, "-o", target)
