@@ -14,7 +14,7 @@ from msgspec import Struct
 from stream.redaction import values
 from stream.redaction.names import assignment
 from stream.redaction.rows import kubernetes
-from stream.redaction.rules import EDGE, LOOK, START, Found, Next, Rule
+from stream.redaction.rules import COLOUR, EDGE, LOOK, START, Found, Next, Rule
 from stream.redaction.values import SURE, bare_end, piece, secret_at
 
 
@@ -67,7 +67,9 @@ def _statement(pattern: bytes) -> Rule:
 
 def _user_and(pattern: bytes) -> Rule:
     """`USER:SECRET` or `USER%SECRET` in one word, perhaps in quotes."""
-    compiled = re.compile(rb"(?i)" + pattern + _Q + rb"[^\s:%\"'`\\\0/]{1,64}[:%](?!/)")
+    compiled = re.compile(
+        rb"(?i)" + pattern + _Q + rb"[^\s:%\"'`\\\0/]{1,64}[:%](?!/)" + COLOUR + rb"{0,3}"
+    )
 
     def rule(text: bytes, place: int) -> Iterable[Found]:
         found = START.match(text, place) and compiled.match(text, place)
@@ -132,12 +134,13 @@ def _putty(text: bytes, place: int) -> Iterable[Found]:
 
 # --- headers and URLs ---------------------------------------------------------------------------
 
+_GAP = rb"(?:[ \t]|" + COLOUR + rb"){0,8}"
 _AUTHORIZATION = re.compile(
-    rb"(?i)authorization\\{0,7}[\"'`]?\]?[ \t]{0,4}[:=,][ \t]{0,4}(?:[bfr]?\\{0,7}[\"'`])?"
+    rb"(?i)authorization\\{0,7}[\"'`]?\]?" + _GAP + rb"[:=,]" + _GAP + rb"(?:[bfr]?\\{0,7}[\"'`])?"
     rb"(?P<scheme>(?:bearer|basic|token|apikey|api-key|key|bot|genie[_-]?key|splunk|ghost|sso-key)"
-    rb"[ \t]{1,4}|(?P<line>digest|negotiate|aws4-hmac-sha256)[ \t]{1,4})?"
+    rb"[ \t]{1,4}|(?P<line>digest|negotiate|aws4-hmac-sha256)[ \t]{1,4})?" + COLOUR + rb"{0,3}"
 )
-_BEARER = re.compile(rb"(?i)bearer(?:[ \t]{1,4}|[=:][ \t]{0,4})")
+_BEARER = re.compile(rb"(?i)bearer(?:[ \t]{1,4}|[=:][ \t]{0,4})" + COLOUR + rb"{0,3}")
 _COOKIE = re.compile(rb"(?i)cookie\\{0,7}[\"']?:[ \t]{0,4}\\{0,7}[\"']?")
 
 

@@ -64,7 +64,9 @@ _OPTION_GAP = re.compile(rb"=|[ \t]{1,8}|\\{0,7}[\"'],(?:[ \t]|\s|\\+n){0,40}(?=
 _CELL = re.compile(
     rb"\\{0,7}[\"']?>|</(?:td|th|dt|key|b|strong|label|span)>\s{0,40}<(?:td|dd|string|span|code)>"
 )
-_SAYS = re.compile(rb"[ \t]{1,2}(?:is|was|to|are)(?:[ \t]{1,2}|:[ \t]{1,2})(?=\S)")
+_SAYS = re.compile(
+    rb"[ \t]{1,2}(?:is|was|to|are)(?:[ \t]{1,2}|:[ \t]{1,2})" + COLOUR + rb"{0,3}(?=\S)"
+)
 _SETS = re.compile(
     rb"(?:^|[\s\0\"'])(?:setenv|setx|ENV|ARG"
     rb"|set[ \t]+-[gxU]{1,3}|configure[ \t]+set|config[ \t]+set)[ \t]+\Z"
@@ -153,7 +155,7 @@ def _assigned(text: bytes, start: int, end: int, level: int) -> Found | None:
         if good and not is_template:
             return Found("password", quote.start, quote.start, quote.until)
         return None
-    return _bare(text, start, gap.end(), mark, name, level, is_option=is_option, tight=tight)
+    return _bare(text, start, quote.start, mark, name, level, is_option=is_option, tight=tight)
 
 
 def _is_prose(phrase: bytes) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from stream.redaction.rules import AHEAD, BEHIND, LOOK, Found, Pattern
+from stream.redaction.rules import AHEAD, BEHIND, COLOUR, LOOK, Found, Pattern
 
 #: how much the word before it says alone: `password`, `secret`, `token`
 SURE, LIKELY, MAYBE = range(3)
@@ -50,13 +50,16 @@ _ENTITIES = {
     for entity in (b"&quot;", b"&#34;", b"&#39;", b"&apos;")
 }
 _OPEN_QUOTE = re.compile(rb"([bBfFrRuU@$]{0,2})(\\{0,7})([\"'`]|&quot;|&#3[49];|&apos;)")
+_COLOURS = re.compile(COLOUR + rb"{0,3}")
 _LINE_BREAK = re.compile(rb"[\r\n\0]")
 
 
 class Quote:
-    """What opens a value at a place, if anything does."""
+    """What opens a value at a place, behind colours, if anything does."""
 
     def __init__(self, text: bytes, place: int) -> None:
+        if colours := _COLOURS.match(text, place):
+            place = colours.end()
         found = _OPEN_QUOTE.match(text, place)
         key = (len(found[2]), found[3]) if found else (0, b"")
         self.until = _QUOTED.get(key) or _ENTITIES.get(key[1])
@@ -277,7 +280,7 @@ def is_call(text: bytes, start: int) -> bool:
 def secret_at(text: bytes, place: int, level: int) -> Found | None:
     """Where only a secret can follow, in quotes or without: as an argument is judged."""
     quote = Quote(text, place)
-    until = quote.until or bare_end(text, place)
+    until = quote.until or bare_end(text, quote.start)
     value = piece(text, quote.start, until)
     after = text[quote.start + len(value) : quote.start + len(value) + 2] if not quote else b""
     good = is_quoted_secret(value, level) if quote else is_argument(value, level, after)

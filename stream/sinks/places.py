@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from stream.errors import OutputError, UsageError, os_reason
 
 STDOUT = "-"
 _MOST_LINKS = 40  #: as the kernel follows
+_NUMBER = re.compile(r"[0-9]{1,9}\Z")  #: of a descriptor
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -77,7 +79,7 @@ def descriptor(target: str) -> int | None:
     for _ in range(_MOST_LINKS):
         folder, name = os.path.split(target)
         if os.path.realpath(folder) in ("/dev/fd", f"/proc/{os.getpid()}/fd"):
-            return _handed(int(name)) if name.isdecimal() else None
+            return _handed(int(name)) if _NUMBER.match(name) else None
         if not os.path.islink(target):  # noqa: PTH114
             break
         target = os.path.join(folder, os.readlink(target))  # noqa: PTH115, PTH118

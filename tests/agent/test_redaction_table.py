@@ -162,6 +162,15 @@ def test_what_stayed_once_does_not(name: str) -> None:
             '<34>"secret"<0><1>:<0> <32>"{}"<0>',
             '<34>"secret"<0><1>:<0> <32>"[redacted:password:1]"<0>',
         ),
+        ("me --password=<33>{}<0> db", "me --password=<33>[redacted:password:1]<0> db"),
+        ("me --password <33>'{}'<0> db", "me --password <33>'[redacted:password:1]'<0> db"),
+        ("docker login -p <1>{}<0>", "docker login -p <1>[redacted:password:1]<0>"),
+        ("curl -u me:<1>{}<0> x", "curl -u me:<1>[redacted:password:1]<0> x"),
+        (
+            "<36>Authorization<0>: <33>Basic <1>{}<0>",
+            "<36>Authorization<0>: <33>Basic <1>[redacted:authorization:1]<0>",
+        ),
+        ("bearer <1>{}<0>", "bearer <1>[redacted:authorization:1]<0>"),
     ],
 )
 def test_colours_stay_and_hide_no_secret(form: str, text: str, output: str) -> None:
