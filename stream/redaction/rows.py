@@ -134,15 +134,18 @@ def _row(table: _Table, text: bytes, place: int) -> Iterator[Found | Next]:
 
 def _cells(line: bytes, table: _Table) -> list[tuple[int, int]]:
     """Where the cells of a row are: none, if it is no row. Between blanks a cell may be empty or
-    fill its column, and begins where its heading does."""
+    fill its column, and begins where its heading does, or behind that after one that was too long.
+    What stands below the first heading alone is any line."""
     places = _places(line, table.separator)
     if len(places) == table.count:
         return places
     if table.separator != b" ":
         return []
     words = {found.start(): found.end() for found in _WORD.finditer(line)}
-    aligned = {left for left, right in places if left < right} <= set(table.starts)
-    if not words or not (aligned or len(words) == table.count):
+    if len(words) == table.count and all(map(int.__ge__, words, table.starts)):
+        return [*words.items()]
+    begun = {left for left, right in places if left < right}
+    if not begun <= set(table.starts) or begun <= {table.starts[0]}:
         return []
     return [(start, words.get(start, start)) for start in table.starts]
 

@@ -89,6 +89,7 @@ TABLES = {
     "blanks": "USER    PASSWORD          ROLE\nme      {}    admin\n",
     "a full column": "user   password       role\nme     {} admin\n",
     "an empty cell": "user   password        role\nyou                    x\nme     {}   y\n",
+    "too long a name": "user   password    role\nsomebody {} x\n",
     "far apart": f"user  password{' ' * 90}role\nme    {{}}   x\n",
     "quoted": '"user","password"\n"me","{}"\n',
     "in json": '{{"content":"user,password\\nme,{}\\n"}}\n',
@@ -246,6 +247,15 @@ def test_no_rule_takes_forever(unit: str) -> None:
     start = time.process_time()
     Redactor({}).bytes(data)
     assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["mysql -u root db", "Installing packages9", "2026-11-19T10:11:12Z started server42 on port"],
+)
+def test_a_line_below_a_table_is_no_row_of_it(line: str) -> None:
+    text = f"PASSWORD      ROLE\nno            admin\n{line}\n"
+    assert Redactor({}).text(text) == text
 
 
 def test_rows_are_read_in_time_that_grows_with_them() -> None:
