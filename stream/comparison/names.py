@@ -228,9 +228,9 @@ class Names:
         return None if is_own else place.name
 
     def agree(self, names: Mapping[str, tuple[str, str]]) -> None:
-        """`names`: by path, how its last part is called as well, and by which rule."""
+        """`names`: by path, how its last part is called as well, and by which rule. Nobody has
+        asked for what lies in one of these paths yet."""
         self._agreed.update(names)
-        self._known = {"": _Place("")}
 
     @property
     def endpoints(self) -> set[str]:

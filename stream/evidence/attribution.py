@@ -350,12 +350,13 @@ def _edges(calls: Iterable[Call]) -> list[tuple[int, _Edge, Call]]:
     """In order. At the same number, no event lies between: which comes first is all one."""
     edges: list[tuple[int, _Edge, Call]] = []
     for call in in_order(calls):
-        if call.begin is None:
+        begin = call.end if call.begin is None else call.begin
+        if begin is None:
             continue
-        if call.end is not None and call.end <= call.begin:
-            edges.append((call.begin, "passes", call))
+        if call.end is not None and call.end <= begin:
+            edges.append((begin, "passes", call))
             continue
-        edges.append((call.begin, "opens", call))
+        edges.append((begin, "opens", call))
         if call.end is not None:
             edges.append((call.end, "closes", call))
     return sorted(edges, key=lambda edge: edge[0])

@@ -201,6 +201,7 @@ _DIRECTLY = {
     "appended": "told PreToolUse x >>$log; : >of-x; told PostToolUse x >>$log",
     "by another name": "ln $log l; told PreToolUse x >>l; : >of-x; told PostToolUse x >>l",
     "both ends at once": "{ told PreToolUse x; told PostToolUse x; } >>$log",
+    "an end alone": "told PostToolUse x >>$log",
     "its end": 'told PreToolUse x | "$STREAM_HOOK"; : >of-x; told PostToolUse x >>$log',
     "its start": 'told PreToolUse x >>$log; : >of-x; told PostToolUse x | "$STREAM_HOOK"',
     "in a shell of the hook's": (
