@@ -271,7 +271,8 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 
 def _writers_of(path: str | None, files: LayerFiles) -> Iterator[tuple[int, int]]:
     """Which events of the kernel layer opened a file to write, or came to a name of it or of a
-    folder above it, by which it may be written, and who did."""
+    folder above it, by which it may be written, and who did. Of what nobody knows the name of, it
+    may have been that."""
     if path is None or not all(map(files.is_readable, (KERNEL_FILE, DETAIL_FILE))):
         return
     names = b"|".join(re.escape(_encode(str(one))) for one in (path, *PurePosixPath(path).parents))
@@ -279,7 +280,7 @@ def _writers_of(path: str | None, files: LayerFiles) -> Iterator[tuple[int, int]
         moved = re.compile(b'"to_path":(?:%s)' % names).search
         to_there = {_decode_detail(line).seq for line in details if moved(line)}
     with files.read(KERNEL_FILE) as lines:
-        named = re.compile(b'"value":(?:%s)' % names).search
+        named = re.compile(b'"value":(?:null|%s)' % names).search
         for number, line in enumerate(lines):
             if number in to_there or named(line):
                 event = _decode_event(line)

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from tests.cli.command import Place, write_script
+from tests.kernel.test_strace import HERE as KERNEL
+from tests.kernel.test_strace import compiled
 from tests.recorder.runs import Run, observe, only_run
 from tests.recorder.test_kernel import needs_ebpf, needs_strace
 from tests.recorder.test_windows import agent, recorded, report
@@ -309,6 +311,20 @@ def test_decisions_that_the_agent_may_have_written(place: Place, feed: str, who:
 @pytest.mark.parametrize("who", [*_BY_FILE])
 def test_a_log_is_known_whatever_it_is_called(place: Place, who: str) -> None:
     assert decided(place, "ebpf", _BY_FILE[who]) == (True, None)
+
+
+@needs_ebpf
+@pytest.mark.usefixtures("needs_root")
+def test_what_no_call_names_may_have_been_the_log(place: Place, tmp_path: Path) -> None:
+    """With io_uring neither the file nor what is written to it is known."""
+    program = compiled(KERNEL / "programs/calls.c", tmp_path)
+    (tmp_path / "other").touch()
+    tried = subprocess.run([program, "uring_append"], cwd=tmp_path, input=b"x")
+    if tried.returncode == 77:
+        pytest.skip("io_uring is switched off here")
+    assert (tmp_path / "other").read_bytes() == b"x"
+    asked = f"['{program}', 'uring_append'], cwd=ABOVE, input=LINE.encode(), check=True"
+    assert decided(place, "ebpf", f"answer('a'); subprocess.run({asked})") == (True, None)
 
 
 @needs_ebpf

@@ -728,6 +728,19 @@ static void uring_attribute(void)
                                   .addr3 = (unsigned long)"given"});
 }
 
+// What comes on descriptor 0, without a call that says so.
+static void uring_append(void)
+{
+    char line[4096];
+    long size = read(0, line, sizeof line);
+    int next = dup(0);
+    close(next);  // the first ring's, and the file's is the one behind it
+    request((struct io_uring_sqe){.opcode = IORING_OP_OPENAT, .fd = HERE, .addr = (unsigned long)"other",
+                                  .open_flags = O_WRONLY | O_APPEND});
+    request((struct io_uring_sqe){.opcode = IORING_OP_WRITE, .fd = next + 1, .off = -1,
+                                  .addr = (unsigned long)line, .len = size});
+}
+
 static void uring_accept(void)
 {
     request((struct io_uring_sqe){.opcode = IORING_OP_ACCEPT, .fd = -1});
@@ -811,7 +824,8 @@ static struct { const char *name; void (*run)(void); } cases[] = {
     {"propagated", propagated}, {"peers_oddly", peers_oddly}, {"halves", halves}, {"interrupted", interrupted},
     {"misled", misled}, {"exchanged", exchanged}, {"handles", handles}, {"uring_send", uring_send},
     {"uring_attribute", uring_attribute}, {"attributes", attributes}, {"reaches", reaches},
-    {"guests", guests}, {"uring_accept", uring_accept}, {"writes", writes}, {"nothing", nothing},
+    {"guests", guests}, {"uring_accept", uring_accept}, {"uring_append", uring_append},
+    {"writes", writes}, {"nothing", nothing},
 };
 
 int main(int argc, char **argv)
