@@ -117,6 +117,7 @@ def place(
     kernels = _Clock(written)
     begun: dict[str | None, int] = {}
     began = sys.maxsize
+    not_used = Counter(unused or {})
     placed: list[Marker] = []
     for moment in moments:
         ts, clock, pid = moment.arrived_ns, _ARRIVAL, None
@@ -160,6 +161,8 @@ def place(
         ):
             if len(writers) < _MOST_WRITERS:
                 writers.add(one)
+            elif one not in writers:
+                not_used[f"{POLICY}:left_out"] += 1
         placed += [
             Marker(run_id=run_id, seq=0, name="policy_opened", at=at, clock=_KERNEL, pid=pid)
             for at, pid in sorted(writers)
@@ -182,7 +185,7 @@ def place(
             name="run_finished",
             at=total,
             clock="kernel",
-            unused=dict(sorted((unused or {}).items())),
+            unused=dict(sorted(not_used.items())),
         ),
     ]
 

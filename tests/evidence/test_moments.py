@@ -211,3 +211,18 @@ def test_markers_are_a_run(
             continue
         ours = [m for m in markers if m.tool_call_id == call]
         assert ours[0].name == "tool_call_started"
+
+
+def test_more_who_wrote_to_the_policy_log_than_are_kept_are_counted() -> None:
+    """One of them may be the agent."""
+    engine = [(5, pid) for pid in range(10_000)]
+    for others, unused in (([(5, 7)], {}), ([(5, 10_001)], {"policy:left_out": 1})):
+        found = place(
+            "r",
+            [start("a", 100, 15)],
+            written={},
+            times=times,
+            total=len(EVENTS),
+            decided=[*engine, *others],
+        )
+        assert found[-1].unused == unused
