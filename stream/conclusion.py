@@ -272,19 +272,22 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 def _writers_of(path: str | None, files: LayerFiles) -> Iterator[tuple[int, int]]:
     """Which events of the kernel layer opened a file to write, or came to a name of it or of a
     folder above it, by which it may be written, and who did. Of what nobody knows the name of, it
-    may have been that."""
+    may have been that. An open that failed is none, nor is a failure to give another file such a
+    name."""
     if path is None or not all(map(files.is_readable, (KERNEL_FILE, DETAIL_FILE))):
         return
     names = b"|".join(re.escape(_encode(str(one))) for one in (path, *PurePosixPath(path).parents))
     with files.read(DETAIL_FILE) as details:
         moved = re.compile(b'"to_path":(?:%s)' % names).search
-        to_there = {_decode_detail(line).seq for line in details if moved(line)}
+        told = map(_decode_detail, filter(moved, details))
+        to_there = {one.seq for one in told if one.status != "error"}
     with files.read(KERNEL_FILE) as lines:
         named = re.compile(b'"value":(?:null|%s)' % names).search
         for number, line in enumerate(lines):
             if number in to_there or named(line):
                 event = _decode_event(line)
-                if event.access_mode not in (UNSET, "read") or event.event_type in _MOVES:
+                is_opened = event.access_mode not in (UNSET, "read") and event.status != "error"
+                if is_opened or event.event_type in _MOVES:
                     yield event.seq, event.pid
 
 

@@ -350,11 +350,21 @@ def test_a_log_on_an_overlay_is_known(place: Place) -> None:
         subprocess.run(["umount", disk], check=True)
 
 
+_IN_VAIN = """answer('a')
+for tried in (lambda: os.open(ABOVE, os.O_RDWR), lambda: os.rename('no', sys.argv[1])):
+    try:
+        tried()
+    except OSError:
+        continue
+    raise AssertionError"""
+
+
 @pytest.mark.parametrize("feed", FEEDS)
-def test_decisions_of_an_engine(place: Place, feed: str) -> None:
+@pytest.mark.parametrize("body", ["answer('a')", _IN_VAIN])
+def test_decisions_of_an_engine(place: Place, feed: str, body: str) -> None:
     line, log = place.root / "decision", place.root / "policy/policy.ndjson"
     engine = ("sh", "-c", f'cat {line} >>{log}; exec "$@"', "sh")
-    assert decided(place, feed, "answer('a')", *engine) == (False, "allow")
+    assert decided(place, feed, body, *engine) == (False, "allow")
 
 
 def test_an_honest_run(place: Place, hostile: Path) -> None:
