@@ -37,7 +37,7 @@ _ASSIGNMENT = r"^{name}=(?P<quote>[\"']?)(?P<value>[A-Za-z0-9_.-]+)(?P=quote)[ \
 _CAPABILITY = re.compile(_ASSIGNMENT.format(name="primary_capability_id").encode(), re.MULTILINE)
 _NAME = re.compile(_ASSIGNMENT.format(name="probe_name").encode(), re.MULTILINE)
 #: In no comment, and not only said. What a here-document says is not told apart.
-_SAID = rb"[ \t]*(?:echo|printf)\b[^|;&<\n]*$"
+_SAID = rb"[ \t]*(?:echo|printf)\b(?:(?!\$\()[^|;&<`\n])*$"
 _CALL = re.compile(rb"^(?!%b)(?:(?!(?<![^\s])#)[^\n])*?\bemit-record\b" % _SAID, re.MULTILINE)
 
 

@@ -126,12 +126,14 @@ def test_what_is_no_probe_is_not_run(place: Place, four: Path) -> None:
         write_script(four / f"{name}.sh", text + said_only)
     piped = 'echo {} | "${0%/*}/../bin/emit-record" --nope; : "${1#x}"\n'
     write_script(four / "piped.sh", f"#!/bin/sh\n{piped}")
+    kept = 'echo "$("${0%/*}/../bin/emit-record" --nope)"\n'
+    write_script(four / "kept.sh", f"#!/bin/sh\n{kept}")
     write_script(four / "bare.sh", '#!/bin/sh\n"${0%/*}/../bin/emit-record" --nope\n')
     why = "not run: it neither calls emit-record nor declares a capability"
     said = [f"stream: {four}/{name}.sh: {why}" for name in ("build", "deploy")]
     for folder in (".", four):
         done = place.stream("matrix", "--probes", folder, cwd=four)
-        assert (done.code, done.ids) == (1, ["a", "b", "bare", "c", "d", "piped"])
+        assert (done.code, done.ids) == (1, ["a", "b", "bare", "c", "d", "kept", "piped"])
         assert [line.replace(f"{four}/", "") for line in done.err.splitlines()[:2]] == [
             line.replace(f"{four}/", "") for line in said
         ]
