@@ -33,9 +33,9 @@ _YEARS = range(1900, 2100)  #: such a number is rather a year than a process
 _LEAST = 100  #: and smaller ones are in too many names
 _PORTS = range(32768, 61000)  #: those that the kernel gives to who asks for any
 _ANY_PORT = re.compile(rf"{_LEFT}[3-6][0-9]{{4}}{_RIGHT}")
-_LOCAL = re.compile(r"(?:127\.\d+\.\d+\.\d+|\[::1\]):(\d+)\Z")
-_ENDPOINT = re.compile(r"(.+):(\d+)\Z")
-_TEMPORARY = re.compile(r"(?<=\.tmp\.)([0-9]+)\.[0-9a-f]{6,32}\Z")
+_LOCAL = re.compile(r"(?:127\.\d+\.\d+\.\d+|\[::1\]):([0-9]{1,5})\Z")
+_ENDPOINT = re.compile(r"(.+):([0-9]{1,5})\Z")
+_TEMPORARY = re.compile(r"(?<=\.tmp\.)([0-9]{1,10})\.[0-9a-f]{6,32}\Z")
 _PIECES = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 _WORD = 4  #: letters that may be one
 _LONG_ID = 16  #: a shorter one may be a word that is in other names as well
@@ -291,7 +291,7 @@ class Names:
         return _Place(f"{whole}{name}", parent.rules | rules, is_workspace)
 
     def _named(self, name: str, parent: _Place, path: str, rules: set[str]) -> str:
-        if name.isdigit() and (seen := self._process(int(name), parent.name)):
+        if _NUMBER.fullmatch(name) and (seen := self._process(int(name), parent.name)):
             rules.add("pid")
             return seen
         if parent.is_workspace:

@@ -299,3 +299,11 @@ def test_the_order_of_paths_does_not_matter(told: list[tuple[str, list[str]]]) -
 def test_a_path_of_any_depth() -> None:
     path = "/a" * 2000
     assert named(path, "create") == path
+
+
+@pytest.mark.parametrize("name", ["\N{SUPERSCRIPT TWO}", "9" * 5000, f"x.tmp.{'9' * 5000}.abcdef"])
+@pytest.mark.parametrize("folder", ["/srv", "/proc", WORKSPACE])
+def test_what_is_no_number_of_a_process(folder: str, name: str) -> None:
+    known = names({f"{folder}/{name}": ["create"]}, endpoints=[f"127.0.0.1:{name}"])
+    assert known.of(f"{folder}/{name}").endswith(f"/{name}")
+    assert known.endpoints == {f"127.0.0.1:{name}"}
