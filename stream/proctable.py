@@ -116,10 +116,25 @@ def read_process(pid: int) -> Process | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has made it stand still, or is about to."""
-    fields = dict(line.split(b":\t", 1) for line in read_file(pid, "status").splitlines())
-    pending = int(fields.get(b"ShdPnd", b"0"), 16)
-    return fields.get(b"State", b"").startswith(b"T") or bool(pending >> signal.SIGSTOP - 1 & 1)
+    """Whether a signal has made it stand still, or is about to. The first of its threads to stop
+    does not wait for the others, so that each is asked."""
+    sets = (
+        int(one.get(name, b"0"), 16) for one in _threads(pid) for name in (b"ShdPnd", b"SigPnd")
+    )
+    if any(one >> signal.SIGSTOP - 1 & 1 for one in sets):
+        return True
+    # Afterwards: the thread that takes the signal stops in the same moment.
+    return any(one.get(b"State", b"").startswith(b"T") for one in _threads(pid))
+
+
+def _threads(pid: int) -> list[dict[bytes, bytes]]:
+    """What the kernel says of the state of each."""
+    try:
+        names = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
+    except OSError:
+        return []
+    files = [read_file(pid, f"task/{name}/status") for name in names]
+    return [dict(line.split(b":\t", 1) for line in file.splitlines()) for file in files]
 
 
 def own_children() -> list[int]:

@@ -1207,3 +1207,56 @@ anyio.run(main)
         "no child",
     ]
     assert time.monotonic() - started < 10
+
+
+@contained
+def test_a_process_is_stopped_when_one_of_its_threads_is(tmp_path: Path) -> None:
+    """Its first thread starts a program, and is not stopped before that has opened its files."""
+    os.mkfifo(tmp_path / "fifo")
+    code = """
+import threading
+signal.signal(signal.SIGUSR1, lambda *_: None)
+def rest():
+    print(threading.get_native_id(), flush=True)
+    os.read(0, 1)
+other = threading.Thread(target=rest)
+other.start()
+os.posix_spawn("/bin/sh", ["sh", "-c", ":"], {}, file_actions=[
+    (os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])
+other.join()
+os.wait()
+"""
+    words = program(code, str(tmp_path / "fifo"))
+
+    def state_of(thread: int) -> bytes:
+        return proctable.read_file(started.pid, f"task/{thread}/stat").rpartition(b") ")[2][:1]
+
+    def wait_until(thread: int, state: bytes) -> None:
+        deadline = time.monotonic() + LIMIT
+        while state_of(thread) != state:
+            assert time.monotonic() < deadline
+
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+        assert started.stdin
+        assert started.stdout
+        try:
+            other = int(started.stdout.readline())
+            while not proctable.read_file(started.pid, f"task/{started.pid}/children"):
+                assert started.poll() is None
+            wait_until(started.pid, b"D")
+            assert not proctable.is_stopped(started.pid)
+            started.send_signal(signal.SIGSTOP)
+            assert proctable.is_stopped(started.pid)
+            started.send_signal(signal.SIGUSR1)  # which the first thread does not take now
+            wait_until(other, b"T")
+            assert state_of(started.pid) == b"D"
+            assert proctable.is_stopped(started.pid)
+            started.send_signal(signal.SIGCONT)
+            (tmp_path / "fifo").write_bytes(b"")
+            assert not proctable.is_stopped(started.pid)
+            started.stdin.close()
+        finally:
+            started.send_signal(signal.SIGCONT)
+            if sys.exc_info()[0]:
+                started.kill()
+    assert started.returncode == 0
