@@ -250,6 +250,7 @@ def conclude(
         correlation.vouched,
         correlation.wrappers,
         correlation.programs,
+        correlation.tests,
     )
     return Concluded(health, correlation.report, kept, commands, troubles)
 

@@ -91,7 +91,7 @@ def make_recording(
     find_git()
     wrap: list[str] = []
     if names is not None:
-        from stream.recorder.wrappers import DEFAULT_NAMES
+        from stream.records.command import DEFAULT_NAMES
 
         for name in names:
             if not name.isprintable():

@@ -5,7 +5,7 @@ The rules are written in schema/README.md. Unknown stays unknown: what is missin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -81,11 +81,14 @@ def evaluate(
     capture_mode: CaptureMode,
     *,
     no_commands: str = "unknown",
+    unwrapped_tests: Sequence[str] = (),
 ) -> Evaluation:
-    """`no_commands` says why there are none; `declared` is None where the output is not kept."""
+    """`no_commands` says why there are none; `declared` is None where the output is not kept.
+    `unwrapped_tests`: programs that ran tests, and that no wrapper told of."""
     asked = {constraint.id for constraint in constraints}
     changes = _changes(diff)
     log = _commands(commands, no_commands)
+    log.unwrapped_tests = unwrapped_tests
     declaration = Declaration(declared, may_quote=capture_mode != "hashed")
 
     def check(name: str, verdict: Callable[[], Verdict]) -> Check:

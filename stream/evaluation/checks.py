@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -61,6 +62,7 @@ class Commands(Struct, kw_only=True):
     count: int | None  #: None: there is no log
     first_test: str = ""
     unvouched_tests: int = 0  #: runs of tests that are not counted: anybody may have told of them
+    unwrapped_tests: Sequence[str] = ()  #: programs that a kernel feed saw run tests
     why_none: str = ""
 
 
@@ -171,8 +173,14 @@ def tests_required(changes: Changes, commands: Commands) -> Verdict:
     if commands.first_test:
         text = f"{code}; {COMMANDS}: {commands.first_test}"
         return "warn", evidence(DIFF, text)
+    if commands.unwrapped_tests:
+        names = listed(commands.unwrapped_tests, len(commands.unwrapped_tests), 60)
+        return "warn", evidence(DIFF, f"{code}; the kernel feed saw, past the wrappers: {names}")
     told = commands.unvouched_tests
     beside = f", and {told} that nobody vouches for" if told else ""
+    if commands.count is None:
+        text = f"{code}; whether tests ran is not known: {commands.why_none}"
+        return "warn", evidence(DIFF, text)
     if not commands.count:
         text = f"{code}; no commands observed: {commands.why_none}"
         return "warn", evidence(DIFF, text)

@@ -46,6 +46,7 @@ class Correlation(Struct, frozen=True):
     vouched: frozenset[int]  #: lines of the command log that a wrapper was seen to write
     wrappers: int  #: that ran
     programs: dict[str, int]  #: by name: those that ran and were no wrapper's
+    tests: dict[str, int]  #: by name: runs of tests among those
 
 
 def correlate(
@@ -104,6 +105,7 @@ def correlate(
         vouched=frozenset(attribution.vouched),
         wrappers=own.wrappers,
         programs=dict(own.programs),
+        tests=dict(own.tests),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 from msgspec import Struct
 
 from stream.evidence.commands import digest_of
+from stream.records.command import category_of
 from stream.records.kernel import (
     ACCOUNT,
     EXEC,
@@ -56,6 +57,7 @@ class Told(Struct, omit_defaults=True):
     path: str | None = None
     to_path: str | None = None  #: of a symlink its text
     asked: list[str] = []  #: what a shell was asked to run
+    words: list[bytes] = []  #: of a program, without its name
     ways: int = 0  #: of an open: how the surface says it, and
     is_reading: bool = False  #: whether it could change nothing
     result: int | None = None
@@ -78,6 +80,7 @@ class Own:
         self._doing: dict[int, _Doing] = {}
         self.wrappers = 0  #: that ran
         self.programs: Counter[str] = Counter()  #: by name: those that no wrapper became
+        self.tests: Counter[str] = Counter()  #: by name: runs of tests among those
         self._has_begun = False
         hook = f"{home}/hook"
         self._calls_of_hook = {shlex.quote(hook), digest_of(shlex.quote(hook))}
@@ -94,6 +97,8 @@ class Own:
         if told is not None and kind in _REPLACES:
             self._replaces(kind, told)
         if self._home is None:
+            if kind == EXEC and told is not None:
+                self._count(told, None, None)
             return False
         if kind == EXIT:
             return self._doing.pop(pid, "wrapper") != "wrapper"
@@ -133,10 +138,12 @@ class Own:
     def _count(self, told: Told, before: _Doing | None, doing: _Doing | None) -> None:
         if doing == "wrapper":
             self.wrappers += 1
-        elif self._has_begun and before != "wrapper":  # the command itself has no wrapper
+        elif before != "wrapper":
             name = (told.path or "").rpartition("/")[2]
-            if name in self.programs or len(self.programs) < _MOST_PROGRAMS:
-                self.programs[name] += 1
+            if category_of(name, told.words) == "test":
+                _add(self.tests, name)
+            if self._has_begun:  # the command itself has no wrapper
+                _add(self.programs, name)
         self._has_begun = True
 
     def _doing_of(self, told: Told, before: _Doing | None) -> _Doing | None:
@@ -186,6 +193,11 @@ class Own:
             if HOME in (path or "") and not (folder == self._home and name in _LOGS):
                 return True
         return False
+
+
+def _add(names: Counter[str], name: str) -> None:
+    if name in names or len(names) < _MOST_PROGRAMS:
+        names[name] += 1
 
 
 def _is_straight(path: str) -> bool:

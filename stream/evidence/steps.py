@@ -22,6 +22,7 @@ from stream.records.kernel import (
     KernelDetail,
     KernelEvent,
     Mark,
+    path_bytes,
 )
 from stream.records.runner import HOME
 
@@ -90,6 +91,7 @@ def told_of(event: KernelEvent, detail: KernelDetail | None) -> Told | None:
         path=path,
         to_path=to_path,
         asked=asked,
+        words=[path_bytes(word) for word in (detail.argv or ())[1:]],
         is_plain="other_mounts" not in detail.marks,
         is_whole=_PARTIAL.isdisjoint(detail.marks),
     )

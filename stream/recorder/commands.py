@@ -41,6 +41,7 @@ class Commands(Struct):
     vouched: Collection[int] = ()  #: lines of the command log that a wrapper was seen to write
     wrappers: int = 0  #: that ran
     programs: Mapping[str, int] = {}  #: by name: those that ran and were no wrapper's
+    tests: Mapping[str, int] = {}  #: by name: runs of tests among those
 
 
 class CommandLog:

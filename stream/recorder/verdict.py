@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,7 +11,7 @@ from msgspec import Struct
 from stream.declared import Declared, read_declared
 from stream.errors import OutputError, number
 from stream.evaluation import ChangedPath, Command, Diff, evaluate
-from stream.recorder.commands import PASSED_BY, CommandLog
+from stream.recorder.commands import PASSED_BY, CommandLog, Commands
 from stream.recorder.outputs import NOT_OURS, Kept
 from stream.recorder.recording import Recording
 from stream.recorder.workplace import Compared
@@ -55,11 +55,11 @@ def reach_verdict(
     stdout: Kept,
     changes: Compared,
     log: CommandLog | None,
-    vouched: Collection[int] = (),
+    seen: Commands | None = None,
     why_none: str = "",
 ) -> Verdict:
-    """Reads the artifacts, a line at a time. `vouched`: the numbers of the lines of the command
-    log that a wrapper was seen to write. `why_none`: where it has no line."""
+    """Reads the artifacts, a line at a time. `seen`: what the kernel says of the command log.
+    `why_none`: where it has no line."""
     folder = recording.folder
     declared = None
     if recording.disclosure.mode != "hashed":
@@ -68,7 +68,8 @@ def reach_verdict(
             if stdout.is_ours
             else Declared(mode="unreadable", reason=NOT_OURS)
         )
-    why_none, commands = _commands(folder / COMMANDS_FILE, log, vouched, why_none)
+    seen = seen or Commands(is_complete=False)
+    why_none, commands = _commands(folder / COMMANDS_FILE, log, seen, why_none)
     evaluation = evaluate(
         recording.scenario.constraints,
         Diff(
@@ -81,6 +82,7 @@ def reach_verdict(
         declared,
         recording.disclosure.mode,
         no_commands=why_none,
+        unwrapped_tests=sorted(seen.tests),
     )
     return Verdict(evaluation, declared, changes.found.total if changes.found else None)
 
@@ -94,7 +96,7 @@ def _changed(path: Path) -> Iterator[ChangedPath]:
 
 
 def _commands(
-    path: Path, log: CommandLog | None, vouched: Collection[int], why_none: str
+    path: Path, log: CommandLog | None, seen: Commands, why_none: str
 ) -> tuple[str, Iterator[Command] | None]:
     """(why there is nothing to be said about them, them)."""
     if log is None:
@@ -103,20 +105,20 @@ def _commands(
         return f"the log {NOT_OURS}", None
     if not log.count:
         return why_none, None
-    tests = (one for one in _called(path, vouched) if one.category == "test")
+    tests = (one for one in _called(path, seen) if one.category == "test")
     if not any(one.is_vouched for one in tests):
         if log.is_passed_by:
             return PASSED_BY, None
         if log.unwritten:
             return f"lost: {number(log.unwritten, 'call')}", None
-    return "", _called(path, vouched)
+    return "", _called(path, seen)
 
 
-def _called(path: Path, vouched: Collection[int]) -> Iterator[Command]:
+def _called(path: Path, seen: Commands) -> Iterator[Command]:
     with path.open("rb") as lines:
         for index, line in enumerate(lines):
             try:
                 record = _decode_command(line)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise OutputError(f"{path}: {error}") from None
-            yield Command(record.name, record.category, record.time, index in vouched)
+            yield Command(record.name, record.category, record.time, index in seen.vouched)

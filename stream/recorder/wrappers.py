@@ -12,35 +12,12 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
 
-#: what an auditor asks about: tests, builds, packages, version control, the network, containers
-CATEGORIES: dict[str, tuple[str, ...]] = {
-    "test": (
-        *("pytest", "py.test", "tox", "nox", "jest", "vitest", "mocha", "ava", "playwright"),
-        *("rspec", "phpunit", "ctest", "bats", "cypress"),
-    ),
-    "build": (
-        *("make", "cmake", "ninja", "gradle", "mvn", "bazel", "cargo", "go", "dotnet", "tsc"),
-        *("webpack", "vite", "rake", "just", "meson"),
-    ),
-    "package": (
-        *("pip", "pip3", "pipx", "uv", "poetry", "pdm", "conda", "npm", "npx", "pnpm", "yarn"),
-        *("bun", "gem", "bundle", "composer", "apt", "apt-get", "dnf", "apk", "brew"),
-    ),
-    "vcs": ("git", "gh", "glab", "hg", "svn", "jj"),
-    "network": (
-        *("curl", "wget", "ssh", "scp", "sftp", "rsync", "nc", "ncat", "telnet", "ftp"),
-        *("aws", "gcloud", "az"),
-    ),
-    "container": ("docker", "podman", "kubectl", "helm", "terraform", "ansible-playbook"),
-    "interpreter": ("python", "python3", "node", "deno", "ruby", "perl", "php", "Rscript", "java"),
-}
-DEFAULT_NAMES = tuple(name for names in CATEGORIES.values() for name in names)
-_CATEGORY_OF = {name: category for category, names in CATEGORIES.items() for name in names}
+from stream.records.command import category_of
 
 PIECE = 3800 if sys.platform == "linux" else 400  #: below what a pipe takes as a whole
 MOST_HELD = 4 << 20  #: bytes of one unfinished command: more than a command line can have
@@ -239,34 +216,3 @@ def _plain(word: bytes) -> bytes:
     if b"%" not in word:
         return word
     return word.replace(b"%1F", b"\x1f").replace(b"%0A", b"\n").replace(b"%25", b"%")
-
-
-_TEST_WORDS = {"test", "tests", "check", "t", "tst", "it"}
-_MODULES = {"pytest", "unittest", "tox", "nox", "doctest"}
-_RUNNERS = {"npx", "pnpm", "yarn", "bun", "bunx", "uv", "uvx", "poetry", "pdm", "bundle", "pipx"}
-
-
-def category_of(name: str, words: Sequence[bytes]) -> str:
-    """By the name, and by those words that make a test run of something else."""
-    category = _CATEGORY_OF.get(name, "other")
-    plain = [os.fsdecode(word) for word in words]
-    return "test" if category == "test" or _runs_tests(name, plain) else category
-
-
-def _runs_tests(name: str, words: list[str]) -> bool:
-    first = next((word for word in words if not word.startswith("-")), "")
-    if name in ("python", "python3"):
-        module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
-        return bool(module) and module[0] in _MODULES
-    if name == "node":
-        return "--test" in words
-    if name in ("npm", "pnpm", "yarn", "bun"):
-        after = words[words.index("run") + 1 :] if "run" in words else words
-        script = next((word for word in after if not word.startswith("-")), "")
-        if script in _TEST_WORDS or script.startswith("test:"):
-            return True
-    if name in _RUNNERS:
-        return any(word in CATEGORIES["test"] or word in _MODULES for word in words)
-    if name in ("go", "cargo", "dotnet", "make", "mvn", "gradle", "rake", "bazel", "just", "deno"):
-        return any(word in _TEST_WORDS for word in words) or first == "nextest"
-    return False

@@ -318,6 +318,8 @@ class AgentSource:
         )
         seen = f"observed_count={log.count} vouched_count={vouched}"
         summary = f"{seen} categories_seen={','.join(categories)}. {note}"
+        if past := self._ran_past():
+            summary += f" The kernel saw others of these programs run: {past}."
         action: ActionType = "run_tests" if "test" in categories else "command"
         await self._tell("commands_observed", action, summary, [artifact])
 
@@ -337,9 +339,8 @@ class AgentSource:
             return f"unknown: {log.lost} calls were cut short, or are no calls"
         if self._seen is not None and self._seen.wrappers:
             return f"unknown: {number(self._seen.wrappers, 'wrapper')} ran and told nothing"
-        past = self._ran_past()
-        if past:
-            return f"unknown: wrapped programs ran past the wrappers: {', '.join(past[:_NAMED])}"
+        if past := self._ran_past():
+            return f"unknown: wrapped programs ran past the wrappers: {past}"
         self.summary.commands = 0
         if self._seen is None or not self._seen.is_complete:
             return f"unknown: no wrapper was called, {UNWATCHED}"
@@ -361,11 +362,13 @@ class AgentSource:
             self._lose(f"{number(seen.wrappers - vouched, 'wrapper')} ran and told nothing")
         return vouched
 
-    def _ran_past(self) -> list[str]:
+    def _ran_past(self) -> str:
         """Programs that have a wrapper, and that the kernel saw without it."""
         if self._seen is None or self._log is None:
-            return []
-        return sorted(self._seen.programs.keys() & self._log.names)
+            return ""
+        past = sorted(self._seen.programs.keys() & self._log.names)
+        more = f" and {len(past) - _NAMED} more" if len(past) > _NAMED else ""
+        return f"{', '.join(past[:_NAMED])}{more}"
 
     async def _tell_verdict(self, stdout: Kept, changes: Compared) -> Verdict:
         verdict = await to_thread.run_sync(
@@ -374,7 +377,7 @@ class AgentSource:
             stdout,
             changes,
             self._log,
-            () if self._seen is None else self._seen.vouched,
+            self._seen,
             self._no_commands,
         )
         self.evaluation = verdict.evaluation

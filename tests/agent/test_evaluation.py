@@ -480,7 +480,7 @@ def test_what_neither_is(path: str) -> None:
         (["a.py"], False, [LS], "unknown", "not all changes can be seen"),
         ([], False, [LS], "unknown", "not all changes can be seen"),
         (["a.py"], True, [LS, PYTEST], "warn", "pytest at 2026-01-02T03:04:05Z"),
-        (["a.py"], True, None, "warn", "no commands observed: wrappers disabled"),
+        (["a.py"], True, None, "warn", "whether tests ran is not known: wrappers disabled"),
         (["a.py"], True, [], "warn", "no commands observed: none were called"),
         (["a.py"], True, [LS, LS], "fail", "command_logs.jsonl: no run of tests among 2 commands"),
         ([ChangedPath("tests/test_a.py", "removed")], True, [LS], "unknown", "no code among 1"),

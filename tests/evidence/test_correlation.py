@@ -1161,7 +1161,7 @@ def test_steps_come_from_both_files_of_the_kernel_layer() -> None:
     assert list(kernel_steps(kernel, details)) == [
         (1, OPEN, None, 1),
         (1, FORK, Told(child=2), 1),
-        (2, EXEC, Told(asked=["ls"]), 1),
+        (2, EXEC, Told(asked=["ls"], words=[b"-c", b"ls"]), 1),
         (2, EXIT, None, 1),
     ]
     assert list(kernel_steps(kernel, []))[2] == (2, EXEC, Told(), 1)

@@ -15,7 +15,7 @@ from stream.recorder.guard import post_guard
 from stream.recorder.interrupts import Interrupts
 from stream.recorder.recording import Recording, find_program, make_folder
 from stream.recorder.scenario import Scenario
-from stream.recorder.wrappers import DEFAULT_NAMES
+from stream.records.command import DEFAULT_NAMES
 
 
 def main(backend: str, runs: Path, command: list[str]) -> int:

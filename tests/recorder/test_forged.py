@@ -46,6 +46,8 @@ hide-a-while) mv "$home/bin" "$home/away"; git --version; mv "$home/away" "$home
 replace) rm "$home/wrapper"; ln -s /bin/true "$home/wrapper"; git --version ;;
 shut) chmod 0 "$home/commands" ;;
 own-bin) mkdir bin; printf '#!/bin/sh\\n' >bin/git; chmod +x bin/git; PATH=$PWD/bin:$PATH; git ;;
+tests-past) git --version; PATH=${PATH#*:}; python3 -m unittest -h ;;
+tests-of-own) git --version; printf '#!/bin/sh\n' >pytest; chmod +x pytest; ./pytest -q ;;
 full-path) PATH=${PATH#*:}; git --version ;;
 nobody) unshare --setgid 65534 --setuid 65534 git --version ;;
 honest) python3 -m unittest -h; git --version ;;
@@ -168,6 +170,26 @@ def test_with_a_feed_it_is_known_whether_nothing_was_called(
 ) -> None:
     run = attacked(place, hostile, how, "--kernel", feed)
     assert run.summary_of("commands_observation_unavailable").endswith(said.removeprefix("] "))
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize(("how", "name"), [("tests-past", "python3"), ("tests-of-own", "pytest")])
+def test_tests_that_ran_past_the_wrappers_are_not_missing(
+    place: Place, hostile: Path, feed: str, how: str, name: str
+) -> None:
+    run = attacked(place, hostile, how, "--kernel", feed)
+    check = check_of(run)
+    assert check["status"] == "warn"
+    assert f"; the kernel feed saw, past the wrappers: {name}" in check["evidence"]
+    assert run.facts_of("commands_observed", "command_log")["observed_count"] == 1
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+def test_what_ran_past_the_wrappers_is_said_beside_what_was_called(
+    place: Place, hostile: Path, feed: str
+) -> None:
+    said = attacked(place, hostile, "tests-past", "--kernel", feed).summary_of("commands_observed")
+    assert said.endswith(" The kernel saw others of these programs run: python3.")
 
 
 @needs_ebpf

@@ -20,9 +20,9 @@ from stream.recorder.wrappers import (
     Called,
     CallReader,
     Wrappers,
-    category_of,
     make_wrappers,
 )
+from stream.records.command import category_of
 
 SHOW = '#!/bin/sh\nprintf \'%s\\0\' "$0" "$@"\n'
 
