@@ -167,18 +167,8 @@ def contradictions(health: ObservationHealth, *, is_reference: bool = False) -> 
     """What cannot be so, whatever there was: by the health itself, and by who wrote it."""
     for reason, path in claim_faults(health):
         yield f"{path.removeprefix('$.')}: {reason}"
-    notes, _ = notes_of(health)
-    for code, is_there in (
-        (KERNEL_NOTE, health.kernel_layer != "absent"),
-        (POLICY_NOTE, health.policy_layer != "absent"),
-        (SDK_NOTE, health.sdk_layer != "absent"),
-    ):
-        if is_there and code not in notes:
-            yield f"notes: {code} is missing"
-    if health.network_protocol_coverage == "unknown" and _is_known(health):
-        yield "network_protocol_coverage: unknown, and nothing is said to be missing"
     if not is_reference:
-        yield from _own_faults(health, notes)
+        yield from _own_faults(health, notes_of(health)[0])
 
 
 def losses_of(capture: RawCapture) -> Iterator[str]:
@@ -232,6 +222,15 @@ def _own_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[st
     kernel, cgroup = health.kernel_layer, health.cgroup_correlation
     for reason, path in age_faults(health):
         yield f"{path.removeprefix('$.')}: {reason}"
+    for code, is_there in (
+        (KERNEL_NOTE, kernel != "absent"),
+        (POLICY_NOTE, health.policy_layer != "absent"),
+        (SDK_NOTE, health.sdk_layer != "absent"),
+    ):
+        if is_there and code not in notes:
+            yield f"notes: {code} is missing"
+    if health.network_protocol_coverage == "unknown" and _is_known(health):
+        yield "network_protocol_coverage: unknown, and nothing is said to be missing"
     if kernel == "absent":
         if KERNEL_NOTE in notes:
             yield f"notes: {KERNEL_NOTE} stands there, and kernel_layer is absent"
