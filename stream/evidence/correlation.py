@@ -67,14 +67,15 @@ def correlate(
     unseen = any(f"{HOOKS}:{UNSEEN}" in marker.unused for marker in markers)
     attribution = Attribution(calls.values(), own, _told(markers), unseen=unseen)
     attribution.run(events)
-    if attribution.is_policy_forged:
+    is_forged = attribution.is_policy_forged or (bool(policy) and _writes_unseen(capture))
+    if is_forged:
         for call in calls.values():
             call.decisions = [one for one in call.decisions if one.source_event_type != DECISION]
     named = set(_named_of_calls(calls, policy))
     total = attribution.total
     doubts = set(attribution.finish())
     named |= doubts if has_kernel else set()
-    if attribution.is_policy_forged:
+    if is_forged:
         named.add("policy_log_opened_by_the_agent")
     if has_kernel and attribution.unbound and not calls:
         named.add(OUTSIDE)
@@ -113,6 +114,12 @@ def unsettled_calls(sdk: Sequence[SdkEvent], policy: Sequence[PolicyEvent]) -> l
     """Why an id does not stand for one call of one tool, that was decided one way."""
     named = _named_of_calls(calls_of(sdk, policy, ()), policy)
     return sorted(code for code in named if code.partition(":")[0] in _UNSETTLED)
+
+
+def _writes_unseen(capture: RawCapture | None) -> bool:
+    """Whether any file may have been written to by way of an io_uring. eBPF knows the file of the
+    policy log by itself."""
+    return capture is not None and capture.feed == "strace" and capture.uring == "hole"
 
 
 def _own(markers: Sequence[Marker]) -> Own:

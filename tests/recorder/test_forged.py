@@ -335,9 +335,9 @@ def test_a_log_is_known_whatever_it_is_called(place: Place, who: str) -> None:
     assert decided(place, "ebpf", _BY_FILE[who]) == (True, None)
 
 
-@needs_ebpf
+@pytest.mark.parametrize("feed", FEEDS)
 @pytest.mark.usefixtures("needs_root")
-def test_what_no_call_names_may_have_been_the_log(place: Place, tmp_path: Path) -> None:
+def test_what_no_call_names_may_have_been_the_log(place: Place, tmp_path: Path, feed: str) -> None:
     """With io_uring neither the file nor what is written to it is known."""
     program = compiled(KERNEL / "programs/calls.c", tmp_path)
     (tmp_path / "other").touch()
@@ -346,7 +346,7 @@ def test_what_no_call_names_may_have_been_the_log(place: Place, tmp_path: Path) 
         pytest.skip("io_uring is switched off here")
     assert (tmp_path / "other").read_bytes() == b"x"
     asked = f"['{program}', 'uring_append'], cwd=ABOVE, input=LINE.encode(), check=True"
-    assert decided(place, "ebpf", f"answer('a'); subprocess.run({asked})") == (True, None)
+    assert decided(place, feed, f"answer('a'); subprocess.run({asked})") == (True, None)
 
 
 @needs_ebpf
