@@ -161,6 +161,16 @@ def test_realpath_of_nothing(tmp_path: Path) -> None:
         assert run("portable-path", "realpath", path, cwd=tmp_path) == (0, "\n", ""), path
 
 
+@pytest.mark.parametrize("words", [("realpath", "x"), ("relpath", "x", "/"), ("relpath", "/", "x")])
+def test_a_way_that_starts_in_a_folder_that_is_gone(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Nobody can tell where it leads: it does not start at the root."""
+    gone = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
+    command = ["sh", "-c", gone, "sh", str(HELPERS / "portable-path"), *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "portable-path: the current folder is gone" in done.stderr
+
+
 _names = st.lists(
     st.sampled_from(["a", "b", "..", ".", "c d", "é", "up", "far", "on\ne"]), min_size=1, max_size=5
 )
