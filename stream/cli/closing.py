@@ -78,7 +78,7 @@ def _hint(summary: RunSummary, recording: Recording) -> str:
     """Where a command that was not found was looked for."""
     name = os.fsdecode(recording.argv[0])
     if recording.executable is None and summary.exit_code in (126, 127):
-        if os.path.lexists(recording.workspace / name) or os.path.lexists(name):
+        if (recording.workspace / name).is_file() or Path(name).is_file():
             return f"; it is looked for on PATH: to start the file that is here, say ./{name}"
         return "; there is no program of this name on PATH"
     if recording.executable is None or summary.exit_code != 127:

@@ -34,14 +34,19 @@ def check_hooks() -> None:
 def check_new_files(archive: Path | None, raw: Path | None, *, force: bool) -> None:
     """Raise StreamError, before a run whose archive or raw telemetry would have no place to go."""
     from stream.errors import UsageError
-    from stream.sinks.places import check_outputs
+    from stream.sinks.places import STDOUT, check_outputs, descriptor, is_fifo, is_regular
 
-    for flag, target in (("--archive", archive), ("--raw-kernel", raw)):
-        if str(target) == "-":
-            raise UsageError(f"{flag} -: stdout is the agent's: name a file")
-    if archive is not None and archive.exists() and not archive.is_file():
-        raise UsageError(f"{archive}: an archive goes to a file")
-    check_outputs([str(target) for target in (archive, raw) if target is not None], force=force)
+    named = {"--archive": archive, "--raw-kernel": raw}
+    targets = {flag: str(target) for flag, target in named.items() if target is not None}
+    for flag, target in targets.items():
+        if target != STDOUT and is_regular(target):
+            continue
+        if target == STDOUT or descriptor(target) == 1:
+            raise UsageError(f"{flag} {target}: stdout is the agent's: name a file")
+        if flag == "--archive" or not is_fifo(target):
+            places = "a file" if flag == "--archive" else "a file or a fifo"
+            raise UsageError(f"{flag} {target}: it goes to {places}")
+    check_outputs([*targets.values()], force=force)
 
 
 def make_recording(

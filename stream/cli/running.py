@@ -71,10 +71,11 @@ def tell(text: str | bytes) -> None:
 
 
 class CarefulCommand(TyperCommand):
-    """`--workspace "$unset"` must not mean the current folder, nor `--catalog ""` the default."""
+    """`--workspace "$unset"` must not mean the current folder, nor `--catalog ""` the default; and
+    `-- "$unset"` starts nothing."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        own = args[: args.index("--")] if "--" in args else args
+        own = args[: args.index("--") + 2] if "--" in args else args
         if "" in own:
             before = own[own.index("") - 1] if own.index("") else "the first word"
             raise typer.BadParameter(f"an empty word after {before}: is a variable unset?")

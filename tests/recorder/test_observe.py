@@ -218,11 +218,13 @@ CI = ("--constraint", "scope.no_ci_changes")
 def test_a_command_that_is_not_there_is_named(place: Place, quiet: tuple[str, ...]) -> None:
     """It is what went wrong, and says where it was looked for."""
     write_script(place.workspace / "lost", "#!/no/such/interpreter\n")
+    (place.workspace / "folder").mkdir()
     say = "it is looked for on PATH: to start the file that is here, say ./lost"
     here = str(place.workspace)
     for word, why in (
         ("nosuch", "there is no program of this name on PATH"),
         ("lost", say),
+        ("folder", "there is no program of this name on PATH"),
         ("sub/nosuch", f"neither in the workspace nor in {here}"),
         ("./lost", "the file is there, but the interpreter or loader that it names is not"),
         ("/no/such", ""),
@@ -406,6 +408,17 @@ WRONG = [
     (["--run-id", "a.b", "--", "true"], "--run-id: 'a.b': the name of a run has letters, digits"),
     (["--run-id", "a" * 121, "--", "true"], "and at most 120 of them"),
     (["--kernel", "auto", "--raw-kernel", "-", "--", "true"], "--raw-kernel -: stdout is"),
+    (["--archive", "/dev/fd/1", "--", "true"], "--archive /dev/fd/1: stdout is the agent's"),
+    (["--archive", "/dev/null", "--", "true"], "--archive /dev/null: it goes to a file"),
+    *(
+        (["--kernel", "auto", "--raw-kernel", name, "--force", "--", "true"], sentence)
+        for name, sentence in (
+            ("/dev/fd/1", "--raw-kernel /dev/fd/1: stdout is the agent's"),
+            ("/proc/self/fd/1", "--raw-kernel /proc/self/fd/1: stdout is the agent's"),
+            ("/dev/null", "--raw-kernel /dev/null: it goes to a file or a fifo"),
+            (".", "--raw-kernel .: it goes to a file or a fifo"),
+        )
+    ),
     (["--archive", "empty.md", "--", "true"], "empty.md: it is there already; --force replaces it"),
     (["--run-id", "taken", "--", "true"], "taken: this run exists already"),
     (["--runs", "empty.md", "--", "true"], "empty.md"),
@@ -417,6 +430,7 @@ WRONG = [
     (["--grace", "-1", "--", "true"], "not in the range"),
     (["--workspace", "new", "--", "true"], "'new' is not one of"),
     (["--"], "Missing argument"),
+    (["--", "", "-p"], "an empty word after --: is a variable unset?"),
     ([], "Missing argument"),
 ]
 
