@@ -138,4 +138,5 @@ class Validate:
 def _unknown(contract: str | None) -> Fault:
     if contract is None:
         return "names no contract: neither schema nor schema_version is there", ""
-    return f"{contract!r} is no contract that stream knows: nothing was checked", ""
+    hint = "; --boundary names a pattern of your own" if contract.startswith("boundary_") else ""
+    return f"{contract!r} is no contract that stream knows: nothing was checked{hint}", ""
