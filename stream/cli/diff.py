@@ -30,7 +30,8 @@ def diff(
         [],
         metavar="WORDS",
         help="Exit 1 where there is such a difference: added- or removed- with paths, endpoints,"
-        " execs, tools or decisions; changed-policy; partial; unbound; any.",
+        " execs, tools or decisions; changed-policy; partial; unbound; any. Of two matrices:"
+        " opened, closed, unmeasured, measured, any.",
     ),
     ignore: list[str] = typer.Option(
         [],
@@ -147,9 +148,8 @@ def diff(
 
 
 def _are_matrices(base: str, head: str) -> bool:
-    """Whether both hold boundary objects. Raise UsageError where only one of them does."""
-    from pathlib import Path
-
+    """Whether they are to be read as boundary objects: where one side holds them. Raise UsageError
+    where the other plainly holds something else."""
     from stream.errors import UsageError
     from stream.recognition import kind_of
 
@@ -157,7 +157,7 @@ def _are_matrices(base: str, head: str) -> bool:
     if "boundary" not in kinds:
         return False
     for path, kind in zip((base, head), kinds, strict=True):
-        if kind != "boundary" and not Path(path).is_fifo():
+        if kind not in ("boundary", None):
             raise UsageError(f"{path}: no file of boundary objects, as the other side is")
     return True
 

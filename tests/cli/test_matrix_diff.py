@@ -12,7 +12,7 @@ import jsonschema_rs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.comparison.matrices import diff_matrices
+from stream.comparison.matrices import WORDS, diff_matrices
 from stream.document import BUNDLE
 from tests.cli.command import Place
 from tests.stages.cells import PLAIN
@@ -87,16 +87,26 @@ def test_what_is_to_fail(place: Place) -> None:
     )
 
 
+def test_the_help_names_what_may_fail(place: Place) -> None:
+    """Of two matrices as well."""
+    said = " ".join(place.stream("diff", "--help").out.decode().split())
+    assert all(word in said.partition("--fail-on WORDS")[2] for word in WORDS)
+
+
 def test_what_cannot_be_compared(place: Place) -> None:
     one = written(place.root / "a.ndjson", record("a", "denied"))
     for text, said in (
-        (b"", "b.ndjson: no file of boundary objects"),
+        (b"", "b.ndjson: there is no boundary object in it"),
+        (b"words\n", "b.ndjson:1: "),
+        (b"\x1f\x8b", "b.ndjson: no file of boundary objects, as the other side is"),
         (record("a", "denied") + b"{}\n", "b.ndjson:2: "),
         (record("a", "denied") + b"\xff\n", "b.ndjson:2: "),
     ):
         done = place.stream("diff", one, written(place.root / "b.ndjson", text))
         assert (done.code, done.out) == (2, b"")
         assert said in done.err
+    for sides in ((one, "nosuch"), ("nosuch", one)):
+        assert "nosuch: no such file or directory" in place.stream("diff", *sides).err
     assert place.stream("diff", one, one, "--canonical").code == 2
 
 
