@@ -77,12 +77,12 @@ def diff(
     stderr says why.
 
     What is another in the names of each run is compared without it, and counted in a note: the
-    number of a process of the run (pid), a UUID, a ULID, a time, a hash, a random ending, an
-    inode, a port of the run's own, and its folder written as one word (run). Such a name has to
-    be one that the run itself gave, took away or changed: what it only read, and what lies in its
-    workspace, is compared as it is, but for a temporary file there with a process of the run in
-    its name. An ending that may be a word has to be one of a file made for its owner alone, as
-    mkdtemp does, in both runs.
+    number of a process of the run (pid) or of what it has open (fd), a UUID, a ULID, a time, a
+    hash, a random ending, an inode, a port of the run's own, and its folder, as a path or written
+    as one word (run). Such a name has to be one that the run itself gave, took away or changed:
+    what it only read, and what lies in its workspace, is compared as it is, but for a temporary
+    file there with a process of the run in its name. An ending that may be a word has to be one
+    of a file made for its owner alone, as mkdtemp does, in both runs.
 
     --ignore leaves out what somebody knows to be of no interest, and --baseline what differs
     among runs of the same kind anyway: values that some of A and its baselines have, and not all.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -27,10 +27,10 @@ from stream.archive.limits import Limits
 from stream.archive.manifest import read_archive
 from stream.archive.reading import Part, Start, ahead, contents_of, parts_of
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine, contract_of, explain
-from stream.comparison.names import Asked, Proven
+from stream.comparison.names import BEHIND, Asked, Proven
 from stream.enclosure import Digests, Unfit, kind_of
 from stream.errors import InputError, os_reason
-from stream.records.kernel import ACCEPT, BIND, MKDIR
+from stream.records.kernel import ACCEPT, BIND, MKDIR, OPEN
 from stream.records.kernel import kind_of as name_of_kind
 from stream.records.run import EVENTS_FILE, MANIFEST_FILE, Manifest
 from stream.records.runner import (
@@ -63,7 +63,7 @@ _TOO_LARGE = f"an artifact above the limit of {MOST_ARTIFACT} bytes"
 
 
 _PID = re.compile(rb'"pid":\s*([0-9]{1,10})[,}]')
-_CAME = name_of_kind(ACCEPT).encode()
+_CAME, _OPEN = name_of_kind(ACCEPT).encode(), name_of_kind(OPEN)
 _PEER = re.compile(
     rb'"kind":\s*"(connect|connect_blocked|sendto|sendmsg|%b)",\s*"value":\s*"([^"]*)"' % _CAME
 )
@@ -89,7 +89,10 @@ class _Made(Struct):
     """Of a line of the kernel layer, or of its detail."""
 
     seq: int
+    pid: int = 0
+    kind: str = ""
     value: str | None = None
+    to_path: str | None = None
     mode: int | None = None
     return_value: int = -1
     operation_flags: list[str] = []
@@ -142,6 +145,7 @@ def proofs_of(path: str, asked: Asked) -> Proven:
     came, went = set[str](), set[str]()
     free_ports = 0
     folders = set(_private_folders(path)) if asked.made else set()
+    behind = _Behind(asked.behind, dict(_targets(path, asked.behind)) if asked.behind else {})
     for line in read_lines(path, KERNEL_FILE):
         told = _PID.search(line)
         if told is not None and (number := int(told[1])) in asked.numbers:
@@ -152,7 +156,40 @@ def proofs_of(path: str, asked: Asked) -> Proven:
         free_ports += _FREE_PORT.search(line) is not None
         if asked.made and (_EXCLUSIVE in line or _MKDIR in line):
             private |= _privately_made(line, folders).intersection(asked.made)
-    return Proven(processes, came - went, private, free_ports)
+        if asked.behind:
+            behind.look(line)
+    return Proven(processes, came - went, private, free_ports, behind.places)
+
+
+class _Behind:
+    """Where paths lay that begin with the number of an open folder."""
+
+    def __init__(self, paths: Collection[str], targets: Mapping[int, str]) -> None:
+        """`targets`: second paths, by the numbers of the lines."""
+        self.places: dict[str, set[str]] = {path: set() for path in paths}
+        self._targets = targets
+        self._opened: dict[tuple[int, int], str] = {}  #: by process and number
+
+    def look(self, line: bytes) -> None:
+        with suppress(*DECODE_ERRORS):
+            made = _decode_made(line)
+            if made.kind == _OPEN and made.return_value >= 0 and made.value is not None:
+                self._opened[made.pid, made.return_value] = made.value
+            for path in (made.value or "", self._targets.get(made.seq, "")):
+                parts = BEHIND.fullmatch(path) if path in self.places else None
+                folder = self._opened.get((made.pid, int(parts[1]))) if parts else None
+                if parts and folder is not None:
+                    self.places[path].add(f"{folder.rstrip('/')}/{parts[2]}")
+
+
+def _targets(path: str, asked: Container[str]) -> Iterator[tuple[int, str]]:
+    """The kernel layer itself has no room for them, either."""
+    for line in read_lines(path, DETAIL_FILE):
+        if b'"to_path"' in line:
+            with suppress(*DECODE_ERRORS):
+                made = _decode_made(line)
+                if made.to_path is not None and made.to_path in asked:
+                    yield made.seq, made.to_path
 
 
 def _private_folders(path: str) -> Iterator[int]:

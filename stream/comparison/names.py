@@ -37,6 +37,10 @@ _LOCAL = re.compile(r"(?:127\.\d+\.\d+\.\d+|\[::1\]):([0-9]{1,5})\Z")
 _ENDPOINT = re.compile(r"(.+):([0-9]{1,5})\Z")
 _TEMPORARY = re.compile(r"(?<=\.tmp\.)([0-9]{1,10})\.[0-9a-f]{6,32}\Z")
 _PIECES = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
+_OPEN_FOLDERS = ("/proc/self/fd", "/proc/thread-self/fd", "/dev/fd")
+#: A path from a folder that is open, as strace tells it, and the number of that.
+BEHIND = re.compile(rf"(?:{'|'.join(_OPEN_FOLDERS)})/([0-9]{{1,10}})/(.+)", re.DOTALL)
+_STANDARD = 2  #: the numbers up to it mean something
 _WORD = 4  #: letters that may be one
 _LONG_ID = 16  #: a shorter one may be a word that is in other names as well
 
@@ -47,6 +51,7 @@ class Asked(Struct, frozen=True):
     numbers: Collection[int] = ()
     endpoints: Collection[str] = ()
     made: Collection[str] = ()  #: paths whose name the run was the first to use
+    behind: Collection[str] = ()  #: paths that begin with the number of an open folder
 
 
 class Proven(Struct, frozen=True):
@@ -56,6 +61,10 @@ class Proven(Struct, frozen=True):
     callers: Collection[str] = ()  #: of the endpoints: those of who came to the run
     private: Collection[str] = ()  #: of the paths: those that were made for their owner alone
     free_ports: int = 0  #: how often the run asked for any port that is free
+    #: By such a path: where it was, as the process had last opened that number. It may have put
+    #: another folder there since: this is no evidence, but what was done to one name was done to
+    #: the other.
+    places: Mapping[str, Collection[str]] = {}
 
 
 Proofs = Callable[[Asked], Proven]
@@ -186,12 +195,14 @@ class Names:
     ) -> None:
         """`places`: folders in the run's own one, and `workspace` the one that the agent had."""
         self.used: Counter[str] = Counter()  #: by rule: values that it changed
-        self._ways = ways or {}
+        self._ways = {**(ways or {})}
         self._known: dict[str, _Place] = {"": _Place("")}
         self._places = tuple(f"{folder.rstrip('/')}/{name}" for name in places if folder)
         self._workspace = workspace or None
         self._own = [*_own_names(run_id, folder)]
-        self._proven = proven or Proven()
+        self._folder = folder
+        self._users = set[str]()  #: paths behind an open folder of the workspace
+        self._learn(proven or Proven())
         self._agreed: dict[str, tuple[str, str]] = {}  #: by path: its last part, and by which rule
         self._endpoints = [*endpoints]
         ports = (int(found[1]) for one in self._endpoints if (found := _LOCAL.match(one)))
@@ -204,9 +215,19 @@ class Names:
         callers = {one for one, parts in found if parts and int(parts[2]) in _PORTS}
         own = f"{self._workspace}/"
         made = {path for path in self._ways if self._has("first", path) and own not in path}
-        if numbers or callers or made:
-            self._proven = proofs(Asked(numbers, callers, made))
+        behind = {path for path in self._ways if BEHIND.fullmatch(path)}
+        if numbers or callers or made or behind:
+            self._learn(proofs(Asked(numbers, callers, made, behind)))
         return self._proven
+
+    def _learn(self, proven: Proven) -> None:
+        self._proven = proven
+        for path, places in proven.places.items():
+            for place in places:
+                both = {*self._ways.get(path, ()), *self._ways.get(place, ())}
+                self._ways.update(dict.fromkeys({path, place} & self._ways.keys(), both))
+            if any(f"{self._workspace}/" in place for place in places):
+                self._users.add(path)
 
     @property
     def private(self) -> Collection[str]:
@@ -224,7 +245,8 @@ class Names:
     def folder(self, path: str) -> str | None:
         """How the folder of a path is called, where names in it are not the user's."""
         place = self._place(path.rpartition("/")[0])
-        is_own = place.is_workspace or path == self._workspace or path.endswith(self._places)
+        is_users = place.is_workspace or path in self._users
+        is_own = is_users or path == self._workspace or path.endswith(self._places)
         return None if is_own else place.name
 
     def agree(self, names: Mapping[str, tuple[str, str]]) -> None:
@@ -287,19 +309,26 @@ class Names:
         if _DAY.search(whole) and not parent.is_workspace and self._has("made", path):
             whole = _DAY.sub("/(day)/", whole)
             rules.add("time")
-        is_workspace = parent.is_workspace or path == self._workspace
+        is_workspace = parent.is_workspace or path == self._workspace or path in self._users
         return _Place(f"{whole}{name}", parent.rules | rules, is_workspace)
 
     def _named(self, name: str, parent: _Place, path: str, rules: set[str]) -> str:
-        if _NUMBER.fullmatch(name) and (seen := self._process(int(name), parent.name)):
-            rules.add("pid")
-            return seen
-        if parent.is_workspace:
+        if _NUMBER.fullmatch(name):
+            if seen := self._process(int(name), parent.name):
+                rules.add("pid")
+                return seen
+            if parent.name in _OPEN_FOLDERS and int(name) > _STANDARD:
+                rules.add("fd")
+                return "(fd)"
+        if parent.is_workspace or path in self._users:
             return self._in_workspace(name, path, rules)
         if path in self._agreed:
             name, rule = self._agreed[path]
             rules.add(rule)
             return name
+        if self._folder and path.endswith(self._folder):
+            rules.add("run")
+            return RUN_FOLDER
         for own in self._own:
             name = _replaced(own, RUN_FOLDER, name, "run", rules)
         ways = self._ways.get(path)

@@ -10,19 +10,29 @@ import pytest
 
 from tests.e2e.rig import ALLOWED, STREAM_JSON, Rig, bash, text, write
 
-KERNEL = ("--kernel", "ebpf", "--require", "kernel")
+FEEDS = ("ebpf", "strace")
 SCRIPT = [write("alpha.txt", "alpha\n"), bash("echo beta >beta.txt; wc *.txt"), text("Done.")]
 SETS = ("paths", "execs", "tools", "decisions")
 WORDS = ",".join(f"{how}-{what}" for what in SETS for how in ("added", "removed"))
 
 
+def kernel(feed: str) -> tuple[str, ...]:
+    return ("--kernel", feed, "--require", "kernel")
+
+
+@pytest.fixture(scope="module", params=FEEDS)
+def feed(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def runs(rig: Rig) -> list[Path]:
+def runs(rig: Rig, feed: str) -> list[Path]:
     """The first one finds an empty home, and leaves its own in it: it is of another kind."""
     found = []
     for number in range(3):
-        name = f"again-{number}"
-        recorded = rig.record(name, SCRIPT, *STREAM_JSON, ALLOWED, options=KERNEL)
+        name = f"again-{feed}-{number}"
+        recorded = rig.record(name, SCRIPT, *STREAM_JSON, ALLOWED, options=kernel(feed))
         found.append(recorded.folder)
     return found[1:]
 
@@ -39,10 +49,11 @@ def test_identical_runs_add_and_remove_nothing(rig: Rig, runs: list[Path]) -> No
     assert all(len(first - other) > 10 for other in others), "by their own names, they differ"
 
 
-def test_what_the_task_adds_is_all_that_is_added(rig: Rig, runs: list[Path]) -> None:
-    outside = rig.place.root / "report-2.md"
+def test_what_the_task_adds_is_all_that_is_added(rig: Rig, runs: list[Path], feed: str) -> None:
+    outside = rig.place.root / f"report-{feed}.md"
     script = [*SCRIPT[:-1], bash(f"echo new >new.txt; echo out >{outside}"), text("Done.")]
-    recorded = rig.record("again-more", script, *STREAM_JSON, ALLOWED, options=KERNEL)
+    name = f"again-{feed}-more"
+    recorded = rig.record(name, script, *STREAM_JSON, ALLOWED, options=kernel(feed))
     done = rig.place.stream("diff", runs[0], recorded.folder, "--fail-on", WORDS)
     (record,) = done.records
     paths = record["surface"]["filesystem_paths"]

@@ -205,6 +205,7 @@ def test_a_server_of_the_run_has_asked_for_any_port_and_was_come_to(
         ("/h/%2Fhome%2Fuser%2Fproject%2Fruns%2F20261119-133539-952b64", "/h/(run)"),
         ("/var/log/20261119-133539-952b64.log", "/var/log/(run).log"),
         ("/h/home-user-project-runs", "/h/home-user-project-runs"),
+        (FOLDER, "/home/user/project/runs/(run)"),
     ],
 )
 def test_the_runs_own_folder_is_found_in_every_form(path: str, shown: str) -> None:
@@ -215,6 +216,28 @@ def test_the_runs_own_folder_is_found_in_every_form(path: str, shown: str) -> No
 def test_a_short_name_of_a_run_may_be_a_word() -> None:
     path = "/srv/main/data"
     assert named(path, "mkdir", run_id="main", folder="/runs/main", workspace="/w") == path
+
+
+@pytest.mark.parametrize("before", ["", "/newroot"])
+def test_but_not_where_it_is_the_runs_own_folder(before: str) -> None:
+    for path in ("/runs/main", "/runs/main/x"):
+        shown = path.replace("main", "(run)")
+        found = named(f"{before}{path}", "read", run_id="main", folder="/runs/main", workspace="/w")
+        assert found == f"{before}{shown}"
+
+
+@pytest.mark.parametrize("top", ["/proc/self/fd", "/proc/thread-self/fd", "/dev/fd"])
+def test_the_number_of_an_open_folder_says_nothing(top: str) -> None:
+    uuid = "c9cf8bd6-1982-497c-a93b-ddea69ae9a93"
+    behind, opened, here = f"{top}/15/{uuid}", f"/srv/{uuid}", f"{top}/7/{uuid}"
+    found = names({behind: ["mkdir"], opened: ["read"], here: ["mkdir"]})
+    places = {behind: {opened}, here: {f"{WORKSPACE}/{uuid}"}}
+    found.prove([], lambda asked: Proven(places={path: places[path] for path in asked.behind}))
+    assert found.of(behind) == f"{top}/(fd)/(uuid)"
+    assert found.of(opened) == "/srv/(uuid)"
+    assert found.of(here) == f"{top}/(fd)/{uuid}", "in the workspace, a name is the user's"
+    assert names({opened: ["read"]}).of(opened) == opened
+    assert found.of(f"{top}/2") == f"{top}/2"
 
 
 def test_a_day_is_left_out_where_the_run_made_what_lies_beneath() -> None:
