@@ -68,7 +68,8 @@ def launch(
 
 
 def spawn_error(error: OSError, cwd: str | bytes) -> SpawnError:
-    place = f"{os.fsdecode(cwd)}: " if error.filename == cwd else ""
+    """What could not be started is known: only what else is in the way is named."""
+    place = f"{os.fsdecode(error.filename)}: " if error.filename in (cwd, os.devnull) else ""
     return SpawnError(f"{place}{os_reason(error)}", error.errno or 0)
 
 

@@ -34,7 +34,7 @@ from stream.recorder.messages import (
 from stream.recorder.tracer import end_tracer, find_tracer, has_tracer, rehearse
 from stream.recorder.wrappers import make_wrappers, state_of
 from stream.system import write_all
-from stream.tree import Files, Tree, send_group
+from stream.tree import Files, Tree, send_group, spawn_error
 
 LOOK_AGAIN = 0.25  #: seconds: not every end in a tree is told to us where there is no subreaper
 _LOOK_AFTER = 100_000_000  #: ns after which it is looked again whether the recorder is at work
@@ -67,7 +67,8 @@ def serve(control: int, status: int, out: int, err: int) -> NoReturn:
             _Watchman(control, status, cgroup, home).run(message, Files(stdin, out, err))
         code = 0
     except OSError as error:  # our own: a system without /dev/null, for one
-        _report(status, Failed(f"the process that guards it: {os_reason(error)}", error.errno or 0))
+        said = spawn_error(error, "")
+        _report(status, Failed(f"the process that guards it: {said}", said.number))
     finally:
         if cgroup is not None:
             cgroup.remove()

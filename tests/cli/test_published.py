@@ -156,6 +156,16 @@ def test_in_a_read_only_sandbox_no_write_of_it_succeeds(
     assert (tree / "bin").is_symlink()
 
 
+@pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap")
+def test_a_sandbox_without_devices_is_what_starts_nothing(place: Place, tree: Path) -> None:
+    """/dev/null is there, and cannot be opened: it is named, and not the program."""
+    sandbox = (*BWRAP[:4], "--bind", str(place.root), str(place.root), STREAM)
+    done = place.stream("matrix", "--probes", tree / "probes", argv0=sandbox)
+    assert "the probe could not be started: /dev/null: permission denied" in done.err
+    done = place.stream("observe", "--", "true", argv0=sandbox)
+    assert "true: not started: the process that guards it: /dev/null: permission d" in done.err
+
+
 def test_a_bin_is_lent_to_all_who_need_it(place: Place, tree: Path) -> None:
     """The last one takes it away, and one that was left by a killed run."""
     waits, goes_on = place.fifo("waits"), place.fifo("goes-on")

@@ -242,6 +242,15 @@ async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     assert got.exit_code is None
 
 
+async def test_a_missing_null_device_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a sandbox without a /dev of its own: the program is not what is refused."""
+    monkeypatch.setattr(os, "devnull", str(tmp_path / "null"))
+    got = await run("true")
+    assert got.spawn_error == f"{tmp_path}/null: no such file or directory"
+
+
 @contained
 def test_the_fork_limit() -> None:
     script = """
