@@ -65,14 +65,18 @@ _LAUNCHERS = {
         ("node", "bun"),
         _launcher("-e --eval -p --print -r --require --import --loader --preload"),
     ),
-    "python -m": _launcher(is_plain=False),
+    **dict.fromkeys(
+        ("python -m", "pnpm exec", "yarn exec", "poetry run", "pdm run"), _launcher(is_plain=False)
+    ),
     "uv run": _launcher(
         "-p --python -w --with --with-editable --project --directory --extra --group --env-file"
         " --package --index",
         is_plain=False,
     ),
     **dict.fromkeys(("npx", "pnpx", "bunx", "uvx"), _FETCHER),
-    **dict.fromkeys(("npm exec", "npm x", "pnpm dlx", "yarn dlx", "pipx run"), _FETCHER),
+    **dict.fromkeys(
+        ("npm exec", "npm x", "pnpm dlx", "yarn dlx", "bun x", "pipx run", "uv tool run"), _FETCHER
+    ),
     **dict.fromkeys(
         ("bwrap", "firejail", "srt", "unshare", "systemd-run", "runuser", "codex sandbox"), _SANDBOX
     ),
@@ -101,7 +105,7 @@ def _started_by(words: Sequence[str], depth: int) -> Iterator[Launch]:
     if name in _SHELLS:
         yield from _behind_shell(words, depth)
         return
-    for own in (2, 1):
+    for own in (3, 2, 1):
         if launcher := _LAUNCHERS.get(" ".join((name, *words[1:own]))):
             yield from _behind(words[own:], launcher, depth)
             return
