@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET
@@ -108,8 +108,12 @@ class Validate:
         if contract is None or not self._known.know(contract):
             from stream.stages.invariants import is_event
 
-            if is_event(msgspec.json.decode(line)):
-                return EVENT, self._judge_event(line)
+            try:
+                event = msgspec.json.decode(line)
+            except DECODE_ERRORS as error:  # what names no contract holds a number beyond all
+                return "json", explain(error)
+            if is_event(event):
+                return EVENT, self._judge_event(line, event)
             if repeated := repeated_key(line):
                 return "json", repeated
             if not self._is_last:
@@ -121,13 +125,13 @@ class Validate:
             self.contracts[contract] += 1
         return contract, fault
 
-    def _judge_event(self, line: bytes) -> Fault | None:
+    def _judge_event(self, line: bytes, event: dict[str, Any]) -> Fault | None:
         """By itself: `check` holds a run together, and tells of what is only recommended."""
         from stream.stages.invariants import repeated_faults
         from stream.stages.rules import RULES
         from stream.stages.shape import faults_of
 
-        faults = [*repeated_faults(line), *faults_of(msgspec.json.decode(line), "agents")]
+        faults = [*repeated_faults(line), *faults_of(event, "agents")]
         for fault in faults:
             if RULES[fault.rule].severity == "error":
                 return fault.message, fault.path

@@ -51,6 +51,8 @@ BAD = [
     (b'{"a":"\x00"}', "json", "malformed JSON: ", ""),
     (b'{"schema":"\xff"}', "json", "invalid UTF-8: ", ""),
     (b'{"a":' + b"[" * 10_000, "json", "nested too deeply", ""),
+    (b'{"a":1e400}', "json", "number out of range", "$[...]"),
+    (b'{"schema":"assay.runner.other.v0","a":1e400}', "json", "number out of range", "$[...]"),
     (line(record(run={"mode": "x"})), "boundary_event_v1", "invalid enum value 'x'", "$.run.mode"),
     (PLAIN.replace(b'"true"', b'"\xff"'), "json", "invalid UTF-8: ", ""),
     (PLAIN[:-1] + b',"x":1}', "boundary_event_v1", "object contains unknown field `x`", ""),
