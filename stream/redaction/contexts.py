@@ -46,8 +46,11 @@ def _shape(pattern: bytes, level: int = SURE) -> Rule:
     return rule
 
 
+_OF_USERS = re.compile(rb"(?i)\b(?:user|role|login|grant|create|alter)\b[^\r\n]*\Z")
+
+
 def _statement(pattern: bytes) -> Rule:
-    """The same in SQL, of which prose has the words too: without quotes only what is no word."""
+    """The same in SQL, of which prose has the words too: a word only in quotes, behind a user."""
     compiled = re.compile(rb"(?i)" + pattern)
 
     def rule(text: bytes, place: int) -> Iterable[Found]:
@@ -55,12 +58,14 @@ def _statement(pattern: bytes) -> Rule:
         answer = found and secret_at(text, found.end(), SURE)
         if not found or not answer:
             return []
+        assert answer.until is not None
+        value = piece(text, answer.start, answer.until)
         if answer.start == found.end():
-            assert answer.until is not None
-            value = piece(text, answer.start, answer.until)
-            if not (values.is_special(value) or values.is_random(value)):
-                return []
-        return [answer]
+            good = values.is_special(value) or values.is_random(value)
+        else:
+            about_users = _OF_USERS.search(text, max(place - 256, 0), place)
+            good = bool(about_users) or not value.isalpha()
+        return [answer] if good else []
 
     return rule
 
@@ -144,6 +149,9 @@ _BEARER = re.compile(rb"(?i)bearer(?:[ \t]{1,4}|[=:][ \t]{0,4})" + COLOUR + rb"{
 _COOKIE = re.compile(rb"(?i)cookie\\{0,7}[\"']?:[ \t]{0,4}\\{0,7}[\"']?")
 
 
+_PAIR = re.compile(rb"(?<![\w.-])[\w.-]{1,64}=[^;\s]{6}")
+
+
 def _authorization(text: bytes, place: int) -> Iterable[Found]:
     found = _AUTHORIZATION.match(text, place)
     if not found:
@@ -175,7 +183,9 @@ def _bearer(text: bytes, place: int) -> Iterable[Found]:
 def _cookie(text: bytes, place: int) -> Iterable[Found]:
     found = START.match(text, place) and _COOKIE.match(text, place)
     value = piece(text, found.end(), values.LINE_END) if found else b""
-    if not found or not re.match(rb"[\w.-]{1,64}=[^;\s]{6}", value) or values.is_none(value):
+    is_set = text[max(place - 4, 0) : place].lower() == b"set-"
+    pair = (_PAIR.match if is_set else _PAIR.search)(value)
+    if not found or not pair or values.is_none(value):
         return []
     return [Found("cookie", found.end(), found.end(), values.LINE_END)]
 
@@ -367,9 +377,11 @@ def _commands() -> list[Context]:
         rb"(?:mysql|mariadb)(?:-?(?:dump|admin|import|show|check))?"
         + _ARGS
         + _S
-        + rb"-p(?=[^\s\0\"',-])"
+        + rb"-p(?=[^\s\0\"',-]|[\"'][^\s\0\"',\]])"
     )
-    by_p = rb"(?:-p(?:" + _S + rb"|=|(?![a-z-]{2,}(?:[\s\0\"'=]|\Z)))|--password(?:" + _S + rb"|=))"
+    by_p = (
+        rb"(?:-p(?:" + _S + rb"|=|(?![a-z-]{2,}(?:[\s\0\"'`=]|\Z)))|--password(?:" + _S + rb"|=))"
+    )
     return [
         row(
             (b"curl", b"http ", b"https ", b"xh "),
@@ -452,7 +464,7 @@ def _commands() -> list[Context]:
             "by pass: it is shut",
         ),
         row(
-            (b"zip",),
+            (b"zip", b"unzip"),
             _shape(rb"(?:zip|unzip)" + _ARGS + _S + rb"-P" + _S),
             "zip -P <12> a.zip b",
             "zip -r a.zip b",
@@ -484,6 +496,12 @@ def _commands() -> list[Context]:
             "--from-literal is an option",
         ),
         row((b"chpasswd",), _chpasswd, "echo 'me:<12>' | chpasswd", "chpasswd reads pairs"),
+        row(
+            (b"--password-stdin", b"--token-stdin", b"--with-token"),
+            _from_stdin,
+            "echo <12> | docker login -u me --password-stdin",
+            "cat file | docker login -u me --password-stdin",
+        ),
     ]
 
 
@@ -495,6 +513,21 @@ _PIPED = re.compile(
 
 def _chpasswd(text: bytes, place: int) -> Iterable[Found]:
     found = _PIPED.search(text, max(place - 2 * LOOK, 0), place)
+    if not found or values.is_none(found["secret"]):
+        return []
+    return [Found("password", *found.span("secret"))]
+
+
+_ECHOED = re.compile(
+    rb"(?:echo|printf)(?:\s-[neE]{1,3}|\s[\"']?%s[\"']?)?\s{1,4}[\"']?"
+    rb"(?P<secret>[^\s\"'\\\0|-][^\s\"'\\\0|]{3,128})[\"']?\s{0,4}\|[^\r\n|;]{0,160}\Z"
+)
+_HERE = re.compile(rb"[^\r\n|;<]{0,160}<<<\s{0,4}[\"']?(?P<secret>[^\s\"'\\\0]{4,128})")
+
+
+def _from_stdin(text: bytes, place: int) -> Iterable[Found]:
+    """What a shell gives to a program that reads its password from stdin."""
+    found = _ECHOED.search(text, max(place - 4 * LOOK, 0), place) or _HERE.match(text, place)
     if not found or values.is_none(found["secret"]):
         return []
     return [Found("password", *found.span("secret"))]

@@ -13,7 +13,7 @@ from stream.redaction.values import LIKELY, MAYBE, SURE, Quote, bare_end, piece
 
 #: The words that a name ends in, by how much they say alone.
 _SURE = (
-    rb"password|passwd|passphrase|passcode|" + AFTER_NO_LETTER + rb"(?:pwd|psk)|(?<=_)pass"
+    rb"password|passwd|passwort|passphrase|passcode|" + AFTER_NO_LETTER + rb"(?:pwd|psk)|(?<=_)pass"
     rb"|(?:db|user|admin|root|smtp|ftp|mail|redis|sql|store|key|require)pass|masterauth|mnemonic"
 )
 _LIKELY = (
@@ -79,6 +79,8 @@ _TIGHT_REST = re.compile(COLOUR + rb"|[ \t\r\n]|\Z")
 _PHRASE = re.compile(
     rb"[\"']?((?:[a-z]{3,9}[ -]){3,24}[a-z]{3,9})[\"']?[ \t]{0,4}(?:\r?\n|\\+[rn]|\Z)"
 )
+_TWO = re.compile(rb"[A-Za-z][_-][A-Za-z]|[a-z][A-Z]")
+_SIGNS = re.compile(rb"[_-]")
 _BASIC = re.compile(rb"[A-Za-z0-9+/_-]{8,512}={0,2}\Z")
 _ATTRIBUTE = re.compile(rb"(?i)(?:name|key|id)[ \t]{0,2}=[ \t]{0,2}\\{0,7}[\"'][^\"'\s]{0,64}\Z")
 
@@ -107,10 +109,21 @@ def assignment(text: bytes, place: int) -> Iterator[Found | Next]:
     else:
         return
     found = _assigned(text, start, end, level)
+    if found and level != SURE and _repeats(text[start:end], found, text):
+        return
     if found:
         yield found
     else:
         yield from header(text, start, end, level_of)
+
+
+def _repeats(name: bytes, found: Found, text: bytes) -> bool:
+    """Whether the value has the words of the name in it: a type or a function, as in
+    `private_key: Ed25519PrivateKey`."""
+    if found.until is None or not _TWO.search(name):
+        return False
+    value = piece(text, found.start, found.until)
+    return _SIGNS.sub(b"", name).lower() in _SIGNS.sub(b"", value).lower()
 
 
 def _name_at(text: bytes, start: int) -> tuple[int, int] | None:

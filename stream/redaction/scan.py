@@ -17,7 +17,7 @@ from stream.redaction.contexts import contexts
 from stream.redaction.encoded import encoded_anchors
 from stream.redaction.environment import forms, secret_values
 from stream.redaction.keys import Key, keys
-from stream.redaction.rules import AHEAD, BEHIND, EDGE, LOOK, Anchor, Found, Next, Rule
+from stream.redaction.rules import AHEAD, BEHIND, COLOUR, EDGE, LOOK, Anchor, Found, Next, Rule
 
 STEP = 1 << 16  #: bytes that are worth a pass
 KEPT = 1 << 16  #: bytes of a secret that tell it from others
@@ -209,6 +209,9 @@ def _unnamed(shape: bytes) -> bytes:
     return shape.replace(b"(?P<secret>", b"(?:")
 
 
+_COLOUR = re.compile(COLOUR)
+
+
 def _key(key: Key) -> Rule:
     pattern = re.compile(re.escape(key.word) + key.shape)
     before = re.compile(key.before) if key.before else None
@@ -217,10 +220,14 @@ def _key(key: Key) -> Rule:
         found = pattern.match(text, place)
         if not found:
             return []
-        ahead = before.search(text, max(place - LOOK, 0), place) if before else None
-        if before and not ahead:
-            return []
-        start = ahead.start() if ahead else place
+        start = place
+        if before:
+            start = max(place - LOOK, 0)
+            start = max(start, *(0, *(end.end() for end in _COLOUR.finditer(text, start, place))))
+            ahead = before.search(text[start:place])
+            if not ahead:
+                return []
+            start += ahead.start()
         if key.word[:1].isalnum() and not before and not EDGE.match(text, place):
             return []
         if "secret" in pattern.groupindex:

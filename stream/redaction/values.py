@@ -103,6 +103,9 @@ _PLACEHOLDER = re.compile(
     rb"|[,;)](?:[\s\"'\\,;)}\]]|\Z|[A-Za-z_]*(?:[=:(]|\Z))"
     rb"|-{1,2}>?\Z|--?[A-Za-z]\Z|--[a-z]|-\d{1,9}\Z"
     rb"|[a-z][a-z0-9+]{1,7}://"
+    rb"|[\"'`][,.;:)}\]](?:[\s\"'`]|\Z)"  # the end of a quotation
+    rb"|[a-z:]{2,24}:`"  # a role of reStructuredText
+    rb"|[^\s\[]{0,64}\[[^\]]{0,64}(?:a-z|A-Z|0-9)"  # a regular expression
 )
 _WRAPPED = re.compile(rb"[<\[({%$]{1,2}([A-Za-z0-9][A-Za-z0-9 _.:/|-]{0,60})[>\])}%]{0,2}[.,;:]?\Z")
 _LOOKUP = re.compile(rb"\$([A-Za-z_]\w{0,60})(?:[-.:/,;)\]\[>\"'\\].*)?\Z", re.DOTALL)

@@ -135,6 +135,16 @@ STAYED = {  # what is written, with {} for the secret, and the secret
     "legacy Vault": ("vault_token: {}\n", f"s.{'aB3' * 8}"),
     "the key of a storage": ("the storage key: {}\n", "aB3" * 12),
     "a slash in a url": ("postgres://me:{}@db/x\n", "ab/cd+ef12"),
+    "unzip": ("unzip -P {} a.zip\n", "orbitvelvet"),
+    "quotes behind -p": ("mysql -u root -p'{}' app\n", "Walnut731!onion"),
+    "the second cookie": ("Cookie: theme=dark; sessionid={}\n", "okxdmbxoin"),
+    "in German": ("Passwort: {}\n", "kcstbyerxp"),
+    "echo and a pipe": ("echo '{}' | docker login -u me --password-stdin\n", "orbitvelvet"),
+    "printf and a pipe": ("printf %s {} | gh auth login --with-token\n", "ab12cd34efgh"),
+    "a here string": ("docker login -u me --password-stdin <<< '{}'\n", "orbitvelvet"),
+    "a colour before a key": (
+        "\x1b[32m{}\x1b[0m\n", f"{'aB3' * 4}cD.{'atlas' + 'v1'}.{'xY7' * 22}z",
+    ),
     "all bytes percent-encoded": (
         "q={}\n", "".join(f"%{byte:02X}" for byte in f"gl{'pat-'}{'aB3' * 7}".encode()),
     ),
@@ -191,6 +201,13 @@ PLACEHOLDERS = [
     *("--password PASSWORD    the password to use", "use --password to set it", "--token or --key"),
     *("  --password string   the password", "login(user, password, role)", "user, password = pair"),
     *("the password is required", "identified by name", "IDENTIFIED BY <password>"),
+    *("a library identified by 'name'.", "private_key: PKCS7PrivateKeyTypes,"),
+    "private_key = ed25519.Ed25519PrivateKey.from_private_bytes(raw)",
+    "MLKEM768X25519PrivateKey = rust.hpke.MLKEM768X25519PrivateKey",
+    *('token = r"[-!#$%&*+.^_|~0-9a-zA-Z]+"', "pass :data:`h11.CLIENT`. If"),
+    *('`{"Authorization": "Basic <username>:<password>"}`.', "(`<your-password>`, `***`)"),
+    *("leaves `login -progress` alone", "Set-Cookie: a=b; Path=/folder"),
+    *("echo $TOKEN | docker login --password-stdin", "mysql '-p' 'db'", 'login("-p", "db")'),
     *("from x import (\n    user, password,\n    a_name, b_name,\n)", "password: required"),
 ]  # fmt: skip
 
