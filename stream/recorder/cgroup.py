@@ -72,16 +72,41 @@ def remove_groups_of(pid: int) -> None:
             Cgroup(path).remove()
 
 
+def take_out_of_frozen(pid: int, home: Path) -> bool:
+    """Move a process that stands still in a frozen group, or is about to, to `home`, where it
+    goes on. Say whether it had to be moved."""
+    group = group_of(pid)
+    if group is None or group == home or not _is_frozen(group):
+        return False
+    with suppress(OSError):  # it is gone
+        (home / "cgroup.procs").write_text(str(pid))
+    return True
+
+
+def _is_frozen(group: Path) -> bool:
+    """By itself, or with one above it. What is asked for counts: to freeze takes a moment."""
+    with suppress(OSError):  # the topmost one cannot be frozen, and has no such file
+        for folder in (group, *group.parents):
+            if (folder / "cgroup.freeze").read_text() == "1\n":
+                return True
+    return False
+
+
 def _prefix(pid: int) -> str:
     return f"stream-{pid}-"
 
 
 def own_group() -> Path | None:
     """The folder of the group that this process is in."""
+    return group_of("self")
+
+
+def group_of(pid: int | str) -> Path | None:
+    """The folder of the group that a process is in."""
     try:
         own = next(
             line[3:]
-            for line in Path("/proc/self/cgroup").read_text().splitlines()
+            for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()
             if line.startswith("0::")
         )
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
-from stream.recorder.cgroup import remove_groups_of
+from stream.recorder.cgroup import own_group, remove_groups_of, take_out_of_frozen
 from stream.recorder.messages import Order, Outfit
 from stream.recorder.watchman import serve
 from stream.system import write_all
@@ -42,8 +42,11 @@ class Guard:
         self._tell(bytes([number]))
 
     def go_on(self) -> None:
-        """Should the program, whose parent it is, have stopped it."""
+        """Should the program, whose parent it is, have stopped it, or frozen its control group."""
         if not self._is_reaped:
+            home = own_group()
+            if home is not None:
+                take_out_of_frozen(self.pid, home)
             os.kill(self.pid, signal.SIGCONT)
 
     def dismiss(self) -> None:

@@ -14,7 +14,7 @@ from typing import NoReturn
 from stream.errors import SpawnError, os_reason
 from stream.proctable import go_on_when_orphaned, is_stopped
 from stream.reaper import GIVE_UP, KILL_AFTER, Reaper, start
-from stream.recorder.cgroup import Cgroup, enter_cgroup
+from stream.recorder.cgroup import Cgroup, enter_cgroup, take_out_of_frozen
 from stream.recorder.disclosure import readable
 from stream.recorder.messages import (
     END_NOW,
@@ -240,10 +240,14 @@ class _Watchman:
     def _wake_recorder(self) -> None:
         """The agent runs as who may stop it, and would then go on unrecorded."""
         now = time.monotonic_ns()
-        if os.getppid() == self._recorder and is_stopped(self._recorder):
-            with suppress(OSError):
-                os.kill(self._recorder, signal.SIGCONT)
-                self._report(Stopped(now - self._at_work))
+        if os.getppid() == self._recorder:
+            is_frozen = self._cgroup is not None and take_out_of_frozen(
+                self._recorder, self._cgroup.path.parent
+            )
+            if is_frozen or is_stopped(self._recorder):
+                with suppress(OSError):
+                    os.kill(self._recorder, signal.SIGCONT)
+                    self._report(Stopped(now - self._at_work))
         self._at_work = now
 
     def _obey(self, tree: Tree, grace: float) -> None:

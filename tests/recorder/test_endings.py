@@ -124,6 +124,41 @@ kill -STOP "$recorder"; {then}"""
     assert place.stream("verify", run.folder).code == 0
 
 
+@pytest.mark.parametrize("who", ["guard", "recorder"])
+def test_who_is_frozen_goes_on(place: Place, needs_root: None, who: str) -> None:
+    """The agent, as root, puts it into a control group that it has frozen."""
+    home = own_group()
+    if home is None:
+        pytest.skip("there are no control groups of version 2")
+    frozen = home / f"frozen-{os.getpid()}-{who}"
+    agent = f"""
+read _ _ _ guard _ </proc/self/stat; read _ _ _ recorder _ <"/proc/$guard/stat"
+mkdir "$1"; echo "${who}" >"$1/cgroup.procs"; echo 1 >"$1/cgroup.freeze"; exit 5"""
+    try:
+        run = only_run(place, place.stream("observe", "--", "sh", "-c", agent, "agent", frozen))
+    finally:
+        (frozen / "cgroup.kill").write_text("1")
+        frozen.rmdir()
+    assert run.done.code == 5
+    stops = [one for one in run.summary["incomplete"] if "the recorder was stopped 1 time" in one]
+    assert len(stops) == (who == "recorder")
+
+
+def test_a_time_limit_of_who_has_frozen_itself(place: Place, needs_root: None) -> None:
+    home = own_group()
+    if home is None:
+        pytest.skip("there are no control groups of version 2")
+    agent = """
+for group in "$1"/stream-*; do
+    while read -r pid; do
+        [ "$pid" != $$ ] || echo 1 >"$group/cgroup.freeze"
+    done <"$group/cgroup.procs"
+done
+exit 5"""
+    run = observe(place, "--timeout", "0.5", "--", "sh", "-c", agent, "agent", home)
+    assert run.done.code == 128 + signal.SIGTERM
+
+
 def test_a_time_limit(place: Place) -> None:
     agent = "echo begun; echo kept >kept.txt; exec perl -e 'sleep 1000'"
     run = observe(place, "--timeout", "1", "--", "sh", "-c", agent)

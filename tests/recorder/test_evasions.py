@@ -164,6 +164,20 @@ def test_the_memory_of_a_process(place: Place, feed: str, is_own: bool) -> None:
     assert ("memory of a process that is none of its own" in why) != is_own
 
 
+@pytest.mark.parametrize("feed", FEEDS)
+def test_calls_that_another_thread_lets_go_on(place: Place, feed: str) -> None:
+    """A seccomp listener is asked before a tracer is, and a call that it lets go on is not told."""
+    run, (listener, *results) = evade(place, feed, "answer")
+    if listener < 0:
+        pytest.skip("a seccomp listener is forbidden here")
+    assert results == [0]
+    assert (run.folder / "workspace/given").read_bytes() == b""
+    is_told = bool(told(run, "truncate"))
+    assert is_told == (feed == "ebpf")
+    assert (health(run)["kernel_layer"] == "complete") == is_told
+    assert ("(seccomp)" in said(run, "stream_kernel_unknown_loss")) != is_told
+
+
 @needs_ebpf
 def test_nobody_takes_itself_out_of_the_feed(place: Place) -> None:
     """It leaves its control group, and would delete its number from the maps."""

@@ -14,6 +14,10 @@ _POWERS = {
     "finit_module": "the run loaded a kernel module",
     "fanotify_init": "the run used fanotify, which opens files that no call names",
 }
+#: A call that its listener lets go on is seen by no tracer.
+ANSWERED = (
+    "a program of the run answered system calls of others (seccomp), which strace is not told"
+)
 DOUBTED = frozenset((*_POWERS, "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd"))
 
 
@@ -26,10 +30,12 @@ class Doubts:
         if event.ret is None or event.ret < 0:
             return
         if event.call in _POWERS:
-            self._found[_POWERS[event.call]] = None
+            self.add(_POWERS[event.call])
         elif "outside" in event.marks:
-            reason = f"the run reached by {event.call} into a process that is none of its own"
-            self._found[reason] = None
+            self.add(f"the run reached by {event.call} into a process that is none of its own")
+
+    def add(self, reason: str) -> None:
+        self._found[reason] = None
 
     @property
     def reasons(self) -> list[str]:

@@ -93,6 +93,7 @@ SHAPES = {
     "chdir": "path",
     "fchdir": "fd",
     "chroot": "path",
+    "seccomp": "mode flags rest",
 }
 #: Where no path is given, and none is needed: the descriptor itself is meant, or nothing.
 WITHOUT_PATH = {"futimesat": "fd null rest", "utimensat": "fd null rest flags", "acct": "null"}
@@ -116,6 +117,7 @@ MOUNTS = (
 )
 TRACED = (*SHAPES, *COMPAT, *SENDS, *FORKS, *EXECS, *OTHERS, *MOUNTS)
 
+NEW_LISTENER = 8  #: of seccomp: a program answers calls in the place of the kernel
 CLONE_FS, CLONE_FILES, CLONE_THREAD, CLONE_UNTRACED = 0x200, 0x400, 0x10000, 0x800000
 CLONE_NEWNS = 0x20000  #: a namespace of mounts
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from stream.records.control import Gap
 from stream.records.kernel import RawEvent
-from stream.sources.kernel.doubts import DOUBTED, Doubts
+from stream.sources.kernel.doubts import ANSWERED, DOUBTED, Doubts
 from stream.sources.kernel.strace_calls import (
     ACCEPTS,
     ATTACH,
@@ -27,6 +27,7 @@ from stream.sources.kernel.strace_calls import (
     EXECS,
     FORKS,
     MOUNTS,
+    NEW_LISTENER,
     REACHING,
     SEIZE,
     SENDS,
@@ -234,6 +235,11 @@ class Lines:
                 enclose(task.folder, result)
             else:
                 move(task.folder, told, result)
+            self.books.besides += 1
+            return
+        if call == "seccomp":
+            if (result.ret or 0) >= 0 and told.flags & NEW_LISTENER:
+                self.doubts.add(ANSWERED)
             self.books.besides += 1
             return
         if call in SENDS:
