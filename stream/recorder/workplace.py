@@ -18,6 +18,7 @@ from stream.records.kernel import path_text
 from stream.records.run import CHANGES_FILE, DIFF_FILE
 from stream.workspace.changes import Changes, find_changes
 from stream.workspace.copying import remove_tree
+from stream.workspace.mounts import mounts_below
 from stream.workspace.patching import find_git
 from stream.workspace.snapshot import Skipped, Snapshot, empty_snapshot
 from stream.workspace.store import Cancelled, Store
@@ -28,6 +29,10 @@ MOST_PATHS = 100  #: that an event names
 EXCHANGED = (
     "the workspace was exchanged for another folder while the agent ran: the changes are those of"
     " the folder that has its name now"
+)
+HIDDEN = (
+    "of the workspace {} was mounted over while the agent ran, and still is: the changes are those"
+    " of what is mounted there"
 )
 
 
@@ -75,6 +80,7 @@ class Workplace:
         self._on_warning = on_warning
         self._git = find_git()
         self._store = Store(recording.folder)
+        self._mounts: dict[bytes, bytes] = {}  #: that were there before
         self._before: Snapshot | None = None  #: None: the agent will not be started
 
     def close(self) -> None:
@@ -110,6 +116,7 @@ class Workplace:
         except OSError as error:
             raise OutputError(f"{recording.workspace}: {error.strerror}") from None
         self._before = before
+        self._mounts = mounts_below(recording.workspace)
         skipped = before.skipped
         count = 0 if mode == "empty" else before.count()
         facts |= {
@@ -205,8 +212,11 @@ class Workplace:
         else:
             summary = "changed_paths=0: nothing was changed"
         trouble = "some of the workspace could not be read" if found.is_incomplete else ""
+        hidden = mounts_below(recording.workspace).items() - self._mounts.items()
         if changes.is_of_another:
             trouble = EXCHANGED
+        elif hidden:
+            trouble = HIDDEN.format(_text(min(path for _, path in hidden)))
         artifacts = [
             file_artifact(
                 "diff",

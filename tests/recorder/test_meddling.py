@@ -4,6 +4,7 @@ nothing outside is written to, and the record says that it is not whole."""
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tarfile
 
@@ -138,6 +139,29 @@ def test_another_folder_in_the_place_of_the_workspace_is_said(place: Place, mode
     (trouble, *_) = [one for one in run.summary["incomplete"] if "exchanged" in one]
     assert trouble in done.err
     assert "new" in run.changes
+    assert run.facts_of("fs_diff_captured", "diff")["complete"] is False
+
+
+@pytest.mark.parametrize(
+    ("mount", "hidden"),
+    [("mount -t tmpfs none 'a folder'", "a folder"), ("mount --bind other file", "file")],
+)
+def test_a_mount_over_a_part_of_the_workspace_is_said(
+    place: Place, needs_root: None, mount: str, hidden: str
+) -> None:
+    (place.workspace / "a folder").mkdir()
+    (place.workspace / "file").touch()
+    agent = f"echo other >other; echo written >file; {mount}"
+    words = ("--run-id", "one", "--", "sh", "-c", agent)
+    workspace = place.workspace / "runs/one/workspace"
+    try:
+        run = Run(place.workspace / "runs" / "one", place.stream("observe", *words))
+    finally:
+        subprocess.run(["umount", workspace / hidden], capture_output=True, check=False)
+    if run.done.code:
+        pytest.skip("nothing can be mounted here")
+    (trouble,) = run.summary["incomplete"]
+    assert f"of the workspace {hidden} was mounted over" in trouble
     assert run.facts_of("fs_diff_captured", "diff")["complete"] is False
 
 
