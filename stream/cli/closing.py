@@ -97,8 +97,10 @@ def _closing(summary: RunSummary, mode: CaptureMode) -> Iterator[str]:
         late = ", at its time limit" if summary.timed_out else ""
         yield f"the agent ended {ended} after {summary.duration_ms / 1000:.1f} s{late}"
     if summary.stopped:
+        from stream.records.run import count_processes
+
         names = ", ".join(summary.stopped[:_NAMED])
-        more = len(summary.stopped) - _NAMED
+        more = count_processes(summary.stopped) - _NAMED
         rest = f" and {more} more" if more > 0 else ""
         yield f"it left processes behind, which were ended: {names}{rest}"
     if summary.declared_denials:

@@ -38,7 +38,7 @@ from stream.recorder.outputs import Output
 from stream.recorder.recording import Recording
 from stream.recorder.tee import Relay, Tee
 from stream.recorder.wrappers import Wrappers
-from stream.records.run import RunSummary
+from stream.records.run import RunSummary, count_processes
 
 STUCK_READER = 4.0  #: seconds that an interrupted run waits for whoever reads its output
 KEEP_GOING = 1.0  #: seconds that a guard may stand still: an agent can stop it
@@ -96,7 +96,8 @@ class Ending(Struct):
             if self.is_blind:
                 return "outside of its process group nothing could be seen of its processes"
             return "no process outlived the command"
-        return f"outlived the command: {len(self.outlived)}, ended: {len(self.stopped)}"
+        outlived, ended = count_processes(self.outlived), count_processes(self.stopped)
+        return f"outlived the command: {outlived}, ended: {ended}"
 
     def facts(self) -> dict[str, Any]:
         """For an event: what is in it must not depend on who asks."""

@@ -267,7 +267,8 @@ class _Watchman:
 
 
 def _first(names: dict[tuple[int, int], str]) -> list[str]:
-    return list(names.values())[:_MOST_NAMES]
+    first, more = list(names.values())[:_MOST_NAMES], len(names) - _MOST_NAMES
+    return [*first, f"{more} more"] if more > 0 else first
 
 
 def _report(status: int, report: Report) -> None:

@@ -141,3 +141,9 @@ class RunSummary(
     incomplete: list[str] = []  #: what was lost of the record, and why
     #: What lay in the run folder that the recorder had not put there. Unset: nothing did.
     foreign_files: list[str] | UnsetType = UNSET
+
+
+def count_processes(names: list[str]) -> int:
+    """Of a list that says last how many more there are."""
+    more = re.fullmatch("([0-9]+) more", names[-1]) if names else None
+    return len(names) if more is None else len(names) - 1 + int(more[1])

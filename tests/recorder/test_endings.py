@@ -205,6 +205,15 @@ def test_who_does_not_end_is_ended_and_named(place: Place) -> None:
     assert "it left processes behind, which were ended: perl (pid " in run.done.err
 
 
+def test_of_many_that_are_ended_all_are_counted(place: Place) -> None:
+    agent = f"for i in $(seq 60); do perl -e 'sleep 1000' {place.root} & done"
+    run = observe(place, "--grace", "0.1", "--", "sh", "-c", agent)
+    assert "outlived the command: 60, ended: 60" in run.summary_of("artifacts_captured")
+    for names in (run.summary["outlived"], run.summary["stopped"]):
+        assert (len(names), names[-1]) == (51, "10 more")
+    assert "and 55 more" in run.done.err
+
+
 def test_who_does_not_end_is_a_group_where_nobody_can_be_seen(place: Place) -> None:
     """Without /proc and a control group, also where SIGTERM is enough."""
     blind = (*LANDLOCK, "--rw", str(place.root), "--hide", "/proc", "--", STREAM)
