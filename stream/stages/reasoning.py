@@ -52,6 +52,7 @@ imagine imagines imagined imagined imagining
 wish wishes wished wished wishing
 worry worries worried worried worrying
 desire desires desired desired desiring
+hallucinate hallucinates hallucinated hallucinated hallucinating
 """
 #: the same, but a thing can do it as well: `it expects 3 words`
 VERBS_OF_THINGS = """
@@ -132,6 +133,10 @@ _PHRASES = (  # of somebody in the same sentence
     r"(?:came|comes?|coming|jumped|jumps) to (?:the|a|this) conclusion",
     r"(?:made|makes?|making) (?:the|an?|this|that)(?: [a-z]+)? (?:assumption|guess|inference)",
     r"out of (?:fear|concern|worry|curiosity)",
+    r"(?:saw|sees?|seeing) no (?:need|point|reason)",
+    r"(?:has|had|have|having) in mind",
+    r"(?:takes?|took|taken|taking)(?: [a-z]+){1,3} for granted",
+    r"convinced? (?:itself|himself|themselves)",
     r"(?:changed|changes|made up|makes up) (?:its|his|her|their) mind",
     rf"(?:has|had|have|having|with) (?:no |the |an? |any |every )?(?:{'|'.join(_HAD)})",
 )
@@ -257,7 +262,17 @@ BASES = tuple(dict.fromkeys(_forms(_ALL, 0)))
 
 @cache
 def _triggers() -> frozenset[bytes]:
-    phrases = (*_HAD, "expectation", "conclusion", "hopes", "concern", "curiosity")
+    phrases = (
+        *_HAD,
+        "expectation",
+        "conclusion",
+        "hopes",
+        "concern",
+        "curiosity",
+        "need",
+        "point",
+        "granted",
+    )
     words = (*_forms(_ALL, 0, 1, 2, 3, 4), *STATES, *NOUNS, *_NOUNS_OF_PERSONS, *INTENTS)
     return frozenset(word.translate(_FORM).encode() for word in (*words, *phrases))
 
