@@ -126,6 +126,8 @@ def _hold(path: Path) -> int | None:
     except OSError as error:
         if error.errno == errno.ELOOP:
             return None
+        if error.errno in (errno.EISDIR, errno.ENXIO):
+            raise OutputError(f"{path}: it is no regular file, and is not replaced") from None
         raise
     return _lock(path, fd)
 

@@ -177,6 +177,7 @@ except typer.Exit as ending:
 def test_an_output_without_a_place_is_seen_before_a_probe_runs(place: Place) -> None:
     folder = place.probes(a=f"touch {place.root}/ran\n")
     (place.workspace / "taken.partial").mkdir()
+    os.mkfifo(place.workspace / "fifo.partial")
     (place.workspace / "busy.partial").write_text("of another run\n")
     missing = "no such file or directory"
     with (place.workspace / "busy.partial").open() as busy:
@@ -185,14 +186,19 @@ def test_an_output_without_a_place_is_seen_before_a_probe_runs(place: Place) -> 
             (["-o", "none/out"], f"none/out: {missing}"),
             (["-o", "out", "--reject", "none/out"], f"none/out: {missing}"),
             (["-o", ".."], "..: is a directory"),
-            (["-o", "taken"], "taken: is a directory"),
+            (["-o", "taken"], "taken.partial: it is no regular file, and is not replaced"),
+            (["-o", "fifo"], "fifo.partial: it is no regular file, and is not replaced"),
             (["-o", "/proc/out"], f"/proc/out: {missing}"),
             (["-o", "busy"], "busy.partial: another run is writing it"),
         ):
             done = place.stream("matrix", "--probes", folder, *words)
             assert (done.code, done.err) == (2, f"stream: {said}\n")
     assert not (place.root / "ran").exists()
-    assert {path.name for path in place.workspace.iterdir()} == {"taken.partial", "busy.partial"}
+    assert {path.name for path in place.workspace.iterdir()} == {
+        "taken.partial",
+        "fifo.partial",
+        "busy.partial",
+    }
     assert (place.workspace / "busy.partial").read_text() == "of another run\n"
 
 
