@@ -145,7 +145,7 @@ def value_of(event: RawEvent, event_type: int) -> str | None:
     if event_type in WITH_PEER:
         return event.peer
     if event_type in (QUEUE, NO_QUEUE):
-        return event.path and f"mqueue:/{event.path}"
+        return None if event.path is None else f"mqueue:/{event.path}"
     if event_type == REACH:
         return event.peer or event.resolved
     if event_type == SOCKET_FILE or (event_type == EXEC and _is_by_number(event)):

@@ -572,6 +572,12 @@ def test_where_an_open_went_through_a_link_the_detail_says_what_it_named() -> No
     assert details(opened("/a", marks=["compat"]))[0]["marks"] == ["compat"]
 
 
+@pytest.mark.parametrize("call", ["mq_open", "mq_unlink"])
+def test_a_queue_is_called_by_its_name_also_where_that_is_empty(call: str) -> None:
+    for path, value in (("jobs", "mqueue:/jobs"), ("", "mqueue:/"), (None, None)):
+        assert layer(raw(call, ret=-2, path=path))[0]["value"] == value
+
+
 # ---------------------------------------------------------------- laws
 
 
