@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 from stream.records.kernel import RawEvent
 from stream.sources.kernel.decode import CALLS
-from stream.sources.kernel.strace import probe_strace
+from stream.sources.kernel.strace import StraceFeed, probe_strace
 from stream.sources.kernel.strace_calls import TRACED
 from stream.stages.calls import named
 from tests.cli.command import Place
@@ -666,6 +667,23 @@ def test_ptrace_forbidden(run: Run, tmp_path: Path) -> None:
     assert sentence.startswith("ptrace is forbidden here: ")
     assert "Operation not permitted" in sentence
     assert run("/bin/true", runner=(str(forbid),)).said == {"refused": sentence}
+
+
+@NEEDED
+def test_strace_does_not_wait_for_a_reader_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no memory for a thread that would throw away what it writes."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    feed = StraceFeed.open(folder=tmp_path)
+    (fifo,) = tmp_path.iterdir()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    feed.close()
+    with pytest.raises(OSError, match="No such device or address"):
+        os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
 
 
 def test_no_strace(tmp_path: Path) -> None:

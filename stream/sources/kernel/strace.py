@@ -167,7 +167,11 @@ class StraceFeed:
         if self._is_let_go:
             return
         self._is_let_go = True
-        Thread(target=self._discard, args=(os.dup(self._fd),), daemon=True).start()
+        fd = os.dup(self._fd)
+        try:
+            Thread(target=self._discard, args=(fd,), daemon=True).start()
+        except (MemoryError, RuntimeError):  # then strace finds nobody to write to, and ends
+            os.close(fd)
 
     def _discard(self, fd: int) -> None:
         from select import POLLIN, poll
