@@ -117,8 +117,8 @@ def unsettled_calls(sdk: Sequence[SdkEvent], policy: Sequence[PolicyEvent]) -> l
 
 
 def _writes_unseen(capture: RawCapture | None) -> bool:
-    """Whether any file may have been written to by way of an io_uring. eBPF knows the file of the
-    policy log by itself."""
+    """Say whether any file may have been written to by way of an io_uring. eBPF knows the file of
+    the policy log by itself."""
     return capture is not None and capture.feed == "strace" and capture.uring == "hole"
 
 

@@ -142,7 +142,8 @@ class Own:
             name = (told.path or "").rpartition("/")[2]
             if category_of(name, told.words) == "test":
                 _add(self.tests, name)
-            if self._has_begun:  # the command itself has no wrapper
+            # The command itself has no wrapper; after the first change nobody knows who has one.
+            if self._has_begun and self._home is not None:
                 _add(self.programs, name)
         self._has_begun = True
 

@@ -84,7 +84,7 @@ def take_out_of_frozen(pid: int, home: Path) -> bool:
 
 
 def _is_frozen(group: Path) -> bool:
-    """By itself, or with one above it. What is asked for counts: to freeze takes a moment."""
+    """Say whether it is frozen, or one above it. A request counts: to freeze takes a moment."""
     with suppress(OSError):  # the topmost one cannot be frozen, and has no such file
         for folder in (group, *group.parents):
             if (folder / "cgroup.freeze").read_text() == "1\n":

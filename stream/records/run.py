@@ -144,6 +144,6 @@ class RunSummary(
 
 
 def count_processes(names: list[str]) -> int:
-    """Of a list that says last how many more there are."""
+    """Count a list whose last item may say how many more there are."""
     more = re.fullmatch("([0-9]+) more", names[-1]) if names else None
     return len(names) if more is None else len(names) - 1 + int(more[1])

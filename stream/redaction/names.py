@@ -118,7 +118,7 @@ def assignment(text: bytes, place: int) -> Iterator[Found | Next]:
 
 
 def _repeats(name: bytes, found: Found, text: bytes) -> bool:
-    """Whether the value has the words of the name in it: a type or a function, as in
+    """Say whether the value has the words of the name in it: a type or a function, as in
     `private_key: Ed25519PrivateKey`."""
     if found.until is None or not _TWO.search(name):
         return False

@@ -319,7 +319,7 @@ class AgentSource:
         seen = f"observed_count={log.count} vouched_count={vouched}"
         summary = f"{seen} categories_seen={','.join(categories)}. {note}"
         if past := self._ran_past():
-            summary += f" The kernel saw others of these programs run: {past}."
+            summary += f" The kernel saw programs that have a wrapper run without it: {past}."
         action: ActionType = "run_tests" if "test" in categories else "command"
         await self._tell("commands_observed", action, summary, [artifact])
 

@@ -47,6 +47,7 @@ replace) rm "$home/wrapper"; ln -s /bin/true "$home/wrapper"; git --version ;;
 shut) chmod 0 "$home/commands" ;;
 own-bin) mkdir bin; printf '#!/bin/sh\\n' >bin/git; chmod +x bin/git; PATH=$PWD/bin:$PATH; git ;;
 tests-past) git --version; PATH=${PATH#*:}; python3 -m unittest -h ;;
+tests-changed) git --version; : >>"$home/wrapper"; PATH=${PATH#*:}; python3 -m unittest -h ;;
 tests-of-own) git --version; printf '#!/bin/sh\n' >pytest; chmod +x pytest; ./pytest -q ;;
 full-path) PATH=${PATH#*:}; git --version ;;
 nobody) unshare --setgid 65534 --setuid 65534 git --version ;;
@@ -185,11 +186,20 @@ def test_tests_that_ran_past_the_wrappers_are_not_missing(
 
 
 @pytest.mark.parametrize("feed", FEEDS)
+def test_after_a_wrapper_was_changed_nobody_says_who_ran_past_them(
+    place: Place, hostile: Path, feed: str
+) -> None:
+    run = attacked(place, hostile, "tests-changed", "--kernel", feed)
+    assert "past the wrappers: python3" in check_of(run)["evidence"]
+    assert run.summary_of("commands_observed").endswith("through PATH are seen.")
+
+
+@pytest.mark.parametrize("feed", FEEDS)
 def test_what_ran_past_the_wrappers_is_said_beside_what_was_called(
     place: Place, hostile: Path, feed: str
 ) -> None:
     said = attacked(place, hostile, "tests-past", "--kernel", feed).summary_of("commands_observed")
-    assert said.endswith(" The kernel saw others of these programs run: python3.")
+    assert said.endswith(" The kernel saw programs that have a wrapper run without it: python3.")
 
 
 @needs_ebpf
