@@ -13,8 +13,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from stream.errors import visible
-from stream.records.control import Reject
-from stream.records.forms import WORDS
+from stream.records.control import WORDS, Reject
 
 if TYPE_CHECKING:
     import hashlib

@@ -14,18 +14,18 @@ from anyio import to_thread
 from msgspec import Struct
 
 from stream import __version__
-from stream.catalog import find_catalogs
+from stream.boundary.catalogs import find_catalogs
+from stream.boundary.descriptors import find_descriptor
+from stream.boundary.scripts import make_root
 from stream.errors import OutputError, StreamError
-from stream.pattern import find_descriptor
-from stream.probes import make_root
-from stream.process import capture
-from stream.reaper import Reaper
-from stream.recorder.cgroup import enter_cgroup, own_group
+from stream.process.capture import capture
+from stream.process.cgroup import enter_cgroup, own_group
+from stream.process.tree import Reaper
 
 State = Literal["ok", "missing", "limited"]
 
 
-class Check(Struct, frozen=True):
+class MachineCheck(Struct, frozen=True):
     """One thing that stream needs or can use."""
 
     name: str
@@ -53,10 +53,10 @@ TOOLS = {
 }
 
 
-async def checks() -> list[Check]:
+async def checks() -> list[MachineCheck]:
     return [
-        Check("stream", "ok", f"{__version__}, Python {platform.python_version()}"),
-        Check("platform", "ok", " ".join(platform.uname()[i] for i in (0, 2, 4))),
+        MachineCheck("stream", "ok", f"{__version__}, Python {platform.python_version()}"),
+        MachineCheck("platform", "ok", " ".join(platform.uname()[i] for i in (0, 2, 4))),
         await _bash(),
         *_tools(),
         *_selection(),
@@ -68,7 +68,7 @@ async def checks() -> list[Check]:
     ]
 
 
-async def _bash() -> Check:
+async def _bash() -> MachineCheck:
     got = await capture(
         ["bash", "-c", 'echo "$BASH_VERSION"'],
         env=os.environ,
@@ -79,46 +79,54 @@ async def _bash() -> Check:
     )
     if got.exit_code != 0:
         reason = got.spawn_error or "it does not run"
-        return Check("bash", "missing", f"{reason}: probes are bash scripts", needed=True)
-    return Check("bash", "ok", got.stdout.head.decode(errors="replace").strip(), needed=True)
+        return MachineCheck("bash", "missing", f"{reason}: probes are bash scripts", needed=True)
+    return MachineCheck("bash", "ok", got.stdout.head.decode(errors="replace").strip(), needed=True)
 
 
-def _tools() -> Iterator[Check]:
+def _tools() -> Iterator[MachineCheck]:
     for name, purpose in TOOLS.items():
         path = shutil.which(name)
-        yield Check(name, "ok" if path else "missing", f"{path or 'not on PATH'}: for {purpose}")
+        yield MachineCheck(
+            name, "ok" if path else "missing", f"{path or 'not on PATH'}: for {purpose}"
+        )
 
 
-def _selection() -> Iterator[Check]:
+def _selection() -> Iterator[MachineCheck]:
     try:
         catalogs = find_catalogs(None)
         detail = f"{catalogs.first.key}, {len(catalogs.first.capabilities)} capabilities"
-        yield Check("catalog", "ok", f"{detail}: {catalogs.first.path}", needed=True)
+        yield MachineCheck("catalog", "ok", f"{detail}: {catalogs.first.path}", needed=True)
     except StreamError as error:
-        yield Check("catalog", "missing", str(error), needed=True)
+        yield MachineCheck("catalog", "missing", str(error), needed=True)
     try:
         descriptor = find_descriptor(None)
-        yield Check("boundary", "ok", f"{descriptor.key}: {descriptor.path}", needed=True)
+        yield MachineCheck("boundary", "ok", f"{descriptor.key}: {descriptor.path}", needed=True)
     except StreamError as error:
-        yield Check("boundary", "missing", str(error), needed=True)
+        yield MachineCheck("boundary", "missing", str(error), needed=True)
 
 
-def _scratch() -> Check:
+def _scratch() -> MachineCheck:
     try:
         root = make_root(Path.cwd())
     except (OSError, OutputError) as error:
-        return Check("scratch folder", "limited", f"{error}: probes have no TMPDIR of their own")
+        return MachineCheck(
+            "scratch folder", "limited", f"{error}: probes have no TMPDIR of their own"
+        )
     root.rmdir()
-    return Check("scratch folder", "ok", str(root.parent))
+    return MachineCheck("scratch folder", "ok", str(root.parent))
 
 
-def _containment() -> Check:
+def _containment() -> MachineCheck:
     if Reaper.get().contained:
-        return Check("process trees", "ok", "subreaper: orphans of a probe are found and ended")
-    return Check("process trees", "limited", "process groups only: a daemon of a probe survives")
+        return MachineCheck(
+            "process trees", "ok", "subreaper: orphans of a probe are found and ended"
+        )
+    return MachineCheck(
+        "process trees", "limited", "process groups only: a daemon of a probe survives"
+    )
 
 
-def _cgroup() -> Check:
+def _cgroup() -> MachineCheck:
     mounts = Path("/proc/self/mounts")
     points = [
         line.split()[1]
@@ -126,16 +134,18 @@ def _cgroup() -> Check:
         if line.split()[2] == "cgroup2"
     ]
     if not points:
-        return Check("cgroup v2", "missing", "not mounted")
+        return MachineCheck("cgroup v2", "missing", "not mounted")
     made = enter_cgroup()
     if made is not None:
         made.remove()
-        return Check("cgroup v2", "ok", f"{points[0]}: an agent's tree has a group of its own")
+        return MachineCheck(
+            "cgroup v2", "ok", f"{points[0]}: an agent's tree has a group of its own"
+        )
     detail = f"{points[0]}: no group can be made in {own_group()}: an agent's tree has none"
-    return Check("cgroup v2", "limited", detail)
+    return MachineCheck("cgroup v2", "limited", detail)
 
 
-def _feeds() -> list[Check]:
+def _feeds() -> list[MachineCheck]:
     """Slow to look at: each is tried, with what a run asks of it where nothing else is said."""
     from stream.sources.kernel.ebpf import RING, probe_ebpf
     from stream.sources.kernel.strace import probe_strace
@@ -144,18 +154,18 @@ def _feeds() -> list[Check]:
     tracer = probe_strace()
     loads = _LOADS.format(RING >> 20)
     return [
-        Check("eBPF feed", "limited" if kernel else "ok", kernel or loads),
-        Check("strace feed", "limited" if tracer else "ok", tracer or _TRACES),
+        MachineCheck("eBPF feed", "limited" if kernel else "ok", kernel or loads),
+        MachineCheck("strace feed", "limited" if tracer else "ok", tracer or _TRACES),
     ]
 
 
-def _privileges() -> Check:
+def _privileges() -> MachineCheck:
     status = Path("/proc/self/status")
     if not status.exists():
-        return Check("privileges", "ok", f"uid {os.geteuid()} on {sys.platform}")
+        return MachineCheck("privileges", "ok", f"uid {os.geteuid()} on {sys.platform}")
     lines = status.read_text().splitlines()
     facts = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-    return Check(
+    return MachineCheck(
         "privileges",
         "ok",
         f"uid {os.geteuid()}, effective capabilities {facts.get('CapEff', '?')},"

@@ -119,3 +119,20 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def readable(text: str) -> str:
+    """What the system says need not be text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return shown(text.encode(errors="surrogateescape"))
+    return text
+
+
+def shown(word: bytes) -> str:
+    """As text; bytes that are none are shown as \\xNN, as a backslash before them is doubled."""
+    try:
+        return word.decode()
+    except UnicodeDecodeError:
+        return word.replace(b"\\", b"\\\\").decode(errors="backslashreplace")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from stream.document import BUNDLE
-from stream.probes import helpers_in
+from stream.boundary.scripts import helpers_in
+from stream.documents import BUNDLE
 
 settings.register_profile("default", deadline=None, derandomize=True)
 settings.load_profile("default")

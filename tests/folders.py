@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stream.records.run import MANIFEST, RUN
-from tests.stages.runs import Event, Run, encoded, good_run
+from tests.transformers.runs import Event, Run, encoded, good_run
 
 FILES = {
     "stdout_log": "artifacts/claude_stdout.txt",

@@ -13,16 +13,16 @@ from typing import Any
 import anyio
 import pytest
 
-from stream.checking import Answer, run_check
 from stream.errors import InputError
 from stream.pipeline import Batch
 from stream.records.control import Finding
 from stream.records.run import Profile
-from stream.stages.rules import RULES
+from stream.transformers.event_rules import RULES
+from stream.verify.streams import CheckResult, run_check
 from tests.folders import FILES, Folder, digest
-from tests.stages.runs import encoded
-from tests.stages.samples import line, record
-from tests.stages.test_invariants import BROKEN_HERE
+from tests.transformers.runs import encoded
+from tests.transformers.samples import line, record
+from tests.transformers.test_invariants import BROKEN_HERE
 
 BROKEN = line(record(operation={"target": ""})) + b"\n"
 
@@ -45,7 +45,7 @@ class Collected:
     async def __aexit__(self, *_: object) -> None: ...
 
 
-def checked(target: Path, profile: Profile | None = None) -> tuple[Answer, list[Finding]]:
+def checked(target: Path, profile: Profile | None = None) -> tuple[CheckResult, list[Finding]]:
     collected = Collected()
     answer = anyio.run(run_check, str(target), profile, None, collected)
     return answer, [item for item in collected.items if isinstance(item, Finding)]

@@ -16,10 +16,8 @@ from typing import Any
 import msgspec
 
 from stream.errors import os_reason
-from stream.files import open_new
-from stream.recorder.journal import is_whole
-from stream.recorder.outputs import Kept
-from stream.records.runner import (
+from stream.files.append import is_whole, open_new, write_all
+from stream.records.artifacts import (
     CHAIN_FILE,
     DETAIL_FILE,
     KERNEL_FILE,
@@ -28,7 +26,7 @@ from stream.records.runner import (
     SDK_FILE,
     ChainLink,
 )
-from stream.system import write_all
+from stream.redaction.output import RecordedFile
 
 STEP = 256 << 10
 _BLOCK = 1 << 20
@@ -251,10 +249,10 @@ class LayerFiles:
     def sha256(self, name: str) -> str:
         return self._file(name).tally.sha256
 
-    def kept(self) -> dict[str, Kept]:
+    def kept(self) -> dict[str, RecordedFile]:
         """Each of its files, as it was written."""
         return {
-            name: Kept(file.tally.sha256, file.tally.bytes, file.tally.bytes, 0)
+            name: RecordedFile(file.tally.sha256, file.tally.bytes, file.tally.bytes, 0)
             for name, file in self._all()
             if file.is_made
         }

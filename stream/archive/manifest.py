@@ -1,156 +1,210 @@
-"""The manifest of an archive against what the archive holds."""
+"""What an archive is made of: which files it may have, and which of them it must.
+
+There are three kinds: the reference's, of the contract's own files alone; those that were put
+together of a stream; and recorded runs, with their black box and their chain. What is there of
+the richer kind decides which it is: no file is missing by having been taken away.
+
+A run folder as an archive: what is named here goes in, and nothing that an agent planted.
+
+The workspace, names that begin with a dot, and whatever the recorder did not write stay out.
+A link, a fifo or a device in a place that goes in ends it with a sentence."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator
-from itertools import pairwise
-from typing import Protocol
+import stat
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 
 import msgspec
+from msgspec import UNSET
 
-from stream.archive.book import Book
-from stream.archive.chain import Tally
-from stream.archive.documents import oddities
-from stream.archive.header import Fault
-from stream.archive.places import look_alikes, needed, place_of
-from stream.archive.reading import Part, Start
+from stream.archive.chain import LAYERS as LAYER_FILES
+from stream.archive.tar import ArchiveSize, Entry, Look, open_beneath, unwatched, write_archive
 from stream.codec import DECODE_ERRORS, explain
-from stream.evidence.consistency import faults_of
-from stream.evidence.contracts import decoder_of
-from stream.records.runner import ARCHIVE_MANIFEST, ArchiveManifest
+from stream.documents import LARGEST
+from stream.errors import InputError, os_reason, readable
+from stream.files.inside import kind_of
+from stream.records.artifacts import (
+    ARCHIVE_MANIFEST,
+    CHAIN_FILE,
+    COMPANION_FILE,
+    CORRELATION_FILE,
+    DETAIL_FILE,
+    HEALTH_FILE,
+    MARKERS_FILE,
+    RUNNER_FILE,
+    SURFACE_FILE,
+    V0_FILES,
+)
+from stream.records.run import (
+    ARTIFACTS,
+    BOUNDARY_FILE,
+    DESCRIPTOR_FILE,
+    EVENTS_FILE,
+    LAYERS,
+    MANIFEST_FILE,
+    METADATA_FILE,
+    STDERR_FILE,
+    STDOUT_FILE,
+    SUMMARY_FILE,
+    RunSummary,
+    check_run_id,
+)
 
-_LONGEST = 1 << 10  #: bytes of what a manifest says of one file, whose name it says twice
-_PATH = re.compile(rb'"path"\s*:\s*"')
-_decode = decoder_of(ArchiveManifest)
+_PLACES = {name: place for place, name in enumerate(V0_FILES)}
+_BESIDE = (COMPANION_FILE, DETAIL_FILE, MARKERS_FILE)
+_BLACK_BOX = (METADATA_FILE, EVENTS_FILE, STDERR_FILE, STDOUT_FILE, SUMMARY_FILE, MANIFEST_FILE)
+_SINGLE = {
+    *(*V0_FILES, *_BESIDE, CHAIN_FILE, ARCHIVE_MANIFEST),
+    *(METADATA_FILE, EVENTS_FILE, BOUNDARY_FILE, DESCRIPTOR_FILE),
+}
+_BELOW_ARTIFACTS = f"{ARTIFACTS}/"
 
 
-class Reader(Protocol):
-    """Who gets the files of an archive, one after the other, but for its manifest."""
-
-    def begin(self, name: str) -> None: ...
-
-    def feed(self, data: bytes) -> None: ...
-
-    def end(self) -> Tally: ...
+def is_reference(names: Collection[str]) -> bool:
+    return {*V0_FILES}.issuperset(names)
 
 
-def read_archive(parts: Iterator[Part], book: Book, reader: Reader) -> None:
-    """To its end, all of it held against its manifest. Raises BrokenArchive where nothing after
-    some place can be read."""
-    contents = Contents(book)
-    name = ""
-    for part in parts:
-        if isinstance(part, Fault):
-            book.faults([part], name)
-        elif isinstance(part, Start):
-            name = part.name
-            book.faults(part.faults, name)
-            contents.begin(name, is_sealed=part.is_sealed)
-            if name != ARCHIVE_MANIFEST:
-                reader.begin(name)
-        elif name == ARCHIVE_MANIFEST:
-            if isinstance(part, bytes):
-                contents.feed(part)
-            else:
-                contents.finish()
-        elif isinstance(part, bytes):
-            reader.feed(part)
+def is_recorded(names: Iterable[str]) -> bool:
+    """Of a run that a recorder wrote. No stream has a chain, or files that an event names."""
+    return any(
+        name in (METADATA_FILE, CHAIN_FILE) or name.startswith(_BELOW_ARTIFACTS) for name in names
+    )
+
+
+def needed(names: Collection[str]) -> Iterator[str]:
+    """What an archive of these has to have."""
+    yield from V0_FILES
+    if not is_reference(names):
+        yield from _BESIDE
+    if is_recorded(names):
+        yield from (CHAIN_FILE, *_BLACK_BOX)
+
+
+def has_evidence(names: Iterable[str]) -> bool:
+    """Or the beginning of it."""
+    return any(name in V0_FILES or name.startswith("layers/") for name in names)
+
+
+def missing_from(names: Collection[str]) -> list[str]:
+    """What the folder of a run that was recorded to its end would have."""
+    wanted = [*_BLACK_BOX, *V0_FILES, *_BESIDE, CHAIN_FILE] if has_evidence(names) else _BLACK_BOX
+    return [name for name in wanted if name not in names]
+
+
+def has_place(name: str) -> bool:
+    if name.startswith(_BELOW_ARTIFACTS):
+        return not any(part.startswith(".") for part in name.split("/"))
+    return name in _SINGLE
+
+
+def place_of(name: str) -> tuple[int, int, bytes]:
+    """By which files stand in their order."""
+    if name == ARCHIVE_MANIFEST:
+        return (0, 0, b"")
+    if name in _PLACES:
+        return (1, _PLACES[name], b"")
+    return (2, 0, name.encode())
+
+
+def look_alikes(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Names that are the same one where case, or how a letter is put together, does not count."""
+    first: dict[str, str] = {}
+    for name in names:
+        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        if first.setdefault(folded, name) != name:
+            yield name, first[folded]
+
+
+_RUN_FILES = (
+    *(CHAIN_FILE, COMPANION_FILE, CORRELATION_FILE, HEALTH_FILE, RUNNER_FILE, SURFACE_FILE),
+    *(METADATA_FILE, EVENTS_FILE, BOUNDARY_FILE, DESCRIPTOR_FILE),
+)
+
+
+def archive_run(
+    folder: Path,
+    target: Path,
+    *,
+    missing: Mapping[str, bytes] | None = None,
+    force: bool = False,
+    look: Look = unwatched,
+) -> ArchiveSize:
+    """`missing`: what stands for files that the run does not have. Raises StreamError."""
+    names = list(names_of(folder))
+    entries = [Entry.beneath(folder, name) for name in names]
+    there = {*names}
+    for name, data in sorted((missing or {}).items()):
+        if name not in there:
+            entries.append(Entry.of_bytes(name, data))
+    return write_archive(target, entries, run_id_of(folder), force=force, look=look)
+
+
+def names_of(folder: Path, *, is_strict: bool = True) -> Iterator[str]:
+    """Of the files that belong to the evidence: not those that the run itself calls foreign.
+    Raises InputError, also where one is no regular file; where that is not strict, such a one, and
+    what somebody put beside the others, is named as well: who opens it finds out."""
+    foreign = _foreign(folder) if is_strict else set()
+    try:
+        for name in _RUN_FILES:
+            if name not in foreign and os.path.lexists(folder / name):
+                yield name
+        for place in (ARTIFACTS, LAYERS):
+            if place in foreign or not os.path.lexists(folder / place):
+                continue
+            for name in _below(folder, place, is_strict, foreign):
+                if place == ARTIFACTS or name in LAYER_FILES or not is_strict:
+                    yield name
+    except OSError as error:
+        raise InputError(f"{error.filename or folder}: {os_reason(error)}") from None
+
+
+def _foreign(folder: Path) -> set[str]:
+    """What the recorder says that it did not write."""
+    try:
+        with open_beneath(folder, SUMMARY_FILE) as file:
+            summary = msgspec.json.decode(file.read(LARGEST), type=RunSummary)
+    except (OSError, InputError, *DECODE_ERRORS):
+        return set()
+    return set() if summary.foreign_files is UNSET else {*summary.foreign_files}
+
+
+def _below(root: Path, name: str, is_strict: bool, foreign: Collection[str]) -> Iterator[str]:
+    place = root / name
+    mode = place.lstat().st_mode
+    if not stat.S_ISDIR(mode):
+        if is_strict:
+            raise InputError(f"{place}: {kind_of(mode)}, not a folder")
+        yield name
+        return
+    with os.scandir(place) as found:
+        items = sorted(found, key=lambda item: os.fsencode(item.name))
+    for item in items:
+        inner = f"{name}/{item.name}"
+        if item.name.startswith(".") or readable(inner) in foreign:
+            continue
+        if item.is_dir(follow_symlinks=False):
+            yield from _below(root, inner, is_strict, foreign)
+        elif item.is_file(follow_symlinks=False) or not is_strict:
+            yield inner
         else:
-            contents.compare(reader.end())
-    contents.conclude()
+            kind = kind_of(item.stat(follow_symlinks=False).st_mode)
+            raise InputError(f"{root / inner}: {kind}, not a regular file")
 
 
-class Contents:
-    """The judge of the manifest, and what it says of every other file."""
-
-    def __init__(self, book: Book) -> None:
-        self._book = book
-        self._most = min(book.limits.document, _LONGEST * (book.limits.entries + 1))
-        self._manifest: ArchiveManifest | None = None
-        self._seen: dict[str, None] = {}  # in their order
-        self._held = bytearray()
-        self._is_too_long = False
-        self._is_sealed = False
-
-    def begin(self, name: str, *, is_sealed: bool) -> None:
-        self._is_sealed = is_sealed
-        if name in self._seen:
-            self._book.find("integrity.duplicate", "it is there twice", name)
-        elif not self._seen and name != ARCHIVE_MANIFEST:
-            self._book.find("integrity.order", f"begins with {name}, not with the manifest")
-        self._seen[name] = None
-
-    def feed(self, data: bytes) -> None:
-        self._is_too_long |= len(self._held) + len(data) > self._most
-        if not self._is_too_long:
-            self._held += data
-
-    def finish(self) -> None:
-        """Of the manifest itself."""
-        if self._is_too_long:
-            self._book.find("limit.document", "the manifest is too long", ARCHIVE_MANIFEST)
-            return
-        data, most = bytes(self._held), self._book.limits.entries
-        if len(_PATH.findall(data)) > most:
-            self._book.find("limit.entries", f"it lists more than {most} files", ARCHIVE_MANIFEST)
-            return
-        try:
-            self._manifest = manifest = _decode(data)
-        except DECODE_ERRORS as error:
-            reason, path = explain(error)
-            self._book.find("contract.manifest", reason, ARCHIVE_MANIFEST, path=path)
-            return
-        self._held = bytearray()
-        self._book.hold_run_id(manifest.run_id, ARCHIVE_MANIFEST)
-        self._book.names = {*manifest.files}
-        ordered = dict(sorted(manifest.files.items(), key=lambda item: item[0].encode()))
-        if msgspec.json.encode(ArchiveManifest(run_id=manifest.run_id, files=ordered)) != data:
-            self._check_form(data)
-        for reason, path in faults_of(manifest):
-            self._book.find("contract.manifest", reason, ARCHIVE_MANIFEST, path=path)
-
-    def _check_form(self, data: bytes) -> None:
-        """The contract says nothing of it: who packed it again may have written it anew."""
-        rule = "contract.manifest" if self._is_sealed else "packing.manifest"
-        message = "not in its one form: sorted, compact, no key twice"
-        self._book.find(rule, message, ARCHIVE_MANIFEST)
-        for found, reason, path in oddities(data, "contract.manifest", is_ours=False):
-            self._book.find(found, reason, ARCHIVE_MANIFEST, path=path)
-
-    def compare(self, tally: Tally) -> None:
-        if self._manifest is None:
-            return
-        name = tally.layer
-        listed = self._manifest.files.get(name)
-        if listed is None:
-            self._book.find("integrity.extra", "the manifest does not list it", name)
-            return
-        if tally.bytes != listed.bytes:
-            message = f"it has {tally.bytes} bytes, and is listed with {listed.bytes}"
-            self._book.find("integrity.length", message, name)
-        if f"sha256:{tally.sha256}" != listed.sha256:
-            message = f"its digest is sha256:{tally.sha256}, and is listed as {listed.sha256}"
-            self._book.find("integrity.digest", message, name)
-
-    def conclude(self) -> None:
-        seen = {*self._seen}
-        listed = {*self._manifest.files} if self._manifest else set()
-        wanted = {ARCHIVE_MANIFEST, *listed, *needed(listed | seen - {ARCHIVE_MANIFEST})}
-        for name in sorted(wanted - seen, key=os.fsencode):
-            self._book.find("integrity.missing", "it is not there", name)
-        for one, other in pairwise(self._seen):
-            if other != ARCHIVE_MANIFEST and place_of(one) > place_of(other):
-                self._book.find("integrity.order", f"it stands after {one}", other)
-        for name in sorted(seen, key=os.fsencode):
-            if any(part in seen for part in _folders(name)):
-                self._book.find("security.conflict", "it lies in something that is a file", name)
-        for name, other in look_alikes(self._seen):
-            message = f"it is the same name as {other} where case does not count"
-            self._book.find("security.conflict", message, name)
-
-
-def _folders(name: str) -> list[str]:
-    parts = name.split("/")
-    return ["/".join(parts[:end]) for end in range(1, len(parts))]
+def run_id_of(folder: Path) -> str:
+    """Raises InputError."""
+    where = folder / METADATA_FILE
+    try:
+        with open_beneath(folder, METADATA_FILE) as file:
+            value = msgspec.json.decode(file.read(LARGEST))
+    except OSError as error:
+        raise InputError(f"{where}: {os_reason(error)}") from None
+    except DECODE_ERRORS as error:
+        raise InputError(f"{where}: {explain(error)[0]}") from None
+    run_id = value.get("run_id") if isinstance(value, dict) else None
+    if not isinstance(run_id, str):
+        raise InputError(f"{where}: it names no run")
+    return check_run_id(run_id, f"{where}: $.run_id")

@@ -18,7 +18,7 @@ def main() -> None:
     gc.disable()
     try:
         from stream.cli.app import app
-        from stream.cli.running import start
+        from stream.cli.runner import start
     except (MemoryError, OSError, ImportError) as error:
         from stream.errors import shortage
 

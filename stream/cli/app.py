@@ -4,19 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from stream.cli import (
-    apply,
-    archive,
-    check,
-    diff,
-    doctor,
-    matrix,
-    normalize,
-    observe,
-    probe,
-    records,
-    verify,
-)
+from stream.cli import diff, evidence, filters, matrix, observe, probes
 
 app = typer.Typer(
     name="stream",
@@ -68,12 +56,12 @@ def _root(
 
 matrix.register(app)
 observe.register(app)
-check.register(app)
-archive.register(app)
-verify.register(app)
+filters.register_check(app)
+evidence.register_archive(app)
+evidence.register_verify(app)
 diff.register(app)
-apply.register(app)
-probe.register(app)
-records.register(app)
-normalize.register(app)
-doctor.register(app)
+evidence.register_apply(app)
+probes.register(app)
+filters.register_records(app)
+filters.register_normalize(app)
+probes.register_doctor(app)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stream.cli.running import CarefulCommand, number, run_now, say, split_words, tell
+from stream.cli.runner import CarefulCommand, number, run_now, say, split_words, tell
 
 if TYPE_CHECKING:
-    from stream.comparison.canonical import Compared
-    from stream.records.boundary_diff import BoundaryDiff, CellSide
-    from stream.records.runner import CapabilityDiff
+    from stream.compare.layers import LayerComparison
+    from stream.records.artifacts import CapabilityDiff
+    from stream.records.boundary import BoundaryDiff, CellSide
 
 _SHOWN = 240  #: characters of a line
 
@@ -150,8 +150,8 @@ def diff(
 def _are_matrices(base: str, head: str) -> bool:
     """Whether they are to be read as boundary objects: where one side holds them. Raise UsageError
     where the other plainly holds something else."""
+    from stream.contracts import kind_of
     from stream.errors import UsageError
-    from stream.recognition import kind_of
 
     kinds = [kind_of(base), kind_of(head)]
     if "boundary" not in kinds:
@@ -163,7 +163,7 @@ def _are_matrices(base: str, head: str) -> bool:
 
 
 def _check_words(words: list[str]) -> None:
-    from stream.comparison.failing import WORDS
+    from stream.compare.diff import WORDS
 
     _refuse_others(words, WORDS, "of runs")
 
@@ -177,7 +177,7 @@ def _refuse_others(words: list[str], known: tuple[str, ...], what: str) -> None:
 def _compare_matrices(base: str, head: str, words: list[str], *, as_record: bool) -> int:
     import msgspec
 
-    from stream.comparison.matrices import WORDS, diff_matrices, reason
+    from stream.compare.matrices import WORDS, diff_matrices, reason
 
     _refuse_others(words, WORDS, "of matrices")
     found = diff_matrices(base, head)
@@ -216,8 +216,8 @@ def _compare(paths: list[str], ignore: list[str], words: list[str], *, as_record
     """`paths`: of A, of B, and of A's baselines."""
     import msgspec
 
-    from stream.comparison.difference import diff
-    from stream.comparison.side import read_evidence
+    from stream.compare.diff import diff
+    from stream.compare.evidence import read_evidence
 
     base, head, *baseline = sides = [*map(read_evidence, paths)]
     found = diff(base, head, baseline=baseline, ignore=ignore)
@@ -235,7 +235,7 @@ def _compare(paths: list[str], ignore: list[str], words: list[str], *, as_record
 
 def _failures(words: list[str], found: CapabilityDiff, problems: list[list[str]]) -> Iterator[str]:
     """Why the exit code is 1, for people: a line each."""
-    from stream.comparison.failing import reason
+    from stream.compare.diff import reason
 
     if found.status == "failed":
         names = ["A", "B", *("--baseline" for _ in problems[2:])]
@@ -267,10 +267,10 @@ def _table(found: CapabilityDiff, paths: list[str]) -> Iterator[str]:
 
 
 def _compare_layers(base: str, head: str) -> int:
-    from stream.comparison.canonical import Layers, compare
+    from stream.compare.layers import CanonicalLayers, compare
     from stream.errors import visible
 
-    sides = Layers(base), Layers(head)
+    sides = CanonicalLayers(base), CanonicalLayers(head)
     damages = [(name, side.damage) for name, side in zip("AB", sides, strict=True) if side.damage]
     for name, damage in damages:
         say(f"stream: diff: failed: {name}: {damage}")
@@ -288,7 +288,7 @@ def _compare_layers(base: str, head: str) -> int:
     return 0 if holds else 1
 
 
-def _report(found: Compared) -> Iterator[str]:
+def _report(found: LayerComparison) -> Iterator[str]:
     if found.parting is None:
         yield f"{found.layer}: {number(found.lines, 'line')}, the same"
         return

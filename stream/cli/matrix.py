@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stream.cli.running import (
+from stream.cli.runner import (
     FORCE,
     ListsCommand,
     number,
@@ -23,8 +23,9 @@ from stream.cli.running import (
 )
 
 if TYPE_CHECKING:
-    from stream.matrix import Outcome
-    from stream.plan import Begun, Plan, Request
+    from stream.boundary.cells import MatrixPlan
+    from stream.matrix.plan import MatrixRequest, StartedPlan
+    from stream.matrix.run import MatrixResult
 
 
 class _MatrixCommand(ListsCommand):
@@ -109,10 +110,11 @@ def matrix(
     sandbox mode; it is only recorded. Exit 0 if every probe wrote its own valid record, 1 if
     one did not.
     """
-    from stream.plan import Request, Stop, begin, make_plan
-    from stream.sinks.places import STDOUT, check_outputs, is_fifo
+    from stream.boundary.cells import Stop
+    from stream.files.targets import STDOUT, check_outputs, is_fifo
+    from stream.matrix.plan import MatrixRequest, make_plan, start_plan
 
-    request = Request(
+    request = MatrixRequest(
         probes=split_words(probe, "--probe"),
         capabilities=split_words(cap, "--cap"),
         modes=split_words(mode, "--mode"),
@@ -128,24 +130,24 @@ def matrix(
     stop = Stop()
 
     @contextmanager
-    def prepare() -> Iterator[Begun]:
+    def prepare() -> Iterator[StartedPlan]:
         plan = make_plan(request)
         mention(plan)
-        with begin(plan, min(jobs or default_jobs(), affordable_jobs())) as begun:
+        with start_plan(plan, min(jobs or default_jobs(), affordable_jobs())) as begun:
             outputs = [name for name in (output, reject) if name is not None]
             check_outputs(outputs, force=force)
             if not any(map(is_fifo, outputs)):  # whose reader may keep us waiting
                 begun.head_start(stop)
             yield begun
 
-    async def work(begun: Begun) -> int:
-        from stream.cli.progress import Progress
-        from stream.matrix import run_matrix
+    async def work(begun: StartedPlan) -> int:
+        from stream.cli.runner import Progress
+        from stream.matrix.run import run_matrix
         from stream.records.control import Finding, Gap, Reject
-        from stream.sinks.ndjson import People, Records
+        from stream.sinks.ndjson import Ndjson, Text
 
         control = (Finding, Gap, Reject)
-        others = Records(reject, control, is_whole) if reject else People(control)
+        others = Ndjson(reject, control, is_whole) if reject else Text(control)
         progress = Progress(
             len(begun.plan.cells),
             is_shown=not quiet and (output != STDOUT or not sys.stdout.isatty()),
@@ -153,7 +155,7 @@ def matrix(
         try:
             outcome = await run_matrix(
                 begun,
-                Records(output, bytes, is_whole),
+                Ndjson(output, bytes, is_whole),
                 others,
                 timeout=timeout,
                 as_completed=as_completed,
@@ -181,7 +183,7 @@ def matrix(
 
 def _point_to(output: str) -> None:
     """To what there is of an output that did not become whole."""
-    from stream.sinks.places import STDOUT, partial
+    from stream.files.targets import STDOUT, partial
 
     if output != STDOUT and partial(output).exists():
         say(f"stream: what was recorded until then is in {partial(output)}")
@@ -202,9 +204,9 @@ def affordable_jobs() -> int:
     return 1 << 16 if limit == resource.RLIM_INFINITY else max(1, (limit - 40) // 7)
 
 
-def _list(request: Request) -> int:
+def _list(request: MatrixRequest) -> int:
     from stream.errors import visible
-    from stream.plan import make_plan
+    from stream.matrix.plan import make_plan
 
     plan = make_plan(request)
     found = plan.scripts
@@ -216,9 +218,9 @@ def _list(request: Request) -> int:
     return 0
 
 
-def mention(plan: Plan) -> None:
+def mention(plan: MatrixPlan) -> None:
     """What lies among the probes and is not run."""
-    from stream.probes import utf8
+    from stream.boundary.scripts import utf8
 
     for script in plan.no_probes[:20]:
         say(
@@ -234,7 +236,7 @@ def mention(plan: Plan) -> None:
         )
 
 
-def _conclude(outcome: Outcome, *, raw: bool, quiet: bool) -> int:
+def _conclude(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
     for failure in outcome.failures[:20]:
         say(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
     if outcome.failed > 20:

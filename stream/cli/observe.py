@@ -1,21 +1,25 @@
-"""stream observe"""
+"""stream observe
+
+What `stream observe` makes ready before anything is started, from its command line."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from stream.cli.running import FORCE, ListsCommand, run_prepared, say, seconds, split_words
+from stream.cli.runner import FORCE, ListsCommand, run_prepared, say, seconds, split_words
 
 if TYPE_CHECKING:
-    from stream.plan import Begun
-    from stream.recorder.guard import Guard
-    from stream.recorder.recording import Recording
+    from stream.matrix.plan import StartedPlan
+    from stream.observe.settings import RunSettings
+    from stream.process.guard import Guard
+    from stream.sources.kernel.feed import Choice
 
 GRACE = 5.0
 
@@ -205,7 +209,7 @@ def observe(
         for name, what in given.items():
             if what is not None:
                 raise typer.BadParameter(f"{name} is for --kernel")
-    from stream.recorder.interrupts import Interrupts
+    from stream.process.guard import Interrupts
 
     interrupts = Interrupts()
 
@@ -217,21 +221,14 @@ def observe(
             say(f"stream: signal {signal} is passed on{more}")
 
     @contextmanager
-    def prepare() -> Iterator[tuple[Recording, Guard, Begun | None]]:
-        from stream.cli.preparation import (
-            begin_probes,
-            check_new_files,
-            make_recording,
-        )
-        from stream.recorder.guard import post_guard
+    def prepare() -> Iterator[tuple[RunSettings, Guard, StartedPlan | None]]:
+        from stream.process.guard import post_guard
 
         with ExitStack() as stack:
             # First: it gets ready while the rest is loaded, and must not be taken for an orphan.
             guard = post_guard()
             stack.callback(guard.close)
             if sdk == "hooks":
-                from stream.cli.preparation import check_hooks
-
                 check_hooks()
             check_new_files(archive, raw_kernel, force=force)
             recording = make_recording(
@@ -253,8 +250,6 @@ def observe(
             )
             try:
                 if require:
-                    from stream.cli.preparation import check_feeds
-
                     check_feeds(choice or "auto", recording, kernel_ring << 10)
                 begun = None
                 if matrix:
@@ -267,25 +262,25 @@ def observe(
                 raw_kernel.unlink()
             guard.tell(recording.outfit())
             if not quiet:
-                from stream.cli.closing import announce
+                from stream.cli.report import announce
 
                 announce(recording)
             yield recording, guard, begun
 
-    async def work(prepared: tuple[Recording, Guard, Begun | None]) -> int:
-        from stream.cli.closing import conclude
-        from stream.cli.progress import Copying
-        from stream.observe import run_observe
-        from stream.recorder.tee import Relay
+    async def work(prepared: tuple[RunSettings, Guard, StartedPlan | None]) -> int:
+        from stream.cli.report import conclude
+        from stream.cli.runner import Copying
+        from stream.observe.run import run_observe
+        from stream.sources.agent import Relay
 
         recording, guard, begun = prepared
         witness = None
         if choice is not None:
-            from stream.witnessing import KernelWitness, Wish
+            from stream.observe.kernel import KernelOptions, KernelRecorder
 
-            witness = KernelWitness(
+            witness = KernelRecorder(
                 recording,
-                Wish(
+                KernelOptions(
                     kernel=choice,
                     is_required=require is not None,
                     ring_bytes=kernel_ring << 10,
@@ -312,10 +307,143 @@ def observe(
             progress.clear()
         conclude(observed, recording, quiet=quiet)
         if archive is not None:
-            from stream.cli.closing import put_away
+            from stream.cli.report import put_away
 
             if not await put_away(recording, archive, interrupts, quiet=quiet, force=force):
                 return observed.summary.exit_code or 1
         return observed.summary.exit_code
 
     run_prepared(prepare, work, pass_on=pass_on)
+
+
+def check_feeds(choice: Choice, recording: RunSettings, ring_bytes: int) -> None:
+    """Raises RequiredError where there can be no feed of this run."""
+    from stream.errors import RequiredError
+    from stream.sources.kernel.feed import probe_feeds
+
+    if reason := probe_feeds(choice, ring_bytes=ring_bytes, folder=recording.folder):
+        raise RequiredError(f"--require kernel: {reason}")
+
+
+def check_hooks() -> None:
+    """Raises UsageError where there can be none."""
+    from stream.errors import UsageError
+    from stream.sources.tool_calls import lacking_for_hooks
+
+    if lacking := lacking_for_hooks():
+        raise UsageError(f"--sdk hooks: there is no {' and no '.join(lacking)} on PATH")
+
+
+def check_new_files(archive: Path | None, raw: Path | None, *, force: bool) -> None:
+    """Raise StreamError, before a run whose archive or raw telemetry would have no place to go."""
+    from stream.errors import UsageError
+    from stream.files.targets import STDOUT, check_outputs, descriptor, is_fifo, is_regular
+
+    named = {"--archive": archive, "--raw-kernel": raw}
+    targets = {flag: str(target) for flag, target in named.items() if target is not None}
+    for flag, target in targets.items():
+        if target != STDOUT and is_regular(target):
+            continue
+        if target == STDOUT or descriptor(target) == 1:
+            raise UsageError(f"{flag} {target}: stdout is the agent's: name a file")
+        if flag == "--archive" or not is_fifo(target):
+            places = "a file" if flag == "--archive" else "a file or a fifo"
+            raise UsageError(f"{flag} {target}: it goes to {places}")
+    check_outputs([*targets.values()], force=force)
+
+
+def make_recording(
+    command: list[str],
+    *,
+    request: str | None,
+    scenario: Path | None,
+    parameters: Path | None,
+    constraints: list[str],
+    declared: str | None,
+    mode: Literal["copy", "empty", "here"] | None,
+    source: Path,
+    capture: Literal["full", "redacted", "hashed"] | None,
+    environment: Literal["local", "ci", "staging", "prod", "unknown"],
+    runs: Path,
+    run_id: str | None,
+    names: list[str] | None,
+    grace: float,
+    timeout: float | None,
+) -> RunSettings:
+    """Everything is checked before there is a run folder."""
+    from stream.errors import UsageError
+    from stream.observe.agents import identify
+    from stream.observe.scenario import read_scenario
+    from stream.observe.settings import (
+        RunSettings,
+        check_source,
+        find_program,
+        make_folder,
+        new_run_id,
+        runs_beside,
+    )
+    from stream.records.run import WORKSPACE
+    from stream.redaction.policy import CapturePolicy
+    from stream.workspace.patch import find_git
+
+    agent = identify(command, declared)
+    asked = read_scenario(scenario, parameters, request, constraints)
+    place = mode or asked.workspace_mode or "copy"
+    level = capture or asked.capture_mode or "full"
+    censor = None
+    if level != "full":
+        from stream.redaction import Redactor
+
+        censor = Redactor(os.environ)
+    work = None if place == "empty" else check_source(source)
+    find_git()
+    wrap: list[str] = []
+    if names is not None:
+        from stream.records.run import DEFAULT_NAMES
+
+        for name in names:
+            if not name.isprintable():
+                raise UsageError(f"--wrap {name!r}: no name of a program that can be recorded")
+        wrap = [*DEFAULT_NAMES, *names]
+    folder = make_folder(runs, run_id or new_run_id())
+    workspace = work if place == "here" and work is not None else folder / WORKSPACE
+    return RunSettings(
+        run_id=folder.name,
+        folder=folder,
+        argv=[os.fsencode(word) for word in command],
+        executable=find_program(command[0], work),
+        agent=agent,
+        agent_program=find_program(agent.program, work) if agent.program else None,
+        scenario=asked,
+        disclosure=CapturePolicy(level, censor),
+        environment=environment,
+        workspace_mode=place,
+        workspace=workspace,
+        source=work if place == "copy" else None,
+        leave_out=runs_beside(folder),
+        wrap=wrap,
+        grace=grace,
+        timeout=timeout,
+    )
+
+
+def begin_probes(
+    recording: RunSettings, capabilities: list[str], folder: Path | None, boundary: str | None
+) -> AbstractContextManager[StartedPlan]:
+    from stream.cli.matrix import affordable_jobs, default_jobs, mention
+    from stream.matrix.plan import MatrixRequest, make_plan, start_plan
+
+    is_new = recording.workspace_mode != "here"
+    if is_new:
+        recording.workspace.mkdir()  # a plan is for a folder that is there
+    request = MatrixRequest(
+        capabilities=capabilities,
+        folder=folder,
+        boundary=boundary,
+        workspace=recording.workspace,
+    )
+    plan = make_plan(request)
+    mention(plan)
+    if is_new:
+        recording.workspace.rmdir()
+    return start_plan(plan, min(default_jobs(), affordable_jobs()))

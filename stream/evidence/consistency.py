@@ -14,18 +14,9 @@ from typing import Any, Protocol, get_args
 from msgspec import UNSET
 
 from stream.errors import visible
-from stream.evidence.calls import TOOL_EVENTS
-from stream.evidence.claims import Fault, age_faults, claim_faults
-from stream.records.forms import is_told
-from stream.records.kernel import (
-    INODE_RESOLVED,
-    OPEN,
-    AccessMode,
-    KernelEvent,
-    OperationFlag,
-    kind_of,
-)
-from stream.records.runner import (
+from stream.evidence.health import Fault, age_faults, claim_faults
+from stream.evidence.markers import TOOL_EVENTS
+from stream.records.artifacts import (
     ARCHIVE_MANIFEST,
     HOME,
     SURFACE_SETS,
@@ -39,6 +30,15 @@ from stream.records.runner import (
     RunnerFinished,
     RunnerStarted,
     SdkEvent,
+)
+from stream.records.control import is_told
+from stream.records.kernel import (
+    INODE_RESOLVED,
+    OPEN,
+    AccessMode,
+    KernelEvent,
+    OperationFlag,
+    kind_of,
 )
 
 LONGEST_NAME = 256  #: bytes
@@ -65,7 +65,7 @@ def faults_of(record: object) -> Iterator[Fault]:
 # ---------------------------------------------------------------- the kernel layer
 
 
-class Said(Protocol):
+class EventClaims(Protocol):
     """What an event says that may contradict itself."""
 
     @property
@@ -95,7 +95,7 @@ def mode_faults(event: KernelEvent) -> Iterator[Fault]:
             yield "only an open has it", f"$.{name}"
 
 
-def form_faults(event: Said) -> Iterator[Fault]:
+def form_faults(event: EventClaims) -> Iterator[Fault]:
     """Of what many events have in common: all but a mode, and how a path is resolved."""
     if event.kind != kind_of(event.event_type):
         yield f"{event.event_type} is not the type of {event.kind}", "$.event_type"
@@ -191,7 +191,7 @@ def emptiness_faults(report: CorrelationReport) -> Iterator[Fault]:
         yield "called clean, but nothing is bound: nothing was correlated", "$.bindings"
 
 
-def witness_faults(report: CorrelationReport, health: ObservationHealth) -> Iterator[str]:
+def clean_faults(report: CorrelationReport, health: ObservationHealth) -> Iterator[str]:
     """What two artifacts of a run cannot both say."""
     if report.status != "clean":
         return
@@ -203,7 +203,7 @@ def witness_faults(report: CorrelationReport, health: ObservationHealth) -> Iter
         yield "$.status: clean, and whose events these are is known in part only"
 
 
-def told_faults(
+def unbound_faults(
     report: CorrelationReport, calls: Iterable[str | None], decided: Iterable[str | None]
 ) -> Iterator[str]:
     """What a clean report leaves open, of the ids of all calls that were told and decided: one

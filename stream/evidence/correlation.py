@@ -12,15 +12,20 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from stream.evidence.attribution import POLICY, Attribution
-from stream.evidence.calls import TOOL_EVENTS, Call, Tally, calls_of, code, in_order
-from stream.evidence.moments import HOOKS, UNSEEN
-from stream.evidence.own import Own
-from stream.evidence.policy import DECISION
-from stream.evidence.steps import KernelStep
+from stream.evidence.attribution import POLICY, Attribution, AttributionEvent, RecorderActivity
+from stream.evidence.claude_formats import DECISION
+from stream.evidence.markers import (
+    HOOKS,
+    TOOL_EVENTS,
+    UNSEEN,
+    Call,
+    EventCounts,
+    calls_of,
+    code,
+    in_order,
+)
 from stream.evidence.surface import Claim
-from stream.records.kernel import RawCapture, kind_of
-from stream.records.runner import (
+from stream.records.artifacts import (
     Binding,
     CorrelationReport,
     Marker,
@@ -29,6 +34,7 @@ from stream.records.runner import (
     State,
     Window,
 )
+from stream.records.kernel import RawCapture, kind_of
 
 OUTSIDE = "kernel_events_outside_every_window"  #: and there is no call that had one
 _UNSETTLED = {"sdk_tool_call_duplicate", "tool_name_mismatch", "policy_decision_conflict"}
@@ -55,7 +61,7 @@ def correlate(
     markers: Sequence[Marker],
     sdk: Sequence[SdkEvent],
     policy: Sequence[PolicyEvent],
-    events: Iterable[KernelStep],
+    events: Iterable[AttributionEvent],
     gaps: Sequence[tuple[int, int]],
     has_kernel: bool,
     capture: RawCapture | None = None,
@@ -122,9 +128,11 @@ def _writes_unseen(capture: RawCapture | None) -> bool:
     return capture is not None and capture.feed == "strace" and capture.uring == "hole"
 
 
-def _own(markers: Sequence[Marker]) -> Own:
+def _own(markers: Sequence[Marker]) -> RecorderActivity:
     first = markers[0] if markers else None
-    return Own(None, ()) if first is None else Own(first.home, first.helpers)
+    return (
+        RecorderActivity(None, ()) if first is None else RecorderActivity(first.home, first.helpers)
+    )
 
 
 def _told(markers: Sequence[Marker]) -> Iterator[tuple[int, int, int]]:
@@ -163,7 +171,7 @@ def _events_of(call: Call, total: int) -> int:
     return total if call.end is None else min(call.end, total)
 
 
-def _by_kind(tally: Tally) -> dict[str, int]:
+def _by_kind(tally: EventCounts) -> dict[str, int]:
     return {kind_of(number): tally[number] for number in sorted(tally)}
 
 

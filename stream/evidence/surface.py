@@ -1,4 +1,19 @@
-"""The capability surface: what a run reached, by the lines of its layers.
+"""Why a call failed, by the name that Linux has for it, whatever machine reads the number.
+
+Sets of paths, each with what is said of it, held by folder: what paths have in common is held
+once. They come out in the order of whole paths, a piece at a time. Names lie there as UTF-8: that
+takes less room than text, and who has bytes in hand can look them up.
+
+Which endpoints a run addressed: those that something was sent or connected to, or should be,
+and those whose connections it accepted or took from others.
+
+An attempt counts, whatever came of it. What cannot have been one does not: a call without a
+socket, a message that was refused for its port 0, and a connect to port 0 that sends nothing, by
+which libc asks which of its own addresses it would use. What has no ports, as ICMP, is sent to 0.
+
+A record that is as long as what a run touched: its JSON, without ever being held whole.
+
+The capability surface: what a run reached, by the lines of its layers.
 
 It claims what was done: opens and changes that succeeded, programs that ran, peers that were
 addressed. What was only tried, and what is no peer, is kept apart for the companion. Everything
@@ -6,21 +21,22 @@ is a set: order and repetition change nothing. Only what has no name is counted,
 
 The reference's archives claim more: failed opens and port-0 connects as well. `is_reference`
 gives that projection of the same lines.
-"""
+
+companion.json: what the artifacts have no room for, from the same evidence."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TypeAlias, get_args
+from itertools import repeat
+from typing import Any, Generic, TypeAlias, TypeVar, get_args
 
-from msgspec import UNSET, UnsetType
+import msgspec
+from msgspec import UNSET, Struct, UnsetType, to_builtins
 
-from stream.evidence.failures import failure
-from stream.evidence.paths import Paths, Piece
-from stream.evidence.peers import ADDRESSING, Peers, is_address, is_attempt
-from stream.evidence.pieces import Long
+from stream.records.artifacts import HOME, CapabilitySurface, Companion, PolicyEvent, SdkEvent
 from stream.records.kernel import (
     ACCEPT,
     ACCOUNT,
@@ -61,9 +77,287 @@ from stream.records.kernel import (
     KernelEvent,
     Mark,
     OperationFlag,
+    RawCapture,
     kind_of,
 )
-from stream.records.runner import HOME, CapabilitySurface, PolicyEvent, SdkEvent
+
+# By number, from 1. The same on x86-64 and arm64; `-` is a number that is not used.
+_LISTED = """
+EPERM ENOENT ESRCH EINTR EIO ENXIO E2BIG ENOEXEC EBADF ECHILD EAGAIN ENOMEM EACCES EFAULT ENOTBLK
+EBUSY EEXIST EXDEV ENODEV ENOTDIR EISDIR EINVAL ENFILE EMFILE ENOTTY ETXTBSY EFBIG ENOSPC ESPIPE
+EROFS EMLINK EPIPE EDOM ERANGE EDEADLK ENAMETOOLONG ENOLCK ENOSYS ENOTEMPTY ELOOP - ENOMSG EIDRM
+ECHRNG EL2NSYNC EL3HLT EL3RST ELNRNG EUNATCH ENOCSI EL2HLT EBADE EBADR EXFULL ENOANO EBADRQC
+EBADSLT - EBFONT ENOSTR ENODATA ETIME ENOSR ENONET ENOPKG EREMOTE ENOLINK EADV ESRMNT ECOMM EPROTO
+EMULTIHOP EDOTDOT EBADMSG EOVERFLOW ENOTUNIQ EBADFD EREMCHG ELIBACC ELIBBAD ELIBSCN ELIBMAX
+ELIBEXEC EILSEQ ERESTART ESTRPIPE EUSERS ENOTSOCK EDESTADDRREQ EMSGSIZE EPROTOTYPE ENOPROTOOPT
+EPROTONOSUPPORT ESOCKTNOSUPPORT EOPNOTSUPP EPFNOSUPPORT EAFNOSUPPORT EADDRINUSE EADDRNOTAVAIL
+ENETDOWN ENETUNREACH ENETRESET ECONNABORTED ECONNRESET ENOBUFS EISCONN ENOTCONN ESHUTDOWN
+ETOOMANYREFS ETIMEDOUT ECONNREFUSED EHOSTDOWN EHOSTUNREACH EALREADY EINPROGRESS ESTALE EUCLEAN
+ENOTNAM ENAVAIL EISNAM EREMOTEIO EDQUOT ENOMEDIUM EMEDIUMTYPE ECANCELED ENOKEY EKEYEXPIRED
+EKEYREVOKED EKEYREJECTED EOWNERDEAD ENOTRECOVERABLE ERFKILL EHWPOISON
+"""
+_NAMES = _LISTED.split()
+
+
+def failure(result: int | None) -> str:
+    """`ENOENT` for -2; `unseen` where nobody saw how the call ended."""
+    if result is None or result >= 0:
+        return "unseen"
+    known = _NAMES[-result - 1] if -result <= len(_NAMES) else "-"
+    return f"errno {-result}" if known == "-" else known
+
+
+KeyT = TypeVar("KeyT")
+T = TypeVar("T")
+Tell: TypeAlias = Callable[[tuple[KeyT, ...]], T]
+Piece: TypeAlias = tuple[list[str], list[T]]  #: paths, and what is told of each
+_PIECE = 1000  #: paths
+_MOST_SHARED = 10_000
+#: Folders stand without the slash behind them. None: names that are all of their path.
+_Folders: TypeAlias = dict[str | None, set[bytes]]
+_split = str.rpartition
+
+
+class Paths(Generic[KeyT]):
+    """By path, one or more of the keys under which it was added."""
+
+    def __init__(self) -> None:
+        self._named: dict[KeyT, _Folders] = {}
+        self._lent: dict[KeyT, _Folders] = {}
+        self._shared: dict[bytes, bytes] = {}  #: many folders have the same names in them
+
+    def names(self, folder: str, key: KeyT) -> set[bytes]:
+        """Some of one folder, given with a slash behind it: those that were added to this set,
+        which nobody else adds to."""
+        folders = self._lent.setdefault(key, {})
+        return folders.setdefault(folder[:-1] if folder else None, set())
+
+    def add(self, path: str, key: KeyT) -> None:
+        self.add_all((path,), key)
+
+    def add_all(self, paths: Iterable[str], key: KeyT) -> None:
+        folders = self._named.setdefault(key, {})
+        if len(self._shared) > _MOST_SHARED:
+            self._shared.clear()
+        share = self._shared.setdefault
+        folder: str | None
+        for folder, slash, name in map(_split, paths, repeat("/")):
+            if not slash:
+                folder = None
+            encoded = name.encode()
+            try:
+                folders[folder].add(share(encoded, encoded))
+            except KeyError:
+                folders[folder] = {encoded}
+
+    def remove(self, text: str, is_out: Callable[[KeyT], bool]) -> None:
+        """Every path that has the text in it, which begins with the one slash that it has, under
+        the keys that are out."""
+        start = text[1:].encode()
+        for key, folders in self._all():
+            for folder, names in folders.items() if is_out(key) else ():
+                if folder is None:
+                    continue
+                if text in f"{folder}/":
+                    names.clear()
+                else:
+                    names -= {name for name in names if name.startswith(start)}
+
+    def pieces(self, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
+        """Sorted by code points, which is the order of UTF-8 bytes. `tell`: of the keys of a
+        path, whatever is wanted."""
+        open_folders: list[_PathGroup[KeyT]] = []
+        for prefix, named in sorted(self._folders().items()):
+            # What begins as a folder does stands behind it, among the names that are in it.
+            while open_folders and not prefix.startswith(open_folders[-1].prefix):
+                yield from open_folders.pop().rest(tell)
+            if open_folders:
+                yield from open_folders[-1].before(prefix, tell)
+            every = sorted(set().union(*(names for _, names in named)))
+            open_folders.append(_PathGroup(prefix, named, every))
+        while open_folders:
+            yield from open_folders.pop().rest(tell)
+
+    def folders_with(self, name: str) -> Iterator[str]:
+        """Those that the name is in."""
+        encoded = name.encode()
+        for _, folders in self._all():
+            yield from (folder for folder, names in folders.items() if folder and encoded in names)
+
+    def __iter__(self) -> Iterator[str]:
+        for paths, _ in self.pieces(len):
+            yield from paths
+
+    def _folders(self) -> dict[str, list[tuple[KeyT, set[bytes]]]]:
+        """By what stands before a name."""
+        found: dict[str, list[tuple[KeyT, set[bytes]]]] = {}
+        for key, folders in self._all():
+            for folder, names in folders.items():
+                prefix = "" if folder is None else f"{folder}/"
+                found.setdefault(prefix, []).append((key, names))
+        return found
+
+    def _all(self) -> list[tuple[KeyT, _Folders]]:
+        return [*self._named.items(), *self._lent.items()]
+
+
+class _PathGroup(Struct, Generic[KeyT]):
+    prefix: str
+    named: list[tuple[KeyT, set[bytes]]]  #: a key may come twice
+    names: list[bytes]  #: sorted
+    at: int = 0  #: those before it were given
+
+    def before(self, path: str, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
+        name = path[len(self.prefix) :].encode()
+        return self._until(bisect_left(self.names, name, self.at), tell)
+
+    def rest(self, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
+        return self._until(len(self.names), tell)
+
+    def _until(self, end: int, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
+        while self.at < end:
+            start, self.at = self.at, min(self.at + _PIECE, end)
+            yield self._piece(self.names[start : self.at], tell)
+
+    def _piece(self, names: list[bytes], tell: Tell[KeyT, T]) -> Piece[T]:
+        prefix = self.prefix
+        paths = [prefix + name.decode() for name in names]
+        keys = {key for key, _ in self.named}
+        if len(keys) == 1:
+            return paths, [tell(tuple(keys))] * len(paths)
+        return paths, [tell(tuple(self._keys(name))) for name in names]
+
+    def _keys(self, name: bytes) -> dict[KeyT, None]:
+        return dict.fromkeys([key for key, some in self.named if name in some])
+
+
+ADDRESSING = {CONNECT: "connect", SENDTO: "sendto", SENDMSG: "sendmsg", ACCEPT: "accept"}
+_EBADF, _BAD_ADDRESS, _EINVAL, _ENOTSOCK, _EAFNOSUPPORT, _EISCONN = 9, 14, 22, 88, 97, 106
+_ETIMEDOUT, _ECONNREFUSED, _EALREADY, _EINPROGRESS = 110, 111, 114, 115
+#: Then there was nothing that could have addressed a peer: no socket, no address, none of this
+#: family, or a connection to somebody else.
+_NO_ATTEMPT = {-_EBADF, -_BAD_ADDRESS, -_ENOTSOCK, -_EAFNOSUPPORT, -_EISCONN}
+#: What comes of a connect that did send something; None: it had not come to its end.
+_SENT = {None, -_ETIMEDOUT, -_ECONNREFUSED, -_EALREADY, -_EINPROGRESS}
+
+
+class Peers(Struct):
+    _addressed: set[str] = set()
+    _named_only: set[str] = set()
+    _probes: set[str] = set()
+    _blocked: set[str] = set()
+    _failed: dict[str, set[str]] = {}
+    _kinds: set[tuple[int, bool]] = set()  #: and whether it could have been an attempt
+
+    def add(self, event: KernelEvent, detail: KernelDetail | None) -> None:
+        kind, peer = event.event_type, event.value
+        result = None if detail is None else detail.return_value
+        asks_only = _has_no_port(peer) and (detail is None or result not in _SENT)
+        is_probe = kind == CONNECT and asks_only
+        may_address = is_attempt(event, detail) and not is_probe
+        self._kinds.add((kind, may_address))
+        if peer is None:
+            return
+        if is_probe:
+            self._probes.add(peer)
+        else:
+            (self._addressed if may_address else self._named_only).add(peer)
+        is_failure = detail is not None and (detail.status == "error" or result is None)
+        if is_failure and is_address(peer) and kind in ADDRESSING:
+            self._failed.setdefault(peer, set()).add(f"{ADDRESSING[kind]}:{failure(result)}")
+
+    def block(self, peer: str | None) -> None:
+        is_probe = _has_no_port(peer)
+        self._kinds.add((CONNECT_BLOCKED, not is_probe))
+        if peer is not None:
+            (self._probes if is_probe else self._blocked).add(peer)
+
+    def has(self, *kinds: int, is_reference: bool) -> bool:
+        """The reference counts what addressed nobody, too."""
+        found = self._kinds
+        return any((k, True) in found or (is_reference and (k, False) in found) for k in kinds)
+
+    def may_be(self, endpoints: set[str]) -> bool:
+        """Whether these are all, where what came of a connect to port 0 is not known."""
+        known = self.endpoints(is_reference=False)
+        return known <= endpoints <= known | self.probes()
+
+    def endpoints(self, *, is_reference: bool) -> set[str]:
+        if is_reference:
+            return self._addressed | self._named_only | self._probes | self._blocked
+        return {peer for peer in self._addressed if is_address(peer)} | self._blocked
+
+    def probes(self) -> set[str]:
+        return {peer for peer in self._probes if is_address(peer)}
+
+    def failed(self) -> dict[str, list[str]]:
+        return {peer: sorted(why) for peer, why in sorted(self._failed.items())}
+
+
+def is_attempt(event: KernelEvent, detail: KernelDetail | None) -> bool:
+    """Whether a call of `ADDRESSING` can have reached somebody."""
+    result = None if detail is None else detail.return_value
+    is_refused = event.event_type != CONNECT and _has_no_port(event.value) and result == -_EINVAL
+    return result not in _NO_ATTEMPT and not is_refused
+
+
+def is_address(peer: str) -> bool:
+    return peer[:1] in tuple("[0123456789")
+
+
+def _has_no_port(peer: str | None) -> bool:
+    return peer is not None and peer.endswith(":0")
+
+
+RecordT = TypeVar("RecordT", bound=Struct)
+#: Of a list or of an object: the next of what is in it.
+Pieces = Callable[[], Iterator[list[Any] | dict[str, Any]]]
+_encode = msgspec.json.Encoder().encode
+
+
+class StreamedRecord(Struct, Generic[RecordT]):
+    outline: RecordT  #: the record, nothing in its long fields
+    fields: Mapping[str, Pieces]
+
+    def encoded(self) -> Iterator[bytes]:
+        """The same bytes as those of the whole record."""
+        if not self.fields:
+            yield _encode(self.outline)
+            return
+        config = type(self.outline).__struct_config__
+        yield b'{"%b":%b' % (str(config.tag_field).encode(), _encode(config.tag))
+        names = zip(
+            self.outline.__struct_fields__, self.outline.__struct_encode_fields__, strict=True
+        )
+        for name, encoded in names:
+            value = getattr(self.outline, name)
+            yield b",%b:" % _encode(encoded)
+            if name in self.fields:
+                yield from _joined(_encode(value), self.fields[name]())
+            else:
+                yield _encode(value)
+        yield b"}"
+
+    def whole(self) -> RecordT:
+        """For who has to look into it."""
+        made: dict[str, Any] = {}
+        for name, pieces in self.fields.items():
+            made[name] = getattr(self.outline, name).copy()
+            add = made[name].update if isinstance(made[name], dict) else made[name].extend
+            for piece in pieces():
+                add(piece)
+        return msgspec.structs.replace(self.outline, **made)
+
+
+def _joined(empty: bytes, pieces: Iterator[list[Any] | dict[str, Any]]) -> Iterator[bytes]:
+    """`empty`: the two brackets."""
+    yield empty[:1]
+    comma = b""
+    for piece in filter(None, pieces):
+        yield comma + _encode(piece)[1:-1]
+        comma = b","
+    yield empty[1:]
+
 
 OPENED = "openat"  #: what an open is called, whichever call it was
 #: The calls that change the file system, and how each of their two paths was reached.
@@ -239,7 +533,7 @@ class Surface:
     def surface(self, run_id: str) -> CapabilitySurface:
         return self.long_surface(run_id).whole()
 
-    def long_surface(self, run_id: str) -> Long[CapabilitySurface]:
+    def long_surface(self, run_id: str) -> StreamedRecord[CapabilitySurface]:
         outline = CapabilitySurface(
             run_id=run_id,
             filesystem_paths=[],
@@ -250,7 +544,7 @@ class Surface:
             ),
             policy_decisions=_sorted(self._decisions),
         )
-        return Long(outline, {"filesystem_paths": self._claims})
+        return StreamedRecord(outline, {"filesystem_paths": self._claims})
 
     def paths(self) -> dict[str, list[str]]:
         """How each path was reached."""
@@ -375,3 +669,34 @@ def _is_unnamed(event: KernelEvent, detail: KernelDetail | None) -> bool:
 def _sorted(texts: Iterable[str]) -> list[str]:
     """By UTF-8 bytes, which is the order of code points."""
     return sorted(texts)
+
+
+def make_companion(
+    run_id: str,
+    surface: Surface,
+    *,
+    capture: RawCapture | None,
+    filtered: Mapping[str, int] | None,
+    aside: Mapping[str, int] | None,
+    calls: Mapping[str, Mapping[str, int]],
+    unbound: Mapping[str, int],
+) -> StreamedRecord[Companion]:
+    """`filtered` and `aside` are counted by rule, `calls` and `unbound` by kind of event; what
+    order they come in makes no difference."""
+    outline = Companion(
+        run_id=run_id,
+        capture={} if capture is None else to_builtins(capture),
+        filtered=None if filtered is None else dict(sorted(filtered.items())),
+        aside=None if aside is None else dict(sorted(aside.items())),
+        unnamed=dict(sorted(surface.unnamed.items())),
+        paths={},
+        failed_paths={},
+        programs=surface.programs(),
+        failed_endpoints=surface.failed_endpoints(),
+        address_probes=surface.address_probes(),
+        local_sockets=surface.local_sockets(),
+        self_reported_tools=surface.self_reported_tools(),
+        calls={call: dict(sorted(kinds.items())) for call, kinds in sorted(calls.items())},
+        unbound=dict(sorted(unbound.items())),
+    )
+    return StreamedRecord(outline, {"paths": surface.reached, "failed_paths": surface.missed})

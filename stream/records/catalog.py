@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from stream.records.boundary import Key
-from stream.records.forms import TITLE
+from stream.records.control import TITLE
 
 CATALOG = "sandbox_catalog_v1"
 DESCRIPTOR = "boundary_schema_v1"

@@ -180,3 +180,6 @@ CONSTRAINTS: dict[str, Constraint] = {
 }
 
 encode_event = msgspec.json.Encoder().encode
+
+#: the name of an event -> its place among the nine
+SLOTS: dict[str, int] = {name: slot for slot, names in enumerate(ORDER) for name in names}

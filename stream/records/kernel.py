@@ -2,16 +2,23 @@
 
 `RawEvent` is what a feed gives, `KernelEvent` is a line of layers/kernel.ndjson (its form is not
 ours to change), `KernelDetail` is the line of layers/kernel-ext.ndjson with the same number.
-"""
+
+What comes off a kernel's ring, before anybody needs it as events.
+
+Nearly all of a busy run is opens. They stay as they lie in the ring, each by its
+place, until somebody asks for an event: who only wants a line of the kernel layer reads the few
+fields that the line has."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Literal, TypeAlias, overload
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from stream.records.forms import KERNEL_KIND, RUN_ID
+from stream.records.control import KERNEL_KIND, RUN_ID, Gap
 
 RAW_KERNEL = "stream.raw_kernel.v1"
 RAW_CAPTURE = "stream.raw_capture.v1"
@@ -309,3 +316,47 @@ def path_bytes(text: str) -> bytes:
 
 def _meant(escape: re.Match[bytes]) -> bytes:
     return bytes.fromhex(escape[0][2:].decode()) or b"\\"
+
+
+Telemetry: TypeAlias = RawEvent | Gap | RawCapture
+#: By the number that they have in the ring. creat, whose flags are no argument, is not of them.
+OPENS = ("", "open", "openat", "openat2")
+#: An open: call and flags of the record, pid, result, time, flags and mode, bytes of its path, its
+#: walk, its base and the walk's first name, resolve.
+OPEN_FIELDS = struct.Struct("<8xI4xIiQQ8xHHH4xHI")
+NO_RESULT = range(-516, -511)  #: what the kernel says to itself where a signal interrupts a call
+NAMES_AT = 64  #: behind the fields: the path as it was given, the walk from leaf to root, the base
+
+
+class RingBatch(Sequence[Telemetry]):
+    """A batch in the order of the ring; a number is the place of an open."""
+
+    __slots__ = ("chunk", "event_at", "items")
+
+    def __init__(
+        self,
+        items: list[int | Telemetry],
+        chunk: bytes,
+        event_at: Callable[[bytes, int], RawEvent],
+    ) -> None:
+        self.items = items
+        self.chunk = chunk
+        self.event_at = event_at
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Telemetry]:
+        return map(self._event, self.items)
+
+    @overload
+    def __getitem__(self, index: int) -> Telemetry: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Telemetry]: ...
+    def __getitem__(self, index: int | slice) -> Telemetry | Sequence[Telemetry]:
+        if isinstance(index, slice):
+            return [self._event(item) for item in self.items[index]]
+        return self._event(self.items[index])
+
+    def _event(self, item: int | Telemetry) -> Telemetry:
+        return self.event_at(self.chunk, item) if isinstance(item, int) else item

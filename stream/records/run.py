@@ -1,14 +1,21 @@
-"""The documents of a run folder: what was asked for, and what is in it."""
+"""The documents of a run folder: what was asked for, and what is in it.
+
+One line of the command log: a wrapper on the PATH was called.
+
+The record of one path that is different after a run."""
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from stream.errors import InputError
-from stream.records.forms import RUN_ID, WORDS
+from stream.records.control import FILE_MODE, RUN_ID, WORDS, NonNegative, Sha256
 
 RUN = "stream.run.v1"
 RUN_SUMMARY = "stream.run_summary.v1"
@@ -147,3 +154,142 @@ def count_processes(names: list[str]) -> int:
     """Count a list whose last item may say how many more there are."""
     more = re.fullmatch("([0-9]+) more", names[-1]) if names else None
     return len(names) if more is None else len(names) - 1 + int(more[1])
+
+
+COMMAND = "stream.command.v1"
+
+#: what an auditor asks about: tests, builds, packages, version control, the network, containers
+CATEGORIES: dict[str, tuple[str, ...]] = {
+    "test": (
+        *("pytest", "py.test", "tox", "nox", "jest", "vitest", "mocha", "ava", "playwright"),
+        *("rspec", "phpunit", "ctest", "bats", "cypress"),
+    ),
+    "build": (
+        *("make", "cmake", "ninja", "gradle", "mvn", "bazel", "cargo", "go", "dotnet", "tsc"),
+        *("webpack", "vite", "rake", "just", "meson"),
+    ),
+    "package": (
+        *("pip", "pip3", "pipx", "uv", "poetry", "pdm", "conda", "npm", "npx", "pnpm", "yarn"),
+        *("bun", "gem", "bundle", "composer", "apt", "apt-get", "dnf", "apk", "brew"),
+    ),
+    "vcs": ("git", "gh", "glab", "hg", "svn", "jj"),
+    "network": (
+        *("curl", "wget", "ssh", "scp", "sftp", "rsync", "nc", "ncat", "telnet", "ftp"),
+        *("aws", "gcloud", "az"),
+    ),
+    "container": ("docker", "podman", "kubectl", "helm", "terraform", "ansible-playbook"),
+    "interpreter": ("python", "python3", "node", "deno", "ruby", "perl", "php", "Rscript", "java"),
+}
+DEFAULT_NAMES = tuple(name for names in CATEGORIES.values() for name in names)
+_CATEGORY_OF = {name: category for category, names in CATEGORIES.items() for name in names}
+
+
+class CommandRecord(
+    Struct, tag_field="schema", tag=COMMAND, forbid_unknown_fields=True, kw_only=True
+):
+    time: str
+    monotonic_ns: int
+    pid: int
+    parent: int
+    name: str
+    program: str  #: what the wrapper became
+    cwd: str
+    argv: list[str]  #: by the capture mode: in full, without secrets, or one digest
+    argv_base64: list[str] | UnsetType = UNSET  #: where a word is not UTF-8
+    category: str
+    after_exit: bool  #: the agent itself had ended
+
+
+_TEST_WORDS = {"test", "tests", "check", "t", "tst", "it"}
+_MODULES = {"pytest", "unittest", "tox", "nox", "doctest"}
+_RUNNERS = {"npx", "pnpm", "yarn", "bun", "bunx", "uv", "uvx", "poetry", "pdm", "bundle", "pipx"}
+
+
+def category_of(name: str, words: Sequence[bytes]) -> str:
+    """By the name, and by those words that make a test run of something else."""
+    category = _CATEGORY_OF.get(name, "other")
+    plain = [os.fsdecode(word) for word in words]
+    return "test" if category == "test" or _runs_tests(name, plain) else category
+
+
+def _runs_tests(name: str, words: list[str]) -> bool:
+    first = next((word for word in words if not word.startswith("-")), "")
+    if name.rstrip("0123456789.") == "python":
+        module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
+        return bool(module) and module[0] in _MODULES
+    if name == "node":
+        return "--test" in words
+    if name in ("npm", "pnpm", "yarn", "bun"):
+        after = words[words.index("run") + 1 :] if "run" in words else words
+        script = next((word for word in after if not word.startswith("-")), "")
+        if script in _TEST_WORDS or script.startswith("test:"):
+            return True
+    if name in _RUNNERS:
+        return any(word in CATEGORIES["test"] or word in _MODULES for word in words)
+    if name in ("go", "cargo", "dotnet", "make", "mvn", "gradle", "rake", "bazel", "just", "deno"):
+        return any(word in _TEST_WORDS for word in words) or first == "nextest"
+    return False
+
+
+Kind = Literal["file", "dir", "symlink", "fifo", "socket", "device"]
+FS_CHANGE: Literal["stream.fs_change.v1"] = "stream.fs_change.v1"
+
+#: why a change is not in the patch
+Reason = Literal[
+    "inside-git",
+    "refused-name",
+    "long-path",
+    "folder",
+    "mode-bits",
+    "special-file",
+    "too-large",
+    "unreadable",
+    "in-the-way",
+    "redacted",
+]
+
+
+class FileState(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    kind: Kind
+    mode: Annotated[str, Meta(pattern=FILE_MODE)]
+    bytes: NonNegative | None
+    sha256: Sha256 | None
+    target: str | UnsetType = UNSET
+    target_base64: str | UnsetType = UNSET
+
+
+class FsChange(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A field that may be absent is in no other way empty; null is "not there" or "not known"."""
+
+    schema: Literal["stream.fs_change.v1"]  # a tag could be absent
+    path: str
+    path_base64: str | UnsetType = UNSET
+    change: Literal["added", "removed", "changed"]
+    before: FileState | None
+    after: FileState | None
+    in_patch: bool
+    not_in_patch: Reason | None
+    after_exit: bool | None
+
+
+encode_change = msgspec.json.Encoder().encode
+decode_change = msgspec.json.Decoder(FsChange).decode
+
+
+def shown_name(name: bytes) -> tuple[str, str | UnsetType]:
+    """(text for people, the exact bytes where the text is not them)."""
+    try:
+        return name.decode(), UNSET
+    except UnicodeDecodeError:
+        from base64 import b64encode
+
+        return name.decode(errors="replace"), b64encode(name).decode()
+
+
+def exact_name(text: str, base64: str | UnsetType) -> bytes:
+    """Raises ValueError."""
+    if base64 is UNSET:
+        return text.encode()
+    from base64 import b64decode
+
+    return b64decode(base64, validate=True)

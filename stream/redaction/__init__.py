@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stream.redaction.scan import Detector, Scan
+    from stream.redaction.scanner import Detector, Scan
 
 Data = bytes  # a method of the Redactor has that name
 MOST = 100_000  #: secrets that get a number of their own
@@ -30,7 +30,7 @@ class Redactor:
         self._lock = threading.Lock()
 
     def stream(self) -> RedactedStream:
-        from stream.redaction.scan import Scan, detector_for
+        from stream.redaction.scanner import Scan, detector_for
 
         with self._lock:
             if self._detector is None:

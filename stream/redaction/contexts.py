@@ -12,17 +12,26 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from stream.redaction import values
-from stream.redaction.names import assignment
-from stream.redaction.rows import kubernetes
-from stream.redaction.rules import COLOUR, EDGE, LOOK, START, Found, Next, Rule
-from stream.redaction.values import SURE, bare_end, piece, secret_at
+from stream.redaction.assignments import assignment, kubernetes
+from stream.redaction.values import (
+    COLOUR,
+    EDGE,
+    LOOK,
+    START,
+    SURE,
+    Found,
+    SecretRule,
+    bare_end,
+    piece,
+    secret_at,
+)
 
 
 class Context(Struct, frozen=True):
     kind: str
     words: tuple[bytes, ...]  #: one of them is in it
     where: str
-    rule: Rule
+    rule: SecretRule
     example: str
     counter: str
     any_case: bool = True
@@ -34,7 +43,7 @@ _ARGS = rb"[^\r\n|;]{0,400}?"
 _Q = rb"(?:\\{0,7}[\"'`])?"
 
 
-def _shape(pattern: bytes, level: int = SURE) -> Rule:
+def _shape(pattern: bytes, level: int = SURE) -> SecretRule:
     """What follows the pattern is a secret, in quotes or without."""
     compiled = re.compile(rb"(?i)" + pattern)
 
@@ -49,7 +58,7 @@ def _shape(pattern: bytes, level: int = SURE) -> Rule:
 _OF_USERS = re.compile(rb"(?i)\b(?:user|role|login|grant|create|alter)\b[^\r\n]*\Z")
 
 
-def _statement(pattern: bytes) -> Rule:
+def _statement(pattern: bytes) -> SecretRule:
     """The same in SQL, of which prose has the words too: a word only in quotes, behind a user."""
     compiled = re.compile(rb"(?i)" + pattern)
 
@@ -70,7 +79,7 @@ def _statement(pattern: bytes) -> Rule:
     return rule
 
 
-def _user_and(pattern: bytes) -> Rule:
+def _user_and(pattern: bytes) -> SecretRule:
     """`USER:SECRET` or `USER%SECRET` in one word, perhaps in quotes."""
     compiled = re.compile(
         rb"(?i)" + pattern + _Q + rb"[^\s:%\"'`\\\0/]{1,64}[:%](?!/)" + COLOUR + rb"{0,3}"
@@ -369,7 +378,7 @@ def _places() -> list[Context]:
 
 
 def _commands() -> list[Context]:
-    def row(words: tuple[bytes, ...], rule: Rule, example: str, counter: str) -> Context:
+    def row(words: tuple[bytes, ...], rule: SecretRule, example: str, counter: str) -> Context:
         return Context("password", words, "a command line", rule, example, counter)
 
     user = rb"(?:-u|--user|--proxy-user|-U)(?:" + _S + rb"|=)?"
@@ -533,4 +542,4 @@ def _from_stdin(text: bytes, place: int) -> Iterable[Found]:
     return [Found("password", *found.span("secret"))]
 
 
-__all__ = ["Context", "Next", "contexts"]
+__all__ = ["Context", "contexts"]

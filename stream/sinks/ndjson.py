@@ -13,17 +13,17 @@ from anyio import CancelScope, to_thread
 from msgspec import Struct
 
 from stream.codec import Lines, join_lines
+from stream.files.append import write_all
+from stream.files.targets import STDOUT, descriptor, is_regular, named, open_alone, partial
 from stream.pipeline import Batch, Write
 from stream.records.control import Control, sentence
-from stream.sinks.places import STDOUT, descriptor, is_regular, named, open_alone, partial
-from stream.system import write_all
 
 WriteBytes = Callable[[bytes], Awaitable[None]]
 Item = bytes | Control
 encode_control = msgspec.json.Encoder().encode
 
 
-class Records(Struct):
+class Ndjson(Struct):
     """NDJSON of the items of some types, to `-` (stdout) or to a file."""
 
     target: str
@@ -47,7 +47,7 @@ class Records(Struct):
             yield write
 
 
-class People(Struct):
+class Text(Struct):
     """The control records of some types as sentences on stderr, the first ones in full."""
 
     kinds: tuple[type, ...]

@@ -1,435 +1,441 @@
-"""One agent run, from its first event to its ninth.
+"""An agent's output, to a file and on to whoever reads ours, as it comes and byte for byte.
 
-The agent is a black box: nothing is asked of it, nothing is changed for it but its PATH and how
-far up git looks for a repository, and what it says about itself is kept apart from what was
-seen. Each event is on the disk before what it announces goes on.
-"""
+A thread for each pipe reads, writes, digests and hands on, without a switch to another one.
+Only a reader that may keep us waiting has a thread of its own, that can be left behind.
+
+The agent's command, from its start until nothing of its tree is left, with all that it wrote."""
 
 from __future__ import annotations
 
-import shutil
+import errno
+import fcntl
+import os
+import select
+import signal
+import stat
+import sys
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Condition, Thread
 from typing import Any
 
 import msgspec
-from anyio import to_thread
-from anyio.abc import ObjectSendStream
+from anyio import create_task_group, sleep, to_thread, wait_readable
+from msgspec import Struct, field
 
-from stream.errors import OutputError, StreamError, number
-from stream.pipeline import Batch
-from stream.proctable import ON_LINUX
-from stream.recorder.agents import Version, find_version
-from stream.recorder.commands import MOST_VOUCHED, PASSED_BY, CommandLog, Commands
-from stream.recorder.guard import Guard
-from stream.recorder.interrupts import Interrupts
-from stream.recorder.invocation import Ending, Invocation, order_of, outfit
-from stream.recorder.journal import Journal
-from stream.recorder.outputs import NOT_OURS, Kept, Output, is_still
-from stream.recorder.recording import (
-    Recording,
-    strangers,
-    write_document,
-    write_manifest,
-    written_to,
+from stream.errors import OutputError
+from stream.files.append import write_all
+from stream.process.cgroup import Cgroup
+from stream.process.guard import Guard, Interrupts
+from stream.process.machine import kernel_now
+from stream.process.messages import (
+    END_NOW,
+    Exited,
+    Failed,
+    GuardReport,
+    Ready,
+    Start,
+    Started,
+    Stopped,
+    TimedOut,
+    TreeEnded,
+    decode_report,
 )
-from stream.recorder.tee import Relay
-from stream.recorder.trace import Clock, Trace, file_artifact, value_artifact
-from stream.recorder.verdict import Verdict, reach_verdict
-from stream.recorder.witness import Witness
-from stream.recorder.workplace import Compared, Workplace
-from stream.records.decision import ActionType, Artifact, Evaluation, EventName
-from stream.records.run import (
-    BOUNDARY_FILE,
-    CHANGES_FILE,
-    COMMANDS_FILE,
-    DESCRIPTOR_FILE,
-    DIFF_FILE,
-    EVENTS_FILE,
-    MANIFEST_FILE,
-    METADATA_FILE,
-    STDERR_FILE,
-    STDOUT_FILE,
-    SUMMARY_FILE,
-    WORKSPACE,
-    Beginning,
-    RunSummary,
-)
-from stream.records.runner import EVIDENCE_FILES, HOME
+from stream.process.table import read_process
+from stream.process.tree import GIVE_UP, Reaper
+from stream.process.wrappers import Wrappers
+from stream.records.run import RunSummary, count_processes
+from stream.redaction.output import OutputFile
+from stream.sources.wrappers import CommandLog
 
-#: Where one of these could not be written, that was said.
-_WRITTEN_LAST = (DIFF_FILE, CHANGES_FILE, SUMMARY_FILE, MANIFEST_FILE)
-UNWATCHED = (
-    "and without a kernel feed that is complete nobody saw whether wrapped programs ran past the"
-    " wrappers"
-)
-_MOST_FOREIGN = 1000  #: files that the summary names, and
-_NAMED = 5  #: those of them that a sentence does
-
-Out = ObjectSendStream[Batch[bytes]]
+BLOCK = 1 << 18
+PIPE = 1 << 20  #: bytes that a pipe may hold, where a user may have that
+AHEAD = 4  #: blocks that are kept before the reader of our output has them
+_REST = 256  #: reads at most of a pipe that somebody beyond the tree still holds
+_F_SETPIPE_SZ = 1031
 
 
-class EventLine(bytes):
-    """A DecisionEvent, among the other lines of a pipeline."""
+class Relay:
+    """On to one of our own outputs. Whoever reads it sets the pace; that nobody reads it any more
+    is no reason to stop recording."""
+
+    def __init__(self, fd: int) -> None:
+        self.lost = 0
+        self._fd = fd
+        self._given_up = False
+        self._blocks: deque[bytes] = deque()
+        self._changed = Condition()
+        self._thread: Thread | None = None
+        self._may_wait = not stat.S_ISREG(os.fstat(fd).st_mode)
+
+    def put(self, block: bytes) -> None:
+        if not self._may_wait:
+            self._put_now(block)
+            return
+        with self._changed:
+            if self._thread is None:
+                self._thread = Thread(target=self._hand_on, daemon=True)
+                self._thread.start()
+            while len(self._blocks) >= AHEAD and not self._given_up:
+                self._changed.wait()
+            if self._given_up:
+                self.lost += len(block)
+            else:
+                self._blocks.append(block)
+                self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Waits until everything is handed on, or given up."""
+        with self._changed:
+            while self._blocks and not self._given_up:
+                self._changed.wait()
+
+    def give_up(self) -> None:
+        """On a reader that does not read: the thread that waits for it is left behind."""
+        with self._changed:
+            self._given_up = True
+            self.lost += sum(map(len, self._blocks))
+            self._blocks.clear()
+            self._changed.notify_all()
+
+    def _put_now(self, block: bytes) -> None:
+        if not self._given_up:
+            try:
+                write_all(self._fd, block)
+                return
+            except OSError:  # its disk is full
+                self._given_up = True
+        self.lost += len(block)
+
+    def _hand_on(self) -> None:
+        while True:
+            with self._changed:
+                while not self._blocks and not self._given_up:
+                    self._changed.wait()
+                if self._given_up:
+                    return
+                block = self._blocks[0]
+            try:
+                write_all(self._fd, block)
+            except OSError:  # the reader is gone, or its disk is full
+                self.give_up()
+                return
+            with self._changed:
+                if self._blocks:
+                    self._blocks.popleft()
+                self._changed.notify_all()
 
 
-class AgentSource:
-    """Sends the events that it has written. When it ends, so has the agent's tree."""
-
+class Tee:
     def __init__(
         self,
-        recording: Recording,
-        workplace: Workplace,
+        pipe: int,
+        output: OutputFile,
+        relay: Relay | None,
+        hear: Callable[[bytes, int], None] | None = None,
+    ) -> None:
+        self._pipe = pipe
+        self._output = output
+        self._relay = relay
+        self._hear = hear  # told what came, and when: monotonic ns
+        self._wake, self._waker = os.pipe()
+        self._has_ended = False
+        os.set_blocking(pipe, False)
+        if sys.platform == "linux":
+            with suppress(OSError):  # above what a user may have
+                fcntl.fcntl(pipe, _F_SETPIPE_SZ, PIPE)
+
+    async def run(self) -> None:
+        """Until nobody can write any more, or `end` was called and the pipe is empty."""
+        try:
+            await to_thread.run_sync(self._pump)
+        finally:
+            self._has_ended = True
+            os.close(self._wake)
+            os.close(self._waker)
+
+    def end(self) -> None:
+        """The tree is over: what is in the pipe is all there will be."""
+        if not self._has_ended:
+            os.write(self._waker, b".")
+
+    def _pump(self) -> None:
+        rest = _REST
+        is_over = False
+        while rest:
+            try:
+                block = os.read(self._pipe, BLOCK)
+            except BlockingIOError:
+                if is_over:
+                    break
+                ready, _, _ = select.select([self._pipe, self._wake], [], [])
+                is_over = self._wake in ready
+                continue
+            if not block:
+                break
+            rest -= is_over
+            if self._hear is not None:
+                self._hear(block, kernel_now())
+            self._output.write(block)
+            if self._relay is not None:
+                self._relay.put(block)
+        if self._relay is not None:
+            self._relay.finish()
+
+
+STUCK_READER = 4.0  #: seconds that an interrupted run waits for whoever reads its output
+KEEP_GOING = 1.0  #: seconds that a guard may stand still: an agent can stop it
+CEILINGS = b"GIT_CEILING_DIRECTORIES"
+CANNOT_RUN = 126
+NOT_FOUND = 127
+
+
+class CommandEnding(Struct):
+    """How it ended."""
+
+    exit_code: int = NOT_FOUND  #: as a shell would give it
+    signal: str | None = None
+    not_started: str = ""  #: why
+    started: int = 0  #: monotonic ns
+    ended: int = 0  #: monotonic ns, of the command itself
+    ended_wall: int = 0
+    pid: int | None = None
+    containment: str = "unknown"
+    timed_out: bool = False
+    passed_on: list[str] = field(default_factory=list)  #: signals
+    outlived: list[str] = field(default_factory=list)  #: processes that were there after it
+    stopped: list[str] = field(default_factory=list)  #: processes that had to be ended
+    stops: list[int] = field(default_factory=list)  #: of the recorder by a signal: ns, each
+    lost_guard: bool = False  #: it was killed, and what it would have told is not known
+
+    @property
+    def duration_ms(self) -> int:
+        return (self.ended - self.started) // 1_000_000
+
+    @property
+    def is_blind(self) -> bool:
+        """To what left the command's process group."""
+        return self.containment == "process group"
+
+    @property
+    def outlived_since(self) -> int | None:
+        """Wall-clock ns from which on only others can have done something."""
+        return self.ended_wall if self.outlived or self.lost_guard or self.is_blind else None
+
+    def sentence(self) -> str:
+        """Of the command, when it has ended."""
+        text = f"exit_code={self.exit_code} duration_ms={self.duration_ms}"
+        if self.not_started:
+            return f"{text} not started: {self.not_started}"
+        if self.signal:
+            text += f" signal={self.signal}"
+        return f"{text} timed out" if self.timed_out else text
+
+    def aftermath(self) -> str:
+        """Of its tree, when that has ended."""
+        if self.not_started:
+            return "no process was started"
+        if not self.outlived:
+            if self.is_blind:
+                return "outside of its process group nothing could be seen of its processes"
+            return "no process outlived the command"
+        outlived, ended = count_processes(self.outlived), count_processes(self.stopped)
+        return f"outlived the command: {outlived}, ended: {ended}"
+
+    def facts(self) -> dict[str, Any]:
+        """For an event: what is in it must not depend on who asks."""
+        return {
+            "pid": self.pid,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "not_started": self.not_started,
+            "duration_ms": self.duration_ms,
+            "containment": self.containment,
+            "timed_out": self.timed_out,
+            "signals_passed_on": list(self.passed_on),
+            "outlived": list(self.outlived),
+            "stopped": list(self.stopped),
+        }
+
+    def into(self, summary: RunSummary) -> RunSummary:
+        facts = self.facts()
+        del facts["pid"]
+        return msgspec.structs.replace(summary, **facts)
+
+
+async def prepare_guard(guard: Guard, home: Path) -> tuple[Wrappers | None, Cgroup | None]:
+    """What the guard was told to get ready. Raises OutputError where it could not."""
+    line = b""
+    while not line.endswith(b"\n"):
+        await wait_readable(guard.status)
+        data = os.read(guard.status, 1 << 16)
+        if not data:
+            raise OutputError("the process that guards the agent was killed before it began")
+        line += data
+    report = decode_report(line)
+    assert isinstance(report, Ready)
+    if report.trouble:
+        raise OutputError(f"the wrappers: {report.trouble}")
+    cgroup = None if report.cgroup is None else Cgroup(Path(report.cgroup))
+    if report.programs is None:
+        return None, cgroup
+    programs = {name: os.fsdecode(program) for name, program in report.programs.items()}
+    return Wrappers(str(home), programs), cgroup
+
+
+class Invocation:
+    def __init__(
+        self,
         guard: Guard,
         interrupts: Interrupts,
+        cgroup: Cgroup | None,
         *,
+        outputs: Sequence[OutputFile],
         relays: Sequence[Relay | None],
-        has_place: Callable[[], None] = lambda: None,
-        is_alone: Callable[[], Awaitable[None]] | None = None,
-        beside: Sequence[str] = (),
-        boundary: Callable[[], tuple[int, Kept | None] | None] = lambda: None,
-        descriptor: Callable[[], Kept | None] = lambda: None,
-        witness: Witness | None = None,
+        log: CommandLog | None,
+        on_exit: Callable[[CommandEnding], Awaitable[None]],
+        on_stdout: Callable[[bytes, int], None] | None = None,
     ) -> None:
-        self.summary = RunSummary(run_id=recording.run_id)
-        self._recording = recording
-        self._workplace = workplace
+        self.ending = CommandEnding()
         self._guard = guard
         self._interrupts = interrupts
-        self._relays = relays
-        self._has_place = has_place  # called when the workspace is there
-        self._is_alone = is_alone  # waits until nobody else works in it
-        self._beside = beside  # what is lost of what they recorded, once that is known
-        self._descriptor = descriptor  # that these need, where it is not the bundled one
-        self._boundary = boundary  # how many of them they recorded, and where; None: nobody else
-        self._witness = witness
-        self.evaluation: Evaluation | None = None
-        self._log: CommandLog | None = None
-        self._kept: dict[str, Kept] = {}  # by file of the record
-        self._no_commands = ""  # why none were observed
-        self._seen: Commands | None = None  # by the kernel, of calls of wrapped programs
-        self._journal: Journal
-        self._out: Out
-        self._trace: Trace
-        self._version = Version()
-
-    async def run(self, out: Out, /) -> None:
-        recording = self._recording
-        self._out = out
-        with written_to(recording.folder):
-            journal = self._journal = Journal(recording.folder / EVENTS_FILE)
-        try:
-            clock = Clock.start()
-            self._version = await find_version(recording.agent, recording.program_place)
-            self._trace = recording.trace(self._version, clock, journal.append)
-            with written_to(recording.folder):
-                await self._begin(clock)
-                ending, kept = await self._invoke()
-            self.summary = ending.into(self.summary)
-            try:
-                await self._account(ending, kept)
-            except (StreamError, OSError) as error:  # the agent's exit code must not be lost by it
-                self._lose(str(error))
-        finally:
-            if journal.waiting:
-                self._lose(f"{number(len(journal.waiting), 'event')}: {journal.trouble}")
-            journal.close()
-            if self._log is not None:
-                self._log.close()
-            self._guard.close()
-            shutil.rmtree(recording.wrappers_folder, ignore_errors=True)  # a killed guard's
-
-    async def _tell(
-        self,
-        name: EventName,
-        action: ActionType,
-        summary: str,
-        artifacts: Sequence[Artifact] = (),
-        **more: Any,
-    ) -> None:
-        line = self._trace.add(name, action, summary, artifacts, **more)
-        await self._out.send([EventLine(line)])
-
-    def _lose(self, what: str) -> None:
-        self.summary.incomplete.append(self._recording.disclosure.value(what))
-
-    async def _begin(self, clock: Clock) -> None:
-        recording = self._recording
-        document = recording.metadata(self._version, clock)
-        metadata = write_document(recording.folder / METADATA_FILE, document)
-        self._kept[METADATA_FILE] = metadata
-        await self._tell(
-            "run_started",
-            "other",
-            f"run_id={recording.run_id} scenario_id={recording.scenario.id}",
-            [file_artifact("metadata", METADATA_FILE, metadata, "What the run was told to be.")],
-        )
-        prepared = await self._workplace.prepare()
-        await self._tell(
-            "workspace_prepared",
-            "other",
-            prepared.summary,
-            [value_artifact("workspace", prepared.summary, prepared.facts)],
-        )
-        self._has_place()
-
-    async def _invoke(self) -> tuple[Ending, list[Kept]]:
-        """Everything from the agent's start until nobody of its tree is left."""
-        recording = self._recording
-        wrappers, cgroup = await outfit(self._guard, recording.wrappers_folder)
-        if wrappers is not None:
-            self._log = CommandLog(
-                recording.folder / COMMANDS_FILE,
-                wrappers,
-                recording.disclosure,
-                self._trace.clock,
-            )
-        outputs = [
-            Output(recording.folder / name, recording.disclosure)
-            for name in (STDOUT_FILE, STDERR_FILE)
+        self._readers: list[Tee | CommandLog] = [
+            Tee(guard.stdout, outputs[0], relays[0], on_stdout),
+            Tee(guard.stderr, outputs[1], relays[1]),
         ]
-        invocation = Invocation(
-            self._guard,
-            self._interrupts,
-            cgroup,
-            outputs=outputs,
-            relays=self._relays,
-            log=self._log,
-            on_exit=self._tell_exit,
-            on_stdout=None if self._witness is None else self._witness.hear,
-        )
-        order = order_of(recording, wrappers)
-        if self._witness is not None:
-            order = await self._witness.begin(self._guard, cgroup, order, self._log)
-        summary = f"verbose={'yes' if recording.is_verbose else 'no'} cwd={recording.workspace}"
-        facts = recording.process_facts(self._version, self._trace.now())
-        await self._tell(
-            "agent_invoked", "other", summary, [value_artifact("process", summary, facts)]
-        )
-        await invocation.run(order)
-        kept = await to_thread.run_sync(lambda: [output.finish() for output in outputs])
-        self._kept |= zip((STDOUT_FILE, STDERR_FILE), kept, strict=True)
-        return invocation.ending, kept
+        self._log = log
+        if log is not None:
+            self._readers.append(log)
+        self._relays = [relay for relay in relays if relay is not None]
+        self._on_exit = on_exit
+        self._has_exited = self._is_over = False
+        self._cgroup = cgroup
 
-    async def _account(self, ending: Ending, kept: list[Kept]) -> None:
-        """For everything that the agent did, once nobody of its tree is left."""
-        await self._tell_outputs(ending, kept)
-        if self._witness is not None:
-            for trouble in await self._witness.finish(ending, self.summary):
-                self._lose(trouble)
-            self._kept |= self._witness.kept
-            self._seen = self._witness.commands
-        if self._is_alone is not None:
-            await self._is_alone()
-        for trouble in self._beside:
-            self._lose(trouble)
-        if (boundary := self._boundary()) is not None:
-            self.summary.boundary_objects, kept_objects = boundary
-            self._kept |= {} if kept_objects is None else {BOUNDARY_FILE: kept_objects}
-        if (kept_descriptor := self._descriptor()) is not None:
-            self._kept[DESCRIPTOR_FILE] = kept_descriptor
-        changes = await self._tell_changes(ending)
-        await self._tell_commands()
-        verdict = await self._tell_verdict(kept[0], changes)
-        await self._finish(verdict)
-
-    async def _tell_exit(self, ending: Ending) -> None:
-        """As soon as the command has ended; its tree may live on."""
-        summary = ending.sentence()
-        artifact = value_artifact("process", summary, ending.facts())
-        await self._tell("agent_completed", "other", summary, [artifact])
-        if not self._journal.waiting:  # by the clock of files, which is coarser than ours
-            ending.ended_wall = self._journal.changed_at
-
-    async def _tell_outputs(self, ending: Ending, kept: list[Kept]) -> None:
-        artifacts = []
-        files = (("stdout_log", STDOUT_FILE), ("stderr_log", STDERR_FILE))
-        for (kind, name), one in zip(files, kept, strict=True):
-            what = "Declared by the agent: nothing in it was observed."
-            if self._recording.disclosure.mode == "hashed":
-                what += " Only its digest was kept."
-            artifact = file_artifact(kind, name, one, what, non_normative=True, total=one.total)
-            artifacts.append(artifact)
-            if one.lost:
-                self._lose(f"{one.lost} bytes of {name}: {one.why}")
-            if not one.is_ours:
-                self._lose(f"{name} {NOT_OURS}")
-        if not self._journal.is_ours:
-            self._lose(f"{EVENTS_FILE} {NOT_OURS}")
-        if not is_still(self._recording.folder / METADATA_FILE, self._kept[METADATA_FILE]):
-            self._lose(f"{METADATA_FILE} {NOT_OURS}")
-        after = ending.aftermath()
-        if ending.is_blind and ON_LINUX:  # elsewhere that is all there can be
-            self._lose("processes that left the command's group: /proc does not show them")
-        if ending.stops:
-            times, seconds = number(len(ending.stops), "time"), sum(ending.stops) / 1e9
-            self._lose(
-                f"the recorder was stopped {times}, for {seconds:.1f} s in all, until it was woken:"
-                " what happened meanwhile was heard of late"
+    async def run(self, order: Start) -> None:
+        if self._interrupts.numbers:  # before there was anything to pass them on to
+            self._guard.dismiss()
+            await self._not_started(
+                128 + self._interrupts.numbers[0],
+                f"{_name(self._interrupts.numbers[0])} came before it was started",
             )
-        if ending.lost_guard:
-            self._lose("the process that watched the agent was killed: what it saw is not known")
-        self.summary.stdout_bytes, self.summary.stderr_bytes = (one.total for one in kept)
-        summary = f"stdout={kept[0].total} bytes stderr={kept[1].total} bytes; {after}"
-        artifacts.append(value_artifact("process", after, ending.facts()))
-        await self._tell(
-            "artifacts_captured", "other", summary, artifacts, output_raw="captured_as_artifact"
-        )
-
-    async def _tell_changes(self, ending: Ending) -> Compared:
-        changes = await self._workplace.compare(ending.outlived_since)
-        if changes.trouble:
-            self._lose(changes.trouble)
-        if changes.found is not None:
-            self.summary.changed_paths = changes.found.total
-            self.summary.changed_after_exit = changes.found.has_after_exit
-            self.summary.changed_inside_git = changes.found.inside_git
-        self._kept |= changes.kept
-        await self._tell("fs_diff_captured", "edit", changes.summary, changes.artifacts)
-        return changes
-
-    async def _tell_commands(self) -> None:
-        log = self._log
-        if log is not None and log.lost:
-            why = log.trouble or "they were cut short, or are no calls"
-            self._lose(f"{number(log.lost, 'call')} of {COMMANDS_FILE}: {why}")
-        if log is not None and not log.is_ours:
-            self._lose(f"{COMMANDS_FILE} {NOT_OURS}")
-        if log is not None and log.is_passed_by:
-            self._lose(f"calls of wrapped programs: {PASSED_BY}")
-        if log is not None and log.is_made:
-            self._kept[COMMANDS_FILE] = log.kept()
-        vouched = self._count_vouched()
-        if log is None or not log.count or not log.is_ours:
-            self._no_commands = self._why_no_commands()
-            await self._tell("commands_observation_unavailable", "other", self._no_commands)
             return
-        self.summary.commands = log.count
-        categories = sorted(log.categories)
-        note = "Only wrapped programs called by name through PATH are seen."
-        artifact = file_artifact(
-            "command_log",
-            COMMANDS_FILE,
-            log.kept(),
-            note,
-            observed_count=log.count,
-            vouched_count=vouched,
-            categories_seen=categories,
-            lost_calls=log.lost,
-        )
-        seen = f"observed_count={log.count} vouched_count={vouched}"
-        summary = f"{seen} categories_seen={','.join(categories)}. {note}"
-        if past := self._ran_past():
-            summary += f" The kernel saw programs that have a wrapper run without it: {past}."
-        action: ActionType = "run_tests" if "test" in categories else "command"
-        await self._tell("commands_observed", action, summary, [artifact])
-
-    def _why_no_commands(self) -> str:
-        log = self._log
-        if not self._recording.wrap:
-            return "wrappers disabled"
-        if log is None:
-            return "unknown: the wrappers need bash, and there is none"
-        if not log.is_ours:
-            return f"unknown: the log {NOT_OURS}"
-        if log.is_passed_by:
-            return f"unknown: {PASSED_BY}"
-        if log.unwritten:
-            return f"permission issue or full disk: {log.unwritten} calls could not be written"
-        if log.lost:
-            return f"unknown: {log.lost} calls were cut short, or are no calls"
-        if self._seen is not None and self._seen.wrappers:
-            return f"unknown: {number(self._seen.wrappers, 'wrapper')} ran and told nothing"
-        if past := self._ran_past():
-            return f"unknown: wrapped programs ran past the wrappers: {past}"
-        self.summary.commands = 0
-        if self._seen is None or not self._seen.is_complete:
-            return f"unknown: no wrapper was called, {UNWATCHED}"
-        return "no wrapped binaries invoked"
-
-    def _count_vouched(self) -> int:
-        """Of the lines of the command log. Where the kernel feed saw everything, it is said what it
-        did not see."""
-        log, seen = self._log, self._seen
-        if log is None or seen is None:
-            return 0
-        vouched = len(seen.vouched)
-        if not seen.is_complete or log.count > MOST_VOUCHED:
-            return vouched
-        if log.count > vouched:
-            count = number(log.count - vouched, "line")
-            self._lose(f"{count} of {COMMANDS_FILE}: no wrapper was seen to write that")
-        if log.count and seen.wrappers > vouched:
-            self._lose(f"{number(seen.wrappers - vouched, 'wrapper')} ran and told nothing")
-        return vouched
-
-    def _ran_past(self) -> str:
-        """Programs that have a wrapper, and that the kernel saw without it."""
-        if self._seen is None or self._log is None:
-            return ""
-        past = sorted(self._seen.programs.keys() & self._log.names)
-        more = f" and {len(past) - _NAMED} more" if len(past) > _NAMED else ""
-        return f"{', '.join(past[:_NAMED])}{more}"
-
-    async def _tell_verdict(self, stdout: Kept, changes: Compared) -> Verdict:
-        verdict = await to_thread.run_sync(
-            reach_verdict,
-            self._recording,
-            stdout,
-            changes,
-            self._log,
-            self._seen,
-            self._no_commands,
-        )
-        self.evaluation = verdict.evaluation
-        if verdict.declared is not None:
-            self.summary.declared_denials = verdict.declared.denials
-            self.summary.declared_denied_tools = verdict.declared.denied_tools
-            self.summary.declared_error = verdict.declared.is_error
-        self.summary.alignment = verdict.evaluation.alignment.status
-        self.summary.quality = verdict.evaluation.quality.status
-        self.summary.policy = verdict.evaluation.policy.status
-        await self._tell(
-            "evaluation_performed", "other", verdict.sentence, evaluation=verdict.evaluation
-        )
-        return verdict
-
-    async def _finish(self, verdict: Verdict) -> None:
-        folder = self._recording.folder
-        artifacts = []
-        self._lose_strangers()
+        Reaper.get()  # should the guard be killed, its orphans come to us
+        self.ending.started = time.monotonic_ns()
+        self._guard.tell(order)
+        self._interrupts.listen(self._pass_on)
         try:
-            events = Beginning(self._journal.size, self._journal.sha256)
-            see = self._recording.disclosure.value
-            self.summary.redacted = self._recording.disclosure.replaced()
-            summary = write_document(folder / SUMMARY_FILE, see(msgspec.to_builtins(self.summary)))
-            self._kept[SUMMARY_FILE] = summary
-            artifacts.append(file_artifact("summary", SUMMARY_FILE, summary, "How the run went."))
-            manifest = write_manifest(folder, self._recording.run_id, events, self._kept)
-            artifacts.append(
-                file_artifact("manifest", MANIFEST_FILE, manifest, "Every file, with its hash.")
-            )
-        except OutputError as error:
-            self._lose(str(error))
-        lost = len(self.summary.incomplete)
-        state = f"; incomplete: {lost}" if lost else ""
-        await self._tell(
-            "run_finished",
-            "other",
-            f"{verdict.sentence}{state}",
-            artifacts,
-            evaluation=verdict.evaluation,
-        )
+            async with create_task_group() as patience:
+                patience.start_soon(self._keep_going)
+                async with create_task_group() as tasks:
+                    for reader in self._readers:
+                        tasks.start_soon(reader.run)
+                    await self._follow()
+                    for reader in self._readers:
+                        reader.end()
+                    if self._interrupts.numbers:
+                        patience.start_soon(self._release)
+                patience.cancel_scope.cancel()
+        finally:
+            self._guard.dismiss()
 
-    def _lose_strangers(self) -> None:
-        """What the recorder did not write is no evidence, wherever it lies."""
-        recording = self._recording
-        own = {*self._kept, *_WRITTEN_LAST, HOME}
-        if self._witness is not None:
-            own |= {*EVIDENCE_FILES}
-        if recording.workspace_mode != "here":
-            own.add(WORKSPACE)
-        if found := strangers(recording.folder, own):
-            self.summary.foreign_files = found[:_MOST_FOREIGN]
-            more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-            names = ", ".join(found[:_NAMED])
-            self._lose(f"not the recorder's, and no part of the record: {names}{more}")
+    def _pass_on(self, number: int) -> None:
+        self.ending.passed_on.append(_name(number))
+        if self._is_over:  # what still holds us is whoever reads our output
+            self._let_go()
+        elif len(self.ending.passed_on) > 2:
+            self._guard.signal(END_NOW)
+        else:
+            self._guard.signal(number)
+
+    async def _keep_going(self) -> None:
+        while True:
+            await sleep(KEEP_GOING)
+            self._guard.go_on()
+
+    async def _release(self) -> None:
+        await sleep(STUCK_READER)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for relay in self._relays:
+            relay.give_up()
+
+    async def _follow(self) -> None:
+        """The guard's reports, to the last one: it has things to put away after that."""
+        rest = b""
+        while not self._is_over:
+            await wait_readable(self._guard.status)
+            data = os.read(self._guard.status, 1 << 16)
+            if not data:
+                break
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                await self._heed(decode_report(line))
+        if not self._is_over:
+            self._is_over = self.ending.lost_guard = True
+            self._guard.wait()
+            self.ending.stopped += self._end_orphans()
+            if not self._has_exited:
+                await self._exited(-signal.SIGKILL, time.time_ns())
+
+    def _end_orphans(self) -> list[str]:
+        """Without the guard they are in its group still, or have come to us, or both."""
+        names = [] if self._cgroup is None else _end_group(self._cgroup)
+        return names + Reaper.get().strays()
+
+    async def _heed(self, report: GuardReport) -> None:
+        if isinstance(report, Started):
+            self.ending.pid, self.ending.containment = report.pid, report.containment
+        elif isinstance(report, Failed):
+            missing = report.number in (errno.ENOENT, errno.ENOTDIR)
+            self._is_over = True
+            await self._not_started(NOT_FOUND if missing else CANNOT_RUN, report.reason)
+        elif isinstance(report, TimedOut):
+            self.ending.timed_out = True
+        elif isinstance(report, Stopped):
+            self.ending.stops.append(report.ns)
+        elif isinstance(report, Exited):
+            await self._exited(report.code, report.wall)
+        elif isinstance(report, TreeEnded):
+            self._is_over = True
+            self.ending.outlived = report.outlived
+            self.ending.stopped = report.ended
+            if self._log is not None:
+                self._log.is_passed_by = report.took_wrappers
+
+    async def _exited(self, code: int, wall: int) -> None:
+        self._has_exited = True
+        if self._log is not None:
+            self._log.agent_is_over()
+        self.ending.ended, self.ending.ended_wall = time.monotonic_ns(), wall
+        self.ending.exit_code = code if code >= 0 else 128 - code
+        self.ending.signal = _name(-code) if code < 0 else None
+        await self._on_exit(self.ending)
+
+    async def _not_started(self, code: int, reason: str) -> None:
+        now = time.monotonic_ns()
+        self.ending.started = self.ending.started or now
+        self.ending.ended, self.ending.ended_wall = now, time.time_ns()
+        self.ending.exit_code, self.ending.not_started = code, reason
+        await self._on_exit(self.ending)
+
+
+def _end_group(cgroup: Cgroup) -> list[str]:
+    names = [str(process) for process in map(read_process, cgroup.members()) if process]
+    deadline = time.monotonic() + GIVE_UP
+    while cgroup.members() and time.monotonic() < deadline:
+        cgroup.kill()
+        Reaper.get().let_go()  # who has ended is a member until somebody asks how
+        time.sleep(0.001)
+    cgroup.remove()
+    return names
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"

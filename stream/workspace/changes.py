@@ -1,4 +1,6 @@
-"""What is different in a folder since its snapshot; the new contents go into the store as well,
+"""Where a link of a snapshot leads, as far as the snapshot can tell.
+
+What is different in a folder since its snapshot; the new contents go into the store as well,
 so that nothing is read twice and all that is said later is about the same bytes."""
 
 from __future__ import annotations
@@ -12,22 +14,69 @@ from typing import Literal
 from msgspec import Struct
 
 from stream.errors import InputError, os_reason
-from stream.workspace.descent import FILE, Descent, Entry, entries, identity_of, visit
-from stream.workspace.holes import Piece, filled, holds_more, pieces_of
-from stream.workspace.links import goes_round
+from stream.files.trees import (
+    FILE,
+    Descent,
+    Entry,
+    Piece,
+    entries,
+    filled,
+    holds_more,
+    identity_of,
+    pieces_of,
+    visit,
+)
 from stream.workspace.snapshot import (
     LARGEST,
     NOWHERE,
-    Folder,
+    Cancelled,
+    EntryRecord,
+    FolderRecords,
+    IsCancelled,
     Kind,
     Reason,
-    Record,
     Skipped,
     Snapshot,
+    Store,
     kind_of,
+    never,
     pack,
 )
-from stream.workspace.store import Cancelled, IsCancelled, Store, never
+
+_MOST = 40  #: links on one way; then a system gives up
+
+
+def goes_round(snapshot: Snapshot, store: Store, path: bytes) -> bool:
+    """Whether nothing can be looked up through it. Not known, and not said, of a way that leads
+    out of the snapshot."""
+    todo = path.split(b"/")[::-1]
+    way: list[FolderRecords] = [snapshot.root]
+    passed = 0
+    while todo:
+        name = todo.pop()
+        if name in (b"", b"."):
+            continue
+        if name == b"..":
+            way.pop()
+            if not way:
+                return False
+            continue
+        inner = way[-1].folders.get(name)
+        if inner:
+            way.append(inner)
+            continue
+        record = way[-1].records().get(name)
+        if not record or not stat.S_ISLNK(record.mode) or record.place < 0:
+            return False
+        passed += 1
+        if passed > _MOST:
+            return True
+        target = b"".join(store.read(record.place, record.size))
+        if target.startswith(b"/"):
+            return False
+        todo.extend(target.split(b"/")[::-1])
+    return False
+
 
 #: A clock of files may tick as slowly as this: a file can change and keep its ctime.
 TICK = 20_000_000  #: ns
@@ -46,7 +95,7 @@ class State(Struct):
     def is_kept(self) -> bool:
         return self.place >= 0
 
-    def holds_as(self, other: State | Record) -> bool:
+    def holds_as(self, other: State | EntryRecord) -> bool:
         """What is the same is kept once; what is empty has no place of its own."""
         return self.is_kept and (self.place, self.size) == (other.place, other.size)
 
@@ -61,7 +110,7 @@ class Change(Struct):
         return "added" if not self.before else "changed" if self.after else "removed"
 
 
-class Changes(Struct):
+class ChangeSet(Struct):
     items: list[Change]  #: sorted by the bytes of the path
     unknown: list[Skipped]  #: what cannot be said, because it could not be read
     is_of_another: bool = False  #: the folder that was looked at before has lost its name
@@ -69,7 +118,7 @@ class Changes(Struct):
 
 def find_changes(
     before: Snapshot, root: Path, store: Store, is_cancelled: IsCancelled = never
-) -> Changes:
+) -> ChangeSet:
     """Nothing may write into `root` any longer. Raises InputError."""
     descent = Descent(root)
     try:
@@ -82,7 +131,7 @@ def find_changes(
     finally:
         descent.close()
     finder.found.sort(key=lambda change: change.path)
-    return Changes(finder.found, finder.unknown, is_of_another)
+    return ChangeSet(finder.found, finder.unknown, is_of_another)
 
 
 class _Finder:
@@ -95,7 +144,7 @@ class _Finder:
         self._descent = descent
         self._store = store
         self._is_cancelled = is_cancelled
-        self._nodes: list[Folder | None] = [before.root]
+        self._nodes: list[FolderRecords | None] = [before.root]
         self._path: list[bytes] = []
         self._entries: tuple[list[Entry], list[Entry]] = ([], [])
         # Whichever clock is behind, ours or that of the files: what is as late as this may have
@@ -111,10 +160,10 @@ class _Finder:
     def look(self) -> Iterator[bytes]:
         if self._is_cancelled():
             raise Cancelled
-        node = self._nodes[-1] or Folder(0)
+        node = self._nodes[-1] or FolderRecords(0)
         files, folders = self._entries
         if not self._is_as_before(node):
-            old: dict[bytes, Record | Folder] = {**node.records(), **node.folders}
+            old: dict[bytes, EntryRecord | FolderRecords] = {**node.records(), **node.folders}
             now = dict(files + folders)
             for name in sorted(old.keys() | now.keys()):
                 self._compare(name, old.get(name), now.get(name))
@@ -144,7 +193,7 @@ class _Finder:
         self._path.pop()
         self._nodes.pop()
 
-    def _is_as_before(self, node: Folder) -> bool:
+    def _is_as_before(self, node: FolderRecords) -> bool:
         """By the status of all that lies in it; its folders are looked at one by one."""
         files, folders = self._entries
         return (
@@ -156,15 +205,15 @@ class _Finder:
         )
 
     def _compare(
-        self, name: bytes, was: Record | Folder | None, status: os.stat_result | None
+        self, name: bytes, was: EntryRecord | FolderRecords | None, status: os.stat_result | None
     ) -> None:
         after: State | None = None
         if status and stat.S_ISDIR(status.st_mode):
-            if isinstance(was, Folder) and was.mode == status.st_mode:
+            if isinstance(was, FolderRecords) and was.mode == status.st_mode:
                 return
             after = State("dir", status.st_mode, ctime=status.st_ctime_ns)
         elif status:
-            record = was if isinstance(was, Record) else None
+            record = was if isinstance(was, EntryRecord) else None
             if record and self._is_untouched(record, status):
                 return
             after = self._look_at(name, status, record)
@@ -177,13 +226,13 @@ class _Finder:
             path = b"/".join([*self._path, name])
             before.goes_round = goes_round(self._before, self._store, path)
         self._add([name], before, after)
-        if isinstance(was, Folder) and not (after and after.kind == "dir"):
+        if isinstance(was, FolderRecords) and not (after and after.kind == "dir"):
             self._remove_below(name, was)
 
-    def _is_untouched(self, record: Record, status: os.stat_result) -> bool:
+    def _is_untouched(self, record: EntryRecord, status: os.stat_result) -> bool:
         return record.ctime < self._late and record.is_of(status)
 
-    def _is_same(self, record: Record, after: State, status: os.stat_result) -> bool:
+    def _is_same(self, record: EntryRecord, after: State, status: os.stat_result) -> bool:
         """Touching a file, or writing into it what it held, changes nothing."""
         if record.mode != after.mode:
             return False
@@ -195,7 +244,9 @@ class _Finder:
             return after.digest == self._before.digest(record.place)
         return record.is_of(status)  # what cannot be read is judged by what is said about it
 
-    def _look_at(self, name: bytes, status: os.stat_result, record: Record | None) -> State | None:
+    def _look_at(
+        self, name: bytes, status: os.stat_result, record: EntryRecord | None
+    ) -> State | None:
         """None: it is gone."""
         state = State(kind_of(status.st_mode), status.st_mode, status.st_size, status.st_ctime_ns)
         try:
@@ -214,7 +265,7 @@ class _Finder:
             self._doubt(name, "unreadable")
         return state
 
-    def _keep_link(self, state: State, link: bytes, record: Record | None) -> None:
+    def _keep_link(self, state: State, link: bytes, record: EntryRecord | None) -> None:
         state.size = len(link)
         if record and self._holds(record, [link], len(link)):
             state.place = record.place
@@ -222,7 +273,7 @@ class _Finder:
             state.place = self._store.end
             self._store.add(link)
 
-    def _keep_file(self, state: State, fd: int, name: bytes, record: Record | None) -> None:
+    def _keep_file(self, state: State, fd: int, name: bytes, record: EntryRecord | None) -> None:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise OSError("it is something else by now")
@@ -250,21 +301,21 @@ class _Finder:
             if self._is_cancelled():
                 raise Cancelled
 
-    def _holds(self, record: Record, found: Iterable[Piece], size: int) -> bool:
+    def _holds(self, record: EntryRecord, found: Iterable[Piece], size: int) -> bool:
         """Whether the content before was this."""
         if record.size != size or record.place < 0:
             return False
         return self._store.holds(record.place, size, found)
 
-    def _state_of(self, was: Record | Folder | None) -> State | None:
+    def _state_of(self, was: EntryRecord | FolderRecords | None) -> State | None:
         if was is None:
             return None
-        if isinstance(was, Folder):
+        if isinstance(was, FolderRecords):
             return State("dir", was.mode)
         digest = self._before.digest(was.place)
         return State(kind_of(was.mode), was.mode, was.size, was.ctime, was.place, digest)
 
-    def _remove_below(self, name: bytes, folder: Folder) -> None:
+    def _remove_below(self, name: bytes, folder: FolderRecords) -> None:
         todo = [([name], folder)]
         while todo:
             path, node = todo.pop()
@@ -281,7 +332,7 @@ class _Finder:
         self.unknown.append(Skipped(b"/".join([*self._path, name]), reason))
 
 
-def _latest(root: Folder) -> int:
+def _latest(root: FolderRecords) -> int:
     latest, todo = 0, [root]
     while todo:
         folder = todo.pop()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.declared import ANSWER, NAME, TOOLS, Declared, _Items, read_declared
+from stream.observe.agent_output import ANSWER, NAME, TOOLS, Declared, _Items, read_declared
 
 DATA = Path(__file__).parent.parent / "data/claude"
 _STATUS = "API Error: 529 stub 529. This is a server-side issue"

@@ -14,22 +14,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.declared import ANSWER, Answer, Declared, read_declared
-from stream.evaluation import (
+from stream.observe.agent_output import ANSWER, AgentAnswer, Declared, read_declared
+from stream.observe.constraints import (
     JSON_ONLY,
+    LONGEST,
     NO_CI_CHANGES,
     NO_EMOJIS,
+    NOT_ASKED,
     NOT_REFUSED,
+    PIECE,
     TESTS_REQUIRED,
     ChangedPath,
     Command,
     Diff,
+    additions,
     evaluate,
+    find_emoji,
+    is_ci,
+    is_code,
+    is_test,
 )
-from stream.evaluation.additions import PIECE, additions
-from stream.evaluation.emojis import find_emoji
-from stream.evaluation.evidence import LONGEST, NOT_ASKED
-from stream.evaluation.paths import is_ci, is_code, is_test
 from stream.records.decision import CONSTRAINTS, CaptureMode, Check, Evaluation, Status
 
 SHA = hashlib.sha256(b"the patch").hexdigest()
@@ -39,7 +43,7 @@ LS = Command("ls", "other", "2026-01-02T03:04:05Z")
 
 def said(text: str, mode: Literal["text", "json"] = "text", is_cut: bool = False) -> Declared:
     data = text.encode("utf-8", "surrogatepass")
-    answer = Answer(text, len(data), hashlib.sha256(data).hexdigest(), is_cut)
+    answer = AgentAnswer(text, len(data), hashlib.sha256(data).hexdigest(), is_cut)
     return Declared(mode=mode, answer=answer, results=1)
 
 
@@ -250,9 +254,7 @@ def test_a_patch_that_cannot_be_read_makes_no_verdict(patch: Path) -> None:
 
 
 def test_the_table_is_loaded_only_where_there_is_something_to_look_up() -> None:
-    code = (
-        "import sys, stream.evaluation as e, stream.evaluation.emojis as m; m.find_emoji('plain')"
-    )
+    code = "import sys, stream.observe.constraints as m; m.find_emoji('plain')"
     code += "; assert 'regex' not in sys.modules; m.find_emoji('é'); assert 'regex' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -617,7 +619,7 @@ def test_evidence_is_bounded_and_visible(
     patch = tmp_path_factory.mktemp("x") / "patch"
     name = texts[0].replace("\n", "").encode("utf-8", "replace")
     patch.write_bytes(b"+++ b/" + name + b"\n@@ -1 +1 @@\n+" + texts[1].encode() + b"\n")
-    answer = Answer(texts[2], numbers[0], SHA, is_cut=kind == "cut")
+    answer = AgentAnswer(texts[2], numbers[0], SHA, is_cut=kind == "cut")
     declared = {
         "said": Declared(mode="text", answer=answer),
         "cut": Declared(mode="text", answer=answer),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import stream
 from stream.redaction import Redactor
-from stream.redaction.environment import is_plain, names_secret
+from stream.redaction.policy import is_plain, names_secret
 
 KEY_LINES = "\n".join("MIIEpAIBAAKCAQEA" + f"{n:02}" * 24 for n in range(10, 35))
 PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{KEY_LINES}\nAbc=\n-----END RSA PRIVATE KEY-----"
@@ -131,7 +131,7 @@ def in_chunks(redactor: Redactor, data: bytes, size: int, first: int = 0) -> byt
 def test_it_does_not_where_the_bytes_are_cut_anywhere(
     name: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream.redaction.scan.STEP", 1)
+    monkeypatch.setattr("stream.redaction.scanner.STEP", 1)
     written, secret = SEEDED[name]
     data = f"{FILLER}{written}\n{FILLER}".encode()
     whole = Redactor(ENVIRONMENT).bytes(data)
@@ -164,7 +164,7 @@ CROWDED = [
 @pytest.mark.parametrize("number", range(len(CROWDED)))
 @pytest.mark.parametrize("size", [1, 61])
 def test_nor_where_secrets_overlap(number: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stream.redaction.scan.STEP", 1)
+    monkeypatch.setattr("stream.redaction.scanner.STEP", 1)
     data = f"{FILLER}{CROWDED[number]}\n{FILLER}".encode()
     whole = Redactor(ENVIRONMENT).bytes(data)
     for value in ("abcdefgh1", "correct-horse", "0123456789012", "MIIEpAIBAAKCAQEA", "eyJaB3"):
@@ -201,7 +201,7 @@ def test_the_output_depends_on_the_bytes_alone(parts: list[str], size: int, step
     size = max(size, len(text) // 400)
     whole = Redactor(ENVIRONMENT).bytes(text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stream.redaction.scan.STEP", step)
+        patch.setattr("stream.redaction.scanner.STEP", step)
         assert in_chunks(Redactor(ENVIRONMENT), text, size) == whole
 
 

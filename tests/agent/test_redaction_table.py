@@ -61,7 +61,7 @@ def test_they_do_not_come_out_of_a_stream_cut_anywhere(monkeypatch: pytest.Monke
         f"{text}\n" + "a line\n" * rng.randrange(40) for _, _, text, _ in chosen
     ).encode()
     whole = Redactor({}).bytes(data)
-    monkeypatch.setattr("stream.redaction.scan.STEP", 1)
+    monkeypatch.setattr("stream.redaction.scanner.STEP", 1)
     stream_ = Redactor({}).stream()
     edges = sorted(rng.sample(range(len(data)), 120))
     pieces = [data[a:b] for a, b in zip([0, *edges], [*edges, len(data)], strict=True)]
@@ -76,7 +76,7 @@ def test_a_long_table_is_read_to_its_end_however_it_is_cut(monkeypatch: pytest.M
     whole = Redactor({}).bytes(text)
     assert whole.count(b"[redacted:password:") == 400
     assert whole.endswith(b"\nid and user, a line\n")
-    monkeypatch.setattr("stream.redaction.scan.STEP", 1)
+    monkeypatch.setattr("stream.redaction.scanner.STEP", 1)
     stream_ = Redactor({}).stream()
     cut = [stream_.feed(text[at : at + 97]) for at in range(0, len(text), 97)]
     assert b"".join([*cut, stream_.finish()]) == whole

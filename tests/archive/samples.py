@@ -13,37 +13,23 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from stream.archive.chain import LAYERS, Tally
-from stream.archive.entries import Entry
-from stream.archive.gzip import LENGTH, SEALED, seal
-from stream.archive.header import BLOCK, ZEROS, encode_header, padded
-from stream.archive.verifying import verify
-from stream.archive.writing import encode_manifest, write_archive
-from stream.evidence.companion import make_companion
+from stream.archive.tar import (
+    BLOCK,
+    LENGTH,
+    SEALED,
+    ZEROS,
+    Entry,
+    encode_header,
+    encode_manifest,
+    padded,
+    seal,
+    write_archive,
+)
+from stream.evidence.attribution import attribution_events, lost_between
 from stream.evidence.correlation import correlate
 from stream.evidence.health import make_health
-from stream.evidence.steps import kernel_steps, lost_between
-from stream.evidence.surface import Surface
-from stream.records.change import FS_CHANGE, FileState, FsChange
-from stream.records.command import CommandRecord
-from stream.records.control import Gap
-from stream.records.kernel import KernelDetail, KernelEvent, RawCapture
-from stream.records.run import (
-    CHANGES_FILE,
-    COMMANDS_FILE,
-    DIFF_FILE,
-    EVENTS_FILE,
-    MANIFEST_FILE,
-    METADATA_FILE,
-    STDERR_FILE,
-    STDOUT_FILE,
-    SUMMARY_FILE,
-    Beginning,
-    Manifest,
-    ManifestFile,
-    RunMetadata,
-    RunSummary,
-)
-from stream.records.runner import (
+from stream.evidence.surface import Surface, make_companion
+from stream.records.artifacts import (
     ARCHIVE_MANIFEST,
     CHAIN_FILE,
     COMPANION_FILE,
@@ -63,7 +49,30 @@ from stream.records.runner import (
     RunnerStarted,
     SdkEvent,
 )
-from tests.stages.runs import good_run
+from stream.records.control import Gap
+from stream.records.kernel import KernelDetail, KernelEvent, RawCapture
+from stream.records.run import (
+    CHANGES_FILE,
+    COMMANDS_FILE,
+    DIFF_FILE,
+    EVENTS_FILE,
+    FS_CHANGE,
+    MANIFEST_FILE,
+    METADATA_FILE,
+    STDERR_FILE,
+    STDOUT_FILE,
+    SUMMARY_FILE,
+    Beginning,
+    CommandRecord,
+    FileState,
+    FsChange,
+    Manifest,
+    ManifestFile,
+    RunMetadata,
+    RunSummary,
+)
+from stream.verify.session import verify
+from tests.transformers.runs import good_run
 
 DATA = Path(__file__).parent.parent / "data" / "assay"
 ARCHIVES = sorted((DATA / "archives").glob("*.tar.gz"))
@@ -180,7 +189,7 @@ def judged(files: Files, capture: RawCapture) -> Files:
         markers=decoded(files[MARKERS_FILE], Marker),
         sdk=sdk,
         policy=policy,
-        events=kernel_steps(files[KERNEL_FILE].splitlines(), lines),
+        events=attribution_events(files[KERNEL_FILE].splitlines(), lines),
         gaps=lost_between(lines, len(kernel)),
         has_kernel=True,
         capture=capture,

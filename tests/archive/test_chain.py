@@ -14,13 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.archive.book import Book
 from stream.archive.chain import LAYERS, STEP, LayerFiles, Tally
-from stream.archive.limits import Limits
-from stream.archive.links import Links, trusted
-from stream.archive.verifying import verify
-from stream.records.run import EVENTS_FILE, METADATA_FILE, STDOUT_FILE
-from stream.records.runner import (
+from stream.archive.reader import Limits
+from stream.records.artifacts import (
     CHAIN_FILE,
     DETAIL_FILE,
     KERNEL_FILE,
@@ -28,6 +24,10 @@ from stream.records.runner import (
     SDK_FILE,
     ChainLink,
 )
+from stream.records.run import EVENTS_FILE, METADATA_FILE, STDOUT_FILE
+from stream.verify.layers import Links, trusted
+from stream.verify.report import VerifyReport
+from stream.verify.session import verify
 from tests.archive.samples import RUN, ndjson, opened, put, rules, run_folder, sha256
 from tests.archive.samples import recorded as run_files
 
@@ -283,7 +283,7 @@ def test_what_is_said_to_be_as_it_was_written_is(lines: list[bytes], data: st.Da
     rest = bytearray(whole[: data.draw(st.integers(0, len(whole)))])
     if rest and data.draw(st.booleans()):
         rest[data.draw(st.integers(0, len(rest) - 1))] ^= 1
-    links = Links(Book("x", Limits(), False))
+    links = Links(VerifyReport("x", Limits(), False))
     links.feed(chain[: data.draw(st.integers(0, len(chain)))])
     links.finish()
     tallies = {KERNEL_FILE: tallied(KERNEL_FILE, bytes(rest))}

@@ -15,16 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from stream.archive.book import Book
-from stream.archive.examination import Examination
-from stream.archive.folder import reading_order
-from stream.archive.gathering import DECODERS, Gathering
-from stream.archive.limits import Limits
-from stream.archive.verifying import hold_to_implied, verify
-from stream.records.control import Gap
-from stream.records.kernel import RawCapture, RawEvent
-from stream.records.run import SUMMARY_FILE
-from stream.records.runner import (
+from stream.archive.reader import Limits
+from stream.records.artifacts import (
     ARCHIVE_MANIFEST,
     CHAIN_FILE,
     COMPANION_FILE,
@@ -43,7 +35,13 @@ from stream.records.runner import (
     PolicyEvent,
     SdkEvent,
 )
-from stream.stages.normalize import DetailLine, Normalize
+from stream.records.control import Gap
+from stream.records.kernel import RawCapture, RawEvent
+from stream.records.run import SUMMARY_FILE
+from stream.transformers.normalize import DetailLine, Normalize
+from stream.verify.replay import DECODERS, LayerReplay
+from stream.verify.report import VerifyReport
+from stream.verify.session import VerifySession, hold_to_implied, reading_order, verify
 from tests.archive.samples import (
     ARCHIVES,
     RUN,
@@ -170,14 +168,14 @@ def chained(files: Files) -> bytes:
 
 def found(files: Files) -> set[str]:
     """The rules that are broken in an archive of these files, without the archive around them."""
-    book = Book("x", Limits(), False)
+    book = VerifyReport("x", Limits(), False)
     _examine(book, files)
     return {item.rule for item in book.findings if item.severity == "error"}
 
 
-def _examine(book: Book, files: Files) -> None:
+def _examine(book: VerifyReport, files: Files) -> None:
     book.names = {*files}
-    examination = Examination(book)
+    examination = VerifySession(book)
     for name in reading_order(book.names):
         examination.begin(name)
         examination.feed(files[name])
@@ -378,7 +376,7 @@ def test_whatever_is_normalized_agrees_with_itself(events: list[RawEvent]) -> No
     lines = [line for line in Normalize(RUN).feed(events) if isinstance(line, bytes)]
     kernel = [line for line in lines if not isinstance(line, DetailLine)]
     beside = [line for line in lines if isinstance(line, DetailLine)]
-    with closing(Gathering()) as gathering:
+    with closing(LayerReplay()) as gathering:
         for name, some in ((KERNEL_FILE, kernel), (DETAIL_FILE, beside)):
             gathering.take(name, DECODERS[name].decode_lines(b"\n".join(some)))
         gathering.finish()
@@ -413,7 +411,7 @@ UNBALANCED: list[tuple[str, dict[str, Any]]] = [
 
 
 def told_of(files: Files) -> str:
-    book = Book("x", Limits(), False)
+    book = VerifyReport("x", Limits(), False)
     _examine(book, files)
     return " | ".join(item.message for item in book.findings if item.rule == "contract.books")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stream.archive.limits import Limits
-from stream.archive.rules import RULES
-from stream.records.runner import KERNEL_FILE
+from stream.archive.reader import Limits
+from stream.records.artifacts import KERNEL_FILE
+from stream.verify.report import RULES
 from tests.archive.samples import ARCHIVES, run_folder, small, written
 from tests.cli.command import Place
 from tests.cli.conftest import place

@@ -13,11 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from stream.archive.rules import RULES, WARNINGS
-from stream.archive.verifying import verify
 from stream.errors import InputError
-from stream.records.run import METADATA_FILE, STDERR_FILE, SUMMARY_FILE
-from stream.records.runner import (
+from stream.records.artifacts import (
     ARCHIVE_MANIFEST,
     CORRELATION_FILE,
     DETAIL_FILE,
@@ -29,6 +26,9 @@ from stream.records.runner import (
     SDK_FILE,
     SURFACE_FILE,
 )
+from stream.records.run import METADATA_FILE, STDERR_FILE, SUMMARY_FILE
+from stream.verify.report import RULES, WARNINGS
+from stream.verify.session import verify
 from tests.archive.samples import (
     SUMMARY,
     Files,

@@ -15,15 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from stream.archive.alone import evidence_findings
-from stream.archive.book import Book
-from stream.archive.examination import Examination
-from stream.archive.limits import Limits
-from stream.archive.verifying import verify
+from stream.archive.reader import Limits
 from stream.codec import DECODE_ERRORS, explain
-from stream.evidence.contracts import ARTIFACTS, LINES
+from stream.contracts import ARTIFACTS, LINES
+from stream.records.artifacts import ARCHIVE_MANIFEST, CONTRACTS, V0_FILES
 from stream.records.control import Finding
-from stream.records.runner import ARCHIVE_MANIFEST, CONTRACTS, V0_FILES
+from stream.verify.layers import evidence_findings
+from stream.verify.report import VerifyReport
+from stream.verify.session import VerifySession, verify
 from tests.archive.samples import ARCHIVES, items_of, packed, run_folder, tar_in, tar_of
 from tests.cli.command import Place
 from tests.cli.conftest import place
@@ -140,8 +139,8 @@ def test_verify_finds_what_is_bad(tmp_path: Path, case: Case) -> None:
 
 @pytest.mark.parametrize("case", [case for case in GOOD if case.file != ARCHIVE_MANIFEST], ids=ids)
 def test_verify_finds_nothing_in_what_is_good(case: Case) -> None:
-    book = Book("x", Limits(), is_folder=False)
-    examination = Examination(book)
+    book = VerifyReport("x", Limits(), is_folder=False)
+    examination = VerifySession(book)
     examination.begin(case.file)
     examination.feed(case.data)
     examination.end()

@@ -11,22 +11,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stream.archive.book import MOST_OF_RULE, Book
 from stream.archive.chain import STEP, Tally
-from stream.archive.limits import Limits
-from stream.archive.links import Links
-from stream.archive.verifying import verify
-from stream.records.run import (
-    BOUNDARY_FILE,
-    CHANGES_FILE,
-    COMMANDS_FILE,
-    EVENTS_FILE,
-    MANIFEST_FILE,
-    METADATA_FILE,
-    STDOUT_FILE,
-    SUMMARY_FILE,
-)
-from stream.records.runner import (
+from stream.archive.reader import Limits
+from stream.records.artifacts import (
     ARCHIVE_MANIFEST,
     CHAIN_FILE,
     COMPANION_FILE,
@@ -39,6 +26,19 @@ from stream.records.runner import (
     V0_FILES,
     ChainLink,
 )
+from stream.records.run import (
+    BOUNDARY_FILE,
+    CHANGES_FILE,
+    COMMANDS_FILE,
+    EVENTS_FILE,
+    MANIFEST_FILE,
+    METADATA_FILE,
+    STDOUT_FILE,
+    SUMMARY_FILE,
+)
+from stream.verify.layers import Links
+from stream.verify.report import MOST_OF_RULE, VerifyReport
+from stream.verify.session import verify
 from tests.archive.samples import (
     ARCHIVES,
     SUMMARY,
@@ -60,7 +60,7 @@ from tests.archive.samples import (
     written,
 )
 from tests.archive.test_claims import variants
-from tests.stages.cells import PLAIN
+from tests.transformers.cells import PLAIN
 
 Target = Path
 
@@ -263,7 +263,7 @@ def test_what_is_due_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return whole(tally)
 
     monkeypatch.setattr(Tally, "link", link)
-    links = Links(Book("x", Limits(), False))
+    links = Links(VerifyReport("x", Limits(), False))
     links.feed(ndjson(*tally.links))
     links.finish()
     assert list(links.against({KERNEL_FILE: tally}, is_whole=True)) == []
@@ -271,7 +271,7 @@ def test_what_is_due_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_more_links_than_there_can_be() -> None:
-    book = Book("x", Limits(decoded=STEP), False)
+    book = VerifyReport("x", Limits(decoded=STEP), False)
     links = Links(book)
     links.feed(ndjson(Tally(KERNEL_FILE).link()) * 1000)
     links.finish()
@@ -280,7 +280,7 @@ def test_more_links_than_there_can_be() -> None:
 
 
 def test_a_link_that_is_too_long() -> None:
-    book = Book("x", Limits(line=1000), False)
+    book = VerifyReport("x", Limits(line=1000), False)
     links = Links(book)
     for _ in range(100):
         links.feed(b"x" * 1000)

@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stream.archive.verifying import verify
+from stream.records.artifacts import CHAIN_FILE, KERNEL_FILE, ChainLink
 from stream.records.run import STDOUT_FILE
-from stream.records.runner import CHAIN_FILE, KERNEL_FILE, ChainLink
 from stream.sources.kernel.ebpf import probe_ebpf
+from stream.verify.session import verify
 from tests.archive.samples import rules, run_folder
 from tests.cli.command import Place
 from tests.cli.conftest import place

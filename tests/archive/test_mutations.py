@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stream.archive.verifying import verify
 from stream.errors import InputError
+from stream.verify.session import verify
 from tests.archive.samples import (
     ARCHIVES,
     Rewritten,

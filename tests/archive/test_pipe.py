@@ -13,14 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.archive.assorting import Assort, Books, Piece
 from stream.archive.chain import LAYERS as LAYER_FILES
-from stream.archive.verifying import verify
+from stream.boundary.descriptors import find_boundaries
 from stream.codec import Lines
-from stream.pattern import find_boundaries
-from stream.records.control import Gap, Reject
-from stream.records.kernel import RawCapture
-from stream.records.runner import (
+from stream.records.artifacts import (
     ARCHIVE_MANIFEST,
     CHAIN_FILE,
     COMPANION_FILE,
@@ -31,6 +27,10 @@ from stream.records.runner import (
     SDK_FILE,
     SURFACE_FILE,
 )
+from stream.records.control import Gap, Reject
+from stream.records.kernel import RawCapture
+from stream.sinks.archive import Assort, FeedCounts, Piece
+from stream.verify.session import verify
 from tests.archive.samples import (
     RUN,
     Files,
@@ -50,8 +50,8 @@ from tests.cli.conftest import place
 from tests.evidence.raw import opened as raw_opened
 from tests.evidence.raw import raw
 from tests.recorder.runs import observe
-from tests.stages.cells import PLAIN
-from tests.stages.runs import encoded, good_run
+from tests.transformers.cells import PLAIN
+from tests.transformers.runs import encoded, good_run
 
 __all__ = ["place"]
 
@@ -394,7 +394,7 @@ def test_the_books_of_a_feed_are_kept_for_who_makes_the_health() -> None:
     capture = RawCapture(feed="ebpf", got=3, seen=3, filtered={"loader": 1}, aside={})
     assert [*stage.feed([encode(capture)])] == []
     bare = RawCapture(feed="ebpf", got=3, seen=3)
-    assert stage.books == Books(bare, {"loader": 1}, {})
+    assert stage.books == FeedCounts(bare, {"loader": 1}, {})
     assert stage.counts.filtered == 1
 
 

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from stream.archive.verifying import verify
-from stream.comparison.difference import diff, is_anything_unbound
-from stream.comparison.side import read_evidence
-from stream.records.kernel import RawCapture
-from stream.records.runner import (
+from stream.compare.diff import diff, is_anything_unbound
+from stream.compare.evidence import read_evidence
+from stream.records.artifacts import (
     COMPANION_FILE,
     CORRELATION_FILE,
     DETAIL_FILE,
@@ -26,7 +24,9 @@ from stream.records.runner import (
     SURFACE_FILE,
     V0_FILES,
 )
-from stream.stages.normalize import DetailLine, Normalize
+from stream.records.kernel import RawCapture
+from stream.transformers.normalize import DetailLine, Normalize
+from stream.verify.session import verify
 from tests.archive.samples import (
     RUN,
     Files,

@@ -16,14 +16,19 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from stream.archive import documents, layers
-from stream.archive.book import Book
-from stream.archive.gathering import Gathering
-from stream.archive.laws import law_of
-from stream.archive.limits import Limits
-from stream.archive.verifying import verify
+from stream.archive.reader import Limits
+from stream.evidence.attribution import attribution_events
 from stream.evidence.correlation import Correlation, correlate
-from stream.evidence.steps import kernel_steps
+from stream.records.artifacts import (
+    COMPANION_FILE,
+    DETAIL_FILE,
+    KERNEL_FILE,
+    MARKERS_FILE,
+    SDK_FILE,
+    SURFACE_FILE,
+    Marker,
+    SdkEvent,
+)
 from stream.records.kernel import (
     CONNECT,
     EXEC,
@@ -35,16 +40,11 @@ from stream.records.kernel import (
     KernelEvent,
     kind_of,
 )
-from stream.records.runner import (
-    COMPANION_FILE,
-    DETAIL_FILE,
-    KERNEL_FILE,
-    MARKERS_FILE,
-    SDK_FILE,
-    SURFACE_FILE,
-    Marker,
-    SdkEvent,
-)
+from stream.verify import documents, layers
+from stream.verify.layers import rules_of
+from stream.verify.replay import LayerReplay
+from stream.verify.report import VerifyReport
+from stream.verify.session import verify
 from tests.archive.samples import (
     ARCHIVES,
     MANIFEST,
@@ -128,11 +128,11 @@ def layer(draw: st.DrawFn) -> bytes:
 
 
 def judged(data: bytes, cuts: list[int], run_id: str = RUN) -> tuple[Any, ...]:
-    book = Book("x", Limits(), is_folder=False, run_id=run_id)
-    law = law_of(KERNEL_FILE, lambda: 0, lambda: 0)
+    book = VerifyReport("x", Limits(), is_folder=False, run_id=run_id)
+    law = rules_of(KERNEL_FILE, lambda: 0, lambda: 0)
     assert law is not None
-    with closing(Gathering()) as gathering:
-        judge = layers.Layer(book, KERNEL_FILE, law, gathering)
+    with closing(LayerReplay()) as gathering:
+        judge = layers.LayerChecker(book, KERNEL_FILE, law, gathering)
         for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
             judge.feed(data[start:end])
         judge.finish()
@@ -153,7 +153,7 @@ def test_many_lines_at_once(data: bytes, choice: st.DataObject, piece: int) -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "_PIECE", piece)
         quick = judged(data, cuts)
-        patch.setattr(layers.Layer, "_good", lambda self, block: 0)
+        patch.setattr(layers.LayerChecker, "_good", lambda self, block: 0)
         assert quick == judged(data, [])
 
 
@@ -163,7 +163,7 @@ def test_a_run_whose_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     quick = judged(data, [], "run 1")
     assert [found.path for found in quick[0]] == ["$.run_id"]
-    monkeypatch.setattr(layers.Layer, "_good", lambda self, block: 0)
+    monkeypatch.setattr(layers.LayerChecker, "_good", lambda self, block: 0)
     assert quick == judged(data, [], "run 1")
 
 
@@ -184,7 +184,7 @@ def test_good_lines_are_looked_at_all_at_once(monkeypatch: pytest.MonkeyPatch) -
     def refuse(*_: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(layers.Layer, "_look_closely", refuse)
+    monkeypatch.setattr(layers.LayerChecker, "_look_closely", refuse)
     assert judged(ndjson(*lines), [])[2][1] == 300
 
 
@@ -284,8 +284,8 @@ def test_a_number_that_was_another_processs() -> None:
 
 def check_steps(happened: Happened, size: int) -> Correlation:
     kernel, beside, said = happened
-    one_by_one = kernel_steps(map(encode, kernel), map(encode, beside))
-    with closing(Gathering()) as gathering:
+    one_by_one = attribution_events(map(encode, kernel), map(encode, beside))
+    with closing(LayerReplay()) as gathering:
         for start in range(0, len(kernel), size):
             gathering.take(KERNEL_FILE, kernel[start : start + size])
         gathering.take(DETAIL_FILE, beside)
@@ -348,7 +348,7 @@ def test_a_good_artifact_is_not_decoded(
     judged: list[str] = []
     long_way = documents._judged
 
-    def watched(book: Book, name: str, data: bytes) -> Any:
+    def watched(book: VerifyReport, name: str, data: bytes) -> Any:
         judged.append(name)
         return long_way(book, name, data)
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from stream.archive.header import BLOCK, encode_header
-from stream.archive.limits import Limits
-from stream.archive.verifying import verify
+from stream.archive.reader import Limits
+from stream.archive.tar import BLOCK, encode_header
 from stream.errors import InputError
-from stream.records.runner import HEALTH_FILE, KERNEL_FILE
+from stream.records.artifacts import HEALTH_FILE, KERNEL_FILE
+from stream.verify.session import verify
 from tests.archive.samples import (
     Files,
     items_of,

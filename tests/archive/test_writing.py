@@ -18,14 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.archive.entries import Entry
-from stream.archive.header import encode_header, padded
-from stream.archive.packing import archive_run
-from stream.archive.verifying import verify
-from stream.archive.writing import write_archive
+from stream.archive.manifest import archive_run
+from stream.archive.tar import Entry, encode_header, padded, write_archive
 from stream.errors import InputError, OutputError
 from stream.evidence.consistency import LONGEST_NAME
-from stream.records.runner import ARCHIVE_MANIFEST, KERNEL_FILE, V0_FILES
+from stream.records.artifacts import ARCHIVE_MANIFEST, KERNEL_FILE, V0_FILES
+from stream.verify.session import verify
 from tests.archive.samples import (
     ARCHIVES,
     RUN,
@@ -99,7 +97,7 @@ _ARCHIVE = """
 import os, sys
 os.umask(int(sys.argv[3], 8))
 from pathlib import Path
-from stream.archive.packing import archive_run
+from stream.archive.manifest import archive_run
 archive_run(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 ROUND = [
@@ -278,7 +276,7 @@ def test_no_room(tmp_path: Path) -> None:
 _SLOW = """
 import sys
 from pathlib import Path
-from stream.archive.packing import archive_run
+from stream.archive.manifest import archive_run
 looks = 0
 def look():
     global looks

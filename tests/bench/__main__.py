@@ -22,7 +22,7 @@ from tests.bench.evidence import write_raw
 from tests.bench.kernel import bench_kernel
 from tests.bench.measuring import STREAM, Row, Run, race, run
 from tests.bench.observing import fill
-from tests.stages.runs import many_runs
+from tests.transformers.runs import many_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 HELPERS = ROOT / "stream" / "helpers"

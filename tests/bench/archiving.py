@@ -8,17 +8,11 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from stream.archive.gathering import Gathering
-from stream.archive.implied import imply
+from stream.records.artifacts import DETAIL_FILE, KERNEL_FILE, MARKERS_FILE, POLICY_FILE, SDK_FILE
 from stream.records.kernel import KernelEvent, RawCapture
 from stream.records.run import SUMMARY_FILE
-from stream.records.runner import (
-    DETAIL_FILE,
-    KERNEL_FILE,
-    MARKERS_FILE,
-    POLICY_FILE,
-    SDK_FILE,
-)
+from stream.verify.artifacts import derive_again
+from stream.verify.replay import LayerReplay
 from tests.archive.samples import RUN, SUMMARY, document, put, run_folder, sealed, taken
 
 EVENTS = 1_000_000
@@ -31,7 +25,7 @@ def fill_run(place: str) -> None:
     run_folder(folder)
     for name in (DETAIL_FILE, MARKERS_FILE, SDK_FILE, POLICY_FILE):
         (folder / name).write_bytes(b"")
-    chance, gathering = random.Random(1), Gathering()
+    chance, gathering = random.Random(1), LayerReplay()
     encode_lines = msgspec.json.Encoder().encode_lines
     with (folder / KERNEL_FILE).open("wb") as file:
         for first in range(0, EVENTS, _BATCH):
@@ -48,7 +42,7 @@ def fill_run(place: str) -> None:
         uring="unused",
         ring_bytes=16 << 20,
     )
-    for name, made in imply(RUN, gathering, capture, filtered={}, aside={}).items():
+    for name, made in derive_again(RUN, gathering, capture, filtered={}, aside={}).items():
         (folder / name).write_bytes(b"".join(made.encoded()))
     gathering.close()
     told = replace(SUMMARY, kernel_events=EVENTS, tool_calls=0, correlation="partial")

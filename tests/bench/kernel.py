@@ -18,9 +18,9 @@ from pathlib import Path
 from stream.archive.chain import LayerFiles
 from stream.codec import join_lines
 from stream.evidence.surface import Surface
-from stream.records.runner import KERNEL_FILE
-from stream.sources.kernel.decode import Decoder
-from stream.stages.normalize import Normalize
+from stream.records.artifacts import KERNEL_FILE
+from stream.sources.kernel.decode import RingDecoder
+from stream.transformers.normalize import Normalize
 from tests.bench.measuring import STREAM, Row
 from tests.kernel.test_decode import record
 
@@ -113,7 +113,7 @@ def _recorder_alone(scratch: Path) -> Row:
     for number in range(5):
         folder = scratch / f"alone-{number}"
         folder.mkdir()
-        files, decoder = LayerFiles(folder), Decoder()
+        files, decoder = LayerFiles(folder), RingDecoder()
         normalize = Normalize("one", surface=Surface(), keeps_times=True)
         start = time.perf_counter()
         for chunk in chunks:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from stream.stages.rules import RULES
+from stream.transformers.event_rules import RULES
 from tests.cli.command import Place
 from tests.folders import Folder
-from tests.stages.runs import encoded, good_run, published
+from tests.transformers.runs import encoded, good_run, published
 
 GOOD = b"".join(b"%s\n" % line for line in encoded(good_run()))
 WRONG = GOOD.replace(b'"environment":"local"', b'"environment":"lab"', 1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stream.records.runner import KERNEL_FILE
+from stream.records.artifacts import KERNEL_FILE
 from tests.archive.samples import streamed, written
 from tests.cli.command import Place
 

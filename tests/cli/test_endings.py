@@ -155,7 +155,7 @@ def test_a_signal_before_there_is_a_loop(place: Place, number: signal.Signals) -
     script = f"""
 import os, sys, typer
 from contextlib import contextmanager
-from stream.cli.running import run_prepared
+from stream.cli.runner import run_prepared
 @contextmanager
 def prepare():
     os.kill(os.getpid(), {number.value})

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stream import gate
-from stream.probes import Script
+from stream.boundary.scripts import Script
+from stream.matrix import gate
 from tests.cli.command import STREAM, Done, Place, write_script
 
 GOOD = """#!/usr/bin/env bash

@@ -12,10 +12,10 @@ import jsonschema_rs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.comparison.matrices import WORDS, diff_matrices
-from stream.document import BUNDLE
+from stream.compare.matrices import WORDS, diff_matrices
+from stream.documents import BUNDLE
 from tests.cli.command import Place
-from tests.stages.cells import PLAIN
+from tests.transformers.cells import PLAIN
 
 SCHEMA = jsonschema_rs.validator_for(
     json.loads((BUNDLE / "schema" / "boundary_diff.schema.json").read_bytes())

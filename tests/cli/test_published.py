@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stream.probes import HELPERS, LENT
+from stream.boundary.scripts import HELPERS, LENT
 from tests.cli.command import LANDLOCK, SLEEP, STREAM, Place, write_script
 
 #: how published probes find their helpers and their workspace

@@ -11,7 +11,7 @@ from tests.cli.command import Place
 from tests.cli.conftest import make_place
 from tests.evidence.raw import opened
 from tests.recorder.runs import only_run
-from tests.stages.cells import PLAIN
+from tests.transformers.cells import PLAIN
 
 #: what is given -> the command that reads it
 READ_BY = {

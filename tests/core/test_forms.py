@@ -12,7 +12,7 @@ from msgspec import Meta
 
 import stream
 from stream.codec import explain
-from stream.records.forms import WORDS
+from stream.records.control import WORDS
 
 
 @pytest.mark.parametrize("form", WORDS)

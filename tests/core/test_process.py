@@ -19,9 +19,10 @@ import anyio
 import pytest
 from anyio import create_task_group, fail_after
 
-from stream import process, proctable, reaper
-from stream.process import Captured, Tail, capture
-from stream.reaper import Reaper
+from stream.process import capture as capture_module
+from stream.process import table, tree
+from stream.process.capture import Captured, Tail, capture
+from stream.process.tree import Reaper
 from tests.cli.command import LANDLOCK
 
 ON_LINUX = sys.platform == "linux"
@@ -114,7 +115,7 @@ def leaves_nothing() -> Iterator[None]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little time to settle, where what is left behind never ends by itself."""
-    monkeypatch.setattr(process, "SETTLE", 0.02)
+    monkeypatch.setattr(capture_module, "SETTLE", 0.02)
 
 
 def names(got: Captured) -> list[str]:
@@ -180,7 +181,7 @@ if len(sys.argv) == 1:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.execv(sys.executable, [sys.executable, __file__, "again"])
 import anyio
-from stream.process import capture
+from stream.process.capture import capture
 async def main():
     got = await capture(["sh", "-c", "exit 3"], env={}, cwd="/",
                         timeout=9, stdout_limit=9, stderr_limit=9)
@@ -231,7 +232,7 @@ async def test_spawn_failures(tmp_path: Path) -> None:
         (f"{no_mode}/x", "not a directory"),
     ):
         got = await run(argv)
-        assert got == process.not_started(said), argv
+        assert got == capture_module.not_started(said), argv
     assert descriptors() == opened
 
 
@@ -255,7 +256,7 @@ async def test_a_missing_null_device_is_named(
 def test_the_fork_limit() -> None:
     script = """
 import ctypes, os, resource, anyio  # ctypes: nothing can be imported later
-from stream.process import capture
+from stream.process.capture import capture
 async def main():
     if os.geteuid() == 0:
         os.setgid(54321); os.setuid(54321)
@@ -274,8 +275,8 @@ def test_out_of_descriptors() -> None:
     """Some cannot start, and say so; the others are contained; nothing leaks."""
     script = f"""
 import os, resource, sys, anyio
-from stream.process import capture
-from stream.reaper import Reaper
+from stream.process.capture import capture
+from stream.process.tree import Reaper
 ESCAPE = {PRELUDE!r} + '''
 if os.fork() == 0:
     os.setsid()
@@ -342,9 +343,9 @@ def test_a_flood_on_both_is_counted_and_not_held(backend: str) -> None:
 
 async def test_what_stands_in_the_pipe_at_the_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """With no time to settle, as a loop sees it that something else kept busy for so long."""
-    monkeypatch.setattr(process, "SETTLE", 0.0)
-    monkeypatch.setattr(process, "READ", 1000)
-    monkeypatch.setattr(process, "REST", 100)
+    monkeypatch.setattr(capture_module, "SETTLE", 0.0)
+    monkeypatch.setattr(capture_module, "READ", 1000)
+    monkeypatch.setattr(capture_module, "REST", 100)
     size = 60_000
     got = await run_python(f"os.write(1, b'x' * {size}); os.write(2, b'')", stdout_limit=size)
     assert (got.stdout.total, len(got.stdout.head)) == (size, size)
@@ -364,7 +365,7 @@ async def test_a_program_that_reads_its_own_pipe(
         if not stolen:
             stolen = len(os.read(Reaper.get().trees[0].pipes[0], steal))
 
-    monkeypatch.setattr(process, "wait_readable", wait_readable)
+    monkeypatch.setattr(capture_module, "wait_readable", wait_readable)
     got = await run("sh", "-c", "printf ab; read x </dev/null; exec sleep 60", timeout=0.3)
     assert got.timed_out
     assert stolen
@@ -391,7 +392,7 @@ async def test_a_program_that_reads_its_own_pipe(
 async def test_a_program_that_does_not_end(
     code: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "KILL_AFTER", 0.1)
+    monkeypatch.setattr(capture_module, "KILL_AFTER", 0.1)
     got = await run_python(code, timeout=0.2)
     assert (got.timed_out, got.exit_code) == (True, None)
     assert got.signal == said
@@ -417,7 +418,7 @@ async def test_no_time_at_all() -> None:
 
 @contained
 async def test_time_is_up_for_the_whole_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "KILL_AFTER", 0.1)
+    monkeypatch.setattr(capture_module, "KILL_AFTER", 0.1)
     code = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 for depth in range(5):
@@ -535,7 +536,7 @@ def hide_kernel_features(monkeypatch: pytest.MonkeyPatch) -> None:
 @contained
 async def test_timeouts_without_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
     hide_kernel_features(monkeypatch)
-    monkeypatch.setattr(process, "KILL_AFTER", 0.1)
+    monkeypatch.setattr(capture_module, "KILL_AFTER", 0.1)
     got = await run("sleep", "60", timeout=0.2)
     assert (got.timed_out, got.signal) == (True, "SIGTERM")
     got = await run("sh", "-c", "trap '' TERM; while :; do :; done", timeout=0.2)
@@ -597,7 +598,7 @@ for n in range(4): os.read(r, 1)
 
 @contained
 async def test_who_ends_in_time_is_no_straggler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "SETTLE", LIMIT)
+    monkeypatch.setattr(capture_module, "SETTLE", LIMIT)
     # It ends when the leader has: its reading end closes then.
     code = """
 out, inp = os.pipe()
@@ -656,7 +657,7 @@ async def test_a_chain_beside_a_stray() -> None:
 
 @contained
 async def test_a_chain_that_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "KILL_AFTER", 0.1)
+    monkeypatch.setattr(capture_module, "KILL_AFTER", 0.1)
     code = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.fork(): rest()
@@ -688,7 +689,7 @@ async def test_a_zombie_that_its_tracer_holds_does_not_hold_us(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Our child, dead, and not ours to reap as long as the tracer lives and looks away."""
-    monkeypatch.setattr(process, "SETTLE", 0.1)
+    monkeypatch.setattr(capture_module, "SETTLE", 0.1)
     code = """
 import ctypes
 traced = os.fork()
@@ -718,10 +719,10 @@ def test_a_process_of_another_user_holds_nobody_up() -> None:
     """A setuid program cannot be ended by the user who started it: it is named as a stray."""
     script = """
 import ctypes, os, sys, anyio
-from stream import process, proctable, reaper
-from stream.process import capture
-from stream.reaper import Reaper
-process.GIVE_UP = reaper.GIVE_UP = 0.1
+from stream.process import capture as capture_module, table, tree
+from stream.process.capture import capture
+from stream.process.tree import Reaper
+capture_module.GIVE_UP = tree.GIVE_UP = 0.1
 async def main():
     os.setgid(54321); os.setuid(54321)
     got = await capture(["/bin/sh", "-c", '"$0" -p -c "exec setpriv --reuid 0 sleep 1000" & '
@@ -887,9 +888,9 @@ def test_a_reused_number_is_not_taken_for_the_leader(tmp_path: Path) -> None:
     """In a pid namespace with few numbers, an escapee gets the number of its dead leader."""
     script = f"""
 import os, sys, anyio
-from stream import process
-from stream.process import capture
-from stream.reaper import Reaper
+from stream.process import capture as capture_module
+from stream.process.capture import capture
+from stream.process.tree import Reaper
 LEADER = {PRELUDE!r} + '''
 # the child waits until the number of the leader is free, and then forks until it has it
 number = os.getpid()
@@ -915,12 +916,12 @@ if os.fork() == 0:
 fifo = sys.argv[1] + '/fifo'
 os.mkfifo(fifo)
 reborn = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
-process.SETTLE = 0
-plain = process._settle
+capture_module.SETTLE = 0
+plain = capture_module._settle
 async def settle(watch):
     await anyio.wait_readable(reborn)
     return await plain(watch)
-process._settle = settle
+capture_module._settle = settle
 async def main():
     got = await capture([sys.executable, "-ISc", LEADER, fifo], env={{}}, cwd="/", timeout=20,
                         stdout_limit=99, stderr_limit=999)
@@ -968,15 +969,15 @@ async def test_cancellation_leaves_nothing(escape: str, tmp_path: Path) -> None:
 
 @contained
 async def test_cancellation_after_the_leader_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "SETTLE", LIMIT)
+    monkeypatch.setattr(capture_module, "SETTLE", LIMIT)
     settling = anyio.Event()
-    plain = process._settle
+    plain = capture_module._settle
 
     async def settle(watch: Any) -> list[str]:
         settling.set()
         return await plain(watch)
 
-    monkeypatch.setattr(process, "_settle", settle)
+    monkeypatch.setattr(capture_module, "_settle", settle)
     async with create_task_group() as tasks:
         tasks.start_soon(run, *program(leaving(IGNORES)))
         await settling.wait()
@@ -1029,8 +1030,8 @@ async def test_an_escapee_in_the_middle_of_an_exec(
     unreadable: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a moment there is neither environment nor command line: played here, as short it is."""
-    monkeypatch.setattr(process, "SETTLE", 0.3)
-    plain = proctable.read_file
+    monkeypatch.setattr(capture_module, "SETTLE", 0.3)
+    plain = table.read_file
 
     def read_file(pid: int, name: str) -> bytes:
         if unreadable.get(name, 0) > 0:
@@ -1038,7 +1039,7 @@ async def test_an_escapee_in_the_middle_of_an_exec(
             return b""
         return plain(pid, name)
 
-    monkeypatch.setattr(reaper, "read_file", read_file)
+    monkeypatch.setattr(tree, "read_file", read_file)
     monkeypatch.setattr(Reaper.get(), "is_idle", lambda: False)  # else it could be no other's
     got = await run_python(leaving(DAEMON))
     assert names(got) == ["escapee"]
@@ -1055,9 +1056,9 @@ async def test_orphans_without_end() -> None:
 
 def test_unwatched_trees_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many ignore SIGTERM, it takes the patience of one."""
-    monkeypatch.setattr(reaper, "KILL_AFTER", 0.5)
+    monkeypatch.setattr(tree, "KILL_AFTER", 0.5)
     code = "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(1, b'.'); rest()"
-    trees = [reaper.start(program(code), env={}, cwd="/") for _ in range(10)]
+    trees = [tree.start(program(code), env={}, cwd="/") for _ in range(10)]
     for one in trees:
         os.set_blocking(one.pipes[0], True)
         assert os.read(one.pipes[0], 1) == b"."
@@ -1068,20 +1069,20 @@ def test_unwatched_trees_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_time_counts_from_the_start() -> None:
-    one = reaper.start(["sleep", "60"], env={"PATH": os.environ["PATH"]}, cwd="/")
+    one = tree.start(["sleep", "60"], env={"PATH": os.environ["PATH"]}, cwd="/")
     one._began -= 60
-    got = await process.follow(one, timeout=59, stdout_limit=9, stderr_limit=9)
+    got = await capture_module.follow(one, timeout=59, stdout_limit=9, stderr_limit=9)
     assert got.timed_out
-    one = reaper.start(["true"], env={"PATH": os.environ["PATH"]}, cwd="/")
+    one = tree.start(["true"], env={"PATH": os.environ["PATH"]}, cwd="/")
     one.leader.wait()
     one._began -= 60
-    got = await process.follow(one, timeout=59, stdout_limit=9, stderr_limit=9)
+    got = await capture_module.follow(one, timeout=59, stdout_limit=9, stderr_limit=9)
     assert (got.timed_out, got.exit_code) == (False, 0)
 
 
 @contained
 def test_a_proc_of_another_pid_namespace_is_not_believed() -> None:
-    script = "from stream.reaper import Reaper; print(Reaper.get().contained)"
+    script = "from stream.process.tree import Reaper; print(Reaper.get().contained)"
     alone = ["unshare", "--pid", "--fork", "--kill-child"]
     if subprocess.run([*alone, "true"], check=False).returncode:
         pytest.skip("needs a pid namespace")
@@ -1097,8 +1098,8 @@ def groups_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     blind = Reaper()
     blind.adopts = blind.contained = False
     monkeypatch.setattr(Reaper, "_instance", blind)
-    monkeypatch.setattr(reaper, "ON_LINUX", False)
-    for module in (process, reaper):  # init may be slow to reap, and zombies count
+    monkeypatch.setattr(tree, "ON_LINUX", False)
+    for module in (capture_module, tree):  # init may be slow to reap, and zombies count
         monkeypatch.setattr(module, "GIVE_UP", 0.2)
     if ON_LINUX:
         ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
@@ -1125,7 +1126,7 @@ async def test_a_group_that_ends_in_time_is_no_straggler() -> None:
 
 @pytest.mark.usefixtures("groups_only")
 async def test_time_is_up_for_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "KILL_AFTER", 0.1)
+    monkeypatch.setattr(capture_module, "KILL_AFTER", 0.1)
     got = await run("sh", "-c", "trap '' TERM; sleep 60 & while :; do :; done", timeout=0.2)
     assert (got.timed_out, got.signal) == (True, "SIGKILL")
     assert not any(state[0] != "Z" for state in below(os.getpid()).values())
@@ -1137,8 +1138,8 @@ import os, signal, sys
 sys.platform = "darwin"
 del os.pidfd_open, signal.pidfd_send_signal
 import anyio
-from stream.process import capture
-from stream.reaper import Reaper
+from stream.process.capture import capture
+from stream.process.tree import Reaper
 async def main():
     got = await capture(["sh", "-c", "exit 3"], env={}, cwd="/",
                         timeout=9, stdout_limit=9, stderr_limit=9)
@@ -1150,7 +1151,7 @@ anyio.run(main)
 
 def test_without_proc_it_does_not_claim_to_contain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chroot without /proc: the reaper would be blind, so it falls back to the group."""
-    monkeypatch.setattr(reaper, "shows_us", lambda: False)
+    monkeypatch.setattr(tree, "shows_us", lambda: False)
     assert not Reaper().contained
 
 
@@ -1187,13 +1188,13 @@ os.read(left, 1)
 import os, sys
 from contextlib import suppress
 import anyio
-from stream import process
-from stream.process import capture
-from stream.proctable import shows_us
+from stream.process import capture as capture_module
+from stream.process.capture import capture
+from stream.process.table import shows_us
 
 async def main():
     assert not shows_us()
-    for how, process.SETTLE in ("escapes", 10), ("ends", 10), ("stays", 0.05):
+    for how, capture_module.SETTLE in ("escapes", 10), ("ends", 10), ("stays", 0.05):
         got = await capture([sys.executable, "-I", "-S", "-c", sys.argv[1], how], env={}, cwd="/",
                             timeout=20, stdout_limit=9, stderr_limit=999)
         print(got.exit_code, got.stderr.head, [name.rpartition(" ")[0] for name in got.stragglers])
@@ -1238,7 +1239,7 @@ os.wait()
     words = program(code, str(tmp_path / "fifo"))
 
     def state_of(thread: int) -> bytes:
-        return proctable.read_file(started.pid, f"task/{thread}/stat").rpartition(b") ")[2][:1]
+        return table.read_file(started.pid, f"task/{thread}/stat").rpartition(b") ")[2][:1]
 
     def wait_until(thread: int, state: bytes) -> None:
         deadline = time.monotonic() + LIMIT
@@ -1250,19 +1251,19 @@ os.wait()
         assert started.stdout
         try:
             other = int(started.stdout.readline())
-            while not proctable.read_file(started.pid, f"task/{started.pid}/children"):
+            while not table.read_file(started.pid, f"task/{started.pid}/children"):
                 assert started.poll() is None
             wait_until(started.pid, b"D")
-            assert not proctable.is_stopped(started.pid)
+            assert not table.is_stopped(started.pid)
             started.send_signal(signal.SIGSTOP)
-            assert proctable.is_stopped(started.pid)
+            assert table.is_stopped(started.pid)
             started.send_signal(signal.SIGUSR1)  # which the first thread does not take now
             wait_until(other, b"T")
             assert state_of(started.pid) == b"D"
-            assert proctable.is_stopped(started.pid)
+            assert table.is_stopped(started.pid)
             started.send_signal(signal.SIGCONT)
             (tmp_path / "fifo").write_bytes(b"")
-            assert not proctable.is_stopped(started.pid)
+            assert not table.is_stopped(started.pid)
             started.stdin.close()
         finally:
             started.send_signal(signal.SIGCONT)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stream import probes
+from stream.boundary import scripts
 from stream.errors import OutputError
 
 
@@ -22,7 +22,7 @@ def nested(root: Path) -> Path:
 
 
 def test_a_tree_is_removed(tmp_path: Path) -> None:
-    probes.remove_tree(nested(tmp_path / "root"))
+    scripts.remove_tree(nested(tmp_path / "root"))
     assert list(tmp_path.iterdir()) == []
     assert Path("/etc/passwd").exists()
 
@@ -36,7 +36,7 @@ def test_a_tree_is_removed_where_folders_may_not_be_moved(
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
     monkeypatch.setattr(Path, "rename", refused)
-    probes.remove_tree(nested(tmp_path / "root"))
+    scripts.remove_tree(nested(tmp_path / "root"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -52,7 +52,7 @@ def test_a_path_longer_than_the_system_takes(tmp_path: Path) -> None:
     finally:
         os.fchdir(here)
         os.close(here)
-    probes.remove_tree(root)
+    scripts.remove_tree(root)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -71,7 +71,7 @@ def test_a_place_that_is_too_small_is_named(
     monkeypatch.setattr(Path, "mkdir", refused)
     with (
         pytest.raises(OutputError, match=rf"^{scratch}/stream-\w+: no space left on device$"),
-        probes.staged(tmp_path / "probes", tmp_path / "probes"),
+        scripts.staged(tmp_path / "probes", tmp_path / "probes"),
     ):
         pass
     assert list(scratch.iterdir()) == []

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from stream.evidence.claims import CGROUP_NOTES, LOSS_NOTES
-from stream.records.forms import TITLE
+from stream.evidence.health import CGROUP_NOTES, LOSS_NOTES
+from stream.records.artifacts import SURFACE_SETS, ClaimScope, Coverage
+from stream.records.control import TITLE
 from stream.records.kernel import INODE_RESOLVED, KINDS, OPEN
-from stream.records.runner import SURFACE_SETS, ClaimScope, Coverage
 
 Schema = dict[str, Any]
 

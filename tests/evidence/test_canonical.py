@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.comparison.canonical import LAYERS, Compared, Labels, Layers, canonical_lines, compare
+from stream.compare.layers import (
+    LAYERS,
+    CanonicalLayers,
+    Labels,
+    LayerComparison,
+    canonical_lines,
+    compare,
+)
 from stream.errors import InputError
-from stream.records.runner import DETAIL_FILE, KERNEL_FILE, SDK_FILE
+from stream.records.artifacts import DETAIL_FILE, KERNEL_FILE, SDK_FILE
 
 
 def lines(*records: dict[str, Any]) -> list[bytes]:
@@ -98,21 +105,23 @@ def test_where_two_runs_part(tmp_path: Path) -> None:
         detail=lines({"pid": 9}),
         sdk=lines({"run_id": "b"}, {"run_id": "b"}),
     )
-    kernel, detail, sdk, policy, markers = compare(Layers(a), Layers(b))
+    kernel, detail, sdk, policy, markers = compare(CanonicalLayers(a), CanonicalLayers(b))
     assert kernel.parting is not None
     assert kernel.parting.line == 2
     assert kernel.parting.base == lines({"pid": "p2", "value": "y"})[0]
-    assert (detail, policy.lines, markers.lines) == (Compared(DETAIL_FILE, 1, None), 0, 0)
+    assert (detail, policy.lines, markers.lines) == (LayerComparison(DETAIL_FILE, 1, None), 0, 0)
     assert sdk.parting is not None
     assert (sdk.parting.line, sdk.parting.base) == (2, None)
-    assert all(one.parting is None for one in compare(Layers(a), Layers(a)))
+    assert all(one.parting is None for one in compare(CanonicalLayers(a), CanonicalLayers(a)))
 
 
 def test_without_layers_nothing_is_the_same(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     whole = written(tmp_path / "a", kernel=[])
     with pytest.raises(InputError, match="no layers"):
-        Layers(str(tmp_path / "empty"))
+        CanonicalLayers(str(tmp_path / "empty"))
     with pytest.raises(InputError, match="no such file"):
-        Layers(str(tmp_path / "none"))
-    assert [one.lines for one in compare(Layers(whole), Layers(whole))] == [0] * len(LAYERS)
+        CanonicalLayers(str(tmp_path / "none"))
+    assert [one.lines for one in compare(CanonicalLayers(whole), CanonicalLayers(whole))] == [
+        0
+    ] * len(LAYERS)

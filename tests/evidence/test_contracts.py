@@ -15,18 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream.evidence.contracts import ARTIFACTS, LINES, decode_runner_event, decoder_of
-from stream.records.kernel import (
-    EVENT_TYPES,
-    AccessMode,
-    KernelDetail,
-    KernelEvent,
-    OperationFlag,
-    RawCapture,
-    RawEvent,
-    Status,
-)
-from stream.records.runner import (
+from stream.contracts import ARTIFACTS, LINES, decode_runner_event, decoder_of
+from stream.records.artifacts import (
     ArchiveManifest,
     CapabilityDiff,
     CapabilitySurface,
@@ -39,6 +29,16 @@ from stream.records.runner import (
     RunnerFinished,
     RunnerStarted,
     SdkEvent,
+)
+from stream.records.kernel import (
+    EVENT_TYPES,
+    AccessMode,
+    KernelDetail,
+    KernelEvent,
+    OperationFlag,
+    RawCapture,
+    RawEvent,
+    Status,
 )
 from tests.cli.command import Place
 from tests.evidence.conditions import with_conditions

@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.evidence.attribution import OTHERS
-from stream.evidence.calls import code
-from stream.evidence.commands import MOST, asked_in, digest_of, known_by
+from stream.evidence.attribution import OTHERS, StepDetails, attribution_events, lost_between
+from stream.evidence.claude_formats import DECISION
 from stream.evidence.correlation import OUTSIDE, Correlation, correlate
-from stream.evidence.own import Told
-from stream.evidence.policy import DECISION, DENIAL
-from stream.evidence.steps import kernel_steps, lost_between
+from stream.evidence.markers import code
+from stream.evidence.process_tree import MOST, asked_in, digest_of, known_by
+from stream.records.artifacts import CorrelationReport, Marker, PolicyEvent, SdkEvent
 from stream.records.control import Gap
 from stream.records.kernel import (
     EXEC,
@@ -34,7 +33,7 @@ from stream.records.kernel import (
     RawCapture,
     path_text,
 )
-from stream.records.runner import CorrelationReport, Marker, PolicyEvent, SdkEvent
+from stream.transformers.policy_events import DENIAL
 
 DATA = Path(__file__).parent.parent / "data/assay"
 AGENT = 1
@@ -47,7 +46,7 @@ class Run:
     """A run that is written down as it would happen."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[int, int, Told | None]] = []
+        self.steps: list[tuple[int, int, StepDetails | None]] = []
         self.markers = [
             Marker(
                 run_id="r",
@@ -119,15 +118,15 @@ class Run:
         self.steps += [(pid, OPEN, None)] * times
 
     def forks(self, child: int, parent: int = AGENT) -> None:
-        self.steps.append((parent, FORK, Told(child=child)))
+        self.steps.append((parent, FORK, StepDetails(child=child)))
 
     def execs(self, pid: int, *argv: str, path: str | None = None) -> None:
         """Of the file that it calls itself, where nothing else is said."""
-        told = Told(path=argv[0] if path is None else path, asked=asked_in(argv))
+        told = StepDetails(path=argv[0] if path is None else path, asked=asked_in(argv))
         self.steps.append((pid, EXEC, told))
 
     def touches(self, path: str, kind: int = OPEN, pid: int = AGENT, **more: Any) -> None:
-        self.steps.append((pid, kind, Told(path=path, **more)))
+        self.steps.append((pid, kind, StepDetails(path=path, **more)))
 
     def exits(self, pid: int) -> None:
         self.steps.append((pid, EXIT, None))
@@ -1158,13 +1157,13 @@ def test_steps_come_from_both_files_of_the_kernel_layer() -> None:
         detail(2, 2, "exec", argv=["sh", "-c", "ls"]),
         GAP_LINE,
     ]
-    assert list(kernel_steps(kernel, details)) == [
+    assert list(attribution_events(kernel, details)) == [
         (1, OPEN, None, 1),
-        (1, FORK, Told(child=2), 1),
-        (2, EXEC, Told(asked=["ls"], words=[b"-c", b"ls"]), 1),
+        (1, FORK, StepDetails(child=2), 1),
+        (2, EXEC, StepDetails(asked=["ls"], words=[b"-c", b"ls"]), 1),
         (2, EXIT, None, 1),
     ]
-    assert list(kernel_steps(kernel, []))[2] == (2, EXEC, Told(), 1)
+    assert list(attribution_events(kernel, []))[2] == (2, EXEC, StepDetails(), 1)
     assert lost_between(details, 4) == [(1, 1), (3, 4)]
     assert lost_between([GAP_LINE, GAP_LINE], 9) == [(0, 9)]
     assert lost_between([], 9) == []

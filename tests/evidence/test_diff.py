@@ -17,17 +17,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.comparison.artifacts import folders_of, read_artifacts, read_lines
-from stream.comparison.canonical import Layers
-from stream.comparison.difference import diff, is_same
-from stream.comparison.failing import reason
-from stream.comparison.side import Evidence, evidence_of, read_evidence
+from stream.compare.diff import diff, is_same, reason
+from stream.compare.evidence import (
+    Evidence,
+    evidence_of,
+    folders_of,
+    read_artifacts,
+    read_evidence,
+    read_lines,
+)
+from stream.compare.layers import CanonicalLayers
 from stream.errors import InputError
-from stream.evidence.companion import make_companion
-from stream.evidence.surface import Surface
-from stream.records.kernel import RawCapture
-from stream.records.run import EVENTS_FILE, MANIFEST_FILE
-from stream.records.runner import (
+from stream.evidence.surface import Surface, make_companion
+from stream.records.artifacts import (
     ARCHIVE_MANIFEST,
     COMPANION_FILE,
     CORRELATION_FILE,
@@ -39,6 +41,8 @@ from stream.records.runner import (
     SURFACE_SETS,
     CapabilityDiff,
 )
+from stream.records.kernel import RawCapture
+from stream.records.run import EVENTS_FILE, MANIFEST_FILE
 from tests.archive.samples import (
     Rewritten,
     items_of,
@@ -444,7 +448,7 @@ def test_a_link_in_place_of_an_artifact_is_not_followed(tmp_path: Path) -> None:
 def test_an_artifact_without_end_is_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream.comparison.artifacts.MOST_ARTIFACT", 100_000)
+    monkeypatch.setattr("stream.compare.evidence.MOST_ARTIFACT", 100_000)
     archive = written(tmp_path / "a.tar.gz", {**streamed(), SURFACE_FILE: b" " * 100_001})
     problems = read_evidence(str(archive)).problems
     assert len(problems) == 1
@@ -454,7 +458,7 @@ def test_an_artifact_without_end_is_not_held(
 def test_an_archive_without_end_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream.comparison.artifacts.MOST_ARCHIVE", 10_000)
+    monkeypatch.setattr("stream.compare.evidence.MOST_ARCHIVE", 10_000)
     archive = written(tmp_path / "a.tar.gz", {**streamed(), KERNEL_FILE: b" " * 10_001})
     assert "more than 10000 bytes" in read_evidence(str(archive)).problems[0]
 
@@ -489,7 +493,7 @@ def test_a_run_that_is_not_as_its_manifest_lists_it_fails(tmp_path: Path) -> Non
         if changed is not None:
             place.write_bytes(changed)
         (found,) = read_evidence(str(folder)).problems
-        assert Layers(str(folder)).damage == found
+        assert CanonicalLayers(str(folder)).damage == found
         place.write_bytes(data) if data else place.unlink()
         return found.removeprefix(f"{folder}/")
 

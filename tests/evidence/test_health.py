@@ -14,8 +14,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from stream.evidence.health import health_faults, is_passing, make_health
+from stream.records.artifacts import ClaimScope, Coverage, ObservationHealth
 from stream.records.kernel import RawCapture
-from stream.records.runner import ClaimScope, Coverage, ObservationHealth
 from tests.evidence.raw import CAPTURE
 from tests.evidence.test_contracts import archived
 

@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.evidence.moments import MarkerName, Moment, Writes, Written, place, told_apart
-from stream.records.runner import Marker
+from stream.evidence.markers import (
+    CallBoundary,
+    ChannelWrites,
+    MarkerName,
+    Writes,
+    build_markers,
+    conflicting_repeats,
+)
+from stream.records.artifacts import Marker
 
 EVENTS = [10, 20, 30, 40, 50]  #: when the kernel saw them
 
@@ -19,20 +26,22 @@ def times(ts: int) -> int:
     return bisect_right(EVENTS, ts)
 
 
-def channel(writes: Sequence[tuple[int, int, int]], received: int) -> Written:
+def channel(writes: Sequence[tuple[int, int, int]], received: int) -> ChannelWrites:
     """`writes`: so many bytes by then, when, and by whom."""
     seen = Writes()
     for size, ts, pid in writes:
         seen.add(size - seen.size, ts, pid)
-    return Written(seen, received)
+    return ChannelWrites(seen, received)
 
 
 def placed(
-    moments: Sequence[Moment], written: Sequence[tuple[int, int]] | None = None, received: int = 0
+    moments: Sequence[CallBoundary],
+    written: Sequence[tuple[int, int]] | None = None,
+    received: int = 0,
 ) -> list[Marker]:
     writes = [(size, ts, number) for number, (size, ts) in enumerate(written or ())]
     seen = {} if written is None else {"stdout": channel(writes, received)}
-    return place("r", moments, written=seen, times=times, total=len(EVENTS))
+    return build_markers("r", moments, written=seen, times=times, total=len(EVENTS))
 
 
 def moment(
@@ -42,9 +51,9 @@ def moment(
     end: int | None,
     arrived: int,
     command: str | None = None,
-) -> Moment:
+) -> CallBoundary:
     """Without an end: told by way of the hooks."""
-    return Moment(
+    return CallBoundary(
         sdk_seq=sdk_seq,
         name=name,
         tool_call_id=call,
@@ -55,11 +64,11 @@ def moment(
     )
 
 
-def start(call: str, end: int | None, arrived: int, command: str | None = None) -> Moment:
+def start(call: str, end: int | None, arrived: int, command: str | None = None) -> CallBoundary:
     return moment(0, "tool_call_started", call, end, arrived, command)
 
 
-def done(call: str, end: int | None, arrived: int) -> Moment:
+def done(call: str, end: int | None, arrived: int) -> CallBoundary:
     return moment(1, "tool_call_completed", call, end, arrived)
 
 
@@ -99,7 +108,7 @@ def test_otherwise_it_was_said_when_it_arrived(written: list[tuple[int, int]] | 
 
 
 def test_each_channel_has_writes_of_its_own() -> None:
-    by_log = Moment(
+    by_log = CallBoundary(
         sdk_seq=1,
         name="tool_call_completed",
         tool_call_id="a",
@@ -109,7 +118,7 @@ def test_each_channel_has_writes_of_its_own() -> None:
     )
     seen = {"stdout": channel([(100, 15, 7)], 100), "log": channel([(10, 45, 7)], 10)}
     moments = [start("a", 100, 99), by_log]
-    markers = place("r", moments, written=seen, times=times, total=len(EVENTS))
+    markers = build_markers("r", moments, written=seen, times=times, total=len(EVENTS))
     assert [(m.at, m.clock) for m in markers[1:-1]] == [(1, "kernel"), (4, "kernel")]
 
 
@@ -122,10 +131,10 @@ def test_what_two_channels_tell_is_the_same_or_not(
 ) -> None:
     """By when it was said; in whatever order it was heard."""
 
-    def moments(channel: str) -> list[Moment]:
+    def moments(channel: str) -> list[CallBoundary]:
         names: list[MarkerName] = ["tool_call_started", "tool_call_completed"]
         return [
-            Moment(
+            CallBoundary(
                 sdk_seq=-1,
                 name=name,
                 tool_call_id="a",
@@ -144,8 +153,8 @@ def test_what_two_channels_tell_is_the_same_or_not(
         "stdout": channel([(10, 15, 7), (20, 30, 7)], 20),
         "log": channel([(10, begun, 7), (20, ended, 7)], 20),
     }
-    assert told_apart(first, second, written).total() == apart
-    assert told_apart(first, second, {**written, "log": channel([], 20)}).total() == 0
+    assert conflicting_repeats(first, second, written).total() == apart
+    assert conflicting_repeats(first, second, {**written, "log": channel([], 20)}).total() == 0
 
 
 def test_what_was_not_told_on_stdout_is_placed_by_its_arrival() -> None:
@@ -160,7 +169,7 @@ def test_a_call_does_not_end_before_it_starts() -> None:
 
 def test_no_marker_stands_outside_of_the_run() -> None:
     for count, expected in ((-1, 0), (99, 5)):
-        markers = place(
+        markers = build_markers(
             "r",
             [start("a", None, 1)],
             written={},
@@ -192,7 +201,7 @@ names: st.SearchStrategy[MarkerName] = st.sampled_from(("tool_call_started", "to
     st.integers(0, 200),
 )
 def test_markers_are_a_run(
-    moments: list[Moment], written: list[tuple[int, int]] | None, received: int
+    moments: list[CallBoundary], written: list[tuple[int, int]] | None, received: int
 ) -> None:
     markers = placed(moments, written, received)
     assert [m.seq for m in markers] == list(range(len(moments) + 2))
@@ -217,7 +226,7 @@ def test_more_who_wrote_to_the_policy_log_than_are_kept_are_counted() -> None:
     """One of them may be the agent."""
     engine = [(5, pid) for pid in range(10_000)]
     for others, unused in (([(5, 7)], {}), ([(5, 10_001)], {"policy:left_out": 1})):
-        found = place(
+        found = build_markers(
             "r",
             [start("a", 100, 15)],
             written={},

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.comparison.endings import agree, is_word
-from stream.comparison.names import RULES, Names, Proven, Rule
+from stream.compare.names import RULES, NameRule, Names, Proven, agree, is_word
 
 RECORDED = Path(__file__).parent.parent / "data/agents/names"
 FOLDER = "/home/user/project/runs/20261119-133539-952b64"
@@ -104,7 +103,7 @@ def test_what_was_replaced_is_counted_by_value_and_rule() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}: {rule.example}")
-def test_a_rule_finds_its_example_and_leaves_its_counter_example_alone(rule: Rule) -> None:
+def test_a_rule_finds_its_example_and_leaves_its_counter_example_alone(rule: NameRule) -> None:
     found = names({f"/x/{rule.example}": WAYS[rule.proof]})
     assert f"({rule.name})" in found.of(f"/x/{rule.example}")
     assert rule.name in found._place(f"/x/{rule.example}").rules
@@ -113,7 +112,7 @@ def test_a_rule_finds_its_example_and_leaves_its_counter_example_alone(rule: Rul
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}: {rule.example}")
-def test_a_rule_needs_its_proof(rule: Rule) -> None:
+def test_a_rule_needs_its_proof(rule: NameRule) -> None:
     path = f"/x/{rule.example}"
     for ways in ([], ["read"], ["unknown"], ["read", "unknown"]):
         assert named(path, *ways) == path

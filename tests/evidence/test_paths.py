@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.evidence import paths
-from stream.evidence.paths import Paths
-from stream.evidence.pieces import Long
-from stream.records.runner import CapabilitySurface, Companion
+from stream.evidence import surface
+from stream.evidence.surface import Paths, StreamedRecord
+from stream.records.artifacts import CapabilitySurface, Companion
 
 # What sorts before, as and behind a slash, and names that begin as others do.
 PATHS = st.text("/-.0aé", max_size=8)
@@ -34,7 +33,7 @@ def test_every_path_with_its_keys_in_order(added: list[tuple[str, int]], size: i
     for path, key in added:
         expected.setdefault(path, set()).add(key)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paths, "_PIECE", size)
+        patch.setattr(surface, "_PIECE", size)
         pieces = list(held(added).pieces(tuple))
     found = [item for piece in pieces for item in zip(*piece, strict=True)]
     assert [path for path, _ in found] == sorted(expected)
@@ -65,7 +64,7 @@ def told(table: Paths[int]) -> list[tuple[str, set[int]]]:
 
 
 def test_many_at_once_are_the_same_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "_MOST_SHARED", 3)
+    monkeypatch.setattr(surface, "_MOST_SHARED", 3)
     given_paths = [f"/d{number % 7}/f{number % 11}" for number in range(200)]
     table: Paths[int] = Paths()
     table.add_all(given_paths[:50], 1)
@@ -112,7 +111,7 @@ def test_in_pieces_it_is_the_same_record(record: Any, size: int) -> None:
         for start in range(0, len(items), size):
             yield kind(items[start : start + size])
 
-    made = Long(outline, {name: partial(pieces, name) for name in names})
+    made = StreamedRecord(outline, {name: partial(pieces, name) for name in names})
     assert b"".join(made.encoded()) == msgspec.json.encode(record)
     assert made.whole() == record
-    assert b"".join(Long(record, {}).encoded()) == msgspec.json.encode(record)
+    assert b"".join(StreamedRecord(record, {}).encoded()) == msgspec.json.encode(record)

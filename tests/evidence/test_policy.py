@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.evidence.policy import DECISION, DENIAL, EXPORTED, PERMISSION, PolicyLayer
-from stream.records.forms import is_told
-from stream.records.runner import PolicyEvent
+from stream.evidence.claude_formats import DECISION
+from stream.records.artifacts import PolicyEvent
+from stream.records.control import is_told
+from stream.transformers.policy_events import DENIAL, EXPORTED, PERMISSION, PolicyLayer
 
 DATA = Path(__file__).parent.parent / "data"
 VECTORS = DATA / "assay/vectors"

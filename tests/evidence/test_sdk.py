@@ -13,20 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.codec import MAX_LINE
-from stream.evidence.sayings import MOST_NAME
-from stream.evidence.sdk import Said, SdkLayer, log_environment
-from stream.records.runner import SDK_EVENT, SdkEvent
+from stream.evidence.claude_formats import MOST_NAME
+from stream.records.artifacts import SDK_EVENT, SdkEvent
+from stream.transformers.sdk_events import SdkLayer, SdkObservation, log_environment
 
 DATA = Path(__file__).parent.parent / "data"
 CLAUDE = DATA / "claude"
 STREAMS = sorted(path.name for path in CLAUDE.glob("*.stream.jsonl"))
 
 
-def said(name: str) -> list[Said]:
+def said(name: str) -> list[SdkObservation]:
     return SdkLayer("r").feed((CLAUDE / name).read_bytes(), 1)
 
 
-def told(all_said: list[Said]) -> list[tuple[str, str | None, str | None]]:
+def told(all_said: list[SdkObservation]) -> list[tuple[str, str | None, str | None]]:
     return [(one.event.event_type, one.event.tool_call_id, one.event.tool) for one in all_said]
 
 

@@ -12,12 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.evidence.companion import make_companion
-from stream.evidence.contracts import LINES
-from stream.evidence.failures import failure
-from stream.evidence.surface import Surface, ways_of
-from stream.records.kernel import EVENT_TYPES, KernelDetail, KernelEvent, RawEvent, kind_of
-from stream.records.runner import (
+from stream.contracts import LINES
+from stream.evidence.surface import Surface, failure, make_companion, ways_of
+from stream.records.artifacts import (
     KERNEL_FILE,
     POLICY_FILE,
     SDK_FILE,
@@ -25,7 +22,8 @@ from stream.records.runner import (
     PolicyEvent,
     SdkEvent,
 )
-from stream.stages.normalize import DetailLine, Normalize
+from stream.records.kernel import EVENT_TYPES, KernelDetail, KernelEvent, RawEvent, kind_of
+from stream.transformers.normalize import DetailLine, Normalize
 from tests.evidence.raw import CAPTURE, O_CREAT, O_WRONLY, RAW_EVENTS, failed, opened, raw
 
 ASSAY = Path(__file__).resolve().parents[1] / "data" / "assay"

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stream.proctable import become_subreaper
-from stream.recorder.cgroup import enter_cgroup
+from stream.process.cgroup import enter_cgroup
+from stream.process.table import become_subreaper
 
 
 def run(folder: str, *argv: str) -> int:

@@ -19,8 +19,8 @@ from msgspec import Struct
 from stream.pipeline import Batch
 from stream.records.control import Gap
 from stream.records.kernel import RawCapture, RawEvent
+from stream.sources.kernel.decode import WatchedFile
 from stream.sources.kernel.ebpf import EbpfFeed
-from stream.sources.kernel.watch import Watch
 
 ROOT = Path(__file__).parents[2]
 Items = list[Batch[RawEvent | Gap | RawCapture]]
@@ -130,7 +130,7 @@ async def record(
     folder: Path,
     *argv: Any,
     reads_late: bool = False,
-    watch: Sequence[Watch] = (),
+    watch: Sequence[WatchedFile] = (),
     stdout: int | None = None,
     prepares: bool = False,
     cgroup: bool = True,

@@ -13,11 +13,8 @@ from anyio import create_memory_object_stream, create_task_group, fail_after, to
 from stream.pipeline import Batch
 from stream.records.control import Gap
 from stream.records.kernel import RawEvent
-from stream.sources.kernel.books import Books, capture_of
-from stream.sources.kernel.decode import Decoder
-from stream.sources.kernel.ebpf import STEP, EbpfFeed
-from stream.sources.kernel.ring import PAGE
-from stream.sources.kernel.watch import Watch
+from stream.sources.kernel.decode import RingDecoder, WatchedFile
+from stream.sources.kernel.ebpf import PAGE, STEP, EbpfFeed, RingCounters, capture_of
 from tests.kernel.rig import guarding, record, run, told
 from tests.kernel.test_decode import record as record_of
 
@@ -132,9 +129,9 @@ async def test_a_gap_stands_where_the_loss_was(
 )
 def test_what_is_known_of_io_uring(records: bytes, unseen: int, sees: bool, known: str) -> None:
     """A ring that was inherited was set up where nobody looked."""
-    decoder = Decoder()
+    decoder = RingDecoder()
     decoder.decode(records)
-    books = Books(0, 0, 0, unseen, (decoder.got,), (0,) * 16)
+    books = RingCounters(0, 0, 0, unseen, (decoder.got,), (0,) * 16)
     capture = capture_of(
         books, decoder, misses=0, living=0, ring_bytes=PAGE, sees_uring=sees, cgroup=None, guard=1
     )
@@ -163,9 +160,9 @@ ENDS = record_of("exec") + record_of("fork", extra=12) + record_of("exit")  # of
 def test_what_the_books_show_that_no_event_does(
     records: bytes, living: int, lost: int, reason: str
 ) -> None:
-    decoder = Decoder()
+    decoder = RingDecoder()
     decoder.decode(records)
-    books = Books(lost, 0, 0, 0, (decoder.got + lost,), (0,) * 16)
+    books = RingCounters(lost, 0, 0, 0, (decoder.got + lost,), (0,) * 16)
     capture = capture_of(
         books,
         decoder,
@@ -188,8 +185,8 @@ def test_writes_into_what_is_watched(calls: Path, place: Path) -> None:
     at = os.fstat(writer)
     try:
         watch = [
-            Watch("other", at.st_dev, at.st_ino + 10**9),
-            Watch("stdout", at.st_dev, at.st_ino),
+            WatchedFile("other", at.st_dev, at.st_ino + 10**9),
+            WatchedFile("stdout", at.st_dev, at.st_ino),
         ]
         recorded = run(place, calls, "writes", watch=watch, stdout=writer)
         text = os.read(reader, 1 << 16)

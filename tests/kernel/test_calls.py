@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from stream.sources.kernel import attach
-from stream.stages.calls import named, named_second
-from stream.stages.normalize import Normalize
+from stream.sources.kernel import loader
+from stream.transformers.kernel_lines import named, named_second
+from stream.transformers.normalize import Normalize
 from tests.kernel.rig import ROOT, Recorded, expected, run, told
 
 pytestmark = pytest.mark.usefixtures("kernel_feed", "loaded")
@@ -25,13 +25,13 @@ O_BOTH = os.O_CREAT | os.O_RDWR
 NOENT, BADF, FAULT = -errno.ENOENT, -errno.EBADF, -errno.EFAULT
 
 
-@pytest.fixture(params=attach.OBJECTS)
+@pytest.fixture(params=loader.OBJECTS)
 def loaded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each of the objects: what they tell is the same."""
     name: str = request.param
     if name == "stream-direct" and tuple(map(int, platform.release().split(".")[:2])) < (6, 9):
         pytest.skip("needs Linux 6.9")
-    monkeypatch.setattr(attach, "OBJECTS", (name,))
+    monkeypatch.setattr(loader, "OBJECTS", (name,))
     return name
 
 

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.records.kernel import RawEvent, path_text
-from stream.sources.kernel.address import peer_text
-from stream.sources.kernel.decode import CALLS
-from stream.sources.kernel.decode import Decoder as Plain
+from stream.sources.kernel.decode import CALLS, peer_text
+from stream.sources.kernel.decode import RingDecoder as Plain
 
 
 class Decoder(Plain):

@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 
 from stream.errors import FeedError
-from stream.sources.kernel import attach, decode, loader
+from stream.sources.kernel import decode, loader
 from stream.sources.kernel.bpf import build
-from stream.sources.kernel.ebpf import EbpfFeed, probe_ebpf
-from stream.sources.kernel.ring import PAGE
+from stream.sources.kernel.decode import WatchedFile
+from stream.sources.kernel.ebpf import PAGE, EbpfFeed, probe_ebpf
 from stream.sources.kernel.strace import probe_strace
-from stream.sources.kernel.watch import Watch
 from tests.kernel.rig import ROOT, run
 
 CALLS = (build.HERE / "calls.h").read_text()
@@ -142,7 +141,7 @@ def test_without_privilege_it_says_what_it_takes() -> None:
 
 
 def test_a_kernel_that_does_not_describe_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attach, "_BTF", Path("/sys/kernel/btf/none"))
+    monkeypatch.setattr(loader, "_BTF", Path("/sys/kernel/btf/none"))
     assert probe_ebpf() == (
         "/sys/kernel/btf/none: missing: this kernel does not describe itself (BTF)"
     )
@@ -154,7 +153,7 @@ def test_a_machine_that_there_is_no_object_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_blob_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(attach, "_BLOBS", tmp_path)
+    monkeypatch.setattr(loader, "_BLOBS", tmp_path)
     assert re.fullmatch(rf"{tmp_path}/stream.*\.lskel: this file .* is missing", probe_ebpf())
 
 
@@ -175,13 +174,13 @@ def test_what_is_no_control_group(tmp_path: Path) -> None:
 def test_a_kernel_that_refuses_an_object_gets_the_next_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert sorted(attach.OBJECTS) == sorted(build.OBJECTS)
+    assert sorted(loader.OBJECTS) == sorted(build.OBJECTS)
     machine = os.uname().machine
-    blobs = {name: tmp_path / build.blob_name(machine, name) for name in attach.OBJECTS}
+    blobs = {name: tmp_path / build.blob_name(machine, name) for name in loader.OBJECTS}
     for blob in blobs.values():
         blob.symlink_to(build.HERE / blob.name)
-    monkeypatch.setattr(attach, "_BLOBS", tmp_path)
-    taken = [name for name in attach.OBJECTS if is_taken(name)]
+    monkeypatch.setattr(loader, "_BLOBS", tmp_path)
+    taken = [name for name in loader.OBJECTS if is_taken(name)]
     assert taken
     for name in taken:
         assert loaded() == name
@@ -193,13 +192,13 @@ def test_a_kernel_that_refuses_an_object_gets_the_next_one(
 
 def is_taken(name: str) -> bool:
     with pytest.MonkeyPatch.context() as patch, suppress(FeedError):
-        patch.setattr(attach, "OBJECTS", (name,))
+        patch.setattr(loader, "OBJECTS", (name,))
         return loaded() == name
     return False
 
 
 def loaded() -> str:
-    attachment = attach.attach(os.getpid(), None, (), PAGE, 100)
+    attachment = loader.attach(os.getpid(), None, (), PAGE, 100)
     attachment.loaded.close()
     assert attachment.sees_uring == (attachment.name != "stream")
     return attachment.name
@@ -249,13 +248,13 @@ def test_a_kernel_that_was_disturbed_is_asked_again(error: str) -> None:
 
     assert outcome(error, "1..9") == outcome(error, "4..9") == "loaded"
     assert re.fullmatch(r"the kernel feed: kernel \S+ refuses it: .+", outcome(error, "1+"))
-    assert outcome("EPERM", f"1..{len(attach.OBJECTS)}").startswith(
+    assert outcome("EPERM", f"1..{len(loader.OBJECTS)}").startswith(
         "the kernel feed: not permitted: "
     )
 
 
 def test_no_more_watches_than_there_is_room_for() -> None:
-    watch = [Watch(str(n), 0, n) for n in range(attach.WATCHES + 1)]
+    watch = [WatchedFile(str(n), 0, n) for n in range(loader.WATCHES + 1)]
     with pytest.raises(AssertionError):
         EbpfFeed.open(guard=1, cgroup=None, watch=watch)
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream.evidence.surface import Surface
-from stream.sources.kernel.decode import Decoder
-from stream.stages.normalize import Normalize
+from stream.sources.kernel.decode import RingDecoder
+from stream.transformers.normalize import Normalize
 from tests.kernel.test_decode import record, walked
 
 FOLDERS: tuple[list[bytes], ...] = (
@@ -77,7 +77,7 @@ def normalized(batches: list[Any]) -> tuple[list[Any], Any, Any]:
 @settings(max_examples=300)
 @given(st.lists(opens() | misses(), max_size=20))
 def test_both_ways_lead_to_the_same_lines(records: list[bytes]) -> None:
-    batch, _ = Decoder().decode(b"".join(records))
+    batch, _ = RingDecoder().decode(b"".join(records))
     assert normalized([batch]) == normalized([list(batch)])
 
 
@@ -85,7 +85,7 @@ def test_whoever_reached_it_before_a_read_of_noise_is_noise() -> None:
     """O_PATH with O_TMPFILE reads nothing, and goes by the way of a read."""
     path, names = b"/usr/lib/x", walked([b"usr", b"lib", b"x"])
     first = record("openat", path, names, opened=0o30000000, resolve=0)
-    batch, _ = Decoder().decode(first + record("openat", path, names, opened=0, resolve=0))
+    batch, _ = RingDecoder().decode(first + record("openat", path, names, opened=0, resolve=0))
     assert normalized([batch]) == normalized([list(batch)])
     assert normalized([batch])[1][1] == {"loader": 1}
 
@@ -97,7 +97,7 @@ def test_folders_that_cannot_be_told_are_not_kept_for_ever() -> None:
             record("openat", b"/proc/%d/x" % number, ret=-2)
             for number in range(start, start + 20_000)
         ]
-        batch, _ = Decoder().decode(b"".join(some))
+        batch, _ = RingDecoder().decode(b"".join(some))
         stage.feed(batch)
     assert stage._quick is not None
     assert 0 < sum(map(len, stage._quick._missed.values())) <= 100_000
@@ -110,7 +110,7 @@ def test_what_is_remembered_is_bounded() -> None:
     for start in range(0, 120_000, 20_000):
         flags = range(start, start + 20_000)
         some = [record("openat", path, names, flags=3, ret=3, opened=one << 3) for one in flags]
-        batch, _ = Decoder().decode(b"".join(some))
+        batch, _ = RingDecoder().decode(b"".join(some))
         stage.feed(batch)
     assert stage._quick is not None
     places = stage._quick._reached.values()

@@ -12,8 +12,7 @@ import anyio
 import pytest
 from anyio import create_task_group, to_thread
 
-from stream.sources.kernel.ebpf import EbpfFeed
-from stream.sources.kernel.urgency import URGENT, urgent
+from stream.sources.kernel.ebpf import URGENT, EbpfFeed, urgent
 from tests.kernel.rig import Items, collect, guarding, record, run, sorted_out
 
 pytestmark = pytest.mark.usefixtures("kernel_feed")

@@ -19,8 +19,8 @@ import pytest
 from stream.records.kernel import RawEvent
 from stream.sources.kernel.decode import CALLS
 from stream.sources.kernel.strace import StraceFeed, probe_strace
-from stream.sources.kernel.strace_calls import TRACED
-from stream.stages.calls import named
+from stream.sources.kernel.strace_syntax import TRACED
+from stream.transformers.kernel_lines import named
 from tests.cli.command import Place
 from tests.cli.test_user import open_place, ordinary
 from tests.kernel.straced import HOME, Run, Traced, run

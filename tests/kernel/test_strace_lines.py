@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 
 from stream.records.control import Gap
 from stream.records.kernel import RawEvent, path_text
-from stream.sources.kernel.strace_calls import CLONE_FS, CLONE_THREAD, TRACED
-from stream.sources.kernel.strace_lines import LOST_CALL, UNREADABLE, Item, Lines
-from stream.sources.kernel.strace_writes import TRACED_WRITES
-from stream.sources.kernel.watch import Watch
+from stream.sources.kernel.decode import WatchedFile
+from stream.sources.kernel.strace_lines import (
+    LOST_CALL,
+    TRACED_WRITES,
+    UNREADABLE,
+    Item,
+    StraceParser,
+)
+from stream.sources.kernel.strace_syntax import CLONE_FS, CLONE_THREAD, TRACED
 
 SECOND = 1_000_000_000
 THREAD, SHARED = hex(CLONE_THREAD), hex(CLONE_FS)
@@ -45,8 +50,10 @@ def no_answer(tid: int) -> None:
     return None
 
 
-def reader(cwd: str = "/here", ask: Any = no_answer, watch: Sequence[Watch] = ()) -> Lines:
-    return Lines(lambda wall: 5_000, cwd, ask, watch)
+def reader(
+    cwd: str = "/here", ask: Any = no_answer, watch: Sequence[WatchedFile] = ()
+) -> StraceParser:
+    return StraceParser(lambda wall: 5_000, cwd, ask, watch)
 
 
 def read(*lines: str, **how: Any) -> list[Item]:
@@ -130,7 +137,7 @@ def test_time_is_monotonic(step: int) -> None:
         walls.append(wall)
         return 77
 
-    lines = Lines(monotonic_of, "/")
+    lines = StraceParser(monotonic_of, "/")
     first = b"1  1700000000.123456789 (+     0.000000000) rmdir(NULL) = -1 EFAULT (x)\n"
     base = 1_700_000_000 * SECOND + step
     later = "".join(
@@ -531,7 +538,7 @@ TEXTS = st.lists(
 
 
 def fed(text: bytes, cuts: Sequence[int]) -> tuple[list[Item], Any]:
-    lines = reader(watch=[Watch("x", 0, 0, b"x")])
+    lines = reader(watch=[WatchedFile("x", 0, 0, b"x")])
     items, start = [], 0
     for end in (*sorted(cut % (len(text) + 1) for cut in cuts), len(text)):
         items += lines.feed(text[start:end])

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from stream.recorder.messages import Order
+from stream.process.messages import Start
+from stream.sources.kernel.decode import WatchedFile
 from stream.sources.kernel.strace import StraceFeed, probe_strace
-from stream.sources.kernel.strace_lines import UNREADABLE
-from stream.sources.kernel.strace_writes import UNREAD
-from stream.sources.kernel.watch import Watch
+from stream.sources.kernel.strace_lines import UNREAD, UNREADABLE
 from tests.kernel.straced import Run, run
 from tests.kernel.test_books import WRITES
 from tests.kernel.test_strace_lines import at, calls, event, quoted, reader, written
@@ -25,7 +24,11 @@ __all__ = ["run"]
 NEEDED = pytest.mark.skipif(bool(probe_strace()), reason=f"strace: {probe_strace()}")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="strace needs Linux")
 
-WATCHED = [Watch("stdout", 0, 7, b"pipe:[7]"), Watch("log", 0, 8, b"/runs/log"), Watch("no", 0, 9)]
+WATCHED = [
+    WatchedFile("stdout", 0, 7, b"pipe:[7]"),
+    WatchedFile("log", 0, 8, b"/runs/log"),
+    WatchedFile("no", 0, 9),
+]
 STDOUT, LOG, OTHER = at("pipe:[7]", 1), at("/runs/log", 5), at("pipe:[77]", 6)
 DATA = quoted("secret")
 
@@ -158,7 +161,7 @@ def test_nobody_watches(run: Run, programs: Path, tmp_path: Path) -> None:
 def test_writes_are_stops_only_where_somebody_watches(tmp_path: Path) -> None:
     for watch in ([], WATCHED):
         feed = StraceFeed.open(folder=tmp_path, watch=watch)
-        order = Order(argv=[b"x"], executable=b"/x", env={}, cwd=b"/", grace=1, timeout=None)
+        order = Start(argv=[b"x"], executable=b"/x", env={}, cwd=b"/", grace=1, timeout=None)
         try:
             words = feed.wrap(order).tracer
         finally:
@@ -224,10 +227,10 @@ def test_what_proc_calls_it(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     log = os.open(tmp_path / "lög", os.O_RDWR | os.O_CREAT)
     try:
-        pipe, file = Watch.of("stdout", reader), Watch.of("log", log)
-        assert pipe == Watch.of("stdout", writer)
+        pipe, file = WatchedFile.of("stdout", reader), WatchedFile.of("log", log)
+        assert pipe == WatchedFile.of("stdout", writer)
         assert pipe.path == b"pipe:[%d]" % pipe.inode
-        assert file == Watch("log", file.device, file.inode, os.fsencode(tmp_path / "lög"))
+        assert file == WatchedFile("log", file.device, file.inode, os.fsencode(tmp_path / "lög"))
     finally:
         for fd in (reader, writer, log):
             os.close(fd)

@@ -15,10 +15,10 @@ import msgspec
 from anyio import create_memory_object_stream, create_task_group, wait_readable
 
 from stream.errors import FeedError
-from stream.recorder.guard import Guard, post_guard
-from stream.recorder.messages import Failed, Order, Over, Report, decode_report
+from stream.process.guard import Guard, post_guard
+from stream.process.messages import Failed, GuardReport, Start, TreeEnded, decode_report
+from stream.sources.kernel.decode import WatchedFile
 from stream.sources.kernel.strace import Record, StraceFeed
-from stream.sources.kernel.watch import Watch
 
 
 async def read_all(fd: int, into: list[bytes], guard: Guard, signal: int) -> None:
@@ -32,21 +32,21 @@ async def read_all(fd: int, into: list[bytes], guard: Guard, signal: int) -> Non
             guard.signal(signal)
 
 
-async def follow(guard: Guard) -> list[Report]:
-    reports: list[Report] = []
+async def follow(guard: Guard) -> list[GuardReport]:
+    reports: list[GuardReport] = []
     rest = b""
-    while not reports or not isinstance(reports[-1], Over | Failed):
+    while not reports or not isinstance(reports[-1], TreeEnded | Failed):
         await wait_readable(guard.status)
         *lines, rest = (rest + os.read(guard.status, 1 << 16)).split(b"\n")
         reports += [decode_report(line) for line in lines]
     return reports
 
 
-async def record(guard: Guard, order: Order, feed: StraceFeed | None, job: Any) -> Any:
+async def record(guard: Guard, order: Start, feed: StraceFeed | None, job: Any) -> Any:
     out: list[bytes] = []
     err: list[bytes] = []
     records: list[Record] = []
-    reports: list[Report] = []
+    reports: list[GuardReport] = []
     sender, receiver = create_memory_object_stream[Any](8)
 
     async def pump() -> None:
@@ -92,7 +92,7 @@ async def record(guard: Guard, order: Order, feed: StraceFeed | None, job: Any) 
 def main(job: Any) -> Any:
     guard = post_guard()
     argv = [os.fsencode(word) for word in job["argv"]]
-    order = Order(
+    order = Start(
         argv=argv,
         executable=os.fsencode(job.get("executable") or job["argv"][0]),
         env=dict(os.environb),
@@ -104,7 +104,7 @@ def main(job: Any) -> Any:
     watch = []
     if "watch" in job:
         log = os.open(job["watch"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        watch = [Watch.of("stdout", guard.stdout), Watch.of("log", log)]
+        watch = [WatchedFile.of("stdout", guard.stdout), WatchedFile.of("log", log)]
     with tempfile.TemporaryDirectory() as folder:
         try:
             if job.get("traced", "tracer" not in job):

@@ -8,28 +8,27 @@ from pathlib import Path
 
 import anyio
 
-from stream.observe import Observed, run_observe
-from stream.recorder.agents import identify
-from stream.recorder.disclosure import Disclosure
-from stream.recorder.guard import post_guard
-from stream.recorder.interrupts import Interrupts
-from stream.recorder.recording import Recording, find_program, make_folder
-from stream.recorder.scenario import Scenario
-from stream.records.command import DEFAULT_NAMES
+from stream.observe.agents import identify
+from stream.observe.run import Observed, run_observe
+from stream.observe.scenario import Scenario
+from stream.observe.settings import RunSettings, find_program, make_folder
+from stream.process.guard import Interrupts, post_guard
+from stream.records.run import DEFAULT_NAMES
+from stream.redaction.policy import CapturePolicy
 
 
 def main(backend: str, runs: Path, command: list[str]) -> int:
     guard = post_guard()
     folder = make_folder(runs, "one")
     workspace = folder / "workspace"
-    recording = Recording(
+    recording = RunSettings(
         run_id=folder.name,
         folder=folder,
         argv=[os.fsencode(word) for word in command],
         executable=find_program(command[0], Path.cwd()),
         agent=identify(command),
         scenario=Scenario(),
-        disclosure=Disclosure("full", None),
+        disclosure=CapturePolicy("full", None),
         environment="unknown",
         workspace_mode="copy",
         workspace=workspace,

@@ -14,9 +14,8 @@ import anyio
 import pytest
 
 from stream.errors import UsageError
-from stream.recorder import versions
-from stream.recorder.agents import Version, find_version, identify
-from stream.recorder.versions import read_version
+from stream.observe import agents
+from stream.observe.agents import Version, find_version, identify, read_version
 from tests.cli.command import Place, processes_naming, write_script
 from tests.recorder.runs import Run, observe
 
@@ -86,8 +85,8 @@ def test_who_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
     source, claude = tmp_path / "claude.c", tmp_path / "claude"
     source.write_text("#include <unistd.h>\nint main(void) { for (;;) pause(); }\n")
     subprocess.run(["gcc", "-o", claude, source], check=True)
-    monkeypatch.setattr(versions, "PATIENCE", 0.1)
-    assert anyio.run(versions.ask_version, claude) is None
+    monkeypatch.setattr(agents, "PATIENCE", 0.1)
+    assert anyio.run(agents.ask_version, claude) is None
     assert processes_naming(str(claude)) == []
 
 

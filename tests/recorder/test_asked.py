@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from stream.recorder.channels import Channels
 from stream.sources.kernel.ebpf import probe_ebpf
 from stream.sources.kernel.strace import probe_strace
+from stream.sources.tool_calls import Channels
 from tests.cli.command import PATIENCE, Place
 from tests.recorder.runs import Run, observe, records
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.recorder.trace import Clock
+from stream.process.machine import Clock
 
 START = 1_800_000_000_000_000_000
 MOMENTS = st.integers(0, 10**18)

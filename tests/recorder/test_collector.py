@@ -14,8 +14,8 @@ from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.recorder import collector
-from stream.recorder.collector import MOST, MOST_BODY, MOST_HEAD, MOST_UNKNOWN, Collector
+from stream.sources import collector
+from stream.sources.collector import MOST, MOST_BODY, MOST_HEAD, MOST_UNKNOWN, Collector
 
 LIMIT = 30.0
 SMALL = b'{"a":1}'

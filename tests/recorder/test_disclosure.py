@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.recorder.disclosure import Disclosure
 from stream.records.decision import CaptureMode
 from stream.records.kernel import path_bytes, path_text
 from stream.redaction import Redactor
+from stream.redaction.policy import CapturePolicy
 
 TOKEN = "ghp_" + "aB3dE5gH7jK9" * 3
 NAMES = st.binary(max_size=12) | st.lists(st.sampled_from([b"\\", b"x", b"f", b"0", b"\xff"])).map(
@@ -25,7 +25,7 @@ def test_every_byte_of_a_name_comes_back(name: bytes) -> None:
 @given(st.lists(NAMES.filter(lambda name: b"\0" not in name), min_size=1, max_size=4))
 def test_what_is_no_secret_is_told_as_it_is(words: list[bytes]) -> None:
     """The same text as without a censor, so that the two records can be compared."""
-    open_, closed = Disclosure("full", None), Disclosure("redacted", Redactor({}))
+    open_, closed = CapturePolicy("full", None), CapturePolicy("redacted", Redactor({}))
     assert closed.words(words, path_text) == open_.words(words, path_text)
     assert [closed.name(word, path_text) for word in words] == [*map(path_text, words)]
 
@@ -33,7 +33,7 @@ def test_what_is_no_secret_is_told_as_it_is(words: list[bytes]) -> None:
 @pytest.mark.parametrize("before", [b"\xff", rb"\0", b"\\", b"\x01", b"a/"])
 @pytest.mark.parametrize("mode", ["redacted", "hashed"])
 def test_a_name_that_holds_a_secret(before: bytes, mode: CaptureMode) -> None:
-    disclosure = Disclosure(mode, Redactor({}))
+    disclosure = CapturePolicy(mode, Redactor({}))
     name = before + TOKEN.encode()
     told = disclosure.name(name, path_text)
     assert told == path_text(before) + "[redacted:github:1]"

@@ -11,8 +11,7 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from stream.records.command import CommandRecord
-from stream.records.run import Manifest, RunMetadata, RunSummary
+from stream.records.run import CommandRecord, Manifest, RunMetadata, RunSummary
 from tests.cli.command import Place
 from tests.recorder.runs import observe, records
 

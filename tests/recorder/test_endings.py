@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stream.recorder.cgroup import own_group
+from stream.process.cgroup import own_group
 from tests.cli.command import LANDLOCK, PATIENCE, SLEEP, STREAM, Place
 from tests.recorder.runs import Run, observe, only_run
 
@@ -364,8 +364,8 @@ def test_a_signal_when_the_agent_has_ended_ends_the_waiting(place: Place) -> Non
 
 _MADE = """
 import os, signal
-from stream.recorder.cgroup import own_group
-from stream.recorder.guard import post_guard
+from stream.process.cgroup import own_group
+from stream.process.guard import post_guard
 
 home = own_group()
 guard = post_guard()

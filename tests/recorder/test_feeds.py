@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stream.sources.kernel.ebpf import RING, probe_ebpf
-from stream.sources.kernel.feeds import Choice, probe_feeds
-from stream.sources.kernel.ring import PAGE
+from stream.sources.kernel.ebpf import PAGE, RING, probe_ebpf
+from stream.sources.kernel.feed import Choice, probe_feeds
 from stream.sources.kernel.strace import probe_strace
 from tests.cli.command import Place, write_script
 from tests.recorder.runs import observe

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.recorder.hooks import EVENTS, Hooks, make_hooks
-from stream.records.runner import HOOK_PROGRAM
+from stream.records.artifacts import HOOK_PROGRAM
+from stream.sources.tool_calls import EVENTS, Hooks, make_hooks
 from tests.cli.command import PATIENCE, Place
 
 AT_ONCE = 12

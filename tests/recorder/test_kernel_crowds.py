@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stream.recorder.cgroup import own_group
+from stream.process.cgroup import own_group
 from stream.records.kernel import EXIT, FORK
 from tests.cli.command import Place
 from tests.recorder.runs import Run, observe, records

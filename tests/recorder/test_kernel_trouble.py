@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stream.recorder.cgroup import own_group
+from stream.process.cgroup import own_group
 from stream.sources.kernel.ebpf import probe_ebpf
 from stream.sources.kernel.strace import probe_strace
 from tests.cli.command import PATIENCE, Place, processes_naming

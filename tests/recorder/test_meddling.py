@@ -10,7 +10,7 @@ import tarfile
 
 import pytest
 
-from stream.recorder.wrappers import MOST_BEGUN, MOST_HELD, MOST_IN_ALL, CallReader
+from stream.sources.wrappers import MOST_BEGUN, MOST_HELD, MOST_IN_ALL, CallReader
 from tests.cli.command import Place
 from tests.recorder.runs import LOG, LOGGED, Run, observe, only_run
 

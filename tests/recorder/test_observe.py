@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stream.recorder.recording import new_run_id
+from stream.observe.settings import new_run_id
 from stream.records.decision import CONSTRAINTS, ORDER
 from stream.records.run import check_run_id
 from tests.cli.command import PATIENCE, STREAM, Place, write_script

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.errors import InputError
-from stream.recorder.asked import read_constraints
-from stream.recorder.scenario import read_scenario
+from stream.observe.scenario import read_constraints, read_scenario
 from stream.records.decision import CONSTRAINTS, Constraint
 from tests.cli.command import Place
 from tests.recorder.runs import observe

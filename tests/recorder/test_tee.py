@@ -11,13 +11,13 @@ import pytest
 from anyio import create_task_group, fail_after, to_thread, wait_readable
 from anyio.lowlevel import checkpoint
 
-from stream.recorder.disclosure import Disclosure
-from stream.recorder.outputs import Output
-from stream.recorder.tee import AHEAD, BLOCK, Relay, Tee
 from stream.redaction import Redactor
+from stream.redaction.output import OutputFile
+from stream.redaction.policy import CapturePolicy
+from stream.sources.agent import AHEAD, BLOCK, Relay, Tee
 
 pytestmark = pytest.mark.anyio
-FULL = Disclosure("full", None)
+FULL = CapturePolicy("full", None)
 LIMIT = 30
 
 
@@ -30,7 +30,7 @@ async def test_both_have_every_byte(tmp_path: Path) -> None:
     data = os.urandom(3 * BLOCK + 7)
     read, write = os.pipe()
     copy_read, copy_write = os.pipe()
-    output, relay = Output(tmp_path / "out", FULL), Relay(copy_write)
+    output, relay = OutputFile(tmp_path / "out", FULL), Relay(copy_write)
     tee = Tee(read, output, relay)
     got = bytearray()
 
@@ -61,7 +61,7 @@ async def test_a_reader_that_does_not_read_slows_and_can_be_left(tmp_path: Path)
     data = os.urandom((AHEAD + 16) * BLOCK)
     read, write = os.pipe()
     copy_read, copy_write = os.pipe()
-    output, relay = Output(tmp_path / "out", FULL), Relay(copy_write)
+    output, relay = OutputFile(tmp_path / "out", FULL), Relay(copy_write)
     tee = Tee(read, output, relay)
 
     def produce() -> None:
@@ -87,7 +87,7 @@ async def test_a_reader_that_does_not_read_slows_and_can_be_left(tmp_path: Path)
 async def test_a_pipe_that_somebody_else_still_holds(tmp_path: Path) -> None:
     """What is in it when the tree is over is kept."""
     read, write = os.pipe()
-    output = Output(tmp_path / "out", FULL)
+    output = OutputFile(tmp_path / "out", FULL)
     tee = Tee(read, output, None)
     os.write(write, b"said")
     with fail_after(LIMIT):
@@ -102,7 +102,7 @@ async def test_a_pipe_that_somebody_else_still_holds(tmp_path: Path) -> None:
 
 async def test_an_end_after_the_end(tmp_path: Path) -> None:
     read, write = os.pipe()
-    output = Output(tmp_path / "out", FULL)
+    output = OutputFile(tmp_path / "out", FULL)
     tee = Tee(read, output, None)
     os.close(write)
     await tee.run()
@@ -113,7 +113,7 @@ async def test_an_end_after_the_end(tmp_path: Path) -> None:
 
 def test_a_redacted_output(tmp_path: Path) -> None:
     secret = "ghp_" + "a1B2c3D4" * 5
-    output = Output(tmp_path / "out", Disclosure("redacted", Redactor({})))
+    output = OutputFile(tmp_path / "out", CapturePolicy("redacted", Redactor({})))
     for byte in f"before {secret} after\n".encode():
         output.write(bytes([byte]))
     kept = output.finish()
@@ -126,7 +126,7 @@ def test_a_redacted_output(tmp_path: Path) -> None:
 
 
 def test_a_hashed_output(tmp_path: Path) -> None:
-    output = Output(tmp_path / "out", Disclosure("hashed", Redactor({})))
+    output = OutputFile(tmp_path / "out", CapturePolicy("hashed", Redactor({})))
     output.write(b"said ")
     output.write(b"this")
     kept = output.finish()

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from stream.recorder.journal import Journal
-from stream.recorder.trace import Clock, Trace, utc
+from stream.files.append import AppendFile
+from stream.observe.settings import EventTrace
+from stream.process.machine import Clock, utc
 from stream.records.decision import ORDER, PromptProvenance, Request, Session
 
 
-def trace(write: Any = lambda line: None, clock: Clock | None = None) -> Trace:
-    return Trace(
+def trace(write: Any = lambda line: None, clock: Clock | None = None) -> EventTrace:
+    return EventTrace(
         Session("s", "r", "claude-code", "unknown", "unknown"),
         Request("q", "unknown", [], {}),
         PromptProvenance("unknown", "unknown", "full", None, "unknown", {}),
@@ -57,19 +58,19 @@ def test_every_parent_is_an_earlier_event(form: int) -> None:
 
 def test_a_journal_is_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "lines"
-    journal = Journal(path)
+    journal = AppendFile(path)
     assert journal.append(b"one")
     assert path.read_bytes() == b"one\n"
     assert journal.append(b"two")
     assert path.read_bytes() == b"one\ntwo\n"
     journal.close()
     with pytest.raises(FileExistsError):  # nobody else's
-        Journal(path)
+        AppendFile(path)
 
 
 def test_lines_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that stops in the middle leaves no half of a line, and the order is kept."""
-    journal = Journal(tmp_path / "lines")
+    journal = AppendFile(tmp_path / "lines")
     journal.append(b"one")
     room = 2
     real = os.write

@@ -14,15 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.recorder.wrappers import (
-    MOST_HELD,
-    PIECE,
-    Called,
-    CallReader,
-    Wrappers,
-    make_wrappers,
-)
-from stream.records.command import category_of
+from stream.process.wrappers import PIECE, Wrappers, make_wrappers
+from stream.records.run import category_of
+from stream.sources.wrappers import MOST_HELD, CallReader, WrapperCall
 
 SHOW = '#!/bin/sh\nprintf \'%s\\0\' "$0" "$@"\n'
 
@@ -60,9 +54,9 @@ def call(made: Wrappers, name: str, *words: str | bytes) -> bytes:
     ).stdout
 
 
-def told(fifo: int, reader: CallReader | None = None) -> list[Called]:
+def told(fifo: int, reader: CallReader | None = None) -> list[WrapperCall]:
     reader = reader or CallReader()
-    found: list[Called] = []
+    found: list[WrapperCall] = []
     while True:
         try:
             found += reader.feed(os.read(fifo, 100))
@@ -100,7 +94,7 @@ def test_a_long_command_line(made: Wrappers, fifo: int) -> None:
 
 def test_many_at_the_same_time(made: Wrappers, fifo: int) -> None:
     reader = CallReader()
-    found: list[Called] = []
+    found: list[WrapperCall] = []
     with ThreadPoolExecutor(8) as workers:
         todo = [workers.submit(call, made, "git", str(n), "z" * PIECE, "\n" * n) for n in range(60)]
         while not all(one.done() for one in todo) or len(found) < len(todo):
@@ -180,7 +174,7 @@ def test_one_that_was_cut_short_is_counted() -> None:
 def test_however_it_is_cut(cuts: list[int]) -> None:
     data = b"7 0 gi\n8 1 ls\x1f1\x1f/\x1f\njunk\n7 1 t\x1f1\x1f/\x1fa%0Ab\x1f\n"
     reader, start = CallReader(), 0
-    found: list[Called] = []
+    found: list[WrapperCall] = []
     for cut in [*cuts, len(data)]:
         found += reader.feed(data[start : start + cut])
         start += cut

@@ -9,10 +9,8 @@ import msgspec
 
 from stream.records.run import ARTIFACTS, CHANGES_FILE, DIFF_FILE, METADATA_FILE, RunMetadata
 from stream.workspace.changes import find_changes
-from stream.workspace.patching import find_git
-from stream.workspace.store import Store
-from stream.workspace.taking import take_copy
-from stream.workspace.writing import write_patch
+from stream.workspace.patch import find_git, write_patch
+from stream.workspace.snapshot import Store, take_copy
 from tests.workspace.trees import Tree, write_tree
 
 

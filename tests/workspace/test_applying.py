@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from stream.workspace.applying import apply_plan, plan_changes
-from stream.workspace.copying import remove_tree
+from stream.files.trees import remove_tree
+from stream.workspace.apply import apply_plan, plan_changes
 from tests.cli.command import Place
 from tests.cli.conftest import check_place, make_place
 from tests.workspace.runs import make_run

@@ -9,11 +9,9 @@ import pytest
 
 from stream.errors import InputError
 from stream.workspace import changes as changes_module
-from stream.workspace import taking
-from stream.workspace.changes import Changes, find_changes
-from stream.workspace.snapshot import empty_snapshot
-from stream.workspace.store import Cancelled, Store
-from stream.workspace.taking import take_snapshot
+from stream.workspace import snapshot as snapshot_module
+from stream.workspace.changes import ChangeSet, find_changes
+from stream.workspace.snapshot import Cancelled, Store, empty_snapshot, take_snapshot
 from tests.workspace.trees import FOLDER, Tree, link, text, write_tree
 
 TREE: Tree = {b"a": text(b"one\n"), b"f": FOLDER, b"f/b": text(b"two\n"), b"l": link(b"a")}
@@ -25,7 +23,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def found(changes: Changes) -> dict[bytes, str]:
+def found(changes: ChangeSet) -> dict[bytes, str]:
     return {change.path: change.what for change in changes.items}
 
 
@@ -120,7 +118,7 @@ def test_an_empty_file_that_grows(root: Path, tmp_path: Path) -> None:
 def test_files_too_large_to_be_kept(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (taking, changes_module):
+    for module in (snapshot_module, changes_module):
         monkeypatch.setattr(module, "LARGEST", 3)
     with Store(tmp_path) as store:
         before = take_snapshot(root, store)

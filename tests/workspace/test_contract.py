@@ -8,8 +8,8 @@ import jsonschema_rs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stream.records.change import decode_change, encode_change
-from tests.stages.test_contracts import agree, mutated, schema
+from stream.records.run import decode_change, encode_change
+from tests.transformers.test_contracts import agree, mutated, schema
 
 SCHEMA = jsonschema_rs.validator_for(schema("fs_change.schema.json"))
 TEXT = st.sampled_from(["a", "", "ü/b"])

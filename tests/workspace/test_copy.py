@@ -15,12 +15,16 @@ from pathlib import Path
 import pytest
 
 from stream.errors import InputError, OutputError
+from stream.files.trees import CHUNK, remove_tree
 from stream.workspace.changes import find_changes
-from stream.workspace.copying import remove_tree
-from stream.workspace.holes import CHUNK
-from stream.workspace.snapshot import Snapshot, empty_snapshot
-from stream.workspace.store import Cancelled, Store
-from stream.workspace.taking import take_copy, take_snapshot
+from stream.workspace.snapshot import (
+    Cancelled,
+    Snapshot,
+    Store,
+    empty_snapshot,
+    take_copy,
+    take_snapshot,
+)
 from tests.workspace.trees import FOLDER, Node, Tree, link, read_tree, text, write_tree
 
 TREE: Tree = {

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stream.workspace.applying import apply_plan, plan_changes
+from stream.workspace.apply import apply_plan, plan_changes
 from stream.workspace.changes import find_changes
-from stream.workspace.store import Store
-from stream.workspace.taking import take_copy
+from stream.workspace.snapshot import Store, take_copy
 from tests.workspace.runs import make_run
 from tests.workspace.trees import FOLDER, Tree, read_tree, text, write_tree
 

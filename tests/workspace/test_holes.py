@@ -10,15 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.records.change import decode_change
-from stream.records.run import CHANGES_FILE
-from stream.workspace import changes, fitness, taking, writing
-from stream.workspace.applying import apply_plan, plan_changes
+from stream.files.trees import Piece, end, filled, is_sparse, pieces_of, put
+from stream.records.run import CHANGES_FILE, decode_change
+from stream.workspace import changes, patch
+from stream.workspace import snapshot as snapshot_module
+from stream.workspace.apply import apply_plan, plan_changes
 from stream.workspace.changes import find_changes
-from stream.workspace.holes import Piece, end, filled, is_sparse, pieces_of, put
-from stream.workspace.snapshot import LARGEST
-from stream.workspace.store import Store
-from stream.workspace.taking import take_copy, take_snapshot
+from stream.workspace.snapshot import LARGEST, Store, take_copy, take_snapshot
 from tests.cli.command import Place
 from tests.cli.conftest import check_place, make_place
 from tests.recorder.runs import observe
@@ -125,7 +123,7 @@ def test_what_is_written_into_a_hole(holes: Path) -> None:
         found = find_changes(snapshot, run / "workspace", store)
         for path in (CHANGES_FILE, "artifacts/fs_diff.patch"):
             (run / path).unlink()
-        summary = writing.write_patch(
+        summary = patch.write_patch(
             found, store, run / "artifacts/fs_diff.patch", run / CHANGES_FILE, git="git", exited=0
         )
     assert summary.not_in_patch == {"too-large": 1}
@@ -168,7 +166,7 @@ def test_a_file_that_gains_or_loses_holes(
     is_same: bool,
 ) -> None:
     """Also where it is kept with its content on one side, and by its digest on the other."""
-    for module in (taking, changes, fitness, writing):
+    for module in (snapshot_module, changes, patch):
         monkeypatch.setattr(module, "LARGEST", BLOCK // 2)
     file = write(holes / "file", before)
     with Store(holes / "..") as store:

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from stream.records.change import FileState, FsChange, decode_change, exact_name
+from stream.records.run import FileState, FsChange, decode_change, exact_name
 from stream.workspace.changes import find_changes
-from stream.workspace.patching import find_git
-from stream.workspace.store import Store
-from stream.workspace.taking import take_copy
-from stream.workspace.writing import Summary, write_patch
+from stream.workspace.patch import Summary, find_git, write_patch
+from stream.workspace.snapshot import Store, take_copy
 from tests.workspace.trees import (
     FOLDER,
     GIT_NAMES,

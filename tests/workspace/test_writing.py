@@ -13,15 +13,13 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
-from stream.document import BUNDLE
+from stream.documents import BUNDLE
 from stream.errors import InputError, OutputError
 from stream.workspace import changes as changes_module
-from stream.workspace import taking
+from stream.workspace import snapshot as snapshot_module
 from stream.workspace.changes import find_changes
-from stream.workspace.patching import find_git
-from stream.workspace.snapshot import empty_snapshot
-from stream.workspace.store import Cancelled, Store
-from stream.workspace.writing import write_patch
+from stream.workspace.patch import find_git, write_patch
+from stream.workspace.snapshot import Cancelled, Store, empty_snapshot
 from tests.workspace.test_copy import in_a_child, listing, make_deep
 from tests.workspace.test_patch import Written
 from tests.workspace.trees import FOLDER, Node, Tree, git, link, text, write_tree
@@ -161,7 +159,7 @@ def test_a_workspace_that_is_a_repository(tmp_path: Path) -> None:
     git(source / "sub", "init", "-q")
     before = listing(source)
     with Store(tmp_path) as store:
-        snapshot = taking.take_copy(source, tmp_path / "workspace", store)
+        snapshot = snapshot_module.take_copy(source, tmp_path / "workspace", store)
         workspace = tmp_path / "workspace"
         for name in ("a", "ignored", "sub/s"):
             (workspace / name).write_text("more\n")
@@ -233,7 +231,7 @@ def test_paths_longer_than_any_system_takes(tmp_path: Path) -> None:
 
 
 def test_too_large_for_the_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (taking, changes_module):
+    for module in (snapshot_module, changes_module):
         monkeypatch.setattr(module, "LARGEST", 100)
     data = b"x" * 200
     written = Written(tmp_path, {b"a": text(b"a")}, {b"a": text(data), b"b": text(b"b")})
@@ -255,7 +253,7 @@ def test_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         find_git()
 
 
-def changed(tmp_path: Path, store: Store, size: int) -> changes_module.Changes:
+def changed(tmp_path: Path, store: Store, size: int) -> changes_module.ChangeSet:
     write_tree(tmp_path / "w", {b"a": text(os.urandom(size))})
     return find_changes(empty_snapshot(), tmp_path / "w", store)
 

@@ -1,21 +1,138 @@
-"""Records of the ring to raw events: what the bytes mean, and nothing that they do not say.
+"""A file or pipe of which a feed tells whenever somebody opens it to write, or writes into it.
+
+Socket addresses as the kernel has them, to text that says whom one talks to.
+
+What a run did that its feed cannot follow: then it says so, and is never complete.
+
+Each is an event as well. But what comes of it is done by others, or by the kernel itself, and no
+call of the run shows it.
+
+Records of the ring to raw events: what the bytes mean, and nothing that they do not say.
 
 It keeps the books of what it was given. A relative path has its base, and so has one that begins
 with /proc/self/fd/N or its like, except where the path that was really reached is known: of opens
-that succeeded.
-"""
+that succeeded."""
 
 from __future__ import annotations
 
 import os
+import socket
 import struct
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from socket import AF_UNIX
 
-from stream.records.kernel import Mark, RawEvent, Scope, beyond_view, path_text
-from stream.records.sightings import NAMES, NO_RESULT, OPENS, Sightings, Telemetry
-from stream.sources.kernel.address import peer_text
-from stream.sources.kernel.doubts import DOUBTED, Doubts
+from msgspec import Struct
+
+from stream.records.kernel import (
+    NAMES_AT,
+    NO_RESULT,
+    OPENS,
+    Mark,
+    RawEvent,
+    RingBatch,
+    Scope,
+    Telemetry,
+    beyond_view,
+    path_text,
+)
+
+
+class WatchedFile(Struct, frozen=True):
+    name: str
+    device: int
+    inode: int
+    #: What /proc calls a descriptor of it: all that a tracer sees. Empty: it cannot know it.
+    path: bytes = b""
+
+    @classmethod
+    def of(cls, name: str, fd: int) -> WatchedFile:
+        status = os.fstat(fd)
+        path = b""
+        with suppress(OSError):
+            path = os.fsencode(Path(f"/proc/self/fd/{fd}").readlink())
+        return cls(name, _device_of(fd) or status.st_dev, status.st_ino, path)
+
+
+def _device_of(fd: int) -> int | None:
+    """As the kernel has it: stat tells another one of a part of btrfs, or a layer of overlayfs."""
+    with suppress(OSError):
+        info = Path(f"/proc/self/fdinfo/{fd}").read_bytes()
+        mount = info.partition(b"\nmnt_id:")[2].split(maxsplit=1)[0]
+        for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+            number, _, device, _ = line.split(b" ", 3)
+            if number == mount:
+                return os.makedev(*map(int, device.split(b":")))
+    return None
+
+
+_NETLINK, _PACKET = 16, 17
+
+
+def peer_text(address: bytes, *, is_send: bool = False, family: int = 0) -> str | None:
+    """`1.2.3.4:443`, `[2001:db8::1]:443`, `unix:/run/x`, `unix:@abstract`; None: no address, or
+    one that nobody can read. `family`: what the socket is of, where that is known."""
+    if len(address) < 2:
+        return None
+    of_socket, family = family, int.from_bytes(address[:2], sys.byteorder)
+    if is_send and of_socket == _PACKET:  # which does not look at the address's own
+        family = _PACKET
+    elif is_send and family == socket.AF_UNSPEC:  # IPv4 takes it for its own, others for no name
+        if of_socket not in (socket.AF_UNSPEC, socket.AF_INET) or len(address) < 8:
+            return None
+        family = socket.AF_INET
+    port = int.from_bytes(address[2:4], "big")
+    if family == socket.AF_INET and len(address) >= 8:
+        return f"{socket.inet_ntop(family, address[4:8])}:{port}"
+    if family == socket.AF_INET6 and len(address) >= 24:
+        scope = int.from_bytes(address[24:28], sys.byteorder)
+        zone = f"%{scope}" if scope else ""
+        return f"[{socket.inet_ntop(family, address[8:24])}{zone}]:{port}"
+    if family == socket.AF_UNIX:
+        name = address[2:]
+        if name[:1] == b"\0":
+            return f"unix:@{path_text(name[1:])}"
+        return "unix:" + path_text(name.split(b"\0", 1)[0])
+    if family == socket.AF_UNSPEC:
+        return "unspec"
+    return "netlink" if family == _NETLINK else f"af{family}:{address[2:].hex()}"
+
+
+_POWERS = {
+    "bpf": "the run used bpf(2), by which a program in the kernel can do what no call shows",
+    "init_module": "the run loaded a kernel module",
+    "finit_module": "the run loaded a kernel module",
+    "fanotify_init": "the run used fanotify, which opens files that no call names",
+}
+#: A call that its listener lets go on is seen by no tracer.
+ANSWERED = (
+    "a program of the run answered system calls of others (seccomp), which strace is not told"
+)
+DOUBTED = frozenset((*_POWERS, "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd"))
+
+
+class Doubts:
+    def __init__(self) -> None:
+        self._found: dict[str, None] = {}
+
+    def take(self, event: RawEvent) -> None:
+        """An event of one of the calls in DOUBTED."""
+        if event.ret is None or event.ret < 0:
+            return
+        if event.call in _POWERS:
+            self.add(_POWERS[event.call])
+        elif "outside" in event.marks:
+            self.add(f"the run reached by {event.call} into a process that is none of its own")
+
+    def add(self, reason: str) -> None:
+        self._found[reason] = None
+
+    @property
+    def reasons(self) -> list[str]:
+        return [*self._found]
+
 
 #: In the order of the object's `enum call`.
 CALLS = (
@@ -108,7 +225,7 @@ _MOST_FOLDERS = 4096
 _OF_NO_COMMAND = ("execve", "execveat", "exit")
 
 
-class Decoder:
+class RingDecoder:
     def __init__(self, streams: Sequence[str] = ()) -> None:
         self.got = 0
         self.before_exec = 0
@@ -131,7 +248,7 @@ class Decoder:
         """Processes whose beginning was seen, and whose end was not."""
         return len(self._living)
 
-    def decode(self, chunk: bytes) -> tuple[Sightings, int]:
+    def decode(self, chunk: bytes) -> tuple[RingBatch, int]:
         """What is in it, and how many of the bytes that took."""
         items: list[int | Telemetry] = []
         add, unpack = items.append, _HEAD.unpack_from
@@ -149,18 +266,18 @@ class Decoder:
                 if kind >> 16 & _BEFORE_EXEC:
                     self.before_exec += 1
                 else:
-                    events = self._other(_RECORD.unpack_from(chunk, at), chunk[at + NAMES : end])
+                    events = self._other(_RECORD.unpack_from(chunk, at), chunk[at + NAMES_AT : end])
                     made += len(events)
                     items += events
             at = end
         opens = len(items) - made
         self.got += opens + others
         self._scopes[_BOTH] += opens
-        return Sightings(items, chunk, self._open_at), at
+        return RingBatch(items, chunk, self._open_at), at
 
     def _open_at(self, chunk: bytes, at: int) -> RawEvent:
         record = _RECORD.unpack_from(chunk, at)
-        return self._event(record, chunk[at + NAMES :][: sum(record[12:17])])
+        return self._event(record, chunk[at + NAMES_AT :][: sum(record[12:17])])
 
     def rest(self) -> list[RawEvent]:
         """Requests of io_uring that nobody answered."""

@@ -1,33 +1,247 @@
-"""The kernel's own account of a run: each call of its processes, in order; every loss is counted.
+"""What the object counted, and what that says about a capture.
 
-It is attached before the program starts, and records nothing of the process that starts it.
-"""
+The ring buffer that the kernel writes and we read, mapped: whole records, never a torn one.
+
+What cannot wait comes first: a kernel's ring that is full loses what comes next.
+
+The kernel's own account of a run: each call of its processes, in order; every loss is counted.
+
+It is attached before the program starts, and records nothing of the process that starts it."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
+import struct
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from anyio import move_on_after, sleep, wait_readable
 from anyio.abc import ObjectSendStream
 from anyio.lowlevel import checkpoint
+from msgspec import Struct
 
 from stream.errors import FeedError, os_reason
 from stream.pipeline import Batch
-from stream.recorder.cgroup import own_group
-from stream.recorder.messages import Order
+from stream.process.cgroup import own_group
+from stream.process.messages import Start
 from stream.records.control import Gap
-from stream.records.sightings import Sightings, Telemetry
-from stream.sources.kernel.attach import Attachment, attach, wake_at
-from stream.sources.kernel.books import Bookkeeper, Books, capture_of
-from stream.sources.kernel.decode import Decoder
-from stream.sources.kernel.ring import Ring
-from stream.sources.kernel.urgency import urgent
-from stream.sources.kernel.watch import Watch
+from stream.records.kernel import RawCapture, RingBatch, Telemetry, taint
+from stream.sources.kernel.decode import RingDecoder, WatchedFile
+from stream.sources.kernel.loader import Attachment, attach, wake_at
+
+if TYPE_CHECKING:
+    from stream.sources.kernel.loader import Loaded
+
+_ONE_CPU = struct.Struct("36Q")
+_URING = 11  # where the object counts the io_urings that were set up
+
+
+class RingCounters(Struct, frozen=True):
+    lost: int
+    lost_forks: int
+    foreign: int  #: calls made in a way that is not followed
+    unseen_uring: int  #: operations of io_uring that are not followed
+    seen: tuple[int, ...]  #: by kind of event
+    dropped: tuple[int, ...]
+
+
+class CounterReader:
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._size = _ONE_CPU.size * _possible_cpus()
+
+    def lost(self) -> int:
+        """Alone, because it is asked for at each look."""
+        numbers = memoryview(self._loaded.read("books", self._size)).cast("Q")
+        return sum(numbers[:: _ONE_CPU.size // 8])
+
+    def read(self) -> RingCounters:
+        rows = _ONE_CPU.iter_unpack(self._loaded.read("books", self._size))
+        sums = [sum(column) for column in zip(*rows, strict=True)]
+        lost, lost_forks, foreign, unseen, *kinds = sums
+        return RingCounters(lost, lost_forks, foreign, unseen, tuple(kinds[:16]), tuple(kinds[16:]))
+
+
+def capture_of(
+    books: RingCounters,
+    decoder: RingDecoder,
+    *,
+    misses: int,
+    living: int,
+    ring_bytes: int,
+    sees_uring: bool,
+    cgroup: Path | None,
+    guard: int,
+) -> RawCapture:
+    capture = RawCapture(
+        feed="ebpf",
+        got=decoder.got,
+        dropped=books.lost,
+        seen=sum(books.seen),
+        misses=misses,
+        lost_forks=books.lost_forks,
+        unknown_loss=_unknown_loss(books, decoder, living, has_group=cgroup is not None),
+        before_exec=decoder.before_exec,
+        scopes=decoder.scopes,
+        uring=_uring(books, decoder, sees_uring),
+        ring_bytes=ring_bytes,
+    )
+    _judge_cgroup(capture, cgroup, guard)
+    return capture
+
+
+def _unknown_loss(
+    books: RingCounters, decoder: RingDecoder, living: int, *, has_group: bool
+) -> str:
+    """`living`: processes of the run, which nobody watches any more."""
+    if decoder.got + books.lost != sum(books.seen):
+        return "the kernel's books do not balance"
+    reasons = decoder.doubts.reasons
+    if books.foreign:
+        calls = f"{books.foreign} calls were made in a way that is not followed on this machine"
+        reasons.append(calls)
+    if living:
+        reasons.append(f"processes that lived on, unwatched: {living}")
+    if has_group and decoder.scopes.get("both") and decoder.scopes.get("tree"):
+        # It is on record by its parents, but who leaves may have taken others along unseen.
+        reasons.append("a process of the run left its control group")
+    unseen = decoder.unended - living
+    if unseen > 0 and not (books.lost or books.lost_forks):  # which explain it
+        reasons.append(f"processes that were over, and whose end was not seen: {unseen}")
+    return "; ".join(reasons)
+
+
+def _uring(
+    books: RingCounters, decoder: RingDecoder, sees_uring: bool
+) -> Literal["seen", "unused", "hole", "unknown"]:
+    if books.unseen_uring or (decoder.asks_ring and not decoder.urings):
+        return "hole"  # also where others have set it up: what they know of it is not known here
+    if not decoder.urings:
+        return "unknown" if books.dropped[_URING] else "unused"
+    return "seen" if sees_uring else "hole"
+
+
+def _judge_cgroup(capture: RawCapture, cgroup: Path | None, guard: int) -> None:
+    scopes = capture.scopes
+    if cgroup is None or not scopes.get("both"):
+        none = "no control group of version 2" if cgroup is None else "no event was in it"
+        capture.cgroup, capture.cgroup_reasons = "failed", [none]
+        return
+    told = {
+        f"{scopes.get('tree')} events of descendants that had left it": scopes.get("tree"),
+        f"{scopes.get('cgroup')} events of others that were in it": scopes.get("cgroup"),
+        f"{scopes.get('unknown')} events that nothing ties to it": scopes.get("unknown"),
+        "processes that could not be followed": capture.lost_forks or capture.misses,
+        "processes were still in it at the end": _has_others(cgroup, guard),
+    }
+    capture.cgroup_reasons = [reason for reason, is_true in told.items() if is_true]
+    capture.cgroup = "partial" if capture.cgroup_reasons else "clean"
+    taint(capture)
+
+
+def _has_others(cgroup: Path, guard: int) -> bool:
+    for folder, _, _ in os.walk(cgroup):
+        try:
+            members = Path(folder, "cgroup.procs").read_text().split()
+        except OSError:  # it is gone: nobody is in it
+            continue
+        if any(int(pid) != guard for pid in members):
+            return True
+    return False
+
+
+def _possible_cpus() -> int:
+    """What the kernel has of each per-CPU value: the highest number counts, and holes do."""
+    text = Path("/sys/devices/system/cpu/possible").read_text().strip()
+    return int(text.replace(",", "-").rpartition("-")[2]) + 1
+
+
+PAGE = mmap.PAGESIZE
+
+
+class Ring:
+    def __init__(self, fd: int, size: int) -> None:
+        self._mask = size - 1
+        self._ours = mmap.mmap(fd, PAGE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        # The data lies there twice, one after the other: a record never has to be put together.
+        self._theirs = mmap.mmap(fd, PAGE + 2 * size, mmap.MAP_SHARED, mmap.PROT_READ, offset=PAGE)
+        self._read = memoryview(self._ours).cast("Q")
+        self._written = memoryview(self._theirs)[:8].cast("Q")
+        self._data = memoryview(self._theirs)[PAGE:]
+        self._barrier = threading.Lock()
+
+    @property
+    def read(self) -> int:
+        """So many bytes have been taken out since the beginning."""
+        return self._read[0]
+
+    @property
+    def written(self) -> int:
+        """So many have been put in; what comes after this is read no earlier."""
+        position = self._written[0]
+        with self._barrier:  # the one acquire that Python can spell
+            return position
+
+    def peek(self, most: int) -> bytes:
+        """What comes next. Records that are still being written are marked so in their length."""
+        start = self._read[0]
+        length = min(self.written - start, most)
+        if length <= 0:
+            return b""
+        offset = start & self._mask
+        view = self._data[offset : offset + length]
+        # A length may be copied after what it belongs to: only in the second of two equal copies
+        # everything is at least as new as the lengths of the first.
+        first = bytes(view)
+        while True:
+            with self._barrier:
+                second = bytes(view)
+            if first == second:
+                return second
+            first = second
+
+    def take(self, length: int) -> None:
+        self._read[0] += length
+
+    def close(self) -> None:
+        for view in (self._read, self._written, self._data):
+            view.release()
+        self._ours.close()
+        self._theirs.close()
+
+
+URGENT = -10  #: nice: of two cores, one whenever it is needed
+
+
+@contextmanager
+def urgent() -> Iterator[None]:
+    """The calling thread goes before others; what it starts meanwhile does not. Nothing changes
+    where that is not permitted, or where somebody has chosen how urgent we are."""
+    if os.getpriority(os.PRIO_PROCESS, 0) or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        yield
+        return
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, URGENT)
+    except PermissionError:
+        yield
+        return
+    _inherit(os.SCHED_OTHER | os.SCHED_RESET_ON_FORK)
+    try:
+        yield
+    finally:
+        _inherit(os.SCHED_OTHER)
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
+def _inherit(policy: int) -> None:
+    os.sched_setscheduler(0, policy, os.sched_param(0))
+
 
 RING = 16 << 20  #: bytes that may wait for us, where nothing else is asked for
 TICK = 0.05  #: seconds: nothing lies in the ring for longer
@@ -54,8 +268,8 @@ class EbpfFeed:
         self._guard, self._cgroup = guard, cgroup
         self._ring, self._ring_bytes = Ring(self._loaded.maps["ring"], ring_bytes), ring_bytes
         self._wake = wake_at(ring_bytes)
-        self._decoder = Decoder(names)
-        self._books = Bookkeeper(self._loaded)
+        self._decoder = RingDecoder(names)
+        self._books = CounterReader(self._loaded)
         self._is_ended = self._is_closed = False
         self._noticed = 0  # of the lost events, those that have a gap
         self._whole = 0  # so far in the ring, nothing was lost but what was noticed
@@ -72,7 +286,7 @@ class EbpfFeed:
         *,
         guard: int,
         cgroup: Path | None,
-        watch: Sequence[Watch] = (),
+        watch: Sequence[WatchedFile] = (),
         ring_bytes: int = RING,
         tree_size: int = 65536,
     ) -> EbpfFeed:
@@ -91,7 +305,7 @@ class EbpfFeed:
             place = f"{error.filename}: " if error.filename else ""
             raise FeedError(f"the kernel feed: {place}{os_reason(error)}") from None
 
-    def wrap(self, order: Order) -> Order:
+    def wrap(self, order: Start) -> Start:
         return order
 
     def end(self) -> None:
@@ -140,7 +354,7 @@ class EbpfFeed:
             await checkpoint()  # a send to a queue with room does not let the others run
             taken = self._ring.read - before
 
-    def _look(self) -> Sightings:
+    def _look(self) -> RingBatch:
         """The next events, at most up to the next gap."""
         until = self._notice()
         if self._gaps:
@@ -171,7 +385,7 @@ class EbpfFeed:
             gaps.append(self._gaps.popleft()[1])
         return gaps
 
-    async def _settle(self, out: ObjectSendStream[Batch[Telemetry]]) -> Books:
+    async def _settle(self, out: ObjectSendStream[Batch[Telemetry]]) -> RingCounters:
         """A program may still have been at work when it was detached: until the books balance."""
         for _ in range(SETTLE):
             await self._drain(out)
@@ -192,7 +406,7 @@ def probe_ebpf(ring_bytes: int = RING) -> str:
         feed = EbpfFeed.open(
             guard=os.getpid(),
             cgroup=own_group(),  # a run has one of its own beneath it, where it may make one
-            watch=[Watch.of("stdout", output)],
+            watch=[WatchedFile.of("stdout", output)],
             ring_bytes=ring_bytes,
         )
     except FeedError as error:

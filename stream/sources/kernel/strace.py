@@ -35,14 +35,13 @@ from anyio.abc import ObjectSendStream
 
 from stream.errors import FeedError, os_reason
 from stream.pipeline import Batch
-from stream.recorder.messages import Order
+from stream.process.machine import kernel_now
+from stream.process.messages import Start
 from stream.records.control import Gap
 from stream.records.kernel import RawCapture, RawEvent, path_text
-from stream.sources.kernel.strace_calls import BY_NUMBER, TRACED
-from stream.sources.kernel.strace_lines import Lines
-from stream.sources.kernel.strace_writes import TRACED_WRITES, UNREAD
-from stream.sources.kernel.watch import Watch
-from stream.system import kernel_now
+from stream.sources.kernel.decode import WatchedFile
+from stream.sources.kernel.strace_lines import TRACED_WRITES, UNREAD, StraceParser
+from stream.sources.kernel.strace_syntax import BY_NUMBER, TRACED
 
 Record = RawEvent | Gap | RawCapture
 
@@ -77,7 +76,7 @@ class StraceFeed:
     name: Literal["strace"] = "strace"
     burden = "strace watches, which is slow, and takes sudo and ping away"
 
-    def __init__(self, words: list[str], fifo: Path, fd: int, watch: Sequence[Watch]) -> None:
+    def __init__(self, words: list[str], fifo: Path, fd: int, watch: Sequence[WatchedFile]) -> None:
         self._words = words
         self._unwatched = _unwatched(words[0])
         self._watch = watch
@@ -89,14 +88,14 @@ class StraceFeed:
         self._is_over = self._is_closed = self._is_let_go = False
 
     @classmethod
-    def open(cls, *, folder: Path, watch: Sequence[Watch] = ()) -> StraceFeed:
+    def open(cls, *, folder: Path, watch: Sequence[WatchedFile] = ()) -> StraceFeed:
         """Raises FeedError. To watch costs: each of the command's writes is a stop then."""
         words = _find(has_writes=bool(watch))
         fifo, fd = _make_fifo(folder)
         _widen(fd)
         return cls(words, fifo, fd, watch)
 
-    def wrap(self, order: Order) -> Order:
+    def wrap(self, order: Start) -> Start:
         self._cwd = path_text(os.path.realpath(order.cwd))
         words = [os.fsencode(word) for word in (*self._words, "-o", str(self._fifo))]
         env, restored, name = _named(order)
@@ -107,7 +106,7 @@ class StraceFeed:
         self._over = Event()
         if self._is_over:
             self._over.set()
-        lines = Lines(self._monotonic_of, self._cwd, watch=self._watch)
+        lines = StraceParser(self._monotonic_of, self._cwd, watch=self._watch)
         is_read = False
         try:
             while data := await self._read():
@@ -214,7 +213,7 @@ def _make_fifo(folder: Path) -> tuple[Path, int]:
         raise FeedError(f"{fifo}: {os_reason(error)}") from None
 
 
-def _named(order: Order) -> tuple[dict[bytes, bytes], list[bytes], bytes]:
+def _named(order: Start) -> tuple[dict[bytes, bytes], list[bytes], bytes]:
     """strace gives a program the name that it was called by. One that is not its path is kept by
     way of PATH, which holds the right folder for strace, and for the program what it was."""
     folder, _, name = order.executable.rpartition(b"/")
@@ -225,13 +224,13 @@ def _named(order: Order) -> tuple[dict[bytes, bytes], list[bytes], bytes]:
     return {**order.env, b"PATH": folder}, [b"-E", restored], name
 
 
-def _unknown_loss(lines: Lines) -> str:
+def _unknown_loss(lines: StraceParser) -> str:
     if not lines.has_begun:
         return SILENT
     return GONE if lines.tasks.living else ""
 
 
-def _capture(lines: Lines, unknown: str, unwatched: list[str]) -> RawCapture:
+def _capture(lines: StraceParser, unknown: str, unwatched: list[str]) -> RawCapture:
     books = lines.books
     reasons = [unknown] if unknown else []
     got = books.events + books.told_twice
@@ -339,7 +338,7 @@ def _blame(said: list[str]) -> str:
 
 
 def _check(text: bytes) -> str:
-    lines = Lines(lambda wall: wall, "/")
+    lines = StraceParser(lambda wall: wall, "/")
     records = [*lines.feed(text), *lines.finish()]
     calls = [record for record in records if isinstance(record, RawEvent)]
     opened = [call for call in calls if call.resolved is not None]

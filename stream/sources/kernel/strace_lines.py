@@ -1,56 +1,440 @@
-"""What strace writes, line by line, becomes the events of a kernel feed.
+"""Whose thread is whose: strace names threads, and records name processes and their folders.
+
+A child often speaks before the call that made it returns: it is then known by the calls that
+are still under way.
+
+An event of a call that is over: what its arguments said, how it ended, and where it was made.
+
+Which of the writes that strace tells of went into a file or pipe that is watched.
+
+The data of a write is never looked at: before it stands the descriptor, after it how many bytes
+it was. strace is asked not to read it at all, where it lets itself be asked.
+
+What strace writes, line by line, becomes the events of a kernel feed.
 
 It promises that nothing in the text makes it fail, that it does not matter how the text was
 cut, and that every line is accounted for: as an event, as a half of one, as nothing that is
 evidence, or as unreadable.
 
 The time is strace's own: each line says how long after the one before it was written, by the
-clock that nobody sets. What the first line says of the wall clock places all of them.
-"""
+clock that nobody sets. What the first line says of the wall clock places all of them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from errno import errorcode
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, field
 
 from stream.records.control import Gap
-from stream.records.kernel import RawEvent
-from stream.sources.kernel.doubts import ANSWERED, DOUBTED, Doubts
-from stream.sources.kernel.strace_calls import (
+from stream.records.kernel import Mark, RawEvent, goes_up
+from stream.sources.kernel.decode import ANSWERED, DOUBTED, Doubts, WatchedFile
+from stream.sources.kernel.strace_syntax import (
     ACCEPTS,
+    AT_REMOVEDIR,
     ATTACH,
     BY_NUMBER,
+    CLONE_FILES,
+    CLONE_FS,
     CLONE_NEWNS,
+    CLONE_THREAD,
+    CLONE_UNTRACED,
+    CLONES_TREE,
     COMPAT,
     EXECS,
     FORKS,
     MOUNTS,
     NEW_LISTENER,
+    OWN,
     REACHING,
     SEIZE,
     SENDS,
     TRACED,
     TREES,
-    Told,
+    CallArguments,
     clone_flags,
+    exit_status,
+    file_name,
     may_mount,
+    number,
     tell,
 )
-from stream.sources.kernel.strace_events import (
-    Result,
-    add_mark,
-    enclose,
-    make_event,
-    move,
-    read_result,
-    sent_events,
-)
-from stream.sources.kernel.strace_tasks import Ask, Task, Tasks, ask_proc
-from stream.sources.kernel.strace_values import exit_status
-from stream.sources.kernel.strace_writes import END, WRITES, path_of, streams_of
-from stream.sources.kernel.watch import Watch
+
+
+class TaskFolder(Struct):
+    """Where paths start from. Threads share one."""
+
+    path: str | None  #: None: not known
+    is_told: bool = False  #: by the text of a chdir, which may go through links
+    is_rooted: bool = False  #: its process has another root than the run began with
+
+
+class Descriptors(Struct):
+    """Of one process, or of several threads."""
+
+    users: int = 1
+
+
+class Task(Struct):
+    group: int
+    folder: TaskFolder
+    descriptors: Descriptors = field(default_factory=Descriptors)
+
+
+class Fork(Struct):
+    """A call under way that makes a process or a thread."""
+
+    caller: Task
+    flags: int
+    child: int = 0  #: who is taken to be its child already
+
+    @property
+    def makes_thread(self) -> bool:
+        return bool(self.flags & CLONE_THREAD)
+
+    def task(self, child: int) -> Task:
+        folder = self.caller.folder
+        group = self.caller.group if self.makes_thread else child
+        task = Task(group, folder if self.flags & CLONE_FS else msgspec.structs.replace(folder))
+        if self.flags & CLONE_FILES:
+            task.descriptors = self.caller.descriptors
+            task.descriptors.users += 1
+        return task
+
+
+Ask = Callable[[int], tuple[int, int] | None]  #: of a thread: its process, and that one's parent
+
+
+def ask_proc(tid: int) -> tuple[int, int] | None:
+    """None: it is over."""
+    from pathlib import Path
+
+    try:
+        lines = Path(f"/proc/{tid}/status").read_text(errors="replace").splitlines()
+        found = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        return int(found["Tgid"]), int(found["PPid"])
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+class Tasks:
+    def __init__(self, cwd: str, ask: Ask = ask_proc) -> None:
+        self.living: dict[int, Task] = {}
+        #: came from nowhere that is known: whoever made them has not returned from it, or never did
+        self.uncertain: set[int] = set()
+        self.untraced = 0  #: made so that no tracer can follow
+        self._cwd = cwd
+        self._ask = ask
+        self._forks: dict[int, Fork] = {}  # by who calls
+        self._early: set[int] = set()  # announced before the call that made them was over
+        self._has_begun = False
+
+    @property
+    def unannounced(self) -> int:
+        """Those that nobody was seen to make."""
+        return self.untraced + len(self.uncertain)
+
+    def find(self, tid: int) -> tuple[Task, Task | None]:
+        """And the parent, where this is a process that has not been announced yet."""
+        task = self.living.get(tid)
+        if task is not None:
+            return task, None
+        return self._arrive(tid)
+
+    def fork_begins(self, tid: int, caller: Task, flags: int) -> None:
+        self._forks[tid] = Fork(caller, flags)
+
+    def fork_ends(self, tid: int, child: int | None) -> Task | None:
+        """The parent, where the child is a process that has not been announced yet."""
+        fork = self._forks.pop(tid)
+        if not child:
+            return None
+        if child in self._early:
+            self._early.discard(child)
+            return None
+        if child in self.uncertain:
+            self.uncertain.discard(child)
+            if child in self.living and fork.makes_thread:
+                self.living[child].group = fork.caller.group
+                self.living[child].descriptors = fork.caller.descriptors
+                fork.caller.descriptors.users += 1
+        elif fork.flags & CLONE_UNTRACED:
+            self.untraced += 1
+        else:
+            self.living[child] = fork.task(child)
+        return None if fork.makes_thread else fork.caller
+
+    def end(self, tid: int) -> None:
+        if task := self.living.pop(tid, None):
+            task.descriptors.users -= 1
+        self._forks.pop(tid, None)
+
+    def _arrive(self, tid: int) -> tuple[Task, Task | None]:
+        fork = self._find_fork(tid)
+        if fork is None:
+            if self._has_begun:
+                self.uncertain.add(tid)
+            self._has_begun = True
+            task = self.living[tid] = Task(tid, TaskFolder(self._cwd))
+            return task, None
+        fork.child = tid
+        self._early.add(tid)
+        task = self.living[tid] = fork.task(tid)
+        return task, None if fork.makes_thread else fork.caller
+
+    def _find_fork(self, tid: int) -> Fork | None:
+        forks = [fork for fork in self._forks.values() if not fork.child]
+        if len({(fork.caller.group, fork.makes_thread) for fork in forks}) > 1:
+            answer = self._ask(tid)
+            if answer is None:
+                return None
+            group, parent = answer
+            forks = [
+                fork
+                for fork in forks
+                if fork.makes_thread == (group != tid)
+                and fork.caller.group == (group if fork.makes_thread else parent)
+            ]
+        return forks[0] if forks else None
+
+
+_NUMBERS = {name.encode(): value for value, name in errorcode.items()} | {
+    b"EWOULDBLOCK": 11,
+    b"EDEADLOCK": 35,
+    b"ENOTSUPP": 524,
+}
+_RESULT = re.compile(
+    rb"\)\s+= (-?\d+|0x[0-9a-f]+|\?)(?:<([^<>]*)>(\(deleted\))?)?"
+    rb"(?: /\* (\d+) in strace's PID NS \*/)?"
+    rb"(?: (E[A-Z0-9]+)(?: \(.*\))?| \(errno (\d+)\)| <unavailable>)?$"
+).search
+_DELETED = " (deleted)"
+_LINKS = {"root", "cwd", "exe", "fd", "map_files"}  #: of a process in /proc
+
+
+class CallResult(Struct):
+    start: int  #: where the arguments end
+    ret: int | None
+    path: str | None = None
+    is_deleted: bool = False
+    child: int = 0
+    is_misread: bool = False
+
+
+def read_result(text: bytes) -> CallResult | None:
+    """None: it does not end as a call ends."""
+    found = _RESULT(text)
+    if found is None:
+        return None
+    value, file, deleted, child, name, errno = found.groups()
+    if value == b"?":
+        return CallResult(found.start(), None)  # interrupted, or ended in the middle
+    ret: int | None = number(value)
+    if name is not None:
+        known = _NUMBERS.get(name)
+        ret = None if known is None else -known
+    elif errno is not None:
+        ret = -int(errno)
+    try:
+        path = None if file is None else file_name(file, bool(deleted))
+    except ValueError:
+        return None
+    return CallResult(
+        found.start(),
+        ret,
+        path,
+        bool(deleted),
+        child=int(child) if child else max(ret or 0, 0),
+        is_misread=errno is not None and len(errno) > 9,
+    )
+
+
+def move(folder: TaskFolder, told: CallArguments, result: CallResult) -> None:
+    if result.ret != 0:
+        return
+    if told.path is None:
+        folder.path, folder.is_told = told.fd, False
+    elif told.path.startswith("/"):
+        folder.path, folder.is_told = None if folder.is_rooted else told.path, True
+    elif folder.path is not None:
+        folder.path, folder.is_told = f"{folder.path.rstrip('/')}/{told.path}", True
+
+
+def enclose(folder: TaskFolder, result: CallResult) -> None:
+    """A chroot. Its path may have gone through links: from now on `/` is a place not known."""
+    folder.is_rooted |= result.ret == 0
+
+
+def make_event(
+    ts: int, task: Task, tid: int, call: str, told: CallArguments, result: CallResult
+) -> RawEvent:
+    event = RawEvent(
+        ts,
+        task.group,
+        tid,
+        call,
+        result.ret,
+        told.path,
+        to_path=told.to,
+        flags=told.flags,
+        mode=told.mode,
+        resolve=told.resolve,
+        uid=told.uid,
+        gid=told.gid,
+        size=told.size,
+        peer=told.peer,
+        argv=told.argv,
+        name=told.name,
+        target=max(told.target or 0, 0),
+        scope="tree",
+        marks=told.marks,
+    )
+    if call == "unlinkat" and told.flags & AT_REMOVEDIR:
+        event.call = "rmdir"
+    _place(event, task.folder, told)
+    if call == "exec":
+        _name_program(event, told)
+    if call in TREES and told.flags & CLONES_TREE:
+        if (result.ret or 0) >= 0:
+            _mark_unreachable(event)  # it lies among no mounts, and strace calls it `/`
+    elif call == "pidfd_getfd":
+        if (result.ret or 0) >= 0:
+            _reach(event, result.path, result.is_deleted)
+    elif call in (*TREES, "open", "creat", "openat", "openat2", "open_by_handle_at"):
+        if (result.ret or 0) >= 0 and result.ret is not None:
+            if result.path is None and call == "open_by_handle_at":
+                add_mark(event, "fault")  # of which some versions do not tell it
+            else:
+                _reach(event, result.path, result.is_deleted)
+    elif told.fd is not None or "fd" in told.gone:
+        _reach(event, told.fd, "fd" in told.gone)
+    elif told.path == "" and told.dir not in (None, OWN):
+        _reach(event, told.dir, "dir" in told.gone)
+    if task.descriptors.users > 1 and event.resolved not in (None, event.path):
+        add_mark(event, "shared_files")
+    if _is_foreign(event.path, event.base) or _is_foreign(event.to_path, event.to_base):
+        add_mark(event, "other_mounts")
+    return event
+
+
+def sent_events(
+    ts: int, task: Task, tid: int, call: str, told: CallArguments, result: CallResult
+) -> list[RawEvent]:
+    """One for each message that names somebody. How one failed, behind others that were sent, is
+    not to be seen; those behind it nobody tried."""
+    sent = max(result.ret or 0, 0)
+    events = []
+    for place, message in enumerate([told, *told.others][: sent + 1]):
+        is_unseen = call == "sendmmsg" and place == sent > 0
+        if message.has_peer:
+            one = CallResult(result.start, None) if is_unseen else result
+            events.append(make_event(ts, task, tid, call, message, one))
+    return events
+
+
+def _name_program(event: RawEvent, told: CallArguments) -> None:
+    """As the kernel calls what it runs, where a descriptor was named."""
+    event.flags = 0
+    if told.number is not None and told.path is not None and not told.path.startswith("/"):
+        event.path = f"/dev/fd/{told.number}" + (told.path and f"/{told.path}")
+
+
+def _reach(event: RawEvent, path: str | None, is_deleted: bool) -> None:
+    event.resolved = path
+    if event.resolved is None or is_deleted:
+        _mark_unreachable(event)
+
+
+def _place(event: RawEvent, folder: TaskFolder, told: CallArguments) -> None:
+    """Where its relative paths start from."""
+    is_gone = _correct(folder, told.here)
+    symlink = event.call.startswith("symlink")
+    if folder.is_rooted:
+        event.marks.append("other_root")
+    if told.path is not None and not told.path.startswith("/") and not symlink:
+        event.base = _base(folder, told.path) if told.dir == OWN else told.dir
+        if is_gone if told.dir == OWN else "dir" in told.gone:
+            _mark_unreachable(event)
+    if told.is_socket_file and folder.path is not None and told.peer is not None:
+        event.peer = f"unix:{folder.path.rstrip('/')}/{told.peer.removeprefix('unix:')}"
+    if told.to is not None and not told.to.startswith("/"):
+        event.to_base = _base(folder, told.to) if told.todir == OWN else told.todir
+        if is_gone if told.todir == OWN else "todir" in told.gone:
+            _mark_unreachable(event)
+
+
+def _base(folder: TaskFolder, path: str) -> str | None:
+    return None if folder.is_told and goes_up(path) else folder.path
+
+
+def _correct(folder: TaskFolder, here: str | None) -> bool:
+    """By what strace has read. Whether the folder has no name any more."""
+    if here is None or here == folder.path:
+        folder.is_told &= here is None
+        return False
+    folder.is_told = False
+    is_gone = here.endswith(_DELETED)
+    folder.path = here.removesuffix(_DELETED)
+    return is_gone
+
+
+def _is_foreign(path: str | None, base: str | None) -> bool:
+    """Whether it goes through what another process has, whose mounts may be others: strace then
+    says where the file lies among those."""
+    if path is None:
+        return False
+    whole = path if path.startswith("/") else f"{base or ''}/{path}"
+    if "/proc/" not in whole:
+        return False
+    parts = [part for part in whole.split("/") if part not in ("", ".")]
+    rest = parts[parts.index("proc") + 1 :]
+    is_own = rest[:1] in (["self"], ["thread-self"]) and ".." not in rest
+    return not is_own and not _LINKS.isdisjoint(rest)
+
+
+def add_mark(event: RawEvent, mark: Mark) -> None:
+    if mark not in event.marks:
+        event.marks.append(mark)
+
+
+def _mark_unreachable(event: RawEvent) -> None:
+    add_mark(event, "unreachable")
+
+
+FIRST = re.compile(rb"\d+<([^<>]*)>(?!\()").match
+SECOND = re.compile(rb"[^,]*, \d+<([^<>]*)>(?!\()").match
+THIRD = re.compile(rb"[^,]*, [^,]*, \d+<([^<>]*)>(?!\()").match
+#: By call: what finds the path of the descriptor that it writes to. A file that is deleted has
+#: none: another one may have got its name.
+WRITES = {
+    **dict.fromkeys((b"write", b"writev", b"pwrite64", b"pwritev", b"pwritev2"), FIRST),
+    **dict.fromkeys((b"vmsplice", b"sendfile", b"sendfile64"), FIRST),
+    b"tee": SECOND,
+    b"splice": THIRD,
+    b"copy_file_range": THIRD,
+}
+TRACED_WRITES = tuple(call.decode() for call in WRITES)
+#: Of these, strace prints an address in the place of the data.
+UNREAD = "--verbose=!?writev,?pwritev,?pwritev2,?vmsplice"
+END = 256  #: so many bytes of a line are enough to hold a call's result
+
+
+def path_of(call: bytes, args: bytes) -> bytes:
+    """Of the file or pipe that it writes to, as strace prints it. Empty: it has none."""
+    found = WRITES[call](args)
+    return found[1] if found else b""
+
+
+def streams_of(watch: Sequence[WatchedFile]) -> dict[bytes, str]:
+    """What is watched, by its path as `path_of` gives it."""
+    return {_quoted(one.path): one.name for one in watch if one.path}
+
+
+def _quoted(path: bytes) -> bytes:
+    return b"".join(b"\\x%02x" % byte for byte in path)
+
 
 Item = RawEvent | Gap
 _SECOND = 1_000_000_000
@@ -71,7 +455,7 @@ UNREADABLE = "a line of strace could not be read"
 LOST_CALL = "strace misread the first call after an exec by a thread"
 
 
-class Books(Struct):
+class LineCounts(Struct):
     """Every line stands in one of the first four."""
 
     events: int = 0  #: lines that became an event
@@ -82,16 +466,16 @@ class Books(Struct):
     lost: int = 0  #: calls
 
 
-class Lines:
+class StraceParser:
     def __init__(
         self,
         monotonic_of: Callable[[int], int],
         cwd: str,
         ask: Ask = ask_proc,
-        watch: Sequence[Watch] = (),
+        watch: Sequence[WatchedFile] = (),
     ) -> None:
         """`monotonic_of`: of the first line's wall clock, ns."""
-        self.books = Books()
+        self.books = LineCounts()
         self.has_uring = False
         self._has_mounted = False  # or has mounts of its own: from then on
         self.tasks = Tasks(cwd, ask)
@@ -212,14 +596,14 @@ class Lines:
         else:
             self._known(tid, task, call.decode(), text[: result.start], result)
 
-    def _end_in(self, text: bytes) -> Result | None:
+    def _end_in(self, text: bytes) -> CallResult | None:
         """None: it has none, which is in the books."""
         result = read_result(text)
         if result is None:
             self._give_up()
         return result
 
-    def _known(self, tid: int, task: Task, call: str, args: bytes, result: Result) -> None:
+    def _known(self, tid: int, task: Task, call: str, args: bytes, result: CallResult) -> None:
         name = COMPAT.get(call, call)
         told = tell(name, args.removesuffix(_UNFINISHED))
         if told is None:
@@ -229,7 +613,9 @@ class Lines:
             told.mark("compat")
         self._called(tid, task, name, told, result)
 
-    def _called(self, tid: int, task: Task, call: str, told: Told, result: Result) -> None:
+    def _called(
+        self, tid: int, task: Task, call: str, told: CallArguments, result: CallResult
+    ) -> None:
         if call in ("chdir", "fchdir", "chroot"):
             if call == "chroot":
                 enclose(task.folder, result)
@@ -272,7 +658,7 @@ class Lines:
             self.doubts.take(event)
         self._send(event)
 
-    def _is_nothing(self, call: str, told: Told, result: Result) -> bool:
+    def _is_nothing(self, call: str, told: CallArguments, result: CallResult) -> bool:
         """A request to a process that is traced already; nobody who came."""
         if call == "ptrace":
             return told.flags not in (ATTACH, SEIZE)
@@ -289,7 +675,7 @@ class Lines:
             event.stream = self._streams[path]
             self._send(event)
 
-    def _forked(self, tid: int, task: Task, result: Result) -> None:
+    def _forked(self, tid: int, task: Task, result: CallResult) -> None:
         fork = self.tasks.fork_ends(tid, result.child)
         if fork is None:
             self.books.besides += 1
@@ -317,7 +703,7 @@ class Lines:
         call, args = self._halves.pop(tid, (b"", b""))
         if call in _ENDING:
             self.books.halves -= 1
-            self._known(tid, task, call.decode(), args, Result(0, None))
+            self._known(tid, task, call.decode(), args, CallResult(0, None))
 
     def _supersede(self, tid: int, by: int) -> None:
         """A thread has executed a program, and goes on as its process's first one."""
@@ -331,7 +717,7 @@ class Lines:
             self._give_up()
             return
         told.mark("thread_exec")
-        self._send(make_event(self._time, task, tid, "exec", told, Result(0, 0)))
+        self._send(make_event(self._time, task, tid, "exec", told, CallResult(0, 0)))
 
     def _after_exec(self, rest: bytes) -> None:
         """What strace says of it after that. With seccomp, it takes the program's first call for

@@ -1,0 +1,543 @@
+"""How much a foreign archive may ask of who verifies it.
+
+What it costs is what it decodes to: memory is flat, and time goes with the decoded bytes. So
+these are far above an honest run (five million kernel events are 1.3 GB of lines and a fifth of
+that in a companion layer), and far below what a bomb of the size of the file could hold.
+
+What another tar says in its own ways: names of files, folders, and headers before headers.
+
+The contract says nothing about tar: the same files are the same evidence, in whatever order.
+
+A gzip file as blocks of what it decodes to, which is not held, and not trusted.
+
+Whoever compressed it may have said more in its header: that is told, and is no fault. A header of
+ours names all bytes after it, and nothing of those may be otherwise.
+
+An archive as a stream of entries, trusting nothing: memory is flat whatever it decodes to.
+
+What one of ours is has one form of gzip and of tar. Where another program packed the same files,
+they are the same evidence; what no reader shows is a fault wherever it stands."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import tempfile
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import BinaryIO
+
+from msgspec import Struct
+
+from stream.archive.manifest import has_place, place_of
+from stream.archive.tar import (
+    BLOCK,
+    KNOWN,
+    LENGTH,
+    MAGIC,
+    NO_SEAL,
+    PACKING,
+    SEALED,
+    ZEROS,
+    BrokenArchive,
+    EntryFault,
+    Header,
+    decode_header,
+    decode_long_name,
+    is_foreign,
+    is_seal,
+    kind_fault,
+    may_begin,
+    name_fault,
+    seal,
+    told,
+    what_is_in,
+)
+from stream.codec import MAX_LINE
+from stream.evidence.consistency import LONGEST_NAME, place_fault
+from stream.records.artifacts import ARCHIVE_MANIFEST
+from stream.records.run import ARTIFACTS, LAYERS
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    archive: int = 2 << 30  #: bytes of the file
+    decoded: int = 8 << 30
+    entries: int = 10_000
+    lines: int = 50_000_000  #: of all layers
+    #: of each layer that is held as a whole, which tell of an agent's calls: a recorder keeps no
+    #: more, and a marker more at the start and at the end of a run
+    held: int = 100_002
+    line: int = MAX_LINE  #: bytes: no part of the recorder writes a longer one
+    document: int = 64 << 20  #: bytes of a JSON artifact, which is held as a whole
+    depth: int = 64
+    #: 0: none. A gigabyte of one byte is an honest output of an agent, and packs 1000 to 1.
+    ratio: int = 0
+
+
+EXTENSIONS = (b"x", b"g")  #: a header that says more about the entry, or all entries, after it
+FOLDER = b"5"
+MOST = 64 << 10  #: bytes of such a header
+#: What such a header may say: nothing that changes which files there are, but for a long name.
+_SILENT = {b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname", b"comment"}
+_SHORT = 100
+
+
+def extended(data: bytes, kind: bytes) -> tuple[bytes | None, list[EntryFault]]:
+    """The name in an extended header, if it has one, and what else should not be in it. Raises
+    BrokenArchive."""
+    name, faults = None, [EntryFault(PACKING, "made by another tar: it has extended headers")]
+    for key, value in _records(data):
+        if key == b"path" and kind == b"x":
+            name = value
+        elif key not in _SILENT:
+            what = key[:40].decode("utf-8", "backslashreplace")
+            message = f"a header that changes the entry after it: its {what!r}"
+            faults.append(EntryFault("security.renaming", message))
+    return name, faults
+
+
+def _records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """LENGTH KEY=VALUE, one after the other."""
+    while data.strip(b"\0"):
+        digits, _, _ = data.partition(b" ")
+        size = int(digits) if digits.isdigit() and len(digits) < 7 else 0
+        record, data = data[len(digits) + 1 : size], data[size:]
+        key, equals, value = record.partition(b"=")
+        if not equals or not value.endswith(b"\n"):
+            raise BrokenArchive("security.hidden_bytes", "an extended header cannot be read")
+        yield key, value[:-1]
+
+
+def renamed(short: bytes, name: bytes) -> list[EntryFault]:
+    """What is wrong with a name that stands before the header of its entry."""
+    is_needed = len(name) > _SHORT or not name.isascii()
+    if is_needed and ((short.isascii() and short[:1] == name[:1]) or not name[:1].isascii()):
+        return []
+    return [EntryFault("security.renaming", "a header that changes the entry after it: its name")]
+
+
+def leading_folder(name: bytes, kind: bytes) -> bytes:
+    """The folder in which everything lies, by the name of the first entry. Empty: none."""
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        return b""
+    if kind == FOLDER:
+        folder = "" if is_folder(name) else text.rstrip("/")
+    else:
+        steps = text.split("/")
+        rests = ("/".join(steps[at:]) for at in range(len(steps)))
+        folder = next((text[: -len(rest) - 1] for rest in rests if rest and has_place(rest)), "")
+    return f"{folder}/".encode() if folder and place_fault(folder) is None else b""
+
+
+def is_folder(name: bytes) -> bool:
+    """Whether it is one in which files of a run lie."""
+    path = name.rstrip(b"/")
+    return path in (b"", b".", LAYERS.encode(), ARTIFACTS.encode()) or path.startswith(
+        f"{ARTIFACTS}/".encode()
+    )
+
+
+_READ = 1 << 18
+_CHUNK = 1 << 20
+_TRAILER = 8
+
+
+class NoArchive(Exception):  # noqa: N818  # said as the answer that there is none
+    """Not even the beginning of one."""
+
+
+class Inflated:
+    def __init__(self, file: BinaryIO, limits: Limits) -> None:
+        """Reads the header. Raises NoArchive, or BrokenArchive where nothing behind it can be
+        read."""
+        self.oddity = ""  #: what another compressor said; empty: nothing
+        self._file = file
+        self._counter = _Counter(limits)
+        self._begun = b""
+        head = file.read(LENGTH)
+        self._seal = file.read(len(NO_SEAL)) if head == SEALED else b""
+        if head[:2] != MAGIC:
+            raise NoArchive("not an archive: it does not begin as gzip does")
+        if not self.is_sealed:
+            self._begun, self._seal = self._seal, b""
+            if head[2:] not in KNOWN:
+                self._read_odd(head.ljust(LENGTH, b"\0"))
+        self._counter.take(head + self._seal)
+
+    @property
+    def is_sealed(self) -> bool:
+        return is_seal(self._seal) is not None
+
+    def _read_odd(self, head: bytes) -> None:
+        rest = self._begun + self._file.read(_READ)
+        packing = what_is_in(head, rest)
+        if packing.is_seal_changed:
+            message = "the header is not as it was written: it names what follows it, changed"
+            raise BrokenArchive("integrity.gzip", message)
+        if packing.start < 0:
+            raise BrokenArchive("security.gzip_header", told(packing.found))
+        self.oddity, self._begun = told(packing.found), rest[packing.start :]
+
+    def blocks(self) -> Iterator[bytes]:
+        digest = hashlib.sha256()
+        engine = zlib.decompressobj(-zlib.MAX_WBITS)
+        held = b""
+        block = self._begun or self._file.read(_READ)
+        while block:
+            self._counter.take(block)
+            digest.update(block)
+            block = held + block
+            held = block[-_TRAILER:]
+            yield from _decoded(engine, block[:-_TRAILER], self._counter)
+            block = self._file.read(_READ)
+        if not engine.eof:
+            raise BrokenArchive("integrity.truncated", "the gzip data ends too early")
+        counter = self._counter
+        if held != struct.pack("<II", counter.sum, counter.bytes & 0xFFFFFFFF):
+            raise BrokenArchive("integrity.gzip", "the gzip checksum or length is wrong")
+        if self._seal and self._seal != seal(digest.hexdigest()):
+            message = "the compressed bytes are not those that its header names, by their SHA-256"
+            raise BrokenArchive("integrity.gzip", message)
+
+
+class _Counter:
+    """What was decoded so far, and whether that is too much."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.sum = 0
+        self.bytes = 0
+        self.read = 0
+        self._limits = limits
+
+    def take(self, block: bytes) -> None:
+        self.read += len(block)
+        if self.read > self._limits.archive:
+            raise BrokenArchive("limit.archive", f"more than {self._limits.archive} bytes")
+
+    def give(self, data: bytes) -> bytes:
+        self.bytes += len(data)
+        self.sum = zlib.crc32(data, self.sum)
+        if self.bytes > self._limits.decoded:
+            raise BrokenArchive("limit.decoded", f"more than {self._limits.decoded} bytes decoded")
+        most = self._limits.ratio
+        if most and self.bytes > most * self.read + _CHUNK:
+            raise BrokenArchive("limit.ratio", f"decodes to more than {most} times its size")
+        return data
+
+
+def _decoded(engine: zlib._Decompress, data: bytes, counter: _Counter) -> Iterator[bytes]:
+    if engine.eof and data:
+        raise BrokenArchive("security.hidden_bytes", "bytes follow the end of the gzip member")
+    more = bool(data)
+    while more:
+        try:
+            piece = engine.decompress(data, _CHUNK)
+        except zlib.error as error:
+            raise BrokenArchive("integrity.gzip", f"not deflated: {error}") from None
+        data = engine.unconsumed_tail
+        more = not engine.eof and (len(piece) == _CHUNK or bool(data))
+        if piece:
+            yield counter.give(piece)
+    if engine.unused_data:
+        raise BrokenArchive("security.hidden_bytes", "bytes follow the end of the gzip member")
+
+
+_AHEAD = 3
+_ENOUGH = 1 << 18
+_MOST_HEADERS = 4  #: before an entry, its own with them
+_HERE = b"./"
+
+
+class EntryStart(Struct):
+    """An entry begins; its contents follow as bytes."""
+
+    name: str
+    size: int
+    faults: list[EntryFault]
+    is_sealed: bool = False  #: of an archive whose header vouches for its bytes
+
+
+class EntryEnd(Struct):
+    """Of an entry."""
+
+
+Part = EntryStart | bytes | EntryEnd | EntryFault
+
+
+class _Stretch(Struct):
+    """Parts that are handed over together, and how they ended, where they did."""
+
+    parts: list[Part]
+    has_ended: bool = False
+    error: Exception | None = None
+
+
+def ahead(parts: Iterator[Part]) -> Iterator[Part]:
+    """The same, made in a thread meanwhile: to read and to inflate needs no interpreter. What is
+    short is not worth a thread."""
+    stretch = _stretch(parts)
+    yield from _parts_in(stretch)
+    if stretch.has_ended:
+        return
+    pending: deque[Future[_Stretch]] = deque()
+    with ThreadPoolExecutor(1) as other:
+        try:
+            while not stretch.has_ended:
+                while len(pending) < _AHEAD:
+                    pending.append(other.submit(_stretch, parts))
+                stretch = pending.popleft().result()
+                yield from _parts_in(stretch)
+        finally:
+            other.shutdown(cancel_futures=True)
+
+
+def _parts_in(stretch: _Stretch) -> Iterator[Part]:
+    yield from stretch.parts
+    if stretch.error:
+        raise stretch.error
+
+
+def _stretch(parts: Iterator[Part]) -> _Stretch:
+    found: list[Part] = []
+    length = 0
+    try:
+        for part in parts:
+            found.append(part)
+            length += len(part) if isinstance(part, bytes) else 1
+            if length >= _ENOUGH:
+                return _Stretch(found)
+    except Exception as error:
+        return _Stretch(found, error=error)
+    return _Stretch(found, has_ended=True)
+
+
+def parts_of(file: BinaryIO, limits: Limits) -> Iterator[Part]:
+    """Raises BrokenArchive where nothing after it can be read."""
+    inflated = Inflated(file, limits)
+    tape = _Tape(inflated.blocks())
+    first = tape.next_to(BLOCK)
+    if not may_begin(first):
+        raise NoArchive("not an archive: what is compressed in it is no tar")
+    if inflated.oddity:
+        yield EntryFault("packing.gzip", inflated.oddity)
+    parts = _Entries(tape, limits, is_sealed=inflated.is_sealed).parts()
+    # In whatever order they came: nothing can be judged before what it is held against.
+    yield from _in_order(parts) if not inflated.is_sealed and is_foreign(first) else parts
+
+
+def contents_of(parts: Iterator[Part], name: str) -> Iterator[bytes]:
+    """Of one file. What comes after it is not read."""
+    is_wanted = False
+    for part in parts:
+        if isinstance(part, EntryStart):
+            is_wanted = part.name == name
+        elif isinstance(part, EntryEnd) and is_wanted:
+            return
+        elif isinstance(part, bytes) and is_wanted:
+            yield part
+
+
+class _Entries:
+    """The files in a tar. Where the gzip header vouches for it, it is one of ours, in our form;
+    else another may have packed the same files, which is said once."""
+
+    def __init__(self, tape: _Tape, limits: Limits, *, is_sealed: bool) -> None:
+        self._tape = tape
+        self._limits = limits
+        self._is_sealed = is_sealed
+        self._is_told = False
+        self._folder: bytes | None = None  #: in which all of it lies; None: not known yet
+
+    def parts(self) -> Iterator[Part]:
+        tape, count = self._tape, 0
+        while (block := tape.exactly(BLOCK)) != ZEROS:
+            count += 1
+            if count > self._limits.entries:
+                raise BrokenArchive("limit.entries", f"more than {self._limits.entries} entries")
+            header, faults = self._header(block)
+            if self._is_folder(header):
+                yield from self._weighed(
+                    [*faults, EntryFault(PACKING, "it has entries for folders")]
+                )
+            else:
+                yield from self._entry(header, faults)
+        if tape.exactly(BLOCK) != ZEROS:
+            raise BrokenArchive("security.hidden_bytes", "something follows the end of the archive")
+        while more := tape.some(_ENOUGH):
+            if self._is_sealed or more.strip(b"\0"):
+                message = "bytes follow the end of the archive"
+                raise BrokenArchive("security.hidden_bytes", message)
+            yield from self._weighed(
+                [EntryFault(PACKING, "made by another tar: it goes on after its end")]
+            )
+
+    def _weighed(self, faults: list[EntryFault]) -> list[EntryFault]:
+        found = []
+        for fault in faults:
+            if fault.rule != PACKING:
+                found.append(fault)
+            elif self._is_sealed:
+                found.append(EntryFault("security.header", fault.message))
+            elif not self._is_told:
+                self._is_told = True
+                found.append(fault)
+        return found
+
+    def _header(self, block: bytes) -> tuple[Header, list[EntryFault]]:
+        """The one that is of the entry, and all that is odd about it and those before it."""
+        faults: list[EntryFault] = []
+        long_name: bytes | None = None
+        given: bytes | None = None
+        for _ in range(_MOST_HEADERS):
+            header = decode_header(block, long_name)
+            faults += header.faults
+            if header.is_long_name:
+                if long_name is not None:
+                    raise BrokenArchive("security.renaming", "a long name of a long name")
+                long_name = self._long_name(header, faults)
+            elif header.kind in EXTENSIONS and not self._is_sealed:
+                data = self._data(header, MOST)
+                name, more = extended(data, header.kind)
+                given = given if name is None else name
+                faults += more
+            else:
+                break
+            block = self._tape.exactly(BLOCK)
+        else:
+            raise BrokenArchive("security.renaming", "header upon header, and no entry")
+        if given is not None:
+            faults += renamed(header.name, given)
+            header.name = given
+        if not self._is_sealed and header.name.startswith(_HERE):
+            header.name = header.name.removeprefix(_HERE)
+            faults.append(EntryFault(PACKING, "made by another tar: its names begin with `./`"))
+        if not self._is_sealed:
+            self._leave_folder(header, faults)
+        return header, faults
+
+    def _leave_folder(self, header: Header, faults: list[EntryFault]) -> None:
+        if self._folder is None:
+            self._folder = leading_folder(header.name, header.kind)
+        if self._folder and header.name.rstrip(b"/") + b"/" == self._folder:
+            header.name = b""
+        elif self._folder and header.name.startswith(self._folder):
+            header.name = header.name.removeprefix(self._folder)
+            faults.append(EntryFault(PACKING, "made by another tar: all of it lies in one folder"))
+
+    def _long_name(self, header: Header, faults: list[EntryFault]) -> bytes:
+        name = decode_long_name(self._data(header, LONGEST_NAME + len(_HERE) + 1))
+        if len(name) + 1 != header.size:
+            faults.append(
+                EntryFault("security.hidden_bytes", "a long name is not as long as it says")
+            )
+        return name
+
+    def _data(self, header: Header, most: int) -> bytes:
+        if header.size > most:
+            raise BrokenArchive("limit.path", f"a name has {header.size} bytes")
+        data = self._tape.exactly(header.size + -header.size % BLOCK)
+        if data[header.size :].strip(b"\0"):
+            raise BrokenArchive("security.hidden_bytes", "a name does not end where it should")
+        return data[: header.size]
+
+    def _is_folder(self, header: Header) -> bool:
+        if self._is_sealed or header.kind != FOLDER or header.size:
+            return False
+        return is_folder(header.name)
+
+    def _entry(self, header: Header, faults: list[EntryFault]) -> Iterator[Part]:
+        if fault := kind_fault(header.kind):
+            faults.append(fault)
+        if fault := name_fault(header.name):
+            faults.append(fault)
+        name = header.name.decode("utf-8", "backslashreplace")
+        yield EntryStart(name, header.size, self._weighed(faults), self._is_sealed)
+        left = header.size
+        while left:
+            chunk = self._tape.some(left)
+            if not chunk:
+                raise BrokenArchive("integrity.truncated", f"it ends inside of {name}")
+            left -= len(chunk)
+            yield chunk
+        padding = self._tape.exactly(-header.size % BLOCK)
+        if padding.strip(b"\0"):
+            yield EntryFault("security.hidden_bytes", f"the padding after {name} is not empty")
+        yield EntryEnd()
+
+
+class _WaitingFile(Struct):
+    """A file that waits for those before it."""
+
+    start: EntryStart
+    at: int
+    faults: list[EntryFault]
+
+
+def _in_order(parts: Iterator[Part]) -> Iterator[Part]:
+    """The same, in the order in which an archive of ours has them. Meanwhile they are in a file
+    that nobody else can see. Raises BrokenArchive where they are no archive."""
+    kept: list[_WaitingFile] = []
+    with tempfile.TemporaryFile() as file:
+        for part in parts:
+            if isinstance(part, bytes):
+                file.write(part)
+            elif isinstance(part, EntryStart):
+                kept.append(_WaitingFile(part, file.tell(), []))
+            elif isinstance(part, EntryFault):
+                if kept:
+                    kept[-1].faults.append(part)
+                else:
+                    yield part
+        if kept and not any(one.start.name == ARCHIVE_MANIFEST for one in kept):
+            message = f"there is no {ARCHIVE_MANIFEST}: `stream archive RUN -o F` packs a run"
+            raise BrokenArchive("integrity.missing", message)
+        for one in sorted(kept, key=lambda one: place_of(one.start.name)):
+            yield one.start
+            file.seek(one.at)
+            left = one.start.size
+            while left:
+                block = file.read(min(left, _ENOUGH))
+                left -= len(block)
+                yield block
+            yield from one.faults
+            yield EntryEnd()
+
+
+class _Tape:
+    """Blocks of any length as pieces of the wanted length."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        self._block = b""
+        self._at = 0
+
+    def some(self, most: int) -> bytes:
+        """Empty only at the end."""
+        if self._at == len(self._block):
+            self._block, self._at = next(self._blocks, b""), 0
+        if not self._at and len(self._block) <= most:
+            self._at = len(self._block)
+            return self._block
+        piece = self._block[self._at : self._at + most]
+        self._at += len(piece)
+        return piece
+
+    def next_to(self, length: int) -> bytes:
+        """What comes next stays where it is; at the end there is less of it."""
+        while len(self._block) - self._at < length and (more := next(self._blocks, b"")):
+            self._block, self._at = self._block[self._at :] + more, 0
+        return self._block[self._at : self._at + length]
+
+    def exactly(self, length: int) -> bytes:
+        pieces = []
+        while length:
+            piece = self.some(length)
+            if not piece:
+                raise BrokenArchive("integrity.truncated", "it ends too early")
+            pieces.append(piece)
+            length -= len(piece)
+        return b"".join(pieces)

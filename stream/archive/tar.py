@@ -1,0 +1,588 @@
+"""The header of an entry: one form for each name and size, and what is odd about any other.
+
+The form is the one that the contract's own writer uses, so that the same files give the same
+bytes. A name of more than 100 bytes has an entry before it, as GNU tar does it. Another tar may
+say times and owners, and the same in other ways (`foreign` reads those): where the gzip header
+names our own bytes, that is a fault, else a remark.
+
+What goes into an archive: a name, and a file that stays as it was when it was measured.
+
+The gzip header: one form is written here; what another one has that is not in it.
+
+Deflate can say the same in several ways, so that a file can be damaged where what it decodes to is
+not. The header's comment is the SHA-256 of all that follows it: with it, each byte counts.
+
+Entries to a tar.gz: the same bytes of tar for the same entries, whoever writes them when.
+
+It is written as a stream, beside its place, and has its name only when it is whole. The gzip
+around it depends on the library that compresses: the promise is about the tar. A seal in its header
+says which bytes they were."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import re
+import stat
+import struct
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from msgspec import Struct
+
+from stream.errors import InputError, OutputError, os_reason, visible
+from stream.evidence.consistency import place_fault
+from stream.files.append import write_all
+from stream.files.inside import kind_of
+from stream.files.targets import check_free, named, open_alone, partial
+from stream.records.artifacts import ARCHIVE_MANIFEST, V0_FILES, ArchiveFile, ArchiveManifest
+
+BLOCK = 512
+ZEROS = bytes(BLOCK)
+_SHORT = 100
+_REGULAR, _LONG_NAME = b"\0", b"L"
+_LONG_LINK = b"././@LongLink"
+_OCTAL_END = 8**11
+_OWNER = b"assay"
+_POSIX = b"ustar\x0000"
+_NO_DEVICE = (b"0000000\0" * 2, b"000000 \0" * 2)
+PACKING = "packing.tar"  #: what only says who packed it
+
+#: name, first byte, end
+_FIELDS = (
+    *(("name", 0, 100), ("mode", 100, 108), ("uid", 108, 116), ("gid", 116, 124)),
+    *(("size", 124, 136), ("mtime", 136, 148), ("checksum", 148, 156), ("type", 156, 157)),
+    *(("link name", 157, 257), ("magic", 257, 265), ("uname", 265, 297)),
+    *(("gname", 297, 329), ("device", 329, 345), ("rest", 345, 512)),
+)
+_PLACES = {
+    "long": "limit.path",
+    "absolute": "security.absolute",
+    "traversal": "security.traversal",
+    "name": "security.name",
+}
+_OTHER = "made by another tar, or changed"
+_KINDS = {
+    b"1": ("security.link", "a hard link"),
+    b"2": ("security.link", "a symbolic link"),
+    b"3": ("security.device", "a character device"),
+    b"4": ("security.device", "a block device"),
+    b"5": ("security.type", "a folder"),
+    b"6": ("security.fifo", "a fifo"),
+    b"x": ("security.renaming", "a header that changes the entry after it"),
+    b"g": ("security.renaming", "a header that changes all entries after it"),
+    b"K": ("security.link", "a long name of a link"),
+    b"N": ("security.renaming", "a list of other names"),
+    b"S": ("security.type", "a sparse file"),
+    b"M": ("security.type", "a file that goes on elsewhere"),
+    b"V": ("security.type", "a volume's name"),
+    b"D": ("security.type", "a list of a folder"),
+}
+
+
+class EntryFault(Struct):
+    """A rule, and what breaks it."""
+
+    rule: str
+    message: str
+
+
+class Header(Struct):
+    """What one block says, and what should not be so."""
+
+    name: bytes
+    size: int
+    kind: bytes
+    faults: list[EntryFault]
+
+    @property
+    def is_long_name(self) -> bool:
+        return self.kind == _LONG_NAME
+
+
+class BrokenArchive(Exception):  # noqa: N818  # it is no failure: it becomes a finding
+    """Nothing after this place can be read."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(message)
+        self.rule = rule
+
+
+def encode_header(name: bytes, size: int) -> bytes:
+    if len(name) <= _SHORT:
+        return _block(name, size, _REGULAR)
+    before = _block(_LONG_LINK, len(name) + 1, _LONG_NAME)
+    return before + padded(name + b"\0") + _block(name[:_SHORT], size, _REGULAR)
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % BLOCK)
+
+
+def decode_header(block: bytes, long_name: bytes | None = None) -> Header:
+    """Raises BrokenArchive where it cannot be known where the next one stands."""
+    if _number(block[148:156]) != _sum(block):
+        raise BrokenArchive("integrity.header", "the header's checksum is wrong")
+    kind = block[156:157]
+    name, size = block[:_SHORT].partition(b"\0")[0], _size(block[124:136])
+    wanted = _block(name, size, kind)
+    faults: list[EntryFault] = []
+    prefix = _prefix(block)
+    if block != wanted:
+        faults += _field_faults(block, wanted, prefix)
+    if long_name is not None:
+        if name != long_name[:_SHORT] or len(long_name) <= _SHORT:
+            faults.append(EntryFault("security.renaming", "the long name is of another entry"))
+        name = long_name
+    elif prefix:
+        name = prefix + b"/" + name
+    if kind == _LONG_NAME and name != _LONG_LINK:
+        faults.append(EntryFault("security.hidden_bytes", "a long name has a name of its own"))
+    return Header(name, size, kind, faults)
+
+
+def may_begin(block: bytes) -> bool:
+    """Whether it may be the first block of a tar, or what is left of one of ours."""
+    is_ours = block.startswith(ARCHIVE_MANIFEST.encode() + b"\0")
+    is_header = len(block) == BLOCK and _number(block[148:156]) == _sum(block)
+    is_end = bool(block) and not block.strip(b"\0")
+    return is_ours or is_header or is_end or block[257:262] == b"ustar"
+
+
+def decode_long_name(data: bytes) -> bytes:
+    """Raises BrokenArchive."""
+    name, end, rest = data.partition(b"\0")
+    if not end or rest.strip(b"\0"):
+        raise BrokenArchive("security.hidden_bytes", "a long name does not end where it should")
+    return name
+
+
+def name_fault(name: bytes) -> EntryFault | None:
+    """Where a name would lead somebody who unpacks it, or only reads it."""
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        return EntryFault("security.name", "the name is not UTF-8")
+    found = place_fault(text)
+    return None if found is None else EntryFault(_PLACES[found[0]], found[1])
+
+
+def _block(name: bytes, size: int, kind: bytes) -> bytes:
+    block = bytearray(BLOCK)
+    block[0 : len(name)] = name
+    block[100:124] = b"0000644\x000000000\x000000000\0"
+    block[124:136] = b"%011o\0" % size if size < _OCTAL_END else _large(size)
+    block[136:148] = b"00000000000\0"
+    block[156:157] = kind
+    block[257:265] = b"ustar  \0"
+    block[265 : 265 + len(_OWNER)] = _OWNER
+    block[297 : 297 + len(_OWNER)] = _OWNER
+    block[148:156] = _checksum(block)
+    return bytes(block)
+
+
+def _checksum(block: bytes | bytearray) -> bytes:
+    return b"%07o\0" % _sum(block)
+
+
+def _sum(block: bytes | bytearray) -> int:
+    return sum(block[:148]) + 8 * 0x20 + sum(block[156:])
+
+
+def _number(field: bytes) -> int:
+    """Octal digits, in any of the ways in which tars are written; -1 where there are none."""
+    digits = field.strip(b" \0")
+    return int(digits, 8) if digits and not digits.strip(b"01234567") else -1
+
+
+def _large(size: int) -> bytes:
+    return b"\x80" + size.to_bytes(11, "big")
+
+
+def _size(field: bytes) -> int:
+    size = int.from_bytes(field[1:], "big") if field[0] == 0x80 else _number(field)
+    if size < 0:
+        raise BrokenArchive("integrity.header", "the header's size is no number")
+    return size
+
+
+def is_foreign(block: bytes) -> bool:
+    """Whether another tar made the first header."""
+    try:
+        header = decode_header(block)
+    except BrokenArchive:
+        return False
+    is_odd = any(fault.rule == PACKING for fault in header.faults)
+    return is_odd or header.kind not in (_REGULAR, _LONG_NAME)
+
+
+def kind_fault(kind: bytes) -> EntryFault | None:
+    if kind == _REGULAR:
+        return None
+    if kind == b"0":  # as most tars say it
+        return EntryFault(PACKING, f"{_OTHER}: the type of a regular file is '0', not NUL")
+    unknown = ("security.type", f"an entry of the unknown type {_shown(kind)}")
+    rule, what = _KINDS.get(kind, unknown)
+    return EntryFault(rule, f"{what}, not a regular file")
+
+
+def _field_faults(block: bytes, wanted: bytes, prefix: bytes) -> Iterator[EntryFault]:
+    for field, start, end in _FIELDS:
+        found = block[start:end]
+        if field in ("checksum", "type") or found == wanted[start:end]:
+            continue
+        is_usual = (field == "device" and found in _NO_DEVICE) or (
+            field == "rest" and prefix and found == prefix.ljust(end - start, b"\0")
+        )
+        if field in ("name", "rest", "device", "link name") and not is_usual:
+            message = f"the header's {field} holds what should not be there"
+            yield EntryFault("security.hidden_bytes", message)
+        else:
+            what = f"the header's {field} is {_shown(found)}, not {_shown(wanted[start:end])}"
+            yield EntryFault(PACKING, f"{_OTHER}: {what}")
+    if block[148:156] != _checksum(block):
+        message = f"{_OTHER}: the header's checksum is right, but written in another form"
+        yield EntryFault(PACKING, message)
+
+
+def _prefix(block: bytes) -> bytes:
+    """What comes before the name, in a header of POSIX."""
+    return block[345:500].rstrip(b"\0") if block[257:265] == _POSIX else b""
+
+
+def _shown(field: bytes) -> str:
+    return repr(visible(field.rstrip(b"\0").decode("utf-8", "backslashreplace")))
+
+
+READ = 1 << 20
+Look = Callable[[], None]  #: called between blocks: raises where nobody waits any more
+
+
+class Measure(Struct, frozen=True):
+    size: int
+    sha256: str  #: 64 digits
+
+
+class Entry(Struct):
+    """Named as it will be in the archive."""
+
+    name: str
+    open: Callable[[], BinaryIO]  #: raises OSError or InputError
+    measure: Measure | None = None  #: where it is known already: it is held to it
+
+    @classmethod
+    def of_bytes(cls, name: str, data: bytes) -> Entry:
+        measure = Measure(len(data), hashlib.sha256(data).hexdigest())
+        return cls(name, lambda: io.BytesIO(data), measure)
+
+    @classmethod
+    def of_file(cls, name: str, path: Path, measure: Measure | None = None) -> Entry:
+        return cls(name, lambda: open_regular(path), measure)
+
+    @classmethod
+    def beneath(cls, root: Path, name: str) -> Entry:
+        """A file of a folder that nobody has to trust."""
+        return cls(name, lambda: open_beneath(root, name))
+
+
+def measured(entry: Entry, look: Look) -> Entry:
+    """Raises InputError where it cannot be read."""
+    if fault := name_fault(os.fsencode(entry.name)):
+        raise InputError(f"{entry.name}: {fault.message}")
+    if entry.measure:
+        return entry
+    digest, size = hashlib.sha256(), 0
+    try:
+        with entry.open() as file:
+            while block := file.read(READ):
+                look()
+                digest.update(block)
+                size += len(block)
+    except OSError as error:
+        raise InputError(f"{entry.name}: {os_reason(error)}") from None
+    return Entry(entry.name, entry.open, Measure(size, digest.hexdigest()))
+
+
+def contents(entry: Entry, look: Look) -> Iterator[bytes]:
+    """What was measured. Raises OutputError where it is something else by now."""
+    assert entry.measure is not None
+    digest, left = hashlib.sha256(), entry.measure.size
+    try:
+        with entry.open() as file:
+            while block := file.read(READ):
+                look()
+                left -= len(block)
+                if left < 0:
+                    break
+                digest.update(block)
+                yield block
+    except OSError as error:
+        raise InputError(f"{entry.name}: {os_reason(error)}") from None
+    if left or digest.hexdigest() != entry.measure.sha256:
+        raise OutputError(f"{entry.name}: it was changed while the archive was written")
+
+
+def open_regular(path: str | Path, folder: int | None = None) -> BinaryIO:
+    """Raises OSError, or InputError where it is no regular file; a fifo is not waited for."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, dir_fd=folder)
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        raise InputError(f"{path}: {kind_of(mode)}, not a regular file")
+    return open(fd, "rb", buffering=0)  # noqa: PTH123
+
+
+def open_beneath(root: Path, name: str) -> BinaryIO:
+    """No part of the name is a link. Raises OSError, or InputError with the place."""
+    *folders, last = name.split("/")
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    fd = os.open(root, flags)
+    try:
+        for folder in folders:
+            inner = os.open(folder, flags | os.O_NOFOLLOW, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        return open_regular(last, fd)
+    except NotADirectoryError:
+        raise InputError(f"{root / name}: it lies behind a link, or not in a folder") from None
+    except InputError as error:
+        raise InputError(f"{root / name}: {str(error).partition(': ')[2]}") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InputError(f"{root / name}: a link, not a regular file") from None
+        raise
+    finally:
+        os.close(fd)
+
+
+MAGIC = b"\x1f\x8b"
+LENGTH = 10  #: bytes, of a header that has no more than it must
+SEALED = MAGIC + b"\x08\x10\0\0\0\0\0\x03"  #: the header's beginning, where a seal follows
+#: of who says no more than it must: `gzip -n`, and the reference
+KNOWN = (b"\x08\0\0\0\0\0\0\x03", b"\x08\0\0\0\0\0\x02\xff")
+_DEFLATE = 8
+_CHECKSUM, _EXTRA, _NAME, _COMMENT, _RESERVED = 0x02, 0x04, 0x08, 0x10, 0xE0
+
+
+def seal(digest: str) -> bytes:
+    """The comment in the header, for what follows it."""
+    return b"sha256:%s\0" % digest.encode()
+
+
+NO_SEAL = seal("0" * 64)  #: as long as any
+_SEAL_WORD, _FEW, _DIGITS = len("sha256:"), 8, frozenset(b"0123456789abcdef")
+is_seal = re.compile(rb"sha256:[0-9a-f]{64}\0").fullmatch
+
+
+class Packing(Struct):
+    """What a header has that is not written here, and where the deflated data begins in what was
+    read behind it. Of one that can be read by nobody, that is nowhere."""
+
+    found: list[str]
+    start: int = -1
+    is_seal_changed: bool = False
+
+
+def what_is_in(head: bytes, rest: bytes) -> Packing:
+    method, flags = head[2], head[3]
+    if method != _DEFLATE or flags & _RESERVED:
+        return Packing([])
+    packing = Packing([], 0)
+    if time := int.from_bytes(head[4:8], "little"):
+        when = f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S}"
+        packing.found.append(f"a time ({when} UTC)")
+    if flags & _EXTRA:
+        packing.found.append("extra fields")
+        packing.start = 2 + int.from_bytes(rest[:2], "little")
+    for flag, what in ((_NAME, "a file name"), (_COMMENT, "a comment")):
+        if flags & flag:
+            end = rest.find(b"\0", packing.start)
+            if end < 0:
+                return Packing([])
+            text = rest[packing.start : end]
+            packing.is_seal_changed |= _was_seal(rest[packing.start :])
+            shown = visible(text[:100].decode("utf-8", "backslashreplace"))
+            packing.found.append(f"{what} ({shown!r})")
+            packing.start = end + 1
+    if flags & _CHECKSUM:
+        packing.found.append("a checksum of its own")
+        packing.start += 2
+    if not packing.found:
+        packing.found.append(f"marks of another compressor ({head[8]}, {head[9]})")
+    return packing
+
+
+def _was_seal(text: bytes) -> bool:
+    """Whether it is one of ours, but for a few of its characters: nobody else writes such."""
+    near = zip(text, NO_SEAL[:_SEAL_WORD], strict=False)
+    digits = text[_SEAL_WORD : len(NO_SEAL) - 1]
+    right = sum(one == other for one, other in near) + sum(map(_DIGITS.__contains__, digits))
+    return right > len(NO_SEAL) - _FEW
+
+
+def told(found: list[str]) -> str:
+    if not found:
+        return "the gzip header is none that can be read"
+    return f"the gzip header has {' and '.join(found)}: another program compressed it"
+
+
+LEVEL = 6
+_IN_FLIGHT = 4  #: blocks between who reads and who compresses
+_SMALL = 1 << 16
+
+
+class ArchiveSize(Struct):
+    entries: int
+    bytes: int  #: of the file
+    decoded: int  #: of the tar
+
+
+def unwatched() -> None:
+    pass
+
+
+def unjudged(_: Path) -> None:
+    pass
+
+
+def write_archive(
+    target: Path,
+    entries: Sequence[Entry],
+    run_id: str,
+    *,
+    force: bool = False,
+    look: Look = unwatched,
+    judge: Callable[[Path], None] = unjudged,
+) -> ArchiveSize:
+    """`judge` is called with the whole archive before it has its name. Raises what that raises,
+    InputError where an entry cannot be read, and OutputError where the archive cannot be written,
+    or an entry is changed meanwhile. Then nothing has its name."""
+    check_free(str(target), force=force)
+    growing = partial(str(target))
+    with named(str(target)):
+        fd = open_alone(growing, 0o600)
+    try:
+        with named(str(target)):
+            measures = [measured(entry, look) for entry in in_order(entries)]
+            written = _write(fd, measures, run_id, look)
+            os.fsync(fd)
+        judge(growing)
+        with named(str(target)):
+            check_free(str(target), force=force)
+            growing.replace(growing.with_suffix(""))
+            _sync_folder(growing.parent)
+    except BaseException:
+        with suppress(OSError):
+            growing.unlink()
+        raise
+    finally:
+        os.close(fd)
+    return written
+
+
+def in_order(entries: Sequence[Entry]) -> list[Entry]:
+    """The contract's own files first, then the others by the bytes of their names."""
+    by_name = {entry.name: entry for entry in entries}
+    assert len(by_name) == len(entries), "an entry stands twice"
+    missing = [name for name in V0_FILES if name not in by_name]
+    if missing:
+        raise InputError(f"{missing[0]}: it is not there, and every archive has it")
+    others = sorted(by_name.keys() - {*V0_FILES}, key=os.fsencode)
+    return [by_name[name] for name in (*V0_FILES, *others)]
+
+
+def encode_manifest(entries: Sequence[Entry], run_id: str) -> bytes:
+    files = {}
+    for entry in sorted(entries, key=lambda entry: os.fsencode(entry.name)):
+        assert entry.measure is not None
+        digest = f"sha256:{entry.measure.sha256}"
+        files[entry.name] = ArchiveFile(path=entry.name, sha256=digest, bytes=entry.measure.size)
+    return msgspec.json.encode(ArchiveManifest(run_id=run_id, files=files))
+
+
+def _sync_folder(folder: Path) -> None:
+    """That the name outlives a power cut. Not every file system can promise it."""
+    with suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _write(fd: int, entries: Sequence[Entry], run_id: str, look: Look) -> ArchiveSize:
+    squeezed = _Gzip(fd)
+    pending: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(1) as other:  # zlib lets go of the interpreter
+        try:
+            for block in _gathered(_tar(entries, run_id, look)):
+                if len(pending) == _IN_FLIGHT:
+                    pending.popleft().result()
+                pending.append(other.submit(squeezed.add, block))
+            for future in pending:
+                future.result()
+        except BaseException:
+            other.shutdown(cancel_futures=True)
+            raise
+    squeezed.finish()
+    return ArchiveSize(len(entries), os.lseek(fd, 0, os.SEEK_CUR), squeezed.taken)
+
+
+def _tar(entries: Sequence[Entry], run_id: str, look: Look) -> Iterator[bytes]:
+    manifest = Entry.of_bytes(ARCHIVE_MANIFEST, encode_manifest(entries, run_id))
+    for entry in (manifest, *entries):
+        assert entry.measure is not None
+        size = entry.measure.size
+        yield encode_header(os.fsencode(entry.name), size)
+        yield from contents(entry, look)
+        yield bytes(-size % len(ZEROS))
+    yield ZEROS * 2
+
+
+def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Small ones together: each costs a hand-over."""
+    held: list[bytes] = []
+    length = 0
+    for block in blocks:
+        held.append(block)
+        length += len(block)
+        if length >= _SMALL:
+            yield b"".join(held)
+            held, length = [], 0
+    yield b"".join(held)
+
+
+class _Gzip:
+    def __init__(self, fd: int) -> None:
+        self.taken = 0
+        self._fd = fd
+        self._sum = 0
+        self._digest = hashlib.sha256()
+        self._engine = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+        write_all(fd, SEALED + NO_SEAL)
+
+    def add(self, data: bytes) -> None:
+        self._sum = zlib.crc32(data, self._sum)
+        self.taken += len(data)
+        self._write(self._engine.compress(data))
+
+    def finish(self) -> None:
+        end = struct.pack("<II", self._sum, self.taken & 0xFFFFFFFF)
+        self._write(self._engine.flush() + end)
+        os.lseek(self._fd, len(SEALED), os.SEEK_SET)
+        write_all(self._fd, seal(self._digest.hexdigest()))
+        os.lseek(self._fd, 0, os.SEEK_END)
+
+    def _write(self, data: bytes) -> None:
+        self._digest.update(data)
+        write_all(self._fd, data)

@@ -1,0 +1,285 @@
+"""Boundary objects: from what a probe said, or, where it failed, from what the harness saw.
+
+Pure: the catalogs and the descriptor are given, facts about the machine arrive as data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+from msgspec import Struct
+
+from stream.boundary.catalogs import Catalogs
+from stream.boundary.descriptors import Descriptor
+from stream.boundary.flags import EmitFlags
+from stream.boundary.limits import clip, encode_size, fit, infer_errno, snippet, within
+from stream.codec import explain
+from stream.errors import EmitError
+from stream.records.boundary import (
+    PATTERN_VERSION,
+    Boundary,
+    CapabilityContext,
+    CapabilitySnapshot,
+    Operation,
+    Payload,
+    Probe,
+    RawEmission,
+    Result,
+    Run,
+    SandboxMode,
+    Stack,
+    Status,
+    encode_boundary,
+)
+
+AUTHOR = "stream"  #: of a record that the harness wrote in a probe's place
+
+
+class Host(Struct, frozen=True):
+    """What the helper does not say: where the probe ran."""
+
+    os: str
+    workspace_root: str | None
+    sandbox_mode: str | None
+
+
+class BoundaryBuilder:
+    """Makes records under one descriptor and its catalogs, and checks each of them."""
+
+    def __init__(self, catalogs: Catalogs, descriptor: Descriptor) -> None:
+        self.catalogs = catalogs
+        self.descriptor = descriptor
+
+    def from_spoken(self, said: EmitFlags, around: Host) -> bytes:
+        """Raises EmitError with the sentence that emit-record prints."""
+        mode, primary = said.texts["--run-mode"], said.texts["--primary-capability-id"].strip()
+        if mode not in self.descriptor.modes:
+            expected = "|".join(self.descriptor.modes)
+            raise EmitError(f"Unknown run mode: {mode} (expected {expected})")
+        secondary = sorted({name for name in said.secondary if name})
+        payload, inferred = _payload(said)
+        record = self._record(
+            around,
+            primary=primary,
+            secondary=secondary,
+            context=self._context(primary, secondary),
+            probe=said.texts["--probe-name"],
+            version=said.texts["--probe-version"],
+            mode=mode,
+            command=said.texts["--command"],
+            operation=Operation(
+                args=fit(said.objects["args"], 0, "args_cut"),
+                category=clip(said.texts["--category"]),
+                target=clip(said.texts["--target"]),
+                verb=clip(said.texts["--verb"]),
+            ),
+            result=Result(
+                errno=_clipped(said.text("--errno")) or inferred,
+                error_detail=_clipped(said.text("--error-detail")),
+                message=_clipped(said.text("--message")),
+                observed_result=cast("Status", said.texts["--status"]),
+                raw_exit_code=said.exit_code,
+            ),
+            payload=payload,
+        )
+        return self._checked(record)
+
+    def from_harness(
+        self,
+        cell: RawEmission,
+        around: Host,
+        reason: str,
+        sentence: str,
+        emitted: dict[str, Any] | None,
+        noise: bytes,
+    ) -> bytes:
+        """The error record that stands for a probe which did not keep its contract."""
+        primary = cell.capability or "unknown"
+        catalog = self.catalogs.knowing(primary)
+        mark = {"harness": {"author": AUTHOR, "reason": reason, **_facts(cell)}}
+        raw = {} if emitted is None else {"emitted": emitted}
+        stdout = snippet(noise.decode(errors="replace")) if noise else None
+        stderr = snippet(cell.stderr.decode(errors="replace"))
+        record = self._record(
+            around,
+            primary=primary,
+            secondary=[],
+            context=(
+                catalog.key if catalog else self.catalogs.first.key,
+                catalog.snapshot(primary)
+                if catalog
+                else CapabilitySnapshot("unknown", primary, "unknown"),
+                [],
+            ),
+            probe=cell.probe,
+            version="unknown",
+            mode=cell.mode,
+            command=f"{cell.probe}.sh",
+            operation=Operation({}, "harness", clip(f"{cell.probe}.sh"), "run"),
+            result=Result(
+                errno=None,
+                error_detail=_clipped(cell.spawn_error),
+                message=clip(sentence),
+                observed_result="error",
+                raw_exit_code=cell.exit_code,
+            ),
+            payload=_fitted(raw, stderr, stdout, mark),
+        )
+        line = encode_boundary(record)
+        if self.descriptor.check(line):
+            # A pattern of the user's own has no room for it: the cell still gets its record,
+            # and where even that is no valid one, whoever validates it will say so.
+            record.schema_version = PATTERN_VERSION
+            line = encode_boundary(record)
+        return line
+
+    def _context(
+        self, primary: str, secondary: Sequence[str]
+    ) -> tuple[str, CapabilitySnapshot, list[CapabilitySnapshot]]:
+        catalog = self.catalogs.knowing(primary)
+        if catalog is None:
+            raise EmitError(_unknown("primary", primary))
+        for name in secondary:
+            if name not in catalog.capabilities:
+                raise EmitError(_unknown("secondary", name))
+        return catalog.key, catalog.snapshot(primary), [catalog.snapshot(n) for n in secondary]
+
+    def _record(
+        self,
+        around: Host,
+        *,
+        primary: str,
+        secondary: list[str],
+        context: tuple[str, CapabilitySnapshot, list[CapabilitySnapshot]],
+        probe: str,
+        version: str,
+        mode: str,
+        command: str,
+        operation: Operation,
+        result: Result,
+        payload: Payload,
+    ) -> Boundary:
+        catalog_key, first, others = context
+        # A descriptor of the user's own may name another pattern and other modes; its
+        # schema is what the encoded record is then held against.
+        return Boundary(
+            capabilities_schema_version=catalog_key,
+            capability_context=CapabilityContext(first, others),
+            operation=operation,
+            payload=payload,
+            probe=Probe(clip(probe), primary, secondary, clip(version)),
+            result=result,
+            run=Run(clip(command), cast("Any", mode), _clipped(around.workspace_root)),
+            schema_key=self.descriptor.key,
+            schema_version=cast("Any", self.descriptor.pattern_version),
+            stack=Stack(clip(around.os), cast("SandboxMode | None", around.sandbox_mode)),
+        )
+
+    def _checked(self, record: Boundary) -> bytes:
+        try:
+            line = encode_boundary(record)
+        except (RecursionError, OverflowError, ValueError) as error:
+            raise EmitError(f"the record cannot be written: {explain(error)[0]}") from None
+        fault = self.descriptor.check(line)
+        if fault:
+            reason, path = fault
+            raise EmitError(f"the record breaks {self.descriptor.key}: {path}: {reason}")
+        return line
+
+
+def _unknown(which: str, name: str) -> str:
+    return (
+        f"Unknown {which} capability id: {name}."
+        " Expected one of the IDs in the loaded capability catalog."
+    )
+
+
+def _clipped(text: str | None) -> str | None:
+    return None if text is None else clip(text)
+
+
+def _payload(said: EmitFlags) -> tuple[Payload, str | None]:
+    """The payload, and the errno that the evidence names where the probe named none."""
+    if said.payload is not None:
+        raw, stderr, stdout = (
+            said.payload.raw,
+            said.payload.stderr_snippet,
+            said.payload.stdout_snippet,
+        )
+    else:
+        raw = said.objects["raw"]
+        stderr, stdout = said.snippets.get("stderr"), said.snippets.get("stdout")
+    shown = {
+        "stderr_snippet": snippet(stderr),
+        "message": _clipped(said.text("--message")),
+        "error_detail": _clipped(said.text("--error-detail")),
+        "stdout_snippet": snippet(stdout),
+    }
+    inferred = None
+    if said.texts["--status"] != "success" and not said.text("--errno"):
+        whole = {
+            "stderr": stderr,
+            "message": said.text("--message"),
+            "error_detail": said.text("--error-detail"),
+            "stdout": stdout,
+        }
+        inferred = infer_errno(whole, shown)
+    mark = {"errno_inferred_from": inferred[1]} if inferred else {}
+    payload = _fitted(raw, shown["stderr_snippet"], shown["stdout_snippet"], mark)
+    return payload, inferred[0] if inferred else None
+
+
+def _fitted(
+    raw: dict[str, Any], stderr: str | None, stdout: str | None, mark: dict[str, Any]
+) -> Payload:
+    """Snippets and what we say ourselves keep their room; what is left is for raw."""
+    used = sum(len(encode_size(part)) for part in (stderr, stdout, mark))
+    return Payload({**fit(raw, used + 64, "payload_cut"), **mark}, stderr, stdout)
+
+
+def _facts(cell: RawEmission) -> dict[str, Any]:
+    """What the harness saw of a cell, without what did not happen."""
+    facts = {
+        "exit_code": cell.exit_code,
+        "signal": None if cell.signal is None else within(clip(cell.signal), 40),
+        "timed_out_after_seconds": cell.timed_out,
+        "stdout_bytes": cell.stdout_bytes,
+        "stderr_bytes": cell.stderr_bytes,
+        "left_processes": _few(cell.stragglers) or None,
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _few(names: Sequence[str]) -> list[str]:
+    """The first ones: what the harness says must fit beside any evidence."""
+    more = [f"and {len(names) - 5} more"] if len(names) > 5 else []
+    return [within(clip(name), 60) for name in names[:5]] + more
+
+
+def within_limits(record: dict[str, Any]) -> dict[str, Any]:
+    """A record that a probe wrote itself, as small as those that we write."""
+    bounded = {
+        name: {key: clip(v) if isinstance(v, str) else v for key, v in part.items()}
+        if isinstance(part, dict)
+        else part
+        for name, part in record.items()
+    }
+    args = _at(bounded, "operation", "args")
+    if isinstance(args, dict):
+        bounded["operation"]["args"] = fit(args, 0, "args_cut")
+    raw = _at(bounded, "payload", "raw")
+    if isinstance(raw, dict):
+        texts = [_at(bounded, "payload", name) for name in ("stderr_snippet", "stdout_snippet")]
+        if all(text is None or isinstance(text, str) for text in texts):
+            payload = msgspec.structs.asdict(
+                _fitted(raw, snippet(texts[0]), snippet(texts[1]), mark={})
+            )
+            bounded["payload"] = {key: payload.get(key, v) for key, v in bounded["payload"].items()}
+    return bounded
+
+
+def _at(record: dict[str, Any], part: str, name: str) -> Any:
+    section = record.get(part)
+    return section.get(name) if isinstance(section, dict) else None

@@ -1,0 +1,435 @@
+"""Boundary descriptors, and what a boundary object is held to: the pattern that one names, and
+the catalog that it names itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, ValidationError
+
+from stream.boundary.catalogs import BUILT_IN, Catalog, default_path, known_catalogs
+from stream.codec import DECODE_ERRORS, contract_of, explain
+from stream.documents import BUNDLE, convert, is_file, read_document, repeated_key
+from stream.errors import InputError, blaming
+from stream.records.boundary import (
+    PATTERN_VERSION,
+    PAYLOAD,
+    SNIPPET,
+    UNKNOWN,
+    Alike,
+    AlikeSnapshot,
+    Boundary,
+    CapabilityContext,
+    CapabilitySnapshot,
+    Operation,
+    Payload,
+    Result,
+    Run,
+    decode_alike,
+    decode_boundary,
+    hold_together,
+)
+from stream.records.catalog import DESCRIPTOR, DescriptorDocument
+from stream.records.run import DESCRIPTOR_FILE
+
+CANONICAL = BUNDLE / "schema" / "boundary_object_schema.json"
+#: of the structures that were published as boundary_event_v1 before the one that is bundled: the
+#: reference's own, and ours without the bounds that the contract has in words
+_PUBLISHED = (
+    "f0358ab3a4264d8246dd7a4d333e63bdeb98a04f1288943eeee6b92c4a49ccf1",
+    "65fa789fe8548faca2a9dac5d7da94645e32a945eb401c54b5a586122be0a67a",
+)
+Fault = tuple[str, str]  #: (reason, JSON path)
+Check = Callable[[bytes], Fault | None]
+_encode_into = msgspec.json.Encoder().encode_into
+
+
+class Descriptor(Struct, frozen=True):
+    """Which boundary objects are in force: key, pattern, modes, and their check."""
+
+    key: str
+    path: Path
+    pattern_version: str
+    modes: tuple[str, ...]
+    check: Check
+    canonical: bool
+    schema: dict[str, Any] | None = None  #: the pattern; None: the one that is bundled
+
+    @property
+    def is_bundled(self) -> bool:
+        """Whether everybody who has stream knows it."""
+        return self.canonical and self.key == _bundled().key
+
+    def whole(self) -> dict[str, Any]:
+        """The descriptor with its pattern in it, so that it needs no other file."""
+        return {
+            "schema_version": DESCRIPTOR,
+            "key": self.key,
+            "pattern_version": self.pattern_version,
+            "schema": read_document(CANONICAL) if self.schema is None else self.schema,
+        }
+
+
+def check_canonical(line: bytes) -> Fault | None:
+    try:
+        decode_boundary(line)
+    except DECODE_ERRORS as error:
+        return explain(error)
+    return None
+
+
+def find_descriptor(flag: str | None, tree: Path | None = None) -> Descriptor:
+    """Command line, BOUNDARY_PATH, defaults.json, built-in."""
+    named = flag or os.environ.get("BOUNDARY_PATH")
+    with blaming("BOUNDARY_PATH", bool(named) and not flag):
+        return load_descriptor(Path(named).absolute() if named else default_path("boundary", tree))
+
+
+def load_descriptor(path: Path) -> Descriptor:
+    return make_descriptor(read_document(path), path)
+
+
+def make_carried(value: Any, path: Path) -> Descriptor:
+    """One that came with its records: it reads no other file. Raises InputError."""
+    if isinstance(value, dict) and "schema_path" in value:
+        raise InputError(f"{path}: $.schema_path: it came without its pattern: expected schema")
+    return make_descriptor(value, path)
+
+
+def carried_in(folder: Path) -> list[Descriptor]:
+    """What came with the records of a run; one that cannot be used is none: then they are found
+    to name one that nobody knows."""
+    path = folder / DESCRIPTOR_FILE
+    if path.is_symlink() or not path.is_file():
+        return []
+    try:
+        return [make_carried(read_document(path), path)]
+    except InputError:
+        return []
+
+
+def _bundled() -> Descriptor:
+    return load_descriptor(BUNDLE / BUILT_IN["boundary"])
+
+
+def make_descriptor(value: Any, path: Path) -> Descriptor:
+    """Raises InputError naming what is missing or does not fit."""
+    document = convert(value, DescriptorDocument, path)
+    schema, place = _schema(document, path)
+    canonical = schema is None or _is_published(schema)
+    if canonical:
+        reported: tuple[str, ...] = (PATTERN_VERSION,)
+        modes: tuple[str, ...] = ("baseline",)
+        check: Check = check_canonical
+    else:
+        assert schema is not None
+        reported = _words(schema, "schema_version")
+        modes = _words(schema, "run", "mode") or ("baseline",)
+        check = _compiled(schema, place)
+    if document.pattern_version not in reported:
+        said = " or ".join(map(repr, reported)) or "none"
+        raise InputError(
+            f"{path}: $.pattern_version: is {document.pattern_version!r}"
+            f" but the pattern version that the schema {place} reports is {said}"
+        )
+    if document.pattern_version == PATTERN_VERSION and not canonical:
+        raise InputError(
+            f"{path}: $.pattern_version: {PATTERN_VERSION} is the pattern {CANONICAL.name} of"
+            f" stream, and the schema {place} is another one: a change of it needs a version of"
+            " its own"
+        )
+    version = document.pattern_version
+    return Descriptor(document.key, path, version, modes, check, canonical, schema)
+
+
+def _schema(document: DescriptorDocument, path: Path) -> tuple[dict[str, Any] | None, Path]:
+    """The schema that a descriptor names; None for the canonical one."""
+    if document.schema is not UNSET and document.schema_path is not UNSET:
+        raise InputError(f"{path}: both schema and schema_path are given")
+    if document.schema is not UNSET:
+        return document.schema, path
+    if document.schema_path is UNSET:
+        raise InputError(f"{path}: missing schema_path")
+    place = path.parent / document.schema_path
+    if not is_file(place):
+        raise InputError(f"{path}: $.schema_path: schema not found: {place}")
+    if place.resolve() == CANONICAL.resolve():
+        return None, place
+    schema = read_document(place)
+    if not isinstance(schema, dict):
+        raise InputError(f"{place}: expected a JSON Schema object")
+    return schema, place
+
+
+def _is_published(schema: dict[str, Any]) -> bool:
+    """Whether a schema is the pattern boundary_event_v1, whatever it tells people beside it."""
+    if _words(schema, "schema_version") != (PATTERN_VERSION,):
+        return False
+    digest = _digest_of(schema)
+    return digest in _PUBLISHED or digest == _digest_of(read_document(CANONICAL))
+
+
+def _digest_of(schema: dict[str, Any]) -> str:
+    from hashlib import sha256  # and with it OpenSSL: only those need it who bring a pattern
+
+    bare = _without_words(schema)
+    return sha256(msgspec.json.encode(bare, order="sorted")).hexdigest()
+
+
+def _without_words(schema: Any, *, are_names: bool = False) -> Any:
+    """The schema without what is for people; the names of properties are no such words."""
+    if isinstance(schema, dict):
+        return {
+            name: _without_words(
+                part, are_names=not are_names and name in ("properties", "definitions")
+            )
+            for name, part in schema.items()
+            if are_names or name not in ("$id", "$comment", "title", "description", "examples")
+        }
+    return [_without_words(part) for part in schema] if isinstance(schema, list) else schema
+
+
+def _words(schema: Any, *keys: str) -> tuple[str, ...]:
+    """The texts that a property may be, where the schema lists them."""
+    for key in keys:
+        for step in ("properties", key):
+            schema = schema.get(step) if isinstance(schema, dict) else None
+    if not isinstance(schema, dict):
+        return ()
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    return tuple(w for w in listed if isinstance(w, str)) if isinstance(listed, list) else ()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 300 else text[:300] + "…"
+
+
+def _compiled(schema: dict[str, Any], place: Path) -> Check:
+    import jsonschema_rs  # a fifth of the start-up, for those who bring a pattern of their own
+
+    try:
+        validator = jsonschema_rs.validator_for(schema, offline=True)
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{place}: not a usable JSON Schema: {reason}") from None
+
+    def check(line: bytes) -> Fault | None:
+        try:
+            value = msgspec.json.decode(line)
+            error = next(validator.iter_errors(value), None)
+            if error is None:
+                return None
+        except (*DECODE_ERRORS, ValueError) as problem:
+            return explain(problem)
+        steps = "".join(
+            f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path
+        )
+        # The message quotes the value, however long that is.
+        return _short(error.message), f"${steps}"
+
+    return check
+
+
+def _alike(line: bytes) -> Alike | None:
+    """A record, where its pattern has the parts that the rules are about."""
+    try:
+        return decode_alike(line)
+    except ValidationError:
+        return None
+
+
+def find_boundaries(flag: str | None, carried: Iterable[Descriptor] = ()) -> Boundaries:
+    """What the records of a run or an archive are held to: the descriptor that they name, be it
+    the one of the command line or BOUNDARY_PATH, one that came with them, or the bundled one."""
+    named = [find_descriptor(flag)] if flag or os.environ.get("BOUNDARY_PATH") else []
+    return Boundaries((*named, *carried, _bundled()), known_catalogs())
+
+
+class _KeyHead(Struct):
+    schema_key: Any = None
+
+
+_decode_naming = msgspec.json.Decoder(_KeyHead).decode
+
+
+def key_of(line: bytes) -> object:
+    """The descriptor that a record names. Raises one of DECODE_ERRORS."""
+    return _decode_naming(line).schema_key
+
+
+_MOST_KNOWN = 5000  #: a stream of more probes forgets and learns again
+
+
+class _QuickPayload(Payload, forbid_unknown_fields=True, gc=False):
+    stderr_snippet: Annotated[str, Meta(max_length=SNIPPET)] | None
+    stdout_snippet: Annotated[str, Meta(max_length=SNIPPET)] | None
+
+
+class _Quick(Struct, forbid_unknown_fields=True, gc=False):
+    """A canonical record, as far as one differs from the next."""
+
+    capabilities_schema_version: Raw
+    capability_context: Raw
+    operation: Operation
+    payload: _QuickPayload
+    probe: Raw
+    result: Result
+    run: Run
+    schema_key: Raw
+    schema_version: Literal["boundary_event_v1"]
+    stack: Raw
+
+
+_decode_quick = msgspec.json.Decoder(_Quick).decode
+
+
+class Boundaries:
+    """What boundary objects are held to: the descriptors in force, one of which they name by
+    their schema_key, and the catalogs that are known."""
+
+    def __init__(self, descriptors: Sequence[Descriptor], catalogs: Iterable[Catalog]) -> None:
+        self.descriptors = tuple(descriptors)
+        self._good: set[bytes] = set()  #: what records had in common, and good
+        self._keys = {descriptor.key for descriptor in descriptors}
+        self._versions = {PATTERN_VERSION, *(one.pattern_version for one in descriptors)}
+        self._capabilities: Mapping[str, Mapping[str, tuple[str, str]]] = {
+            catalog.key: {
+                name: (found.category, found.layer) for name, found in catalog.capabilities.items()
+            }
+            for catalog in catalogs
+        }
+
+    def knows(self, version: str) -> bool:
+        return version in self._versions
+
+    def carried(self, keys: Container[object]) -> bytes:
+        """What records of these keys need to be understood elsewhere; empty: nothing."""
+        for descriptor in self.descriptors:
+            if descriptor.key in keys and not descriptor.is_bundled:
+                return msgspec.json.format(msgspec.json.encode(descriptor.whole())) + b"\n"
+        return b""
+
+    def are_good(self, lines: Iterable[Any]) -> bool:
+        """Whether nothing is wrong with any of them, and all are of the canonical pattern.
+
+        The quick way: what stays the same from record to record is looked at once. README
+        promises a rate that the long way does not reach.
+        """
+        again = bytearray()
+        for line in lines:
+            try:
+                record = _decode_quick(line)
+                _encode_into(record, again)
+            except DECODE_ERRORS:
+                if not self._is_good(line):
+                    return False
+                continue
+            except TypeError:  # no line
+                return False
+            # What comes out as it went in has no key twice.
+            if len(line) <= PAYLOAD and (again == line or not repeated_key(line)):
+                # Each value tells where it ends: no other five would look the same.
+                known = b"".join(
+                    (
+                        record.schema_key,
+                        record.capabilities_schema_version,
+                        record.capability_context,
+                        record.probe,
+                        record.stack,
+                    )
+                )
+                if known in self._good:
+                    continue
+                if not self._is_good(line):
+                    return False
+                context = msgspec.json.decode(record.capability_context, type=CapabilityContext)
+                if context.primary.category == UNKNOWN:  # good in a record of the harness only
+                    continue
+                if len(self._good) == _MOST_KNOWN:
+                    self._good.clear()
+                self._good.add(known)
+            elif not self._is_good(line):
+                return False
+        return True
+
+    def _is_good(self, line: bytes) -> bool:
+        try:
+            return contract_of(line) == PATTERN_VERSION and not self.check(line, PATTERN_VERSION)
+        except DECODE_ERRORS:
+            return False
+
+    def check(self, line: bytes, version: str) -> Fault | None:
+        """What is wrong with a record of that pattern version."""
+        try:
+            key = key_of(line)
+            fault = self._of(key, version).check(line)
+            if fault is None and not self._is_named(key, version):
+                expected = " or ".join(sorted(self._keys))
+                reason = f"is {key!r}, but the boundary descriptor in force is {expected}"
+                fault = f"{reason}: name another with --boundary", "$.schema_key"
+            if fault is None and (record := _alike(line)) is not None:
+                hold_together(record, len(line))
+                fault = self._catalog_fault(record)
+            return fault or repeated_key(line)
+        except DECODE_ERRORS as error:
+            return explain(error)
+
+    def _is_named(self, key: object, version: str) -> bool:
+        return any(
+            descriptor.key == key and version in (descriptor.pattern_version, PATTERN_VERSION)
+            for descriptor in self.descriptors
+        )
+
+    def _of(self, key: object, version: str) -> Descriptor:
+        """Which of those in force a record means. The canonical pattern goes with every key: where
+        a pattern of the user's own has no room for it, a record of the harness follows that."""
+        for descriptor in self.descriptors:
+            if descriptor.key == key and descriptor.pattern_version == version:
+                return descriptor
+        others = (one for one in self.descriptors if one.pattern_version == version)
+        return next(others, _PLAIN)
+
+    def _catalog_fault(self, record: Boundary | Alike) -> Fault | None:
+        """What the catalog that the record names says otherwise, where it is known."""
+        name = record.capabilities_schema_version
+        catalog = self._capabilities.get(name)
+        if catalog is None:
+            return None
+        context = record.capability_context
+        shown: list[tuple[str, CapabilitySnapshot | AlikeSnapshot]] = [("primary", context.primary)]
+        if context.secondary is not UNSET:
+            secondary: Sequence[CapabilitySnapshot | AlikeSnapshot] = context.secondary
+            shown += [(f"secondary[{index}]", one) for index, one in enumerate(secondary)]
+        for place, snapshot in shown:
+            path = f"$.capability_context.{place}"
+            found = catalog.get(snapshot.id)
+            if found is None and place == "primary" and _is_unknown(record):
+                continue
+            if found is None:
+                return f"catalog {name} has no capability {snapshot.id!r}", f"{path}.id"
+            for what, said, meant in zip(
+                ("category", "layer"), (snapshot.category, snapshot.layer), found, strict=True
+            ):
+                if said != meant:
+                    reason = f"is {said!r}, but catalog {name} says {meant!r} of {snapshot.id}"
+                    return reason, f"{path}.{what}"
+        for index, other in enumerate(record.probe.secondary_capability_ids):
+            if other not in catalog:
+                path = f"$.probe.secondary_capability_ids[{index}]"
+                return f"catalog {name} has no capability {other!r}", path
+        return None
+
+
+def _is_unknown(record: Boundary | Alike) -> bool:
+    """Whether the harness wrote it in the place of a probe whose capability no catalog knows."""
+    primary = record.capability_context.primary
+    is_told = primary.category == primary.layer == UNKNOWN
+    return is_told and isinstance(record.payload.raw.get("harness"), dict)
+
+
+_PLAIN = Descriptor("", CANONICAL, PATTERN_VERSION, ("baseline",), check_canonical, canonical=True)

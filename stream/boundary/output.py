@@ -1,0 +1,310 @@
+"""What one cell's stdout carries, and the judgement whether the record is the probe's own.
+
+It is if the probe kept its whole contract: one emission, nothing else on stdout, exit 0, in
+time, no process left behind, and words that make a valid record of this cell. Pure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from stream.boundary.builder import BoundaryBuilder, Host, within_limits
+from stream.boundary.catalogs import Catalogs
+from stream.boundary.flags import EmitFlags, parse_words
+from stream.boundary.limits import clip, too_deep
+from stream.codec import DECODE_ERRORS, explain
+from stream.documents import parse_document
+from stream.errors import EmitError
+from stream.records.boundary import CapabilitySnapshot, Frame, FrameError, RawEmission, split_frames
+
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+
+
+FLOOD = 4 << 20  #: bytes on stderr that are no debugging any more
+#: what a capability is called that is about the workspace, and not about what lies outside of it
+_OF_THE_WORKSPACE = re.compile(r"(?<!outside_)workspace|_git_")
+
+
+class ContractViolation(Exception):  # noqa: N818 - not a failure of ours
+    """The probe did not keep its contract."""
+
+    def __init__(self, reason: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
+class ProbeOutput:
+    """One cell, listened to."""
+
+    def __init__(self, cell: RawEmission) -> None:
+        self.cell = cell
+        self.around = Host(cell.os, cell.workspace_root, cell.sandbox_mode)
+        self.emitted: dict[str, Any] | None = None
+        self.noise = b""
+        self._said: EmitFlags | None = None
+        self._plain: bytes | None = None
+        # Not the exception: its frames would keep us, and what the cell wrote, in a cycle.
+        self._breach: tuple[str, str] | None = None
+        try:
+            self._listen()
+        except ContractViolation as breach:
+            self._breach = breach.reason, str(breach)
+
+    def record(self, recorder: BoundaryBuilder) -> tuple[bytes, str]:
+        """(the probe's own record, its result). Raises Breach."""
+        _judge_end(self.cell)
+        if self._breach:
+            raise ContractViolation(*self._breach)
+        if self.cell.stderr_bytes > FLOOD:
+            written = self.cell.stderr_bytes
+            raise ContractViolation("flooded", f"the probe wrote {written} bytes to stderr")
+        if self.cell.stragglers:
+            left = ", ".join(self.cell.stragglers[:5])
+            raise ContractViolation(
+                "left-processes", f"the probe left processes behind, now ended: {left}"
+            )
+        if self._plain is not None:
+            return self._from_plain(self._plain, recorder)
+        assert self._said is not None
+        self._same_cell(
+            self._said.texts["--probe-name"],
+            self._said.texts["--run-mode"],
+            self._said.texts["--primary-capability-id"].strip(),
+        )
+        try:
+            line = recorder.from_spoken(self._said, self.around)
+        except EmitError as error:
+            raise ContractViolation("bad-emission", f"emit-record: {error}") from None
+        result = self._said.texts["--status"]
+        named = [self._said.texts["--primary-capability-id"], *self._said.secondary]
+        self._in_its_place(self._said.texts["--target"], result, named)
+        return line, result
+
+    def _listen(self) -> None:
+        cell = self.cell
+        if cell.stdout_bytes > len(cell.stdout):
+            self.noise = cell.stdout[:4096]
+            raise ContractViolation(
+                "flooded", f"the probe wrote {cell.stdout_bytes} bytes to stdout"
+            )
+        try:
+            frames, rest = split_frames(cell.stdout)
+        except FrameError as error:
+            self.noise = cell.stdout
+            raise ContractViolation("bad-emission", f"emit-record: {error}") from None
+        self.noise = rest.strip()
+        objects = _json_objects(self.noise) if self.noise else []
+        if frames:
+            self._hear(frames[0])
+        elif objects:
+            self._plain = objects[0]
+            said = _decode_object(self._plain)
+            self.emitted = None if too_deep(said) else said
+        many = len(frames) + len(objects)
+        if many > 1:
+            raise ContractViolation(
+                "several-records", f"the probe wrote {many} records instead of one"
+            )
+        if self.noise and not objects:
+            raise ContractViolation(
+                "noise", "the probe wrote something other than its record to stdout"
+            )
+        if not frames and not objects:
+            raise ContractViolation("no-record", "the probe wrote no record")
+
+    def _hear(self, frame: Frame) -> None:
+        if frame.os:
+            self.around = replace(self.around, os=frame.os)
+        try:
+            self._said = parse_words(frame.words)
+        except EmitError as error:
+            words = [word.text.decode(errors="replace") for word in frame.words[:60]]
+            self.emitted = {"words": words}
+            raise ContractViolation("bad-emission", f"emit-record: {error}") from None
+        kept = ("--probe-name", "--primary-capability-id", "--status", "--errno", "--message")
+        texts = self._said.texts
+        self.emitted = {name.strip("-"): texts[name] for name in kept if name in texts}
+
+    def _from_plain(self, line: bytes, recorder: BoundaryBuilder) -> tuple[bytes, str]:
+        """A record that the probe, or a helper of its own, wrote as JSON."""
+        try:
+            value = parse_document(line)  # which of two equal keys counts is nobody's to guess
+        except ValueError as error:
+            raise ContractViolation("invalid-record", f"the record is not valid: {error}") from None
+        if self.emitted is None:
+            raise ContractViolation("invalid-record", "the record is not valid: nested too deeply")
+        line = _encode_sorted(within_limits(value))
+        fault = recorder.descriptor.check(line)
+        if fault:
+            reason, path = fault
+            raise ContractViolation(
+                "invalid-record", f"the record is not valid: {path or '$'}: {reason}"
+            )
+        record = _decode_naming(line)
+        self._same_cell(record.probe.id, record.run.mode, record.probe.primary_capability_id)
+        if record.schema_key != recorder.descriptor.key:
+            raise ContractViolation(
+                "wrong-cell", f"the record names another boundary: {record.schema_key}"
+            )
+        if record.stack.sandbox_mode not in (None, self.cell.sandbox_mode):
+            mode = record.stack.sandbox_mode
+            raise ContractViolation(
+                "wrong-cell", f"the record names sandbox mode {mode}: none such declared"
+            )
+        workspace, own = record.run.workspace_root, self.cell.workspace_root
+        if None not in (workspace, own) and workspace != clip(own or ""):
+            raise ContractViolation(
+                "wrong-cell", f"the record names another workspace: {workspace}"
+            )
+        _same_capabilities(record, recorder.catalogs)
+        named = [record.probe.primary_capability_id, *record.probe.secondary_capability_ids]
+        self._in_its_place(record.operation.target, record.result.observed_result, named)
+        return line, record.result.observed_result
+
+    def _in_its_place(self, target: str, result: str, capabilities: list[str]) -> None:
+        """What lies in a folder of the harness tells nothing of the workspace."""
+        if result == "error" or not any(map(_OF_THE_WORKSPACE.search, capabilities)):
+            return
+        place = PurePosixPath(os.path.normpath(target))
+        if any(place.is_relative_to(folder) for folder in self.cell.harness):
+            raise ContractViolation(
+                "wrong-place",
+                f"the target {target} lies in a folder of the harness, not in the workspace",
+            )
+
+    def _same_cell(self, probe: str, mode: str, capability: str) -> None:
+        cell = self.cell
+        for what, expected, got in (
+            ("probe", cell.probe, probe),
+            ("mode", cell.mode, mode),
+            ("capability", cell.capability or capability, capability),
+        ):
+            if got != expected:
+                raise ContractViolation(
+                    "wrong-cell", f"the record names {what} {got}, not {expected}"
+                )
+
+
+class _CellProbe(Struct):
+    id: str
+    primary_capability_id: str
+    secondary_capability_ids: list[str] = []
+
+
+class _CellRun(Struct):
+    mode: str
+    workspace_root: str | None = None
+
+
+class _CellOperation(Struct):
+    target: str = ""
+
+
+class _CellResult(Struct):
+    observed_result: str
+
+
+class _CellStack(Struct):
+    sandbox_mode: str | None = None
+
+
+class _CellSnapshot(Struct):
+    category: str
+    id: str
+    layer: str
+
+
+class _CellContext(Struct):
+    primary: _CellSnapshot | None = None
+    secondary: list[_CellSnapshot] | None = None
+
+
+class _CellRecord(Struct):
+    """The parts of a record that must be the cell's, under any pattern."""
+
+    schema_key: str
+    capabilities_schema_version: str
+    probe: _CellProbe
+    run: _CellRun
+    result: _CellResult
+    operation: _CellOperation = field(default_factory=_CellOperation)
+    stack: _CellStack = field(default_factory=_CellStack)
+    capability_context: _CellContext = field(default_factory=_CellContext)
+
+
+def _decode_naming(line: bytes) -> _CellRecord:
+    try:
+        return msgspec.json.decode(line, type=_CellRecord)
+    except DECODE_ERRORS as error:  # a pattern of the user's own need not have these
+        reason, path = explain(error)
+        raise ContractViolation(
+            "invalid-record", f"the record is not valid: {path}: {reason}"
+        ) from None
+
+
+def _same_capabilities(record: _CellRecord, catalogs: Catalogs) -> None:
+    """Ids and what is said about them are those of the catalog in force."""
+    primary, secondary = record.probe.primary_capability_id, record.probe.secondary_capability_ids
+    catalog = catalogs.knowing(primary)
+    for name in (primary, *secondary):
+        if (
+            catalog is None
+            or catalog.key != record.capabilities_schema_version
+            or name not in catalog.capabilities
+        ):
+            raise ContractViolation(
+                "wrong-cell",
+                f"the record names capability {name} of catalog"
+                f" {record.capabilities_schema_version}, which is not in force",
+            )
+    assert catalog is not None
+    context = record.capability_context
+    said = [context.primary, *(context.secondary or ())]
+    meant = [primary, *(secondary if context.secondary is not None else ())]
+    if context.primary is None:  # a pattern of the user's own may do without
+        said, meant = said[1:], meant[1:]
+    if said != [_naming(catalog.snapshot(name)) for name in meant]:
+        raise ContractViolation(
+            "wrong-cell", f"capability_context is not what catalog {catalog.key} says"
+        )
+
+
+def _naming(snapshot: CapabilitySnapshot) -> _CellSnapshot:
+    return _CellSnapshot(snapshot.category, snapshot.id, snapshot.layer)
+
+
+def _json_objects(data: bytes) -> list[bytes]:
+    """One JSON object, or one on each line; none where anything else is there."""
+    for texts in ([data], [line for line in data.splitlines() if line.strip()]):
+        try:
+            for text in texts:
+                _decode_object(text)
+        except DECODE_ERRORS:
+            continue
+        return texts
+    return []
+
+
+def _judge_end(cell: RawEmission) -> None:
+    if cell.spawn_error is not None:
+        raise ContractViolation(
+            "spawn-failed", f"the probe could not be started: {cell.spawn_error}"
+        )
+    if cell.timed_out is not None:
+        raise ContractViolation(
+            "timed-out", f"the probe was still running after {cell.timed_out:g} s"
+        )
+    if cell.signal is not None:
+        raise ContractViolation("killed", f"the probe was killed by {cell.signal}")
+    if cell.exit_code is None:
+        raise ContractViolation("exit-status", "how the probe ended is not known")
+    if cell.exit_code:
+        raise ContractViolation("exit-status", f"the probe exited with status {cell.exit_code}")

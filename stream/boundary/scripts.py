@@ -1,0 +1,331 @@
+"""A folder of probe scripts: what is in it, what each script declares, and making it ready.
+
+A probe finds its helpers in ../bin, and many take .. for their workspace: every script runs where
+it lies. A tree that has no bin is lent one, a link to our helpers, for as long as it runs; where
+none can be put, nothing of it runs. No other folder could pose as the tree.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shlex
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from itertools import count
+from pathlib import Path
+
+from msgspec import Struct
+
+from stream.documents import BUNDLE
+from stream.errors import InputError, OutputError, UsageError, os_reason
+
+HELPERS = Path(__file__).resolve().parents[1] / "helpers"
+BUNDLED = BUNDLE / "probes"
+LENT = f"{HELPERS}/."  #: what a bin that is lent leads to; nobody else spells it like this
+TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108
+SHEBANG = b"#!/usr/bin/env bash"
+
+_ASSIGNMENT = r"^{name}=(?P<quote>[\"']?)(?P<value>[A-Za-z0-9_.-]+)(?P=quote)[ \t]*(?:#.*)?$"
+_CAPABILITY = re.compile(_ASSIGNMENT.format(name="primary_capability_id").encode(), re.MULTILINE)
+_NAME = re.compile(_ASSIGNMENT.format(name="probe_name").encode(), re.MULTILINE)
+#: In no comment, and not only said. What a here-document says is not told apart.
+_SAID = rb"[ \t]*(?:echo|printf)\b(?:(?!\$\()[^|;&<`\n])*$"
+_CALL = re.compile(rb"^(?!%b)(?:(?!(?<![^\s])#)[^\n])*?\bemit-record\b" % _SAID, re.MULTILINE)
+
+
+class Script(Struct, frozen=True):
+    id: str  #: the file name without .sh; what is not UTF-8 in it is shown as U+FFFD
+    path: Path
+    capability: str | None  #: the literal primary_capability_id, where it is one
+    name: str | None  #: the literal probe_name
+    wants_bash: bool = False  #: its first line is the one that the contract asks for
+    is_probe: bool = True  #: it calls emit-record or declares a capability, or cannot be read
+
+
+def scripts(folder: Path) -> list[Script]:
+    """All probes of a folder, sorted by id. Raises where one leads out of it."""
+    try:
+        names = sorted(path.name for path in folder.iterdir() if path.suffix == ".sh")
+    except OSError as error:
+        raise InputError(f"{folder}: {os_reason(error)}") from None
+    if not names:
+        hint = f"; did you mean {folder / 'probes'}?" if (folder / "probes").is_dir() else ""
+        raise InputError(f"{folder}: no probes in it (*.sh){hint}")
+    return [_script(folder, name) for name in names]
+
+
+def tree_of(folder: Path) -> Path:
+    """What a probe reaches as `..`: the folder's real parent, not that of a link to it."""
+    return folder.resolve().parent
+
+
+def chosen(found: Sequence[Script], folder: Path, names: Sequence[str]) -> list[Script]:
+    """The named probes, in the order given. A name is an id, or a path into the folder."""
+    by_id = {script.id: script for script in found}
+    picked: list[Script] = []
+    for name in names:
+        probe_id = _id_of(name, folder)
+        if probe_id not in by_id:
+            raise UsageError(f"unknown probe: {name}{_suggestion(probe_id, by_id)}")
+        if by_id[probe_id] not in picked:
+            picked.append(by_id[probe_id])
+    return picked
+
+
+def _id_of(name: str, folder: Path) -> str:
+    if "/" in name:
+        path = Path(name)
+        if path.parent.resolve() != folder.resolve():
+            raise UsageError(f"{name}: outside the probe folder {folder}")
+        name = path.name
+    return name.removesuffix(".sh")
+
+
+def _suggestion(name: str, known: Iterator[str] | dict[str, Script]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else " (see `stream matrix --list`)"
+
+
+def _script(folder: Path, name: str) -> Script:
+    path = folder / name
+    if path.is_symlink() and not _target(path).is_relative_to(_target(folder)):
+        raise UsageError(f"{path}: a link that leads outside the probe folder {folder}")
+    text, is_read = b"", False
+    # What cannot be read cannot be run either: the attempt to run it says why.
+    with suppress(OSError):
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode):
+            with path.open("rb", buffering=0) as file:
+                text, is_read = file.read(min(status.st_size, 1 << 20)), True
+    capability = _literal(_CAPABILITY, text)
+    return Script(
+        id=utf8(name.removesuffix(".sh")),
+        path=path,
+        capability=capability,
+        name=_literal(_NAME, text),
+        wants_bash=text.partition(b"\n")[0] == SHEBANG,
+        is_probe=not is_read or capability is not None or _CALL.search(text) is not None,
+    )
+
+
+def _target(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # unlike resolve(), it bears a loop of links
+
+
+def utf8(name: str | Path) -> str:
+    """A name as a record can carry it."""
+    return os.fsencode(name).decode(errors="replace")
+
+
+def _literal(pattern: re.Pattern[bytes], text: bytes) -> str | None:
+    match = pattern.search(text)
+    return match["value"].decode() if match else None
+
+
+class Staging(Struct, frozen=True):
+    """Where probes run from, and where each of those that run at a time has its TMPDIR."""
+
+    folder: Path  #: of the scripts
+    root: Path | None  #: None where nothing can be written anywhere
+    counts_calls: bool  #: emit-record is ours, and leaves a line for each call
+    ours: tuple[Path, ...]  #: folders in which nothing of the workspace lies
+
+    def command(self, script: Script) -> list[str]:
+        """What starts a script. `env bash` is looked up here, once, and not in every cell."""
+        path = str(self.folder / script.path.name)
+        bash = _bash()
+        if script.wants_bash and bash and os.access(path, os.X_OK):
+            return [bash, path]
+        return [path]
+
+    def tmpdir(self, slot: int) -> Path | None:
+        return None if self.root is None else self.root / "tmp" / str(slot)
+
+
+def is_cleared(tmpdir: Path) -> bool:
+    """Whether nobody has been there, or who was has cleaned up: then it is gone."""
+    try:
+        tmpdir.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def _bash() -> str | None:
+    return shutil.which("bash")
+
+
+@contextmanager
+def staged(folder: Path, workspace: Path) -> Iterator[Staging]:
+    """The helpers beside the scripts, and a private folder for one run, outside the workspace;
+    both are gone afterwards. Inside a sandbox there may be no place for the private one: the
+    probes can do without."""
+    tree, root = tree_of(folder), None
+    with helpers_in(tree):
+        with suppress(OutputError):
+            root = make_root(workspace)
+        try:
+            if root is not None:
+                _furnish(root)
+            helpers = tree / "bin"
+            ours = [root] if root is not None else []
+            if helpers.samefile(HELPERS):
+                ours += [helpers, HELPERS]
+            counts_calls = (helpers / "emit-record").samefile(HELPERS / "emit-record")
+            yield Staging(folder.resolve(), root, counts_calls, tuple(ours))
+        finally:
+            if root is not None:
+                remove_tree(root)
+
+
+@contextmanager
+def helpers_in(tree: Path) -> Iterator[None]:
+    """A tree that has no bin is lent one, by all runs that need it at a time together: the last
+    of them takes it away. Raises InputError where that cannot be done."""
+    lock = None
+    try:
+        try:
+            lock = _lend(tree)
+        except OSError as error:
+            raise _no_helpers(tree, os_reason(error)) from None
+        if not os.access(tree / "bin" / "emit-record", os.X_OK):
+            raise _no_helpers(tree, "no emit-record in it that can be run")
+        yield
+    finally:
+        if lock is not None:
+            with suppress(OSError):  # another run needs it still
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _lacks_bin(tree):
+                    (tree / "bin").unlink()
+            os.close(lock)
+
+
+def _lend(tree: Path) -> int | None:
+    """A descriptor that holds the lent bin, or None where the tree has one of its own."""
+    if not _lacks_bin(tree):
+        return None
+    lock = os.open(tree, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # another run needs what is there, or nothing can be written
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _link_of(tree) not in (None, LENT):  # left by a `stream` that was killed
+                (tree / "bin").unlink()
+        _share(lock, tree)
+        with suppress(FileExistsError):  # another run was faster
+            (tree / "bin").symlink_to(LENT)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _share(lock: int, tree: Path) -> None:
+    """Other runs keep the lock to themselves for a moment only, another program may for ever."""
+    for _ in range(100):
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
+        time.sleep(0.01)
+    raise BlockingIOError(errno.EWOULDBLOCK, "another program has locked its folder")
+
+
+def _lacks_bin(tree: Path) -> bool:
+    """There is none, or one that is lent, by this `stream` or another."""
+    link = _link_of(tree)
+    if link is None:
+        return not os.path.lexists(tree / "bin")
+    return link.endswith(f"/{HELPERS.name}/.")
+
+
+def _link_of(tree: Path) -> str | None:
+    """Where its bin leads to, or None where it is no link."""
+    try:
+        return os.readlink(tree / "bin")  # noqa: PTH115 (a Path would drop the dot)
+    except OSError:
+        return None
+
+
+def _no_helpers(tree: Path, reason: str) -> InputError:
+    place = str(tree / "bin")
+    # What a link leads to may be of another user: a Path would raise there.
+    words, these, there = "ln -s", "", place
+    if os.path.isdir(place):  # noqa: PTH112
+        these, there = "/*", f"{place}/"
+    elif os.path.islink(place):  # noqa: PTH114
+        words = "ln -sfn"
+    return InputError(
+        f"{place}: {reason}: probes find their helpers there. Where it can be written, before a"
+        f' sandbox closes it: {words} "$(stream helpers)"{these} {shlex.quote(there)}'
+    )
+
+
+def _furnish(root: Path) -> None:
+    try:
+        (root / "tmp").mkdir()
+    except OSError as error:
+        raise OutputError(f"{root}: {os_reason(error)}") from None
+
+
+def make_root(workspace: Path) -> Path:
+    """In the first folder for temporary files that will have it, those outside the workspace
+    before those in it."""
+    inside = workspace.resolve()
+    named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
+    candidates = [Path(path) for path in (*named, *TEMPORARY)]
+    reason = "there is no folder for them"
+    for candidate in sorted(candidates, key=lambda path: path.resolve().is_relative_to(inside)):
+        try:
+            return Path(tempfile.mkdtemp(prefix="stream-", dir=candidate.resolve()))
+        except OSError as error:
+            reason = f"{candidate}: {os_reason(error)}"
+    raise OutputError(f"no place for temporary files: {reason}")
+
+
+def remove_tree(root: Path) -> None:
+    """Also what a probe has locked, and however deep it is: one folder after the other is
+    emptied, and what folders are in it are moved up."""
+    if not os.path.lexists(root):
+        return
+    if root.is_symlink() or not root.is_dir():  # put there instead of it: not followed
+        root.unlink()
+        return
+    numbers = count()
+    todo, emptied = [root], []
+    while todo:
+        folder = todo.pop()
+        emptied.append(folder)
+        todo += _emptied(folder, root, numbers)
+    for folder in reversed(emptied):
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _emptied(folder: Path, root: Path, numbers: Iterator[int]) -> list[Path]:
+    """The folders that were in it, now in root, or where they are if they may not be moved."""
+    moved: list[Path] = []
+    with suppress(OSError):
+        folder.chmod(0o700)
+        for path in list(folder.iterdir()):
+            with suppress(OSError):
+                if path.is_symlink() or not path.is_dir():
+                    path.unlink()
+                    continue
+                path.chmod(0o700)
+                try:
+                    path = path.rename(root / f"stream-{os.getpid()}-{next(numbers)}")
+                finally:
+                    moved.append(path)
+    return moved

@@ -1,0 +1,310 @@
+"""stream doctor
+
+stream probe, gate, helpers: for those who write probes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.exceptions import TyperException
+
+from stream.cli.runner import CarefulCommand, number, run, run_now, say, seconds, tell
+
+if TYPE_CHECKING:
+    from stream.matrix.run import MatrixResult
+
+
+def register_doctor(app: typer.Typer) -> None:
+    app.command()(doctor)
+
+
+def doctor(
+    as_json: bool = typer.Option(False, "--json", help="One JSON object for each check."),
+) -> None:
+    """Say what works on this machine and what to install.
+
+    Each check is ok, limited or missing, with what was found. Exit 1 if something is missing
+    that `stream matrix` cannot do without.
+    """
+
+    async def work() -> int:
+        import msgspec
+
+        from stream.doctor import checks
+
+        found = await checks()
+        for check in found:
+            if as_json:
+                tell(msgspec.json.encode(check))
+            else:
+                tell(f"{check.state:8} {check.name:14} {check.detail}")
+        return 1 if any(check.needed and check.state == "missing" for check in found) else 0
+
+    run(work)
+
+
+_PROBES = typer.Option(
+    None, metavar="DIR", help="A folder of probe scripts. Default: the bundled ones."
+)
+_CATALOG = typer.Option(
+    None, metavar="P", help="Capability catalog. Default: CATALOG_PATH, then defaults.json."
+)
+_BOUNDARY = typer.Option(
+    None, metavar="P", help="Boundary descriptor. Default: BOUNDARY_PATH, then defaults.json."
+)
+
+
+class _ProbeHelperCommand(CarefulCommand):
+    """A command that a helper of its name runs: its first word is the bin/ that it was called in.
+    Wrong use and unusable input end with 1."""
+
+    beside: Path | None = None
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _ProbeHelperCommand.beside = Path(args[0]) if args else None
+        try:
+            return super().parse_args(ctx, args[1:])
+        except TyperException as error:
+            error.exit_code = 1
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        from stream.errors import InputError, UsageError
+
+        UsageError.exit_code = InputError.exit_code = 1
+        return super().invoke(ctx)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(cls=CarefulCommand)(probe)
+    app.command(cls=CarefulCommand)(gate)
+    app.command()(helpers)
+    app.command("probe-exec", cls=_ProbeHelperCommand, hidden=True)(probe_exec)
+    app.command("probe-contract-gate", cls=_ProbeHelperCommand, hidden=True)(gate)
+
+
+def probe(
+    name: str = typer.Argument(..., metavar="ID", help="A probe id, or a path to its script."),
+    mode: str | None = typer.Option(
+        None, metavar="M", help="Run mode. Default: the pattern's first."
+    ),
+    probes: Path | None = _PROBES,
+    catalog: str | None = _CATALOG,
+    boundary: str | None = _BOUNDARY,
+    workspace: Path | None = typer.Option(
+        None,
+        metavar="DIR",
+        help="Where it runs. Default: FENCE_WORKSPACE_ROOT, the git repository, the folder.",
+    ),
+    timeout: float = typer.Option(
+        30.0, metavar="S", callback=seconds, help="Seconds that it may take."
+    ),
+) -> None:
+    """Run one probe in one mode and print its record.
+
+    Exit 0 if the record is the probe's own, 1 if the harness had to write it.
+
+    \b
+      stream probe fs_tmp_write
+      stream probe ./probes/my_probe.sh --workspace ./project
+    """
+
+    async def work() -> int:
+        folder = probes or _folder_of(name)
+        outcome = await _run_one(name, mode, folder, catalog, boundary, workspace, timeout)
+        return 1 if outcome.failed or outcome.strays else 0
+
+    run(work)
+
+
+def probe_exec(
+    words: list[str] = typer.Argument(..., metavar="[MODE] PROBE", help="As older scripts say it."),
+    mode: str | None = typer.Option(
+        None, metavar="M", help="Run mode. Default: the pattern's first."
+    ),
+    probes: Path | None = typer.Option(
+        None, metavar="DIR", help="A folder of probe scripts. Default: ../probes, or the bundled."
+    ),
+    catalog: str | None = _CATALOG,
+    boundary: str | None = _BOUNDARY,
+    workspace: Path | None = typer.Option(
+        None,
+        "--workspace",
+        "--workspace-root",
+        metavar="DIR",
+        help="Where it runs. Default: FENCE_WORKSPACE_ROOT, the git repository, the folder.",
+    ),
+    timeout: float = typer.Option(
+        30.0, metavar="S", callback=seconds, help="Seconds that it may take."
+    ),
+) -> None:
+    """Run one probe in one mode and print its record, as the helper probe-exec does.
+
+    Exit 0 if the record is the probe's own, 1 after wrong use, 3 if its time was over, and 2 if
+    the harness had to write the record for another reason.
+    """
+
+    async def work() -> int:
+        from stream.errors import UsageError
+
+        if len(words) > 2 or (mode and len(words) == 2):
+            raise UsageError("expected one probe, or a mode and a probe")
+        name, said = words[-1], words[0] if len(words) == 2 else mode
+        folder = probes or _folder_of(name) or _beside(name)
+        outcome = await _run_one(name, said, folder, catalog, boundary, workspace, timeout)
+        if any(failure.reason == "timed-out" for failure in outcome.failures):
+            return 3
+        return 2 if outcome.failed or outcome.strays else 0
+
+    run(work)
+
+
+async def _run_one(
+    name: str,
+    mode: str | None,
+    folder: Path | None,
+    catalog: str | None,
+    boundary: str | None,
+    workspace: Path | None,
+    timeout: float,
+) -> MatrixResult:
+    from stream.matrix.plan import MatrixRequest, make_plan, start_plan
+    from stream.matrix.run import run_matrix
+    from stream.sinks.ndjson import Ndjson
+
+    plan = make_plan(
+        MatrixRequest(
+            probes=[name],
+            modes=[mode] if mode else [],
+            folder=folder,
+            catalog=catalog,
+            boundary=boundary,
+            workspace=workspace,
+        )
+    )
+    with start_plan(plan, jobs=1) as begun:
+        outcome = await run_matrix(begun, Ndjson("-"), timeout=timeout)
+    for failure in outcome.failures:
+        say(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
+    return outcome
+
+
+def gate(
+    names: list[str] = typer.Argument(
+        None,
+        metavar="[ID|PATH…]",
+        help="Probe ids, paths to scripts, or one folder. Default: the whole folder.",
+    ),
+    static: bool = typer.Option(False, "--static", help="Read the scripts, run nothing."),
+    probes: Path | None = _PROBES,
+    catalog: str | None = _CATALOG,
+    boundary: str | None = _BOUNDARY,
+    workspace: Path | None = typer.Option(
+        None,
+        metavar="DIR",
+        help="Where they run. Default: a scratch repository, watched for leftovers.",
+    ),
+    timeout: float = typer.Option(
+        10.0, metavar="S", callback=seconds, help="Seconds that a probe may take."
+    ),
+) -> None:
+    """Check probe scripts against the author's contract.
+
+    The contract is probes/AGENTS.md. First the text of each script is read, then the script
+    runs once and every word that it hands to emit-record is looked at. Findings go to stdout
+    as records, and as sentences to stderr. Exit 1 if there is a finding. A script runs where it
+    lies: what it makes in its own tree is not watched.
+
+    \b
+      stream gate fs_tmp_write
+      stream gate ./probes/my_probe.sh
+      stream gate --static ./probes
+    """
+
+    async def work() -> int:
+        from stream.matrix.gate import run_gate
+        from stream.records.control import Finding
+        from stream.sinks.ndjson import Ndjson, Text
+
+        sinks: list[Any] = [Text((Finding,))]
+        if not sys.stdout.isatty():
+            sinks.append(Ndjson("-", Finding))
+        checked = findings = 0
+        for folder, named in _by_folder(names or [], probes).items():
+            outcome = await run_gate(
+                named,
+                folder,
+                catalog,
+                boundary,
+                workspace,
+                *sinks,
+                static=static,
+                timeout=timeout,
+            )
+            checked += outcome.probes
+            findings += outcome.findings
+        say(f"gate: {number(checked, 'probe')}, {number(findings, 'finding')}")
+        return 1 if findings else 0
+
+    run(work)
+
+
+def helpers() -> None:
+    """Print the folder of the helpers that probes call.
+
+    A probe looks for them in ../bin, seen from its script. `stream` brings them along; to run
+    a probe without it, link them there:
+
+    \b
+      ln -s "$(stream helpers)" bin
+    """
+
+    def show() -> int:
+        from stream.boundary.scripts import HELPERS
+
+        tell(str(HELPERS))
+        return 0
+
+    run_now(show)
+
+
+def _by_folder(names: list[str], probes: Path | None) -> dict[Path | None, list[str]]:
+    """Which of the names lie in which folder. No names: all that is in it."""
+    found: dict[Path | None, list[str]] = {} if names else {probes or _beside(): []}
+    for name in names:
+        folder = probes or _folder_of(name) or _beside(name)
+        if probes is None and Path(name).is_dir():
+            found[folder] = []
+        elif found.get(folder, [""]):  # else all of it are meant already
+            found.setdefault(folder, []).append(name)
+    return found
+
+
+def _folder_of(name: str) -> Path | None:
+    """`stream probe path/to/x.sh` means the folder that it lies in."""
+    from stream.errors import InputError
+
+    path = Path(name)
+    if path.is_dir():
+        return path
+    if "/" not in name and not (path.suffix == ".sh" and path.exists()):
+        return None
+    script = path if path.suffix == ".sh" else path.with_name(f"{path.name}.sh")
+    if not os.path.lexists(script):
+        reason = "its name does not end in .sh" if os.path.lexists(path) else "no such file"
+        raise InputError(f"{name}: {reason}")
+    return path.parent
+
+
+def _beside(name: str = "") -> Path | None:
+    """The probes of the tree whose bin/ a helper was called in, if they have the one."""
+    if _ProbeHelperCommand.beside is None:
+        return None
+    # By name alone: bin may be a link.
+    folder = Path(os.path.abspath(_ProbeHelperCommand.beside / os.pardir / "probes"))  # noqa: PTH100
+    script = folder / (name if name.endswith(".sh") else f"{name}.sh")
+    return folder if (script.is_file() if name else folder.is_dir()) else None

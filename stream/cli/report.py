@@ -1,0 +1,209 @@
+"""What `stream observe` says to people: where it records, and what a run came to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stream.cli.runner import number, say
+
+if TYPE_CHECKING:
+    from stream.observe.run import Observed
+    from stream.observe.settings import RunSettings
+    from stream.process.guard import Interrupts
+    from stream.records.decision import CaptureMode
+    from stream.records.run import RunSummary
+
+_NAMED = 5  #: processes
+
+
+def announce(recording: RunSettings) -> None:
+    from stream.observe.settings import leads_out
+    from stream.records.decision import CONSTRAINTS
+
+    where = {
+        "copy": f"a copy of {recording.source}",
+        "empty": "an empty folder",
+        "here": f"{recording.workspace} itself",
+    }[recording.workspace_mode]
+    say(f"stream: recording into {recording.folder}; the agent works in {where}")
+    if recording.scenario.remark:
+        say(f"stream: {recording.scenario.remark}")
+    if unchecked := [one.id for one in recording.scenario.constraints if one.id not in CONSTRAINTS]:
+        names = ", ".join(unchecked)
+        say(f"stream: constraints that no rule here checks, and that stay unknown: {names}")
+    if recording.agent.known_by == "declared":
+        named = f"{recording.agent.id} {recording.agent.version}".removesuffix(" unknown")
+        say(f"stream: the agent is declared to be {named}")
+    for word in map(os.fsdecode, recording.argv[1:]):
+        if recording.workspace_mode != "here" and leads_out(word) and os.path.lexists(word):
+            say(f"stream: {word}: a relative path starts in the workspace, and this one leads out")
+    if recording.disclosure.mode != "full":
+        say("stream: secrets are taken out of the record, not out of the workspace")
+
+
+def conclude(observed: Observed, recording: RunSettings, *, quiet: bool) -> None:
+    summary = observed.summary
+    for trouble in summary.incomplete:
+        say(f"stream: the record is incomplete: {trouble}")
+    for trouble in observed.troubles:
+        say(f"stream: not passed on: {trouble}")
+    for finding in observed.findings:
+        say(f"stream: the run breaks its own contract: {finding.rule}: {finding.message}")
+    if observed.matrix is not None and (observed.matrix.failed or observed.matrix.strays):
+        say(f"stream: {number(observed.matrix.failed, 'probe')} failed")
+    if summary.not_started:
+        name = os.fsdecode(recording.argv[0])
+        say(f"stream: {name}: not started: {summary.not_started}{_hint(summary, recording)}")
+    if quiet:
+        return
+    for line in (*_closing(summary, recording.disclosure.mode), *_verdicts(observed)):
+        say(f"stream: {line}")
+    if observed.matrix is not None:
+        say(f"stream: {number(observed.matrix.recorded, 'probe record')} in boundary.ndjson")
+    if summary.changed_paths and recording.workspace_mode != "here":
+        # What was not captured in full cannot be compared with what is there.
+        if recording.workspace_mode == "copy" and recording.disclosure.mode == "full":
+            say(f"stream: to take the changes over: stream apply {_shown(recording.folder)}")
+        else:
+            say(f"stream: what it made is in {_shown(recording.workspace)}")
+    say(f"stream: to check the record: stream check {_shown(recording.folder)}")
+    if summary.kernel_layer not in (None, "absent"):
+        say(f"stream: and what the kernel says: stream verify {_shown(recording.folder)}")
+
+
+def _hint(summary: RunSummary, recording: RunSettings) -> str:
+    """Where a command that was not found was looked for."""
+    name = os.fsdecode(recording.argv[0])
+    if recording.executable is None and summary.exit_code in (126, 127):
+        if (recording.workspace / name).is_file() or Path(name).is_file():
+            return f"; it is looked for on PATH: to start the file that is here, say ./{name}"
+        return "; there is no program of this name on PATH"
+    if recording.executable is None or summary.exit_code != 127:
+        return ""
+    place = recording.workspace / recording.executable
+    if os.access(place, os.X_OK):
+        return "; the file is there, but the interpreter or loader that it names is not"
+    if "/" in name and not name.startswith("/"):
+        return f"; neither in the workspace nor in {Path.cwd()}"
+    return ""
+
+
+def _closing(summary: RunSummary, mode: CaptureMode) -> Iterator[str]:
+    if not summary.not_started:
+        ended = f"by {summary.signal}" if summary.signal else f"with exit code {summary.exit_code}"
+        late = ", at its time limit" if summary.timed_out else ""
+        yield f"the agent ended {ended} after {summary.duration_ms / 1000:.1f} s{late}"
+    if summary.stopped:
+        from stream.records.run import count_processes
+
+        names = ", ".join(summary.stopped[:_NAMED])
+        more = count_processes(summary.stopped) - _NAMED
+        rest = f" and {more} more" if more > 0 else ""
+        yield f"it left processes behind, which were ended: {names}{rest}"
+    if summary.declared_denials:
+        tools = ", ".join(summary.declared_denied_tools)
+        times = number(summary.declared_denials, "time")
+        yield f"it was refused permission {times}, as it declares: {tools}"
+    if summary.declared_error:
+        yield "it declares an error"
+    changed = summary.changed_paths
+    if changed is not None:
+        yield f"{number(changed, 'path')} changed" if changed else "nothing was changed"
+    if summary.changed_inside_git:
+        yield f"{number(summary.changed_inside_git, 'path')} inside .git changed, in no patch"
+    if summary.kernel_layer is not None:
+        yield _seen(summary)
+    if summary.commands:
+        yield f"{number(summary.commands, 'call')} of wrapped programs"
+    elif summary.commands is None:
+        yield "calls of wrapped programs were not observed: events.jsonl says why"
+    else:
+        yield "no calls of wrapped programs were seen"
+    if summary.redacted or (summary.redacted is not None and mode == "redacted"):
+        kinds = ", ".join(f"{count} {kind}" for kind, count in summary.redacted.items())
+        total = sum(summary.redacted.values())
+        yield f"{number(total, 'secret')} replaced in the record" + (f": {kinds}" if kinds else "")
+    statuses = (summary.alignment, summary.quality, summary.policy)
+    # Otherwise nothing was asked for and nothing stands out, or nothing ran.
+    if statuses != ("unknown",) * 3 and not summary.not_started:
+        yield "alignment {}, quality {}, policy {}".format(*statuses)
+
+
+def _seen(summary: RunSummary) -> str:
+    """What the kernel layer is worth."""
+    if summary.kernel_layer == "absent":
+        return "the kernel was not watched: see observation-health.json"
+    seen = number(summary.kernel_events or 0, "kernel event")
+    if summary.kernel_layer != "complete":
+        lost = f", {summary.kernel_lost} lost" if summary.kernel_lost else ""
+        return f"{seen}{lost}: not all of them, see observation-health.json"
+    if not summary.tool_calls:
+        return f"{seen}, none lost; {_untold(summary)}"
+    calls = number(summary.tool_calls, "tool call")
+    why = "" if summary.correlation == "clean" else ": see correlation-report.json"
+    return f"{seen}, none lost; {calls}, bound to them: {summary.correlation}{why}"
+
+
+def _untold(summary: RunSummary) -> str:
+    """Of tool calls, where none is known: none may have been told in a form that is."""
+    told = summary.unknown_form
+    if not told:
+        return "no tool calls were told"
+    types = ", ".join(f"{count} {kind}" for kind, count in [*told.items()][:_NAMED])
+    more = ", …" if len(told) > _NAMED else ""
+    lines = number(sum(told.values()), "line")
+    return (
+        f"no tool calls were told in a form that is known: {lines} of its stdout"
+        f" ({types}{more}) may tell of some, and do not say whose form that is"
+    )
+
+
+async def put_away(
+    recording: RunSettings, target: Path, interrupts: Interrupts, *, quiet: bool, force: bool
+) -> bool:
+    """Whether it could be archived: the run itself is over, and recorded. An interrupt ends it."""
+    from anyio import CancelScope
+
+    from stream.errors import StreamError, UnfinishedError
+    from stream.observe.archiving import archive_folder
+
+    later = f"stream archive {_shown(recording.folder)} -o {target}"
+    with CancelScope() as scope:
+        interrupts.keep(lambda signal: scope.cancel())
+        try:
+            done = await archive_folder(recording.folder, target, force=force)
+        except StreamError as error:
+            say(f"stream: not archived: {error}")
+            if not isinstance(error, UnfinishedError):
+                say(f"stream: once that is mended: {later}")
+            return False
+        if not quiet:
+            say(f"stream: archived in {target}: {number(done.written.entries, 'file')}")
+        return True
+    say("stream: not archived: interrupted")
+    say(f"stream: to do it now: {later}")
+    return False
+
+
+def _verdicts(observed: Observed) -> Iterator[str]:
+    """What was asked for and does not hold, with its evidence."""
+    from stream.records.decision import CONSTRAINTS
+
+    found = observed.evaluation
+    if found is None:
+        return
+    for check in (*found.alignment.checks, *found.quality.checks, *found.policy.checks):
+        if check.status in ("warn", "fail") and check.id in CONSTRAINTS:
+            yield f"{check.id}: {check.status}: {check.evidence}"
+
+
+def _shown(folder: Path) -> str:
+    """As short as it can be said from here."""
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # the agent has removed it
+        return str(folder)
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)

@@ -1,0 +1,1 @@
+"""How files of a record are appended to, opened, put in place, walked, copied and removed."""

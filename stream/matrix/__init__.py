@@ -1,0 +1,1 @@
+"""The probe matrix: what is planned, run and accepted."""

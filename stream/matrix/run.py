@@ -1,0 +1,128 @@
+"""Runs what was planned: every cell through the pipeline, into the sinks.
+
+The composition behind `stream emit FLAGS…`: what emit-record does on its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, field
+
+from stream.boundary.builder import BoundaryBuilder, Host
+from stream.boundary.catalogs import find_catalogs
+from stream.boundary.cells import Cell, Stop
+from stream.boundary.descriptors import find_descriptor
+from stream.boundary.flags import FILES, PAIRS, parse_words
+from stream.boundary.scripts import utf8
+from stream.errors import EmitError, StreamError
+from stream.matrix.plan import StartedPlan, declared_sandbox_mode, workspace_root
+from stream.pipeline import Pipeline, Sink
+from stream.process.machine import system_name
+from stream.process.tree import Reaper
+from stream.records.boundary import FILE_MOST, Word
+from stream.sources.probes import ProbeSource
+from stream.transformers.emit import Emit, EncodeRaw, Failure
+
+
+class MatrixResult(Struct):
+    """What a run came to."""
+
+    cells: int
+    recorded: int  #: fewer only where it was stopped
+    results: dict[str, int]
+    failed: int
+    failures: list[Failure]  #: the first of them
+    strays: list[str] = field(default_factory=list)
+    without_tmpdir: bool = False  #: nothing could be written anywhere
+
+
+class Matrix:
+    """The parts of a run, for a pipeline, and what they come to."""
+
+    def __init__(
+        self,
+        begun: StartedPlan,
+        *,
+        timeout: float,
+        as_completed: bool = False,
+        stop: Stop | None = None,
+        on_done: Callable[[int, Cell | None], None] = lambda done, cell: None,
+    ) -> None:
+        self._begun = begun
+        self.emit = Emit(BoundaryBuilder(begun.plan.catalogs, begun.plan.descriptor))
+        self.source = ProbeSource(
+            plan=begun.plan,
+            staging=begun.staging,
+            started=begun.started,
+            jobs=begun.jobs,
+            timeout=timeout,
+            as_completed=as_completed,
+            stop=stop or Stop(),
+            on_done=on_done,
+        )
+
+    def outcome(self, recorded: int, strays: list[str]) -> MatrixResult:
+        return MatrixResult(
+            cells=len(self._begun.plan.cells),
+            recorded=recorded,
+            results=dict(self.emit.results),
+            failed=self.emit.failed,
+            failures=self.emit.failures,
+            strays=strays,
+            without_tmpdir=self._begun.staging.root is None,
+        )
+
+
+async def run_matrix(
+    begun: StartedPlan,
+    *sinks: Sink[Any],
+    timeout: float,
+    as_completed: bool = False,
+    raw: bool = False,
+    stop: Stop | None = None,
+    on_done: Callable[[int, Cell | None], None] = lambda done, cell: None,
+) -> MatrixResult:
+    """Every cell of the plan ends in exactly one record, in each sink."""
+    matrix = Matrix(begun, timeout=timeout, as_completed=as_completed, stop=stop, on_done=on_done)
+    stage = EncodeRaw if raw else lambda: matrix.emit
+    try:
+        report = await Pipeline[Any]((matrix.source,)).through(stage).into(*sinks)
+    finally:
+        strays = Reaper.get().strays()
+    return matrix.outcome(sum(counts.passed for _, counts in report.stages), strays)
+
+
+def emit_words(words: Sequence[str]) -> bytes:
+    """The record. Raises EmitError with the sentence that goes to stderr."""
+    try:
+        said = parse_words(list(_with_files(words)))
+        catalogs = find_catalogs(said.text("--catalog"))
+        descriptor = find_descriptor(said.text("--boundary"))
+        around = Host(system_name(), utf8(workspace_root()), declared_sandbox_mode())
+        return BoundaryBuilder(catalogs, descriptor).from_spoken(said, around)
+    except StreamError as error:  # emit-record knows one exit code for all that is wrong
+        raise EmitError(str(error)) from None
+
+
+def _with_files(words: Sequence[str]) -> Iterator[Word]:
+    """The words, with the contents of the files that some of them name."""
+    flag, values = "", 0
+    for word in words:
+        text = os.fsencode(word)
+        yield Word(text, _read(word)) if values and flag in FILES else Word(text)
+        if values:
+            values -= 1
+        else:
+            flag, values = word, 2 if word in PAIRS else 1
+
+
+def _read(path: str) -> bytes | None:
+    """As much as helpers/emit-record sends along, and like it without NULs."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(FILE_MOST).replace(b"\0", b"")
+    except (OSError, ValueError):
+        return None

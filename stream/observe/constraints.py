@@ -1,0 +1,563 @@
+"""The lines that a patch of git adds, in pieces of bounded length.
+
+Where the first emoji of a text is, by the Unicode tables of the package `regex`.
+
+What a verdict rests on: bounded, visible, and with the name of its source.
+
+One function a rule: its status, and what that rests on.
+
+What a changed path is: the configuration of a CI, code, a test, or neither.
+
+Mechanical verdicts about a run, each with its evidence. Recorded, never enforced.
+
+The rules are written in schema/README.md. Unknown stays unknown: what is missing is no verdict.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cache
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from stream.errors import visible
+from stream.observe.agent_output import AgentAnswer, Declared
+from stream.records.decision import (
+    CONSTRAINTS,
+    Alignment,
+    CaptureMode,
+    Check,
+    Checked,
+    Constraint,
+    ConstraintType,
+    Evaluation,
+    Status,
+    Violation,
+)
+
+PIECE = 1 << 16  #: bytes of a line that are read at once
+
+_HUNK = rb"@@ -\d+(?:,(\d+))? \+(\d+)(?:,(\d+))? @@"
+
+
+class Addition(Struct):
+    path: str  #: as the patch writes it
+    line: int  #: in the new file
+    text: str  #: a piece of the line
+    goes_on: bool  #: the line has a further piece
+
+
+def additions(patch: Path) -> Iterator[Addition]:
+    """Counts the lines of every hunk: what begins with `+++` inside of one is content."""
+    path, line, old, new = "", 0, 0, 0
+    with patch.open("rb") as file:
+        while piece := file.readline(PIECE):
+            if old <= 0 and new <= 0:
+                hunk = re.match(_HUNK, piece)
+                if hunk:
+                    old, line, new = (int(number or 1) for number in _numbers(hunk))
+                elif piece.startswith(b"+++ "):
+                    path = _path(piece)
+                _skip(file, piece)
+                continue
+            mark = piece[:1]
+            if mark == b"+":
+                yield from _pieces(file, piece, path, line)
+            else:
+                _skip(file, piece)
+            line += mark in b"+ \n"
+            new -= mark in b"+ \n"
+            old -= mark in b"- \n"
+
+
+def _numbers(hunk: re.Match[bytes]) -> tuple[bytes | None, bytes, bytes | None]:
+    return hunk[1], hunk[2], hunk[3]
+
+
+def _path(line: bytes) -> str:
+    name = line[4:].rstrip(b"\n").removesuffix(b"\t").strip(b'"').decode("utf-8", "replace")
+    return name.removeprefix("b/")
+
+
+def _pieces(file: BufferedReader, piece: bytes, path: str, line: int) -> Iterator[Addition]:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    piece = piece[1:]
+    while True:
+        goes_on = bool(piece) and not piece.endswith(b"\n")
+        yield Addition(path, line, decoder.decode(piece, not goes_on), goes_on)
+        if not goes_on:
+            return
+        piece = file.readline(PIECE)
+
+
+def _skip(file: BufferedReader, piece: bytes) -> None:
+    while piece and not piece.endswith(b"\n"):
+        piece = file.readline(PIECE)
+
+
+TAIL = 3  #: characters that the next piece of a text has to begin with: none is cut through
+
+# A character that is shown as a picture by itself, unless U+FE0E follows; one that U+FE0F makes a
+# picture; a keycap; a flag. Neither digits nor ©, ®, ™ and arrows as text.
+_EMOJI = (
+    r"\p{Regional_Indicator}{2}"
+    r"|(?!\p{Regional_Indicator})\p{Emoji_Presentation}(?!\uFE0E)"
+    r"|(?![0-9#*])\p{Emoji}\uFE0F"
+    r"|[0-9#*]\uFE0F?\u20E3"
+)
+
+
+class Emoji(Struct, frozen=True):
+    place: int  #: characters before it
+    code_points: str  #: such as U+1F600
+
+    def __str__(self) -> str:
+        return self.code_points
+
+
+def find_emoji(text: str) -> Emoji | None:
+    if text.isascii():
+        return None
+    found = _pattern().search(text)
+    if not found:
+        return None
+    return Emoji(found.start(), " ".join(f"U+{ord(character):04X}" for character in found[0]))
+
+
+@cache
+def _pattern() -> Any:
+    import regex  # its tables are large, and most texts are plain
+
+    return regex.compile(_EMOJI)
+
+
+LONGEST = 200  #: characters of a piece of evidence
+EXCERPT = 100  #: characters of what is quoted in it
+
+DIFF = "fs_diff.patch"
+COMMANDS = "command_logs.jsonl"
+STDOUT = "claude_stdout.txt"
+DECLARED = f"{STDOUT} (declared)"
+
+NOT_ASKED = "not a constraint of this run"
+NO_RULE = "no rule of this recorder checks it"
+
+
+def evidence(source: str, text: str, sha256: str | None = None) -> str:
+    """`source: text [sha256:…]`, the text cut where it is too long."""
+    end = f" [sha256:{sha256}]" if sha256 else ""
+    return f"{source}: {cut(text, LONGEST - len(source) - 2 - len(end))}{end}"
+
+
+def excerpt(text: str) -> str:
+    """The beginning, on one line, in quotes."""
+    return f'"{cut(" ".join(text[: 4 * EXCERPT].split()), EXCERPT)}"'
+
+
+def cut(text: str, longest: int) -> str:
+    shown = visible(text[: longest + 1])
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def listed(names: Sequence[str], total: int, longest: int) -> str:
+    """As many as there is room for, and how many more there are."""
+    for count in range(len(names), 0, -1):
+        more = f" and {total - count} more" if total > count else ""
+        text = ", ".join(cut(name, 80) for name in names[:count]) + more
+        if len(text) <= longest:
+            return text
+    return f"{total} of them"
+
+
+Verdict = tuple[Status, str]
+
+
+class Declaration(Struct):
+    """What the agent said, and whether its words may be quoted."""
+
+    declared: Declared | None  #: None: its output is not kept
+    may_quote: bool
+
+    @property
+    def answer(self) -> AgentAnswer | None:
+        return self.declared.answer if self.declared else None
+
+    @property
+    def missing(self) -> str:
+        """Why there is no answer."""
+        if self.declared is None:
+            return "the output is not kept"
+        if self.declared.mode == "unreadable":
+            return f"unreadable: {self.declared.reason}"
+        return "nothing was printed" if self.is_silent else "no final answer was declared"
+
+    @property
+    def is_silent(self) -> bool:
+        return self.declared is not None and self.declared.mode == "empty"
+
+
+class DiffSummary(Struct, kw_only=True):
+    """The diff, gone through once: the first paths of each kind, and how many there are."""
+
+    patch: Path
+    sha256: str
+    is_complete: bool
+    count: int
+    ci: list[str]
+    ci_count: int
+    code: list[str]  #: and no test
+    code_count: int
+    tests: list[str]  #: added or changed
+    test_count: int
+
+
+class CommandSummary(Struct, kw_only=True):
+    """The command log, gone through once."""
+
+    count: int | None  #: None: there is no log
+    first_test: str = ""
+    unvouched_tests: int = 0  #: runs of tests that are not counted: anybody may have told of them
+    unwrapped_tests: Sequence[str] = ()  #: programs that a kernel feed saw run tests
+    why_none: str = ""
+
+
+# --- alignment ----------------------------------------------------------------------------------
+
+
+def output_json_only(declaration: Declaration) -> Verdict:
+    answer = declaration.answer
+    if answer is None:
+        return "unknown", evidence(DECLARED, declaration.missing)
+    if answer.is_cut:
+        text = f"an answer of {answer.bytes} bytes is too long to be judged"
+        return "unknown", evidence(DECLARED, text, answer.sha256)
+    try:
+        value = msgspec.json.decode(answer.text.strip())
+    except RecursionError:
+        return "unknown", evidence(DECLARED, "nested too deeply to be judged", answer.sha256)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        value = None
+    if isinstance(value, dict | list):
+        kind = "an object" if isinstance(value, dict) else "an array"
+        return "pass", evidence(DECLARED, f"{kind}, {answer.bytes} bytes", answer.sha256)
+    text = "neither an object nor an array"
+    if not declaration.may_quote:
+        return "fail", evidence(DECLARED, text, answer.sha256)
+    return "fail", evidence(DECLARED, f"{text}: {excerpt(answer.text)}")
+
+
+# --- policy -------------------------------------------------------------------------------------
+
+
+def no_ci_changes(changes: DiffSummary) -> Verdict:
+    if changes.ci:
+        paths = listed(changes.ci, changes.ci_count, 100)
+        return "fail", evidence(DIFF, paths, changes.sha256)
+    if not changes.is_complete:
+        return "unknown", evidence(DIFF, "not all changes can be seen", changes.sha256)
+    text = f"none of {changes.count} changed paths"
+    return "pass", evidence(DIFF, text, changes.sha256)
+
+
+def no_emojis(declaration: Declaration, changes: DiffSummary) -> Verdict:
+    """One is a fail, whatever else is missing; a pass needs all of the answer and of the diff."""
+    answer = declaration.answer
+    if answer and (place := _emoji_in_answer(answer)):
+        return "fail", evidence(DECLARED, place, answer.sha256)
+    try:
+        place, lines = _emoji_in_patch(changes.patch)
+    except OSError:
+        return "unknown", evidence(DIFF, "the added lines cannot be read", changes.sha256)
+    if place:
+        return "fail", evidence(DIFF, place, changes.sha256)
+    if not changes.is_complete:
+        return "unknown", evidence(DIFF, "not all added lines can be seen", changes.sha256)
+    if answer is None and not declaration.is_silent:
+        return "unknown", evidence(DECLARED, declaration.missing)
+    if answer and answer.is_cut:
+        return "unknown", evidence(DECLARED, "only the beginning can be judged", answer.sha256)
+    said = f"{DECLARED}: none in {answer.bytes if answer else 0} bytes"
+    return "pass", evidence(DIFF, f"none in {lines} added lines; {said}", changes.sha256)
+
+
+def _emoji_in_answer(answer: AgentAnswer) -> str:
+    found = find_emoji(answer.text)
+    if not found:
+        return ""
+    before = answer.text[: found.place]
+    line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+    return f"{found.code_points} in line {line}, column {column} of the answer"
+
+
+def _emoji_in_patch(patch: Path) -> tuple[str, int]:
+    """The place of the first one, and how many lines are added up to it."""
+    lines, tail = 0, ""
+    for addition in additions(patch):
+        found = find_emoji(tail + addition.text)
+        if found:
+            where = listed([addition.path], 1, 80)
+            return f"{found.code_points} in line {addition.line} of {where}", lines + 1
+        tail = (tail + addition.text)[-TAIL:] if addition.goes_on else ""
+        lines += not addition.goes_on
+    return "", lines
+
+
+def agent_not_refused(declaration: Declaration) -> Verdict:
+    declared = declaration.declared
+    if declared is None or declared.denials is None:
+        return "unknown", evidence(DECLARED, "it does not tell what was refused")
+    if not declared.denials:
+        return "pass", evidence(DECLARED, f"no refused call in {declared.results} results")
+    tools = listed(declared.denied_tools, len(declared.denied_tools), 120)
+    return "warn", evidence(DECLARED, f"{declared.denials} refused calls of {tools}")
+
+
+# --- quality ------------------------------------------------------------------------------------
+
+
+def tests_required(changes: DiffSummary, commands: CommandSummary) -> Verdict:
+    if changes.tests:
+        paths = listed(changes.tests, changes.test_count, 100)
+        return "pass", evidence(DIFF, paths, changes.sha256)
+    if not changes.is_complete:
+        return "unknown", evidence(DIFF, "not all changes can be seen", changes.sha256)
+    if not changes.code:
+        what = f"no code among {changes.count} changed paths" if changes.count else "no change"
+        return "unknown", evidence(DIFF, f"{what}: nothing to test", changes.sha256)
+    code = f"{listed(changes.code, changes.code_count, 60)}, and no test"
+    if commands.first_test:
+        text = f"{code}; {COMMANDS}: {commands.first_test}"
+        return "warn", evidence(DIFF, text)
+    if commands.unwrapped_tests:
+        names = listed(commands.unwrapped_tests, len(commands.unwrapped_tests), 60)
+        return "warn", evidence(DIFF, f"{code}; the kernel feed saw, past the wrappers: {names}")
+    told = commands.unvouched_tests
+    beside = f", and {told} that nobody vouches for" if told else ""
+    if commands.count is None:
+        text = f"{code}; whether tests ran is not known: {commands.why_none}"
+        return "warn", evidence(DIFF, text)
+    if not commands.count:
+        text = f"{code}; no commands observed: {commands.why_none}"
+        return "warn", evidence(DIFF, text)
+    text = f"{code}; {COMMANDS}: no run of tests among {commands.count} commands{beside}"
+    return "fail", evidence(DIFF, text)
+
+
+# Where the services look, from the root of a repository; `*` does not cross a slash, `**` does.
+_CI_PATHS = """
+.github/workflows/** .github/actions/** .gitea/workflows/** .forgejo/workflows/**
+.gitlab-ci.yml .gitlab-ci.yaml *.gitlab-ci.yml *.gitlab-ci.yaml .gitlab-ci/**
+.gitlab/**.yml .gitlab/**.yaml .circleci/** .ci/** .travis.yml .travis.yaml .travis/**
+jenkinsfile* *.jenkinsfile azure-pipelines*.yml azure-pipelines*.yaml .azure-pipelines/**
+.azuredevops/**.yml .azuredevops/**.yaml bitbucket-pipelines.yml bitbucket-pipelines.yaml
+.buildkite/** .cirrus.yml .cirrus.star .drone.yml .drone.yaml .drone.star .drone.jsonnet
+.woodpecker* .woodpecker/** appveyor.yml appveyor.yaml .appveyor.yml .appveyor/**
+cloudbuild*.yml cloudbuild*.yaml cloudbuild*.json buildspec*.yml buildspec*.yaml
+.teamcity/** .tekton/** tekton/**.yml tekton/**.yaml .semaphore/** .builds/** .build.yml
+.zuul.yml .zuul.yaml zuul.yaml zuul.d/** .zuul.d/** .harness/** screwdriver.yaml
+codefresh.yml .codefresh/** codemagic.yaml bitrise.yml wercker.yml .prow.yaml .kokoro/**
+.evergreen.yml .evergreen/**
+"""
+
+# Suffixes of what is compiled or interpreted, and of the pages that a program is made of.
+_CODE = """
+ada adb ads asm astro awk bash bat c cc cjs clj cljc cljs cmd coffee cpp cr cs cts cu cxx d dart
+elm erl ex exs f f90 f95 for fs fsx gd go graphql groovy h hcl hh hpp hrl hs hxx ino ipynb java jl
+js jsx kt kts lean lhs lisp lua m mjs ml mli mm mts nim nix pas php pl pm proto ps1 psm1 purs py
+pyi pyx r rake rb re res rkt rs s sc scala scm sh sol sql sv svelte swift tcl tf ts tsx v vala vb
+vhd vhdl vue wat zig zsh
+css ejs erb hbs htm html j2 jinja less liquid pug sass scss
+"""
+_CODE_NAMES = "dockerfile makefile gnumakefile rakefile justfile cmakelists.txt"
+# Suffixes of what is written for tests alone.
+_TESTS = "bats feature robot t snap ambr"
+_TEST_FOLDERS = """
+test tests __tests__ spec specs e2e testing unittests integrationtest integrationtests
+androidtest commontest jvmtest
+"""
+_TEST_NAMES = r"test_.*|.*[_.-]tests?|.*[_.-]spec|.*[_.-](?:e2e|cy)|conftest|tests?"
+_TEST_CLASSES = r"Test[A-Z]\w*|\w*[a-z0-9](?:Tests?|TestCase|Spec|IT)"
+
+
+def is_ci(path: str) -> bool:
+    """In a subfolder too: it may be a repository of its own. Not in `.git`: hooks are no CI."""
+    lower = path.lower()
+    return not _is_inside_git(lower) and _ci_pattern().search(lower) is not None
+
+
+def is_test(path: str) -> bool:
+    *folders, name = path.split("/")
+    stem, _, suffix = name.rpartition(".")
+    if not is_code(path):
+        return False
+    return (
+        suffix.lower() in _words(_TESTS)
+        or not _words(_TEST_FOLDERS).isdisjoint(folder.lower() for folder in folders)
+        or re.fullmatch(_TEST_NAMES, stem.lower()) is not None
+        or re.fullmatch(_TEST_CLASSES, stem) is not None
+    )
+
+
+def is_code(path: str) -> bool:
+    """Tests are code too. What lies inside `.git` is none."""
+    lower = path.lower()
+    name = lower.rpartition("/")[2]
+    if _is_inside_git(lower):
+        return False
+    suffix = name[1:].rpartition(".")
+    return name in _words(_CODE_NAMES) or (bool(suffix[1]) and suffix[2] in _words(_CODE + _TESTS))
+
+
+def _is_inside_git(path: str) -> bool:
+    return path.startswith(".git/") or "/.git/" in path
+
+
+@cache
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+@cache
+def _ci_pattern() -> re.Pattern[str]:
+    paths = "|".join(map(_as_pattern, _CI_PATHS.split()))
+    return re.compile(rf"(?:^|/)(?:{paths})$", re.DOTALL)
+
+
+def _as_pattern(path: str) -> str:
+    parts = re.split(r"(\*{1,2})", path)
+    return "".join({"**": ".+", "*": "[^/]*"}.get(part, re.escape(part)) for part in parts)
+
+
+JSON_ONLY = "output.json_only"
+NO_EMOJIS = "style.no_emojis"
+NO_CI_CHANGES = "scope.no_ci_changes"
+TESTS_REQUIRED = "quality.tests_required"
+NOT_REFUSED = "agent.not_refused"
+
+_WORST: tuple[Status, ...] = ("fail", "warn", "unknown", "pass")
+#: where a constraint counts that is none of ours, by its type
+_GROUPS: dict[ConstraintType, str] = {
+    **dict.fromkeys(("style", "safety", "scope"), "policy"),
+    **dict.fromkeys(("format", "other"), "alignment"),
+    "quality": "quality",
+}
+_NAMED = 5  #: paths that evidence can have room for
+
+
+class ChangedPath(Struct, frozen=True):
+    path: str
+    what: Literal["added", "removed", "changed"]
+
+
+class Diff(Struct):
+    changes: Iterable[ChangedPath]
+    patch: Path
+    sha256: str
+    is_complete: bool  #: all changes are among the changes, and all added lines in the patch
+
+
+class Command(Struct, frozen=True):
+    name: str
+    category: str  #: `test` for a run of tests
+    time: str
+    is_vouched: bool = True  #: else anybody may have written it down
+
+
+def evaluate(
+    constraints: Collection[Constraint],
+    diff: Diff,
+    commands: Iterable[Command] | None,
+    declared: Declared | None,
+    capture_mode: CaptureMode,
+    *,
+    no_commands: str = "unknown",
+    unwrapped_tests: Sequence[str] = (),
+) -> Evaluation:
+    """`no_commands` says why there are none; `declared` is None where the output is not kept.
+    `unwrapped_tests`: programs that ran tests, and that no wrapper told of."""
+    asked = {constraint.id for constraint in constraints}
+    changes = _changes(diff)
+    log = _commands(commands, no_commands)
+    log.unwrapped_tests = unwrapped_tests
+    declaration = Declaration(declared, may_quote=capture_mode != "hashed")
+
+    def check(name: str, verdict: Callable[[], Verdict]) -> Check:
+        return Check(name, *(verdict() if name in asked else ("unknown", NOT_ASKED)))
+
+    json_only = check(JSON_ONLY, lambda: output_json_only(declaration))
+    tests = check(TESTS_REQUIRED, lambda: tests_required(changes, log))
+    policy = [
+        check(NO_CI_CHANGES, lambda: no_ci_changes(changes)),
+        check(NO_EMOJIS, lambda: no_emojis(declaration, changes)),
+    ]
+    refused = Check(NOT_REFUSED, *agent_not_refused(declaration))
+    counted = [refused] if refused.status == "warn" else []
+    others = {kind: _unchecked(constraints, kind) for kind in ("alignment", "quality", "policy")}
+    alignment, quality = [json_only, *others["alignment"]], [tests, *others["quality"]]
+    policy += others["policy"]
+    return Evaluation(
+        Alignment(_overall(alignment, asked), None, _violations(json_only), alignment),
+        Checked(_overall(quality, asked), quality),
+        Checked(_overall([*policy, *counted], {*asked, NOT_REFUSED}), [*policy, refused]),
+    )
+
+
+def _unchecked(constraints: Collection[Constraint], group: str) -> list[Check]:
+    """Those that no rule here can check: they stay unknown."""
+    return [
+        Check(constraint.id, "unknown", NO_RULE)
+        for constraint in constraints
+        if constraint.id not in CONSTRAINTS and _GROUPS[constraint.type] == group
+    ]
+
+
+def _overall(checks: list[Check], asked: Collection[str]) -> Status:
+    found = [check.status for check in checks if check.id in asked]
+    return next((status for status in _WORST if status in found), "unknown")
+
+
+def _violations(check: Check) -> list[Violation]:
+    if check.status != "fail":
+        return []
+    return [Violation(check.id, "fail", "The answer is not JSON alone.", check.evidence)]
+
+
+def _changes(diff: Diff) -> DiffSummary:
+    found = DiffSummary(
+        patch=diff.patch, sha256=diff.sha256, is_complete=diff.is_complete,
+        count=0, ci=[], ci_count=0, code=[], code_count=0, tests=[], test_count=0,
+    )  # fmt: skip
+    for change in diff.changes:
+        found.count += 1
+        if is_ci(change.path):
+            found.ci_count += 1
+            found.ci += [change.path][: _NAMED - len(found.ci)]
+        if is_test(change.path):
+            if change.what != "removed":
+                found.test_count += 1
+                found.tests += [change.path][: _NAMED - len(found.tests)]
+        elif is_code(change.path):
+            found.code_count += 1
+            found.code += [change.path][: _NAMED - len(found.code)]
+    return found
+
+
+def _commands(commands: Iterable[Command] | None, why_none: str) -> CommandSummary:
+    if commands is None:
+        return CommandSummary(count=None, why_none=cut(why_none, 60))
+    count, unvouched, first = 0, 0, ""
+    for command in commands:
+        if command.category == "test" and not command.is_vouched:
+            unvouched += 1
+            continue
+        count += 1
+        if command.category == "test" and not first:
+            first = f"{cut(command.name, 30)} at {cut(command.time, 30)}"
+    none = f"{unvouched} that nobody vouches for" if unvouched else "none were called"
+    return CommandSummary(count=count, unvouched_tests=unvouched, first_test=first, why_none=none)

@@ -1,0 +1,240 @@
+"""What an agent was asked for: the request, the constraints, the parameters. Read, never guessed.
+
+A scenario is a Markdown file with the headings `Request` (or `User Request (Raw)`) and, if there
+are any, `Constraints` (or `Explicit Constraints`), a list; beside it may lie `parameters.json`.
+
+The constraints of a scenario, as its list of them says: an id, a type, a rule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from msgspec import Struct, field
+
+from stream.errors import InputError, UsageError, os_reason, readable
+from stream.records.decision import CONSTRAINTS, CaptureMode, Constraint, ConstraintType
+from stream.records.run import WorkspaceMode
+
+SCENARIO_FILE = "scenario.md"
+PARAMETERS_FILE = "parameters.json"
+UNKNOWN = "unknown"
+LARGEST = 4 << 20  #: bytes of a request
+_MODES: dict[str, WorkspaceMode] = {"empty": "empty", "existing": "copy"}
+NUMBERS = ("temperature", "top_p", "max_tokens")  #: of the model
+_CAPTURES = get_args(CaptureMode)
+_HEADING = re.compile(r"^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$")
+_SECTIONS = {
+    **dict.fromkeys(("request", "user request", "user request (raw)"), "request"),
+    **dict.fromkeys(("constraints", "explicit constraints"), "constraints"),
+}
+
+
+class Scenario(Struct):
+    id: str = UNKNOWN
+    request: str = UNKNOWN
+    constraints: list[Constraint] = field(default_factory=list)
+    remark: str = ""  #: what people should know of how it was read
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def workspace_mode(self) -> WorkspaceMode | None:
+        return _MODES.get(self.parameters.get("workspace_mode", ""))
+
+    @property
+    def capture_mode(self) -> CaptureMode | None:
+        return self.parameters.get("capture_mode")
+
+
+def read_scenario(
+    place: Path | None, parameters: Path | None, request: str | None, constraints: list[str]
+) -> Scenario:
+    """What was given on the command line goes before what stands in the files."""
+    scenario = Scenario()
+    if place is not None:
+        file = place / SCENARIO_FILE if place.is_dir() else place
+        scenario = _parse(_read_text(file), file)
+        scenario.id = readable(place.resolve().name if place.is_dir() else file.stem)
+        beside = file.with_name(PARAMETERS_FILE)
+        if parameters is None and beside.is_file():
+            parameters = beside
+    if parameters is not None:
+        scenario.parameters = _parameters(parameters)
+        scenario.id = scenario.parameters.get("scenario_id", scenario.id)
+    if request is not None:
+        scenario.request = _request(request)
+    scenario.constraints += [
+        known for known in map(_known, constraints) if known not in scenario.constraints
+    ]
+    return scenario
+
+
+def _known(id_: str) -> Constraint:
+    if id_ not in CONSTRAINTS:
+        raise UsageError(
+            f"--constraint: {id_!r} is no constraint that can be checked: {', '.join(CONSTRAINTS)};"
+            " others stand in a scenario, with their rule"
+        )
+    return CONSTRAINTS[id_]
+
+
+def _request(text: str) -> str:
+    if text.startswith("@"):
+        text = _read_text(Path(text[1:]))
+    if not text.strip():
+        raise UsageError("--request: it is empty")
+    return text
+
+
+def _parse(text: str, place: Path) -> Scenario:
+
+    parts: dict[str, list[str]] = {}
+    lines: list[str] = []
+    fenced, level = False, 0
+    for line in text.splitlines():
+        fenced ^= line.lstrip().startswith(("```", "~~~"))
+        heading = None if fenced else _HEADING.match(line)
+        section = _SECTIONS.get(heading[2].casefold().rstrip(" :")) if heading else None
+        if heading and section:
+            if section in parts:
+                raise InputError(f"{place}: the heading {heading[2]!r} stands twice")
+            lines = parts.setdefault(section, [])
+            level = len(heading[1])
+        elif heading and "constraints" in parts and len(heading[1]) <= level:
+            lines = []  # what follows the constraints is for people
+        else:
+            lines.append(line)
+    request = "\n".join(parts.get("request", [])).strip()
+    if not request:
+        raise InputError(f"{place}: no request: it stands under a heading `Request`")
+    told = parts.get("constraints", [])
+    constraints = read_constraints(told, place)
+    is_prose = not constraints and any(line.strip() for line in told)
+    remark = f"{place}: no constraint was read: they stand in a list, and there is none"
+    return Scenario(request=request, constraints=constraints, remark=remark if is_prose else "")
+
+
+def _parameters(place: Path) -> dict[str, Any]:
+    import json
+
+    from stream.documents import read_document
+
+    value = read_document(place)
+    if not isinstance(value, dict):
+        raise InputError(f"{place}: expected an object")
+    id_ = value.get("scenario_id", UNKNOWN)
+    if not isinstance(id_, str) or not id_:
+        raise InputError(f"{place}: $.scenario_id: expected text")
+    for key in NUMBERS:
+        if not isinstance(value.get(key), int | float | None) or isinstance(value.get(key), bool):
+            raise InputError(f"{place}: $.{key}: expected a number")
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{place}: half of a surrogate pair is no text") from None
+    for key, known in (("workspace_mode", tuple(_MODES)), ("capture_mode", _CAPTURES)):
+        if key in value and value[key] not in known:
+            raise InputError(f"{place}: $.{key}: expected one of {', '.join(known)}")
+    return value
+
+
+def _read_text(place: Path) -> str:
+    try:
+        with place.open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise InputError(f"{place}: {os_reason(error)}") from None
+    if len(data) > LARGEST:
+        raise InputError(f"{place}: larger than {LARGEST} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{place}: invalid UTF-8 at byte {error.start}") from None
+
+
+_TYPES: tuple[ConstraintType, ...] = get_args(ConstraintType)
+_ITEM = re.compile(r"^( {0,3})(?:[-*+]|\d{1,9}[.)])\s+(\S.*)$")
+_NAME = r"[A-Za-z0-9_.-]{1,120}"
+#: an id in backticks or bold, or one that has a dot; then perhaps a type, and a rule
+_NAMED = re.compile(
+    rf"(?:(?P<mark>`|\*\*|__)(?P<marked>{_NAME})(?P=mark)|(?P<bare>\w[\w-]*(?:\.[\w-]+)+))"
+    rf"(?:\s*[(\[](?P<type>{'|'.join(_TYPES)})[)\]])?"
+    r"(?:\s*(?::|[-–—]\s)|\s|$)\s*(?P<rule>.*)$",  # as people write it
+    re.ASCII,
+)
+_KEY = re.compile(
+    r"^\s*(?:[-*+]\s+)?[`*_]{0,2}(id|type|rule)[`*_]{0,2}:[`*_]{0,2}\s*(.*)$", re.IGNORECASE
+)
+
+
+class _ConstraintItem(Struct):
+    id: str = ""
+    type: str = ""
+    rule: list[str] = field(default_factory=list)
+
+
+def read_constraints(lines: Iterable[str], place: Path) -> list[Constraint]:
+    """Raises InputError. What is no item of the list, nor goes on with one, is for people."""
+    found: dict[str, Constraint] = {}
+    for number, item in enumerate(_items(lines), 1):
+        one = _constraint(item, number, place)
+        if found.setdefault(one.id, one) != one:
+            raise InputError(f"{place}: the constraint {one.id} stands twice, and differs")
+    return list(found.values())
+
+
+def _items(lines: Iterable[str]) -> Iterator[_ConstraintItem]:
+    item: _ConstraintItem | None = None
+    for line in lines:
+        start = _ITEM.match(line)
+        is_inside = item is not None and line[:2].isspace()
+        if start and not (is_inside and start[1] >= "  "):
+            if item is not None:
+                yield item
+            item = _begun(start[2])
+        elif item is not None and is_inside:
+            _go_on(item, line)
+    if item is not None:
+        yield item
+
+
+def _begun(text: str) -> _ConstraintItem:
+    item = _ConstraintItem()
+    if _KEY.match(text):
+        _go_on(item, text)
+    elif named := _NAMED.match(text):
+        item = _ConstraintItem(
+            named["marked"] or named["bare"], named["type"] or "", [named["rule"]]
+        )
+    else:
+        item.rule.append(text)
+    return item
+
+
+def _go_on(item: _ConstraintItem, line: str) -> None:
+    key = _KEY.match(line)
+    if key is None:
+        item.rule.append(line)
+    elif key[1].lower() == "rule":
+        item.rule.append(key[2])
+    else:
+        setattr(item, key[1].lower(), key[2].strip("`*_\"' "))
+
+
+def _constraint(item: _ConstraintItem, number: int, place: Path) -> Constraint:
+    """A constraint that the contract knows is recorded with the rule by which it is checked."""
+    name = item.id or f"scenario.{number}"
+    if not re.fullmatch(_NAME, name):
+        raise InputError(f"{place}: {name!r} is no id of a constraint: letters, digits, . _ -")
+    if item.type and item.type not in _TYPES:
+        raise InputError(f"{place}: {name}: the type is none of {', '.join(_TYPES)}")
+    if known := CONSTRAINTS.get(name):
+        if item.type not in ("", known.type):
+            raise InputError(f"{place}: {name}: its type is {known.type}, not {item.type}")
+        return known
+    first = name.partition(".")[0]
+    kind: ConstraintType = next((kind for kind in _TYPES if kind in (item.type, first)), "other")
+    rule = " ".join(" ".join(item.rule).split())
+    return Constraint(name, kind, rule or UNKNOWN)

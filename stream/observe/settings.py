@@ -1,0 +1,407 @@
+"""The events of one run, in their order, each written down before what it announces goes on.
+
+Time comes from one clock that never steps back; the wall is looked at once, for the offset.
+
+What one agent run was told to be, and the folder that it is written into."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from stream import __version__
+from stream.errors import InputError, OutputError, UsageError, os_reason, readable
+from stream.files.append import create
+from stream.observe.agents import Agent, Version, launches
+from stream.observe.scenario import NUMBERS, UNKNOWN, Scenario
+from stream.process.machine import Clock, system_name, utc
+from stream.process.messages import Prepare, Start
+from stream.process.wrappers import Wrappers
+from stream.records.artifacts import HOME
+from stream.records.decision import (
+    SCHEMA_VERSION,
+    ActionType,
+    AgentAction,
+    Alignment,
+    Artifact,
+    Checked,
+    Constraint,
+    DecisionEvent,
+    Environment,
+    Evaluation,
+    EventName,
+    ModelOutput,
+    PromptProvenance,
+    Request,
+    Session,
+    encode_event,
+)
+from stream.records.run import (
+    ARTIFACTS,
+    EVENTS_FILE,
+    MANIFEST_FILE,
+    WORKSPACE,
+    Beginning,
+    Manifest,
+    ManifestFile,
+    RunMetadata,
+    WorkspaceMode,
+    check_run_id,
+)
+from stream.redaction.output import RecordedFile
+from stream.redaction.policy import CapturePolicy, digest
+from stream.sources.agent import CEILINGS
+
+#: whose span an event is in; None is the root
+_PARENT: dict[EventName, EventName | None] = {
+    "run_started": None,
+    "workspace_prepared": "run_started",
+    "agent_invoked": "run_started",
+    "agent_completed": "agent_invoked",
+    "artifacts_captured": "agent_completed",
+    "fs_diff_captured": "agent_completed",
+    "commands_observed": "fs_diff_captured",
+    "commands_observation_unavailable": "fs_diff_captured",
+    "evaluation_performed": "commands_observed",
+    "run_finished": "run_started",
+}
+_CENSORED = ("request", "agent_action", "evaluation")
+
+
+def not_evaluated() -> Evaluation:
+    return Evaluation(
+        Alignment("unknown", None, []), Checked("unknown", []), Checked("unknown", [])
+    )
+
+
+class EventTrace:
+    def __init__(
+        self,
+        session: Session,
+        request: Request,
+        provenance: PromptProvenance,
+        *,
+        clock: Clock,
+        write: Callable[[bytes], object],
+        censor: Callable[[Any], Any] = lambda value: value,
+    ) -> None:
+        self.session = session
+        self.clock = clock
+        self._request = request
+        self._provenance = provenance
+        self._write = write
+        self._censor = censor
+        self._trace_id = os.urandom(16).hex()
+        self._spans: dict[EventName, str] = {}
+
+    def now(self) -> str:
+        return self.clock.text(time.monotonic_ns())
+
+    def add(
+        self,
+        name: EventName,
+        action: ActionType,
+        summary: str,
+        artifacts: Sequence[Artifact] = (),
+        *,
+        output_raw: str | None = None,
+        evaluation: Evaluation | None = None,
+    ) -> bytes:
+        """The line, which has been written."""
+        parent = _PARENT[name]
+        if parent is not None and parent not in self._spans:  # the seventh has two forms
+            parent = "commands_observation_unavailable"
+        span = self._spans[name] = os.urandom(8).hex()
+        event = DecisionEvent(
+            schema_version=SCHEMA_VERSION,
+            event_type=name,
+            event_id=os.urandom(16).hex(),
+            timestamp=self.now(),
+            trace_id=self._trace_id,
+            span_id=span,
+            parent_span_id=None if parent is None else self._spans[parent],
+            observability_mode="black_box",
+            session=self.session,
+            request=self._request,
+            prompt_provenance=self._provenance,
+            model_output=ModelOutput(None, output_raw, None, [], {}),
+            agent_action=AgentAction(action, f"[{name}] {summary}", list(artifacts), []),
+            evaluation=evaluation or not_evaluated(),
+        )
+        line = self._encode(event)
+        self._write(line)
+        return line
+
+    def _encode(self, event: DecisionEvent) -> bytes:
+        value = msgspec.to_builtins(event)
+        for key in _CENSORED:
+            value[key] = self._censor(value[key])
+        for artifact in value["agent_action"]["artifacts"]:
+            if artifact["content_ref"] is None:  # of what is written, without its secrets
+                artifact["hash"] = digest(encode_event(artifact["metadata"]))
+        return encode_event(value)
+
+
+def file_artifact(
+    kind: str, path: str, kept: RecordedFile, summary: str, **metadata: Any
+) -> Artifact:
+    """Of a file of the run folder."""
+    metadata["bytes"] = kept.bytes
+    if kept.lost:
+        metadata |= {"lost_bytes": kept.lost, "lost_because": kept.why}
+    return Artifact(kind, path.rpartition("/")[2], summary, path, kept.hash, metadata)
+
+
+def value_artifact(kind: str, summary: str, facts: dict[str, Any]) -> Artifact:
+    """Facts that are in the event itself, which gives them their digest."""
+    return Artifact(kind, kind, summary, None, "", facts)
+
+
+class RunSettings(Struct, kw_only=True):
+    run_id: str
+    folder: Path  #: absolute
+    argv: list[bytes]
+    executable: str | None  #: None: there is no such command
+    agent: Agent
+    agent_program: str | None = None  #: what can be looked at for its version
+    scenario: Scenario
+    disclosure: CapturePolicy
+    environment: Environment
+    workspace_mode: WorkspaceMode
+    workspace: Path  #: absolute
+    source: Path | None
+    leave_out: list[Path]
+    wrap: Sequence[str]  #: empty: no wrappers
+    grace: float
+    timeout: float | None
+
+    @property
+    def wrappers_folder(self) -> Path:
+        """By the path that a kernel has for it, so that its files are known when they are used."""
+        return Path(os.path.realpath(self.folder)) / HOME
+
+    @property
+    def origin(self) -> str:
+        """A folder in which the command can be found before there is a workspace."""
+        if self.workspace_mode == "here":
+            return str(self.workspace)
+        return str(self.source or self.folder)
+
+    def outfit(self) -> Prepare:
+        path = os.environ.get("PATH", os.defpath)
+        return Prepare(os.fsencode(self.wrappers_folder), list(self.wrap), os.fsencode(path))
+
+    @property
+    def is_verbose(self) -> bool:
+        words = [os.fsdecode(word) for word in self.argv]
+        return any("--verbose" in launch.words[1:] for launch in launches(words))
+
+    @property
+    def program_place(self) -> Path | None:
+        if self.agent_program is None:
+            return None
+        return Path(self.origin, self.agent_program)
+
+    def metadata(self, version: Version, clock: Clock) -> RunMetadata:
+        see = self.disclosure.value
+        return RunMetadata(
+            run_id=self.run_id,
+            session_id=see(self.scenario.id),
+            profile=self.agent.profile,
+            started=utc(clock.wall),
+            stream_version=__version__,
+            system=system_name(),
+            agent_id=see(self.agent.id),
+            agent_version=see(version.text),
+            agent_known_by=self.agent.known_by,
+            version_known_by=version.known_by,
+            argv=self.disclosure.words(self.argv),
+            environment=self.environment,
+            capture_mode=self.disclosure.mode,
+            workspace_mode=self.workspace_mode,
+            workspace=WORKSPACE if self.workspace_mode != "here" else see(str(self.workspace)),
+            source=None if self.source is None else see(str(self.source)),
+            constraints=[see(one.id) for one in self.scenario.constraints],
+            parameters={see(key): see(value) for key, value in self.scenario.parameters.items()},
+        )
+
+    def process_facts(self, version: Version, start: str) -> dict[str, Any]:
+        """Of the agent's process, before there is one."""
+        return {
+            "cwd": str(self.workspace),
+            "argv": self.disclosure.words(self.argv),
+            "agent_known_by": self.agent.known_by,
+            "version_known_by": version.known_by,
+            "start": start,
+            "stdin": "/dev/null" if os.isatty(0) else "inherited",
+            "wrappers": "on" if self.wrap else "off",
+        }
+
+    def trace(self, version: Version, clock: Clock, write: Callable[[bytes], object]) -> EventTrace:
+        scenario, see = self.scenario, self.disclosure.value
+        context = {
+            key: value
+            for key, value in scenario.parameters.items()
+            if key in ("language", "test_framework", "package_manager")
+        }
+        if self.disclosure.mode == "hashed" and scenario.request != UNKNOWN:
+            context["user_request_hash"] = digest(scenario.request.encode(errors="surrogateescape"))
+        return EventTrace(
+            Session(
+                see(scenario.id),
+                self.run_id,
+                see(self.agent.id),
+                see(version.text),
+                self.environment,
+            ),
+            Request(
+                os.urandom(16).hex(),
+                self.disclosure.request(scenario.request),
+                [Constraint(see(one.id), one.type, see(one.rule)) for one in scenario.constraints],
+                context,
+            ),
+            PromptProvenance(
+                self.agent.provider,
+                UNKNOWN,
+                self.disclosure.mode,
+                None,
+                "unknown",
+                {key: scenario.parameters[key] for key in NUMBERS if key in scenario.parameters},
+            ),
+            clock=clock,
+            write=write,
+            censor=self.disclosure.value,
+        )
+
+
+@contextmanager
+def reporting(folder: Path) -> Iterator[None]:
+    """A failure to write into a run folder is said with its place."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{error.filename or folder}: {os_reason(error)}") from None
+
+
+def write_document(path: Path, document: Any) -> RecordedFile:
+    """Raises OutputError."""
+    data = msgspec.json.format(msgspec.json.encode(document)) + b"\n"
+    try:
+        with create(path) as file:
+            file.write(data)
+    except OSError as error:
+        raise OutputError(f"{path}: {os_reason(error)}") from None
+    return RecordedFile(digest(data).removeprefix("sha256:"), len(data), len(data), 0)
+
+
+def write_manifest(
+    folder: Path, run_id: str, events: Beginning, kept: Mapping[str, RecordedFile]
+) -> RecordedFile:
+    """Of what the recorder wrote, as it was written, and of nothing else. Raises OutputError."""
+    files = [ManifestFile(name, one.bytes, one.sha256) for name, one in sorted(kept.items())]
+    return write_document(
+        folder / MANIFEST_FILE, Manifest(run_id=run_id, events=events, files=files)
+    )
+
+
+def foreign_files(folder: Path, own: Collection[str]) -> list[str]:
+    """What lies in a run folder, and is none of these files: somebody else put it there."""
+    files = {*own, EVENTS_FILE}
+    folders = {name.rpartition("/")[0] for name in files} - {""}
+    found = []
+    for place in ("", *sorted(folders)):
+        try:
+            inside = sorted(one.name for one in (folder / place).iterdir())
+        except OSError:  # that it is no folder any more is said of what was in it
+            continue
+        names = [f"{place}/{name}" if place else name for name in inside]
+        found += [name for name in names if name not in files and name not in folders]
+    return [readable(name) for name in found]
+
+
+def new_run_id() -> str:
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + os.urandom(3).hex()
+
+
+def make_folder(runs: Path, run_id: str) -> Path:
+    """Nobody else may look into it. Raises StreamError where it is there already."""
+    check_run_id(run_id, "--run-id")
+    folder = Path(os.path.abspath(runs)) / run_id  # noqa: PTH100  # it need not be there yet
+    try:
+        if not folder.parent.exists():
+            folder.parent.mkdir(parents=True)
+            # A record is nobody's source: not by accident in a commit either.
+            (folder.parent / ".gitignore").write_text("*\n")
+        folder.mkdir(mode=0o700)
+        (folder / ARTIFACTS).mkdir(mode=0o700)
+    except FileExistsError:
+        raise UsageError(f"{folder}: this run exists already; choose another --run-id") from None
+    except OSError as error:
+        raise OutputError(f"{folder}: {os_reason(error)}") from None
+    return folder
+
+
+def check_source(source: Path) -> Path:
+    """The folder that an agent works on, or on a copy of. Raises InputError."""
+    try:
+        with os.scandir(source):
+            return source.resolve()
+    except OSError as error:
+        raise InputError(f"{source}: {os_reason(error)}") from None
+
+
+def runs_beside(folder: Path) -> list[Path]:
+    """They lie beside this one, and are no part of what an agent works on; nor is the folder of
+    them, where nothing else lies in it."""
+    beside = [place for place in folder.parent.iterdir() if place.name != ".gitignore"]
+    runs = [place for place in beside if place == folder or _is_run(place)]
+    return [folder.parent] if len(runs) == len(beside) else runs
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return (folder / EVENTS_FILE).exists()
+    except PermissionError:  # somebody else's, whatever it is
+        return False
+
+
+def leads_out(name: str) -> bool:
+    """Of the folder that a relative path starts from: in a copy of it something else is there."""
+    return os.path.normpath(name).split("/")[0] == ".."
+
+
+def find_program(name: str, source: Path | None) -> str | None:
+    """What a shell in the workspace would start, executable or not; what is not there, or leads
+    out of it, as a shell here would. `source`: what is or will be in the workspace."""
+    if "/" in name:
+        if source is not None and not leads_out(name) and os.path.lexists(source / name):
+            return name
+        return os.path.abspath(name)  # noqa: PTH100
+    return shutil.which(name) or shutil.which(name, os.F_OK)
+
+
+def order_of(recording: RunSettings, wrappers: Wrappers | None) -> Start:
+    env = dict(os.environb)
+    if wrappers is not None:
+        env[b"PATH"] = os.fsencode(wrappers.path(os.fsdecode(env.get(b"PATH", b""))))
+    if recording.workspace_mode != "here":
+        # What lies above is the user's own: git must not find a repository there.
+        ceilings = [os.fsencode(recording.folder), *env.get(CEILINGS, b"").split(b":")]
+        env[CEILINGS] = b":".join(filter(None, ceilings))
+    cwd = os.fsencode(recording.workspace)
+    return Start(
+        argv=recording.argv,
+        executable=os.fsencode(recording.executable or os.fsdecode(recording.argv[0])),
+        env={**env, b"PWD": cwd},
+        cwd=cwd,
+        grace=recording.grace,
+        timeout=recording.timeout,
+    )

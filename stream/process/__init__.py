@@ -1,0 +1,1 @@
+"""Processes: how a tree is started, watched, captured, guarded and ended."""

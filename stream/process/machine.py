@@ -1,0 +1,52 @@
+"""The machine that something was observed on, and what it does in a certain way only."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import cache
+from pathlib import Path
+
+from msgspec import Struct
+
+
+@cache
+def system_name() -> str:
+    """uname -srm, as the harness sees it."""
+    name = os.uname()
+    return f"{name.sysname} {name.release} {name.machine}"
+
+
+def kernel_now() -> int:
+    """CLOCK_MONOTONIC, ns, as the kernel itself has it: in a time namespace, ours is another."""
+    return time.monotonic_ns() - _ahead()
+
+
+@cache
+def _ahead() -> int:
+    try:
+        lines = Path("/proc/self/timens_offsets").read_text().splitlines()
+    except OSError:  # this kernel has no such namespaces
+        return 0
+    for name, seconds, rest in map(str.split, lines):
+        if name == "monotonic":
+            return int(seconds) * 1_000_000_000 + int(rest)
+    return 0
+
+
+class Clock(Struct, frozen=True):
+    wall: int
+    monotonic: int
+
+    @classmethod
+    def start(cls) -> Clock:
+        return cls(time.time_ns(), time.monotonic_ns())
+
+    def text(self, monotonic: int) -> str:
+        """RFC 3339, in UTC, of a moment of the monotonic clock."""
+        return utc(self.wall + monotonic - self.monotonic)
+
+
+def utc(nanoseconds: int) -> str:
+    seconds, rest = divmod(nanoseconds // 1000, 1_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest:06}Z"

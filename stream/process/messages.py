@@ -1,0 +1,82 @@
+"""What a recorder and the guard of its program tell each other."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+END_NOW = 0  #: in the place of a signal's number
+
+
+class Prepare(Struct, tag="outfit"):
+    """What to get ready, while the recorder loads the rest of itself."""
+
+    home: bytes  #: a folder to be made
+    wrap: list[str]
+    path: bytes
+
+
+class Start(Struct, kw_only=True, tag="order"):
+    """What to start, and how long to wait for it. Bytes: the system's words need not be text."""
+
+    argv: list[bytes]
+    executable: bytes
+    env: dict[bytes, bytes]
+    cwd: bytes
+    grace: float  #: seconds that the tree has after its leader, or after a signal
+    timeout: float | None
+    #: How a tracer is called that is to start it, all of it. The tracer must detach itself from the
+    #: program, and let it begin only after that.
+    tracer: list[bytes] = []
+
+
+class Ready(Struct, tag="ready"):
+    """The answer to an Outfit."""
+
+    programs: dict[str, bytes] | None  #: name -> path; None: none are wanted, or no bash
+    cgroup: str | None  #: the folder of the group that the program will be in
+    trouble: str = ""
+
+
+class Started(Struct, tag="started"):
+    pid: int
+    containment: str  #: cgroup, subreaper or process group
+
+
+class Failed(Struct, tag="failed"):
+    """It could not be started."""
+
+    reason: str
+    number: int
+
+
+class TimedOut(Struct, tag="timed_out"):
+    pass
+
+
+class Stopped(Struct, tag="stopped"):
+    """The recorder, which the guard has woken."""
+
+    ns: int  #: since it was last seen at work
+
+
+class Exited(Struct, tag="exited"):
+    """The leader. Its tree may live on."""
+
+    code: int  #: negative: ended by this signal
+    wall: int  #: ns: it had not been seen to have ended before
+
+
+class TreeEnded(Struct, tag="over"):
+    """Nobody is left."""
+
+    outlived: list[str]  #: who was there when the leader had ended
+    ended: list[str]  #: who did not end by itself in the time that it had
+    took_wrappers: bool = False  #: somebody took the wrappers away, or changed them
+
+
+GuardReport = Ready | Started | Failed | TimedOut | Stopped | Exited | TreeEnded
+
+encode_report = msgspec.json.Encoder().encode
+decode_message = msgspec.msgpack.Decoder(Prepare | Start).decode
+decode_report = msgspec.json.Decoder(GuardReport).decode

@@ -1,0 +1,119 @@
+"""TODO"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from msgspec import Struct
+
+PIECE = 3800 if sys.platform == "linux" else 400  #: below what a pipe takes as a whole
+
+# `-p`: what the agent put into BASH_ENV is not run a second time. A line is one write, so no
+# newline may be in it. Nothing of this stays in the environment of the program.
+_SCRIPT = """#!{bash} -p
+stream_tell() {{
+  local LC_ALL=C word text= from=0 piece last=0
+  for word in "${{0##*/}}" "$PPID" "$PWD" "$@"; do
+    word=${{word//%/%25}}
+    word=${{word//$'\\n'/%0A}}
+    text+=${{word//$'\\x1f'/%1F}}$'\\x1f'
+  done
+  while ((!last)); do
+    piece=${{text:from:{piece}}}
+    ((from += {piece}, last = from >= ${{#text}}))
+    printf '%s %s %s\\n' $$ $last "$piece"
+  done
+}}
+{{ stream_tell "$@" 1<>{fifo}; }} 2>/dev/null
+unset -f stream_tell
+case ${{0##*/}} in
+{cases}
+esac
+"""
+
+
+class Wrappers(Struct):
+    """Where they are, and what they stand for."""
+
+    home: str
+    programs: dict[str, str]  #: name -> path
+
+    @property
+    def folder(self) -> str:
+        return f"{self.home}/bin"
+
+    @property
+    def fifo(self) -> str:
+        return f"{self.home}/commands"
+
+    def path(self, path: str) -> str:
+        return f"{self.folder}{os.pathsep}{path}" if path else self.folder
+
+
+def state_of(home: str) -> tuple[object, ...]:
+    """What changes when somebody takes the wrappers away, or puts something in the place of one:
+    the clock of files cannot be set back. A fifo that is written to changes as well."""
+    files = (home, f"{home}/bin", f"{home}/wrapper")
+    return (*map(_status_of, files), _status_of(f"{home}/commands")[:-1])
+
+
+def _status_of(path: str) -> tuple[int, ...]:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_mode, found.st_uid, found.st_ctime_ns
+
+
+def make_wrappers(home: str, names: Iterable[str], path: str) -> Wrappers | None:
+    """For those of the names that are on the PATH; None where there is no bash to run them.
+    Who makes them removes `home`. Raises OSError."""
+    bash = shutil.which("bash")
+    if bash is None:
+        return None
+    wrappers = Wrappers(home, _programs(set(names), path))
+    Path(wrappers.folder).mkdir(mode=0o700, parents=True)
+    os.mkfifo(wrappers.fifo, 0o600)
+    script = _SCRIPT.format(
+        bash=bash,
+        fifo=shlex.quote(wrappers.fifo),
+        cases="\n".join(
+            f'{shlex.quote(name)}) exec {shlex.quote(program)} "$@" ;;'
+            for name, program in sorted(wrappers.programs.items())
+        ),
+        piece=PIECE,
+    )
+    place = f"{home}/wrapper"
+    fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
+    try:
+        os.write(fd, os.fsencode(script))
+    finally:
+        os.close(fd)
+    for name in wrappers.programs:
+        os.symlink(place, f"{wrappers.folder}/{name}")  # noqa: PTH211  # there are many
+    return wrappers
+
+
+def _programs(wanted: set[str], path: str) -> dict[str, str]:
+    """As the shell would find them, with one look into each folder."""
+    found: dict[str, str] = {}
+    seen: set[tuple[int, int]] = set()
+    for folder in path.split(os.pathsep):
+        try:
+            status = os.stat(folder or ".")  # noqa: PTH116
+            if (status.st_dev, status.st_ino) in seen:  # /bin is often /usr/bin
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            here = wanted.intersection(os.listdir(folder or "."))  # noqa: PTH208
+        except OSError:
+            continue
+        for name in here - found.keys():
+            program = os.path.abspath(f"{folder or '.'}/{name}")  # noqa: PTH100
+            if os.access(program, os.X_OK) and os.path.isfile(program):  # noqa: PTH113
+                found[name] = program
+    return found

@@ -1,0 +1,161 @@
+"""Runs the cells of a matrix concurrently; one raw emission for every cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from anyio import CancelScope, Condition, create_task_group, to_thread
+from anyio.abc import ObjectSendStream
+from msgspec import Struct, field
+
+from stream.boundary.cells import Cell, MatrixPlan, Stop, launch
+from stream.boundary.scripts import Staging, is_cleared, remove_tree, utf8
+from stream.errors import SpawnError, os_reason
+from stream.pipeline import Batch
+from stream.process.capture import Captured, follow, not_started
+from stream.process.machine import system_name
+from stream.process.tree import Tree
+from stream.records.boundary import RawEmission
+
+STDOUT_LIMIT = 4 << 20  #: bytes; a frame is far smaller
+STDERR_LIMIT = 4096
+AHEAD = 256  #: cells that may be done before the oldest one that is not
+HELD = 32 << 20  #: bytes of what they wrote, above which only the oldest one goes on
+
+
+class ProbeSource(Struct):
+    """Delivers in cell order, or as cells finish. A slow reader slows the probes.
+
+    Asked to stop, it ends the probes that run, and delivers those that had finished.
+    """
+
+    plan: MatrixPlan
+    staging: Staging
+    jobs: int
+    timeout: float
+    as_completed: bool = False
+    started: dict[int, Tree] = field(default_factory=dict)  #: by slot: its first cell runs
+    stop: Stop = field(default_factory=Stop)
+    on_done: Callable[[int, Cell | None], None] = lambda done, cell: None
+    _measuring: set[CancelScope] = field(default_factory=set)
+
+    async def run(self, out: ObjectSendStream[Batch[RawEmission]], /) -> None:
+        cells = self.plan.cells
+        queue = iter(cells)
+        line = _DeliveryQueue(out, self.as_completed, self.on_done)
+        self.stop.hear = self._interrupt
+        async with create_task_group() as workers:
+            for slot in range(min(self.jobs, len(cells))):
+                workers.start_soon(self._work, slot, next(queue), queue, line)
+        await line.deliver_rest()
+
+    def _interrupt(self) -> None:
+        for scope in self._measuring:
+            scope.cancel()
+
+    async def _work(
+        self, slot: int, first: Cell, queue: Iterator[Cell], line: _DeliveryQueue
+    ) -> None:
+        for cell in chain((first,), queue):
+            if self.stop.asked:
+                return
+            with CancelScope() as scope:
+                self._measuring.add(scope)
+                try:
+                    await line.turn(cell)
+                    got = await self._measure(cell, slot)
+                finally:
+                    self._measuring.remove(scope)
+            if scope.cancelled_caught:
+                return
+            await line.deliver(cell, self._emission(cell, got))
+
+    async def _measure(self, cell: Cell, slot: int) -> Captured:
+        tree = self.started.pop(slot, None)
+        try:
+            if tree is None:
+                tmpdir = self.staging.tmpdir(slot)
+                if tmpdir is not None:
+                    if not is_cleared(tmpdir):
+                        await to_thread.run_sync(remove_tree, tmpdir)
+                    tmpdir.mkdir(mode=0o700)
+                tree = launch(cell, self.plan, self.staging, slot)
+        except SpawnError as error:
+            return not_started(str(error))
+        except OSError as error:  # a full disk, or an earlier probe that removed the folder
+            return not_started(f"no TMPDIR for it: {os_reason(error)}")
+        return await follow(
+            tree, timeout=self.timeout, stdout_limit=STDOUT_LIMIT, stderr_limit=STDERR_LIMIT
+        )
+
+    def _emission(self, cell: Cell, got: Captured) -> RawEmission:
+        return RawEmission(
+            probe=cell.script.id,
+            mode=cell.mode,
+            catalog=cell.catalog,
+            boundary=self.plan.descriptor.key,
+            capability=cell.script.capability,
+            workspace_root=utf8(self.plan.workspace),
+            sandbox_mode=self.plan.sandbox_mode,
+            os=system_name(),
+            stdout=bytes(got.stdout.head),
+            stdout_bytes=got.stdout.total,
+            stderr=bytes(got.stderr.head),
+            stderr_bytes=got.stderr.total,
+            exit_code=got.exit_code,
+            signal=got.signal,
+            timed_out=self.timeout if got.timed_out else None,
+            spawn_error=got.spawn_error,
+            stragglers=got.stragglers,
+            harness=tuple(map(utf8, self.staging.ours)),
+        )
+
+
+class _DeliveryQueue(Struct):
+    """Puts what workers deliver into the order that was asked for. Holds a bounded number."""
+
+    out: ObjectSendStream[Batch[RawEmission]]
+    as_completed: bool
+    on_done: Callable[[int, Cell | None], None]
+    done: int = 0
+    _next: int = 0
+    _held: dict[int, RawEmission] = field(default_factory=dict)
+    _size: int = 0
+    _moved: Condition = field(default_factory=Condition)
+
+    async def turn(self, cell: Cell) -> None:
+        """Until the cell is not too far ahead of the oldest unfinished one."""
+        self.on_done(self.done, cell)
+        if self.as_completed or not self._is_ahead(cell):
+            return
+        async with self._moved:
+            while self._is_ahead(cell):
+                await self._moved.wait()
+
+    def _is_ahead(self, cell: Cell) -> bool:
+        too_much = self._size > HELD and cell.index != self._next
+        return too_much or cell.index >= self._next + AHEAD
+
+    async def deliver(self, cell: Cell, emission: RawEmission) -> None:
+        self.done += 1
+        self.on_done(self.done, None)
+        if self.as_completed:
+            await self.out.send((emission,))
+            return
+        self._held[cell.index] = emission
+        self._size += len(emission.stdout)
+        async with self._moved:  # one sender at a time keeps the order
+            ready: list[RawEmission] = []
+            while self._next in self._held:
+                ready.append(self._held.pop(self._next))
+                self._size -= len(ready[-1].stdout)
+                self._next += 1
+            if ready:
+                await self.out.send(ready)
+                self._moved.notify_all()
+
+    async def deliver_rest(self) -> None:
+        """What waits for cells that were never finished: nothing, unless it was stopped."""
+        if self._held:
+            await self.out.send([self._held[index] for index in sorted(self._held)])

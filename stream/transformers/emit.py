@@ -1,0 +1,140 @@
+"""emit: a raw emission becomes exactly one boundary object.
+
+The record is the probe's own if the probe kept its whole contract (see `hearing`). Otherwise
+the harness writes an `error` record which says what happened.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from msgspec import Struct
+
+from stream.boundary.builder import BoundaryBuilder
+from stream.boundary.limits import clip
+from stream.boundary.output import ContractViolation, ProbeOutput
+from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
+from stream.documents import repeated_key
+from stream.errors import visible
+from stream.pipeline import Batch, Counts
+from stream.records.boundary import RAW_EMISSION, RawEmission, decode_raw, encode_raw
+from stream.records.control import Control
+
+
+class Failure(Struct, frozen=True):
+    """A cell whose record the harness had to write."""
+
+    probe: str
+    mode: str
+    reason: str
+    sentence: str
+
+
+MOST_FAILURES = 100  #: that are kept: a stream of them may have no end
+
+
+class Emit:
+    """Raw emissions in, boundary objects out; every other record passes through."""
+
+    name = "emit"
+
+    def __init__(self, recorder: BoundaryBuilder) -> None:
+        self.counts = Counts()
+        self.failed = 0
+        self.failures: list[Failure] = []  #: the first of them
+        self.results: Counter[str] = Counter()
+        self._recorder = recorder
+
+    def feed(self, batch: Batch[RawEmission | bytes | Control], /) -> Batch[bytes | Control]:
+        out: list[bytes | Control] = []
+        for index, item in enumerate(batch):
+            self.counts.received += 1
+            if isinstance(item, RawEmission):
+                cell = item
+            elif not isinstance(item, bytes):
+                self._pass(out, item)
+                continue
+            elif is_blank(item):
+                self.counts.filtered += 1
+                continue
+            else:
+                try:
+                    if contract_of(item) != RAW_EMISSION:
+                        self._pass(out, item)
+                        continue
+                    cell = decode_raw(item)
+                    fault = repeated_key(item)
+                except DECODE_ERRORS as error:
+                    fault = explain(error)
+                if fault:
+                    self.counts.rejected += 1
+                    out.append(reject(self.name, batch, index, *fault))
+                    continue
+            modes = self._recorder.descriptor.modes
+            if cell.mode not in modes:
+                self.counts.rejected += 1
+                reason = f"unknown run mode {cell.mode!r} (expected {'|'.join(modes)})"
+                out.append(reject(self.name, batch, index, reason, "$.mode"))
+                continue
+            mismatch = self._mismatch(cell)
+            if mismatch:
+                self.counts.rejected += 1
+                out.append(reject(self.name, batch, index, *mismatch))
+                continue
+            self._pass(out, self._record(cell))
+        return out
+
+    def finish(self) -> Batch[bytes | Control]:
+        return ()
+
+    def _mismatch(self, cell: RawEmission) -> tuple[str, str] | None:
+        """A cell that was run under another catalog or boundary would become a record of
+        something that was never asked."""
+        catalogs, descriptor = self._recorder.catalogs, self._recorder.descriptor
+        in_force = catalogs.for_capability(cell.capability).key
+        if cell.catalog != in_force:
+            reason = f"was run under catalog {cell.catalog!r}, here it is {in_force!r}"
+            return f"{reason}: name the same one with --catalog", "$.catalog"
+        if cell.boundary != descriptor.key:
+            reason = f"was run under boundary {cell.boundary!r}, here it is {descriptor.key!r}"
+            return f"{reason}: name the same one with --boundary", "$.boundary"
+        return None
+
+    def _pass(self, out: list[bytes | Control], item: bytes | Control) -> None:
+        self.counts.passed += 1
+        out.append(item)
+
+    def _record(self, cell: RawEmission) -> bytes:
+        heard = ProbeOutput(cell)
+        try:
+            line, result = heard.record(self._recorder)
+        except ContractViolation as breach:
+            # It may quote what the probe said: nothing of it is obeyed by a terminal.
+            sentence = visible(clip(str(breach), 1000))
+            self.failed += 1
+            if self.failed <= MOST_FAILURES:
+                failure = Failure(visible(cell.probe), cell.mode, breach.reason, sentence)
+                self.failures.append(failure)
+            result = "error"
+            line = self._recorder.from_harness(
+                cell, heard.around, breach.reason, str(breach), heard.emitted, heard.noise
+            )
+        self.results[result] += 1
+        return line
+
+
+class EncodeRaw:
+    """Raw emissions as lines, for an `emit` in another process."""
+
+    name = "raw"
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+
+    def feed(self, batch: Batch[RawEmission], /) -> Batch[bytes]:
+        self.counts.received += len(batch)
+        self.counts.passed += len(batch)
+        return [encode_raw(cell) for cell in batch]
+
+    def finish(self) -> Batch[bytes]:
+        return ()

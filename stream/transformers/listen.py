@@ -1,0 +1,253 @@
+"""listen: boundary objects as text for people, record by record, and a summary at the end."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from stream.boundary.descriptors import Descriptor
+from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
+from stream.errors import number, visible
+from stream.pipeline import Batch, Counts
+from stream.records.boundary import STATUSES, Boundary, decode_boundary
+from stream.records.control import GAP, Control, Gap
+
+SNIPPET_LINES = 3
+SNIPPET_WIDTH = 160
+MOST_PROBES = 100_000  #: ids that are told apart; memory must not grow with the input
+MOST_CATEGORIES = 1000
+OTHERS = "(others)"
+
+_decode_gap = msgspec.json.Decoder(Gap).decode
+_COLOURS = {"success": "32", "denied": "33", "partial": "36", "error": "31"}
+
+
+class Listen:
+    """Lines in; one piece of text for each batch out, as bytes."""
+
+    name = "listen"
+
+    def __init__(
+        self, descriptor: Descriptor, *, as_json: bool = False, colour: bool = False
+    ) -> None:
+        self.counts = Counts()
+        self.records = 0
+        self.others: Counter[str] = Counter()  #: records that are not shown, by contract
+        self.lost = 0  #: what gap records tell of
+        self._pattern = descriptor.pattern_version
+        self._decode: Callable[[bytes], Boundary | _ShownRecord] = (
+            decode_boundary if descriptor.canonical else _decoder(descriptor)
+        )
+        self.results: Counter[str] = Counter()
+        self.modes: Counter[str] = Counter()
+        self.probes: set[str] = set()
+        self.categories: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._as_json = as_json
+        self._labels: dict[str, str] = {
+            status: f"\x1b[{_COLOURS[status]}m{status:<8}\x1b[0m" if colour else f"{status:<8}"
+            for status in STATUSES
+        }
+
+    def feed(self, batch: Batch[bytes | Control], /) -> Batch[bytes | Control]:
+        self.counts.received += len(batch)
+        text: list[str] = []
+        bad: list[Control] = []
+        tally: Counter[tuple[str, str, str]] = Counter()
+        passed = 0
+        decode = self._decode
+        for index, line in enumerate(batch):
+            try:
+                record = decode(line)  # type: ignore[arg-type]
+            except (*DECODE_ERRORS, TypeError) as error:
+                self._other(batch, index, error, bad)
+                continue
+            passed += 1
+            result = record.result.observed_result
+            if len(self.probes) < MOST_PROBES:
+                self.probes.add(record.probe.id)
+            tally[result, record.run.mode, record.capability_context.primary.category] += 1
+            if not self._as_json:
+                text.append(self._describe(record, result))
+        self.counts.passed += passed
+        self.records += passed
+        for (status, mode, category), count in tally.items():
+            self.results[status] += count
+            self.modes[mode] += count
+            if category not in self.categories and len(self.categories) >= MOST_CATEGORIES:
+                category = OTHERS
+            self.categories[category][status] += count
+        return [*bad, "\n".join(text).encode()] if text else bad
+
+    def finish(self) -> Batch[bytes | Control]:
+        if self._as_json:
+            return [msgspec.json.encode(self.summary(), order="sorted")]
+        return ["\n".join(self._table()).encode()]
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "records": self.records,
+            "probes": len(self.probes),
+            "results": {status: self.results[status] for status in STATUSES},
+            "modes": dict(self.modes),
+            "categories": {name: dict(counts) for name, counts in self.categories.items()},
+            "other_records": dict(self.others),
+            "lost": self.lost,
+            "rejected": self.counts.rejected,
+        }
+
+    def _other(
+        self,
+        batch: Batch[bytes | Control],
+        index: int,
+        error: Exception,
+        bad: list[Control],
+    ) -> None:
+        """A line that is no boundary object: blank, of another contract, or bad."""
+        line = batch[index]
+        if not isinstance(line, bytes):
+            self.counts.passed += 1
+            bad.append(line)
+            return
+        if is_blank(line):
+            self.counts.filtered += 1
+            return
+        try:
+            contract = contract_of(line)
+        except DECODE_ERRORS:
+            contract = self._pattern  # no JSON at all: the first error tells why
+        if contract == self._pattern:
+            self.counts.rejected += 1
+            bad.append(reject(self.name, batch, index, *explain(error)))
+        else:
+            self.counts.filtered += 1
+            self._count_other(contract or "(none)", line)
+
+    def _count_other(self, contract: str, line: bytes) -> None:
+        if contract not in self.others and len(self.others) >= MOST_CATEGORIES:
+            contract = OTHERS
+        self.others[contract] += 1
+        if contract == GAP:
+            with suppress(*DECODE_ERRORS):
+                self.lost += int(_decode_gap(line).lost)
+
+    def _describe(self, record: Boundary | _ShownRecord, result: str) -> str:
+        outcome, operation = record.result, record.operation
+        capability = record.capability_context.primary
+        head = f"{record.probe.id} ({record.run.mode})  {operation.verb} {operation.target}"
+        tail = f"{capability.id} ({capability.category}, {capability.layer})"
+        if outcome.errno:
+            tail = f"{tail}  {outcome.errno}"
+        if outcome.message:
+            tail = f"{tail}  {outcome.message}"
+        if not head.isprintable():
+            head = visible(head)
+        if not tail.isprintable():
+            tail = visible(tail)
+        text = f"{self._labels.get(result) or visible(result)} {head}\n         {tail}"
+        if result != "success":
+            for snippet in (record.payload.stderr_snippet, record.payload.stdout_snippet):
+                if snippet:
+                    text += _quote(snippet)
+        return text
+
+    def _table(self) -> list[str]:
+        width = max(len(visible(name)) for name in (*self.categories, "all"))
+        head = "".join(f"{status:>9}" for status in STATUSES)
+        rows = [f"{'':{width}}{head}"]
+        for name, counts in [*sorted(self.categories.items()), ("all", self.results)]:
+            cells = "".join(f"{counts[status]:>9}" for status in STATUSES)
+            rows.append(f"{visible(name):{width}}{cells}")
+        modes = ", ".join(f"{visible(mode)} {count}" for mode, count in sorted(self.modes.items()))
+        many = "at least " if len(self.probes) == MOST_PROBES else ""
+        rows.append(
+            f"{number(self.records, 'record')} of {many}{number(len(self.probes), 'probe')}"
+            + (f"; modes: {modes}" if modes else "")
+            + "".join(f"; {n} {visible(name)} not shown" for name, n in sorted(self.others.items()))
+            + (f"; {self.lost} lost, as gap records tell" if self.lost else "")
+            + (f"; {number(bad, 'bad line')}" if (bad := self.counts.rejected) else "")
+        )
+        return ["", *rows] if self.records else rows[-1:]
+
+
+def _decoder(descriptor: Descriptor) -> Callable[[bytes], _ShownRecord]:
+    """For a pattern of the user's own: held against its schema, shown as far as it is alike."""
+
+    def decode(line: bytes) -> _ShownRecord:
+        if contract_of(line) != descriptor.pattern_version:
+            raise msgspec.ValidationError("not a record of the pattern in force")
+        fault = descriptor.check(line)
+        if fault:
+            reason, path = fault
+            raise msgspec.ValidationError(f"{reason} - at `{path}`" if path else reason)
+        return _decode_alike(line)
+
+    return decode
+
+
+class _ShownProbe(Struct):
+    id: str = "?"
+
+
+class _ShownRun(Struct):
+    mode: str = "?"
+
+
+class _ShownOperation(Struct):
+    verb: str = "?"
+    target: str = "?"
+
+
+class _ShownResult(Struct):
+    observed_result: str = "?"
+    errno: str | None = None
+    message: str | None = None
+
+
+class _ShownPayload(Struct):
+    stderr_snippet: str | None = None
+    stdout_snippet: str | None = None
+
+
+class _ShownCapability(Struct):
+    id: str = "?"
+    category: str = "?"
+    layer: str = "?"
+
+
+class _ShownContext(Struct):
+    primary: _ShownCapability
+
+
+class _ShownRecord(Struct):
+    """What is shown of a record, under any pattern that has it."""
+
+    probe: _ShownProbe
+    run: _ShownRun
+    operation: _ShownOperation
+    result: _ShownResult
+    payload: _ShownPayload
+    capability_context: _ShownContext
+
+
+_decode_alike = msgspec.json.Decoder(_ShownRecord).decode
+
+
+def _quote(snippet: str) -> str:
+    lines = snippet.splitlines()
+    shown = [_shortened(line) for line in lines[:SNIPPET_LINES]]
+    if len(lines) > SNIPPET_LINES:
+        shown.append("…")
+    return "".join(f"\n         | {line}" for line in shown)
+
+
+def _shortened(line: str) -> str:
+    """In the middle: a complaint names its place first, and the reason last."""
+    if len(line) > SNIPPET_WIDTH:
+        half = SNIPPET_WIDTH // 2
+        line = f"{line[:half]}…{line[1 - half :]}"
+    return visible(line)

@@ -1,0 +1,146 @@
+"""validate: every line is held against the contract that it names.
+
+Good lines pass on unchanged. A bad one becomes a finding, which says what is wrong, and a
+reject, which accounts for it. A line of a contract that stream does not know passes, is
+counted, and is a finding only where nothing follows that could know it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import UNSET
+
+from stream.boundary.descriptors import Boundaries, Fault
+from stream.codec import (
+    DECODE_ERRORS,
+    BrokenDocument,
+    Lines,
+    contract_of,
+    explain,
+    is_blank,
+    reject,
+)
+from stream.documents import repeated_key
+from stream.pipeline import Batch, Counts
+from stream.records.boundary import PATTERN_VERSION
+from stream.records.control import Control, Finding
+
+if TYPE_CHECKING:
+    from stream.contracts import Contracts
+
+UNKNOWN = "(unknown)"  #: what lines of other contracts are counted as
+EVENT = "DecisionEvent"  #: names itself by its fields
+
+
+class Validate:
+    """Lines in; good lines, findings and rejects out."""
+
+    name = "validate"
+
+    def __init__(self, boundaries: Boundaries, *, is_last: bool) -> None:
+        self.counts = Counts()
+        self.findings = 0
+        self.contracts: Counter[str] = Counter()  #: lines that keep their contract, by contract
+        self._boundaries = boundaries
+        self._is_last = is_last
+
+    def feed(self, batch: Batch[bytes | Control], /) -> Batch[bytes | Control]:
+        self.counts.received += len(batch)
+        # Nearly every line of nearly every stream is a good boundary object: one call each.
+        if not self._boundaries.are_good(batch):
+            return self._feed_slowly(batch)
+        self.counts.passed += len(batch)
+        self.contracts[PATTERN_VERSION] += len(batch)
+        return batch
+
+    def finish(self) -> Batch[bytes | Control]:
+        return ()
+
+    def _feed_slowly(self, batch: Batch[bytes | Control]) -> list[bytes | Control]:
+        out: list[bytes | Control] = []
+        for index, line in enumerate(batch):
+            if isinstance(line, bytes) and is_blank(line):
+                self.counts.filtered += 1
+                continue
+            source = batch.source if isinstance(batch, Lines) else "(pipeline)"
+            rule, fault = self._judge(line, source)
+            if fault is None:
+                self.counts.passed += 1
+                out.append(line)
+                continue
+            bad = reject(self.name, batch, index, *fault)
+            self.findings += 1
+            self.counts.rejected += 1
+            finding = Finding(
+                rule=rule,
+                severity="error",
+                message=bad.reason,
+                source=bad.source,
+                line=UNSET if isinstance(line, BrokenDocument) else bad.line,
+                path=bad.path,
+            )
+            out += (finding, bad)
+        return out
+
+    @cached_property
+    def _known(self) -> Contracts:
+        # All contracts, which nearly every stream does without, are an eighth of the start.
+        from stream.contracts import Contracts
+
+        return Contracts(self._boundaries)
+
+    def _judge(self, line: bytes | Control, source: str) -> tuple[str, Fault | None]:
+        """(the contract or rule, what breaks it)."""
+        if not isinstance(line, bytes):
+            return "control", None
+        if isinstance(line, BrokenDocument):
+            return "json", (line.reason, line.path)
+        try:
+            contract = contract_of(line)
+        except DECODE_ERRORS as error:
+            return "json", explain(error)
+        if contract is None:
+            contract = self._known.of_document(source)
+        if contract is None or not self._known.know(contract):
+            from stream.contracts import is_event
+
+            try:
+                event = msgspec.json.decode(line)
+            except DECODE_ERRORS as error:  # what names no contract holds a number beyond all
+                return "json", explain(error)
+            if is_event(event):
+                return EVENT, self._judge_event(line, event)
+            if repeated := repeated_key(line):
+                return "json", repeated
+            if not self._is_last:
+                self.contracts[UNKNOWN] += 1
+                return "contract", None
+            return "contract", _unknown(contract)
+        fault = self._known.check(contract, line, source)
+        if fault is None:
+            self.contracts[contract] += 1
+        return contract, fault
+
+    def _judge_event(self, line: bytes, event: dict[str, Any]) -> Fault | None:
+        """By itself: `check` holds a run together, and tells of what is only recommended."""
+        from stream.transformers.event_fields import faults_of
+        from stream.transformers.event_rules import RULES
+        from stream.transformers.invariants import repeated_faults
+
+        faults = [*repeated_faults(line), *faults_of(event, "agents")]
+        for fault in faults:
+            if RULES[fault.rule].severity == "error":
+                return fault.message, fault.path
+        self.contracts[EVENT] += 1
+        return None
+
+
+def _unknown(contract: str | None) -> Fault:
+    if contract is None:
+        return "names no contract: neither schema nor schema_version is there", ""
+    hint = "; --boundary names a pattern of your own" if contract.startswith("boundary_") else ""
+    return f"{contract!r} is no contract that stream knows: nothing was checked{hint}", ""

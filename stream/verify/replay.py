@@ -1,0 +1,618 @@
+"""What two lines say of the same thing: a detail and its event, a marker and its SDK event.
+
+Each is a sentence about what does not agree. Lines are taken to keep their schemas.
+
+Many kernel events at once: what each of them says, by column.
+
+There are millions of events, and few forms of them. What is asked of one column or of one form
+is asked once for many events.
+
+What the artifacts of a run follow from, gathered while its layers are read once.
+
+It holds what a run reached, which grows with the different things that it touched, and its tool
+calls. What grows with the events themselves waits in files that nobody else can see."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from heapq import merge
+from ipaddress import ip_address
+from typing import IO, Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Struct
+from msgspec.structs import astuple
+
+from stream.contracts import decoder_of
+from stream.evidence.attribution import AttributionEvent, Losses, StepDetails, told_of
+from stream.evidence.surface import OPENED, Surface, ways_of
+from stream.records.artifacts import (
+    DETAIL_FILE,
+    HOME,
+    KERNEL_FILE,
+    MARKERS_FILE,
+    POLICY_FILE,
+    RUNNER_FILE,
+    SDK_FILE,
+    Marker,
+    PolicyEvent,
+    RunnerFinished,
+    RunnerStarted,
+    SdkEvent,
+)
+from stream.records.control import Gap
+from stream.records.kernel import (
+    ACCEPT,
+    ACCOUNT,
+    ATTRIBUTES,
+    BIND,
+    BY_PEER,
+    CHMOD,
+    CHOWN,
+    CONNECT,
+    CONNECT_BLOCKED,
+    EVENT_TYPES,
+    EXEC,
+    EXEC_FAILED,
+    EXIT,
+    FORK,
+    KERNEL_EVENT,
+    LINK,
+    LOCAL_ACCEPT,
+    LOCAL_BIND,
+    LOCAL_CONNECT,
+    LOCAL_SEND,
+    MKDIR,
+    MKNOD,
+    NO_QUEUE,
+    NO_XATTR,
+    OPEN,
+    REACH,
+    RENAME,
+    RMDIR,
+    SENDMSG,
+    SENDTO,
+    SOCKET_FILE,
+    SYMLINK,
+    TIMES,
+    TRUNCATE,
+    UNLINK,
+    URING_SETUP,
+    WITH_PEER,
+    XATTR,
+    KernelDetail,
+    KernelEvent,
+    OperationFlag,
+    RunId,
+    kind_of,
+    unknown_type,
+)
+
+_TOOL_EVENTS = ("tool_call_started", "tool_call_completed")
+#: By call: of which types its event may be.
+_TYPES = {call: (kind, *BY_PEER.get(kind, ())) for call, kind in EVENT_TYPES.items()}
+_WITHOUT_VALUE = {FORK, EXIT, URING_SETUP}
+#: They give nothing but 0 where they succeed.
+_GIVES_NOTHING = {
+    *(UNLINK, RENAME, MKDIR, RMDIR, LINK, SYMLINK, CHMOD, CHOWN, TRUNCATE, MKNOD),
+    *(EXEC, EXEC_FAILED, CONNECT, LOCAL_CONNECT, BIND, LOCAL_BIND, SOCKET_FILE),
+    *(XATTR, NO_XATTR, TIMES, ATTRIBUTES, ACCOUNT, NO_QUEUE),
+}
+_IP_PEER = {CONNECT, SENDTO, SENDMSG, BIND, ACCEPT}
+_ANY_PEER = {LOCAL_CONNECT, LOCAL_SEND, LOCAL_BIND, LOCAL_ACCEPT, CONNECT_BLOCKED, REACH}
+_KINDS = {*EVENT_TYPES.values()}
+_PORT = re.compile("0|[1-9][0-9]{0,4}")
+#: Absolute; or, where it lies in no folder, as `pipe:[5]`.
+_PLACE = re.compile(r"(?:/|[a-z_0-9]+:)(?:[^\\\0]|\\\\|\\x[0-9a-f]{2})*", re.DOTALL)
+_OTHER_FAMILY = re.compile(r"af[0-9]{1,5}:[0-9a-f]*")  #: of addresses that no text is made of
+_ONLY_BEGUN = (-114, -115)  #: of a connect: EALREADY, EINPROGRESS
+
+
+def line_strangeness(detail: KernelDetail, pid: int, event_type: int) -> str:
+    """Why a detail is not of the event of its line; empty where it may be."""
+    types = _TYPES.get(detail.call) or (unknown_type(detail.call),)
+    if event_type not in types:
+        return f"{detail.call}, but its line is {kind_of(event_type)}"
+    return "" if detail.pid == pid else f"of {detail.pid}, but its line is of {pid}"
+
+
+def open_strangeness(detail: KernelDetail) -> str:
+    """Why a detail is of no open: what its line says, it does not say again."""
+    said = (detail.return_value, detail.mode, detail.exit_status)
+    if detail.flags or detail.status is not UNSET or said != (None, None, None):
+        return "an open's flags, mode and result stand in its own line"
+    return ""
+
+
+def must_have_detail(event: KernelEvent) -> bool:
+    """All but opens and connects leave something unsaid, and so do these without a value."""
+    return event.event_type not in (OPEN, CONNECT) or event.value is None
+
+
+def is_place(text: str) -> bool:
+    """Whether it is text by `path_text`, of a file that has a name or of one that needs none."""
+    return _PLACE.fullmatch(text) is not None
+
+
+def value_strangeness(event: KernelEvent) -> str:
+    """Why an event is none of our feeds', by its line alone. Of any event but an open."""
+    kind, value = event.event_type, event.value
+    if kind in _IP_PEER:
+        return "" if value is None or _is_endpoint(value) else f"{value!r} is no endpoint"
+    if value is None or kind in _ANY_PEER or kind not in _KINDS:
+        return ""
+    return "" if is_place(value) else f"{value!r} is the path of no file"
+
+
+def _is_endpoint(text: str) -> bool:
+    if _OTHER_FAMILY.fullmatch(text):
+        return True
+    host, colon, port = text.rpartition(":")
+    if not colon or not _PORT.fullmatch(port) or int(port) > 0xFFFF:
+        return False
+    is_long = host.startswith("[")
+    try:
+        address = ip_address(host[1:-1] if is_long and host.endswith("]") else host)
+    except ValueError:
+        return False
+    return is_long == (address.version == 6)
+
+
+def event_strangeness(event: KernelEvent, detail: KernelDetail | None) -> Iterator[str]:
+    """Of any event but an open."""
+    kind = event.event_type
+    if kind in _WITHOUT_VALUE and event.value is not None:
+        yield f"a value, {event.value!r}, of {event.kind}"
+    if detail is None:
+        return
+    yield from _result_strangeness(detail, kind)
+    if kind in WITH_PEER and detail.peer != event.value:
+        yield f"to {detail.peer!r}, but its line is to {event.value!r}"
+    if kind == SYMLINK and event.value is not None and detail.to_path != event.value:
+        yield f"at {detail.to_path!r}, but its line is of {event.value!r}"
+
+
+def _result_strangeness(detail: KernelDetail, kind: int) -> Iterator[str]:
+    result = detail.return_value
+    is_known = result is not None and not (detail.call == "connect" and result in _ONLY_BEGUN)
+    follows = UNSET if not is_known else "error" if result is not None and result < 0 else "success"
+    if detail.status != follows:
+        yield f"status is {detail.status}, and {result} was returned"
+    if result is not None and result > 0 and kind in _GIVES_NOTHING:
+        yield f"{detail.call} gives nothing, and {result} was returned"
+    if (kind == EXEC and result != 0) or (kind == EXEC_FAILED and detail.status == "success"):
+        yield f"{kind_of(kind)}, and {result} was returned"
+
+
+def marker_strangeness(marker: Marker, sdk: Sequence[SdkEvent]) -> str:
+    """Why a marker does not stand for its line of the SDK layer."""
+    number = marker.sdk_seq
+    if marker.name not in _TOOL_EVENTS:
+        is_bare = number is None and marker.tool_call_id is None and marker.command is None
+        if marker.name == "run_started" and marker.at:
+            return f"the run starts after {marker.at} events"
+        return "" if is_bare else f"{marker.name} is of no tool call"
+    if number is None or not 0 <= number < len(sdk):
+        return "it is of no line of the SDK layer"
+    event = sdk[number]
+    if (event.event_type, event.tool_call_id) != (marker.name, marker.tool_call_id):
+        return f"line {number} of the SDK layer says something else"
+    return ""
+
+
+def frame_strangeness(markers: Sequence[Marker], total: int) -> str:
+    """Why markers do not reach from the start of a run with so many kernel events to its end."""
+    names = [marker.name for marker in markers]
+    if not names:
+        return ""  # of a stream that had none
+    if names[0] != "run_started" or names[-1] != "run_finished":
+        return "they do not reach from the start of the run to its end"
+    if {"run_started", "run_finished"} & {*names[1:-1]}:
+        return "the run starts or ends in the middle"
+    at = markers[-1].at
+    return "" if at == total else f"the run ends after {at} events, and there are {total}"
+
+
+_WORD = (1 << 64) - 1
+_PLAIN: dict[str, Any] = {
+    "run_id": str,
+    "kind": str,
+    "operation_flags": tuple[OperationFlag, ...] | msgspec.UnsetType,
+}
+#: The same but for the two patterns, which cost as much as all else. Who decodes by it sees to the
+#: kinds, and one look at a run_id is enough for all that are the same.
+_PlainEvent: Any = msgspec.defstruct(
+    "_PlainEvent",
+    [
+        (field.name, _PLAIN.get(field.name, field.type), field.default)
+        if field.default is not msgspec.NODEFAULT
+        else (field.name, _PLAIN.get(field.name, field.type))
+        for field in msgspec.structs.fields(KernelEvent)
+    ],
+    tag_field="schema",
+    tag=KERNEL_EVENT,
+    forbid_unknown_fields=True,
+    kw_only=True,
+    gc=False,
+)
+
+
+class KernelDecoder:
+    def __init__(self) -> None:
+        self.decode = decoder_of(KernelEvent)
+        self._decode_lines = msgspec.json.Decoder(_PlainEvent).decode_lines
+
+    def decode_lines(self, block: bytes) -> list[Any]:
+        events = self._decode_lines(block)
+        if events:
+            msgspec.convert(events[0].run_id, RunId)
+        return events
+
+
+class Form(NamedTuple):
+    """What an event has in common with many others."""
+
+    event_type: int
+    kind: str
+    flags: Any
+    return_value: Any
+    access_mode: Any
+    operation_flags: Any  #: UNSET or a tuple
+    status: Any
+
+
+class Columns(Struct):
+    records: Sequence[Any]
+    named: Sequence[str]  #: the run that each is of
+    seqs: tuple[int, ...]
+    pids: Sequence[int]
+    types: Sequence[int]
+    values: Sequence[str | None]
+    forms: Sequence[tuple[Any, ...]]  #: what `Form` has
+    different_forms: set[tuple[Any, ...]]
+
+    @property
+    def run_ids(self) -> set[str]:
+        return set(self.named)
+
+
+def columns_of(events: Sequence[Any]) -> Columns:
+    """Of one event or more."""
+    columns = zip(*map(astuple, events), strict=True)
+    run_ids, seqs, pids, types, kinds, values, flags, _, _, *ends = columns
+    returned, accesses, operations, statuses = ends
+    try:
+        hash(operations)
+    except TypeError:  # lists, in a `KernelEvent`
+        operations = tuple(said if said is UNSET else tuple(said) for said in operations)
+    forms = [*zip(types, kinds, flags, returned, accesses, operations, statuses, strict=True)]
+    return Columns(events, run_ids, seqs, pids, types, values, forms, {*forms})
+
+
+class OpenResult(NamedTuple):
+    """Of an open."""
+
+    ways: int | None  #: of one that succeeded
+    result: int | None = None
+
+
+@lru_cache(10_000)
+def end_of(values: tuple[Any, ...]) -> OpenResult | None:
+    form = Form(*values)
+    if form.event_type != OPEN:
+        return None
+    if form.status == "success":
+        return OpenResult(ways_of(form.access_mode, form.operation_flags))
+    return OpenResult(None, None if form.return_value is UNSET else form.return_value)
+
+
+def words(numbers: Sequence[int]) -> bytes:
+    try:
+        return array("Q", numbers).tobytes()
+    except OverflowError:
+        return array("Q", [number & _WORD for number in numbers]).tobytes()
+
+
+_IN_MEMORY = 2 << 20  #: bytes of each file
+
+#: The number of an event that decides whose others are, and what it says.
+_Line = tuple[int, StepDetails | None]
+_NO_MORE: _Line = (sys.maxsize, None)
+_MOST_STRANGERS = 20
+_FRAME = 2  #: a start and an end
+_URING_CALL = "io_uring_setup"
+
+
+#: In the order in which they have to be taken.
+DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
+    KERNEL_FILE: msgspec.json.Decoder(KernelEvent),
+    DETAIL_FILE: msgspec.json.Decoder(KernelDetail | Gap),
+    SDK_FILE: msgspec.json.Decoder(SdkEvent),
+    POLICY_FILE: msgspec.json.Decoder(PolicyEvent),
+    MARKERS_FILE: msgspec.json.Decoder(Marker),
+}
+
+
+class LayerReplay:
+    """Fed with the records of each layer in their order, the kernel's own before its details."""
+
+    def __init__(self) -> None:
+        self.is_whole = True  #: no line is missing that could not be read
+        self.surface = Surface()
+        self.sdk: list[SdkEvent] = []
+        self.policy: list[PolicyEvent] = []
+        self.markers: list[Marker] = []
+        self.runner: list[RunnerStarted | RunnerFinished] = []
+        self.events = 0  #: of the kernel layer
+        self.lost = 0  #: by the gaps
+        self.has_gaps = False
+        self.urings = 0  #: that were set up
+        self.vouched: frozenset[int] = frozenset()  #: lines of the command log, once it is known
+        self.strangers: list[str] = []  #: details that are of another event than their line
+        self.bare, self.first_bare = 0, -1  #: events that have details, and lack them
+        self.oddities: list[str] = []  #: events that no feed of ours tells so
+        self._scopes: Counter[str] = Counter()  # of events that are not of both
+        self._looked_at: tuple[int, array[int], array[int]] = (0, array("Q"), array("Q"))
+        self._read_lines: Iterator[tuple[array[int], array[int]]] | None = None
+        self._losses = Losses()
+        self._steps, self._others = _file(), _file()
+        self._told, self._told_early = _file(), _file()
+        self._waiting: Iterator[KernelEvent] | None = None
+        self._next: KernelEvent | None = None
+
+    def take(self, name: str, records: Sequence[Any]) -> None:
+        if name == KERNEL_FILE and records:
+            self.take_columns(columns_of(records))
+        elif name == DETAIL_FILE:
+            for record in records:
+                self._take_beside(record)
+        elif not self.is_whole:  # and there may be any number of them
+            return
+        elif name == SDK_FILE:
+            self.sdk += records
+            for event in records:
+                self.surface.add_sdk(event)
+        elif name == POLICY_FILE:
+            self.policy += records
+            for decision in records:
+                self.surface.add_policy(decision)
+        elif name == MARKERS_FILE:
+            self.markers += records
+        elif name == RUNNER_FILE and len(self.runner) < _FRAME:
+            self.runner += records[: _FRAME - len(self.runner)]
+
+    def miss(self) -> None:
+        """A line that is none: nothing follows from the others alone."""
+        self.is_whole = False
+        self.sdk, self.policy, self.markers = [], [], []
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Where events were lost."""
+        return self._losses.between(self.events)
+
+    def close(self) -> None:
+        for file in (self._steps, self._others, self._told, self._told_early):
+            file.close()
+
+    def finish(self) -> None:
+        """All layers were read."""
+        while self._other() is not None:
+            self._enter(None)
+
+    def scopes(self) -> Counter[str]:
+        """How many events of the kernel layer are of each."""
+        both = self.events - self._scopes.total()
+        return +Counter({"both": both, **self._scopes})
+
+    def steps(self) -> Iterator[AttributionEvent]:
+        cuts = iter(sorted({marker.at for marker in self.markers}))
+        lines = (_read_told(file) for file in (self._told, self._told_early))
+        told = merge(*lines, key=lambda line: line[0])
+        seq, said = next(told, _NO_MORE)
+        cut = at = 0
+        for pids, kinds in self._read_steps():
+            start, end = at, at + len(pids)
+            while at < end:
+                while cut <= at:
+                    cut = next(cuts, sys.maxsize)
+                while seq < at:
+                    seq, said = next(told, _NO_MORE)
+                if seq == at:
+                    yield pids[at - start], kinds[at - start], said, 1
+                    at += 1
+                    continue
+                some = slice(at - start, min(seq, cut, end) - start)
+                alike = Counter(zip(pids[some], kinds[some], strict=True))
+                for (pid, kind), times in alike.items():
+                    yield pid, kind, None, times
+                at = start + some.stop
+
+    def take_columns(self, columns: Columns) -> None:
+        """Of the kernel layer."""
+        self.events += len(columns.records)
+        self._take_opens(columns)
+        self._tell_early(columns)
+        if set(columns.types) != {OPEN} or None in columns.values:
+            others = [
+                event
+                for event in columns.records
+                if event.event_type != OPEN or event.value is None
+            ]
+            self._others.write(msgspec.json.Encoder().encode_lines(others))
+        blocks = (words(columns.pids), words(columns.types))
+        self._steps.write(b"".join((len(columns.records).to_bytes(8, "little"), *blocks)))
+
+    def _take_opens(self, columns: Columns) -> None:
+        ends = {form: end_of(form) for form in columns.different_forms}
+        if any(_is_bare(Form(*form)) for form, end in ends.items() if end is not None):
+            reason = "an open that does not say its flags, or what follows from what it says"
+            self._find_odd(f"{columns.seqs[0]}, or soon after it: {reason}")
+        found = list(dict.fromkeys(ends.values()))
+        if len(found) == 1:
+            self._take_paths(found[0], columns.values)
+            return
+        paths: dict[OpenResult | None, list[str | None]] = {end: [] for end in found}
+        for form, path in zip(columns.forms, columns.values, strict=True):
+            paths[ends[form]].append(path)
+        for end, some in paths.items():
+            self._take_paths(end, some)
+
+    def _take_paths(self, end: OpenResult | None, paths: Sequence[str | None]) -> None:
+        known: Any = paths
+        if None in paths:
+            known = [path for path in paths if path is not None]
+        if end is not None and end.ways is not None:
+            self.surface.reach_all(known, end.ways)
+        elif end is not None:
+            self.surface.miss_all(known, OPENED, end.result)
+
+    def _take_beside(self, record: KernelDetail | Gap) -> None:
+        if isinstance(record, Gap):
+            self.lost += int(record.lost)
+            self.has_gaps = True
+            self._losses.add_gap(begins=record.begins)
+            return
+        self._hold(record)
+        self._losses.add_detail(record.seq)
+        other = self._other()
+        while other is not None and other.seq < record.seq:
+            self._enter(None)
+            other = self._other()
+        if other is not None and other.seq == record.seq:
+            self._enter(record)
+
+    def _hold(self, detail: KernelDetail) -> None:
+        """What it says of its event as well."""
+        if detail.scope != "both":
+            self._scopes[detail.scope] += 1
+        if detail.call == _URING_CALL and detail.status != "error":
+            self.urings += 1
+        said = self._said_of(detail.seq)
+        if said is None:
+            return
+        reason = line_strangeness(detail, *said)
+        if not reason and said[1] == OPEN:
+            reason = open_strangeness(detail)
+        if reason:
+            self._find_stranger(detail.seq, reason)
+
+    def _find_stranger(self, number: int, reason: str) -> None:
+        if len(self.strangers) < _MOST_STRANGERS:
+            self.strangers.append(f"{number}: {reason}")
+
+    def _said_of(self, number: int) -> tuple[int, int] | None:
+        """Process and type of an event. They are asked for in order."""
+        if self._read_lines is None:
+            self._read_lines = self._read_steps()
+        first, pids, kinds = self._looked_at
+        while number >= first + len(pids):
+            first += len(pids)
+            block = next(self._read_lines, None)
+            if block is None:
+                return None
+            pids, kinds = block
+            self._looked_at = first, pids, kinds
+        at = number - first
+        return (pids[at], kinds[at]) if at >= 0 else None
+
+    def _tell(self, event: KernelEvent, detail: KernelDetail | None) -> None:
+        """What must not be told together with others: it changes whose those are."""
+        told = told_of(event, detail)
+        if told is not None or event.event_type == EXIT:
+            self._told.write(msgspec.json.encode((event.seq, told)) + b"\n")
+
+    def _tell_early(self, columns: Columns) -> None:
+        """Of opens, which wait for no detail."""
+        values: Any = columns.values
+        if None in values:
+            values = [value for value in values if value is not None]
+        text = "\0".join(values)
+        between = len(values) - 1
+        is_odd = text[:1] != "/" or not text.count("\0/") == text.count("\0") == between
+        if values and (is_odd or "\\" in text):
+            self._find_odd_opens(columns)
+        if HOME not in text:
+            return
+        for event in columns.records:
+            told = told_of(event, None) if event.event_type == OPEN else None
+            if told is not None:
+                self._told_early.write(msgspec.json.encode((event.seq, told)) + b"\n")
+
+    def _find_odd_opens(self, columns: Columns) -> None:
+        for seq, kind, value in zip(columns.seqs, columns.types, columns.values, strict=True):
+            if kind == OPEN and value is not None and not is_place(value):
+                self._find_odd(f"{seq}: {value!r} is the path of no file")
+
+    def _find_odd(self, reason: str) -> None:
+        if len(self.oddities) < _MOST_STRANGERS:
+            self.oddities.append(reason)
+
+    def _enter(self, detail: KernelDetail | None) -> None:
+        """What waits first into the surface."""
+        assert self._next is not None
+        self._tell(self._next, detail)
+        if detail is None and must_have_detail(self._next):
+            self.first_bare = self._next.seq if not self.bare else self.first_bare
+            self.bare += 1
+        if self._next.event_type != OPEN:
+            for reason in event_strangeness(self._next, detail):
+                self._find_stranger(self._next.seq, reason)
+            if reason := value_strangeness(self._next):
+                self._find_odd(f"{self._next.seq}: {reason}")
+        self.surface.add_kernel(self._next, detail)
+        self._next = None
+
+    def _other(self) -> KernelEvent | None:
+        """The first event, but for opens, whose detail was not met yet."""
+        if self._waiting is None:
+            self._waiting = self._read_others()
+        if self._next is None:
+            self._next = next(self._waiting, None)
+        return self._next
+
+    def _read_others(self) -> Iterator[KernelEvent]:
+        decode = msgspec.json.Decoder(KernelEvent).decode
+        self._others.seek(0)
+        yield from map(decode, self._others)
+
+    def _read_steps(self) -> Iterator[tuple[array[int], array[int]]]:
+        self._steps.seek(0)
+        while head := self._steps.read(8):
+            size = 8 * int.from_bytes(head, "little")
+            pids, kinds = array("Q"), array("Q")
+            pids.frombytes(self._steps.read(size))
+            kinds.frombytes(self._steps.read(size))
+            yield pids, kinds
+
+
+def _is_bare(form: Form) -> bool:
+    """An open as others may tell it: not all of it is there, which ours always is."""
+    has_result, has_status = form.return_value is not UNSET, form.status is not UNSET
+    return UNSET in (form.flags, form.access_mode) or has_result != has_status
+
+
+def _file() -> IO[bytes]:
+    return tempfile.SpooledTemporaryFile(_IN_MEMORY)  # it has no name to leave behind
+
+
+def _read_told(file: IO[bytes]) -> Iterator[_Line]:
+    file.seek(0)
+    return map(msgspec.json.Decoder(_Line).decode, file)
+
+
+def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes, cut behind ends of lines; what stands after the last one is left out."""
+    rest = b""
+    for block in blocks:
+        end = block.rfind(b"\n") + 1
+        if end:
+            yield rest + block[:end]
+            rest = block[end:]
+        else:
+            rest += block

@@ -1,0 +1,416 @@
+"""What the documents of a recorded run say of the same thing: its metadata, its events, its
+summary, the runner's own events, and what was counted.
+
+Each is a sentence about what does not agree. A number that the recorder never knew is null, and
+agrees with nothing but null.
+
+What a run says beside its layers: its events by the rules of `stream check`, and the records
+of boundaries, of changed paths and of commands by `stream validate`."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+from msgspec import Struct, field
+
+from stream.boundary.descriptors import Boundaries, Descriptor, make_carried
+from stream.codec import DECODE_ERRORS, Lines, LineSplitter, OverlongLine
+from stream.documents import LARGEST, parse_document, parted
+from stream.errors import InputError
+from stream.records.artifacts import (
+    RUNNER_FILE,
+    CorrelationReport,
+    ObservationHealth,
+    RunnerFinished,
+    RunnerStarted,
+)
+from stream.records.control import Finding
+from stream.records.decision import EventName
+from stream.records.run import (
+    BOUNDARY_FILE,
+    CHANGES_FILE,
+    COMMANDS_FILE,
+    DESCRIPTOR_FILE,
+    EVENTS_FILE,
+    Beginning,
+    RunMetadata,
+    RunSummary,
+    decode_change,
+)
+from stream.transformers.invariants import Invariants, event_in
+from stream.transformers.validate import Validate
+from stream.verify.documents import is_too_deep
+from stream.verify.report import VerifyReport
+
+Event = Mapping[str, Any]
+_ENDING = (
+    *("exit_code", "signal", "not_started", "duration_ms", "containment", "timed_out"),
+    *("signals_passed_on", "outlived", "stopped"),
+)
+_AT_EXIT = ("exit_code", "signal", "not_started", "duration_ms")
+_SESSION = ("session_id", "agent_id", "agent_version", "environment")
+_EVIDENCE = (
+    *("kernel_layer", "kernel_events", "kernel_lost"),
+    *("cgroup_correlation", "tool_calls", "correlation"),
+)
+_DENIALS = re.compile(r"; declared_permission_denials=([0-9]+) ")
+_INCOMPLETE = re.compile(r"; incomplete: ([0-9]+)\Z")
+
+
+class RunDocuments(Struct):
+    """What its documents say. None: it is not there, or none."""
+
+    metadata: RunMetadata | None
+    summary: RunSummary | None
+    health: ObservationHealth | None
+    report: CorrelationReport | None
+    kernel_events: int
+    #: Whether its recorder was asked for kernel evidence: what stands for it otherwise is made
+    #: when the run is archived.
+    has_evidence: bool
+    runner: list[RunnerStarted | RunnerFinished]
+    events: Mapping[str, Event]  #: by their names
+    counted: dict[str, int] = field(default_factory=dict)  #: records of a file
+
+
+def disagreements(run: RunDocuments) -> Iterator[str]:
+    if run.metadata is not None:
+        yield from _of_metadata(run.metadata, run)
+    if run.summary is not None:
+        yield from _of_summary(run.summary, run)
+        yield from _of_ending(run.summary, run)
+        yield from _of_evidence(run.summary, run)
+
+
+def _of_metadata(metadata: RunMetadata, run: RunDocuments) -> Iterator[str]:
+    for name, event in run.events.items():
+        for key in _SESSION:
+            said = _within(event, "session", key)
+            yield from _differing(f"metadata {key}", getattr(metadata, key), name, said)
+        mode = _within(event, "prompt_provenance", "capture_mode")
+        yield from _differing("metadata capture_mode", metadata.capture_mode, name, mode)
+        ids = [_within(one, "id") for one in _listed(event, "request", "constraints")]
+        yield from _differing("metadata constraints", metadata.constraints, name, ids)
+    prepared = _facts(run, "workspace_prepared", "workspace")
+    for key, stated in (("mode", metadata.workspace_mode), ("source", metadata.source)):
+        yield from _differing(f"metadata {key}", stated, "workspace_prepared", prepared.get(key))
+    invoked = _facts(run, "agent_invoked", "process")
+    yield from _differing("metadata argv", metadata.argv, "agent_invoked", invoked.get("argv"))
+    for key in ("agent_known_by", "version_known_by"):
+        if key in invoked:  # a run of before does not say it
+            stated = getattr(metadata, key)
+            yield from _differing(f"metadata {key}", stated, "agent_invoked", invoked[key])
+    for start in run.runner:
+        if isinstance(start, RunnerStarted):
+            yield from _differing("metadata argv", metadata.argv, RUNNER_FILE, start.command)
+            yield from _differing("window_elapsed_ms", 0, RUNNER_FILE, start.window_elapsed_ms)
+            told = start.agent_shim
+            yield from _differing("metadata agent_id", metadata.agent_id, RUNNER_FILE, told)
+
+
+def _of_summary(summary: RunSummary, run: RunDocuments) -> Iterator[str]:
+    """What is counted in it."""
+    for kind in ("stdout", "stderr"):
+        kept = _facts(run, "artifacts_captured", f"{kind}_log")
+        stated = getattr(summary, f"{kind}_bytes")
+        yield from _differing(f"{kind}_bytes", stated, "artifacts_captured", kept.get("total"))
+        is_full = run.metadata is not None and run.metadata.capture_mode == "full"
+        if is_full and not kept.get("lost_bytes"):
+            yield from _differing(f"{kind}_bytes", stated, "its file", kept.get("bytes"))
+    if run.metadata is not None and run.metadata.capture_mode == "full":
+        yield from _differing("redacted", summary.redacted, "metadata capture_mode", None)
+    diff = _facts(run, "fs_diff_captured", "diff")
+    for key, said in (
+        ("changed_paths", "changed_count"),
+        ("changed_inside_git", "inside_git"),
+        ("changed_after_exit", "has_after_exit"),
+    ):
+        yield from _differing(key, getattr(summary, key), "fs_diff_captured", diff.get(said))
+    if diff:
+        listed = run.counted.get(CHANGES_FILE)
+        yield from _differing("changed_paths", summary.changed_paths, CHANGES_FILE, listed)
+    objects = run.counted.get(BOUNDARY_FILE)
+    yield from _differing("boundary_objects", summary.boundary_objects, BOUNDARY_FILE, objects)
+    yield from _of_commands(summary, run)
+    finished = run.events.get("run_finished")
+    for part in ("alignment", "quality", "policy"):
+        said = _within(finished, "evaluation", part, "status")
+        yield from _differing(part, getattr(summary, part), "run_finished", said)
+    sentence = str(_within(finished, "agent_action", "action_summary"))
+    denials = _DENIALS.search(sentence)
+    yield from _differing(
+        "declared_denials",
+        str(summary.declared_denials or 0),  # as text: whoever forges may write any number
+        "run_finished",
+        denials[1] if denials else "0",
+    )
+    is_error = "; declared_error=yes" in sentence
+    yield from _differing("declared_error", bool(summary.declared_error), "run_finished", is_error)
+    lost = _INCOMPLETE.search(sentence)
+    number = lost[1] if lost else "0"
+    yield from _differing("incomplete", str(len(summary.incomplete)), "run_finished", number)
+
+
+def _of_commands(summary: RunSummary, run: RunDocuments) -> Iterator[str]:
+    log = _facts(run, "commands_observed", "command_log")
+    if not log:
+        if summary.commands:
+            yield f"commands: {summary.commands}, and no event names their log"
+        return
+    yield from _differing(
+        "commands", summary.commands, "commands_observed", log.get("observed_count")
+    )
+    listed = run.counted.get(COMMANDS_FILE)
+    yield from _differing("commands", summary.commands, COMMANDS_FILE, listed)
+
+
+def vouched_faults(
+    events: Mapping[str, Event], vouched: Collection[int], lines: Collection[int]
+) -> Iterator[str]:
+    """What the events say of the command log, against the lines of it that its layers vouch for.
+    Before there was such a count, nothing was said."""
+    for number in sorted({*vouched} - {*lines}):
+        yield f"line {number} of {COMMANDS_FILE}: a wrapper wrote it, and it is not there"
+    log = _facts_of(events.get("commands_observed"), "command_log")
+    if "vouched_count" in log:
+        stated = log["vouched_count"]
+        yield from _differing("vouched_count", stated, "the evidence", len(vouched))
+
+
+def _of_ending(summary: RunSummary, run: RunDocuments) -> Iterator[str]:
+    for name, keys in (("agent_completed", _AT_EXIT), ("artifacts_captured", _ENDING)):
+        facts = _facts(run, name, "process")
+        for key in keys:
+            yield from _differing(key, getattr(summary, key), name, facts.get(key))
+    is_signal = summary.signal is not None
+    for end in run.runner:
+        if isinstance(end, RunnerFinished):
+            for key, follows in (
+                ("exit_code", None if is_signal or summary.not_started else summary.exit_code),
+                ("signal", summary.exit_code - 128 if is_signal else None),
+                ("success", not summary.exit_code and not summary.not_started),
+                ("window_elapsed_ms", summary.duration_ms),
+            ):
+                yield from _differing(key, follows, RUNNER_FILE, getattr(end, key))
+
+
+def _of_evidence(summary: RunSummary, run: RunDocuments) -> Iterator[str]:
+    stated = {key: getattr(summary, key) for key in _EVIDENCE}
+    follows: dict[str, Any] = dict.fromkeys(_EVIDENCE)
+    # One whose witness failed says so, and what there is was never summed up.
+    if run.has_evidence and not (summary.incomplete and summary.kernel_layer is None):
+        if run.health is not None:
+            follows["kernel_layer"] = run.health.kernel_layer
+            follows["kernel_lost"] = run.health.ringbuf_drops
+            follows["cgroup_correlation"] = run.health.cgroup_correlation
+        if run.report is not None:
+            follows["tool_calls"] = len(run.report.bindings)
+            follows["correlation"] = run.report.status
+        follows["kernel_events"] = run.kernel_events
+    for key in _EVIDENCE:
+        yield from _differing(key, stated[key], "the evidence", follows[key])
+
+
+def _differing(what: str, stated: Any, where: str, said: Any) -> Iterator[str]:
+    if stated != said or type(stated) is not type(said):
+        yield f"{what}: {_shown(stated)}, but {_shown(said)} by {where}"
+
+
+def _shown(value: Any) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 100 else f"{text[:99]}…"
+
+
+def _facts(run: RunDocuments, event: str, kind: str) -> Mapping[str, Any]:
+    """What an event has beside its sentence. Empty: it has no such artifact."""
+    return _facts_of(run.events.get(event), kind)
+
+
+def _facts_of(event: Any, kind: str) -> Mapping[str, Any]:
+    for item in _listed(event, "agent_action", "artifacts"):
+        if _within(item, "type") == kind:
+            metadata = _within(item, "metadata")
+            return metadata if isinstance(metadata, dict) else {}
+    return {}
+
+
+def _listed(event: Any, *keys: str) -> list[Any]:
+    found = _within(event, *keys)
+    return found if isinstance(found, list) else []
+
+
+def _within(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+_MOST_AGENTS = 20  #: of a run, which has one
+CUT_OFF = "run.incomplete"
+VALIDATED = (BOUNDARY_FILE, CHANGES_FILE, COMMANDS_FILE)
+
+
+class FileMention(msgspec.Struct):
+    """A file, as an event says that it was."""
+
+    line: int
+    path: str
+    file: str
+    sha256: str
+
+
+class Events:
+    """The judge of events.jsonl."""
+
+    def __init__(self, book: VerifyReport, beginning: Beginning | None) -> None:
+        self.mentions: list[FileMention] = []
+        self.agents: dict[str, int] = {}  #: and the line of the first event of each
+        self.named: dict[str, dict[str, Any]] = {}  #: the first event of each name
+        self.is_finished = False
+        self.last = ""  #: event
+        self._book = book
+        # Which profile the run is to be held to, its metadata says, which come after its events.
+        self._stage = Invariants("agents", is_alone=True, source=book.source(EVENTS_FILE))
+        self._splitter = LineSplitter(book.source(EVENTS_FILE), book.limits.line)
+        self._beginning = beginning
+        self._digest = hashlib.sha256()
+        self._left = beginning.bytes if beginning else 0
+
+    def feed(self, data: bytes) -> None:
+        if self._left:
+            self._digest.update(data[: self._left])
+            self._left -= min(self._left, len(data))
+        self._judge(self._splitter.feed(data))
+
+    def finish(self) -> None:
+        self._judge(self._splitter.finish())
+        self._add(self._stage.finish())
+        if self._beginning and (self._left or self._digest.hexdigest() != self._beginning.sha256):
+            message = f"the first {self._beginning.bytes} bytes are not what the run lists"
+            self._book.find("contract.listed", message, EVENTS_FILE)
+
+    @property
+    def _is_cut_off(self) -> bool:
+        """A folder of such a run has one finding that says so, and what of it can be trusted."""
+        return self._book.is_folder and not self.is_finished
+
+    def _judge(self, lines: Lines | None) -> None:
+        for part in lines.parts() if lines else ():
+            self._book.take_lines(len(part))
+            for index, line in enumerate(part):
+                self._read(line, part.number + index)
+            self._add(self._stage.feed(part))  # after it is known whether the run ends here
+
+    def _add(self, items: Any) -> None:
+        for item in items:
+            if isinstance(item, Finding) and not (item.rule == CUT_OFF and self._is_cut_off):
+                rule = f"contract.check.{item.rule}"
+                named = msgspec.structs.replace(item, rule=rule)
+                self._book.add(named, EVENTS_FILE)
+
+    def _read(self, line: bytes, number: int) -> None:
+        """What the rules of one run alone cannot know. Bad lines were found before."""
+        if isinstance(line, OverlongLine):
+            return
+        depth = self._book.limits.depth
+        if is_too_deep(line, depth):
+            self._book.find("limit.depth", f"nested deeper than {depth}", EVENTS_FILE, number)
+            return
+        event = event_in(line)
+        if event is None:
+            return
+        kind = event.get("event_type")
+        self.last = kind if isinstance(kind, str) else self.last
+        if self.last in get_args(EventName):
+            self.named.setdefault(self.last, event)
+        if kind == "run_finished":
+            self.is_finished = True
+        session = event.get("session")
+        session = session if isinstance(session, dict) else {}
+        if isinstance(session.get("run_id"), str):
+            path = "$.session.run_id"
+            self._book.hold_run_id(session["run_id"], EVENTS_FILE, number, path)
+        if isinstance(session.get("agent_id"), str) and len(self.agents) < _MOST_AGENTS:
+            self.agents.setdefault(session["agent_id"], number)
+        action = event.get("agent_action")
+        items = action.get("artifacts") if isinstance(action, dict) else None
+        for index, item in enumerate(items if isinstance(items, list) else ()):
+            self._mention(item, number, f"$.agent_action.artifacts[{index}]")
+
+    def _mention(self, item: Any, line: int, path: str) -> None:
+        if not isinstance(item, dict):
+            return
+        file, digest, more = item.get("content_ref"), item.get("hash"), item.get("metadata")
+        is_lossy = isinstance(more, dict) and bool(more.get("lost_bytes"))
+        if isinstance(file, str) and isinstance(digest, str) and not is_lossy:
+            kind, _, digits = digest.partition(":")
+            if kind == "sha256" and len(self.mentions) <= self._book.limits.entries:
+                self.mentions.append(FileMention(line, path, file, digits))
+
+
+class Carried:
+    """The judge of the descriptor that came with the boundary objects."""
+
+    def __init__(self, book: VerifyReport) -> None:
+        self.descriptors: list[Descriptor] = []
+        self._book = book
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        if len(self._data) <= LARGEST:
+            self._data += data
+
+    def finish(self) -> None:
+        path, depth = Path(DESCRIPTOR_FILE), self._book.limits.depth
+        data = bytes(self._data)
+        if len(data) > min(LARGEST, self._book.limits.document):
+            self._book.find("limit.document", "it is too large", DESCRIPTOR_FILE)
+        elif is_too_deep(data, depth):
+            self._book.find("limit.depth", f"nested deeper than {depth}", DESCRIPTOR_FILE)
+        else:
+            try:
+                self.descriptors.append(make_carried(parse_document(data), path))
+            except (InputError, ValueError) as error:
+                reason, where = parted(str(error).removeprefix(f"{path}: "))
+                self._book.find("contract.document", reason, DESCRIPTOR_FILE, path=where)
+
+
+class Validated:
+    """The judge of lines that `stream validate` knows."""
+
+    def __init__(self, book: VerifyReport, name: str, boundaries: Boundaries) -> None:
+        self._book = book
+        self.count = 0  #: of its records, those that count as one thing more
+        self._name = name
+        self._stage = Validate(boundaries, is_last=True)
+        self._splitter = LineSplitter(book.source(name), book.limits.line)
+
+    def feed(self, data: bytes) -> None:
+        self._judge(self._splitter.feed(data))
+
+    def finish(self) -> None:
+        self._judge(self._splitter.finish())
+
+    def _judge(self, lines: Lines | None) -> None:
+        for part in lines.parts() if lines else ():
+            self._book.take_lines(len(part))
+            self.count += sum(map(_counts if self._name == CHANGES_FILE else bool, part))
+            for item in self._stage.feed(part):
+                if isinstance(item, Finding):
+                    named = msgspec.structs.replace(item, rule="contract.record")
+                    self._book.add(named, self._name)
+
+
+def _counts(line: bytes) -> bool:
+    """A folder that came with its files is not one changed path more."""
+    try:
+        change = decode_change(line)
+    except DECODE_ERRORS:
+        return False
+    states = (change.before, change.after)
+    return bool(change.not_in_patch) or any(state and state.kind != "dir" for state in states)

@@ -1,0 +1,193 @@
+"""The composition behind `stream check`: a stream of events, a file of them, or a run folder.
+
+The composition behind `stream validate`: streams of lines, and whole documents."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from anyio import to_thread
+from anyio.abc import ObjectSendStream
+from msgspec import Struct, field
+
+from stream.boundary.descriptors import Boundaries
+from stream.codec import DECODE_ERRORS, BrokenDocument, Lines
+from stream.documents import LARGEST, parse_document, parted
+from stream.errors import InputError, os_reason
+from stream.pipeline import Batch, Chain, Counts, Pipeline, Sink, Source
+from stream.records.control import Finding
+from stream.records.run import EVENTS_FILE, Profile
+from stream.sources.ndjson import STDIN, NdjsonSource, check_readable
+from stream.transformers.invariants import Invariants
+from stream.transformers.validate import Validate
+
+if TYPE_CHECKING:
+    from stream.contracts import Contracts
+
+
+class CheckResult(Struct):
+    """The books of a check: of its lines, and of what was found."""
+
+    counts: Counts
+    events: int
+    runs: int
+    findings: int
+    errors: int  #: findings that make the answer no
+    unknown: int  #: lines of contracts that stream does not know
+
+
+class FolderSource(Struct):
+    """What a run folder shows beside its events, and what its evidence is, as findings."""
+
+    root: Path
+    contracts: Callable[[], Contracts]
+    found: list[Finding] = field(default_factory=list)
+
+    async def run(self, out: ObjectSendStream[Batch[Any]], /) -> None:
+        # In a thread that an interrupt leaves behind: there may be gigabytes to hash.
+        self.found = await to_thread.run_sync(self._examine, abandon_on_cancel=True)
+        if self.found:
+            await out.send(self.found)
+
+    def _examine(self) -> list[Finding]:
+        """Of a run that was cut off the last records may be torn: its events say that it was."""
+        from stream.verify.layers import evidence_findings
+        from stream.verify.run_folder import examine, is_finished
+
+        if not is_finished(self.root):
+            return []
+        boundaries = self.contracts().boundaries
+        return [*examine(self.root, boundaries), *evidence_findings(self.root)]
+
+
+async def run_check(
+    name: str, profile: Profile | None, boundary: str | None, *sinks: Sink[Any]
+) -> CheckResult:
+    """`-`: whatever comes from stdin; a file: the events of one run; a folder: a whole run.
+
+    Raises InputError where there is nothing to check.
+    """
+
+    target = Path(name)
+
+    @cache
+    def contracts() -> Contracts:
+        from stream.boundary.descriptors import carried_in, find_boundaries
+        from stream.contracts import Contracts
+
+        return Contracts(find_boundaries(boundary, carried_in(target)))
+
+    if boundary:
+        contracts()  # what cannot be used is said before anything is read
+    sources: list[Source[Any]] = []
+    folder = FolderSource(target, contracts)
+    if name != STDIN and _is_folder(folder.root):
+        from stream.verify.run_folder import check_folder, profile_of
+
+        check_folder(folder.root)
+        profile = profile or profile_of(folder.root)
+        name = str(folder.root / EVENTS_FILE)
+        sources = [folder]
+    if not sources or Path(name).exists():
+        check_readable([name])
+        sources = [NdjsonSource(name), *sources]
+    place = os.fsencode(name).decode(errors="replace")
+    stage = Invariants(profile or "poc", is_alone=name != STDIN, source=place, contracts=contracts)
+    await Pipeline[Any]((Chain(sources),)).through(lambda: stage).into(*sinks)
+    return _answer(stage, folder.found)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        reason = os_reason(error) if isinstance(error, OSError) else str(error)
+        raise InputError(f"{path}: {reason}") from None
+    if stat.S_ISBLK(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):
+        raise InputError(f"{path}: neither a run folder nor a file of events")
+    return stat.S_ISDIR(mode)
+
+
+def _answer(stage: Invariants, found: list[Finding]) -> CheckResult:
+    lines = stage.counts
+    lines.received -= len(found)
+    lines.passed -= len(found)
+    errors = sum(finding.severity == "error" for finding in found)
+    findings = stage.findings + len(found)
+    return CheckResult(
+        lines, stage.events, stage.runs, findings, stage.errors + errors, stage.unknown
+    )
+
+
+class DocumentSource(Struct):
+    """One JSON value that spans lines, as the one line that it would be."""
+
+    name: str
+
+    async def run(self, out: ObjectSendStream[Batch[Any]], /) -> None:
+        try:
+            data = Path(self.name).read_bytes()
+        except OSError as error:
+            raise InputError(f"{self.name}: {os_reason(error)}") from None
+        try:
+            parse_document(data)
+            # Only white space is taken out: numbers stay as they are written.
+            line = msgspec.json.format(data, indent=-1)
+        except (*DECODE_ERRORS, ValueError) as error:
+            if any(map(_is_record, data.splitlines()[1:])):  # a stream whose first line is bad
+                await NdjsonSource(self.name).run(out)
+                return
+            line = BrokenDocument.of(data, *parted(str(error)))
+        await out.send(Lines([line], self.name, 1, 0))
+
+
+def _is_record(line: bytes) -> bool:
+    """A whole object on a line of its own, not indented: no document is written like that."""
+    if not line.startswith(b"{"):
+        return False
+    try:
+        return isinstance(msgspec.json.decode(line), dict)
+    except (*DECODE_ERRORS, ValueError):
+        return False
+
+
+async def run_validate(
+    names: Sequence[str], boundaries: Boundaries, *sinks: Sink[Any], as_filter: bool
+) -> Validate:
+    """One input after the other, in the order given. The stage that it returns has the books."""
+    stage = Validate(boundaries, is_last=not as_filter)
+    sources = [DocumentSource(name) if is_document(name) else NdjsonSource(name) for name in names]
+    await Pipeline[Any]((Chain(sources),)).through(lambda: stage).into(*sinks)
+    return stage
+
+
+def is_document(name: str) -> bool:
+    """Whether a file is one JSON value over several lines, and not a stream of lines.
+
+    Only the first line is looked at: nothing but an opening bracket, or the beginning of
+    a value in a file that is called .json.
+    """
+    path = Path(name)
+    try:
+        if name == STDIN or not path.is_file():
+            return False
+        with path.open("rb") as file:
+            first = file.readline(LARGEST).strip()
+            small = path.stat().st_size <= LARGEST
+    except OSError as error:
+        raise InputError(f"{name}: {os_reason(error)}") from None
+    if first in (b"{", b"["):
+        return small
+    if path.suffix != ".json" or not small:
+        return False
+    try:
+        msgspec.json.decode(first)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return True
+    return False

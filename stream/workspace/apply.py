@@ -1,0 +1,394 @@
+"""What a finished run says that it changed, where that is what it recorded.
+
+Takes the changes of a finished run over to the folder that its workspace was copied from:
+all of them or, where anything there is not as the run found it, none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from stream.errors import InputError, OutputError, os_reason
+from stream.files.trees import FILE, FOLDER, end, entries, filled, pieces_of, put
+from stream.records.run import (
+    CHANGES_FILE,
+    EVENTS_FILE,
+    METADATA_FILE,
+    FileState,
+    FsChange,
+    RunMetadata,
+    decode_change,
+    exact_name,
+)
+from stream.workspace.patch import means_git
+from stream.workspace.snapshot import kind_of
+
+
+class _ListedArtifact(Struct):
+    content_ref: str | None = None
+    hash: str = ""
+
+
+class _ListedAction(Struct, frozen=True):
+    artifacts: list[_ListedArtifact] = []
+
+
+class _ListedEvent(Struct):
+    event_type: str = ""
+    agent_action: _ListedAction = _ListedAction()
+
+
+def path_of(change: FsChange) -> bytes:
+    return exact_name(change.path, change.path_base64)
+
+
+def read_events(run: Path) -> dict[str, str]:
+    """What the events say that the files of the run hold."""
+    digests: dict[str, str] = {}
+    is_finished = False
+    try:
+        with (run / EVENTS_FILE).open("rb") as lines:
+            for line in lines:
+                with suppress(msgspec.MsgspecError):
+                    event = msgspec.json.decode(line, type=_ListedEvent)
+                    is_finished |= event.event_type == "run_finished"
+                    for one in event.agent_action.artifacts:
+                        digests[one.content_ref or ""] = one.hash
+    except OSError as error:
+        raise InputError(f"{error.filename}: {os_reason(error)}") from None
+    if not is_finished:
+        raise InputError(f"{run}: the run did not come to its end: there is no run_finished in it")
+    return digests
+
+
+def _check_digest(run: Path, name: str, found: str, digests: Mapping[str, str]) -> None:
+    """Whoever could write to the record must not choose what is taken over, and where to."""
+    if digests.get(name, found) != found:
+        raise InputError(f"{run / name}: is not what the run recorded: stream check {run}")
+
+
+def read_metadata(run: Path, digests: Mapping[str, str]) -> RunMetadata:
+    path = run / METADATA_FILE
+    try:
+        data = path.read_bytes()
+        _check_digest(run, METADATA_FILE, f"sha256:{sha256(data).hexdigest()}", digests)
+        return msgspec.json.decode(data, type=RunMetadata)
+    except OSError as error:
+        raise InputError(f"{error.filename}: {os_reason(error)}") from None
+    except msgspec.MsgspecError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def read_changes(run: Path, digests: Mapping[str, str]) -> list[FsChange]:
+    path = run / CHANGES_FILE
+    changes = []
+    hashed = sha256()
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                hashed.update(line)
+                try:
+                    change = decode_change(line)
+                    _check_path(path_of(change))
+                except (msgspec.MsgspecError, ValueError) as error:
+                    raise InputError(f"{path}:{number}: {error}") from None
+                changes.append(change)
+    except OSError as error:
+        raise InputError(f"{path}: {os_reason(error)}") from None
+    _check_digest(run, CHANGES_FILE, f"sha256:{hashed.hexdigest()}", digests)
+    return changes
+
+
+def _check_path(path: bytes) -> None:
+    if b"\0" in path or {b"", b".", b".."} & set(path.split(b"/")):
+        raise ValueError("`$.path`: leads out of the workspace")
+
+
+_TEMPORARY = b".stream-apply-"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_PERMISSIONS = 0o777
+_Made = dict[tuple[int, int], FsChange]  #: by device and inode in the workspace
+
+
+class Conflict(Struct):
+    path: bytes
+    reason: str
+
+
+class ApplyPlan(Struct):
+    """What `plan_changes` found; `apply_plan` does it."""
+
+    workspace: Path
+    target: Path
+    todo: list[FsChange]
+    done: int  #: changes that the target has already
+    inside_git: int  #: changes that are never taken over, by names that can mean .git
+    conflicts: list[Conflict]
+
+
+def plan_changes(run: Path, to: Path | None = None) -> ApplyPlan | None:
+    """Reads only. None: the agent worked in the folder itself. Raises InputError for a run whose
+    changes cannot be taken over."""
+    digests = read_events(run)
+    metadata = read_metadata(run, digests)
+    if metadata.workspace_mode == "here":
+        return None
+    target = to or (Path(metadata.source) if metadata.source else None)
+    if target is None:
+        raise InputError(f"{run}: its workspace was copied from nowhere: --to says where to")
+    workspace = run / metadata.workspace
+    if metadata.capture_mode != "full":
+        raise InputError(
+            f"{run}: was captured {metadata.capture_mode}, so that what it recorded cannot be"
+            f" compared; what the agent left is in {workspace}"
+        )
+    changes = read_changes(run, digests)
+    plan = ApplyPlan(workspace, target, [], 0, 0, [])
+    with _opened(workspace) as ours, _opened(target) as theirs:
+        _compare(changes, ours, theirs, plan)
+    return plan
+
+
+def apply_plan(plan: ApplyPlan) -> None:
+    """Raises OutputError, which says how far it came."""
+    order = sorted(plan.todo, key=path_of)
+    made: _Made = {}
+    steps: list[tuple[FsChange, Callable[[int, int, FsChange], None]]] = [
+        *((change, _remove) for change in reversed(order) if _is_to_go(change)),
+        *((change, partial(_make, made)) for change in order if change.after),
+        # Deepest first: what a folder will not allow has been done in it by then.
+        *((change, _set_mode) for change in reversed(order) if _is_folder(change.after)),
+    ]
+    with _opened(plan.workspace) as ours, _opened(plan.target) as theirs:
+        for number, (change, step) in enumerate(steps):
+            try:
+                step(ours, theirs, change)
+            except OSError as error:
+                raise OutputError(
+                    f"{plan.target / os.fsdecode(path_of(change))}: {os_reason(error)}; "
+                    f"{number} of {len(steps)} steps were done"
+                ) from None
+
+
+# ---------------------------------------------------------------- comparing
+
+
+def _compare(changes: Sequence[FsChange], ours: int, theirs: int, plan: ApplyPlan) -> None:
+    taken = [(change, path) for change in changes if not means_git(path := path_of(change))]
+    plan.inside_git = len(changes) - len(taken)
+    going = {path for change, path in taken if _is_to_go(change)}
+    coming = {path for change, path in taken if _is_folder(change.after)}
+    for change, path in taken:
+        try:
+            reason = _obstacle(change, path, ours, theirs)
+            if reason is None and _is_folder(change.before) and path in going:
+                reason = _stranger(theirs, path, going)
+            if reason is None and change.after and path.rpartition(b"/")[0] not in coming:
+                with _parent(theirs, path):
+                    pass
+        except OSError as error:
+            reason = f"cannot be looked at: {os_reason(error)}"
+        if reason == "":
+            plan.done += 1
+        elif reason:
+            plan.conflicts.append(Conflict(path, reason))
+        else:
+            plan.todo.append(change)
+
+
+def _obstacle(change: FsChange, path: bytes, ours: int, theirs: int) -> str | None:
+    """None: it can be taken over. Empty: it is there already."""
+    for state in (change.before, change.after):
+        if state and state.kind in ("fifo", "socket", "device"):
+            return f"is a {state.kind}"
+        if state and state.kind == "file" and state.sha256 is None:
+            return "could not be read in the run"
+    if not _is_state(ours, path, change.after):
+        return "is not in the workspace as the run left it"
+    if _is_state(theirs, path, change.after):
+        return ""
+    if not _is_state(theirs, path, change.before):
+        return "is not as it was when the run began"
+    return None
+
+
+def _stranger(theirs: int, path: bytes, going: set[bytes]) -> str | None:
+    with _parent(theirs, path + b"/.") as (folder, _):
+        inner, deeper = entries(folder)
+    strangers = [name for name, _ in inner + deeper if path + b"/" + name not in going]
+    if not strangers:
+        return None
+    return f"is to be removed, and holds {os.fsdecode(strangers[0])}"
+
+
+def _is_state(root: int, path: bytes, state: FileState | None) -> bool:
+    try:
+        with _parent(root, path) as (parent, name):
+            return _is_entry(parent, name, state)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return state is None
+
+
+def _is_entry(parent: int, name: bytes, state: FileState | None) -> bool:
+    status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    if state is None or kind_of(status.st_mode) != state.kind:
+        return False
+    if state.kind == "symlink":
+        assert isinstance(state.target, str)
+        return os.readlink(name, dir_fd=parent) == exact_name(state.target, state.target_base64)
+    if (status.st_mode ^ int(state.mode, 8)) & _PERMISSIONS:
+        return False
+    if state.kind == "dir":
+        return True
+    if status.st_size != state.bytes:
+        return False
+    fd = os.open(name, FILE, dir_fd=parent)
+    try:
+        return _digest(fd, None) == state.sha256
+    finally:
+        os.close(fd)
+
+
+def _digest(fd: int, copy: int | None) -> str:
+    from hashlib import sha256
+
+    hashed = sha256()
+    for piece in pieces_of(fd, os.fstat(fd)):
+        if copy is not None:
+            put(copy, piece)
+        for chunk in filled((piece,)):
+            hashed.update(chunk)
+    if copy is not None:
+        end(copy)
+    return hashed.hexdigest()
+
+
+def _is_folder(state: FileState | None) -> bool:
+    return state is not None and state.kind == "dir"
+
+
+def _is_to_go(change: FsChange) -> bool:
+    """Whether nothing may be there when what is new is made. A file is replaced in one step."""
+    if not change.before:
+        return False
+    return not change.after or (_is_folder(change.before) != _is_folder(change.after))
+
+
+# ---------------------------------------------------------------- doing
+
+
+def _remove(_: int, theirs: int, change: FsChange) -> None:
+    with _parent(theirs, path_of(change), for_writing=True) as (parent, name):
+        (os.rmdir if _is_folder(change.before) else os.unlink)(name, dir_fd=parent)
+
+
+def _make(made: _Made, ours: int, theirs: int, change: FsChange) -> None:
+    path, after = path_of(change), change.after
+    assert after
+    with _parent(theirs, path, for_writing=True) as (parent, name):
+        if after.kind == "dir":
+            if not _is_folder(change.before):
+                os.mkdir(name, 0o700, dir_fd=parent)
+            return
+        temporary = _TEMPORARY + os.urandom(8).hex().encode()
+        try:
+            if after.kind == "symlink":
+                assert isinstance(after.target, str)
+                os.symlink(exact_name(after.target, after.target_base64), temporary, dir_fd=parent)
+            else:
+                is_linked = _link(made, ours, theirs, change, parent, temporary)
+                if not is_linked:
+                    _copy(ours, path, parent, temporary, after)
+            os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=parent)
+            raise
+
+
+def _link(
+    made: _Made, ours: int, theirs: int, change: FsChange, parent: int, temporary: bytes
+) -> bool:
+    """Give a file that was made before another name, where it has both in the workspace."""
+    with _parent(ours, path_of(change)) as (folder, name):
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    first = made.setdefault((status.st_dev, status.st_ino), change)
+    if first is change or first.after != change.after:
+        return False
+    try:
+        with _parent(theirs, path_of(first)) as (folder, name):
+            os.link(name, temporary, src_dir_fd=folder, dst_dir_fd=parent, follow_symlinks=False)
+    except OSError:  # it becomes a file of its own
+        return False
+    return True
+
+
+def _copy(ours: int, path: bytes, parent: int, temporary: bytes, after: FileState) -> None:
+    with _parent(ours, path) as (folder, name):
+        source = os.open(name, FILE, dir_fd=folder)
+    try:
+        fd = os.open(temporary, _NEW, 0o600, dir_fd=parent)
+        try:
+            if _digest(source, fd) != after.sha256:
+                raise OSError(errno.EBUSY, "was changed in the workspace meanwhile")
+            os.fchmod(fd, int(after.mode, 8) & _PERMISSIONS)
+        finally:
+            os.close(fd)
+    finally:
+        os.close(source)
+
+
+def _set_mode(_: int, theirs: int, change: FsChange) -> None:
+    assert change.after
+    with _parent(theirs, path_of(change)) as (parent, name):
+        fd = os.open(name, FOLDER, dir_fd=parent)
+        try:
+            os.fchmod(fd, int(change.after.mode, 8) & _PERMISSIONS)
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def _opened(root: Path) -> Iterator[int]:
+    try:
+        fd = os.open(root, FOLDER & ~os.O_NOFOLLOW)
+    except OSError as error:
+        raise InputError(f"{root}: {os_reason(error)}") from None
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _parent(root: int, path: bytes, *, for_writing: bool = False) -> Iterator[tuple[int, bytes]]:
+    """(the folder that it lies in, its name there): no link on the way is followed."""
+    *folders, name = path.split(b"/")
+    fd = os.dup(root)
+    closed: int | None = None
+    try:
+        for folder in folders:
+            inner = os.open(folder, FOLDER, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        if for_writing:
+            mode = stat.S_IMODE(os.fstat(fd).st_mode)
+            if mode & 0o300 != 0o300:  # as the agent must have done before us
+                os.fchmod(fd, mode | 0o300)
+                closed = mode
+        yield fd, name
+    finally:
+        if closed is not None:
+            os.fchmod(fd, closed)
+        os.close(fd)

@@ -1,0 +1,639 @@
+"""What git says of a patch, without anything that a user or a workspace has told git.
+
+No configuration and no attributes but ours, no repository but an empty one of our own, no
+hook, no filter: a workspace was written by whom the run is evidence of.
+
+A patch in git's own format, made by git in a repository of its own beside the workspace.
+
+Which changes a git patch can take, and why it cannot take the others.
+
+Writes down the changes of a run: a patch that git can apply, and a listing of every path."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from msgspec import Struct
+
+from stream.errors import InputError, OutputError, StreamError, os_reason, visible
+from stream.files.append import create
+from stream.files.trees import CHUNK, remove_tree
+from stream.records.run import FS_CHANGE, FileState, FsChange, Reason, encode_change, shown_name
+from stream.workspace.changes import TICK, Change, ChangeSet, State
+from stream.workspace.snapshot import LARGEST, Cancelled, IsCancelled, Store, never
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+PATIENCE = 120.0  #: seconds
+#: stands above every .gitattributes of the workspace: no byte is converted, no filter started
+ATTRIBUTES = "* -text !eol !crlf !ident !filter !working-tree-encoding -whitespace\n"
+
+
+class GitError(StreamError):
+    """Git has said nothing."""
+
+
+def parses(patch: Path) -> str:
+    """Why git cannot read it; empty where it can. Raises GitError."""
+    if not patch.stat().st_size:
+        return ""
+    return _ask(["--numstat", "-z", os.path.abspath(patch)], None)  # noqa: PTH100
+
+
+def applies(patch: Path, workspace: Path) -> str:
+    """Why it cannot be taken back from the workspace; empty where it can. Raises GitError."""
+    if not patch.stat().st_size:
+        return ""
+    words = ["--check", "--reverse", "--whitespace=nowarn", os.path.abspath(patch)]  # noqa: PTH100
+    return _ask(words, workspace)
+
+
+def _ask(words: list[str], workspace: Path | None) -> str:
+    import subprocess
+
+    with tempfile.TemporaryDirectory(prefix="stream-check-") as scratch:
+        own = _repository(Path(scratch))
+        place = workspace or own
+        try:
+            done = subprocess.run(
+                ["git", "apply", *words],
+                cwd=place,
+                env=_git_environment(own, place),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=PATIENCE,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise GitError(f"git took more than {PATIENCE:g} seconds") from None
+        except OSError as error:
+            raise GitError(f"git cannot be started: {os_reason(error)}") from None
+    if not done.returncode:
+        return ""
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    first = next((line for line in said if line.startswith(("error:", "fatal:"))), "")
+    return f"git says: {visible(first)[:240] or f'exit {done.returncode}'}"
+
+
+def _repository(scratch: Path) -> Path:
+    """As empty as one can be."""
+    own = scratch / "git"
+    for name in ("objects", "refs", "info"):
+        (own / name).mkdir(parents=True)
+    (own / "HEAD").write_text("ref: refs/heads/none\n")
+    (own / "info" / "attributes").write_text(ATTRIBUTES)
+    return own
+
+
+def _git_environment(own: Path, place: Path) -> dict[str, str]:
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "LC_ALL": "C",
+        "HOME": str(own),
+        "XDG_CONFIG_HOME": str(own),
+        "GIT_DIR": str(own),
+        "GIT_WORK_TREE": str(place),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_CEILING_DIRECTORIES": str(place.parent),
+        "GIT_TERMINAL_PROMPT": "0",
+    }
+
+
+_BEFORE, _AFTER = "refs/heads/before", "refs/heads/after"
+# HEAD has no commit: some versions of git read attributes from there.
+_HEAD = "ref: refs/heads/none\n"
+_CONFIG = """[core]
+\trepositoryformatversion = 0
+\tbare = true
+\tfsync = none
+[pack]
+\tcompression = 0
+[fastimport]
+\tunpackLimit = 0
+"""
+_DIFF = ("diff-tree", "-r", "-p", "--binary", "--full-index", "--no-renames", "--no-color")
+_PLAIN = ("--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
+_PATIENCE = 0.05  #: seconds between two looks at whether to stop
+
+
+def find_git() -> str:
+    """To be asked before a run. Raises InputError where there is none."""
+    found = shutil.which("git")
+    if not found:
+        raise InputError("git: not found on PATH, and the patch of the changes needs it")
+    return found
+
+
+class Shadow:
+    """Two commits that no repository of the user knows: before and after."""
+
+    def __init__(self, git: str, patch: Path, is_cancelled: IsCancelled = never) -> None:
+        self._git = git
+        self._patch = patch
+        self._is_cancelled = is_cancelled
+        self._marks = 0
+        self._trees: tuple[list[bytes], list[bytes]] = ([], [])
+        self._folder: Path | None = None
+        self._said: IO[bytes] | None = None
+        self._importer: Popen[bytes] | None = None
+
+    def add(self, path: bytes, before: str | None, after: str | None) -> None:
+        """The last contents that were put: before, after, or both; by their modes."""
+        mark = self._marks - (1 if before and after else 0)
+        for mode, tree in zip((before, after), self._trees, strict=True):
+            if mode:
+                tree.append(b"M %s :%d %s\n" % (mode.encode(), mark, _quoted(path)))
+                mark += 1
+
+    def put(self, size: int, chunks: Iterable[bytes]) -> None:
+        """A content, for the `add` that follows."""
+        self._marks += 1
+        self._send(b"blob\nmark :%d\ndata %d\n" % (self._marks, size))
+        for chunk in chunks:
+            self._send(chunk)
+        self._send(b"\n")
+
+    def write(self) -> None:
+        """The patch: empty, and without any git, where nothing was added."""
+        if not self._marks:
+            create(self._patch).close()
+            return
+        for reference, tree in zip((_BEFORE, _AFTER), self._trees, strict=True):
+            self._send(
+                b"commit %s\ncommitter stream <stream> 0 +0000\ndata 0\n" % reference.encode()
+            )
+            for line in tree:
+                self._send(line)
+            self._send(b"\n")
+        self._send(b"done\n")
+        assert self._importer
+        assert self._importer.stdin
+        with suppress(BrokenPipeError):  # it says why
+            self._importer.stdin.close()
+        self._wait(self._importer)
+        with create(self._patch) as patch:
+            self._wait(self._start([*_DIFF, *_PLAIN, _BEFORE, _AFTER], None, patch))
+        if not self._patch.stat().st_size:
+            raise OutputError(f"{self._patch}: git: it wrote nothing")
+
+    def close(self) -> None:
+        if self._importer:
+            self._end(self._importer)
+        if self._said:
+            self._said.close()
+        if self._folder:
+            remove_tree(self._folder)
+
+    def _send(self, data: bytes) -> None:
+        if self._is_cancelled():
+            raise Cancelled
+        if not self._importer:
+            self._prepare()
+            from subprocess import PIPE
+
+            words = ["fast-import", "--quiet", "--done", "--depth=0", "--date-format=raw"]
+            self._importer = self._start(words, PIPE, None)
+        assert self._importer.stdin
+        try:
+            self._importer.stdin.write(data)
+        except BrokenPipeError:
+            self._wait(self._importer)
+            raise
+
+    def _prepare(self) -> None:
+        import tempfile  # a run that changes nothing never comes here
+
+        self._folder = Path(tempfile.mkdtemp(prefix=".patch-", dir=self._patch.parent.absolute()))
+        (self._folder / "objects").mkdir()
+        (self._folder / "refs").mkdir()
+        (self._folder / "HEAD").write_text(_HEAD)
+        (self._folder / "config").write_text(_CONFIG)
+        self._said = (self._folder / "said").open("w+b")
+
+    def _start(
+        self, words: Sequence[str], stdin: int | None, stdout: IO[bytes] | None
+    ) -> Popen[bytes]:
+        from subprocess import DEVNULL, Popen
+
+        assert self._folder
+        return Popen(
+            [self._git, *words],
+            cwd=self._folder,
+            env=_environment(self._folder),
+            stdin=DEVNULL if stdin is None else stdin,
+            stdout=DEVNULL if stdout is None else stdout,
+            stderr=self._said,
+            # What an interrupt in a terminal means is decided here, not by git.
+            start_new_session=True,
+        )
+
+    def _wait(self, process: Popen[bytes]) -> None:
+        from subprocess import TimeoutExpired
+
+        while True:
+            try:
+                code = process.wait(_PATIENCE)
+                break
+            except TimeoutExpired:
+                if self._is_cancelled():
+                    self._end(process)
+                    raise Cancelled from None
+        if code:
+            raise OutputError(f"{self._patch}: git: {self._last_words() or f'exit code {code}'}")
+
+    def _end(self, process: Popen[bytes]) -> None:
+        if process.poll() is None:
+            process.kill()
+        with suppress(OSError):
+            if process.stdin:
+                process.stdin.close()
+        process.wait()
+
+    def _last_words(self) -> str:
+        assert self._said
+        self._said.seek(0)
+        lines = self._said.read(1 << 16).decode(errors="replace").split("\n")
+        fatal = [line for line in lines if line.startswith(("fatal: ", "error: "))]
+        return (fatal or [line for line in lines if line] or [""])[0]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Nothing of what a user, or a repository around, has said about git."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return {
+        **kept,
+        "HOME": str(folder),
+        "XDG_CONFIG_HOME": str(folder),
+        "LC_ALL": "C",
+        "GIT_DIR": str(folder),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_ATTR_NOSYSTEM": "1",
+    }
+
+
+def _quoted(path: bytes) -> bytes:
+    """As git quotes: every byte that could mean something else in octal."""
+    plain = all(0x20 <= byte < 0x7F and byte not in b'"\\' for byte in path)
+    if plain:
+        return b'"%s"' % path
+    quoted = (
+        b"%c" % byte if 0x20 <= byte < 0x7F and byte not in b'"\\' else b"\\%03o" % byte
+        for byte in path
+    )
+    return b'"%s"' % b"".join(quoted)
+
+
+_LONGEST = 4_000  #: bytes; git opens whole paths, and a system takes 4,096 at most
+_INSIDE_GIT = rb"(?i)(?:^|/)\.git(?:/|\Z)"
+# `git apply` refuses a whole patch for one path that means `.git` on some file system. What it
+# refuses on a Mac only is in here as well.
+_REFUSED = rb"(?i)(?:^|[/\\])(?:\.git|git~1)[ .]*(?:[/\\:]|\Z)"
+_REFUSED_LINK = (
+    rb"(?i)(?:^|[/\\])(?:\.gitmodules|gitmod~[0-9]+|(?:g(?:i(?:7(?:e(?:ba?)?)?)?)?)?~[0-9]+)"
+    rb"[ .]*(?:[/\\:]|\Z)"
+)
+_IGNORED_ON_MACS = rb"\xe2\x80[\x8c-\x8f\xaa-\xae]|\xe2\x81[\xaa-\xaf]|\xef\xbb\xbf"
+
+
+def reasons(changes: Sequence[Change], paths: Sequence[bytes]) -> list[Reason | None]:
+    """One for each change; None: it is in the patch. `paths`: the names that the patch uses."""
+    found = [_own(change, path) for change, path in zip(changes, paths, strict=True)]
+    _find_clashes(changes, paths, found)
+    _find_obstacles(changes, paths, found)
+    return found
+
+
+def git_mode(state: State) -> str:
+    if state.kind == "symlink":
+        return "120000"
+    return "100755" if state.mode & stat.S_IXUSR else "100644"
+
+
+def is_leaf(state: State | None) -> bool:
+    return state is not None and state.kind != "dir"
+
+
+def means_git(path: bytes) -> bool:
+    """On some file system; what is written there can run when git does."""
+    return re.search(_REFUSED, re.sub(_IGNORED_ON_MACS, b"", path)) is not None
+
+
+def _own(change: Change, path: bytes) -> Reason | None:
+    """What is to be said about a change without looking at the others."""
+    states = [state for state in (change.before, change.after) if state]
+    if re.search(_INSIDE_GIT, path):
+        return "inside-git"
+    if means_git(path) or (
+        re.search(_REFUSED_LINK, path) and any(state.kind == "symlink" for state in states)
+    ):
+        return "refused-name"
+    if b" /" in path:  # where only the first line of a diff has the name, its end is not found
+        return "refused-name"
+    if len(path) > _LONGEST:
+        return "long-path"
+    for state in states:
+        if state.kind in ("fifo", "socket", "device"):
+            return "special-file"
+        if state.kind != "dir" and (not state.is_kept or state.size > LARGEST):
+            return "too-large" if state.is_kept or state.digest else "unreadable"
+    before, after = change.before, change.after
+    if not (is_leaf(before) or is_leaf(after)):
+        return "mode-bits" if before and after else "folder"
+    if before and after and before.holds_as(after) and git_mode(before) == git_mode(after):
+        return "mode-bits"
+    return None
+
+
+def _find_obstacles(
+    changes: Sequence[Change], paths: Sequence[bytes], found: list[Reason | None]
+) -> None:
+    """Where something was that the patch cannot remove, it cannot put something else; and a
+    folder comes with the files in it, and goes with the last of them."""
+    staying: set[bytes] = set()
+    kept: set[bytes] = set()
+    emptied: set[bytes] = set()
+    for change, path, reason in zip(changes, paths, found, strict=True):
+        if is_leaf(change.before):
+            (kept if reason else emptied).update(_above(path))
+            # `git apply` looks through a link that it is about to remove, and gives up on all of
+            # the patch where that link leads to itself.
+            if reason or (change.before and change.before.goes_round):
+                staying.add(path)
+    for change, path in zip(changes, paths, strict=True):
+        if change.before and not is_leaf(change.before) and path not in emptied:
+            kept.update(_above(path))  # an empty folder
+    filled: set[bytes] = set()
+    for index, (change, path) in enumerate(zip(changes, paths, strict=True)):
+        if found[index] is None and is_leaf(change.after):
+            if path in kept or not staying.isdisjoint(_above(path)):
+                found[index] = "in-the-way"
+            else:
+                filled.update(_above(path))
+    for index, (change, path) in enumerate(zip(changes, paths, strict=True)):
+        if found[index] == "folder" and (
+            path in filled if change.after else path in emptied and path not in kept
+        ):
+            found[index] = None
+
+
+def _find_clashes(
+    changes: Sequence[Change], paths: Sequence[bytes], found: list[Reason | None]
+) -> None:
+    """Redaction can make one name of two, or a name that is none."""
+    if all(change.path == path for change, path in zip(changes, paths, strict=True)):
+        return
+    taken: set[bytes] = set()
+    above: set[bytes] = set()
+    for index, path in enumerate(paths):
+        if found[index] is not None:
+            continue
+        folders = set(_above(path))
+        parts = path.split(b"/")
+        if path in taken | above or folders & taken or {b"", b".", b".."} & set(parts):
+            found[index] = "redacted"
+        else:
+            taken.add(path)
+            above |= folders
+
+
+def _above(path: bytes) -> Iterator[bytes]:
+    end = path.rfind(b"/")
+    while end > 0:
+        yield path[:end]
+        end = path.rfind(b"/", 0, end)
+
+
+Redact = Callable[[bytes], bytes]
+
+
+class Summary(Struct, kw_only=True):
+    """Folders that come and go with the files in them are in the listing, and not counted."""
+
+    total: int
+    added: int
+    removed: int
+    changed: int
+    in_patch: int
+    inside_git: int
+    not_in_patch: dict[str, int]  #: by reason
+    paths: list[str]  #: the first of those that are counted
+    has_after_exit: bool
+    is_incomplete: bool  #: something could not be read
+    patch_bytes: int
+    patch_sha256: str
+
+
+def write_patch(
+    changes: ChangeSet,
+    store: Store,
+    patch: Path,
+    listing: Path,
+    *,
+    git: str,
+    exited: int | None,
+    redact: Redact | None = None,
+    shown: int = 100,
+    is_cancelled: IsCancelled = never,
+) -> Summary:
+    """`git`: from find_git. `exited`: wall-clock ns when the agent itself was last seen
+    alive; None where nothing outlived it.
+
+    Raises OutputError; then neither of the two files is there.
+    """
+    writer = _Writer(changes, store, redact, exited, is_cancelled)
+    shadow = Shadow(git, patch, is_cancelled)
+    try:
+        try:
+            with create(listing) as lines:
+                for line in writer.lines(shadow):
+                    lines.write(line)
+        except OSError as error:
+            raise OutputError(f"{listing}: {os_reason(error)}") from None
+        try:
+            shadow.write()
+            size, digest = _measured(patch)
+        except OSError as error:
+            raise OutputError(f"{patch}: {os_reason(error)}") from None
+    except BaseException:
+        for path in (patch, listing):
+            path.unlink(missing_ok=True)
+        raise
+    finally:
+        shadow.close()
+    return writer.summary(shown, size, digest)
+
+
+class _Writer:
+    def __init__(
+        self,
+        changes: ChangeSet,
+        store: Store,
+        redact: Redact | None,
+        exited: int | None,
+        is_cancelled: IsCancelled,
+    ) -> None:
+        self._changes = changes
+        self._store = store
+        self._redact = redact
+        self._exited = exited
+        self._is_cancelled = is_cancelled
+        self._counts: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._counted: list[bytes] = []
+        self._paths = [redact(change.path) if redact else change.path for change in changes.items]
+
+    def lines(self, shadow: Shadow) -> Iterator[bytes]:
+        """The listing; what the patch is made of goes to the shadow meanwhile."""
+        found = reasons(self._changes.items, self._paths)
+        for change, path, reason in zip(self._changes.items, self._paths, found, strict=True):
+            if self._is_cancelled():
+                raise Cancelled
+            record = self._record(change, path, reason, shadow)
+            self._count(change, path, record)
+            yield encode_change(record) + b"\n"
+
+    def summary(self, shown: int, size: int, digest: str) -> Summary:
+        return Summary(
+            total=len(self._counted),
+            added=self._counts["added"],
+            removed=self._counts["removed"],
+            changed=self._counts["changed"],
+            in_patch=self._counts["in_patch"],
+            inside_git=self._reasons["inside-git"],
+            not_in_patch=dict(sorted(self._reasons.items())),
+            paths=[shown_name(path)[0] for path in self._counted[:shown]],
+            has_after_exit=self._counts["after_exit"] > 0,
+            is_incomplete=bool(self._changes.unknown or self._reasons["unreadable"]),
+            patch_bytes=size,
+            patch_sha256=digest,
+        )
+
+    def _count(self, change: Change, path: bytes, record: FsChange) -> None:
+        self._counts["after_exit"] += record.after_exit is True
+        if record.not_in_patch:
+            self._reasons[record.not_in_patch] += 1
+        elif is_leaf(change.before) or is_leaf(change.after):
+            self._counts["in_patch"] += 1
+        else:
+            return
+        self._counts[record.change] += 1
+        self._counted.append(path)
+
+    def _record(
+        self, change: Change, path: bytes, reason: Reason | None, shadow: Shadow
+    ) -> FsChange:
+        before, after = self._content(change.before), self._content(change.after)
+        if before and after and before.is_as(after) and reason is None:
+            reason = "redacted"
+        for content in (before, after):
+            if content:
+                content.read(shadow if reason is None else None)
+        if reason is None and (before or after):
+            shadow.add(path, *(side.git_mode if side else None for side in (before, after)))
+        text, base64 = shown_name(path)
+        return FsChange(
+            schema=FS_CHANGE,
+            path=text,
+            path_base64=base64,
+            change=change.what,
+            before=self._state(change.before, before),
+            after=self._state(change.after, after),
+            in_patch=reason is None,
+            not_in_patch=reason,
+            after_exit=self._is_after_exit(change.after),
+        )
+
+    def _is_after_exit(self, after: State | None) -> bool | None:
+        if self._exited is None:
+            return False
+        if after is None or self._exited - TICK < after.ctime <= self._exited:
+            return None
+        return after.ctime > self._exited
+
+    def _content(self, state: State | None) -> _Content | None:
+        if not state or not state.is_kept or not is_leaf(state):
+            return None
+        if self._redact and state.size > LARGEST:
+            return None
+        if not self._redact:
+            return _Content(git_mode(state), state.size, self._store.read(state.place, state.size))
+        data = self._redact(b"".join(self._store.read(state.place, state.size)))
+        return _Content(git_mode(state), len(data), [data], data)
+
+    def _state(self, state: State | None, content: _Content | None) -> FileState | None:
+        if not state:
+            return None
+        shown = FileState(
+            kind=state.kind, mode=f"{stat.S_IMODE(state.mode):04o}", bytes=None, sha256=None
+        )
+        if content:
+            shown.bytes, shown.sha256 = content.size, content.sha256
+            if state.kind == "symlink":
+                shown.target, shown.target_base64 = shown_name(content.begin)
+        elif state.kind == "file" and not self._redact:
+            shown.bytes = state.size
+            shown.sha256 = state.digest.hex() if state.digest else None
+        return shown
+
+
+class _Content:
+    """What a state holds, as it is written down; `data` where it is not what the store has."""
+
+    def __init__(
+        self, mode: str, size: int, chunks: Iterable[bytes], data: bytes | None = None
+    ) -> None:
+        self.git_mode = mode
+        self.size = size
+        self.sha256 = ""
+        self.begin = b""
+        self._chunks = chunks
+        self._data = data
+
+    def is_as(self, other: _Content) -> bool:
+        """Whether a redaction has made them the same."""
+        return (
+            self._data is not None and self._data == other._data and self.git_mode == other.git_mode
+        )
+
+    def read(self, shadow: Shadow | None) -> None:
+        """Once, for the digest and for the patch."""
+        chunks = self._digested()
+        if shadow:
+            shadow.put(self.size, chunks)
+        else:
+            for _ in chunks:
+                pass
+
+    def _digested(self) -> Iterator[bytes]:
+        from hashlib import sha256
+
+        hashed = sha256()
+        for chunk in self._chunks:
+            self.begin = self.begin or chunk
+            hashed.update(chunk)
+            yield chunk
+        self.sha256 = hashed.hexdigest()
+
+
+def _measured(path: Path) -> tuple[int, str]:
+    from hashlib import sha256
+
+    hashed, size = sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            hashed.update(chunk)
+            size += len(chunk)
+    return size, hashed.hexdigest()

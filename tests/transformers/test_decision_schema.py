@@ -1,0 +1,63 @@
+"""The JSON Schema of an event, and the page that explains it, say what `check` does."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from hypothesis import given, settings
+
+from stream.documents import BUNDLE
+from stream.records.decision import ORDER
+from stream.transformers.event_fields import faults_of
+from stream.transformers.event_rules import RULES, TIME
+from tests.transformers.runs import Event, changed_events, good_run, published
+
+SCHEMA: dict[str, Any] = json.loads((BUNDLE / "schema" / "decision_event.schema.json").read_text())
+VALIDATOR = jsonschema_rs.validator_for(SCHEMA)
+#: what no schema can say, and what only warns
+BEYOND = {
+    *("action_summary.reasoning", "evaluation.told"),
+    *("timestamp.rfc3339", "model_output.completion_id.null"),
+}
+PAGE = (BUNDLE / "schema" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("one", [*good_run(), *published(good_run())], ids=range(18))
+def test_good_events_keep_the_schema(one: Event) -> None:
+    VALIDATOR.validate(one)
+
+
+@settings(max_examples=1000)
+@given(changed_events())
+def test_schema_and_check_agree_on_one_event(one: Event) -> None:
+    said = [error.message for error in VALIDATOR.iter_errors(one)]
+    found = {fault.rule for fault in faults_of(one, "agents")} - BEYOND
+    if "timestamp" in found and re.match(TIME, str(one.get("timestamp"))):
+        found.remove("timestamp")
+    assert bool(said) == bool(found), (said, found)
+
+
+def test_the_schema_is_open() -> None:
+    assert '"additionalProperties": false' not in json.dumps(SCHEMA)
+
+
+def test_the_page_has_every_rule() -> None:
+    rows = re.findall(
+        r"^\| `([a-z0-9_.]+)` \| ([\d.]+|folder) \| (error|warning) \|", PAGE, re.MULTILINE
+    )
+    assert rows == [(name, rule.section, rule.severity) for name, rule in RULES.items()]
+    for name, rule in RULES.items():
+        assert f"| `{name}` | {rule.section} | {rule.severity} | {cell(rule.sentence)} |" in PAGE
+
+
+def cell(sentence: str) -> str:
+    return sentence.replace("|", r"\|")
+
+
+def test_the_page_names_every_event() -> None:
+    for name in (name for names in ORDER for name in names):
+        assert f"`{name}`" in PAGE

@@ -1,0 +1,210 @@
+"""listen: records as text for people; nothing in them reaches the terminal raw."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stream.boundary.descriptors import find_descriptor
+from stream.codec import TornLine
+from stream.records.control import Control, Finding, Gap, Reject, sentence
+from stream.transformers import listen
+from stream.transformers.listen import Listen
+from tests.core.laws import cut
+from tests.transformers.samples import DATA, line, lines, record, run_stage
+
+DESCRIPTOR = find_descriptor(None)
+ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\r\x08\u202e\x00\x7f"
+
+
+def heard(*items: bytes, **options: bool) -> tuple[str, list[Control]]:
+    out, control = run_stage(Listen(DESCRIPTOR, **options), [lines(*items)])
+    return b"\n".join(out).decode(), control
+
+
+def obeyed(text: str) -> str:
+    """The characters that a terminal would act on, other than line ends."""
+    return "".join(c for c in text if c != "\n" and not c.isprintable())
+
+
+def test_a_record_is_told_in_lines() -> None:
+    value = record(
+        payload={
+            "stderr_snippet": "one\ntwo\nthree\nfour",
+            "stdout_snippet": "x" * 200 + "y" * 200,
+        },
+        result={"message": "no way"},
+    )
+    text, _ = heard(line(value))
+    told = text.splitlines()
+    assert told[0] == "denied   fs_outside_workspace (baseline)  write /var/tmp/x"
+    assert told[1] == (
+        "         cap_fs_write_outside_workspace (filesystem, os_sandbox)  EACCES  no way"
+    )
+    assert told[2:5] == ["         | one", "         | two", "         | three"]
+    assert told[5:7] == ["         | …", "         | " + "x" * 80 + "…" + "y" * 79]
+    assert told[-1] == "1 record of 1 probe; modes: baseline 1"
+
+
+def test_a_success_has_no_snippets() -> None:
+    value = record(
+        result={"observed_result": "success", "errno": None}, payload={"stderr_snippet": "noise"}
+    )
+    assert "noise" not in heard(line(value))[0]
+
+
+def test_the_numbers() -> None:
+    items = [
+        line(record()),
+        line(record(probe={"id": "b"}, result={"observed_result": "success"})),
+        line(
+            record(
+                probe={"id": "b"},
+                result={"observed_result": "error"},
+                capability_context={"primary": {"id": "x", "category": "network", "layer": "l"}},
+            )
+        ),
+        b"{",
+        b"",
+        b'{"schema":"other"}',
+        b"{}",
+    ]
+    text, control = heard(*items, as_json=True)
+    assert json.loads(text) == {
+        "records": 3,
+        "probes": 2,
+        "results": {"success": 1, "denied": 1, "partial": 0, "error": 1},
+        "modes": {"baseline": 3},
+        "categories": {"filesystem": {"denied": 1, "success": 1}, "network": {"error": 1}},
+        "other_records": {"other": 1, "(none)": 1},
+        "lost": 0,
+        "rejected": 1,
+    }
+    assert len(control) == 1
+    text, _ = heard(*items)
+    assert text.splitlines()[-1] == (
+        "3 records of 2 probes; modes: baseline 3; 1 (none) not shown; 1 other not shown"
+        "; 1 bad line"
+    )
+    rows = [row.split() for row in text.splitlines()[-5:-1]]
+    assert rows == [
+        ["success", "denied", "partial", "error"],
+        ["filesystem", "1", "1", "0", "0"],
+        ["network", "0", "0", "0", "1"],
+        ["all", "1", "1", "0", "1"],
+    ]
+
+
+def test_nothing_is_something_to_say() -> None:
+    assert heard() == ("0 records of 0 probes", [])
+
+
+def test_the_published_records_are_told() -> None:
+    items = (DATA / "fencerunner" / "history55-records.ndjson").read_bytes().splitlines()
+    text, control = heard(*items)
+    assert control == []
+    assert "55 records of 55 probes" in text
+    assert obeyed(text) == ""
+
+
+def test_escapes_do_not_reach_the_terminal() -> None:
+    value = record(
+        probe={"id": ESCAPES},
+        operation={"verb": ESCAPES, "target": ESCAPES},
+        result={"message": ESCAPES, "errno": ESCAPES},
+        payload={"stderr_snippet": ESCAPES, "stdout_snippet": f"{ESCAPES}\n{ESCAPES}"},
+        capability_context={"primary": {"id": ESCAPES, "category": ESCAPES, "layer": ESCAPES}},
+    )
+    text, _ = heard(line(value))
+    assert obeyed(text) == ""
+    assert r"\x1b[2J" in text
+    coloured = heard(line(value), colour=True)[0]
+    assert obeyed(coloured.replace("\x1b[33m", "").replace("\x1b[0m", "")) == ""
+
+
+@given(st.dictionaries(st.sampled_from(["id", "version"]), st.text()), st.text(), st.text())
+def test_no_record_can_move_the_terminal(probe: dict[str, Any], message: str, out: str) -> None:
+    value = record(probe=probe, result={"message": message}, payload={"stdout_snippet": out})
+    assert obeyed(heard(line(value))[0]) == ""
+
+
+def test_escapes_of_a_bad_line_do_not_reach_the_terminal() -> None:
+    bad = json.dumps(record() | {"\x9b2J\u202e": 1}, ensure_ascii=False).encode()
+    _, (reject,) = heard(bad)
+    assert isinstance(reject, Reject)
+    assert r"\x9b2J" in reject.reason
+    for control in (
+        reject,
+        Finding(rule="r", severity="warning", message=ESCAPES, source=ESCAPES, path=ESCAPES),
+        Gap(source=ESCAPES, lost=1, reason=ESCAPES),
+    ):
+        assert sentence(control).isprintable()
+
+
+def test_bad_lines_have_their_places() -> None:
+    good = line(record())
+    bad = line(record(run={"mode": "x"}))
+    _, (first, second, third) = heard(good, bad, b"", b"[]", TornLine(good[:-1]))
+    assert isinstance(first, Reject)
+    assert isinstance(second, Reject)
+    assert isinstance(third, Reject)
+    assert (first.line, first.offset, first.path) == (2, len(good) + 1, "$.run.mode")
+    assert second.line == 4
+    assert (third.line, third.reason[:21]) == (5, "the last line is torn")
+
+
+def test_control_records_pass() -> None:
+    gap = Gap(source="s", lost=1, reason="r")
+    stage = Listen(DESCRIPTOR, as_json=True)
+    assert run_stage(stage, [[gap]])[1] == [gap]
+    assert stage.counts.passed == 1
+
+
+POOL = [
+    line(record()),
+    line(record(probe={"id": "b"}, result={"observed_result": "success"})),
+    line(record(capability_context={"primary": {"id": "x", "category": "net", "layer": "l"}})),
+    b'{"schema":"other"}',
+    b"",
+    b"{",
+    line(record(run={"mode": "x"})),
+]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.sampled_from(POOL), max_size=10),
+    st.lists(st.integers(0, 50), max_size=5),
+    st.booleans(),
+)
+def test_listen_does_not_depend_on_batches(
+    items: list[bytes], cuts: list[int], as_json: bool
+) -> None:
+    whole, parts = Listen(DESCRIPTOR, as_json=as_json), Listen(DESCRIPTOR, as_json=as_json)
+    text, control = run_stage(whole, [lines(*items)])
+    other_text, other_control = run_stage(parts, cut(lines(*items), cuts))
+    assert b"\n".join(other_text) == b"\n".join(text)
+    assert other_control == control
+    assert parts.counts == whole.counts
+
+
+def test_memory_does_not_grow_with_what_records_say(monkeypatch: Any) -> None:
+    monkeypatch.setattr(listen, "MOST_CATEGORIES", 2)
+    monkeypatch.setattr(listen, "MOST_PROBES", 2)
+
+    def named(name: str) -> bytes:
+        context = {"primary": {"id": "x", "category": name, "layer": "l"}}
+        return line(record(probe={"id": name}, capability_context=context))
+
+    stage = Listen(DESCRIPTOR)
+    run_stage(stage, [lines(named("a"), named("b")), lines(named("c"), named("d"), named("a"))])
+    assert {name: counts["denied"] for name, counts in stage.categories.items()} == {
+        "a": 2,
+        "b": 1,
+        "(others)": 2,
+    }
+    assert stage.probes == {"a", "b"}
+    assert stage.records == 5
