@@ -12,7 +12,7 @@ import msgspec
 
 from stream.pipeline import Batch, Counts, Pipeline
 from stream.records.boundary import decode_boundary
-from stream.sinks.ndjson import Records
+from stream.sinks.ndjson import Ndjson
 from stream.sources.ndjson import NdjsonSource
 
 
@@ -45,7 +45,7 @@ class Denied:
 
 
 async def main() -> None:
-    report = await Pipeline[bytes]((NdjsonSource("-"),)).through(Denied).into(Records("-"))
+    report = await Pipeline[bytes]((NdjsonSource("-"),)).through(Denied).into(Ndjson("-"))
     for name, counts in report.stages:
         if counts.rejected:
             sys.exit(f"{name}: {counts}")
