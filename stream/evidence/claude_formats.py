@@ -1,7 +1,8 @@
-"""The forms in which agents speak of their tool calls, and what can be taken from them.
+"""The formats in which Claude Code and its kin report tool calls, permissions and results.
 
-Whatever another program means by the same fields, nothing here is an error but a line that is no
-object of the form.
+There is one reader of each: the SDK layer, the policy layer and the declared answer all use these.
+Another program may mean something else by the same fields, so every value is checked where it is
+used, and only a line that is no object of the format is an error.
 """
 
 from __future__ import annotations
@@ -15,46 +16,46 @@ from msgspec import Struct
 from stream.codec import DECODE_ERRORS
 from stream.records.artifacts import SdkEventType
 
-MOST_NAME = 1024  #: characters of an id or name; a longer one is a problem, and none
+Sdk = Literal["stream-json", "hooks", "otel"]  #: the channel that reports the tool calls of a run
+DECISION = "assay.tool.decision"  #: the type of a CloudEvent that decides about a tool call
+CLAUDE = "claude-code"
+KINDS = ("assistant", "user", "result", "system")  #: types of the stream-json records used here
+MOST_NAME = 1024  #: characters of an id or name; a longer one cannot be used
 T = TypeVar("T")
 
 
-#: What a line of stream-json is, where it tells anything that is used here.
-KINDS = ("assistant", "user", "result", "system")
-
-
 class StreamRecord(Struct):
-    """A line of stream-json: its fields that matter here. Another program may mean others."""
+    """A line of stream-json: the fields that are used here."""
 
     type: str
     session_id: str
     subtype: Any = None
     message: Any = None
-    tool_result_meta: Any = None
+    result: Any = None
     is_error: Any = None
+    tool_name: Any = None
+    tool_use_id: Any = None
+    tool_result_meta: Any = None
     permission_mode: Any = msgspec.field(default=None, name="permissionMode")
+    permission_denials: Any = None
+    num_turns: Any = None
+    duration_ms: Any = None
+    usage: Any = None
+    model: Any = None
+    model_usage: Any = msgspec.field(default=None, name="modelUsage")
     claude_code_version: Any = None
     qwen_code_version: Any = None
 
 
-class Speaker(Struct, frozen=True):
-    """Who prints a stream, as the stream itself tells."""
-
-    name: str
-    version: str | None = None
-
-
-CLAUDE = "claude-code"
-NOBODY = Speaker("unknown")  #: a stream that does not say whose it is
-
-
 class TypedLine(Struct):
-    """An object of whatever form that says which type it is of."""
+    """An object of any format that states its type."""
 
     type: str
 
 
 class HookInput(Struct):
+    """What Claude Code passes to a hook."""
+
     hook_event_name: str
     session_id: str
     tool_name: Any = None
@@ -63,12 +64,14 @@ class HookInput(Struct):
 
 
 class LogExport(Struct):
-    """A body of OTLP: its records are looked for, whatever else is in it."""
+    """A body of OTLP; `log_records` finds the records in it."""
 
     resource_logs: Any = msgspec.field(name="resourceLogs", default=None)
 
 
 class LoggedLine(Struct):
+    """A line of the SDK event log that the environment names."""
+
     schema: Literal["assay.runner.sdk_event.v0"]
     run_id: str
     event_type: SdkEventType
@@ -79,13 +82,32 @@ class LoggedLine(Struct):
     tool: str | None = None
 
 
-def is_usable(text: Any) -> TypeGuard[str]:
-    if not isinstance(text, str) or not 0 < len(text) <= MOST_NAME:
-        return False
-    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
+class Speaker(Struct, frozen=True):
+    """The program that prints a stream, as the stream itself states."""
+
+    name: str
+    version: str | None = None
+
+
+NOBODY = Speaker("unknown")  #: of a stream that does not name its program
+
+_decode_record = msgspec.json.Decoder(StreamRecord).decode
+
+
+def read_record(line: bytes) -> StreamRecord | None:
+    """Read a line of stream-json; None if it is no JSON of that form."""
+    try:
+        return _decode_record(line)
+    except DECODE_ERRORS:
+        return None
 
 
 def decoded(line: bytes, form: type[T]) -> T:
+    """Decode a line that may hold half a surrogate pair; raise one of DECODE_ERRORS.
+
+    JavaScript escapes half a pair although it is no Unicode: a call with one in its input is a
+    call nevertheless.
+    """
     try:
         return msgspec.json.decode(line, type=form)
     except msgspec.ValidationError:
@@ -93,12 +115,6 @@ def decoded(line: bytes, form: type[T]) -> T:
     except DECODE_ERRORS:
         if b"\\u" not in line:
             raise
-    return _with_half_characters(line, form)
-
-
-def _with_half_characters(line: bytes, form: type[T]) -> T:
-    """JavaScript prints half a character as an escape that is no Unicode: a call with one in its
-    input is a call nevertheless."""
     import json
 
     try:
@@ -107,43 +123,44 @@ def _with_half_characters(line: bytes, form: type[T]) -> T:
         raise msgspec.DecodeError(str(error)) from None
 
 
-def is_record(said: Any) -> bool:
-    """Whether a JSON value has the form of stream-json: other agents print a `type` as well."""
-    if not isinstance(said, dict):
+def is_usable(text: Any) -> TypeGuard[str]:
+    """Return whether a layer can hold this as an id or name."""
+    if not isinstance(text, str) or not 0 < len(text) <= MOST_NAME:
         return False
-    return said.get("type") in KINDS and isinstance(said.get("session_id"), str)
+    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def is_record(value: Any) -> bool:
+    """Return whether a JSON value is a record of stream-json: other agents print a `type` too."""
+    if not isinstance(value, dict):
+        return False
+    return value.get("type") in KINDS and isinstance(value.get("session_id"), str)
 
 
 def speaker_in(record: StreamRecord) -> Speaker | None:
-    """Who says so at the beginning of a session. None: this is no such beginning."""
+    """Return the program that begins a session with this record; None if it begins none."""
     if record.type != "system" or record.subtype != "init":
         return None
-    told = {CLAUDE: record.claude_code_version, "qwen-code": record.qwen_code_version}
-    named = [Speaker(name, v if is_usable(v) else None) for name, v in told.items() if v]
+    versions = {CLAUDE: record.claude_code_version, "qwen-code": record.qwen_code_version}
+    named = [Speaker(name, v if is_usable(v) else None) for name, v in versions.items() if v]
     return named[0] if len(named) == 1 else NOBODY
 
 
-def command_in(tool: Any, given: Any) -> str | None:
-    command = given.get("command") if tool == "Bash" and isinstance(given, dict) else None
+def command_in(tool: Any, arguments: Any) -> str | None:
+    """Return the command that a call asks a shell to run."""
+    command = arguments.get("command") if tool == "Bash" and isinstance(arguments, dict) else None
     if not isinstance(command, str):
         return None
     return command.encode("utf-8", "backslashreplace").decode()
 
 
 def blocks_of(message: Any) -> Iterator[Mapping[str, Any]]:
-    content = message.get("content") if isinstance(message, dict) else None
-    for block in content if isinstance(content, list) else ():
-        if isinstance(block, dict):
-            yield block
-
-
-def refused_in(meta: Any) -> list[str | None]:
-    """Of the results beside which this stands: the calls that were not allowed."""
-    return [call for call, decision, _ in permissions_in(meta) if call and decision == "reject"]
+    """Yield the content blocks of a message."""
+    return _dicts(message.get("content") if isinstance(message, dict) else None)
 
 
 def permissions_in(meta: Any) -> Iterator[tuple[str | None, str, Any]]:
-    """Calls, what was decided about them, and what kind of reason there was."""
+    """Yield the call, the decision and the kind of reason of each permission with a result."""
     for one in _dicts(meta):
         call, permission = one.get("id"), one.get("permission_decision")
         if isinstance(permission, dict) and isinstance(permission.get("decision"), str):
@@ -151,8 +168,26 @@ def permissions_in(meta: Any) -> Iterator[tuple[str | None, str, Any]]:
             yield named, permission["decision"], permission.get("reason_type")
 
 
+def refused_in(meta: Any) -> list[str | None]:
+    """Return the calls that the permissions with a result refuse."""
+    return [call for call, decision, _ in permissions_in(meta) if call and decision == "reject"]
+
+
+def denials_in(record: StreamRecord) -> Iterator[tuple[Any, Any]]:
+    """Yield the call and the tool of each denial that a record reports.
+
+    A denial is reported when it happens; the result at the end lists all of them again.
+    """
+    if record.type == "system" and record.subtype == "permission_denied":
+        yield record.tool_use_id, record.tool_name
+    elif record.type == "result" and isinstance(record.permission_denials, list):
+        for denial in record.permission_denials:
+            fields = denial if isinstance(denial, dict) else {}
+            yield fields.get("tool_use_id"), fields.get("tool_name")
+
+
 def log_records(resources: Any) -> Iterator[tuple[Speaker, dict[str, Any]]]:
-    """The attributes of each record, with who sent it."""
+    """Yield the attributes of each OTLP record, with the program that sent it."""
     for resource in _dicts(resources):
         about = resource.get("resource")
         sender = _attributes(about if isinstance(about, dict) else {})
@@ -175,11 +210,4 @@ def _attributes(owner: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dicts(items: Any) -> Iterator[dict[str, Any]]:
-    for item in items if isinstance(items, list) else ():
-        if isinstance(item, dict):
-            yield item
-
-
-DECISION = "assay.tool.decision"
-
-Sdk = Literal["stream-json", "hooks", "otel"]
+    return (item for item in (items if isinstance(items, list) else ()) if isinstance(item, dict))

@@ -1,7 +1,7 @@
-"""What an agent says about itself on its standard output. Declared: it proves nothing.
+"""What an agent declares on its standard output: its answer, denials, usage. It proves nothing.
 
-Plain text, and the `json` and `stream-json` of Claude Code and its kin. The file is read in pieces;
-of what it says only the answer is kept, and of that no more than a bounded piece.
+The output is plain text, or the `json` or `stream-json` of Claude Code and its kin. The file is
+read in pieces, and of an answer no more than a bounded piece is kept.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 
 from stream.codec import MAX_LINE, LineSplitter, OverlongLine
 from stream.errors import os_reason, visible
-from stream.evidence.claude_formats import KINDS, StreamRecord, speaker_in
+from stream.evidence.claude_formats import KINDS, StreamRecord, denials_in, read_record, speaker_in
 
 Mode = Literal["text", "json", "stream-json", "empty", "unreadable"]
 
@@ -26,10 +25,12 @@ TOOLS = 20  #: names of refused tools that are kept
 NAME = 80  #: characters of a name
 _FIRST = 20  #: a record comes among so many lines, or the output is text
 _BLOCK = 1 << 16
-_CALLS = 10_000  #: refused calls that are told apart
+_MOST_CALLS = 10_000  #: refused calls that are told apart
 
 
 class AgentAnswer(Struct, frozen=True):
+    """The agent's final answer, or the beginning of it."""
+
     text: str  #: its beginning, where it is longer than ANSWER
     bytes: int  #: of the whole
     sha256: str  #: of the whole
@@ -37,11 +38,13 @@ class AgentAnswer(Struct, frozen=True):
 
 
 class Declared(Struct, kw_only=True):
+    """What an agent's output declares."""
+
     mode: Mode
     answer: AgentAnswer | None = None  #: the last one. None: there is none, or it cannot be read
     results: int = 0  #: more than one where work went on in the background
-    is_error: bool | None = None  #: of any result. None: nothing is said about it
-    denials: int | None = None  #: refused calls of tools. None: nothing is said about them
+    is_error: bool | None = None  #: of any result. None: none states it
+    denials: int | None = None  #: refused tool calls. None: the output reports none of them
     denied_tools: list[str] = []  #: their names, each once, the first ones
     turns: int | None = None
     input_tokens: int | None = None  #: of all results together
@@ -54,38 +57,35 @@ class Declared(Struct, kw_only=True):
 
 
 def read_declared(path: Path, sha256: str = "") -> Declared:
-    """`sha256`: of the file, where it is known: to hash a gigabyte again takes its time."""
+    """Read an agent's output. `sha256` is the file's digest, where it is known already."""
     try:
         with path.open("rb") as file:
             block = file.read(_BLOCK).removeprefix(b"\xef\xbb\xbf")
         head = b"".join(block.split(None, 2)[:2])[:2]
-        if not head:
-            return _text(path, sha256)
-        if head != b"[{" and not re.search(rb"(?m)^[ \t]*\{", block):
-            return _text(path, sha256)  # a gigabyte without a line need not be looked through
+        declared = None
         if head == b"[{":
-            declared = _of_records(_items(path), "json")
-        else:
-            declared = _of_records(_lines(path), "stream-json")
-        return declared or _text(path, sha256)
+            declared = _read_records(_items(path), "json")
+        elif re.search(rb"(?m)^[ \t]*\{", block):  # else a gigabyte need not be looked through
+            declared = _read_records(_lines(path), "stream-json")
+        return declared or _read_text(path, sha256)
     except OSError as error:
         return Declared(mode="unreadable", reason=os_reason(error))
 
 
-def _text(path: Path, sha256: str) -> Declared:
+def _read_text(path: Path, sha256: str) -> Declared:
     with path.open("rb") as file:
         start = file.read(ANSWER)
         is_cut = bool(file.read(1))
         size, digest = file.seek(0, os.SEEK_END), sha256
         if is_cut and not digest:
-            digest = _digest(path)
+            digest = _file_sha256(path)
     if not is_cut and not start.strip():
         return Declared(mode="empty")
-    answer = AgentAnswer(_decoded(start), size, digest or _sha256(start), is_cut)
+    answer = AgentAnswer(_decode_start(start), size, digest or _sha256(start), is_cut)
     return Declared(mode="text", answer=answer)
 
 
-def _digest(path: Path) -> str:
+def _file_sha256(path: Path) -> str:
     from hashlib import file_digest
 
     with path.open("rb") as file:
@@ -98,41 +98,16 @@ def _sha256(data: bytes) -> str:
     return sha256(data).hexdigest()
 
 
-def _decoded(data: bytes) -> str:
-    """A character that the cut went through is left out; other bytes that are none are shown."""
+def _decode_start(data: bytes) -> str:
+    """Leave out a character that the cut went through; show other bytes that are no text."""
     return data.decode("utf-8", "replace").rstrip("\ufffd") if data else ""
 
 
 # --- records ------------------------------------------------------------------------------------
 
 
-class _DeclaredRecord(StreamRecord, kw_only=True):
-    """The fields of all records that say something here; another program may mean others."""
-
-    result: Any = None
-    num_turns: Any = None
-    duration_ms: Any = None
-    usage: Any = None
-    permission_denials: Any = None
-    tool_name: Any = None
-    tool_use_id: Any = None
-    model: Any = None
-    model_usage: Any = msgspec.field(default=None, name="modelUsage")
-
-
-_decode = msgspec.json.Decoder(_DeclaredRecord).decode
-
-
-def _record(line: bytes) -> _DeclaredRecord | None:
-    """None: it is none."""
-    try:
-        return _decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _of_records(lines: Iterator[bytes], mode: Mode) -> Declared | None:
-    """None: what is there is text."""
+def _read_records(lines: Iterator[bytes], mode: Mode) -> Declared | None:
+    """Return None if the lines are text."""
     reading = _Reading()
     for number, line in enumerate(lines):
         reading.add(line)
@@ -140,90 +115,76 @@ def _of_records(lines: Iterator[bytes], mode: Mode) -> Declared | None:
             return None
     if not reading.records:
         return None
-    if reading.records == 1 and reading.results == 1:
+    if reading.records == 1 and reading.declared.results == 1:
         mode = "json"  # a result alone; a stream has its beginning before it
-    return reading.declared(mode)
+    return reading.finish(mode)
 
 
 class _Reading:
+    """Gathers what the records of an output declare."""
+
     def __init__(self) -> None:
         self.records = 0
-        self.results = 0
-        self._problems = 0
-        self._answer: AgentAnswer | None = None
-        self._is_error: bool | None = None
-        self._denials: dict[str, str] = {}  # by call: a result repeats what was told before
+        self.declared = Declared(mode="stream-json")
+        self._denials: dict[str, str] = {}  # by call: a result repeats what was reported before
         self._more_denials = 0
-        self._sums: dict[str, int] = {}
-        self._model = self._version = "unknown"
 
     def add(self, line: bytes) -> None:
+        """Take in the next line."""
         if not line.strip() and not isinstance(line, OverlongLine):
             return
-        record = _record(line)
+        record = read_record(line)
         if record is None:
-            self._problems += 1
+            self.declared.problems += 1
             return
         if record.type not in KINDS:  # of the same session, or of an agent with another form
             return
         self.records += 1
         if record.type == "result":
-            self._result(record)
-        elif record.type == "system" and record.subtype == "init":
-            self._model = _name(record.model) or self._model
-            speaker = speaker_in(record)
-            self._version = _name(speaker and speaker.version) or self._version
-        elif record.type == "system" and record.subtype == "permission_denied":
-            self._deny(record.tool_use_id, record.tool_name)
+            self._add_result(record)
+        elif speaker := speaker_in(record):
+            self.declared.model = _name(record.model) or self.declared.model
+            self.declared.agent_version = _name(speaker.version) or self.declared.agent_version
+        for call, tool in denials_in(record):
+            self._add_denial(call, tool)
 
-    def _result(self, record: _DeclaredRecord) -> None:
-        self.results += 1
-        self._answer = _answer(record.result)
+    def finish(self, mode: Mode) -> Declared:
+        """Return what was declared."""
+        declared = self.declared
+        declared.mode = mode
+        denials = len(self._denials) + self._more_denials
+        declared.denials = denials if denials or declared.results else None
+        declared.denied_tools = list(dict.fromkeys(self._denials.values()))[:TOOLS]
+        return declared
+
+    def _add_result(self, record: StreamRecord) -> None:
+        declared = self.declared
+        declared.results += 1
+        declared.answer = _answer(record.result)
         if isinstance(record.is_error, bool):
-            self._is_error = bool(self._is_error) or record.is_error
+            declared.is_error = bool(declared.is_error) or record.is_error
         usage = record.usage if isinstance(record.usage, dict) else {}
-        self._count("turns", record.num_turns)
-        self._count("duration_ms", record.duration_ms)
-        self._count("input_tokens", usage.get("input_tokens"))
-        self._count("output_tokens", usage.get("output_tokens"))
-        denials = record.permission_denials
-        for denial in denials if isinstance(denials, list) else []:
-            fields = denial if isinstance(denial, dict) else {}
-            self._deny(fields.get("tool_use_id"), fields.get("tool_name"))
-        if self._model == "unknown" and isinstance(record.model_usage, dict):
+        declared.turns = _sum(declared.turns, record.num_turns)
+        declared.duration_ms = _sum(declared.duration_ms, record.duration_ms)
+        declared.input_tokens = _sum(declared.input_tokens, usage.get("input_tokens"))
+        declared.output_tokens = _sum(declared.output_tokens, usage.get("output_tokens"))
+        if declared.model == "unknown" and isinstance(record.model_usage, dict):
             names = list(record.model_usage)
-            self._model = _name(names[0]) if len(names) == 1 else self._model
+            declared.model = _name(names[0]) if len(names) == 1 else declared.model
 
-    def _count(self, name: str, value: Any) -> None:
-        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-            self._sums[name] = self._sums.get(name, 0) + int(value)
-
-    def _deny(self, call: Any, tool: Any) -> None:
-        name = _name(tool) or "unknown"
+    def _add_denial(self, call: Any, tool: Any) -> None:
         if not isinstance(call, str) or not call:
             call = f"\0{len(self._denials)}"
-        if len(self._denials) < _CALLS:
-            self._denials.setdefault(call[:200], name)
+        if len(self._denials) < _MOST_CALLS:
+            self._denials.setdefault(call[:200], _name(tool) or "unknown")
         elif call[:200] not in self._denials:
             self._more_denials += 1
 
-    def declared(self, mode: Mode) -> Declared:
-        denials = len(self._denials) + self._more_denials
-        return Declared(
-            mode=mode,
-            answer=self._answer,
-            results=self.results,
-            is_error=self._is_error,
-            denials=denials if denials or self.results else None,
-            denied_tools=list(dict.fromkeys(self._denials.values()))[:TOOLS],
-            turns=self._sums.get("turns"),
-            input_tokens=self._sums.get("input_tokens"),
-            output_tokens=self._sums.get("output_tokens"),
-            duration_ms=self._sums.get("duration_ms"),
-            model=self._model,
-            agent_version=self._version,
-            problems=self._problems,
-        )
+
+def _sum(so_far: int | None, value: Any) -> int | None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        return (so_far or 0) + int(value)
+    return so_far
 
 
 def _answer(text: Any) -> AgentAnswer | None:
@@ -231,8 +192,8 @@ def _answer(text: Any) -> AgentAnswer | None:
         return None
     data = text.encode("utf-8", "surrogatepass")
     is_cut = len(data) > ANSWER
-    kept = _decoded(data[:ANSWER]) if is_cut else text
-    return AgentAnswer(kept, len(data), _sha256(data), is_cut)
+    start = _decode_start(data[:ANSWER]) if is_cut else text
+    return AgentAnswer(start, len(data), _sha256(data), is_cut)
 
 
 def _name(value: Any) -> str:
@@ -256,7 +217,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _items(path: Path) -> Iterator[bytes]:
-    """The objects of an array, as `--verbose` prints it: all of it in one line."""
+    """Yield the objects of an array, as `--verbose` prints it: all of it in one line."""
     items = _Items()
     for block in _blocks(path):
         yield from items.feed(block)
@@ -264,14 +225,14 @@ def _items(path: Path) -> Iterator[bytes]:
         yield b"["  # a problem: it was cut, or it is no array of objects
 
 
+_STRUCTURE = re.compile(rb'["{}\[\]]')
+_IN_STRING = re.compile(rb'["\\]')
+
+
 class _Items:
-    """Cuts an array into its objects. Holds at most one of them."""
+    """Cuts an array into its objects and holds at most one of them."""
 
     def __init__(self) -> None:
-        import re
-
-        self._outside = re.compile(rb'["{}\[\]]')
-        self._inside = re.compile(rb'["\\]')
         self._depth = 0
         self._is_string = self._is_escape = self._is_over = False
         self._held = bytearray()
@@ -279,6 +240,7 @@ class _Items:
         self.is_whole = False
 
     def feed(self, block: bytes) -> Iterator[bytes]:
+        """Yield the objects that a block completes."""
         place = start = 0
         while place < len(block):
             if self._is_over:
@@ -288,11 +250,11 @@ class _Items:
                 self._is_escape = False
                 place += 1
                 continue
-            found = (self._inside if self._is_string else self._outside).search(block, place)
+            found = (_IN_STRING if self._is_string else _STRUCTURE).search(block, place)
             if not found:
                 break
             place = found.end()
-            if self._meet(found[0]):
+            if self._advance(found[0]):
                 if self._depth == 2 and found[0] == b"{":
                     start = found.start()
                 elif self._depth == 1:
@@ -301,8 +263,8 @@ class _Items:
         if self._depth > 1:
             self._hold(block[start:])
 
-    def _meet(self, byte: bytes) -> bool:
-        """Whether an object of the array begins or ends with this."""
+    def _advance(self, byte: bytes) -> bool:
+        """Return whether an object of the array begins or ends with this."""
         if byte == b'"':
             self._is_string = not self._is_string
         elif byte == b"\\":

@@ -1,9 +1,9 @@
-"""The policy layer: which tool calls were allowed and which refused, by whom who decides says so.
+"""The policy layer: which tool calls were allowed and which were refused, as the decider reports.
 
-Decisions come as CloudEvents of type `assay.tool.decision`, or as the permissions and refusals
-that Claude Code and its kin tell of themselves, on stdout or by OpenTelemetry. A decision without
-a call's id is never given one. What nobody decided is no decision: where all permissions are
-bypassed, that a call was let through is none.
+Decisions come as CloudEvents of type `assay.tool.decision`, or as the permissions and denials that
+Claude Code and its kin report about themselves, on stdout or by OpenTelemetry. A decision without
+a call's id is never given one. Where all permissions are bypassed, nobody decided: that a call was
+let through is no decision.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ from stream.evidence.claude_formats import (
     NOBODY,
     LogExport,
     Speaker,
-    StreamRecord,
+    blocks_of,
     decoded,
+    denials_in,
     log_records,
     permissions_in,
+    read_record,
     speaker_in,
 )
 from stream.records.artifacts import PolicyEvent
 from stream.records.control import TITLE, is_told
 
 DENIAL = "claude.permission_denial"
-PERMISSION = "claude.permission_decision"  #: beside the result of a call
+PERMISSION = "claude.permission_decision"  #: reported with the result of a call
 EXPORTED = "claude_code.tool_decision"  #: by OpenTelemetry
 _EXPORTED_KIND = EXPORTED.partition(".")[2]
 BYPASS = "bypassPermissions"  #: the mode in which nobody is asked
-_OF_USE = (b'"permission', b'"tool_use"', b'"init"')  #: in each line that says anything here
+_NEEDLES = (b'"permission', b'"tool_use"', b'"init"')  #: a line without one of these is skipped
 _DECISIONS = {"accept": "allow", "reject": "deny"}
-_KNOWN = 15_000  #: refused calls that are told apart
+_MOST_CALLS = 15_000  #: calls that are told apart
 
 Problem = Literal["not_a_record", "overlong", "torn", "no_decision", "unnamed_tool", "left_out"]
 
@@ -50,87 +52,88 @@ class _CloudEvent(Struct):
     data: Any = None
 
 
-_Told = Annotated[str, Meta(pattern=TITLE)]
+_Text = Annotated[str, Meta(pattern=TITLE)]
 
 
 class _Decision(Struct):
-    tool: _Told
-    decision: _Told
+    tool: _Text
+    decision: _Text
     tool_call_id: str | None = None
 
 
-class _RefusalRecord(StreamRecord, kw_only=True):
-    permission_denials: Any = None
-    tool_name: Any = None
-    tool_use_id: Any = None
+class _ExportedDecision(Struct, frozen=True):
+    speaker: Speaker
+    call: Any
+    tool: Any
+    decision: str
+    reason: Any
 
 
 _decode_event = msgspec.json.Decoder(_CloudEvent).decode
-_decode_record = msgspec.json.Decoder(_RefusalRecord).decode
 
 
 class PolicyLayer:
-    """Each `feed…` takes bytes as they come, cut anywhere, and gives what they complete."""
+    """Turns the bytes of each channel, cut anywhere, into the policy events that they complete."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._seq = 0
         self._log, self._stdout = LineSplitter("policy log"), LineSplitter("stdout")
         self._otel = LineSplitter("otel")
-        self._late: list[tuple[Speaker, Any, Any, str, Any]] = []  # call, tool, decision, why
+        self._exported: list[_ExportedDecision] = []
         self._speaker, self._mode = NOBODY, ""  # of the session
-        self._told: dict[str, tuple[str, str]] = {}  # by call, what was told of which tool
+        self._decided: dict[str, tuple[str, str]] = {}  # by call: its tool and the decision
         self._tools: dict[str, str] = {}  # by call: a permission does not name its tool
         self.problems: Counter[Problem] = Counter()
         self.ignored = 0  #: events of other types
 
     def feed(self, chunk: bytes) -> list[PolicyEvent]:
-        """A log of CloudEvents."""
-        return [event for line in self._whole(self._log, chunk) for event in self._decided(line)]
+        """Read bytes of a log of CloudEvents."""
+        found: list[PolicyEvent] = []
+        for line in self._log.feed(chunk) or ():
+            if isinstance(line, OverlongLine):
+                self.problems["overlong"] += 1
+            elif line.strip():
+                found += self._read_cloud_event(line)
+        return found
 
     def feed_stdout(self, chunk: bytes) -> list[PolicyEvent]:
-        """What an agent prints, where that is stream-json."""
-        lines = self._stdout.feed(chunk) or ()
-        return [
-            event
-            for line in lines
-            if any(one in line for one in _OF_USE)
-            for event in self._permitted(line)
-        ]
+        """Read bytes of an agent's stdout, which may be stream-json."""
+        found: list[PolicyEvent] = []
+        for line in self._stdout.feed(chunk) or ():
+            if any(needle in line for needle in _NEEDLES):
+                found += self._read_stream_record(line)
+        return found
 
     def feed_otel(self, chunk: bytes) -> None:
-        """Bodies of OTLP/HTTP in JSON, one a line. They come at no certain time: what they decide
-        is told in the end, so that every run tells it in the same place."""
+        """Read OTLP/HTTP bodies in JSON, one a line.
+
+        They arrive at no certain time, so `finish` yields their decisions: in the same place for
+        every run.
+        """
         for line in self._otel.feed(chunk) or ():
             if b"tool_decision" not in line:
                 continue
-            for one in self._exported(line):
-                if len(self._late) < _KNOWN:
-                    self._late.append(one)
+            for one in self._read_export(line):
+                if len(self._exported) < _MOST_CALLS:
+                    self._exported.append(one)
                 else:
                     self.problems["left_out"] += 1
 
     def finish(self) -> list[PolicyEvent]:
-        """What stands after the last newline of the log was never finished."""
+        """Count an unfinished last line of the log, and return the decisions of OpenTelemetry."""
         for line in self._log.finish() or ():
             if isinstance(line, OverlongLine) or line.strip():
                 self.problems["torn"] += 1
-        late, self._late = self._late, []
+        exported, self._exported = self._exported, []
         return [
             event
-            for speaker, call, tool, decision, why in late
-            if not (why == "config" and decision == "allow" and self._mode == BYPASS)
-            for event in self._tell(EXPORTED, speaker, call, tool, decision)
+            for one in exported
+            if (one.reason, one.decision, self._mode) != ("config", "allow", BYPASS)
+            for event in self._report(EXPORTED, one.speaker, one.call, one.tool, one.decision)
         ]
 
-    def _whole(self, splitter: LineSplitter, chunk: bytes) -> Iterator[bytes]:
-        for line in splitter.feed(chunk) or ():
-            if isinstance(line, OverlongLine):
-                self.problems["overlong"] += 1
-            elif line.strip():
-                yield line
-
-    def _decided(self, line: bytes) -> Iterator[PolicyEvent]:
+    def _read_cloud_event(self, line: bytes) -> Iterator[PolicyEvent]:
         try:
             event = _decode_event(line)
         except DECODE_ERRORS:
@@ -148,70 +151,62 @@ class PolicyLayer:
         call = found.tool_call_id if is_told(found.tool_call_id or "") else None
         yield self._event(DECISION, source, call, found.tool, found.decision)
 
-    def _permitted(self, line: bytes) -> Iterator[PolicyEvent]:
-        """A result repeats what was told when it happened; a run that was killed has no result."""
-        try:
-            record = _decode_record(line)
-        except DECODE_ERRORS:
+    def _read_stream_record(self, line: bytes) -> Iterator[PolicyEvent]:
+        record = read_record(line)
+        if record is None or record.type not in KINDS:
             return  # the SDK layer counts it
-        if record.type not in KINDS:
-            return
         self._speaker = speaker_in(record) or self._speaker
         if record.type == "system" and isinstance(record.permission_mode, str):
             self._mode = record.permission_mode
         if record.type == "assistant":
-            self._learn(record.message)
-        meta = record.tool_result_meta if record.type == "user" else ()
-        for call, found, reason in permissions_in(meta):
-            if found == "accept" and reason == "mode" and self._mode == BYPASS:
-                continue
-            decision = _DECISIONS.get(found)
-            if decision is None:
-                self.problems["no_decision"] += 1
-                continue
-            tool = None if call is None else self._tools.get(call)
-            yield from self._tell(PERMISSION, self._speaker, call, tool, decision)
-        denials = record.permission_denials if record.type == "result" else None
-        told_early = record.type == "system" and record.subtype == "permission_denied"
-        if told_early and record.tool_use_id:  # without an id, the result's list has to do
-            call, tool = record.tool_use_id, record.tool_name
-            yield from self._tell(DENIAL, self._speaker, call, tool, "deny")
-        for denial in denials if isinstance(denials, list) else ():
-            fields = denial if isinstance(denial, dict) else {}
-            call, tool = fields.get("tool_use_id"), fields.get("tool_name")
-            yield from self._tell(DENIAL, self._speaker, call, tool, "deny")
+            self._remember_tools(record.message)
+        for call, found, reason in permissions_in(
+            record.tool_result_meta if record.type == "user" else ()
+        ):
+            if (found, reason, self._mode) != ("accept", "mode", BYPASS) and (
+                decision := self._decision(found)
+            ):
+                tool = None if call is None else self._tools.get(call)
+                yield from self._report(PERMISSION, self._speaker, call, tool, decision)
+        for call, tool in denials_in(record):
+            if call or record.type == "result":  # without an id, the result's list has to do
+                yield from self._report(DENIAL, self._speaker, call, tool, "deny")
 
-    def _learn(self, message: Any) -> None:
-        for block in _dicts(message.get("content") if isinstance(message, dict) else None):
+    def _remember_tools(self, message: Any) -> None:
+        for block in blocks_of(message):
             call, tool = block.get("id"), block.get("name")
-            is_call = block.get("type") == "tool_use" and len(self._tools) < _KNOWN
+            is_call = block.get("type") == "tool_use" and len(self._tools) < _MOST_CALLS
             if is_call and isinstance(call, str) and isinstance(tool, str):
                 self._tools[call] = tool
 
-    def _exported(self, line: bytes) -> Iterator[tuple[Speaker, Any, Any, str, Any]]:
+    def _read_export(self, line: bytes) -> Iterator[_ExportedDecision]:
         try:
             export = decoded(line, LogExport)
         except DECODE_ERRORS:
             return  # the SDK layer counts it
         for speaker, fields in log_records(export.resource_logs):
-            if fields.get("event.name") == "tool_decision":
-                decision = _DECISIONS.get(str(fields.get("decision")))
-                if decision is None:
-                    self.problems["no_decision"] += 1
-                else:
-                    call, tool = fields.get("tool_use_id"), fields.get("tool_name")
-                    yield speaker, call, tool, decision, fields.get("source")
+            if fields.get("event.name") == "tool_decision" and (
+                decision := self._decision(str(fields.get("decision")))
+            ):
+                call, tool = fields.get("tool_use_id"), fields.get("tool_name")
+                yield _ExportedDecision(speaker, call, tool, decision, fields.get("source"))
 
-    def _tell(
+    def _decision(self, text: str) -> str | None:
+        decision = _DECISIONS.get(text)
+        if decision is None:
+            self.problems["no_decision"] += 1
+        return decision
+
+    def _report(
         self, kind: str, speaker: Speaker, call: Any, tool: Any, decision: str
     ) -> Iterator[PolicyEvent]:
-        """What was told of a call already is not told again, unless it is something else."""
+        """Yield an event, unless the same was reported of this call already."""
         call = call if isinstance(call, str) and is_told(call) else None
         if not isinstance(tool, str) or not is_told(tool):
             self.problems["unnamed_tool"] += 1
-        elif call is None or self._told.get(call) != (tool, decision):
-            if call is not None and len(self._told) < _KNOWN:
-                self._told[call] = tool, decision
+        elif call is None or self._decided.get(call) != (tool, decision):
+            if call is not None and len(self._decided) < _MOST_CALLS:
+                self._decided[call] = tool, decision
             if speaker.name != CLAUDE:
                 kind = f"{speaker.name}.{kind.partition('.')[2]}"
             source = speaker.name + ("-otel" if kind.endswith(_EXPORTED_KIND) else "")
@@ -230,9 +225,3 @@ class PolicyLayer:
             tool=tool,
             decision=decision,
         )
-
-
-def _dicts(items: Any) -> Iterator[dict[str, Any]]:
-    return (
-        (item for item in items if isinstance(item, dict)) if isinstance(items, list) else iter(())
-    )

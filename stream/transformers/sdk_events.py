@@ -1,9 +1,9 @@
-"""The SDK layer: what an agent says about its own tool calls. Self-reported, all of it.
+"""The SDK layer: what an agent reports about its own tool calls. All of it is self-reported.
 
 It comes from stream-json as Claude Code and its kin print it, from the event log that the
-environment names, from hooks, or from OpenTelemetry. What two of them tell of the same call is
-recorded once; what one of them tells twice is recorded twice. A call without an id is never given
-one, and a stream that does not say whose it is has no name.
+environment names, from hooks, or from OpenTelemetry. What two of them report about the same call
+is recorded once; what one of them reports twice is recorded twice. A call without an id is never
+given one, and a stream that does not name its program has no name.
 """
 
 from __future__ import annotations
@@ -45,31 +45,16 @@ LOG_VARIABLE = "ASSAY_RUNNER_SDK_EVENT_LOG"
 RUN_VARIABLE = "ASSAY_RUNNER_RUN_ID"
 SCHEMA_VARIABLE = "ASSAY_RUNNER_SDK_EVENT_SCHEMA"
 
-_KNOWN = 15_000  #: calls whose names and tellers are remembered
-_SOURCES = {"stdout": "", "hooks": "-hooks", "otel": "-otel"}  #: behind the speaker's name
+_MOST_CALLS = 15_000  #: calls whose tools and reporting channels are remembered
+_SOURCES = {"stdout": "", "hooks": "-hooks", "otel": "-otel"}  #: appended to the speaker's name
 _NAME = 80  #: characters of a type
-_TYPES = 1000  #: types of lines of an unknown form that are told apart
+_MOST_TYPES = 1000  #: types of lines of an unknown form that are told apart
 
 Channel = Literal["stdout", "log", "hooks", "otel"]
 _CHANNELS: tuple[Channel, ...] = ("stdout", "log", "hooks", "otel")
 Problem = Literal["not_a_record", "overlong", "torn", "foreign_run", "unusable_name", "left_out"]
-
-
-#: A line of stdout without any of these is another program's, which says nothing wrong; so is a
-#: whole object that is no record.
-_OF_A_RECORD = (b'{"type":', b'"session_id"', b'"tool_use')
-
-
-class SdkObservation(Struct, frozen=True):
-    event: SdkEvent
-    moment: CallBoundary | None  #: None: no end of a call, or nobody knows when
-
-
-def log_environment(run_id: str, path: str) -> dict[str, str]:
-    """What a child needs to append to the event log."""
-    return {LOG_VARIABLE: path, RUN_VARIABLE: run_id, SCHEMA_VARIABLE: SDK_EVENT}
-
-
+#: A line of stdout without any of these is another program's, and no problem.
+_NEEDLES = (b'{"type":', b'"session_id"', b'"tool_use')
 _HOOKS: dict[str, MarkerName] = {
     "PreToolUse": "tool_call_started",
     "PostToolUse": "tool_call_completed",
@@ -81,61 +66,76 @@ _OTEL: dict[str, MarkerName] = {
 }
 
 
-class _Where(Struct, frozen=True):
+class SdkObservation(Struct, frozen=True):
+    """An event of the SDK layer, and the boundary of a call that it marks."""
+
+    event: SdkEvent
+    boundary: CallBoundary | None  #: None: it marks none, or nobody knows when
+
+
+def log_environment(run_id: str, path: str) -> dict[str, str]:
+    """Return the variables that a child needs to append to the event log."""
+    return {LOG_VARIABLE: path, RUN_VARIABLE: run_id, SCHEMA_VARIABLE: SDK_EVENT}
+
+
+class _Origin(Struct, frozen=True):
+    """Where a line was reported, and when it was received."""
+
     channel: Channel
     arrived_ns: int
     offset_end: int
 
 
 class SdkLayer:
-    """Every `feed…` takes bytes as they come, cut anywhere, and gives what they complete."""
+    """Turns the bytes of each channel, cut anywhere, into the SDK events that they complete."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._seq = 0
         self._speaker = NOBODY  # on stdout, or of the telemetry
         self._tools: dict[str, str | None] = {}  # by call
-        self._tellers: dict[tuple[str, str], Channel] = {}  # by kind of event and call
+        self._reporters: dict[tuple[str, str], Channel] = {}  # by kind of event and call
         self._lines = {channel: LineSplitter(channel) for channel in _CHANNELS}
         self.problems: Counter[tuple[Channel, Problem]] = Counter()
-        self.again: list[CallBoundary] = []  #: of what another channel had told already
+        self.repeats: list[CallBoundary] = []  #: that another channel had reported already
         self._has_records = False  # on stdout
-        self._others: Counter[str] = Counter()  # objects by type: no stream-json
-        self._beside: Counter[str] = Counter()  # of a session: its own, if it has a name
+        self._foreign_types: Counter[str] = Counter()  # of objects that are no stream-json
+        self._session_types: Counter[str] = Counter()  # of records of a session that are not used
         self.received = Counter[Channel]()  #: bytes
 
     @property
     def unknown_form(self) -> Counter[str]:
-        """Lines of stdout that say their type, and are of no form that is known: by type."""
-        return self._others + self._beside if self._speaker == NOBODY else self._others
+        """Count by type the lines of stdout that are of no known form."""
+        if self._speaker != NOBODY:  # the other records of a session are its program's own
+            return self._foreign_types
+        return self._foreign_types + self._session_types
 
     def feed(self, chunk: bytes, arrived_ns: int) -> list[SdkObservation]:
-        """The standard output of an agent, where that is stream-json."""
-        return list(self._read("stdout", chunk, arrived_ns, StreamRecord, self._streamed))
+        """Read bytes of an agent's stdout, which may be stream-json."""
+        return list(self._read("stdout", chunk, arrived_ns, StreamRecord, self._read_record))
 
     def feed_refusals(self, chunk: bytes, arrived_ns: int) -> list[SdkObservation]:
-        """The same, where hooks tell of the calls: of one that is refused, they never tell the
-        end."""
-        return list(self._read("stdout", chunk, arrived_ns, StreamRecord, self._refused))
+        """Read bytes of an agent's stdout for refused calls: no hook reports their end."""
+        return list(self._read("stdout", chunk, arrived_ns, StreamRecord, self._read_refusals))
 
     def feed_log(self, chunk: bytes, arrived_ns: int) -> list[SdkObservation]:
-        """The event log that the environment named."""
-        return list(self._read("log", chunk, arrived_ns, LoggedLine, self._logged))
+        """Read bytes of the event log that the environment named."""
+        return list(self._read("log", chunk, arrived_ns, LoggedLine, self._read_logged))
 
     def feed_hooks(self, chunk: bytes, arrived_ns: int) -> list[SdkObservation]:
-        """What Claude Code gave its hooks on stdin, one object a line."""
-        return list(self._read("hooks", chunk, arrived_ns, HookInput, self._hooked))
+        """Read what Claude Code passed to its hooks on stdin, one object a line."""
+        return list(self._read("hooks", chunk, arrived_ns, HookInput, self._read_hook))
 
     def feed_otel(self, chunk: bytes, arrived_ns: int) -> list[SdkObservation]:
-        """Bodies of OTLP/HTTP in JSON, one a line. They come in batches, long after: no moments."""
-        return list(self._read("otel", chunk, arrived_ns, LogExport, self._exported))
+        """Read OTLP/HTTP bodies in JSON, one a line. They arrive too late to mark boundaries."""
+        return list(self._read("otel", chunk, arrived_ns, LogExport, self._read_export))
 
     def finish(self) -> None:
-        """What stands after the last newline was never finished: it counts, and says nothing."""
+        """Count the unfinished last line of each channel as a problem."""
         for channel, splitter in self._lines.items():
             for line in splitter.finish() or ():
-                if isinstance(line, OverlongLine) or _is_meant(channel, line):
-                    self._blame(channel, "torn")
+                if isinstance(line, OverlongLine) or _is_unusable_record(channel, line):
+                    self.problems[channel, "torn"] += 1
         if not self._has_records:
             for channel, problem in [*self.problems]:
                 if channel == "stdout":
@@ -147,142 +147,139 @@ class SdkLayer:
         chunk: bytes,
         arrived_ns: int,
         form: type[T],
-        use: Callable[[T, _Where], Iterator[SdkObservation]],
+        observe: Callable[[T, _Origin], Iterator[SdkObservation]],
     ) -> Iterator[SdkObservation]:
         self.received[channel] += len(chunk)
         batch = self._lines[channel].feed(chunk)
         for index, line in enumerate(batch or ()):
             if isinstance(line, OverlongLine):
-                self._blame(channel, "overlong")
+                self.problems[channel, "overlong"] += 1
                 continue
             if not line.strip():
                 continue
             try:
                 record = decoded(line, form)
             except DECODE_ERRORS:
-                if _is_meant(channel, line):
-                    self._blame(channel, "not_a_record")
+                if _is_unusable_record(channel, line):
+                    self.problems[channel, "not_a_record"] += 1
                 elif channel == "stdout":
-                    self._pass_by(line)
+                    self._count_foreign(line)
                 continue
             assert batch is not None
             end = batch.offset_of(index) + len(line) + 1
-            yield from use(record, _Where(channel, arrived_ns, end))
+            yield from observe(record, _Origin(channel, arrived_ns, end))
 
-    def _blame(self, channel: Channel, problem: Problem) -> None:
-        self.problems[channel, problem] += 1
+    def _count_foreign(self, line: bytes) -> None:
+        if not line.lstrip().startswith(b"{"):
+            return
+        try:
+            _count(self._foreign_types, decoded(line, TypedLine).type)
+        except DECODE_ERRORS:
+            return  # a text, or an object that does not state its type
 
     # --- the channels ---------------------------------------------------------------------------
 
-    def _streamed(self, record: StreamRecord, where: _Where) -> Iterator[SdkObservation]:
-        if not self._begins(record):
+    def _read_record(self, record: StreamRecord, origin: _Origin) -> Iterator[SdkObservation]:
+        if not self._is_of_session(record):
             return
         if record.type == "result":
-            yield self._say(where, "run_failed" if record.is_error is True else "run_finished")
-        elif record.type in ("assistant", "user"):
-            for block in blocks_of(record.message):
-                yield from self._block(record.type, block, where)
+            yield self._other(origin, "run_failed" if record.is_error is True else "run_finished")
+        for block in blocks_of(record.message):
+            yield from self._read_block(record.type, block, origin)
 
-    def _refused(self, record: StreamRecord, where: _Where) -> Iterator[SdkObservation]:
-        if self._begins(record) and record.type == "user":
+    def _read_refusals(self, record: StreamRecord, origin: _Origin) -> Iterator[SdkObservation]:
+        if self._is_of_session(record) and record.type == "user":
             refused = refused_in(record.tool_result_meta)
             for block in blocks_of(record.message):
                 if block.get("tool_use_id") in refused:
-                    yield from self._block(record.type, block, where)
+                    yield from self._read_block(record.type, block, origin)
 
-    def _begins(self, record: StreamRecord) -> bool:
-        """Whether it is a record; who speaks is what the last session's beginning says."""
+    def _is_of_session(self, record: StreamRecord) -> bool:
+        """Return whether the record can be used; the last beginning of a session names the
+        speaker."""
         if record.type not in KINDS:
-            _count(self._beside, record.type)
+            _count(self._session_types, record.type)
             return False
         self._has_records = True
         self._speaker = speaker_in(record) or self._speaker
         return True
 
-    def _pass_by(self, line: bytes) -> None:
-        if not line.lstrip().startswith(b"{"):
-            return
-        try:
-            _count(self._others, decoded(line, TypedLine).type)
-        except DECODE_ERRORS:
-            return  # a text, or an object that does not say what it is
-
-    def _block(
-        self, teller: str, block: Mapping[str, Any], where: _Where
+    def _read_block(
+        self, role: str, block: Mapping[str, Any], origin: _Origin
     ) -> Iterator[SdkObservation]:
-        """A call is asked for by the assistant, and its result comes as if by the user."""
-        if teller == "assistant" and block.get("type") == "tool_use":
+        """The assistant asks for a call, and its result comes as if from the user."""
+        if role == "assistant" and block.get("type") == "tool_use":
             call, tool = block.get("id"), block.get("name")
-            yield from self._tell(
-                where, "tool_call_started", call, tool, command_in(tool, block.get("input"))
-            )
-        elif teller == "user" and block.get("type") == "tool_result":
-            yield from self._tell(where, "tool_call_completed", block.get("tool_use_id"), None)
+            command = command_in(tool, block.get("input"))
+            yield from self._report(origin, "tool_call_started", call, tool, command)
+        elif role == "user" and block.get("type") == "tool_result":
+            yield from self._report(origin, "tool_call_completed", block.get("tool_use_id"), None)
 
-    def _logged(self, line: LoggedLine, where: _Where) -> Iterator[SdkObservation]:
+    def _read_logged(self, line: LoggedLine, origin: _Origin) -> Iterator[SdkObservation]:
         if line.run_id != self._run_id:
-            self._blame(where.channel, "foreign_run")
+            self.problems[origin.channel, "foreign_run"] += 1
         elif line.event_type in ("tool_call_started", "tool_call_completed"):
             call = line.tool_call_id
-            yield from self._tell(where, line.event_type, call, line.tool, None, line)
+            yield from self._report(origin, line.event_type, call, line.tool, None, line)
         else:
-            yield self._say(where, line.event_type, line)
+            yield self._other(origin, line.event_type, line)
 
-    def _hooked(self, hook: HookInput, where: _Where) -> Iterator[SdkObservation]:
+    def _read_hook(self, hook: HookInput, origin: _Origin) -> Iterator[SdkObservation]:
         name = _HOOKS.get(hook.hook_event_name)
         if name is not None:
             command = command_in(hook.tool_name, hook.tool_input)
             if name == "tool_call_completed":
                 command = None
-            yield from self._tell(where, name, hook.tool_use_id, hook.tool_name, command)
+            yield from self._report(origin, name, hook.tool_use_id, hook.tool_name, command)
 
-    def _exported(self, export: LogExport, where: _Where) -> Iterator[SdkObservation]:
+    def _read_export(self, export: LogExport, origin: _Origin) -> Iterator[SdkObservation]:
         for speaker, fields in log_records(export.resource_logs):
             name = _OTEL.get(str(fields.get("event.name")))
             if name is not None:
                 if self._speaker == NOBODY:
                     self._speaker = speaker
                 call, tool = fields.get("tool_use_id"), fields.get("tool_name")
-                yield from self._tell(where, name, call, tool)
+                yield from self._report(origin, name, call, tool)
 
     # --- what they have in common ---------------------------------------------------------------
 
-    def _tell(
+    def _report(
         self,
-        where: _Where,
+        origin: _Origin,
         name: MarkerName,
         call: Any,
         tool: Any,
         command: str | None = None,
         line: LoggedLine | None = None,
     ) -> Iterator[SdkObservation]:
-        call, tool = self._usable(call, where.channel), self._usable(tool, where.channel)
-        teller, known = where.channel, tool
+        """Yield one boundary of a call, unless another channel reported it already."""
+        channel = origin.channel
+        call, tool = self._usable(call, channel), self._usable(tool, channel)
+        reporter, known_tool = channel, tool
         if call is not None:
-            teller = self._tellers.setdefault((name, call), where.channel)
-            known = self._tools[call] = self._tools.get(call) or tool
-            _forget(self._tools)
-            _forget(self._tellers)
-        if teller != where.channel and tool in (None, known):
-            self._repeat(where, name, call)
+            reporter = self._reporters.setdefault((name, call), channel)
+            known_tool = self._tools[call] = self._tools.get(call) or tool
+            _forget_oldest(self._tools)
+            _forget_oldest(self._reporters)
+        if reporter != channel and tool in (None, known_tool):
+            if channel != "otel":
+                self._repeat(origin, name, call)
             return
-        event = self._event(where.channel, name, line, call, tool or known)
-        is_placed = where.channel != "otel" and teller == where.channel
-        moment = _moment(where, name, call, command, event.seq) if is_placed else None
-        yield SdkObservation(event, moment)
+        event = self._event(channel, name, line, call, tool or known_tool)
+        has_time = channel != "otel" and reporter == channel
+        boundary = _boundary(origin, name, call, command, event.seq) if has_time else None
+        yield SdkObservation(event, boundary)
 
-    def _repeat(self, where: _Where, name: MarkerName, call: str | None) -> None:
-        if where.channel == "otel":
-            return
-        if len(self.again) < _KNOWN:
-            self.again.append(_moment(where, name, call, None, -1))
+    def _repeat(self, origin: _Origin, name: MarkerName, call: str | None) -> None:
+        if len(self.repeats) < _MOST_CALLS:
+            self.repeats.append(_boundary(origin, name, call, None, -1))
         else:
-            self._blame(where.channel, "left_out")
+            self.problems[origin.channel, "left_out"] += 1
 
-    def _say(
-        self, where: _Where, name: SdkEventType, line: LoggedLine | None = None
+    def _other(
+        self, origin: _Origin, name: SdkEventType, line: LoggedLine | None = None
     ) -> SdkObservation:
-        return SdkObservation(self._event(where.channel, name, line), None)
+        return SdkObservation(self._event(origin.channel, name, line), None)
 
     def _event(
         self,
@@ -308,49 +305,48 @@ class SdkLayer:
         )
 
     def _usable(self, text: Any, channel: Channel) -> str | None:
-        """A blank name is none. One that no layer can hold is none either, and a problem."""
+        """Return an id or name, None where it is blank; one that no layer can hold is a problem."""
         if text is None or (isinstance(text, str) and not is_told(text)):
             return None
         if is_usable(text):
             return str(text)
-        self._blame(channel, "unusable_name")
+        self.problems[channel, "unusable_name"] += 1
         return None
 
 
-def _moment(
-    where: _Where, name: MarkerName, call: str | None, command: str | None, sdk_seq: int
+def _boundary(
+    origin: _Origin, name: MarkerName, call: str | None, command: str | None, sdk_seq: int
 ) -> CallBoundary:
     return CallBoundary(
         sdk_seq=sdk_seq,
         name=name,
         tool_call_id=call,
-        channel=where.channel,
-        offset_end=where.offset_end,
-        arrived_ns=where.arrived_ns,
+        channel=origin.channel,
+        offset_end=origin.offset_end,
+        arrived_ns=origin.arrived_ns,
         command=command,
     )
 
 
-def _is_meant(channel: Channel, line: bytes) -> bool:
-    """Whether it may be a record, or a piece of one, that could not be used."""
+def _is_unusable_record(channel: Channel, line: bytes) -> bool:
+    """Return whether a line may be a record, or a piece of one, that could not be used."""
     if channel != "stdout":
         return bool(line.strip())
-    if not any(one in line for one in _OF_A_RECORD):
+    if not any(needle in line for needle in _NEEDLES):
         return False
     try:
-        said = decoded(line, object)
+        return is_record(decoded(line, object))
     except DECODE_ERRORS:
         return True
-    return is_record(said)
 
 
-def _count(found: Counter[str], kind: str) -> None:
-    """An agent that makes up types without end must not fill the memory."""
+def _count(types: Counter[str], kind: str) -> None:
+    """Count a type; an agent that makes up types without end must not fill the memory."""
     kind = visible(kind[:_NAME])
-    found[kind if kind in found or len(found) < _TYPES else "…"] += 1
+    types[kind if kind in types or len(types) < _MOST_TYPES else "…"] += 1
 
 
-def _forget(known: dict[Any, Any]) -> None:
+def _forget_oldest(known: dict[Any, Any]) -> None:
     """An agent that makes up calls without end must not fill the memory."""
-    if len(known) > _KNOWN:
+    if len(known) > _MOST_CALLS:
         del known[next(iter(known))]

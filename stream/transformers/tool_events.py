@@ -152,7 +152,7 @@ class ToolCallCollector:
     def finish(self) -> None:
         """Nothing more will be said; what of it could not be used is counted."""
         self._layer.finish()
-        self.again = self._layer.again
+        self.again = self._layer.repeats
         self.unknown_form = self._seen_types()
         self.policy += map(self._seen, self._policy.finish())
         for (channel, problem), count in sorted(self._layer.problems.items()):
@@ -182,14 +182,14 @@ class ToolCallCollector:
 
     def _take(self, said: Sequence[Any]) -> None:
         for one in said:
-            size = len(one.moment.command or "") if one.moment is not None else 0
+            size = len(one.boundary.command or "") if one.boundary is not None else 0
             if len(self.sdk) == MOST_KEPT or size > self._room:
                 self._left_out += 1
                 continue
             self._room -= size
             self.sdk.append(self._seen(one.event))
-            if one.moment is not None:
-                self.moments.append(self._placed(one.moment))
+            if one.boundary is not None:
+                self.moments.append(self._placed(one.boundary))
 
     def _placed(self, moment: CallBoundary) -> CallBoundary:
         seen: CallBoundary = self._seen(msgspec.structs.replace(moment, command=None))

@@ -63,20 +63,20 @@ def test_calls_of_a_real_run() -> None:
     assert {(e.source, e.sdk_name, e.sdk_version) for e in events} == {
         ("claude-code", "claude-code", "2.1.327")
     }
-    commands = [one.moment.command for one in found if one.moment]
+    commands = [one.boundary.command for one in found if one.boundary]
     assert [c for c in commands if c] == ["python3 -m pytest -q 2>&1 | tail -3"]
 
 
 def test_a_moment_is_the_end_of_its_line() -> None:
     data = (CLAUDE / "success.stream.jsonl").read_bytes()
     for one in said("success.stream.jsonl"):
-        if one.moment:
-            assert one.moment.offset_end is not None
-            line = data[: one.moment.offset_end].splitlines(keepends=True)[-1]
+        if one.boundary:
+            assert one.boundary.offset_end is not None
+            line = data[: one.boundary.offset_end].splitlines(keepends=True)[-1]
             assert line.endswith(b"\n")
-            assert one.moment.tool_call_id is not None
-            assert one.moment.tool_call_id.encode() in line
-            assert one.moment.sdk_seq == one.event.seq
+            assert one.boundary.tool_call_id is not None
+            assert one.boundary.tool_call_id.encode() in line
+            assert one.boundary.sdk_seq == one.event.seq
 
 
 def test_partial_messages_tell_no_call_twice() -> None:
@@ -154,7 +154,7 @@ def test_a_command_is_that_of_bash_and_a_text() -> None:
     cases = [("Bash", {"command": "ls"}), ("Other", {"command": "ls"}), ("Bash", {"command": 1})]
     layer = SdkLayer("r")
     found = [one for tool, given in cases for one in layer.feed(use("a", tool, given), 1)]
-    assert [one.moment.command for one in found if one.moment] == ["ls", None, None]
+    assert [one.boundary.command for one in found if one.boundary] == ["ls", None, None]
 
 
 def test_half_a_character_hides_no_call() -> None:
@@ -162,8 +162,8 @@ def test_half_a_character_hides_no_call() -> None:
     assert rb"\ud800" in line
     found = SdkLayer("r").feed(line + use("\udc00"), 1)
     assert told(found) == [("tool_call_started", "a", "Bash"), ("tool_call_started", None, "Bash")]
-    assert found[0].moment is not None
-    assert found[0].moment.command == "echo \\ud800"
+    assert found[0].boundary is not None
+    assert found[0].boundary.command == "echo \\ud800"
     msgspec.json.encode([one.event for one in found])
 
 
@@ -254,8 +254,8 @@ def test_an_endless_line_is_not_held() -> None:
     assert peak < 3 * MAX_LINE
     found = layer.feed(b"\n" + use(), 2)
     assert layer.problems == {("stdout", "overlong"): 1}
-    assert found[0].moment is not None
-    assert found[0].moment.offset_end == 3 * MAX_LINE + 1 + len(use())
+    assert found[0].boundary is not None
+    assert found[0].boundary.offset_end == 3 * MAX_LINE + 1 + len(use())
 
 
 json_values = st.recursive(
@@ -292,11 +292,11 @@ VECTOR = (DATA / "assay/vectors/sdk-events.two.ndjson").read_bytes()
 def test_the_references_events_go_through_unchanged() -> None:
     found = SdkLayer("run_001").feed_log(VECTOR, 5)
     assert b"".join(msgspec.json.encode(one.event) + b"\n" for one in found) == VECTOR
-    assert [one.moment.arrived_ns for one in found if one.moment] == [5, 5]
+    assert [one.boundary.arrived_ns for one in found if one.boundary] == [5, 5]
     lines = VECTOR.splitlines(keepends=True)
     ends = [len(lines[0]), len(VECTOR)]
-    assert [one.moment.offset_end for one in found if one.moment] == ends
-    assert {one.moment.channel for one in found if one.moment} == {"log"}
+    assert [one.boundary.offset_end for one in found if one.boundary] == ends
+    assert {one.boundary.channel for one in found if one.boundary} == {"log"}
 
 
 def test_lines_of_the_log_are_numbered_anew() -> None:
@@ -328,7 +328,7 @@ def test_hooks_tell_the_same_calls() -> None:
     calls = {line for line in told(said("parallel.stream.jsonl")) if line[1]}
     assert set(told(found)) == calls
     assert {one.event.source for one in found} == {"claude-code-hooks"}
-    commands = [one.moment.command for one in found if one.moment and one.moment.command]
+    commands = [one.boundary.command for one in found if one.boundary and one.boundary.command]
     assert len(commands) == 5
 
 
@@ -346,7 +346,7 @@ def test_telemetry_tells_the_same_calls_and_nobody_knows_when() -> None:
     found = SdkLayer("r").feed_otel(bodies, 7)
     calls = {line for line in told(said("parallel.stream.jsonl")) if line[1]}
     assert set(told(found)) == calls
-    assert {one.moment for one in found} == {None}
+    assert {one.boundary for one in found} == {None}
     assert {one.event.sdk_version for one in found} == {"2.1.327"}
 
 
@@ -369,8 +369,8 @@ def test_what_two_channels_tell_is_recorded_once() -> None:
     second = layer.feed((CLAUDE / "parallel.stream.jsonl").read_bytes(), 2)
     assert len(first) == 12
     assert told(second) == [("run_finished", None, None)]
-    assert len(layer.again) == 12
-    assert {one.channel for one in layer.again} == {"stdout"}
+    assert len(layer.repeats) == 12
+    assert {one.channel for one in layer.repeats} == {"stdout"}
     assert second[0].event.seq == 12
 
 
@@ -385,8 +385,8 @@ def test_what_another_channel_tells_otherwise_is_told() -> None:
     layer.feed_log(logged("started", tool=None) + logged("started", "b"), 1)
     again = layer.feed(use("a", "Read") + use("b", "Read"), 2)
     assert told(again) == [("tool_call_started", "b", "Read")]
-    assert [one.moment for one in again] == [None], "the first one said when"
-    assert [one.tool_call_id for one in layer.again] == ["a"]
+    assert [one.boundary for one in again] == [None], "the first one said when"
+    assert [one.tool_call_id for one in layer.repeats] == ["a"]
 
 
 def test_of_what_was_refused_stdout_tells_the_end_where_hooks_tell_the_rest() -> None:
