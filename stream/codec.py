@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from stream.errors import visible
-from stream.records.control import WORDS, Reject
+from stream.records.control import WORDS, Fault, Reject
 
 if TYPE_CHECKING:
     import hashlib
@@ -37,13 +37,12 @@ class TornLine(bytes):
 class BrokenDocument(bytes):
     """A whole document that cannot be read, with what is wrong where."""
 
-    reason: str
-    path: str
+    fault: Fault
 
     @classmethod
-    def of(cls, data: bytes, reason: str, path: str) -> BrokenDocument:
+    def of(cls, data: bytes, fault: Fault) -> BrokenDocument:
         document = cls(data)
-        document.reason, document.path = reason, path
+        document.fault = fault
         return document
 
 
@@ -172,11 +171,11 @@ def _length(line: bytes) -> int:
     return line.length if isinstance(line, OverlongLine) else len(line)
 
 
-def reject(stage: str, batch: Sequence[object], index: int, reason: str, path: str = "") -> Reject:
+def reject(stage: str, batch: Sequence[object], index: int, fault: Fault) -> Reject:
     """The record of a line that a stage could not use."""
     item = batch[index]
     line = item if isinstance(item, bytes) else msgspec.json.encode(item)
-    source, number, offset = "(pipeline)", index + 1, 0
+    source, number, offset, reason = "(pipeline)", index + 1, 0, fault.reason
     if isinstance(batch, Lines):
         source, number, offset = batch.source, batch.number + index, batch.offset_of(index)
     if isinstance(line, OverlongLine):
@@ -193,7 +192,7 @@ def reject(stage: str, batch: Sequence[object], index: int, reason: str, path: s
         offset=offset,
         sha256=digest,
         reason=reason,
-        path=path or UNSET,
+        path=fault.path or UNSET,
     )
 
 
@@ -231,12 +230,12 @@ def contract_of(line: bytes) -> str | None:
 _FORMS = {form.replace("\\", "\\\\"): words for form, words in WORDS.items()}
 
 
-def explain(error: Exception) -> tuple[str, str]:
-    """A decode error as (reason, JSON path); the path may be empty."""
+def explain(error: Exception) -> Fault:
+    """Say what a decode error found wrong, and where."""
     if isinstance(error, RecursionError):
-        return "nested too deeply", ""
+        return Fault("nested too deeply")
     if isinstance(error, UnicodeDecodeError):
-        return f"invalid UTF-8: {error.reason}", ""
+        return Fault(f"invalid UTF-8: {error.reason}")
     text = str(error)
     reason, at, path = text.rpartition(" - at `")
     if not at:
@@ -247,7 +246,7 @@ def explain(error: Exception) -> tuple[str, str]:
     reason = reason.replace("JSON is malformed", "malformed JSON")
     reason = reason.replace("Input data was truncated", f"malformed JSON: {TOO_EARLY}")
     reason = _short(reason[:1].lower() + reason[1:]).replace("jSON", "JSON")
-    return reason, path.rstrip("`")
+    return Fault(reason, path.rstrip("`"))
 
 
 def _short(text: str) -> str:

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import UNSET, Struct, ValidationError
 
 from stream.boundary.catalogs import make_catalog, make_defaults
-from stream.boundary.descriptors import Boundaries, Fault, make_descriptor
+from stream.boundary.descriptors import Boundaries, make_descriptor
 from stream.codec import DECODE_ERRORS, explain
 from stream.documents import parse_document, parted, repeated_key
 from stream.errors import InputError, UsageError
@@ -53,7 +53,7 @@ from stream.records.artifacts import (
 )
 from stream.records.boundary import BOUNDARY_DIFF, RAW_EMISSION, BoundaryDiff, decode_raw
 from stream.records.catalog import CATALOG, DESCRIPTOR
-from stream.records.control import CONTROL_SCHEMAS, Control
+from stream.records.control import CONTROL_SCHEMAS, Control, Fault
 from stream.records.decision import SLOTS
 from stream.records.kernel import (
     KERNEL_DETAIL,

@@ -15,6 +15,7 @@ import msgspec
 
 from stream.codec import explain
 from stream.errors import InputError, os_reason
+from stream.records.control import Fault
 
 T = TypeVar("T")
 _decode = msgspec.json.Decoder().decode
@@ -76,8 +77,8 @@ def parse_document(data: bytes) -> Any:
     return value
 
 
-def repeated_key(line: bytes) -> tuple[str, str] | None:
-    """(reason, JSON path), where a key stands twice in a line that can be decoded.
+def repeated_key(line: bytes) -> Fault | None:
+    """Find a key that stands twice in an object of a line that can be decoded.
 
     Whatever comes out again as it went in, but for white space, has none, and needs no second look.
     """
@@ -91,10 +92,10 @@ def repeated_key(line: bytes) -> tuple[str, str] | None:
     return None
 
 
-def parted(reason: str) -> tuple[str, str]:
-    """(reason, JSON path) of a reason that may begin with its path."""
+def parted(reason: str) -> Fault:
+    """Part a reason from the JSON path that it may begin with."""
     path, colon, rest = reason.partition(": ")
-    return (rest, path) if colon and path.startswith("$") else (reason, "")
+    return Fault(rest, path) if colon and path.startswith("$") else Fault(reason)
 
 
 def convert(value: Any, kind: type[T], source: object) -> T:
@@ -102,8 +103,7 @@ def convert(value: Any, kind: type[T], source: object) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        reason, path = explain(error)
-        raise InputError(f"{source}: {path + ': ' if path else ''}{reason}") from None
+        raise InputError(f"{source}: {explain(error)}") from None
     except UnicodeEncodeError:
         raise InputError(f"{source}: a name in it holds half of a surrogate pair") from None
 

@@ -203,7 +203,7 @@ def run_id_of(folder: Path) -> str:
     except OSError as error:
         raise InputError(f"{where}: {os_reason(error)}") from None
     except DECODE_ERRORS as error:
-        raise InputError(f"{where}: {explain(error)[0]}") from None
+        raise InputError(f"{where}: {explain(error).reason}") from None
     run_id = value.get("run_id") if isinstance(value, dict) else None
     if not isinstance(run_id, str):
         raise InputError(f"{where}: it names no run")

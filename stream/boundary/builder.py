@@ -181,11 +181,11 @@ class BoundaryBuilder:
         try:
             line = encode_boundary(record)
         except (RecursionError, OverflowError, ValueError) as error:
-            raise EmitError(f"the record cannot be written: {explain(error)[0]}") from None
+            raise EmitError(f"the record cannot be written: {explain(error).reason}") from None
         fault = self.descriptor.check(line)
         if fault:
-            reason, path = fault
-            raise EmitError(f"the record breaks {self.descriptor.key}: {path}: {reason}")
+            where = f"{self.descriptor.key}: {fault.path}"
+            raise EmitError(f"the record breaks {where}: {fault.reason}")
         return line
 
 

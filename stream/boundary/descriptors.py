@@ -35,6 +35,7 @@ from stream.records.boundary import (
     hold_together,
 )
 from stream.records.catalog import DESCRIPTOR, DescriptorDocument
+from stream.records.control import Fault
 from stream.records.run import DESCRIPTOR_FILE
 
 CANONICAL = BUNDLE / "schema" / "boundary_object_schema.json"
@@ -44,7 +45,6 @@ _PUBLISHED = (
     "f0358ab3a4264d8246dd7a4d333e63bdeb98a04f1288943eeee6b92c4a49ccf1",
     "65fa789fe8548faca2a9dac5d7da94645e32a945eb401c54b5a586122be0a67a",
 )
-Fault = tuple[str, str]  #: (reason, JSON path)
 Check = Callable[[bytes], Fault | None]
 _encode_into = msgspec.json.Encoder().encode_into
 
@@ -230,7 +230,7 @@ def _compiled(schema: dict[str, Any], place: Path) -> Check:
             f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path
         )
         # The message quotes the value, however long that is.
-        return _short(error.message), f"${steps}"
+        return Fault(_short(error.message), f"${steps}")
 
     return check
 
@@ -371,7 +371,7 @@ class Boundaries:
             if fault is None and not self._is_named(key, version):
                 expected = " or ".join(sorted(self._keys))
                 reason = f"is {key!r}, but the boundary descriptor in force is {expected}"
-                fault = f"{reason}: name another with --boundary", "$.schema_key"
+                fault = Fault(f"{reason}: name another with --boundary", "$.schema_key")
             if fault is None and (record := _alike(line)) is not None:
                 hold_together(record, len(line))
                 fault = self._catalog_fault(record)
@@ -411,17 +411,17 @@ class Boundaries:
             if found is None and place == "primary" and _is_unknown(record):
                 continue
             if found is None:
-                return f"catalog {name} has no capability {snapshot.id!r}", f"{path}.id"
+                return Fault(f"catalog {name} has no capability {snapshot.id!r}", f"{path}.id")
             for what, said, meant in zip(
                 ("category", "layer"), (snapshot.category, snapshot.layer), found, strict=True
             ):
                 if said != meant:
                     reason = f"is {said!r}, but catalog {name} says {meant!r} of {snapshot.id}"
-                    return reason, f"{path}.{what}"
+                    return Fault(reason, f"{path}.{what}")
         for index, other in enumerate(record.probe.secondary_capability_ids):
             if other not in catalog:
                 path = f"$.probe.secondary_capability_ids[{index}]"
-                return f"catalog {name} has no capability {other!r}", path
+                return Fault(f"catalog {name} has no capability {other!r}", path)
         return None
 
 

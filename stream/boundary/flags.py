@@ -195,6 +195,5 @@ def _decode(flag: str, data: bytes, kind: Any) -> Any:
     except DECODE_ERRORS as error:
         fault = explain(error)
     if fault:
-        reason, path = fault
-        raise EmitError(f"{flag}: {path + ': ' if path else ''}{reason}")
+        raise EmitError(f"{flag}: {fault}")
     return value

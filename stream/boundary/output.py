@@ -144,9 +144,8 @@ class ProbeOutput:
         line = _encode_sorted(within_limits(value))
         fault = recorder.descriptor.check(line)
         if fault:
-            reason, path = fault
             raise ContractViolation(
-                "invalid-record", f"the record is not valid: {path or '$'}: {reason}"
+                "invalid-record", f"the record is not valid: {fault.path or '$'}: {fault.reason}"
             )
         record = _decode_naming(line)
         self._same_cell(record.probe.id, record.run.mode, record.probe.primary_capability_id)
@@ -244,9 +243,9 @@ def _decode_naming(line: bytes) -> _CellRecord:
     try:
         return msgspec.json.decode(line, type=_CellRecord)
     except DECODE_ERRORS as error:  # a pattern of the user's own need not have these
-        reason, path = explain(error)
+        fault = explain(error)
         raise ContractViolation(
-            "invalid-record", f"the record is not valid: {path}: {reason}"
+            "invalid-record", f"the record is not valid: {fault.path}: {fault.reason}"
         ) from None
 
 

@@ -276,7 +276,7 @@ def _hold_to_manifest(folder: Path) -> None:
     except InputError as error:
         raise DamagedError(str(error)) from None
     except DECODE_ERRORS as error:
-        raise DamagedError(f"{where}: {explain(error)[0]}") from None
+        raise DamagedError(f"{where}: {explain(error).reason}") from None
     listed = {file.path: file.sha256.removeprefix("sha256:") for file in manifest.files}
     digests = Digests(folder)
     for name in EVIDENCE_FILES:
@@ -489,8 +489,7 @@ def evidence_of(
         try:
             return msgspec.json.decode(artifacts[name], type=form)
         except DECODE_ERRORS as error:
-            reason, where = explain(error)
-            problems.append(f"{name}: {where + ': ' if where else ''}{reason}")
+            problems.append(f"{name}: {explain(error)}")
             return None
 
     evidence = Evidence(

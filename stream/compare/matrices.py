@@ -125,8 +125,7 @@ def _records(path: str) -> Iterator[_ComparedRecord]:
                 try:
                     yield _decode(line)
                 except DECODE_ERRORS as error:
-                    why, where = explain(error)
-                    place = f"{path}:{index}: {where + ': ' if where else ''}"
-                    raise InputError(f"{place}{why}: no boundary object") from None
+                    place = f"{path}:{index}"
+                    raise InputError(f"{place}: {explain(error)}: no boundary object") from None
     except OSError as error:
         raise InputError(f"{path}: {os_reason(error)}") from None

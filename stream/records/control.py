@@ -7,7 +7,7 @@ Control records: a broken rule, a bad line, a loss. They travel with the stream.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -42,6 +42,17 @@ Sha256 = Annotated[str, Meta(pattern=DIGEST)]
 
 
 GAP = "stream.gap.v1"
+
+
+class Fault(NamedTuple):
+    """What is wrong, where, and, where rules have names, which one is broken."""
+
+    reason: str
+    path: str = ""  #: JSON path; empty: the whole of it
+    rule: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}" if self.path else self.reason
 
 
 class Finding(

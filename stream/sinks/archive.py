@@ -139,9 +139,8 @@ class Assort:
             try:
                 name = self._place_of(line, batch, index)
             except (*DECODE_ERRORS, _UnroutableError) as error:
-                reason, path = explain(error)
                 self.counts.rejected += 1
-                out.append(reject(self.name, batch, index, reason, path))
+                out.append(reject(self.name, batch, index, explain(error)))
                 continue
             if name is None:
                 self.counts.filtered += 1
@@ -165,7 +164,7 @@ class Assort:
             return name
         if contract is not None and self._boundaries.knows(contract):
             if fault := self._boundaries.check(line, contract):
-                raise _UnroutableError(" - at `".join(filter(None, fault)))
+                raise _UnroutableError(" - at `".join(filter(None, (fault.reason, fault.path))))
             self.boundary_keys.add(key_of(line))
             return BOUNDARY_FILE
         if contract in _DOCUMENTS:

@@ -18,7 +18,7 @@ from stream.documents import repeated_key
 from stream.errors import visible
 from stream.pipeline import Batch, Counts
 from stream.records.boundary import RAW_EMISSION, RawEmission, decode_raw, encode_raw
-from stream.records.control import Control
+from stream.records.control import Control, Fault
 
 
 class Failure(Struct, frozen=True):
@@ -68,18 +68,18 @@ class Emit:
                     fault = explain(error)
                 if fault:
                     self.counts.rejected += 1
-                    out.append(reject(self.name, batch, index, *fault))
+                    out.append(reject(self.name, batch, index, fault))
                     continue
             modes = self._recorder.descriptor.modes
             if cell.mode not in modes:
                 self.counts.rejected += 1
                 reason = f"unknown run mode {cell.mode!r} (expected {'|'.join(modes)})"
-                out.append(reject(self.name, batch, index, reason, "$.mode"))
+                out.append(reject(self.name, batch, index, Fault(reason, "$.mode")))
                 continue
             mismatch = self._mismatch(cell)
             if mismatch:
                 self.counts.rejected += 1
-                out.append(reject(self.name, batch, index, *mismatch))
+                out.append(reject(self.name, batch, index, mismatch))
                 continue
             self._pass(out, self._record(cell))
         return out
@@ -87,17 +87,17 @@ class Emit:
     def finish(self) -> Batch[bytes | Control]:
         return ()
 
-    def _mismatch(self, cell: RawEmission) -> tuple[str, str] | None:
+    def _mismatch(self, cell: RawEmission) -> Fault | None:
         """A cell that was run under another catalog or boundary would become a record of
         something that was never asked."""
         catalogs, descriptor = self._recorder.catalogs, self._recorder.descriptor
         in_force = catalogs.for_capability(cell.capability).key
         if cell.catalog != in_force:
             reason = f"was run under catalog {cell.catalog!r}, here it is {in_force!r}"
-            return f"{reason}: name the same one with --catalog", "$.catalog"
+            return Fault(f"{reason}: name the same one with --catalog", "$.catalog")
         if cell.boundary != descriptor.key:
             reason = f"was run under boundary {cell.boundary!r}, here it is {descriptor.key!r}"
-            return f"{reason}: name the same one with --boundary", "$.boundary"
+            return Fault(f"{reason}: name the same one with --boundary", "$.boundary")
         return None
 
     def _pass(self, out: list[bytes | Control], item: bytes | Control) -> None:

@@ -145,14 +145,13 @@ class Invariants:
             return []
         self.findings += 1
         self.errors += 1
-        reason, path = fault
         found = Finding(
             rule=contract,
             severity="error",
-            message=reason,
+            message=fault.reason,
             source=place.source,
             line=place.line,
-            path=path or UNSET,
+            path=fault.path or UNSET,
         )
         return [found]
 
@@ -165,7 +164,7 @@ class Invariants:
     def _reject(self, batch: Batch[bytes | Control], index: int, error: Exception) -> list[Control]:
         """A line that cannot be read. A torn end is not said twice: the run is incomplete."""
         self.counts.rejected += 1
-        bad = reject(self.name, batch, index, *explain(error))
+        bad = reject(self.name, batch, index, explain(error))
         line = batch[index]
         if isinstance(line, TornLine) and line.lstrip().startswith(b"{") and self._is_end(bad):
             return [bad]
@@ -201,7 +200,7 @@ class Invariants:
 def repeated_faults(line: bytes) -> list[RuleFault]:
     """What nobody can see any more in an event that was decoded."""
     repeated = repeated_key(line)
-    return [RuleFault("line.duplicate_key", *repeated)] if repeated else []
+    return [RuleFault("line.duplicate_key", repeated.reason, repeated.path)] if repeated else []
 
 
 def event_in(line: bytes) -> dict[str, Any] | None:

@@ -122,7 +122,7 @@ class Listen:
             contract = self._pattern  # no JSON at all: the first error tells why
         if contract == self._pattern:
             self.counts.rejected += 1
-            bad.append(reject(self.name, batch, index, *explain(error)))
+            bad.append(reject(self.name, batch, index, explain(error)))
         else:
             self.counts.filtered += 1
             self._count_other(contract or "(none)", line)
@@ -182,8 +182,8 @@ def _decoder(descriptor: Descriptor) -> Callable[[bytes], _ShownRecord]:
             raise msgspec.ValidationError("not a record of the pattern in force")
         fault = descriptor.check(line)
         if fault:
-            reason, path = fault
-            raise msgspec.ValidationError(f"{reason} - at `{path}`" if path else reason)
+            at = f" - at `{fault.path}`" if fault.path else ""
+            raise msgspec.ValidationError(fault.reason + at)
         return _decode_alike(line)
 
     return decode

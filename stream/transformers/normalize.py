@@ -22,7 +22,7 @@ from stream.documents import repeated_key
 from stream.evidence.markers import Writes
 from stream.evidence.surface import OPENED, Surface
 from stream.pipeline import Batch, Counts
-from stream.records.control import GAP, Control, Gap
+from stream.records.control import GAP, Control, Fault, Gap
 from stream.records.kernel import (
     EVENT_TYPES,
     INODE_RESOLVED,
@@ -147,7 +147,7 @@ class Normalize:
                     continue
                 # What comes out as it went in has no key twice.
                 if _encode(event) != item and (repeated := repeated_key(item)):
-                    self._reject(batch, index, out, *repeated)
+                    self._reject(batch, index, out, repeated)
                     continue
             else:
                 event = item
@@ -166,7 +166,8 @@ class Normalize:
             elif number is not None:
                 self._add_call(event, number, out)
             else:
-                self._reject(batch, index, out, f"{event.call!r} is no call of a feed", "$.call")
+                fault = Fault(f"{event.call!r} is no call of a feed", "$.call")
+                self._reject(batch, index, out, fault)
 
     def finish(self) -> Batch[Normalized]:
         return ()
@@ -310,12 +311,12 @@ class Normalize:
         try:
             contract = contract_of(line)
         except DECODE_ERRORS as broken:
-            self._reject(batch, index, out, *explain(broken))
+            self._reject(batch, index, out, explain(broken))
             return
         if contract in (RAW_KERNEL, RAW_CAPTURE, GAP):
-            self._reject(batch, index, out, *explain(error))
+            self._reject(batch, index, out, explain(error))
         elif self._is_alone:
-            self._reject(batch, index, out, "is no record of a kernel feed")
+            self._reject(batch, index, out, Fault("is no record of a kernel feed"))
         else:
             self.counts.passed += 1
             out.append(line)
@@ -325,11 +326,10 @@ class Normalize:
         batch: Batch[Given],
         index: int,
         out: list[Normalized],
-        reason: str,
-        path: str = "",
+        fault: Fault,
     ) -> None:
         self.counts.rejected += 1
-        out.append(reject(self.name, batch, index, reason, path))
+        out.append(reject(self.name, batch, index, fault))
 
     def _drop(self, rule: str) -> None:
         self.counts.filtered += 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET
 
-from stream.boundary.descriptors import Boundaries, Fault
+from stream.boundary.descriptors import Boundaries
 from stream.codec import (
     DECODE_ERRORS,
     BrokenDocument,
@@ -27,7 +27,7 @@ from stream.codec import (
 from stream.documents import repeated_key
 from stream.pipeline import Batch, Counts
 from stream.records.boundary import PATTERN_VERSION
-from stream.records.control import Control, Finding
+from stream.records.control import Control, Fault, Finding
 
 if TYPE_CHECKING:
     from stream.contracts import Contracts
@@ -72,7 +72,7 @@ class Validate:
                 self.counts.passed += 1
                 out.append(line)
                 continue
-            bad = reject(self.name, batch, index, *fault)
+            bad = reject(self.name, batch, index, fault)
             self.findings += 1
             self.counts.rejected += 1
             finding = Finding(
@@ -98,7 +98,7 @@ class Validate:
         if not isinstance(line, bytes):
             return "control", None
         if isinstance(line, BrokenDocument):
-            return "json", (line.reason, line.path)
+            return "json", line.fault
         try:
             contract = contract_of(line)
         except DECODE_ERRORS as error:
@@ -134,13 +134,13 @@ class Validate:
         faults = [*repeated_faults(line), *faults_of(event, "agents")]
         for fault in faults:
             if RULES[fault.rule].severity == "error":
-                return fault.message, fault.path
+                return Fault(fault.message, fault.path)
         self.contracts[EVENT] += 1
         return None
 
 
 def _unknown(contract: str | None) -> Fault:
     if contract is None:
-        return "names no contract: neither schema nor schema_version is there", ""
+        return Fault("names no contract: neither schema nor schema_version is there")
     hint = "; --boundary names a pattern of your own" if contract.startswith("boundary_") else ""
-    return f"{contract!r} is no contract that stream knows: nothing was checked{hint}", ""
+    return Fault(f"{contract!r} is no contract that stream knows: nothing was checked{hint}")

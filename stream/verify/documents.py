@@ -183,8 +183,8 @@ def _decoded(book: VerifyReport, name: str, data: bytes) -> Any:
     try:
         record = decoder_of(DOCUMENTS[name])(data)
     except DECODE_ERRORS as error:
-        reason, path = explain(error)
-        book.find("contract.document", reason, name, path=path)
+        fault = explain(error)
+        book.find("contract.document", fault.reason, name, path=fault.path)
         return None
     text = msgspec.json.encode(record)
     if name in _FOR_PEOPLE:
@@ -204,7 +204,7 @@ def oddities(data: bytes, rule: str, *, is_ours: bool) -> Iterator[tuple[str, st
     if contract_of(data) is None:  # a decoder takes a record without its schema
         yield rule, "it names no schema", "$.schema"
     if repeated := repeated_key(data):
-        yield "contract.duplicate_key", *repeated
+        yield "contract.duplicate_key", repeated.reason, repeated.path
 
 
 def is_too_deep(data: bytes, limit: int) -> bool:

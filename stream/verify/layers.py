@@ -38,7 +38,6 @@ from stream.contracts import ARTIFACTS, LINES, RunnerDecoder, decoder_of
 from stream.documents import repeated_key
 from stream.errors import InputError, os_reason, visible
 from stream.evidence.consistency import faults_of, form_faults, mode_faults
-from stream.evidence.health import Fault
 from stream.records.artifacts import (
     CHAIN_FILE,
     COMPANION_FILE,
@@ -55,7 +54,7 @@ from stream.records.artifacts import (
     PolicyEvent,
     SdkEvent,
 )
-from stream.records.control import Finding, Gap
+from stream.records.control import Fault, Finding, Gap
 from stream.records.kernel import OPEN, KernelDetail
 from stream.verify.documents import is_too_deep, oddities
 from stream.verify.replay import Columns, Form, KernelDecoder, LayerReplay, columns_of
@@ -247,14 +246,14 @@ def evidence_findings(root: Path) -> Iterator[Finding]:
         try:
             with open_beneath(root, name) as file:
                 faults = _line_faults if CONTRACTS[name] in LINES else _artifact_faults
-                for number, (reason, path) in faults(file, name):
+                for number, fault in faults(file, name):
                     yield Finding(
                         rule=RULE,
                         severity="error",
-                        message=reason,
+                        message=fault.reason,
                         source=where,
                         line=number or UNSET,
-                        path=path or UNSET,
+                        path=fault.path or UNSET,
                     )
         except InputError:
             continue
@@ -266,7 +265,7 @@ def fault_of(line: bytes, contract: str) -> Fault | None:
     """The first that there is."""
     try:
         if contract_of(line) != contract:
-            return f"it is no {contract}", "$.schema"
+            return Fault(f"it is no {contract}", "$.schema")
         {**LINES, **ARTIFACTS}[contract](line)
     except DECODE_ERRORS as error:
         return explain(error)
@@ -277,7 +276,7 @@ def _artifact_faults(file: IO[bytes], name: str) -> Iterator[tuple[int, Fault]]:
     most = Limits().document
     data = file.read(most + 1)
     if len(data) > most:
-        yield 0, (f"it was not looked at: it has more than {most} bytes", "")
+        yield 0, Fault(f"it was not looked at: it has more than {most} bytes")
     elif fault := fault_of(data, CONTRACTS[name]):
         yield 0, fault
 
@@ -292,7 +291,7 @@ def _line_faults(file: IO[bytes], name: str) -> Iterator[tuple[int, Fault]]:
             continue
         for index, line in enumerate(lines):
             if isinstance(line, OverlongLine):
-                yield lines.number + index, ("it was not looked at: the line is too long", "")
+                yield lines.number + index, Fault("it was not looked at: the line is too long")
             elif fault := fault_of(line, CONTRACTS[name]):
                 yield lines.number + index, fault
 
@@ -426,8 +425,8 @@ class LayerChecker:
             try:
                 record = self._law.decoder.decode(line)
             except DECODE_ERRORS as error:
-                reason, path = explain(error)
-                self._book.find("contract.line", reason, self._name, number, path)
+                fault = explain(error)
+                self._book.find("contract.line", fault.reason, self._name, number, fault.path)
                 self._seq += 1
                 self._gathering.miss()
                 continue
@@ -494,7 +493,7 @@ class Links:
         try:
             link = _decode(line)
         except DECODE_ERRORS as error:
-            self._book.find("contract.line", explain(error)[0], CHAIN_FILE, number)
+            self._book.find("contract.line", explain(error).reason, CHAIN_FILE, number)
             return
         if msgspec.json.encode(link) != line:
             message = "it is not written as links are"

@@ -376,8 +376,8 @@ class Carried:
             try:
                 self.descriptors.append(make_carried(parse_document(data), path))
             except (InputError, ValueError) as error:
-                reason, where = parted(str(error).removeprefix(f"{path}: "))
-                self._book.find("contract.document", reason, DESCRIPTOR_FILE, path=where)
+                fault = parted(str(error).removeprefix(f"{path}: "))
+                self._book.find("contract.document", fault.reason, DESCRIPTOR_FILE, path=fault.path)
 
 
 class Validated:

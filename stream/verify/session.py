@@ -406,8 +406,8 @@ class Contents:
         try:
             self._manifest = manifest = _decode(data)
         except DECODE_ERRORS as error:
-            reason, path = explain(error)
-            self._book.find("contract.manifest", reason, ARCHIVE_MANIFEST, path=path)
+            fault = explain(error)
+            self._book.find("contract.manifest", fault.reason, ARCHIVE_MANIFEST, path=fault.path)
             return
         self._held = bytearray()
         self._book.hold_run_id(manifest.run_id, ARCHIVE_MANIFEST)

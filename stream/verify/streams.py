@@ -143,7 +143,7 @@ class DocumentSource(Struct):
             if any(map(_is_record, data.splitlines()[1:])):  # a stream whose first line is bad
                 await NdjsonSource(self.name).run(out)
                 return
-            line = BrokenDocument.of(data, *parted(str(error)))
+            line = BrokenDocument.of(data, parted(str(error)))
         await out.send(Lines([line], self.name, 1, 0))
 
 

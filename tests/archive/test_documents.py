@@ -154,7 +154,7 @@ def reason_of(document: bytes) -> str:
     try:
         {**LINES, **ARTIFACTS}[json.loads(document)["schema"]](document)
     except DECODE_ERRORS as error:
-        return explain(error)[0]
+        return explain(error).reason
     return ""
 
 

@@ -12,14 +12,14 @@ from msgspec import Meta
 
 import stream
 from stream.codec import explain
-from stream.records.control import WORDS
+from stream.records.control import WORDS, Fault
 
 
 @pytest.mark.parametrize("form", WORDS)
 def test_a_text_of_another_form(form: str) -> None:
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.json.decode(b'[" \\n"]', type=list[Annotated[str, Meta(pattern=form)]])
-    assert explain(caught.value) == (f"expected {WORDS[form]}", "$[0]")
+    assert explain(caught.value) == Fault(f"expected {WORDS[form]}", "$[0]")
 
 
 def test_every_form_of_a_record_has_words() -> None:

@@ -14,6 +14,7 @@ from stream.boundary.catalogs import find_catalogs, load_catalog, make_catalog
 from stream.boundary.descriptors import find_descriptor, load_descriptor, make_descriptor
 from stream.documents import BUNDLE, LARGEST, read_document
 from stream.errors import InputError
+from stream.records.control import Fault
 from tests.transformers.samples import HERE, line, record
 
 CATALOG: dict[str, Any] = {
@@ -160,8 +161,8 @@ def test_a_pattern_says_what_is_wrong_and_where() -> None:
     pattern = {**PATTERN, "properties": {**PATTERN["properties"], "a": {"items": {"type": "null"}}}}
     check = make_descriptor({**DESCRIPTOR, "schema": pattern}, HERE).check
     assert check(b'{"a":[null]}') is None
-    assert check(b'{"a":[null,5]}') == ('5 is not of type "null"', "$.a[1]")
-    assert check(b"{") == ("malformed JSON: it ends too early", "")
+    assert check(b'{"a":[null,5]}') == Fault('5 is not of type "null"', "$.a[1]")
+    assert check(b"{") == Fault("malformed JSON: it ends too early")
     long = check(line({"a": ["x" * 10_000]}))
     assert long is not None
     assert len(long[0]) < 400
