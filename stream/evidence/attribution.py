@@ -1,36 +1,29 @@
-"""What the recorder itself does inside of a run: its hooks, and the wrappers on the PATH.
+"""Attribute each kernel event to a tool call: one pass in order, holding only the living processes.
 
-They are known by the file that was executed, never by what a process calls itself. Nothing else
-hides behind them: of a process that runs one, only the calls that it cannot do without are the
-recorder's, each by its own path, and a wrapper's only until the next program. From the first
-call that could have changed one of these files on, nothing is the recorder's any more.
-
-The kernel layer as correlation reads it: who did what kind of thing, in order.
-
-Whose each kernel event is: read once, in order, with nothing held but the living processes.
-
-A call is told of by the process that wrote that it starts, or that started the hook that wrote
-it. Its own are what that process does meanwhile, and what was started by it meanwhile. What others
-do is nobody's, also if they descend from it: an agent whose words go through another program,
-beside it or above it, told nothing itself."""
+A call is reported by the process that wrote that it starts, or that started the hook that wrote
+it. To the call belongs what that process does meanwhile, and what was started by it meanwhile.
+What others do belongs to no call, also if they descend from it: an agent whose output goes through
+another program, next to it or above it, reported nothing itself. Not attributed is the work of the
+recorder inside of a run, its hooks and the wrappers on the PATH: they are known by the file that
+was executed, never by what a process calls itself.
+"""
 
 from __future__ import annotations
 
 import shlex
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Struct
 
 from stream.evidence.markers import Call, EventCounts, code, in_order
 from stream.evidence.process_tree import (
-    Lineage,
-    Ownership,
-    Suspects,
+    CandidateCalls,
+    ProcessTree,
     TracedProcess,
     asked_in,
     digest_of,
@@ -57,17 +50,381 @@ from stream.records.kernel import (
 )
 from stream.records.run import category_of
 
-_EVENT_LOG = "sdk-events.ndjson"  #: whoever opens it tells something, or reads what was told
-_SETTINGS = "hooks.json"  #: the agent reads it, as it is told to
+OTHERS = "kernel_events_of_other_processes"
+OVERLAP = "kernel_events_in_overlapping_windows"
+_MOST_NAMED = 16  #: calls in one name; `\+` stands for more
+_MORE = r"\+"
+
+Edge = Literal["opens", "closes", "passes"]
+_ENDS: dict[Edge, tuple[int, ...]] = {"opens": (0,), "closes": (1,), "passes": (0, 1)}
+
+
+class EventDetails(Struct, omit_defaults=True):
+    """What an event is, beyond who did what kind of thing."""
+
+    child: int = 0
+    path: str | None = None
+    to_path: str | None = None  #: of a symlink its text
+    asked: list[str] = []  #: what a shell was asked to run
+    words: list[bytes] = []  #: of a program, without its name
+    ways: int = 0  #: of an open: how the surface states it, and
+    is_reading: bool = False  #: whether it could change nothing
+    result: int | None = None
+    is_plain: bool = True  #: the path means there what it means everywhere
+    is_whole: bool = True  #: and all of it is known
+
+
+#: pid, event_type; details, of what decides whose others are; and how many there are of it. Only
+#: what has no details and is no exit may stand for several, and in any order among others of that
+#: kind; none stands for events before and after a marker.
+AttributionEvent: TypeAlias = tuple[int, int, EventDetails | None, int]
+
+
+class LogWrite(NamedTuple):
+    """A write to a log of the recorder's, after so many events."""
+
+    at: int
+    line: int | None  #: of the command log; None: somebody opened the policy log, or wrote there
+    pid: int
+
+
+class Attribution:
+    """Counts the events of each call; `unbound` and `undecided` hold the others."""
+
+    def __init__(
+        self,
+        calls: Iterable[Call],
+        recorder: RecorderActivity,
+        writes: Iterable[LogWrite] = (),
+        *,
+        hook_writes_unseen: bool = False,
+    ) -> None:
+        """`hook_writes_unseen`: nobody was seen to write some of what came from the hooks."""
+        self.total = 0
+        self.unbound: EventCounts = defaultdict(int)
+        self.undecided: EventCounts = defaultdict(int)
+        self.recorder_file_uses: set[Claim] = set()  #: by others than the recorder
+        self.verified_commands: set[int] = set()  #: lines of the command log that a wrapper wrote
+        self.is_policy_forged = False  #: who is decided about may have written decisions
+        self._calls = list(calls)
+        self._writes = list(writes)
+        self._hook_writes_unseen = hook_writes_unseen
+        self._recorder = recorder
+        self._tree = ProcessTree({pid for call in self._calls for pid in call.pids if pid})
+        self._names: set[str] = set()  # of what is not certain
+        #: Something was done for one of them after they had ended.
+        self._late: dict[tuple[Call, ...], None] = {}
+        #: Reporters that had reported nothing yet, while another process worked outside of every
+        #: window: should all of them be hooks, that process was the agent.
+        self._silent_reporters: set[TracedProcess] = set()
+        self._reporters: dict[Call, TracedProcess | None] = {}  # of the open calls
+        self._open: dict[TracedProcess | None, _OpenCalls] = {}  # by reporter; None: unknown
+        self._edges = 0  # so many have been crossed
+        # While the same calls are open:
+        self._rows: dict[int, EventCounts] = {}  # by pid
+        self._candidates: dict[tuple[int, ...], CandidateCalls] = {}  # by groups of open calls
+        self._doubts: dict[tuple[str | int, ...], _Doubt] = {}
+
+    def run(self, events: Iterable[AttributionEvent]) -> None:
+        """Attribute all events of a run."""
+        steps: list[tuple[int, Callable[[], None]]] = []
+        steps += [(at, partial(self._cross, edge, call)) for at, edge, call in _edges(self._calls)]
+        steps += [(write.at, partial(self._check_writer, write)) for write in self._writes]
+        remaining = iter(events)
+        for at, step in sorted(steps, key=lambda one: one[0]):  # stable: edges come first
+            if not self._advance(remaining, at - self.total):
+                return
+            step()
+        self._advance(remaining, None)
+
+    def uncertainties(self) -> Iterator[str]:
+        """Yield a code for each thing about the calls that is not certain, after the run."""
+        if not all(one.is_hook for one in self._silent_reporters):
+            self._names.add(OTHERS)
+        for group in self._open.values():
+            for call in group.calls:
+                _mark_doubted(group, call)
+        yield from self._names
+        yield from (code("told_and_not_used", c, "replaced") for c in self._recorder.replaced)
+        for calls in self._late:
+            yield _code_of("kernel_events_after_call", calls)
+
+    # --- the edges of windows, and writes to logs ------------------------------------------------
+
+    def _cross(self, edge: Edge, call: Call) -> None:
+        if any(self._is_forged(call, end) for end in _ENDS[edge]):
+            self._names.add(code("sdk_tool_call_not_told_by_hook", call.id))
+            call.is_forged = True
+        if edge == "passes" or (call.is_forged and call not in self._reporters):
+            return
+        self._edges += 1
+        self._candidates.clear()
+        reporter = self._open_call(call) if edge == "opens" else self._close_call(call)
+        if reporter is None or (call.end is not None and call.pids[1] is None):
+            self._names.add(code("sdk_tool_call_told_by_unknown_process", call.id))
+
+    def _open_call(self, call: Call) -> TracedProcess | None:
+        start = call.pids[0]
+        reporter = self._reporters[call] = None if start is None else self._reporter(start)
+        self._open.setdefault(reporter, _OpenCalls()).calls[call] = self._edges
+        self._tree.expect_command(call)
+        return reporter
+
+    def _close_call(self, call: Call) -> TracedProcess | None:
+        reporter, end = self._reporters.pop(call), call.pids[1]
+        group = self._open[reporter]
+        _mark_doubted(group, call)
+        del group.calls[call]
+        if not group.calls:
+            del self._open[reporter]
+        self._tree.forget_command(call)
+        if reporter is not None and end is not None and self._reporter(end) is not reporter:
+            self._names.add(code("sdk_tool_call_told_by_several_processes", call.id))
+            self._withdraw(call)
+        if call.is_forged:
+            self._withdraw(call)
+        return reporter
+
+    def _withdraw(self, call: Call) -> None:
+        call.is_doubted |= bool(call.counts)
+        _add(call.counts, self.undecided)
+        call.counts.clear()
+
+    def _is_forged(self, call: Call, end: int) -> bool:
+        """Return whether somebody else wrote where the recorder's hook reports that end."""
+        pid = call.pids[end]
+        if pid is None:
+            return call.hooked[end] and self._hook_writes_unseen
+        return call.hooked[end] and not self._recorder.is_running(pid, "hook")
+
+    def _reporter(self, pid: int) -> TracedProcess:
+        """Return the process that reports; of a hook, the program that started it."""
+        process = self._tree.process(pid)
+        if self._recorder.is_hook(pid):
+            while process.parent is not None and (process.is_hook or not process.has_executed):
+                process = process.parent
+        self._tree.add_report(process)
+        return process
+
+    def _check_writer(self, write: LogWrite) -> None:
+        if write.line is None:
+            self.is_policy_forged |= self._is_decided_about(write.pid)
+        elif self._recorder.is_running(write.pid, "wrapper"):
+            self.verified_commands.add(write.line)
+
+    def _is_decided_about(self, pid: int) -> bool:
+        """Return whether a process reports calls itself, or was started after the first one, by a
+        reporter or for a call."""
+        process = self._tree.process(pid)
+        has_reported = any(one.has_reported for one in self._tree.reporters_running(process))
+        return has_reported or process.is_late or process.candidates is not None
+
+    # --- the events between two edges ------------------------------------------------------------
+
+    def _advance(self, events: Iterator[AttributionEvent], count: int | None) -> bool:
+        """Count events while the same calls are open; return whether there were that many."""
+        if count is not None and count <= 0:
+            return True
+        rows = self._rows
+        rows.clear()
+        number = 0
+        for pid, kind, details, times in events:
+            if details is not None or kind == EXIT:
+                row = self._follow(pid, kind, details)
+            else:
+                known = rows.get(pid)
+                row = self._row_of(pid) if known is None else known
+                rows[pid] = row
+            row[kind] += times
+            number += times
+            if number == count:
+                break
+        self.total += number
+        self._settle_doubts()
+        return number == count
+
+    def _follow(self, pid: int, kind: int, details: EventDetails | None) -> EventCounts:
+        """Take in an event that decides whose others are, and return where it counts."""
+        is_recorder = self._recorder.follow(pid, kind, details)
+        if kind == EXEC and details is not None:
+            is_recorder = self._execute(pid, details, is_recorder=is_recorder)
+        if not is_recorder and details is not None and NEAR in (details.path or ""):
+            self._add_use(kind, details)
+        row = self.unbound if is_recorder else self._rows.get(pid) or self._row_of(pid)
+        if kind == FORK and details is not None:
+            self._tree.fork(pid, details.child, self._started_for(pid))
+            self._forget_row(details.child)
+        elif kind == EXIT:
+            self._forget_row(pid)
+            self._tree.exit(pid)
+        return row
+
+    def _execute(self, pid: int, details: EventDetails, *, is_recorder: bool) -> bool:
+        calls = [group.calls for group in self._groups_of(pid)]  # as what it was until now
+        process = self._tree.execute(pid)
+        if process.is_of_call and self._recorder.is_hook(pid):
+            self._recorder.leave_to_call(pid)
+            is_recorder = False
+        process.is_hook = self._recorder.is_hook(pid)
+        if process.is_hook:
+            process.candidates = None
+        else:
+            self._tree.match_command(
+                process, details.asked, lambda call: any(call in one for one in calls)
+            )
+        self._rows.pop(pid, None)
+        return is_recorder
+
+    def _forget_row(self, pid: int) -> None:
+        if self._tree.process(pid).is_reporter:
+            self._rows.clear()  # who is foreign depends on which reporters live
+        else:
+            self._rows.pop(pid, None)
+
+    def _add_use(self, kind: int, details: EventDetails) -> None:
+        if kind in (EXEC, OPEN) and details.path is not None:
+            self.recorder_file_uses.add((kind, details.path, details.ways, details.result))
+
+    # --- where an event counts -------------------------------------------------------------------
+
+    def _groups_of(self, pid: int) -> Iterator[_OpenCalls]:
+        """Yield the open calls that a process may be working for by itself."""
+        if not self._open:
+            return
+        if None in self._open:
+            yield self._open[None]
+        for reporter in self._tree.reporters_running(self._tree.process(pid)):
+            if reporter in self._open:
+                yield self._open[reporter]
+
+    def _started_for(self, pid: int) -> CandidateCalls | None:
+        """Return the calls for one of which a process starts what it starts now."""
+        groups = list(self._groups_of(pid))
+        if not groups:
+            return None
+        key = tuple(map(id, groups))
+        known = self._candidates.get(key)
+        if known is None:
+            calls = tuple(islice(_calls_of(groups), _MOST_NAMED + 1))
+            known = self._candidates[key] = CandidateCalls(calls, len(calls) <= _MOST_NAMED)
+        return known
+
+    def _row_of(self, pid: int) -> EventCounts:
+        candidates = self._tree.candidates_of(pid)
+        if candidates is not None:
+            return self._row_of_started(candidates)
+        groups = list(self._groups_of(pid))
+        some = list(islice(_calls_of(groups), 2))
+        if len(some) == 1:
+            return some[0].counts
+        if some:
+            return self._doubt(OVERLAP, groups)
+        if self._open:
+            return self._doubt(OTHERS, self._open.values())
+        return self._row_outside(pid)
+
+    def _row_of_started(self, candidates: CandidateCalls) -> EventCounts:
+        owner = candidates.owner
+        if owner is not None and owner in self._reporters:
+            return owner.counts
+        if owner is None and any(call in self._reporters for call in candidates.calls):
+            return self._doubt(OVERLAP, [candidates])
+        self._late[candidates.calls] = None
+        for call in candidates.calls:
+            call.is_doubted = True
+        return self.undecided if self._open else self.unbound
+
+    def _row_outside(self, pid: int) -> EventCounts:
+        """Outside of every window, a process that no living reporter runs is a foreign one."""
+        living = self._tree.living_reporters
+        if living and not any(self._tree.reporters_above(self._tree.process(pid))):
+            if any(one.has_reported for one in living):
+                self._names.add(OTHERS)
+            else:
+                self._silent_reporters |= living
+        return self.unbound
+
+    def _doubt(self, why: str, groups: Iterable[_OpenCalls | CandidateCalls]) -> EventCounts:
+        key: tuple[str | int, ...] = (why, *map(id, groups))
+        return self._doubts.setdefault(key, _Doubt(why, [*groups], defaultdict(int))).counts
+
+    def _settle_doubts(self) -> None:
+        for doubt in self._doubts.values():
+            if doubt.counts:
+                _add(doubt.counts, self.undecided)
+                self._names.add(_code_of(doubt.why, _calls_of(doubt.groups)))
+                for group in doubt.groups:
+                    if isinstance(group, _OpenCalls):
+                        group.doubted = self._edges
+                    else:
+                        for call in group.calls:
+                            call.is_doubted = True
+        self._doubts.clear()
+
+
+class _OpenCalls(Struct, eq=False):
+    """The open calls of one reporter."""
+
+    calls: dict[Call, int] = {}  #: and since which edge
+    doubted: int = 0  #: the last edge after which something may have been for any of them
+
+
+class _Doubt(Struct):
+    """Events that may belong to any of several calls."""
+
+    why: str
+    groups: list[_OpenCalls | CandidateCalls]
+    counts: EventCounts
+
+
+def _calls_of(groups: Iterable[_OpenCalls | CandidateCalls]) -> Iterator[Call]:
+    return chain.from_iterable(group.calls for group in groups)
+
+
+def _code_of(why: str, calls: Iterable[Call]) -> str:
+    ids = [call.id for call in islice(calls, _MOST_NAMED + 1)]
+    name = code(why, *sorted(ids[:_MOST_NAMED]))
+    return f"{name},{_MORE}" if len(ids) > _MOST_NAMED else name
+
+
+def _mark_doubted(group: _OpenCalls, call: Call) -> None:
+    call.is_doubted |= group.doubted >= group.calls[call]
+
+
+def _add(some: EventCounts, to: EventCounts) -> None:
+    for kind, count in some.items():
+        to[kind] += count
+
+
+def _edges(calls: Iterable[Call]) -> list[tuple[int, Edge, Call]]:
+    """Return the edges of all windows in order; between edges at one number lies no event."""
+    edges: list[tuple[int, Edge, Call]] = []
+    for call in in_order(calls):
+        begin = call.end if call.begin is None else call.begin
+        if begin is None:
+            continue
+        if call.end is not None and call.end <= begin:
+            edges.append((begin, "passes", call))
+            continue
+        edges.append((begin, "opens", call))
+        if call.end is not None:
+            edges.append((call.end, "closes", call))
+    return sorted(edges, key=lambda edge: edge[0])
+
+
+# --- the recorder's own work ---------------------------------------------------------------------
+
+_EVENT_LOG = "sdk-events.ndjson"  #: whoever opens it reports something, or reads what was reported
+_SETTINGS = "hooks.json"  #: the agent is asked to read it
 _CHANNELS = {_EVENT_LOG: "log", "hooks.ndjson": "hooks"}
 _LOGS = ("commands", "hooks.missed", *_CHANNELS)  #: which others may write to
 _REPLACES = {UNLINK, RENAME, LINK, SYMLINK, MKNOD}  #: a name may mean another file after it
 _SHELLS = ("/bin/sh", "/bin/bash", "/usr/bin/sh", "/usr/bin/bash")
 _CHANGES = {OPEN, *range(UNLINK, MKNOD + 1), ACCOUNT, SOCKET_FILE}
-_MOST_PROGRAMS = 10_000  #: whose names are kept
-_Doing = Literal["shell", "hook", "helper", "wrapper"]
+_MOST_PROGRAMS = 10_000  #: whose names are counted
+_Role = Literal["shell", "hook", "helper", "wrapper"]
 #: What each of them opens, and whether it writes.
-_OPENED: dict[_Doing, set[tuple[str, bool]]] = {
+_OPENED: dict[_Role, set[tuple[str, bool]]] = {
     "shell": set(),
     "hook": {("hook", False), ("hooks.ndjson", True), ("hooks.missed", True)},
     "helper": set(),
@@ -75,105 +432,85 @@ _OPENED: dict[_Doing, set[tuple[str, bool]]] = {
 }
 
 
-class StepDetails(Struct, omit_defaults=True):
-    """What a step is, beyond who did what kind of thing."""
-
-    child: int = 0
-    path: str | None = None
-    to_path: str | None = None  #: of a symlink its text
-    asked: list[str] = []  #: what a shell was asked to run
-    words: list[bytes] = []  #: of a program, without its name
-    ways: int = 0  #: of an open: how the surface says it, and
-    is_reading: bool = False  #: whether it could change nothing
-    result: int | None = None
-    is_plain: bool = True  #: the path means there what it means everywhere
-    is_whole: bool = True  #: and all of it is known
-
-
 class RecorderActivity:
-    """Fed with a run's steps in their order. Without a home there is nothing of the recorder's."""
+    """Tells the recorder's own work from the agent's. Feed it with a run's events in their order.
+
+    Nothing hides behind the recorder's programs: of a process that runs one, only the calls that
+    it cannot do without are the recorder's, each by its own path, and a wrapper's only until the
+    next program. After the first call that could have changed one of these files, and without a
+    home, nothing is the recorder's.
+    """
 
     def __init__(self, home: str | None, helpers: Sequence[str]) -> None:
-        self._home = home
         self.replaced: set[str] = set()  #: channels that may lead to other files than at first
-        self._helpers = frozenset(helpers)
-        used = {"log", "hooks"} if helpers else {"log"}
-        self._channels = {name: one for name, one in _CHANNELS.items() if one in used}
-        self._place = home or ""
-        #: A link may be on the way to a run: it is known by its own name.
-        self._tail = f"/{'/'.join(self._place.split('/')[-2:])}"
-        self._doing: dict[int, _Doing] = {}
         self.wrappers = 0  #: that ran
         self.programs: Counter[str] = Counter()  #: by name: those that no wrapper became
         self.tests: Counter[str] = Counter()  #: by name: runs of tests among those
-        self._has_begun = False
-        hook = f"{home}/hook"
-        self._calls_of_hook = {shlex.quote(hook), digest_of(shlex.quote(hook))}
+        self._home = home
+        self._first_home = home or ""
+        #: A link may be on the way to a run: it is known by its own name.
+        self._tail = f"/{'/'.join(self._first_home.split('/')[-2:])}"
+        self._helpers = frozenset(helpers)
+        used = {"log", "hooks"} if helpers else {"log"}
+        self._channels = {name: one for name, one in _CHANNELS.items() if one in used}
+        hook = shlex.quote(f"{home}/hook")
+        self._hook_commands = {hook, digest_of(hook)}
+        self._roles: dict[int, _Role] = {}  # by pid
+        self._is_after_first = False  # the run's own command has been executed
 
     def is_hook(self, pid: int) -> bool:
-        return self._doing.get(pid, "wrapper") != "wrapper"
+        """Return whether a process is the recorder's hook, its shell or its helper."""
+        return self._roles.get(pid, "wrapper") != "wrapper"
 
-    def is_telling(self, pid: int, program: Literal["hook", "wrapper"]) -> bool:
-        """Whether it is the program itself: not who starts it, and not what it starts."""
-        return self._doing.get(pid) == program
+    def is_running(self, pid: int, program: Literal["hook", "wrapper"]) -> bool:
+        """Return whether a process runs that program itself: it is neither its parent nor child."""
+        return self._roles.get(pid) == program
 
-    def has(self, pid: int, kind: int, told: StepDetails | None) -> bool:
-        """Whether the step is the recorder's."""
-        if told is not None and kind in _REPLACES:
-            self._replaces(kind, told)
+    def leave_to_call(self, pid: int) -> None:
+        """Forget a hook: what a tool call starts is none of the recorder's, whatever it is."""
+        if self.is_hook(pid):
+            del self._roles[pid]
+
+    def follow(self, pid: int, kind: int, details: EventDetails | None) -> bool:
+        """Take in the next event, and return whether it is the recorder's."""
+        if details is not None and kind in _REPLACES:
+            self._find_replaced(kind, details)
         if self._home is None:
-            if kind == EXEC and told is not None:
-                self._count(told, None, None)
+            if kind == EXEC and details is not None:
+                self._count(details, None, None)
             return False
         if kind == EXIT:
-            return self._doing.pop(pid, "wrapper") != "wrapper"
-        if told is None:
+            return self._roles.pop(pid, "wrapper") != "wrapper"
+        if details is None:
             return False
         if kind == FORK:
-            return self._forks(pid, told.child)
+            return self._fork(pid, details.child)
         if kind == EXEC:
-            return self._executes(pid, told)
-        if kind == OPEN and self._opens(pid, told):
+            return self._execute(pid, details)
+        if kind == OPEN and self._is_own_open(pid, details):
             return True
-        if kind in _CHANGES and not told.is_reading and self._is_touched(kind, told):
+        if kind in _CHANGES and not details.is_reading and self._may_change_files(kind, details):
             self._home = None
-            self._doing.clear()
+            self._roles.clear()
         return False
 
-    def a_call_runs(self, pid: int) -> None:
-        """What a tool call starts is no hook of the recorder's, whatever it is."""
-        if self.is_hook(pid):
-            del self._doing[pid]
-
-    def _forks(self, pid: int, child: int) -> bool:
-        self._doing.pop(child, None)
+    def _fork(self, pid: int, child: int) -> bool:
+        self._roles.pop(child, None)
         if not self.is_hook(pid):
             return False
-        self._doing[child] = self._doing[pid]
+        self._roles[child] = self._roles[pid]
         return True
 
-    def _executes(self, pid: int, told: StepDetails) -> bool:
-        before = self._doing.pop(pid, None)
-        doing = self._doing_of(told, before) if told.is_plain else None
-        if doing is not None:
-            self._doing[pid] = doing
-        self._count(told, before, doing)
-        return doing is not None
+    def _execute(self, pid: int, details: EventDetails) -> bool:
+        before = self._roles.pop(pid, None)
+        role = self._role_of(details, before) if details.is_plain else None
+        if role is not None:
+            self._roles[pid] = role
+        self._count(details, before, role)
+        return role is not None
 
-    def _count(self, told: StepDetails, before: _Doing | None, doing: _Doing | None) -> None:
-        if doing == "wrapper":
-            self.wrappers += 1
-        elif before != "wrapper":
-            name = (told.path or "").rpartition("/")[2]
-            if category_of(name, told.words) == "test":
-                _add_name(self.tests, name)
-            # The command itself has no wrapper; after the first change nobody knows who has one.
-            if self._has_begun and self._home is not None:
-                _add_name(self.programs, name)
-        self._has_begun = True
-
-    def _doing_of(self, told: StepDetails, before: _Doing | None) -> _Doing | None:
-        path = told.path or ""
+    def _role_of(self, details: EventDetails, before: _Role | None) -> _Role | None:
+        path = details.path or ""
         if path == f"{self._home}/hook":
             return "hook"
         folder, _, name = path.rpartition("/")
@@ -181,38 +518,52 @@ class RecorderActivity:
             return "wrapper"
         if before == "hook" and path in self._helpers:
             return "helper"
-        if path in _SHELLS and told.asked and told.asked[0] in self._calls_of_hook:
+        if path in _SHELLS and details.asked and details.asked[0] in self._hook_commands:
             return "shell"
         return None
 
-    def _opens(self, pid: int, told: StepDetails) -> bool:
-        doing = self._doing.get(pid)
-        folder, _, name = (told.path or "").rpartition("/")
+    def _count(self, details: EventDetails, before: _Role | None, role: _Role | None) -> None:
+        if role == "wrapper":
+            self.wrappers += 1
+        elif before != "wrapper":
+            name = (details.path or "").rpartition("/")[2]
+            if category_of(name, details.words) == "test":
+                _count_name(self.tests, name)
+            # The command itself has no wrapper; after the first change nobody knows who has one.
+            if self._is_after_first and self._home is not None:
+                _count_name(self.programs, name)
+        self._is_after_first = True
+
+    def _is_own_open(self, pid: int, details: EventDetails) -> bool:
+        role = self._roles.get(pid)
+        folder, _, name = (details.path or "").rpartition("/")
         if folder != self._home:
             return False
-        is_known = doing is not None and (name, not told.is_reading) in _OPENED[doing]
-        return is_known or name == _EVENT_LOG or (name == _SETTINGS and told.is_reading)
+        is_expected = role is not None and (name, not details.is_reading) in _OPENED[role]
+        return is_expected or name == _EVENT_LOG or (name == _SETTINGS and details.is_reading)
 
-    def _replaces(self, kind: int, told: StepDetails) -> None:
-        for path in filter(None, (told.path, told.to_path)):
+    def _find_replaced(self, kind: int, details: EventDetails) -> None:
+        for path in filter(None, (details.path, details.to_path)):
             folder, _, name = path.rpartition("/")
-            is_sure = told.is_plain and told.is_whole and _is_straight(path)
+            is_sure = details.is_plain and details.is_whole and _is_straight(path)
             if name in self._channels and folder.endswith(self._tail if is_sure else f"/{HOME}"):
                 self.replaced.add(self._channels[name])
-            elif kind == RENAME and self._is_above(path, is_sure=is_sure):
+            elif kind == RENAME and self._is_above_home(path, is_sure=is_sure):
                 self.replaced |= {*self._channels.values()}
 
-    def _is_above(self, path: str, *, is_sure: bool) -> bool:
+    def _is_above_home(self, path: str, *, is_sure: bool) -> bool:
         if not is_sure:
-            return path.rpartition("/")[2] in self._place.split("/")[1:]
+            return path.rpartition("/")[2] in self._first_home.split("/")[1:]
         is_run = f"{path}/{HOME}".endswith(self._tail) or path.endswith(self._tail)
-        return is_run or self._place.startswith(f"{path}/")
+        return is_run or self._first_home.startswith(f"{path}/")
 
-    def _is_touched(self, kind: int, told: StepDetails) -> bool:
-        """Where a path goes through links, its text does not say what it leads to: whatever is
-        called as these files are, or as a folder above them, is taken for it."""
+    def _may_change_files(self, kind: int, details: EventDetails) -> bool:
+        """Return whether a path may lead to the recorder's files, or to a folder above them.
+
+        Where it goes through links, its text does not tell: so only the names are compared.
+        """
         folders = (self._home or "").split("/")
-        for path in (told.path, told.to_path):
+        for path in (details.path, details.to_path):
             folder, _, name = (path or "").rpartition("/")
             if kind == RENAME and name in folders:
                 return True
@@ -221,22 +572,20 @@ class RecorderActivity:
         return False
 
 
-def _add_name(names: Counter[str], name: str) -> None:
+def _count_name(names: Counter[str], name: str) -> None:
     if name in names or len(names) < _MOST_PROGRAMS:
         names[name] += 1
 
 
 def _is_straight(path: str) -> bool:
-    """Whether a path leads where its text says, as far as no link is on the way."""
+    """Return whether a path leads where its text says, as far as no link is on the way."""
     return path.startswith("/") and not path.startswith("/proc/") and "/../" not in f"{path}/"
 
 
-#: pid, event_type; more, of what decides whose others are; and how many there are of it. Only what
-#: has no more and is no exit may stand for several, and in any order among others of that kind;
-#: none stands for events before and after a marker.
-AttributionEvent: TypeAlias = tuple[int, int, StepDetails | None, int]
+# --- the kernel layer as events ------------------------------------------------------------------
+
 #: A rename may move a folder that is not named in it; both paths of a link count.
-_TELLING = {EXEC, FORK, RENAME, LINK}
+_DECISIVE = {EXEC, FORK, RENAME, LINK}
 _HOME = HOME.encode()
 #: With one of these, a path is not all of what was named.
 _PARTIAL: set[Mark] = {"truncated", "walk_cut", "fault", "unreachable", "other_root"}
@@ -253,8 +602,8 @@ class _DetailHead(Struct):
     begins: bool = False
 
 
-_decode_line = msgspec.json.Decoder(_EventHead).decode
-_decode_beside = msgspec.json.Decoder(_DetailHead).decode
+_decode_head = msgspec.json.Decoder(_EventHead).decode
+_decode_detail_head = msgspec.json.Decoder(_DetailHead).decode
 _decode_event = msgspec.json.Decoder(KernelEvent).decode
 _decode_detail = msgspec.json.Decoder(KernelDetail).decode
 
@@ -262,38 +611,38 @@ _decode_detail = msgspec.json.Decoder(KernelDetail).decode
 def attribution_events(
     kernel: Iterable[bytes], details: Iterable[bytes]
 ) -> Iterator[AttributionEvent]:
-    """From the lines of both files. They are taken to be what they should be: another part
-    verifies that."""
-    besides = _besides(details)
-    seq, beside = next(besides)
+    """Yield the events of the lines of both files, which another part verifies."""
+    numbered = _numbered(details)
+    seq, detail_line = next(numbered)
     for number, line in enumerate(kernel):
-        step = _decode_line(line)
+        head = _decode_head(line)
         while 0 <= seq < number:
-            seq, beside = next(besides)
-        told = None
-        if step.event_type in _TELLING or _HOME in line or (seq == number and _HOME in beside):
-            detail = _decode_detail(beside) if seq == number else None
-            told = told_of(_decode_event(line), detail)
-        yield step.pid, step.event_type, told, 1
+            seq, detail_line = next(numbered)
+        found = None
+        has_home = _HOME in line or (seq == number and _HOME in detail_line)
+        if has_home or head.event_type in _DECISIVE:
+            detail = _decode_detail(detail_line) if seq == number else None
+            found = details_of(_decode_event(line), detail)
+        yield head.pid, head.event_type, found, 1
 
 
-def told_of(event: KernelEvent, detail: KernelDetail | None) -> StepDetails | None:
-    """None: nothing else depends on it."""
+def details_of(event: KernelEvent, detail: KernelDetail | None) -> EventDetails | None:
+    """Return the details of an event; None if nothing else depends on it."""
     kind, path = event.event_type, event.value
     to_path = None
     if detail is not None:
         to_path = detail.path if kind == SYMLINK else detail.to_path
-    if kind not in _TELLING and HOME not in f"{path or ''}{to_path or ''}":
+    if kind not in _DECISIVE and HOME not in f"{path or ''}{to_path or ''}":
         return None
     if kind == OPEN:
         ways = ways_of(event.access_mode, event.operation_flags)
         result = None if event.return_value is UNSET else event.return_value
         is_reading = event.access_mode == "read" and event.operation_flags is UNSET
-        return StepDetails(path=path, ways=ways, is_reading=is_reading, result=result)
+        return EventDetails(path=path, ways=ways, is_reading=is_reading, result=result)
     if detail is None:
-        return StepDetails(path=path) if kind != FORK else None
+        return EventDetails(path=path) if kind != FORK else None
     asked = detail.asked if detail.asked is not None else asked_in(detail.argv)
-    return StepDetails(
+    return EventDetails(
         child=detail.child,
         path=path,
         to_path=to_path,
@@ -304,27 +653,28 @@ def told_of(event: KernelEvent, detail: KernelDetail | None) -> StepDetails | No
     )
 
 
-def _besides(details: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+def _numbered(details: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     for line in details:
-        one = _decode_beside(line)
-        if one.schema != GAP:
-            yield one.seq, line
+        head = _decode_detail_head(line)
+        if head.schema != GAP:
+            yield head.seq, line
     yield -1, b""
 
 
 def lost_between(details: Iterable[bytes], total: int) -> list[tuple[int, int]]:
+    """Return where events were lost, by the lines of the details file."""
     losses = Losses()
     for line in details:
-        one = _decode_beside(line)
-        if one.schema == GAP:
-            losses.add_gap(begins=one.begins)
+        head = _decode_detail_head(line)
+        if head.schema == GAP:
+            losses.add_gap(begins=head.begins)
         else:
-            losses.add_detail(one.seq)
+            losses.add_detail(head.seq)
     return losses.between(total)
 
 
 class Losses:
-    """Where events were lost: after the first number of events, before the second.
+    """Finds where events were lost: after the first number of events, before the second.
 
     A gap has no number of its own. It stands between two details that have one, and it may have
     begun between two that came before them.
@@ -337,6 +687,7 @@ class Losses:
         self._first: int | None = None  # of gaps behind which no detail was met yet
 
     def add_gap(self, *, begins: bool) -> None:
+        """Take in a gap, or the begin of one."""
         if self._begun is None:
             self._begun = self._after
         if not begins:
@@ -344,349 +695,12 @@ class Losses:
             self._begun = None
 
     def add_detail(self, seq: int) -> None:
+        """Take in the detail of an event."""
         if self._first is not None:
             self._found.append((self._first, seq))
         self._after, self._first = seq + 1, None
 
     def between(self, total: int) -> list[tuple[int, int]]:
-        """Of so many events. What began and has no end goes on to theirs."""
+        """Return the losses; what began and has no end goes on to the end of all events."""
         starts = [at for at in (self._first, self._begun) if at is not None]
         return [*self._found, *((min(starts), max(self._after, total)) for _ in starts[:1])]
-
-
-OTHERS = "kernel_events_of_other_processes"
-OVERLAP = "kernel_events_in_overlapping_windows"
-POLICY = -1
-_Edge = Literal["opens", "closes", "passes"]
-_ENDS: dict[_Edge, tuple[int, ...]] = {"opens": (0,), "closes": (1,), "passes": (0, 1)}
-_NAMED = 16  #: calls in one name; `\+` stands for more
-_MORE = r"\+"
-
-
-class _Open(Struct, eq=False):
-    """Calls that are open, of one who tells of them."""
-
-    calls: dict[Call, int] = {}  #: and since which turn
-    doubted: int = 0  #: the last turn in which something may have been for any of them
-
-
-class _Doubt(Struct):
-    """Events of which it cannot be said whose they are."""
-
-    why: str
-    groups: list[_Open | Suspects[Call]]  #: of those that they may belong to
-    tally: EventCounts
-
-    @property
-    def calls(self) -> Iterator[Call]:
-        return chain.from_iterable(group.calls for group in self.groups)
-
-
-class Attribution:
-    def __init__(
-        self,
-        calls: Iterable[Call],
-        own: RecorderActivity,
-        told: Iterable[tuple[int, int, int]] = (),
-        *,
-        unseen: bool = False,
-    ) -> None:
-        """`told`: of lines of the command log, after how many events each was written, its number
-        and by whom; and with POLICY for a number, who opened the policy log to write, or wrote
-        there. `unseen`: some of what hooks told, nobody was seen to write."""
-        self.vouched: set[int] = set()  #: lines that a wrapper wrote
-        self.is_policy_forged = False  #: who is decided about may have written decisions
-        self._told = sorted(told)
-        self._unseen = unseen
-        self.unbound: EventCounts = defaultdict(int)
-        self.undecided: EventCounts = defaultdict(int)
-        self.total = 0
-        self.near: set[Claim] = set()  #: what others did with the recorder's own files
-        self._calls = list(calls)
-        self._names: set[str] = set()
-        #: Something was done for one of them after they had ended.
-        self._late: dict[tuple[Call, ...], None] = {}
-        #: Who was there to tell, and had not yet, while somebody else was at work outside of every
-        #: window: should all of them be hooks, it was the agent.
-        self._awaited: set[TracedProcess] = set()
-        self._own = own
-        self._tree: Ownership[Call] = Ownership()
-        self._lineage = Lineage({pid for call in self._calls for pid in call.pids if pid})
-        self._tellers: dict[Call, TracedProcess | None] = {}
-        #: By who told of them. Of some, nobody knows.
-        self._open: dict[TracedProcess | None, _Open] = {}
-        self._turns = 0
-        self._doubts: dict[tuple[str | int, ...], _Doubt] = {}
-        #: While the same calls are open:
-        self._rows: dict[int, EventCounts] = {}  # by pid
-        self._suspected: dict[tuple[int, ...], Suspects[Call]] = {}  # by who tells of them
-
-    def run(self, events: Iterable[AttributionEvent]) -> None:
-        steps = iter(events)
-        lines = iter([*self._told, (sys.maxsize, 0, 0)])
-        line = next(lines)
-        for at, what, call in _edges(self._calls):
-            while line[0] < at:
-                if not self._vouch(steps, *line):
-                    return
-                line = next(lines)
-            if not self._advance(steps, at - self.total):
-                return
-            self._turn(what, call)
-        while line[0] < sys.maxsize:
-            if not self._vouch(steps, *line):
-                return
-            line = next(lines)
-        self._advance(steps, None)
-
-    def _vouch(self, steps: Iterator[AttributionEvent], at: int, number: int, pid: int) -> bool:
-        if not self._advance(steps, at - self.total):
-            return False
-        if number == POLICY:
-            self.is_policy_forged |= self._is_decided_about(pid)
-        elif self._own.is_telling(pid, "wrapper"):
-            self.vouched.add(number)
-        return True
-
-    def _is_decided_about(self, pid: int) -> bool:
-        """Whether it tells of calls itself, or was started after the first one, by who tells or for
-        a call."""
-        one = self._lineage.of(pid)
-        has_told = any(teller.has_told for teller in self._lineage.acting(one))
-        return has_told or one.is_late or pid in self._tree.owners
-
-    def finish(self) -> Iterator[str]:
-        """What is not certain."""
-        if not all(one.is_hook for one in self._awaited):
-            self._names.add(OTHERS)
-        for group in self._open.values():
-            for call in group.calls:
-                _look_back(group, call)
-        yield from self._names
-        yield from (code("told_and_not_used", one, "replaced") for one in self._own.replaced)
-        for calls in self._late:
-            yield _code_of("kernel_events_after_call", calls)
-
-    def _turn(self, what: _Edge, call: Call) -> None:
-        start, end = call.pids
-        if any(self._is_forged(call, told) for told in _ENDS[what]):
-            self._names.add(code("sdk_tool_call_not_told_by_hook", call.id))
-            call.is_forged = True
-        if what == "passes" or (call.is_forged and call not in self._tellers):
-            return
-        self._turns += 1
-        self._suspected.clear()
-        if what == "opens":
-            teller = self._tellers[call] = None if start is None else self._teller(start)
-            self._open.setdefault(teller, _Open()).calls[call] = self._turns
-            if call.command is not None:
-                self._tree.expect(call, call.command)
-        else:
-            teller = self._tellers.pop(call)
-            group = self._open[teller]
-            _look_back(group, call)
-            del group.calls[call]
-            if not group.calls:
-                del self._open[teller]
-            if call.command is not None:
-                self._tree.forget(call, call.command)
-            if teller is not None and end is not None and self._teller(end) is not teller:
-                self._names.add(code("sdk_tool_call_told_by_several_processes", call.id))
-                call.is_doubted |= bool(call.tally)
-                _add(call.tally, self.undecided)
-                call.tally.clear()
-            if call.is_forged:
-                call.is_doubted |= bool(call.tally)
-                _add(call.tally, self.undecided)
-                call.tally.clear()
-        if teller is None or (call.end is not None and end is None):
-            self._names.add(code("sdk_tool_call_told_by_unknown_process", call.id))
-
-    def _is_forged(self, call: Call, end: int) -> bool:
-        """Whether somebody else wrote where the recorder's hook writes what it was told."""
-        pid = call.pids[end]
-        is_known = self._unseen if pid is None else not self._own.is_telling(pid, "hook")
-        return call.hooked[end] and is_known
-
-    def _teller(self, pid: int) -> TracedProcess:
-        """Of a hook, the program that started it."""
-        one = self._lineage.of(pid)
-        if self._own.is_hook(pid):
-            while one.parent is not None and (one.is_hook or not one.has_executed):
-                one = one.parent
-        self._lineage.tells(one)
-        return one
-
-    def _advance(self, steps: Iterator[AttributionEvent], count: int | None) -> bool:
-        """With the same calls open. Whether there were that many."""
-        if count is not None and count <= 0:
-            return True
-        rows = self._rows
-        rows.clear()
-        number = 0
-        for pid, kind, told, times in steps:
-            if told is not None or kind == EXIT:
-                row = self._learn(pid, kind, told)
-            else:
-                known = rows.get(pid)
-                row = self._row_of(pid) if known is None else known
-                rows[pid] = row
-            row[kind] += times
-            number += times
-            if number == count:
-                break
-        self.total += number
-        self._settle()
-        return number == count
-
-    def _learn(self, pid: int, kind: int, told: StepDetails | None) -> EventCounts:
-        is_own = self._own.has(pid, kind, told)
-        if kind == EXEC and told is not None:
-            is_own = self._executes(pid, told, is_own=is_own)
-        if not is_own and told is not None and NEAR in (told.path or ""):
-            self._claim(kind, told)
-        row = self.unbound if is_own else self._rows.get(pid) or self._row_of(pid)
-        if kind == FORK and told is not None:
-            self._forks(pid, told.child)
-        elif kind == EXIT:
-            self._forget(pid)
-            self._lineage.gone(pid)
-            self._tree.gone(pid)
-        return row
-
-    def _forks(self, pid: int, child: int) -> None:
-        self._lineage.forked(pid, child)
-        self._tree.forked(pid, child, self._suspects(pid))
-        self._forget(child)
-
-    def _forget(self, pid: int) -> None:
-        if self._lineage.of(pid).is_teller:
-            self._rows.clear()  # who is a stranger depends on who is there to tell
-        else:
-            self._rows.pop(pid, None)
-
-    def _executes(self, pid: int, told: StepDetails, *, is_own: bool) -> bool:
-        calls = [group.calls for group in self._candidates(pid)]  # as what it was until now
-        process = self._lineage.executed(pid)
-        if self._tree.is_sure(pid) and self._own.is_hook(pid):
-            self._own.a_call_runs(pid)
-            is_own = False
-        process.is_hook = self._own.is_hook(pid)
-        if process.is_hook:
-            self._tree.gone(pid)
-        else:
-            self._tree.executed(pid, told.asked, lambda call: any(call in one for one in calls))
-        self._rows.pop(pid, None)
-        return is_own
-
-    def _claim(self, kind: int, told: StepDetails) -> None:
-        if kind in (EXEC, OPEN) and told.path is not None:
-            self.near.add((kind, told.path, told.ways, told.result))
-
-    # --- where an event goes --------------------------------------------------------------------
-
-    def _candidates(self, pid: int) -> Iterator[_Open]:
-        """Of calls that are open, and that the process can be at work for by itself."""
-        if not self._open:
-            return
-        if None in self._open:
-            yield self._open[None]
-        for teller in self._lineage.acting(self._lineage.of(pid)):
-            if teller in self._open:
-                yield self._open[teller]
-
-    def _suspects(self, pid: int) -> Suspects[Call] | None:
-        """What it starts now is started for one of these."""
-        groups = list(self._candidates(pid))
-        if not groups:
-            return None
-        key = tuple(map(id, groups))
-        known = self._suspected.get(key)
-        if known is None:
-            calls = tuple(islice(chain.from_iterable(one.calls for one in groups), _NAMED + 1))
-            known = self._suspected[key] = Suspects(calls, len(calls) <= _NAMED)
-        return known
-
-    def _row_of(self, pid: int) -> EventCounts:
-        suspects = self._tree.owners.get(pid)
-        if suspects is not None:
-            return self._row_of_started(suspects)
-        groups = list(self._candidates(pid))
-        some = list(islice(chain.from_iterable(one.calls for one in groups), 2))
-        if len(some) == 1:
-            return some[0].tally
-        if some:
-            return self._doubt(OVERLAP, groups)
-        if self._open:
-            return self._doubt(OTHERS, self._open.values())
-        return self._row_of_nobody(pid)
-
-    def _row_of_started(self, suspects: Suspects[Call]) -> EventCounts:
-        owner = suspects.owner
-        if owner is not None and owner in self._tellers:
-            return owner.tally
-        if owner is None and any(call in self._tellers for call in suspects.calls):
-            return self._doubt(OVERLAP, [suspects])
-        self._late[suspects.calls] = None
-        for call in suspects.calls:
-            call.is_doubted = True
-        return self.undecided if self._open else self.unbound
-
-    def _row_of_nobody(self, pid: int) -> EventCounts:
-        """While there is somebody to tell what is done, and it is none of them who does it, it
-        is a stranger."""
-        telling = self._lineage.telling
-        if telling and not any(self._lineage.tellers_of(self._lineage.of(pid))):
-            if any(one.has_told for one in telling):
-                self._names.add(OTHERS)
-            else:
-                self._awaited |= telling
-        return self.unbound
-
-    def _doubt(self, why: str, groups: Iterable[_Open | Suspects[Call]]) -> EventCounts:
-        key: tuple[str | int, ...] = (why, *map(id, groups))
-        return self._doubts.setdefault(key, _Doubt(why, [*groups], defaultdict(int))).tally
-
-    def _settle(self) -> None:
-        for doubt in self._doubts.values():
-            if doubt.tally:
-                _add(doubt.tally, self.undecided)
-                self._names.add(_code_of(doubt.why, doubt.calls))
-                for group in doubt.groups:
-                    if isinstance(group, _Open):
-                        group.doubted = self._turns
-                    else:
-                        for call in group.calls:
-                            call.is_doubted = True
-        self._doubts.clear()
-
-
-def _code_of(why: str, calls: Iterable[Call]) -> str:
-    ids = [call.id for call in islice(calls, _NAMED + 1)]
-    name = code(why, *sorted(ids[:_NAMED]))
-    return f"{name},{_MORE}" if len(ids) > _NAMED else name
-
-
-def _look_back(group: _Open, call: Call) -> None:
-    call.is_doubted |= group.doubted >= group.calls[call]
-
-
-def _add(some: EventCounts, to: EventCounts) -> None:
-    for kind, count in some.items():
-        to[kind] += count
-
-
-def _edges(calls: Iterable[Call]) -> list[tuple[int, _Edge, Call]]:
-    """In order. At the same number, no event lies between: which comes first is all one."""
-    edges: list[tuple[int, _Edge, Call]] = []
-    for call in in_order(calls):
-        begin = call.end if call.begin is None else call.begin
-        if begin is None:
-            continue
-        if call.end is not None and call.end <= begin:
-            edges.append((begin, "passes", call))
-            continue
-        edges.append((begin, "opens", call))
-        if call.end is not None:
-            edges.append((call.end, "closes", call))
-    return sorted(edges, key=lambda edge: edge[0])

@@ -1,8 +1,8 @@
-"""Which kernel events belong to which tool call, and everything about that which is not certain.
+"""Correlate kernel events with tool calls, and name everything about that which is not certain.
 
 An event belongs to a call if it lies in that call's window and in no other's, or if the process
-that did it was started for that call. It depends on nothing but the layers, and holds nothing of
-the kernel layer but the living processes: who has the layers comes to the same report.
+that did it was started for that call. The report depends on nothing but the layers: who has the
+layers comes to the same report.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from stream.evidence.attribution import POLICY, Attribution, AttributionEvent, RecorderActivity
+from stream.evidence.attribution import (
+    Attribution,
+    AttributionEvent,
+    LogWrite,
+    RecorderActivity,
+)
 from stream.evidence.claude_formats import DECISION
 from stream.evidence.markers import (
     HOOKS,
@@ -47,9 +52,9 @@ class Correlation(Struct, frozen=True):
     report: CorrelationReport
     calls: dict[str, dict[str, int]]  #: by call: events of each kind
     unbound: dict[str, int]  #: outside of every window
-    undecided: dict[str, int]  #: inside of windows, and it cannot be said whose
-    near: set[Claim]  #: of what was done in the recorder's own folder, what was not its own work
-    vouched: frozenset[int]  #: lines of the command log that a wrapper was seen to write
+    undecided: dict[str, int]  #: inside of windows, and it cannot be known whose
+    recorder_file_uses: set[Claim]  #: by others than the recorder
+    verified_commands: frozenset[int]  #: lines of the command log that a wrapper was seen to write
     wrappers: int  #: that ran
     programs: dict[str, int]  #: by name: those that ran and were no wrapper's
     tests: dict[str, int]  #: by name: runs of tests among those
@@ -66,37 +71,32 @@ def correlate(
     has_kernel: bool,
     capture: RawCapture | None = None,
 ) -> Correlation:
-    """`events` is read once. A gap is the numbers between which the lost events would stand.
-    `capture`: the books of the feed, which know of losses that have no place."""
+    """Correlate the layers of a run. `events` is read once.
+
+    A gap is the numbers between which the lost events would stand. `capture` holds the counters of
+    the feed, which know of losses that have no place.
+    """
     calls = calls_of(sdk, policy, markers)
-    own = _own(markers)
+    recorder = _recorder_activity(markers)
     unseen = any(f"{HOOKS}:{UNSEEN}" in marker.unused for marker in markers)
-    attribution = Attribution(calls.values(), own, _told(markers), unseen=unseen)
+    attribution = Attribution(
+        calls.values(), recorder, _log_writes(markers), hook_writes_unseen=unseen
+    )
     attribution.run(events)
-    is_forged = attribution.is_policy_forged or (bool(policy) and _writes_unseen(capture))
+    is_forged = attribution.is_policy_forged or (bool(policy) and _has_unseen_writes(capture))
     if is_forged:
         for call in calls.values():
             call.decisions = [one for one in call.decisions if one.source_event_type != DECISION]
-    named = set(_named_of_calls(calls, policy))
     total = attribution.total
-    doubts = set(attribution.finish())
-    named |= doubts if has_kernel else set()
+    named = {
+        *_of_calls(calls, policy),
+        *_of_layers(total, sdk, policy, markers),
+        *_of_kernel(calls, attribution, gaps, capture, has_kernel=has_kernel),
+    }
     if is_forged:
         named.add("policy_log_opened_by_the_agent")
-    if has_kernel and attribution.unbound and not calls:
-        named.add(OUTSIDE)
-    named |= set(_named_of_evidence(calls, total, policy, has_kernel=has_kernel))
-    named |= {code("kernel_events_lost_in_window", c.id) for c in _tainted(calls.values(), gaps)}
-    if has_kernel:
-        named |= {code("kernel_layer_incomplete", why) for why in _missing(capture, gaps)}
-    if any(e.event_type in TOOL_EVENTS and e.tool_call_id is None for e in sdk):
-        named.add("sdk_event_without_tool_call_id")
-    for marker in markers:
-        named |= {code("told_and_not_used", *key.split(":", 1)) for key in marker.unused}
-    if not (total or sdk or policy):
-        named.add("nothing_observed")
-    told = [call for call in in_order(calls.values()) if not call.is_forged]
-    bindings = [_binding(call, total) for call in told]
+    ordered = in_order(calls.values())
+    bindings = [_binding(call, total) for call in ordered if not call.is_forged]
     report = CorrelationReport(
         run_id=run_id,
         status=_status(bindings, named, has_kernel=has_kernel),
@@ -105,43 +105,42 @@ def correlate(
     )
     return Correlation(
         report=report,
-        calls={call.id: _by_kind(call.tally) for call in in_order(calls.values())},
+        calls={call.id: _by_kind(call.counts) for call in ordered},
         unbound=_by_kind(attribution.unbound),
         undecided=_by_kind(attribution.undecided),
-        near=attribution.near,
-        vouched=frozenset(attribution.vouched),
-        wrappers=own.wrappers,
-        programs=dict(own.programs),
-        tests=dict(own.tests),
+        recorder_file_uses=attribution.recorder_file_uses,
+        verified_commands=frozenset(attribution.verified_commands),
+        wrappers=recorder.wrappers,
+        programs=dict(recorder.programs),
+        tests=dict(recorder.tests),
     )
 
 
 def unsettled_calls(sdk: Sequence[SdkEvent], policy: Sequence[PolicyEvent]) -> list[str]:
-    """Why an id does not stand for one call of one tool, that was decided one way."""
-    named = _named_of_calls(calls_of(sdk, policy, ()), policy)
-    return sorted(code for code in named if code.partition(":")[0] in _UNSETTLED)
+    """Return why an id does not stand for one call of one tool that was decided one way."""
+    named = _of_calls(calls_of(sdk, policy, ()), policy)
+    return sorted({code for code in named if code.partition(":")[0] in _UNSETTLED})
 
 
-def _writes_unseen(capture: RawCapture | None) -> bool:
-    """Say whether any file may have been written to by way of an io_uring. eBPF knows the file of
-    the policy log by itself."""
-    return capture is not None and capture.feed == "strace" and capture.uring == "hole"
+def _recorder_activity(markers: Sequence[Marker]) -> RecorderActivity:
+    if not markers:
+        return RecorderActivity(None, ())
+    return RecorderActivity(markers[0].home, markers[0].helpers)
 
 
-def _own(markers: Sequence[Marker]) -> RecorderActivity:
-    first = markers[0] if markers else None
-    return (
-        RecorderActivity(None, ()) if first is None else RecorderActivity(first.home, first.helpers)
-    )
-
-
-def _told(markers: Sequence[Marker]) -> Iterator[tuple[int, int, int]]:
-    """Of lines of the command log, and of who opened the policy log: where, which, and by whom."""
+def _log_writes(markers: Sequence[Marker]) -> Iterator[LogWrite]:
     for marker in markers:
-        if marker.name == "policy_opened" and marker.pid is not None:
-            yield marker.at, POLICY, marker.pid
-        elif marker.command_seq is not None and marker.pid is not None:
-            yield marker.at, marker.command_seq, marker.pid
+        is_policy = marker.name == "policy_opened"
+        if marker.pid is not None and (is_policy or marker.command_seq is not None):
+            yield LogWrite(marker.at, None if is_policy else marker.command_seq, marker.pid)
+
+
+def _has_unseen_writes(capture: RawCapture | None) -> bool:
+    """Return whether any file may have been written to through an io_uring, unseen.
+
+    eBPF knows the file of the policy log by itself.
+    """
+    return capture is not None and capture.feed == "strace" and capture.uring == "hole"
 
 
 def _status(bindings: Sequence[Binding], named: set[str], *, has_kernel: bool) -> State:
@@ -151,7 +150,7 @@ def _status(bindings: Sequence[Binding], named: set[str], *, has_kernel: bool) -
 
 
 def _binding(call: Call, total: int) -> Binding:
-    """Where an end is not known, nothing narrower than the run's own can be named."""
+    """Bind a call to its window; where an end is not known, the run's own stands for it."""
     decisions = {event.decision for event in call.decisions}
     return Binding(
         tool_call_id=call.id,
@@ -165,21 +164,21 @@ def _binding(call: Call, total: int) -> Binding:
 
 
 def _events_of(call: Call, total: int) -> int:
-    """Of one whose start nobody told, all that its window holds: none of it is its alone."""
+    """Count the events of a call; without a start, all that its window holds."""
     if call.begin is not None:
-        return call.count
+        return call.event_count
     return total if call.end is None else min(call.end, total)
 
 
-def _by_kind(tally: EventCounts) -> dict[str, int]:
-    return {kind_of(number): tally[number] for number in sorted(tally)}
+def _by_kind(counts: EventCounts) -> dict[str, int]:
+    return {kind_of(number): counts[number] for number in sorted(counts)}
 
 
 # --- what is not certain ------------------------------------------------------------------------
 
 
-def _named_of_calls(calls: dict[str, Call], policy: Sequence[PolicyEvent]) -> Iterator[str]:
-    """What the agent and the decisions say, held against each other."""
+def _of_calls(calls: dict[str, Call], policy: Sequence[PolicyEvent]) -> Iterator[str]:
+    """Compare what the agent and the decisions state."""
     if any(event.tool_call_id is None for event in policy):
         yield "policy_event_without_tool_call_id"
     for call in calls.values():
@@ -191,45 +190,70 @@ def _named_of_calls(calls: dict[str, Call], policy: Sequence[PolicyEvent]) -> It
             yield code("sdk_tool_call_completed_without_started", call.id)
         if len(call.tools) > 1:
             yield code("tool_name_mismatch", call.id)
-        yield from _named_of_decisions(call)
-        if not call.is_told:
+        yield from _of_decisions(call)
+        if not call.is_reported:
             yield code("policy_decision_without_sdk_tool_call", call.id)
         elif policy and not call.decisions:  # without any decision there is no policy layer
             yield code("sdk_tool_call_without_policy_binding", call.id)
 
 
-def _named_of_decisions(call: Call) -> Iterator[str]:
-    decided = [event.decision for event in call.decisions]
-    if len(set(decided)) > 1:
+def _of_decisions(call: Call) -> Iterator[str]:
+    decisions = [event.decision for event in call.decisions]
+    if len(set(decisions)) > 1:
         yield code("policy_decision_conflict", call.id)
-    if not DECISIONS.issuperset(decided):
+    if not DECISIONS.issuperset(decisions):
         yield code("policy_decision_unknown", call.id)
-    told = {(event.source_event_type, event.source, event.decision) for event in call.decisions}
-    if len(told) < len(decided):
+    reports = {(event.source_event_type, event.source, event.decision) for event in call.decisions}
+    if len(reports) < len(decisions):
         yield code("policy_decision_duplicate", call.id)
 
 
-def _named_of_evidence(
-    calls: dict[str, Call],
+def _of_layers(
     total: int,
+    sdk: Sequence[SdkEvent],
     policy: Sequence[PolicyEvent],
+    markers: Sequence[Marker],
+) -> Iterator[str]:
+    """Name what is missing in the layers, or was reported and not used."""
+    if any(e.event_type in TOOL_EVENTS and e.tool_call_id is None for e in sdk):
+        yield "sdk_event_without_tool_call_id"
+    for marker in markers:
+        for key in marker.unused:
+            yield code("told_and_not_used", *key.split(":", 1))
+    if policy and not total:
+        yield "policy_events_without_kernel_events"
+    if not (total or sdk or policy):
+        yield "nothing_observed"
+
+
+def _of_kernel(
+    calls: dict[str, Call],
+    attribution: Attribution,
+    gaps: Sequence[tuple[int, int]],
+    capture: RawCapture | None,
     *,
     has_kernel: bool,
 ) -> Iterator[str]:
+    """Name what is not certain about the kernel layer and the windows in it."""
+    yield from (code("kernel_events_lost_in_window", c.id) for c in _tainted(calls.values(), gaps))
+    uncertainties = list(attribution.uncertainties())  # it marks the calls that are doubted
     if not has_kernel:
         yield "kernel_layer_absent"
-    if policy and not total:
-        yield "policy_events_without_kernel_events"
+        return
+    yield from uncertainties
+    yield from (code("kernel_layer_incomplete", why) for why in _missing(capture, gaps))
+    if attribution.unbound and not calls:
+        yield OUTSIDE
     for call in calls.values():
-        if has_kernel and call.is_told and call.begin is None:
+        if call.is_reported and call.begin is None:
             yield code("sdk_tool_call_without_window", call.id)
-        elif has_kernel and call.is_told and not call.count and not call.is_doubted:
+        elif call.is_reported and not call.event_count and not call.is_doubted:
             yield code("sdk_tool_call_without_kernel_events", call.id)
 
 
 def _missing(capture: RawCapture | None, gaps: Sequence[tuple[int, int]]) -> Iterator[str]:
-    """What was lost, whatever windows there are: an event that is missing may be of any of them,
-    and who forked unseen is at work for nobody knows whom."""
+    """Yield what was lost. An event that is missing may be of any window, and it is unknown for
+    which call a process works that was forked unseen."""
     if gaps if capture is None else capture.dropped:
         yield "events"
     if capture is None:
@@ -246,7 +270,7 @@ def _missing(capture: RawCapture | None, gaps: Sequence[tuple[int, int]]) -> Ite
 
 
 def _tainted(calls: Iterable[Call], gaps: Sequence[tuple[int, int]]) -> Iterator[Call]:
-    """Those in whose windows something may be missing. A loss at a window's edge may be in it."""
+    """Yield the calls in whose windows events may be missing: a loss at the edge may be inside."""
     firsts: list[int] = []
     lasts: list[int] = []
     for first, last in sorted(gaps):

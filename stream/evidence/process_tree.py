@@ -1,19 +1,13 @@
-"""What a shell was asked to run, by its arguments: to be held against what tool calls ask for.
+"""What a process tree is: which process started which, which report tool calls, and which call each
+may have been started for.
 
-Claude Code runs a command as `bash -c "… eval 'the command' < /dev/null && …"`: quoted as a shell
-would want it. Others hand it over as it is. The text is taken out before anything is censored,
-and censored as the call's own is: what was one command stays one, whatever may be written down.
-
-Which process descends from which, and which of them tell of the tool calls.
-
-Held are the living, and of the dead those that the living descend from and that told something.
-
-Which calls each process may have been started for, as forks and execs are met in order.
-
-A process that the agent forks while calls are open was started for one of them: for the one that
-is open alone, unless it turns out to run the command of another; for the one whose command it
-runs; else nobody knows for which. So were its children, also when the call is long over. What is
-left is the agent itself, and what was there before."""
+A process that forks while calls are open belongs to the call whose command it executes, else to
+the only open call, else it is ambiguous. Its children inherit that, also after the call has ended.
+What is left is the agent itself, and what was there before. A command is known by the text that a
+shell was asked to run: Claude Code runs it as `bash -c "… eval 'the command' < /dev/null && …"`,
+quoted as a shell would want it, others pass it as it is. The text is taken out before anything is
+redacted, and redacted as the call's own is, so that one command stays one.
+"""
 
 from __future__ import annotations
 
@@ -21,64 +15,13 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import count, islice
-from typing import Generic, TypeVar
 
 from msgspec import Struct
 
+from stream.evidence.markers import Call
+
 MOST = 1024  #: characters that a command is known by: of a long one a feed keeps no more
 _EVAL = re.compile(r"(?:\A|[\s;&|({])eval ")
-_DIGEST = "sha256:"
-
-
-def known_by(command: str) -> str:
-    """What two texts of one command have in common. Empty: nothing can be known by it."""
-    return command[:MOST] if command.strip() else ""
-
-
-def digest_of(command: str) -> str:
-    import hashlib
-
-    text = known_by(command).encode("utf-8", "surrogatepass")
-    return f"{_DIGEST}{hashlib.sha256(text).hexdigest()}"
-
-
-def asked_in(argv: Sequence[str] | None) -> list[str]:
-    """The word behind `-c`, and what is evaluated in it: what stands last first."""
-    for number, word in enumerate(argv or ()):
-        if number and _takes_a_command(word):
-            given = [_untold(one) for one in (argv or ())[number + 1 : number + 2]]
-            return [*given, *(text for one in given for text in _evaluated(one))]
-    return []
-
-
-def _takes_a_command(word: str) -> bool:
-    return word[:1] == "-" and word[1:2] != "-" and word[-1:] == "c"
-
-
-def _evaluated(text: str) -> list[str]:
-    """The last one is the command; those before it belong to what prepares it. What stands in
-    one of them is not asked for by itself."""
-    words: list[str] = []
-    at = 0
-    while place := _EVAL.search(text, at):
-        word, at = _first_word(text, place.end())
-        if word is not None:
-            words.insert(0, word)
-    return words
-
-
-def _first_word(text: str, at: int) -> tuple[str | None, int]:
-    """As a shell would read it, and where it ends. One that was cut off has to be long enough."""
-    word = ""
-    while found := _PIECE.match(text, at):
-        at = found.end()
-        piece, is_whole = _plain(found)
-        word += piece
-        if not is_whole:
-            return (word if len(word) >= MOST else None), len(text)
-    return word, at
-
-
 _PIECE = re.compile(
     r"""'(?P<single>[^']*)(?P<end>'?)"""
     r"""|"(?P<double>(?:[^"\\]|\\.)*)(?P<shut>"?)"""
@@ -86,165 +29,223 @@ _PIECE = re.compile(
     r"""|(?P<plain>[^\s'"\\;&|()<>]+)""",
     re.DOTALL,
 )
+_DIGEST = "sha256:"
 
 
-def _plain(piece: re.Match[str]) -> tuple[str, bool]:
-    """Without its quotes, and whether the last of these is there."""
-    if piece["single"] is not None:
-        return piece["single"], bool(piece["end"])
-    if piece["double"] is not None:
-        return re.sub(r"\\([\"\\$`!])", r"\1", piece["double"]), bool(piece["shut"])
-    return piece["escaped"] or piece["plain"], True
+class CandidateCalls(Struct, eq=False):
+    """The calls that a process may have been started for: one at least."""
 
+    calls: tuple[Call, ...]
+    are_all: bool = True  #: else there were more of them than anybody would name
 
-def _untold(word: str) -> str:
-    """A kernel feed doubles every backslash."""
-    return word.replace("\\\\", "\\")
+    @property
+    def owner(self) -> Call | None:
+        """The call that the process belongs to, where there is no other candidate."""
+        return self.calls[0] if len(self.calls) == 1 and self.are_all else None
 
 
 class TracedProcess(Struct, eq=False):
+    """A process, with what decides which tool call its work belongs to."""
+
     parent: TracedProcess | None
-    program: int  #: of its own from an exec on; until then it is a copy of who forked it
-    is_teller: bool = False
-    has_told: bool = False  #: else it is only known that it will
+    program: int  #: a new number with each exec; until then that of the process that forked it
+    is_reporter: bool = False  #: it reports tool calls
+    has_reported: bool = False  #: else it is only known that it will
     has_executed: bool = False
-    is_hook: bool = False  #: of the recorder's
+    is_hook: bool = False  #: it runs the recorder's hook
     is_over: bool = False
-    is_late: bool = False  #: started by one that had told, or by such a one
+    is_late: bool = False  #: it descends from a process that had reported before it forked
+    candidates: CandidateCalls | None = None  #: None: it is the agent's own, or was there before
+    is_unsure: bool = False  #: the agent itself forked it, and it has executed nothing yet
+
+    @property
+    def is_of_call(self) -> bool:
+        """Whether it was started for a call, whichever that is."""
+        return self.candidates is not None and not self.is_unsure
 
 
-class Lineage:
-    """`tellers`: the numbers of those that are known to tell."""
+class ProcessTree:
+    """The processes of a run. Feed it with forks, execs and exits in their order.
 
-    def __init__(self, tellers: Collection[int]) -> None:
-        self.telling: set[TracedProcess] = set()  #: who is there to tell
-        self._tellers = tellers
+    It holds the living, and of the dead those that the living descend from and that reported.
+    `reporters` are the numbers of the processes that report a call at any time.
+    """
+
+    def __init__(self, reporters: Collection[int]) -> None:
+        self.living_reporters: set[TracedProcess] = set()
+        self._reporters = reporters
         self._living: dict[int, TracedProcess] = {}
         self._programs = count()
+        self._commands: defaultdict[str, dict[Call, None]] = defaultdict(dict)
 
-    def of(self, pid: int) -> TracedProcess:
-        """Of one whose fork was not seen, nobody knows where it comes from."""
+    def process(self, pid: int) -> TracedProcess:
+        """Return a living process; where one comes from whose fork was not seen is unknown."""
         return self._living.get(pid) or self._enter(pid, None)
 
-    def forked(self, parent: int, child: int) -> None:
-        self.gone(child)  # its number may have been another's
-        self._enter(child, self.of(parent))
+    def candidates_of(self, pid: int) -> CandidateCalls | None:
+        """Return the calls that a process may have been started for."""
+        process = self._living.get(pid)
+        return process.candidates if process is not None else None
 
-    def executed(self, pid: int) -> TracedProcess:
-        one = self.of(pid)
-        one.has_executed, one.program = True, next(self._programs)
-        return one
+    def fork(self, parent_pid: int, child_pid: int, candidates: CandidateCalls | None) -> None:
+        """Add a child. `candidates`: the calls that the parent itself may be working for."""
+        self.exit(child_pid)  # its number may have been another's
+        parent = self.process(parent_pid)
+        child = self._enter(child_pid, parent)
+        if parent.candidates is not None:
+            child.candidates, child.is_unsure = parent.candidates, parent.is_unsure
+        elif candidates is not None:
+            child.candidates, child.is_unsure = candidates, True
 
-    def gone(self, pid: int) -> None:
-        one = self._living.pop(pid, None)
-        if one is not None:
-            one.is_over = True
-            self.telling.discard(one)
+    def execute(self, pid: int) -> TracedProcess:
+        """Give a process a program of its own."""
+        process = self.process(pid)
+        process.has_executed, process.program = True, next(self._programs)
+        return process
 
-    def tells(self, one: TracedProcess) -> None:
-        one.has_told = True
-        self._expect(one)
+    def exit(self, pid: int) -> None:
+        """Remove a process that has ended."""
+        process = self._living.pop(pid, None)
+        if process is not None:
+            process.is_over = True
+            process.candidates = None
+            self.living_reporters.discard(process)
 
-    def tellers_of(self, one: TracedProcess) -> Iterator[TracedProcess]:
-        """Itself and those that it descends from, as far as they tell of tool calls."""
-        at: TracedProcess | None = one
+    def add_report(self, process: TracedProcess) -> None:
+        """Record that a process has reported a call."""
+        process.has_reported = True
+        self._add_reporter(process)
+
+    def reporters_above(self, process: TracedProcess) -> Iterator[TracedProcess]:
+        """Yield the reporters among a process and its ancestors."""
+        at: TracedProcess | None = process
         while at is not None:
-            if at.is_teller:
+            if at.is_reporter:
                 yield at
             above = at.parent
-            while above is not None and above.is_over and not above.is_teller:
+            while above is not None and above.is_over and not above.is_reporter:
                 above = above.parent
             at.parent = above  # a long row of the dead is walked along once
             at = above
 
-    def acting(self, one: TracedProcess) -> Iterator[TracedProcess]:
-        """Those that tell, and whose own program it is that the process runs: a hook is run by
-        who started it."""
-        while one.is_hook and one.parent is not None:
-            one = one.parent
-        return (teller for teller in self.tellers_of(one) if teller.program == one.program)
+    def reporters_running(self, process: TracedProcess) -> Iterator[TracedProcess]:
+        """Yield the reporters whose own program the process runs; a hook acts for its parent."""
+        while process.is_hook and process.parent is not None:
+            process = process.parent
+        program = process.program
+        return (one for one in self.reporters_above(process) if one.program == program)
 
-    def _enter(self, pid: int, parent: TracedProcess | None) -> TracedProcess:
-        program = next(self._programs) if parent is None else parent.program
-        one = self._living[pid] = TracedProcess(parent, program)
-        if parent is not None:
-            one.is_hook = parent.is_hook
-            one.is_late = parent.is_late or parent.has_told
-        if pid in self._tellers:
-            self._expect(one)
-        return one
-
-    def _expect(self, one: TracedProcess) -> None:
-        one.is_teller = True
-        if not one.is_over:
-            self.telling.add(one)
-
-
-CallT = TypeVar("CallT")
-
-
-class Suspects(Struct, Generic[CallT], eq=False):
-    """The calls that one process may have been started for: one at least."""
-
-    calls: tuple[CallT, ...]
-    are_all: bool = True  #: else there were more of them than anybody would name
-
-    @property
-    def owner(self) -> CallT | None:
-        return self.calls[0] if len(self.calls) == 1 and self.are_all else None
-
-
-class Ownership(Generic[CallT]):
-    def __init__(self) -> None:
-        self.owners: dict[int, Suspects[CallT]] = {}  #: by pid; the agent's own are not in it
-        self._unsure: set[int] = set()  # forked by the agent itself, and nothing executed yet
-        self._commands: defaultdict[str, dict[CallT, None]] = defaultdict(dict)
-
-    def expect(self, call: CallT, command: str) -> None:
-        """While the call is open, who runs this is its own."""
-        if known := known_by(command):
+    def expect_command(self, call: Call) -> None:
+        """Let the process that runs the call's command belong to it, while the call is open."""
+        if known := known_by(call.command or ""):
             self._commands[known][call] = None
 
-    def forget(self, call: CallT, command: str) -> None:
-        known = known_by(command)
+    def forget_command(self, call: Call) -> None:
+        """Stop expecting the command of a call that has ended."""
+        known = known_by(call.command or "")
         if known in self._commands:
             self._commands[known].pop(call, None)
             if not self._commands[known]:
                 del self._commands[known]
 
-    def is_sure(self, pid: int) -> bool:
-        """That it was started for a call, whichever that is."""
-        return pid in self.owners and pid not in self._unsure
+    def match_command(
+        self, process: TracedProcess, asked: Iterable[str], is_candidate: Callable[[Call], bool]
+    ) -> None:
+        """Find the call whose command a process executes.
 
-    def forked(self, parent: int, child: int, some: Suspects[CallT] | None) -> None:
-        """`some`: the calls that the parent can be at work for."""
-        self.gone(child)  # its number may have been another's
-        suspects = self.owners.get(parent)
-        if suspects is not None:
-            self.owners[child] = suspects
-            if parent in self._unsure:
-                self._unsure.add(child)
-        elif some is not None:
-            self.owners[child] = some
-            self._unsure.add(child)
-
-    def executed(self, pid: int, asked: Iterable[str], may_be: Callable[[CallT], bool]) -> None:
-        """`may_be`: of calls that are open, whether the process can be at work for one."""
-        suspects = self.owners.get(pid)
-        if suspects is not None and self.is_sure(pid):
-            if suspects.owner is not None:
+        `is_candidate`: whether the process may be working for an open call.
+        """
+        candidates = process.candidates
+        if candidates is not None and process.is_of_call:
+            if candidates.owner is not None:
                 return  # what a call's own process runs is the call's, whatever it is called
-            if suspects.are_all:
-                may_be = suspects.calls.__contains__
-        self._unsure.discard(pid)
+            if candidates.are_all:
+                is_candidate = candidates.calls.__contains__
+        process.is_unsure = False
         for text in asked:
-            those = filter(may_be, self._commands.get(known_by(text), ()))
-            found = tuple(islice(those, 2))
+            calls = filter(is_candidate, self._commands.get(known_by(text), ()))
+            found = tuple(islice(calls, 2))
             if found:
                 if len(found) == 1:
-                    self.owners[pid] = Suspects(found)
+                    process.candidates = CandidateCalls(found)
                 return
 
-    def gone(self, pid: int) -> None:
-        self.owners.pop(pid, None)
-        self._unsure.discard(pid)
+    def _enter(self, pid: int, parent: TracedProcess | None) -> TracedProcess:
+        program = next(self._programs) if parent is None else parent.program
+        process = self._living[pid] = TracedProcess(parent, program)
+        if parent is not None:
+            process.is_hook = parent.is_hook
+            process.is_late = parent.is_late or parent.has_reported
+        if pid in self._reporters:
+            self._add_reporter(process)
+        return process
+
+    def _add_reporter(self, process: TracedProcess) -> None:
+        process.is_reporter = True
+        if not process.is_over:
+            self.living_reporters.add(process)
+
+
+# --- what a shell was asked to run --------------------------------------------------------------
+
+
+def known_by(command: str) -> str:
+    """Return what two texts of one command have in common; empty if nothing can be known by it."""
+    return command[:MOST] if command.strip() else ""
+
+
+def digest_of(command: str) -> str:
+    """Return the digest of what a command is known by."""
+    import hashlib
+
+    text = known_by(command).encode("utf-8", "surrogatepass")
+    return f"{_DIGEST}{hashlib.sha256(text).hexdigest()}"
+
+
+def asked_in(argv: Sequence[str] | None) -> list[str]:
+    """Return the word behind `-c`, and what is evaluated in it: what stands last first."""
+    words = argv or ()
+    for number, word in enumerate(words):
+        takes_command = word[:1] == "-" and word[1:2] != "-" and word[-1:] == "c"
+        if number and takes_command:
+            scripts = [one.replace("\\\\", "\\") for one in words[number + 1 : number + 2]]
+            return [*scripts, *(text for one in scripts for text in _evaluated(one))]
+    return []
+
+
+def _evaluated(script: str) -> list[str]:
+    """Return what a script evaluates. The last is the command; those before it prepare it.
+
+    What stands inside one of them is not asked for by itself.
+    """
+    words: list[str] = []
+    at = 0
+    while place := _EVAL.search(script, at):
+        word, at = _first_word(script, place.end())
+        if word is not None:
+            words.insert(0, word)
+    return words
+
+
+def _first_word(text: str, at: int) -> tuple[str | None, int]:
+    """Return the word that a shell would read there, and where it ends.
+
+    A word that was cut off has to be long enough to be known by.
+    """
+    word = ""
+    while found := _PIECE.match(text, at):
+        at = found.end()
+        piece, is_whole = _unquoted(found)
+        word += piece
+        if not is_whole:
+            return (word if len(word) >= MOST else None), len(text)
+    return word, at
+
+
+def _unquoted(piece: re.Match[str]) -> tuple[str, bool]:
+    """Return the piece without its quotes, and whether the closing one is there."""
+    if piece["single"] is not None:
+        return piece["single"], bool(piece["end"])
+    if piece["double"] is not None:
+        return re.sub(r"\\([\"\\$`!])", r"\1", piece["double"]), bool(piece["shut"])
+    return piece["escaped"] or piece["plain"], True

@@ -210,7 +210,7 @@ def derive_artifacts(
     account.doubt(_memory_of_others(surface, files))
     taint(account.capture)
     correlation = _correlation(files, {*disturbed}, testimony, markers, total, account.capture)
-    surface.admit(correlation.near)
+    surface.admit(correlation.recorder_file_uses)
     files.close()
     health = make_health(
         run_id,
@@ -249,7 +249,7 @@ def derive_artifacts(
         troubles.append(f"{f'{lost} lines of the layers: ' if lost else ''}{files.trouble}")
     commands = ObservedCommands(
         health.kernel_layer == "complete",
-        correlation.vouched,
+        correlation.verified_commands,
         correlation.wrappers,
         correlation.programs,
         correlation.tests,

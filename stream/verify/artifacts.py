@@ -268,8 +268,8 @@ def derive_again(
         has_kernel=capture.feed != "absent",
         capture=capture,
     )
-    surface.admit(correlation.near)
-    gathered.vouched = correlation.vouched
+    surface.admit(correlation.recorder_file_uses)
+    gathered.vouched = correlation.verified_commands
     health = make_health(
         run_id,
         capture,

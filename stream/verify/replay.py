@@ -30,7 +30,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import astuple
 
 from stream.contracts import decoder_of
-from stream.evidence.attribution import AttributionEvent, Losses, StepDetails, told_of
+from stream.evidence.attribution import AttributionEvent, EventDetails, Losses, details_of
 from stream.evidence.surface import OPENED, Surface, ways_of
 from stream.records.artifacts import (
     DETAIL_FILE,
@@ -322,7 +322,7 @@ def words(numbers: Sequence[int]) -> bytes:
 _IN_MEMORY = 2 << 20  #: bytes of each file
 
 #: The number of an event that decides whose others are, and what it says.
-_Line = tuple[int, StepDetails | None]
+_Line = tuple[int, EventDetails | None]
 _NO_MORE: _Line = (sys.maxsize, None)
 _MOST_STRANGERS = 20
 _FRAME = 2  #: a start and an end
@@ -523,7 +523,7 @@ class LayerReplay:
 
     def _tell(self, event: KernelEvent, detail: KernelDetail | None) -> None:
         """What must not be told together with others: it changes whose those are."""
-        told = told_of(event, detail)
+        told = details_of(event, detail)
         if told is not None or event.event_type == EXIT:
             self._told.write(msgspec.json.encode((event.seq, told)) + b"\n")
 
@@ -540,7 +540,7 @@ class LayerReplay:
         if HOME not in text:
             return
         for event in columns.records:
-            told = told_of(event, None) if event.event_type == OPEN else None
+            told = details_of(event, None) if event.event_type == OPEN else None
             if told is not None:
                 self._told_early.write(msgspec.json.encode((event.seq, told)) + b"\n")
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.evidence.attribution import OTHERS, StepDetails, attribution_events, lost_between
+from stream.evidence.attribution import OTHERS, EventDetails, attribution_events, lost_between
 from stream.evidence.claude_formats import DECISION
 from stream.evidence.correlation import OUTSIDE, Correlation, correlate
 from stream.evidence.markers import code
@@ -46,7 +46,7 @@ class Run:
     """A run that is written down as it would happen."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[int, int, StepDetails | None]] = []
+        self.steps: list[tuple[int, int, EventDetails | None]] = []
         self.markers = [
             Marker(
                 run_id="r",
@@ -118,15 +118,15 @@ class Run:
         self.steps += [(pid, OPEN, None)] * times
 
     def forks(self, child: int, parent: int = AGENT) -> None:
-        self.steps.append((parent, FORK, StepDetails(child=child)))
+        self.steps.append((parent, FORK, EventDetails(child=child)))
 
     def execs(self, pid: int, *argv: str, path: str | None = None) -> None:
         """Of the file that it calls itself, where nothing else is said."""
-        told = StepDetails(path=argv[0] if path is None else path, asked=asked_in(argv))
+        told = EventDetails(path=argv[0] if path is None else path, asked=asked_in(argv))
         self.steps.append((pid, EXEC, told))
 
     def touches(self, path: str, kind: int = OPEN, pid: int = AGENT, **more: Any) -> None:
-        self.steps.append((pid, kind, StepDetails(path=path, **more)))
+        self.steps.append((pid, kind, EventDetails(path=path, **more)))
 
     def exits(self, pid: int) -> None:
         self.steps.append((pid, EXIT, None))
@@ -365,7 +365,7 @@ def test_telling_is_no_work(run: Run) -> None:
     run.end("a")
     found = run.correlated()
     assert found.calls == {"a": {}}
-    assert found.near == set()
+    assert found.recorder_file_uses == set()
     assert named(found) == ["sdk_tool_call_without_kernel_events:a"]
 
 
@@ -398,7 +398,7 @@ def test_what_the_recorders_hooks_do_is_no_calls(run: Run) -> None:
     assert found.calls == {"a": {"event_1012": 1, "openat": 1}}
     assert found.unbound == {"event_1012": 2, "event_1013": 3, "exec": 3, "openat": 2}
     assert (named(found), found.report.status) == ([], "clean")
-    assert found.near == set()
+    assert found.recorder_file_uses == set()
 
 
 @pytest.mark.parametrize("spawners", [0, 1])
@@ -526,7 +526,7 @@ def test_who_touches_the_recorders_programs_gets_all_that_they_do(
     run.end("a")
     found = run.correlated()
     assert counts(found) == {"a": 5}
-    assert (EXEC, HOOK, 0, None) in found.near
+    assert (EXEC, HOOK, 0, None) in found.recorder_file_uses
 
 
 def test_a_hook_that_a_call_runs_is_that_calls(run: Run) -> None:
@@ -566,7 +566,10 @@ def test_a_wrapper_is_the_recorders_until_it_is_its_program(run: Run) -> None:
         "event_1013": 1,
     }
     assert found.unbound == {"exec": 1, "openat": 2}
-    assert {path for _, path, *_ in found.near} == {f"{HOME}/wrapper", f"{HOME}/commands"}
+    assert {path for _, path, *_ in found.recorder_file_uses} == {
+        f"{HOME}/wrapper",
+        f"{HOME}/commands",
+    }
 
 
 # --- who tells ----------------------------------------------------------------------------------
@@ -1159,11 +1162,11 @@ def test_steps_come_from_both_files_of_the_kernel_layer() -> None:
     ]
     assert list(attribution_events(kernel, details)) == [
         (1, OPEN, None, 1),
-        (1, FORK, StepDetails(child=2), 1),
-        (2, EXEC, StepDetails(asked=["ls"], words=[b"-c", b"ls"]), 1),
+        (1, FORK, EventDetails(child=2), 1),
+        (2, EXEC, EventDetails(asked=["ls"], words=[b"-c", b"ls"]), 1),
         (2, EXIT, None, 1),
     ]
-    assert list(attribution_events(kernel, []))[2] == (2, EXEC, StepDetails(), 1)
+    assert list(attribution_events(kernel, []))[2] == (2, EXEC, EventDetails(), 1)
     assert lost_between(details, 4) == [(1, 1), (3, 4)]
     assert lost_between([GAP_LINE, GAP_LINE], 9) == [(0, 9)]
     assert lost_between([], 9) == []
