@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from stream.errors import os_reason
-from stream.files.append import is_whole, open_new, write_all
+from stream.files.append import AppendFile, RecordedFile
 from stream.records.artifacts import (
     CHAIN_FILE,
     DETAIL_FILE,
@@ -26,10 +24,8 @@ from stream.records.artifacts import (
     SDK_FILE,
     ChainLink,
 )
-from stream.redaction.output import RecordedFile
 
 STEP = 256 << 10
-_BLOCK = 1 << 20
 LAYERS = (KERNEL_FILE, DETAIL_FILE, POLICY_FILE, SDK_FILE, MARKERS_FILE)
 _TOGETHER = {KERNEL_FILE: (DETAIL_FILE,), DETAIL_FILE: (KERNEL_FILE,)}
 _encode = msgspec.json.Encoder().encode
@@ -78,117 +74,48 @@ class Tally:
 
 
 class ChainedFile:
-    """A file that only grows, by whole lines. What there is no room for is counted as lost."""
+    """A layer with the links of its chain. What there is no room for is counted as lost."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str) -> None:
         self.tally = Tally(name)
-        self.lost = 0
+        self.lost = 0  #: lines
         self.trouble = ""
-        self.is_made = False
-        self._path = folder / name
-        self._fd = -1
+        self.file = AppendFile(path, is_hashed=False)
 
     def append(self, data: bytes, lines: int) -> list[ChainLink]:
-        """The links that are due now. After a loss nothing more is taken: a beginning that is
-        whole is worth more than a middle that is missing."""
-        if self.trouble:
-            self.lost += lines
-            return []
-        kept = data
-        try:
-            self._open()
-            write_all(self._fd, data)
-        except OSError as error:
-            self.trouble = f"{self._path}: {os_reason(error)}"
-            kept = self._keep_whole_lines(data)
-            kept_lines = kept.count(b"\n")
-            self.lost += lines - kept_lines
-            lines = kept_lines
+        """Append whole lines, and return the links that they complete."""
+        if not (self.file.is_made or self.trouble):
+            self.make()
+        done = self.file.append(data) if not self.trouble else 0
+        if done < len(data):
+            self.trouble = self.trouble or f"{self.file.path}: {self.file.trouble}"
+            kept = data.count(b"\n", 0, done)
+            self.lost += lines - kept
+            data, lines = data[:done], kept
         known = len(self.tally.links)
-        self.tally.feed(kept, lines)
+        self.tally.feed(data, lines)
         return self.tally.links[known:]
 
     def make(self) -> None:
-        """It is there, if only empty, whatever was in the way of its first line."""
+        """Make the file, if only an empty one."""
         try:
-            self._open()
+            self.file.path.parent.mkdir(mode=0o700, exist_ok=True)
+            self.file.open()
         except OSError as error:
-            self.trouble = self.trouble or f"{self._path}: {os_reason(error)}"
+            self.trouble = self.trouble or f"{self.file.path}: {os_reason(error)}"
 
-    def forgive(self) -> None:
-        """Whatever was in the way may be gone: whoever has kept what was lost can add it now, to
-        nothing but whole lines."""
-        try:
-            if self.trouble and self._fd >= 0:
-                os.ftruncate(self._fd, self.tally.bytes)
-                os.lseek(self._fd, self.tally.bytes, os.SEEK_SET)
-        except OSError:
-            return
-        self.trouble, self.lost = "", 0
-
-    def is_ours(self) -> bool:
-        """Still there, and nobody else has written into it."""
-        if self._fd < 0:
-            return True  # where somebody has taken its name, opening it will fail
-        if not is_whole(self._path, self._fd, self.tally.bytes):
-            return False
-        return self.holds_what_was_written()
-
-    def holds_what_was_written(self) -> bool:
-        """Whatever has its name by now."""
-        with self.read() as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == self.tally.sha256
-
-    def read(self) -> io.BufferedReader:
-        """From its beginning, by no name: who is recorded may have put something else there."""
-        return io.BufferedReader(_Held(self._fd), _BLOCK)
+    def is_as_written(self) -> bool:
+        """Tell whether the file is still there, and nobody else has written into it."""
+        return self.file.is_as_written(self.tally.sha256)
 
     def close(self) -> list[ChainLink]:
-        """The link of its end, if it has none."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Close the file, and return the link of its end, if it has none."""
+        self.file.close()
         links, last = self.tally.links, self.tally.link()
         if links and links[-1] == last:
             return []
         links.append(last)
         return [last]
-
-    def _open(self) -> None:
-        """A file that is there already is somebody else's."""
-        if self._fd >= 0:
-            return
-        self._path.parent.mkdir(mode=0o700, exist_ok=True)
-        self._fd = open_new(self._path)
-        self.is_made = True
-
-    def _keep_whole_lines(self, data: bytes) -> bytes:
-        if self._fd < 0:
-            return b""
-        written = os.lseek(self._fd, 0, os.SEEK_CUR) - self.tally.bytes
-        kept = data[: data.rfind(b"\n", 0, written) + 1]
-        end = self.tally.bytes + len(kept)
-        try:
-            os.ftruncate(self._fd, end)
-        except OSError as error:  # a torn line stays: readers know those
-            self.trouble = f"{self.trouble}; {os_reason(error)}"
-        return kept
-
-
-class _Held(io.RawIOBase):
-    """An open file from its beginning, wherever it is written to."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        length = os.preadv(self._fd, [buffer], self._at) if self._fd >= 0 else 0
-        self._at += length
-        return length
 
 
 class LayerFiles:
@@ -199,75 +126,78 @@ class LayerFiles:
         self._folder = folder
         self._files: dict[str, ChainedFile] = {}
         self._names = names  #: there in the end, if only empty
-        self._chain = ChainedFile(folder, CHAIN_FILE)
-        self._unlinked: list[bytes] = []  #: links that there was no room for
+        self._chain = AppendFile(folder / CHAIN_FILE)
 
     def append(self, name: str, data: bytes, lines: int) -> None:
-        """Whole lines. What belongs together stops together: a detail without its event, and an
-        event whose detail is missing, would say something that is not so."""
+        """Append whole lines to a layer. What belongs together stops together: a detail without
+        its event, or an event whose detail is missing, would state what is not so."""
         file = self._file(name)
         for other in _TOGETHER.get(name, ()):
             file.trouble = file.trouble or self._file(other).trouble
         self._link(file.append(data, lines))
 
     def disturbed(self) -> list[str]:
-        """Those that somebody else removed, replaced or wrote into."""
-        return sorted(name for name, file in self._all() if not file.trouble and not file.is_ours())
+        """Name the files that somebody else removed, replaced or wrote into."""
+        whole = {name: file for name, file in self._files.items() if not file.trouble}
+        found = [name for name, file in whole.items() if not file.is_as_written()]
+        if not self._chain.trouble and not self._chain.is_as_written():
+            found.append(CHAIN_FILE)
+        return sorted(found)
 
     def read(self, name: str) -> io.BufferedReader:
-        """What was written so far. Nobody else must have written into it."""
-        return self._file(name).read()
+        """Open what was written so far. Nobody else must have written into it."""
+        return self._file(name).file.read()
 
     def is_readable(self, name: str) -> bool:
-        return self._file(name).holds_what_was_written()
+        """Tell whether a layer holds what was written into it."""
+        file = self._file(name)
+        return file.file.holds_what_was_written(file.tally.sha256)
 
     def close(self) -> None:
+        """Make the layers that are missing, complete the chain, and close all files."""
         for name in self._names:
             self._file(name).make()
         for _, file in sorted(self._files.items()):
             self._link(file.close())
-        self._chain.forgive()
-        self._link([])
         self._chain.close()
 
     @property
     def lost(self) -> dict[str, int]:
+        """The lines that were lost, by layer."""
         return {name: file.lost for name, file in self._files.items() if file.lost}
 
     @property
     def trouble(self) -> str:
-        """Of the first that had any."""
-        found = (file.trouble for _, file in self._all())
-        return next(filter(None, found), "")
+        """Why the first file that could not be written could not."""
+        chain = f"{self._chain.path}: {self._chain.trouble}" if self._chain.trouble else ""
+        return next((file.trouble for file in self._files.values() if file.trouble), chain)
 
     def lines(self, name: str) -> int:
+        """Return how many lines a layer has."""
         return self._file(name).tally.lines
 
     def bytes(self, name: str) -> int:
+        """Return how many bytes a layer has."""
         return self._file(name).tally.bytes
 
     def sha256(self, name: str) -> str:
+        """Return the digest of a layer."""
         return self._file(name).tally.sha256
 
     def kept(self) -> dict[str, RecordedFile]:
-        """Each of its files, as it was written."""
-        return {
-            name: RecordedFile(file.tally.sha256, file.tally.bytes, file.tally.bytes, 0)
-            for name, file in self._all()
-            if file.is_made
-        }
-
-    def _all(self) -> list[tuple[str, ChainedFile]]:
-        return [*self._files.items(), (CHAIN_FILE, self._chain)]
+        """Return what became of each file that was made."""
+        made = {name: file.tally for name, file in self._files.items() if file.file.is_made}
+        kept = {name: RecordedFile(t.sha256, t.bytes, t.bytes) for name, t in made.items()}
+        if self._chain.is_made:
+            kept[CHAIN_FILE] = self._chain.recorded()
+        return kept
 
     def _file(self, name: str) -> ChainedFile:
-        return self._files.setdefault(name, ChainedFile(self._folder, name))
+        if name not in self._files:
+            self._files[name] = ChainedFile(self._folder / name, name)
+        return self._files[name]
 
     def _link(self, links: list[ChainLink]) -> None:
-        """Where there is no room for them they wait, in their order: what was written without its
-        links would look as if somebody else had written it."""
-        self._unlinked += (_encode(link) + b"\n" for link in links)
-        if self._unlinked and not self._chain.trouble:
-            known = self._chain.tally.lines
-            self._chain.append(b"".join(self._unlinked), len(self._unlinked))
-            del self._unlinked[: self._chain.tally.lines - known]
+        """Append links to the chain. Where there is no room for them they wait: a layer without
+        its links would look as if somebody else had written it."""
+        self._chain.append_lines(*map(_encode, links))

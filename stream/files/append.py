@@ -1,154 +1,270 @@
-"""Files of a run's record: made anew, and for nobody else to read.
+"""The files of a run's record: made new, private to their owner, and only ever appended to.
 
-A file to which lines are appended, each with one write, and which is never written anew.
-
-What was said to be there is there when `append` returns, whatever happens to us next. Where the
-disk is full, lines wait in their order for room: the file stays a whole beginning.
-
-Room on the disk that is kept for what is written last."""
+What `append` reports as written is in the file when it returns, whatever happens to this process
+next. A full disk never leaves half of what was to stay whole: it is cut off again, and counted.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import select
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, Literal, Self
+
+from msgspec import Struct
 
 from stream.errors import os_reason
 
 if TYPE_CHECKING:
     import hashlib
 
+BLOCK = 1 << 20  #: bytes that are read at once
+RESERVED = 128 << 10  #: bytes: the documents of a run, unless it reached very much
+NOT_OURS = "was removed, replaced or written to by somebody else"
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+Unit = Literal["bytes", "lines", "all"]
+
+
+class RecordedFile(Struct):
+    """What became of a file of the record."""
+
+    sha256: str  #: of the file
+    bytes: int  #: in the file
+    total: int  #: that came
+    lost: int = 0
+    why: str = ""
+    is_ours: bool = True  #: nobody else removed, replaced or wrote into it
+
+    @property
+    def hash(self) -> str:
+        """The digest as events and manifests state it."""
+        return f"sha256:{self.sha256}"
+
+
+class Sha256:
+    """A digest that loads OpenSSL only once there is something to hash."""
+
+    def __init__(self) -> None:
+        self._digest: hashlib._Hash | None = None
+
+    def update(self, data: bytes) -> None:
+        """Add data to what is hashed."""
+        if self._digest is None:
+            import hashlib
+
+            self._digest = hashlib.sha256()
+        self._digest.update(data)
+
+    def hexdigest(self) -> str:
+        """Return the digest of all data so far, in 64 digits."""
+        self.update(b"")
+        assert self._digest is not None
+        return self._digest.hexdigest()
+
+
+class AppendFile:
+    """A new file that grows at its end. It is made by `open`, or by the first `append`.
+
+    After a failure it takes nothing more until `retry`: a beginning that is whole is worth more
+    than a middle that is missing. Lines that must not be lost go through `append_lines`.
+    """
+
+    def __init__(self, path: Path, *, is_hashed: bool = True) -> None:
+        self.path = path
+        self.size = 0
+        self.lost = 0  #: bytes that were not taken
+        self.trouble = ""  #: why nothing more is taken
+        self.waiting: list[bytes] = []  #: lines that there was no room for, in their order
+        self.is_made = False
+        self._fd = -1
+        self._is_torn = False
+        self._digest = Sha256() if is_hashed else None
+
+    def open(self, fd: int | None = None) -> Self:
+        """Make the file, or take over one that was just made. Raise OSError where something has
+        its name already."""
+        if self._fd < 0:
+            self._fd = open_new(self.path, os.O_APPEND) if fd is None else fd
+            self.is_made = True
+        return self
+
+    @property
+    def sha256(self) -> str:
+        """The digest of what was written, whatever the file holds by now."""
+        assert self._digest is not None
+        return self._digest.hexdigest()
+
+    @property
+    def changed_at(self) -> int:
+        """When the file last changed: ns, by the clock of files."""
+        return os.fstat(self._fd).st_ctime_ns
+
+    def append(self, data: bytes, whole: Unit = "lines") -> int:
+        """Append data and return how many of its bytes are there. What there is no room for is
+        lost, and so is what was written of the line, or of all the data, that it was a part of."""
+        if self.trouble:
+            self.lost += len(data)
+            return 0
+        done = 0
+        try:
+            self.open()
+            while done < len(data):
+                done += os.write(self._fd, data[done:] if done else data)
+        except OSError as error:
+            self.trouble = os_reason(error)
+            written = done
+            if whole != "bytes":
+                done = data.rfind(b"\n", 0, written) + 1 if whole == "lines" else 0
+            self._is_torn = done < written
+            self.lost += len(data) - done
+            data = data[:done]
+        self.size += done
+        if self._is_torn:
+            self._cut()
+        if self._digest is not None:
+            self._digest.update(data)
+        return done
+
+    def append_lines(self, *lines: bytes) -> bool:
+        """Append lines, given without their newlines, after all that still wait for room. Return
+        whether all of them are there."""
+        self.waiting += lines
+        if self.waiting and self.retry():
+            data = b"\n".join([*self.waiting, b""])
+            done = self.append(data)
+            del self.waiting[: data.count(b"\n", 0, done)]
+        return not self.waiting
+
+    def retry(self) -> bool:
+        """Take data again after a failure, if the end of the file can be made whole. Whoever has
+        kept what was lost can append it then."""
+        if self._is_torn and not self._cut():
+            return False
+        self.trouble, self.lost = "", 0
+        return True
+
+    def is_as_written(self, sha256: str = "") -> bool:
+        """Tell whether the file still has its name, and nobody else has written into it. One that
+        was never made is: where somebody has taken its name, opening it fails."""
+        if self._fd < 0:
+            return True
+        opened = os.fstat(self._fd)
+        try:
+            named = self.path.lstat()
+        except OSError:
+            return False
+        if not os.path.samestat(opened, named) or opened.st_size != self.size:
+            return False
+        return self.holds_what_was_written(sha256)
+
+    def holds_what_was_written(self, sha256: str = "") -> bool:
+        """Tell whether the file has the digest of what was written, whatever has its name by now.
+        Where this file does not hash, its writer says which digest that is."""
+        import hashlib
+
+        with self.read() as file:
+            found = hashlib.file_digest(file, "sha256")
+        return found.hexdigest() == (sha256 or self.sha256)
+
+    def read(self) -> io.BufferedReader:
+        """Open what was written for reading, by no name: the program that is recorded may have
+        put another file there."""
+        return io.BufferedReader(_OpenFile(self._fd), BLOCK)
+
+    def recorded(self) -> RecordedFile:
+        """Return size and digest of what was written."""
+        return RecordedFile(self.sha256, self.size, self.size)
+
+    def close(self) -> None:
+        """Close the file; it can be closed again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _cut(self) -> bool:
+        """Cut off what was written of something that is not whole."""
+        try:
+            os.ftruncate(self._fd, self.size)
+        except OSError as error:  # a torn line stays: readers know those
+            self.trouble = f"{self.trouble}; {os_reason(error)}"
+            return False
+        self._is_torn = False
+        return True
+
+
+class _OpenFile(io.RawIOBase):
+    """An open file from its beginning, wherever it is written to."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        length = os.preadv(self._fd, [buffer], self._at) if self._fd >= 0 else 0
+        self._at += length
+        return length
+
+
+class Reserve:
+    """Room on the disk that is given back for what is written last, so that a full disk does not
+    keep a run from recording its result. The file has no name: a recorder that is killed leaves
+    none."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        with suppress(OSError):  # there is no room for it, or none can be kept on this disk
+            os.posix_fallocate(self._file.fileno(), 0, RESERVED)
+
+    def release(self) -> None:
+        """Give the room back."""
+        self._file.close()
 
 
 def open_new(path: Path, more: int = 0) -> int:
     """Make a file that only its owner may read and write, whatever the umask allows, and never
-    through a name that is there. Raises OSError."""
+    through a name that is there. Raise OSError."""
     return os.open(path, _NEW | more, 0o600)
 
 
 def create(path: Path) -> IO[bytes]:
-    """Make such a file, to be written. Raises OSError."""
+    """Make such a file, and open it for writing. Raise OSError."""
     return os.fdopen(open_new(path), "wb")
 
 
-BLOCK = 1 << 18
-
-
-class AppendFile:
-    """Raises OSError where something has its name already."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.trouble = ""  #: why lines are waiting
-        self.waiting: list[bytes] = []
-        self._fd = open_new(path, os.O_APPEND)
-        self._size = 0
-        self._digest: hashlib._Hash | None = None
-
-    @property
-    def is_ours(self) -> bool:
-        """Still there, and nobody else has written into it."""
-        return is_as_written(self._path, self._fd, self._size, self.sha256)
-
-    @property
-    def sha256(self) -> str:
-        """Of what was written, whatever the file holds by now."""
-        return self._hashed(b"").hexdigest()
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    @property
-    def changed_at(self) -> int:
-        """ns, by the clock of files."""
-        return os.fstat(self._fd).st_ctime_ns
-
-    def append(self, line: bytes) -> bool:
-        """Whether it is there, without its newline given."""
-        self.waiting.append(line)
-        while self.waiting:
-            if not self._write(self.waiting[0] + b"\n"):
-                return False
-            del self.waiting[0]
-        return True
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-    def _write(self, data: bytes) -> bool:
-        done = 0
-        try:
-            while done < len(data):
-                done += os.write(self._fd, data[done:])
-        except OSError as error:
-            self.trouble = os_reason(error)
-            if done:
-                with suppress(OSError):
-                    os.ftruncate(self._fd, self._size)
-            return False
-        self._size += len(data)
-        self._hashed(data)
-        return True
-
-    def _hashed(self, data: bytes) -> hashlib._Hash:
-        if self._digest is None:
-            import hashlib  # and with it OpenSSL: when something is written for the first time
-
-            self._digest = hashlib.sha256()
-        self._digest.update(data)
-        return self._digest
-
-
-def is_as_written(path: Path, fd: int, size: int, sha256: str) -> bool:
-    """Whether what was opened there has that name still, and holds those bytes."""
-    if not is_whole(path, fd, size):
-        return False
-    import hashlib
-
-    found, place = hashlib.sha256(), 0
-    while block := os.pread(fd, BLOCK, place):
-        found.update(block)
-        place += len(block)
-    return found.hexdigest() == sha256
-
-
-def is_whole(path: Path, fd: int, size: int) -> bool:
-    """Whether what was opened there has that name still, and so many bytes. Who is recorded may
-    be able to write where the record is."""
-    opened = os.fstat(fd)
-    try:
-        named = path.lstat()
-    except OSError:
-        return False
-    return os.path.samestat(opened, named) and opened.st_size == size
-
-
 def write_all(fd: int, data: bytes) -> None:
-    """However much of it is taken at a time."""
+    """Write data, however much of it is taken at a time."""
     view = memoryview(data)
     while view:
         try:
             view = view[os.write(fd, view) :]
-        except BlockingIOError:  # whoever shares the pipe with us has made it so
+        except BlockingIOError:  # a program that shares the pipe with us has made it so
             select.select((), (fd,), ())
 
 
-SIZE = 128 << 10  #: bytes: the documents of a run, unless it reached very much
+def recorded_file(path: Path) -> RecordedFile:
+    """Return size and digest of a finished file. Raise OSError."""
+    import hashlib
+
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        size = file.tell()
+    return RecordedFile(digest.hexdigest(), size, size)
 
 
-class Reserve:
-    """Whoever fills the disk does not keep a run from saying what it came to. The file has no
-    name: a recorder that is killed leaves none."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
-        with suppress(OSError):  # there is no room for it, or nobody can keep any here
-            os.posix_fallocate(self._file.fileno(), 0, SIZE)
-
-    def release(self) -> None:
-        self._file.close()
+def is_still(path: Path, recorded: RecordedFile) -> bool:
+    """Tell whether a file that was recorded is there, as it was."""
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return False
+        found = recorded_file(path)
+    except OSError:
+        return False
+    return (found.bytes, found.sha256) == (recorded.bytes, recorded.sha256)

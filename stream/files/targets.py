@@ -103,7 +103,7 @@ def partial(target: str) -> Path:
     return Path(f"{target}.partial")
 
 
-def open_alone(path: Path, mode: int = 0o666) -> int:
+def open_alone(path: Path, mode: int = 0o666, more: int = 0) -> int:
     """Make a file anew, and lock it until it is closed: two runs into one would both look whole.
 
     What an interrupted run left under that name goes first; whatever else has the name, as a link
@@ -114,7 +114,7 @@ def open_alone(path: Path, mode: int = 0o666) -> int:
         path.unlink()
         _leave(held)
     try:
-        return _lock(path, os.open(path, _NEW, mode))
+        return _lock(path, os.open(path, _NEW | more, mode))
     except FileExistsError:
         raise OutputError(f"{path}: another run is writing it") from None
 

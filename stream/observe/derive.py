@@ -40,7 +40,7 @@ from stream.evidence.markers import (
     conflicting_repeats,
 )
 from stream.evidence.surface import Surface, make_companion
-from stream.files.append import create
+from stream.files.append import NOT_OURS, RecordedFile, create
 from stream.observe.settings import RunSettings
 from stream.records.artifacts import (
     COMPANION_FILE,
@@ -79,7 +79,6 @@ from stream.records.run import (
     RunMetadata,
     RunSummary,
 )
-from stream.redaction.output import NOT_OURS, RecordedFile
 from stream.redaction.policy import CapturePolicy
 from stream.sources.agent import CommandEnding
 from stream.sources.wrappers import ObservedCommands, WrapperOutput
@@ -395,7 +394,7 @@ def _write(path: Path, pieces: Iterable[bytes]) -> RecordedFile:
             file.write(piece)
             digest.update(piece)
         size = file.tell()
-    return RecordedFile(digest.hexdigest(), size, size, 0)
+    return RecordedFile(digest.hexdigest(), size, size)
 
 
 # ------------------------------------------------------------ of a run without any

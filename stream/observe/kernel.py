@@ -22,7 +22,7 @@ from stream.errors import FeedError, RequiredError, number, os_reason
 from stream.evidence.claude_formats import Sdk
 from stream.evidence.markers import COMMANDS, DroppedInput
 from stream.evidence.surface import Surface
-from stream.files.append import Reserve
+from stream.files.append import RecordedFile, Reserve
 from stream.observe.derive import CaptureResult, CommandResult, derive_artifacts
 from stream.observe.settings import RunSettings
 from stream.pipeline import Batch, Pipeline, Write
@@ -33,7 +33,6 @@ from stream.records.artifacts import DETAIL_FILE, KERNEL_FILE
 from stream.records.control import Gap
 from stream.records.kernel import RawCapture, path_text, taint
 from stream.records.run import RunSummary
-from stream.redaction.output import RecordedFile
 from stream.sources.agent import CommandEnding
 from stream.sources.kernel.decode import WatchedFile
 from stream.sources.kernel.ebpf import RING

@@ -21,7 +21,7 @@ from anyio.abc import ObjectSendStream
 from msgspec import Struct
 
 from stream.errors import OutputError, StreamError, number
-from stream.files.append import AppendFile
+from stream.files.append import NOT_OURS, AppendFile, RecordedFile, is_still
 from stream.observe.agent_output import Declared, read_declared
 from stream.observe.agents import Version, find_version
 from stream.observe.constraints import ChangedPath, Command, Diff, evaluate
@@ -63,7 +63,7 @@ from stream.records.run import (
     RunSummary,
     decode_change,
 )
-from stream.redaction.output import NOT_OURS, OutputFile, RecordedFile, is_still
+from stream.redaction.output import OutputFile
 from stream.sources.agent import CommandEnding, Invocation, Relay, prepare_guard
 from stream.sources.wrappers import MOST_VOUCHED, PASSED_BY, CommandLog, ObservedCommands
 
@@ -146,7 +146,7 @@ def reach_verdict(
         Diff(
             _changed(folder / CHANGES_FILE) if changes.found is not None else [],
             folder / DIFF_FILE,
-            changes.found.patch_sha256 if changes.found is not None else "unknown",
+            changes.found.patch.sha256 if changes.found is not None else "unknown",
             changes.is_complete,
         ),
         commands,
@@ -255,11 +255,11 @@ class AgentSource:
         recording = self._recording
         self._out = out
         with reporting(recording.folder):
-            journal = self._journal = AppendFile(recording.folder / EVENTS_FILE)
+            journal = self._journal = AppendFile(recording.folder / EVENTS_FILE).open()
         try:
             clock = Clock.start()
             self._version = await find_version(recording.agent, recording.program_place)
-            self._trace = recording.trace(self._version, clock, journal.append)
+            self._trace = recording.trace(self._version, clock, journal.append_lines)
             with reporting(recording.folder):
                 await self._begin(clock)
                 ending, kept = await self._invoke()
@@ -392,7 +392,7 @@ class AgentSource:
                 self._lose(f"{one.lost} bytes of {name}: {one.why}")
             if not one.is_ours:
                 self._lose(f"{name} {NOT_OURS}")
-        if not self._journal.is_ours:
+        if not self._journal.is_as_written():
             self._lose(f"{EVENTS_FILE} {NOT_OURS}")
         if not is_still(self._recording.folder / METADATA_FILE, self._kept[METADATA_FILE]):
             self._lose(f"{METADATA_FILE} {NOT_OURS}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anyio import CancelScope, Event, create_task_group
@@ -14,7 +13,7 @@ from msgspec import Struct, field
 
 from stream.codec import join_lines
 from stream.errors import OutputError, StreamError, number
-from stream.files.append import open_new
+from stream.files.append import AppendFile, RecordedFile
 from stream.files.targets import STDOUT, named
 from stream.observe.recorder import AgentSource, EventLine, RunWatcher
 from stream.observe.settings import RunSettings, write_document
@@ -25,7 +24,6 @@ from stream.process.tree import Reaper
 from stream.records.control import Finding
 from stream.records.decision import Evaluation
 from stream.records.run import BOUNDARY_FILE, DESCRIPTOR_FILE, RunSummary
-from stream.redaction.output import RecordedFile
 from stream.sources.agent import Relay
 from stream.transformers.invariants import Invariants
 
@@ -72,7 +70,7 @@ async def run_observe(
         WorkspaceCapture(recording, lambda: bool(interrupts.numbers), on_progress, on_warning)
     ) as workplace:
         descriptor = None if probes is None else _carry(probes, recording, beside)
-        boundary = _Growing(recording.folder / BOUNDARY_FILE, recording.disclosure.line)
+        boundary = _Growing(AppendFile(recording.folder / BOUNDARY_FILE), recording.disclosure.line)
         agent = AgentSource(
             recording,
             workplace,
@@ -165,48 +163,35 @@ class _ProbesBeside(Struct):
 class _Growing(Struct):
     """A file of the run folder: whole lines, and the run says whether it is all of them."""
 
-    path: Path
+    file: AppendFile
     see: Callable[[bytes], bytes]  #: what of a line may be written down
     lines: int = 0  #: that are in it
-    size: int = 0  #: bytes
-    digest: Any = None  #: None: there is no such file
 
     @property
     def kept(self) -> tuple[int, RecordedFile | None]:
         """How many lines it has, and what it is."""
-        if self.digest is None:
-            return self.lines, None
-        return self.lines, RecordedFile(self.digest.hexdigest(), self.size, self.size, 0)
+        return self.lines, self.file.recorded() if self.file.is_made else None
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write[bytes]]:
-        import hashlib
+        from aiofiles.os import wrap
 
-        import aiofiles
-
-        with named(str(self.path)):
-            file = await aiofiles.open(open_new(self.path), "wb", buffering=0)
-        self.digest = hashlib.sha256()
+        with named(str(self.file.path)):
+            self.file.open()
+        append = wrap(self.file.append)
 
         async def write(batch: Batch[bytes]) -> None:
             data = join_lines([self.see(line) for line in batch])
-            with named(str(self.path)):
-                start, done = await file.tell(), 0
-                try:
-                    while done < len(data):
-                        done += await file.write(memoryview(data)[done:])
-                except OSError:
-                    await file.truncate(start)
-                    raise
+            with CancelScope(shield=True):
+                await append(data, "all")
+            if self.file.trouble:
+                raise OutputError(f"{self.file.path}: {self.file.trouble}")
             self.lines += len(batch)
-            self.size += len(data)
-            self.digest.update(data)
 
         try:
             yield write
         finally:
-            with CancelScope(shield=True):
-                await file.close()
+            self.file.close()
 
 
 class _Part(Struct):

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from stream import __version__
 from stream.errors import InputError, OutputError, UsageError, os_reason, readable
-from stream.files.append import create
+from stream.files.append import RecordedFile, create
 from stream.observe.agents import Agent, Version, launches
 from stream.observe.scenario import NUMBERS, UNKNOWN, Scenario
 from stream.process.machine import Clock, system_name, utc
@@ -56,7 +56,6 @@ from stream.records.run import (
     WorkspaceMode,
     check_run_id,
 )
-from stream.redaction.output import RecordedFile
 from stream.redaction.policy import CapturePolicy, digest
 from stream.sources.agent import CEILINGS
 
@@ -299,7 +298,7 @@ def write_document(path: Path, document: Any) -> RecordedFile:
             file.write(data)
     except OSError as error:
         raise OutputError(f"{path}: {os_reason(error)}") from None
-    return RecordedFile(digest(data).removeprefix("sha256:"), len(data), len(data), 0)
+    return RecordedFile(digest(data).removeprefix("sha256:"), len(data), len(data))
 
 
 def write_manifest(

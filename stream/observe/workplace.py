@@ -14,12 +14,12 @@ from anyio import to_thread
 from msgspec import Struct, field
 
 from stream.errors import OutputError, StreamError
+from stream.files.append import RecordedFile, recorded_file
 from stream.files.trees import remove_tree
 from stream.observe.settings import RunSettings, file_artifact
 from stream.records.decision import Artifact
 from stream.records.kernel import path_text
 from stream.records.run import CHANGES_FILE, DIFF_FILE
-from stream.redaction.output import RecordedFile, recorded_file
 from stream.workspace.changes import ChangeSet, find_changes
 from stream.workspace.patch import Summary, find_git, write_patch
 from stream.workspace.snapshot import (
@@ -229,7 +229,6 @@ class WorkspaceCapture:
             return WorkspaceChanges(
                 f"method=git_diff not captured: {error}", trouble=f"{DIFF_FILE}: {error}"
             )
-        patch = RecordedFile(found.patch_sha256, found.patch_bytes, found.patch_bytes, 0)
         if found.total:
             summary = (
                 f"changed_paths={found.total} added={found.added} removed={found.removed}"
@@ -247,7 +246,7 @@ class WorkspaceCapture:
             file_artifact(
                 "diff",
                 DIFF_FILE,
-                patch,
+                found.patch,
                 "What git can carry of the changes, for `git apply`.",
                 method="git_diff",
                 changed_paths=found.paths,
@@ -261,7 +260,7 @@ class WorkspaceCapture:
             ),
             file_artifact("changes", CHANGES_FILE, listing, "Every changed path, with its hashes."),
         ]
-        kept = {DIFF_FILE: patch, CHANGES_FILE: listing}
+        kept = {DIFF_FILE: found.patch, CHANGES_FILE: listing}
         return WorkspaceChanges(f"method=git_diff {summary}", artifacts, kept, found, trouble)
 
     def _changes(self) -> ChangeSet:

@@ -7,13 +7,14 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
-import aiofiles
 import msgspec
+from aiofiles.os import wrap
 from anyio import CancelScope, to_thread
 from msgspec import Struct
 
 from stream.codec import Lines, join_lines
-from stream.files.append import write_all
+from stream.errors import OutputError
+from stream.files.append import AppendFile, write_all
 from stream.files.targets import STDOUT, descriptor, is_regular, named, open_alone, partial
 from stream.pipeline import Batch, Write
 from stream.records.control import Control, sentence
@@ -118,25 +119,18 @@ def _open(name: str) -> int:
 
 @asynccontextmanager
 async def _file(target: str, is_whole: Callable[[], bool]) -> AsyncIterator[WriteBytes]:
-    """Grows as `target.partial`; a clean end gives it its name, anything else leaves it so."""
+    """Write a file that grows as `target.partial`. A clean end gives it its name; anything else
+    leaves it so, and a full disk leaves whole lines."""
     growing = partial(target)
     with named(target):
-        fd = open_alone(growing)
-        file = await aiofiles.open(fd, "wb", buffering=0)
-    size = 0
+        file = AppendFile(growing, is_hashed=False).open(open_alone(growing, more=os.O_APPEND))
+    append = wrap(file.append)
 
     async def write(data: bytes) -> None:
-        nonlocal size
-        done = 0
-        with CancelScope(shield=True), named(target):
-            try:
-                while done < len(data):
-                    done += await file.write(memoryview(data)[done:])
-            except OSError:  # a full disk: what stays are whole lines
-                with suppress(OSError):
-                    await file.truncate(size + data.rfind(b"\n", 0, done) + 1)
-                raise
-        size += done
+        with CancelScope(shield=True):
+            await append(data)
+        if file.trouble:
+            raise OutputError(f"{target}: {file.trouble}")
 
     try:
         yield write
@@ -144,5 +138,4 @@ async def _file(target: str, is_whole: Callable[[], bool]) -> AsyncIterator[Writ
             with named(target):
                 growing.replace(growing.with_suffix(""))
     finally:
-        with CancelScope(shield=True), named(target):
-            await file.close()
+        file.close()

@@ -20,11 +20,10 @@ from anyio import CancelScope, wait_readable
 from msgspec import UNSET, Struct, UnsetType, field
 
 from stream.errors import os_reason, readable
-from stream.files.append import AppendFile
+from stream.files.append import AppendFile, RecordedFile
 from stream.process.machine import Clock
 from stream.process.wrappers import PIECE, Wrappers
 from stream.records.run import CommandRecord, category_of
-from stream.redaction.output import RecordedFile
 from stream.redaction.policy import CapturePolicy
 
 MOST_HELD = 4 << 20  #: bytes of one unfinished command: more than a command line can have
@@ -194,7 +193,7 @@ class CommandLog:
     def kept(self) -> RecordedFile:
         """What was written, whatever the file holds by now."""
         assert self._journal is not None
-        return RecordedFile(self._journal.sha256, self._journal.size, self._journal.size, 0)
+        return self._journal.recorded()
 
     @property
     def is_made(self) -> bool:
@@ -202,7 +201,7 @@ class CommandLog:
 
     @property
     def is_ours(self) -> bool:
-        return self._journal is None or self._journal.is_ours
+        return self._journal is None or self._journal.is_as_written()
 
     async def run(self) -> None:
         while True:
@@ -245,7 +244,7 @@ class CommandLog:
     def _write(self, called: WrapperCall, now: int) -> None:
         if self._journal is None:  # a log that nobody wrote to is not there
             try:
-                self._journal = AppendFile(self._path)
+                self._journal = AppendFile(self._path).open()
             except OSError as error:  # which must not end what is recorded
                 self._trouble = os_reason(error)
                 self._lost += 1
@@ -268,7 +267,7 @@ class CommandLog:
             category=called.category,
             after_exit=self._is_after,
         )
-        self._journal.append(_encode(record))
+        self._journal.append_lines(_encode(record))
 
     def _exact(self, words: list[bytes]) -> list[str] | UnsetType:
         """Only where nothing is held back: in base64 a secret would not be found."""

@@ -25,8 +25,8 @@ from typing import IO, TYPE_CHECKING
 from msgspec import Struct
 
 from stream.errors import InputError, OutputError, StreamError, os_reason, visible
-from stream.files.append import create
-from stream.files.trees import CHUNK, remove_tree
+from stream.files.append import RecordedFile, create, recorded_file
+from stream.files.trees import remove_tree
 from stream.records.run import FS_CHANGE, FileState, FsChange, Reason, encode_change, shown_name
 from stream.workspace.changes import TICK, Change, ChangeSet, State
 from stream.workspace.snapshot import LARGEST, Cancelled, IsCancelled, Store, never
@@ -432,8 +432,7 @@ class Summary(Struct, kw_only=True):
     paths: list[str]  #: the first of those that are counted
     has_after_exit: bool
     is_incomplete: bool  #: something could not be read
-    patch_bytes: int
-    patch_sha256: str
+    patch: RecordedFile
 
 
 def write_patch(
@@ -464,7 +463,7 @@ def write_patch(
             raise OutputError(f"{listing}: {os_reason(error)}") from None
         try:
             shadow.write()
-            size, digest = _measured(patch)
+            written = recorded_file(patch)
         except OSError as error:
             raise OutputError(f"{patch}: {os_reason(error)}") from None
     except BaseException:
@@ -473,7 +472,7 @@ def write_patch(
         raise
     finally:
         shadow.close()
-    return writer.summary(shown, size, digest)
+    return writer.summary(shown, written)
 
 
 class _Writer:
@@ -505,7 +504,7 @@ class _Writer:
             self._count(change, path, record)
             yield encode_change(record) + b"\n"
 
-    def summary(self, shown: int, size: int, digest: str) -> Summary:
+    def summary(self, shown: int, patch: RecordedFile) -> Summary:
         return Summary(
             total=len(self._counted),
             added=self._counts["added"],
@@ -517,8 +516,7 @@ class _Writer:
             paths=[shown_name(path)[0] for path in self._counted[:shown]],
             has_after_exit=self._counts["after_exit"] > 0,
             is_incomplete=bool(self._changes.unknown or self._reasons["unreadable"]),
-            patch_bytes=size,
-            patch_sha256=digest,
+            patch=patch,
         )
 
     def _count(self, change: Change, path: bytes, record: FsChange) -> None:
@@ -626,14 +624,3 @@ class _Content:
             hashed.update(chunk)
             yield chunk
         self.sha256 = hashed.hexdigest()
-
-
-def _measured(path: Path) -> tuple[int, str]:
-    from hashlib import sha256
-
-    hashed, size = sha256(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            hashed.update(chunk)
-            size += len(chunk)
-    return size, hashed.hexdigest()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stream.redaction.output import NOT_OURS
+from stream.files.append import NOT_OURS
 from tests.cli.command import Place
 from tests.recorder.runs import LOG, LOGGED, Run, only_run
 

@@ -58,20 +58,20 @@ def test_every_parent_is_an_earlier_event(form: int) -> None:
 
 def test_a_journal_is_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "lines"
-    journal = AppendFile(path)
-    assert journal.append(b"one")
+    journal = AppendFile(path).open()
+    assert journal.append_lines(b"one")
     assert path.read_bytes() == b"one\n"
-    assert journal.append(b"two")
+    assert journal.append_lines(b"two")
     assert path.read_bytes() == b"one\ntwo\n"
     journal.close()
     with pytest.raises(FileExistsError):  # nobody else's
-        AppendFile(path)
+        AppendFile(path).open()
 
 
 def test_lines_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that stops in the middle leaves no half of a line, and the order is kept."""
-    journal = AppendFile(tmp_path / "lines")
-    journal.append(b"one")
+    journal = AppendFile(tmp_path / "lines").open()
+    journal.append_lines(b"one")
     room = 2
     real = os.write
 
@@ -84,12 +84,12 @@ def test_lines_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return done
 
     monkeypatch.setattr(os, "write", full)
-    assert not journal.append(b"two")
-    assert not journal.append(b"three")
+    assert not journal.append_lines(b"two")
+    assert not journal.append_lines(b"three")
     assert (tmp_path / "lines").read_bytes() == b"one\n"
     assert (journal.trouble, journal.waiting) == ("no space left on device", [b"two", b"three"])
     room = 1000
-    assert journal.append(b"four")
+    assert journal.append_lines(b"four")
     assert (tmp_path / "lines").read_bytes() == b"one\ntwo\nthree\nfour\n"
     assert journal.waiting == []
     journal.close()

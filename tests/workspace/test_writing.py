@@ -72,8 +72,8 @@ def test_every_line_says_what_it_is_about(tmp_path: Path) -> None:
     assert (summary.in_patch, summary.inside_git, summary.is_incomplete) == (4, 2, False)
     assert summary.paths[:4] == [".git", ".git/config", "GIT~1", "a"]
     patch = written.patch.read_bytes()
-    assert summary.patch_sha256 == hashlib.sha256(patch).hexdigest()
-    assert summary.patch_bytes == len(patch)
+    assert summary.patch.sha256 == hashlib.sha256(patch).hexdigest()
+    assert summary.patch.bytes == len(patch)
     assert b"-two\n+TWO\n" in patch
     assert written.by_path[b"new/\xfe"].path == "new/\ufffd"
 
