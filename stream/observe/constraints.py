@@ -10,7 +10,7 @@ What a changed path is: the configuration of a CI, code, a test, or neither.
 
 Mechanical verdicts about a run, each with its evidence. Recorded, never enforced.
 
-The rules are written in schema/README.md. Unknown stays unknown: what is missing is no verdict.
+The rules are written in schema/evaluation.md. Unknown stays unknown: what is missing is no verdict.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def test_a_run_keeps_its_schemas(place: Place, capture: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_field_is_on_the_page(kind: type[msgspec.Struct]) -> None:
-    page = (SCHEMA / "README.md").read_text()
+    page = (SCHEMA / "run-folder.md").read_text()
     missing = [name for name in kind.__struct_fields__ if f"`{name}`" not in page]
     assert not missing
 

@@ -125,7 +125,7 @@ def test_the_feeds_agree(place: Place, sequence: Path) -> None:
 @needs_strace
 def test_the_feeds_agree_about_files_without_a_name(place: Place) -> None:
     """Programs that are started by a descriptor, and files that are in memory only. What they do
-    not agree about is declared: see schema/README.md."""
+    not agree about is declared: see schema/kernel-layer.md."""
     program = built(NAMELESS, place.root)
     layers, details = [], []
     for feed in (EBPF, STRACE):

@@ -23,7 +23,7 @@ BEYOND = {
     *("action_summary.reasoning", "evaluation.told"),
     *("timestamp.rfc3339", "model_output.completion_id.null"),
 }
-PAGE = (BUNDLE / "schema" / "README.md").read_text()
+PAGE = (BUNDLE / "schema" / "decision-events.md").read_text()
 
 
 @pytest.mark.parametrize("one", [*good_run(), *published(good_run())], ids=range(18))

@@ -39,7 +39,7 @@ CASES = [
     for reason, emissions in BAD.items()
     for number, emission in enumerate(emissions)
 ]
-#: the reasons that schema/README.md documents
+#: the reasons that schema/boundary.md documents
 REASONS = (
     *("spawn-failed", "timed-out", "killed", "exit-status", "no-record", "noise"),
     *("several-records", "flooded", "left-processes", "bad-emission", "invalid-record"),
@@ -82,7 +82,7 @@ def test_every_reason_has_cases_and_is_documented() -> None:
     from stream.documents import BUNDLE
 
     assert set(BAD) == set(REASONS)
-    told = (BUNDLE / "schema" / "README.md").read_text()
+    told = (BUNDLE / "schema" / "boundary.md").read_text()
     assert [reason for reason in REASONS if f"| `{reason}` |" not in told] == []
 
 
