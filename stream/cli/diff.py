@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stream.cli.runner import CarefulCommand, number, run_now, say, split_words, tell
+from stream.cli.options import CarefulCommand, split_words
+from stream.cli.runner import echo, note, number, run_now
 
 if TYPE_CHECKING:
     from stream.compare.layers import LayerComparison
@@ -182,14 +183,14 @@ def _compare_matrices(base: str, head: str, words: list[str], *, as_record: bool
     _refuse_others(words, WORDS, "of matrices")
     found = diff_matrices(base, head)
     if as_record:
-        tell(msgspec.json.encode(found))
+        echo(msgspec.json.encode(found))
     else:
         from stream.errors import visible
 
-        tell("\n".join(map(visible, _cells(found))))
+        echo("\n".join(map(visible, _cells(found))))
     reasons = {word: why for word in dict.fromkeys(words) if (why := reason(word, found))}
     for word, why in reasons.items():
-        say(f"stream: --fail-on {word}: {why}")
+        note(f"stream: --fail-on {word}: {why}")
     return 1 if reasons else 0
 
 
@@ -222,14 +223,14 @@ def _compare(paths: list[str], ignore: list[str], words: list[str], *, as_record
     base, head, *baseline = sides = [*map(read_evidence, paths)]
     found = diff(base, head, baseline=baseline, ignore=ignore)
     if as_record:
-        tell(msgspec.json.encode(found))
+        echo(msgspec.json.encode(found))
     else:
         from stream.errors import visible
 
-        tell("\n".join(map(visible, _table(found, paths))))
+        echo("\n".join(map(visible, _table(found, paths))))
     failures = [*_failures(words, found, [side.problems for side in sides])]
     for failure in failures:
-        say(f"stream: {failure}")
+        note(f"stream: {failure}")
     return 1 if failures else 0
 
 
@@ -253,8 +254,8 @@ def _table(found: CapabilityDiff, paths: list[str]) -> Iterator[str]:
     ):
         yield f"{side}    {run_id or '(unknown)'}  {path}"
     yield f"status  {found.status}"
-    for note in found.notes:
-        yield f"        {note}"
+    for line in found.notes:
+        yield f"        {line}"
     for name, changes in (*found.surface.items(), ("tool_calls", found.binding_ids)):
         counts = f"+{len(changes.added)} -{len(changes.removed)} ={len(changes.unchanged)}"
         yield f"{name:18}{counts}"
@@ -273,18 +274,18 @@ def _compare_layers(base: str, head: str) -> int:
     sides = CanonicalLayers(base), CanonicalLayers(head)
     damages = [(name, side.damage) for name, side in zip("AB", sides, strict=True) if side.damage]
     for name, damage in damages:
-        say(f"stream: diff: failed: {name}: {damage}")
+        note(f"stream: diff: failed: {name}: {damage}")
     if damages:
         return 1
     holds = True
     for name, side in zip("AB", sides, strict=True):
         for doubt in side.doubts:
             holds = False
-            tell(f"{name}: not all of it was seen: {visible(doubt)}")
+            echo(f"{name}: not all of it was seen: {visible(doubt)}")
     for found in compare(*sides):
         holds = holds and found.parting is None
         for line in _report(found):
-            tell(line)
+            echo(line)
     return 0 if holds else 1
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stream.cli.runner import BOUNDARY, FORCE, CarefulCommand, number, run, run_now, say, tell
+from stream.cli.options import CarefulCommand, Force, KnownBoundary
+from stream.cli.runner import echo, note, number, run, run_now
 
 if TYPE_CHECKING:
     from stream.archive.reader import Limits
@@ -67,28 +68,28 @@ def _apply(run: Path, to: Path | None, dry_run: bool) -> int:
     expect(run, "run")
     plan = plan_changes(run, to)
     if plan is None:
-        say("apply: nothing to do: the agent worked in the folder itself")
+        note("apply: nothing to do: the agent worked in the folder itself")
         return 0
     if plan.inside_git:
         changes = number(plan.inside_git, "change")
-        say(f"apply: {changes} inside .git left out; for commits: git fetch {plan.workspace}")
+        note(f"apply: {changes} inside .git left out; for commits: git fetch {plan.workspace}")
     if plan.conflicts:
         for conflict in plan.conflicts[:_SHOWN_CONFLICTS]:
-            say(f"stream: {plan.target / os.fsdecode(conflict.path)}: {conflict.reason}")
+            note(f"stream: {plan.target / os.fsdecode(conflict.path)}: {conflict.reason}")
         more = len(plan.conflicts) - _SHOWN_CONFLICTS
         if more > 0:
-            say(f"stream: and {more} more")
-        say(f"apply: by hand: the files are in {plan.workspace}, the patch in {run / DIFF_FILE}")
-        say(f"apply: {number(len(plan.conflicts), 'conflict')}, nothing was changed")
+            note(f"stream: and {more} more")
+        note(f"apply: by hand: the files are in {plan.workspace}, the patch in {run / DIFF_FILE}")
+        note(f"apply: {number(len(plan.conflicts), 'conflict')}, nothing was changed")
         return 1
     if dry_run:
         for change in plan.todo:
-            say(f"{change.change:8} {os.fsdecode(path_of(change))}")
+            note(f"{change.change:8} {os.fsdecode(path_of(change))}")
     else:
         apply_plan(plan)
     done = "would be applied" if dry_run else "applied"
     said = f"apply: {number(len(plan.todo), 'change')} {done} to {plan.target}"
-    say(f"{said}, {plan.done} there already" if plan.done else said)
+    note(f"{said}, {plan.done} there already" if plan.done else said)
     return 0
 
 
@@ -104,8 +105,8 @@ def archive(
     run_id: str | None = typer.Option(
         None, metavar="ID", help="With `-`: the run. Default: the one that all records name."
     ),
-    boundary: str | None = BOUNDARY,
-    force: bool = FORCE,
+    boundary: KnownBoundary = None,
+    force: Force = False,
     reject: str | None = typer.Option(
         None, metavar="FILE", help="With `-`: where a record of each rejected line goes."
     ),
@@ -151,8 +152,8 @@ def archive(
             expect(source, "run")
             done = await archive_folder(Path(source), target, force=force)
         for what in done.losses:
-            say(f"archive: the record is incomplete: {what}")
-        say(_archive_closing(done, target))
+            note(f"archive: the record is incomplete: {what}")
+        note(_archive_closing(done, target))
         return 1 if done.counts and done.counts.rejected else 0
 
     run(work)
@@ -190,7 +191,7 @@ def verify(
     as_json: bool = typer.Option(
         False, "--json", help="Findings to stdout as records, also on a terminal."
     ),
-    boundary: str | None = BOUNDARY,
+    boundary: KnownBoundary = None,
     rules: bool = typer.Option(False, "--rules", help="Print the rules and exit."),
     max_archive: str = typer.Option("2G", metavar="SIZE", help="The largest file."),
     max_decoded: str = typer.Option("8G", metavar="SIZE", help="The most that it may decode to."),
@@ -247,7 +248,7 @@ def verify(
         sys.setswitchinterval(0.0005)
         limits: Limits = Limits(**sizes, **counts)
         book = await run_verify(where, limits, boundary, *_sinks(as_json))
-        say(_verify_closing(book))
+        note(_verify_closing(book))
         return 1 if book.errors else 0
 
     run(work)
@@ -284,5 +285,5 @@ def _tell_rules() -> int:
     width = max(map(len, RULES))
     for name, sentence in RULES.items():
         note = " (warning)" if name in WARNINGS else ""
-        tell(f"{name:{width}}  {sentence}{note}")
+        echo(f"{name:{width}}  {sentence}{note}")
     return 0

@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
-from stream.cli.runner import (
-    BOUNDARY,
-    FORCE,
+from stream.cli.options import (
+    Boundary,
     CarefulCommand,
-    number,
-    run,
-    run_filter,
-    run_now,
-    say,
-    tell,
-    tell_unchecked,
+    Catalog,
+    Findings,
+    Force,
+    KnownBoundary,
+    Reject,
 )
+from stream.cli.runner import echo, note, number, run, run_filter, run_now, tell_unchecked
 
 if TYPE_CHECKING:
     from stream.sinks.ndjson import Ndjson, Text
@@ -53,15 +51,11 @@ def check(
         help="`poc`: the contract to the letter. `agents`: any agent_id."
         " Default: what metadata.json of the run says, else poc.",
     ),
-    boundary: str | None = BOUNDARY,
+    boundary: KnownBoundary = None,
     rules: bool = typer.Option(False, "--rules", help="Print the rules and exit."),
-    findings: str | None = typer.Option(
-        None, metavar="FILE", help="Where finding records go. Default: stdout (`-`: only stderr)."
-    ),
-    reject: str | None = typer.Option(
-        None, metavar="FILE", help="Where a record of each line that is no JSON object goes."
-    ),
-    force: bool = FORCE,
+    findings: Findings = None,
+    reject: Reject = None,
+    force: Force = False,
 ) -> None:
     """Hold the events of an agent run against their contract.
 
@@ -101,7 +95,7 @@ def check(
         answer = await run_check(
             target, None if profile is None else profile.value, boundary, *sinks
         )
-        say(_check_summary(answer))
+        note(_check_summary(answer))
         as_filter = target == "-"
         is_unchecked = tell_unchecked("check", answer.unknown, answer.counts, as_filter=as_filter)
         return 1 if answer.errors or answer.counts.rejected or is_unchecked else 0
@@ -136,7 +130,7 @@ def _tell_event_rules() -> int:
     width = max(map(len, RULES))
     for name, rule in RULES.items():
         note = "" if rule.severity == "error" else f" ({rule.severity})"
-        tell(f"{name:{width}}  {rule.section:6}  {rule.sentence}{note}")
+        echo(f"{name:{width}}  {rule.section:6}  {rule.sentence}{note}")
     return 0
 
 
@@ -155,10 +149,8 @@ def normalize(
         help="Where the lines of kernel-ext.ndjson go. `-`: to stdout, each behind its event."
         " Default: nowhere.",
     ),
-    reject: str | None = typer.Option(
-        None, metavar="FILE", help="Where reject records go. Default: sentences on stderr."
-    ),
-    force: bool = FORCE,
+    reject: Reject = None,
+    force: Force = False,
     rules: bool = typer.Option(
         False, "--rules", help="Print by which rules reads are left out, and exit."
     ),
@@ -211,7 +203,7 @@ def normalize(
         stage = Normalize(run_id, is_alone=source != "-")
         sinks = _normalize_sinks(source == "-", detail, reject)
         await Pipeline[Any]((NdjsonSource(source),)).through(lambda: stage).into(*sinks)
-        say(_normalize_summary(stage))
+        note(_normalize_summary(stage))
         _say_losses(stage)
         return 1 if stage.counts.rejected else 0
 
@@ -251,17 +243,17 @@ def _say_losses(stage: Normalize) -> None:
     capture = stage.capture
     if capture is None:
         if stage.events:
-            say("normalize: the feed's books are missing: how much it lost is not known")
+            note("normalize: the feed's books are missing: how much it lost is not known")
         return
     if capture.feed == "absent":
-        say(f"normalize: there was no feed: {capture.reason or 'it is not said why'}")
+        note(f"normalize: there was no feed: {capture.reason or 'it is not said why'}")
         return
     if capture.dropped:
-        say(f"normalize: the feed lost {number(capture.dropped, 'event')}")
+        note(f"normalize: the feed lost {number(capture.dropped, 'event')}")
     for loss in losses_of(capture):
-        say(f"normalize: not everything was seen: {loss}")
+        note(f"normalize: not everything was seen: {loss}")
     if capture.uring == "hole":
-        say("normalize: what went by way of io_uring was not seen")
+        note("normalize: what went by way of io_uring was not seen")
 
 
 def _tell_filter_rules() -> int:
@@ -276,19 +268,8 @@ def _tell_filter_rules() -> int:
         if rule.but:
             patterns.append(f"but for names like {rule.but}")
         where = f": {', '.join((*places, *patterns))}"
-        tell(f"{rule.name:{width}}  {rule.what}{where}")
+        echo(f"{rule.name:{width}}  {rule.what}{where}")
     return 0
-
-
-_REJECT = typer.Option(
-    None, metavar="FILE", help="Where reject records go. Default: sentences on stderr."
-)
-_BOUNDARY = typer.Option(
-    None, metavar="P", help="Boundary descriptor. Default: BOUNDARY_PATH, then defaults.json."
-)
-_CATALOG = typer.Option(
-    None, metavar="P", help="Capability catalog. Default: CATALOG_PATH, then defaults.json."
-)
 
 
 #: of `emit -`: how many words each takes, itself counted
@@ -328,10 +309,10 @@ def emit(
     words: list[str] = typer.Argument(
         [], metavar="- | FLAGS…", help="`-`, or emit-record's words."
     ),
-    reject: str | None = _REJECT,
-    catalog: str | None = _CATALOG,
-    boundary: str | None = _BOUNDARY,
-    force: bool = FORCE,
+    reject: Reject = None,
+    catalog: Catalog = None,
+    boundary: Boundary = None,
+    force: Force = False,
 ) -> None:
     """Make boundary objects, from a pipe or from flags.
 
@@ -398,8 +379,8 @@ def _emit_stream(
         source = NdjsonSource("-")
         await Pipeline[Any]((source,)).through(lambda: stage).into(Ndjson("-"), aside)
         for failure in stage.failures[:20]:
-            say(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
-        say(f"emit: {stage.counts}")
+            note(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
+        note(f"emit: {stage.counts}")
         return 1 if stage.failed or stage.counts.rejected else 0
 
     run(work)
@@ -408,7 +389,7 @@ def _emit_stream(
 def _emit_one(words: list[str]) -> int:
     from stream.matrix.run import emit_words
 
-    tell(emit_words(words))
+    echo(emit_words(words))
     return 0
 
 
@@ -417,9 +398,9 @@ def listen(
         ..., metavar="FILE…|-", help="NDJSON files, or `-` for stdin."
     ),
     as_json: bool = typer.Option(False, "--json", help="Only the summary, as one JSON object."),
-    boundary: str | None = _BOUNDARY,
-    reject: str | None = _REJECT,
-    force: bool = FORCE,
+    boundary: Boundary = None,
+    reject: Reject = None,
+    force: Force = False,
 ) -> None:
     """Read boundary objects aloud, with a summary.
 
@@ -452,7 +433,7 @@ def listen(
         sources = Chain([NdjsonSource(name) for name in files])
         await Pipeline[Any]((sources,)).through(lambda: stage).into(Ndjson("-"), aside)
         if stage.counts.rejected:
-            say(f"listen: {stage.counts}")
+            note(f"listen: {stage.counts}")
         return 1 if stage.counts.rejected else 0
 
     run_filter(files, work)
@@ -462,17 +443,13 @@ def validate(
     files: list[str] = typer.Argument(
         ..., metavar="FILE…|-", help="NDJSON or JSON files, or `-` to filter stdin to stdout."
     ),
-    boundary: str | None = _BOUNDARY,
+    boundary: Boundary = None,
     catalog: str | None = typer.Option(
         None, metavar="P", help="A catalog that records may name. Default: CATALOG_PATH, bundled."
     ),
-    findings: str | None = typer.Option(
-        None, metavar="FILE", help="Where finding records go. Default: stdout (`-`: only stderr)."
-    ),
-    reject: str | None = typer.Option(
-        None, metavar="FILE", help="Where a record of each rejected line goes."
-    ),
-    force: bool = FORCE,
+    findings: Findings = None,
+    reject: Reject = None,
+    force: Force = False,
 ) -> None:
     """Hold records, catalogs and descriptors against their contracts.
 
@@ -520,7 +497,7 @@ def validate(
         stage = await run_validate(files, boundaries, *sinks, as_filter=as_filter)
         good = ", ".join(f"{count} {name}" for name, count in sorted(stage.contracts.items()))
         said = f"validate: {stage.counts}; {number(stage.findings, 'finding')}"
-        say(said + (f"; {good}" if good else ""))
+        note(said + (f"; {good}" if good else ""))
         unknown = stage.contracts[UNKNOWN]
         is_unchecked = tell_unchecked("validate", unknown, stage.counts, as_filter=as_filter)
         return 1 if stage.findings or is_unchecked else 0

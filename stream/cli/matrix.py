@@ -1,29 +1,37 @@
-"""stream matrix"""
+"""stream matrix: run probes in the sandbox and write one record for each."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stream.cli.runner import (
-    FORCE,
+from stream.cli.options import (
+    Boundary,
+    Catalog,
+    Force,
     ListsCommand,
+    Options,
+    Probes,
+    ProbeTimeout,
+    Reject,
+    Workspace,
+    make_command,
+    split_words,
+)
+from stream.cli.runner import (
+    echo,
+    note,
     number,
     run_now,
     run_prepared,
-    say,
-    seconds,
-    split_words,
-    tell,
 )
 
 if TYPE_CHECKING:
-    from stream.boundary.cells import MatrixPlan
+    from stream.boundary.cells import MatrixPlan, Stop
     from stream.matrix.plan import MatrixRequest, StartedPlan
     from stream.matrix.run import MatrixResult
 
@@ -33,69 +41,84 @@ class _MatrixCommand(ListsCommand):
 
 
 def register(app: typer.Typer) -> None:
-    app.command(cls=_MatrixCommand)(matrix)
+    """Add `stream matrix` to the command line."""
+    app.command(cls=_MatrixCommand)(make_command(MatrixOptions, matrix))
 
 
-def matrix(
-    probe: list[str] = typer.Option(
-        [], metavar="ID…", help="Run these probes, in this order. Default: all, sorted by id."
-    ),
-    cap: list[str] = typer.Option(
-        [], metavar="ID…", help="Run the probes of these primary capabilities (too)."
-    ),
-    mode: list[str] = typer.Option(
-        [], metavar="M…", help="Run modes, each over all probes. Default: the pattern's first."
-    ),
-    probes: Path | None = typer.Option(
-        None, metavar="DIR", help="A folder of probe scripts. Default: the bundled ones."
-    ),
-    catalog: str | None = typer.Option(
-        None, metavar="P", help="Capability catalog. Default: CATALOG_PATH, then defaults.json."
-    ),
-    boundary: str | None = typer.Option(
-        None, metavar="P", help="Boundary descriptor. Default: BOUNDARY_PATH, then defaults.json."
-    ),
-    workspace: Path | None = typer.Option(
-        None,
-        metavar="DIR",
-        help="Where probes run. Default: FENCE_WORKSPACE_ROOT, the git repository, the folder.",
-    ),
-    jobs: int | None = typer.Option(
-        None, "--jobs", "-j", metavar="N", min=1, help="Probes at a time. Default: 3 a core."
-    ),
-    timeout: float = typer.Option(
-        30.0, metavar="S", callback=seconds, help="Seconds that a probe may take."
-    ),
-    repeat: int = typer.Option(
-        1, metavar="N", min=1, max=1_000_000, help="Run every cell N times."
-    ),
-    list_: bool = typer.Option(
-        False, "--list", help="Print the probes and their capabilities only."
-    ),
-    as_completed: bool = typer.Option(
-        False, "--as-completed", help="Write records as cells finish, not in cell order."
-    ),
-    raw: bool = typer.Option(False, "--raw", help="Write raw emissions, for `stream emit -`."),
-    output: str = typer.Option(
-        "-",
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="Where records go. FILE appears when it is whole; until then it is FILE.partial.",
-    ),
-    reject: str | None = typer.Option(
-        None, metavar="FILE", help="Where reject records go. Default: sentences on stderr."
-    ),
-    force: bool = FORCE,
-    quiet: bool = typer.Option(
-        False, "--quiet", "-q", help="Say only what went wrong, and show no progress."
-    ),
-) -> None:
+class MatrixOptions(Options):
+    """The options of `stream matrix`."""
+
+    probe: Annotated[
+        list[str],
+        typer.Option(
+            default_factory=list,
+            metavar="ID…",
+            help="Run these probes, in this order. Default: all, sorted by id.",
+        ),
+    ]
+    cap: Annotated[
+        list[str],
+        typer.Option(
+            default_factory=list,
+            metavar="ID…",
+            help="Also run the probes of these primary capabilities.",
+        ),
+    ]
+    mode: Annotated[
+        list[str],
+        typer.Option(
+            default_factory=list,
+            metavar="M…",
+            help="Run modes, each over all probes. Default: the pattern's first.",
+        ),
+    ]
+    probes: Probes = None
+    catalog: Catalog = None
+    boundary: Boundary = None
+    workspace: Workspace = None
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs", "-j", metavar="N", min=1, help="Probes at a time. Default: 3 a core."
+        ),
+    ] = None
+    timeout: ProbeTimeout = 30.0
+    repeat: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1_000_000, help="Run every cell N times.")
+    ] = 1
+    list_: Annotated[
+        bool, typer.Option("--list", help="Print the probes and their capabilities; run nothing.")
+    ] = False
+    as_completed: Annotated[
+        bool,
+        typer.Option("--as-completed", help="Write records as cells finish, not in cell order."),
+    ] = False
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Write raw emissions, for `stream emit -`.")
+    ] = False
+    output: Annotated[
+        str,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Write records to FILE. It is FILE.partial until it is complete.",
+        ),
+    ] = "-"
+    reject: Reject = None
+    force: Force = False
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="Report only what went wrong, and show no progress."),
+    ] = False
+
+
+def matrix(options: MatrixOptions) -> None:
     """Measure a sandbox: one record for every probe.
 
-    Run it inside the sandbox that you want to know. Every cell (a probe in a mode) ends in
-    exactly one boundary object; a probe that crashes, hangs or breaks its contract gets an
-    `error` record that the harness writes. An observed `denied` is not a failure.
+    Run it inside the sandbox that you want to measure. Every cell (a probe in a mode) gives
+    exactly one boundary object; for a probe that crashes, hangs or breaks its contract, the
+    harness writes an `error` record. An observed `denied` is not a failure.
 
     \b
       stream matrix | stream listen -
@@ -103,7 +126,8 @@ def matrix(
       stream matrix --cap cap_fs_write_workspace_tree -o boundary.ndjson
       stream matrix --probes ./probes --workspace ./project --timeout 5
 
-    Probes run where they lie: a tree without bin/ is lent one meanwhile, where it can be written.
+    Probes run from their own folder. If their tree has no bin/, a temporary one is made there,
+    where that is writable.
 
     --probe, --cap and --mode take several words, or commas, or are repeated.
     FENCE_SANDBOX_MODE (read-only, workspace-write or danger-full-access) declares the
@@ -111,82 +135,87 @@ def matrix(
     one did not.
     """
     from stream.boundary.cells import Stop
-    from stream.files.targets import STDOUT, check_outputs, is_fifo
-    from stream.matrix.plan import MatrixRequest, make_plan, start_plan
+    from stream.matrix.plan import MatrixRequest
 
     request = MatrixRequest(
-        probes=split_words(probe, "--probe"),
-        capabilities=split_words(cap, "--cap"),
-        modes=split_words(mode, "--mode"),
-        folder=probes,
-        catalog=catalog,
-        boundary=boundary,
-        workspace=workspace,
-        repeat=repeat,
+        probes=split_words(options.probe, "--probe"),
+        capabilities=split_words(options.cap, "--cap"),
+        modes=split_words(options.mode, "--mode"),
+        folder=options.probes,
+        catalog=options.catalog,
+        boundary=options.boundary,
+        workspace=options.workspace,
+        repeat=options.repeat,
     )
-    if list_:
+    if options.list_:
         run_now(lambda: _list(request))
-
     stop = Stop()
+    run_prepared(
+        lambda: _start(options, request, stop),
+        lambda started: _measure(options, started, stop),
+        stop.ask,
+    )
 
-    @contextmanager
-    def prepare() -> Iterator[StartedPlan]:
-        plan = make_plan(request)
-        mention(plan)
-        with start_plan(plan, min(jobs or default_jobs(), affordable_jobs())) as begun:
-            outputs = [name for name in (output, reject) if name is not None]
-            check_outputs(outputs, force=force)
-            if not any(map(is_fifo, outputs)):  # whose reader may keep us waiting
-                begun.head_start(stop)
-            yield begun
 
-    async def work(begun: StartedPlan) -> int:
-        from stream.cli.runner import Progress
-        from stream.matrix.run import run_matrix
-        from stream.records.control import Finding, Gap, Reject
-        from stream.sinks.ndjson import Ndjson, Text
+@contextmanager
+def _start(options: MatrixOptions, request: MatrixRequest, stop: Stop) -> Iterator[StartedPlan]:
+    from stream.files.targets import check_outputs, is_fifo
+    from stream.matrix.plan import make_plan, start_plan
 
-        control = (Finding, Gap, Reject)
-        others = Ndjson(reject, control, is_whole) if reject else Text(control)
-        progress = Progress(
-            len(begun.plan.cells),
-            is_shown=not quiet and (output != STDOUT or not sys.stdout.isatty()),
-        )
-        try:
-            outcome = await run_matrix(
-                begun,
-                Ndjson(output, bytes, is_whole),
-                others,
-                timeout=timeout,
-                as_completed=as_completed,
-                raw=raw,
-                stop=stop,
-                on_done=progress,
-            )
-        except BaseException:
-            progress.clear()
-            _point_to(output)
-            raise
-        progress.clear()
-        code = _conclude(outcome, raw=raw, quiet=quiet)
-        if stop.asked:
-            _point_to(output)
-        elif output == STDOUT and sys.stdout.isatty() and not quiet:
-            say("These are records. To read them: stream matrix | stream listen -")
-        return code
+    plan = make_plan(request)
+    mention(plan)
+    with start_plan(plan, min(options.jobs or default_jobs(), affordable_jobs())) as started:
+        outputs = [name for name in (options.output, options.reject) if name is not None]
+        check_outputs(outputs, force=options.force)
+        if not any(map(is_fifo, outputs)):  # whose reader may keep us waiting
+            started.head_start(stop)
+        yield started
+
+
+async def _measure(options: MatrixOptions, started: StartedPlan, stop: Stop) -> int:
+    from stream.cli.runner import Progress
+    from stream.files.targets import STDOUT
+    from stream.matrix.run import run_matrix
+    from stream.records.control import Finding, Gap, Reject
+    from stream.sinks.ndjson import Ndjson, Text
 
     def is_whole() -> bool:
         return not stop.asked
 
-    run_prepared(prepare, work, stop.ask)
+    control = (Finding, Gap, Reject)
+    reject, output = options.reject, options.output
+    is_on_terminal = output == STDOUT and sys.stdout.isatty()
+    progress = Progress(len(started.plan.cells), is_shown=not options.quiet and not is_on_terminal)
+    try:
+        result = await run_matrix(
+            started,
+            Ndjson(output, bytes, is_whole),
+            Ndjson(reject, control, is_whole) if reject else Text(control),
+            timeout=options.timeout,
+            as_completed=options.as_completed,
+            raw=options.raw,
+            stop=stop,
+            on_done=progress,
+        )
+    except BaseException:
+        progress.clear()
+        _point_to(output)
+        raise
+    progress.clear()
+    code = _conclude(result, raw=options.raw, quiet=options.quiet)
+    if stop.asked:
+        _point_to(output)
+    elif is_on_terminal and not options.quiet:
+        note("These are records. To read them: stream matrix | stream listen -")
+    return code
 
 
 def _point_to(output: str) -> None:
-    """To what there is of an output that did not become whole."""
+    """Name the partial file of an output that was not completed."""
     from stream.files.targets import STDOUT, partial
 
     if output != STDOUT and partial(output).exists():
-        say(f"stream: what was recorded until then is in {partial(output)}")
+        note(f"stream: what was recorded until then is in {partial(output)}")
 
 
 def default_jobs() -> int:
@@ -213,7 +242,7 @@ def _list(request: MatrixRequest) -> int:
     width = max(len(script.id) for script in found)
     for script in found:
         capability = script.capability or "(none declared)"
-        tell(visible(f"{script.id:{width}}  {capability}"))
+        echo(visible(f"{script.id:{width}}  {capability}"))
     mention(plan)
     return 0
 
@@ -223,14 +252,14 @@ def mention(plan: MatrixPlan) -> None:
     from stream.boundary.scripts import utf8
 
     for script in plan.no_probes[:20]:
-        say(
+        note(
             f"stream: {utf8(script.path)}: not run: it neither calls emit-record nor declares a"
             " capability"
         )
     if len(plan.no_probes) > 20:
-        say(f"… and {len(plan.no_probes) - 20} more")
+        note(f"… and {len(plan.no_probes) - 20} more")
     if plan.left_out:
-        say(
+        note(
             f"stream: {len(plan.left_out)} bundled probes are left out: their capabilities are"
             f" not in {plan.catalogs.first.path}"
         )
@@ -238,13 +267,13 @@ def mention(plan: MatrixPlan) -> None:
 
 def _conclude(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
     for failure in outcome.failures[:20]:
-        say(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
+        note(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
     if outcome.failed > 20:
-        say(f"… and {outcome.failed - 20} more")
+        note(f"… and {outcome.failed - 20} more")
     if outcome.without_tmpdir:
-        say("stream: nothing is writable here: the probes had no TMPDIR of their own")
+        note("stream: nothing is writable here: the probes had no TMPDIR of their own")
     for stray in outcome.strays:
-        say(f"stream: a process that left its probe's tree was ended: {stray}")
+        note(f"stream: a process that left its probe's tree was ended: {stray}")
     cells = number(outcome.cells, "cell")
     if outcome.recorded != outcome.cells:
         cells = f"stopped: {outcome.recorded} of {outcome.cells} cells"
@@ -252,10 +281,10 @@ def _conclude(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
     if quiet and not bad:
         return 0
     if raw:
-        say(f"{cells} = {number(outcome.recorded, 'raw emission')}")
+        note(f"{cells} = {number(outcome.recorded, 'raw emission')}")
     else:
         results = ", ".join(f"{count} {name}" for name, count in sorted(outcome.results.items()))
-        say(f"{cells} = {number(outcome.recorded, 'record')}" + (results and f": {results}"))
+        note(f"{cells} = {number(outcome.recorded, 'record')}" + (results and f": {results}"))
     if outcome.failed:
-        say(f"{number(outcome.failed, 'probe')} failed")
+        note(f"{number(outcome.failed, 'probe')} failed")
     return 1 if bad else 0

@@ -1,6 +1,4 @@
-"""stream observe
-
-What `stream observe` makes ready before anything is started, from its command line."""
+"""stream observe: check what the user asked for, make everything ready, then run the recorder."""
 
 from __future__ import annotations
 
@@ -9,19 +7,26 @@ import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from stream.cli.runner import FORCE, ListsCommand, run_prepared, say, seconds, split_words
+from stream.cli.options import (
+    Force,
+    ListsCommand,
+    Options,
+    make_command,
+    seconds,
+    split_words,
+)
+from stream.cli.runner import note, run_prepared
 
 if TYPE_CHECKING:
     from stream.matrix.plan import StartedPlan
+    from stream.observe.kernel import KernelRecorder
     from stream.observe.settings import RunSettings
-    from stream.process.guard import Guard
+    from stream.process.guard import Guard, Interrupts
     from stream.sources.kernel.feed import Choice
-
-GRACE = 5.0
 
 
 class _ObserveCommand(ListsCommand):
@@ -29,125 +34,199 @@ class _ObserveCommand(ListsCommand):
 
 
 def register(app: typer.Typer) -> None:
+    """Add `stream observe` to the command line."""
     app.command(
         cls=_ObserveCommand,
         context_settings={"allow_interspersed_args": False},
         options_metavar="[OPTIONS] --",
-    )(observe)
+    )(make_command(ObserveOptions, observe))
 
 
-def _power(value: int) -> int:
+def _check_ring(value: int) -> int:
     if not 4 <= value <= 1 << 20 or value & value - 1:
-        raise typer.BadParameter(f"{value} is no power of two from 4 to {1 << 20}")
+        raise typer.BadParameter(f"{value} is not a power of two from 4 to {1 << 20}")
     return value
 
 
-def _grace(value: float) -> float:
-    if not value >= 0:
+def _check_grace(value: float) -> float:
+    if not value >= 0:  # nan as well
         raise typer.BadParameter(f"{value:g} is not in the range x>=0")
     return value
 
 
-def observe(
-    command: list[str] = typer.Argument(..., metavar="CMD…", help="The agent's command line."),
-    scenario: Path | None = typer.Option(
-        None, metavar="FILE|DIR", help="What the agent was asked: scenario.md, or its folder."
-    ),
-    parameters: Path | None = typer.Option(
-        None, metavar="FILE", help="parameters.json. Default: the one beside the scenario."
-    ),
-    request: str | None = typer.Option(
-        None, metavar="TEXT|@FILE", help="What the agent was asked, where no scenario says it."
-    ),
-    constraint: list[str] = typer.Option(
-        [], metavar="ID…", help="Check these constraints (too): see above."
-    ),
-    agent: str | None = typer.Option(
-        None,
-        metavar="NAME[@VERSION]",
-        help="Which agent it is, where the command does not tell: declared, and marked as such.",
-    ),
-    workspace: Literal["copy", "empty", "here"] | None = typer.Option(
-        None, help="Where the agent works: in a copy (default), in an empty folder, or in place."
-    ),
-    source: Path = typer.Option(
-        Path(), metavar="DIR", help="The folder to copy, or to work in. Default: this one."
-    ),
-    capture: Literal["full", "redacted", "hashed"] | None = typer.Option(
-        None, help="What is written down: everything (default), no secrets, or digests."
-    ),
-    environment: Literal["local", "ci", "staging", "prod", "unknown"] = typer.Option(
-        "unknown", help="Declared, and only recorded."
-    ),
-    runs: Path = typer.Option(Path("runs"), metavar="DIR", help="Where run folders go."),
-    run_id: str | None = typer.Option(None, metavar="ID", help="Default: made from the time."),
-    wrap: list[str] = typer.Option(
-        [], metavar="NAME…", help="Log calls of these programs, too. Usual ones are logged anyway."
-    ),
-    no_wrap: bool = typer.Option(False, "--no-wrap", help="Leave PATH alone: log no calls."),
-    timeout: float | None = typer.Option(
-        None, metavar="S", help="End the run after so many seconds, and keep what there is."
-    ),
-    grace: float = typer.Option(
-        GRACE,
-        metavar="S",
-        callback=_grace,
-        help="What processes that outlive the agent have, before they are ended.",
-    ),
-    matrix: bool = typer.Option(
-        False, "--matrix", help="Run the probes in the same workspace meanwhile."
-    ),
-    cap: list[str] = typer.Option(
-        [], metavar="ID…", help="With --matrix: the probes of these capabilities only."
-    ),
-    probes: Path | None = typer.Option(
-        None, metavar="DIR", help="With --matrix: a folder of probe scripts, instead of ours."
-    ),
-    boundary: str | None = typer.Option(
-        None,
-        metavar="P",
-        help="With --matrix: the boundary descriptor. Default: BOUNDARY_PATH, then defaults.json.",
-    ),
-    kernel: Literal["off", "auto", "ebpf", "strace"] | None = typer.Option(
-        None,
-        help="What the kernel says that its processes did: see above. Default: off; auto with"
-        " --require.",
-    ),
-    require: Literal["kernel"] | None = typer.Option(
-        None, help="Start nothing, and exit 40, where there can be no kernel feed."
-    ),
-    archive: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help="Put the whole record into FILE, a tar.gz, as well, with or without --kernel.",
-    ),
-    force: bool = FORCE,
-    policy: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help="With --kernel: CloudEvents that a policy engine writes during the run, one a line."
-        " What was there before does not count.",
-    ),
-    sdk: Literal["stream-json", "hooks", "otel"] | None = typer.Option(
-        None, help="With --kernel: who tells of the agent's tool calls. Default: stream-json."
-    ),
-    raw_kernel: Path | None = typer.Option(
-        None, metavar="FILE", help="With --kernel: the feed's raw telemetry, before normalizing."
-    ),
-    kernel_ring: int = typer.Option(
-        16384, metavar="KIB", callback=_power, help="With eBPF: how much may wait for us."
-    ),
-    events: str | None = typer.Option(
-        None, metavar="-", help="Write the events to stdout, instead of the agent's output."
-    ),
-    quiet: bool = typer.Option(False, "--quiet", "-q", help="Say only what went wrong."),
-) -> None:
+class ObserveOptions(Options):
+    """The options of `stream observe`."""
+
+    command: Annotated[list[str], typer.Argument(metavar="CMD…", help="The agent's command line.")]
+    scenario: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE|DIR", help="The agent's task: scenario.md, or the folder that holds it."
+        ),
+    ] = None
+    parameters: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="parameters.json. Default: the one of the scenario."),
+    ] = None
+    request: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT|@FILE", help="The agent's task, where there is no scenario."),
+    ] = None
+    constraint: Annotated[
+        list[str],
+        typer.Option(
+            default_factory=list,
+            metavar="ID…",
+            help="Check these constraints as well: see above.",
+        ),
+    ]
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[@VERSION]",
+            help="Name the agent, where the command does not show it. Recorded as declared.",
+        ),
+    ] = None
+    workspace: Annotated[
+        Literal["copy", "empty", "here"] | None,
+        typer.Option(help="Let the agent work in a copy (default), an empty folder, or in place."),
+    ] = None
+    source: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="The folder to copy, or to work in. Default: this one."),
+    ] = Path()
+    capture: Annotated[
+        Literal["full", "redacted", "hashed"] | None,
+        typer.Option(help="Record everything (default), no secrets, or digests only."),
+    ] = None
+    environment: Annotated[
+        Literal["local", "ci", "staging", "prod", "unknown"],
+        typer.Option(help="Declare where the run takes place. It is only recorded."),
+    ] = "unknown"
+    runs: Annotated[Path, typer.Option(metavar="DIR", help="Create the run folder in DIR.")] = Path(
+        "runs"
+    )
+    run_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="Default: made from the time.")
+    ] = None
+    wrap: Annotated[
+        list[str],
+        typer.Option(
+            default_factory=list,
+            metavar="NAME…",
+            help="Log calls of these programs besides the usual ones.",
+        ),
+    ]
+    no_wrap: Annotated[
+        bool, typer.Option("--no-wrap", help="Do not change PATH and log no calls.")
+    ] = False
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="End the agent after S seconds and record what it did."),
+    ] = None
+    grace: Annotated[
+        float,
+        typer.Option(
+            metavar="S",
+            callback=_check_grace,
+            help="Give processes that outlive the agent S seconds before they are ended.",
+        ),
+    ] = 5.0
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Run the probes in the same workspace meanwhile.")
+    ] = False
+    cap: Annotated[
+        list[str],
+        typer.Option(
+            default_factory=list,
+            metavar="ID…",
+            help="With --matrix: only probes of these capabilities.",
+        ),
+    ]
+    probes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With --matrix: a folder of probe scripts instead of the bundled ones.",
+        ),
+    ] = None
+    boundary: Annotated[
+        str | None,
+        typer.Option(
+            metavar="P",
+            help="With --matrix: the boundary descriptor. Default: BOUNDARY_PATH, then"
+            " defaults.json.",
+        ),
+    ] = None
+    kernel: Annotated[
+        Literal["off", "auto", "ebpf", "strace"] | None,
+        typer.Option(
+            help="Record what the kernel saw: see above. Default: off; with --require: auto."
+        ),
+    ] = None
+    require: Annotated[
+        Literal["kernel"] | None,
+        typer.Option(help="Where no kernel feed is available, start nothing and exit 40."),
+    ] = None
+    archive: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also pack the whole record into FILE, a tar.gz, with or without --kernel.",
+        ),
+    ] = None
+    force: Force = False
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --kernel: CloudEvents that a policy engine writes during the run, one a"
+            " line. Earlier lines are ignored.",
+        ),
+    ] = None
+    sdk: Annotated[
+        Literal["stream-json", "hooks", "otel"] | None,
+        typer.Option(
+            help="With --kernel: the channel that reports tool calls. Default: stream-json."
+        ),
+    ] = None
+    raw_kernel: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --kernel: write the feed's raw telemetry to FILE."),
+    ] = None
+    kernel_ring: Annotated[
+        int,
+        typer.Option(metavar="KIB", callback=_check_ring, help="With eBPF: the size of its ring."),
+    ] = 16384
+    events: Annotated[
+        str | None,
+        typer.Option(metavar="-", help="Write the events to stdout, not the agent's output."),
+    ] = None
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Report only what went wrong.")] = (
+        False
+    )
+
+    @property
+    def feed(self) -> Choice | None:
+        """The kernel feed that is wanted, if any."""
+        if self.kernel is None:
+            return "auto" if self.require else None
+        return None if self.kernel == "off" else self.kernel
+
+
+class _Prepared(NamedTuple):
+    settings: RunSettings
+    guard: Guard
+    probes: StartedPlan | None
+
+
+def observe(options: ObserveOptions) -> None:
     """Record an agent's command line as a black box.
 
-    Everything after `--` is the agent's. Its output is passed on byte for byte, and its exit
-    code is that of this command. What happened lies in RUNS/RUN_ID: nine events
-    (events.jsonl), the output, the diff that it made, the commands that it called, hashes of
-    all of it.
+    Everything after `--` is the agent's command line. Its output is passed on byte for byte,
+    and its exit code becomes the exit code of this command. The record is in RUNS/RUN_ID: nine
+    events (events.jsonl), the output, a diff of the changes, the commands that were called, and
+    hashes of all of it.
 
     \b
       stream observe -- claude -p "add a test for parse()" --dangerously-skip-permissions
@@ -156,27 +235,29 @@ def observe(
       stream observe --events - -- ./agent.sh | stream check - --profile agents
       stream observe --kernel auto --archive run.tar.gz -- ./agent.sh; stream verify run.tar.gz
 
-    Its stdin is ours, and empty on a terminal: an agent that asks a person is not for this.
+    The agent gets the stdin of this command, and an empty one where that is a terminal: an
+    agent that asks questions cannot be recorded.
 
-    The agent works in a copy of this folder, so that nothing here changes: `stream apply RUN`
-    takes its changes over. When it has ended, what it started has --grace seconds more; what
-    changes until then is recorded. SIGINT, SIGTERM and SIGHUP reach the agent, and the run is
-    recorded to its end; a second one a second time, the third ends everything. Once the run is
-    over, one ends the writing of the archive; the record stays.
-
-    \b
-    --kernel: what really happened, in layers/ and three artifacts of the run folder
-      ebpf     files opened and changed, connects, programs run: everything, or the loss is
-               counted. Costs little; needs root, or CAP_BPF and CAP_PERFMON
-      strace   the same for everyone, but slow; no sudo and ping beneath it
-      auto     the better one of those that there are; none is recorded as none
+    The agent works in a copy of this folder, so that nothing here changes; `stream apply RUN`
+    applies its changes. When it has ended, the processes that it started get --grace seconds
+    more, and what they change is recorded. SIGINT, SIGTERM and SIGHUP are passed to the agent,
+    and the run is recorded to its end; so is the second signal, and the third ends everything.
+    After the run, a signal stops only the archive; the record stays.
 
     \b
-    --sdk: who tells when a tool call began and ended; what the kernel saw in between is its
-      stream-json  the agent's stdout, where that is stream-json: Claude Code's or qwen-code's
+    --kernel: record what really happened, in layers/ and three artifacts of the run folder
+      ebpf     files opened and changed, connects, programs run; every loss is counted.
+               Costs little; needs root, or CAP_BPF and CAP_PERFMON
+      strace   the same without privileges, but slow; sudo and ping do not work under it
+      auto     the better one of those that are available; none is recorded as none
+
+    \b
+    --sdk: the channel that reports when a tool call began and ended. What the kernel saw
+    between the two belongs to that call.
+      stream-json  the agent's stdout, if it is the stream-json of Claude Code or qwen-code
       hooks        Claude Code's hooks:
                    -- sh -c 'claude --settings "$STREAM_HOOK_SETTINGS" -p "add a test"'
-      otel         its OpenTelemetry, which comes too late to tell when
+      otel         Claude Code's OpenTelemetry, which arrives too late to give times
 
     \b
     Constraints, each checked by a written rule, with evidence:
@@ -184,149 +265,155 @@ def observe(
       style.no_emojis         no emoji in the answer or in an added line
       scope.no_ci_changes     no file of a CI configuration is changed
       quality.tests_required  a change of code comes with a change of tests
-    Others of a scenario (id, type, rule) are recorded as well, and stay unknown.
+    Other constraints of a scenario (id, type, rule) are recorded and stay unknown.
 
-    Exit code: the command's own (128 + signal; 127 if there is no such command, 126 if it
-    cannot be run), or 2 for wrong use, before anything was started, and 40 where what was
-    required cannot be had. Where only the archive failed, 1 in the place of 0.
+    Exit code: that of the agent's command (128 + signal; 127 if there is no such command, 126
+    if it cannot be run); 2 for wrong use, before anything is started; 40 if what was required
+    is not available; 1 instead of 0 if only the archive failed.
     """
-    if events not in (None, "-"):
-        raise typer.BadParameter("--events knows one place: -")
-    if no_wrap and wrap:
-        raise typer.BadParameter("--wrap and --no-wrap do not go together")
-    for flag, value in (("--cap", cap), ("--probes", probes), ("--boundary", boundary)):
-        if value and not matrix:
-            raise typer.BadParameter(f"{flag} is for --matrix")
-    if timeout is not None:
-        seconds(timeout)
-    if require:
-        if kernel == "off":
-            raise typer.BadParameter("--require kernel and --kernel off do not go together")
-        kernel = kernel or "auto"
-    choice = None if kernel == "off" else kernel
-    if choice is None:
-        given = {"--policy": policy, "--raw-kernel": raw_kernel, "--sdk": sdk}
-        for name, what in given.items():
-            if what is not None:
-                raise typer.BadParameter(f"{name} is for --kernel")
+    _check(options)
     from stream.process.guard import Interrupts
 
     interrupts = Interrupts()
 
     def pass_on(signal: int) -> None:
         interrupts.pass_on(signal)
-        if not quiet and not interrupts.are_ours:
+        if not options.quiet and not interrupts.are_ours:
             count = len(interrupts.numbers)
             more = {1: "; two more end everything", 2: "; one more ends everything"}.get(count, "")
-            say(f"stream: signal {signal} is passed on{more}")
+            note(f"stream: signal {signal} is passed on{more}")
 
-    @contextmanager
-    def prepare() -> Iterator[tuple[RunSettings, Guard, StartedPlan | None]]:
-        from stream.process.guard import post_guard
+    run_prepared(
+        lambda: _prepare(options),
+        lambda prepared: _record(options, prepared, interrupts),
+        pass_on=pass_on,
+    )
 
-        with ExitStack() as stack:
-            # First: it gets ready while the rest is loaded, and must not be taken for an orphan.
-            guard = post_guard()
-            stack.callback(guard.close)
-            if sdk == "hooks":
-                check_hooks()
-            check_new_files(archive, raw_kernel, force=force)
-            recording = make_recording(
-                command,
-                request=request,
-                scenario=scenario,
-                parameters=parameters,
-                declared=agent,
-                constraints=split_words(constraint, "--constraint"),
-                mode=workspace,
-                source=source,
-                capture=capture,
-                environment=environment,
-                runs=runs,
-                run_id=run_id,
-                names=None if no_wrap else split_words(wrap, "--wrap"),
-                grace=grace,
-                timeout=timeout,
-            )
-            try:
-                if require:
-                    check_feeds(choice or "auto", recording, kernel_ring << 10)
-                begun = None
-                if matrix:
-                    words = split_words(cap, "--cap")
-                    begun = stack.enter_context(begin_probes(recording, words, probes, boundary))
-            except BaseException:
-                shutil.rmtree(recording.folder, ignore_errors=True)
-                raise
-            if raw_kernel is not None and raw_kernel.is_file():  # --force said so
-                raw_kernel.unlink()
-            guard.tell(recording.outfit())
-            if not quiet:
-                from stream.cli.report import announce
 
-                announce(recording)
-            yield recording, guard, begun
+def _check(options: ObserveOptions) -> None:
+    """Raise BadParameter for options that do not go together."""
+    if options.events not in (None, "-"):
+        raise typer.BadParameter("--events takes only one value: -")
+    if options.no_wrap and options.wrap:
+        raise typer.BadParameter("--wrap and --no-wrap do not go together")
+    for_matrix = {
+        "--cap": options.cap,
+        "--probes": options.probes,
+        "--boundary": options.boundary,
+    }
+    for flag, value in for_matrix.items():
+        if value and not options.matrix:
+            raise typer.BadParameter(f"{flag} needs --matrix")
+    seconds(options.timeout)
+    if options.require and options.kernel == "off":
+        raise typer.BadParameter("--require kernel and --kernel off do not go together")
+    for_kernel = {
+        "--policy": options.policy,
+        "--raw-kernel": options.raw_kernel,
+        "--sdk": options.sdk,
+    }
+    for flag, value in for_kernel.items():
+        if value is not None and options.feed is None:
+            raise typer.BadParameter(f"{flag} needs --kernel")
 
-    async def work(prepared: tuple[RunSettings, Guard, StartedPlan | None]) -> int:
-        from stream.cli.report import conclude
-        from stream.cli.runner import Copying
-        from stream.observe.run import run_observe
-        from stream.sources.agent import Relay
 
-        recording, guard, begun = prepared
-        witness = None
-        if choice is not None:
-            from stream.observe.kernel import KernelOptions, KernelRecorder
+@contextmanager
+def _prepare(options: ObserveOptions) -> Iterator[_Prepared]:
+    """Check everything, create the run folder and start the guard; nothing of it stays where
+    something is wrong."""
+    from stream.process.guard import post_guard
 
-            witness = KernelRecorder(
-                recording,
-                KernelOptions(
-                    kernel=choice,
-                    is_required=require is not None,
-                    ring_bytes=kernel_ring << 10,
-                    raw=raw_kernel,
-                    policy_log=policy,
-                    sdk=sdk or "stream-json",
-                ),
-                lambda sentence: say(f"stream: {sentence}"),
-            )
-        progress = Copying()
+    with ExitStack() as stack:
+        # First: it gets ready while the rest is loaded, and must not be taken for an orphan.
+        guard = post_guard()
+        stack.callback(guard.close)
+        if options.sdk == "hooks":
+            _check_hooks()
+        _check_new_files(options.archive, options.raw_kernel, force=options.force)
+        settings = _make_settings(options)
+        probes = None
         try:
-            observed = await run_observe(
-                recording,
-                guard,
-                interrupts,
-                relays=(None if events else Relay(1), Relay(2)),
-                events=events is not None,
-                probes=begun,
-                witness=witness,
-                on_progress=progress,
-                on_warning=lambda sentence: say(f"stream: {sentence}"),
-            )
-        finally:
-            progress.clear()
-        conclude(observed, recording, quiet=quiet)
-        if archive is not None:
-            from stream.cli.report import put_away
+            if options.require:
+                _require_feed(options, settings)
+            if options.matrix:
+                probes = stack.enter_context(_start_probes(options, settings))
+        except BaseException:
+            shutil.rmtree(settings.folder, ignore_errors=True)
+            raise
+        if options.raw_kernel is not None and options.raw_kernel.is_file():  # --force was given
+            options.raw_kernel.unlink()
+        guard.tell(settings.outfit())
+        if not options.quiet:
+            from stream.cli.report import announce
 
-            if not await put_away(recording, archive, interrupts, quiet=quiet, force=force):
-                return observed.summary.exit_code or 1
-        return observed.summary.exit_code
-
-    run_prepared(prepare, work, pass_on=pass_on)
+            announce(settings)
+        yield _Prepared(settings, guard, probes)
 
 
-def check_feeds(choice: Choice, recording: RunSettings, ring_bytes: int) -> None:
-    """Raises RequiredError where there can be no feed of this run."""
+async def _record(options: ObserveOptions, prepared: _Prepared, interrupts: Interrupts) -> int:
+    from stream.cli.report import conclude, put_away
+    from stream.cli.runner import Copying
+    from stream.observe.run import run_observe
+    from stream.sources.agent import Relay
+
+    settings = prepared.settings
+    progress = Copying()
+    try:
+        observed = await run_observe(
+            settings,
+            prepared.guard,
+            interrupts,
+            relays=(None if options.events else Relay(1), Relay(2)),
+            events=options.events is not None,
+            probes=prepared.probes,
+            witness=_kernel_recorder(options, settings),
+            on_progress=progress,
+            on_warning=_warn,
+        )
+    finally:
+        progress.clear()
+    conclude(observed, settings, quiet=options.quiet)
+    code = observed.summary.exit_code
+    if options.archive is not None:
+        is_archived = await put_away(
+            settings, options.archive, interrupts, quiet=options.quiet, force=options.force
+        )
+        return code if is_archived else code or 1
+    return code
+
+
+def _kernel_recorder(options: ObserveOptions, settings: RunSettings) -> KernelRecorder | None:
+    if options.feed is None:
+        return None
+    from stream.observe.kernel import KernelOptions, KernelRecorder
+
+    kernel = KernelOptions(
+        kernel=options.feed,
+        is_required=options.require is not None,
+        ring_bytes=options.kernel_ring << 10,
+        raw=options.raw_kernel,
+        policy_log=options.policy,
+        sdk=options.sdk or "stream-json",
+    )
+    return KernelRecorder(settings, kernel, _warn)
+
+
+def _warn(sentence: str) -> None:
+    note(f"stream: {sentence}")
+
+
+def _require_feed(options: ObserveOptions, settings: RunSettings) -> None:
+    """Raise RequiredError where no kernel feed can record this run."""
     from stream.errors import RequiredError
     from stream.sources.kernel.feed import probe_feeds
 
-    if reason := probe_feeds(choice, ring_bytes=ring_bytes, folder=recording.folder):
+    choice, ring = options.feed or "auto", options.kernel_ring << 10
+    if reason := probe_feeds(choice, ring_bytes=ring, folder=settings.folder):
         raise RequiredError(f"--require kernel: {reason}")
 
 
-def check_hooks() -> None:
-    """Raises UsageError where there can be none."""
+def _check_hooks() -> None:
+    """Raise UsageError where a program that hooks need is not installed."""
     from stream.errors import UsageError
     from stream.sources.tool_calls import lacking_for_hooks
 
@@ -334,8 +421,8 @@ def check_hooks() -> None:
         raise UsageError(f"--sdk hooks: there is no {' and no '.join(lacking)} on PATH")
 
 
-def check_new_files(archive: Path | None, raw: Path | None, *, force: bool) -> None:
-    """Raise StreamError, before a run whose archive or raw telemetry would have no place to go."""
+def _check_new_files(archive: Path | None, raw: Path | None, *, force: bool) -> None:
+    """Raise StreamError, before the run, where its archive or raw telemetry cannot be written."""
     from stream.errors import UsageError
     from stream.files.targets import STDOUT, check_outputs, descriptor, is_fifo, is_regular
 
@@ -345,33 +432,15 @@ def check_new_files(archive: Path | None, raw: Path | None, *, force: bool) -> N
         if target != STDOUT and is_regular(target):
             continue
         if target == STDOUT or descriptor(target) == 1:
-            raise UsageError(f"{flag} {target}: stdout is the agent's: name a file")
+            raise UsageError(f"{flag} {target}: stdout carries the agent's output: name a file")
         if flag == "--archive" or not is_fifo(target):
             places = "a file" if flag == "--archive" else "a file or a fifo"
-            raise UsageError(f"{flag} {target}: it goes to {places}")
+            raise UsageError(f"{flag} {target}: it must be {places}")
     check_outputs([*targets.values()], force=force)
 
 
-def make_recording(
-    command: list[str],
-    *,
-    request: str | None,
-    scenario: Path | None,
-    parameters: Path | None,
-    constraints: list[str],
-    declared: str | None,
-    mode: Literal["copy", "empty", "here"] | None,
-    source: Path,
-    capture: Literal["full", "redacted", "hashed"] | None,
-    environment: Literal["local", "ci", "staging", "prod", "unknown"],
-    runs: Path,
-    run_id: str | None,
-    names: list[str] | None,
-    grace: float,
-    timeout: float | None,
-) -> RunSettings:
-    """Everything is checked before there is a run folder."""
-    from stream.errors import UsageError
+def _make_settings(options: ObserveOptions) -> RunSettings:
+    """Check everything that the user named, then create the run folder."""
     from stream.observe.agents import identify
     from stream.observe.scenario import read_scenario
     from stream.observe.settings import (
@@ -386,64 +455,72 @@ def make_recording(
     from stream.redaction.policy import CapturePolicy
     from stream.workspace.patch import find_git
 
-    agent = identify(command, declared)
-    asked = read_scenario(scenario, parameters, request, constraints)
-    place = mode or asked.workspace_mode or "copy"
-    level = capture or asked.capture_mode or "full"
-    censor = None
+    agent = identify(options.command, options.agent)
+    constraints = split_words(options.constraint, "--constraint")
+    scenario = read_scenario(options.scenario, options.parameters, options.request, constraints)
+    mode = options.workspace or scenario.workspace_mode or "copy"
+    level = options.capture or scenario.capture_mode or "full"
+    redactor = None
     if level != "full":
         from stream.redaction import Redactor
 
-        censor = Redactor(os.environ)
-    work = None if place == "empty" else check_source(source)
+        redactor = Redactor(os.environ)
+    source = None if mode == "empty" else check_source(options.source)
     find_git()
-    wrap: list[str] = []
-    if names is not None:
-        from stream.records.run import DEFAULT_NAMES
-
-        for name in names:
-            if not name.isprintable():
-                raise UsageError(f"--wrap {name!r}: no name of a program that can be recorded")
-        wrap = [*DEFAULT_NAMES, *names]
-    folder = make_folder(runs, run_id or new_run_id())
-    workspace = work if place == "here" and work is not None else folder / WORKSPACE
+    wrap = _wrapped_names(options)
+    folder = make_folder(options.runs, options.run_id or new_run_id())
+    workspace = source if mode == "here" and source is not None else folder / WORKSPACE
     return RunSettings(
         run_id=folder.name,
         folder=folder,
-        argv=[os.fsencode(word) for word in command],
-        executable=find_program(command[0], work),
+        argv=[os.fsencode(word) for word in options.command],
+        executable=find_program(options.command[0], source),
         agent=agent,
-        agent_program=find_program(agent.program, work) if agent.program else None,
-        scenario=asked,
-        disclosure=CapturePolicy(level, censor),
-        environment=environment,
-        workspace_mode=place,
+        agent_program=find_program(agent.program, source) if agent.program else None,
+        scenario=scenario,
+        disclosure=CapturePolicy(level, redactor),
+        environment=options.environment,
+        workspace_mode=mode,
         workspace=workspace,
-        source=work if place == "copy" else None,
+        source=source if mode == "copy" else None,
         leave_out=runs_beside(folder),
         wrap=wrap,
-        grace=grace,
-        timeout=timeout,
+        grace=options.grace,
+        timeout=options.timeout,
     )
 
 
-def begin_probes(
-    recording: RunSettings, capabilities: list[str], folder: Path | None, boundary: str | None
+def _wrapped_names(options: ObserveOptions) -> list[str]:
+    """Return the programs whose calls are logged."""
+    if options.no_wrap:
+        return []
+    from stream.errors import UsageError
+    from stream.records.run import DEFAULT_NAMES
+
+    names = split_words(options.wrap, "--wrap")
+    for name in names:
+        if not name.isprintable():
+            raise UsageError(f"--wrap {name!r}: not a program name that can be recorded")
+    return [*DEFAULT_NAMES, *names]
+
+
+def _start_probes(
+    options: ObserveOptions, settings: RunSettings
 ) -> AbstractContextManager[StartedPlan]:
     from stream.cli.matrix import affordable_jobs, default_jobs, mention
     from stream.matrix.plan import MatrixRequest, make_plan, start_plan
 
-    is_new = recording.workspace_mode != "here"
+    is_new = settings.workspace_mode != "here"
     if is_new:
-        recording.workspace.mkdir()  # a plan is for a folder that is there
+        settings.workspace.mkdir()  # a plan needs a folder that exists
     request = MatrixRequest(
-        capabilities=capabilities,
-        folder=folder,
-        boundary=boundary,
-        workspace=recording.workspace,
+        capabilities=split_words(options.cap, "--cap"),
+        folder=options.probes,
+        boundary=options.boundary,
+        workspace=settings.workspace,
     )
     plan = make_plan(request)
     mention(plan)
     if is_new:
-        recording.workspace.rmdir()
+        settings.workspace.rmdir()
     return start_plan(plan, min(default_jobs(), affordable_jobs()))

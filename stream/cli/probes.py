@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.exceptions import TyperException
 
-from stream.cli.runner import CarefulCommand, number, run, run_now, say, seconds, tell
+from stream.cli.options import Boundary, CarefulCommand, Catalog, Probes, ProbeTimeout, Workspace
+from stream.cli.runner import echo, note, number, run, run_now
 
 if TYPE_CHECKING:
     from stream.matrix.run import MatrixResult
@@ -39,23 +40,12 @@ def doctor(
         found = await checks()
         for check in found:
             if as_json:
-                tell(msgspec.json.encode(check))
+                echo(msgspec.json.encode(check))
             else:
-                tell(f"{check.state:8} {check.name:14} {check.detail}")
+                echo(f"{check.state:8} {check.name:14} {check.detail}")
         return 1 if any(check.needed and check.state == "missing" for check in found) else 0
 
     run(work)
-
-
-_PROBES = typer.Option(
-    None, metavar="DIR", help="A folder of probe scripts. Default: the bundled ones."
-)
-_CATALOG = typer.Option(
-    None, metavar="P", help="Capability catalog. Default: CATALOG_PATH, then defaults.json."
-)
-_BOUNDARY = typer.Option(
-    None, metavar="P", help="Boundary descriptor. Default: BOUNDARY_PATH, then defaults.json."
-)
 
 
 class _ProbeHelperCommand(CarefulCommand):
@@ -92,17 +82,11 @@ def probe(
     mode: str | None = typer.Option(
         None, metavar="M", help="Run mode. Default: the pattern's first."
     ),
-    probes: Path | None = _PROBES,
-    catalog: str | None = _CATALOG,
-    boundary: str | None = _BOUNDARY,
-    workspace: Path | None = typer.Option(
-        None,
-        metavar="DIR",
-        help="Where it runs. Default: FENCE_WORKSPACE_ROOT, the git repository, the folder.",
-    ),
-    timeout: float = typer.Option(
-        30.0, metavar="S", callback=seconds, help="Seconds that it may take."
-    ),
+    probes: Probes = None,
+    catalog: Catalog = None,
+    boundary: Boundary = None,
+    workspace: Workspace = None,
+    timeout: ProbeTimeout = 30.0,
 ) -> None:
     """Run one probe in one mode and print its record.
 
@@ -129,8 +113,8 @@ def probe_exec(
     probes: Path | None = typer.Option(
         None, metavar="DIR", help="A folder of probe scripts. Default: ../probes, or the bundled."
     ),
-    catalog: str | None = _CATALOG,
-    boundary: str | None = _BOUNDARY,
+    catalog: Catalog = None,
+    boundary: Boundary = None,
     workspace: Path | None = typer.Option(
         None,
         "--workspace",
@@ -138,9 +122,7 @@ def probe_exec(
         metavar="DIR",
         help="Where it runs. Default: FENCE_WORKSPACE_ROOT, the git repository, the folder.",
     ),
-    timeout: float = typer.Option(
-        30.0, metavar="S", callback=seconds, help="Seconds that it may take."
-    ),
+    timeout: ProbeTimeout = 30.0,
 ) -> None:
     """Run one probe in one mode and print its record, as the helper probe-exec does.
 
@@ -189,7 +171,7 @@ async def _run_one(
     with start_plan(plan, jobs=1) as begun:
         outcome = await run_matrix(begun, Ndjson("-"), timeout=timeout)
     for failure in outcome.failures:
-        say(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
+        note(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
     return outcome
 
 
@@ -200,17 +182,15 @@ def gate(
         help="Probe ids, paths to scripts, or one folder. Default: the whole folder.",
     ),
     static: bool = typer.Option(False, "--static", help="Read the scripts, run nothing."),
-    probes: Path | None = _PROBES,
-    catalog: str | None = _CATALOG,
-    boundary: str | None = _BOUNDARY,
+    probes: Probes = None,
+    catalog: Catalog = None,
+    boundary: Boundary = None,
     workspace: Path | None = typer.Option(
         None,
         metavar="DIR",
         help="Where they run. Default: a scratch repository, watched for leftovers.",
     ),
-    timeout: float = typer.Option(
-        10.0, metavar="S", callback=seconds, help="Seconds that a probe may take."
-    ),
+    timeout: ProbeTimeout = 10.0,
 ) -> None:
     """Check probe scripts against the author's contract.
 
@@ -247,7 +227,7 @@ def gate(
             )
             checked += outcome.probes
             findings += outcome.findings
-        say(f"gate: {number(checked, 'probe')}, {number(findings, 'finding')}")
+        note(f"gate: {number(checked, 'probe')}, {number(findings, 'finding')}")
         return 1 if findings else 0
 
     run(work)
@@ -266,7 +246,7 @@ def helpers() -> None:
     def show() -> int:
         from stream.boundary.scripts import HELPERS
 
-        tell(str(HELPERS))
+        echo(str(HELPERS))
         return 0
 
     run_now(show)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stream.cli.runner import number, say
+from stream.cli.runner import note, number
 
 if TYPE_CHECKING:
     from stream.observe.run import Observed
@@ -28,50 +28,50 @@ def announce(recording: RunSettings) -> None:
         "empty": "an empty folder",
         "here": f"{recording.workspace} itself",
     }[recording.workspace_mode]
-    say(f"stream: recording into {recording.folder}; the agent works in {where}")
+    note(f"stream: recording into {recording.folder}; the agent works in {where}")
     if recording.scenario.remark:
-        say(f"stream: {recording.scenario.remark}")
+        note(f"stream: {recording.scenario.remark}")
     if unchecked := [one.id for one in recording.scenario.constraints if one.id not in CONSTRAINTS]:
         names = ", ".join(unchecked)
-        say(f"stream: constraints that no rule here checks, and that stay unknown: {names}")
+        note(f"stream: constraints that no rule here checks, and that stay unknown: {names}")
     if recording.agent.known_by == "declared":
         named = f"{recording.agent.id} {recording.agent.version}".removesuffix(" unknown")
-        say(f"stream: the agent is declared to be {named}")
+        note(f"stream: the agent is declared to be {named}")
     for word in map(os.fsdecode, recording.argv[1:]):
         if recording.workspace_mode != "here" and leads_out(word) and os.path.lexists(word):
-            say(f"stream: {word}: a relative path starts in the workspace, and this one leads out")
+            note(f"stream: {word}: a relative path starts in the workspace, and this one leads out")
     if recording.disclosure.mode != "full":
-        say("stream: secrets are taken out of the record, not out of the workspace")
+        note("stream: secrets are taken out of the record, not out of the workspace")
 
 
 def conclude(observed: Observed, recording: RunSettings, *, quiet: bool) -> None:
     summary = observed.summary
     for trouble in summary.incomplete:
-        say(f"stream: the record is incomplete: {trouble}")
+        note(f"stream: the record is incomplete: {trouble}")
     for trouble in observed.troubles:
-        say(f"stream: not passed on: {trouble}")
+        note(f"stream: not passed on: {trouble}")
     for finding in observed.findings:
-        say(f"stream: the run breaks its own contract: {finding.rule}: {finding.message}")
+        note(f"stream: the run breaks its own contract: {finding.rule}: {finding.message}")
     if observed.matrix is not None and (observed.matrix.failed or observed.matrix.strays):
-        say(f"stream: {number(observed.matrix.failed, 'probe')} failed")
+        note(f"stream: {number(observed.matrix.failed, 'probe')} failed")
     if summary.not_started:
         name = os.fsdecode(recording.argv[0])
-        say(f"stream: {name}: not started: {summary.not_started}{_hint(summary, recording)}")
+        note(f"stream: {name}: not started: {summary.not_started}{_hint(summary, recording)}")
     if quiet:
         return
     for line in (*_closing(summary, recording.disclosure.mode), *_verdicts(observed)):
-        say(f"stream: {line}")
+        note(f"stream: {line}")
     if observed.matrix is not None:
-        say(f"stream: {number(observed.matrix.recorded, 'probe record')} in boundary.ndjson")
+        note(f"stream: {number(observed.matrix.recorded, 'probe record')} in boundary.ndjson")
     if summary.changed_paths and recording.workspace_mode != "here":
         # What was not captured in full cannot be compared with what is there.
         if recording.workspace_mode == "copy" and recording.disclosure.mode == "full":
-            say(f"stream: to take the changes over: stream apply {_shown(recording.folder)}")
+            note(f"stream: to take the changes over: stream apply {_shown(recording.folder)}")
         else:
-            say(f"stream: what it made is in {_shown(recording.workspace)}")
-    say(f"stream: to check the record: stream check {_shown(recording.folder)}")
+            note(f"stream: what it made is in {_shown(recording.workspace)}")
+    note(f"stream: to check the record: stream check {_shown(recording.folder)}")
     if summary.kernel_layer not in (None, "absent"):
-        say(f"stream: and what the kernel says: stream verify {_shown(recording.folder)}")
+        note(f"stream: and what the kernel says: stream verify {_shown(recording.folder)}")
 
 
 def _hint(summary: RunSummary, recording: RunSettings) -> str:
@@ -176,15 +176,15 @@ async def put_away(
         try:
             done = await archive_folder(recording.folder, target, force=force)
         except StreamError as error:
-            say(f"stream: not archived: {error}")
+            note(f"stream: not archived: {error}")
             if not isinstance(error, UnfinishedError):
-                say(f"stream: once that is mended: {later}")
+                note(f"stream: once that is mended: {later}")
             return False
         if not quiet:
-            say(f"stream: archived in {target}: {number(done.written.entries, 'file')}")
+            note(f"stream: archived in {target}: {number(done.written.entries, 'file')}")
         return True
-    say("stream: not archived: interrupted")
-    say(f"stream: to do it now: {later}")
+    note("stream: not archived: interrupted")
+    note(f"stream: to do it now: {later}")
     return False
 
 

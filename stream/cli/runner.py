@@ -15,10 +15,9 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import typer
-from typer.core import TyperCommand
 
 from stream.errors import number as number
 from stream.errors import shortage
@@ -31,18 +30,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 READER_GONE = 141
-BOUNDARY = typer.Option(
-    None,
-    metavar="P",
-    help="A boundary descriptor that records may name, beside the bundled one and the one that"
-    " came with them. Default: BOUNDARY_PATH.",
-)
-FORCE = typer.Option(False, "--force", help="Replace output files that are there.")
 PATIENCE = 4.0  #: seconds for an end in order: longer than to end what ignores SIGTERM takes
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def say(text: str) -> None:
+def note(text: str) -> None:
     """To people: stderr, without anything that a terminal would obey. That nobody can be told
     changes no record and no answer."""
     from stream.errors import visible
@@ -55,15 +47,15 @@ def tell_unchecked(command: str, unknown: int, counts: Counts, *, as_filter: boo
     """What went through unchecked. True: that is all that came, and no yes. An empty file is what
     somebody named; nothing in a pipe may be what is left of a command that failed."""
     if as_filter and counts.received == counts.filtered:
-        say(f"{command}: no records came")
+        note(f"{command}: no records came")
         return True
     if unknown:
         lines = number(unknown, "line")
-        say(f"{command}: not checked: {lines} of contracts that stream does not know")
+        note(f"{command}: not checked: {lines} of contracts that stream does not know")
     return 0 < unknown == counts.passed
 
 
-def tell(text: str | bytes) -> None:
+def echo(text: str | bytes) -> None:
     """The answer of a command that writes no stream of records: stdout."""
     from stream.errors import OutputError, os_reason
 
@@ -73,52 +65,6 @@ def tell(text: str | bytes) -> None:
         raise
     except OSError as error:
         raise OutputError(f"stdout: {os_reason(error)}") from None
-
-
-class CarefulCommand(TyperCommand):
-    """`--workspace "$unset"` must not mean the current folder, nor `--catalog ""` the default; and
-    `-- "$unset"` starts nothing."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        own = args[: args.index("--") + 2] if "--" in args else args
-        if "" in own:
-            before = own[own.index("") - 1] if own.index("") else "the first word"
-            raise typer.BadParameter(f"an empty word after {before}: is a variable unset?")
-        return super().parse_args(ctx, args)
-
-
-class ListsCommand(CarefulCommand):
-    """`--probe A B` means `--probe A --probe B`."""
-
-    lists: tuple[str, ...] = ()
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        end = args.index("--") if "--" in args else len(args)
-        spread: list[str] = []
-        flag = ""
-        for word in args[:end]:
-            if word.startswith("-"):
-                name = word.partition("=")[0]
-                flag = name if name in self.lists else ""
-            elif flag and spread[-1] != flag:
-                spread.append(flag)
-            spread.append(word)
-        return super().parse_args(ctx, spread + args[end:])
-
-
-def split_words(words: list[str], flag: str) -> list[str]:
-    """Of a list option: commas part them as well."""
-    parts = [part for word in words for part in word.split(",") if part.strip()]
-    if words and not parts:  # --probe "$unset" must not mean all of them
-        raise typer.BadParameter(f"{flag} names nothing")
-    return parts
-
-
-def seconds(value: float) -> float:
-    """What a --timeout may be."""
-    if not value >= 0.01:  # nan as well
-        raise typer.BadParameter(f"{value:g} is not in the range x>=0.01")
-    return value
 
 
 def start(app: Callable[[], None]) -> None:
@@ -142,7 +88,7 @@ def start(app: Callable[[], None]) -> None:
             sentence = short
         else:
             raise
-        say(f"stream: {sentence}")
+        note(f"stream: {sentence}")
         _leave(2)
 
 
@@ -201,12 +147,12 @@ def run_prepared(
             signal.signal(number, signal.SIG_DFL)
     except* StreamError as group:
         error = _first(group)
-        say(f"stream: {error}")
+        note(f"stream: {error}")
         _leave(error.exit_code if isinstance(error, StreamError) else 1)
     except* BrokenPipeError:
         _leave(READER_GONE)
     if code > 128 and pass_on is None:
-        say("stream: interrupted")
+        note("stream: interrupted")
     raise typer.Exit(code)
 
 
@@ -226,10 +172,10 @@ def run_now(work: Callable[[], int]) -> None:
     except _Interrupted as error:
         for number in heeded:
             signal.signal(number, signal.SIG_IGN)
-        say("stream: interrupted")
+        note("stream: interrupted")
         _leave(128 + error.number)
     except StreamError as error:
-        say(f"stream: {error}")
+        note(f"stream: {error}")
         _leave(error.exit_code)
     except BrokenPipeError:
         _leave(READER_GONE)

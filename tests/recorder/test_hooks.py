@@ -205,4 +205,4 @@ def test_without_flock_there_are_none(place: Place) -> None:
 def test_who_tells_is_a_question_of_the_kernels_windows(place: Place) -> None:
     done = place.stream("observe", "--sdk", "otel", "--", "true")
     assert done.code == 2
-    assert "--sdk is for --kernel" in done.err
+    assert "--sdk needs --kernel" in done.err

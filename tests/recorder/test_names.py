@@ -78,7 +78,7 @@ def test_a_program_and_its_path(place: Place) -> None:
 def test_a_wrapped_name_that_is_no_text_is_refused(place: Place) -> None:
     done = place.stream("observe", "--wrap", ODD, "--", "true")
     assert done.code == 2
-    assert "no name of a program that can be recorded" in done.err
+    assert "not a program name that can be recorded" in done.err
 
 
 @pytest.mark.parametrize(
