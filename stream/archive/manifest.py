@@ -21,11 +21,11 @@ import msgspec
 from msgspec import UNSET
 
 from stream.archive.chain import LAYERS as LAYER_FILES
-from stream.archive.tar import ArchiveSize, Entry, Look, open_beneath, unwatched, write_archive
+from stream.archive.tar import ArchiveSize, Entry, Look, unwatched, write_archive
 from stream.codec import DECODE_ERRORS, explain
 from stream.documents import LARGEST
 from stream.errors import InputError, os_reason, readable
-from stream.files.inside import kind_of
+from stream.files.inside import describe_kind, open_beneath
 from stream.records.artifacts import (
     ARCHIVE_MANIFEST,
     CHAIN_FILE,
@@ -176,7 +176,7 @@ def _below(root: Path, name: str, is_strict: bool, foreign: Collection[str]) -> 
     mode = place.lstat().st_mode
     if not stat.S_ISDIR(mode):
         if is_strict:
-            raise InputError(f"{place}: {kind_of(mode)}, not a folder")
+            raise InputError(f"{place}: {describe_kind(mode)}, not a folder")
         yield name
         return
     with os.scandir(place) as found:
@@ -190,7 +190,7 @@ def _below(root: Path, name: str, is_strict: bool, foreign: Collection[str]) -> 
         elif item.is_file(follow_symlinks=False) or not is_strict:
             yield inner
         else:
-            kind = kind_of(item.stat(follow_symlinks=False).st_mode)
+            kind = describe_kind(item.stat(follow_symlinks=False).st_mode)
             raise InputError(f"{root / inner}: {kind}, not a regular file")
 
 

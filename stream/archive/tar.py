@@ -20,12 +20,10 @@ says which bytes they were."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import os
 import re
-import stat
 import struct
 import zlib
 from collections import deque
@@ -42,7 +40,7 @@ from msgspec import Struct
 from stream.errors import InputError, OutputError, os_reason, visible
 from stream.evidence.consistency import place_fault
 from stream.files.append import write_all
-from stream.files.inside import kind_of
+from stream.files.inside import open_beneath, open_regular
 from stream.files.targets import check_free, named, open_alone, partial
 from stream.records.artifacts import ARCHIVE_MANIFEST, V0_FILES, ArchiveFile, ArchiveManifest
 
@@ -329,40 +327,6 @@ def contents(entry: Entry, look: Look) -> Iterator[bytes]:
         raise InputError(f"{entry.name}: {os_reason(error)}") from None
     if left or digest.hexdigest() != entry.measure.sha256:
         raise OutputError(f"{entry.name}: it was changed while the archive was written")
-
-
-def open_regular(path: str | Path, folder: int | None = None) -> BinaryIO:
-    """Raises OSError, or InputError where it is no regular file; a fifo is not waited for."""
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(path, flags, dir_fd=folder)
-    mode = os.fstat(fd).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(fd)
-        raise InputError(f"{path}: {kind_of(mode)}, not a regular file")
-    return open(fd, "rb", buffering=0)  # noqa: PTH123
-
-
-def open_beneath(root: Path, name: str) -> BinaryIO:
-    """No part of the name is a link. Raises OSError, or InputError with the place."""
-    *folders, last = name.split("/")
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    fd = os.open(root, flags)
-    try:
-        for folder in folders:
-            inner = os.open(folder, flags | os.O_NOFOLLOW, dir_fd=fd)
-            os.close(fd)
-            fd = inner
-        return open_regular(last, fd)
-    except NotADirectoryError:
-        raise InputError(f"{root / name}: it lies behind a link, or not in a folder") from None
-    except InputError as error:
-        raise InputError(f"{root / name}: {str(error).partition(': ')[2]}") from None
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise InputError(f"{root / name}: a link, not a regular file") from None
-        raise
-    finally:
-        os.close(fd)
 
 
 MAGIC = b"\x1f\x8b"

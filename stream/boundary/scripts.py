@@ -19,13 +19,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import count
 from pathlib import Path
 
 from msgspec import Struct
 
 from stream.documents import BUNDLE
 from stream.errors import InputError, OutputError, UsageError, os_reason
+from stream.files.trees import remove_tree
 
 HELPERS = Path(__file__).resolve().parents[1] / "helpers"
 BUNDLED = BUNDLE / "probes"
@@ -188,7 +188,8 @@ def staged(folder: Path, workspace: Path) -> Iterator[Staging]:
             yield Staging(folder.resolve(), root, counts_calls, tuple(ours))
         finally:
             if root is not None:
-                remove_tree(root)
+                with suppress(OutputError):
+                    remove_tree(root)
 
 
 @contextmanager
@@ -292,40 +293,3 @@ def make_root(workspace: Path) -> Path:
         except OSError as error:
             reason = f"{candidate}: {os_reason(error)}"
     raise OutputError(f"no place for temporary files: {reason}")
-
-
-def remove_tree(root: Path) -> None:
-    """Also what a probe has locked, and however deep it is: one folder after the other is
-    emptied, and what folders are in it are moved up."""
-    if not os.path.lexists(root):
-        return
-    if root.is_symlink() or not root.is_dir():  # put there instead of it: not followed
-        root.unlink()
-        return
-    numbers = count()
-    todo, emptied = [root], []
-    while todo:
-        folder = todo.pop()
-        emptied.append(folder)
-        todo += _emptied(folder, root, numbers)
-    for folder in reversed(emptied):
-        with suppress(OSError):
-            folder.rmdir()
-
-
-def _emptied(folder: Path, root: Path, numbers: Iterator[int]) -> list[Path]:
-    """The folders that were in it, now in root, or where they are if they may not be moved."""
-    moved: list[Path] = []
-    with suppress(OSError):
-        folder.chmod(0o700)
-        for path in list(folder.iterdir()):
-            with suppress(OSError):
-                if path.is_symlink() or not path.is_dir():
-                    path.unlink()
-                    continue
-                path.chmod(0o700)
-                try:
-                    path = path.rename(root / f"stream-{os.getpid()}-{next(numbers)}")
-                finally:
-                    moved.append(path)
-    return moved

@@ -25,14 +25,14 @@ from msgspec import Struct
 
 from stream.archive.chain import Tally
 from stream.archive.reader import EntryStart, Limits, NoArchive, Part, ahead, contents_of, parts_of
-from stream.archive.tar import BrokenArchive, open_beneath
+from stream.archive.tar import BrokenArchive
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine, contract_of, explain
 from stream.compare.names import BEHIND, Asked, Names, Proofs, Proven, agree
 from stream.errors import InputError, os_reason
 from stream.evidence.consistency import clean_faults, report_faults, unbound_faults
 from stream.evidence.health import contradictions
 from stream.evidence.markers import TOOL_EVENTS
-from stream.files.inside import Digests, UnusableFileError, kind_of
+from stream.files.inside import Digests, UnusableFileError, describe_kind, open_beneath
 from stream.records.artifacts import (
     COMPANION_FILE,
     CORRELATION,
@@ -380,7 +380,7 @@ def _parts(path: Path) -> Iterator[Iterator[Part]]:
         with os.fdopen(os.open(path, _AT_ONCE), "rb", buffering=0) as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
-                raise InputError(f"{path}: {kind_of(mode)}: {_NEITHER}")
+                raise InputError(f"{path}: {describe_kind(mode)}: {_NEITHER}")
             yield parts_of(cast("BinaryIO", file), limits())
     except NoArchive:
         raise InputError(f"{path}: {_NEITHER}") from None

@@ -1,19 +1,36 @@
-"""Files that lie inside a folder, and nowhere else: no link leads out, no fifo is waited for."""
+"""Open what lies inside a folder, and nowhere else: no link leads out, no fifo is waited for."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Literal
 
-from stream.errors import os_reason
+from stream.errors import InputError, os_reason
+from stream.files.append import BLOCK
 
-BLOCK = 1 << 20
+#: A folder that is a link by now is not entered.
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: A fifo that took the place of a file does not hang, a terminal is not taken over.
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+Kind = Literal["file", "dir", "symlink", "fifo", "socket", "device"]
+_KINDS: dict[int, tuple[Kind, str]] = {
+    stat.S_IFREG: ("file", "a file"),
+    stat.S_IFDIR: ("dir", "a folder"),
+    stat.S_IFLNK: ("symlink", "a link"),
+    stat.S_IFIFO: ("fifo", "a fifo"),
+    stat.S_IFSOCK: ("socket", "a socket"),
+}
 
 
 class UnusableFileError(Exception):  # it is no failure: it becomes a finding
-    """Something that a run names cannot be looked into."""
+    """A file that a run names cannot be read."""
 
     def __init__(self, rule: str, reason: str) -> None:
         super().__init__(reason)
@@ -29,21 +46,24 @@ class Digests:
         self._known: dict[str, tuple[int, str]] = {}
 
     def of(self, ref: str, rules: str) -> tuple[int, str]:
-        """(bytes, sha256). Raises Unfit with a rule of this family."""
+        """Return (bytes, sha256). Raise UnusableFileError with a rule of this family."""
         path = self._inside(ref, rules)
         if path not in self._known:
             try:
                 self._known[path] = _digest(path)
-            except UnusableFileError as fault:
-                raise UnusableFileError(f"{rules}.present", f"{ref}: {fault}") from None
+            except InputError as error:
+                raise UnusableFileError(f"{rules}.present", f"{ref}: {error}") from None
             except OSError as error:
                 raise UnusableFileError(f"{rules}.present", f"{ref}: {os_reason(error)}") from None
         return self._known[path]
 
     def of_beginning(self, ref: str, length: int) -> str:
-        """sha256 of so many bytes, or of fewer where there are fewer. Raises Unfit."""
+        """Return the sha256 of so many bytes, or of fewer where there are fewer. Raise
+        UnusableFileError."""
         try:
             return _digest(self._inside(ref, "folder"), length)[1]
+        except InputError as error:
+            raise UnusableFileError("", str(error)) from None
         except OSError as error:
             raise UnusableFileError("folder", os_reason(error)) from None
 
@@ -62,25 +82,72 @@ class Digests:
 
 
 def _digest(path: str, length: int | None = None) -> tuple[int, str]:
-    """Raises OSError, or Unfit where it is no regular file; opening a fifo would wait."""
+    """Raise OSError, or InputError where it is no regular file."""
     import hashlib
 
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(fd, "rb") as file:  # noqa: PTH123
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise UnusableFileError("", f"{kind_of(status.st_mode)}, not a regular file")
+    with _open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
         if length is None:
-            return status.st_size, hashlib.file_digest(file, "sha256").hexdigest()
+            return size, hashlib.file_digest(file, "sha256").hexdigest()
         digest = hashlib.sha256()
         while length > 0 and (block := file.read(min(length, BLOCK))):
             digest.update(block)
             length -= len(block)
-        return status.st_size, digest.hexdigest()
+        return size, digest.hexdigest()
+
+
+@contextmanager
+def opened_folder(root: Path | int, names: Iterable[str | bytes] = ()) -> Iterator[int]:
+    """Open a folder by the names that lead to it from a root. The root itself may be named by a
+    link; none of the others may be one. Raise OSError."""
+    fd = os.dup(root) if isinstance(root, int) else os.open(root, FOLDER & ~os.O_NOFOLLOW)
+    try:
+        for name in names:
+            inner = os.open(name, FOLDER, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def open_beneath(root: Path, name: str) -> BinaryIO:
+    """Open a file of a folder, where no part of its name is a link. Raise OSError, or InputError
+    with the place."""
+    *folders, last = name.split("/")
+    try:
+        with opened_folder(root, folders) as folder:
+            return _open_file(last, folder)
+    except NotADirectoryError:
+        raise InputError(f"{root / name}: it lies behind a link, or not in a folder") from None
+    except InputError as error:
+        raise InputError(f"{root / name}: {error}") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InputError(f"{root / name}: a link, not a regular file") from None
+        raise
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file that is no link. Raise OSError, or InputError with the place."""
+    try:
+        return _open_file(path)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _open_file(path: str | Path, folder: int | None = None) -> FileIO:
+    """Raise OSError, or InputError with nothing but the kind of what is no regular file."""
+    fd = os.open(path, FILE, dir_fd=folder)
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        raise InputError(f"{describe_kind(mode)}, not a regular file")
+    return FileIO(fd)
 
 
 def files_below(root: Path, name: str) -> Iterator[str]:
-    """Relative to the root, in order: everything but folders."""
+    """Yield everything but folders, in order, by paths relative to the root."""
     for folder, folders, files in os.walk(root / name):
         folders.sort()
         links = [item for item in folders if Path(folder, item).is_symlink()]
@@ -88,13 +155,11 @@ def files_below(root: Path, name: str) -> Iterator[str]:
             yield os.path.relpath(f"{folder}/{item}", root)
 
 
-def kind_of(mode: int) -> str:
-    kinds = {
-        stat.S_IFDIR: "a folder",
-        stat.S_IFLNK: "a link",
-        stat.S_IFIFO: "a fifo",
-        stat.S_IFSOCK: "a socket",
-        stat.S_IFCHR: "a device",
-        stat.S_IFBLK: "a device",
-    }
-    return kinds.get(stat.S_IFMT(mode), "something else")
+def kind_of(mode: int) -> Kind:
+    """Return the kind of a directory entry, in the words of a run's change list."""
+    return _KINDS.get(stat.S_IFMT(mode), ("device", ""))[0]
+
+
+def describe_kind(mode: int) -> str:
+    """Name the kind of a directory entry in a sentence."""
+    return _KINDS.get(stat.S_IFMT(mode), ("", "a device"))[1]

@@ -1,8 +1,5 @@
-"""Open folders, one inside the other: no path is ever too long, and no link leads out.
-
-Reads and writes contents without filling their holes: what no disk holds is not read either.
-
-The target side of a copy; and how a tree is removed that nobody may write into."""
+"""Walk, copy and remove trees of files, through open folders: no path is ever too long, and no link
+leads out. Contents are read and written without filling their holes."""
 
 from __future__ import annotations
 
@@ -18,18 +15,24 @@ from typing import Protocol, Self
 
 from stream.errors import InputError, OutputError, os_reason
 from stream.files.append import write_all
+from stream.files.inside import FOLDER
 
-#: A folder that is a link by now is not entered.
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: A fifo that took the place of a file does not hang, a terminal is not taken over.
-FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+CHUNK = 1 << 20  #: bytes that are read or written at once
+_ZEROS = bytes(CHUNK)
+#: Of a hole as well, so that between two pieces somebody can be asked whether to stop.
+_LONGEST = 64 * CHUNK
 _OPEN = 64  #: folders that are held open; the others are found again from inside
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CLONE = 0x40049409  #: FICLONE of Linux
+_PERMISSIONS = 0o7777
+_SPECIAL = stat.S_ISUID | stat.S_ISGID
 
 Entry = tuple[bytes, os.stat_result]
+Piece = bytes | int  #: data, or the length of a hole
 
 
 class Descent:
-    """The innermost of the folders is `fd`."""
+    """Open folders, one inside the other. The innermost is `fd`."""
 
     def __init__(self, root: Path) -> None:
         try:
@@ -40,10 +43,11 @@ class Descent:
 
     @property
     def fd(self) -> int:
+        """The descriptor of the innermost folder."""
         return self._fds[-1]
 
     def enter(self, name: bytes) -> None:
-        """Raises OSError, and stays where it is."""
+        """Open a folder inside the innermost one. Raise OSError, and stay there."""
         self._fds.append(os.open(name, FOLDER, dir_fd=self.fd))
         if len(self._fds) > _OPEN:
             far = len(self._fds) - _OPEN
@@ -54,6 +58,7 @@ class Descent:
                 self._fds[far] = -1
 
     def leave(self) -> None:
+        """Close the innermost folder. Raise InputError where it was moved away meanwhile."""
         inner = self._fds.pop()
         try:
             if self._fds and self.fd < 0:
@@ -64,6 +69,7 @@ class Descent:
             os.close(inner)
 
     def close(self) -> None:
+        """Close all of them."""
         for fd in self._fds:
             if fd >= 0:
                 os.close(fd)
@@ -71,16 +77,20 @@ class Descent:
 
 
 class Visitor(Protocol):
+    """What is done in each folder of a tree."""
+
     def look(self) -> Iterable[bytes]:
-        """Deals with the folder that was entered, and says which of its folders are to follow."""
+        """Deal with the folder that was entered, and name those of its folders that follow."""
 
-    def enter(self, name: bytes) -> bool: ...
+    def enter(self, name: bytes) -> bool:
+        """Enter one of the folders that were named. Return False where it is passed over."""
 
-    def leave(self) -> None: ...
+    def leave(self) -> None:
+        """Leave the folder that was entered last."""
 
 
 def visit(visitor: Visitor) -> None:
-    """A folder, then one by one what lies in it; without recursion, however deep."""
+    """Visit a folder, then one by one those that lie in it; without recursion, however deep."""
     stack: list[Iterator[bytes]] = [iter(visitor.look())]
     while stack:
         for name in stack[-1]:
@@ -94,7 +104,7 @@ def visit(visitor: Visitor) -> None:
 
 
 def entries(fd: int) -> tuple[list[Entry], list[Entry]]:
-    """(what is no folder, folders), by the bytes of their names."""
+    """List a folder: (what is no folder, folders), by the bytes of their names."""
     files: list[Entry] = []
     folders: list[Entry] = []
     with os.scandir(fd) as found:
@@ -115,17 +125,9 @@ def _name(entry: Entry) -> bytes:
 
 
 def identity_of(fd: int) -> tuple[int, int]:
+    """Return device and inode of what is open."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
-
-
-CHUNK = 1 << 20  #: bytes that are read or written at once
-_ZEROS = bytes(CHUNK)
-
-#: Of a hole as well, so that between two pieces somebody can be asked whether to stop.
-_LONGEST = 64 * CHUNK
-
-Piece = bytes | int  #: data, or the length of a hole
 
 
 def pieces_of(fd: int, status: os.stat_result) -> Iterator[Piece]:
@@ -169,16 +171,16 @@ def filled(found: Iterable[Piece]) -> Iterator[bytes]:
                 yield _ZEROS[: piece - begin]
 
 
-def put(fd: int, piece: Piece) -> None:
-    """Write a piece where the last one ended. `end` is to follow the last."""
+def write_piece(fd: int, piece: Piece) -> None:
+    """Write a piece where the last one ended. `end_file` must follow the last."""
     if isinstance(piece, bytes):
         write_all(fd, piece)
     else:
         os.lseek(fd, piece, os.SEEK_CUR)
 
 
-def end(fd: int) -> None:
-    """Let a file that was `put` end where the last piece did, also where that was a hole."""
+def end_file(fd: int) -> None:
+    """Let a file end where the last piece that was written did, also where that was a hole."""
     os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_CUR))
 
 
@@ -212,14 +214,9 @@ def _extents(fd: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
         begin = stop
 
 
-_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_CLONE = 0x40049409  #: FICLONE of Linux
-_PERMISSIONS = 0o7777
-_SPECIAL = stat.S_ISUID | stat.S_ISGID
-
-
 class Copy:
-    """Follows a traversal of the source. Every failure is the target's: OutputError."""
+    """The target side of a copy, which follows a walk through the source. Every failure is the
+    target's: OutputError."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -229,7 +226,7 @@ class Copy:
         self._name = b""
         self._is_clone = False
         self._can_clone = sys.platform == "linux"
-        with self._blaming():
+        with self._named():
             target.mkdir(mode=0o700)
             self._descent = Descent(target)
 
@@ -246,19 +243,23 @@ class Copy:
         self._descent.close()
 
     def begin(self, source: os.stat_result) -> None:
+        """Take the status of the folder that is copied, before anything in it is."""
         self._sources.append(source)
 
     @property
     def fd(self) -> int:
+        """The descriptor of the innermost folder."""
         return self._descent.fd
 
     def finish(self) -> None:
-        with self._blaming():
-            self._dress_folder()
+        """Give the outermost folder its mode and times."""
+        with self._named():
+            self._finish_folder()
 
     def enter(self, name: bytes, source: os.stat_result) -> int:
-        """The mode that the folder will have; until it is left it is open to us."""
-        with self._blaming(name):
+        """Make a folder, and return the mode that it will have; until it is left we may write
+        there."""
+        with self._named(name):
             os.mkdir(name, 0o700, dir_fd=self._descent.fd)
             self._descent.enter(name)
             self._path.append(name)
@@ -266,29 +267,33 @@ class Copy:
             return stat.S_IFDIR | _mode(source, os.fstat(self._descent.fd))
 
     def leave(self) -> None:
-        with self._blaming():
-            self._dress_folder()
+        """Leave a folder, and give it its mode and times."""
+        with self._named():
+            self._finish_folder()
             self._descent.leave()
             self._path.pop()
 
-    def _dress_folder(self) -> None:
+    def _finish_folder(self) -> None:
         fd, source = self._descent.fd, self._sources.pop()
         os.fchmod(fd, _mode(source, os.fstat(fd)))
         os.utime(fd, ns=(source.st_atime_ns, source.st_mtime_ns))
 
     def link(self, name: bytes, link: bytes, source: os.stat_result) -> os.stat_result:
+        """Make a symbolic link, and return its status."""
         times = (source.st_atime_ns, source.st_mtime_ns)
-        with self._blaming(name):
+        with self._named(name):
             os.symlink(link, name, dir_fd=self._descent.fd)
             os.utime(name, ns=times, dir_fd=self._descent.fd, follow_symlinks=False)
             return os.stat(name, dir_fd=self._descent.fd, follow_symlinks=False)
 
     def remove(self, name: bytes) -> None:
-        with self._blaming(name):
+        """Remove a file that was copied."""
+        with self._named(name):
             os.unlink(name, dir_fd=self._descent.fd)
 
     def open(self, name: bytes, source: os.stat_result, fd: int) -> int:
-        """What is to be read instead of the source: where blocks are shared, the copy itself."""
+        """Make a file, and return what is to be read instead of the source: the copy itself, where
+        blocks are shared."""
         self._name = name
         try:
             self._file = os.open(name, _NEW, source.st_mode & 0o777, dir_fd=self._descent.fd)
@@ -307,15 +312,16 @@ class Copy:
         return self._can_clone
 
     def write(self, piece: Piece) -> None:
+        """Write a piece to the open file."""
         if self._is_clone:
             return
         try:
-            put(self._file, piece)
+            write_piece(self._file, piece)
         except OSError as error:
             raise self._failure(error, self._name) from None
 
     def link_to(self, first: bytes, name: bytes) -> os.stat_result | None:
-        """Another name of a file that was copied before. None: there can be no such link."""
+        """Give a file that was copied before another name. Return None where that cannot be."""
         try:
             os.link(
                 b"%s/%s" % (os.fsencode(self._target), first),
@@ -328,10 +334,10 @@ class Copy:
             return None
 
     def close(self, source: os.stat_result) -> os.stat_result:
-        """The status that the copy has from now on."""
+        """Close the open file, and return the status that it has from now on."""
         try:
             if is_sparse(source) and not self._is_clone:
-                end(self._file)
+                end_file(self._file)
             os.utime(self._file, ns=(source.st_atime_ns, source.st_mtime_ns))
             status = os.fstat(self._file)
             if status.st_mode != source.st_mode:  # the umask; or bits that a write takes away
@@ -348,7 +354,7 @@ class Copy:
             os.close(file)
 
     @contextmanager
-    def _blaming(self, name: bytes = b"") -> Iterator[None]:
+    def _named(self, name: bytes = b"") -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -360,14 +366,15 @@ class Copy:
 
 
 def _mode(source: os.stat_result, copy: os.stat_result) -> int:
-    """Somebody else's file must not become one that runs as whoever copies it."""
+    """Leave out of a mode what would let somebody else's file run as the user who copies it."""
     mode = source.st_mode & _PERMISSIONS
     is_same = (source.st_uid, source.st_gid) == (copy.st_uid, copy.st_gid)
     return mode if is_same else mode & ~_SPECIAL
 
 
 def remove_tree(path: Path) -> None:
-    """Also folders that are closed to us, as long as they are ours. Raises OutputError."""
+    """Remove whatever has this name: also folders that are closed to us, and however deep they
+    are. What can be removed is, also after a failure; raise OutputError with the first one."""
     try:
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
@@ -375,32 +382,58 @@ def remove_tree(path: Path) -> None:
         path.chmod(0o700)
         descent = Descent(path)
         try:
-            visit(_Remover(descent))
+            remover = _Remover(descent)
+            visit(remover)
         finally:
             descent.close()
+        if remover.failures:
+            raise remover.failures[0]
         path.rmdir()
     except OSError as error:
         raise OutputError(f"{path}: {os_reason(error)}") from None
+    except InputError as error:
+        raise OutputError(str(error)) from None
 
 
 class _Remover:
     def __init__(self, descent: Descent) -> None:
+        self.failures: list[OSError] = []
         self._descent = descent
         self._names: list[bytes] = []
 
     def look(self) -> Iterator[bytes]:
-        files, folders = entries(self._descent.fd)
+        files: list[Entry] = []
+        folders: list[Entry] = []
+        with self._noted():
+            files, folders = entries(self._descent.fd)
         for name, _ in files:
-            os.unlink(name, dir_fd=self._descent.fd)
+            with self._noted():
+                os.unlink(name, dir_fd=self._descent.fd)
         return iter([name for name, _ in folders])
 
     def enter(self, name: bytes) -> bool:
-        with suppress(OSError):  # what follows says so
-            os.chmod(name, 0o700, dir_fd=self._descent.fd)
-        self._descent.enter(name)
-        self._names.append(name)
-        return True
+        known = len(self._names)
+        with self._noted():
+            try:
+                self._descent.enter(name)
+            except PermissionError:
+                os.chmod(name, 0o700, dir_fd=self._descent.fd)
+                self._descent.enter(name)
+            self._names.append(name)
+            with suppress(OSError):  # what follows says so
+                os.fchmod(self._descent.fd, 0o700)
+        return len(self._names) > known
 
     def leave(self) -> None:
         self._descent.leave()
-        os.rmdir(self._names.pop(), dir_fd=self._descent.fd)
+        with self._noted():
+            os.rmdir(self._names.pop(), dir_fd=self._descent.fd)
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:  # it is gone already
+            pass
+        except OSError as error:
+            self.failures.append(error)

@@ -24,8 +24,9 @@ from msgspec.structs import replace
 from stream.boundary.builder import BoundaryBuilder
 from stream.boundary.cells import Cell, MatrixPlan
 from stream.boundary.flags import REPEATABLE, parse_words
-from stream.boundary.scripts import SHEBANG, TEMPORARY, Script, remove_tree, staged, utf8
+from stream.boundary.scripts import SHEBANG, TEMPORARY, Script, staged, utf8
 from stream.errors import EmitError, OutputError, os_reason
+from stream.files.trees import remove_tree
 from stream.matrix.plan import MatrixRequest, make_plan
 from stream.pipeline import Batch, Pipeline, Sink, Write
 from stream.process.capture import capture
@@ -366,13 +367,15 @@ def _scratch() -> Iterator[str]:
     try:
         yield folder
     finally:
-        remove_tree(Path(folder))
+        with suppress(OutputError):
+            remove_tree(Path(folder))
 
 
 def _furnish(root: Path) -> None:
     for path in root.iterdir():
         if path.is_dir() and not path.is_symlink():
-            remove_tree(path)
+            with suppress(OutputError):
+                remove_tree(path)
         else:
             path.unlink()
     workspace, home = root / "workspace", root / "home"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain
 
 from anyio import CancelScope, Condition, create_task_group, to_thread
@@ -10,8 +11,9 @@ from anyio.abc import ObjectSendStream
 from msgspec import Struct, field
 
 from stream.boundary.cells import Cell, MatrixPlan, Stop, launch
-from stream.boundary.scripts import Staging, is_cleared, remove_tree, utf8
-from stream.errors import SpawnError, os_reason
+from stream.boundary.scripts import Staging, is_cleared, utf8
+from stream.errors import OutputError, SpawnError, os_reason
+from stream.files.trees import remove_tree
 from stream.pipeline import Batch
 from stream.process.capture import Captured, follow, not_started
 from stream.process.machine import system_name
@@ -78,7 +80,8 @@ class ProbeSource(Struct):
                 tmpdir = self.staging.tmpdir(slot)
                 if tmpdir is not None:
                     if not is_cleared(tmpdir):
-                        await to_thread.run_sync(remove_tree, tmpdir)
+                        with suppress(OutputError):
+                            await to_thread.run_sync(remove_tree, tmpdir)
                     tmpdir.mkdir(mode=0o700)
                 tree = launch(cell, self.plan, self.staging, slot)
         except SpawnError as error:

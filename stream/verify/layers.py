@@ -22,7 +22,7 @@ from msgspec import UNSET, Struct
 
 from stream.archive.chain import LAYERS, STEP, Tally
 from stream.archive.reader import Limits
-from stream.archive.tar import READ, EntryFault, open_beneath
+from stream.archive.tar import READ, EntryFault
 from stream.codec import (
     DECODE_ERRORS,
     Lines,
@@ -38,6 +38,7 @@ from stream.contracts import ARTIFACTS, LINES, RunnerDecoder, decoder_of
 from stream.documents import repeated_key
 from stream.errors import InputError, os_reason, visible
 from stream.evidence.consistency import faults_of, form_faults, mode_faults
+from stream.files.inside import open_beneath
 from stream.records.artifacts import (
     CHAIN_FILE,
     COMPANION_FILE,

@@ -19,7 +19,7 @@ from stream.boundary.descriptors import Boundaries
 from stream.codec import Lines, LineSplitter
 from stream.documents import convert, read_document
 from stream.errors import InputError, os_reason
-from stream.files.inside import Digests, UnusableFileError, files_below, kind_of
+from stream.files.inside import Digests, UnusableFileError, describe_kind, files_below
 from stream.records.control import Finding
 from stream.records.run import (
     ARTIFACTS,
@@ -86,7 +86,7 @@ def check_folder(root: Path) -> None:
     except OSError as error:
         raise InputError(f"{events}: {os_reason(error)}") from None
     if not stat.S_ISREG(mode):
-        raise InputError(f"{events}: {kind_of(mode)}, not a regular file")
+        raise InputError(f"{events}: {describe_kind(mode)}, not a regular file")
 
 
 def is_finished(root: Path) -> bool:
@@ -319,7 +319,7 @@ def _read_metadata(root: Path) -> RunMetadata:
     try:
         mode = where.lstat().st_mode
         if not stat.S_ISREG(mode):
-            raise UnusableFileError("folder.metadata", f"{kind_of(mode)}, not a regular file")
+            raise UnusableFileError("folder.metadata", f"{describe_kind(mode)}, not a regular file")
         value = read_document(where)
         if isinstance(value, dict) and "schema" not in value:
             message = f"names no contract: only a {RUN} can be held against the events"

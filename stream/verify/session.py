@@ -37,14 +37,14 @@ from stream.archive.manifest import (
     place_of,
 )
 from stream.archive.reader import EntryEnd, EntryStart, Limits, NoArchive, Part, ahead, parts_of
-from stream.archive.tar import READ, BrokenArchive, EntryFault, Look, open_beneath, unwatched
+from stream.archive.tar import READ, BrokenArchive, EntryFault, Look, unwatched
 from stream.boundary.descriptors import find_boundaries
 from stream.codec import DECODE_ERRORS, explain
 from stream.contracts import decoder_of
 from stream.errors import InputError, os_reason
 from stream.evidence.consistency import faults_of
 from stream.evidence.health import ABSENT_NOTE
-from stream.files.inside import kind_of
+from stream.files.inside import describe_kind, open_beneath
 from stream.pipeline import Batch, Pipeline, Sink
 from stream.records.artifacts import (
     ARCHIVE_MANIFEST,
@@ -492,7 +492,7 @@ def verify(
 def _is_folder(target: Path) -> bool:
     mode = target.stat().st_mode
     if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
-        raise InputError(f"{target}: {kind_of(mode)}: neither an archive nor a run folder")
+        raise InputError(f"{target}: {describe_kind(mode)}: neither an archive nor a run folder")
     return stat.S_ISDIR(mode)
 
 

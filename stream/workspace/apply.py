@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -18,7 +18,8 @@ import msgspec
 from msgspec import Struct
 
 from stream.errors import InputError, OutputError, os_reason
-from stream.files.trees import FILE, FOLDER, end, entries, filled, pieces_of, put
+from stream.files.inside import FILE, FOLDER, kind_of, opened_folder
+from stream.files.trees import end_file, entries, filled, pieces_of, write_piece
 from stream.records.run import (
     CHANGES_FILE,
     EVENTS_FILE,
@@ -30,7 +31,6 @@ from stream.records.run import (
     exact_name,
 )
 from stream.workspace.patch import means_git
-from stream.workspace.snapshot import kind_of
 
 
 class _ListedArtifact(Struct):
@@ -153,7 +153,7 @@ def plan_changes(run: Path, to: Path | None = None) -> ApplyPlan | None:
         )
     changes = read_changes(run, digests)
     plan = ApplyPlan(workspace, target, [], 0, 0, [])
-    with _opened(workspace) as ours, _opened(target) as theirs:
+    with _opened(plan) as (ours, theirs):
         _compare(changes, ours, theirs, plan)
     return plan
 
@@ -168,7 +168,7 @@ def apply_plan(plan: ApplyPlan) -> None:
         # Deepest first: what a folder will not allow has been done in it by then.
         *((change, _set_mode) for change in reversed(order) if _is_folder(change.after)),
     ]
-    with _opened(plan.workspace) as ours, _opened(plan.target) as theirs:
+    with _opened(plan) as (ours, theirs):
         for number, (change, step) in enumerate(steps):
             try:
                 step(ours, theirs, change)
@@ -266,11 +266,11 @@ def _digest(fd: int, copy: int | None) -> str:
     hashed = sha256()
     for piece in pieces_of(fd, os.fstat(fd)):
         if copy is not None:
-            put(copy, piece)
+            write_piece(copy, piece)
         for chunk in filled((piece,)):
             hashed.update(chunk)
     if copy is not None:
-        end(copy)
+        end_file(copy)
     return hashed.hexdigest()
 
 
@@ -360,35 +360,29 @@ def _set_mode(_: int, theirs: int, change: FsChange) -> None:
 
 
 @contextmanager
-def _opened(root: Path) -> Iterator[int]:
-    try:
-        fd = os.open(root, FOLDER & ~os.O_NOFOLLOW)
-    except OSError as error:
-        raise InputError(f"{root}: {os_reason(error)}") from None
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+def _opened(plan: ApplyPlan) -> Iterator[list[int]]:
+    """Open the workspace and the target."""
+    with ExitStack() as stack:
+        folders = []
+        for root in (plan.workspace, plan.target):
+            try:
+                folders.append(stack.enter_context(opened_folder(root)))
+            except OSError as error:
+                raise InputError(f"{root}: {os_reason(error)}") from None
+        yield folders
 
 
 @contextmanager
 def _parent(root: int, path: bytes, *, for_writing: bool = False) -> Iterator[tuple[int, bytes]]:
     """(the folder that it lies in, its name there): no link on the way is followed."""
     *folders, name = path.split(b"/")
-    fd = os.dup(root)
-    closed: int | None = None
-    try:
-        for folder in folders:
-            inner = os.open(folder, FOLDER, dir_fd=fd)
-            os.close(fd)
-            fd = inner
-        if for_writing:
-            mode = stat.S_IMODE(os.fstat(fd).st_mode)
-            if mode & 0o300 != 0o300:  # as the agent must have done before us
-                os.fchmod(fd, mode | 0o300)
-                closed = mode
-        yield fd, name
-    finally:
-        if closed is not None:
-            os.fchmod(fd, closed)
-        os.close(fd)
+    with opened_folder(root, folders) as fd:
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)
+        is_closed = for_writing and mode & 0o300 != 0o300
+        if is_closed:  # as the agent must have done before us
+            os.fchmod(fd, mode | 0o300)
+        try:
+            yield fd, name
+        finally:
+            if is_closed:
+                os.fchmod(fd, mode)

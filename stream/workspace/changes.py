@@ -14,8 +14,8 @@ from typing import Literal
 from msgspec import Struct
 
 from stream.errors import InputError, os_reason
+from stream.files.inside import FILE, Kind, kind_of
 from stream.files.trees import (
-    FILE,
     Descent,
     Entry,
     Piece,
@@ -33,12 +33,10 @@ from stream.workspace.snapshot import (
     EntryRecord,
     FolderRecords,
     IsCancelled,
-    Kind,
     Reason,
     Skipped,
     Snapshot,
     Store,
-    kind_of,
     never,
     pack,
 )

@@ -21,9 +21,9 @@ from typing import Literal, Self
 from msgspec import Struct
 
 from stream.errors import InputError, OutputError, os_reason
+from stream.files.inside import FILE, kind_of
 from stream.files.trees import (
     CHUNK,
-    FILE,
     Copy,
     Descent,
     Entry,
@@ -39,14 +39,6 @@ from stream.files.trees import (
 
 LARGEST = 128 << 20  #: bytes, holes aside; of a larger file the digest is kept, not the content
 
-Kind = Literal["file", "dir", "symlink", "fifo", "socket", "device"]
-_KINDS: dict[int, Kind] = {
-    stat.S_IFREG: "file",
-    stat.S_IFDIR: "dir",
-    stat.S_IFLNK: "symlink",
-    stat.S_IFIFO: "fifo",
-    stat.S_IFSOCK: "socket",
-}
 Reason = Literal["fifo", "socket", "device", "unreadable", "vanished", "unsteady", "left out"]
 
 _STATUS = struct.Struct("=IQqqQ")
@@ -138,10 +130,6 @@ class Snapshot:
             total += len(folder.places) + len(folder.folders)
             todo.extend(folder.folders.values())
         return total
-
-
-def kind_of(mode: int) -> Kind:
-    return _KINDS.get(stat.S_IFMT(mode), "device")
 
 
 def pack(status: os.stat_result) -> bytes:

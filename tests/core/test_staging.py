@@ -10,6 +10,7 @@ import pytest
 
 from stream.boundary import scripts
 from stream.errors import OutputError
+from stream.files.trees import remove_tree
 
 
 def nested(root: Path) -> Path:
@@ -22,22 +23,9 @@ def nested(root: Path) -> Path:
 
 
 def test_a_tree_is_removed(tmp_path: Path) -> None:
-    scripts.remove_tree(nested(tmp_path / "root"))
+    remove_tree(nested(tmp_path / "root"))
     assert list(tmp_path.iterdir()) == []
     assert Path("/etc/passwd").exists()
-
-
-def test_a_tree_is_removed_where_folders_may_not_be_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Landlock can forbid that alone."""
-
-    def refused(self: Path, target: Path) -> Path:
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-
-    monkeypatch.setattr(Path, "rename", refused)
-    scripts.remove_tree(nested(tmp_path / "root"))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_path_longer_than_the_system_takes(tmp_path: Path) -> None:
@@ -52,7 +40,7 @@ def test_a_path_longer_than_the_system_takes(tmp_path: Path) -> None:
     finally:
         os.fchdir(here)
         os.close(here)
-    scripts.remove_tree(root)
+    remove_tree(root)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -76,3 +64,20 @@ def test_a_place_that_is_too_small_is_named(
         pass
     assert list(scratch.iterdir()) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["probes", "scratch"]
+
+
+def test_what_can_be_removed_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first failure is told, and the rest of the tree is gone all the same."""
+    real = os.unlink
+
+    def refused(name: bytes, *, dir_fd: int) -> None:
+        if name == b"held":
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        real(name, dir_fd=dir_fd)
+
+    root = nested(tmp_path / "root")
+    (root / "a" / "held").touch()
+    monkeypatch.setattr(os, "unlink", refused)
+    with pytest.raises(OutputError, match=rf"^{root}: operation not permitted$"):
+        remove_tree(root)
+    assert sorted(path.name for path in root.rglob("*")) == ["a", "held"]

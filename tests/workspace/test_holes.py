@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.files.trees import Piece, end, filled, is_sparse, pieces_of, put
+from stream.files.trees import Piece, end_file, filled, is_sparse, pieces_of, write_piece
 from stream.records.run import CHANGES_FILE, decode_change
 from stream.workspace import changes, patch
 from stream.workspace import snapshot as snapshot_module
@@ -53,8 +53,8 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def write(path: Path, pieces: list[Piece]) -> Path:
     with path.open("wb", buffering=0) as file:
         for piece in pieces:
-            put(file.fileno(), piece)
-        end(file.fileno())
+            write_piece(file.fileno(), piece)
+        end_file(file.fileno())
     return path
 
 
