@@ -1,17 +1,17 @@
-"""All commands, and what they have in common. Heavy imports are inside the commands."""
+"""The commands in their order, and the shared help. Heavy imports are inside the commands."""
 
 from __future__ import annotations
 
 import typer
 
-from stream.cli import diff, evidence, filters, matrix, observe, probes
+from stream.cli import evidence, filters, matrix, observe, probes
 
 app = typer.Typer(
     name="stream",
     help=(
         "Take evidence about sandboxes and coding-agent runs.\n\n"
-        "stdout carries records, one JSON object a line; everything for people goes to stderr."
-        " Every command that takes `-` reads stdin and stands in a pipe:\n\n"
+        "stdout carries records, one JSON object a line; messages for people go to stderr."
+        " Every command that takes `-` reads stdin and works in a pipe:\n\n"
         "\b\n"
         "  stream matrix | stream listen -\n"
         "  stream matrix -o boundary.ndjson && stream listen boundary.ndjson\n"
@@ -21,13 +21,13 @@ app = typer.Typer(
         "  stream verify run.tar.gz\n\n"
         "\b\n"
         "Exit codes:\n"
-        "  0    yes\n"
-        "  1    the answer is no: failed probes, findings, rejected lines\n"
-        "  2    wrong use or unusable input; nothing that looks whole was written\n"
-        "  40   what was required cannot be had\n"
+        "  0    ok\n"
+        "  1    a check failed: failed probes, findings, rejected lines\n"
+        "  2    wrong use or unusable input; no complete output was written\n"
+        "  40   what was required is not available\n"
         "  130  interrupted (129 by a hang-up, 143 by SIGTERM)\n"
         "  141  the reader of stdout went away\n\n"
-        "`observe` exits with the code of the command that it records."
+        "`observe` exits with the exit code of the command that it records."
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -58,9 +58,7 @@ matrix.register(app)
 observe.register(app)
 filters.register_check(app)
 evidence.register_archive(app)
-evidence.register_verify(app)
-diff.register(app)
-evidence.register_apply(app)
+evidence.register_diff(app)
 probes.register(app)
 filters.register_records(app)
 filters.register_normalize(app)

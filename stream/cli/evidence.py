@@ -1,100 +1,53 @@
-"""stream apply
-
-stream archive
-
-stream verify"""
+"""The commands about the evidence of a run: apply, archive, verify and diff."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stream.cli.options import CarefulCommand, Force, KnownBoundary
+from stream.cli.options import (
+    CarefulCommand,
+    Force,
+    KnownBoundary,
+    Options,
+    Reject,
+    make_command,
+    split_words,
+)
 from stream.cli.runner import echo, note, number, run, run_now
 
 if TYPE_CHECKING:
     from stream.archive.reader import Limits
+    from stream.compare.layers import LayerComparison
     from stream.observe.archiving import Archived
+    from stream.records.artifacts import CapabilityDiff
+    from stream.records.boundary import BoundaryDiff, CellSide
     from stream.sinks.ndjson import Ndjson, Text
     from stream.verify.report import VerifyReport
+    from stream.workspace.apply import ApplyPlan
 
-_SHOWN_CONFLICTS = 20  #: conflicts
-
-
-def register_apply(app: typer.Typer) -> None:
-    app.command()(apply)
-
-
-def apply(
-    run: Path = typer.Argument(..., metavar="RUN", help="The folder of a run."),
-    to: Path | None = typer.Option(
-        None, metavar="DIR", help="Another folder than the one that the workspace was copied from."
-    ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would be done."),
-) -> None:
-    """Take a run's changes over to where its workspace came from.
-
-    All or nothing: every path must be there as it was when the run began, or already as the
-    run left it, and in the workspace as the run left it. Where one is not, each is named,
-    nothing is changed, and the exit code is 1. Files are replaced one by one, each at once,
-    and never written into: what such a file is called elsewhere keeps what it had. What
-    `.gitattributes` says about line ends plays no part. A run that was captured redacted or
-    hashed cannot be compared, and is refused.
-
-    Changes inside .git are never taken over. Commits of the agent come with
-
-    \b
-      git fetch RUN/workspace
-
-    \b
-      stream apply runs/RUN --dry-run
-      stream apply runs/RUN
-      stream apply runs/RUN --to ../another-checkout
-    """
-    run_now(lambda: _apply(run, to, dry_run))
-
-
-def _apply(run: Path, to: Path | None, dry_run: bool) -> int:
-    import os
-
-    from stream.contracts import expect
-    from stream.records.run import DIFF_FILE
-    from stream.workspace.apply import apply_plan, path_of, plan_changes
-
-    expect(run, "run")
-    plan = plan_changes(run, to)
-    if plan is None:
-        note("apply: nothing to do: the agent worked in the folder itself")
-        return 0
-    if plan.inside_git:
-        changes = number(plan.inside_git, "change")
-        note(f"apply: {changes} inside .git left out; for commits: git fetch {plan.workspace}")
-    if plan.conflicts:
-        for conflict in plan.conflicts[:_SHOWN_CONFLICTS]:
-            note(f"stream: {plan.target / os.fsdecode(conflict.path)}: {conflict.reason}")
-        more = len(plan.conflicts) - _SHOWN_CONFLICTS
-        if more > 0:
-            note(f"stream: and {more} more")
-        note(f"apply: by hand: the files are in {plan.workspace}, the patch in {run / DIFF_FILE}")
-        note(f"apply: {number(len(plan.conflicts), 'conflict')}, nothing was changed")
-        return 1
-    if dry_run:
-        for change in plan.todo:
-            note(f"{change.change:8} {os.fsdecode(path_of(change))}")
-    else:
-        apply_plan(plan)
-    done = "would be applied" if dry_run else "applied"
-    said = f"apply: {number(len(plan.todo), 'change')} {done} to {plan.target}"
-    note(f"{said}, {plan.done} there already" if plan.done else said)
-    return 0
+_SHOWN_CONFLICTS = 20
+_SHOWN_LINE = 240  #: characters
+_SIZE = re.compile(r"([0-9]+)([kKMGT]?)(?:i?B)?")
+_UNITS = {"": 0, "k": 10, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def register_archive(app: typer.Typer) -> None:
+    """Add `stream archive` and `stream verify` to the command line."""
     app.command(cls=CarefulCommand)(archive)
+    app.command(cls=CarefulCommand)(make_command(VerifyOptions, verify))
+
+
+def register_diff(app: typer.Typer) -> None:
+    """Add `stream diff` and `stream apply` to the command line."""
+    app.command(cls=CarefulCommand)(make_command(DiffOptions, diff))
+    app.command()(apply)
 
 
 def archive(
@@ -107,33 +60,30 @@ def archive(
     ),
     boundary: KnownBoundary = None,
     force: Force = False,
-    reject: str | None = typer.Option(
-        None, metavar="FILE", help="With `-`: where a record of each rejected line goes."
-    ),
+    reject: Reject = None,
 ) -> None:
-    """Put the evidence of a run into one file.
+    """Pack the evidence of a run into one file.
 
-    The same evidence gives the same tar, on any machine and at any time. The workspace stays
-    out of it. It has its name only when it is whole.
+    The same evidence gives the same tar, on any machine and at any time. The workspace is left
+    out. The file has its name only when it is complete.
 
     \b
       stream archive runs/20260304T050607Z-add_tests -o run.tar.gz
       stream verify run.tar.gz
 
-    Given `-`, each line goes to where its contract belongs: events of the kernel, of the agent,
-    of a policy, DecisionEvents, boundary objects, artifacts. Lines keep their bytes. A line
-    that belongs nowhere, or breaks its contract, is rejected. Where that, or anything else that
-    the feed's books count, is missing, nothing is called complete. What would not verify is not
-    written: stderr says why, and the exit code is 2.
+    Given `-`, each line goes to the layer of its contract: events of the kernel, of the agent,
+    of a policy, DecisionEvents, boundary objects, artifacts. Lines are stored byte for byte. A
+    line that fits no layer, or breaks its contract, is rejected. If a line was rejected, or the
+    feed counted a loss, no layer is marked complete. If the archive would not verify, it is not
+    written; stderr gives the reason, and the exit code is 2.
 
     \b
       stream normalize - --detail - < raw.ndjson | stream archive - -o run.tar.gz
 
     Exit 1 if a line was rejected.
     """
-
     if str(target) == "-":
-        raise typer.BadParameter("-o -: an archive goes to a file")
+        raise typer.BadParameter("-o -: an archive must go to a file")
 
     async def work() -> int:
         from stream.contracts import expect
@@ -148,12 +98,12 @@ def archive(
         else:
             for flag, value in (("--run-id", run_id), ("--reject", reject)):
                 if value is not None:
-                    raise UsageError(f"{flag}: it goes with `-` only")
+                    raise UsageError(f"{flag} needs `-`")
             expect(source, "run")
             done = await archive_folder(Path(source), target, force=force)
-        for what in done.losses:
-            note(f"archive: the record is incomplete: {what}")
-        note(_archive_closing(done, target))
+        for loss in done.losses:
+            note(f"archive: the record is incomplete: {loss}")
+        note(_archive_summary(done, target))
         return 1 if done.counts and done.counts.rejected else 0
 
     run(work)
@@ -166,49 +116,67 @@ def _rejects(target: str | None) -> Ndjson | Text:
     return Ndjson(target, Reject) if target else Text((Reject,))
 
 
-def _archive_closing(done: Archived, target: Path) -> str:
+def _archive_summary(done: Archived, target: Path) -> str:
     written = done.written
     what = f"{number(written.entries, 'file')}, {written.decoded} bytes in {written.bytes}"
     lines = f"; {done.counts}" if done.counts else ""
     return f"archive: {target}: {what}{lines}"
 
 
-_SIZE = re.compile(r"([0-9]+)([kKMGT]?)(?:i?B)?")
-_UNITS = {"": 0, "k": 10, "K": 10, "M": 20, "G": 30, "T": 40}
+class VerifyOptions(Options):
+    """The options of `stream verify`."""
+
+    target: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="ARCHIVE|RUN",
+            readable=False,  # opening it gives the same message as in the other commands
+            help="An archive, or the folder of a run.",
+        ),
+    ] = None
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print findings as records, also on a terminal.")
+    ] = False
+    boundary: KnownBoundary = None
+    rules: Annotated[bool, typer.Option("--rules", help="Print the rules and exit.")] = False
+    max_archive: Annotated[str, typer.Option(metavar="SIZE", help="The largest file.")] = "2G"
+    max_decoded: Annotated[
+        str, typer.Option(metavar="SIZE", help="The largest size after decompression.")
+    ] = "8G"
+    max_ratio: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="Decompress to at most N times its size. 0: any."),
+    ] = 0
+    max_entries: Annotated[int, typer.Option(metavar="N", min=1, help="The most files.")] = 10_000
+    max_lines: Annotated[int, typer.Option(metavar="N", min=1, help="The most lines.")] = 50_000_000
+    max_line: Annotated[str, typer.Option(metavar="SIZE", help="The longest line.")] = "8M"
+    max_document: Annotated[
+        str, typer.Option(metavar="SIZE", help="The largest JSON artifact.")
+    ] = "64M"
+    max_depth: Annotated[int, typer.Option(metavar="N", min=1, help="The deepest nesting.")] = 64
+
+    def limits(self) -> Limits:
+        """Return the limits for reading an archive."""
+        from stream.archive.reader import Limits
+
+        return Limits(
+            archive=_size(self.max_archive, "--max-archive"),
+            decoded=_size(self.max_decoded, "--max-decoded"),
+            line=_size(self.max_line, "--max-line"),
+            document=_size(self.max_document, "--max-document"),
+            ratio=self.max_ratio,
+            entries=self.max_entries,
+            lines=self.max_lines,
+            depth=self.max_depth,
+        )
 
 
-def register_verify(app: typer.Typer) -> None:
-    app.command(cls=CarefulCommand)(verify)
-
-
-def verify(
-    target: Path | None = typer.Argument(
-        None,
-        metavar="ARCHIVE|RUN",
-        readable=False,  # whoever opens it says so, as the other commands do
-        help="An archive, or the folder of a run.",
-    ),
-    as_json: bool = typer.Option(
-        False, "--json", help="Findings to stdout as records, also on a terminal."
-    ),
-    boundary: KnownBoundary = None,
-    rules: bool = typer.Option(False, "--rules", help="Print the rules and exit."),
-    max_archive: str = typer.Option("2G", metavar="SIZE", help="The largest file."),
-    max_decoded: str = typer.Option("8G", metavar="SIZE", help="The most that it may decode to."),
-    max_ratio: int = typer.Option(
-        0, metavar="N", min=0, help="To at most N times its own size. 0: any."
-    ),
-    max_entries: int = typer.Option(10_000, metavar="N", min=1, help="The most files."),
-    max_lines: int = typer.Option(50_000_000, metavar="N", min=1, help="The most lines."),
-    max_line: str = typer.Option("8M", metavar="SIZE", help="The longest line."),
-    max_document: str = typer.Option("64M", metavar="SIZE", help="The largest JSON artifact."),
-    max_depth: int = typer.Option(64, metavar="N", min=1, help="The deepest nesting."),
-) -> None:
+def verify(options: VerifyOptions) -> None:
     """Verify an archive, or the folder of a run.
 
-    Nothing is trusted: digests, order and form of an archive, the schema and the number of
-    every line, that everything is of one run, and that the artifacts say what the layers imply.
-    An archive that another program packed again is a warning, and its content is verified.
+    Nothing is trusted: it checks digests, order and form of an archive, the schema and number
+    of every line, that everything belongs to one run, and that the artifacts follow from the
+    layers. An archive that another program repacked is a warning; its content is verified.
     Findings go to stdout as records, and to stderr as sentences.
 
     \b
@@ -216,40 +184,26 @@ def verify(
       stream verify runs/20260304T050607Z-add_tests
       stream verify run.tar.gz --json | jq -r '[.rule, .source, .message] | @tsv'
 
-    A run that was cut off is one finding more, which says what of it its hash chain vouches
-    for. The limits are for archives of strangers: a larger one is not wrong.
-    Exit 1 if there is a finding that is an error, 2 if the file is no archive at all.
+    For a run that was cut off, one more finding says how far its hash chain covers it. The
+    limits protect against hostile archives; a larger archive is not wrong.
+    Exit 1 if a finding is an error, 2 if the file is not an archive.
     """
-    if rules:
-        run_now(_tell_rules)
-    if target is None:
+    if options.rules:
+        run_now(_print_rules)
+    if options.target is None:
         raise typer.BadParameter("an archive or the folder of a run is missing")
-    where = target
-    sizes = {
-        "archive": _size(max_archive, "--max-archive"),
-        "decoded": _size(max_decoded, "--max-decoded"),
-        "line": _size(max_line, "--max-line"),
-        "document": _size(max_document, "--max-document"),
-    }
-    counts = {
-        "ratio": max_ratio,
-        "entries": max_entries,
-        "lines": max_lines,
-        "depth": max_depth,
-    }
+    target, limits = options.target, options.limits()
 
     async def work() -> int:
-        from stream.archive.reader import Limits
         from stream.contracts import expect
         from stream.verify.session import run_verify
 
-        expect(where, "archive", "run")
+        expect(target, "archive", "run")
         # A thread that inflates and one that decodes: neither waits long for the other.
         sys.setswitchinterval(0.0005)
-        limits: Limits = Limits(**sizes, **counts)
-        book = await run_verify(where, limits, boundary, *_sinks(as_json))
-        note(_verify_closing(book))
-        return 1 if book.errors else 0
+        report = await run_verify(target, limits, options.boundary, *_sinks(options.as_json))
+        note(_verify_summary(report))
+        return 1 if report.errors else 0
 
     run(work)
 
@@ -262,28 +216,369 @@ def _sinks(as_json: bool) -> list[Ndjson | Text]:
     return [Ndjson("-", Finding), people] if as_json or not sys.stdout.isatty() else [people]
 
 
-def _verify_closing(book: VerifyReport) -> str:
-    """With what the answer rests on."""
-    read = sum(tally.bytes for tally in book.tallies.values())
-    what = f"{number(len(book.tallies), 'file')}, {number(book.lines, 'line')}, {read} bytes"
-    answer = "not verified" if book.errors else "verified"
-    hidden = book.total - len(book.findings)
+def _verify_summary(report: VerifyReport) -> str:
+    """Return the answer, and how much was read for it."""
+    read = sum(tally.bytes for tally in report.tallies.values())
+    what = f"{number(len(report.tallies), 'file')}, {number(report.lines, 'line')}, {read} bytes"
+    answer = "not verified" if report.errors else "verified"
+    hidden = report.total - len(report.findings)
     more = f" ({hidden} more of the same kinds)" if hidden else ""
-    return f"verify: {answer}: {what}; {number(book.total, 'finding')}{more}"
+    return f"verify: {answer}: {what}; {number(report.total, 'finding')}{more}"
 
 
 def _size(text: str, flag: str) -> int:
     found = _SIZE.fullmatch(text)
     if not found or not int(found[1]):
-        raise typer.BadParameter(f"{text!r} is no size: 500M, 8G", param_hint=flag)
+        raise typer.BadParameter(f"{text!r} is not a size such as 500M or 8G", param_hint=flag)
     return int(found[1]) << _UNITS[found[2]]
 
 
-def _tell_rules() -> int:
+def _print_rules() -> int:
     from stream.verify.report import RULES, WARNINGS
 
     width = max(map(len, RULES))
     for name, sentence in RULES.items():
-        note = " (warning)" if name in WARNINGS else ""
-        echo(f"{name:{width}}  {sentence}{note}")
+        suffix = " (warning)" if name in WARNINGS else ""
+        echo(f"{name:{width}}  {sentence}{suffix}")
     return 0
+
+
+class DiffOptions(Options):
+    """The options of `stream diff`."""
+
+    base: Annotated[str, typer.Argument(metavar="A", help="Before: an archive, run or matrix.")]
+    head: Annotated[str, typer.Argument(metavar="B", help="After: the same kind.")]
+    json: Annotated[bool, typer.Option("--json", help="Print a record, also on a terminal.")] = (
+        False
+    )
+    fail_on: Annotated[
+        list[str],
+        typer.Option(
+            default_factory=list,
+            metavar="WORDS",
+            help="Exit 1 on such a difference: added- or removed- with paths, endpoints, execs,"
+            " tools or decisions; changed-policy; partial; unbound; any. For two matrices: opened,"
+            " closed, unmeasured, measured, any.",
+        ),
+    ]
+    ignore: Annotated[
+        list[str],
+        typer.Option(
+            default_factory=list,
+            metavar="GLOB",
+            help="Ignore paths and programs that match. A * matches any text, also a /.",
+        ),
+    ]
+    baseline: Annotated[
+        list[str],
+        typer.Option(
+            default_factory=list,
+            metavar="A",
+            help="Another run of the same kind as A: ignore what varies among these runs.",
+        ),
+    ]
+    canonical: Annotated[
+        bool,
+        typer.Option(
+            "--canonical", help="Compare the layers line by line, with labels for processes."
+        ),
+    ] = False
+
+
+def diff(options: DiffOptions) -> None:
+    """Compare two runs, or two matrices.
+
+    Of two runs it lists what only one of them reached: files, endpoints, programs, tools,
+    decisions, and calls that were decided differently. Each of A and B is an archive, a run
+    folder, or a folder that holds the three artifacts. On a terminal it prints a table,
+    otherwise one record, assay.runner.capability_diff.v0.
+
+    \b
+      stream diff before.tar.gz after.tar.gz
+      stream diff runs/RUN1 runs/RUN2 | jq .surface.filesystem_paths.added
+      stream diff main.tar.gz branch.tar.gz --fail-on added-paths,added-endpoints
+      stream diff main.tar.gz branch.tar.gz --ignore '*/.cache/*' --baseline main2.tar.gz
+
+    It checks that the evidence is what the manifest lists, but not that it is true: run
+    `stream verify` on both sides first.
+
+    Two files of boundary objects are compared cell by cell: opened, closed, unmeasured (no
+    longer measured) and measured (measured only now). The record is stream.boundary_diff.v1.
+
+    \b
+      stream diff monday.ndjson tuesday.ndjson --fail-on opened,unmeasured
+
+    Status of a comparison of runs; its notes give the reasons:
+
+    \b
+      clean                complete evidence on both sides
+      partial:health       a capture is incomplete, or could not name what was reached
+      partial:correlation  calls and events could not be matched with certainty
+      partial:unbound      some values belong to no call
+      failed               evidence is missing or broken; nothing was compared
+
+    Parts of names that change in every run (process and descriptor numbers, UUIDs, times,
+    hashes, random endings, inodes, ports, the run's folder) are replaced before names are
+    compared, in names that the run itself created, removed or changed. Names in the workspace,
+    and those that were only read, are compared as they are. A note counts what was replaced,
+    ignored, or varies among the baselines.
+
+    --fail-on also fails where the answer cannot be known: added- if the capture of B is
+    incomplete, removed- if that of A is. stderr gives the reason for each word. `partial`
+    means any status but clean, `unbound` that something belongs to no call, `any` each of the
+    other words, and calls on one side only.
+
+    --canonical prints the first line of each layer that differs. Process numbers become
+    p1, p2, …, run_id becomes run, the run's folder (run). It also prints what the capture of
+    a side missed, because equal lines then prove nothing.
+
+    Exit 0 also if they differ; 1 if --fail-on applies, the status is failed, or --canonical
+    found a difference, a damaged archive or an incomplete capture; 2 if A or B is no evidence.
+    """
+    words = split_words(options.fail_on, "--fail-on")
+    run_now(lambda: _diff(options, words))
+
+
+def _diff(options: DiffOptions, words: list[str]) -> int:
+    base, head = options.base, options.head
+    as_record = options.json or not sys.stdout.isatty()
+    for_runs = options.ignore or options.baseline
+    if _are_matrices(base, head):
+        if options.canonical or for_runs:
+            raise typer.BadParameter(
+                "--canonical, --ignore and --baseline are for runs, not for matrices"
+            )
+        return _compare_matrices(base, head, words, as_record=as_record)
+    _check_words(words)
+    if options.canonical:
+        if options.json or words or for_runs:
+            raise typer.BadParameter(
+                "--canonical does not go with --json, --fail-on, --ignore or --baseline"
+            )
+        return _compare_layers(base, head)
+    return _compare([base, head, *options.baseline], options.ignore, words, as_record=as_record)
+
+
+def _are_matrices(base: str, head: str) -> bool:
+    """Return whether a side holds boundary objects. Raise UsageError where the other side holds
+    something else."""
+    from stream.contracts import kind_of
+    from stream.errors import UsageError
+
+    kinds = [kind_of(base), kind_of(head)]
+    if "boundary" not in kinds:
+        return False
+    for path, kind in zip((base, head), kinds, strict=True):
+        if kind not in ("boundary", None):
+            raise UsageError(f"{path}: not a file of boundary objects, but the other side is")
+    return True
+
+
+def _check_words(words: list[str]) -> None:
+    from stream.compare.diff import WORDS
+
+    _check_known(words, WORDS, "runs")
+
+
+def _check_known(words: list[str], known: tuple[str, ...], what: str) -> None:
+    for word in words:
+        if word not in known:
+            raise typer.BadParameter(f"--fail-on {word}: for {what}, use one of {', '.join(known)}")
+
+
+def _compare_matrices(base: str, head: str, words: list[str], *, as_record: bool) -> int:
+    import msgspec
+
+    from stream.compare.matrices import WORDS, diff_matrices, reason
+
+    _check_known(words, WORDS, "matrices")
+    found = diff_matrices(base, head)
+    if as_record:
+        echo(msgspec.json.encode(found))
+    else:
+        from stream.errors import visible
+
+        echo("\n".join(map(visible, _cells(found))))
+    reasons = {word: why for word in dict.fromkeys(words) if (why := reason(word, found))}
+    for word, why in reasons.items():
+        note(f"stream: --fail-on {word}: {why}")
+    return 1 if reasons else 0
+
+
+def _cells(found: BoundaryDiff) -> Iterator[str]:
+    for what, changes in (
+        ("opened", found.opened),
+        ("closed", found.closed),
+        ("can no longer be measured", found.unmeasured),
+        ("can be measured now", found.measured),
+    ):
+        yield f"{what}: {len(changes)}"
+        for one in changes:
+            outcomes = f"{_outcome(one.base)} -> {_outcome(one.head)}"
+            yield f"  {one.probe} ({one.mode})  {outcomes}  {one.capability}"
+    yield f"unchanged, or measured on neither side: {found.unchanged}"
+    yield from (f"note: {note}" for note in found.notes)
+
+
+def _outcome(side: CellSide) -> str:
+    return f"{side.outcome} {side.errno}" if side.errno else side.outcome
+
+
+def _compare(paths: list[str], ignore: list[str], words: list[str], *, as_record: bool) -> int:
+    """Compare the runs at `paths`: A, B, and the baselines of A."""
+    import msgspec
+
+    from stream.compare.diff import diff
+    from stream.compare.evidence import read_evidence
+
+    base, head, *baseline = sides = [*map(read_evidence, paths)]
+    found = diff(base, head, baseline=baseline, ignore=ignore)
+    if as_record:
+        echo(msgspec.json.encode(found))
+    else:
+        from stream.errors import visible
+
+        echo("\n".join(map(visible, _table(found, paths))))
+    failures = [*_failures(words, found, [side.problems for side in sides])]
+    for failure in failures:
+        note(f"stream: {failure}")
+    return 1 if failures else 0
+
+
+def _failures(words: list[str], found: CapabilityDiff, problems: list[list[str]]) -> Iterator[str]:
+    """Yield each reason for exit code 1, one line each."""
+    from stream.compare.diff import reason
+
+    if found.status == "failed":
+        names = ["A", "B", *("--baseline" for _ in problems[2:])]
+        for name, side in zip(names, problems, strict=True):
+            yield from (f"diff: failed: {name}: {problem}" for problem in side)
+        return
+    for word in dict.fromkeys(words):
+        if why := reason(word, found):
+            yield f"--fail-on {word}: {why}"
+
+
+def _table(found: CapabilityDiff, paths: list[str]) -> Iterator[str]:
+    for side, run_id, path in zip(
+        ("base", "head"), (found.base_run_id, found.head_run_id), paths[:2], strict=True
+    ):
+        yield f"{side}    {run_id or '(unknown)'}  {path}"
+    yield f"status  {found.status}"
+    for line in found.notes:
+        yield f"        {line}"
+    for name, changes in (*found.surface.items(), ("tool_calls", found.binding_ids)):
+        counts = f"+{len(changes.added)} -{len(changes.removed)} ={len(changes.unchanged)}"
+        yield f"{name:18}{counts}"
+        yield from (f"  + {value}" for value in changes.added)
+        yield from (f"  - {value}" for value in changes.removed)
+    for change in found.policy_outcomes["changed"]:
+        yield f"policy: {change['tool_call_id']}: {change['base']} -> {change['head']}"
+    for ambiguity in found.ambiguities:
+        yield f"ambiguity: {ambiguity}"
+
+
+def _compare_layers(base: str, head: str) -> int:
+    from stream.compare.layers import CanonicalLayers, compare
+    from stream.errors import visible
+
+    sides = CanonicalLayers(base), CanonicalLayers(head)
+    damages = [(name, side.damage) for name, side in zip("AB", sides, strict=True) if side.damage]
+    for name, damage in damages:
+        note(f"stream: diff: failed: {name}: {damage}")
+    if damages:
+        return 1
+    holds = True
+    for name, side in zip("AB", sides, strict=True):
+        for doubt in side.doubts:
+            holds = False
+            echo(f"{name}: its capture is incomplete: {visible(doubt)}")
+    for found in compare(*sides):
+        holds = holds and found.parting is None
+        for line in _report(found):
+            echo(line)
+    return 0 if holds else 1
+
+
+def _report(found: LayerComparison) -> Iterator[str]:
+    if found.parting is None:
+        yield f"{found.layer}: {number(found.lines, 'line')}, the same"
+        return
+    yield f"{found.layer}:{found.parting.line}: differs"
+    yield f"  A {_line(found.parting.base)}"
+    yield f"  B {_line(found.parting.head)}"
+
+
+def _line(line: bytes | None) -> str:
+    from stream.errors import visible
+
+    if line is None:
+        return "(no such line)"
+    text = visible(line.decode(errors="backslashreplace"))
+    return text if len(text) <= _SHOWN_LINE else text[:_SHOWN_LINE] + "…"
+
+
+def apply(
+    run: Path = typer.Argument(..., metavar="RUN", help="The folder of a run."),
+    to: Path | None = typer.Option(
+        None, metavar="DIR", help="Another folder than the one that the workspace was copied from."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print the changes, and change nothing."),
+) -> None:
+    """Apply a run's changes to the folder its workspace came from.
+
+    All or nothing: every path must be as it was when the run began, or already as the run left
+    it, and unchanged in the workspace since. If any is not, each is named, nothing is changed,
+    and the exit code is 1. Files are replaced one by one, each in one step, and never written
+    in place: other hard links of a file keep the old content. `.gitattributes` has no effect on
+    line endings. A run that was captured redacted or hashed cannot be applied.
+
+    Changes inside .git are never applied. To take over commits of the agent:
+
+    \b
+      git fetch RUN/workspace
+
+    \b
+      stream apply runs/RUN --dry-run
+      stream apply runs/RUN
+      stream apply runs/RUN --to ../another-checkout
+    """
+    run_now(lambda: _apply(run, to, dry_run))
+
+
+def _apply(run: Path, to: Path | None, dry_run: bool) -> int:
+    from stream.contracts import expect
+    from stream.workspace.apply import apply_plan, path_of, plan_changes
+
+    expect(run, "run")
+    plan = plan_changes(run, to)
+    if plan is None:
+        note("apply: nothing to do: the agent worked in the folder itself")
+        return 0
+    if plan.inside_git:
+        changes = number(plan.inside_git, "change")
+        note(f"apply: {changes} inside .git left out; for commits: git fetch {plan.workspace}")
+    if plan.conflicts:
+        _report_conflicts(run, plan)
+        return 1
+    if dry_run:
+        for change in plan.todo:
+            note(f"{change.change:8} {os.fsdecode(path_of(change))}")
+    else:
+        apply_plan(plan)
+    verb = "would be applied" if dry_run else "applied"
+    done = f", {plan.done} there already" if plan.done else ""
+    note(f"apply: {number(len(plan.todo), 'change')} {verb} to {plan.target}{done}")
+    return 0
+
+
+def _report_conflicts(run: Path, plan: ApplyPlan) -> None:
+    from stream.records.run import DIFF_FILE
+
+    for conflict in plan.conflicts[:_SHOWN_CONFLICTS]:
+        note(f"stream: {plan.target / os.fsdecode(conflict.path)}: {conflict.reason}")
+    more = len(plan.conflicts) - _SHOWN_CONFLICTS
+    if more > 0:
+        note(f"stream: and {more} more")
+    note(f"apply: by hand: the files are in {plan.workspace}, the patch in {run / DIFF_FILE}")
+    note(f"apply: {number(len(plan.conflicts), 'conflict')}, nothing was changed")

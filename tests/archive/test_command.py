@@ -138,10 +138,10 @@ def test_what_was_just_recorded(place: Place) -> None:
     ("words", "said"),
     [
         (["verify"], "an archive or the folder of a run is missing"),
-        (["verify", "x", "--max-line", "much"], "'much' is no size: 500M, 8G"),
-        (["verify", "x", "--max-decoded", "0"], "'0' is no size"),
+        (["verify", "x", "--max-line", "much"], "'much' is not a size such as 500M or 8G"),
+        (["verify", "x", "--max-decoded", "0"], "'0' is not a size"),
         (["archive", "x"], "--output"),
-        (["archive", "x", "-o", "y", "--run-id", "z"], "--run-id: it goes with `-` only"),
+        (["archive", "x", "-o", "y", "--run-id", "z"], "--run-id needs `-`"),
         (["archive", "none", "-o", "y"], "stream: none: "),
         (["archive", "workspace", "-o", "no/where/y"], "stream: "),
     ],

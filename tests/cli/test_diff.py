@@ -115,12 +115,12 @@ def test_no_evidence_is_exit_2(place: Place) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--fail-on", "added-files"], "--fail-on added-files: of runs it is one of added-paths"),
+        (["--fail-on", "added-files"], "--fail-on added-files: for runs, use one of added-paths"),
         (["--fail-on", ","], "--fail-on names nothing"),
-        (["--canonical", "--json"], "--canonical goes with neither"),
-        (["--canonical", "--fail-on", "any"], "--canonical goes with neither"),
-        (["--canonical", "--ignore", "x"], "--canonical goes with neither"),
-        (["--canonical", "--baseline", str(GOLDEN)], "--canonical goes with neither"),
+        (["--canonical", "--json"], "--canonical does not go with"),
+        (["--canonical", "--fail-on", "any"], "--canonical does not go with"),
+        (["--canonical", "--ignore", "x"], "--canonical does not go with"),
+        (["--canonical", "--baseline", str(GOLDEN)], "--canonical does not go with"),
     ],
 )
 def test_wrong_words(place: Place, words: list[str], sentence: str) -> None:
@@ -174,7 +174,7 @@ def test_what_nobody_saw_is_not_the_same(
         assert done.code == 1
         name = "AB"[sides.index(folder)]
         first, *rest = done.out.decode().splitlines()
-        assert first.startswith(f"{name}: not all of it was seen: {doubt}")
+        assert first.startswith(f"{name}: its capture is incomplete: {doubt}")
         assert "layers/kernel.ndjson: 29 lines, the same" in rest
 
 

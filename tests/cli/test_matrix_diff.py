@@ -80,7 +80,7 @@ def test_what_is_to_fail(place: Place) -> None:
         assert place.stream("diff", one, other, "--fail-on", words).code == code, words
     done = place.stream("diff", one, other, "--fail-on", "added-paths")
     assert done.code == 2
-    assert "of matrices it is one of opened, closed" in done.err
+    assert "for matrices, use one of opened, closed" in done.err
     assert (
         "--fail-on opened: 1 cell opened"
         in place.stream("diff", one, other, "--fail-on", "opened").err
@@ -98,7 +98,7 @@ def test_what_cannot_be_compared(place: Place) -> None:
     for text, said in (
         (b"", "b.ndjson: there is no boundary object in it"),
         (b"words\n", "b.ndjson:1: "),
-        (b"\x1f\x8b", "b.ndjson: no file of boundary objects, as the other side is"),
+        (b"\x1f\x8b", "b.ndjson: not a file of boundary objects, but the other side is"),
         (record("a", "denied") + b"{}\n", "b.ndjson:2: "),
         (record("a", "denied") + b"\xff\n", "b.ndjson:2: "),
     ):
