@@ -452,7 +452,7 @@ def _make_settings(options: ObserveOptions) -> RunSettings:
         runs_beside,
     )
     from stream.records.run import WORKSPACE
-    from stream.redaction.policy import CapturePolicy
+    from stream.redaction.policy import CapturePolicy, Redactor
     from stream.workspace.patch import find_git
 
     agent = identify(options.command, options.agent)
@@ -462,8 +462,6 @@ def _make_settings(options: ObserveOptions) -> RunSettings:
     level = options.capture or scenario.capture_mode or "full"
     redactor = None
     if level != "full":
-        from stream.redaction import Redactor
-
         redactor = Redactor(os.environ)
     source = None if mode == "empty" else check_source(options.source)
     find_git()

@@ -166,7 +166,7 @@ class KernelRecorder:
 
     async def _watch_kernel(self, feed: Feed) -> None:
         source: Any = RedactedFeed(feed, self._recording.disclosure)
-        if self._recording.disclosure.censor is None:
+        if self._recording.disclosure.redactor is None:
             source = feed
         if self._wish.raw is not None:
             source = CopiedFeed(source, self._wish.raw, self._troubles)

@@ -1,13 +1,13 @@
-"""Secrets by the heading of their column, and all that a Secret of Kubernetes holds.
+"""Secrets by the name that they are given to: `password = "…"`, in all the ways to write that.
 
-A rule sees a bounded piece, and a table has no bound: each row asks for the next one.
-
-Secrets by the name that they are given to: `password = "…"`, in all the ways to write that."""
+A name may be the heading of a column, too, and all that a Secret of Kubernetes holds is one. A rule
+sees a bounded piece, and a table has no bound: each row asks for the next one.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache, partial
 
 from msgspec import Struct
@@ -30,224 +30,10 @@ from stream.redaction.values import (
     piece,
 )
 
-LevelOf = Callable[[bytes], "int | None"]
-
 _ROW = AHEAD - 2 * LOOK  #: bytes of the longest row
 _BREAK = re.compile(rb"\r?\n|\\{1,7}r\\{1,7}n|\\{1,7}n")
-_SEPARATOR = re.compile(rb"[ ]?\\{0,7}[\"']?[ ]{0,40}([,;|\t]|\\{1,7}t)")
-_BEFORE = re.compile(rb"[ ]?[\"']?\\{0,7}[ ]{0,40}([,;|\t]|t\\)")  # read backwards
-_BLANKS = re.compile(rb"[ ]{2,256}(?=\S)|(?=[ ]{0,8}(?:\r?\n|\\{1,7}n))")
-_HEADING = re.compile(rb"[A-Za-z_][\w .#/()-]{0,47}\Z")
-_NO_HEADINGS = re.compile(rb"[^\w .#/()\\\",;|\t-]")
-_BORDER = re.compile(rb"[-+=|: \t]{3,}\Z")
-_OPENS = re.compile(rb".*[:\[{(=,][ \t]?(?:\\{0,7}[\"'`]){1,3}(?=[A-Za-z_|])", re.DOTALL)
-_STRING_END = re.compile(rb"(?<!\\)(?:\\\\){0,3}\"(?=[\s,}\])]|\Z)")
-MOST_COLUMNS = 64
-_QUOTED = rb"[ ]{0,8}\\{0,7}\"(?:[^\"\\]|\"\"|\\{1,7}[^\"n\\]){0,512}+\\{0,7}\"[ ]{0,8}"
-_FIELDS = {
-    separator: re.compile(
-        rb"(%s(?=%s|\Z)|(?:(?!%s).)*+)(?:%s|\Z)" % (_QUOTED, *(between,) * 3), re.DOTALL
-    )
-    for separator, between in (
-        (b",", rb","),
-        (b";", rb";"),
-        (b"|", rb"\|"),
-        (b"\t", rb"(?:\t|\\{1,7}t)"),
-        (b" ", rb"(?:[ ]{2,}|\t)"),
-    )
-}
-_WORD = re.compile(rb"\S+")
-_FIELD_LEFT = re.compile(rb"[ ]*(?:\\{0,7}\")?")
-_FIELD_RIGHT = re.compile(rb"(?:\\{0,7}\")?[ ]*\Z")
 
-
-class _Table(Struct, frozen=True):
-    separator: bytes
-    count: int
-    columns: tuple[tuple[int, int], ...]  #: (which, what its heading says)
-    starts: tuple[int, ...]  #: where in its line each heading begins
-
-
-def header(text: bytes, start: int, end: int, level_of: LevelOf) -> Iterator[Next]:
-    """The first row of a table, where a name stands as a heading."""
-    separator = _separator(text, start, end)
-    if not separator:
-        return
-    lowest = max(start - 512, 0)
-    newline, written = (text.rfind(mark, lowest, start) for mark in (b"\n", b"\\n"))
-    begin = max(newline, written + (written >= 0)) + 1
-    if lowest and not begin:
-        return
-    line_end = _BREAK.search(text, end, end + 512)
-    if not line_end:
-        return
-    line = text[begin : line_end.start()]
-    opened = _OPENS.match(line[: start - begin])
-    if opened:
-        line = line[opened.end() :]
-    if _NO_HEADINGS.search(line):
-        return
-    indent = len(line) - len(line.lstrip(b" "))
-    spans = _places(line.strip(b" "), separator)
-    fields = [line[indent + left : indent + right] for left, right in spans]
-    inner = fields[1:-1] if separator == b"|" and not (fields[0] or fields[-1]) else fields
-    if not 2 <= len(inner) <= MOST_COLUMNS or not all(map(_HEADING.match, inner)):
-        return
-    named = [(number, level_of(field)) for number, field in enumerate(fields)]
-    columns = tuple((number, level) for number, level in named if level is not None)
-    if not columns:
-        return
-    starts = tuple(indent + left for left, _ in spans)
-    yield Next(line_end.end(), partial(_row, _Table(separator, len(fields), columns, starts)))
-
-
-def _separator(text: bytes, start: int, end: int) -> bytes:
-    found = _SEPARATOR.match(text, end) or _BEFORE.match(text[max(start - 48, 0) : start][::-1])
-    if found:
-        return b"\t" if b"t" in found[1] else found[1]
-    return b" " if _BLANKS.match(text, end) else b""
-
-
-def _places(line: bytes, separator: bytes) -> list[tuple[int, int]]:
-    """Where the fields of a row are, without their quotes and blanks."""
-    places: list[tuple[int, int]] = []
-    place = 0
-    while len(places) <= MOST_COLUMNS:
-        found = _FIELDS[separator].match(line, place)
-        assert found
-        start, end = found.span(1)
-        left = _FIELD_LEFT.match(line, start, end)
-        begin = left.end() if left else start
-        right = _FIELD_RIGHT.search(line, begin, end)
-        places.append((begin, right.start() if right else end))
-        if found.end() == found.end(1):
-            break
-        place = found.end()
-    return places
-
-
-def _row(table: _Table, text: bytes, place: int) -> Iterator[Found | Next]:
-    ending = _BREAK.search(text, place, place + _ROW)
-    end = ending.start() if ending else len(text)
-    if end - place > _ROW:
-        return
-    line = text[place:end]
-    if not _BORDER.match(line):
-        cut = None if line.lstrip().startswith(b'"') else _STRING_END.search(line)
-        places = _cells(line[: cut.start()] if cut else line, table)
-        if not places:
-            return
-        for column, level in table.columns:
-            start, stop = places[column]
-            value = line[start:stop]
-            if value and _is_cell(value, level):
-                yield Found("password", place + start, place + stop)
-        if cut:
-            return
-    if ending:
-        yield Next(ending.end(), partial(_row, table))
-
-
-def _cells(line: bytes, table: _Table) -> list[tuple[int, int]]:
-    """Where the cells of a row are: none, if it is no row. Between blanks a cell may be empty or
-    fill its column, and begins where its heading does, or behind that after one that was too long.
-    What stands below the first heading alone is any line."""
-    places = _places(line, table.separator)
-    if len(places) == table.count:
-        return places
-    if table.separator != b" ":
-        return []
-    words = {found.start(): found.end() for found in _WORD.finditer(line)}
-    if len(words) == table.count and all(map(int.__ge__, words, table.starts)):
-        return [*words.items()]
-    begun = {left for left, right in places if left < right}
-    if not begun <= set(table.starts) or begun <= {table.starts[0]}:
-        return []
-    return [(start, words.get(start, start)) for start in table.starts]
-
-
-def _is_cell(value: bytes, level: int) -> bool:
-    if values.is_none(value) or b" " in value.strip():
-        return False
-    if level == values.SURE:
-        is_identifier = b"_" in value and values.is_code(value)
-        return len(value) >= 4 and not is_identifier and value.lower() not in values.PROSE
-    return values.is_quoted_secret(value, level)
-
-
-# --- a Secret of Kubernetes ---------------------------------------------------------------------
-
-_KIND = re.compile(rb"[\"']?kind\\{0,7}[\"']?[ \t]{0,4}:[ \t]{0,4}\\{0,7}[\"']?(\w+)")
-_YAML_DATA = re.compile(rb"(?:stringData|data):[ \t]{0,4}(?:\r?\n|\\{1,7}n)")
-_YAML_PAIR = re.compile(
-    rb"([ \t+>|-]{1,40}?)\\{0,7}[\"']?[\w.-]{1,128}\\{0,7}[\"']?:[ \t]{1,4}\\{0,7}[\"']?"
-    rb"(?P<value>[^\s\"'\\#|>][^\s\"'\\]*)"
-)
-_JSON_DATA = re.compile(rb"(?:stringData|data)\\{0,7}\"[ \t]{0,4}:[ \t]{0,4}\{")
-_JSON_PAIR = re.compile(
-    rb"(?:[\s,]|\\{1,7}[nrt]){0,80}\\{0,7}\"[\w.-]{1,128}\\{0,7}\"[ \t]{0,4}:[ \t]{0,4}\\{0,7}\""
-    rb"(?P<value>[^\"\\]*)"
-)
-_PAIR_REST = re.compile(rb"\\{0,7}[\"']?[ \t]*(?:#.*)?")
-_PAIR_END = re.compile(rb"[\s\"'\\]")
-_CLOSING = re.compile(rb"\\{0,7}\"")
-_INDENT = re.compile(rb"(?:^|\n|\\{1,7}n)([ \t+>|-]{0,40})\Z")
-_BASE64 = re.compile(rb"[A-Za-z0-9+/]{16,}={0,2}\Z")
-
-
-def kubernetes(text: bytes, place: int) -> Iterator[Found | Next]:
-    """What stands below `data:` and `stringData:`, whatever its keys are called."""
-    data = START.match(text, place) and _YAML_DATA.match(text, place)
-    pair = _YAML_PAIR if data else _JSON_PAIR
-    data = data or (START.match(text, place) and _JSON_DATA.match(text, place))
-    if not data:
-        return
-    kinds = _kinds(text, place)
-    if b"Secret" in kinds or (not kinds and pair is _YAML_PAIR):
-        before = _INDENT.search(text, max(place - 48, 0), place)
-        indent = len(before[1]) if before else 0
-        yield from _pair(pair, indent, b"Secret" in kinds, text, data.end())
-
-
-def _kinds(text: bytes, place: int) -> set[bytes]:
-    """Of the document around, as far as one sees."""
-    before = text[max(place - BEHIND, 0) : place].rpartition(b"\n---")[2]
-    after = text[place : place + AHEAD].partition(b"\n---")[0]
-    return {found[1] for piece in (before, after) for found in _KIND.finditer(piece)}
-
-
-def _pair(
-    pair: re.Pattern[bytes], indent: int, is_secret: bool, text: bytes, place: int
-) -> Iterator[Found | Next]:
-    found = pair.match(text, place, place + _ROW)
-    if not found or (pair is _YAML_PAIR and len(found[1]) <= indent):
-        return
-    value = found["value"]
-    start, end = found.span("value")
-    if value and (is_secret or _is_readable(value)) and not values.is_none(value):
-        yield Found("kubernetes", start, end, None if end < place + _ROW else _PAIR_END)
-    if pair is _YAML_PAIR:
-        ending = _BREAK.search(text, end, place + _ROW)
-        if ending and _PAIR_REST.fullmatch(text, end, ending.start()):
-            yield Next(ending.end(), partial(_pair, pair, indent, is_secret))
-    else:
-        closing = _CLOSING.match(text, end)
-        if closing:
-            yield Next(closing.end(), partial(_pair, pair, indent, is_secret))
-
-
-def _is_readable(value: bytes) -> bool:
-    from binascii import Error, a2b_base64
-
-    if not _BASE64.match(value) or len(value) % 4:
-        return False
-    try:
-        return all(32 <= byte < 127 or byte in b"\r\n\t" for byte in a2b_base64(value))
-    except Error:
-        return False
-
-
-#: The words that a name ends in, by how much they say alone.
+#: The words that a name ends in, by how sure it is that the value of such a name is a secret.
 _SURE = (
     rb"password|passwd|passwort|passphrase|passcode|" + AFTER_NO_LETTER + rb"(?:pwd|psk)|(?<=_)pass"
     rb"|(?:db|user|admin|root|smtp|ftp|mail|redis|sql|store|key|require)pass|masterauth|mnemonic"
@@ -300,7 +86,7 @@ _OPTION_GAP = re.compile(rb"=|[ \t]{1,8}|\\{0,7}[\"'],(?:[ \t]|\s|\\+n){0,40}(?=
 _CELL = re.compile(
     rb"\\{0,7}[\"']?>|</(?:td|th|dt|key|b|strong|label|span)>\s{0,40}<(?:td|dd|string|span|code)>"
 )
-_SAYS = re.compile(
+_IS = re.compile(
     rb"[ \t]{1,2}(?:is|was|to|are)(?:[ \t]{1,2}|:[ \t]{1,2})" + COLOUR + rb"{0,3}(?=\S)"
 )
 _SETS = re.compile(
@@ -321,17 +107,8 @@ _BASIC = re.compile(rb"[A-Za-z0-9+/_-]{8,512}={0,2}\Z")
 _ATTRIBUTE = re.compile(rb"(?i)(?:name|key|id)[ \t]{0,2}=[ \t]{0,2}\\{0,7}[\"'][^\"'\s]{0,64}\Z")
 
 
-def level_of(name: bytes) -> int | None:
-    """What a name says of what it is given; None: nothing."""
-    found = _WHOLE.match(name.strip().replace(b" ", b"_"))
-    return None if found is None else _level(found)
-
-
-def _level(name: re.Match[bytes]) -> int:
-    return SURE if name["sure"] else LIKELY if name["likely"] else MAYBE
-
-
 def assignment(text: bytes, place: int) -> Iterator[Found | Next]:
+    """Find the value that is given to the name around a place."""
     before = _NAME_BACKWARDS.match(text[max(place - 64, 0) : place][::-1])
     start = place - (before.end() if before else 0)
     rest = _COLOUR_REST.match(text, start, place)
@@ -350,21 +127,33 @@ def assignment(text: bytes, place: int) -> Iterator[Found | Next]:
     if found:
         yield found
     else:
-        yield from header(text, start, end, level_of)
+        yield from _header(text, start, end)
 
 
 def _repeats(name: bytes, found: Found, text: bytes) -> bool:
-    """Say whether the value has the words of the name in it: a type or a function, as in
-    `private_key: Ed25519PrivateKey`."""
+    """Return whether the value repeats the words of the name: `private_key: Ed25519PrivateKey`."""
     if found.until is None or not _TWO.search(name):
         return False
     value = piece(text, found.start, found.until)
     return _SIGNS.sub(b"", name).lower() in _SIGNS.sub(b"", value).lower()
 
 
+def _level_of(name: bytes) -> int | None:
+    """Return how sure it is that the value of such a name is a secret; None if it is none."""
+    found = _WHOLE.match(name.strip().replace(b" ", b"_"))
+    return None if found is None else _level(found)
+
+
+def _level(name: re.Match[bytes]) -> int:
+    return SURE if name["sure"] else LIKELY if name["likely"] else MAYBE
+
+
 def _name_at(text: bytes, start: int) -> tuple[int, int] | None:
-    """How long the name is and what it says. Few different ones stand in a text, so that each is
-    looked at once, with the bytes before it where they may be an escape."""
+    """Return how long the name is and its level.
+
+    Few different names stand in a text, so that each is looked at once, with the bytes before it
+    where they may be an escape.
+    """
     before = text[max(start - 16, 0) : start]
     if not _MAY_ESCAPE.search(before):
         before = b""
@@ -383,7 +172,7 @@ def _assigned(text: bytes, start: int, end: int, level: int) -> Found | None:
     is_option = name.startswith(b"-") and len(name) > 4
     gap = (is_option and _OPTION_GAP.match(text, end)) or _GAP.match(text, end)
     if not gap:
-        return _beside(text, start, end, level)
+        return _stated(text, start, end, level)
     if is_option and gap[0].isspace():
         return values.secret_at(text, gap.end(), level)
     tight = _COLOURS.sub(b"", gap[0]).endswith(b"=")
@@ -412,7 +201,7 @@ def _is_prose(phrase: bytes) -> bool:
 
 
 def _is_basic(value: bytes) -> bool:
-    """`user:password` in base64: `auth` alone says little."""
+    """Return whether it is `user:password` in base64: the name `auth` alone is not enough."""
     from binascii import Error, a2b_base64
 
     if not _BASIC.match(value):
@@ -424,8 +213,8 @@ def _is_basic(value: bytes) -> bool:
     return (b":" in whole and whole.isascii()) or (values.is_mixed(value) and len(value) >= 20)
 
 
-def _beside(text: bytes, start: int, end: int, level: int) -> Found | None:
-    """In an element of XML or HTML, in a netrc, after `setenv`, and as a sentence says it."""
+def _stated(text: bytes, start: int, end: int, level: int) -> Found | None:
+    """Find a value in an element of XML or HTML, in a netrc, after `setenv`, or in a sentence."""
     cell = _CELL.match(text, end)
     in_element = (
         text[start - 1 : start] == b"<"
@@ -442,16 +231,16 @@ def _beside(text: bytes, start: int, end: int, level: int) -> Found | None:
         return values.secret_at(text, end + 1, SURE)
     if text[end : end + 1] in (b" ", b"\t") and _SETS.search(text, max(start - 80, 0), start):
         return values.secret_at(text, end + 1, level)
-    says = _SAYS.match(text, end)
-    if says:
-        until = bare_end(text, says.end())
-        value = piece(text, says.end(), until).rstrip(b".,;:!?)")
+    sentence = _IS.match(text, end)
+    if sentence:
+        until = bare_end(text, sentence.end())
+        value = piece(text, sentence.end(), until).rstrip(b".,;:!?)")
         good = not values.is_none(value) and len(value) >= (6 if level == SURE else 12)
         good = good and (values.is_special(value) or values.is_random(value))
         good = good or (value.count(b"-") > 2 and values.is_mixed(value) and len(value) >= 16)
         good = good or values.is_base64(value)
         good = good or (level == SURE and value.isalnum() and bool(re.search(rb"[0-9]", value)))
-        return Found("password", says.end(), says.end(), until) if good else None
+        return Found("password", sentence.end(), sentence.end(), until) if good else None
     return None
 
 
@@ -466,7 +255,7 @@ def _bare(
     is_option: bool,
     tight: bool,
 ) -> Found | None:
-    """A value without quotes: in code that is a name more often than a secret."""
+    """Find a value without quotes: in code that is a name more often than a secret."""
     before = text[start - 1 : start]
     in_query = before in (b"?", b"&") and mark == b"="
     shell = (mark == b"=" and tight and (name.isupper() or is_option)) or mark == b"\0"
@@ -488,3 +277,222 @@ def _bare(
             alone = mark == b"=" and tight and before in (b" ", b"")
             good = good or (alone and _TIGHT_REST.match(text, place + len(value)) is not None)
     return Found("password", place, place, until) if good else None
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+_SEPARATOR = re.compile(rb"[ ]?\\{0,7}[\"']?[ ]{0,40}([,;|\t]|\\{1,7}t)")
+_BEFORE = re.compile(rb"[ ]?[\"']?\\{0,7}[ ]{0,40}([,;|\t]|t\\)")  # read backwards
+_BLANKS = re.compile(rb"[ ]{2,256}(?=\S)|(?=[ ]{0,8}(?:\r?\n|\\{1,7}n))")
+_HEADING = re.compile(rb"[A-Za-z_][\w .#/()-]{0,47}\Z")
+_NO_HEADINGS = re.compile(rb"[^\w .#/()\\\",;|\t-]")
+_BORDER = re.compile(rb"[-+=|: \t]{3,}\Z")
+_OPENS = re.compile(rb".*[:\[{(=,][ \t]?(?:\\{0,7}[\"'`]){1,3}(?=[A-Za-z_|])", re.DOTALL)
+_STRING_END = re.compile(rb"(?<!\\)(?:\\\\){0,3}\"(?=[\s,}\])]|\Z)")
+MOST_COLUMNS = 64
+_QUOTED = rb"[ ]{0,8}\\{0,7}\"(?:[^\"\\]|\"\"|\\{1,7}[^\"n\\]){0,512}+\\{0,7}\"[ ]{0,8}"
+_FIELDS = {
+    separator: re.compile(
+        rb"(%s(?=%s|\Z)|(?:(?!%s).)*+)(?:%s|\Z)" % (_QUOTED, *(between,) * 3), re.DOTALL
+    )
+    for separator, between in (
+        (b",", rb","),
+        (b";", rb";"),
+        (b"|", rb"\|"),
+        (b"\t", rb"(?:\t|\\{1,7}t)"),
+        (b" ", rb"(?:[ ]{2,}|\t)"),
+    )
+}
+_WORD = re.compile(rb"\S+")
+_FIELD_LEFT = re.compile(rb"[ ]*(?:\\{0,7}\")?")
+_FIELD_RIGHT = re.compile(rb"(?:\\{0,7}\")?[ ]*\Z")
+
+
+class _Table(Struct, frozen=True):
+    """A table, as its first row describes it."""
+
+    separator: bytes
+    count: int
+    columns: tuple[tuple[int, int], ...]  #: (which, the level of its heading)
+    starts: tuple[int, ...]  #: where in its line each heading begins
+
+
+def _header(text: bytes, start: int, end: int) -> Iterator[Next]:
+    """Ask for the rows of a table, where the name is a heading in its first row."""
+    separator = _separator(text, start, end)
+    if not separator:
+        return
+    lowest = max(start - 512, 0)
+    newline, written = (text.rfind(mark, lowest, start) for mark in (b"\n", b"\\n"))
+    begin = max(newline, written + (written >= 0)) + 1
+    if lowest and not begin:
+        return
+    line_end = _BREAK.search(text, end, end + 512)
+    if not line_end:
+        return
+    line = text[begin : line_end.start()]
+    opened = _OPENS.match(line[: start - begin])
+    if opened:
+        line = line[opened.end() :]
+    if _NO_HEADINGS.search(line):
+        return
+    indent = len(line) - len(line.lstrip(b" "))
+    spans = _fields(line.strip(b" "), separator)
+    fields = [line[indent + left : indent + right] for left, right in spans]
+    inner = fields[1:-1] if separator == b"|" and not (fields[0] or fields[-1]) else fields
+    if not 2 <= len(inner) <= MOST_COLUMNS or not all(map(_HEADING.match, inner)):
+        return
+    named = [(number, _level_of(field)) for number, field in enumerate(fields)]
+    columns = tuple((number, level) for number, level in named if level is not None)
+    if not columns:
+        return
+    starts = tuple(indent + left for left, _ in spans)
+    yield Next(line_end.end(), partial(_row, _Table(separator, len(fields), columns, starts)))
+
+
+def _separator(text: bytes, start: int, end: int) -> bytes:
+    found = _SEPARATOR.match(text, end) or _BEFORE.match(text[max(start - 48, 0) : start][::-1])
+    if found:
+        return b"\t" if b"t" in found[1] else found[1]
+    return b" " if _BLANKS.match(text, end) else b""
+
+
+def _fields(line: bytes, separator: bytes) -> list[tuple[int, int]]:
+    """Return where the fields of a row are, without their quotes and blanks."""
+    places: list[tuple[int, int]] = []
+    place = 0
+    while len(places) <= MOST_COLUMNS:
+        found = _FIELDS[separator].match(line, place)
+        assert found
+        start, end = found.span(1)
+        left = _FIELD_LEFT.match(line, start, end)
+        begin = left.end() if left else start
+        right = _FIELD_RIGHT.search(line, begin, end)
+        places.append((begin, right.start() if right else end))
+        if found.end() == found.end(1):
+            break
+        place = found.end()
+    return places
+
+
+def _row(table: _Table, text: bytes, place: int) -> Iterator[Found | Next]:
+    ending = _BREAK.search(text, place, place + _ROW)
+    end = ending.start() if ending else len(text)
+    if end - place > _ROW:
+        return
+    line = text[place:end]
+    if not _BORDER.match(line):
+        cut = None if line.lstrip().startswith(b'"') else _STRING_END.search(line)
+        places = _cells(line[: cut.start()] if cut else line, table)
+        if not places:
+            return
+        for column, level in table.columns:
+            start, stop = places[column]
+            value = line[start:stop]
+            if value and _is_cell(value, level):
+                yield Found("password", place + start, place + stop)
+        if cut:
+            return
+    if ending:
+        yield Next(ending.end(), partial(_row, table))
+
+
+def _cells(line: bytes, table: _Table) -> list[tuple[int, int]]:
+    """Return where the cells of a row are; none if it is no row.
+
+    Between blanks a cell may be empty or fill its column, and begins where its heading does, or
+    behind that after one that was too long. What stands below the first heading alone is any line.
+    """
+    places = _fields(line, table.separator)
+    if len(places) == table.count:
+        return places
+    if table.separator != b" ":
+        return []
+    words = {found.start(): found.end() for found in _WORD.finditer(line)}
+    if len(words) == table.count and all(map(int.__ge__, words, table.starts)):
+        return [*words.items()]
+    begun = {left for left, right in places if left < right}
+    if not begun <= set(table.starts) or begun <= {table.starts[0]}:
+        return []
+    return [(start, words.get(start, start)) for start in table.starts]
+
+
+def _is_cell(value: bytes, level: int) -> bool:
+    if values.is_none(value) or b" " in value.strip():
+        return False
+    if level == values.SURE:
+        is_identifier = b"_" in value and values.is_code(value)
+        return len(value) >= 4 and not is_identifier and value.lower() not in values.PROSE
+    return values.is_quoted_secret(value, level)
+
+
+# --- a Secret of Kubernetes ---------------------------------------------------------------------
+
+_KIND = re.compile(rb"[\"']?kind\\{0,7}[\"']?[ \t]{0,4}:[ \t]{0,4}\\{0,7}[\"']?(\w+)")
+_YAML_DATA = re.compile(rb"(?:stringData|data):[ \t]{0,4}(?:\r?\n|\\{1,7}n)")
+_YAML_PAIR = re.compile(
+    rb"([ \t+>|-]{1,40}?)\\{0,7}[\"']?[\w.-]{1,128}\\{0,7}[\"']?:[ \t]{1,4}\\{0,7}[\"']?"
+    rb"(?P<value>[^\s\"'\\#|>][^\s\"'\\]*)"
+)
+_JSON_DATA = re.compile(rb"(?:stringData|data)\\{0,7}\"[ \t]{0,4}:[ \t]{0,4}\{")
+_JSON_PAIR = re.compile(
+    rb"(?:[\s,]|\\{1,7}[nrt]){0,80}\\{0,7}\"[\w.-]{1,128}\\{0,7}\"[ \t]{0,4}:[ \t]{0,4}\\{0,7}\""
+    rb"(?P<value>[^\"\\]*)"
+)
+_PAIR_REST = re.compile(rb"\\{0,7}[\"']?[ \t]*(?:#.*)?")
+_PAIR_END = re.compile(rb"[\s\"'\\]")
+_CLOSING = re.compile(rb"\\{0,7}\"")
+_INDENT = re.compile(rb"(?:^|\n|\\{1,7}n)([ \t+>|-]{0,40})\Z")
+_BASE64 = re.compile(rb"[A-Za-z0-9+/]{16,}={0,2}\Z")
+
+
+def kubernetes(text: bytes, place: int) -> Iterator[Found | Next]:
+    """Find what stands below `data:` and `stringData:`, whatever its keys are called."""
+    data = START.match(text, place) and _YAML_DATA.match(text, place)
+    pair = _YAML_PAIR if data else _JSON_PAIR
+    data = data or (START.match(text, place) and _JSON_DATA.match(text, place))
+    if not data:
+        return
+    kinds = _kinds(text, place)
+    if b"Secret" in kinds or (not kinds and pair is _YAML_PAIR):
+        before = _INDENT.search(text, max(place - 48, 0), place)
+        indent = len(before[1]) if before else 0
+        yield from _pair(pair, indent, b"Secret" in kinds, text, data.end())
+
+
+def _kinds(text: bytes, place: int) -> set[bytes]:
+    """Return the kinds of the document around, as far as the rule sees."""
+    before = text[max(place - BEHIND, 0) : place].rpartition(b"\n---")[2]
+    after = text[place : place + AHEAD].partition(b"\n---")[0]
+    return {found[1] for piece in (before, after) for found in _KIND.finditer(piece)}
+
+
+def _pair(
+    pair: re.Pattern[bytes], indent: int, is_secret: bool, text: bytes, place: int
+) -> Iterator[Found | Next]:
+    found = pair.match(text, place, place + _ROW)
+    if not found or (pair is _YAML_PAIR and len(found[1]) <= indent):
+        return
+    value = found["value"]
+    start, end = found.span("value")
+    if value and (is_secret or _is_readable(value)) and not values.is_none(value):
+        yield Found("kubernetes", start, end, None if end < place + _ROW else _PAIR_END)
+    if pair is _YAML_PAIR:
+        ending = _BREAK.search(text, end, place + _ROW)
+        if ending and _PAIR_REST.fullmatch(text, end, ending.start()):
+            yield Next(ending.end(), partial(_pair, pair, indent, is_secret))
+    else:
+        closing = _CLOSING.match(text, end)
+        if closing:
+            yield Next(closing.end(), partial(_pair, pair, indent, is_secret))
+
+
+def _is_readable(value: bytes) -> bool:
+    from binascii import Error, a2b_base64
+
+    if not _BASE64.match(value) or len(value) % 4:
+        return False
+    try:
+        return all(32 <= byte < 127 or byte in b"\r\n\t" for byte in a2b_base64(value))
+    except Error:
+        return False

@@ -16,8 +16,8 @@ class OutputFile:
         self._file = AppendFile(path).open()
         self._raw = Sha256() if policy.mode == "hashed" else None
         self._filter = None
-        if policy.censor is not None and self._raw is None:
-            self._filter = policy.censor.stream()
+        if policy.redactor is not None and self._raw is None:
+            self._filter = policy.redactor.stream()
         self._total = 0
 
     def write(self, chunk: bytes) -> None:

@@ -1,9 +1,9 @@
-"""Secrets in an encoded text: percent-encoded, or in base64 as a whole.
+"""One pass over a stream: where the words of the rules stand, and what the rules find there.
 
-One pass over a stream: where the words of the rules stand, what the rules make of them.
-
-The pass decides about a place only when everything that a rule may look at is there, and lets
-bytes go only when no later place can reach back to them."""
+The pass decides about a place only when everything that a rule may look at is there, and lets bytes
+go only when no later place can reach back to them. Secrets in an encoded text are found as well:
+percent-encoded, or in base64 as a whole.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from stream.redaction.contexts import contexts
-from stream.redaction.keys import Key, keys
-from stream.redaction.policy import forms, secret_values
+from stream.redaction.patterns import CONTEXTS, KEYS, Key
 from stream.redaction.values import (
     AHEAD,
     BEHIND,
@@ -28,101 +26,9 @@ from stream.redaction.values import (
     Found,
     Next,
     SecretRule,
+    forms,
+    secret_values,
 )
-
-Spans = Callable[[bytes], "list[Found]"]  #: of a whole text, closed
-
-_FAR = AHEAD - 2 * LOOK
-_BACK = 512
-_STRIDE = 1024
-_SHORTEST = 12  #: bytes of a word that may have a secret in it
-_TOKEN = re.compile(rb"[\w%.~+*!(),;:-]+")
-_TOKEN_END = re.compile(rb"[^\w%.~+*!(),;:-]")
-_BACKWARDS = re.compile(rb"[\w%.~+*!(),;-]*")
-_ESCAPE = re.compile(rb"%[0-9A-Fa-f]{2}|\+")
-_BASE64 = re.compile(rb"[A-Za-z0-9+/_-]{12,}={0,2}")
-_BASE64_END = re.compile(rb"[^A-Za-z0-9+/_=-]")
-
-
-def encoded_anchors(words: Iterable[bytes], spans: Spans) -> list[Anchor]:
-    """`words`: those of the keys, as base64 of a text that begins with one shows them."""
-
-    def percent(text: bytes, place: int) -> Iterator[Found | Next]:
-        start = _start(text, place)
-        if not _ESCAPE.search(text, start, place):  # the first of its word
-            yield from view(text, start, place)
-
-    def view(text: bytes, start: int, place: int) -> Iterator[Found | Next]:
-        found = _TOKEN.match(text, start, place + _FAR)
-        if not found or found.end() <= place:
-            return
-        is_cut = found.end() == place + _FAR
-        plain, places = _decoded(found[0])
-        if len(plain) < _SHORTEST:
-            return
-        for span in spans(plain):
-            end = start + places[span.end]
-            is_open = is_cut and span.end == len(plain)
-            yield Found(span.kind, start + places[span.start], end, _TOKEN_END if is_open else None)
-        if is_cut:
-            yield Next(place + _STRIDE, again)
-
-    def again(text: bytes, place: int) -> Iterator[Found | Next]:
-        return view(text, _start(text, place), place)
-
-    def base64(text: bytes, place: int) -> Iterator[Found]:
-        found = EDGE.match(text, place) and _BASE64.match(text, place, place + _FAR)
-        if not found:
-            return
-        inner = spans(_plain(found[0]))
-        if inner:
-            yield Found(inner[0].kind, place, found.end(), _BASE64_END)
-
-    forms = {_beginning(word) for word in words}
-    return [
-        Anchor(b"%", percent, then=rb"(?=[0-9A-Fa-f]{2})"),
-        *(Anchor(form, base64) for form in sorted(forms) if len(form) >= 4),
-    ]
-
-
-def _start(text: bytes, place: int) -> int:
-    """Of the word around a place."""
-    found = _BACKWARDS.match(text[max(place - _BACK, 0) : place][::-1])
-    return place - (found.end() if found else 0)
-
-
-def _decoded(token: bytes) -> tuple[bytes, list[int]]:
-    """The plain text, and where in the token each of its bytes begins, and the last one ends."""
-    plain, place = bytearray(), 0
-    places: list[int] = []
-    for found in _ESCAPE.finditer(token):
-        plain += token[place : found.start()]
-        places += range(place, found.start())
-        plain.append(32 if found[0] == b"+" else int(found[0][1:], 16))
-        places.append(found.start())
-        place = found.end()
-    plain += token[place:]
-    places += [*range(place, len(token)), len(token)]
-    return bytes(plain), places
-
-
-def _beginning(word: bytes) -> bytes:
-    """The characters of base64 that a word at the beginning decides alone."""
-    return b2a_base64(word, newline=False)[: len(word) * 8 // 6]
-
-
-def _plain(text: bytes) -> bytes:
-    text = text.rstrip(b"=").translate(bytes.maketrans(b"-_", b"+/"))
-    try:
-        return a2b_base64(text[: len(text) // 4 * 4] + _rest(text))
-    except Error:
-        return b""
-
-
-def _rest(text: bytes) -> bytes:
-    rest = text[len(text) // 4 * 4 :]
-    return rest + b"=" * (4 - len(rest)) if len(rest) > 1 else b""
-
 
 STEP = 1 << 16  #: bytes that are worth a pass
 KEPT = 1 << 16  #: bytes of a secret that tell it from others
@@ -139,216 +45,10 @@ _MOST_NEAR = 1 << 14  #: surroundings that are remembered
 _SEEN = 24  #: bytes of a word that the pattern looks at
 
 Token = Callable[[str, bytes], bytes]
+Spans = Callable[[bytes], "list[Found]"]  #: of a whole text, closed
 
 
-def pivots(anchors: Sequence[Anchor]) -> list[int]:
-    """Of each word the place of the byte to look for first.
-
-    They are chosen together, so that few bytes, and rare ones, are enough for all words."""
-    options: list[set[frozenset[int]]] = [
-        {frozenset(_cases(byte, anchor)) for byte in set(anchor.word[:_EXACT_REACH])}
-        for anchor in anchors
-    ]
-    chosen: set[int] = set()
-    left = options
-    while left := [ways for ways in left if not any(way <= chosen for way in ways)]:
-        count = Counter(way for ways in left for way in ways)
-        worth = {way: times / _cost(way - chosen) for way, times in count.items()}
-        chosen.update(max((value, sorted(way)) for way, value in worth.items())[1])
-    for byte in sorted(chosen, key=lambda byte: (-_cost(frozenset((byte,))), byte)):
-        if all(any(way <= chosen - {byte} for way in ways) for ways in options):
-            chosen.remove(byte)  # what was chosen later does without it
-    return [_place(anchor, chosen) for anchor in anchors]
-
-
-def _cases(byte: int, anchor: Anchor) -> set[int]:
-    one = bytes((byte,))
-    return {one.lower()[0], one.upper()[0]} if anchor.any_case else {byte}
-
-
-def _cost(bytes_: frozenset[int]) -> float:
-    return sum(_WEIGHT.get(byte, 1.0) for byte in bytes_)
-
-
-def _place(anchor: Anchor, chosen: set[int]) -> int:
-    """Not the last one, if it can be: what follows is compared sooner than what is before."""
-    near = anchor.word[:_EXACT_REACH]
-    places = [n for n in range(len(near)) if _cases(near[n], anchor) <= chosen]
-    last = len(anchor.word) - 1
-    return min(places, key=lambda n: (n == last, _cost(frozenset(_cases(near[n], anchor))), n))
-
-
-def detector_for(environment: Mapping[str, str]) -> Detector:
-    """It takes a while to make, and does not change."""
-    return _detector(tuple(secret_values(environment)))
-
-
-@lru_cache(maxsize=4)
-def _detector(secrets: tuple[str, ...]) -> Detector:
-    return Detector(secrets)
-
-
-class Detector:
-    """The words to look for, in one pattern."""
-
-    def __init__(self, secrets: Sequence[str]) -> None:
-        self.identities: dict[bytes, bytes] = {}
-        exact: list[Anchor] = []
-        for value in secrets:
-            identity = identity_of("env", value.encode("utf-8", "surrogateescape"))
-            new = [form for form in forms(value) if form not in self.identities]
-            self.identities.update(dict.fromkeys(new, identity))
-            exact += [Anchor(form, _exact(form)) for form in new]
-        self.by_pivot: dict[int, list[tuple[int, Anchor]]] = {}
-        encoded = encoded_anchors(
-            [*(key.word for key in keys() if not key.before), *_BLOCKS], self.spans
-        )
-        every = [*exact, *_anchors(), *encoded]
-        for anchor, place in zip(every, pivots(every), strict=True):
-            for byte in _cases(anchor.word[place], anchor):
-                self.by_pivot.setdefault(byte, []).append((place, anchor))
-        self._near: dict[bytes, list[tuple[int, Anchor]]] = {}
-        self.pattern = re.compile(b"|".join(map(self._branch, sorted(self.by_pivot))), re.DOTALL)
-
-    def _branch(self, byte: int) -> bytes:
-        """All words that are looked for by this byte; the byte itself comes first, so that the
-        engine passes over everything else quickly."""
-        return re.escape(bytes((byte,))) + _tree([_around(*one) for one in self.by_pivot[byte]])
-
-    def spans(self, text: bytes) -> list[Found]:
-        """What is secret in a whole text, which is not part of a stream."""
-        closed = []
-        for hit in self.pattern.finditer(text):
-            for found in self.found(text, hit.start(), covered=False):
-                if isinstance(found, Found):
-                    end = found.until.search(text, found.end) if found.until else None
-                    stop = end.start() if end else len(text) if found.until else found.end
-                    closed.append(Found(found.kind, found.start, stop))
-        return closed
-
-    def found(self, text: bytes, hit: int, covered: bool) -> list[Found | Next]:
-        """What the rules say about a hit. What reads names has nothing to add inside a secret."""
-        answers: list[Found | Next] = []
-        asked: list[tuple[int, SecretRule]] = []
-        for place, anchor in self._candidates(text[max(hit - 1, 0) : hit + 3], text[hit], hit):
-            start = hit - place
-            if start < 0 or (covered and anchor.then and anchor.any_case):
-                continue
-            if (start, anchor.rule) in asked:  # `pass` and `passw` have the same rule
-                continue
-            word = text[start : start + len(anchor.word)]
-            if word == anchor.word or (anchor.any_case and word.lower() == anchor.word):
-                asked.append((start, anchor.rule))
-                answers += anchor.rule(text, start)
-        return answers
-
-    def _candidates(self, near: bytes, byte: int, hit: int) -> list[tuple[int, Anchor]]:
-        """The words that the bytes around a hit leave. Few different ones ever surround a hit."""
-        every = self.by_pivot[byte]
-        if hit == 0 or len(every) == 1:
-            return every
-        known = self._near.get(near)
-        if known is None:
-            if len(self._near) >= _MOST_NEAR:
-                self._near.clear()
-            known = self._near[near] = [
-                (place, anchor) for place, anchor in every if _fits(anchor, place - 1, near)
-            ]
-        return known
-
-
-def _fits(anchor: Anchor, first: int, near: bytes) -> bool:
-    """Whether bytes that begin at a place of the word, or one before it, are those of the word."""
-    return all(
-        byte in _cases(anchor.word[first + n], anchor)
-        for n, byte in enumerate(near)
-        if 0 <= first + n < len(anchor.word)
-    )
-
-
-def _around(place: int, anchor: Anchor) -> tuple[list[bytes], bytes]:
-    """What follows the byte, one pattern for each, and what is looked at last."""
-    after = anchor.word[place + 1 :]
-    before = b"".join(_one(byte, anchor) for byte in anchor.word[max(place - _SEEN, 0) : place])
-    last = b"(?<=%s%s)" % (before, b"." * (1 + min(len(after), _SEEN))) if before else b""
-    return [_one(byte, anchor) for byte in after[:_SEEN]], last + (
-        anchor.then if len(after) <= _SEEN else b""
-    )
-
-
-def _one(byte: int, anchor: Anchor) -> bytes:
-    both = b"".join(bytes((case,)) for case in sorted(_cases(byte, anchor)))
-    return b"[%s]" % both if len(both) > 1 else re.escape(both)
-
-
-def _tree(words: Sequence[tuple[list[bytes], bytes]]) -> bytes:
-    """An alternation in which no common beginning is tried twice."""
-    ends = {last for after, last in words if not after}
-    heads: dict[bytes, list[tuple[list[bytes], bytes]]] = {}
-    for after, last in words:
-        if after:
-            heads.setdefault(after[0], []).append((after[1:], last))
-    if b"" in ends:
-        return b""
-    ways = [head + _tree(inner) for head, inner in sorted(heads.items())] + sorted(ends)
-    return ways[0] if len(ways) == 1 else b"(?:" + b"|".join(ways) + b")"
-
-
-def _exact(form: bytes) -> SecretRule:
-    return lambda text, start: [Found("env", start, start + len(form))]
-
-
-_BLOCKS = (b"-----BEGIN ", b"eyJ")
-_KEY_END = re.compile(rb"[^A-Za-z0-9_-]")
-
-
-def _anchors() -> list[Anchor]:
-    rows = contexts()
-    return [
-        *(Anchor(key.word, _key(key), then=b"(?=%s)" % _unnamed(key.shape)) for key in keys()),
-        *(Anchor(word, row.rule, row.any_case, row.then) for row in rows for word in row.words),
-    ]
-
-
-def _unnamed(shape: bytes) -> bytes:
-    return shape.replace(b"(?P<secret>", b"(?:")
-
-
-_COLOUR = re.compile(COLOUR)
-
-
-def _key(key: Key) -> SecretRule:
-    pattern = re.compile(re.escape(key.word) + key.shape)
-    before = re.compile(key.before) if key.before else None
-
-    def rule(text: bytes, place: int) -> list[Found | Next]:
-        found = pattern.match(text, place)
-        if not found:
-            return []
-        start = place
-        if before:
-            start = max(place - LOOK, 0)
-            start = max(start, *(0, *(end.end() for end in _COLOUR.finditer(text, start, place))))
-            ahead = before.search(text[start:place])
-            if not ahead:
-                return []
-            start += ahead.start()
-        if key.word[:1].isalnum() and not before and not EDGE.match(text, place):
-            return []
-        if "secret" in pattern.groupindex:
-            return [Found(key.kind, *found.span("secret"))]
-        long = len(found[0]) >= 512  # as far as the shape goes, and perhaps further
-        return [Found(key.kind, start, found.end(), _KEY_END if long else None)]
-
-    return rule
-
-
-def identity_of(kind: str, value: bytes) -> bytes:
-    """The same for a secret as it is and as it stands in JSON."""
-    if kind == "private-key":
-        lines = re.sub(rb"-----(?:BEGIN|END)[^-]*-----|\\+[nrt]", b"", value)
-        return re.sub(rb"[^A-Za-z0-9/=]", b"", lines)
-    return value.replace(b"\\", b"")
+# --- the stream ---------------------------------------------------------------------------------
 
 
 class _Span(Struct):
@@ -360,7 +60,7 @@ class _Span(Struct):
     value: bytes
 
     def grow(self, end: int, piece: bytes) -> None:
-        """By the piece that ends there; of a long secret the beginning is enough."""
+        """Add the piece that ends there; of a long secret the beginning is enough."""
         self.value += piece[len(piece) - (end - self.end) :][: KEPT - len(self.value)]
         self.end = end
 
@@ -383,11 +83,13 @@ class Scan:
         self._size = 0
 
     def feed(self, chunk: bytes) -> bytes:
+        """Take in a chunk, and return what is decided."""
         self._waiting.append(chunk)
         self._size += len(chunk)
         return self._pass(ended=False) if self._size >= STEP else b""
 
     def finish(self) -> bytes:
+        """Return the rest."""
         return self._pass(ended=True)
 
     def _pass(self, ended: bool) -> bytes:
@@ -446,7 +148,7 @@ class Scan:
             self._open, self._hit = found.until, place
 
     def _joined(self, earlier: _Span, later: _Span) -> _Span:
-        """Of two that overlap, or of which one is part of the other."""
+        """Join two that overlap, or of which one is part of the other."""
         if earlier.start > later.start:
             before = later.value[: earlier.start - later.start]
             earlier = _Span(later.kind, later.start, earlier.end, before + earlier.value)
@@ -455,7 +157,7 @@ class Scan:
         return earlier
 
     def _close(self, end: int, ended: bool) -> bool:
-        """Goes on in the open secret; whether its end is known."""
+        """Go on in the open secret, and return whether its end is known."""
         assert self._open is not None
         span = self._spans[-1]
         found = self._open.search(self._text, span.end - self._first)
@@ -478,25 +180,22 @@ class Scan:
         span.grow(end, self._text[span.end - self._first : end - self._first])
 
     def _let_go(self, safe: int) -> bytes:
-        """What stands before a place, with a token for each secret."""
+        """Return what stands before a place, with a token for each secret."""
         pieces = []
-        while (
-            self._spans and self._spans[0].end <= safe and (self._open is None or self._spans[1:])
-        ):
+        while self._spans and self._spans[0].end <= safe:
+            if self._open is not None and len(self._spans) == 1:
+                break
             span = self._spans.pop(0)
             pieces += [self._part(span.start), self._named(span)]
             self._gone = span.end
         if self._spans:
             safe = min(safe, self._spans[0].start)
         pieces.append(self._part(max(safe, self._gone)))
-        keep = min(self._next - 2 * BEHIND, self._next_needed())
+        needed = self._next if self._spans else self._gone  # has not gone, and is in no span
+        keep = min(self._next - 2 * BEHIND, needed)
         self._text = self._text[max(keep - self._first, 0) :]
         self._first = max(keep, self._first)
         return b"".join(pieces)
-
-    def _next_needed(self) -> int:
-        """The first byte that has not been let go and is in no span yet."""
-        return self._gone if not self._spans else self._next
 
     def _part(self, end: int) -> bytes:
         part = self._text[self._gone - self._first : end - self._first]
@@ -506,3 +205,305 @@ class Scan:
     def _named(self, span: _Span) -> bytes:
         identity = self._detector.identities.get(span.value)
         return self._token(span.kind, identity or identity_of(span.kind, span.value))
+
+
+def identity_of(kind: str, value: bytes) -> bytes:
+    """Return what is the same for a secret as it is and as it stands in JSON."""
+    if kind == "private-key":
+        lines = re.sub(rb"-----(?:BEGIN|END)[^-]*-----|\\+[nrt]", b"", value)
+        return re.sub(rb"[^A-Za-z0-9/=]", b"", lines)
+    return value.replace(b"\\", b"")
+
+
+# --- the words of the rules ---------------------------------------------------------------------
+
+
+def detector_for(environment: Mapping[str, str]) -> Detector:
+    """Return the detector for an environment; it takes a while to make, and does not change."""
+    return _detector(tuple(secret_values(environment)))
+
+
+@lru_cache(maxsize=4)
+def _detector(secrets: tuple[str, ...]) -> Detector:
+    return Detector(secrets)
+
+
+class Detector:
+    """Finds the words of all rules with one pattern, and asks the rules about each of them."""
+
+    def __init__(self, secrets: Sequence[str]) -> None:
+        self.identities: dict[bytes, bytes] = {}
+        exact: list[Anchor] = []
+        for value in secrets:
+            identity = identity_of("env", value.encode("utf-8", "surrogateescape"))
+            new = [form for form in forms(value) if form not in self.identities]
+            self.identities.update(dict.fromkeys(new, identity))
+            exact += [Anchor(form, _exact(form)) for form in new]
+        self.by_pivot: dict[int, list[tuple[int, Anchor]]] = {}
+        words = [*(key.word for key in KEYS if not key.before), *_BLOCKS]
+        every = [*exact, *_table_anchors(), *_encoded_anchors(words, self.spans)]
+        for anchor, place in zip(every, _pivots(every), strict=True):
+            for byte in _cases(anchor.word[place], anchor):
+                self.by_pivot.setdefault(byte, []).append((place, anchor))
+        self._near: dict[bytes, list[tuple[int, Anchor]]] = {}
+        self.pattern = re.compile(b"|".join(map(self._branch, sorted(self.by_pivot))), re.DOTALL)
+
+    def _branch(self, byte: int) -> bytes:
+        """Return the pattern of all words that are looked for by this byte.
+
+        The byte comes first, so that the engine passes over everything else quickly.
+        """
+        return re.escape(bytes((byte,))) + _tree([_around(*one) for one in self.by_pivot[byte]])
+
+    def spans(self, text: bytes) -> list[Found]:
+        """Return what is secret in a whole text, which is not part of a stream."""
+        closed = []
+        for hit in self.pattern.finditer(text):
+            for found in self.found(text, hit.start(), covered=False):
+                if isinstance(found, Found):
+                    end = found.until.search(text, found.end) if found.until else None
+                    stop = end.start() if end else len(text) if found.until else found.end
+                    closed.append(Found(found.kind, found.start, stop))
+        return closed
+
+    def found(self, text: bytes, hit: int, covered: bool) -> list[Found | Next]:
+        """Return what the rules find at a hit; rules that read names are not asked in a secret."""
+        answers: list[Found | Next] = []
+        asked: list[tuple[int, SecretRule]] = []
+        for place, anchor in self._candidates(text[max(hit - 1, 0) : hit + 3], text[hit], hit):
+            start = hit - place
+            if start < 0 or (covered and anchor.then and anchor.any_case):
+                continue
+            if (start, anchor.rule) in asked:  # `pass` and `passw` have the same rule
+                continue
+            word = text[start : start + len(anchor.word)]
+            if word == anchor.word or (anchor.any_case and word.lower() == anchor.word):
+                asked.append((start, anchor.rule))
+                answers += anchor.rule(text, start)
+        return answers
+
+    def _candidates(self, near: bytes, byte: int, hit: int) -> list[tuple[int, Anchor]]:
+        """Return the words that the bytes around a hit allow; few different ones surround hits."""
+        every = self.by_pivot[byte]
+        if hit == 0 or len(every) == 1:
+            return every
+        known = self._near.get(near)
+        if known is None:
+            if len(self._near) >= _MOST_NEAR:
+                self._near.clear()
+            known = self._near[near] = [
+                (place, anchor) for place, anchor in every if _fits(anchor, place - 1, near)
+            ]
+        return known
+
+
+def _fits(anchor: Anchor, first: int, near: bytes) -> bool:
+    """Return whether bytes from a place of the word on, or one before it, are the word's."""
+    return all(
+        byte in _cases(anchor.word[first + n], anchor)
+        for n, byte in enumerate(near)
+        if 0 <= first + n < len(anchor.word)
+    )
+
+
+def _around(place: int, anchor: Anchor) -> tuple[list[bytes], bytes]:
+    """Return a pattern for each byte that follows, and one for what is looked at last."""
+    after = anchor.word[place + 1 :]
+    before = b"".join(_one(byte, anchor) for byte in anchor.word[max(place - _SEEN, 0) : place])
+    last = b"(?<=%s%s)" % (before, b"." * (1 + min(len(after), _SEEN))) if before else b""
+    return [_one(byte, anchor) for byte in after[:_SEEN]], last + (
+        anchor.then if len(after) <= _SEEN else b""
+    )
+
+
+def _one(byte: int, anchor: Anchor) -> bytes:
+    both = b"".join(bytes((case,)) for case in sorted(_cases(byte, anchor)))
+    return b"[%s]" % both if len(both) > 1 else re.escape(both)
+
+
+def _tree(words: Sequence[tuple[list[bytes], bytes]]) -> bytes:
+    """Return an alternation in which no common beginning is tried twice."""
+    ends = {last for after, last in words if not after}
+    heads: dict[bytes, list[tuple[list[bytes], bytes]]] = {}
+    for after, last in words:
+        if after:
+            heads.setdefault(after[0], []).append((after[1:], last))
+    if b"" in ends:
+        return b""
+    ways = [head + _tree(inner) for head, inner in sorted(heads.items())] + sorted(ends)
+    return ways[0] if len(ways) == 1 else b"(?:" + b"|".join(ways) + b")"
+
+
+def _exact(form: bytes) -> SecretRule:
+    return lambda text, start: [Found("env", start, start + len(form))]
+
+
+_BLOCKS = (b"-----BEGIN ", b"eyJ")
+_KEY_END = re.compile(rb"[^A-Za-z0-9_-]")
+
+
+def _table_anchors() -> Iterator[Anchor]:
+    for key in KEYS:
+        unnamed = key.shape.replace(b"(?P<secret>", b"(?:")
+        yield Anchor(key.word, _key(key), then=b"(?=%s)" % unnamed)
+    for row in CONTEXTS:
+        yield from (Anchor(word, row.rule, row.any_case, row.then) for word in row.words)
+
+
+_COLOUR = re.compile(COLOUR)
+
+
+def _key(key: Key) -> SecretRule:
+    pattern = re.compile(re.escape(key.word) + key.shape)
+    before = re.compile(key.before) if key.before else None
+
+    def rule(text: bytes, place: int) -> list[Found | Next]:
+        found = pattern.match(text, place)
+        if not found:
+            return []
+        start = place
+        if before:
+            start = max(place - LOOK, 0)
+            start = max(start, *(0, *(end.end() for end in _COLOUR.finditer(text, start, place))))
+            ahead = before.search(text[start:place])
+            if not ahead:
+                return []
+            start += ahead.start()
+        if key.word[:1].isalnum() and not before and not EDGE.match(text, place):
+            return []
+        if "secret" in pattern.groupindex:
+            return [Found(key.kind, *found.span("secret"))]
+        long = len(found[0]) >= 512  # as far as the shape goes, and perhaps further
+        return [Found(key.kind, start, found.end(), _KEY_END if long else None)]
+
+    return rule
+
+
+def _pivots(anchors: Sequence[Anchor]) -> list[int]:
+    """Return for each word the place of the byte to look for first.
+
+    They are chosen together, so that few bytes, and rare ones, are enough for all words.
+    """
+    options: list[set[frozenset[int]]] = [
+        {frozenset(_cases(byte, anchor)) for byte in set(anchor.word[:_EXACT_REACH])}
+        for anchor in anchors
+    ]
+    chosen: set[int] = set()
+    left = options
+    while left := [ways for ways in left if not any(way <= chosen for way in ways)]:
+        count = Counter(way for ways in left for way in ways)
+        worth = {way: times / _cost(way - chosen) for way, times in count.items()}
+        chosen.update(max((value, sorted(way)) for way, value in worth.items())[1])
+    for byte in sorted(chosen, key=lambda byte: (-_cost(frozenset((byte,))), byte)):
+        if all(any(way <= chosen - {byte} for way in ways) for ways in options):
+            chosen.remove(byte)  # what was chosen later does without it
+    return [_place(anchor, chosen) for anchor in anchors]
+
+
+def _cases(byte: int, anchor: Anchor) -> set[int]:
+    one = bytes((byte,))
+    return {one.lower()[0], one.upper()[0]} if anchor.any_case else {byte}
+
+
+def _cost(bytes_: frozenset[int]) -> float:
+    return sum(_WEIGHT.get(byte, 1.0) for byte in bytes_)
+
+
+def _place(anchor: Anchor, chosen: set[int]) -> int:
+    """Not the last one, if it can be: what follows is compared sooner than what is before."""
+    near = anchor.word[:_EXACT_REACH]
+    places = [n for n in range(len(near)) if _cases(near[n], anchor) <= chosen]
+    last = len(anchor.word) - 1
+    return min(places, key=lambda n: (n == last, _cost(frozenset(_cases(near[n], anchor))), n))
+
+
+# --- encoded texts ------------------------------------------------------------------------------
+
+_FAR = AHEAD - 2 * LOOK
+_BACK = 512
+_STRIDE = 1024
+_SHORTEST = 12  #: bytes of a word that may have a secret in it
+_TOKEN = re.compile(rb"[\w%.~+*!(),;:-]+")
+_TOKEN_END = re.compile(rb"[^\w%.~+*!(),;:-]")
+_BACKWARDS = re.compile(rb"[\w%.~+*!(),;-]*")
+_ESCAPE = re.compile(rb"%[0-9A-Fa-f]{2}|\+")
+_BASE64 = re.compile(rb"[A-Za-z0-9+/_-]{12,}={0,2}")
+_BASE64_END = re.compile(rb"[^A-Za-z0-9+/_=-]")
+
+
+def _encoded_anchors(words: Iterable[bytes], spans: Spans) -> list[Anchor]:
+    """Return the anchors of encoded texts. `words`: what a text in base64 may begin with."""
+
+    def percent(text: bytes, place: int) -> Iterator[Found | Next]:
+        start = _start(text, place)
+        if not _ESCAPE.search(text, start, place):  # the first of its word
+            yield from view(text, start, place)
+
+    def view(text: bytes, start: int, place: int) -> Iterator[Found | Next]:
+        found = _TOKEN.match(text, start, place + _FAR)
+        if not found or found.end() <= place:
+            return
+        is_cut = found.end() == place + _FAR
+        plain, places = _decoded(found[0])
+        if len(plain) < _SHORTEST:
+            return
+        for span in spans(plain):
+            end = start + places[span.end]
+            is_open = is_cut and span.end == len(plain)
+            yield Found(span.kind, start + places[span.start], end, _TOKEN_END if is_open else None)
+        if is_cut:
+            yield Next(place + _STRIDE, again)
+
+    def again(text: bytes, place: int) -> Iterator[Found | Next]:
+        return view(text, _start(text, place), place)
+
+    def base64(text: bytes, place: int) -> Iterator[Found]:
+        found = EDGE.match(text, place) and _BASE64.match(text, place, place + _FAR)
+        if not found:
+            return
+        inner = spans(_plain(found[0]))
+        if inner:
+            yield Found(inner[0].kind, place, found.end(), _BASE64_END)
+
+    forms = {_beginning(word) for word in words}
+    return [
+        Anchor(b"%", percent, then=rb"(?=[0-9A-Fa-f]{2})"),
+        *(Anchor(form, base64) for form in sorted(forms) if len(form) >= 4),
+    ]
+
+
+def _start(text: bytes, place: int) -> int:
+    """Return where the word around a place begins."""
+    found = _BACKWARDS.match(text[max(place - _BACK, 0) : place][::-1])
+    return place - (found.end() if found else 0)
+
+
+def _decoded(token: bytes) -> tuple[bytes, list[int]]:
+    """Return the plain text, and where in the token each byte begins and the last one ends."""
+    plain, place = bytearray(), 0
+    places: list[int] = []
+    for found in _ESCAPE.finditer(token):
+        plain += token[place : found.start()]
+        places += range(place, found.start())
+        plain.append(32 if found[0] == b"+" else int(found[0][1:], 16))
+        places.append(found.start())
+        place = found.end()
+    plain += token[place:]
+    places += [*range(place, len(token)), len(token)]
+    return bytes(plain), places
+
+
+def _beginning(word: bytes) -> bytes:
+    """Return the characters of base64 that a word at the beginning decides alone."""
+    return b2a_base64(word, newline=False)[: len(word) * 8 // 6]
+
+
+def _plain(text: bytes) -> bytes:
+    text = text.rstrip(b"=").translate(bytes.maketrans(b"-_", b"+/"))
+    whole = len(text) // 4 * 4
+    rest = text[whole:]
+    padded = rest + b"=" * (4 - len(rest)) if len(rest) > 1 else b""
+    try:
+        return a2b_base64(text[:whole] + padded)
+    except Error:
+        return b""

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stream
-from stream.redaction import Redactor
-from stream.redaction.policy import is_plain, names_secret
+from stream.redaction.policy import Redactor
+from stream.redaction.values import is_plain, names_secret
 
 KEY_LINES = "\n".join("MIIEpAIBAAKCAQEA" + f"{n:02}" * 24 for n in range(10, 35))
 PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{KEY_LINES}\nAbc=\n-----END RSA PRIVATE KEY-----"
@@ -510,7 +510,7 @@ def test_streams_of_several_threads_share_the_numbers() -> None:
 
 
 def test_there_is_an_end_to_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stream.redaction.MOST", 1)
+    monkeypatch.setattr("stream.redaction.policy.MOST", 1)
     text = 'password = "secret-one" password = "secret-two" password = "secret-one"'
     one, two = '"[redacted:password:1]"', '"[redacted:password:more]"'
     assert Redactor({}).text(text) == f"password = {one} password = {two} password = {one}"

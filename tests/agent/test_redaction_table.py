@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from stream.redaction import Redactor
-from stream.redaction.contexts import Context, contexts
-from stream.redaction.keys import Key, keys
+from stream.redaction.patterns import CONTEXTS, KEYS, Context, Key
+from stream.redaction.policy import Redactor
 from tests.agent.seeded import CHANNELS, filled, secrets, written
 
-ROWS: list[Key | Context] = [*keys(), *contexts()]
+ROWS: list[Key | Context] = [*KEYS, *CONTEXTS]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind} {row.example[:24]!r}")

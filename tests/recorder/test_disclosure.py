@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from stream.records.decision import CaptureMode
 from stream.records.kernel import path_bytes, path_text
-from stream.redaction import Redactor
-from stream.redaction.policy import CapturePolicy
+from stream.redaction.policy import CapturePolicy, Redactor
 
 TOKEN = "ghp_" + "aB3dE5gH7jK9" * 3
 NAMES = st.binary(max_size=12) | st.lists(st.sampled_from([b"\\", b"x", b"f", b"0", b"\xff"])).map(

@@ -11,9 +11,8 @@ import pytest
 from anyio import create_task_group, fail_after, to_thread, wait_readable
 from anyio.lowlevel import checkpoint
 
-from stream.redaction import Redactor
 from stream.redaction.output import OutputFile
-from stream.redaction.policy import CapturePolicy
+from stream.redaction.policy import CapturePolicy, Redactor
 from stream.sources.agent import AHEAD, BLOCK, Relay, Tee
 
 pytestmark = pytest.mark.anyio
