@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,7 @@ STEP = 256 << 10
 LAYERS = (KERNEL_FILE, DETAIL_FILE, POLICY_FILE, SDK_FILE, MARKERS_FILE)
 _TOGETHER = {KERNEL_FILE: (DETAIL_FILE,), DETAIL_FILE: (KERNEL_FILE,)}
 _encode = msgspec.json.Encoder().encode
+encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class Tally:
@@ -63,6 +65,14 @@ class Tally:
     def link(self) -> ChainLink:
         return ChainLink(layer=self.layer, lines=self.lines, bytes=self.bytes, sha256=self.sha256)
 
+    def end(self) -> list[ChainLink]:
+        """Return the link of the end, unless there is one already, and keep it."""
+        last = self.link()
+        if self.links and self.links[-1] == last:
+            return []
+        self.links.append(last)
+        return [last]
+
     def _add(self, data: bytes, start: int, end: int, total: int | None) -> None:
         """`total`: the lines that there will be once all of the data has been added."""
         self._digest.update(memoryview(data)[start:end])
@@ -71,6 +81,16 @@ class Tally:
             self.lines = total - data.count(b"\n", end)
         else:
             self.lines += data.count(b"\n", start, end)
+
+
+def chain_of(files: Mapping[str, bytes]) -> bytes:
+    """Return the chain of layers that are whole, as if they had been written one by one."""
+    tallies = {name: Tally(name) for name in files}
+    for name, data in files.items():
+        tallies[name].feed(data)
+    links = [link for tally in tallies.values() for link in tally.links]
+    links += [link for _, tally in sorted(tallies.items()) for link in tally.end()]
+    return encode_lines(links)
 
 
 class ChainedFile:
@@ -111,11 +131,7 @@ class ChainedFile:
     def close(self) -> list[ChainLink]:
         """Close the file, and return the link of its end, if it has none."""
         self.file.close()
-        links, last = self.tally.links, self.tally.link()
-        if links and links[-1] == last:
-            return []
-        links.append(last)
-        return [last]
+        return self.tally.end()
 
 
 class LayerFiles:

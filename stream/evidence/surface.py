@@ -338,6 +338,10 @@ class StreamedRecord(Struct, Generic[RecordT]):
                 yield _encode(value)
         yield b"}"
 
+    def line(self) -> bytes:
+        """Return the record as a line."""
+        return b"".join((*self.encoded(), b"\n"))
+
     def whole(self) -> RecordT:
         """For who has to look into it."""
         made: dict[str, Any] = {}

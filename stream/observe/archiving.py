@@ -16,8 +16,9 @@ from stream.archive.manifest import archive_run, missing_from, names_of
 from stream.archive.tar import ArchiveSize, Entry, write_archive
 from stream.boundary.descriptors import find_boundaries
 from stream.errors import InputError, UnfinishedError, UsageError, number
+from stream.evidence.derive import derive
 from stream.files.targets import check_free
-from stream.observe.derive import missing_evidence
+from stream.observe.evidence import missing_evidence
 from stream.pipeline import Counts, Pipeline, Sink
 from stream.records.artifacts import (
     DETAIL_FILE,
@@ -32,8 +33,7 @@ from stream.records.kernel import RawCapture, taint
 from stream.records.run import DESCRIPTOR_FILE, check_run_id
 from stream.sinks.archive import Assort, FeedCounts, Spools
 from stream.sources.ndjson import STDIN, NdjsonSource
-from stream.verify.artifacts import derive_again
-from stream.verify.replay import DECODERS, LayerReplay, whole_lines
+from stream.verify.replay import LayerReplay, replay_layers
 from stream.verify.report import VerifyReport
 from stream.verify.run_folder import check_folder, is_finished, losses_of
 from stream.verify.session import verify
@@ -138,16 +138,16 @@ def _check_verified(book: VerifyReport, rejected: int) -> None:
 def _implied(run_id: str, stage: Assort, spools: Spools) -> dict[str, bytes]:
     """The artifacts that the stream lacks, from its layers. Without the feed's books nobody
     knows what is missing."""
-    with closing(LayerReplay()) as gathering:
-        for name, decoder in DECODERS.items():
-            for block in whole_lines(spools.read(name)):
-                gathering.take(name, decoder.decode_lines(block))
-        gathering.finish()
+    with closing(replay_layers(spools.read)) as gathering:
         books = _books(stage, gathering)
-        made = derive_again(
-            run_id, gathering, books.capture, filtered=books.filtered, aside=books.aside
+        derived = derive(
+            run_id,
+            gathering.content(),
+            books.capture,
+            filtered=books.filtered,
+            aside=books.aside,
         )
-    return {name: b"".join((*document.encoded(), b"\n")) for name, document in made.items()}
+        return {name: document.line() for name, document in derived.documents().items()}
 
 
 def _books(stage: Assort, gathering: LayerReplay) -> FeedCounts:

@@ -23,7 +23,7 @@ from stream.evidence.claude_formats import Sdk
 from stream.evidence.markers import COMMANDS, DroppedInput
 from stream.evidence.surface import Surface
 from stream.files.append import RecordedFile, Reserve
-from stream.observe.derive import CaptureResult, CommandResult, derive_artifacts
+from stream.observe.evidence import CaptureResult, CommandResult, record_evidence
 from stream.observe.settings import RunSettings
 from stream.pipeline import Batch, Pipeline, Write
 from stream.process.cgroup import Cgroup
@@ -83,8 +83,7 @@ class KernelRecorder:
             },
         )
         self._decisions = DecisionLog(wish.policy_log) if wish.policy_log else None
-        self._surface = Surface()
-        self._normalize = Normalize(recording.run_id, surface=self._surface, keeps_times=True)
+        self._normalize = Normalize(recording.run_id, surface=Surface(), keeps_times=True)
         self._times = EventTimeIndex(recording.folder)
         self._reserve = Reserve(recording.folder)
         self._feed: Feed | None = None
@@ -192,21 +191,21 @@ class KernelRecorder:
         self._hear_the_rest()
         self._read_policy()
         left_out = self._normalize.dropped
+        policy_log = self._wish.policy_log
         account = CaptureResult(
             capture=self._capture_of_all(ending),
             filtered={r: n for r, n in left_out.items() if r not in NO_EVENTS},
             aside={r: n for r, n in left_out.items() if r in NO_EVENTS},
-            surface=self._surface,
             written=self._normalize.written,
             times=self._times,
             home=self._seen_as(self._home),
             helpers=[path_text(os.fsencode(path)) for path in self._channels.helpers],
-            heard=WrapperOutput() if self._log is None else self._log.heard,
-            policy=None if self._wish.policy_log is None else self._seen_as(self._wish.policy_log),
+            wrapper_output=WrapperOutput() if self._log is None else self._log.heard,
+            policy_log=None if policy_log is None else self._seen_as(policy_log),
         )
         course = CommandResult.of(self._recording, ending, self._given)
         folder = self._recording.folder
-        concluded = derive_artifacts(folder, self._files, self._testimony, account, course)
+        concluded = record_evidence(folder, self._files, self._testimony, account, course)
         self._troubles += concluded.troubles
         self.kept, self.commands = concluded.kept, concluded.commands
         summary.kernel_layer = concluded.health.kernel_layer

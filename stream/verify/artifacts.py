@@ -17,10 +17,11 @@ from msgspec.structs import replace
 
 from stream.archive.tar import EntryFault
 from stream.evidence.consistency import clean_faults, unbound_faults
-from stream.evidence.correlation import correlate, unsettled_calls
-from stream.evidence.health import claim_faults, health_faults, make_health
+from stream.evidence.correlation import unsettled_calls
+from stream.evidence.derive import derive
+from stream.evidence.health import claim_faults, health_faults
 from stream.evidence.markers import TOOL_EVENTS, calls_started
-from stream.evidence.surface import StreamedRecord, make_companion
+from stream.evidence.surface import StreamedRecord
 from stream.records.artifacts import (
     COMPANION_FILE,
     CORRELATION_FILE,
@@ -241,60 +242,11 @@ def _judged(gathered: LayerReplay, documents: Documents) -> _Stated | None:
 def _following(gathered: LayerReplay, stated: Counted) -> _Stated:
     capture = msgspec.convert(stated.capture, RawCapture)
     capture = replace(capture, filtered=UNSET, aside=UNSET)  # which the companion says itself
-    made = derive_again(
-        stated.run_id, gathered, capture, filtered=stated.filtered, aside=stated.aside
+    derived = derive(
+        stated.run_id, gathered.content(), capture, filtered=stated.filtered, aside=stated.aside
     )
-    return _Stated(stated, capture, made)
-
-
-def derive_again(
-    run_id: str,
-    gathered: LayerReplay,
-    capture: RawCapture,
-    *,
-    filtered: Mapping[str, int] | None = None,
-    aside: Mapping[str, int] | None = None,
-) -> dict[str, StreamedRecord[Any]]:
-    """By file: the artifacts that follow from the layers. What was left out of them, only who
-    did it knows."""
-    surface = gathered.surface
-    correlation = correlate(
-        run_id,
-        markers=gathered.markers,
-        sdk=gathered.sdk,
-        policy=gathered.policy,
-        events=gathered.steps(),
-        gaps=gathered.gaps(),
-        has_kernel=capture.feed != "absent",
-        capture=capture,
-    )
-    surface.admit(correlation.recorder_file_uses)
-    gathered.vouched = correlation.verified_commands
-    health = make_health(
-        run_id,
-        capture,
-        monitor_events=gathered.events,
-        has_connect=surface.has_connect,
-        has_datagram=surface.has_datagram,
-        policy_events=len(gathered.policy),
-        sdk_events=len(gathered.sdk),
-        sdk_tool_calls=calls_started(gathered.sdk),
-        unnamed=surface.unnamed.total(),
-    )
-    return {
-        SURFACE_FILE: surface.long_surface(run_id),
-        CORRELATION_FILE: StreamedRecord(correlation.report, {}),
-        HEALTH_FILE: StreamedRecord(health, {}),
-        COMPANION_FILE: make_companion(
-            run_id,
-            surface,
-            capture=capture,
-            filtered=filtered,
-            aside=aside,
-            calls=correlation.calls,
-            unbound=correlation.unbound,
-        ),
-    }
+    gathered.vouched = derived.correlation.verified_commands
+    return _Stated(stated, capture, derived.documents())
 
 
 def _differences(

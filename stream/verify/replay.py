@@ -19,11 +19,11 @@ import sys
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from heapq import merge
 from ipaddress import ip_address
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET, Struct
@@ -31,6 +31,7 @@ from msgspec.structs import astuple
 
 from stream.contracts import decoder_of
 from stream.evidence.attribution import AttributionEvent, EventDetails, Losses, details_of
+from stream.evidence.derive import LayerContent
 from stream.evidence.surface import OPENED, Surface, ways_of
 from stream.records.artifacts import (
     DETAIL_FILE,
@@ -329,9 +330,17 @@ _FRAME = 2  #: a start and an end
 _URING_CALL = "io_uring_setup"
 
 
+class BlockDecoder(Protocol):
+    """Decodes many lines with one call."""
+
+    def decode_lines(self, block: bytes, /) -> list[Any]:
+        """Decode whole lines."""
+        ...
+
+
 #: In the order in which they have to be taken.
-DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
-    KERNEL_FILE: msgspec.json.Decoder(KernelEvent),
+DECODERS: dict[str, BlockDecoder] = {
+    KERNEL_FILE: KernelDecoder(),
     DETAIL_FILE: msgspec.json.Decoder(KernelDetail | Gap),
     SDK_FILE: msgspec.json.Decoder(SdkEvent),
     POLICY_FILE: msgspec.json.Decoder(PolicyEvent),
@@ -399,6 +408,22 @@ class LayerReplay:
     def close(self) -> None:
         for file in (self._steps, self._others, self._told, self._told_early):
             file.close()
+
+    def pids(self) -> set[int]:
+        """Return every process that an event of the kernel layer is of."""
+        return set().union(*(pids for pids, _ in self._read_steps()))
+
+    def content(self) -> LayerContent:
+        """Return what the layers say, once all of them were read."""
+        return LayerContent(
+            surface=self.surface,
+            kernel_events=self.events,
+            events=self.steps(),
+            gaps=self.gaps(),
+            sdk=self.sdk,
+            policy=self.policy,
+            markers=self.markers,
+        )
 
     def finish(self) -> None:
         """All layers were read."""
@@ -604,6 +629,21 @@ def _file() -> IO[bytes]:
 def _read_told(file: IO[bytes]) -> Iterator[_Line]:
     file.seek(0)
     return map(msgspec.json.Decoder(_Line).decode, file)
+
+
+def replay_layers(read: Callable[[str], Iterable[bytes]]) -> LayerReplay:
+    """Replay the layers of a run, whose lines are known to be good. `read` gives the bytes of a
+    layer, in blocks of any size; the caller closes the replay."""
+    replay = LayerReplay()
+    try:
+        for name, decoder in DECODERS.items():
+            for block in whole_lines(read(name)):
+                replay.take(name, decoder.decode_lines(block))
+        replay.finish()
+    except BaseException:
+        replay.close()
+        raise
+    return replay
 
 
 def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:

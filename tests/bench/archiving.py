@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from stream.evidence.derive import derive
 from stream.records.artifacts import DETAIL_FILE, KERNEL_FILE, MARKERS_FILE, POLICY_FILE, SDK_FILE
 from stream.records.kernel import KernelEvent, RawCapture
 from stream.records.run import SUMMARY_FILE
-from stream.verify.artifacts import derive_again
 from stream.verify.replay import LayerReplay
 from tests.archive.samples import RUN, SUMMARY, document, put, run_folder, sealed, taken
 
@@ -42,7 +42,8 @@ def fill_run(place: str) -> None:
         uring="unused",
         ring_bytes=16 << 20,
     )
-    for name, made in derive_again(RUN, gathering, capture, filtered={}, aside={}).items():
+    derived = derive(RUN, gathering.content(), capture, filtered={}, aside={})
+    for name, made in derived.documents().items():
         (folder / name).write_bytes(b"".join(made.encoded()))
     gathering.close()
     told = replace(SUMMARY, kernel_events=EVENTS, tool_calls=0, correlation="partial")

@@ -1,31 +1,24 @@
-"""What a run came to, from its layers: markers, correlation, surface, health, companion.
-
-The recorder comes to it with what it has in hand; `stream verify` comes to the same from the
-files alone.
-"""
+"""The evidence of a run that is over: its last layers, and the artifacts that follow from them."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, field
 
-from stream.archive.chain import LayerFiles
+from stream.archive.chain import LAYERS, LayerFiles, chain_of, encode_lines
 from stream.archive.manifest import names_of
 from stream.documents import convert, read_document
 from stream.errors import InputError, number, os_reason
-from stream.evidence.attribution import attribution_events, lost_between
-from stream.evidence.correlation import Correlation, correlate
-from stream.evidence.health import make_health
+from stream.evidence.derive import derive
 from stream.evidence.markers import (
     COMMANDS,
     HOOKS,
@@ -36,24 +29,19 @@ from stream.evidence.markers import (
     DroppedInput,
     Writes,
     build_markers,
-    calls_started,
     conflicting_repeats,
 )
-from stream.evidence.surface import Surface, make_companion
 from stream.files.append import NOT_OURS, RecordedFile, create
 from stream.observe.settings import RunSettings
 from stream.records.artifacts import (
-    COMPANION_FILE,
-    CORRELATION_FILE,
+    CHAIN_FILE,
     DETAIL_FILE,
-    HEALTH_FILE,
     KERNEL_FILE,
     MARKERS_FILE,
     NOT_ASKED,
     POLICY_FILE,
     RUNNER_FILE,
     SDK_FILE,
-    SURFACE_FILE,
     CorrelationReport,
     Marker,
     ObservationHealth,
@@ -71,8 +59,8 @@ from stream.records.kernel import (
     RawCapture,
     taint,
 )
+from stream.records.run import LAYERS as LAYERS_FOLDER
 from stream.records.run import (
-    LAYERS,
     METADATA_FILE,
     STDOUT_FILE,
     SUMMARY_FILE,
@@ -83,12 +71,13 @@ from stream.redaction.policy import CapturePolicy
 from stream.sources.agent import CommandEnding
 from stream.sources.wrappers import ObservedCommands, WrapperOutput
 from stream.transformers.tool_events import EventTimeIndex, ToolCallCollector
-from stream.verify.replay import DECODERS, LayerReplay, whole_lines
+from stream.verify.replay import LayerReplay, replay_layers
 
 _encode = msgspec.json.Encoder().encode
 _decode_event = msgspec.json.Decoder(KernelEvent).decode
 _decode_detail = msgspec.json.Decoder(KernelDetail).decode
 _BLOCK = 1 << 20
+_KERNEL_LAYERS = {KERNEL_FILE, DETAIL_FILE}
 #: By these a file comes to another name, or another file to its name, or what was in it goes.
 _MOVES = {LINK, RENAME, SYMLINK, UNLINK, TRUNCATE}
 _MEMORY = re.compile(r"/proc/([0-9]+)(?:/task/[0-9]+)?")  #: where it lies
@@ -96,26 +85,27 @@ STDOUT = "stdout"
 
 
 class CaptureResult(Struct, kw_only=True):
-    """What the kernel's side of it comes to."""
+    """What was captured beside the layers that the feed wrote."""
 
     capture: RawCapture
     filtered: Mapping[str, int]
     aside: Mapping[str, int]
-    surface: Surface
     written: Mapping[str, Writes]  #: to each channel that was watched
-    times: EventTimeIndex
+    times: EventTimeIndex | None = None  #: None: there was no feed
     home: str | None = None  #: where the recorder's own programs lie
     helpers: Sequence[str] = ()
-    heard: WrapperOutput = field(default_factory=WrapperOutput)  #: of the wrappers
-    policy: str | None = None  #: the policy log, by the path that a kernel has for it
+    wrapper_output: WrapperOutput = field(default_factory=WrapperOutput)
+    policy_log: str | None = None  #: by the path that a kernel has for it
 
-    def doubt(self, reasons: Iterable[str]) -> None:
-        """Who reads the layers does not see all that was seen."""
+    def add_unknown_loss(self, reasons: Iterable[str]) -> None:
+        """Add reasons why the layers lack something that was seen."""
         known = [self.capture.unknown_loss] if self.capture.unknown_loss else []
         self.capture.unknown_loss = "; ".join([*known, *reasons])
 
 
-class Derived(Struct):
+class RecordedEvidence(Struct):
+    """What became of the evidence of a run."""
+
     health: ObservationHealth
     correlation: CorrelationReport
     kept: dict[str, RecordedFile]  #: the files that were written
@@ -124,7 +114,7 @@ class Derived(Struct):
 
 
 class CommandResult(Struct, kw_only=True):
-    """How the run went, as its runner tells it."""
+    """How the command went: the content of the runner layer."""
 
     agent: str
     command: list[str]
@@ -170,105 +160,74 @@ class CommandResult(Struct, kw_only=True):
         ]
 
 
-def derive_artifacts(
+def record_evidence(
     folder: Path,
     files: LayerFiles,
-    testimony: ToolCallCollector,
-    account: CaptureResult,
-    course: CommandResult,
-) -> Derived:
-    """Writes all that is made of the layers into the folder."""
-    run_id = testimony.run_id
-    testimony.finish()
+    collector: ToolCallCollector,
+    result: CaptureResult,
+    command: CommandResult,
+) -> RecordedEvidence:
+    """Write the last layers of a run and the artifacts that follow from all of them."""
+    run_id = collector.run_id
+    collector.finish()
     total = files.lines(KERNEL_FILE)
-    markers = _markers(testimony, account, total, _writers_of(account.policy, files))
-    troubles = [one.sentence for one in testimony.unused]
-    account.times.close()
-    for name, lines in (
-        (SDK_FILE, testimony.sdk),
-        (POLICY_FILE, testimony.policy),
-        (MARKERS_FILE, markers),
-        (RUNNER_FILE, course.events(run_id)),
-    ):
-        files.append(name, b"".join(_encode(line) + b"\n" for line in lines), len(lines))
-    disturbed = files.disturbed()
-    troubles += [f"{name} {NOT_OURS}" for name in disturbed]
-    account.doubt(f"{name} {NOT_OURS}" for name in disturbed if name in (KERNEL_FILE, DETAIL_FILE))
-    if account.times.trouble:
-        troubles.append(account.times.trouble)
-        account.doubt([account.times.trouble])
-    surface = account.surface
-    for event in testimony.sdk:
-        surface.add_sdk(event)
-    for decision in testimony.policy:
-        surface.add_policy(decision)
-    if files.trouble:  # what could not be written down is claimed by nothing
-        surface = _surface_of(files)
-        if not account.capture.unknown_loss:
-            account.doubt(["layers are incomplete"])
-    account.doubt(_memory_of_others(surface, files))
-    taint(account.capture)
-    correlation = _correlation(files, {*disturbed}, testimony, markers, total, account.capture)
-    surface.admit(correlation.recorder_file_uses)
+    layers = _last_layers(collector, result, command, total, _writers_of(result.policy_log, files))
+    troubles = [one.sentence for one in collector.unused]
+    if result.times is not None:
+        result.times.close()
+    for name, records in layers.items():
+        files.append(name, encode_lines(records), len(records))
+    unreadable = _find_meddling(files, result, troubles)
+    if files.trouble and not result.capture.unknown_loss:
+        result.add_unknown_loss(["layers are incomplete"])
+    with closing(replay_layers(lambda name: _blocks(files, name, unreadable))) as replay:
+        result.add_unknown_loss(_memory_of_others(replay))
+        taint(result.capture)
+        content = replay.content()
+        content.kernel_events, content.has_kernel = total, not _KERNEL_LAYERS & unreadable
+        derived = derive(
+            run_id, content, result.capture, filtered=result.filtered, aside=result.aside
+        )
     files.close()
-    health = make_health(
-        run_id,
-        account.capture,
-        monitor_events=total,
-        has_connect=surface.has_connect,
-        has_datagram=surface.has_datagram,
-        policy_events=len(testimony.policy),
-        sdk_events=len(testimony.sdk),
-        sdk_tool_calls=calls_started(testimony.sdk),
-        unnamed=surface.unnamed.total(),
-    )
-    companion = make_companion(
-        run_id,
-        surface,
-        capture=account.capture,
-        filtered=account.filtered,
-        aside=account.aside,
-        calls=correlation.calls,
-        unbound=correlation.unbound,
-    )
-    documents: dict[str, Iterable[bytes]] = {
-        SURFACE_FILE: surface.long_surface(run_id).encoded(),
-        CORRELATION_FILE: [_encode(correlation.report)],
-        HEALTH_FILE: [_encode(health)],
-        COMPANION_FILE: companion.encoded(),
-    }
     kept = files.kept()
-    for name, pieces in documents.items():
+    for name, document in derived.documents().items():
         try:
-            kept[name] = _write(folder / name, pieces)
+            kept[name] = _write(folder / name, document.encoded())
         except OSError as error:
             troubles.append(f"{name}: {os_reason(error)}")
     if files.trouble:
         lost = sum(files.lost.values())
         troubles.append(f"{f'{lost} lines of the layers: ' if lost else ''}{files.trouble}")
+    correlation = derived.correlation
     commands = ObservedCommands(
-        health.kernel_layer == "complete",
+        derived.health.kernel_layer == "complete",
         correlation.verified_commands,
         correlation.wrappers,
         correlation.programs,
         correlation.tests,
     )
-    return Derived(health, correlation.report, kept, commands, troubles)
+    return RecordedEvidence(derived.health, correlation.report, kept, commands, troubles)
 
 
-def _surface_of(files: LayerFiles) -> Surface:
-    with closing(LayerReplay()) as gathering:
-        for name, decoder in DECODERS.items():
-            with files.read(name) as file:
-                for block in whole_lines(_blocks(file)):
-                    gathering.take(name, decoder.decode_lines(block))
-        gathering.finish()
-        return gathering.surface
+def _find_meddling(files: LayerFiles, result: CaptureResult, troubles: list[str]) -> set[str]:
+    """Report the files that somebody else changed, and return those whose content is not what
+    was written: nothing follows from it."""
+    changed = files.disturbed()
+    troubles += [f"{name} {NOT_OURS}" for name in changed]
+    result.add_unknown_loss(f"{name} {NOT_OURS}" for name in changed if name in _KERNEL_LAYERS)
+    if result.times is not None and result.times.trouble:
+        troubles.append(result.times.trouble)
+        result.add_unknown_loss([result.times.trouble])
+    suspects = LAYERS if files.trouble else changed
+    unreadable = {name for name in suspects if not files.is_readable(name)}
+    return unreadable | (_KERNEL_LAYERS if _KERNEL_LAYERS & unreadable else set())
 
 
-def _blocks(file: BinaryIO) -> Iterator[bytes]:
-    while block := file.read(_BLOCK):
-        yield block
+def _blocks(files: LayerFiles, name: str, unreadable: Collection[str]) -> Iterator[bytes]:
+    if name not in unreadable:
+        with files.read(name) as file:
+            while block := file.read(_BLOCK):
+                yield block
 
 
 def _writers_of(path: str | None, files: LayerFiles) -> Iterator[tuple[int, int]]:
@@ -293,15 +252,29 @@ def _writers_of(path: str | None, files: LayerFiles) -> Iterator[tuple[int, int]
                     yield event.seq, event.pid
 
 
-def _memory_of_others(surface: Surface, files: LayerFiles) -> Iterator[str]:
-    """What a run does through another's memory, no call shows: as with ptrace and its like."""
-    found = map(_MEMORY.fullmatch, surface.folders_with("mem"))
+def _memory_of_others(replay: LayerReplay) -> Iterator[str]:
+    """Say whether the run opened the memory of a process that is none of its own: what it does
+    there, no call shows."""
+    found = map(_MEMORY.fullmatch, replay.surface.folders_with("mem"))
     pids = {int(one[1]) for one in found if one is not None}
-    if pids and files.is_readable(KERNEL_FILE):
-        with files.read(KERNEL_FILE) as lines:
-            pids -= {_decode_event(line).pid for line in lines}
-    if pids:
+    if pids and not pids <= replay.pids():
         yield "the run opened the memory of a process that is none of its own"
+
+
+def _last_layers(
+    collector: ToolCallCollector,
+    result: CaptureResult,
+    command: CommandResult,
+    total: int,
+    writers: Iterable[tuple[int, int]] = (),
+) -> dict[str, Sequence[Any]]:
+    """Return the records of the layers that are written when a run is over, by file."""
+    return {
+        SDK_FILE: collector.sdk,
+        POLICY_FILE: collector.policy,
+        MARKERS_FILE: _markers(collector, result, total, writers),
+        RUNNER_FILE: command.events(collector.run_id),
+    }
 
 
 def _markers(
@@ -311,7 +284,7 @@ def _markers(
     named: Iterable[tuple[int, int]],
 ) -> list[Marker]:
     """`named`: who came to the policy log by its name, as `_writers_of` gives it."""
-    received = {**testimony.received, COMMANDS: account.heard.received}
+    received = {**testimony.received, COMMANDS: account.wrapper_output.received}
     written = {
         channel: ChannelWrites(writes, received.get(channel, 0))
         for channel, writes in account.written.items()
@@ -334,12 +307,12 @@ def _markers(
         testimony.run_id,
         testimony.moments,
         written=written,
-        times=account.times.until(),
+        times=(lambda ts: 0) if account.times is None else account.times.until(),
         total=total,
         home=account.home,
         helpers=account.helpers,
         unused=counts,
-        commands=account.heard.lines,
+        commands=account.wrapper_output.lines,
         decided=named,
     )
 
@@ -357,33 +330,6 @@ def _miss_unseen(
             f"the {HOOKS}: nobody was seen to write {number(size, 'byte')} of what came there"
         )
         testimony.miss(DroppedInput(HOOKS, UNSEEN, size, sentence))
-
-
-def _correlation(
-    files: LayerFiles,
-    disturbed: set[str],
-    testimony: ToolCallCollector,
-    markers: Sequence[Marker],
-    total: int,
-    capture: RawCapture,
-) -> Correlation:
-    layers = disturbed & {KERNEL_FILE, DETAIL_FILE}
-    is_readable = all(map(files.is_readable, layers))
-    with (
-        files.read(KERNEL_FILE) as kernel,
-        files.read(DETAIL_FILE) as details,
-        files.read(DETAIL_FILE) as again,
-    ):
-        return correlate(
-            testimony.run_id,
-            markers=markers,
-            sdk=testimony.sdk,
-            policy=testimony.policy,
-            events=attribution_events(kernel, details) if is_readable else (),
-            gaps=lost_between(again, total) if is_readable else (),
-            has_kernel=is_readable and capture.feed != "absent",
-            capture=capture,
-        )
 
 
 def _write(path: Path, pieces: Iterable[bytes]) -> RecordedFile:
@@ -405,35 +351,31 @@ def missing_evidence(folder: Path) -> dict[str, bytes]:
 
     Raises InputError where it was not recorded to its end.
     """
-    if any(name.startswith(f"{LAYERS}/") for name in names_of(folder)):
+    if any(name.startswith(f"{LAYERS_FOLDER}/") for name in names_of(folder)):
         raise InputError(f"{folder}: it was not recorded to its end: see `stream verify`")
     metadata = convert(read_document(folder / METADATA_FILE), RunMetadata, folder / METADATA_FILE)
     summary = convert(read_document(folder / SUMMARY_FILE), RunSummary, folder / SUMMARY_FILE)
-    # What is in the run folder was censored when it was written.
-    testimony = ToolCallCollector(metadata.run_id, CapturePolicy("full", None))
+    # What is in the run folder was redacted when it was written.
+    collector = ToolCallCollector(metadata.run_id, CapturePolicy("full", None))
     if metadata.capture_mode != "hashed":
         with (folder / STDOUT_FILE).open("rb") as file:
             while block := file.read(_BLOCK):
-                testimony.hear(block, 0)
-    with tempfile.TemporaryDirectory(prefix="stream-") as name:
-        place = Path(name)
-        account = CaptureResult(
-            capture=RawCapture(feed="absent", reason=NOT_ASKED),
-            filtered={},
-            aside={},
-            surface=Surface(),
-            written={},
-            times=EventTimeIndex(place),
-        )
-        course = CommandResult(
-            agent=metadata.agent_id,
-            command=metadata.argv,
-            env_keys=[],
-            exit_code=summary.exit_code,
-            signal=summary.signal,
-            not_started=summary.not_started,
-            duration_ms=summary.duration_ms,
-        )
-        derive_artifacts(place, LayerFiles(place), testimony, account, course)
-        made = (file for file in place.rglob("*") if file.is_file())
-        return {str(file.relative_to(place)): file.read_bytes() for file in made}
+                collector.hear(block, 0)
+    collector.finish()
+    capture = RawCapture(feed="absent", reason=NOT_ASKED)
+    result = CaptureResult(capture=capture, filtered={}, aside={}, written={})
+    command = CommandResult(
+        agent=metadata.agent_id,
+        command=metadata.argv,
+        env_keys=[],
+        exit_code=summary.exit_code,
+        signal=summary.signal,
+        not_started=summary.not_started,
+        duration_ms=summary.duration_ms,
+    )
+    layers = _last_layers(collector, result, command, 0)
+    made = dict.fromkeys(LAYERS, b"") | {name: encode_lines(one) for name, one in layers.items()}
+    with closing(replay_layers(lambda name: (made[name],))) as replay:
+        derived = derive(metadata.run_id, replay.content(), capture, filtered={}, aside={})
+    artifacts = {name: one.line() for name, one in derived.documents().items()}
+    return {**made, CHAIN_FILE: chain_of(made), **artifacts}
