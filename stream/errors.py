@@ -1,17 +1,17 @@
 """Every failure that a user can act on.
 
-StreamError             carries one sentence: the place, then what is wrong
-├── UsageError          the words on the command line, or in the environment
-├── InputError          a file or document that cannot be used at all
+StreamError              one sentence: the place, then what is wrong
+├── UsageError           wrong words on the command line, or in the environment
+├── InputError           a file or document that cannot be used at all
 │   └── UnfinishedError  a run that was not recorded to its end
-├── OutputError         something could not be written; nothing that looks whole is left
-├── EmitError           the words that a probe gave to emit-record
-├── SpawnError          a program could not be started
-├── FeedError           a kernel feed cannot be had here
-└── RequiredError       what the user required cannot be had
+├── OutputError          something could not be written; no output looks complete
+├── EmitError            wrong words that a probe gave to emit-record
+├── SpawnError           a program could not be started
+├── FeedError            a kernel feed is not available here
+└── RequiredError        what the user required is not available
 
-A line of a stream that is bad is not an exception: it becomes a reject record and the
-stream goes on. Anything that is not a StreamError is a bug and keeps its traceback.
+A bad line of a stream is not an exception: it becomes a reject record and the stream goes
+on. An error that is not a StreamError is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -22,34 +22,40 @@ from contextlib import contextmanager
 
 
 class StreamError(Exception):
+    """A failure that a user can act on: its text is shown as it is."""
+
     exit_code = 2
 
 
 class UsageError(StreamError):
-    pass
+    """The words on the command line, or in the environment, cannot be used."""
 
 
 class InputError(StreamError):
-    pass
+    """A file or document cannot be used at all."""
 
 
 class UnfinishedError(InputError):
-    """Nothing that comes later can mend it."""
+    """A run was not recorded to its end; nothing can repair it."""
 
 
 class OutputError(StreamError):
-    pass
+    """Something could not be written."""
 
 
 class EmitError(StreamError):
+    """The words that a probe gave to emit-record break their contract."""
+
     exit_code = 1
 
 
 class FeedError(StreamError):
-    """A kernel feed cannot be had here: one sentence, why."""
+    """A kernel feed is not available here."""
 
 
 class RequiredError(StreamError):
+    """What the user required is not available."""
+
     exit_code = 40
 
 
@@ -62,16 +68,31 @@ class SpawnError(StreamError):
 
 
 @contextmanager
-def blaming(variable: str, is_to_blame: bool) -> Iterator[None]:
-    """An error says which environment variable led to it, where one did."""
+def reporting(
+    place: object, error_type: type[StreamError] = InputError, *, is_folder: bool = False
+) -> Iterator[None]:
+    """Raise an OSError of the block as a StreamError that names the place or, for a folder, the
+    file in it that failed. A reader that closes the pipe of an output is not a failure."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and not is_folder:
+            raise
+        where = (is_folder and error.filename) or place
+        raise error_type(f"{where}: {os_reason(error)}") from None
+
+
+@contextmanager
+def naming_variable(variable: str, is_used: bool) -> Iterator[None]:
+    """Put the name of an environment variable before an InputError, if the variable was used."""
     try:
         yield
     except InputError as error:
-        raise InputError(f"{variable}: {error}" if is_to_blame else str(error)) from None
+        raise InputError(f"{variable}: {error}" if is_used else str(error)) from None
 
 
 def os_reason(error: OSError) -> str:
-    """What the system said, without the errno number and the repeated path."""
+    """Return what the system reported, without the errno number and the repeated path."""
     return (error.strerror or str(error)).lower()
 
 
@@ -82,7 +103,7 @@ _SCARCE = {
     errno.ENOSPC: "no space left on device",
     errno.EDQUOT: "the disk quota is used up",
 }
-#: how the interpreter words it where it has neither an errno nor a MemoryError
+#: the interpreter's words where there is neither an errno nor a MemoryError
 _SCARCE_WORDS = {
     "can't start new thread": "no further thread can be started: memory or processes are limited",
     "failed to map segment": "not enough memory",
@@ -92,10 +113,10 @@ _SCARCE_WORDS = {
 
 
 def shortage(error: BaseException) -> str | None:
-    """Say which resource of the machine ran out, where that is what the error means.
+    """Return which resource of the machine ran out, or None for any other error, which is a bug.
 
-    No part can know every place that may lack memory, descriptors or room, so the command line
-    asks this of what it catches. It is None for every other error, which is a bug.
+    Memory, descriptors or disk space may run out anywhere: the command line calls this for every
+    error that it catches.
     """
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(shortage, error.exceptions)), None)
@@ -105,24 +126,25 @@ def shortage(error: BaseException) -> str | None:
         place = f"{error.filename}: " if isinstance(error.filename, str) else ""
         return visible(place + _SCARCE[error.errno])
     if isinstance(error, ImportError | RuntimeError | OSError):
-        said = str(error).lower()
-        return next((why for words, why in _SCARCE_WORDS.items() if words in said), None)
+        text = str(error).lower()
+        return next((why for words, why in _SCARCE_WORDS.items() if words in text), None)
     return None
 
 
-def number(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def number(count: int, noun: str) -> str:
+    """Return the count with its noun in singular or plural."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def visible(text: str) -> str:
-    """Without anything that a terminal would obey."""
+    """Escape every character that a terminal would interpret."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def readable(text: str) -> str:
-    """What the system says need not be text."""
+    """Make text from the system encodable: names need not be UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -131,7 +153,7 @@ def readable(text: str) -> str:
 
 
 def shown(word: bytes) -> str:
-    """As text; bytes that are none are shown as \\xNN, as a backslash before them is doubled."""
+    """Decode bytes; if they are not UTF-8, show these as \\xNN and double each backslash."""
     try:
         return word.decode()
     except UnicodeDecodeError:

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import UNSET, Struct
 
 from stream.documents import BUNDLE, convert, is_file, read_document
-from stream.errors import InputError, blaming
+from stream.errors import InputError, naming_variable
 from stream.records.boundary import CapabilitySnapshot
 from stream.records.catalog import Capability, CatalogDocument, Defaults
 
@@ -92,7 +92,7 @@ def find_catalogs(flag: str | None, tree: Path | None = None) -> Catalogs:
     """Command line, CATALOG_PATH, defaults.json of the probe tree, the bundled one, built-in."""
     named = flag or os.environ.get("CATALOG_PATH")
     if named:
-        with blaming("CATALOG_PATH", not flag):
+        with naming_variable("CATALOG_PATH", not flag):
             return Catalogs((load_catalog(Path(named).absolute()),), named=True)
     first = load_catalog(default_path("catalog", tree))
     bundled = [BUNDLE / path for name, path in BUILT_IN.items() if name != "boundary"]

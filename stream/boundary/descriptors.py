@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, Raw, Struct, ValidationError
 from stream.boundary.catalogs import BUILT_IN, Catalog, default_path, known_catalogs
 from stream.codec import DECODE_ERRORS, contract_of, explain
 from stream.documents import BUNDLE, convert, is_file, read_document, repeated_key
-from stream.errors import InputError, blaming
+from stream.errors import InputError, naming_variable
 from stream.records.boundary import (
     PATTERN_VERSION,
     PAYLOAD,
@@ -86,7 +86,7 @@ def check_canonical(line: bytes) -> Fault | None:
 def find_descriptor(flag: str | None, tree: Path | None = None) -> Descriptor:
     """Command line, BOUNDARY_PATH, defaults.json, built-in."""
     named = flag or os.environ.get("BOUNDARY_PATH")
-    with blaming("BOUNDARY_PATH", bool(named) and not flag):
+    with naming_variable("BOUNDARY_PATH", bool(named) and not flag):
         return load_descriptor(Path(named).absolute() if named else default_path("boundary", tree))
 
 

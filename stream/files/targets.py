@@ -7,11 +7,11 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from stream.errors import OutputError, UsageError, os_reason
+from stream.errors import OutputError, UsageError, reporting
 
 STDOUT = "-"
 _MOST_LINKS = 40  #: as the kernel follows
@@ -151,13 +151,7 @@ def _lock(path: Path, fd: int) -> int:
     return fd
 
 
-@contextmanager
-def named(target: str) -> Iterator[None]:
-    """A failure to write is said with its place; a reader that went away is no failure."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        place = "stdout" if target == STDOUT else target or "(a file without a name)"
-        raise OutputError(f"{place}: {os_reason(error)}") from None
+def named(target: str) -> AbstractContextManager[None]:
+    """Report a failure to write with the place of the target."""
+    place = "stdout" if target == STDOUT else target or "(a file without a name)"
+    return reporting(place, OutputError)

@@ -20,7 +20,7 @@ from anyio import to_thread
 from anyio.abc import ObjectSendStream
 from msgspec import Struct
 
-from stream.errors import OutputError, StreamError, number
+from stream.errors import OutputError, StreamError, number, reporting
 from stream.files.append import NOT_OURS, AppendFile, RecordedFile, is_still
 from stream.observe.agent_output import Declared, read_declared
 from stream.observe.agents import Version, find_version
@@ -31,7 +31,6 @@ from stream.observe.settings import (
     file_artifact,
     foreign_files,
     order_of,
-    reporting,
     value_artifact,
     write_document,
     write_manifest,
@@ -254,13 +253,13 @@ class AgentSource:
     async def run(self, out: Out, /) -> None:
         recording = self._recording
         self._out = out
-        with reporting(recording.folder):
+        with reporting(recording.folder, OutputError, is_folder=True):
             journal = self._journal = AppendFile(recording.folder / EVENTS_FILE).open()
         try:
             clock = Clock.start()
             self._version = await find_version(recording.agent, recording.program_place)
             self._trace = recording.trace(self._version, clock, journal.append_lines)
-            with reporting(recording.folder):
+            with reporting(recording.folder, OutputError, is_folder=True):
                 await self._begin(clock)
                 ending, kept = await self._invoke()
             self.summary = ending.into(self.summary)

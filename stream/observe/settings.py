@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from stream import __version__
-from stream.errors import InputError, OutputError, UsageError, os_reason, readable
+from stream.errors import OutputError, UsageError, os_reason, readable, reporting
 from stream.files.append import RecordedFile, create
 from stream.observe.agents import Agent, Version, launches
 from stream.observe.scenario import NUMBERS, UNKNOWN, Scenario
@@ -281,23 +280,11 @@ class RunSettings(Struct, kw_only=True):
         )
 
 
-@contextmanager
-def reporting(folder: Path) -> Iterator[None]:
-    """A failure to write into a run folder is said with its place."""
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"{error.filename or folder}: {os_reason(error)}") from None
-
-
 def write_document(path: Path, document: Any) -> RecordedFile:
     """Raises OutputError."""
     data = msgspec.json.format(msgspec.json.encode(document)) + b"\n"
-    try:
-        with create(path) as file:
-            file.write(data)
-    except OSError as error:
-        raise OutputError(f"{path}: {os_reason(error)}") from None
+    with reporting(path, OutputError), create(path) as file:
+        file.write(data)
     return RecordedFile(digest(data).removeprefix("sha256:"), len(data), len(data))
 
 
@@ -350,11 +337,8 @@ def make_folder(runs: Path, run_id: str) -> Path:
 
 def check_source(source: Path) -> Path:
     """The folder that an agent works on, or on a copy of. Raises InputError."""
-    try:
-        with os.scandir(source):
-            return source.resolve()
-    except OSError as error:
-        raise InputError(f"{source}: {os_reason(error)}") from None
+    with reporting(source), os.scandir(source):
+        return source.resolve()
 
 
 def runs_beside(folder: Path) -> list[Path]:
