@@ -1,11 +1,9 @@
-"""Which programs a command line starts behind the usual launchers: shells, `env`, `timeout`, `npx`.
+"""Which agent a command line starts, and in which version: declared, or read from words and files.
 
-Only words are read: no file is opened and nothing is started. A script of the user's own stays
-what it is.
-
-Which version of an agent a program is: as its files tell it, else as it answers itself.
-
-Which agent a command line starts: by the name of its program, or as somebody declares it."""
+The command is looked for behind the usual launchers: shells, `env`, `timeout`, `npx`. Only words
+are read for that; a script of the user's own stays what it is. A version is what the words, or the
+program's files, or else the program itself state.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +19,115 @@ from msgspec.structs import replace
 from stream.errors import InputError, UsageError, readable
 from stream.records.decision import CLAUDE_CODE
 from stream.records.run import AgentKnownBy, Profile, VersionKnownBy
+
+UNKNOWN = "unknown"
+_LONGEST = 120  #: characters of a name
+
+
+class Agent(Struct, frozen=True):
+    """An agent, and how it was recognised."""
+
+    id: str
+    provider: str = UNKNOWN
+    known_by: AgentKnownBy = "command"
+    package: str = ""  #: its name on npm or PyPI; empty: this agent is not known
+    version: str = UNKNOWN  #: as far as the words state it
+    program: str = ""  #: what can be looked at for its version: a name on PATH, or a path
+
+    @property
+    def profile(self) -> Profile:
+        """The profile of the run's events."""
+        return "poc" if self.id == CLAUDE_CODE else "agents"
+
+
+_KNOWN = {
+    "claude": Agent(CLAUDE_CODE, "anthropic", package="@anthropic-ai/claude-code"),
+    "codex": Agent("codex", "openai", package="@openai/codex"),
+    "gemini": Agent("gemini-cli", "google", package="@google/gemini-cli"),
+    "qwen": Agent("qwen-code", package="@qwen-code/qwen-code"),
+    "opencode": Agent("opencode", package="opencode-ai"),
+    "copilot": Agent("copilot", "github", package="@github/copilot"),
+    "aider": Agent("aider", package="aider-chat"),
+}
+_BY_NAME = {
+    **{agent.package: agent for agent in _KNOWN.values()},
+    **{agent.id: agent for agent in _KNOWN.values()},
+    **_KNOWN,
+}
+
+
+class Version(Struct, frozen=True):
+    """A version, and how it became known."""
+
+    text: str = UNKNOWN
+    known_by: VersionKnownBy = "unknown"
+
+
+def identify(words: Sequence[str], declared: str | None = None) -> Agent:
+    """Return the agent that was declared, as NAME or NAME@VERSION, else the one that words start.
+
+    Without a known agent in the words it is the name of the command. Raise UsageError where the
+    declaration is malformed.
+    """
+    found = _started_agent(words)
+    if declared is None:
+        return found
+    name, version = _split(declared)
+    is_scope = name.startswith("@") and "/" not in name  # of packages, and no name of one
+    is_clean = name == name.strip() and name.isprintable() and len(name) <= _LONGEST
+    if not name or is_scope or not is_clean:
+        raise UsageError(f"--agent {declared!r}: expected NAME or NAME@VERSION")
+    if not version and "@" in declared[1:]:
+        raise UsageError(f"--agent {declared!r}: there is no version behind the @")
+    agent = replace(_BY_NAME.get(name) or Agent(readable(name)), known_by="declared")
+    if version:
+        return replace(agent, version=readable(version))
+    # Where the words start the same agent, its program can be looked at.
+    return replace(agent, program=found.program) if agent.id == found.id else agent
+
+
+async def find_version(agent: Agent, program: Path | None) -> Version:
+    """Return the version that the words, the program's files, or the program itself states."""
+    if agent.version != UNKNOWN:
+        return Version(agent.version, agent.known_by)
+    if program is None or not agent.package:
+        return Version()
+    if version := read_version(program, agent.package):
+        return Version(version, "files")
+    if version := await ask_version(program):
+        return Version(version, "answer")
+    return Version()
+
+
+def _started_agent(words: Sequence[str]) -> Agent:
+    agents = {agent.id: agent for launch in launches(words) if (agent := _known_agent(launch))}
+    if len(agents) == 1:
+        return next(iter(agents.values()))
+    name = Path(words[0]).name
+    return _known_agent(Launch(words[:1])) or Agent(readable(name) or UNKNOWN)
+
+
+def _known_agent(launch: Launch) -> Agent | None:
+    word = launch.words[0]
+    if launch.is_package:
+        name, version = _split(word)
+        agent = _BY_NAME.get(name)
+        # A range, or a tag, is one of many versions.
+        return agent and replace(agent, version=whole_version(version) or UNKNOWN)
+    *_, inside = word.rpartition("node_modules/")
+    scope, _, rest = inside.partition("/")
+    package = f"{scope}/{rest.partition('/')[0]}" if scope.startswith("@") else scope
+    agent = _KNOWN.get(Path(word).name) or (_BY_NAME.get(package) if inside != word else None)
+    return agent and replace(agent, program=word if launch.is_plain else "")
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Return name and version; an @ at the beginning is part of the name."""
+    name, _, version = text[1:].partition("@")
+    return text[:1] + name, version
+
+
+# --- the commands behind launchers ----------------------------------------------------------------
 
 _DEEPEST = 8  #: launchers behind launchers
 _ASSIGNMENT = r"([A-Za-z_]\w*)\+?="
@@ -94,7 +201,7 @@ _LAUNCHERS = {
 
 
 class Launch(Struct, frozen=True):
-    """A command that is started in the end."""
+    """A command that a command line starts in the end."""
 
     words: Sequence[str]
     is_plain: bool = True  #: found by the same PATH, and from the same folder
@@ -102,26 +209,26 @@ class Launch(Struct, frozen=True):
 
 
 def launches(words: Sequence[str], depth: int = 0) -> Iterator[Launch]:
-    """The commands that are started in the end, as far as the words tell."""
-    found = list(_started_by(words, depth + 1)) if words and depth < _DEEPEST else []
+    """Yield the commands that are started in the end, as far as the words state them."""
+    found = list(_behind_launcher(words, depth + 1)) if words and depth < _DEEPEST else []
     if found:
         yield from found
     elif words:
         yield Launch(words)
 
 
-def _started_by(words: Sequence[str], depth: int) -> Iterator[Launch]:
+def _behind_launcher(words: Sequence[str], depth: int) -> Iterator[Launch]:
     name = re.sub(r"^python[\d.]+$", "python", Path(words[0]).name)
     if name in _SHELLS:
         yield from _behind_shell(words, depth)
         return
     for own in (3, 2, 1):
         if launcher := _LAUNCHERS.get(" ".join((name, *words[1:own]))):
-            yield from _behind(words[own:], launcher, depth)
+            yield from _skip_launcher(words[own:], launcher, depth)
             return
 
 
-def _behind(words: Sequence[str], launcher: Launcher, depth: int) -> Iterator[Launch]:
+def _skip_launcher(words: Sequence[str], launcher: Launcher, depth: int) -> Iterator[Launch]:
     at, is_plain = 0, launcher.is_plain
     if launcher.needs_dashes:
         at = words.index("--") if "--" in words else len(words)
@@ -139,7 +246,7 @@ def _behind(words: Sequence[str], launcher: Launcher, depth: int) -> Iterator[La
 
 
 def _behind_shell(words: Sequence[str], depth: int) -> Iterator[Launch]:
-    """Each command of the script that stands in the words; not in a file, nor in what it makes."""
+    """Yield each command of a script that is in the words; not of one in a file."""
     at, has_script, is_plain = 1, False, True
     while at < len(words) and words[at][:1] in ("-", "+"):
         letters = "" if words[at].startswith("--") else words[at]
@@ -165,13 +272,13 @@ def _behind_shell(words: Sequence[str], depth: int) -> Iterator[Launch]:
 
 
 def _commands(script: str) -> Iterator[list[str]]:
-    """The simple commands of a script, up to what is no plain list of words."""
+    """Yield the simple commands of a script, up to what is no plain list of words."""
     import shlex  # which most runs need not load
 
     lexer = shlex.shlex(script, posix=True, punctuation_chars=";&|()<>\n")
     lexer.whitespace = " \t\r"
     command: list[str] = []
-    is_file = False  #: the next word is one that is read from or written to
+    is_file = False  # the next word is a file that is read from or written to
     try:
         for token in lexer:
             if "<<" in token:
@@ -190,6 +297,8 @@ def _commands(script: str) -> Iterator[list[str]]:
     yield command
 
 
+# --- versions -------------------------------------------------------------------------------------
+
 PATIENCE = 5.0  #: seconds for an answer
 _LEVELS = 6  #: of folders above a program, in which its package.json may lie
 _LONGEST_VERSION = 64
@@ -199,29 +308,29 @@ _NATIVE = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xfe\xed\xfa\xcf", b"\xca\xfe\xba\
 
 
 def whole_version(text: object) -> str | None:
-    """The text, where it is one version and nothing else."""
+    """Return the text, where it is one version and nothing else."""
     is_one = isinstance(text, str) and len(text) <= _LONGEST_VERSION and _VERSION.fullmatch(text)
     return is_one[0] if is_one else None
 
 
 def read_version(program: Path, package: str) -> str | None:
-    """What the files of a program say of its version; nothing is started.
+    """Return the version that the files of a program state; nothing is started.
 
-    An installer names the program by its version, or puts a `.version` file beside it; npm has a
-    package.json above it, pip the metadata of the package beside its `bin`.
+    An installer names the program by its version, or puts a `.version` file next to it; npm has a
+    package.json above it, pip the metadata of the package next to its `bin`.
     """
     place = Path(os.path.realpath(program))
-    beside = place.with_name(f"{place.name}.version")
+    version_file = place.with_name(f"{place.name}.version")
     if version := whole_version(place.name):
         return version
     try:
-        if beside.is_file() and beside.stat().st_size < 1000:
-            found = _VERSION.match(beside.read_text().strip())
+        if version_file.is_file() and version_file.stat().st_size < 1000:
+            found = _VERSION.match(version_file.read_text().strip())
             return found and whole_version(found[0])
     except (OSError, UnicodeDecodeError):
         return None
-    told = {*_from_npm(place, package), *_from_pip(place, package)}
-    return told.pop() if len(told) == 1 else None
+    stated = {*_from_npm(place, package), *_from_pip(place, package)}
+    return stated.pop() if len(stated) == 1 else None
 
 
 def _from_npm(place: Path, package: str) -> Iterator[str]:
@@ -253,9 +362,11 @@ def _from_pip(place: Path, package: str) -> Iterator[str]:
 
 
 async def ask_version(program: Path) -> str | None:
-    """What a native program answers to `--version`, in an empty folder that is thrown away, with
-    nothing of the user's environment but PATH. A script is never asked: it could take the
-    question for an order."""
+    """Return what a native program answers to `--version`.
+
+    It runs in an empty folder that is removed again, with nothing of the user's environment but
+    PATH. A script is never asked: it could take the question for an order.
+    """
     if not _is_native(program):
         return None
     from tempfile import TemporaryDirectory  # most runs need not load them
@@ -265,7 +376,7 @@ async def ask_version(program: Path) -> str | None:
     try:
         with TemporaryDirectory(prefix="stream-", ignore_cleanup_errors=True) as folder:
             env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "TMPDIR": folder}
-            said = await capture(
+            answer = await capture(
                 [str(program), "--version"],
                 env=env,
                 cwd=folder,
@@ -275,8 +386,8 @@ async def ask_version(program: Path) -> str | None:
             )
     except OSError:
         return None
-    found = _VERSION.search(said.stdout.head.decode(errors="replace"))
-    return whole_version(found[0]) if said.exit_code == 0 and found else None
+    found = _VERSION.search(answer.stdout.head.decode(errors="replace"))
+    return whole_version(found[0]) if answer.exit_code == 0 and found else None
 
 
 def _is_native(program: Path) -> bool:
@@ -287,110 +398,3 @@ def _is_native(program: Path) -> bool:
             return file.read(4) in _NATIVE
     except OSError:
         return False
-
-
-UNKNOWN = "unknown"
-_LONGEST = 120  #: characters of a name
-
-
-class Agent(Struct, frozen=True):
-    id: str
-    provider: str = UNKNOWN
-    known_by: AgentKnownBy = "command"
-    package: str = ""  #: by which npm or PyPI has it; empty: nobody knows this agent
-    version: str = UNKNOWN  #: as far as words tell it
-    program: str = ""  #: what can be looked at for its version: a name on PATH, or a path
-
-    @property
-    def profile(self) -> Profile:
-        return "poc" if self.id == CLAUDE_CODE else "agents"
-
-
-_KNOWN = {
-    "claude": Agent(CLAUDE_CODE, "anthropic", package="@anthropic-ai/claude-code"),
-    "codex": Agent("codex", "openai", package="@openai/codex"),
-    "gemini": Agent("gemini-cli", "google", package="@google/gemini-cli"),
-    "qwen": Agent("qwen-code", package="@qwen-code/qwen-code"),
-    "opencode": Agent("opencode", package="opencode-ai"),
-    "copilot": Agent("copilot", "github", package="@github/copilot"),
-    "aider": Agent("aider", package="aider-chat"),
-}
-_BY_NAME = {
-    **{agent.package: agent for agent in _KNOWN.values()},
-    **{agent.id: agent for agent in _KNOWN.values()},
-    **_KNOWN,
-}
-
-
-class Version(Struct, frozen=True):
-    text: str = UNKNOWN
-    known_by: VersionKnownBy = "unknown"
-
-
-def identify(words: Sequence[str], declared: str | None = None) -> Agent:
-    """By the one known agent that the words start, directly or behind usual launchers; else by the
-    name of the command. What is declared, as NAME or NAME@VERSION, goes before that.
-
-    Raises UsageError.
-    """
-    found = _found(words)
-    if declared is None:
-        return found
-    name, version = _split(declared)
-    is_scope = name.startswith("@") and "/" not in name  # of packages, and no name of one
-    if (
-        not name
-        or is_scope
-        or name != name.strip()
-        or not name.isprintable()
-        or len(name) > _LONGEST
-    ):
-        raise UsageError(f"--agent {declared!r}: expected NAME or NAME@VERSION")
-    if not version and "@" in declared[1:]:
-        raise UsageError(f"--agent {declared!r}: there is no version behind the @")
-    agent = replace(_BY_NAME.get(name) or Agent(readable(name)), known_by="declared")
-    if version:
-        return replace(agent, version=readable(version))
-    # Where the words start the same agent, its program can be looked at.
-    return replace(agent, program=found.program) if agent.id == found.id else agent
-
-
-async def find_version(agent: Agent, program: Path | None) -> Version:
-    """What the words say, else the program's files, else the program itself."""
-    if agent.version != UNKNOWN:
-        return Version(agent.version, agent.known_by)
-    if program is None or not agent.package:
-        return Version()
-    if told := read_version(program, agent.package):
-        return Version(told, "files")
-    if told := await ask_version(program):
-        return Version(told, "answer")
-    return Version()
-
-
-def _found(words: Sequence[str]) -> Agent:
-    agents = {agent.id: agent for launch in launches(words) if (agent := _known(launch))}
-    if len(agents) == 1:
-        return next(iter(agents.values()))
-    name = Path(words[0]).name
-    return _known(Launch(words[:1])) or Agent(readable(name) or UNKNOWN)
-
-
-def _known(launch: Launch) -> Agent | None:
-    word = launch.words[0]
-    if launch.is_package:
-        name, version = _split(word)
-        agent = _BY_NAME.get(name)
-        # A range, or a tag, is one of many versions.
-        return agent and replace(agent, version=whole_version(version) or UNKNOWN)
-    *_, inside = word.rpartition("node_modules/")
-    scope, _, rest = inside.partition("/")
-    package = f"{scope}/{rest.partition('/')[0]}" if scope.startswith("@") else scope
-    agent = _KNOWN.get(Path(word).name) or (_BY_NAME.get(package) if inside != word else None)
-    return agent and replace(agent, program=word if launch.is_plain else "")
-
-
-def _split(text: str) -> tuple[str, str]:
-    """Name and version; an @ at the beginning is part of the name."""
-    name, _, version = text[1:].partition("@")
-    return text[:1] + name, version

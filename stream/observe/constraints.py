@@ -1,16 +1,7 @@
-"""The lines that a patch of git adds, in pieces of bounded length.
+"""Mechanical verdicts about a run, each with its evidence. They are recorded, never enforced.
 
-Where the first emoji of a text is, by the Unicode tables of the package `regex`.
-
-What a verdict rests on: bounded, visible, and with the name of its source.
-
-One function a rule: its status, and what that rests on.
-
-What a changed path is: the configuration of a CI, code, a test, or neither.
-
-Mechanical verdicts about a run, each with its evidence. Recorded, never enforced.
-
-The rules are written in schema/evaluation.md. Unknown stays unknown: what is missing is no verdict.
+One function checks each rule of schema/evaluation.md, and returns its status and what that rests
+on: a bounded, visible text with the name of its source. What is missing stays unknown.
 """
 
 from __future__ import annotations
@@ -41,101 +32,11 @@ from stream.records.decision import (
     Violation,
 )
 
-PIECE = 1 << 16  #: bytes of a line that are read at once
-
-_HUNK = rb"@@ -\d+(?:,(\d+))? \+(\d+)(?:,(\d+))? @@"
-
-
-class Addition(Struct):
-    path: str  #: as the patch writes it
-    line: int  #: in the new file
-    text: str  #: a piece of the line
-    goes_on: bool  #: the line has a further piece
-
-
-def additions(patch: Path) -> Iterator[Addition]:
-    """Counts the lines of every hunk: what begins with `+++` inside of one is content."""
-    path, line, old, new = "", 0, 0, 0
-    with patch.open("rb") as file:
-        while piece := file.readline(PIECE):
-            if old <= 0 and new <= 0:
-                hunk = re.match(_HUNK, piece)
-                if hunk:
-                    old, line, new = (int(number or 1) for number in _numbers(hunk))
-                elif piece.startswith(b"+++ "):
-                    path = _path(piece)
-                _skip(file, piece)
-                continue
-            mark = piece[:1]
-            if mark == b"+":
-                yield from _pieces(file, piece, path, line)
-            else:
-                _skip(file, piece)
-            line += mark in b"+ \n"
-            new -= mark in b"+ \n"
-            old -= mark in b"- \n"
-
-
-def _numbers(hunk: re.Match[bytes]) -> tuple[bytes | None, bytes, bytes | None]:
-    return hunk[1], hunk[2], hunk[3]
-
-
-def _path(line: bytes) -> str:
-    name = line[4:].rstrip(b"\n").removesuffix(b"\t").strip(b'"').decode("utf-8", "replace")
-    return name.removeprefix("b/")
-
-
-def _pieces(file: BufferedReader, piece: bytes, path: str, line: int) -> Iterator[Addition]:
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    piece = piece[1:]
-    while True:
-        goes_on = bool(piece) and not piece.endswith(b"\n")
-        yield Addition(path, line, decoder.decode(piece, not goes_on), goes_on)
-        if not goes_on:
-            return
-        piece = file.readline(PIECE)
-
-
-def _skip(file: BufferedReader, piece: bytes) -> None:
-    while piece and not piece.endswith(b"\n"):
-        piece = file.readline(PIECE)
-
-
-TAIL = 3  #: characters that the next piece of a text has to begin with: none is cut through
-
-# A character that is shown as a picture by itself, unless U+FE0E follows; one that U+FE0F makes a
-# picture; a keycap; a flag. Neither digits nor ©, ®, ™ and arrows as text.
-_EMOJI = (
-    r"\p{Regional_Indicator}{2}"
-    r"|(?!\p{Regional_Indicator})\p{Emoji_Presentation}(?!\uFE0E)"
-    r"|(?![0-9#*])\p{Emoji}\uFE0F"
-    r"|[0-9#*]\uFE0F?\u20E3"
-)
-
-
-class Emoji(Struct, frozen=True):
-    place: int  #: characters before it
-    code_points: str  #: such as U+1F600
-
-    def __str__(self) -> str:
-        return self.code_points
-
-
-def find_emoji(text: str) -> Emoji | None:
-    if text.isascii():
-        return None
-    found = _pattern().search(text)
-    if not found:
-        return None
-    return Emoji(found.start(), " ".join(f"U+{ord(character):04X}" for character in found[0]))
-
-
-@cache
-def _pattern() -> Any:
-    import regex  # its tables are large, and most texts are plain
-
-    return regex.compile(_EMOJI)
-
+JSON_ONLY = "output.json_only"
+NO_EMOJIS = "style.no_emojis"
+NO_CI_CHANGES = "scope.no_ci_changes"
+TESTS_REQUIRED = "quality.tests_required"
+NOT_REFUSED = "agent.not_refused"
 
 LONGEST = 200  #: characters of a piece of evidence
 EXCERPT = 100  #: characters of what is quoted in it
@@ -148,89 +49,110 @@ DECLARED = f"{STDOUT} (declared)"
 NOT_ASKED = "not a constraint of this run"
 NO_RULE = "no rule of this recorder checks it"
 
-
-def evidence(source: str, text: str, sha256: str | None = None) -> str:
-    """`source: text [sha256:…]`, the text cut where it is too long."""
-    end = f" [sha256:{sha256}]" if sha256 else ""
-    return f"{source}: {cut(text, LONGEST - len(source) - 2 - len(end))}{end}"
-
-
-def excerpt(text: str) -> str:
-    """The beginning, on one line, in quotes."""
-    return f'"{cut(" ".join(text[: 4 * EXCERPT].split()), EXCERPT)}"'
-
-
-def cut(text: str, longest: int) -> str:
-    shown = visible(text[: longest + 1])
-    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
-
-
-def listed(names: Sequence[str], total: int, longest: int) -> str:
-    """As many as there is room for, and how many more there are."""
-    for count in range(len(names), 0, -1):
-        more = f" and {total - count} more" if total > count else ""
-        text = ", ".join(cut(name, 80) for name in names[:count]) + more
-        if len(text) <= longest:
-            return text
-    return f"{total} of them"
-
+_WORST: tuple[Status, ...] = ("fail", "warn", "unknown", "pass")
+#: where a constraint counts that no rule here checks, by its type
+_GROUPS: dict[ConstraintType, str] = {
+    **dict.fromkeys(("style", "safety", "scope"), "policy"),
+    **dict.fromkeys(("format", "other"), "alignment"),
+    "quality": "quality",
+}
+_NAMED = 5  #: paths that evidence can have room for
 
 Verdict = tuple[Status, str]
 
 
-class Declaration(Struct):
-    """What the agent said, and whether its words may be quoted."""
+class ChangedPath(Struct, frozen=True):
+    """A path that the run changed."""
 
-    declared: Declared | None  #: None: its output is not kept
-    may_quote: bool
-
-    @property
-    def answer(self) -> AgentAnswer | None:
-        return self.declared.answer if self.declared else None
-
-    @property
-    def missing(self) -> str:
-        """Why there is no answer."""
-        if self.declared is None:
-            return "the output is not kept"
-        if self.declared.mode == "unreadable":
-            return f"unreadable: {self.declared.reason}"
-        return "nothing was printed" if self.is_silent else "no final answer was declared"
-
-    @property
-    def is_silent(self) -> bool:
-        return self.declared is not None and self.declared.mode == "empty"
+    path: str
+    what: Literal["added", "removed", "changed"]
 
 
-class DiffSummary(Struct, kw_only=True):
-    """The diff, gone through once: the first paths of each kind, and how many there are."""
+class Diff(Struct):
+    """All changes of a run."""
 
+    changes: Iterable[ChangedPath]
     patch: Path
     sha256: str
-    is_complete: bool
-    count: int
-    ci: list[str]
-    ci_count: int
-    code: list[str]  #: and no test
-    code_count: int
-    tests: list[str]  #: added or changed
-    test_count: int
+    is_complete: bool  #: no change is missing in `changes`, and no added line in the patch
 
 
-class CommandSummary(Struct, kw_only=True):
-    """The command log, gone through once."""
+class Command(Struct, frozen=True):
+    """A line of the command log."""
 
-    count: int | None  #: None: there is no log
-    first_test: str = ""
-    unvouched_tests: int = 0  #: runs of tests that are not counted: anybody may have told of them
-    unwrapped_tests: Sequence[str] = ()  #: programs that a kernel feed saw run tests
-    why_none: str = ""
+    name: str
+    category: str  #: `test` for a run of tests
+    time: str
+    is_vouched: bool = True  #: else anybody may have written it down
 
 
-# --- alignment ----------------------------------------------------------------------------------
+def evaluate(
+    constraints: Collection[Constraint],
+    diff: Diff,
+    commands: Iterable[Command] | None,
+    declared: Declared | None,
+    capture_mode: CaptureMode,
+    *,
+    no_commands: str = "unknown",
+    unwrapped_tests: Sequence[str] = (),
+) -> Evaluation:
+    """Check the constraints of a run.
+
+    `declared` is None where the output is not kept, `no_commands` is why there is no command log,
+    and `unwrapped_tests` are programs that ran tests and that no wrapper logged.
+    """
+    asked = {constraint.id for constraint in constraints}
+    changes = _summarize_diff(diff)
+    log = _summarize_commands(commands, no_commands)
+    log.unwrapped_tests = unwrapped_tests
+    declaration = Declaration(declared, may_quote=capture_mode != "hashed")
+
+    def check(name: str, verdict: Callable[[], Verdict]) -> Check:
+        return Check(name, *(verdict() if name in asked else ("unknown", NOT_ASKED)))
+
+    json_only = check(JSON_ONLY, lambda: output_json_only(declaration))
+    tests = check(TESTS_REQUIRED, lambda: tests_required(changes, log))
+    policy = [
+        check(NO_CI_CHANGES, lambda: no_ci_changes(changes)),
+        check(NO_EMOJIS, lambda: no_emojis(declaration, changes)),
+    ]
+    refused = Check(NOT_REFUSED, *agent_not_refused(declaration))
+    counted = [refused] if refused.status == "warn" else []
+    others = {kind: _unchecked(constraints, kind) for kind in ("alignment", "quality", "policy")}
+    alignment, quality = [json_only, *others["alignment"]], [tests, *others["quality"]]
+    policy += others["policy"]
+    return Evaluation(
+        Alignment(_overall(alignment, asked), None, _violations(json_only), alignment),
+        Checked(_overall(quality, asked), quality),
+        Checked(_overall([*policy, *counted], {*asked, NOT_REFUSED}), [*policy, refused]),
+    )
+
+
+def _unchecked(constraints: Collection[Constraint], group: str) -> list[Check]:
+    """Return the constraints that no rule here can check: they stay unknown."""
+    return [
+        Check(constraint.id, "unknown", NO_RULE)
+        for constraint in constraints
+        if constraint.id not in CONSTRAINTS and _GROUPS[constraint.type] == group
+    ]
+
+
+def _overall(checks: list[Check], asked: Collection[str]) -> Status:
+    found = [check.status for check in checks if check.id in asked]
+    return next((status for status in _WORST if status in found), "unknown")
+
+
+def _violations(check: Check) -> list[Violation]:
+    if check.status != "fail":
+        return []
+    return [Violation(check.id, "fail", "The answer is not JSON alone.", check.evidence)]
+
+
+# --- the rules ------------------------------------------------------------------------------------
 
 
 def output_json_only(declaration: Declaration) -> Verdict:
+    """Check that the answer is a JSON object or array, and nothing else."""
     answer = declaration.answer
     if answer is None:
         return "unknown", evidence(DECLARED, declaration.missing)
@@ -252,38 +174,37 @@ def output_json_only(declaration: Declaration) -> Verdict:
     return "fail", evidence(DECLARED, f"{text}: {excerpt(answer.text)}")
 
 
-# --- policy -------------------------------------------------------------------------------------
-
-
 def no_ci_changes(changes: DiffSummary) -> Verdict:
-    if changes.ci:
-        paths = listed(changes.ci, changes.ci_count, 100)
-        return "fail", evidence(DIFF, paths, changes.sha256)
-    if not changes.is_complete:
-        return "unknown", evidence(DIFF, "not all changes can be seen", changes.sha256)
-    text = f"none of {changes.count} changed paths"
-    return "pass", evidence(DIFF, text, changes.sha256)
+    """Check that no configuration of a CI is changed."""
+    if changes.ci.count:
+        return "fail", _in_diff(changes, changes.ci.listed(100))
+    if not changes.diff.is_complete:
+        return "unknown", _in_diff(changes, "not all changes can be seen")
+    return "pass", _in_diff(changes, f"none of {changes.count} changed paths")
 
 
 def no_emojis(declaration: Declaration, changes: DiffSummary) -> Verdict:
-    """One is a fail, whatever else is missing; a pass needs all of the answer and of the diff."""
+    """Check that no emoji is in the answer or in an added line.
+
+    One is a fail, whatever else is missing; a pass needs all of the answer and of the diff.
+    """
     answer = declaration.answer
     if answer and (place := _emoji_in_answer(answer)):
         return "fail", evidence(DECLARED, place, answer.sha256)
     try:
-        place, lines = _emoji_in_patch(changes.patch)
+        place, lines = _emoji_in_patch(changes.diff.patch)
     except OSError:
-        return "unknown", evidence(DIFF, "the added lines cannot be read", changes.sha256)
+        return "unknown", _in_diff(changes, "the added lines cannot be read")
     if place:
-        return "fail", evidence(DIFF, place, changes.sha256)
-    if not changes.is_complete:
-        return "unknown", evidence(DIFF, "not all added lines can be seen", changes.sha256)
+        return "fail", _in_diff(changes, place)
+    if not changes.diff.is_complete:
+        return "unknown", _in_diff(changes, "not all added lines can be seen")
     if answer is None and not declaration.is_silent:
         return "unknown", evidence(DECLARED, declaration.missing)
     if answer and answer.is_cut:
         return "unknown", evidence(DECLARED, "only the beginning can be judged", answer.sha256)
-    said = f"{DECLARED}: none in {answer.bytes if answer else 0} bytes"
-    return "pass", evidence(DIFF, f"none in {lines} added lines; {said}", changes.sha256)
+    in_answer = f"{DECLARED}: none in {answer.bytes if answer else 0} bytes"
+    return "pass", _in_diff(changes, f"none in {lines} added lines; {in_answer}")
 
 
 def _emoji_in_answer(answer: AgentAnswer) -> str:
@@ -296,7 +217,7 @@ def _emoji_in_answer(answer: AgentAnswer) -> str:
 
 
 def _emoji_in_patch(patch: Path) -> tuple[str, int]:
-    """The place of the first one, and how many lines are added up to it."""
+    """Return the place of the first emoji, and how many lines are added up to it."""
     lines, tail = 0, ""
     for addition in additions(patch):
         found = find_emoji(tail + addition.text)
@@ -309,6 +230,7 @@ def _emoji_in_patch(patch: Path) -> tuple[str, int]:
 
 
 def agent_not_refused(declaration: Declaration) -> Verdict:
+    """Check that no tool call of the agent was refused."""
     declared = declaration.declared
     if declared is None or declared.denials is None:
         return "unknown", evidence(DECLARED, "it does not tell what was refused")
@@ -318,36 +240,263 @@ def agent_not_refused(declaration: Declaration) -> Verdict:
     return "warn", evidence(DECLARED, f"{declared.denials} refused calls of {tools}")
 
 
-# --- quality ------------------------------------------------------------------------------------
-
-
 def tests_required(changes: DiffSummary, commands: CommandSummary) -> Verdict:
-    if changes.tests:
-        paths = listed(changes.tests, changes.test_count, 100)
-        return "pass", evidence(DIFF, paths, changes.sha256)
-    if not changes.is_complete:
-        return "unknown", evidence(DIFF, "not all changes can be seen", changes.sha256)
-    if not changes.code:
+    """Check that a change of code comes with a change of tests, or at least a run of tests."""
+    if changes.tests.count:
+        return "pass", _in_diff(changes, changes.tests.listed(100))
+    if not changes.diff.is_complete:
+        return "unknown", _in_diff(changes, "not all changes can be seen")
+    if not changes.code.count:
         what = f"no code among {changes.count} changed paths" if changes.count else "no change"
-        return "unknown", evidence(DIFF, f"{what}: nothing to test", changes.sha256)
-    code = f"{listed(changes.code, changes.code_count, 60)}, and no test"
+        return "unknown", _in_diff(changes, f"{what}: nothing to test")
+    code = f"{changes.code.listed(60)}, and no test"
     if commands.first_test:
-        text = f"{code}; {COMMANDS}: {commands.first_test}"
-        return "warn", evidence(DIFF, text)
+        return "warn", evidence(DIFF, f"{code}; {COMMANDS}: {commands.first_test}")
     if commands.unwrapped_tests:
         names = listed(commands.unwrapped_tests, len(commands.unwrapped_tests), 60)
         return "warn", evidence(DIFF, f"{code}; the kernel feed saw, past the wrappers: {names}")
-    told = commands.unvouched_tests
-    beside = f", and {told} that nobody vouches for" if told else ""
-    if commands.count is None:
-        text = f"{code}; whether tests ran is not known: {commands.why_none}"
-        return "warn", evidence(DIFF, text)
     if not commands.count:
-        text = f"{code}; no commands observed: {commands.why_none}"
-        return "warn", evidence(DIFF, text)
-    text = f"{code}; {COMMANDS}: no run of tests among {commands.count} commands{beside}"
-    return "fail", evidence(DIFF, text)
+        none = "no commands observed" if commands.count == 0 else "whether tests ran is not known"
+        return "warn", evidence(DIFF, f"{code}; {none}: {commands.why_none}")
+    unverified = commands.unverified_tests
+    others = f", and {unverified} that nobody vouches for" if unverified else ""
+    no_test = f"no run of tests among {commands.count} commands{others}"
+    return "fail", evidence(DIFF, f"{code}; {COMMANDS}: {no_test}")
 
+
+def _in_diff(changes: DiffSummary, text: str) -> str:
+    return evidence(DIFF, text, changes.diff.sha256)
+
+
+# --- what they look at ----------------------------------------------------------------------------
+
+
+class Declaration(Struct):
+    """What the agent declared, and whether its words may be quoted."""
+
+    declared: Declared | None  #: None: its output is not kept
+    may_quote: bool
+
+    @property
+    def answer(self) -> AgentAnswer | None:
+        """The final answer."""
+        return self.declared.answer if self.declared else None
+
+    @property
+    def missing(self) -> str:
+        """Why there is no answer."""
+        if self.declared is None:
+            return "the output is not kept"
+        if self.declared.mode == "unreadable":
+            return f"unreadable: {self.declared.reason}"
+        return "nothing was printed" if self.is_silent else "no final answer was declared"
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing was printed."""
+        return self.declared is not None and self.declared.mode == "empty"
+
+
+class FoundPaths(Struct):
+    """The first paths of one kind, and how many there are."""
+
+    first: list[str] = []
+    count: int = 0
+
+    def add(self, path: str) -> None:
+        """Count a path."""
+        self.count += 1
+        self.first += [path][: _NAMED - len(self.first)]
+
+    def listed(self, longest: int) -> str:
+        """Return as many as there is room for."""
+        return listed(self.first, self.count, longest)
+
+
+class DiffSummary(Struct):
+    """What one pass over the diff found."""
+
+    diff: Diff
+    ci: FoundPaths
+    code: FoundPaths  #: and no test
+    tests: FoundPaths  #: added or changed
+    count: int = 0
+
+
+class CommandSummary(Struct, kw_only=True):
+    """What one pass over the command log found."""
+
+    count: int | None  #: None: there is no log
+    first_test: str = ""
+    unverified_tests: int = 0  #: that are not counted: anybody may have logged them
+    unwrapped_tests: Sequence[str] = ()  #: programs that a kernel feed saw run tests
+    why_none: str = ""
+
+
+def _summarize_diff(diff: Diff) -> DiffSummary:
+    found = DiffSummary(diff, FoundPaths(), FoundPaths(), FoundPaths())
+    for change in diff.changes:
+        found.count += 1
+        if is_ci(change.path):
+            found.ci.add(change.path)
+        if not is_test(change.path):
+            if is_code(change.path):
+                found.code.add(change.path)
+        elif change.what != "removed":
+            found.tests.add(change.path)
+    return found
+
+
+def _summarize_commands(commands: Iterable[Command] | None, why_none: str) -> CommandSummary:
+    if commands is None:
+        return CommandSummary(count=None, why_none=cut(why_none, 60))
+    count, unverified, first = 0, 0, ""
+    for command in commands:
+        if command.category == "test" and not command.is_vouched:
+            unverified += 1
+            continue
+        count += 1
+        if command.category == "test" and not first:
+            first = f"{cut(command.name, 30)} at {cut(command.time, 30)}"
+    none = f"{unverified} that nobody vouches for" if unverified else "none were called"
+    return CommandSummary(count=count, unverified_tests=unverified, first_test=first, why_none=none)
+
+
+# --- evidence -------------------------------------------------------------------------------------
+
+
+def evidence(source: str, text: str, sha256: str | None = None) -> str:
+    """Return `source: text [sha256:…]`, the text cut where it is too long."""
+    end = f" [sha256:{sha256}]" if sha256 else ""
+    return f"{source}: {cut(text, LONGEST - len(source) - 2 - len(end))}{end}"
+
+
+def excerpt(text: str) -> str:
+    """Return the beginning of a text, on one line, in quotes."""
+    return f'"{cut(" ".join(text[: 4 * EXCERPT].split()), EXCERPT)}"'
+
+
+def cut(text: str, longest: int) -> str:
+    """Return a visible text, cut where it is too long."""
+    shown = visible(text[: longest + 1])
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def listed(names: Sequence[str], total: int, longest: int) -> str:
+    """Return as many names as there is room for, and how many more there are."""
+    for count in range(len(names), 0, -1):
+        more = f" and {total - count} more" if total > count else ""
+        text = ", ".join(cut(name, 80) for name in names[:count]) + more
+        if len(text) <= longest:
+            return text
+    return f"{total} of them"
+
+
+# --- the lines that a patch adds ------------------------------------------------------------------
+
+PIECE = 1 << 16  #: bytes of a line that are read at once
+
+_HUNK = rb"@@ -\d+(?:,(\d+))? \+(\d+)(?:,(\d+))? @@"
+
+
+class Addition(Struct):
+    """A piece of a line that a patch adds."""
+
+    path: str  #: as the patch writes it
+    line: int  #: in the new file
+    text: str  #: a piece of the line
+    goes_on: bool  #: the line has a further piece
+
+
+def additions(patch: Path) -> Iterator[Addition]:
+    """Yield the lines that a patch adds, in pieces of bounded length.
+
+    The lines of every hunk are counted: what begins with `+++` inside of one is content.
+    """
+    path, line, old, new = "", 0, 0, 0
+    with patch.open("rb") as file:
+        while piece := file.readline(PIECE):
+            if old <= 0 and new <= 0:
+                hunk = re.match(_HUNK, piece)
+                if hunk:
+                    old, line, new = (int(number or 1) for number in hunk.groups())
+                elif piece.startswith(b"+++ "):
+                    path = _added_path(piece)
+                _skip(file, piece)
+                continue
+            mark = piece[:1]
+            if mark == b"+":
+                yield from _pieces(file, piece, path, line)
+            else:
+                _skip(file, piece)
+            line += mark in b"+ \n"
+            new -= mark in b"+ \n"
+            old -= mark in b"- \n"
+
+
+def _added_path(line: bytes) -> str:
+    name = line[4:].rstrip(b"\n").removesuffix(b"\t").strip(b'"').decode("utf-8", "replace")
+    return name.removeprefix("b/")
+
+
+def _pieces(file: BufferedReader, piece: bytes, path: str, line: int) -> Iterator[Addition]:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    piece = piece[1:]
+    while True:
+        goes_on = bool(piece) and not piece.endswith(b"\n")
+        yield Addition(path, line, decoder.decode(piece, not goes_on), goes_on)
+        if not goes_on:
+            return
+        piece = file.readline(PIECE)
+
+
+def _skip(file: BufferedReader, piece: bytes) -> None:
+    while piece and not piece.endswith(b"\n"):
+        piece = file.readline(PIECE)
+
+
+# --- emojis ---------------------------------------------------------------------------------------
+
+TAIL = 3  #: characters that the next piece of a text has to begin with: none is cut through
+
+# A character that is shown as a picture by itself, unless U+FE0E follows; one that U+FE0F makes a
+# picture; a keycap; a flag. Neither digits nor ©, ®, ™ and arrows as text.
+_EMOJI = (
+    r"\p{Regional_Indicator}{2}"
+    r"|(?!\p{Regional_Indicator})\p{Emoji_Presentation}(?!\uFE0E)"
+    r"|(?![0-9#*])\p{Emoji}\uFE0F"
+    r"|[0-9#*]\uFE0F?\u20E3"
+)
+
+
+class Emoji(Struct, frozen=True):
+    """An emoji in a text."""
+
+    place: int  #: characters before it
+    code_points: str  #: such as U+1F600
+
+    def __str__(self) -> str:
+        return self.code_points
+
+
+def find_emoji(text: str) -> Emoji | None:
+    """Return the first emoji of a text, by the Unicode tables of the package `regex`."""
+    if text.isascii():
+        return None
+    found = _pattern().search(text)
+    if not found:
+        return None
+    return Emoji(found.start(), " ".join(f"U+{ord(character):04X}" for character in found[0]))
+
+
+@cache
+def _pattern() -> Any:
+    import regex  # its tables are large, and most texts are plain
+
+    return regex.compile(_EMOJI)
+
+
+# --- paths ----------------------------------------------------------------------------------------
 
 # Where the services look, from the root of a repository; `*` does not cross a slash, `**` does.
 _CI_PATHS = """
@@ -386,12 +535,13 @@ _TEST_CLASSES = r"Test[A-Z]\w*|\w*[a-z0-9](?:Tests?|TestCase|Spec|IT)"
 
 
 def is_ci(path: str) -> bool:
-    """In a subfolder too: it may be a repository of its own. Not in `.git`: hooks are no CI."""
+    """Return whether a path configures a CI, in a subfolder too. Hooks in `.git` are no CI."""
     lower = path.lower()
     return not _is_inside_git(lower) and _ci_pattern().search(lower) is not None
 
 
 def is_test(path: str) -> bool:
+    """Return whether a path is a test."""
     *folders, name = path.split("/")
     stem, _, suffix = name.rpartition(".")
     if not is_code(path):
@@ -405,7 +555,7 @@ def is_test(path: str) -> bool:
 
 
 def is_code(path: str) -> bool:
-    """Tests are code too. What lies inside `.git` is none."""
+    """Return whether a path is code. Tests are code too; what lies inside `.git` is none."""
     lower = path.lower()
     name = lower.rpartition("/")[2]
     if _is_inside_git(lower):
@@ -432,132 +582,3 @@ def _ci_pattern() -> re.Pattern[str]:
 def _as_pattern(path: str) -> str:
     parts = re.split(r"(\*{1,2})", path)
     return "".join({"**": ".+", "*": "[^/]*"}.get(part, re.escape(part)) for part in parts)
-
-
-JSON_ONLY = "output.json_only"
-NO_EMOJIS = "style.no_emojis"
-NO_CI_CHANGES = "scope.no_ci_changes"
-TESTS_REQUIRED = "quality.tests_required"
-NOT_REFUSED = "agent.not_refused"
-
-_WORST: tuple[Status, ...] = ("fail", "warn", "unknown", "pass")
-#: where a constraint counts that is none of ours, by its type
-_GROUPS: dict[ConstraintType, str] = {
-    **dict.fromkeys(("style", "safety", "scope"), "policy"),
-    **dict.fromkeys(("format", "other"), "alignment"),
-    "quality": "quality",
-}
-_NAMED = 5  #: paths that evidence can have room for
-
-
-class ChangedPath(Struct, frozen=True):
-    path: str
-    what: Literal["added", "removed", "changed"]
-
-
-class Diff(Struct):
-    changes: Iterable[ChangedPath]
-    patch: Path
-    sha256: str
-    is_complete: bool  #: all changes are among the changes, and all added lines in the patch
-
-
-class Command(Struct, frozen=True):
-    name: str
-    category: str  #: `test` for a run of tests
-    time: str
-    is_vouched: bool = True  #: else anybody may have written it down
-
-
-def evaluate(
-    constraints: Collection[Constraint],
-    diff: Diff,
-    commands: Iterable[Command] | None,
-    declared: Declared | None,
-    capture_mode: CaptureMode,
-    *,
-    no_commands: str = "unknown",
-    unwrapped_tests: Sequence[str] = (),
-) -> Evaluation:
-    """`no_commands` says why there are none; `declared` is None where the output is not kept.
-    `unwrapped_tests`: programs that ran tests, and that no wrapper told of."""
-    asked = {constraint.id for constraint in constraints}
-    changes = _changes(diff)
-    log = _commands(commands, no_commands)
-    log.unwrapped_tests = unwrapped_tests
-    declaration = Declaration(declared, may_quote=capture_mode != "hashed")
-
-    def check(name: str, verdict: Callable[[], Verdict]) -> Check:
-        return Check(name, *(verdict() if name in asked else ("unknown", NOT_ASKED)))
-
-    json_only = check(JSON_ONLY, lambda: output_json_only(declaration))
-    tests = check(TESTS_REQUIRED, lambda: tests_required(changes, log))
-    policy = [
-        check(NO_CI_CHANGES, lambda: no_ci_changes(changes)),
-        check(NO_EMOJIS, lambda: no_emojis(declaration, changes)),
-    ]
-    refused = Check(NOT_REFUSED, *agent_not_refused(declaration))
-    counted = [refused] if refused.status == "warn" else []
-    others = {kind: _unchecked(constraints, kind) for kind in ("alignment", "quality", "policy")}
-    alignment, quality = [json_only, *others["alignment"]], [tests, *others["quality"]]
-    policy += others["policy"]
-    return Evaluation(
-        Alignment(_overall(alignment, asked), None, _violations(json_only), alignment),
-        Checked(_overall(quality, asked), quality),
-        Checked(_overall([*policy, *counted], {*asked, NOT_REFUSED}), [*policy, refused]),
-    )
-
-
-def _unchecked(constraints: Collection[Constraint], group: str) -> list[Check]:
-    """Those that no rule here can check: they stay unknown."""
-    return [
-        Check(constraint.id, "unknown", NO_RULE)
-        for constraint in constraints
-        if constraint.id not in CONSTRAINTS and _GROUPS[constraint.type] == group
-    ]
-
-
-def _overall(checks: list[Check], asked: Collection[str]) -> Status:
-    found = [check.status for check in checks if check.id in asked]
-    return next((status for status in _WORST if status in found), "unknown")
-
-
-def _violations(check: Check) -> list[Violation]:
-    if check.status != "fail":
-        return []
-    return [Violation(check.id, "fail", "The answer is not JSON alone.", check.evidence)]
-
-
-def _changes(diff: Diff) -> DiffSummary:
-    found = DiffSummary(
-        patch=diff.patch, sha256=diff.sha256, is_complete=diff.is_complete,
-        count=0, ci=[], ci_count=0, code=[], code_count=0, tests=[], test_count=0,
-    )  # fmt: skip
-    for change in diff.changes:
-        found.count += 1
-        if is_ci(change.path):
-            found.ci_count += 1
-            found.ci += [change.path][: _NAMED - len(found.ci)]
-        if is_test(change.path):
-            if change.what != "removed":
-                found.test_count += 1
-                found.tests += [change.path][: _NAMED - len(found.tests)]
-        elif is_code(change.path):
-            found.code_count += 1
-            found.code += [change.path][: _NAMED - len(found.code)]
-    return found
-
-
-def _commands(commands: Iterable[Command] | None, why_none: str) -> CommandSummary:
-    if commands is None:
-        return CommandSummary(count=None, why_none=cut(why_none, 60))
-    count, unvouched, first = 0, 0, ""
-    for command in commands:
-        if command.category == "test" and not command.is_vouched:
-            unvouched += 1
-            continue
-        count += 1
-        if command.category == "test" and not first:
-            first = f"{cut(command.name, 30)} at {cut(command.time, 30)}"
-    none = f"{unvouched} that nobody vouches for" if unvouched else "none were called"
-    return CommandSummary(count=count, unvouched_tests=unvouched, first_test=first, why_none=none)

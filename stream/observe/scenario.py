@@ -1,9 +1,9 @@
 """What an agent was asked for: the request, the constraints, the parameters. Read, never guessed.
 
 A scenario is a Markdown file with the headings `Request` (or `User Request (Raw)`) and, if there
-are any, `Constraints` (or `Explicit Constraints`), a list; beside it may lie `parameters.json`.
-
-The constraints of a scenario, as its list of them says: an id, a type, a rule."""
+are any, `Constraints` (or `Explicit Constraints`): a list of items with an id, a type and a rule.
+Next to it may lie `parameters.json`.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ _SECTIONS = {
 
 
 class Scenario(Struct):
+    """What an agent was asked for."""
+
     id: str = UNKNOWN
     request: str = UNKNOWN
     constraints: list[Constraint] = field(default_factory=list)
@@ -41,37 +43,37 @@ class Scenario(Struct):
 
     @property
     def workspace_mode(self) -> WorkspaceMode | None:
+        """The workspace mode that the parameters state."""
         return _MODES.get(self.parameters.get("workspace_mode", ""))
 
     @property
     def capture_mode(self) -> CaptureMode | None:
+        """The capture mode that the parameters state."""
         return self.parameters.get("capture_mode")
 
 
 def read_scenario(
     place: Path | None, parameters: Path | None, request: str | None, constraints: list[str]
 ) -> Scenario:
-    """What was given on the command line goes before what stands in the files."""
+    """Read a scenario. What the command line gives goes before what the files state."""
     scenario = Scenario()
     if place is not None:
         file = place / SCENARIO_FILE if place.is_dir() else place
         scenario = _parse(_read_text(file), file)
         scenario.id = readable(place.resolve().name if place.is_dir() else file.stem)
-        beside = file.with_name(PARAMETERS_FILE)
-        if parameters is None and beside.is_file():
-            parameters = beside
+        if parameters is None and (found := file.with_name(PARAMETERS_FILE)).is_file():
+            parameters = found
     if parameters is not None:
-        scenario.parameters = _parameters(parameters)
+        scenario.parameters = _read_parameters(parameters)
         scenario.id = scenario.parameters.get("scenario_id", scenario.id)
     if request is not None:
         scenario.request = _request(request)
-    scenario.constraints += [
-        known for known in map(_known, constraints) if known not in scenario.constraints
-    ]
+    given = [_known_constraint(id_) for id_ in constraints]
+    scenario.constraints += [one for one in given if one not in scenario.constraints]
     return scenario
 
 
-def _known(id_: str) -> Constraint:
+def _known_constraint(id_: str) -> Constraint:
     if id_ not in CONSTRAINTS:
         raise UsageError(
             f"--constraint: {id_!r} is no constraint that can be checked: {', '.join(CONSTRAINTS)};"
@@ -89,7 +91,6 @@ def _request(text: str) -> str:
 
 
 def _parse(text: str, place: Path) -> Scenario:
-
     parts: dict[str, list[str]] = {}
     lines: list[str] = []
     fenced, level = False, 0
@@ -109,14 +110,14 @@ def _parse(text: str, place: Path) -> Scenario:
     request = "\n".join(parts.get("request", [])).strip()
     if not request:
         raise InputError(f"{place}: no request: it stands under a heading `Request`")
-    told = parts.get("constraints", [])
-    constraints = read_constraints(told, place)
-    is_prose = not constraints and any(line.strip() for line in told)
+    lines = parts.get("constraints", [])
+    constraints = read_constraints(lines, place)
+    is_prose = not constraints and any(line.strip() for line in lines)
     remark = f"{place}: no constraint was read: they stand in a list, and there is none"
     return Scenario(request=request, constraints=constraints, remark=remark if is_prose else "")
 
 
-def _parameters(place: Path) -> dict[str, Any]:
+def _read_parameters(place: Path) -> dict[str, Any]:
     import json
 
     from stream.documents import read_document
@@ -154,6 +155,8 @@ def _read_text(place: Path) -> str:
         raise InputError(f"{place}: invalid UTF-8 at byte {error.start}") from None
 
 
+# --- the list of constraints ----------------------------------------------------------------------
+
 _TYPES: tuple[ConstraintType, ...] = get_args(ConstraintType)
 _ITEM = re.compile(r"^( {0,3})(?:[-*+]|\d{1,9}[.)])\s+(\S.*)$")
 _NAME = r"[A-Za-z0-9_.-]{1,120}"
@@ -170,13 +173,18 @@ _KEY = re.compile(
 
 
 class _ConstraintItem(Struct):
+    """An item of the list of constraints."""
+
     id: str = ""
     type: str = ""
     rule: list[str] = field(default_factory=list)
 
 
 def read_constraints(lines: Iterable[str], place: Path) -> list[Constraint]:
-    """Raises InputError. What is no item of the list, nor goes on with one, is for people."""
+    """Read the list of constraints, or raise InputError.
+
+    What is no item of the list, nor continues one, is for people.
+    """
     found: dict[str, Constraint] = {}
     for number, item in enumerate(_items(lines), 1):
         one = _constraint(item, number, place)
@@ -193,17 +201,17 @@ def _items(lines: Iterable[str]) -> Iterator[_ConstraintItem]:
         if start and not (is_inside and start[1] >= "  "):
             if item is not None:
                 yield item
-            item = _begun(start[2])
+            item = _new_item(start[2])
         elif item is not None and is_inside:
-            _go_on(item, line)
+            _continue(item, line)
     if item is not None:
         yield item
 
 
-def _begun(text: str) -> _ConstraintItem:
+def _new_item(text: str) -> _ConstraintItem:
     item = _ConstraintItem()
     if _KEY.match(text):
-        _go_on(item, text)
+        _continue(item, text)
     elif named := _NAMED.match(text):
         item = _ConstraintItem(
             named["marked"] or named["bare"], named["type"] or "", [named["rule"]]
@@ -213,7 +221,7 @@ def _begun(text: str) -> _ConstraintItem:
     return item
 
 
-def _go_on(item: _ConstraintItem, line: str) -> None:
+def _continue(item: _ConstraintItem, line: str) -> None:
     key = _KEY.match(line)
     if key is None:
         item.rule.append(line)
@@ -224,7 +232,7 @@ def _go_on(item: _ConstraintItem, line: str) -> None:
 
 
 def _constraint(item: _ConstraintItem, number: int, place: Path) -> Constraint:
-    """A constraint that the contract knows is recorded with the rule by which it is checked."""
+    """Return the constraint; one that the contract knows has the rule by which it is checked."""
     name = item.id or f"scenario.{number}"
     if not re.fullmatch(_NAME, name):
         raise InputError(f"{place}: {name!r} is no id of a constraint: letters, digits, . _ -")
