@@ -683,16 +683,18 @@ class Losses:
     def __init__(self) -> None:
         self._found: list[tuple[int, int]] = []
         self._after = 0  # so many events came before what is next
-        self._begun: int | None = None
+        self._gap_start: int | None = None
         self._first: int | None = None  # of gaps behind which no detail was met yet
 
     def add_gap(self, *, begins: bool) -> None:
         """Take in a gap, or the begin of one."""
-        if self._begun is None:
-            self._begun = self._after
+        if self._gap_start is None:
+            self._gap_start = self._after
         if not begins:
-            self._first = self._begun if self._first is None else min(self._first, self._begun)
-            self._begun = None
+            self._first = (
+                self._gap_start if self._first is None else min(self._first, self._gap_start)
+            )
+            self._gap_start = None
 
     def add_detail(self, seq: int) -> None:
         """Take in the detail of an event."""
@@ -702,5 +704,5 @@ class Losses:
 
     def between(self, total: int) -> list[tuple[int, int]]:
         """Return the losses; what began and has no end goes on to the end of all events."""
-        starts = [at for at in (self._first, self._begun) if at is not None]
+        starts = [at for at in (self._first, self._gap_start) if at is not None]
         return [*self._found, *((min(starts), max(self._after, total)) for _ in starts[:1])]

@@ -82,14 +82,14 @@ class LoggedLine(Struct):
     tool: str | None = None
 
 
-class Speaker(Struct, frozen=True):
+class Producer(Struct, frozen=True):
     """The program that prints a stream, as the stream itself states."""
 
     name: str
     version: str | None = None
 
 
-NOBODY = Speaker("unknown")  #: of a stream that does not name its program
+UNKNOWN_PRODUCER = Producer("unknown")  #: of a stream that does not name its program
 
 _decode_record = msgspec.json.Decoder(StreamRecord).decode
 
@@ -137,13 +137,13 @@ def is_record(value: Any) -> bool:
     return value.get("type") in KINDS and isinstance(value.get("session_id"), str)
 
 
-def speaker_in(record: StreamRecord) -> Speaker | None:
+def producer_in(record: StreamRecord) -> Producer | None:
     """Return the program that begins a session with this record; None if it begins none."""
     if record.type != "system" or record.subtype != "init":
         return None
     versions = {CLAUDE: record.claude_code_version, "qwen-code": record.qwen_code_version}
-    named = [Speaker(name, v if is_usable(v) else None) for name, v in versions.items() if v]
-    return named[0] if len(named) == 1 else NOBODY
+    named = [Producer(name, v if is_usable(v) else None) for name, v in versions.items() if v]
+    return named[0] if len(named) == 1 else UNKNOWN_PRODUCER
 
 
 def command_in(tool: Any, arguments: Any) -> str | None:
@@ -186,18 +186,19 @@ def denials_in(record: StreamRecord) -> Iterator[tuple[Any, Any]]:
             yield fields.get("tool_use_id"), fields.get("tool_name")
 
 
-def log_records(resources: Any) -> Iterator[tuple[Speaker, dict[str, Any]]]:
+def log_records(resources: Any) -> Iterator[tuple[Producer, dict[str, Any]]]:
     """Yield the attributes of each OTLP record, with the program that sent it."""
     for resource in _dicts(resources):
         about = resource.get("resource")
         sender = _attributes(about if isinstance(about, dict) else {})
         name, version = sender.get("service.name"), sender.get("service.version")
-        speaker = Speaker(
-            name if is_usable(name) else NOBODY.name, version if is_usable(version) else None
+        producer = Producer(
+            name if is_usable(name) else UNKNOWN_PRODUCER.name,
+            version if is_usable(version) else None,
         )
         for scope in _dicts(resource.get("scopeLogs")):
             for record in _dicts(scope.get("logRecords")):
-                yield speaker, _attributes(record)
+                yield producer, _attributes(record)
 
 
 def _attributes(owner: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from stream.codec import MAX_LINE, LineSplitter, OverlongLine
 from stream.errors import os_reason, visible
-from stream.evidence.claude_formats import KINDS, StreamRecord, denials_in, read_record, speaker_in
+from stream.evidence.claude_formats import KINDS, StreamRecord, denials_in, producer_in, read_record
 
 Mode = Literal["text", "json", "stream-json", "empty", "unreadable"]
 
@@ -142,9 +142,9 @@ class _Reading:
         self.records += 1
         if record.type == "result":
             self._add_result(record)
-        elif speaker := speaker_in(record):
+        elif producer := producer_in(record):
             self.declared.model = _name(record.model) or self.declared.model
-            self.declared.agent_version = _name(speaker.version) or self.declared.agent_version
+            self.declared.agent_version = _name(producer.version) or self.declared.agent_version
         for call, tool in denials_in(record):
             self._add_denial(call, tool)
 
@@ -235,7 +235,7 @@ class _Items:
     def __init__(self) -> None:
         self._depth = 0
         self._is_string = self._is_escape = self._is_over = False
-        self._held = bytearray()
+        self._object = bytearray()
         self._length = 0  # of the object, also where it is too long to be held
         self.is_whole = False
 
@@ -281,10 +281,10 @@ class _Items:
     def _hold(self, part: bytes) -> None:
         self._length += len(part)
         if self._length <= MAX_LINE:
-            self._held += part
+            self._object += part
 
     def _release(self) -> bytes:
-        whole = bytes(self._held) if self._length <= MAX_LINE else b"{"
-        self._held.clear()
+        whole = bytes(self._object) if self._length <= MAX_LINE else b"{"
+        self._object.clear()
         self._length = 0
         return whole

@@ -222,9 +222,9 @@ def _behind_launcher(words: Sequence[str], depth: int) -> Iterator[Launch]:
     if name in _SHELLS:
         yield from _behind_shell(words, depth)
         return
-    for own in (3, 2, 1):
-        if launcher := _LAUNCHERS.get(" ".join((name, *words[1:own]))):
-            yield from _skip_launcher(words[own:], launcher, depth)
+    for length in (3, 2, 1):
+        if launcher := _LAUNCHERS.get(" ".join((name, *words[1:length]))):
+            yield from _skip_launcher(words[length:], launcher, depth)
             return
 
 

@@ -259,7 +259,7 @@ def tests_required(changes: DiffSummary, commands: CommandSummary) -> Verdict:
         none = "no commands observed" if commands.count == 0 else "whether tests ran is not known"
         return "warn", evidence(DIFF, f"{code}; {none}: {commands.why_none}")
     unverified = commands.unverified_tests
-    others = f", and {unverified} that nobody vouches for" if unverified else ""
+    others = f", and {unverified} unverified" if unverified else ""
     no_test = f"no run of tests among {commands.count} commands{others}"
     return "fail", evidence(DIFF, f"{code}; {COMMANDS}: {no_test}")
 
@@ -358,7 +358,7 @@ def _summarize_commands(commands: Iterable[Command] | None, why_none: str) -> Co
         count += 1
         if command.category == "test" and not first:
             first = f"{cut(command.name, 30)} at {cut(command.time, 30)}"
-    none = f"{unverified} that nobody vouches for" if unverified else "none were called"
+    none = f"{unverified} unverified" if unverified else "none were called"
     return CommandSummary(count=count, unverified_tests=unverified, first_test=first, why_none=none)
 
 

@@ -26,8 +26,8 @@ from stream.redaction.values import (
     Found,
     Next,
     Quote,
-    bare_end,
     piece,
+    unquoted_end,
 )
 
 _ROW = AHEAD - 2 * LOOK  #: bytes of the longest row
@@ -193,7 +193,7 @@ def _assigned(text: bytes, start: int, end: int, level: int) -> Found | None:
         if good and not is_template:
             return Found("password", quote.start, quote.start, quote.until)
         return None
-    return _bare(text, start, quote.start, mark, name, level, is_option=is_option, tight=tight)
+    return _unquoted(text, start, quote.start, mark, name, level, is_option=is_option, tight=tight)
 
 
 def _is_prose(phrase: bytes) -> bool:
@@ -233,9 +233,9 @@ def _stated(text: bytes, start: int, end: int, level: int) -> Found | None:
         return values.secret_at(text, end + 1, level)
     sentence = _IS.match(text, end)
     if sentence:
-        until = bare_end(text, sentence.end())
+        until = unquoted_end(text, sentence.end())
         value = piece(text, sentence.end(), until).rstrip(b".,;:!?)")
-        good = not values.is_none(value) and len(value) >= (6 if level == SURE else 12)
+        good = not values.is_no_secret(value) and len(value) >= (6 if level == SURE else 12)
         good = good and (values.is_special(value) or values.is_random(value))
         good = good or (value.count(b"-") > 2 and values.is_mixed(value) and len(value) >= 16)
         good = good or values.is_base64(value)
@@ -244,7 +244,7 @@ def _stated(text: bytes, start: int, end: int, level: int) -> Found | None:
     return None
 
 
-def _bare(
+def _unquoted(
     text: bytes,
     start: int,
     place: int,
@@ -260,7 +260,7 @@ def _bare(
     in_query = before in (b"?", b"&") and mark == b"="
     shell = (mark == b"=" and tight and (name.isupper() or is_option)) or mark == b"\0"
     header_line = mark == b":" and name.lower().startswith((b"x-", b"private-"))
-    until = bare_end(text, place, in_query)
+    until = unquoted_end(text, place, in_query)
     value = piece(text, place, until)
     if mark in _COMPARISONS:
         return None
@@ -270,7 +270,7 @@ def _bare(
         good = values.is_strict_secret(value, level, name.isupper())
     else:
         code = values.code_piece(text, place)
-        good = values.is_bare_secret(value, code, level, equals=mark == b"=")
+        good = values.is_unquoted_secret(value, code, level, equals=mark == b"=")
         if not good and level == SURE and values.is_word_secret(value):
             line = _LINE.search(text, max(start - 48, 0), start)
             good = bool(line and _LINE_REST.match(text, place + len(value)))
@@ -411,14 +411,14 @@ def _cells(line: bytes, table: _Table) -> list[tuple[int, int]]:
     words = {found.start(): found.end() for found in _WORD.finditer(line)}
     if len(words) == table.count and all(map(int.__ge__, words, table.starts)):
         return [*words.items()]
-    begun = {left for left, right in places if left < right}
-    if not begun <= set(table.starts) or begun <= {table.starts[0]}:
+    starts = {left for left, right in places if left < right}
+    if not starts <= set(table.starts) or starts <= {table.starts[0]}:
         return []
     return [(start, words.get(start, start)) for start in table.starts]
 
 
 def _is_cell(value: bytes, level: int) -> bool:
-    if values.is_none(value) or b" " in value.strip():
+    if values.is_no_secret(value) or b" " in value.strip():
         return False
     if level == values.SURE:
         is_identifier = b"_" in value and values.is_code(value)
@@ -475,7 +475,7 @@ def _pair(
         return
     value = found["value"]
     start, end = found.span("value")
-    if value and (is_secret or _is_readable(value)) and not values.is_none(value):
+    if value and (is_secret or _is_readable(value)) and not values.is_no_secret(value):
         yield Found("kubernetes", start, end, None if end < place + _ROW else _PAIR_END)
     if pair is _YAML_PAIR:
         ending = _BREAK.search(text, end, place + _ROW)

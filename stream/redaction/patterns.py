@@ -22,9 +22,9 @@ from stream.redaction.values import (
     SURE,
     Found,
     SecretRule,
-    bare_end,
     piece,
     secret_at,
+    unquoted_end,
 )
 
 # --- keys ---------------------------------------------------------------------------------------
@@ -285,9 +285,9 @@ def _user_and_secret(pattern: bytes) -> SecretRule:
         found = START.match(text, place) and compiled.match(text, place)
         if not found:
             return []
-        until = bare_end(text, found.end())
+        until = unquoted_end(text, found.end())
         value = piece(text, found.end(), until)
-        good = len(value) >= 3 and not values.is_none(value)
+        good = len(value) >= 3 and not values.is_no_secret(value)
         return [Found("password", found.end(), found.end(), until)] if good else []
 
     return rule
@@ -355,21 +355,21 @@ def _authorization(text: bytes, place: int) -> Iterable[Found]:
     if not found:
         return []
     start = found.end()
-    until = values.LINE_END if found["line"] else bare_end(text, start)
+    until = values.LINE_END if found["line"] else unquoted_end(text, start)
     value = piece(text, start, until)
     shaped = values.is_mixed(value) or values.is_random(value)
     good = len(value) >= 6 if found["scheme"] else len(value) >= 8 and shaped
-    if values.is_none(value) or values.is_chain(value) or values.is_call(text, start):
+    if values.is_no_secret(value) or values.is_chain(value) or values.is_call(text, start):
         good = False
     return [Found("authorization", start, start, until)] if good else []
 
 
 def _bearer(text: bytes, place: int) -> Iterable[Found]:
     found = START.match(text, place) and _BEARER.match(text, place)
-    until = bare_end(text, found.end()) if found else None
+    until = unquoted_end(text, found.end()) if found else None
     value = piece(text, found.end(), until) if found and until else b""
     shaped = values.is_mixed(value) or values.is_random(value)
-    if not found or len(value) < 12 or not shaped or values.is_none(value):
+    if not found or len(value) < 12 or not shaped or values.is_no_secret(value):
         return []
     return [Found("authorization", found.end(), found.end(), until)]
 
@@ -379,7 +379,7 @@ def _cookie(text: bytes, place: int) -> Iterable[Found]:
     value = piece(text, found.end(), values.LINE_END) if found else b""
     is_set = text[max(place - 4, 0) : place].lower() == b"set-"
     pair = (_PAIR.match if is_set else _PAIR.search)(value)
-    if not found or not pair or values.is_none(value):
+    if not found or not pair or values.is_no_secret(value):
         return []
     return [Found("cookie", found.end(), found.end(), values.LINE_END)]
 
@@ -401,7 +401,9 @@ def _url(text: bytes, place: int) -> Iterable[Found]:
     value = found[1]
     if b"/" in value and (re.match(rb"\d{1,5}(?:/|\Z)", value) or not has_user):
         return []  # a port, and a path with an @ in it
-    if values.is_none(value) or not (has_user or (len(value) >= 20 and values.is_mixed(value))):
+    if values.is_no_secret(value) or not (
+        has_user or (len(value) >= 20 and values.is_mixed(value))
+    ):
         return []
     return [Found("url", colon + found.start(1), place)]
 
@@ -445,7 +447,7 @@ def _from_stdin(text: bytes, place: int) -> Iterable[Found]:
 
 
 def _password(found: re.Match[bytes] | None) -> Iterable[Found]:
-    if not found or values.is_none(found["secret"]):
+    if not found or values.is_no_secret(found["secret"]):
         return []
     return [Found("password", *found.span("secret"))]
 

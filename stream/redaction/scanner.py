@@ -31,8 +31,8 @@ from stream.redaction.values import (
 )
 
 STEP = 1 << 16  #: bytes that are worth a pass
-KEPT = 1 << 16  #: bytes of a secret that tell it from others
-MOST_ASKED = 4  #: tables at a time
+MOST_VALUE = 1 << 16  #: bytes of a secret that tell it from others
+MOST_PENDING = 4  #: places that rules wait for: tables at a time
 
 # Bytes in the order of how rare they are in source code and prose.
 _RARE = (
@@ -61,7 +61,7 @@ class _Span(Struct):
 
     def grow(self, end: int, piece: bytes) -> None:
         """Add the piece that ends there; of a long secret the beginning is enough."""
-        self.value += piece[len(piece) - (end - self.end) :][: KEPT - len(self.value)]
+        self.value += piece[len(piece) - (end - self.end) :][: MOST_VALUE - len(self.value)]
         self.end = end
 
 
@@ -74,11 +74,11 @@ class Scan:
         self._text = b""
         self._first = 0  # the place of the first byte of _text
         self._next = 0  # the first place that is not decided
-        self._gone = 0  # what has been let go
-        self._spans: list[_Span] = []  # found and not let go; in order, apart from each other
+        self._released = 0  # everything before this has been returned
+        self._spans: list[_Span] = []  # found and not returned; in order, apart from each other
         self._open: re.Pattern[bytes] | None = None  # the last of them goes on until this
         self._hit = 0  # where the open one was seen
-        self._asked: list[tuple[int, SecretRule]] = []  # later places that rules want to see
+        self._pending: list[tuple[int, SecretRule]] = []  # later places that rules wait for
         self._waiting: list[bytes] = []
         self._size = 0
 
@@ -106,24 +106,24 @@ class Scan:
             if place < self._next:  # else it is still the first one
                 hit = self._detector.pattern.search(self._text, self._next - self._first)
                 place = hit.start() + self._first if hit else limit
-            if self._asked and min(place for place, _ in self._asked) <= min(place, limit - 1):
-                self._answer()
+            if self._pending and min(place for place, _ in self._pending) <= min(place, limit - 1):
+                self._ask_pending()
                 continue
             if place >= limit:
                 self._next = limit
                 break
             self._next = place + 1
             self._look(place)
-        return self._let_go(end if ended else self._next - 2 * BEHIND)
+        return self._release(end if ended else self._next - 2 * BEHIND)
 
     def _look(self, place: int) -> None:
         covered = bool(self._spans) and place < self._spans[-1].end
         self._take(self._detector.found(self._text, place - self._first, covered), place)
 
-    def _answer(self) -> None:
-        """Ask the rule that wanted to see the first of the later places."""
-        place, rule = min(self._asked, key=lambda asked: asked[0])
-        self._asked.remove((place, rule))
+    def _ask_pending(self) -> None:
+        """Ask the rule that waits for the first of the later places."""
+        place, rule = min(self._pending, key=lambda one: one[0])
+        self._pending.remove((place, rule))
         if place >= self._next:  # else a secret covers it
             self._next = place
             self._take(rule(self._text, place - self._first), place)
@@ -134,11 +134,11 @@ class Scan:
                 if self._open is None:
                     self._add(answer, place)
             elif place < (later := answer.place + self._first):
-                self._asked = [*self._asked[-(MOST_ASKED - 1) :], (later, answer.rule)]
+                self._pending = [*self._pending[-(MOST_PENDING - 1) :], (later, answer.rule)]
 
     def _add(self, found: Found, place: int) -> None:
         start, end = found.start + self._first, found.end + self._first
-        start = max(start, self._gone)
+        start = max(start, self._released)
         value = self._text[start - self._first : end - self._first]
         span = _Span(found.kind, start, end, value)
         while self._spans and start < self._spans[-1].end:
@@ -179,7 +179,7 @@ class Scan:
     def _extend(self, span: _Span, end: int) -> None:
         span.grow(end, self._text[span.end - self._first : end - self._first])
 
-    def _let_go(self, safe: int) -> bytes:
+    def _release(self, safe: int) -> bytes:
         """Return what stands before a place, with a token for each secret."""
         pieces = []
         while self._spans and self._spans[0].end <= safe:
@@ -187,19 +187,19 @@ class Scan:
                 break
             span = self._spans.pop(0)
             pieces += [self._part(span.start), self._named(span)]
-            self._gone = span.end
+            self._released = span.end
         if self._spans:
             safe = min(safe, self._spans[0].start)
-        pieces.append(self._part(max(safe, self._gone)))
-        needed = self._next if self._spans else self._gone  # has not gone, and is in no span
+        pieces.append(self._part(max(safe, self._released)))
+        needed = self._next if self._spans else self._released  # has not gone, and is in no span
         keep = min(self._next - 2 * BEHIND, needed)
         self._text = self._text[max(keep - self._first, 0) :]
         self._first = max(keep, self._first)
         return b"".join(pieces)
 
     def _part(self, end: int) -> bytes:
-        part = self._text[self._gone - self._first : end - self._first]
-        self._gone = max(end, self._gone)
+        part = self._text[self._released - self._first : end - self._first]
+        self._released = max(end, self._released)
         return part
 
     def _named(self, span: _Span) -> bytes:

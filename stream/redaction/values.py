@@ -22,6 +22,8 @@ Pattern = re.Pattern[bytes]
 
 
 class Found(Struct, frozen=True):
+    """A secret that a rule has found."""
+
     kind: str
     start: int
     end: int  #: of what is known to belong to it
@@ -29,7 +31,7 @@ class Found(Struct, frozen=True):
 
 
 class Next(Struct, frozen=True):
-    """A later place that a rule wants to be asked about: the next row of a table."""
+    """A later place that a rule waits for: the next row of a table."""
 
     place: int
     rule: SecretRule
@@ -79,14 +81,14 @@ _QUERY_CLOSING = rb"[&#]|" + _CLOSING
 _QUOTES = (b"", b'"', b"'", b"`", b"\"'", b'"`', b"'`", b"\"'`")
 
 
-def _bare_end(quotes: bytes, closing: bytes) -> Pattern:
+def _unquoted_end(quotes: bytes, closing: bytes) -> Pattern:
     """Only a quote that is open before the value can end it."""
     stops = rb"[\s\0\x1b%s]" % quotes
     return re.compile(stops + rb"|" + _ESCAPED_END + rb"|" + closing)
 
 
-_BARE_ENDS = {quotes: _bare_end(quotes, _CLOSING) for quotes in _QUOTES}
-_QUERY_ENDS = {quotes: _bare_end(quotes, _QUERY_CLOSING) for quotes in _QUOTES}
+_UNQUOTED_ENDS = {quotes: _unquoted_end(quotes, _CLOSING) for quotes in _QUOTES}
+_QUERY_ENDS = {quotes: _unquoted_end(quotes, _QUERY_CLOSING) for quotes in _QUOTES}
 _CODE_END = re.compile(rb"[\s\x1b\"'`\\\0<>,;(){}\[\]|&]")
 ELEMENT_END = re.compile(rb"</|[\r\n\0]|\\+[nr]|\\u003[cC]")
 LINE_END = re.compile(rb"[\r\n\"'`\\\0]")
@@ -110,7 +112,7 @@ _LINE_BREAK = re.compile(rb"[\r\n\0]")
 
 
 class Quote:
-    """What opens a value at a place, behind colours, if anything does."""
+    """The quote that opens a value at a place, behind colours, if there is one."""
 
     def __init__(self, text: bytes, place: int) -> None:
         if colours := _COLOURS.match(text, place):
@@ -125,8 +127,8 @@ class Quote:
         return self.until is not None
 
 
-def bare_end(text: bytes, place: int, in_query: bool = False) -> Pattern:
-    """Where a value without quotes ends, by the quotes that are open in its line."""
+def unquoted_end(text: bytes, place: int, in_query: bool = False) -> Pattern:
+    """Return where a value without quotes ends, by the quotes that are open in its line."""
     lowest = max(place - BEHIND // 2, 0)
     breaks = max(text.rfind(b"\n", lowest, place), text.rfind(b"\0", lowest, place))
     before = text[max(breaks + 1, lowest) : place]
@@ -136,10 +138,11 @@ def bare_end(text: bytes, place: int, in_query: bool = False) -> Pattern:
         for quote in (b'"', b"'", b"`")
         if before.count(quote) % 2 or (is_cut and quote != b"'")
     )
-    return (_QUERY_ENDS if in_query else _BARE_ENDS)[quotes]
+    return (_QUERY_ENDS if in_query else _UNQUOTED_ENDS)[quotes]
 
 
 def piece(text: bytes, start: int, until: Pattern) -> bytes:
+    """Return as much of a value as decides about it."""
     end = until.search(text, start, start + _SEEN + LOOK)
     return text[start : min(end.start() if end else start + _SEEN, start + _SEEN)]
 
@@ -204,11 +207,15 @@ with without would you your true false none null string stringarray int bool int
 
 
 def is_mixed(value: bytes) -> bool:
+    """Return whether a value has letters and digits."""
     return bool(re.search(rb"[0-9]", value) and re.search(rb"[A-Za-z]", value))
 
 
 def is_name(value: bytes) -> bool:
-    """Made of words, as the names in a program are: a random text falls into short pieces."""
+    """Return whether a value is made of words, as the names in a program are.
+
+    A random text falls into short pieces.
+    """
     parts: list[bytes] = _PARTS.findall(value)
     digits = sum(part.isdigit() for part in parts)
     letters = sum(len(part) for part in parts if not part.isdigit())
@@ -221,8 +228,8 @@ def is_name(value: bytes) -> bool:
     return digits <= 1 and letters >= least * words
 
 
-def is_none(value: bytes) -> bool:
-    """A placeholder, a lookup, a version, a path: what stands there and is no secret."""
+def is_no_secret(value: bytes) -> bool:
+    """Return whether a value is a placeholder, a lookup, a version or a path."""
     if any(form.match(value) for form in (_PLACEHOLDER, _VERSION, _NO_SECRET, _PLAIN_PATH)):
         return True
     wrapped = _WRAPPED.match(value) or _LOOKUP.match(value)
@@ -230,7 +237,7 @@ def is_none(value: bytes) -> bool:
 
 
 def is_code(value: bytes) -> bool:
-    """A name, an attribute, a call, an element: what a program says instead of a secret."""
+    """Return whether a value is a name, an attribute, a call or an element of a program."""
     found = _CODE.match(value)
     return bool(
         found and is_name(found[1]) and not value[found.end(1) :].strip(b",;:)]}?!").isdigit()
@@ -238,7 +245,7 @@ def is_code(value: bytes) -> bool:
 
 
 def is_special(value: bytes) -> bool:
-    """Characters of several classes, in no order that code has."""
+    """Return whether a value has characters of several classes, in no order that code has."""
     if len(value) < 6 or is_code(value) or not _SPECIAL.search(value.strip(b",;:)]}\"'([{.")):
         return False
     classes = sum(
@@ -250,17 +257,18 @@ def is_special(value: bytes) -> bool:
 
 
 def is_random(value: bytes) -> bool:
-    """Letters, or letters and digits, that no name is made of."""
+    """Return whether a value is letters, or letters and digits, that no name is made of."""
     return len(value) >= 8 and value.isalnum() and not is_name(value) and not value.isdigit()
 
 
 def is_base64(value: bytes) -> bool:
-    """Long, and between its signs no words as in a path."""
+    """Return whether a value is long, and no path: between its signs are no words."""
     return bool(_BASE64.match(value)) and is_random(re.sub(rb"[+/=]", b"", value))
 
 
 def is_quoted_secret(value: bytes, level: int) -> bool:
-    if is_none(value):
+    """Return whether a value in quotes is a secret."""
+    if is_no_secret(value):
         return False
     if level == SURE:
         return len(value) >= 4 and not (b" " in value and _PROMPT.search(value))
@@ -274,8 +282,8 @@ def is_quoted_secret(value: bytes, level: int) -> bool:
 
 
 def is_argument(value: bytes, level: int, after: bytes) -> bool:
-    """What follows an option after a blank: a word of a help text is none."""
-    if is_none(value) or _METAVAR.match(value) or _CALL.match(value):
+    """Return whether an argument of an option is a secret, and no word of a help text."""
+    if is_no_secret(value) or _METAVAR.match(value) or _CALL.match(value):
         return False
     plain = value.rstrip(b".,;:)]}!?").lower()
     if plain in PROSE or _NO_SECRET.match(plain) or after.startswith((b"  ", b"\t")):
@@ -286,17 +294,17 @@ def is_argument(value: bytes, level: int, after: bytes) -> bool:
 
 
 def is_strict_secret(value: bytes, level: int, is_upper: bool) -> bool:
-    """Where nothing but a value can stand: in a query, an environment file, a header."""
-    if is_none(value) or (_CALL.match(value) and is_code(value)):
+    """Return whether a value is a secret in a query, an environment file or a header."""
+    if is_no_secret(value) or (_CALL.match(value) and is_code(value)):
         return False
     if len(value) < (4 if level == SURE else 6):
         return False
     return not (is_upper and value.isupper() and _WORDS.match(value))
 
 
-def is_bare_secret(value: bytes, code: bytes, level: int, *, equals: bool) -> bool:
-    """Where a name of a program is likelier. `code`: what is left of it if it is a program."""
-    if is_none(value) or _NUMBER.match(value):
+def is_unquoted_secret(value: bytes, code: bytes, level: int, *, equals: bool) -> bool:
+    """Return whether a value without quotes is a secret. `code`: the value, if it is code."""
+    if is_no_secret(value) or _NUMBER.match(value):
         return False
     if is_special(value) and (level != MAYBE or len(value) >= 12):
         return True
@@ -310,7 +318,7 @@ def is_bare_secret(value: bytes, code: bytes, level: int, *, equals: bool) -> bo
 
 
 def is_word_secret(value: bytes) -> bool:
-    """Letters alone, in a line that is nothing but a name and its value."""
+    """Return whether plain letters may be a secret, alone in a line with their name."""
     return (
         len(value) >= 8
         and bool((value.isalpha() and value.islower()) or _HYPHENS.match(value))
@@ -320,25 +328,27 @@ def is_word_secret(value: bytes) -> bool:
 
 
 def code_piece(text: bytes, start: int) -> bytes:
+    """Return the value that begins there, if it is code."""
     return piece(text, start, _CODE_END)
 
 
 def is_chain(value: bytes) -> bool:
-    """Names with dots between them, of which the last is no random text."""
+    """Return whether a value is names with dots between them, the last of which is not random."""
     last = value.rpartition(b".")[2]
     is_key = len(last) >= 20 and is_mixed(last) and is_random(last)
     return bool(_CHAIN.match(value)) and not is_key
 
 
 def is_call(text: bytes, start: int) -> bool:
+    """Return whether a function call begins there."""
     found = _CALL.match(text, start)
     return bool(found and is_name(found[1]))
 
 
 def secret_at(text: bytes, place: int, level: int) -> Found | None:
-    """Where only a secret can follow, in quotes or without: as an argument is judged."""
+    """Find a secret where only a secret can follow, in quotes or without."""
     quote = Quote(text, place)
-    until = quote.until or bare_end(text, quote.start)
+    until = quote.until or unquoted_end(text, quote.start)
     value = piece(text, quote.start, until)
     after = text[quote.start + len(value) : quote.start + len(value) + 2] if not quote else b""
     good = is_quoted_secret(value, level) if quote else is_argument(value, level, after)

@@ -20,16 +20,16 @@ from stream.evidence.claude_formats import (
     CLAUDE,
     DECISION,
     KINDS,
-    NOBODY,
+    UNKNOWN_PRODUCER,
     LogExport,
-    Speaker,
+    Producer,
     blocks_of,
     decoded,
     denials_in,
     log_records,
     permissions_in,
+    producer_in,
     read_record,
-    speaker_in,
 )
 from stream.records.artifacts import PolicyEvent
 from stream.records.control import TITLE, is_told
@@ -62,7 +62,7 @@ class _Decision(Struct):
 
 
 class _ExportedDecision(Struct, frozen=True):
-    speaker: Speaker
+    producer: Producer
     call: Any
     tool: Any
     decision: str
@@ -81,7 +81,7 @@ class PolicyLayer:
         self._log, self._stdout = LineSplitter("policy log"), LineSplitter("stdout")
         self._otel = LineSplitter("otel")
         self._exported: list[_ExportedDecision] = []
-        self._speaker, self._mode = NOBODY, ""  # of the session
+        self._producer, self._mode = UNKNOWN_PRODUCER, ""  # of the session
         self._decided: dict[str, tuple[str, str]] = {}  # by call: its tool and the decision
         self._tools: dict[str, str] = {}  # by call: a permission does not name its tool
         self.problems: Counter[Problem] = Counter()
@@ -130,7 +130,7 @@ class PolicyLayer:
             event
             for one in exported
             if (one.reason, one.decision, self._mode) != ("config", "allow", BYPASS)
-            for event in self._report(EXPORTED, one.speaker, one.call, one.tool, one.decision)
+            for event in self._report(EXPORTED, one.producer, one.call, one.tool, one.decision)
         ]
 
     def _read_cloud_event(self, line: bytes) -> Iterator[PolicyEvent]:
@@ -155,7 +155,7 @@ class PolicyLayer:
         record = read_record(line)
         if record is None or record.type not in KINDS:
             return  # the SDK layer counts it
-        self._speaker = speaker_in(record) or self._speaker
+        self._producer = producer_in(record) or self._producer
         if record.type == "system" and isinstance(record.permission_mode, str):
             self._mode = record.permission_mode
         if record.type == "assistant":
@@ -167,10 +167,10 @@ class PolicyLayer:
                 decision := self._decision(found)
             ):
                 tool = None if call is None else self._tools.get(call)
-                yield from self._report(PERMISSION, self._speaker, call, tool, decision)
+                yield from self._report(PERMISSION, self._producer, call, tool, decision)
         for call, tool in denials_in(record):
             if call or record.type == "result":  # without an id, the result's list has to do
-                yield from self._report(DENIAL, self._speaker, call, tool, "deny")
+                yield from self._report(DENIAL, self._producer, call, tool, "deny")
 
     def _remember_tools(self, message: Any) -> None:
         for block in blocks_of(message):
@@ -184,12 +184,12 @@ class PolicyLayer:
             export = decoded(line, LogExport)
         except DECODE_ERRORS:
             return  # the SDK layer counts it
-        for speaker, fields in log_records(export.resource_logs):
+        for producer, fields in log_records(export.resource_logs):
             if fields.get("event.name") == "tool_decision" and (
                 decision := self._decision(str(fields.get("decision")))
             ):
                 call, tool = fields.get("tool_use_id"), fields.get("tool_name")
-                yield _ExportedDecision(speaker, call, tool, decision, fields.get("source"))
+                yield _ExportedDecision(producer, call, tool, decision, fields.get("source"))
 
     def _decision(self, text: str) -> str | None:
         decision = _DECISIONS.get(text)
@@ -198,7 +198,7 @@ class PolicyLayer:
         return decision
 
     def _report(
-        self, kind: str, speaker: Speaker, call: Any, tool: Any, decision: str
+        self, kind: str, producer: Producer, call: Any, tool: Any, decision: str
     ) -> Iterator[PolicyEvent]:
         """Yield an event, unless the same was reported of this call already."""
         call = call if isinstance(call, str) and is_told(call) else None
@@ -207,9 +207,9 @@ class PolicyLayer:
         elif call is None or self._decided.get(call) != (tool, decision):
             if call is not None and len(self._decided) < _MOST_CALLS:
                 self._decided[call] = tool, decision
-            if speaker.name != CLAUDE:
-                kind = f"{speaker.name}.{kind.partition('.')[2]}"
-            source = speaker.name + ("-otel" if kind.endswith(_EXPORTED_KIND) else "")
+            if producer.name != CLAUDE:
+                kind = f"{producer.name}.{kind.partition('.')[2]}"
+            source = producer.name + ("-otel" if kind.endswith(_EXPORTED_KIND) else "")
             yield self._event(kind, source, call, tool, decision)
 
     def _event(

@@ -19,11 +19,11 @@ from stream.errors import visible
 from stream.evidence.claude_formats import (
     CLAUDE,
     KINDS,
-    NOBODY,
+    UNKNOWN_PRODUCER,
     HookInput,
     LogExport,
     LoggedLine,
-    Speaker,
+    Producer,
     StreamRecord,
     T,
     TypedLine,
@@ -33,8 +33,8 @@ from stream.evidence.claude_formats import (
     is_record,
     is_usable,
     log_records,
+    producer_in,
     refused_in,
-    speaker_in,
 )
 from stream.evidence.markers import CallBoundary, MarkerName
 from stream.records.artifacts import SDK_EVENT, SdkEvent, SdkEventType
@@ -46,7 +46,7 @@ RUN_VARIABLE = "ASSAY_RUNNER_RUN_ID"
 SCHEMA_VARIABLE = "ASSAY_RUNNER_SDK_EVENT_SCHEMA"
 
 _MOST_CALLS = 15_000  #: calls whose tools and reporting channels are remembered
-_SOURCES = {"stdout": "", "hooks": "-hooks", "otel": "-otel"}  #: appended to the speaker's name
+_SOURCES = {"stdout": "", "hooks": "-hooks", "otel": "-otel"}  #: appended to the producer's name
 _NAME = 80  #: characters of a type
 _MOST_TYPES = 1000  #: types of lines of an unknown form that are told apart
 
@@ -92,7 +92,7 @@ class SdkLayer:
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._seq = 0
-        self._speaker = NOBODY  # on stdout, or of the telemetry
+        self._producer = UNKNOWN_PRODUCER  # on stdout, or of the telemetry
         self._tools: dict[str, str | None] = {}  # by call
         self._reporters: dict[tuple[str, str], Channel] = {}  # by kind of event and call
         self._lines = {channel: LineSplitter(channel) for channel in _CHANNELS}
@@ -106,7 +106,9 @@ class SdkLayer:
     @property
     def unknown_form(self) -> Counter[str]:
         """Count by type the lines of stdout that are of no known form."""
-        if self._speaker != NOBODY:  # the other records of a session are its program's own
+        if (
+            self._producer != UNKNOWN_PRODUCER
+        ):  # the other records of a session are its program's own
             return self._foreign_types
         return self._foreign_types + self._session_types
 
@@ -196,12 +198,12 @@ class SdkLayer:
 
     def _is_of_session(self, record: StreamRecord) -> bool:
         """Return whether the record can be used; the last beginning of a session names the
-        speaker."""
+        producer."""
         if record.type not in KINDS:
             _count(self._session_types, record.type)
             return False
         self._has_records = True
-        self._speaker = speaker_in(record) or self._speaker
+        self._producer = producer_in(record) or self._producer
         return True
 
     def _read_block(
@@ -233,11 +235,11 @@ class SdkLayer:
             yield from self._report(origin, name, hook.tool_use_id, hook.tool_name, command)
 
     def _read_export(self, export: LogExport, origin: _Origin) -> Iterator[SdkObservation]:
-        for speaker, fields in log_records(export.resource_logs):
+        for producer, fields in log_records(export.resource_logs):
             name = _OTEL.get(str(fields.get("event.name")))
             if name is not None:
-                if self._speaker == NOBODY:
-                    self._speaker = speaker
+                if self._producer == UNKNOWN_PRODUCER:
+                    self._producer = producer
                 call, tool = fields.get("tool_use_id"), fields.get("tool_name")
                 yield from self._report(origin, name, call, tool)
 
@@ -290,16 +292,20 @@ class SdkLayer:
         tool: str | None = None,
     ) -> SdkEvent:
         seq, self._seq = self._seq, self._seq + 1
-        speaker = self._speaker
-        if channel == "hooks" and speaker == NOBODY:
-            speaker = Speaker(CLAUDE)  # whose hooks the recorder's are
+        producer = self._producer
+        if channel == "hooks" and producer == UNKNOWN_PRODUCER:
+            producer = Producer(CLAUDE)  # whose hooks the recorder's are
         return SdkEvent(
             run_id=self._run_id,
             seq=seq,
             event_type=name,
-            source=line.source if line else speaker.name + _SOURCES[channel],
-            sdk_name=line.sdk_name if line else None if speaker == NOBODY else speaker.name,
-            sdk_version=line.sdk_version if line else speaker.version,
+            source=line.source if line else producer.name + _SOURCES[channel],
+            sdk_name=line.sdk_name
+            if line
+            else None
+            if producer == UNKNOWN_PRODUCER
+            else producer.name,
+            sdk_version=line.sdk_version if line else producer.version,
             tool_call_id=call,
             tool=tool,
         )

@@ -1,4 +1,4 @@
-"""What an agent says, read from what the real one printed and from what nobody should print."""
+"""What an agent declares, read from what the real one printed and from what nobody should print."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def record(**fields: Any) -> str:
         ("background", "k\n\nk\n"),
     ],
 )
-def test_text_says_nothing_but_itself(name: str, text: str) -> None:
+def test_text_declares_nothing_but_itself(name: str, text: str) -> None:
     declared = read_declared(DATA / f"{name}.text")
     assert declared.mode == "text"
     assert said(declared) == text
@@ -68,7 +68,7 @@ def test_a_run_that_went_well(kind: str) -> None:
     assert declared.problems == 0
 
 
-def test_the_kin_of_claude_code_says_its_own_version() -> None:
+def test_the_kin_of_claude_code_declares_its_own_version() -> None:
     declared = read_declared(DATA.parent / "agents/qwen.stream.jsonl")
     assert (declared.mode, declared.agent_version) == ("stream-json", "0.15.10")
     assert (declared.is_error, declared.denials, declared.model) == (False, 0, "stub")
@@ -139,7 +139,7 @@ def test_blank_for_long_and_then_text_is_text(tmp_path: Path) -> None:
     assert written(tmp_path, "\n" * 100_000 + "x").mode == "text"
 
 
-def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
+def test_what_cannot_be_read_states_why(tmp_path: Path) -> None:
     declared = read_declared(tmp_path / "nowhere")
     assert declared == Declared(mode="unreadable", reason="no such file or directory")
     assert read_declared(tmp_path).mode == "unreadable"

@@ -109,7 +109,7 @@ def test_json_only(patch: Path, text: str, status: Status, mode: Literal["text",
     assert [v.severity for v in evaluation.alignment.violations] == ["fail"] * (status == "fail")
 
 
-def test_json_only_cites_what_was_said(patch: Path) -> None:
+def test_json_only_cites_the_answer(patch: Path) -> None:
     (violation,) = judged(patch, declared=said("Well,\n\x1b[1mhere")).alignment.violations
     assert violation.id == JSON_ONLY
     assert violation.evidence == (
@@ -288,7 +288,7 @@ def test_the_added_lines_are_those_that_git_adds(
 
 
 def _added(hunks: bytes) -> int:
-    """Counted by git itself: what --numstat would say, from the sizes of the hunks."""
+    """Counted by git itself: what --numstat would count, from the sizes of the hunks."""
     done = subprocess.run(
         ["git", "apply", "--numstat", "-"],
         input=b"diff --git a/f b/f\n--- a/f\n+++ b/f\n" + hunks,
@@ -517,7 +517,7 @@ def test_removed_code_is_changed_code(patch: Path) -> None:
 # --- what was not asked, what was refused, and all together -------------------------------------
 
 
-def test_what_was_not_asked_is_unknown_and_says_so(patch: Path) -> None:
+def test_what_was_not_asked_is_unknown(patch: Path) -> None:
     evaluation = judged(patch, asked=[], changes=[".travis.yml", "a.py"], declared=said("😀"))
     for name in CONSTRAINTS:
         assert check(evaluation, name) == Check(name, "unknown", NOT_ASKED)

@@ -1,4 +1,4 @@
-"""Whose kernel event it is: by windows, by the process tree, and what is said otherwise."""
+"""Whose kernel event it is: by windows, by the process tree, and what is not certain."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ class Run:
                 helpers=[TR],
             )
         ]
-        self.teller: int | None = AGENT  #: who writes what is said
+        self.reporter: int | None = AGENT  #: who writes the reports
         self.sdk: list[SdkEvent] = []
         self.policy: list[PolicyEvent] = []
         self.gaps: list[tuple[int, int]] = []
-        self.unused: dict[str, int] = {}  #: of what was told
+        self.unused: dict[str, int] = {}  #: what was reported and not used
 
-    def says(
+    def reports(
         self, name: Any, call: str | None, tool: str = "T", command: str | None = None
     ) -> None:
-        self.tells(name, call, tool)
+        self.adds_event(name, call, tool)
         self.marks(name, call, command)
 
-    def tells(self, name: Any, call: str | None, tool: str | None = "T") -> None:
+    def adds_event(self, name: Any, call: str | None, tool: str | None = "T") -> None:
         event = SdkEvent(
             run_id="r",
             seq=len(self.sdk),
@@ -90,15 +90,15 @@ class Run:
             clock="kernel",
             tool_call_id=call,
             command=command,
-            pid=self.teller,
+            pid=self.reporter,
         )
         self.markers.append(marker)
 
     def start(self, call: str | None, command: str | None = None, tool: str = "T") -> None:
-        self.says("tool_call_started", call, tool, command)
+        self.reports("tool_call_started", call, tool, command)
 
     def end(self, call: str | None, tool: str = "T") -> None:
-        self.says("tool_call_completed", call, tool)
+        self.reports("tool_call_completed", call, tool)
 
     def decides(
         self, call: str | None, decision: str = "allow", tool: str = "T", kind: str = DECISION
@@ -121,7 +121,7 @@ class Run:
         self.steps.append((parent, FORK, EventDetails(child=child)))
 
     def execs(self, pid: int, *argv: str, path: str | None = None) -> None:
-        """Of the file that it calls itself, where nothing else is said."""
+        """Execute the file that argv names, unless a path is given."""
         told = EventDetails(path=argv[0] if path is None else path, asked=asked_in(argv))
         self.steps.append((pid, EXEC, told))
 
@@ -143,7 +143,7 @@ class Run:
         is_decided: bool = True,
         capture: RawCapture | None = None,
     ) -> Correlation:
-        """Where a test says nothing of decisions, every call was allowed."""
+        """Correlate the run; without a decision of the test, every call was allowed."""
         if is_decided and not self.policy:
             self.allows_all()
         end = Marker(
@@ -359,7 +359,7 @@ def test_what_was_started_before_a_call_is_not_the_calls(run: Run) -> None:
     assert found.report.status == "partial"
 
 
-def test_telling_is_no_work(run: Run) -> None:
+def test_reporting_is_no_work(run: Run) -> None:
     run.start("a")
     run.touches(f"{HOME}/sdk-events.ndjson")
     run.end("a")
@@ -402,7 +402,7 @@ def test_what_the_recorders_hooks_do_is_no_calls(run: Run) -> None:
 
 
 @pytest.mark.parametrize("spawners", [0, 1])
-def test_a_call_that_a_hook_tells_of_is_that_of_who_started_the_hook(
+def test_a_call_that_a_hook_reports_belongs_to_who_started_the_hook(
     run: Run, spawners: int
 ) -> None:
     run.execs(AGENT, "claude")
@@ -414,7 +414,7 @@ def test_a_call_that_a_hook_tells_of_is_that_of_who_started_the_hook(
         run.forks(10, parent=parent)
         run.execs(10, "/bin/sh", "-c", HOOK)
         run.execs(10, "/bin/sh", HOOK, path=HOOK)
-        run.teller = 10
+        run.reporter = 10
         (run.end if at else run.start)("a")
         run.exits(10)
         if not at:
@@ -426,13 +426,13 @@ def test_a_call_that_a_hook_tells_of_is_that_of_who_started_the_hook(
 
 @pytest.mark.parametrize("hook", [HOOK, "/usr/bin/tee"])
 def test_what_the_agent_does_while_its_first_hook_begins_is_the_agents(run: Run, hook: str) -> None:
-    """Of another program, which will tell as well, nobody knows that yet."""
+    """Of another program, which will report as well, that is not known yet."""
     run.execs(AGENT, "claude")
     for pid, tell in ((10, run.start), (12, run.end)):
         run.forks(pid)
         run.opens(3)
         run.execs(pid, "/bin/sh", hook, path=hook)
-        run.teller = pid
+        run.reporter = pid
         tell("a")
         run.exits(pid)
         run.opens()
@@ -583,7 +583,7 @@ def relayed(run: Run) -> None:
     run.forks(AGENT, parent=7)
     run.forks(TEE, parent=7)
     run.execs(AGENT, "agent")
-    run.teller = TEE
+    run.reporter = TEE
 
 
 def test_what_others_do_in_a_window_is_not_its_calls(run: Run) -> None:
@@ -601,7 +601,7 @@ def test_what_others_do_in_a_window_is_not_its_calls(run: Run) -> None:
     assert found.report.status == "partial"
 
 
-def test_what_others_do_while_somebody_else_tells_is_named(run: Run) -> None:
+def test_what_others_do_while_somebody_else_reports_is_named(run: Run) -> None:
     """Words that come late have windows in which nothing happens, or something else."""
     relayed(run)
     run.opens(3)
@@ -614,14 +614,14 @@ def test_what_others_do_while_somebody_else_tells_is_named(run: Run) -> None:
     assert found.report.status == "partial"
 
 
-def test_what_many_are_yet_to_tell_fills_no_memory(run: Run) -> None:
+def test_what_many_are_yet_to_report_fills_no_memory(run: Run) -> None:
     """Of who starts them one by one, and is at work in between."""
     many = range(1000, 2500)
     for pid in many:
         run.forks(pid)
         run.opens()
     for pid in many:
-        run.teller = pid
+        run.reporter = pid
         run.start(str(pid))
         run.opens(pid=pid)
         run.end(str(pid))
@@ -667,10 +667,10 @@ def test_a_command_that_others_run_is_not_the_calls(run: Run) -> None:
     assert counts(run.correlated()) == {"a": 0}
 
 
-def test_a_call_that_two_processes_tell_of_is_nobodys(run: Run) -> None:
+def test_a_call_that_two_processes_report_belongs_to_nobody(run: Run) -> None:
     run.start("a")
     run.opens(2)
-    run.teller = 2
+    run.reporter = 2
     run.end("a")
     found = run.correlated()
     assert counts(found) == {"a": 0}
@@ -679,11 +679,11 @@ def test_a_call_that_two_processes_tell_of_is_nobodys(run: Run) -> None:
 
 
 @pytest.mark.parametrize("which", ["start", "end"])
-def test_a_call_that_nobody_was_seen_to_tell_of_is_not_certain(run: Run, which: str) -> None:
-    run.teller = None if which == "start" else AGENT
+def test_a_call_that_nobody_was_seen_to_report_is_not_certain(run: Run, which: str) -> None:
+    run.reporter = None if which == "start" else AGENT
     run.start("a")
     run.opens(2)
-    run.teller = None if which == "end" else AGENT
+    run.reporter = None if which == "end" else AGENT
     run.end("a")
     found = run.correlated()
     assert counts(found) == {"a": 2}
@@ -691,15 +691,15 @@ def test_a_call_that_nobody_was_seen_to_tell_of_is_not_certain(run: Run, which: 
     assert found.report.status == "partial"
 
 
-def test_each_teller_has_windows_of_its_own(run: Run) -> None:
-    """Two agents, one beside the other."""
+def test_each_reporter_has_windows_of_its_own(run: Run) -> None:
+    """Two agents, one next to the other."""
     run.start("a")
-    run.teller = 2
+    run.reporter = 2
     run.start("b")
     run.opens(1)
     run.opens(2, pid=2)
     run.end("b")
-    run.teller = AGENT
+    run.reporter = AGENT
     run.end("a")
     found = run.correlated()
     assert counts(found) == {"a": 1, "b": 2}
@@ -922,7 +922,7 @@ LOST = "kernel_events_lost_in_window:a"
             ],
         ),
         (lambda run: run.start(None), ["sdk_event_without_tool_call_id"]),
-        (lambda run: run.tells("run_finished", None, None), []),
+        (lambda run: run.adds_event("run_finished", None, None), []),
         (lambda run: run.gaps.append((0, 0)), [LOST, "kernel_layer_incomplete:events"]),
         (lambda run: run.gaps.append((1, 9)), [LOST, "kernel_layer_incomplete:events"]),
         (lambda run: run.gaps.append((2, 9)), ["kernel_layer_incomplete:events"]),
@@ -1015,7 +1015,7 @@ def test_a_binding_counts_what_its_window_holds(run: Run) -> None:
     """Also where that is the whole run, as the contract has it of a decision alone."""
     run.opens(2)
     run.decides("decided")
-    run.tells("tool_call_started", "told")  # as by OpenTelemetry: nobody knows when
+    run.adds_event("tool_call_started", "told")  # as by OpenTelemetry: nobody knows when
     run.start("a")
     run.opens(3)
     run.end("a")

@@ -83,7 +83,7 @@ def test_events_of_other_types_are_not_decisions() -> None:
     assert (layer.ignored, dict(layer.problems)) == (1, {})
 
 
-def test_refusals_of_a_real_run_are_told_once() -> None:
+def test_refusals_of_a_real_run_are_reported_once() -> None:
     layer = PolicyLayer("r")
     found = layer.feed_stdout((DATA / "claude/refused.stream.jsonl").read_bytes())
     assert [(one.tool_call_id, one.tool) for one in found] == [
@@ -96,7 +96,7 @@ def test_refusals_of_a_real_run_are_told_once() -> None:
     }
 
 
-def test_refusals_that_only_the_result_tells() -> None:
+def test_refusals_that_only_the_result_reports() -> None:
     data = (DATA / "claude/refused.stream.jsonl").read_bytes().splitlines(keepends=True)
     found = PolicyLayer("r").feed_stdout(data[-1])
     assert [one.tool for one in found] == ["Write", "Write", "Bash"]
@@ -111,7 +111,7 @@ def test_a_refusal_without_a_tool_is_a_problem() -> None:
     assert layer.problems == {"unnamed_tool": 2}
 
 
-def test_a_permission_that_cannot_be_told_is_a_problem() -> None:
+def test_a_permission_that_cannot_be_reported_is_a_problem() -> None:
     layer = PolicyLayer("r")
     meta = [
         {"id": "a", "permission_decision": {"decision": "accept"}},
@@ -135,7 +135,7 @@ DECIDED = BYPASSED.replace(b'"bypassPermissions"', b'"acceptEdits"')
 
 
 def test_what_nobody_decided_is_no_decision() -> None:
-    """However it is told; what a rule or a person decided meanwhile is one."""
+    """However it is reported; what a rule or a person decided meanwhile is one."""
     layer = PolicyLayer("r")
     assert layer.feed_stdout(BYPASSED) == []
     layer.feed_otel(OTEL)
@@ -160,7 +160,7 @@ def test_a_decision_is_told_by_who_says_who_speaks(version: str, name: str) -> N
     assert [(one.source_event_type, one.source) for one in found] == [(kind, name)]
 
 
-def test_what_was_permitted_is_told_beside_the_results() -> None:
+def test_what_was_permitted_is_reported_with_the_results() -> None:
     data = DECIDED
     found = PolicyLayer("r").feed_stdout(data)
     calls = {one.tool_call_id for one in found}
@@ -229,7 +229,7 @@ def test_decisions_of_a_real_run_that_came_late() -> None:
     assert layer.finish() == []
 
 
-def test_what_stdout_told_is_told_once_whenever_it_came() -> None:
+def test_what_stdout_reported_is_reported_once_whenever_it_came() -> None:
     data = DECIDED
     for is_early in (True, False):
         layer = PolicyLayer("r")
@@ -243,7 +243,7 @@ def test_what_stdout_told_is_told_once_whenever_it_came() -> None:
         assert not {one.tool_call_id for one in told} & {one.tool_call_id for one in late}
 
 
-def test_another_tool_of_the_same_call_is_told() -> None:
+def test_another_tool_of_the_same_call_is_reported() -> None:
     layer = PolicyLayer("r")
     early = {"tool_use_id": "c", "tool_name": "Read"}
     denied = {"type": "system", "subtype": "permission_denied", "session_id": "s", **early}
@@ -253,7 +253,7 @@ def test_another_tool_of_the_same_call_is_told() -> None:
     assert [event.tool for event in layer.feed_stdout(lines)] == ["Read", "Bash"]
 
 
-def test_another_decision_of_the_same_call_is_told() -> None:
+def test_another_decision_of_the_same_call_is_reported() -> None:
     layer = PolicyLayer("r")
     layer.feed_otel(exported(decision("accept"), decision("accept"), decision("reject")))
     assert [one.decision for one in layer.finish()] == ["allow", "deny"]

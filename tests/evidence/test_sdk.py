@@ -1,4 +1,4 @@
-"""What an agent says of its calls: told as it told it, nothing added, however it arrives."""
+"""What an agent reports about its calls: recorded as it is, nothing added, however it arrives."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_calls_of_a_real_run() -> None:
     assert [c for c in commands if c] == ["python3 -m pytest -q 2>&1 | tail -3"]
 
 
-def test_a_moment_is_the_end_of_its_line() -> None:
+def test_a_boundary_is_the_end_of_its_line() -> None:
     data = (CLAUDE / "success.stream.jsonl").read_bytes()
     for one in said("success.stream.jsonl"):
         if one.boundary:
@@ -79,7 +79,7 @@ def test_a_moment_is_the_end_of_its_line() -> None:
             assert one.boundary.sdk_seq == one.event.seq
 
 
-def test_partial_messages_tell_no_call_twice() -> None:
+def test_partial_messages_report_no_call_twice() -> None:
     found = told(said("parallel.stream.jsonl"))
     assert len(found) == len(set(found)) == 13
     assert b"stream_event" in (CLAUDE / "parallel.stream.jsonl").read_bytes()
@@ -121,7 +121,7 @@ def test_a_call_without_an_id_is_given_none() -> None:
     assert layer.problems == {("stdout", "unusable_name"): 3}
 
 
-def test_what_is_told_twice_is_recorded_twice() -> None:
+def test_what_is_reported_twice_is_recorded_twice() -> None:
     found = SdkLayer("r").feed(use() + use() + result() + result(), 1)
     assert [kind for kind, _, _ in told(found)] == ["tool_call_started"] * 2 + [
         "tool_call_completed"
@@ -168,7 +168,7 @@ def test_half_a_character_hides_no_call() -> None:
 
 
 def test_lines_that_may_have_been_records_are_counted() -> None:
-    """Where there are any: what another program says there is nothing to complain of."""
+    """Where there are any: what another program prints there is no problem."""
     lines = b"All tests pass.\n\n{\n[]\n" + b'{"type":"result"}\n' + b"\xff\n" + b"50%" + use()
     for is_claude in (True, False):
         layer = SdkLayer("r")
@@ -196,7 +196,7 @@ def test_lines_that_may_have_been_records_are_counted() -> None:
         (b'{"type":"log"}{"type":"log"}', True),
     ],
 )
-def test_what_others_say_in_json_is_no_record_that_was_lost(line: bytes, is_meant: bool) -> None:
+def test_what_others_print_in_json_is_no_record_that_was_lost(line: bytes, is_meant: bool) -> None:
     layer = SdkLayer("r")
     layer.feed(result() + line + b"\n", 1)
     layer.finish()
@@ -208,7 +208,7 @@ def typed(kind: str, **fields: Any) -> bytes:
 
 
 def test_lines_of_another_form_are_counted_by_their_type() -> None:
-    """A session's other lines are its own where it says who speaks."""
+    """A session's other lines are its own where it names its program."""
     others = typed("tool_use", sessionID="s") + typed("tool.execution_start", data={})
     own = record("stream_event") + record("tool_call", call_id="a")
     for version, more in (("claude_code_version", {}), ("v", {"stream_event": 1, "tool_call": 1})):
@@ -322,7 +322,7 @@ def test_the_log_is_named_as_the_reference_does() -> None:
 # --- hooks and telemetry ------------------------------------------------------------------------
 
 
-def test_hooks_tell_the_same_calls() -> None:
+def test_hooks_report_the_same_calls() -> None:
     hooks = (CLAUDE / "parallel.hooks.ndjson").read_bytes()
     found = SdkLayer("r").feed_hooks(hooks, 7)
     calls = {line for line in told(said("parallel.stream.jsonl")) if line[1]}
@@ -341,7 +341,7 @@ def test_a_refused_call_has_a_beginning_only() -> None:
     assert not layer.problems
 
 
-def test_telemetry_tells_the_same_calls_and_nobody_knows_when() -> None:
+def test_telemetry_reports_the_same_calls_and_nobody_knows_when() -> None:
     bodies = (CLAUDE / "parallel.otel.ndjson").read_bytes()
     found = SdkLayer("r").feed_otel(bodies, 7)
     calls = {line for line in told(said("parallel.stream.jsonl")) if line[1]}
@@ -363,7 +363,7 @@ def test_telemetry_of_any_shape_breaks_nothing(body: Any) -> None:
         SdkLayer("r").feed_otel(json.dumps(export).encode() + b"\n", 1)
 
 
-def test_what_two_channels_tell_is_recorded_once() -> None:
+def test_what_two_channels_report_is_recorded_once() -> None:
     layer = SdkLayer("r")
     first = layer.feed_hooks((CLAUDE / "parallel.hooks.ndjson").read_bytes(), 1)
     second = layer.feed((CLAUDE / "parallel.stream.jsonl").read_bytes(), 2)
@@ -380,7 +380,7 @@ def logged(event: str, call: str = "a", tool: str | None = "Bash") -> bytes:
     return json.dumps(line).encode() + b"\n"
 
 
-def test_what_another_channel_tells_otherwise_is_told() -> None:
+def test_what_another_channel_reports_otherwise_is_recorded() -> None:
     layer = SdkLayer("r")
     layer.feed_log(logged("started", tool=None) + logged("started", "b"), 1)
     again = layer.feed(use("a", "Read") + use("b", "Read"), 2)
@@ -389,7 +389,7 @@ def test_what_another_channel_tells_otherwise_is_told() -> None:
     assert [one.tool_call_id for one in layer.repeats] == ["a"]
 
 
-def test_of_what_was_refused_stdout_tells_the_end_where_hooks_tell_the_rest() -> None:
+def test_of_refused_calls_stdout_reports_the_end_where_hooks_report_the_rest() -> None:
     layer = SdkLayer("r")
     found = layer.feed_refusals((CLAUDE / "refused.stream.jsonl").read_bytes(), 1)
     assert [(kind, call) for kind, call, _ in told(found)] == [

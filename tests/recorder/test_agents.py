@@ -101,7 +101,7 @@ def package(folder: Path, name: str, version: object) -> None:
     (folder / "package.json").write_text(json.dumps({"name": name, "version": version}))
 
 
-def test_the_package_of_a_script_tells_its_version(place: Place) -> None:
+def test_the_package_of_a_script_states_its_version(place: Place) -> None:
     modules = place.root / "node_modules"
     home = modules / "@anthropic-ai/claude-code"
     package(home, "@anthropic-ai/claude-code", "2.1.197")
@@ -137,7 +137,7 @@ def test_a_package_speaks_for_its_own_programs_only(
     assert read_version(program, OURS) == told
 
 
-def test_other_files_that_tell_a_version(tmp_path: Path) -> None:
+def test_other_files_that_state_a_version(tmp_path: Path) -> None:
     """Of an installer, of a Python package that carries the program, of pip."""
     versions = tmp_path / "claude/versions"
     versions.mkdir(parents=True)

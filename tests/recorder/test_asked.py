@@ -1,4 +1,4 @@
-"""`stream observe --sdk`: what an agent tells by its hooks or by OpenTelemetry, all of it."""
+"""`stream observe --sdk`: what an agent reports by its hooks or by OpenTelemetry, all of it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_hooks_of_any_agent(place: Place, kernel: str) -> None:
     assert clocks == ["kernel"] * 2
 
 
-def test_stdout_tells_no_calls_where_hooks_do(place: Place) -> None:
+def test_stdout_reports_no_calls_where_hooks_do(place: Place) -> None:
     told_there = Path(__file__).parents[1] / "data/claude/parallel.stream.jsonl"
     decides = f"sed s/bypassPermissions/acceptEdits/ {told_there}"
     agent = f"{decides}\n{told('PreToolUse')}"
@@ -143,7 +143,7 @@ def test_calls_in_a_form_that_is_not_known_are_no_silence(
         ("some_version", ("unknown", None, None)),
     ],
 )
-def test_who_speaks_is_what_the_stream_says(
+def test_who_speaks_is_what_the_stream_reports(
     place: Place, key: str, told_by: tuple[str, str | None, str | None]
 ) -> None:
     path = place.root / "said.jsonl"
@@ -157,7 +157,7 @@ def test_who_speaks_is_what_the_stream_says(
     assert run.summary["unknown_form"] == {}
 
 
-def test_what_says_nothing_of_calls_is_no_other_form(place: Place) -> None:
+def test_what_reports_no_calls_is_no_other_form(place: Place) -> None:
     lines = ('{"level":"info"}', '[{"type":"a"}]', 'a {"type":"b"}', '{"type":7}')
     run = observe(place, *HOOKS[:2], "--", "printf", r"%s\n", *lines)
     assert run.summary["unknown_form"] == {}
@@ -165,7 +165,7 @@ def test_what_says_nothing_of_calls_is_no_other_form(place: Place) -> None:
 
 
 @pytest.mark.parametrize("how", [HOOKS, OTEL], ids=["hooks", "otel"])
-def test_nobody_told_anything(place: Place, how: tuple[str, ...]) -> None:
+def test_nobody_reported_anything(place: Place, how: tuple[str, ...]) -> None:
     run = observe(place, *how, "--", "true")
     verify(place, run)
     assert f"--sdk {how[-1]}: nothing was told" in run.done.err
@@ -204,7 +204,7 @@ def test_nothing_in_the_clear_outlives_a_recorder_that_was_killed(place: Place) 
     wait_until_gone(folder / ".wrappers")
 
 
-def test_a_log_that_is_made_shorter_is_said(tmp_path: Path) -> None:
+def test_a_log_that_is_made_shorter_is_reported(tmp_path: Path) -> None:
     """Whoever can write there can do that, but not in silence."""
     heard: list[bytes] = []
     hear = dict.fromkeys(("log", "hooks", "otel"), lambda block, arrived: heard.append(block))
@@ -244,7 +244,7 @@ def test_a_hook_that_does_not_come_to_its_line_is_counted(place: Place) -> None:
 
 
 def test_a_refused_call_ends_with_its_refusal(place: Place) -> None:
-    """Hooks tell of its beginning only."""
+    """Hooks report its beginning only."""
     result = {"type": "tool_result", "tool_use_id": "a", "is_error": True}
     use = {"type": "tool_use", "id": "a", "name": "Bash"}
     meta = [{"id": "a", "permission_decision": {"decision": "reject"}}]

@@ -35,16 +35,16 @@ def channel(writes: Sequence[tuple[int, int, int]], received: int) -> ChannelWri
 
 
 def placed(
-    moments: Sequence[CallBoundary],
+    boundaries: Sequence[CallBoundary],
     written: Sequence[tuple[int, int]] | None = None,
     received: int = 0,
 ) -> list[Marker]:
     writes = [(size, ts, number) for number, (size, ts) in enumerate(written or ())]
     seen = {} if written is None else {"stdout": channel(writes, received)}
-    return build_markers("r", moments, written=seen, times=times, total=len(EVENTS))
+    return build_markers("r", boundaries, written=seen, times=times, total=len(EVENTS))
 
 
-def moment(
+def boundary(
     sdk_seq: int,
     name: MarkerName,
     call: str | None,
@@ -52,7 +52,7 @@ def moment(
     arrived: int,
     command: str | None = None,
 ) -> CallBoundary:
-    """Without an end: told by way of the hooks."""
+    """Return a boundary; without an end, it was reported by way of the hooks."""
     return CallBoundary(
         sdk_seq=sdk_seq,
         name=name,
@@ -65,11 +65,11 @@ def moment(
 
 
 def start(call: str, end: int | None, arrived: int, command: str | None = None) -> CallBoundary:
-    return moment(0, "tool_call_started", call, end, arrived, command)
+    return boundary(0, "tool_call_started", call, end, arrived, command)
 
 
 def done(call: str, end: int | None, arrived: int) -> CallBoundary:
-    return moment(1, "tool_call_completed", call, end, arrived)
+    return boundary(1, "tool_call_completed", call, end, arrived)
 
 
 def test_a_run_without_calls_has_two_markers() -> None:
@@ -80,9 +80,9 @@ def test_a_run_without_calls_has_two_markers() -> None:
     ]
 
 
-def test_a_line_was_said_when_the_kernel_saw_it_written() -> None:
-    moments = [start("a", 100, 55, "ls"), done("a", 150, 55)]
-    markers = placed(moments, [(60, 15), (120, 25), (150, 45)], 150)
+def test_a_line_was_reported_when_the_kernel_saw_it_written() -> None:
+    boundaries = [start("a", 100, 55, "ls"), done("a", 150, 55)]
+    markers = placed(boundaries, [(60, 15), (120, 25), (150, 45)], 150)
     assert [(m.name, m.at, m.clock) for m in markers[1:-1]] == [
         ("tool_call_started", 2, "kernel"),
         ("tool_call_completed", 4, "kernel"),
@@ -102,7 +102,7 @@ def test_a_line_was_said_when_the_kernel_saw_it_written() -> None:
         [(60, 25), (120, 15), (150, 45)],
     ],
 )
-def test_otherwise_it_was_said_when_it_arrived(written: list[tuple[int, int]] | None) -> None:
+def test_otherwise_it_was_reported_when_it_arrived(written: list[tuple[int, int]] | None) -> None:
     markers = placed([start("a", 100, 35)], written, 150)
     assert (markers[1].at, markers[1].clock, markers[1].pid) == (3, "arrival", None)
 
@@ -117,8 +117,8 @@ def test_each_channel_has_writes_of_its_own() -> None:
         arrived_ns=99,
     )
     seen = {"stdout": channel([(100, 15, 7)], 100), "log": channel([(10, 45, 7)], 10)}
-    moments = [start("a", 100, 99), by_log]
-    markers = build_markers("r", moments, written=seen, times=times, total=len(EVENTS))
+    boundaries = [start("a", 100, 99), by_log]
+    markers = build_markers("r", boundaries, written=seen, times=times, total=len(EVENTS))
     assert [(m.at, m.clock) for m in markers[1:-1]] == [(1, "kernel"), (4, "kernel")]
 
 
@@ -126,12 +126,12 @@ def test_each_channel_has_writes_of_its_own() -> None:
     ("times_of_log", "apart"), [((12, 34), 0), ((16, 40), 0), ((31, 34), 2), ((5, 9), 2)]
 )
 @pytest.mark.parametrize("is_log_first", [True, False])
-def test_what_two_channels_tell_is_the_same_or_not(
+def test_what_two_channels_report_is_the_same_or_not(
     times_of_log: tuple[int, int], apart: int, is_log_first: bool
 ) -> None:
-    """By when it was said; in whatever order it was heard."""
+    """By when it was reported; in whatever order it was received."""
 
-    def moments(channel: str) -> list[CallBoundary]:
+    def boundaries(channel: str) -> list[CallBoundary]:
         names: list[MarkerName] = ["tool_call_started", "tool_call_completed"]
         return [
             CallBoundary(
@@ -145,7 +145,7 @@ def test_what_two_channels_tell_is_the_same_or_not(
             for number, name in enumerate(names, 1)
         ]
 
-    first, second = moments("stdout"), moments("log")
+    first, second = boundaries("stdout"), boundaries("log")
     if is_log_first:
         first, second = second, first
     begun, ended = times_of_log
@@ -180,8 +180,8 @@ def test_no_marker_stands_outside_of_the_run() -> None:
 
 
 def test_markers_stand_in_order() -> None:
-    moments = [start("a", None, 45), start("b", None, 15), start("c", None, 45)]
-    assert [m.tool_call_id for m in placed(moments)[1:-1]] == ["b", "a", "c"]
+    boundaries = [start("a", None, 45), start("b", None, 15), start("c", None, 45)]
+    assert [m.tool_call_id for m in placed(boundaries)[1:-1]] == ["b", "a", "c"]
 
 
 names: st.SearchStrategy[MarkerName] = st.sampled_from(("tool_call_started", "tool_call_completed"))
@@ -190,7 +190,7 @@ names: st.SearchStrategy[MarkerName] = st.sampled_from(("tool_call_started", "to
 @given(
     st.lists(
         st.builds(
-            lambda name, call, end, arrived: moment(0, name, call, end, arrived),
+            lambda name, call, end, arrived: boundary(0, name, call, end, arrived),
             names,
             st.sampled_from(["a", "b", None]),
             st.none() | st.integers(0, 200),
@@ -201,18 +201,18 @@ names: st.SearchStrategy[MarkerName] = st.sampled_from(("tool_call_started", "to
     st.integers(0, 200),
 )
 def test_markers_are_a_run(
-    moments: list[CallBoundary], written: list[tuple[int, int]] | None, received: int
+    boundaries: list[CallBoundary], written: list[tuple[int, int]] | None, received: int
 ) -> None:
-    markers = placed(moments, written, received)
-    assert [m.seq for m in markers] == list(range(len(moments) + 2))
+    markers = placed(boundaries, written, received)
+    assert [m.seq for m in markers] == list(range(len(boundaries) + 2))
     places = [m.at for m in markers]
     assert places == sorted(places)
     assert (places[0], places[-1]) == (0, 5)
     started: set[str | None] = set()
     first: dict[tuple[MarkerName, str | None], int] = {}
-    for moment in moments:
-        first.setdefault((moment.name, moment.tool_call_id), len(first))
-        started.add(moment.tool_call_id)
+    for boundary in boundaries:
+        first.setdefault((boundary.name, boundary.tool_call_id), len(first))
+        started.add(boundary.tool_call_id)
     for call in started - {None}:
         begun = first.get(("tool_call_started", call))
         ended = first.get(("tool_call_completed", call))
