@@ -117,7 +117,7 @@ def _scratch() -> MachineCheck:
 
 
 def _containment() -> MachineCheck:
-    if Reaper.get().contained:
+    if Reaper.get().can_contain:
         return MachineCheck(
             "process trees", "ok", "subreaper: orphans of a probe are found and ended"
         )

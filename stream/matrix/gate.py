@@ -251,7 +251,7 @@ async def _run(plan: MatrixPlan, timeout: float, watched: Path | None) -> list[F
         try:
             await Pipeline[Any]((source,)).into(collected)
         finally:
-            strays = Reaper.get().strays()
+            strays = Reaper.get().end_strays()
         calls = [_count_calls(Path(logs, str(n))) for n in range(len(cells))]
     findings = [_stray(name) for name in strays]
     for cell, emission, changed, called in zip(cells, collected.items, left, calls, strict=True):

@@ -91,7 +91,7 @@ async def run_matrix(
     try:
         report = await Pipeline[Any]((matrix.source,)).through(stage).into(*sinks)
     finally:
-        strays = Reaper.get().strays()
+        strays = Reaper.get().end_strays()
     return matrix.outcome(sum(counts.passed for _, counts in report.stages), strays)
 
 

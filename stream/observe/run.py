@@ -116,7 +116,7 @@ async def run_observe(
             troubles.append(f"{name}: {relay.lost} bytes of the command's output")
     outcome = None
     if matrix is not None:
-        outcome = matrix.outcome(sum(matrix.emit.results.values()), Reaper.get().strays())
+        outcome = matrix.outcome(sum(matrix.emit.results.values()), Reaper.get().end_strays())
     return Observed(agent.summary, findings, troubles, agent.evaluation, outcome)
 
 

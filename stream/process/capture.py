@@ -19,7 +19,7 @@ from anyio import CancelScope, move_on_after, wait_readable
 from msgspec import Struct, field
 
 from stream.errors import SpawnError
-from stream.process.tree import GIVE_UP, KILL_AFTER, Reaper, Tree, start
+from stream.process.tree import KILL_AFTER, PAUSE, Containment, Reaper, Tree, start
 
 SETTLE = 0.25  #: seconds that a finished leader's children have to end by themselves
 READ = 1 << 16
@@ -34,6 +34,7 @@ class Tail(Struct):
     total: int = 0
 
     def add(self, data: bytes) -> None:
+        """Count data, and take of it what there is room for."""
         self.total += len(data)
         room = self.limit - len(self.head)
         if room > 0:
@@ -53,6 +54,7 @@ class Captured(Struct):
 
 
 def not_started(reason: str) -> Captured:
+    """Return the result for a program that could not be started."""
     return Captured(Tail(0), Tail(0), spawn_error=reason)
 
 
@@ -74,12 +76,12 @@ async def capture(
 
 
 async def follow(tree: Tree, *, timeout: float, stdout_limit: int, stderr_limit: int) -> Captured:
-    """One that was started, to its end and that of all that descends from it."""
+    """Follow a program that was started to its end, and to that of all that descends from it."""
     captured = Captured(Tail(stdout_limit), Tail(stderr_limit))
     watch = _TreeWatch(tree, captured.stdout, captured.stderr)
     try:
         with move_on_after(max(0, timeout - tree.age)):
-            await watch.until(watch.has_ended)
+            await watch.wait_until(watch.has_ended)
         if not tree.is_over:
             captured.timed_out = True
             await _stop(watch)
@@ -103,8 +105,8 @@ async def follow(tree: Tree, *, timeout: float, stdout_limit: int, stderr_limit:
 
 
 class _TreeWatch:
-    """The end of a leader, and what its tree writes until then and after it. One descriptor is
-    waited for, whichever of the three has something to tell: a wait is what costs."""
+    """Waits for the end of a leader, and reads what its tree writes until then and after it. One
+    descriptor is waited for, whichever of the three is ready: a wait is what costs."""
 
     def __init__(self, tree: Tree, *tails: Tail) -> None:
         self.tree = tree
@@ -115,14 +117,15 @@ class _TreeWatch:
             self._selector.register(pipe, EVENT_READ)
 
     def has_ended(self) -> bool:
-        """The leader, and it is reaped."""
+        """Tell whether the leader has ended, and is reaped."""
         return self.tree.leader.returncode is not None
 
     def is_drained(self) -> bool:
-        """Nobody holds a pipe any more."""
+        """Tell whether nobody holds a pipe any more."""
         return not self._open
 
-    async def until(self, is_done: Callable[[], bool]) -> None:
+    async def wait_until(self, is_done: Callable[[], bool]) -> None:
+        """Read what comes until the condition holds."""
         while not is_done():
             await wait_readable(self._selector)
             for key, _ in self._selector.select(0):
@@ -130,7 +133,7 @@ class _TreeWatch:
                 if tail is None:
                     if self.tree.is_over:
                         self._selector.unregister(key.fd)
-                    else:  # its tracer has not let go of it: to wait for that could take forever
+                    else:  # its tracer still holds it: to wait for that could take forever
                         await anyio.sleep(0.001)
                 elif (data := _read_some(key.fd)) is not None:
                     tail.add(data)
@@ -139,8 +142,8 @@ class _TreeWatch:
                         del self._open[key.fd]
 
     def read_rest(self) -> None:
-        """What is left in a pipe that a process beyond our reach still holds, or that was filled
-        while nobody looked."""
+        """Read what is left in a pipe that a process beyond our reach still holds, or that was
+        filled while nobody looked."""
         for pipe, tail in self._open.items():
             for _ in range(REST):
                 data = _read_some(pipe)
@@ -149,14 +152,15 @@ class _TreeWatch:
                 tail.add(data)
 
     def close(self) -> None:
+        """Stop waiting for the descriptors, which belong to the tree."""
         self._selector.close()
 
 
 async def _settle(watch: _TreeWatch) -> list[str]:
-    """After the leader's end: give its children a moment, end the rest, name them."""
-    reaper, pause = Reaper.get(), 0.001
+    """Give the children of a leader that has ended a moment, end the rest, and name it."""
+    reaper, pause = Reaper.get(), PAUSE
     with move_on_after(SETTLE):
-        await watch.until(watch.is_drained)
+        await watch.wait_until(watch.is_drained)
         while reaper.is_left(watch.tree):
             await anyio.sleep(pause)
             pause = min(pause * 2, 0.02)
@@ -166,26 +170,26 @@ async def _settle(watch: _TreeWatch) -> list[str]:
 
 
 async def _stop(watch: _TreeWatch) -> None:
-    """End it, but let its traps clean up first."""
+    """End a tree, but let its traps clean up first."""
     if not watch.tree.is_over:
         Reaper.get().signal(watch.tree, signal.SIGTERM)
         with move_on_after(KILL_AFTER):
-            await watch.until(watch.has_ended)
+            await watch.wait_until(watch.has_ended)
     await _end(watch.tree)
 
 
 async def _end(tree: Tree) -> list[str]:
-    """Kill the tree until nothing of it is left, and name it. Bounded; safe to call again."""
+    """Kill a tree until nothing of it is left, and name it. Bounded; safe to call again."""
     if tree.is_clean:
         return []
-    reaper = Reaper.get()
-    found: dict[tuple[int, int], str] = {}
-    with move_on_after(GIVE_UP) as patience:
-        while reaper.is_left(tree) or not tree.is_over:
-            found |= reaper.kill(tree)
-            await anyio.sleep(0.001)
-    if patience.cancelled_caught and not found:  # nobody caught is not nobody left
-        return list(reaper.living(tree).values())
+    containment = Containment([tree])
+    is_done = containment.kill()
+    while not is_done:
+        await anyio.sleep(PAUSE)
+        is_done = containment.kill()
+    found = containment.killed
+    if not found and not containment.is_empty():  # nobody caught is not nobody left
+        found = Reaper.get().living(tree)
     return list(found.values())
 
 
@@ -197,8 +201,8 @@ def _signal_name(number: int) -> str:
 
 
 def _read_some(pipe: int) -> bytes | None:
-    """None where there is nothing, also if there just was: `cat /dev/stdout` in a program
-    takes away what it wrote, and must not hold us."""
+    """Read, or return None where there is nothing, also if there just was: `cat /dev/stdout` in a
+    program takes away what it wrote, and must not hold us."""
     try:
         return os.read(pipe, READ)
     except BlockingIOError:

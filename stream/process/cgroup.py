@@ -1,12 +1,10 @@
-"""A control group of one's own, where the system has version 2 and lets us make one.
-
-It holds what a program starts, whatever the program does to its sessions and parents, and it
-ends all of it at once. Where there can be none, `enter_cgroup` says so with None.
-"""
+"""A control group for one program, where the system has version 2 and lets us make one: it holds
+all that the program starts, whatever that does to its sessions and parents, and ends it at once."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,28 +14,32 @@ from stream.process.table import ON_LINUX
 
 
 class Cgroup(Struct):
+    """A control group that was made for one program."""
+
     path: Path
 
     def leave(self) -> None:
-        """To where this process came from."""
+        """Move this process to the group that it came from."""
         (self.path.parent / "cgroup.procs").write_text("0")
 
     def members(self) -> list[int]:
+        """List the processes in it."""
         try:
             return [int(pid) for pid in (self.path / "cgroup.procs").read_text().split()]
         except OSError:
             return []
 
-    def holds_others(self, but: int | None = None) -> bool:
-        """Beside this process, and that one."""
-        return any(pid not in (os.getpid(), but) for pid in self.members())
+    def holds_others(self, known: Collection[int] = ()) -> bool:
+        """Tell whether anyone is in it but this process and the ones that are known."""
+        return any(pid != os.getpid() and pid not in known for pid in self.members())
 
     def kill(self) -> None:
-        """Everyone in it: this process must have left."""
+        """Kill everyone in it: this process must have left."""
         with suppress(OSError):  # before Linux 5.14 there is no such file
             (self.path / "cgroup.kill").write_text("1")
 
     def remove(self) -> None:
+        """Remove the group if nobody is left in it."""
         with suppress(OSError):  # what is still in it holds it
             if os.getpid() in self.members():
                 self.leave()
@@ -45,8 +47,9 @@ class Cgroup(Struct):
 
 
 def enter_cgroup() -> Cgroup | None:
-    """A new one beneath our own: what this process starts from now on is in it, as it is itself.
-    To change groups takes the kernel milliseconds, so it is done when nobody waits for it."""
+    """Make a group beneath our own, and enter it: what this process starts from now on is in it.
+    To change groups takes the kernel milliseconds, so it is done when nobody waits for it. Return
+    None where there can be none."""
     home = own_group() if ON_LINUX else None
     if home is None:
         return None
@@ -74,7 +77,7 @@ def remove_groups_of(pid: int) -> None:
 
 def take_out_of_frozen(pid: int, home: Path) -> bool:
     """Move a process that stands still in a frozen group, or is about to, to `home`, where it
-    goes on. Say whether it had to be moved."""
+    goes on. Return whether it had to be moved."""
     group = group_of(pid)
     if group is None or group == home or not _is_frozen(group):
         return False
@@ -84,7 +87,8 @@ def take_out_of_frozen(pid: int, home: Path) -> bool:
 
 
 def _is_frozen(group: Path) -> bool:
-    """Say whether it is frozen, or one above it. A request counts: to freeze takes a moment."""
+    """Tell whether a group is frozen, or one above it. A request counts: to freeze takes a
+    moment."""
     with suppress(OSError):  # the topmost one cannot be frozen, and has no such file
         for folder in (group, *group.parents):
             if (folder / "cgroup.freeze").read_text() == "1\n":
@@ -97,12 +101,12 @@ def _prefix(pid: int) -> str:
 
 
 def own_group() -> Path | None:
-    """The folder of the group that this process is in."""
+    """Return the folder of the group that this process is in."""
     return group_of("self")
 
 
 def group_of(pid: int | str) -> Path | None:
-    """The folder of the group that a process is in."""
+    """Return the folder of the group that a process is in."""
     try:
         own = next(
             line[3:]

@@ -1,7 +1,6 @@
-"""A program that is started by its tracer: it must fail as it would alone, and the tracer, which
-comes to the guard like any orphan, must be told from what the program leaves behind.
-
-The guard's own side: it starts the program, watches all that descends from it, and ends it."""
+"""The supervisor of a recorded program: a process between the recorder and the program, forked
+before there is an event loop. It starts the program, directly or through a tracer, watches all
+that descends from it, and ends it; also, and above all, where the recorder is gone."""
 
 from __future__ import annotations
 
@@ -33,32 +32,269 @@ from stream.process.messages import (
     decode_message,
     encode_report,
 )
-from stream.process.table import go_on_when_orphaned, is_stopped, own_children, read_process, reap
+from stream.process.table import go_on_when_orphaned, is_stopped, own_children, read_process
 from stream.process.tree import (
     GIVE_UP,
     KILL_AFTER,
+    PAUSE,
+    Containment,
     Files,
+    Names,
     Reaper,
     Tree,
-    send_group,
     spawn_error,
     start,
 )
 from stream.process.wrappers import make_wrappers, state_of
 
 PATIENCE = 2.0  #: seconds that a tracer has to let the program begin
+POLL = 0.25  #: seconds: without a subreaper, not every end in a tree wakes us
+_CHECK_RECORDER_AFTER = 100_000_000  #: ns between two looks at whether the recorder is stopped
+_MOST_NAMES = 50
 _TRACE_ME = 0
 
 
-def rehearse(order: Start) -> None:
-    """Raises SpawnError where the program cannot be started: when a tracer says so, it looks like
-    the program's own end. Here it is loaded, stops before its first instruction as whatever is
-    traced does, and is killed."""
+def serve(control: int, status: int, out: int, err: int) -> NoReturn:
+    """Do what the recorder asks for on `control`, report on `status`, and exit."""
+    code, cgroup, prepare = 1, None, None
+    try:
+        os.setsid()  # a terminal's signals are the recorder's to pass on
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            # Not SIG_IGN, which a program would inherit; and what we inherited stays.
+            if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGCHLD:
+                signal.signal(number, lambda number, frame: None)
+        go_on_when_orphaned()
+        Reaper.get()
+        cgroup = enter_cgroup()
+        message = _read_message(control)
+        if isinstance(message, Prepare):
+            prepare = message
+            _report(status, _get_ready(prepare, cgroup))
+            message = _read_message(control)
+        # Whoever reads our stdout waits for the recorder's end of it, not for ours.
+        nobody = os.open(os.devnull, os.O_RDWR)
+        stdin = nobody if os.isatty(0) else os.dup(0)
+        for fd in (0, 1):
+            os.dup2(nobody, fd)
+        if isinstance(message, Start):
+            home = "" if prepare is None else os.fsdecode(prepare.home)
+            _Supervisor(control, status, cgroup, home, message).run(Files(stdin, out, err))
+        code = 0
+    except OSError as error:  # our own: a system without /dev/null, for one
+        reason = spawn_error(error, "")
+        _report(status, Failed(f"the process that guards it: {reason}", reason.number))
+    finally:
+        if cgroup is not None:
+            cgroup.remove()
+        if prepare is not None:
+            shutil.rmtree(prepare.home, ignore_errors=True)
+        os._exit(code)
+
+
+def _get_ready(prepare: Prepare, cgroup: Cgroup | None) -> Ready:
+    ready = Ready(None, None if cgroup is None else str(cgroup.path))
+    if prepare.wrap:
+        home, path = os.fsdecode(prepare.home), os.fsdecode(prepare.path)
+        try:
+            made = make_wrappers(home, prepare.wrap, path)
+        except OSError as error:
+            ready.trouble = os_reason(error)
+        else:
+            if made is not None:
+                ready.programs = {name: os.fsencode(at) for name, at in made.programs.items()}
+    return ready
+
+
+class _Supervisor:
+    """Follows one program, from its start until nobody of its tree is left."""
+
+    _tree: Tree
+
+    def __init__(
+        self, control: int, status: int, cgroup: Cgroup | None, home: str, order: Start
+    ) -> None:
+        self._control = control
+        self._status = status
+        self._cgroup = cgroup
+        self._home = home  # of the wrappers
+        self._order = order
+        self._wake, wake = os.pipe()
+        for fd in (self._wake, wake, control):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._recorder = os.getppid()
+        self._is_orphaned = False  # the recorder is gone
+        self._recorder_seen = time.monotonic_ns()  # when it was last seen not to stand still
+        self._leader_seen = 0  # wall-clock ns, when it was last found alive
+        self._give_up_at: float | None = None  # when a signal should have ended the tree
+
+    def run(self, files: Files) -> None:
+        """Start the program, follow it, and report what became of it and of its tree."""
+        wrappers = state_of(self._home)
+        if not self._start(files):
+            return
+        killed = self._follow_leader()
+        outlived = self._report_exit()
+        killed = self._end_rest(killed)
+        if self._tree.tracer is not None:
+            self._wait_for_tracer()
+        self._wake_recorder()  # nobody is left who could stop it
+        took_wrappers = state_of(self._home) != wrappers
+        self._report(TreeEnded(_first(outlived), _first(killed), took_wrappers))
+
+    def _start(self, files: Files) -> bool:
+        """Start the program and report that, or why it cannot be started."""
+        order = self._order
+        try:
+            if order.tracer:
+                try_to_load(order)
+            self._tree = start(
+                order.tracer or order.argv,
+                executable=order.tracer[0] if order.tracer else order.executable,
+                env=order.env,
+                cwd=order.cwd,
+                files=files,
+            )
+        except SpawnError as error:
+            self._report(Failed(readable(str(error)), error.number))
+            return False
+        finally:
+            for fd in (files.stdin, files.stdout, files.stderr):
+                os.close(fd)
+        if order.tracer:
+            find_tracer(self._tree)
+        kind = "subreaper" if Reaper.get().can_contain else "process group"
+        kind = kind if self._cgroup is None else "cgroup"
+        self._report(Started(self._tree.leader.pid, kind))
+        return True
+
+    def _follow_leader(self) -> Names:
+        """Wait for the leader's end, or bring it about; name who was killed for that."""
+        self._wait_until(self._has_leader_ended, self._order.timeout)
+        if self._tree.is_over:
+            return {}
+        if not self._is_orphaned:
+            if self._give_up_at is None:
+                self._report(TimedOut())
+            self._terminate(self._has_leader_ended)
+        return {} if self._has_leader_ended() else self._kill()
+
+    def _report_exit(self) -> Names:
+        """Report the leader's end, and name who outlived it."""
+        tree = self._tree
+        code = tree.leader.returncode if tree.is_over else -signal.SIGKILL
+        # First: whoever learns of the end may end what is left.
+        outlived: Names = {}
+        if not self._is_empty():
+            outlived = Reaper.get().living(tree) or {(0, 0): "one of its control group"}
+        self._report(Exited(code, self._leader_seen))
+        return outlived
+
+    def _end_rest(self, killed: Names) -> Names:
+        """Give what outlived the leader its time, then end it; name who did not end by itself."""
+        if self._is_empty():
+            return killed
+        self._give_up_at = None
+        self._wait_until(self._is_empty, self._order.grace)
+        if self._is_empty():
+            return killed
+        killed |= Reaper.get().living(self._tree)
+        if not self._is_orphaned:
+            self._terminate(self._is_empty)
+        return self._kill() | killed
+
+    def _wait_for_tracer(self) -> None:
+        """Wait for the tracer, which has nobody left to follow but may be writing still."""
+
+        def has_ended() -> bool:
+            return not self._tree.has_tracer()
+
+        self._give_up_at = None
+        self._wait_until(has_ended, GIVE_UP)
+        self._tree.end_tracer()
+        began = time.monotonic()  # also when orphaned: the control group cannot go before it has
+        while not has_ended() and time.monotonic() < began + KILL_AFTER:
+            time.sleep(PAUSE)
+
+    def _has_leader_ended(self) -> bool:
+        if self._tree.leader.returncode is not None:
+            return True
+        self._leader_seen = time.time_ns()
+        return self._tree.is_over
+
+    def _is_empty(self) -> bool:
+        return Containment([self._tree], self._cgroup).is_empty()
+
+    def _terminate(self, is_done: Callable[[], bool]) -> None:
+        """Let the tree end itself."""
+        Reaper.get().signal(self._tree, signal.SIGTERM)
+        self._give_up_at = None
+        self._wait_until(is_done, KILL_AFTER)
+
+    def _kill(self) -> Names:
+        """Kill the tree, and name it. Bounded: what is stuck in the kernel is not waited for."""
+        if self._cgroup is not None:
+            self._cgroup.leave()
+        living = Reaper.get().living(self._tree)
+        return Containment([self._tree], self._cgroup).end() | living
+
+    def _wait_until(self, is_done: Callable[[], bool], seconds: float | None) -> None:
+        """Wait until the condition holds, the time is over, or the recorder is gone. Meanwhile
+        signals are passed on, orphans reaped, and the recorder is kept going."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not is_done() and not self._is_orphaned:
+            Reaper.get().reap_orphans()
+            if time.monotonic_ns() > self._recorder_seen + _CHECK_RECORDER_AFTER:
+                self._wake_recorder()
+            limits = [at for at in (deadline, self._give_up_at) if at is not None]
+            rest = min(limits) - time.monotonic() if limits else POLL
+            if rest <= 0:
+                return
+            ready, _, _ = select.select([self._control, self._wake], [], [], min(rest, POLL))
+            if self._wake in ready:
+                _drain(self._wake)
+            if self._control in ready:
+                self._pass_signals_on()
+
+    def _wake_recorder(self) -> None:
+        """Continue a recorder that was stopped: the agent runs as a user who may stop it, and
+        would then go on unrecorded."""
+        now = time.monotonic_ns()
+        if os.getppid() == self._recorder:
+            is_frozen = self._cgroup is not None and take_out_of_frozen(
+                self._recorder, self._cgroup.path.parent
+            )
+            if is_frozen or is_stopped(self._recorder):
+                with suppress(OSError):
+                    os.kill(self._recorder, signal.SIGCONT)
+                    self._report(Stopped(now - self._recorder_seen))
+        self._recorder_seen = now
+
+    def _pass_signals_on(self) -> None:
+        numbers = _drain(self._control)
+        if not numbers:
+            self._is_orphaned = True
+        for number in numbers:
+            if number != END_NOW:
+                self._tree.signal_group(number)
+            # Once the leader is over, what is waited for need not be waited for any longer.
+            at_once = number == END_NOW or self._tree.leader.returncode is not None
+            if self._give_up_at is None or at_once:
+                self._give_up_at = time.monotonic() + (0 if at_once else self._order.grace)
+
+    def _report(self, report: GuardReport) -> None:
+        _report(self._status, report)
+
+
+def try_to_load(order: Start) -> None:
+    """Raise SpawnError where the program cannot be started: when a tracer reports that, it looks
+    like the program's own end. Here the program is loaded, stops before its first instruction as
+    whatever is traced does, and is killed."""
     import ctypes
 
     libc = ctypes.CDLL(None)
 
-    def wait_for_us() -> None:
+    def stop_before_main() -> None:
         if libc.ptrace(_TRACE_ME, 0, 0, 0):
             os._exit(0)  # not to be tried here
 
@@ -72,7 +308,7 @@ def rehearse(order: Start) -> None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=wait_for_us,
+            preexec_fn=stop_before_main,
         )
     except OSError as error:
         raise spawn_error(error, order.cwd) from None
@@ -83,10 +319,10 @@ def rehearse(order: Start) -> None:
 
 
 def find_tracer(tree: Tree) -> None:
-    """The first orphan that comes to us: it lets go of its parents before the program begins, and
-    the program's own orphans come after that."""
+    """Note which process traces the tree: the first orphan that comes to us. It leaves its parents
+    before the program begins, and the program's own orphans come after that."""
     deadline = time.monotonic() + PATIENCE
-    while Reaper.get().contained and time.monotonic() < deadline:
+    while Reaper.get().can_contain and time.monotonic() < deadline:
         is_over = tree.is_over
         orphans = [pid for pid in own_children() if pid != tree.leader.pid]
         if orphans:
@@ -99,252 +335,7 @@ def find_tracer(tree: Tree) -> None:
         time.sleep(0.0005)
 
 
-def has_tracer(tree: Tree) -> bool:
-    if tree.tracer is None:
-        return False
-    process = read_process(tree.tracer[0])
-    if process is None or process.key != tree.tracer:
-        return False
-    return not process.ended or not reap(process.pid)
-
-
-def end_tracer(tree: Tree) -> None:
-    if tree.tracer is not None and has_tracer(tree):
-        with suppress(ProcessLookupError):
-            os.kill(tree.tracer[0], signal.SIGKILL)  # our own child: nobody else has its number
-
-
-LOOK_AGAIN = 0.25  #: seconds: not every end in a tree is told to us where there is no subreaper
-_LOOK_AFTER = 100_000_000  #: ns after which it is looked again whether the recorder is at work
-_MOST_NAMES = 50
-
-
-def serve(control: int, status: int, out: int, err: int) -> NoReturn:
-    code, cgroup, outfit = 1, None, None
-    try:
-        os.setsid()  # a terminal's signals are the recorder's to pass on
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-            # Not SIG_IGN, which a program would inherit; and what we inherited stays.
-            if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGCHLD:
-                signal.signal(number, lambda number, frame: None)
-        go_on_when_orphaned()
-        Reaper.get()
-        cgroup = enter_cgroup()
-        message = _read_message(control)
-        if isinstance(message, Prepare):
-            outfit = message
-            _report(status, _get_ready(outfit, cgroup))
-            message = _read_message(control)
-        # Whoever reads our stdout waits for the recorder's end of it, not for ours.
-        nobody = os.open(os.devnull, os.O_RDWR)
-        stdin = nobody if os.isatty(0) else os.dup(0)
-        for fd in (0, 1):
-            os.dup2(nobody, fd)
-        if isinstance(message, Start):
-            home = "" if outfit is None else os.fsdecode(outfit.home)
-            _Supervisor(control, status, cgroup, home).run(message, Files(stdin, out, err))
-        code = 0
-    except OSError as error:  # our own: a system without /dev/null, for one
-        said = spawn_error(error, "")
-        _report(status, Failed(f"the process that guards it: {said}", said.number))
-    finally:
-        if cgroup is not None:
-            cgroup.remove()
-        if outfit is not None:
-            shutil.rmtree(outfit.home, ignore_errors=True)
-        os._exit(code)
-
-
-def _get_ready(outfit: Prepare, cgroup: Cgroup | None) -> Ready:
-    ready = Ready(None, None if cgroup is None else str(cgroup.path))
-    if outfit.wrap:
-        home, path = os.fsdecode(outfit.home), os.fsdecode(outfit.path)
-        try:
-            made = make_wrappers(home, outfit.wrap, path)
-        except OSError as error:
-            ready.trouble = os_reason(error)
-        else:
-            if made is not None:
-                ready.programs = {name: os.fsencode(at) for name, at in made.programs.items()}
-    return ready
-
-
-class _Supervisor:
-    def __init__(self, control: int, status: int, cgroup: Cgroup | None, home: str) -> None:
-        self._home = home  # of the wrappers
-        self._control = control
-        self._status = status
-        self._cgroup = cgroup
-        self._wake, wake = os.pipe()
-        for fd in (self._wake, wake, control):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        self._recorder = os.getppid()
-        self._is_orphaned = False  # the recorder is gone
-        self._at_work = time.monotonic_ns()  # when the recorder was last seen not to stand still
-        self._looked = 0  # wall-clock ns, when the leader was last found alive
-        self._give_up_at: float | None = None  # when a signal should have ended the leader
-
-    def run(self, order: Start, files: Files) -> None:
-        self._wrappers = state_of(self._home)
-        tree = self._start(order, files)
-        if tree is not None:
-            self._watch(tree, order)
-
-    def _start(self, order: Start, files: Files) -> Tree | None:
-        try:
-            if order.tracer:
-                rehearse(order)
-            tree = start(
-                order.tracer or order.argv,
-                executable=order.tracer[0] if order.tracer else order.executable,
-                env=order.env,
-                cwd=order.cwd,
-                files=files,
-            )
-        except SpawnError as error:
-            self._report(Failed(readable(str(error)), error.number))
-            return None
-        finally:
-            for fd in (files.stdin, files.stdout, files.stderr):
-                os.close(fd)
-        if order.tracer:
-            find_tracer(tree)
-        kind = "subreaper" if Reaper.get().contained else "process group"
-        self._report(Started(tree.leader.pid, "cgroup" if self._cgroup is not None else kind))
-        return tree
-
-    def _watch(self, tree: Tree, order: Start) -> None:
-        reaper = Reaper.get()
-
-        def is_alone() -> bool:
-            return self._is_empty(tree)
-
-        def has_ended() -> bool:
-            if tree.leader.returncode is not None:
-                return True
-            self._looked = time.time_ns()
-            return tree.is_over
-
-        self._until(tree, order.grace, has_ended, order.timeout)
-        ended: dict[tuple[int, int], str] = {}  # by what they are: an exec gives another name
-        if not tree.is_over:
-            if not self._is_orphaned:
-                if self._give_up_at is None:
-                    self._report(TimedOut())
-                reaper.signal(tree, signal.SIGTERM)
-                self._give_up_at = None
-                self._until(tree, order.grace, has_ended, KILL_AFTER)
-            if not has_ended():
-                ended = self._end(tree)
-        code = tree.leader.returncode if tree.is_over else -signal.SIGKILL
-        # First: whoever hears of the end may end what is left.
-        outlived = {} if is_alone() else reaper.living(tree) or {(0, 0): "one of its control group"}
-        self._report(Exited(code, self._looked))
-        if not is_alone():
-            self._give_up_at = None
-            self._until(tree, order.grace, is_alone, order.grace)
-            if not is_alone():
-                ended |= reaper.living(tree)
-                if not self._is_orphaned:
-                    reaper.signal(tree, signal.SIGTERM)
-                    self._give_up_at = None
-                    self._until(tree, order.grace, is_alone, KILL_AFTER)
-                ended = self._end(tree) | ended
-        if tree.tracer is not None:
-            self._see_off(tree, order)
-        self._wake_recorder()  # nobody is left who could stop it
-        took_wrappers = state_of(self._home) != self._wrappers
-        self._report(TreeEnded(_first(outlived), _first(ended), took_wrappers))
-
-    def _see_off(self, tree: Tree, order: Start) -> None:
-        """The tracer, which has nobody left to follow. It may be writing still."""
-
-        def has_gone() -> bool:
-            return not has_tracer(tree)
-
-        self._give_up_at = None
-        self._until(tree, order.grace, has_gone, GIVE_UP)
-        end_tracer(tree)
-        began = time.monotonic()  # also when orphaned: the control group cannot go before it has
-        while not has_gone() and time.monotonic() < began + KILL_AFTER:
-            time.sleep(0.001)
-
-    def _is_empty(self, tree: Tree) -> bool:
-        if not tree.is_over or Reaper.get().is_left(tree):
-            return False
-        return self._cgroup is None or not self._cgroup.holds_others(
-            tree.tracer[0] if tree.tracer else None
-        )
-
-    def _end(self, tree: Tree) -> dict[tuple[int, int], str]:
-        """Whom it caught. Bounded: what is stuck in the kernel is not waited for."""
-        reaper = Reaper.get()
-        if self._cgroup is not None:
-            self._cgroup.leave()
-        found = reaper.living(tree)
-        began = time.monotonic()
-        while (now := time.monotonic()) < began + GIVE_UP:
-            if self._is_empty(tree):
-                break
-            # A tracer is to tell how they end; unless it is what holds them.
-            if tree.tracer is None or now > began + GIVE_UP / 2:
-                end_tracer(tree)
-                if self._cgroup is not None:
-                    self._cgroup.kill()
-            found = reaper.kill(tree) | found
-            time.sleep(0.001)
-        return found
-
-    def _until(
-        self, tree: Tree, grace: float, is_done: Callable[[], bool], seconds: float | None
-    ) -> None:
-        """Or until the time is over, or the recorder is gone."""
-        deadline = None if seconds is None else time.monotonic() + seconds
-        while not is_done() and not self._is_orphaned:
-            Reaper.get().let_go()
-            if time.monotonic_ns() > self._at_work + _LOOK_AFTER:
-                self._wake_recorder()
-            limits = [at for at in (deadline, self._give_up_at) if at is not None]
-            rest = min(limits) - time.monotonic() if limits else LOOK_AGAIN
-            if rest <= 0:
-                return
-            ready, _, _ = select.select([self._control, self._wake], [], [], min(rest, LOOK_AGAIN))
-            if self._wake in ready:
-                _drain(self._wake)
-            if self._control in ready:
-                self._obey(tree, grace)
-
-    def _wake_recorder(self) -> None:
-        """The agent runs as who may stop it, and would then go on unrecorded."""
-        now = time.monotonic_ns()
-        if os.getppid() == self._recorder:
-            is_frozen = self._cgroup is not None and take_out_of_frozen(
-                self._recorder, self._cgroup.path.parent
-            )
-            if is_frozen or is_stopped(self._recorder):
-                with suppress(OSError):
-                    os.kill(self._recorder, signal.SIGCONT)
-                    self._report(Stopped(now - self._at_work))
-        self._at_work = now
-
-    def _obey(self, tree: Tree, grace: float) -> None:
-        numbers = _drain(self._control)
-        if not numbers:
-            self._is_orphaned = True
-        for number in numbers:
-            if number != END_NOW:
-                send_group(tree, number)
-            # Once the leader is over, what is waited for need not be waited for any longer.
-            at_once = number == END_NOW or tree.leader.returncode is not None
-            if self._give_up_at is None or at_once:
-                self._give_up_at = time.monotonic() + (0 if at_once else grace)
-
-    def _report(self, report: GuardReport) -> None:
-        _report(self._status, report)
-
-
-def _first(names: dict[tuple[int, int], str]) -> list[str]:
+def _first(names: Names) -> list[str]:
     first, more = list(names.values())[:_MOST_NAMES], len(names) - _MOST_NAMES
     return [*first, f"{more} more"] if more > 0 else first
 
@@ -362,7 +353,7 @@ def _drain(fd: int) -> bytes:
 
 
 def _read_message(fd: int) -> Prepare | Start | None:
-    """None: the recorder is gone, or wants nothing any more."""
+    """Read one message. None: the recorder is gone, or wants nothing any more."""
     data = b""
     length = 4
     while len(data) < length:

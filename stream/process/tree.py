@@ -1,30 +1,28 @@
-"""A program that was started as the leader of a tree, and what there is to know the tree by.
+"""Start programs as leaders of process trees, find what descends from them however it tried to
+escape, and end it.
 
-Nothing here waits, and nothing heavy is imported: a program may be started before there is a loop
-to watch it (`process` does).
-
-Start programs, and find what descends from them, however it tried to escape.
-
-On Linux this process becomes the subreaper of everything it starts, so that an orphan comes
-back to it instead of to init; elsewhere the process group is all that there is.
-
-A child that it does not know, in a session of its own, is an orphan: every program that
-gets one is started through this module."""
+On Linux this process becomes the subreaper of everything it starts: an orphan comes back to it
+instead of to init. A child in a session of its own that it does not know is an orphan, because
+every program that gets such a session is started here. Elsewhere, the process group of the leader
+is all that can be known. Nothing here waits for an event loop, nor loads one: a program may be
+started before there is one.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from threading import Thread
 
 from msgspec import Struct
 
 from stream.errors import SpawnError, os_reason
+from stream.process.cgroup import Cgroup
 from stream.process.table import (
     ON_LINUX,
     Process,
@@ -41,10 +39,16 @@ from stream.process.table import (
     ticks_now,
 )
 
+KILL_AFTER = 1.0  #: seconds between SIGTERM and SIGKILL
+GIVE_UP = 2.0  #: seconds to wait for a killed process: only one stuck in the kernel needs it
+PAUSE = 0.001  #: seconds between two looks at what is left
 ROOM = 12  #: descriptors that are free when a program is started; it takes five for good
-
-_MARK = b"STREAM_TREE"  # in the environment of every process of a tree
+_AT_ONCE = 0.05  #: seconds that orphans which end all the time may keep everyone else waiting
+_MOST_REAPED = 1000  #: at a time: somebody may have orphans without end
+_MARK = b"STREAM_TREE"  #: in the environment of every process of a tree
 _serial = count(1)
+
+Names = dict[tuple[int, int], str]  #: of processes, by pid and start time: an exec renames one
 
 
 class Files(Struct, frozen=True):
@@ -58,18 +62,19 @@ class Files(Struct, frozen=True):
 PIPES = Files()
 
 
-def launch(
+def start(
     argv: Sequence[str | bytes],
     *,
     env: Mapping[str, str] | Mapping[bytes, bytes],  # the system's words need not be text
     cwd: str | bytes,
-    executable: str | bytes | None,
-    files: Files,
-    alone: bool,
+    executable: str | bytes | None = None,
+    files: Files = PIPES,
 ) -> Tree:
-    """In a session of its own. Raises SpawnError."""
+    """Start a program in a session of its own. Raise SpawnError."""
+    reaper = Reaper.get()
+    is_alone = reaper.is_idle()
     mark = f"{os.getpid()}.{next(_serial)}"
-    moment = ticks_now()
+    started = ticks_now()
     own_env = {os.fsencode(key): os.fsencode(value) for key, value in env.items()}
     own_env[_MARK] = mark.encode()  # also where a tree is inside of another one
     try:
@@ -87,17 +92,20 @@ def launch(
         )
     except OSError as error:
         raise spawn_error(error, cwd) from None
-    return Tree(leader, mark, alone, moment)
+    tree = Tree(leader, mark, is_alone, started)
+    reaper.add(tree)
+    return tree
 
 
 def spawn_error(error: OSError, cwd: str | bytes) -> SpawnError:
-    """What could not be started is known: only what else is in the way is named."""
+    """Put a failure to start a program in words. Whoever reads it knows the program: only what
+    else is in the way is named."""
     place = f"{os.fsdecode(error.filename)}: " if error.filename in (cwd, os.devnull) else ""
     return SpawnError(f"{place}{os_reason(error)}", error.errno or 0)
 
 
 def _check_room() -> None:
-    """To look at processes takes descriptors: who starts one leaves enough to find its children."""
+    """Raise OSError where there are too few descriptors left to find the program's children."""
     opened: list[int] = []
     try:
         for _ in range(ROOM):
@@ -108,36 +116,65 @@ def _check_room() -> None:
 
 
 class Tree:
-    """A leader and what descends from it."""
+    """A program that was started, and what descends from it."""
 
-    def __init__(self, leader: subprocess.Popen[bytes], mark: str, alone: bool, start: int) -> None:
+    def __init__(
+        self, leader: subprocess.Popen[bytes], mark: str, is_alone: bool, started: int
+    ) -> None:
         self.leader = leader
         self.mark = _MARK + b"=" + mark.encode()
-        self.alone = alone  # nobody else's orphan can come to us at any time of its life
+        self.is_alone = is_alone  # as long as it lives, any orphan that comes to us is its own
+        self.started = started  # in the unit of Process.start
+        self.known: set[tuple[int, int]] = set()  # (pid, start time) of members
+        self.exit_fd = _exit_fd(leader)  #: readable once the leader has ended
+        self.tracer: tuple[int, int] | None = None  # follows the tree, and is not of it
+        self.is_clean = False  # it was looked, and nobody is left
+        self._began = time.monotonic()
         self._outputs = [pipe for pipe in (leader.stdout, leader.stderr) if pipe is not None]
         self.pipes = tuple(pipe.fileno() for pipe in self._outputs)
         for pipe in self.pipes:
             os.set_blocking(pipe, False)
-        self._began = time.monotonic()
-        self.claimed: set[tuple[int, int]] = set()  # (pid, start time) of known members
-        self.start = start
-        self.exit_fd = _exit_fd(leader)  #: readable once the leader has ended
-        self.tracer: tuple[int, int] | None = None  # follows the tree, and is not of it
-        self.is_clean = False  # it was looked, and nobody is left
 
     @property
     def age(self) -> float:
+        """The seconds since it was started."""
         return time.monotonic() - self._began
 
     @property
     def is_over(self) -> bool:
-        """The leader has ended, and is reaped."""
+        """Tell whether the leader has ended, and reap it."""
         return self.leader.poll() is not None
 
     def pipe_names(self) -> set[str]:
+        """Name its pipes as /proc does."""
         return {name for fd in self.pipes for name in open_files("self", fd)}
 
+    def signal_group(self, number: int) -> bool:
+        """Send a signal to the leader's process group, as a terminal would. Return whether anyone
+        is in it."""
+        try:
+            os.killpg(self.leader.pid, number)
+        except (ProcessLookupError, PermissionError):  # macOS: permission, where all are zombies
+            return False
+        return True
+
+    def has_tracer(self) -> bool:
+        """Tell whether its tracer lives, and reap one that has ended."""
+        if self.tracer is None:
+            return False
+        process = read_process(self.tracer[0])
+        if process is None or process.key != self.tracer:
+            return False
+        return not process.ended or not reap(process.pid)
+
+    def end_tracer(self) -> None:
+        """Kill its tracer, if it has one."""
+        if self.tracer is not None and self.has_tracer():
+            with suppress(ProcessLookupError):
+                os.kill(self.tracer[0], signal.SIGKILL)  # our own child: its number is not reused
+
     def close(self) -> None:
+        """Close what is open of it."""
         for pipe in self._outputs:
             pipe.close()
         os.close(self.exit_fd)
@@ -147,7 +184,7 @@ def _exit_fd(leader: subprocess.Popen[bytes]) -> int:
     pidfd = open_pidfd(leader.pid)
     if pidfd is not None:
         return pidfd
-    # Where there are none, a thread waits, and lets go of a pipe.
+    # Where there are none, a thread waits, and closes its end of a pipe.
     read, write = os.pipe()
 
     def wait() -> None:
@@ -158,158 +195,166 @@ def _exit_fd(leader: subprocess.Popen[bytes]) -> int:
     return read
 
 
-def send_group(tree: Tree, number: int) -> bool:
-    """To the leader's process group, as a terminal would. Whether anyone is in it."""
-    try:
-        os.killpg(tree.leader.pid, number)
-    except (ProcessLookupError, PermissionError):  # macOS: permission, where all are zombies
+class Containment:
+    """What holds processes that are to end: their trees, and a control group if there is one.
+
+    `kill` is one step, and whoever calls it chooses how to wait until the next one; `end` takes
+    all of them at once.
+    """
+
+    def __init__(self, trees: Sequence[Tree] = (), cgroup: Cgroup | None = None) -> None:
+        self.killed: Names = {}
+        self._trees = list(trees)
+        self._cgroup = cgroup
+        self._tracers = [tree.tracer[0] for tree in trees if tree.tracer is not None]
+        self._began: float | None = None  # when it was first killed
+
+    def is_empty(self) -> bool:
+        """Tell whether nobody is left but tracers."""
+        return not self._left() and not self._holds_others()
+
+    def kill(self) -> bool:
+        """Kill who is left. Return whether that was the last step: nobody is, or GIVE_UP is over
+        and what lives is stuck in the kernel."""
+        left = self._left()
+        if not left and not self._holds_others():
+            return True
+        now = time.monotonic()
+        self._began = began = self._began or now
+        if now > began + GIVE_UP:
+            return True
+        reaper = Reaper.get()
+        # A tracer is to report how they end; unless it is what holds them.
+        if self._cgroup is not None and (not self._tracers or now > began + GIVE_UP / 2):
+            self._cgroup.kill()
+            reaper.reap_orphans()  # one that has ended is a member until it is reaped
+        for tree in left:
+            if now > began + GIVE_UP / 2:
+                tree.end_tracer()
+            self.killed = reaper.kill(tree) | self.killed
         return False
-    return True
 
+    def end(self) -> Names:
+        """Kill until nobody is left, for GIVE_UP at most, and name who was killed. Nothing else
+        runs meanwhile."""
+        while not self.kill():
+            time.sleep(PAUSE)
+        return self.killed
 
-KILL_AFTER = 1.0  #: seconds between SIGTERM and SIGKILL
-GIVE_UP = 2.0  #: seconds to wait for a killed process: only one stuck in the kernel needs it
-AT_ONCE = 0.05  #: seconds that orphans which end all the time may keep everyone else waiting
+    def _left(self) -> list[Tree]:
+        reaper = Reaper.get()
+        return [tree for tree in self._trees if not tree.is_over or reaper.is_left(tree)]
 
-_MOST_LET_GO = 1000  # at a time: somebody may have orphans without end
-
-
-def start(
-    argv: Sequence[str | bytes],
-    *,
-    env: Mapping[str, str] | Mapping[bytes, bytes],
-    cwd: str | bytes,
-    executable: str | bytes | None = None,
-    files: Files = PIPES,
-) -> Tree:
-    """Unless told otherwise with stdin from /dev/null and pipes for what it writes. Raises
-    SpawnError."""
-    reaper = Reaper.get()
-    alone = reaper.is_idle()
-    tree = launch(argv, env=env, cwd=cwd, executable=executable, files=files, alone=alone)
-    reaper.add(tree)
-    return tree
+    def _holds_others(self) -> bool:
+        return self._cgroup is not None and self._cgroup.holds_others(self._tracers)
 
 
 class Reaper:
-    """Adopts the orphans of every tree, and says whose they are."""
+    """Adopts the orphans of every tree, and knows whose they are."""
 
     _instance: Reaper | None = None
 
     def __init__(self) -> None:
         self.trees: list[Tree] = []
         self._is_flooded = False  # more orphans ended than could be reaped at once
-        self.adopts = ON_LINUX and become_subreaper()
-        self.contained = self.adopts and shows_us()
+        self.is_subreaper = ON_LINUX and become_subreaper()
+        self.can_contain = self.is_subreaper and shows_us()
         # Inherited from whoever started us. The processes of a tree are never in our session.
         self._before = {p.key for p in map(read_process, own_children()) if p}
         self._session = os.getsid(0)
         if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
             # Inherited as well: the kernel would forget how our children end.
-            with contextlib.suppress(ValueError):  # not in the main thread
+            with suppress(ValueError):  # not in the main thread
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     @classmethod
     def get(cls) -> Reaper:
+        """Return the one of this process."""
         if cls._instance is None:
             cls._instance = cls()
         return cls._instance
 
     def is_idle(self) -> bool:
-        """Nothing runs that could leave an orphan to us."""
+        """Tell whether nothing runs that could leave an orphan to us."""
         return not (self.trees or self._orphans(lambda orphan: True) or self._is_flooded)
 
     def add(self, tree: Tree) -> None:
+        """Take a tree whose orphans will come."""
         for other in self.trees:
-            other.alone = False
+            other.is_alone = False
         self.trees.append(tree)
 
+    def drop(self, tree: Tree) -> None:
+        """Close a tree of which nothing is left, or for which all was tried."""
+        self.trees.remove(tree)
+        tree.close()
+
     def signal(self, tree: Tree, number: signal.Signals) -> None:
-        """To every living member."""
+        """Send a signal to every living member of a tree."""
         # The group first, at once: one that forks without end is stopped best at its root.
-        send_group(tree, number)
-        if not self.contained:
+        tree.signal_group(number)
+        if not self.can_contain:
             return
         for process in self._members(tree, self._roots(tree)):
             if process.group != tree.leader.pid:
                 send(process, number)
 
+    def kill(self, tree: Tree) -> Names:
+        """Kill who is found of a tree, and name them. Others may come while they are looked for:
+        Containment kills again until nobody is left."""
+        if not self.can_contain:
+            return _name_group(tree, signal.SIGKILL)
+        if not tree.is_over:
+            tree.signal_group(signal.SIGKILL)
+        return self._kill(self._roots(tree), tree)
+
+    def living(self, tree: Tree) -> Names:
+        """Name the leader and the orphans of a tree that live."""
+        if not self.can_contain:
+            return _name_group(tree, 0)
+        return {process.key: str(process) for process in self._roots(tree)}
+
+    def is_left(self, tree: Tree) -> bool:
+        """Tell whether the leader, once it is over, left anyone behind. Costs one small read."""
+        if self.can_contain:
+            return bool(self._roots(tree)) or self._is_flooded
+        if not tree.is_over:
+            return False
+        self.reap_orphans(tree)  # a zombie counts for the group
+        self.reap_orphans()
+        return tree.signal_group(0)
+
     def end_all(self, trees: Sequence[Tree]) -> None:
-        """Trees that nobody watches: as `process` ends one, all at a time. For the end of a run:
-        it does not give way to other tasks, for KILL_AFTER + GIVE_UP at most."""
+        """End trees that nobody watches, all at a time, for KILL_AFTER + GIVE_UP at most. Nothing
+        else runs meanwhile."""
         for tree in trees:
             if not tree.is_over:
                 self.signal(tree, signal.SIGTERM)
         _wait(KILL_AFTER, lambda: all(tree.is_over for tree in trees))
-        left = list(trees)
-
-        def ended() -> bool:
-            left[:] = [tree for tree in left if self.is_left(tree) or not tree.is_over]
-            for tree in left:
-                self.kill(tree)
-            return not left
-
-        _wait(GIVE_UP, ended)
+        Containment(trees).end()
         for tree in trees:
             self.drop(tree)
 
-    def strays(self) -> list[str]:
-        """Orphans that no tree could be found for: named, and ended. For the end of a run:
-        it does not give way to other tasks, for GIVE_UP at most."""
-        found: dict[tuple[int, int], str] = {}
+    def end_strays(self) -> list[str]:
+        """Kill and name the orphans that no tree could be found for, for GIVE_UP at most. Nothing
+        else runs meanwhile: it is for the end of a run."""
+        killed: Names = {}
 
-        def ended() -> bool:
+        def has_ended() -> bool:
             strays = self._orphans(self._is_stray)
-            found.update((process.key, str(process)) for process in self._kill(strays))
+            killed.update(self._kill(strays))
             return not strays and not self._is_flooded
 
-        _wait(GIVE_UP, ended)
-        return list(found.values())
+        _wait(GIVE_UP, has_ended)
+        return list(killed.values())
 
-    def kill(self, tree: Tree) -> dict[tuple[int, int], str]:
-        """Whom of the tree it caught: again and again until nobody is left."""
-        if self.contained:
-            if not tree.is_over:
-                send_group(tree, signal.SIGKILL)
-            return {process.key: str(process) for process in self._kill(self._roots(tree), tree)}
-        return _group(tree, signal.SIGKILL)
-
-    def living(self, tree: Tree) -> dict[tuple[int, int], str]:
-        """Where the tree hangs on us, by name."""
-        if not self.contained:
-            return _group(tree, 0)
-        return {process.key: str(process) for process in self._roots(tree)}
-
-    def drop(self, tree: Tree) -> None:
-        """Nothing of it is left, or all was tried."""
-        self.trees.remove(tree)
-        tree.close()
-
-    def _kill(self, roots: Sequence[Process], tree: Tree | None = None) -> list[Process]:
-        """The roots, stopped so that they do not fork away meanwhile, and all below them."""
-        for process in roots:
-            send(process, signal.SIGSTOP)
-        members = self._members(tree, roots)
-        for process in members:
-            send(process, signal.SIGKILL)
-        return members
-
-    def is_left(self, tree: Tree) -> bool:
-        """Whether the leader, once it is over, left anyone behind. Costs one small read."""
-        if self.contained:
-            return bool(self._roots(tree)) or self._is_flooded
-        if not tree.is_over:
-            return False
-        self.let_go(tree)  # a zombie counts for the group
-        self.let_go()
-        return send_group(tree, 0)
-
-    def let_go(self, tree: Tree | None = None) -> None:
-        """Of orphans that have ended, or those in the process group of a tree: they count for what
-        it may have. Not of programs that others wait for, and of what is behind these not yet."""
+    def reap_orphans(self, tree: Tree | None = None) -> None:
+        """Reap orphans that have ended, or only those in the process group of a tree, so that they
+        free their place in the process table. Leaders, and children that others wait for, are left
+        alone, and so is what is behind these in the queue of the system."""
         whose = (os.P_ALL, 0) if tree is None else (os.P_PGID, tree.leader.pid)
         leaders = {tree.leader.pid for tree in self.trees}
-        for _ in range(_MOST_LET_GO if self.adopts else 0):
+        for _ in range(_MOST_REAPED if self.is_subreaper else 0):
             try:
                 ended = os.waitid(*whose, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 if ended is None or ended.si_pid in leaders:
@@ -319,28 +364,37 @@ class Reaper:
             except (ChildProcessError, ProcessLookupError):  # or another thread was faster
                 return
 
+    def _kill(self, roots: Sequence[Process], tree: Tree | None = None) -> Names:
+        """Stop the roots, so that they do not fork away meanwhile, and kill all below them."""
+        for process in roots:
+            send(process, signal.SIGSTOP)
+        members = self._members(tree, roots)
+        for process in members:
+            send(process, signal.SIGKILL)
+        return {process.key: str(process) for process in members}
+
     def _orphans(self, is_wanted: Callable[[Process], bool]) -> list[Process]:
         """Our living children that are no leader, and were not there before us."""
         self._is_flooded = False
-        if not self.contained:  # what there is of /proc tells of other processes, or of none
+        if not self.can_contain:  # /proc shows other processes, or none
             return []
-        deadline = time.monotonic() + AT_ONCE
+        deadline = time.monotonic() + _AT_ONCE
         tracers = {tree.tracer for tree in self.trees}
         leaders = {tree.leader.pid for tree in self.trees if tree.leader.returncode is None}
         while True:
             wanted: list[Process] = []
-            reaped = False
+            has_reaped = False
             for process in map(read_process, set(own_children()) - leaders):
                 if process is None or process.session == self._session:
                     continue
                 if process.key in self._before:
                     continue
                 if process.ended:
-                    reaped |= reap(process.pid)
+                    has_reaped |= reap(process.pid)
                 elif process.key not in tracers and is_wanted(process):
                     wanted.append(process)
             # Who ended while we looked may have left us a child that we did not see.
-            if wanted or not reaped:
+            if wanted or not has_reaped:
                 return wanted
             if time.monotonic() > deadline:
                 self._is_flooded = True
@@ -357,22 +411,22 @@ class Reaper:
     def _members(self, tree: Tree | None, roots: Sequence[Process]) -> list[Process]:
         members = list(descendants(roots)) if roots else []
         if tree is not None:
-            tree.claimed.update(process.key for process in members)
+            tree.known.update(process.key for process in members)
         return members
 
     def _is_stray(self, orphan: Process) -> bool:
         return not any(self._belongs(orphan, tree) for tree in self.trees)
 
     def _belongs(self, orphan: Process, tree: Tree) -> bool:
-        if orphan.key in tree.claimed or orphan.session == tree.leader.pid:
+        if orphan.key in tree.known or orphan.session == tree.leader.pid:
             return True
-        if tree.alone and orphan.start >= tree.start:  # whose else could it be
+        if tree.is_alone and orphan.start >= tree.started:
             return True
         if self._is_marked(orphan, tree):
             return True
         if tree.pipe_names() & set(open_files(orphan.pid)):
             return True
-        # One that is about to end has nothing to show any more, but perhaps a child for us.
+        # One that is about to end shows nothing any more, but may leave us a child.
         now = read_process(orphan.pid)
         return now is None or now.leaving
 
@@ -386,13 +440,13 @@ class Reaper:
         return tree.mark in environment.split(b"\0")
 
 
-def _group(tree: Tree, number: int) -> dict[tuple[int, int], str]:
-    """The process group by name, where the signal reached anyone: all that can be known of it."""
+def _name_group(tree: Tree, number: int) -> Names:
+    """Name the process group, where a signal reached anyone: all that can be known of it."""
     leader = tree.leader.pid
-    return {(leader, 0): f"process group {leader}"} if send_group(tree, number) else {}
+    return {(leader, 0): f"process group {leader}"} if tree.signal_group(number) else {}
 
 
 def _wait(seconds: float, is_done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + seconds
     while not is_done() and time.monotonic() < deadline:
-        time.sleep(0.001)
+        time.sleep(PAUSE)

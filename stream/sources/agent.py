@@ -45,7 +45,7 @@ from stream.process.messages import (
     decode_report,
 )
 from stream.process.table import read_process
-from stream.process.tree import GIVE_UP, Reaper
+from stream.process.tree import Containment, Reaper
 from stream.process.wrappers import Wrappers
 from stream.records.run import RunSummary, count_processes
 from stream.redaction.output import OutputFile
@@ -383,8 +383,13 @@ class Invocation:
 
     def _end_orphans(self) -> list[str]:
         """Without the guard they are in its group still, or have come to us, or both."""
-        names = [] if self._cgroup is None else _end_group(self._cgroup)
-        return names + Reaper.get().strays()
+        names: list[str] = []
+        if self._cgroup is not None:
+            members = map(read_process, self._cgroup.members())
+            names = [str(process) for process in members if process]
+            Containment(cgroup=self._cgroup).end()
+            self._cgroup.remove()
+        return names + Reaper.get().end_strays()
 
     async def _heed(self, report: GuardReport) -> None:
         if isinstance(report, Started):
@@ -421,17 +426,6 @@ class Invocation:
         self.ending.ended, self.ending.ended_wall = now, time.time_ns()
         self.ending.exit_code, self.ending.not_started = code, reason
         await self._on_exit(self.ending)
-
-
-def _end_group(cgroup: Cgroup) -> list[str]:
-    names = [str(process) for process in map(read_process, cgroup.members()) if process]
-    deadline = time.monotonic() + GIVE_UP
-    while cgroup.members() and time.monotonic() < deadline:
-        cgroup.kill()
-        Reaper.get().let_go()  # who has ended is a member until somebody asks how
-        time.sleep(0.001)
-    cgroup.remove()
-    return names
 
 
 def _name(number: int) -> str:

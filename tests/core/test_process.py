@@ -105,7 +105,7 @@ def leaves_nothing() -> Iterator[None]:
     before = below(os.getpid())
     opened = descriptors()
     yield
-    assert Reaper.get().strays() == []
+    assert Reaper.get().end_strays() == []
     assert Reaper.get().trees == []
     left = {p: name for p, name in below(os.getpid()).items() if p not in before}
     assert left == {}
@@ -301,7 +301,7 @@ async def main():
     assert failed and ended
     assert {{got.spawn_error for got in failed}} == {{"too many open files"}}
     assert all(got.exit_code == 0 and len(got.stragglers) == 1 for got in ended), ended
-    assert Reaper.get().strays() == []
+    assert Reaper.get().end_strays() == []
     print("fine")
 for backend in ("asyncio", "trio"):
     anyio.run(main, backend=backend)
@@ -652,7 +652,7 @@ async def test_a_chain_beside_a_stray() -> None:
         got = await run_python(CHAIN, "session-closed")
         assert got.stragglers
         tasks.cancel_scope.cancel()
-    assert len(Reaper.get().strays()) == 1
+    assert len(Reaper.get().end_strays()) == 1
 
 
 @contained
@@ -719,17 +719,17 @@ def test_a_process_of_another_user_holds_nobody_up() -> None:
     """A setuid program cannot be ended by the user who started it: it is named as a stray."""
     script = """
 import ctypes, os, sys, anyio
-from stream.process import capture as capture_module, table, tree
+from stream.process import tree
 from stream.process.capture import capture
 from stream.process.tree import Reaper
-capture_module.GIVE_UP = tree.GIVE_UP = 0.1
+tree.GIVE_UP = 0.1
 async def main():
     os.setgid(54321); os.setuid(54321)
     got = await capture(["/bin/sh", "-c", '"$0" -p -c "exec setpriv --reuid 0 sleep 1000" & '
         'while ! grep -q "^Uid:.0.0.0" /proc/$!/status; do :; done', sys.argv[1]],
         env={"PATH": os.environ["PATH"]}, cwd="/", timeout=9, stdout_limit=9, stderr_limit=9)
     print(got.exit_code, *[name.split()[0] for name in got.stragglers])
-    strays = Reaper.get().strays()
+    strays = Reaper.get().end_strays()
     print(*[name.split()[0] for name in strays])
     with open("/proc/self/task/%d/children" % os.getpid()) as file:
         assert file.read().strip() in strays[0]
@@ -743,7 +743,7 @@ anyio.run(main)
         shell.chmod(0o4755)
         assert run_script(script, str(shell)) == "0 sleep\nsleep\n"
     finally:
-        Reaper.get().strays()  # by us, who may end it
+        Reaper.get().end_strays()  # by us, who may end it
         shutil.rmtree(shared)
 
 
@@ -788,7 +788,7 @@ async def test_what_no_tree_is_known_for_is_a_stray() -> None:
             got = await run_python(leaving(NAMELESS), f"stray{number}")
             assert (got.exit_code, got.stragglers) == (0, [])
         tasks.cancel_scope.cancel()
-    strays = Reaper.get().strays()
+    strays = Reaper.get().end_strays()
     assert sorted(stray.partition(" ")[0] for stray in strays) == ["stray0", "stray1", "stray2"]
     assert below(os.getpid()) == {}
 
@@ -803,7 +803,7 @@ async def test_the_children_of_a_stray_are_strays() -> None:
         got = await run_python(code, "stray")
         assert (got.exit_code, got.stragglers) == (0, [])
         tasks.cancel_scope.cancel()
-    assert [stray.partition(" ")[0] for stray in Reaper.get().strays()] == ["stray"] * 8
+    assert [stray.partition(" ")[0] for stray in Reaper.get().end_strays()] == ["stray"] * 8
     assert below(os.getpid()) == {}
 
 
@@ -827,7 +827,7 @@ async def test_a_stray_is_not_blamed_on_the_next_tree() -> None:
         innocent = f"open({fifo!r}, 'w').close()\nwhile os.path.exists('/proc/{stray}/exe'): pass"
         got = await run_python(innocent)
     assert (got.exit_code, got.stragglers) == (0, [])
-    assert len(Reaper.get().strays()) == 1
+    assert len(Reaper.get().end_strays()) == 1
 
 
 def start(argv: list[str]) -> subprocess.Popen[bytes]:
@@ -858,13 +858,13 @@ async def test_who_was_there_before_us_is_left_alone(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(Reaper, "_instance", None)
         got = await run_python(leaving(DAEMON))
         assert names(got) == ["escapee"]
-        assert Reaper.get().strays() == []
+        assert Reaper.get().end_strays() == []
         assert [child.poll() for child in before] == [None, None]
     finally:
         for child in before:
             child.kill()
     # nobody else has taken their exit status
-    Reaper.get().strays()
+    Reaper.get().end_strays()
     assert [status_of(child) for child in before] == [-signal.SIGKILL] * 2
 
 
@@ -926,7 +926,7 @@ async def main():
     got = await capture([sys.executable, "-ISc", LEADER, fifo], env={{}}, cwd="/", timeout=20,
                         stdout_limit=99, stderr_limit=999)
     print(got.exit_code, [entry.split()[0] for entry in got.stragglers], got.stderr.head.decode())
-    print(Reaper.get().strays())
+    print(Reaper.get().end_strays())
 anyio.run(main)
 """
     alone = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -1082,7 +1082,7 @@ async def test_time_counts_from_the_start() -> None:
 
 @contained
 def test_a_proc_of_another_pid_namespace_is_not_believed() -> None:
-    script = "from stream.process.tree import Reaper; print(Reaper.get().contained)"
+    script = "from stream.process.tree import Reaper; print(Reaper.get().can_contain)"
     alone = ["unshare", "--pid", "--fork", "--kill-child"]
     if subprocess.run([*alone, "true"], check=False).returncode:
         pytest.skip("needs a pid namespace")
@@ -1096,11 +1096,10 @@ def test_a_proc_of_another_pid_namespace_is_not_believed() -> None:
 def groups_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on macOS: orphans go to init, and the process group is all that there is."""
     blind = Reaper()
-    blind.adopts = blind.contained = False
+    blind.is_subreaper = blind.can_contain = False
     monkeypatch.setattr(Reaper, "_instance", blind)
     monkeypatch.setattr(tree, "ON_LINUX", False)
-    for module in (capture_module, tree):  # init may be slow to reap, and zombies count
-        monkeypatch.setattr(module, "GIVE_UP", 0.2)
+    monkeypatch.setattr(tree, "GIVE_UP", 0.2)  # init may be slow to reap, and zombies count
     if ON_LINUX:
         ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
     yield
@@ -1143,7 +1142,7 @@ from stream.process.tree import Reaper
 async def main():
     got = await capture(["sh", "-c", "exit 3"], env={}, cwd="/",
                         timeout=9, stdout_limit=9, stderr_limit=9)
-    print(got.exit_code, got.stragglers, Reaper.get().contained)
+    print(got.exit_code, got.stragglers, Reaper.get().can_contain)
 anyio.run(main)
 """
     assert run_script(script) == "3 [] False\n"
@@ -1152,7 +1151,7 @@ anyio.run(main)
 def test_without_proc_it_does_not_claim_to_contain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chroot without /proc: the reaper would be blind, so it falls back to the group."""
     monkeypatch.setattr(tree, "shows_us", lambda: False)
-    assert not Reaper().contained
+    assert not Reaper().can_contain
 
 
 #: runs a command as one that adopts the orphans of what it runs, and never asks how they end
