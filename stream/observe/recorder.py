@@ -35,7 +35,6 @@ from stream.observe.settings import (
     write_document,
     write_manifest,
 )
-from stream.observe.workplace import WorkspaceCapture, WorkspaceChanges
 from stream.pipeline import Batch
 from stream.process.cgroup import Cgroup
 from stream.process.guard import Guard, Interrupts
@@ -65,6 +64,7 @@ from stream.records.run import (
 from stream.redaction.output import OutputFile
 from stream.sources.agent import CommandEnding, Invocation, Relay, prepare_guard
 from stream.sources.wrappers import MOST_VOUCHED, PASSED_BY, CommandLog, ObservedCommands
+from stream.workspace.capture import WorkspaceCapture, WorkspaceChanges
 
 
 class RunWatcher(Protocol):
@@ -422,7 +422,7 @@ class AgentSource:
             self.summary.changed_after_exit = changes.found.has_after_exit
             self.summary.changed_inside_git = changes.found.inside_git
         self._kept |= changes.kept
-        await self._tell("fs_diff_captured", "edit", changes.summary, changes.artifacts)
+        await self._tell("fs_diff_captured", "edit", changes.summary, _change_artifacts(changes))
         return changes
 
     async def _tell_commands(self) -> None:
@@ -571,3 +571,33 @@ class AgentSource:
             more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
             names = ", ".join(found[:_NAMED])
             self._lose(f"not the recorder's, and no part of the record: {names}{more}")
+
+
+def _change_artifacts(changes: WorkspaceChanges) -> list[Artifact]:
+    """Describe the files that hold the changes of the workspace, where they could be written."""
+    found = changes.found
+    if found is None:
+        return []
+    return [
+        file_artifact(
+            "diff",
+            DIFF_FILE,
+            changes.kept[DIFF_FILE],
+            "What git can carry of the changes, for `git apply`.",
+            method="git_diff",
+            changed_paths=found.paths,
+            changed_count=found.total,
+            inside_git=found.inside_git,
+            not_in_patch=found.not_in_patch,
+            has_after_exit=found.has_after_exit,
+            unknown=changes.first_unknown,
+            unknown_count=changes.unknown,
+            complete=not changes.trouble,
+        ),
+        file_artifact(
+            "changes",
+            CHANGES_FILE,
+            changes.kept[CHANGES_FILE],
+            "Every changed path, with its hashes.",
+        ),
+    ]

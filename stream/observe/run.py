@@ -17,7 +17,6 @@ from stream.files.append import AppendFile, RecordedFile
 from stream.files.targets import STDOUT, named
 from stream.observe.recorder import AgentSource, EventLine, RunWatcher
 from stream.observe.settings import RunSettings, write_document
-from stream.observe.workplace import WorkspaceCapture
 from stream.pipeline import Batch, Pipeline, Sink, Source, Write
 from stream.process.guard import Guard, Interrupts
 from stream.process.tree import Reaper
@@ -26,6 +25,7 @@ from stream.records.decision import Evaluation
 from stream.records.run import BOUNDARY_FILE, DESCRIPTOR_FILE, RunSummary
 from stream.sources.agent import Relay
 from stream.transformers.invariants import Invariants
+from stream.workspace.capture import WorkspaceCapture
 
 if TYPE_CHECKING:
     from stream.matrix.plan import StartedPlan
@@ -67,7 +67,17 @@ async def run_observe(
     beside: list[str] = []  # the same, of what belongs to the record
     has_place, is_alone = Event(), Event()
     with closing(
-        WorkspaceCapture(recording, lambda: bool(interrupts.numbers), on_progress, on_warning)
+        WorkspaceCapture(
+            recording.workspace,
+            recording.folder,
+            mode=recording.workspace_mode,
+            source=recording.source,
+            leave_out=recording.leave_out,
+            redactor=recording.disclosure.contents,
+            is_interrupted=lambda: bool(interrupts.numbers),
+            on_progress=on_progress,
+            on_warning=on_warning,
+        )
     ) as workplace:
         descriptor = None if probes is None else _carry(probes, recording, beside)
         boundary = _Growing(AppendFile(recording.folder / BOUNDARY_FILE), recording.disclosure.line)
