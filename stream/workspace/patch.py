@@ -1,13 +1,7 @@
-"""What git says of a patch, without anything that a user or a workspace has told git.
-
-No configuration and no attributes but ours, no repository but an empty one of our own, no
-hook, no filter: a workspace was written by whom the run is evidence of.
-
-A patch in git's own format, made by git in a repository of its own beside the workspace.
-
-Which changes a git patch can take, and why it cannot take the others.
-
-Writes down the changes of a run: a patch that git can apply, and a listing of every path."""
+"""The changes of a run written down: a patch in git's own format, and a listing of every path with
+the reason why git cannot carry it, if it cannot. Git is asked without anything that a user or a
+workspace has configured: no repository but one of our own, no hook, no filter, no attributes; the
+workspace was written by the very program that the run is evidence of."""
 
 from __future__ import annotations
 
@@ -37,81 +31,6 @@ if TYPE_CHECKING:
 PATIENCE = 120.0  #: seconds
 #: stands above every .gitattributes of the workspace: no byte is converted, no filter started
 ATTRIBUTES = "* -text !eol !crlf !ident !filter !working-tree-encoding -whitespace\n"
-
-
-class GitError(StreamError):
-    """Git has said nothing."""
-
-
-def parses(patch: Path) -> str:
-    """Why git cannot read it; empty where it can. Raises GitError."""
-    if not patch.stat().st_size:
-        return ""
-    return _ask(["--numstat", "-z", os.path.abspath(patch)], None)  # noqa: PTH100
-
-
-def applies(patch: Path, workspace: Path) -> str:
-    """Why it cannot be taken back from the workspace; empty where it can. Raises GitError."""
-    if not patch.stat().st_size:
-        return ""
-    words = ["--check", "--reverse", "--whitespace=nowarn", os.path.abspath(patch)]  # noqa: PTH100
-    return _ask(words, workspace)
-
-
-def _ask(words: list[str], workspace: Path | None) -> str:
-    import subprocess
-
-    with tempfile.TemporaryDirectory(prefix="stream-check-") as scratch:
-        own = _repository(Path(scratch))
-        place = workspace or own
-        try:
-            done = subprocess.run(
-                ["git", "apply", *words],
-                cwd=place,
-                env=_git_environment(own, place),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=PATIENCE,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise GitError(f"git took more than {PATIENCE:g} seconds") from None
-        except OSError as error:
-            raise GitError(f"git cannot be started: {os_reason(error)}") from None
-    if not done.returncode:
-        return ""
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    first = next((line for line in said if line.startswith(("error:", "fatal:"))), "")
-    return f"git says: {visible(first)[:240] or f'exit {done.returncode}'}"
-
-
-def _repository(scratch: Path) -> Path:
-    """As empty as one can be."""
-    own = scratch / "git"
-    for name in ("objects", "refs", "info"):
-        (own / name).mkdir(parents=True)
-    (own / "HEAD").write_text("ref: refs/heads/none\n")
-    (own / "info" / "attributes").write_text(ATTRIBUTES)
-    return own
-
-
-def _git_environment(own: Path, place: Path) -> dict[str, str]:
-    return {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "LC_ALL": "C",
-        "HOME": str(own),
-        "XDG_CONFIG_HOME": str(own),
-        "GIT_DIR": str(own),
-        "GIT_WORK_TREE": str(place),
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_ATTR_NOSYSTEM": "1",
-        "GIT_CEILING_DIRECTORIES": str(place.parent),
-        "GIT_TERMINAL_PROMPT": "0",
-    }
-
-
 _BEFORE, _AFTER = "refs/heads/before", "refs/heads/after"
 # HEAD has no commit: some versions of git read attributes from there.
 _HEAD = "ref: refs/heads/none\n"
@@ -126,19 +45,118 @@ _CONFIG = """[core]
 """
 _DIFF = ("diff-tree", "-r", "-p", "--binary", "--full-index", "--no-renames", "--no-color")
 _PLAIN = ("--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
-_PATIENCE = 0.05  #: seconds between two looks at whether to stop
+_PAUSE = 0.05  #: seconds between two looks at whether to stop
+
+_LONGEST = 4_000  #: bytes; git opens whole paths, and a system takes 4,096 at most
+_INSIDE_GIT = rb"(?i)(?:^|/)\.git(?:/|\Z)"
+# `git apply` refuses a whole patch for one path that means `.git` on some file system. What it
+# refuses on a Mac only is in here as well.
+_REFUSED = rb"(?i)(?:^|[/\\])(?:\.git|git~1)[ .]*(?:[/\\:]|\Z)"
+_REFUSED_LINK = (
+    rb"(?i)(?:^|[/\\])(?:\.gitmodules|gitmod~[0-9]+|(?:g(?:i(?:7(?:e(?:ba?)?)?)?)?)?~[0-9]+)"
+    rb"[ .]*(?:[/\\:]|\Z)"
+)
+_IGNORED_ON_MACS = rb"\xe2\x80[\x8c-\x8f\xaa-\xae]|\xe2\x81[\xaa-\xaf]|\xef\xbb\xbf"
+
+Redact = Callable[[bytes], bytes]
+
+
+class GitError(StreamError):
+    """Git could not be asked."""
 
 
 def find_git() -> str:
-    """To be asked before a run. Raises InputError where there is none."""
+    """Find git before a run. Raise InputError where there is none."""
     found = shutil.which("git")
     if not found:
         raise InputError("git: not found on PATH, and the patch of the changes needs it")
     return found
 
 
-class Shadow:
-    """Two commits that no repository of the user knows: before and after."""
+def parses(patch: Path) -> str:
+    """Return why git cannot read a patch; empty where it can. Raise GitError."""
+    if not patch.stat().st_size:
+        return ""
+    return _apply(["--numstat", "-z", os.path.abspath(patch)], None)  # noqa: PTH100
+
+
+def applies(patch: Path, workspace: Path) -> str:
+    """Return why a patch cannot be taken back from a workspace; empty where it can. Raise
+    GitError."""
+    if not patch.stat().st_size:
+        return ""
+    words = ["--check", "--reverse", "--whitespace=nowarn", os.path.abspath(patch)]  # noqa: PTH100
+    return _apply(words, workspace)
+
+
+def _apply(words: list[str], workspace: Path | None) -> str:
+    import subprocess
+
+    with tempfile.TemporaryDirectory(prefix="stream-check-") as scratch:
+        own = Path(scratch) / "git"
+        _make_repository(own)
+        (own / "info" / "attributes").write_text(ATTRIBUTES)
+        place = workspace or own
+        try:
+            done = subprocess.run(
+                ["git", "apply", *words],
+                cwd=place,
+                env=_environment(own, place),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=PATIENCE,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise GitError(f"git took more than {PATIENCE:g} seconds") from None
+        except OSError as error:
+            raise GitError(f"git cannot be started: {os_reason(error)}") from None
+    if not done.returncode:
+        return ""
+    return f"git says: {visible(_first_error(done.stderr))[:240] or f'exit {done.returncode}'}"
+
+
+def _make_repository(own: Path) -> None:
+    """Make a repository that is as empty as one can be."""
+    for name in ("objects", "refs", "info"):
+        (own / name).mkdir(parents=True)
+    (own / "HEAD").write_text(_HEAD)
+
+
+def _environment(own: Path, work_tree: Path | None = None) -> dict[str, str]:
+    """Return an environment in which git finds nothing that a user, or a repository around, has
+    configured."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    around = (
+        {}
+        if work_tree is None
+        else {
+            "GIT_WORK_TREE": str(work_tree),
+            "GIT_CEILING_DIRECTORIES": str(work_tree.parent),
+        }
+    )
+    return {
+        **kept,
+        **around,
+        "LC_ALL": "C",
+        "HOME": str(own),
+        "XDG_CONFIG_HOME": str(own),
+        "GIT_DIR": str(own),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+    }
+
+
+def _first_error(stderr: bytes) -> str:
+    lines = stderr.decode(errors="replace").strip().splitlines()
+    return next((line for line in lines if line.startswith(("error:", "fatal:"))), "")
+
+
+class PatchMaker:
+    """Makes a patch from two commits, before and after, in a repository that nobody else knows."""
 
     def __init__(self, git: str, patch: Path, is_cancelled: IsCancelled = never) -> None:
         self._git = git
@@ -147,11 +165,12 @@ class Shadow:
         self._marks = 0
         self._trees: tuple[list[bytes], list[bytes]] = ([], [])
         self._folder: Path | None = None
-        self._said: IO[bytes] | None = None
+        self._stderr: IO[bytes] | None = None
         self._importer: Popen[bytes] | None = None
 
     def add(self, path: bytes, before: str | None, after: str | None) -> None:
-        """The last contents that were put: before, after, or both; by their modes."""
+        """Add a path with the contents that were put last: before, after, or both, by their
+        modes."""
         mark = self._marks - (1 if before and after else 0)
         for mode, tree in zip((before, after), self._trees, strict=True):
             if mode:
@@ -159,7 +178,7 @@ class Shadow:
                 mark += 1
 
     def put(self, size: int, chunks: Iterable[bytes]) -> None:
-        """A content, for the `add` that follows."""
+        """Put a content, for the `add` that follows."""
         self._marks += 1
         self._send(b"blob\nmark :%d\ndata %d\n" % (self._marks, size))
         for chunk in chunks:
@@ -167,7 +186,7 @@ class Shadow:
         self._send(b"\n")
 
     def write(self) -> None:
-        """The patch: empty, and without any git, where nothing was added."""
+        """Write the patch: empty, and without any git, where nothing was added."""
         if not self._marks:
             create(self._patch).close()
             return
@@ -183,17 +202,18 @@ class Shadow:
         assert self._importer.stdin
         with suppress(BrokenPipeError):  # it says why
             self._importer.stdin.close()
-        self._wait(self._importer)
+        self._wait_for(self._importer)
         with create(self._patch) as patch:
-            self._wait(self._start([*_DIFF, *_PLAIN, _BEFORE, _AFTER], None, patch))
+            self._wait_for(self._start([*_DIFF, *_PLAIN, _BEFORE, _AFTER], None, patch))
         if not self._patch.stat().st_size:
             raise OutputError(f"{self._patch}: git: it wrote nothing")
 
     def close(self) -> None:
+        """End git, and remove the repository."""
         if self._importer:
             self._end(self._importer)
-        if self._said:
-            self._said.close()
+        if self._stderr:
+            self._stderr.close()
         if self._folder:
             remove_tree(self._folder)
 
@@ -210,18 +230,14 @@ class Shadow:
         try:
             self._importer.stdin.write(data)
         except BrokenPipeError:
-            self._wait(self._importer)
+            self._wait_for(self._importer)
             raise
 
     def _prepare(self) -> None:
-        import tempfile  # a run that changes nothing never comes here
-
         self._folder = Path(tempfile.mkdtemp(prefix=".patch-", dir=self._patch.parent.absolute()))
-        (self._folder / "objects").mkdir()
-        (self._folder / "refs").mkdir()
-        (self._folder / "HEAD").write_text(_HEAD)
+        _make_repository(self._folder)
         (self._folder / "config").write_text(_CONFIG)
-        self._said = (self._folder / "said").open("w+b")
+        self._stderr = (self._folder / "stderr").open("w+b")
 
     def _start(
         self, words: Sequence[str], stdin: int | None, stdout: IO[bytes] | None
@@ -235,24 +251,24 @@ class Shadow:
             env=_environment(self._folder),
             stdin=DEVNULL if stdin is None else stdin,
             stdout=DEVNULL if stdout is None else stdout,
-            stderr=self._said,
+            stderr=self._stderr,
             # What an interrupt in a terminal means is decided here, not by git.
             start_new_session=True,
         )
 
-    def _wait(self, process: Popen[bytes]) -> None:
+    def _wait_for(self, process: Popen[bytes]) -> None:
         from subprocess import TimeoutExpired
 
         while True:
             try:
-                code = process.wait(_PATIENCE)
+                code = process.wait(_PAUSE)
                 break
             except TimeoutExpired:
                 if self._is_cancelled():
                     self._end(process)
                     raise Cancelled from None
         if code:
-            raise OutputError(f"{self._patch}: git: {self._last_words() or f'exit code {code}'}")
+            raise OutputError(f"{self._patch}: git: {self._error_message() or f'exit code {code}'}")
 
     def _end(self, process: Popen[bytes]) -> None:
         if process.poll() is None:
@@ -262,30 +278,15 @@ class Shadow:
                 process.stdin.close()
         process.wait()
 
-    def _last_words(self) -> str:
-        assert self._said
-        self._said.seek(0)
-        lines = self._said.read(1 << 16).decode(errors="replace").split("\n")
-        fatal = [line for line in lines if line.startswith(("fatal: ", "error: "))]
-        return (fatal or [line for line in lines if line] or [""])[0]
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    """Nothing of what a user, or a repository around, has said about git."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return {
-        **kept,
-        "HOME": str(folder),
-        "XDG_CONFIG_HOME": str(folder),
-        "LC_ALL": "C",
-        "GIT_DIR": str(folder),
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_ATTR_NOSYSTEM": "1",
-    }
+    def _error_message(self) -> str:
+        assert self._stderr
+        self._stderr.seek(0)
+        stderr = self._stderr.read(1 << 16)
+        return _first_error(stderr) or stderr.decode(errors="replace").strip().partition("\n")[0]
 
 
 def _quoted(path: bytes) -> bytes:
-    """As git quotes: every byte that could mean something else in octal."""
+    """Quote a path as git does: every byte that could mean something else in octal."""
     plain = all(0x20 <= byte < 0x7F and byte not in b'"\\' for byte in path)
     if plain:
         return b'"%s"' % path
@@ -296,43 +297,35 @@ def _quoted(path: bytes) -> bytes:
     return b'"%s"' % b"".join(quoted)
 
 
-_LONGEST = 4_000  #: bytes; git opens whole paths, and a system takes 4,096 at most
-_INSIDE_GIT = rb"(?i)(?:^|/)\.git(?:/|\Z)"
-# `git apply` refuses a whole patch for one path that means `.git` on some file system. What it
-# refuses on a Mac only is in here as well.
-_REFUSED = rb"(?i)(?:^|[/\\])(?:\.git|git~1)[ .]*(?:[/\\:]|\Z)"
-_REFUSED_LINK = (
-    rb"(?i)(?:^|[/\\])(?:\.gitmodules|gitmod~[0-9]+|(?:g(?:i(?:7(?:e(?:ba?)?)?)?)?)?~[0-9]+)"
-    rb"[ .]*(?:[/\\:]|\Z)"
-)
-_IGNORED_ON_MACS = rb"\xe2\x80[\x8c-\x8f\xaa-\xae]|\xe2\x81[\xaa-\xaf]|\xef\xbb\xbf"
-
-
 def reasons(changes: Sequence[Change], paths: Sequence[bytes]) -> list[Reason | None]:
-    """One for each change; None: it is in the patch. `paths`: the names that the patch uses."""
-    found = [_own(change, path) for change, path in zip(changes, paths, strict=True)]
+    """Return for each change why it is not in the patch; None where it is. `paths`: the names that
+    the patch uses."""
+    found = [_reason_of(change, path) for change, path in zip(changes, paths, strict=True)]
     _find_clashes(changes, paths, found)
     _find_obstacles(changes, paths, found)
     return found
 
 
 def git_mode(state: State) -> str:
+    """Return the mode that git gives a file or a link."""
     if state.kind == "symlink":
         return "120000"
     return "100755" if state.mode & stat.S_IXUSR else "100644"
 
 
 def is_leaf(state: State | None) -> bool:
+    """Tell whether there is something that is no folder."""
     return state is not None and state.kind != "dir"
 
 
 def means_git(path: bytes) -> bool:
-    """On some file system; what is written there can run when git does."""
+    """Tell whether a path means `.git` on some file system: what is written there can run when git
+    does."""
     return re.search(_REFUSED, re.sub(_IGNORED_ON_MACS, b"", path)) is not None
 
 
-def _own(change: Change, path: bytes) -> Reason | None:
-    """What is to be said about a change without looking at the others."""
+def _reason_of(change: Change, path: bytes) -> Reason | None:
+    """Return why a change cannot be in the patch, whatever the others are."""
     states = [state for state in (change.before, change.after) if state]
     if re.search(_INSIDE_GIT, path):
         return "inside-git"
@@ -360,28 +353,28 @@ def _own(change: Change, path: bytes) -> Reason | None:
 def _find_obstacles(
     changes: Sequence[Change], paths: Sequence[bytes], found: list[Reason | None]
 ) -> None:
-    """Where something was that the patch cannot remove, it cannot put something else; and a
-    folder comes with the files in it, and goes with the last of them."""
+    """Find what is in the way of a change: where something was that the patch cannot remove, it
+    cannot put something else; and a folder comes with the files in it, and goes with the last."""
     staying: set[bytes] = set()
     kept: set[bytes] = set()
     emptied: set[bytes] = set()
     for change, path, reason in zip(changes, paths, found, strict=True):
         if is_leaf(change.before):
-            (kept if reason else emptied).update(_above(path))
+            (kept if reason else emptied).update(_parents(path))
             # `git apply` looks through a link that it is about to remove, and gives up on all of
             # the patch where that link leads to itself.
             if reason or (change.before and change.before.goes_round):
                 staying.add(path)
     for change, path in zip(changes, paths, strict=True):
         if change.before and not is_leaf(change.before) and path not in emptied:
-            kept.update(_above(path))  # an empty folder
+            kept.update(_parents(path))  # an empty folder
     filled: set[bytes] = set()
     for index, (change, path) in enumerate(zip(changes, paths, strict=True)):
         if found[index] is None and is_leaf(change.after):
-            if path in kept or not staying.isdisjoint(_above(path)):
+            if path in kept or not staying.isdisjoint(_parents(path)):
                 found[index] = "in-the-way"
             else:
-                filled.update(_above(path))
+                filled.update(_parents(path))
     for index, (change, path) in enumerate(zip(changes, paths, strict=True)):
         if found[index] == "folder" and (
             path in filled if change.after else path in emptied and path not in kept
@@ -392,7 +385,8 @@ def _find_obstacles(
 def _find_clashes(
     changes: Sequence[Change], paths: Sequence[bytes], found: list[Reason | None]
 ) -> None:
-    """Redaction can make one name of two, or a name that is none."""
+    """Find what cannot be in the patch by its redacted name: redaction can make one name of two,
+    or a name that is none."""
     if all(change.path == path for change, path in zip(changes, paths, strict=True)):
         return
     taken: set[bytes] = set()
@@ -400,7 +394,7 @@ def _find_clashes(
     for index, path in enumerate(paths):
         if found[index] is not None:
             continue
-        folders = set(_above(path))
+        folders = set(_parents(path))
         parts = path.split(b"/")
         if path in taken | above or folders & taken or {b"", b".", b".."} & set(parts):
             found[index] = "redacted"
@@ -409,18 +403,16 @@ def _find_clashes(
             above |= folders
 
 
-def _above(path: bytes) -> Iterator[bytes]:
+def _parents(path: bytes) -> Iterator[bytes]:
     end = path.rfind(b"/")
     while end > 0:
         yield path[:end]
         end = path.rfind(b"/", 0, end)
 
 
-Redact = Callable[[bytes], bytes]
-
-
 class Summary(Struct, kw_only=True):
-    """Folders that come and go with the files in them are in the listing, and not counted."""
+    """The figures of what was written. Folders that come and go with the files in them are in the
+    listing, and not counted."""
 
     total: int
     added: int
@@ -447,22 +439,22 @@ def write_patch(
     shown: int = 100,
     is_cancelled: IsCancelled = never,
 ) -> Summary:
-    """`git`: from find_git. `exited`: wall-clock ns when the agent itself was last seen
-    alive; None where nothing outlived it.
+    """Write the patch and the listing. Raise OutputError; then neither of them is there.
 
-    Raises OutputError; then neither of the two files is there.
+    `git`: from find_git. `exited`: wall-clock ns when the agent itself was last seen alive; None
+    where nothing outlived it.
     """
     writer = _Writer(changes, store, redact, exited, is_cancelled)
-    shadow = Shadow(git, patch, is_cancelled)
+    maker = PatchMaker(git, patch, is_cancelled)
     try:
         try:
             with create(listing) as lines:
-                for line in writer.lines(shadow):
+                for line in writer.lines(maker):
                     lines.write(line)
         except OSError as error:
             raise OutputError(f"{listing}: {os_reason(error)}") from None
         try:
-            shadow.write()
+            maker.write()
             written = recorded_file(patch)
         except OSError as error:
             raise OutputError(f"{patch}: {os_reason(error)}") from None
@@ -471,7 +463,7 @@ def write_patch(
             path.unlink(missing_ok=True)
         raise
     finally:
-        shadow.close()
+        maker.close()
     return writer.summary(shown, written)
 
 
@@ -494,17 +486,18 @@ class _Writer:
         self._counted: list[bytes] = []
         self._paths = [redact(change.path) if redact else change.path for change in changes.items]
 
-    def lines(self, shadow: Shadow) -> Iterator[bytes]:
-        """The listing; what the patch is made of goes to the shadow meanwhile."""
+    def lines(self, maker: PatchMaker) -> Iterator[bytes]:
+        """Yield the listing; what the patch is made of goes to its maker meanwhile."""
         found = reasons(self._changes.items, self._paths)
         for change, path, reason in zip(self._changes.items, self._paths, found, strict=True):
             if self._is_cancelled():
                 raise Cancelled
-            record = self._record(change, path, reason, shadow)
+            record = self._record(change, path, reason, maker)
             self._count(change, path, record)
             yield encode_change(record) + b"\n"
 
     def summary(self, shown: int, patch: RecordedFile) -> Summary:
+        """Return the figures, with the first paths."""
         return Summary(
             total=len(self._counted),
             added=self._counts["added"],
@@ -531,16 +524,16 @@ class _Writer:
         self._counted.append(path)
 
     def _record(
-        self, change: Change, path: bytes, reason: Reason | None, shadow: Shadow
+        self, change: Change, path: bytes, reason: Reason | None, maker: PatchMaker
     ) -> FsChange:
         before, after = self._content(change.before), self._content(change.after)
         if before and after and before.is_as(after) and reason is None:
             reason = "redacted"
         for content in (before, after):
             if content:
-                content.read(shadow if reason is None else None)
+                content.read(maker if reason is None else None)
         if reason is None and (before or after):
-            shadow.add(path, *(side.git_mode if side else None for side in (before, after)))
+            maker.add(path, *(side.git_mode if side else None for side in (before, after)))
         text, base64 = shown_name(path)
         return FsChange(
             schema=FS_CHANGE,
@@ -601,16 +594,16 @@ class _Content:
         self._data = data
 
     def is_as(self, other: _Content) -> bool:
-        """Whether a redaction has made them the same."""
+        """Tell whether a redaction has made two contents the same."""
         return (
             self._data is not None and self._data == other._data and self.git_mode == other.git_mode
         )
 
-    def read(self, shadow: Shadow | None) -> None:
-        """Once, for the digest and for the patch."""
+    def read(self, maker: PatchMaker | None) -> None:
+        """Read the content once, for the digest and for the patch."""
         chunks = self._digested()
-        if shadow:
-            shadow.put(self.size, chunks)
+        if maker:
+            maker.put(self.size, chunks)
         else:
             for _ in chunks:
                 pass
