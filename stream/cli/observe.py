@@ -278,7 +278,7 @@ def observe(options: ObserveOptions) -> None:
 
     def pass_on(signal: int) -> None:
         interrupts.pass_on(signal)
-        if not options.quiet and not interrupts.are_ours:
+        if not options.quiet and not interrupts.is_taken_over:
             count = len(interrupts.numbers)
             more = {1: "; two more end everything", 2: "; one more ends everything"}.get(count, "")
             note(f"stream: signal {signal} is passed on{more}")
@@ -342,7 +342,7 @@ def _prepare(options: ObserveOptions) -> Iterator[_Prepared]:
             raise
         if options.raw_kernel is not None and options.raw_kernel.is_file():  # --force was given
             options.raw_kernel.unlink()
-        guard.tell(settings.outfit())
+        guard.send(settings.outfit())
         if not options.quiet:
             from stream.cli.report import announce
 

@@ -172,7 +172,7 @@ async def put_away(
 
     later = f"stream archive {_shown(recording.folder)} -o {target}"
     with CancelScope() as scope:
-        interrupts.keep(lambda signal: scope.cancel())
+        interrupts.take_over(lambda signal: scope.cancel())
         try:
             done = await archive_folder(recording.folder, target, force=force)
         except StreamError as error:

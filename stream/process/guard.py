@@ -1,11 +1,9 @@
-"""A process between the recorder and the program that it records: the program's parent.
+"""The recorder's side of the guard: a process between the recorder and the program that it records.
 
-What it promises: everything that descends from the program comes back to it, so it knows when
-the whole tree is over and can end what is left; and where the recorder dies, however that
-happens, nothing of the tree lives on. It is forked before there is an event loop, and shares
-nothing with the recorder but four pipes.
-
-Signals to a recorder: they are meant for what it records, as long as that lives."""
+Everything that descends from the program comes back to the guard, so it knows when the whole tree
+is over, and can end what is left; where the recorder dies, however that happens, nothing of the
+tree lives on. The guard is forked before there is an event loop, and shares nothing with the
+recorder but four pipes."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from stream.process.supervisor import serve
 
 
 class Guard:
-    """The recorder's side."""
+    """The guard, as the recorder knows it."""
 
     def __init__(self, pid: int, control: int, status: int, stdout: int, stderr: int) -> None:
         self.pid = pid
@@ -33,18 +31,18 @@ class Guard:
         self._control = control
         self._is_dismissed = self._is_reaped = False
 
-    def tell(self, message: Prepare | Start) -> None:
-        """An Order is the last one."""
+    def send(self, message: Prepare | Start) -> None:
+        """Send a request. A Start is the last one."""
         data = msgspec.msgpack.encode(message)
-        self._tell(len(data).to_bytes(4, "big") + data)
+        self._write(len(data).to_bytes(4, "big") + data)
 
     def signal(self, number: int) -> None:
-        """Reaches the program's process group. END_NOW ends the tree."""
+        """Pass a signal on to the program's process group. END_NOW ends the tree."""
         self.go_on()
-        self._tell(bytes([number]))
+        self._write(bytes([number]))
 
     def go_on(self) -> None:
-        """Should the program, whose parent it is, have stopped it, or frozen its control group."""
+        """Continue the guard, should the program have stopped it or frozen its control group."""
         if not self._is_reaped:
             home = own_group()
             if home is not None:
@@ -52,32 +50,33 @@ class Guard:
             os.kill(self.pid, signal.SIGCONT)
 
     def dismiss(self) -> None:
-        """Ends what is left of the tree, and the guard; `wait` waits for it."""
+        """Let the guard end what is left of the tree, and itself; `wait` waits for that."""
         if not self._is_dismissed:
             self._is_dismissed = True
             for fd in (self._control, self.status, self.stdout, self.stderr):
                 os.close(fd)
 
     def close(self) -> None:
+        """Dismiss the guard, and wait for its end."""
         self.dismiss()
         self.wait()
 
     def wait(self) -> None:
-        """For its end, which was asked for or has been seen."""
+        """Wait for the guard's end, which was asked for or has been seen."""
         if not self._is_reaped:
             self.go_on()
             _, status = os.waitpid(self.pid, 0)
             self._is_reaped = True
-            if status:  # it was killed, perhaps before it could say that it had a control group
+            if status:  # it was killed, perhaps before it could report its control group
                 remove_groups_of(self.pid)
 
-    def _tell(self, message: bytes) -> None:
-        with suppress(BrokenPipeError):  # it is gone, and its reports say so by their end
+    def _write(self, message: bytes) -> None:
+        with suppress(BrokenPipeError):  # it is gone: its reports have ended
             write_all(self._control, message)
 
 
 def post_guard() -> Guard:
-    """Called while this process has one thread."""
+    """Fork the guard. This process must have one thread only."""
     pipes = [os.pipe() for _ in range(4)]
     (control_read, control), (status, status_write), (stdout, out), (stderr, err) = pipes
     pid = os.fork()
@@ -91,23 +90,28 @@ def post_guard() -> Guard:
 
 
 class Interrupts:
+    """The signals that come to a recorder. They are meant for what it records, as long as that
+    lives."""
+
     def __init__(self) -> None:
         self.numbers: list[int] = []
-        self.are_ours = False  #: what it recorded is over
+        self.is_taken_over = False  #: what it recorded is over
         self._listeners: list[Callable[[int], None]] = []
 
-    def listen(self, hear: Callable[[int], None]) -> None:
-        """From the first one on, also if that has been."""
-        self._listeners.append(hear)
+    def listen(self, listener: Callable[[int], None]) -> None:
+        """Call a listener for each signal, also for those that have come already."""
+        self._listeners.append(listener)
         for number in self.numbers:
-            hear(number)
+            listener(number)
 
-    def keep(self, hear: Callable[[int], None]) -> None:
-        """From now on they are for who has recorded. Those that have been are not heard again."""
-        self.are_ours = True
-        self._listeners = [hear]
+    def take_over(self, listener: Callable[[int], None]) -> None:
+        """Pass signals to this listener alone from now on: the recorded program is over. Those that
+        have come already are not repeated."""
+        self.is_taken_over = True
+        self._listeners = [listener]
 
     def pass_on(self, number: int) -> None:
+        """Note a signal, and pass it to the listeners."""
         self.numbers.append(number)
-        for hear in self._listeners:
-            hear(number)
+        for listener in self._listeners:
+            listener(number)

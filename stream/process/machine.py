@@ -1,4 +1,4 @@
-"""The machine that something was observed on, and what it does in a certain way only."""
+"""The machine that something is observed on: its name and its clocks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from msgspec import Struct
 
 @cache
 def system_name() -> str:
-    """uname -srm, as the harness sees it."""
+    """Return what `uname -srm` prints."""
     name = os.uname()
     return f"{name.sysname} {name.release} {name.machine}"
 
 
 def kernel_now() -> int:
-    """CLOCK_MONOTONIC, ns, as the kernel itself has it: in a time namespace, ours is another."""
+    """Return CLOCK_MONOTONIC in ns as the kernel itself has it: in a time namespace, ours is
+    another."""
     return time.monotonic_ns() - _ahead()
 
 
@@ -35,18 +36,22 @@ def _ahead() -> int:
 
 
 class Clock(Struct, frozen=True):
+    """One moment by two clocks, to tell the wall-clock time of any other. Both in ns."""
+
     wall: int
     monotonic: int
 
     @classmethod
     def start(cls) -> Clock:
+        """Return the present."""
         return cls(time.time_ns(), time.monotonic_ns())
 
     def text(self, monotonic: int) -> str:
-        """RFC 3339, in UTC, of a moment of the monotonic clock."""
+        """Return a moment of the monotonic clock as RFC 3339, in UTC."""
         return utc(self.wall + monotonic - self.monotonic)
 
 
 def utc(nanoseconds: int) -> str:
+    """Return a wall-clock time as RFC 3339, in UTC."""
     seconds, rest = divmod(nanoseconds // 1000, 1_000_000)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest:06}Z"

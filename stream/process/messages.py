@@ -1,4 +1,4 @@
-"""What a recorder and the guard of its program tell each other."""
+"""The messages between a recorder and the guard of the program that it records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ END_NOW = 0  #: in the place of a signal's number
 
 
 class Prepare(Struct, tag="outfit"):
-    """What to get ready, while the recorder loads the rest of itself."""
+    """Asks the guard to get ready, while the recorder loads the rest of itself."""
 
     home: bytes  #: a folder to be made
     wrap: list[str]
@@ -17,7 +17,7 @@ class Prepare(Struct, tag="outfit"):
 
 
 class Start(Struct, kw_only=True, tag="order"):
-    """What to start, and how long to wait for it. Bytes: the system's words need not be text."""
+    """Asks the guard to start a program. Bytes: the system's words need not be text."""
 
     argv: list[bytes]
     executable: bytes
@@ -31,7 +31,7 @@ class Start(Struct, kw_only=True, tag="order"):
 
 
 class Ready(Struct, tag="ready"):
-    """The answer to an Outfit."""
+    """Answers a Prepare."""
 
     programs: dict[str, bytes] | None  #: name -> path; None: none are wanted, or no bash
     cgroup: str | None  #: the folder of the group that the program will be in
@@ -39,36 +39,38 @@ class Ready(Struct, tag="ready"):
 
 
 class Started(Struct, tag="started"):
+    """Reports that the program runs."""
+
     pid: int
     containment: str  #: cgroup, subreaper or process group
 
 
 class Failed(Struct, tag="failed"):
-    """It could not be started."""
+    """Reports that the program could not be started."""
 
     reason: str
     number: int
 
 
 class TimedOut(Struct, tag="timed_out"):
-    pass
+    """Reports that the program's time is over, and that it is being ended."""
 
 
 class Stopped(Struct, tag="stopped"):
-    """The recorder, which the guard has woken."""
+    """Reports that the recorder itself stood still, and was continued."""
 
     ns: int  #: since it was last seen at work
 
 
 class Exited(Struct, tag="exited"):
-    """The leader. Its tree may live on."""
+    """Reports the end of the leader. Its tree may live on."""
 
     code: int  #: negative: ended by this signal
     wall: int  #: ns: it had not been seen to have ended before
 
 
 class TreeEnded(Struct, tag="over"):
-    """Nobody is left."""
+    """Reports that nobody of the tree is left."""
 
     outlived: list[str]  #: who was there when the leader had ended
     ended: list[str]  #: who did not end by itself in the time that it had

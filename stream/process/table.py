@@ -1,7 +1,5 @@
-"""The kernel's table of processes: who there is, whose child, and signals that hit no one else.
-
-Everything is read from /proc at the moment of asking. On systems without it there is nobody.
-"""
+"""The kernel's table of processes: which there are, whose children they are, and signals that
+never hit another one. Everything is read from /proc when it is asked for."""
 
 from __future__ import annotations
 
@@ -21,6 +19,8 @@ _PF_EXITING = 4
 
 
 class Process(Struct, frozen=True):
+    """A process, as it was when it was read."""
+
     pid: int
     parent: int
     group: int
@@ -32,6 +32,7 @@ class Process(Struct, frozen=True):
 
     @property
     def key(self) -> tuple[int, int]:
+        """What no other process has, as long as the system runs."""
         return self.pid, self.start
 
     def __str__(self) -> str:
@@ -39,11 +40,12 @@ class Process(Struct, frozen=True):
 
 
 def become_subreaper() -> bool:
+    """Let orphans of our descendants come to us. Return whether the system does that."""
     return _prctl(36, 1)
 
 
 def go_on_when_orphaned() -> bool:
-    """One that somebody has stopped would not notice that its parent is gone."""
+    """Ask for SIGCONT when our parent ends: a stopped process would not notice that it is gone."""
     return ON_LINUX and _prctl(1, signal.SIGCONT)
 
 
@@ -57,14 +59,14 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def ticks_now() -> int:
-    """The present in the unit of Process.start."""
+    """Return the present in the unit of Process.start."""
     if not ON_LINUX:
         return 0
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def reap(pid: int) -> bool:
-    """False also for a zombie whose tracer has not let go of it."""
+    """Reap a child. Return False where it has not ended, or where its tracer still holds it."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
@@ -72,6 +74,7 @@ def reap(pid: int) -> bool:
 
 
 def open_pidfd(pid: int) -> int | None:
+    """Open a descriptor of a process, where the system has such ones."""
     try:
         return os.pidfd_open(pid) if ON_LINUX else None
     except OSError:  # an old kernel, or a sandbox that refuses it
@@ -79,6 +82,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def read_file(pid: int, name: str) -> bytes:
+    """Read a file that /proc has of a process; empty where there is none."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
@@ -86,7 +90,7 @@ def read_file(pid: int, name: str) -> bytes:
 
 
 def shows_us() -> bool:
-    """Whether /proc may be read, and is of our own pid namespace: another one's has other
+    """Tell whether /proc may be read, and is of our own pid namespace: another one's has other
     numbers."""
     try:
         is_ours = Path("/proc/self").readlink().name == str(os.getpid())
@@ -96,6 +100,7 @@ def shows_us() -> bool:
 
 
 def read_process(pid: int) -> Process | None:
+    """Read the state of a process. Return None where there is none with this number."""
     head, _, rest = read_file(pid, "stat").rpartition(b")")
     if not head:
         return None
@@ -116,8 +121,8 @@ def read_process(pid: int) -> Process | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has made it stand still, or is about to. The first of its threads to stop
-    does not wait for the others, so that each is asked."""
+    """Tell whether a signal has stopped a process, or is about to. The first of its threads to stop
+    does not wait for the others, so each is looked at."""
     sets = (
         int(one.get(name, b"0"), 16) for one in _threads(pid) for name in (b"ShdPnd", b"SigPnd")
     )
@@ -128,7 +133,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _threads(pid: int) -> list[dict[bytes, bytes]]:
-    """What the kernel says of the state of each."""
+    """Return the state of each thread, as the kernel words it."""
     try:
         names = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
     except OSError:
@@ -138,8 +143,8 @@ def _threads(pid: int) -> list[dict[bytes, bytes]]:
 
 
 def own_children() -> list[int]:
-    """Of this process: those that its first thread started or adopted (orphans come to the
-    first thread that lives), and those of the thread that asks. No other one starts any."""
+    """List our children: those that our first thread started or adopted (orphans come to the first
+    thread that lives), and those of the calling thread. No other one starts any."""
     if not ON_LINUX:
         return []
     found: list[int] = []
@@ -166,7 +171,7 @@ def _all_processes() -> Iterator[Process]:
 
 
 def descendants(roots: Sequence[Process]) -> Iterator[Process]:
-    """The roots and all below them, without those that end by themselves."""
+    """Yield the roots and all below them, without those that are ending by themselves."""
     below: dict[int, list[Process]] = {}
     found = {process.pid: process for process in _all_processes()}
     for process in found.values():
@@ -182,6 +187,7 @@ def descendants(roots: Sequence[Process]) -> Iterator[Process]:
 
 
 def open_files(pid: int | str, *numbers: int) -> Iterator[str]:
+    """Yield what the descriptors of a process lead to: all of them, or those of these numbers."""
     folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
         for name in numbers or os.listdir(folder):  # noqa: PTH208
@@ -190,7 +196,7 @@ def open_files(pid: int | str, *numbers: int) -> Iterator[str]:
 
 
 def send(process: Process, number: signal.Signals) -> None:
-    """To this process and never to another one that was given its number."""
+    """Send a signal to this process, and never to another one that was given its number."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if process.parent == os.getpid():  # the number is taken until we reap it
             os.kill(process.pid, number)

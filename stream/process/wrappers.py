@@ -1,4 +1,5 @@
-"""TODO"""
+"""Wrappers on the PATH of an agent: scripts that report a call through a fifo, and then become the
+program that was called."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ PIECE = 3800 if sys.platform == "linux" else 400  #: below what a pipe takes as 
 # `-p`: what the agent put into BASH_ENV is not run a second time. A line is one write, so no
 # newline may be in it. Nothing of this stays in the environment of the program.
 _SCRIPT = """#!{bash} -p
-stream_tell() {{
+stream_report() {{
   local LC_ALL=C word text= from=0 piece last=0
   for word in "${{0##*/}}" "$PPID" "$PWD" "$@"; do
     word=${{word//%/%25}}
@@ -29,8 +30,8 @@ stream_tell() {{
     printf '%s %s %s\\n' $$ $last "$piece"
   done
 }}
-{{ stream_tell "$@" 1<>{fifo}; }} 2>/dev/null
-unset -f stream_tell
+{{ stream_report "$@" 1<>{fifo}; }} 2>/dev/null
+unset -f stream_report
 case ${{0##*/}} in
 {cases}
 esac
@@ -38,26 +39,29 @@ esac
 
 
 class Wrappers(Struct):
-    """Where they are, and what they stand for."""
+    """The wrappers of one run."""
 
-    home: str
-    programs: dict[str, str]  #: name -> path
+    home: str  #: the folder that is theirs
+    programs: dict[str, str]  #: name -> path of what they become
 
     @property
     def folder(self) -> str:
+        """The folder that goes on the PATH."""
         return f"{self.home}/bin"
 
     @property
     def fifo(self) -> str:
+        """The fifo that calls are reported through."""
         return f"{self.home}/commands"
 
     def path(self, path: str) -> str:
+        """Return a PATH on which the wrappers come first."""
         return f"{self.folder}{os.pathsep}{path}" if path else self.folder
 
 
 def state_of(home: str) -> tuple[object, ...]:
-    """What changes when somebody takes the wrappers away, or puts something in the place of one:
-    the clock of files cannot be set back. A fifo that is written to changes as well."""
+    """Return what changes when somebody takes the wrappers away, or replaces one: the clock of
+    files cannot be set back. Of the fifo it is left out, because each call changes it."""
     files = (home, f"{home}/bin", f"{home}/wrapper")
     return (*map(_status_of, files), _status_of(f"{home}/commands")[:-1])
 
@@ -71,8 +75,8 @@ def _status_of(path: str) -> tuple[int, ...]:
 
 
 def make_wrappers(home: str, names: Iterable[str], path: str) -> Wrappers | None:
-    """For those of the names that are on the PATH; None where there is no bash to run them.
-    Who makes them removes `home`. Raises OSError."""
+    """Make wrappers for those of the names that are on the PATH. Return None where there is no bash
+    to run them. The caller removes `home`. Raise OSError."""
     bash = shutil.which("bash")
     if bash is None:
         return None
@@ -100,7 +104,7 @@ def make_wrappers(home: str, names: Iterable[str], path: str) -> Wrappers | None
 
 
 def _programs(wanted: set[str], path: str) -> dict[str, str]:
-    """As the shell would find them, with one look into each folder."""
+    """Find programs as a shell would, with one look into each folder."""
     found: dict[str, str] = {}
     seen: set[tuple[int, int]] = set()
     for folder in path.split(os.pathsep):

@@ -324,7 +324,7 @@ class Invocation:
             return
         Reaper.get()  # should the guard be killed, its orphans come to us
         self.ending.started = time.monotonic_ns()
-        self._guard.tell(order)
+        self._guard.send(order)
         self._interrupts.listen(self._pass_on)
         try:
             async with create_task_group() as patience:

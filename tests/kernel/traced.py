@@ -74,7 +74,7 @@ async def record(guard: Guard, order: Start, feed: StraceFeed | None, job: Any) 
         order = feed.wrap(order)
     elif "tracer" in job:
         order.tracer = [os.fsencode(word) for word in (*job["tracer"], *job["argv"])]
-    guard.tell(order)
+    guard.send(order)
     async with create_task_group() as tasks:
         tasks.start_soon(pump)
         tasks.start_soon(collect)

@@ -38,7 +38,7 @@ def main(backend: str, runs: Path, command: list[str]) -> int:
         grace=5.0,
         timeout=None,
     )
-    guard.tell(recording.outfit())
+    guard.send(recording.outfit())
 
     async def work() -> Observed:
         return await run_observe(recording, guard, Interrupts(), relays=(None, None))
