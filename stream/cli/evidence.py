@@ -548,10 +548,11 @@ def apply(
 
 def _apply(run: Path, to: Path | None, dry_run: bool) -> int:
     from stream.contracts import expect
+    from stream.verify.run_folder import recorded_digests
     from stream.workspace.apply import apply_plan, path_of, plan_changes
 
     expect(run, "run")
-    plan = plan_changes(run, to)
+    plan = plan_changes(run, recorded_digests(run), to)
     if plan is None:
         note("apply: nothing to do: the agent worked in the folder itself")
         return 0

@@ -32,7 +32,7 @@ from stream.errors import InputError, os_reason
 from stream.evidence.consistency import clean_faults, report_faults, unbound_faults
 from stream.evidence.health import contradictions
 from stream.evidence.markers import TOOL_EVENTS
-from stream.files.inside import Digests, UnusableFileError, describe_kind, open_beneath
+from stream.files.inside import Digests, describe_kind
 from stream.records.artifacts import (
     COMPANION_FILE,
     CORRELATION,
@@ -55,8 +55,9 @@ from stream.records.artifacts import (
 )
 from stream.records.kernel import ACCEPT, BIND, MKDIR, OPEN
 from stream.records.kernel import kind_of as name_of_kind
-from stream.records.run import EVENTS_FILE, MANIFEST_FILE, WORKSPACE, Manifest
+from stream.records.run import EVENTS_FILE, MANIFEST_FILE, WORKSPACE
 from stream.verify.report import VerifyReport
+from stream.verify.run_folder import manifest_findings
 from stream.verify.session import read_archive, verify
 
 TOLD = (SDK_FILE, POLICY_FILE)  #: calls of tools, by who told of them
@@ -251,7 +252,7 @@ def folders_of(events: bytes) -> tuple[str, str]:
 def _of_folder(folder: Path) -> dict[str, bytes]:
     found = {}
     try:
-        _hold_to_manifest(folder)
+        _check_manifest(folder)
         for name in (*ARTIFACTS, COMPANION_FILE, *TOLD):
             if (folder / name).is_file():
                 found[name] = _bounded(folder / name)
@@ -263,39 +264,17 @@ def _of_folder(folder: Path) -> dict[str, bytes]:
         raise InputError(f"{folder}: {os_reason(error)}") from None
 
 
-def _hold_to_manifest(folder: Path) -> None:
-    """Where a run lists its files. Raises OSError, or DamagedError."""
+def _check_manifest(folder: Path) -> None:
+    """Raise DamagedError if the run has a manifest and the evidence is not as that lists it."""
     where = folder / MANIFEST_FILE
     try:
-        where.lstat()
+        mode = where.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return
-    try:
-        with open_beneath(folder, MANIFEST_FILE) as file:
-            manifest = msgspec.json.decode(file.read(MOST_ARTIFACT), type=Manifest)
-    except InputError as error:
-        raise DamagedError(str(error)) from None
-    except DECODE_ERRORS as error:
-        raise DamagedError(f"{where}: {explain(error).reason}") from None
-    listed = {file.path: file.sha256.removeprefix("sha256:") for file in manifest.files}
-    digests = Digests(folder)
-    for name in EVIDENCE_FILES:
-        if name not in listed:
-            if os.path.lexists(folder / name):
-                raise DamagedError(f"{folder / name}: the run's manifest does not list it")
-            continue
-        try:
-            _, digest = digests.of(name, "manifest")
-        except UnusableFileError as fault:
-            raise DamagedError(f"{where}: lists {fault}") from None
-        if digest != listed[name]:
-            raise DamagedError(f"{folder / name}: it is not what the run recorded")
-    try:
-        digest = digests.of_beginning(EVENTS_FILE, manifest.events.bytes)
-    except UnusableFileError as fault:
-        raise DamagedError(f"{folder / EVENTS_FILE}: {fault}") from None
-    if digest != manifest.events.sha256:
-        raise DamagedError(f"{folder / EVENTS_FILE}: it does not begin as the run recorded it")
+    if not stat.S_ISREG(mode):
+        raise DamagedError(f"{where}: {describe_kind(mode)}, not a regular file")
+    for finding in manifest_findings(folder, Digests(folder), names=EVIDENCE_FILES):
+        raise DamagedError(f"{finding.source}: {finding.message}")
 
 
 def _loose(folder: Path) -> dict[str, bytes]:

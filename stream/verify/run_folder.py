@@ -1,14 +1,15 @@
-"""What only a whole run folder can show: its artifacts, its manifest, its diff.
+"""Check a run folder against its own record: the files that its events and its manifest list, the
+diff, the logs.
 
-It reads and changes nothing, follows nothing out of the folder, and waits for no fifo. Of a
-run that was cut off it says nothing: that is one finding, and the events make it.
+It only reads, follows no link out of the folder, and waits for no fifo. For a run that was cut off
+it has no findings: the check of the events reports that.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 from stream.boundary.descriptors import Boundaries
 from stream.codec import Lines, LineSplitter
 from stream.documents import convert, read_document
-from stream.errors import InputError, os_reason
+from stream.errors import InputError, os_reason, reporting
 from stream.files.inside import Digests, UnusableFileError, describe_kind, files_below
 from stream.records.control import Finding
 from stream.records.run import (
@@ -70,11 +71,9 @@ class FolderClaims(Struct):
 
 
 def check_folder(root: Path) -> None:
-    """Raises InputError where the folder is none of a run, or cannot be read."""
-    try:
+    """Raise InputError if the folder is not that of a run, or cannot be read."""
+    with reporting(root):
         names = [path.name for path in root.iterdir()]
-    except OSError as error:
-        raise InputError(f"{root}: {os_reason(error)}") from None
     known = (METADATA_FILE, EVENTS_FILE, ARTIFACTS, WORKSPACE)
     if names and not any(name.startswith(known) for name in names):
         raise InputError(f"{root}: no run folder: neither {METADATA_FILE} nor {EVENTS_FILE}")
@@ -90,12 +89,26 @@ def check_folder(root: Path) -> None:
 
 
 def is_finished(root: Path) -> bool:
-    """Whether its events come to their end. Raises InputError."""
-    return _told(root / EVENTS_FILE).is_finished
+    """Return whether its last event is there. Raise InputError."""
+    return _read_claims(root / EVENTS_FILE).is_finished
+
+
+def recorded_digests(root: Path) -> dict[str, str]:
+    """Return the digests of its files, as the events list them. Raise InputError if the run was
+    not recorded to its end."""
+    with reporting(root / EVENTS_FILE):
+        (root / EVENTS_FILE).stat()
+    claims = _read_claims(root / EVENTS_FILE)
+    if not claims.is_finished:
+        raise InputError(f"{root}: the run did not come to its end: there is no run_finished in it")
+    listed = ((m.artifact.get("content_ref"), m.artifact.get("hash")) for m in claims.mentions)
+    return {
+        ref: digest for ref, digest in listed if isinstance(ref, str) and isinstance(digest, str)
+    }
 
 
 def profile_of(root: Path) -> Profile:
-    """What the run says that it is to be held to."""
+    """Return the profile that the run itself asks to be checked by."""
     try:
         return _read_metadata(root).profile
     except (UnusableFileError, InputError):
@@ -103,9 +116,9 @@ def profile_of(root: Path) -> Profile:
 
 
 def examine(root: Path, boundaries: Boundaries) -> Iterator[Finding]:
-    """Every rule of the folder that the run breaks."""
-    told = _told(root / EVENTS_FILE)
-    if not told.is_finished:
+    """Yield a finding for every rule of the folder that the run breaks."""
+    claims = _read_claims(root / EVENTS_FILE)
+    if not claims.is_finished:
         return
     digests = Digests(root)
     metadata: RunMetadata | None = None
@@ -113,13 +126,13 @@ def examine(root: Path, boundaries: Boundaries) -> Iterator[Finding]:
         metadata = _read_metadata(root)
     except UnusableFileError as fault:
         yield _finding(fault.rule, str(fault), root / METADATA_FILE)
-    for mention in told.mentions:
+    for mention in claims.mentions:
         yield from _mention_findings(mention, digests, root)
     if metadata:
-        yield from _metadata_findings(metadata, told, root)
-        if not told.is_lossy or os.path.lexists(root / MANIFEST_FILE):
-            yield from _manifest_findings(metadata, told, digests, root)
-    yield from _diff_findings(metadata, told, digests, root)
+        yield from _metadata_findings(metadata, claims, root)
+        if not claims.is_lossy or os.path.lexists(root / MANIFEST_FILE):
+            yield from manifest_findings(root, digests, run_id=metadata.run_id)
+    yield from _diff_findings(metadata, claims, digests, root)
     for name in RECORDS:
         yield from _record_findings(root / name, boundaries)
     for what in losses_of(root):
@@ -128,8 +141,8 @@ def examine(root: Path, boundaries: Boundaries) -> Iterator[Finding]:
 
 
 def losses_of(root: Path) -> list[str]:
-    """What the recorder itself knows to be missing. That the summary is the one that it wrote is
-    looked at with the other artifacts."""
+    """Return what the recorder itself reports as missing. Whether the summary is the one that it
+    wrote is checked with the other artifacts."""
     where = root / SUMMARY_FILE
     try:
         if not stat.S_ISREG(where.lstat().st_mode):
@@ -139,42 +152,39 @@ def losses_of(root: Path) -> list[str]:
         return []
 
 
-def _told(path: Path) -> FolderClaims:
-    told = FolderClaims()
+def _read_claims(path: Path) -> FolderClaims:
+    claims = FolderClaims()
     if not path.exists():
-        return told
+        return claims
     splitter = LineSplitter(str(path))
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(BLOCK):
-                batch = splitter.feed(chunk)
-                for index, line in enumerate(batch or ()):
-                    _tell(told, line, (batch.number if batch else 0) + index)
-    except OSError as error:
-        raise InputError(f"{path}: {os_reason(error)}") from None
+    with reporting(path), path.open("rb") as file:
+        while chunk := file.read(BLOCK):
+            batch = splitter.feed(chunk)
+            for index, line in enumerate(batch or ()):
+                _add_event(claims, line, (batch.number if batch else 0) + index)
     for line in splitter.finish() or ():
-        _tell(told, line, 0)
-    return told
+        _add_event(claims, line, 0)
+    return claims
 
 
-def _tell(told: FolderClaims, line: bytes, number: int) -> None:
+def _add_event(claims: FolderClaims, line: bytes, number: int) -> None:
     event = event_in(line)
     if event is None:
         return
-    told.is_finished |= name_of(event) == "run_finished"
+    claims.is_finished |= name_of(event) == "run_finished"
     run_id = _get(event, "session", "run_id")
     if isinstance(run_id, str):
-        told.run_ids.setdefault(run_id, number)
+        claims.run_ids.setdefault(run_id, number)
     for item in _list(event, "request", "constraints"):
         if isinstance(item, dict) and isinstance(item.get("id"), str):
-            told.constraints.add(item["id"])
+            claims.constraints.add(item["id"])
     event_id = event.get("event_id")
     for index, item in enumerate(_list(event, "agent_action", "artifacts")):
         if isinstance(item, dict):
             path = f"$.agent_action.artifacts[{index}]"
             name = event_id if isinstance(event_id, str) else ""
-            told.mentions.append(ArtifactMention(item, number, path, name))
-            told.is_lossy |= _is_lossy(item)
+            claims.mentions.append(ArtifactMention(item, number, path, name))
+            claims.is_lossy |= _is_lossy(item)
 
 
 def _is_lossy(artifact: dict[str, Any]) -> bool:
@@ -199,45 +209,50 @@ def _mention_findings(mention: ArtifactMention, digests: Digests, root: Path) ->
         return
     kind, _, digits = digest.partition(":")
     if kind != "sha256" or len(digits) != 64 or not _DIGITS.issuperset(digits):
-        message = f"not sha256: and 64 digits: whether {ref} was changed cannot be told"
+        message = f"not sha256: and 64 digits: whether {ref} was changed cannot be claims"
         yield finding("artifact.checkable", message, "hash")
     elif digits != known[1]:
         yield finding("artifact.digest", f"{ref} is not what was hashed: {known[1]}", "hash")
 
 
-def _metadata_findings(metadata: RunMetadata, told: FolderClaims, root: Path) -> Iterator[Finding]:
-    for run_id, line in told.run_ids.items():
+def _metadata_findings(
+    metadata: RunMetadata, claims: FolderClaims, root: Path
+) -> Iterator[Finding]:
+    for run_id, line in claims.run_ids.items():
         if run_id != metadata.run_id:
             message = f"{run_id!r}, but {METADATA_FILE} is of {metadata.run_id!r}"
             where = root / EVENTS_FILE
             yield _finding("folder.run_id", message, where, line, "$.session.run_id")
             break
     for name in metadata.constraints:
-        if name not in told.constraints:
+        if name not in claims.constraints:
             message = f"no event has the constraint {name}, which the run was asked to keep"
             yield _finding("folder.constraints", message, root / EVENTS_FILE)
 
 
-def _manifest_findings(
-    metadata: RunMetadata, told: FolderClaims, digests: Digests, root: Path
+def manifest_findings(
+    root: Path, digests: Digests, *, run_id: str = "", names: Collection[str] | None = None
 ) -> Iterator[Finding]:
+    """Yield what is not as the manifest of the run lists it: in the whole folder, or only among
+    the files with these names. `run_id`: the run that the manifest must name."""
     where = root / MANIFEST_FILE
     try:
-        digests.of(MANIFEST_FILE, "manifest")
-        manifest = convert(read_document(where), Manifest, where)
+        manifest = _read_manifest(root, digests)
     except (UnusableFileError, InputError) as error:
         yield _finding("manifest.document", str(error).removeprefix(f"{where}: "), where)
         return
-    if manifest.run_id != metadata.run_id:
-        message = f"{manifest.run_id!r}, but {METADATA_FILE} is of {metadata.run_id!r}"
+    if run_id and manifest.run_id != run_id:
+        message = f"{manifest.run_id!r}, but {METADATA_FILE} is of {run_id!r}"
         yield _finding("folder.run_id", message, where, path="$.run_id")
     try:
         if digests.of_beginning(EVENTS_FILE, manifest.events.bytes) != manifest.events.sha256:
-            message = f"the first {manifest.events.bytes} bytes of {EVENTS_FILE} are others by now"
+            message = f"the first {manifest.events.bytes} bytes of {EVENTS_FILE} were changed"
             yield _finding("manifest.events", message, where, path="$.events.sha256")
     except UnusableFileError as fault:
         yield _finding("manifest.events", str(fault), where, path="$.events")
     for index, listed in enumerate(manifest.files):
+        if names is not None and listed.path not in names:
+            continue
         path = f"$.files[{index}]"
         try:
             size, digest = digests.of(listed.path, "manifest")
@@ -251,9 +266,20 @@ def _manifest_findings(
             message = f"{listed.path} is not what was hashed: {digest}"
             yield _finding("manifest.digest", message, where, path=f"{path}.sha256")
     listed_names = {str(PurePosixPath(listed.path)) for listed in manifest.files}
-    for name in (*files_below(root, ARTIFACTS), *files_below(root, LAYERS)):
+    if names is None:
+        present: Iterable[str] = (*files_below(root, ARTIFACTS), *files_below(root, LAYERS))
+    else:
+        present = (name for name in names if os.path.lexists(root / name))
+    for name in present:
         if name not in listed_names and name != MANIFEST_FILE:
             yield _finding("manifest.unlisted", f"{name} is not listed", where, path="$.files")
+
+
+def _read_manifest(root: Path, digests: Digests) -> Manifest:
+    """Raise UnusableFileError or InputError."""
+    where = root / MANIFEST_FILE
+    digests.of(MANIFEST_FILE, "manifest")
+    return convert(read_document(where), Manifest, where)
 
 
 def _record_findings(path: Path, boundaries: Boundaries) -> Iterator[Finding]:
@@ -277,14 +303,14 @@ def _record_faults(stage: Validate, lines: Lines | None) -> Iterator[Finding]:
 
 
 def _diff_findings(
-    metadata: RunMetadata | None, told: FolderClaims, digests: Digests, root: Path
+    metadata: RunMetadata | None, claims: FolderClaims, digests: Digests, root: Path
 ) -> Iterator[Finding]:
     """The diff that the events reference; without one there is nothing to say here."""
-    refs = [
-        m.artifact.get("content_ref") for m in told.mentions if m.artifact.get("type") == "diff"
-    ]
+    artifacts = [mention.artifact for mention in claims.mentions]
+    diffs = [artifact for artifact in artifacts if artifact.get("type") == "diff"]
+    refs = (diff.get("content_ref") for diff in diffs)
     ref = next((ref for ref in refs if isinstance(ref, str)), DIFF_FILE)
-    is_lost = any(_is_lossy(m.artifact) for m in told.mentions if m.artifact.get("type") == "diff")
+    is_lost = any(map(_is_lossy, diffs))
     try:
         digests.of(ref, "artifact")
     except UnusableFileError:
@@ -314,7 +340,7 @@ def _workspace(metadata: RunMetadata | None, root: Path) -> Path | None:
 
 
 def _read_metadata(root: Path) -> RunMetadata:
-    """Raises Unfit."""
+    """Raise UnusableFileError."""
     where = root / METADATA_FILE
     try:
         mode = where.lstat().st_mode

@@ -22,7 +22,6 @@ from stream.files.inside import FILE, FOLDER, kind_of, opened_folder
 from stream.files.trees import end_file, entries, filled, pieces_of, write_piece
 from stream.records.run import (
     CHANGES_FILE,
-    EVENTS_FILE,
     METADATA_FILE,
     FileState,
     FsChange,
@@ -33,41 +32,8 @@ from stream.records.run import (
 from stream.workspace.patch import means_git
 
 
-class _ListedArtifact(Struct):
-    content_ref: str | None = None
-    hash: str = ""
-
-
-class _ListedAction(Struct, frozen=True):
-    artifacts: list[_ListedArtifact] = []
-
-
-class _ListedEvent(Struct):
-    event_type: str = ""
-    agent_action: _ListedAction = _ListedAction()
-
-
 def path_of(change: FsChange) -> bytes:
     return exact_name(change.path, change.path_base64)
-
-
-def read_events(run: Path) -> dict[str, str]:
-    """What the events say that the files of the run hold."""
-    digests: dict[str, str] = {}
-    is_finished = False
-    try:
-        with (run / EVENTS_FILE).open("rb") as lines:
-            for line in lines:
-                with suppress(msgspec.MsgspecError):
-                    event = msgspec.json.decode(line, type=_ListedEvent)
-                    is_finished |= event.event_type == "run_finished"
-                    for one in event.agent_action.artifacts:
-                        digests[one.content_ref or ""] = one.hash
-    except OSError as error:
-        raise InputError(f"{error.filename}: {os_reason(error)}") from None
-    if not is_finished:
-        raise InputError(f"{run}: the run did not come to its end: there is no run_finished in it")
-    return digests
 
 
 def _check_digest(run: Path, name: str, found: str, digests: Mapping[str, str]) -> None:
@@ -135,10 +101,11 @@ class ApplyPlan(Struct):
     conflicts: list[Conflict]
 
 
-def plan_changes(run: Path, to: Path | None = None) -> ApplyPlan | None:
-    """Reads only. None: the agent worked in the folder itself. Raises InputError for a run whose
-    changes cannot be taken over."""
-    digests = read_events(run)
+def plan_changes(run: Path, digests: Mapping[str, str], to: Path | None = None) -> ApplyPlan | None:
+    """Compare the changes of a run with the folder that they are for, and change nothing.
+
+    `digests` are those of the run's files, as its events list them. Return None if the agent worked
+    in the folder itself. Raise InputError for a run whose changes cannot be applied."""
     metadata = read_metadata(run, digests)
     if metadata.workspace_mode == "here":
         return None

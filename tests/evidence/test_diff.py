@@ -501,15 +501,20 @@ def test_a_run_that_is_not_as_its_manifest_lists_it_fails(tmp_path: Path) -> Non
         return data.replace(b"/work/a", b"/work/x") + b" "
 
     for name in (SURFACE_FILE, HEALTH_FILE, COMPANION_FILE, KERNEL_FILE, DETAIL_FILE, MARKERS_FILE):
-        assert problem(name, other) == f"{name}: it is not what the run recorded"
-        assert problem(name, lambda data: None).startswith(f"{MANIFEST_FILE}: lists {name}: ")
+        size = (folder / name).stat().st_size
+        told = f"{MANIFEST_FILE}: {name} has {size + 1} bytes, not {size}"
+        assert problem(name, other) == told
+        assert problem(name, lambda data: None).startswith(f"{MANIFEST_FILE}: {name}: ")
+        told = f"{MANIFEST_FILE}: {name} is not what was hashed: "
+        assert problem(name, lambda data: data.swapcase()).startswith(told)
     assert problem(MANIFEST_FILE, lambda data: data[:-3]).startswith(f"{MANIFEST_FILE}: ")
     begun = problem(EVENTS_FILE, lambda data: b" " + data)
-    assert begun == f"{EVENTS_FILE}: it does not begin as the run recorded it"
+    size = json.loads((folder / MANIFEST_FILE).read_bytes())["events"]["bytes"]
+    assert begun == f"{MANIFEST_FILE}: the first {size} bytes of {EVENTS_FILE} were changed"
     extra = json.loads((folder / MANIFEST_FILE).read_bytes())
     extra["files"] = [file for file in extra["files"] if file["path"] != COMPANION_FILE]
     unlisted = problem(MANIFEST_FILE, lambda data: json.dumps(extra).encode())
-    assert unlisted == f"{COMPANION_FILE}: the run's manifest does not list it"
+    assert unlisted == f"{MANIFEST_FILE}: {COMPANION_FILE} is not listed"
     place = folder / MANIFEST_FILE
     place.rename(folder / "elsewhere")
     for make in (place.mkdir, partial(os.mkfifo, place), partial(place.symlink_to, "../elsewhere")):

@@ -8,10 +8,16 @@ from typing import Any
 import msgspec
 
 from stream.records.run import ARTIFACTS, CHANGES_FILE, DIFF_FILE, METADATA_FILE, RunMetadata
+from stream.verify.run_folder import recorded_digests
+from stream.workspace.apply import ApplyPlan, plan_changes
 from stream.workspace.changes import find_changes
 from stream.workspace.patch import find_git, write_patch
 from stream.workspace.snapshot import Store, take_copy
 from tests.workspace.trees import Tree, write_tree
+
+
+def plan_of(run: Path) -> ApplyPlan | None:
+    return plan_changes(run, recorded_digests(run))
 
 
 def make_run(run: Path, source: Path, after: Tree, /, **more: Any) -> Path:

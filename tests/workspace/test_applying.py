@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from stream.files.trees import remove_tree
-from stream.workspace.apply import apply_plan, plan_changes
+from stream.workspace.apply import apply_plan
 from tests.cli.command import Place
 from tests.cli.conftest import check_place, make_place
-from tests.workspace.runs import make_run
+from tests.workspace.runs import make_run, plan_of
 from tests.workspace.test_copy import as_user
 from tests.workspace.trees import (
     FOLDER,
@@ -61,7 +61,7 @@ def test_applying_makes_the_after_state(trees: tuple[Tree, Tree]) -> None:
     with tempfile.TemporaryDirectory(prefix="stream-test-") as name:
         source = Path(name) / "source"
         write_tree(source, before)
-        plan = plan_changes(make_run(Path(name) / "run", source, after))
+        plan = plan_of(make_run(Path(name) / "run", source, after))
         assert plan
         if plan.conflicts:  # only where something with a name of git's is in the way
             assert plan.inside_git
@@ -69,7 +69,7 @@ def test_applying_makes_the_after_state(trees: tuple[Tree, Tree]) -> None:
         apply_plan(plan)
         if not plan.inside_git:
             assert read_tree(source) == after
-        again = plan_changes(Path(name) / "run")
+        again = plan_of(Path(name) / "run")
         assert again
         assert not again.todo + again.conflicts
         assert again.done == len(plan.todo) + plan.done
@@ -178,7 +178,7 @@ def test_a_read_only_folder() -> None:
         with tempfile.TemporaryDirectory(prefix="stream-test-", dir="/tmp") as name:
             source, run = Path(name) / "source", Path(name) / "run"
             write_tree(source, shut)
-            plan = plan_changes(make_run(run, source, after))
+            plan = plan_of(make_run(run, source, after))
             assert plan
             apply_plan(plan)
             assert read_tree(source) == after

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stream.workspace.apply import apply_plan, plan_changes
+from stream.workspace.apply import apply_plan
 from stream.workspace.changes import find_changes
 from stream.workspace.snapshot import Store, take_copy
-from tests.workspace.runs import make_run
+from tests.workspace.runs import make_run, plan_of
 from tests.workspace.trees import FOLDER, Tree, read_tree, text, write_tree
 
 TREE: Tree = {
@@ -79,7 +79,7 @@ def test_apply_gives_a_file_its_names(tmp_path: Path) -> None:
     after[b"z/far"] = text(b"near\n")
     run = make_run(tmp_path / "run", source, after)
     assert len(set(inodes(run / "workspace", "a", "b", "z/c"))) == 1
-    plan = plan_changes(run)
+    plan = plan_of(run)
     assert plan
     assert len(plan.todo) == 4
     apply_plan(plan)
@@ -88,6 +88,6 @@ def test_apply_gives_a_file_its_names(tmp_path: Path) -> None:
     # What has a name elsewhere is replaced, and the other name keeps what it had.
     assert (tmp_path / "outside").read_bytes() == b"far\n"
     assert os.path.samestat(outside, (tmp_path / "outside").stat())
-    again = plan_changes(run)
+    again = plan_of(run)
     assert again
     assert (again.todo, again.done) == ([], 4)

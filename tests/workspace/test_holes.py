@@ -14,13 +14,13 @@ from stream.files.trees import Piece, end_file, filled, is_sparse, pieces_of, wr
 from stream.records.run import CHANGES_FILE, decode_change
 from stream.workspace import changes, patch
 from stream.workspace import snapshot as snapshot_module
-from stream.workspace.apply import apply_plan, plan_changes
+from stream.workspace.apply import apply_plan
 from stream.workspace.changes import find_changes
 from stream.workspace.snapshot import LARGEST, Store, take_copy, take_snapshot
 from tests.cli.command import Place
 from tests.cli.conftest import check_place, make_place
 from tests.recorder.runs import observe
-from tests.workspace.runs import make_run
+from tests.workspace.runs import make_run, plan_of
 from tests.workspace.trees import read_tree
 
 HUGE = 10 << 30  #: bytes: what nobody waits for
@@ -132,7 +132,7 @@ def test_what_is_written_into_a_hole(holes: Path) -> None:
         assert state
         assert state.sha256 == sha256(folder / "disk")
 
-    plan = plan_changes(run)
+    plan = plan_of(run)
     assert plan
     assert [one.path for one in plan.todo] == ["disk"]
     apply_plan(plan)
