@@ -17,7 +17,6 @@ from functools import partial
 from itertools import chain, islice
 from typing import Literal, NamedTuple, TypeAlias
 
-import msgspec
 from msgspec import UNSET, Struct
 
 from stream.evidence.markers import Call, EventCounts, code, in_order
@@ -30,7 +29,6 @@ from stream.evidence.process_tree import (
 )
 from stream.evidence.surface import NEAR, Claim, ways_of
 from stream.records.artifacts import HOME
-from stream.records.control import GAP
 from stream.records.kernel import (
     ACCOUNT,
     EXEC,
@@ -582,48 +580,12 @@ def _is_straight(path: str) -> bool:
     return path.startswith("/") and not path.startswith("/proc/") and "/../" not in f"{path}/"
 
 
-# --- the kernel layer as events ------------------------------------------------------------------
+# --- the details of an event, and lost events -----------------------------------------------------
 
 #: A rename may move a folder that is not named in it; both paths of a link count.
 _DECISIVE = {EXEC, FORK, RENAME, LINK}
-_HOME = HOME.encode()
 #: With one of these, a path is not all of what was named.
 _PARTIAL: set[Mark] = {"truncated", "walk_cut", "fault", "unreachable", "other_root"}
-
-
-class _EventHead(Struct):
-    pid: int
-    event_type: int
-
-
-class _DetailHead(Struct):
-    schema: str
-    seq: int = -1
-    begins: bool = False
-
-
-_decode_head = msgspec.json.Decoder(_EventHead).decode
-_decode_detail_head = msgspec.json.Decoder(_DetailHead).decode
-_decode_event = msgspec.json.Decoder(KernelEvent).decode
-_decode_detail = msgspec.json.Decoder(KernelDetail).decode
-
-
-def attribution_events(
-    kernel: Iterable[bytes], details: Iterable[bytes]
-) -> Iterator[AttributionEvent]:
-    """Yield the events of the lines of both files, which another part verifies."""
-    numbered = _numbered(details)
-    seq, detail_line = next(numbered)
-    for number, line in enumerate(kernel):
-        head = _decode_head(line)
-        while 0 <= seq < number:
-            seq, detail_line = next(numbered)
-        found = None
-        has_home = _HOME in line or (seq == number and _HOME in detail_line)
-        if has_home or head.event_type in _DECISIVE:
-            detail = _decode_detail(detail_line) if seq == number else None
-            found = details_of(_decode_event(line), detail)
-        yield head.pid, head.event_type, found, 1
 
 
 def details_of(event: KernelEvent, detail: KernelDetail | None) -> EventDetails | None:
@@ -651,26 +613,6 @@ def details_of(event: KernelEvent, detail: KernelDetail | None) -> EventDetails 
         is_plain="other_mounts" not in detail.marks,
         is_whole=_PARTIAL.isdisjoint(detail.marks),
     )
-
-
-def _numbered(details: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    for line in details:
-        head = _decode_detail_head(line)
-        if head.schema != GAP:
-            yield head.seq, line
-    yield -1, b""
-
-
-def lost_between(details: Iterable[bytes], total: int) -> list[tuple[int, int]]:
-    """Return where events were lost, by the lines of the details file."""
-    losses = Losses()
-    for line in details:
-        head = _decode_detail_head(line)
-        if head.schema == GAP:
-            losses.add_gap(begins=head.begins)
-        else:
-            losses.add_detail(head.seq)
-    return losses.between(total)
 
 
 class Losses:

@@ -25,7 +25,6 @@ from stream.archive.tar import (
     seal,
     write_archive,
 )
-from stream.evidence.attribution import attribution_events, lost_between
 from stream.evidence.correlation import correlate
 from stream.evidence.health import make_health
 from stream.evidence.surface import Surface, make_companion
@@ -72,6 +71,7 @@ from stream.records.run import (
     RunSummary,
 )
 from stream.verify.session import verify
+from tests.evidence.steps import attribution_events, lost_between
 from tests.transformers.runs import good_run
 
 DATA = Path(__file__).parent.parent / "data" / "assay"

@@ -17,7 +17,6 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from stream.archive.reader import Limits
-from stream.evidence.attribution import attribution_events
 from stream.evidence.correlation import Correlation, correlate
 from stream.records.artifacts import (
     COMPANION_FILE,
@@ -60,6 +59,7 @@ from tests.archive.samples import (
     written,
 )
 from tests.archive.test_contents import changed_files
+from tests.evidence.steps import attribution_events
 
 # ---------------------------------------------------------------- lines
 

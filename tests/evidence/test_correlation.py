@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.evidence.attribution import OTHERS, EventDetails, attribution_events, lost_between
+from stream.evidence.attribution import OTHERS, EventDetails
 from stream.evidence.claude_formats import DECISION
 from stream.evidence.correlation import OUTSIDE, Correlation, correlate
 from stream.evidence.markers import code
@@ -34,6 +34,7 @@ from stream.records.kernel import (
     path_text,
 )
 from stream.transformers.policy_events import DENIAL
+from tests.evidence.steps import attribution_events, lost_between
 
 DATA = Path(__file__).parent.parent / "data/assay"
 AGENT = 1
