@@ -12,21 +12,23 @@ import msgspec
 
 from stream.pipeline import Batch, Counts, Pipeline
 from stream.records.boundary import decode_boundary
+from stream.records.control import LINES
 from stream.sinks.ndjson import Ndjson
 from stream.sources.ndjson import NdjsonSource
 
 
 class Denied:
-    """A stage is pure: batches in, batches out, and books that balance."""
+    """A transformer is pure: batches in, batches out, and counts that balance."""
 
     name = "denied"
+    kinds = (LINES,)
 
     def __init__(self) -> None:
         self.counts = Counts()
 
-    def feed(self, batch: Batch[bytes], /) -> Batch[bytes]:
+    def feed(self, batch: Batch[bytes], /) -> list[Batch[bytes]]:
         out = []
-        for line in batch:
+        for line in batch.items:
             self.counts.received += 1
             try:
                 record = decode_boundary(line)
@@ -38,15 +40,15 @@ class Denied:
                 out.append(record.probe.id.encode())
             else:
                 self.counts.filtered += 1
-        return out
+        return [Batch(LINES, out)]
 
-    def finish(self) -> Batch[bytes]:
+    def finish(self) -> tuple[()]:
         return ()
 
 
 async def main() -> None:
-    report = await Pipeline[bytes]((NdjsonSource("-"),)).through(Denied).into(Ndjson("-"))
-    for name, counts in report.stages:
+    report = await Pipeline((NdjsonSource("-"),)).through(Denied()).into(Ndjson("-"))
+    for name, counts in report.transformers:
         if counts.rejected:
             sys.exit(f"{name}: {counts}")
 

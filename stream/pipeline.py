@@ -1,14 +1,16 @@
-"""Sources, stages and sinks, joined by bounded streams of batches.
+"""Sources, transformers and sinks, joined by bounded streams of batches.
 
-It promises backpressure (the slowest sink sets the pace), conservation (what each part
-took in and gave out is counted and checked), and structured concurrency (nothing that a
-pipeline started outlives it). It knows no record type.
+A pipeline promises backpressure (the slowest sink sets the pace), conservation (what each
+transformer took in and gave out is counted and checked), and structured concurrency (nothing
+that it started outlives it). It knows no record type: a batch says of which kind its items are,
+and transformers and sinks say which kinds they take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from itertools import groupby
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from anyio import create_memory_object_stream, create_task_group
@@ -16,17 +18,27 @@ from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from msgspec import Struct, field
 
 T = TypeVar("T")
-U = TypeVar("U")
-T_co = TypeVar("T_co", covariant=True)
-T_contra = TypeVar("T_contra", contravariant=True)
-
-Batch: TypeAlias = Sequence[T]  #: not changed once sent
-Write: TypeAlias = Callable[[Batch[T]], Awaitable[None]]
 DEPTH = 8  #: batches in flight per hop
 
 
+class Batch(Struct, Generic[T], frozen=True):
+    """Items of one kind, in order. Nobody changes them once they are sent."""
+
+    kind: str
+    items: Sequence[T]
+
+
+Out: TypeAlias = ObjectSendStream[Batch[Any]]
+Write: TypeAlias = Callable[[Batch[Any]], Awaitable[None]]
+
+
+def by_kind(items: Sequence[Any], kind_of: Callable[[Any], str]) -> list[Batch[Any]]:
+    """Cut items of several kinds into batches of one kind each. Their order stays."""
+    return [Batch(kind, list(some)) for kind, some in groupby(items, kind_of)]
+
+
 class Counts(Struct):
-    """The books of one stage. `balanced` is its law."""
+    """What became of the items that one transformer received. They must balance."""
 
     received: int = 0
     passed: int = 0  #: input items that went on, as they were or turned into something else
@@ -44,50 +56,60 @@ class Counts(Struct):
         )
 
 
-class Source(Protocol[T_co]):
-    """Owns its processes and descriptors. Returns at the end of input; raises on failure."""
+class Source(Protocol):
+    """A source owns its processes and descriptors. It returns at the end of input and raises on
+    failure."""
 
-    async def run(self, out: ObjectSendStream[Batch[T_co]], /) -> None: ...
+    async def run(self, out: Out, /) -> None: ...
 
 
-class Stage(Protocol[T_contra, T_co]):
-    """Pure: no waiting, clock, randomness or I/O. One instance a run."""
+class Transformer(Protocol):
+    """A transformer is pure: no waiting, clock, randomness or I/O. One instance serves one run,
+    and what it came to is read off it when the pipeline has returned. Batches of kinds that it
+    does not take go past it, in their order."""
 
     name: str
     counts: Counts
 
-    def feed(self, batch: Batch[T_contra], /) -> Batch[T_co]: ...
-    def finish(self) -> Batch[T_co]: ...
+    @property
+    def kinds(self) -> Collection[str]: ...
+
+    def feed(self, batch: Batch[Any], /) -> Iterable[Batch[Any]]: ...
+    def finish(self) -> Iterable[Batch[Any]]: ...
 
 
-class Sink(Protocol[T_contra]):
-    """Entering acquires; leaving cleanly commits; leaving by exception leaves what was
-    written readable and marked incomplete."""
+class Sink(Protocol):
+    """Entering acquires; leaving cleanly commits; leaving by exception leaves what was written
+    readable and marked incomplete. A sink is given batches of the kinds that it takes alone."""
 
-    def open(self) -> AbstractAsyncContextManager[Write[T_contra]]: ...
+    @property
+    def kinds(self) -> Collection[str]: ...
+
+    def open(self) -> AbstractAsyncContextManager[Write]: ...
 
 
 class Report(Struct):
-    """What went through: the books of every stage, in order."""
+    """What went through: the counts of every transformer, in order."""
 
-    stages: list[tuple[str, Counts]] = field(default_factory=list)
+    transformers: list[tuple[str, Counts]] = field(default_factory=list)
 
 
 class UnbalancedError(AssertionError):
-    """A stage lost or invented records: a bug in that stage, never in its input."""
+    """A transformer lost or invented records: a bug in it, never in its input."""
 
 
-class Pipeline(Struct, Generic[T], frozen=True):
-    """A description: making one opens nothing, and it may run twice."""
+class Pipeline(Struct, frozen=True):
+    """A description: to make one opens nothing."""
 
-    sources: tuple[Source[Any], ...]
-    stages: tuple[Callable[[], Stage[Any, Any]], ...] = ()
+    sources: tuple[Source, ...]
+    transformers: tuple[Transformer, ...] = ()
 
-    def through(self: Pipeline[T], stage: Callable[[], Stage[T, U]], /) -> Pipeline[U]:
-        return Pipeline(self.sources, (*self.stages, stage))
+    def through(self, *transformers: Transformer) -> Pipeline:
+        """Add transformers behind those that there are."""
+        return Pipeline(self.sources, (*self.transformers, *transformers))
 
-    async def into(self, *sinks: Sink[T]) -> Report:
-        stages = [new() for new in self.stages]
+    async def into(self, *sinks: Sink) -> Report:
+        """Run to the end of all sources, and commit every sink."""
         async with AsyncExitStack() as outputs:  # outlives every task: its exit commits
             writes = [await outputs.enter_async_context(sink.open()) for sink in sinks]
             # Tasks own the sending ends. The receiving ends stay open until no task is left,
@@ -95,66 +117,68 @@ class Pipeline(Struct, Generic[T], frozen=True):
             async with create_task_group() as tasks:
                 inlet, merged = create_memory_object_stream[Batch[Any]](DEPTH)
                 outputs.callback(merged.close)
-                outlets: list[ObjectSendStream[Batch[T]]] = []
-                for write in writes:
-                    outlet, queue = create_memory_object_stream[Batch[T]](DEPTH)
+                outlets: list[tuple[Collection[str], Out]] = []
+                for sink, write in zip(sinks, writes, strict=True):
+                    outlet, queue = create_memory_object_stream[Batch[Any]](DEPTH)
                     outputs.callback(queue.close)
-                    outlets.append(outlet)
+                    outlets.append((sink.kinds, outlet))
                     tasks.start_soon(_drain, queue, write)
-                tasks.start_soon(_fold, merged, stages, outlets)
+                tasks.start_soon(_fold, merged, self.transformers, outlets)
                 async with inlet:
                     for source in self.sources:
                         tasks.start_soon(_pump, source, inlet.clone())
-        return Report([(stage.name, stage.counts) for stage in stages])
+        return Report([(one.name, one.counts) for one in self.transformers])
 
 
-def merge(*sources: Source[T]) -> Pipeline[T]:
-    return Pipeline(sources)
-
-
-class Chain(Struct, Generic[T], frozen=True):
+class Chain(Struct, frozen=True):
     """Sources one after the other, as one."""
 
-    sources: Sequence[Source[T]]
+    sources: Sequence[Source]
 
-    async def run(self, out: ObjectSendStream[Batch[T]], /) -> None:
+    async def run(self, out: Out, /) -> None:
         for source in self.sources:
             await source.run(out)
 
 
-async def _pump(source: Source[T], out: ObjectSendStream[Batch[T]]) -> None:
+async def _pump(source: Source, out: Out) -> None:
     async with out:
         await source.run(out)
 
 
-async def _drain(queue: ObjectReceiveStream[Batch[T]], write: Write[T]) -> None:
+async def _drain(queue: ObjectReceiveStream[Batch[Any]], write: Write) -> None:
     async for batch in queue:
         await write(batch)
 
 
 async def _fold(
     merged: ObjectReceiveStream[Batch[Any]],
-    stages: Sequence[Stage[Any, Any]],
-    outlets: Sequence[ObjectSendStream[Batch[Any]]],
+    transformers: Sequence[Transformer],
+    outlets: Sequence[tuple[Collection[str], Out]],
 ) -> None:
-    fed = [0] * len(stages)
+    fed = [0] * len(transformers)
 
     async def push(batch: Batch[Any], first: int) -> None:
-        for index in range(first, len(stages)):
-            fed[index] += len(batch)
-            batch = stages[index].feed(batch)
-        if batch:
-            for outlet in outlets:
-                await outlet.send(batch)
+        for index in range(first, len(transformers)):
+            if batch.kind in transformers[index].kinds:
+                fed[index] += len(batch.items)
+                for made in transformers[index].feed(batch):
+                    await push(made, index + 1)
+                return
+        if batch.items:
+            for kinds, outlet in outlets:
+                if batch.kind in kinds:
+                    await outlet.send(batch)
 
     async with AsyncExitStack() as streams:
-        for outlet in outlets:
+        for _, outlet in outlets:
             await streams.enter_async_context(outlet)
         async for batch in merged:
             await push(batch, 0)
-        for index, stage in enumerate(stages):
-            rest = stage.finish()
-            counts = stage.counts
+        for index, transformer in enumerate(transformers):
+            rest = transformer.finish()
+            counts = transformer.counts
             if counts.received != fed[index] or not counts.balanced:
-                raise UnbalancedError(f"{stage.name}: given {fed[index]}, accounts for {counts}")
-            await push(rest, index + 1)
+                given = f"given {fed[index]}, accounts for {counts}"
+                raise UnbalancedError(f"{transformer.name}: {given}")
+            for made in rest:
+                await push(made, index + 1)

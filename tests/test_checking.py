@@ -15,7 +15,7 @@ import pytest
 
 from stream.errors import InputError
 from stream.pipeline import Batch
-from stream.records.control import Finding
+from stream.records.control import FINDINGS, LINES, REJECTS, Finding
 from stream.records.run import Profile
 from stream.transformers.event_rules import RULES
 from stream.verify.streams import CheckResult, run_check
@@ -30,6 +30,8 @@ BROKEN = line(record(operation={"target": ""})) + b"\n"
 class Collected:
     """A sink that keeps what it gets."""
 
+    kinds = (LINES, FINDINGS, REJECTS)
+
     def __init__(self) -> None:
         self.items: list[Any] = []
 
@@ -38,7 +40,7 @@ class Collected:
 
     async def __aenter__(self) -> Any:
         async def write(batch: Batch[Any]) -> None:
-            self.items += batch
+            self.items += batch.items
 
         return write
 

@@ -110,10 +110,10 @@ def archive(
 
 
 def _rejects(target: str | None) -> Ndjson | Text:
-    from stream.records.control import Reject
+    from stream.records.control import REJECTS
     from stream.sinks.ndjson import Ndjson, Text
 
-    return Ndjson(target, Reject) if target else Text((Reject,))
+    return Ndjson(target, (REJECTS,)) if target else Text((REJECTS,))
 
 
 def _archive_summary(done: Archived, target: Path) -> str:
@@ -209,11 +209,11 @@ def verify(options: VerifyOptions) -> None:
 
 
 def _sinks(as_json: bool) -> list[Ndjson | Text]:
-    from stream.records.control import Finding
+    from stream.records.control import FINDINGS
     from stream.sinks.ndjson import Ndjson, Text
 
-    people = Text((Finding,))
-    return [Ndjson("-", Finding), people] if as_json or not sys.stdout.isatty() else [people]
+    people = Text((FINDINGS,))
+    return [Ndjson("-", (FINDINGS,)), people] if as_json or not sys.stdout.isatty() else [people]
 
 
 def _verify_summary(report: VerifyReport) -> str:

@@ -104,18 +104,18 @@ def check(
 
 
 def _check_sinks(is_filter: bool, findings: str | None, reject: str | None) -> list[Ndjson | Text]:
-    from stream.records.control import Finding, Gap, Reject
+    from stream.records.control import FINDINGS, GAPS, REJECTS
     from stream.sinks.ndjson import Ndjson, Text
 
     sinks: list[Ndjson | Text] = [Ndjson("-")] if is_filter else []
     if findings:
-        sinks.append(Ndjson(findings, Finding))
+        sinks.append(Ndjson(findings, (FINDINGS,)))
     else:
         if not is_filter and not sys.stdout.isatty():
-            sinks.append(Ndjson("-", Finding))
-        sinks.append(Text((Finding, Gap)))
+            sinks.append(Ndjson("-", (FINDINGS,)))
+        sinks.append(Text((FINDINGS, GAPS)))
     if reject:
-        sinks.append(Ndjson(reject, Reject))
+        sinks.append(Ndjson(reject, (REJECTS,)))
     return sinks
 
 
@@ -202,7 +202,7 @@ def normalize(
         check_outputs([detail, reject], [source], force=force)
         stage = Normalize(run_id, is_alone=source != "-")
         sinks = _normalize_sinks(source == "-", detail, reject)
-        await Pipeline[Any]((NdjsonSource(source),)).through(lambda: stage).into(*sinks)
+        await Pipeline((NdjsonSource(source),)).through(stage).into(*sinks)
         note(_normalize_summary(stage))
         _say_losses(stage)
         return 1 if stage.counts.rejected else 0
@@ -211,22 +211,25 @@ def normalize(
 
 
 def _normalize_sinks(is_filter: bool, detail: str | None, reject: str | None) -> list[Any]:
-    from stream.records.control import Finding, Gap, Reject
-    from stream.records.kernel import RawCapture
+    from stream.records.control import (
+        CAPTURES,
+        DETAILS,
+        FINDINGS,
+        GAPS,
+        KERNEL,
+        LINES,
+        REJECTS,
+    )
     from stream.sinks.ndjson import Ndjson, Text
-    from stream.transformers.normalize import DetailLine
 
-    beside: tuple[type, ...] = (Gap, RawCapture) if is_filter else ()
-    if detail == "-":
-        main = Ndjson("-", (bytes, Gap, *beside))
-    else:
-        main = Ndjson("-", (bytes, *beside), but=(DetailLine,))
-    sinks: list[Any] = [main]
+    details = (DETAILS, GAPS)
+    kinds = [LINES, KERNEL, *(details if detail == "-" else ())]
+    sinks: list[Any] = [Ndjson("-", {*kinds, *((GAPS, CAPTURES) if is_filter else ())})]
     if detail is not None and detail != "-":
-        sinks.append(Ndjson(detail, (DetailLine, Gap)))
+        sinks.append(Ndjson(detail, details))
     if reject:
-        sinks.append(Ndjson(reject, Reject))
-    sinks.append(Text((Finding, Gap) if reject else (Finding, Gap, Reject)))
+        sinks.append(Ndjson(reject, (REJECTS,)))
+    sinks.append(Text((FINDINGS, GAPS) if reject else (FINDINGS, GAPS, REJECTS)))
     return sinks
 
 
@@ -367,17 +370,17 @@ def _emit_stream(
         from stream.boundary.descriptors import find_descriptor
         from stream.files.targets import check_outputs
         from stream.pipeline import Pipeline
-        from stream.records.control import Finding, Gap, Reject
+        from stream.records.control import FINDINGS, GAPS, REJECTS
         from stream.sinks.ndjson import Ndjson, Text
         from stream.sources.ndjson import NdjsonSource
         from stream.transformers.emit import Emit
 
         check_outputs([reject], force=force)
         stage = Emit(BoundaryBuilder(find_catalogs(catalog), find_descriptor(boundary)))
-        control = (Finding, Gap, Reject)
+        control = (FINDINGS, GAPS, REJECTS)
         aside = Ndjson(reject, control) if reject else Text(control)
         source = NdjsonSource("-")
-        await Pipeline[Any]((source,)).through(lambda: stage).into(Ndjson("-"), aside)
+        await Pipeline((source,)).through(stage).into(Ndjson("-"), aside)
         for failure in stage.failures[:20]:
             note(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
         note(f"emit: {stage.counts}")
@@ -417,7 +420,7 @@ def listen(
         from stream.contracts import expect
         from stream.files.targets import check_outputs
         from stream.pipeline import Chain, Pipeline
-        from stream.records.control import Finding, Gap, Reject
+        from stream.records.control import FINDINGS, GAPS, REJECTS
         from stream.sinks.ndjson import Ndjson, Text
         from stream.sources.ndjson import NdjsonSource, check_readable
         from stream.transformers.listen import Listen
@@ -428,10 +431,10 @@ def listen(
         check_outputs([reject], files, force=force)
         descriptor = find_descriptor(boundary)
         stage = Listen(descriptor, as_json=as_json, colour=sys.stdout.isatty())
-        control = (Finding, Gap, Reject)
+        control = (FINDINGS, GAPS, REJECTS)
         aside = Ndjson(reject, control) if reject else Text(control)
         sources = Chain([NdjsonSource(name) for name in files])
-        await Pipeline[Any]((sources,)).through(lambda: stage).into(Ndjson("-"), aside)
+        await Pipeline((sources,)).through(stage).into(Ndjson("-"), aside)
         if stage.counts.rejected:
             note(f"listen: {stage.counts}")
         return 1 if stage.counts.rejected else 0
@@ -469,7 +472,7 @@ def validate(
         from stream.contracts import expect
         from stream.errors import UsageError
         from stream.files.targets import check_outputs
-        from stream.records.control import Finding, Gap, Reject
+        from stream.records.control import FINDINGS, GAPS, REJECTS
         from stream.sinks.ndjson import Ndjson, Text
         from stream.sources.ndjson import check_readable
         from stream.transformers.validate import UNKNOWN
@@ -487,13 +490,13 @@ def validate(
         if as_filter:
             sinks.append(Ndjson("-"))
         if findings:
-            sinks.append(Ndjson(findings, Finding))
+            sinks.append(Ndjson(findings, (FINDINGS,)))
         elif not as_filter and not sys.stdout.isatty():
-            sinks.append(Ndjson("-", Finding))
+            sinks.append(Ndjson("-", (FINDINGS,)))
         if not findings:
-            sinks.append(Text((Finding, Gap)))
+            sinks.append(Text((FINDINGS, GAPS)))
         if reject:
-            sinks.append(Ndjson(reject, Reject))
+            sinks.append(Ndjson(reject, (REJECTS,)))
         stage = await run_validate(files, boundaries, *sinks, as_filter=as_filter)
         good = ", ".join(f"{count} {name}" for name, count in sorted(stage.contracts.items()))
         said = f"validate: {stage.counts}; {number(stage.findings, 'finding')}"

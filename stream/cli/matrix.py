@@ -176,20 +176,20 @@ async def _measure(options: MatrixOptions, started: StartedPlan, stop: Stop) -> 
     from stream.cli.runner import Progress
     from stream.files.targets import STDOUT
     from stream.matrix.run import run_matrix
-    from stream.records.control import Finding, Gap, Reject
+    from stream.records.control import FINDINGS, GAPS, REJECTS
     from stream.sinks.ndjson import Ndjson, Text
 
     def is_whole() -> bool:
         return not stop.asked
 
-    control = (Finding, Gap, Reject)
+    control = (FINDINGS, GAPS, REJECTS)
     reject, output = options.reject, options.output
     is_on_terminal = output == STDOUT and sys.stdout.isatty()
     progress = Progress(len(started.plan.cells), is_shown=not options.quiet and not is_on_terminal)
     try:
         result = await run_matrix(
             started,
-            Ndjson(output, bytes, is_whole),
+            Ndjson(output, is_whole=is_whole),
             Ndjson(reject, control, is_whole) if reject else Text(control),
             timeout=options.timeout,
             as_completed=options.as_completed,

@@ -207,12 +207,12 @@ def gate(
 
     async def work() -> int:
         from stream.matrix.gate import run_gate
-        from stream.records.control import Finding
+        from stream.records.control import FINDINGS
         from stream.sinks.ndjson import Ndjson, Text
 
-        sinks: list[Any] = [Text((Finding,))]
+        sinks: list[Any] = [Text((FINDINGS,))]
         if not sys.stdout.isatty():
-            sinks.append(Ndjson("-", Finding))
+            sinks.append(Ndjson("-", (FINDINGS,)))
         checked = findings = 0
         for folder, named in _by_folder(names or [], probes).items():
             outcome = await run_gate(

@@ -14,10 +14,8 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from anyio.abc import ObjectSendStream
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -28,11 +26,11 @@ from stream.boundary.scripts import SHEBANG, TEMPORARY, Script, staged, utf8
 from stream.errors import EmitError, OutputError, os_reason
 from stream.files.trees import remove_tree
 from stream.matrix.plan import MatrixRequest, make_plan
-from stream.pipeline import Batch, Pipeline, Sink, Write
+from stream.pipeline import Batch, Out, Pipeline, Sink, Write
 from stream.process.capture import capture
 from stream.process.tree import Reaper
 from stream.records.boundary import FRAME_START, FrameError, RawEmission, split_frames
-from stream.records.control import Finding
+from stream.records.control import EMISSIONS, FINDINGS, Finding
 from stream.sources.probes import ProbeSource
 from stream.transformers.emit import Emit
 
@@ -49,22 +47,24 @@ class GateResult(Struct):
 class _Collected(Struct):
     """A sink that keeps what it gets: a gate looks at a folder of scripts, not at a stream."""
 
+    kinds = (EMISSIONS,)
+
     items: list[RawEmission] = field(default_factory=list)
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Write[RawEmission]]:
+    async def open(self) -> AsyncIterator[Write]:
         async def write(batch: Batch[RawEmission]) -> None:
-            self.items += batch
+            self.items += batch.items
 
         yield write
 
 
 class _FindingSource(Struct):
-    batch: Sequence[Finding]
+    found: Sequence[Finding]
 
-    async def run(self, out: ObjectSendStream[Batch[Finding]], /) -> None:
-        if self.batch:
-            await out.send(self.batch)
+    async def run(self, out: Out, /) -> None:
+        if self.found:
+            await out.send(Batch(FINDINGS, self.found))
 
 
 async def run_gate(
@@ -73,7 +73,7 @@ async def run_gate(
     catalog: str | None,
     boundary: str | None,
     workspace: Path | None,
-    *sinks: Sink[Any],
+    *sinks: Sink,
     static: bool,
     timeout: float,
 ) -> GateResult:
@@ -98,7 +98,7 @@ async def run_gate(
         if not static:
             findings += await _run(replace(plan, cells=tuple(runnable)), timeout, watched)
     findings.sort(key=lambda finding: str(finding.source))
-    await Pipeline[Any]((_FindingSource(findings),)).into(*sinks)
+    await Pipeline((_FindingSource(findings),)).into(*sinks)
     return GateResult(len(plan.cells) + len(plan.no_probes), len(findings))
 
 
@@ -249,7 +249,7 @@ async def _run(plan: MatrixPlan, timeout: float, watched: Path | None) -> list[F
             on_done=after,
         )
         try:
-            await Pipeline[Any]((source,)).into(collected)
+            await Pipeline((source,)).into(collected)
         finally:
             strays = Reaper.get().end_strays()
         calls = [_count_calls(Path(logs, str(n))) for n in range(len(cells))]
@@ -271,7 +271,7 @@ async def _run(plan: MatrixPlan, timeout: float, watched: Path | None) -> list[F
 
 def _judge(emit: Emit, emission: RawEmission) -> Iterator[tuple[str, str]]:
     """(rule, message) for all that one run shows."""
-    (line,) = emit.feed((emission,))
+    ((line,),) = (made.items for made in emit.feed(Batch(EMISSIONS, (emission,))))
     if emit.failed:
         yield emit.failures[0].reason, emit.failures[0].sentence
     else:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct, field
 
@@ -78,7 +77,7 @@ class Matrix:
 
 async def run_matrix(
     begun: StartedPlan,
-    *sinks: Sink[Any],
+    *sinks: Sink,
     timeout: float,
     as_completed: bool = False,
     raw: bool = False,
@@ -87,12 +86,12 @@ async def run_matrix(
 ) -> MatrixResult:
     """Every cell of the plan ends in exactly one record, in each sink."""
     matrix = Matrix(begun, timeout=timeout, as_completed=as_completed, stop=stop, on_done=on_done)
-    stage = EncodeRaw if raw else lambda: matrix.emit
     try:
-        report = await Pipeline[Any]((matrix.source,)).through(stage).into(*sinks)
+        transformer = EncodeRaw() if raw else matrix.emit
+        report = await Pipeline((matrix.source,)).through(transformer).into(*sinks)
     finally:
         strays = Reaper.get().end_strays()
-    return matrix.outcome(sum(counts.passed for _, counts in report.stages), strays)
+    return matrix.outcome(sum(counts.passed for _, counts in report.transformers), strays)
 
 
 def emit_words(words: Sequence[str]) -> bytes:

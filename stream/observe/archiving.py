@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from anyio import from_thread, to_thread
 from msgspec import UNSET, Struct, field
@@ -80,7 +79,7 @@ def _check_whole(folder: Path) -> None:
 
 async def archive_stream(
     target: Path,
-    *sinks: Sink[Any],
+    *sinks: Sink,
     run_id: str | None = None,
     boundary: str | None = None,
     force: bool = False,
@@ -93,7 +92,7 @@ async def archive_stream(
     stage, spools = Assort(boundaries), Spools(target)
     try:
         source = NdjsonSource(STDIN)
-        await Pipeline[Any]((source,)).through(lambda: stage).into(spools, *sinks)
+        await Pipeline((source,)).through(stage).into(spools, *sinks)
         if not stage.counts.passed + stage.counts.rejected:
             raise InputError("(stdin): nothing came: there is nothing to archive")
         agreed = _agreed(stage, run_id)

@@ -7,7 +7,7 @@ could not see is said in observation-health.json, and nothing of it ever looks c
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,15 @@ from stream.evidence.surface import Surface
 from stream.files.append import RecordedFile, Reserve
 from stream.observe.evidence import CaptureResult, CommandResult, record_evidence
 from stream.observe.settings import RunSettings
-from stream.pipeline import Batch, Pipeline, Write
+from stream.pipeline import Batch, Pipeline, Sink, Write
 from stream.process.cgroup import Cgroup
 from stream.process.guard import Guard
 from stream.process.messages import Start
 from stream.records.artifacts import DETAIL_FILE, KERNEL_FILE
-from stream.records.control import Gap
+from stream.records.control import DETAILS, GAPS, KERNEL, Gap
 from stream.records.kernel import RawCapture, path_text, taint
 from stream.records.run import RunSummary
+from stream.sinks.raw import RawCopy
 from stream.sources.agent import CommandEnding
 from stream.sources.kernel.decode import WatchedFile
 from stream.sources.kernel.ebpf import RING
@@ -40,8 +41,8 @@ from stream.sources.kernel.feed import Choice, Feed, open_feed
 from stream.sources.kernel.strace import SILENT
 from stream.sources.tool_calls import Channels, DecisionLog
 from stream.sources.wrappers import CommandLog, ObservedCommands, WrapperOutput
-from stream.transformers.normalize import NO_EVENTS, DetailLine, KernelLines, Normalize
-from stream.transformers.redact import CopiedFeed, RedactedFeed
+from stream.transformers.normalize import NO_EVENTS, Normalize
+from stream.transformers.redact import CopyRaw, Redact
 from stream.transformers.tool_events import EventTimeIndex, ToolCallCollector
 
 NOTHING = "the command ran, and the feed saw nothing of it"
@@ -164,14 +165,16 @@ class KernelRecorder:
         )
 
     async def _watch_kernel(self, feed: Feed) -> None:
-        source: Any = RedactedFeed(feed, self._recording.disclosure)
-        if self._recording.disclosure.redactor is None:
-            source = feed
-        if self._wish.raw is not None:
-            source = CopiedFeed(source, self._wish.raw, self._troubles)
-        sink = _LayerSink(self._files, self._normalize, self._times)
+        policy, raw = self._recording.disclosure, self._wish.raw
+        pipeline = Pipeline((feed,))
+        sinks: list[Sink] = [_LayerSink(self._files, self._normalize, self._times)]
+        if policy.redactor is not None:
+            pipeline = pipeline.through(Redact(policy))
+        if raw is not None:
+            pipeline = pipeline.through(CopyRaw())
+            sinks.append(RawCopy(raw, self._troubles))
         try:
-            await Pipeline[Any]((source,)).through(lambda: self._normalize).into(sink)
+            await pipeline.through(self._normalize).into(*sinks)
         except* Exception as group:  # whatever it was, the agent's run goes on, and this is said
             self._troubles.append(f"the kernel layer: {_reasons(group)}")
             if self._normalize.capture is None:  # whoever had begun something has not all of it
@@ -285,31 +288,18 @@ def _reason(error: BaseException) -> str:
 class _LayerSink(Struct):
     """Lines of the kernel layer, each batch with one write a file."""
 
+    kinds = (KERNEL, DETAILS, GAPS)
+
     files: LayerFiles
     normalize: Normalize
     times: EventTimeIndex
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Write[Any]]:
+    async def open(self) -> AsyncIterator[Write]:
         async def write(batch: Batch[Any]) -> None:
-            if type(batch) is KernelLines:
-                kernel: Batch[bytes] = batch
-            else:
-                kernel = [item for item in batch if type(item) is bytes]
-            if kernel:
-                self.files.append(KERNEL_FILE, join_lines(kernel), len(kernel))
-            if len(kernel) < len(batch):
-                beside = list(_beside(batch))
-                if beside:
-                    self.files.append(DETAIL_FILE, join_lines(beside), len(beside))
+            lines = map(_encode, batch.items) if batch.kind == GAPS else batch.items
+            name = KERNEL_FILE if batch.kind == KERNEL else DETAIL_FILE
+            self.files.append(name, join_lines(lines), len(batch.items))
             self.times.add(self.normalize.take_times())
 
         yield write
-
-
-def _beside(batch: Batch[Any]) -> Iterator[bytes]:
-    for item in batch:
-        if type(item) is DetailLine:
-            yield item
-        elif isinstance(item, Gap):
-            yield _encode(item)

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 import msgspec
 from anyio import to_thread
-from anyio.abc import ObjectSendStream
 from msgspec import Struct
 
 from stream.errors import OutputError, StreamError, number, reporting
@@ -35,13 +34,14 @@ from stream.observe.settings import (
     write_document,
     write_manifest,
 )
-from stream.pipeline import Batch
+from stream.pipeline import Batch, Out
 from stream.process.cgroup import Cgroup
 from stream.process.guard import Guard, Interrupts
 from stream.process.machine import Clock
 from stream.process.messages import Start
 from stream.process.table import ON_LINUX
 from stream.records.artifacts import EVIDENCE_FILES, HOME
+from stream.records.control import EVENTS
 from stream.records.decision import ActionType, Artifact, Evaluation, EventName
 from stream.records.run import (
     BOUNDARY_FILE,
@@ -203,12 +203,6 @@ UNWATCHED = (
 _MOST_FOREIGN = 1000  #: files that the summary names, and
 _NAMED = 5  #: those of them that a sentence does
 
-Out = ObjectSendStream[Batch[bytes]]
-
-
-class EventLine(bytes):
-    """A DecisionEvent, among the other lines of a pipeline."""
-
 
 class AgentSource:
     """Sends the events that it has written. When it ends, so has the agent's tree."""
@@ -285,7 +279,7 @@ class AgentSource:
         **more: Any,
     ) -> None:
         line = self._trace.add(name, action, summary, artifacts, **more)
-        await self._out.send([EventLine(line)])
+        await self._out.send(Batch(EVENTS, [line]))
 
     def _lose(self, what: str) -> None:
         self.summary.incomplete.append(self._recording.disclosure.value(what))

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anyio import CancelScope, Event, create_task_group
-from anyio.abc import ObjectSendStream
 from msgspec import Struct, field
 
 from stream.codec import join_lines
 from stream.errors import OutputError, StreamError, number
 from stream.files.append import AppendFile, RecordedFile
 from stream.files.targets import STDOUT, named
-from stream.observe.recorder import AgentSource, EventLine, RunWatcher
+from stream.observe.recorder import AgentSource, RunWatcher
 from stream.observe.settings import RunSettings, write_document
-from stream.pipeline import Batch, Pipeline, Sink, Source, Write
+from stream.pipeline import Batch, Out, Pipeline, Sink, Source, Write
 from stream.process.guard import Guard, Interrupts
 from stream.process.tree import Reaper
-from stream.records.control import Finding
+from stream.records.control import BOUNDARY, EVENTS, FINDINGS, Finding
 from stream.records.decision import Evaluation
 from stream.records.run import BOUNDARY_FILE, DESCRIPTOR_FILE, RunSummary
 from stream.sources.agent import Relay
@@ -94,8 +93,8 @@ async def run_observe(
             descriptor=lambda: descriptor,
             witness=witness,
         )
-        sources: list[Source[Any]] = [agent]
-        sinks: list[Sink[Any]] = [_FindingSink(findings)]
+        sources: list[Source] = [agent]
+        sinks: list[Sink] = [_FindingSink(findings)]
         matrix = None
         if probes is None:
             is_alone.set()
@@ -107,19 +106,19 @@ async def run_observe(
             interrupts.listen(lambda number: stop.ask())
             matrix = Matrix(probes, timeout=timeout, stop=stop)
             sources.append(_ProbesBeside(matrix.source, has_place, beside))
-            sinks.append(_Part(boundary, _is_boundary, BOUNDARY_FILE, beside, is_alone.set))
+            sinks.append(_Part(boundary, BOUNDARY_FILE, beside, is_alone.set))
         if events:
             from stream.sinks.ndjson import Ndjson
 
-            sinks.append(_Part(Ndjson(STDOUT), _is_event, "events to stdout", troubles))
-        pipeline = Pipeline[Any](tuple(sources))
+            sinks.append(_Part(Ndjson(STDOUT, (EVENTS,)), "events to stdout", troubles))
+        pipeline = Pipeline(tuple(sources))
         if matrix is not None:
-            pipeline = pipeline.through(lambda: matrix.emit)
+            pipeline = pipeline.through(matrix.emit)
         check = Invariants(profile=recording.agent.profile, is_alone=False)
         async with create_task_group() as tasks:
             if witness is not None:
                 tasks.start_soon(witness.run)
-            await pipeline.through(lambda: check).into(*sinks)
+            await pipeline.through(check).into(*sinks)
             tasks.cancel_scope.cancel()  # of a run that ended before it began
     for relay, name in zip(relays, ("stdout", "stderr"), strict=True):
         if relay is not None and relay.lost:
@@ -142,36 +141,29 @@ def _carry(probes: StartedPlan, recording: RunSettings, troubles: list[str]) -> 
         return None
 
 
-def _is_event(item: object) -> bool:
-    return isinstance(item, EventLine)
-
-
-def _is_boundary(item: object) -> bool:
-    return isinstance(item, bytes) and not isinstance(item, EventLine)
-
-
-class _Mark(Struct):
-    """Comes after the last probe, and through the pipeline as they did."""
+_MARK = "mark"  #: a kind: comes after the last probe, and through the pipeline as they did
 
 
 class _ProbesBeside(Struct):
     """The probes of the same workspace. That they cannot run must not cost the agent's run."""
 
-    source: Source[Any]
+    source: Source
     has_place: Event
     troubles: list[str]
 
-    async def run(self, out: ObjectSendStream[Batch[Any]], /) -> None:
+    async def run(self, out: Out, /) -> None:
         try:
             await self.has_place.wait()
             await self.source.run(out)
         except StreamError as error:
             self.troubles.append(f"the probes: {error}")
-        await out.send([_Mark()])
+        await out.send(Batch(_MARK, [None]))
 
 
 class _Growing(Struct):
     """A file of the run folder: whole lines, and the run says whether it is all of them."""
+
+    kinds = (BOUNDARY,)
 
     file: AppendFile
     see: Callable[[bytes], bytes]  #: what of a line may be written down
@@ -183,7 +175,7 @@ class _Growing(Struct):
         return self.lines, self.file.recorded() if self.file.is_made else None
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Write[bytes]]:
+    async def open(self) -> AsyncIterator[Write]:
         from aiofiles.os import wrap
 
         with named(str(self.file.path)):
@@ -191,12 +183,12 @@ class _Growing(Struct):
         append = wrap(self.file.append)
 
         async def write(batch: Batch[bytes]) -> None:
-            data = join_lines([self.see(line) for line in batch])
+            data = join_lines([self.see(line) for line in batch.items])
             with CancelScope(shield=True):
                 await append(data, "all")
             if self.file.trouble:
                 raise OutputError(f"{self.file.path}: {self.file.trouble}")
-            self.lines += len(batch)
+            self.lines += len(batch.items)
 
         try:
             yield write
@@ -208,29 +200,31 @@ class _Part(Struct):
     """Some of the items, as long as they can be written. Nobody who reads a copy of the record
     may end the recording."""
 
-    sink: Sink[Any]
-    picks: Callable[[object], bool]
+    sink: Sink
     name: str
     troubles: list[str]
     on_mark: Callable[[], object] = lambda: None
 
+    @property
+    def kinds(self) -> Collection[str]:
+        return (*self.sink.kinds, _MARK)
+
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Write[Any]]:
+    async def open(self) -> AsyncIterator[Write]:
         lost = 0
         reason = ""
 
         async def write(batch: Batch[Any]) -> None:
             nonlocal lost, reason
-            items = [item for item in batch if self.picks(item)]
-            if items and not reason:
+            if not reason:
                 try:
-                    await inner(items)
+                    await inner(batch)
                     return
                 except BrokenPipeError:
                     reason = "the reader went away"
                 except OutputError as error:
                     reason = str(error)
-            lost += len(items)
+            lost += len(batch.items)
 
         def report() -> None:
             nonlocal lost
@@ -239,10 +233,11 @@ class _Part(Struct):
                 lost = 0
 
         async def write_and_mark(batch: Batch[Any]) -> None:
-            await write(batch)
-            if any(isinstance(item, _Mark) for item in batch):
-                report()
-                self.on_mark()
+            if batch.kind != _MARK:
+                await write(batch)
+                return
+            report()
+            self.on_mark()
 
         stack = AsyncExitStack()
         try:
@@ -262,12 +257,13 @@ class _Part(Struct):
 class _FindingSink(Struct):
     """What the run itself broke, the first of it."""
 
+    kinds = (FINDINGS,)
+
     found: list[Finding]
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Write[Any]]:
-        async def write(batch: Batch[Any]) -> None:
-            new = [item for item in batch if isinstance(item, Finding)]
-            self.found.extend(new[: MOST_FINDINGS - len(self.found)])
+    async def open(self) -> AsyncIterator[Write]:
+        async def write(batch: Batch[Finding]) -> None:
+            self.found.extend(batch.items[: MOST_FINDINGS - len(self.found)])
 
         yield write

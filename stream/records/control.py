@@ -115,6 +115,20 @@ class Gap(
 
 
 Control = Finding | Reject | Gap
+
+#: The kinds of items that a batch may hold.
+LINES, EVENTS, BOUNDARY = "lines", "events", "boundary"
+EMISSIONS, TELEMETRY, RAW = "emissions", "telemetry", "raw"
+KERNEL, DETAILS = "kernel", "details"
+FINDINGS, REJECTS, GAPS, CAPTURES = "findings", "rejects", "gaps", "captures"
+_KINDS: dict[type, str] = {Finding: FINDINGS, Reject: REJECTS, Gap: GAPS}
+
+
+def kind_of(item: object) -> str:
+    """The kind of a line or a control record."""
+    return _KINDS.get(type(item), LINES)
+
+
 CONTROL_SCHEMAS = ("stream.finding.v1", "stream.reject.v1", GAP)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -26,7 +26,7 @@ from stream.boundary.descriptors import Boundaries, key_of
 from stream.codec import DECODE_ERRORS, Lines, contract_of, explain, is_blank, join_lines, reject
 from stream.contracts import RunnerDecoder, is_event
 from stream.files.targets import named
-from stream.pipeline import Batch, Counts, Write
+from stream.pipeline import Batch, Counts, Write, by_kind
 from stream.records.artifacts import (
     CHAIN,
     COMPANION,
@@ -56,7 +56,7 @@ from stream.records.artifacts import (
     PolicyEvent,
     SdkEvent,
 )
-from stream.records.control import GAP, Gap, Reject
+from stream.records.control import GAP, LINES, REJECTS, Gap, Reject
 from stream.records.kernel import (
     KERNEL_DETAIL,
     KERNEL_EVENT,
@@ -68,6 +68,7 @@ from stream.records.kernel import (
 from stream.records.run import BOUNDARY_FILE, EVENTS_FILE
 
 Decode = Callable[[bytes], Any]
+PIECES = "pieces"  #: a kind: bytes for a file of the archive
 
 
 def _decoder(kind: type[Any]) -> Decode:
@@ -119,6 +120,7 @@ class Assort:
     """Lines in; pieces and rejects out."""
 
     name = "archive"
+    kinds = (LINES,)
 
     def __init__(self, boundaries: Boundaries) -> None:
         self.boundary_keys: set[object] = set()  #: of the boundary objects that came
@@ -128,7 +130,8 @@ class Assort:
         self.documents: set[str] = set()
         self.books: FeedCounts | None = None  #: a companion's before any others
 
-    def feed(self, batch: Batch[bytes], /) -> Batch[Piece | Reject]:
+    def feed(self, given: Batch[bytes], /) -> list[Batch[Any]]:
+        batch = given.items
         self.counts.received += len(batch)
         lines: dict[str, list[bytes]] = {}
         out: list[Piece | Reject] = []
@@ -150,12 +153,13 @@ class Assort:
                 out.append(Piece(name, line + b"\n"))
             else:
                 lines.setdefault(name, []).append(line)
-        return [*(Piece(name, join_lines(items)) for name, items in lines.items()), *out]
+        pieces = [*(Piece(name, join_lines(items)) for name, items in lines.items()), *out]
+        return by_kind(pieces, lambda item: PIECES if isinstance(item, Piece) else REJECTS)
 
-    def finish(self) -> Batch[Piece | Reject]:
+    def finish(self) -> tuple[()]:
         return ()
 
-    def _place_of(self, line: bytes, batch: Batch[bytes], index: int) -> str | None:
+    def _place_of(self, line: bytes, batch: Sequence[bytes], index: int) -> str | None:
         """Raises _Unfit or one of DECODE_ERRORS. None: it is left out."""
         contract = contract_of(line)
         if contract in _LINES:
@@ -193,7 +197,7 @@ class Assort:
         self._note_run(session.get("run_id") if isinstance(session, dict) else None, batch, index)
         return EVENTS_FILE
 
-    def _note_run(self, run_id: Any, batch: Batch[bytes], index: int) -> None:
+    def _note_run(self, run_id: Any, batch: Sequence[bytes], index: int) -> None:
         if isinstance(run_id, str) and run_id not in self.run_ids:
             place = "(pipeline)"
             if isinstance(batch, Lines):
@@ -215,16 +219,18 @@ def _stated(companion: Companion) -> FeedCounts:
 class Spools:
     """A sink. The files have no names: whatever ends the process, they are gone."""
 
+    kinds = (PIECES,)
+
     def __init__(self, target: Path) -> None:
         self._target = target  # beside it: where the archive has room, they have
         self._files: dict[str, IO[bytes]] = {}
         self._tallies: dict[str, Tally] = {}
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Write[object]]:
-        async def write(batch: Batch[object]) -> None:
+    async def open(self) -> AsyncIterator[Write]:
+        async def write(batch: Batch[Piece]) -> None:
             with named(str(self._target)):
-                await to_thread.run_sync(self._add, batch)
+                await to_thread.run_sync(self._add, batch.items)
 
         yield write
 
@@ -247,15 +253,14 @@ class Spools:
                 while block := file.read(READ):
                     yield block
 
-    def _add(self, batch: Batch[object]) -> None:
-        for piece in batch:
-            if isinstance(piece, Piece):
-                if piece.name not in self._files:
-                    folder = self._target.absolute().parent
-                    self._files[piece.name] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-                    self._tallies[piece.name] = Tally(piece.name)
-                self._files[piece.name].write(piece.data)
-                self._tallies[piece.name].feed(piece.data)
+    def _add(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            if piece.name not in self._files:
+                folder = self._target.absolute().parent
+                self._files[piece.name] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+                self._tallies[piece.name] = Tally(piece.name)
+            self._files[piece.name].write(piece.data)
+            self._tallies[piece.name].feed(piece.data)
 
     def _entry(self, name: str) -> Entry:
         tally = self._tallies[name]

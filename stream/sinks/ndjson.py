@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 import msgspec
@@ -12,55 +12,49 @@ from aiofiles.os import wrap
 from anyio import CancelScope, to_thread
 from msgspec import Struct
 
-from stream.codec import Lines, join_lines
+from stream.codec import join_lines
 from stream.errors import OutputError
 from stream.files.append import AppendFile, write_all
 from stream.files.targets import STDOUT, descriptor, is_regular, named, open_alone, partial
 from stream.pipeline import Batch, Write
-from stream.records.control import Control, sentence
+from stream.records.control import BOUNDARY, LINES, Control, sentence
 
 WriteBytes = Callable[[bytes], Awaitable[None]]
-Item = bytes | Control
 encode_control = msgspec.json.Encoder().encode
 
 
 class Ndjson(Struct):
-    """NDJSON of the items of some types, to `-` (stdout) or to a file."""
+    """Write records as NDJSON to `-` (stdout) or to a file."""
 
     target: str
-    kinds: type | tuple[type, ...] = bytes
+    kinds: Collection[str] = (LINES, BOUNDARY)
     is_whole: Callable[[], bool] = lambda: True  #: asked at the end: else a file stays partial
-    but: tuple[type, ...] = ()  #: of those, the types that go elsewhere
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Write[Item]]:
+    async def open(self) -> AsyncIterator[Write]:
         async with _writer(self.target, self.is_whole) as write_bytes:
 
-            async def write(batch: Batch[Item]) -> None:
-                lines = [
-                    item if isinstance(item, bytes) else encode_control(item)
-                    for item in _picked(batch, self.kinds)
-                    if not isinstance(item, self.but)
-                ]
-                if lines:
-                    await write_bytes(join_lines(lines))
+            async def write(batch: Batch[bytes | Struct]) -> None:
+                items = batch.items
+                lines = items if isinstance(items[0], bytes) else map(encode_control, items)
+                await write_bytes(join_lines(lines))  # type: ignore[arg-type]
 
             yield write
 
 
 class Text(Struct):
-    """The control records of some types as sentences on stderr, the first ones in full."""
+    """Write control records as sentences to stderr, the first ones in full."""
 
-    kinds: tuple[type, ...]
+    kinds: Collection[str]
     most: int = 20
     seen: int = 0
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Write[Item]]:
-        async def write(batch: Batch[Item]) -> None:
-            for item in _picked(batch, self.kinds):
+    async def open(self) -> AsyncIterator[Write]:
+        async def write(batch: Batch[Control]) -> None:
+            for item in batch.items:
                 self.seen += 1
-                if self.seen <= self.most and not isinstance(item, bytes):
+                if self.seen <= self.most:
                     _tell(sentence(item))
 
         yield write
@@ -72,13 +66,6 @@ def _tell(text: str) -> None:
     """That nobody can be told is no reason to lose what goes elsewhere."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)  # noqa: T201
-
-
-def _picked(batch: Batch[Item], kinds: type | tuple[type, ...]) -> Sequence[Item]:
-    """The items of some types. Lines are bytes throughout."""
-    if isinstance(batch, Lines):
-        return batch.items if issubclass(bytes, kinds) else ()
-    return [item for item in batch if isinstance(item, kinds)]
 
 
 def _writer(target: str, is_whole: Callable[[], bool]) -> AbstractAsyncContextManager[WriteBytes]:

@@ -9,18 +9,16 @@ from pathlib import Path
 
 import aiofiles
 from anyio import to_thread, wait_readable
-from anyio.abc import ObjectSendStream
 from msgspec import Struct
 
 from stream.codec import LineSplitter
 from stream.errors import InputError, os_reason
-from stream.pipeline import Batch
+from stream.pipeline import Batch, Out
+from stream.records.control import LINES
 
 FILE_BLOCK = 1 << 20  #: a hand-off to a thread costs as much as decoding fifty records
 PIPE_BLOCK = 1 << 16
 STDIN = "-"
-
-Out = ObjectSendStream[Batch[bytes]]
 
 
 class NdjsonSource(Struct):
@@ -40,7 +38,7 @@ class NdjsonSource(Struct):
             raise InputError(f"{place}: {os_reason(error)}") from None
         rest = splitter.finish()
         if rest:
-            await out.send(rest)
+            await out.send(Batch(LINES, rest))
 
 
 def check_readable(names: Iterable[str]) -> None:
@@ -64,7 +62,7 @@ async def _read_file(name: str, splitter: LineSplitter, out: Out) -> None:
         while chunk := await file.read(FILE_BLOCK):
             batch = splitter.feed(chunk)
             for part in batch.parts() if batch else ():
-                await out.send(part)
+                await out.send(Batch(LINES, part))
 
 
 async def _read_pipe(name: str, splitter: LineSplitter, out: Out) -> None:
@@ -75,7 +73,7 @@ async def _read_pipe(name: str, splitter: LineSplitter, out: Out) -> None:
         while chunk := await _read_some(fd):
             batch = splitter.feed(chunk)
             for part in batch.parts() if batch else ():
-                await out.send(part)
+                await out.send(Batch(LINES, part))
     finally:
         if fd != 0:
             os.close(fd)

@@ -7,18 +7,18 @@ from contextlib import suppress
 from itertools import chain
 
 from anyio import CancelScope, Condition, create_task_group, to_thread
-from anyio.abc import ObjectSendStream
 from msgspec import Struct, field
 
 from stream.boundary.cells import Cell, MatrixPlan, Stop, launch
 from stream.boundary.scripts import Staging, is_cleared, utf8
 from stream.errors import OutputError, SpawnError, os_reason
 from stream.files.trees import remove_tree
-from stream.pipeline import Batch
+from stream.pipeline import Batch, Out
 from stream.process.capture import Captured, follow, not_started
 from stream.process.machine import system_name
 from stream.process.tree import Tree
 from stream.records.boundary import RawEmission
+from stream.records.control import EMISSIONS
 
 STDOUT_LIMIT = 4 << 20  #: bytes; a frame is far smaller
 STDERR_LIMIT = 4096
@@ -42,7 +42,7 @@ class ProbeSource(Struct):
     on_done: Callable[[int, Cell | None], None] = lambda done, cell: None
     _measuring: set[CancelScope] = field(default_factory=set)
 
-    async def run(self, out: ObjectSendStream[Batch[RawEmission]], /) -> None:
+    async def run(self, out: Out, /) -> None:
         cells = self.plan.cells
         queue = iter(cells)
         line = _DeliveryQueue(out, self.as_completed, self.on_done)
@@ -118,7 +118,7 @@ class ProbeSource(Struct):
 class _DeliveryQueue(Struct):
     """Puts what workers deliver into the order that was asked for. Holds a bounded number."""
 
-    out: ObjectSendStream[Batch[RawEmission]]
+    out: Out
     as_completed: bool
     on_done: Callable[[int, Cell | None], None]
     done: int = 0
@@ -144,7 +144,7 @@ class _DeliveryQueue(Struct):
         self.done += 1
         self.on_done(self.done, None)
         if self.as_completed:
-            await self.out.send((emission,))
+            await self.out.send(Batch(EMISSIONS, (emission,)))
             return
         self._held[cell.index] = emission
         self._size += len(emission.stdout)
@@ -155,10 +155,11 @@ class _DeliveryQueue(Struct):
                 self._size -= len(ready[-1].stdout)
                 self._next += 1
             if ready:
-                await self.out.send(ready)
+                await self.out.send(Batch(EMISSIONS, ready))
                 self._moved.notify_all()
 
     async def deliver_rest(self) -> None:
         """What waits for cells that were never finished: nothing, unless it was stopped."""
         if self._held:
-            await self.out.send([self._held[index] for index in sorted(self._held)])
+            rest = [self._held[index] for index in sorted(self._held)]
+            await self.out.send(Batch(EMISSIONS, rest))

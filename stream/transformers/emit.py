@@ -7,6 +7,7 @@ the harness writes an `error` record which says what happened.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from msgspec import Struct
 
@@ -16,9 +17,9 @@ from stream.boundary.output import ContractViolation, ProbeOutput
 from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
 from stream.documents import repeated_key
 from stream.errors import visible
-from stream.pipeline import Batch, Counts
+from stream.pipeline import Batch, Counts, by_kind
 from stream.records.boundary import RAW_EMISSION, RawEmission, decode_raw, encode_raw
-from stream.records.control import Control, Fault
+from stream.records.control import BOUNDARY, EMISSIONS, LINES, Control, Fault, kind_of
 
 
 class Failure(Struct, frozen=True):
@@ -37,6 +38,7 @@ class Emit:
     """Raw emissions in, boundary objects out; every other record passes through."""
 
     name = "emit"
+    kinds = (EMISSIONS, LINES)
 
     def __init__(self, recorder: BoundaryBuilder) -> None:
         self.counts = Counts()
@@ -45,15 +47,13 @@ class Emit:
         self.results: Counter[str] = Counter()
         self._recorder = recorder
 
-    def feed(self, batch: Batch[RawEmission | bytes | Control], /) -> Batch[bytes | Control]:
+    def feed(self, batch: Batch[RawEmission | bytes], /) -> list[Batch[Any]]:
+        made = BOUNDARY if batch.kind == EMISSIONS else LINES
         out: list[bytes | Control] = []
-        for index, item in enumerate(batch):
+        for index, item in enumerate(batch.items):
             self.counts.received += 1
             if isinstance(item, RawEmission):
                 cell = item
-            elif not isinstance(item, bytes):
-                self._pass(out, item)
-                continue
             elif is_blank(item):
                 self.counts.filtered += 1
                 continue
@@ -68,23 +68,23 @@ class Emit:
                     fault = explain(error)
                 if fault:
                     self.counts.rejected += 1
-                    out.append(reject(self.name, batch, index, fault))
+                    out.append(reject(self.name, batch.items, index, fault))
                     continue
             modes = self._recorder.descriptor.modes
             if cell.mode not in modes:
                 self.counts.rejected += 1
                 reason = f"unknown run mode {cell.mode!r} (expected {'|'.join(modes)})"
-                out.append(reject(self.name, batch, index, Fault(reason, "$.mode")))
+                out.append(reject(self.name, batch.items, index, Fault(reason, "$.mode")))
                 continue
             mismatch = self._mismatch(cell)
             if mismatch:
                 self.counts.rejected += 1
-                out.append(reject(self.name, batch, index, mismatch))
+                out.append(reject(self.name, batch.items, index, mismatch))
                 continue
             self._pass(out, self._record(cell))
-        return out
+        return by_kind(out, lambda item: made if isinstance(item, bytes) else kind_of(item))
 
-    def finish(self) -> Batch[bytes | Control]:
+    def finish(self) -> tuple[()]:
         return ()
 
     def _mismatch(self, cell: RawEmission) -> Fault | None:
@@ -127,14 +127,15 @@ class EncodeRaw:
     """Raw emissions as lines, for an `emit` in another process."""
 
     name = "raw"
+    kinds = (EMISSIONS,)
 
     def __init__(self) -> None:
         self.counts = Counts()
 
-    def feed(self, batch: Batch[RawEmission], /) -> Batch[bytes]:
-        self.counts.received += len(batch)
-        self.counts.passed += len(batch)
-        return [encode_raw(cell) for cell in batch]
+    def feed(self, batch: Batch[RawEmission], /) -> list[Batch[bytes]]:
+        self.counts.received += len(batch.items)
+        self.counts.passed += len(batch.items)
+        return [Batch(LINES, [encode_raw(cell) for cell in batch.items])]
 
-    def finish(self) -> Batch[bytes]:
+    def finish(self) -> tuple[()]:
         return ()

@@ -12,7 +12,7 @@ another tool does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,8 +31,8 @@ from stream.codec import (
 )
 from stream.contracts import is_event
 from stream.documents import repeated_key
-from stream.pipeline import Batch, Counts
-from stream.records.control import Control, Finding, Reject
+from stream.pipeline import Batch, Counts, by_kind
+from stream.records.control import EVENTS, FINDINGS, LINES, Control, Finding, Reject, kind_of
 from stream.records.run import Profile
 from stream.transformers.event_decoder import decode_good
 from stream.transformers.event_fields import facts_of, faults_of
@@ -53,6 +53,7 @@ class Invariants:
     """Lines in; the same lines, findings beside them, and rejects out."""
 
     name = "check"
+    kinds = (LINES, EVENTS)
 
     def __init__(
         self,
@@ -78,7 +79,8 @@ class Invariants:
     def runs(self) -> int:
         return self._course.seen
 
-    def feed(self, batch: Batch[bytes | Control], /) -> Batch[bytes | Control]:
+    def feed(self, given: Batch[bytes], /) -> list[Batch[Any]]:
+        batch = given.items
         self.counts.received += len(batch)
         out: list[bytes | Control] = []
         untouched = 0  #: from here on nothing was found
@@ -88,7 +90,7 @@ class Invariants:
             source, number = batch.source, batch.number
         for index, line in enumerate(batch):
             place = Location(source, UNSET if number is UNSET else number + index)
-            facts = decode_good(line, self._profile) if isinstance(line, bytes) else None
+            facts = decode_good(line, self._profile)
             if facts is not None:
                 passes, found = True, self._add(facts, place)
             else:
@@ -99,23 +101,22 @@ class Invariants:
                 out += found
                 untouched = index + 1
         if not untouched:
-            return batch
+            return [given]
         out += batch[untouched:]
-        return out
+        return by_kind(out, lambda item: given.kind if isinstance(item, bytes) else kind_of(item))
 
-    def finish(self) -> Batch[bytes | Control]:
+    def finish(self) -> list[Batch[Finding]]:
         if not self._course.seen and self._is_alone:
             place = Location(self._source)
-            return [self._finding(incomplete(0, self._is_torn), place)]
-        return [self._finding(fault, place) for fault, place in self._course.finish()]
+            return [Batch(FINDINGS, [self._finding(incomplete(0, self._is_torn), place)])]
+        found = [self._finding(fault, place) for fault, place in self._course.finish()]
+        return [Batch(FINDINGS, found)] if found else []
 
     def _look(
-        self, batch: Batch[bytes | Control], index: int, place: Location
+        self, batch: Sequence[bytes], index: int, place: Location
     ) -> tuple[bool, list[Control]]:
         """Whether an item that is no faultless event goes on, and what is to be said of it."""
         line = batch[index]
-        if not isinstance(line, bytes):
-            return True, []
         if is_blank(line) and not self._is_alone:
             self.counts.filtered += 1
             return False, []
@@ -161,7 +162,7 @@ class Invariants:
         faults = self._course.add(facts, place)
         return [self._finding(fault, place) for fault in faults] if faults else []
 
-    def _reject(self, batch: Batch[bytes | Control], index: int, error: Exception) -> list[Control]:
+    def _reject(self, batch: Sequence[bytes], index: int, error: Exception) -> list[Control]:
         """A line that cannot be read. A torn end is not said twice: the run is incomplete."""
         self.counts.rejected += 1
         bad = reject(self.name, batch, index, explain(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,9 +13,9 @@ from msgspec import Struct
 from stream.boundary.descriptors import Descriptor
 from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
 from stream.errors import number, visible
-from stream.pipeline import Batch, Counts
+from stream.pipeline import Batch, Counts, by_kind
 from stream.records.boundary import STATUSES, Boundary, decode_boundary
-from stream.records.control import GAP, Control, Gap
+from stream.records.control import GAP, LINES, Control, Gap, kind_of
 
 SNIPPET_LINES = 3
 SNIPPET_WIDTH = 160
@@ -31,6 +31,7 @@ class Listen:
     """Lines in; one piece of text for each batch out, as bytes."""
 
     name = "listen"
+    kinds = (LINES,)
 
     def __init__(
         self, descriptor: Descriptor, *, as_json: bool = False, colour: bool = False
@@ -53,7 +54,8 @@ class Listen:
             for status in STATUSES
         }
 
-    def feed(self, batch: Batch[bytes | Control], /) -> Batch[bytes | Control]:
+    def feed(self, given: Batch[bytes], /) -> list[Batch[Any]]:
+        batch = given.items
         self.counts.received += len(batch)
         text: list[str] = []
         bad: list[Control] = []
@@ -62,8 +64,8 @@ class Listen:
         decode = self._decode
         for index, line in enumerate(batch):
             try:
-                record = decode(line)  # type: ignore[arg-type]
-            except (*DECODE_ERRORS, TypeError) as error:
+                record = decode(line)
+            except DECODE_ERRORS as error:
                 self._other(batch, index, error, bad)
                 continue
             passed += 1
@@ -81,12 +83,12 @@ class Listen:
             if category not in self.categories and len(self.categories) >= MOST_CATEGORIES:
                 category = OTHERS
             self.categories[category][status] += count
-        return [*bad, "\n".join(text).encode()] if text else bad
+        return by_kind([*bad, "\n".join(text).encode()] if text else bad, kind_of)
 
-    def finish(self) -> Batch[bytes | Control]:
+    def finish(self) -> list[Batch[bytes]]:
         if self._as_json:
-            return [msgspec.json.encode(self.summary(), order="sorted")]
-        return ["\n".join(self._table()).encode()]
+            return [Batch(LINES, [msgspec.json.encode(self.summary(), order="sorted")])]
+        return [Batch(LINES, ["\n".join(self._table()).encode()])]
 
     def summary(self) -> dict[str, Any]:
         return {
@@ -102,17 +104,13 @@ class Listen:
 
     def _other(
         self,
-        batch: Batch[bytes | Control],
+        batch: Sequence[bytes],
         index: int,
         error: Exception,
         bad: list[Control],
     ) -> None:
         """A line that is no boundary object: blank, of another contract, or bad."""
         line = batch[index]
-        if not isinstance(line, bytes):
-            self.counts.passed += 1
-            bad.append(line)
-            return
         if is_blank(line):
             self.counts.filtered += 1
             return

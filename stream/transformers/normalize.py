@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -21,8 +22,21 @@ from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
 from stream.documents import repeated_key
 from stream.evidence.markers import Writes
 from stream.evidence.surface import OPENED, Surface
-from stream.pipeline import Batch, Counts
-from stream.records.control import GAP, Control, Fault, Gap
+from stream.pipeline import Batch, Counts, by_kind
+from stream.records.control import (
+    CAPTURES,
+    DETAILS,
+    GAP,
+    GAPS,
+    KERNEL,
+    LINES,
+    REJECTS,
+    TELEMETRY,
+    Control,
+    Fault,
+    Gap,
+    Reject,
+)
 from stream.records.kernel import (
     EVENT_TYPES,
     INODE_RESOLVED,
@@ -73,17 +87,29 @@ class DetailLine(bytes):
     """A line of layers/kernel-ext.ndjson."""
 
 
-class KernelLines(list[bytes]):
-    """A batch of nothing but lines of layers/kernel.ndjson, as nearly all are."""
+class OtherLine(bytes):
+    """A line of another contract, which passes."""
 
 
-Normalized: TypeAlias = bytes | DetailLine | RawCapture | Control
+Normalized: TypeAlias = bytes | DetailLine | OtherLine | RawCapture | Control
+_KINDS = {
+    DetailLine: DETAILS,
+    OtherLine: LINES,
+    RawCapture: CAPTURES,
+    Gap: GAPS,
+    Reject: REJECTS,
+}
+
+
+def _kind_of(item: Normalized) -> str:
+    return _KINDS.get(type(item), KERNEL)
 
 
 class Normalize:
     """Raw events, or lines of them, in; lines of the two layers out."""
 
     name = "normalize"
+    kinds = (LINES, TELEMETRY)
 
     def __init__(
         self,
@@ -113,7 +139,8 @@ class Normalize:
             None if surface is None else QuickOpens(self._run_id, surface, DetailLine, self._drop)
         )
 
-    def feed(self, batch: Batch[Given], /) -> Batch[Normalized]:
+    def feed(self, given: Batch[Given], /) -> list[Batch[Any]]:
+        batch = given.items
         self.counts.received += len(batch)
         out: list[Normalized] = []
         before = self.events
@@ -122,7 +149,7 @@ class Normalize:
         else:
             self._feed(batch, out)
         is_plain = len(out) == self.events - before
-        return KernelLines(out) if is_plain else out  # type: ignore[arg-type]
+        return [Batch(KERNEL, out)] if is_plain and out else by_kind(out, _kind_of)
 
     def _feed_ring(self, batch: RingBatch, quick: QuickOpens, out: list[Normalized]) -> None:
         items, times = batch.items, self._times
@@ -137,7 +164,7 @@ class Normalize:
             self._feed((batch[done],), out)
             done += 1
 
-    def _feed(self, batch: Batch[Given], out: list[Normalized]) -> None:
+    def _feed(self, batch: Sequence[Given], out: list[Normalized]) -> None:
         for index, item in enumerate(batch):
             if isinstance(item, bytes):
                 try:
@@ -169,7 +196,7 @@ class Normalize:
                 fault = Fault(f"{event.call!r} is no call of a feed", "$.call")
                 self._reject(batch, index, out, fault)
 
-    def finish(self) -> Batch[Normalized]:
+    def finish(self) -> tuple[()]:
         return ()
 
     @property
@@ -300,7 +327,7 @@ class Normalize:
         return msgspec.structs.replace(capture, filtered=dict(filtered), aside=dict(aside))
 
     def _add_other(
-        self, batch: Batch[Given], index: int, error: Exception, out: list[Normalized]
+        self, batch: Sequence[Given], index: int, error: Exception, out: list[Normalized]
     ) -> None:
         """A line that is no record of a feed."""
         line = batch[index]
@@ -319,11 +346,11 @@ class Normalize:
             self._reject(batch, index, out, Fault("is no record of a kernel feed"))
         else:
             self.counts.passed += 1
-            out.append(line)
+            out.append(OtherLine(line))
 
     def _reject(
         self,
-        batch: Batch[Given],
+        batch: Sequence[Given],
         index: int,
         out: list[Normalized],
         fault: Fault,

@@ -8,6 +8,7 @@ counted, and is a finding only where nothing follows that could know it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,9 @@ from stream.codec import (
     reject,
 )
 from stream.documents import repeated_key
-from stream.pipeline import Batch, Counts
+from stream.pipeline import Batch, Counts, by_kind
 from stream.records.boundary import PATTERN_VERSION
-from stream.records.control import Control, Fault, Finding
+from stream.records.control import LINES, Control, Fault, Finding, kind_of
 
 if TYPE_CHECKING:
     from stream.contracts import Contracts
@@ -40,6 +41,7 @@ class Validate:
     """Lines in; good lines, findings and rejects out."""
 
     name = "validate"
+    kinds = (LINES,)
 
     def __init__(self, boundaries: Boundaries, *, is_last: bool) -> None:
         self.counts = Counts()
@@ -48,22 +50,23 @@ class Validate:
         self._boundaries = boundaries
         self._is_last = is_last
 
-    def feed(self, batch: Batch[bytes | Control], /) -> Batch[bytes | Control]:
-        self.counts.received += len(batch)
+    def feed(self, batch: Batch[bytes], /) -> list[Batch[Any]]:
+        lines = batch.items
+        self.counts.received += len(lines)
         # Nearly every line of nearly every stream is a good boundary object: one call each.
-        if not self._boundaries.are_good(batch):
-            return self._feed_slowly(batch)
-        self.counts.passed += len(batch)
-        self.contracts[PATTERN_VERSION] += len(batch)
-        return batch
+        if not self._boundaries.are_good(lines):
+            return by_kind(self._feed_slowly(lines), kind_of)
+        self.counts.passed += len(lines)
+        self.contracts[PATTERN_VERSION] += len(lines)
+        return [batch]
 
-    def finish(self) -> Batch[bytes | Control]:
+    def finish(self) -> tuple[()]:
         return ()
 
-    def _feed_slowly(self, batch: Batch[bytes | Control]) -> list[bytes | Control]:
+    def _feed_slowly(self, batch: Sequence[bytes]) -> list[bytes | Control]:
         out: list[bytes | Control] = []
         for index, line in enumerate(batch):
-            if isinstance(line, bytes) and is_blank(line):
+            if is_blank(line):
                 self.counts.filtered += 1
                 continue
             source = batch.source if isinstance(batch, Lines) else "(pipeline)"
@@ -93,10 +96,8 @@ class Validate:
 
         return Contracts(self._boundaries)
 
-    def _judge(self, line: bytes | Control, source: str) -> tuple[str, Fault | None]:
+    def _judge(self, line: bytes, source: str) -> tuple[str, Fault | None]:
         """(the contract or rule, what breaks it)."""
-        if not isinstance(line, bytes):
-            return "control", None
         if isinstance(line, BrokenDocument):
             return "json", line.fault
         try:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,6 +23,7 @@ from stream.boundary.descriptors import Boundaries, Descriptor, make_carried
 from stream.codec import DECODE_ERRORS, Lines, LineSplitter, OverlongLine
 from stream.documents import LARGEST, parse_document, parted
 from stream.errors import InputError
+from stream.pipeline import Batch
 from stream.records.artifacts import (
     RUNNER_FILE,
     CorrelationReport,
@@ -29,7 +31,7 @@ from stream.records.artifacts import (
     RunnerFinished,
     RunnerStarted,
 )
-from stream.records.control import Finding
+from stream.records.control import FINDINGS, LINES
 from stream.records.decision import EventName
 from stream.records.run import (
     BOUNDARY_FILE,
@@ -304,11 +306,13 @@ class Events:
             self._book.take_lines(len(part))
             for index, line in enumerate(part):
                 self._read(line, part.number + index)
-            self._add(self._stage.feed(part))  # after it is known whether the run ends here
+            self._add(
+                self._stage.feed(Batch(LINES, part))
+            )  # after it is known whether the run ends here
 
-    def _add(self, items: Any) -> None:
-        for item in items:
-            if isinstance(item, Finding) and not (item.rule == CUT_OFF and self._is_cut_off):
+    def _add(self, made: Iterable[Batch[Any]]) -> None:
+        for item in chain.from_iterable(one.items for one in made if one.kind == FINDINGS):
+            if not (item.rule == CUT_OFF and self._is_cut_off):
                 rule = f"contract.check.{item.rule}"
                 named = msgspec.structs.replace(item, rule=rule)
                 self._book.add(named, EVENTS_FILE)
@@ -400,8 +404,8 @@ class Validated:
         for part in lines.parts() if lines else ():
             self._book.take_lines(len(part))
             self.count += sum(map(_counts if self._name == CHANGES_FILE else bool, part))
-            for item in self._stage.feed(part):
-                if isinstance(item, Finding):
+            for made in self._stage.feed(Batch(LINES, part)):
+                for item in made.items if made.kind == FINDINGS else ():
                     named = msgspec.structs.replace(item, rule="contract.record")
                     self._book.add(named, self._name)
 

@@ -21,7 +21,8 @@ from stream.codec import Lines, LineSplitter
 from stream.documents import convert, read_document
 from stream.errors import InputError, os_reason, reporting
 from stream.files.inside import Digests, UnusableFileError, describe_kind, files_below
-from stream.records.control import Finding
+from stream.pipeline import Batch
+from stream.records.control import FINDINGS, LINES, Finding
 from stream.records.run import (
     ARTIFACTS,
     BOUNDARY_FILE,
@@ -297,9 +298,9 @@ def _record_findings(path: Path, boundaries: Boundaries) -> Iterator[Finding]:
 
 def _record_faults(stage: Validate, lines: Lines | None) -> Iterator[Finding]:
     for part in lines.parts() if lines else ():
-        for item in stage.feed(part):
-            if isinstance(item, Finding):
-                yield replace(item, rule="folder.record")
+        for made in stage.feed(Batch(LINES, part)):
+            if made.kind == FINDINGS:
+                yield from (replace(item, rule="folder.record") for item in made.items)
 
 
 def _diff_findings(

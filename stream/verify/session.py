@@ -18,11 +18,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 from anyio import to_thread
-from anyio.abc import ObjectSendStream
 from msgspec import Struct
 
 from stream.archive.chain import Tally
@@ -45,7 +44,7 @@ from stream.errors import InputError, os_reason
 from stream.evidence.consistency import faults_of
 from stream.evidence.health import ABSENT_NOTE
 from stream.files.inside import describe_kind, open_beneath
-from stream.pipeline import Batch, Pipeline, Sink
+from stream.pipeline import Batch, Out, Pipeline, Sink
 from stream.records.artifacts import (
     ARCHIVE_MANIFEST,
     CHAIN_FILE,
@@ -59,6 +58,7 @@ from stream.records.artifacts import (
     V0_FILES,
     ArchiveManifest,
 )
+from stream.records.control import FINDINGS
 from stream.records.decision import CLAUDE_CODE
 from stream.records.run import (
     ARTIFACTS,
@@ -566,20 +566,20 @@ class VerifySource(Struct):
     boundary: str | None = None
     book: VerifyReport | None = None
 
-    async def run(self, out: ObjectSendStream[Batch[Any]], /) -> None:
+    async def run(self, out: Out, /) -> None:
         # In a thread that an interrupt leaves behind: there may be gigabytes to read.
         self.book = await to_thread.run_sync(
             lambda: verify(self.target, self.limits, self.boundary), abandon_on_cancel=True
         )
         if self.book.findings:
-            await out.send(self.book.findings)
+            await out.send(Batch(FINDINGS, self.book.findings))
 
 
 async def run_verify(
-    target: Path, limits: Limits, boundary: str | None, *sinks: Sink[Any]
+    target: Path, limits: Limits, boundary: str | None, *sinks: Sink
 ) -> VerifyReport:
     """Raises InputError where there is nothing to verify."""
     source = VerifySource(target, limits, boundary)
-    await Pipeline[Any]((source,)).into(*sinks)
+    await Pipeline((source,)).into(*sinks)
     assert source.book is not None
     return source.book

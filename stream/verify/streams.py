@@ -9,19 +9,18 @@ import stat
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from anyio import to_thread
-from anyio.abc import ObjectSendStream
 from msgspec import Struct, field
 
 from stream.boundary.descriptors import Boundaries
 from stream.codec import DECODE_ERRORS, BrokenDocument, Lines
 from stream.documents import LARGEST, parse_document, parted
 from stream.errors import InputError, os_reason
-from stream.pipeline import Batch, Chain, Counts, Pipeline, Sink, Source
-from stream.records.control import Finding
+from stream.pipeline import Batch, Chain, Counts, Out, Pipeline, Sink, Source
+from stream.records.control import FINDINGS, LINES, Finding
 from stream.records.run import EVENTS_FILE, Profile
 from stream.sources.ndjson import STDIN, NdjsonSource, check_readable
 from stream.transformers.invariants import Invariants
@@ -49,11 +48,11 @@ class FolderSource(Struct):
     contracts: Callable[[], Contracts]
     found: list[Finding] = field(default_factory=list)
 
-    async def run(self, out: ObjectSendStream[Batch[Any]], /) -> None:
+    async def run(self, out: Out, /) -> None:
         # In a thread that an interrupt leaves behind: there may be gigabytes to hash.
         self.found = await to_thread.run_sync(self._examine, abandon_on_cancel=True)
         if self.found:
-            await out.send(self.found)
+            await out.send(Batch(FINDINGS, self.found))
 
     def _examine(self) -> list[Finding]:
         """Of a run that was cut off the last records may be torn: its events say that it was."""
@@ -67,7 +66,7 @@ class FolderSource(Struct):
 
 
 async def run_check(
-    name: str, profile: Profile | None, boundary: str | None, *sinks: Sink[Any]
+    name: str, profile: Profile | None, boundary: str | None, *sinks: Sink
 ) -> CheckResult:
     """`-`: whatever comes from stdin; a file: the events of one run; a folder: a whole run.
 
@@ -85,7 +84,7 @@ async def run_check(
 
     if boundary:
         contracts()  # what cannot be used is said before anything is read
-    sources: list[Source[Any]] = []
+    sources: list[Source] = []
     folder = FolderSource(target, contracts)
     if name != STDIN and _is_folder(folder.root):
         from stream.verify.run_folder import check_folder, profile_of
@@ -99,7 +98,7 @@ async def run_check(
         sources = [NdjsonSource(name), *sources]
     place = os.fsencode(name).decode(errors="replace")
     stage = Invariants(profile or "poc", is_alone=name != STDIN, source=place, contracts=contracts)
-    await Pipeline[Any]((Chain(sources),)).through(lambda: stage).into(*sinks)
+    await Pipeline((Chain(sources),)).through(stage).into(*sinks)
     return _answer(stage, folder.found)
 
 
@@ -115,13 +114,10 @@ def _is_folder(path: Path) -> bool:
 
 
 def _answer(stage: Invariants, found: list[Finding]) -> CheckResult:
-    lines = stage.counts
-    lines.received -= len(found)
-    lines.passed -= len(found)
     errors = sum(finding.severity == "error" for finding in found)
     findings = stage.findings + len(found)
     return CheckResult(
-        lines, stage.events, stage.runs, findings, stage.errors + errors, stage.unknown
+        stage.counts, stage.events, stage.runs, findings, stage.errors + errors, stage.unknown
     )
 
 
@@ -130,7 +126,7 @@ class DocumentSource(Struct):
 
     name: str
 
-    async def run(self, out: ObjectSendStream[Batch[Any]], /) -> None:
+    async def run(self, out: Out, /) -> None:
         try:
             data = Path(self.name).read_bytes()
         except OSError as error:
@@ -144,7 +140,7 @@ class DocumentSource(Struct):
                 await NdjsonSource(self.name).run(out)
                 return
             line = BrokenDocument.of(data, parted(str(error)))
-        await out.send(Lines([line], self.name, 1, 0))
+        await out.send(Batch(LINES, Lines([line], self.name, 1, 0)))
 
 
 def _is_record(line: bytes) -> bool:
@@ -158,12 +154,12 @@ def _is_record(line: bytes) -> bool:
 
 
 async def run_validate(
-    names: Sequence[str], boundaries: Boundaries, *sinks: Sink[Any], as_filter: bool
+    names: Sequence[str], boundaries: Boundaries, *sinks: Sink, as_filter: bool
 ) -> Validate:
     """One input after the other, in the order given. The stage that it returns has the books."""
     stage = Validate(boundaries, is_last=not as_filter)
     sources = [DocumentSource(name) if is_document(name) else NdjsonSource(name) for name in names]
-    await Pipeline[Any]((Chain(sources),)).through(lambda: stage).into(*sinks)
+    await Pipeline((Chain(sources),)).through(stage).into(*sinks)
     return stage
 
 

@@ -59,6 +59,7 @@ from tests.archive.samples import (
     tar_in,
     written,
 )
+from tests.core.laws import feed
 from tests.evidence.raw import O_CREAT, O_WRONLY, RAW_EVENTS, failed, opened, raw
 
 LAYERS = (KERNEL_FILE, DETAIL_FILE, POLICY_FILE, SDK_FILE, MARKERS_FILE)
@@ -102,7 +103,7 @@ CAPTURE = RawCapture(
 
 
 def rich(capture: RawCapture = CAPTURE, *, lost: int = 0) -> Files:
-    lines = [line for line in Normalize(RUN).feed(EVENTS) if isinstance(line, bytes)]
+    lines = [line for line in feed(Normalize(RUN), EVENTS) if isinstance(line, bytes)]
     kernel = [line for line in lines if not isinstance(line, DetailLine)]
     beside = [bytes(line) for line in lines if isinstance(line, DetailLine)]
     if lost:
@@ -373,7 +374,7 @@ def plausible(event: RawEvent) -> RawEvent:
 
 @given(st.lists(RAW_EVENTS.map(plausible), max_size=12))
 def test_whatever_is_normalized_agrees_with_itself(events: list[RawEvent]) -> None:
-    lines = [line for line in Normalize(RUN).feed(events) if isinstance(line, bytes)]
+    lines = [line for line in feed(Normalize(RUN), events) if isinstance(line, bytes)]
     kernel = [line for line in lines if not isinstance(line, DetailLine)]
     beside = [line for line in lines if isinstance(line, DetailLine)]
     with closing(LayerReplay()) as gathering:

@@ -47,6 +47,7 @@ from tests.archive.samples import (
 from tests.archive.test_writing import ROUND
 from tests.cli.command import STREAM, Place
 from tests.cli.conftest import place
+from tests.core.laws import feed
 from tests.evidence.raw import opened as raw_opened
 from tests.evidence.raw import raw
 from tests.recorder.runs import observe
@@ -376,7 +377,7 @@ def test_the_books_balance_however_it_is_cut(lines: list[bytes], data: st.DataOb
         rejects = 0
         number = 1
         for batch in batches:
-            for item in stage.feed(Lines(batch, "x", number, 0)):
+            for item in feed(stage, Lines(batch, "x", number, 0)):
                 if isinstance(item, Piece):
                     pieces[item.name] = pieces.get(item.name, b"") + item.data
                 else:
@@ -392,7 +393,7 @@ def test_the_books_balance_however_it_is_cut(lines: list[bytes], data: st.DataOb
 def test_the_books_of_a_feed_are_kept_for_who_makes_the_health() -> None:
     stage = Assort(find_boundaries(None))
     capture = RawCapture(feed="ebpf", got=3, seen=3, filtered={"loader": 1}, aside={})
-    assert [*stage.feed([encode(capture)])] == []
+    assert [*feed(stage, [encode(capture)])] == []
     bare = RawCapture(feed="ebpf", got=3, seen=3)
     assert stage.books == FeedCounts(bare, {"loader": 1}, {})
     assert stage.counts.filtered == 1

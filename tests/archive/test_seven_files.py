@@ -44,6 +44,7 @@ from tests.archive.samples import (
 from tests.archive.test_claims import rich
 from tests.cli.command import Place
 from tests.cli.conftest import place
+from tests.core.laws import feed
 from tests.evidence.raw import raw
 
 __all__ = ["place"]
@@ -384,8 +385,8 @@ def test_an_event_of_an_unknown_number_in_every_form(tmp_path: Path) -> None:
     """It is kept, with what is known of it beside it, and said to be unnamed."""
     files = layers()
     beside = []
-    for line in Normalize(RUN).feed([raw("event_999", ret=0, path="/x", pid=100)]):
-        told = bytes(line).replace(b'"seq":0', b'"seq":3') + b"\n"  # type: ignore[arg-type]
+    for line in feed(Normalize(RUN), [raw("event_999", ret=0, path="/x", pid=100)]):
+        told = bytes(line).replace(b'"seq":0', b'"seq":3') + b"\n"
         if isinstance(line, DetailLine):
             beside.append(told)
         else:
@@ -419,7 +420,7 @@ def test_a_blocked_connect_alone_is_coverage(tmp_path: Path) -> None:
     detail = Normalize(RUN)
     beside = [
         line
-        for line in detail.feed([raw("connect_blocked", peer="5.6.7.8:9", pid=100)])
+        for line in feed(detail, [raw("connect_blocked", peer="5.6.7.8:9", pid=100)])
         if isinstance(line, DetailLine)
     ]
     files[DETAIL_FILE] += b"".join(line.replace(b'"seq":0', b'"seq":3') + b"\n" for line in beside)

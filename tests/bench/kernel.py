@@ -22,6 +22,7 @@ from stream.records.artifacts import KERNEL_FILE
 from stream.sources.kernel.decode import RingDecoder
 from stream.transformers.normalize import Normalize
 from tests.bench.measuring import STREAM, Row
+from tests.core.laws import feed
 from tests.kernel.test_decode import record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,7 +118,7 @@ def _recorder_alone(scratch: Path) -> Row:
         normalize = Normalize("one", surface=Surface(), keeps_times=True)
         start = time.perf_counter()
         for chunk in chunks:
-            said = normalize.feed(decoder.decode(chunk)[0])
+            said = feed(normalize, decoder.decode(chunk)[0])
             lines = [line for line in said if isinstance(line, bytes)]
             files.append(KERNEL_FILE, join_lines(lines), len(lines))
             normalize.take_times()

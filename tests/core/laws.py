@@ -1,4 +1,4 @@
-"""Laws that every stage keeps, as functions that a stage's own tests call."""
+"""Laws that every transformer keeps, as functions that its own tests call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from stream.codec import Lines
-from stream.pipeline import Counts, Stage
+from stream.pipeline import Batch, Counts, Transformer
+from stream.records.control import LINES
 
 
 def cut(items: Sequence[Any], cuts: Iterable[int]) -> list[Sequence[Any]]:
@@ -25,22 +26,33 @@ def _slice(items: Sequence[Any], start: int, end: int) -> Sequence[Any]:
     return Lines(items.items[start:end], items.source, items.number + start, offset)
 
 
-def drive(stage: Stage[Any, Any], batches: Iterable[Sequence[Any]]) -> list[Any]:
-    """What a stage makes of the batches, as one list; its books are checked."""
+def feed(stage: Transformer, items: Sequence[Any], kind: str = LINES) -> list[Any]:
+    """What a transformer makes of one batch, as one list."""
+    return [item for made in stage.feed(Batch(kind, items)) for item in made.items]
+
+
+def finish(stage: Transformer) -> list[Any]:
+    return [item for made in stage.finish() for item in made.items]
+
+
+def drive(
+    stage: Transformer, batches: Iterable[Sequence[Any]], kind: str | None = None
+) -> list[Any]:
+    """What a transformer makes of the batches, as one list; its counts are checked."""
     out: list[Any] = []
     fed = 0
     for batch in batches:
         fed += len(batch)
-        out += stage.feed(batch)
+        out += feed(stage, batch, kind or next(iter(stage.kinds)))
         assert stage.counts.received == fed
-    out += stage.finish()
+    out += finish(stage)
     assert stage.counts.received == fed, f"{stage.name}: given {fed}, {stage.counts}"
     assert stage.counts.balanced, f"{stage.name}: {stage.counts}"
     return out
 
 
 def check_batch_independence(
-    make_stage: Callable[[], Stage[Any, Any]], items: Sequence[Any], cuts: Iterable[int]
+    make_stage: Callable[[], Transformer], items: Sequence[Any], cuts: Iterable[int]
 ) -> tuple[list[Any], Counts]:
     """However the items are cut into batches, the output and the books are the same.
 

@@ -10,7 +10,6 @@ from typing import Any
 import anyio
 import pytest
 from anyio import create_task_group, fail_after, get_cancelled_exc_class
-from anyio.abc import ObjectSendStream
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,11 +19,12 @@ from stream.pipeline import (
     Batch,
     Chain,
     Counts,
+    Out,
     Pipeline,
     Report,
+    Source,
     UnbalancedError,
     Write,
-    merge,
 )
 from stream.records.control import Reject
 from tests.core.laws import check_batch_independence, cut
@@ -42,10 +42,10 @@ class Items:
     sent: int = 0
     ended_by: type[BaseException] | None = None
 
-    async def run(self, out: ObjectSendStream[Batch[Any]], /) -> None:
+    async def run(self, out: Out, /) -> None:
         try:
             for batch in self.batches:
-                await out.send(batch)
+                await out.send(Batch("items", batch))
                 self.sent += 1
             if self.error:
                 raise self.error
@@ -61,10 +61,10 @@ class Endless:
     sent: int = 0
     ended_by: type[BaseException] | None = None
 
-    async def run(self, out: ObjectSendStream[Batch[Any]], /) -> None:
+    async def run(self, out: Out, /) -> None:
         try:
             while True:
-                await out.send([self.sent])
+                await out.send(Batch("items", [self.sent]))
                 self.sent += 1
         except BaseException as error:
             self.ended_by = type(error)
@@ -75,6 +75,7 @@ class Endless:
 class Into:
     """A sink that keeps what it got and how it ended. It fails where it is told to."""
 
+    kinds: Sequence[str] = ("items",)
     fail_open: Exception | None = None
     fail_write: Exception | None = None
     fail_commit: Exception | None = None
@@ -86,7 +87,7 @@ class Into:
     got_one: anyio.Event | None = None
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Write[Any]]:
+    async def open(self) -> AsyncIterator[Write]:
         if self.fail_open:
             raise self.fail_open
         self.opened += 1
@@ -101,8 +102,8 @@ class Into:
         self.ended_by.append(None)
 
     async def _write(self, batch: Batch[Any]) -> None:
-        assert batch, "a sink gets no empty batch"
-        self.items += batch
+        assert batch.items, "a sink gets no empty batch"
+        self.items += batch.items
         self.batches += 1
         assert self.got_one is not None
         self.got_one.set()
@@ -112,18 +113,19 @@ class Into:
             await anyio.sleep_forever()
 
 
-class Stage:
+class Adding:
     """Adds one to what is even, rejects what is negative, leaves out zero, ends with a sum."""
 
-    name = "stage"
+    name = "adding"
+    kinds = ("items",)
 
     def __init__(self) -> None:
         self.counts = Counts()
         self.total = 0
 
-    def feed(self, batch: Batch[int], /) -> Batch[int]:
-        out = []
-        for item in batch:
+    def feed(self, batch: Batch[int], /) -> list[Batch[int]]:
+        out: list[int] = []
+        for item in batch.items:
             self.counts.received += 1
             if item < 0:
                 self.counts.rejected += 1
@@ -133,48 +135,48 @@ class Stage:
                 self.counts.passed += 1
                 self.total += item
                 out += [item, item] if item % 2 else [item + 1]
-        return out
+        return [Batch("items", out)]
 
-    def finish(self) -> Batch[int]:
-        return [self.total]
+    def finish(self) -> list[Batch[int]]:
+        return [Batch("items", [self.total])]
 
 
-class Losing(Stage):
+class Losing(Adding):
     name = "losing"
 
-    def feed(self, batch: Batch[int], /) -> Batch[int]:
-        return super().feed(batch[1:])
+    def feed(self, batch: Batch[int], /) -> list[Batch[int]]:
+        return super().feed(Batch("items", batch.items[1:]))
 
 
-class Inventing(Stage):
+class Inventing(Adding):
     name = "inventing"
 
-    def feed(self, batch: Batch[int], /) -> Batch[int]:
-        return super().feed([*batch, 1])
+    def feed(self, batch: Batch[int], /) -> list[Batch[int]]:
+        return super().feed(Batch("items", [*batch.items, 1]))
 
 
-class Forgetful(Stage):
+class Forgetful(Adding):
     """Receives everything and says nothing about where one item went."""
 
     name = "forgetful"
 
-    def feed(self, batch: Batch[int], /) -> Batch[int]:
-        self.counts.received += len(batch)
-        self.counts.passed += len(batch) - 1
-        return batch[1:]
+    def feed(self, batch: Batch[int], /) -> list[Batch[int]]:
+        self.counts.received += len(batch.items)
+        self.counts.passed += len(batch.items) - 1
+        return [Batch("items", batch.items[1:])]
 
 
-class Failing(Stage):
+class Failing(Adding):
     name = "failing"
 
-    def feed(self, batch: Batch[int], /) -> Batch[int]:
+    def feed(self, batch: Batch[int], /) -> list[Batch[int]]:
         raise ZeroDivisionError
 
 
-class FailingLate(Stage):
+class FailingLate(Adding):
     name = "failing-late"
 
-    def finish(self) -> Batch[int]:
+    def finish(self) -> list[Batch[int]]:
         raise ZeroDivisionError
 
 
@@ -186,7 +188,11 @@ def only(group: BaseException) -> BaseException:
     return group
 
 
-async def failure_of(pipeline: Pipeline[Any], *sinks: Into) -> BaseException:
+def of(*sources: Source) -> Pipeline:
+    return Pipeline(sources)
+
+
+async def failure_of(pipeline: Pipeline, *sinks: Into) -> BaseException:
     with fail_after(LIMIT):
         try:
             await pipeline.into(*sinks)
@@ -197,7 +203,7 @@ async def failure_of(pipeline: Pipeline[Any], *sinks: Into) -> BaseException:
 
 async def test_order_and_content() -> None:
     sink = Into()
-    report = await merge(Items([[1, 2], [], [3]])).into(sink)
+    report = await of(Items([[1, 2], [], [3]])).into(sink)
     assert sink.items == [1, 2, 3]
     assert sink.ended_by == [None]
     assert report == Report([])
@@ -206,7 +212,7 @@ async def test_order_and_content() -> None:
 async def test_several_sources_into_several_sinks() -> None:
     sources = [Items([[(name, n)] for n in range(50)]) for name in "abc"]
     sinks = [Into(), Into()]
-    await merge(*sources).into(*sinks)
+    await of(*sources).into(*sinks)
     for sink in sinks:
         assert len(sink.items) == 150
         for name in "abc":
@@ -218,22 +224,22 @@ async def test_several_sources_into_several_sinks() -> None:
 
 async def test_without_sources_stages_still_finish() -> None:
     sink = Into()
-    report = await Pipeline[int](()).through(Stage).into(sink)
+    report = await Pipeline(()).through(Adding()).into(sink)
     assert sink.items == [0]
-    assert report.stages == [("stage", Counts())]
+    assert report.transformers == [("adding", Counts())]
 
 
 async def test_without_sinks_everything_is_read() -> None:
     source = Items([[n] for n in range(100)])
-    report = await Pipeline[int]((source,)).through(Stage).into()
+    report = await Pipeline((source,)).through(Adding()).into()
     assert source.sent == 100
-    assert report.stages[0][1].received == 100
+    assert report.transformers[0][1].received == 100
 
 
 async def test_the_books() -> None:
     sink = Into()
-    report = await merge(Items([[1, -1, 0], [2, 0]])).through(Stage).through(Stage).into(sink)
-    first, second = (counts for _, counts in report.stages)
+    report = await of(Items([[1, -1, 0], [2, 0]])).through(Adding()).through(Adding()).into(sink)
+    first, second = (counts for _, counts in report.transformers)
     assert first == Counts(received=5, passed=2, rejected=1, filtered=2)
     assert str(first) == "5 in = 2 out + 1 rejected + 2 filtered"
     # 1 1 3, and the sum that the first stage ended with; then the second one's own sum
@@ -242,9 +248,9 @@ async def test_the_books() -> None:
 
 
 @pytest.mark.parametrize("stage", [Losing, Inventing, Forgetful])
-async def test_unbalanced_books_are_a_bug(stage: type[Stage]) -> None:
+async def test_unbalanced_books_are_a_bug(stage: type[Adding]) -> None:
     sink = Into()
-    error = await failure_of(merge(Items([[1, 3]])).through(stage), sink)
+    error = await failure_of(of(Items([[1, 3]])).through(stage()), sink)
     assert isinstance(error, UnbalancedError)
     assert str(error).startswith(f"{stage.name}: given 2, accounts for ")
     assert sink.ended_by
@@ -252,10 +258,10 @@ async def test_unbalanced_books_are_a_bug(stage: type[Stage]) -> None:
 
 
 @pytest.mark.parametrize("stage", [Failing, FailingLate])
-async def test_a_failing_stage_aborts_the_sinks(stage: type[Stage]) -> None:
+async def test_a_failing_stage_aborts_the_sinks(stage: type[Adding]) -> None:
     source, sink = Endless(), Into()
     feed: Any = source if stage is Failing else Items([[1]])
-    assert isinstance(await failure_of(merge(feed).through(stage), sink), ZeroDivisionError)
+    assert isinstance(await failure_of(of(feed).through(stage()), sink), ZeroDivisionError)
     assert sink.ended_by
     assert sink.ended_by != [None]
     if stage is Failing:
@@ -266,7 +272,7 @@ async def test_a_failing_source_aborts_the_sinks_and_the_other_sources() -> None
     error = OSError("gone")
     other = Endless()
     sinks = [Into(), Into(block=True)]
-    assert await failure_of(merge(Items([[1], [2]], error), other), *sinks) is error
+    assert await failure_of(of(Items([[1], [2]], error), other), *sinks) is error
     assert other.ended_by is get_cancelled_exc_class()
     for sink in sinks:
         assert sink.ended_by
@@ -276,7 +282,7 @@ async def test_a_failing_source_aborts_the_sinks_and_the_other_sources() -> None
 async def test_a_failing_sink_cancels_the_sources_and_aborts_the_other_sinks() -> None:
     error = OSError("full")
     source, good = Endless(), Into()
-    assert await failure_of(merge(source), good, Into(fail_write=error)) is error
+    assert await failure_of(of(source), good, Into(fail_write=error)) is error
     assert source.ended_by is get_cancelled_exc_class()
     assert good.ended_by
     assert good.ended_by != [None]
@@ -300,13 +306,13 @@ async def test_a_sink_that_fails_while_everything_waits_for_it_fails_alone(most:
                         break
             raise error
 
-    assert await failure_of(merge(source, Endless()).through(Stage), Full()) is error
+    assert await failure_of(of(source, Endless()).through(Adding()), Full()) is error
 
 
 async def test_a_sink_that_cannot_open_starts_nothing() -> None:
     error = OSError("no such folder")
     source, first = Items([[1]]), Into()
-    assert await failure_of(merge(source), first, Into(fail_open=error)) is error
+    assert await failure_of(of(source), first, Into(fail_open=error)) is error
     assert source.sent == 0
     assert source.ended_by is None
     assert first.ended_by == [OSError]
@@ -315,13 +321,13 @@ async def test_a_sink_that_cannot_open_starts_nothing() -> None:
 async def test_a_sink_that_cannot_commit_aborts_those_before_it() -> None:
     error = OSError("disk full")
     first = Into()
-    assert await failure_of(merge(Items([[1]])), first, Into(fail_commit=error)) is error
+    assert await failure_of(of(Items([[1]])), first, Into(fail_commit=error)) is error
     assert first.ended_by == [OSError]
 
 
 async def test_sinks_commit_after_everything_was_written() -> None:
     sinks = [Into(), Into()]
-    await merge(Items([[n] for n in range(DEPTH * 3)])).into(*sinks)
+    await of(Items([[n] for n in range(DEPTH * 3)])).into(*sinks)
     assert [sink.ended_by for sink in sinks] == [[None], [None]]
     assert [len(sink.items) for sink in sinks] == [DEPTH * 3] * 2
 
@@ -330,7 +336,7 @@ async def test_a_blocked_sink_stops_the_source() -> None:
     source, sink = Endless(), Into(block=True)
     free = Into()
     async with create_task_group() as tasks:
-        tasks.start_soon(merge(source).through(lambda: Stage()).into, sink, free)
+        tasks.start_soon(of(source).through(Adding()).into, sink, free)
         with fail_after(LIMIT):
             sent = -1
             while sent != source.sent:  # until nothing moves any more
@@ -348,7 +354,7 @@ async def test_a_blocked_sink_stops_the_source() -> None:
 async def test_the_slowest_sink_sets_the_pace_of_the_others() -> None:
     source, blocked, free = Endless(), Into(block=True), Into()
     async with create_task_group() as tasks:
-        tasks.start_soon(merge(source).into, free, blocked)
+        tasks.start_soon(of(source).into, free, blocked)
         sent = -1
         while sent != source.sent:
             sent = source.sent
@@ -361,7 +367,7 @@ async def test_the_slowest_sink_sets_the_pace_of_the_others() -> None:
 async def test_cancellation_reaches_every_part() -> None:
     source, sink = Endless(), Into()
     async with create_task_group() as tasks:
-        tasks.start_soon(merge(source, Chain([Endless()])).through(Stage).into, sink)
+        tasks.start_soon(of(source, Chain([Endless()])).through(Adding()).into, sink)
         while not sink.items:
             await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
@@ -371,30 +377,47 @@ async def test_cancellation_reaches_every_part() -> None:
 
 async def test_a_chain_is_one_source_after_the_other() -> None:
     sink = Into()
-    await merge(Chain([Items([[1], [2]]), Items([]), Items([[3]])])).into(sink)
+    await of(Chain([Items([[1], [2]]), Items([]), Items([[3]])])).into(sink)
     assert sink.items == [1, 2, 3]
 
 
 async def test_a_chain_stops_at_the_first_failure() -> None:
     error, after = OSError("gone"), Items([[3]])
-    assert await failure_of(merge(Chain([Items([[1]], error), after])), Into()) is error
+    assert await failure_of(of(Chain([Items([[1]], error), after])), Into()) is error
     assert after.sent == 0
 
 
-async def test_a_pipeline_is_a_description_and_may_run_twice() -> None:
-    sink = Into()
-    pipeline = merge(Items([[1, 2]])).through(Stage)
-    first, second = await pipeline.into(sink), await pipeline.into(sink)
-    assert first == second
-    assert sink.opened == 2
-    assert sink.items == [1, 1, 3, 3] * 2
+async def test_batches_go_where_their_kind_is_taken() -> None:
+    """And past a transformer that does not take it, in their order."""
+
+    @dataclass
+    class Mixed:
+        async def run(self, out: Out, /) -> None:
+            for number in (1, 2):
+                await out.send(Batch("items", [number]))
+                await out.send(Batch("others", [-number]))
+
+    @dataclass
+    class All(Into):
+        kinds: Sequence[str] = ("items", "others")
+
+    @dataclass
+    class Others(Into):
+        kinds: Sequence[str] = ("others",)
+
+    numbers, others, both = Into(), Others(), All()
+    report = await of(Mixed()).through(Adding()).into(numbers, others, both)
+    assert numbers.items == [1, 1, 3, 3]
+    assert others.items == [-1, -2]
+    assert both.items == [1, 1, -1, 3, -2, 3]
+    assert report.transformers[0][1] == Counts(received=2, passed=2)
 
 
 async def test_several_pipelines_at_once() -> None:
-    pipeline = merge(Items([[n] for n in range(40)])).through(Stage)
     sinks = [Into() for _ in range(5)]
     async with create_task_group() as tasks:
         for sink in sinks:
+            pipeline = of(Items([[n] for n in range(40)])).through(Adding())
             tasks.start_soon(pipeline.into, sink)
     assert all(sink.items == sinks[0].items for sink in sinks)
 
@@ -407,7 +430,7 @@ cuts = st.lists(st.integers(min_value=0, max_value=100), max_size=10)
 
 @given(numbers, cuts)
 def test_a_pure_stage_does_not_see_batches(items: list[int], cuts: list[int]) -> None:
-    out, counts = check_batch_independence(Stage, items, cuts)
+    out, counts = check_batch_independence(Adding, items, cuts)
     assert counts.received == len(items)
     assert out[-1] == sum(item for item in items if item > 0)
 
@@ -416,29 +439,29 @@ def test_a_pure_stage_does_not_see_batches(items: list[int], cuts: list[int]) ->
 def test_pipelines_do_not_see_batches(items: list[int], cuts: list[int]) -> None:
     async def run() -> None:
         whole, parts = Into(), Into()
-        one = await merge(Items([items])).through(Stage).through(Stage).into(whole)
-        two = await merge(Items(cut(items, cuts))).through(Stage).through(Stage).into(parts)
+        one = await of(Items([items])).through(Adding()).through(Adding()).into(whole)
+        two = await of(Items(cut(items, cuts))).through(Adding()).through(Adding()).into(parts)
         assert whole.items == parts.items
         assert one == two
 
     anyio.run(run)
 
 
-class PerBatch(Stage):
+class PerBatch(Adding):
     """Breaks the law: it gives out something for every batch."""
 
-    def feed(self, batch: Batch[int], /) -> Batch[int]:
-        return [*super().feed(batch), len(batch)]
+    def feed(self, batch: Batch[int], /) -> list[Batch[int]]:
+        return [*super().feed(batch), Batch("items", [len(batch.items)])]
 
 
 @pytest.mark.parametrize("stage", [PerBatch, Losing, Inventing, Forgetful])
-def test_the_helper_sees_a_broken_law(stage: type[Stage]) -> None:
+def test_the_helper_sees_a_broken_law(stage: type[Adding]) -> None:
     with pytest.raises(AssertionError):
         check_batch_independence(stage, [1, 2, 3, 4], [2])
 
 
 def test_the_helper_wants_new_stages() -> None:
-    stage = Stage()
+    stage = Adding()
     with pytest.raises(AssertionError, match="a new stage"):
         check_batch_independence(lambda: stage, [1], [0])
 
@@ -462,7 +485,7 @@ def test_a_reject_is_no_exception() -> None:
 
     async def run() -> None:
         sink = Into()
-        await merge(Items([[record]])).into(sink)
+        await of(Items([[record]])).into(sink)
         assert sink.items == [record]
 
     anyio.run(run)

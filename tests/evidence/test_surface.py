@@ -24,6 +24,7 @@ from stream.records.artifacts import (
 )
 from stream.records.kernel import EVENT_TYPES, KernelDetail, KernelEvent, RawEvent, kind_of
 from stream.transformers.normalize import DetailLine, Normalize
+from tests.core.laws import feed
 from tests.evidence.raw import CAPTURE, O_CREAT, O_WRONLY, RAW_EVENTS, failed, opened, raw
 
 ASSAY = Path(__file__).resolve().parents[1] / "data" / "assay"
@@ -33,7 +34,7 @@ ARCHIVES = sorted((ASSAY / "archives").glob("*.tar.gz"))
 def surface_of(*events: RawEvent, is_reference: bool = False) -> Surface:
     """By way of the lines that the events become."""
     surface = Surface(is_reference=is_reference)
-    lines = Normalize().feed(events)
+    lines = feed(Normalize(), events)
     more = [LINES["stream.kernel_detail.v1"](i) for i in lines if isinstance(i, DetailLine)]
     details = {detail.seq: detail for detail in more if isinstance(detail, KernelDetail)}
     for item in lines:
@@ -407,7 +408,7 @@ def test_what_needs_no_name_is_not_counted(event: RawEvent) -> None:
 @given(st.lists(RAW_EVENTS, max_size=12))
 def test_who_normalizes_and_who_reads_the_lines_see_the_same(events: list[RawEvent]) -> None:
     seen = Surface()
-    Normalize(surface=seen).feed(events)
+    feed(Normalize(surface=seen), events)
     read = surface_of(*events)
     assert seen.surface("run") == read.surface("run")
     assert companion(seen) == companion(read)

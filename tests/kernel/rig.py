@@ -111,7 +111,7 @@ async def collect(feed: EbpfFeed, into: Items) -> None:
 
 
 def sorted_out(batches: Items, code: int) -> Recorded:
-    items = [item for batch in batches for item in batch]
+    items = [item for batch in batches for item in batch.items]
     capture = items.pop()
     assert isinstance(capture, RawCapture)
     events = [item for item in items if isinstance(item, RawEvent)]

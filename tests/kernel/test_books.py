@@ -83,7 +83,7 @@ async def test_a_gap_stands_where_the_loss_was(
 
         async def read() -> None:
             async for batch in receive:
-                items.extend(batch)
+                items.extend(batch.items)
 
         async def start(*argv: Any) -> None:
             guard.start(place, *map(str, argv))
@@ -94,7 +94,7 @@ async def test_a_gap_stands_where_the_loss_was(
                 tasks.start_soon(pump)
                 await start(calls, "before")
                 while not has_executed("before"):
-                    items.extend(await receive.receive())
+                    items.extend((await receive.receive()).items)
                 await start(programs / "many", place, 1000, 1)  # nobody reads
                 async with create_task_group() as readers:
                     readers.start_soon(read)

@@ -17,6 +17,7 @@ import pytest
 from stream.sources.kernel import loader
 from stream.transformers.kernel_lines import named, named_second
 from stream.transformers.normalize import Normalize
+from tests.core.laws import feed
 from tests.kernel.rig import ROOT, Recorded, expected, run, told
 
 pytestmark = pytest.mark.usefixtures("kernel_feed", "loaded")
@@ -214,7 +215,7 @@ def test_an_open_whose_descriptor_got_another_file_has_a_mark(calls: Path, place
     assert {(*event.marks,) for event in opened} == {("shared_files",)}
     assert recorded.at("/dev/null")[0].marks == []
     stage = Normalize()
-    stage.feed([*opened])
+    feed(stage, [*opened])
     assert stage.events == 300
 
 

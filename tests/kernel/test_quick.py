@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream.evidence.surface import Surface
+from stream.records.control import TELEMETRY
 from stream.sources.kernel.decode import RingDecoder
 from stream.transformers.normalize import Normalize
+from tests.core.laws import feed
 from tests.kernel.test_decode import record, walked
 
 FOLDERS: tuple[list[bytes], ...] = (
@@ -98,7 +100,7 @@ def test_folders_that_cannot_be_told_are_not_kept_for_ever() -> None:
             for number in range(start, start + 20_000)
         ]
         batch, _ = RingDecoder().decode(b"".join(some))
-        stage.feed(batch)
+        feed(stage, batch, TELEMETRY)
     assert stage._quick is not None
     assert 0 < sum(map(len, stage._quick._missed.values())) <= 100_000
 
@@ -111,7 +113,7 @@ def test_what_is_remembered_is_bounded() -> None:
         flags = range(start, start + 20_000)
         some = [record("openat", path, names, flags=3, ret=3, opened=one << 3) for one in flags]
         batch, _ = RingDecoder().decode(b"".join(some))
-        stage.feed(batch)
+        feed(stage, batch, TELEMETRY)
     assert stage._quick is not None
     places = stage._quick._reached.values()
     assert stage.events == 120_000

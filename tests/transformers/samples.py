@@ -17,9 +17,10 @@ from stream.boundary.descriptors import find_descriptor, make_descriptor
 from stream.boundary.flags import parse_words
 from stream.codec import Lines, LineSplitter
 from stream.documents import BUNDLE
-from stream.pipeline import Batch, Stage
+from stream.pipeline import Transformer
 from stream.records.boundary import FRAME_END, FRAME_START, RawEmission, Word
 from stream.records.control import Control
+from tests.core.laws import feed, finish
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 CAPABILITY = "cap_fs_write_outside_workspace"
@@ -156,11 +157,11 @@ def split(data: bytes, cuts: Sequence[int], source: str = "in.ndjson") -> list[L
 
 
 def run_stage(
-    stage: Stage[Any, bytes | Control], batches: Sequence[Batch[Any]]
+    stage: Transformer, batches: Sequence[Sequence[Any]]
 ) -> tuple[list[bytes], list[Control]]:
     """(lines, control records) of the whole run; the books are checked."""
-    out = [item for batch in batches for item in stage.feed(batch)]
-    out += stage.finish()
+    out = [item for batch in batches for item in feed(stage, batch)]
+    out += finish(stage)
     assert stage.counts.received == sum(map(len, batches))
     assert stage.counts.balanced
     said = [item for item in out if isinstance(item, bytes)]

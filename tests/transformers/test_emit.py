@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from stream.boundary.limits import LIMIT
 from stream.codec import OverlongLine, TornLine
 from stream.records.boundary import RawEmission, decode_boundary, decode_raw, encode_raw
-from stream.records.control import Gap, Reject
+from stream.records.control import EMISSIONS, Gap, Reject
 from stream.transformers.emit import Emit, EncodeRaw
-from tests.core.laws import check_batch_independence
+from tests.core.laws import check_batch_independence, feed
 from tests.transformers.cells import BAD, FULL, GOOD, OWN, PLAIN
 from tests.transformers.samples import (
     CAPABILITY,
@@ -50,7 +50,9 @@ REASONS = (
 def emit(emission: RawEmission, own: Any = None) -> tuple[dict[str, Any], Emit]:
     maker = own or recorder()
     stage = Emit(maker)
-    (item,) = stage.feed((msgspec.structs.replace(emission, boundary=maker.descriptor.key),))
+    (item,) = feed(
+        stage, (msgspec.structs.replace(emission, boundary=maker.descriptor.key),), EMISSIONS
+    )
     assert isinstance(item, bytes)
     assert stage.counts.balanced
     return decoded(item), stage
@@ -67,7 +69,7 @@ def emit(emission: RawEmission, own: Any = None) -> tuple[dict[str, Any], Emit]:
 def test_a_cell_of_another_catalog_is_no_record(changes: dict[str, str], path: str) -> None:
     """In another process other catalogs may be in force: nothing is silently reinterpreted."""
     stage = Emit(recorder())
-    (item,) = stage.feed((cell(OWN, **changes),))
+    (item,) = feed(stage, (cell(OWN, **changes),), EMISSIONS)
     assert isinstance(item, Reject)
     assert item.path == path
     assert next(iter(changes.values())) in item.reason
@@ -170,7 +172,7 @@ def test_a_frame_brings_the_system_that_the_probe_saw() -> None:
 def test_a_plain_record_is_written_as_all_are() -> None:
     stage = Emit(recorder())
     spaced = msgspec.json.format(PLAIN, indent=4)
-    (item,) = stage.feed((cell(b"\n" + spaced + b"\n"),))
+    (item,) = feed(stage, (cell(b"\n" + spaced + b"\n"),), EMISSIONS)
     assert item == msgspec.json.encode(record(), order="sorted")
 
 

@@ -21,6 +21,7 @@ from stream.transformers.invariants import Invariants
 from stream.transformers.validate import Validate
 from stream.verify.session import verify
 from tests.archive.samples import recorded, sealed, written
+from tests.core.laws import feed
 from tests.transformers.handmade import made, rows
 from tests.transformers.runs import encoded, good_run
 from tests.transformers.samples import lines, record, recorder, run_stage
@@ -48,7 +49,7 @@ def test_what_was_good_before_makes_nothing_good() -> None:
     whole = [row for row in OBJECTS if "text" not in row]
     for _ in range(2):
         for row, line in zip(OBJECTS, written_so, strict=True):
-            bad = found(list(stage.feed(lines(line))))
+            bad = found(list(feed(stage, lines(line))))
             assert bool(bad) == (row["path"] is not None) or row not in whole, row["what"]
 
 

@@ -26,7 +26,7 @@ from stream.records.kernel import (
     kind_of,
 )
 from stream.transformers.normalize import DetailLine, Normalize
-from tests.core.laws import check_batch_independence, drive
+from tests.core.laws import check_batch_independence, drive, feed
 from tests.evidence.raw import (
     CAPTURE,
     O_APPEND,
@@ -326,7 +326,7 @@ def test_what_was_left_out_goes_along_with_its_own_books() -> None:
     drive(stage, [[noise, noise, first, noise, second]])
     assert stage.capture is second
     again = Normalize()
-    out = again.feed([noise, noise, first, noise, second])
+    out = feed(again, [noise, noise, first, noise, second])
     books = [item for item in out if isinstance(item, RawCapture)]
     assert [one.filtered for one in books] == [{"loader": 2}, {"loader": 1}]
 
@@ -639,8 +639,8 @@ def claims(surface: Surface) -> Any:
 
 def test_times_are_those_of_the_kept_events() -> None:
     stage = Normalize(keeps_times=True)
-    stage.feed([opened("/a", ts=5), opened("/usr/lib/x", ts=6), raw("fork", ts=7), GAP])
-    stage.feed([opened("/b", ts=2**63 - 1)])
+    feed(stage, [opened("/a", ts=5), opened("/usr/lib/x", ts=6), raw("fork", ts=7), GAP])
+    feed(stage, [opened("/b", ts=2**63 - 1)])
     assert list(stage.take_times()) == [5, 7, 2**63 - 1]
     assert not stage.take_times()
 
@@ -648,7 +648,7 @@ def test_times_are_those_of_the_kept_events() -> None:
 def test_writes_to_watched_streams_place_words_and_are_no_events() -> None:
     stage = Normalize(keeps_times=True)
     sizes = [("stdout", 3, 10), ("stderr", 5, 11), ("stdout", 4, 12), ("stdout", 0, 13)]
-    out = stage.feed([raw("wrote", stream=s, size=n, ts=t, ret=n) for s, n, t in sizes])
+    out = feed(stage, [raw("wrote", stream=s, size=n, ts=t, ret=n) for s, n, t in sizes])
     assert out == []
     assert stage.dropped == {"wrote": 4}
     stdout, stderr = stage.written["stdout"], stage.written["stderr"]
@@ -665,7 +665,7 @@ def test_an_agent_that_writes_without_end_takes_little_memory() -> None:
     writes = [raw("wrote", stream="stdout", size=n, ts=n << 40, ret=n) for n in range(1, 1001)]
     tracemalloc.start()
     for _ in range(20):
-        stage.feed(writes)
+        feed(stage, writes)
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert taken < 20_000 * 40
@@ -776,13 +776,13 @@ def test_every_field_of_a_raw_event_is_used() -> None:
 def test_a_stream_of_many_forms_and_folders_forgets_and_stays_right() -> None:
     """What the stage remembers is bounded, and only for speed."""
     stage = Normalize()
-    stage.feed([opened("/x", number << 2 | 1) for number in range(60_000)])
-    stage.feed([opened(f"/d{number}/x") for number in range(60_000)])
+    feed(stage, [opened("/x", number << 2 | 1) for number in range(60_000)])
+    feed(stage, [opened(f"/d{number}/x") for number in range(60_000)])
     assert len(stage._forms) <= 50_000
     assert len(stage._judges) <= 50_000
-    assert stage.feed([opened("/usr/lib/x"), opened("/usr/lib/x")]) == []
+    assert feed(stage, [opened("/usr/lib/x"), opened("/usr/lib/x")]) == []
     assert stage.dropped == {"loader": 2}
-    (line,) = stage.feed([opened("/d1/x", 4)])
+    (line,) = feed(stage, [opened("/d1/x", 4)])
     assert isinstance(line, bytes)
     assert line == encode(replace(decode_event(line), value="/d1/x", flags=4, seq=120_000))
 
@@ -795,8 +795,8 @@ def test_a_call_of_an_unknown_number_is_kept() -> None:
     assert (event["event_type"], event["value"]) == (999, None)
     assert PUBLISHED.is_valid(event)
     assert surface.unnamed == {"event_999": 1}
-    (_, line) = Normalize("run").feed([raw("event_999", ret=0, path="/work/x")])
-    assert decode_detail(line).path == "/work/x"  # type: ignore[arg-type]
+    (_, line) = feed(Normalize("run"), [raw("event_999", ret=0, path="/work/x")])
+    assert decode_detail(line).path == "/work/x"
 
 
 def test_how_a_monitor_follows_a_name_is_counted_and_left_out() -> None:

@@ -20,7 +20,7 @@ from stream.documents import BUNDLE
 from stream.errors import InputError
 from stream.pipeline import Batch
 from stream.records.boundary import encode_raw
-from stream.records.control import Control, Finding, Gap, Reject
+from stream.records.control import FINDINGS, LINES, REJECTS, Control, Finding, Gap, Reject
 from stream.sinks.ndjson import Ndjson, encode_control
 from stream.transformers.validate import Validate
 from stream.verify.streams import is_document, run_validate
@@ -277,6 +277,8 @@ def test_defaults_are_known_by_their_file_name() -> None:
 class Collected:
     """A sink that keeps what it gets."""
 
+    kinds = (LINES, FINDINGS, REJECTS)
+
     def __init__(self) -> None:
         self.items: list[Any] = []
 
@@ -285,7 +287,7 @@ class Collected:
 
     async def __aenter__(self) -> Any:
         async def write(batch: Batch[Any]) -> None:
-            self.items += batch
+            self.items += batch.items
 
         return write
 

@@ -22,15 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from anyio import move_on_after, sleep, wait_readable
-from anyio.abc import ObjectSendStream
 from anyio.lowlevel import checkpoint
 from msgspec import Struct
 
 from stream.errors import FeedError, os_reason
-from stream.pipeline import Batch
+from stream.pipeline import Batch, Out
 from stream.process.cgroup import own_group
 from stream.process.messages import Start
-from stream.records.control import Gap
+from stream.records.control import TELEMETRY, Gap
 from stream.records.kernel import RawCapture, RingBatch, Telemetry, taint
 from stream.sources.kernel.decode import RingDecoder, WatchedFile
 from stream.sources.kernel.loader import Attachment, attach, wake_at
@@ -322,7 +321,7 @@ class EbpfFeed:
             self._ring.close()
             self._loaded.close()
 
-    async def run(self, out: ObjectSendStream[Batch[Telemetry]], /) -> None:
+    async def run(self, out: Out, /) -> None:
         with urgent():
             while not self._is_ended:
                 await self._drain(out, self._wake)
@@ -341,16 +340,17 @@ class EbpfFeed:
             cgroup=self._cgroup,
             guard=self._guard,
         )
-        await out.send([*self._decoder.rest(), *self._gaps_to(None), capture])
+        rest = [*self._decoder.rest(), *self._gaps_to(None), capture]
+        await out.send(Batch(TELEMETRY, rest))
 
-    async def _drain(self, out: ObjectSendStream[Batch[Telemetry]], least: int = 1) -> None:
+    async def _drain(self, out: Out, least: int = 1) -> None:
         """While there are so many bytes to take: for less, it waits until there are more. But for
         a gap: where that stands, nothing more is taken at a time."""
         taken = least
         while taken >= least or self._gaps:
             before = self._ring.read
             if batch := self._look():
-                await out.send(batch)
+                await out.send(Batch(TELEMETRY, batch))
             await checkpoint()  # a send to a queue with room does not let the others run
             taken = self._ring.read - before
 
@@ -385,7 +385,7 @@ class EbpfFeed:
             gaps.append(self._gaps.popleft()[1])
         return gaps
 
-    async def _settle(self, out: ObjectSendStream[Batch[Telemetry]]) -> RingCounters:
+    async def _settle(self, out: Out) -> RingCounters:
         """A program may still have been at work when it was detached: until the books balance."""
         for _ in range(SETTLE):
             await self._drain(out)

@@ -6,12 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
-from anyio.abc import ObjectSendStream
-
 from stream.errors import FeedError
-from stream.pipeline import Batch
+from stream.pipeline import Out
 from stream.process.messages import Start
-from stream.records.kernel import Telemetry
 from stream.sources.kernel.decode import WatchedFile
 from stream.sources.kernel.ebpf import EbpfFeed, probe_ebpf
 from stream.sources.kernel.strace import StraceFeed, probe_strace
@@ -32,7 +29,7 @@ class Feed(Protocol):
     def wrap(self, order: Start) -> Start:
         """The order, with what the feed needs of it."""
 
-    async def run(self, out: ObjectSendStream[Batch[Telemetry]], /) -> None: ...
+    async def run(self, out: Out, /) -> None: ...
     def end(self) -> None: ...
     def close(self) -> None: ...
 

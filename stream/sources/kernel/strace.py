@@ -31,13 +31,12 @@ from typing import Literal
 
 import msgspec
 from anyio import Event, wait_readable
-from anyio.abc import ObjectSendStream
 
 from stream.errors import FeedError, os_reason
-from stream.pipeline import Batch
+from stream.pipeline import Batch, Out
 from stream.process.machine import kernel_now
 from stream.process.messages import Start
-from stream.records.control import Gap
+from stream.records.control import TELEMETRY, Gap
 from stream.records.kernel import RawCapture, RawEvent, path_text
 from stream.sources.kernel.decode import WatchedFile
 from stream.sources.kernel.strace_lines import TRACED_WRITES, UNREAD, StraceParser
@@ -102,7 +101,7 @@ class StraceFeed:
         words += [*restored, b"--", name, *order.argv[1:]]
         return msgspec.structs.replace(order, tracer=words, env=env)
 
-    async def run(self, out: ObjectSendStream[Batch[Record]], /) -> None:
+    async def run(self, out: Out, /) -> None:
         self._over = Event()
         if self._is_over:
             self._over.set()
@@ -112,7 +111,7 @@ class StraceFeed:
             while data := await self._read():
                 self._hide()
                 if items := lines.feed(data):
-                    await out.send(items)
+                    await out.send(Batch(TELEMETRY, items))
             is_read = True
         finally:
             if not is_read:
@@ -122,9 +121,10 @@ class StraceFeed:
         if unknown:
             rest.append(Gap(source=self.name, lost=0, reason=unknown))
         if rest:
-            await out.send(rest)
+            await out.send(Batch(TELEMETRY, rest))
         await self._over.wait()
-        await out.send([_capture(lines, unknown, self._unwatched)])
+        capture = _capture(lines, unknown, self._unwatched)
+        await out.send(Batch(TELEMETRY, [capture]))
 
     def end(self) -> None:
         if self._is_over:
