@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from msgspec.structs import replace
 
 from stream.codec import Lines
-from stream.pipeline import Batch, Counts, Transformer
-from stream.records.control import LINES
+from stream.pipeline import Batch, Counts, Transformer, by_kind
+from stream.records.boundary import RawEmission
+from stream.records.control import EMISSIONS, LINES, kind_of
 
 
 def cut(items: Sequence[Any], cuts: Iterable[int]) -> list[Sequence[Any]]:
@@ -27,8 +28,17 @@ def _slice(items: Sequence[Any], start: int, end: int) -> Sequence[Any]:
 
 
 def feed(stage: Transformer, items: Sequence[Any], kind: str = LINES) -> list[Any]:
-    """What a transformer makes of one batch, as one list."""
-    return [item for made in stage.feed(Batch(kind, items)) for item in made.items]
+    """What becomes of one batch, as one list. As in a pipeline, control records among lines go
+    past a transformer that does not take them."""
+    if items and isinstance(items[0], RawEmission):
+        kind = EMISSIONS
+    batches = [Batch(kind, items)]
+    if kind == LINES and any(kind_of(item) != LINES for item in items):
+        batches = by_kind(items, kind_of)
+    made = chain.from_iterable(
+        stage.feed(batch) if batch.kind in stage.kinds else [batch] for batch in batches
+    )
+    return [item for batch in made for item in batch.items]
 
 
 def finish(stage: Transformer) -> list[Any]:
