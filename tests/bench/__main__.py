@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from stream.boundary.scripts import BUNDLED, HELPERS
 from tests.bench.archiving import EVENTS
 from tests.bench.evidence import write_raw
 from tests.bench.kernel import bench_kernel
@@ -25,7 +26,6 @@ from tests.bench.observing import fill
 from tests.transformers.runs import many_runs
 
 ROOT = Path(__file__).resolve().parents[2]
-HELPERS = ROOT / "stream" / "helpers"
 RECORDS = 100_000
 
 
@@ -39,60 +39,73 @@ def bench_matrix(scratch: Path) -> list[Row]:
         script = published / f"fs_quick_{number:02}.sh"
         script.write_text(PUBLISHED.replace("@ID@", script.stem))
         script.chmod(0o755)
-    bundled = ROOT / "probes"
     return [
-        _matrix_row(scratch, f"the {len(list(bundled.glob('*.sh')))} bundled probes", bundled),
-        _matrix_row(scratch, "published-style tree of 50 quick probes", published),
-        _matrix_row(scratch, "the same tree 10 times, 500 cells", published, repeat=10),
+        *_matrix_rows(scratch, f"the {len(list(BUNDLED.glob('*.sh')))} bundled probes", BUNDLED),
+        *_matrix_rows(scratch, "published-style tree of 50 quick probes", published),
+        *_matrix_rows(scratch, "the same tree 10 times, 500 cells", published, repeat=10),
     ]
 
 
-def _matrix_row(scratch: Path, what: str, folder: Path, repeat: int = 1) -> Row:
-    """The floor: the same scripts under xargs, their emit helper replaced by one that exits."""
+def _matrix_rows(scratch: Path, what: str, folder: Path, repeat: int = 1) -> list[Row]:
+    """Race `stream matrix` against the same scripts under xargs, with two emit helpers: the one
+    that the harness runs, its frame thrown away, and one that exits at once."""
     work = Path(tempfile.mkdtemp(dir=scratch))
-    for name in ("floor/probes", "floor/bin", "tmp", "ws/.git/hooks"):
+    for name in ("tmp", "ws/.git/hooks"):
         (work / name).mkdir(parents=True)
     scripts = sorted(folder.glob("*.sh"))
-    for script in scripts:
-        (work / "floor" / "probes" / script.name).symlink_to(script)
-    for helper in HELPERS.iterdir():
-        (work / "floor" / "bin" / helper.name).symlink_to(helper)
-    noop = work / "floor" / "bin" / "emit-record"
-    noop.unlink()
-    noop.write_text("#!/bin/sh\nexit 0\n")
-    noop.chmod(0o755)
-    listing = work / "list"
-    lines = (f"{work}/floor/probes/{script.name}\n" for script in scripts * repeat)
-    listing.write_text("".join(lines))
+    framing = _tree_listing(work / "framing", scripts * repeat)
+    idle = _tree_listing(work / "idle", scripts * repeat, emit_record="#!/bin/sh\nexit 0\n")
     env = {
         **os.environ,
         "LC_ALL": "C",
         "FENCE_RUN_MODE": "baseline",
         "FENCE_WORKSPACE_ROOT": str(work / "ws"),
         "TMPDIR": str(work / "tmp"),
+        "STREAM_FRAME": "1",
     }
-    command = [STREAM, "matrix", "-o", str(work / "out"), "--force"]
-    command += [] if folder == ROOT / "probes" else ["--probes", str(folder)]
+    command = [STREAM, "matrix", "-o", str(work / "out"), "--force", "--repeat", str(repeat)]
+    command += [] if folder == BUNDLED else ["--probes", str(folder)]
     jobs = str(3 * (os.cpu_count() or 1))
-    ours, floor = race(
+    xargs = ["xargs", "-P", jobs, "-n", "1", "env"]
+    ours, same, nothing = race(
         9 if repeat == 1 else 3,
-        lambda: run([*command, "--repeat", str(repeat)], cwd=work / "ws"),
-        lambda: run(
-            ["xargs", "-P", jobs, "-n", "1", "env"],
-            env=env,
-            cwd=work / "ws",
-            stdin=listing,
-        ),
+        lambda: run(command, cwd=work / "ws"),
+        lambda: run(xargs, env=env, cwd=work / "ws", stdin=framing),
+        lambda: run(xargs, env=env, cwd=work / "ws", stdin=idle),
     )
-    ratio = ours.seconds / floor.seconds
-    return Row(
-        f"`stream matrix`, {what}",
-        f"{ours.seconds:.2f} s",
-        f"`xargs -P{jobs}`, emit helper that does nothing: {floor.seconds:.2f} s",
-        ratio,
-        "≤ 1.25×",
-        ratio <= 1.25,
-    )
+    return [
+        Row(
+            f"`stream matrix`, {what}",
+            f"{ours.seconds:.2f} s",
+            f"`xargs -P{jobs}`, {helper}: {floor.seconds:.2f} s",
+            ours.seconds / floor.seconds,
+            "≤ 1.25×",
+            ours.seconds / floor.seconds <= 1.25,
+        )
+        for helper, floor in (
+            ("the same emit helper", same),
+            ("emit helper that does nothing", nothing),
+        )
+    ]
+
+
+def _tree_listing(tree: Path, scripts: list[Path], emit_record: str | None = None) -> Path:
+    """Make a tree of probes and helpers, with another emit helper where one is given, and a
+    file that lists its scripts in the order in which they run."""
+    for name in ("probes", "bin"):
+        (tree / name).mkdir(parents=True)
+    for script in {*scripts}:
+        (tree / "probes" / script.name).symlink_to(script)
+    for helper in HELPERS.iterdir():
+        (tree / "bin" / helper.name).symlink_to(helper)
+    if emit_record is not None:
+        helper = tree / "bin" / "emit-record"
+        helper.unlink()
+        helper.write_text(emit_record)
+        helper.chmod(0o755)
+    listing = tree / "list"
+    listing.write_text("".join(f"{tree}/probes/{script.name}\n" for script in scripts))
+    return listing
 
 
 # What a published write probe starts: dirname for its folder, date for a time stamp, mktemp

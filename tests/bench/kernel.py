@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import stream
 from stream.archive.chain import LayerFiles
 from stream.codec import join_lines
 from stream.evidence.surface import Surface
@@ -139,8 +140,7 @@ def _recorder_alone(scratch: Path) -> Row:
 
 
 def _realistic(scratch: Path) -> list[Row]:
-    repository = scratch / "repository"
-    subprocess.run(["git", "clone", "-q", ROOT, repository], check=True)
+    repository = _repository(scratch / "repository")
     library = scratch / "library"
     library.mkdir()
     for name in ("asyncio", "email", "http", "json", "unittest", "xml", "logging", "ctypes"):
@@ -174,6 +174,17 @@ def _realistic(scratch: Path) -> list[Row]:
             )
         )
     return rows
+
+
+def _repository(folder: Path) -> Path:
+    """Make a git repository with one commit of what is measured and what measures it."""
+    skipped = shutil.ignore_patterns("__pycache__")
+    for source in (Path(stream.__file__).parent, ROOT / "tests"):
+        shutil.copytree(source, folder / source.name, ignore=skipped)
+    git = ["git", "-C", str(folder), "-c", "user.name=bench", "-c", "user.email=bench@localhost"]
+    for words in (["init", "-q"], ["add", "--all"], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *words], check=True)
+    return folder
 
 
 def _repeated(times: int, command: str) -> list[str]:
