@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 from stream.boundary.scripts import helpers_in
 from stream.documents import BUNDLE
+from tests.sweeping import is_sweep
+
+# Interpreters that tests start find modules compiled, whatever the caller's environment says.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 settings.register_profile("default", deadline=None, derandomize=True)
+settings.register_profile("sweep", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("default")
 
 # Under nohup a hangup is ignored, in a shell's background an interrupt, and by whatever we start.
@@ -59,6 +67,39 @@ def small_disk(tmp_path: Path, needs_root: None) -> Iterator[Callable[[str], Pat
     yield make
     if disk.is_mount():
         subprocess.run(["umount", disk], check=True)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Use more workers than cores, since most tests wait for processes; none for a file or two."""
+    if all("::" in word or word.endswith(".py") for word in config.args) and len(config.args) < 3:
+        return 0
+    return max(4, 2 * (os.cpu_count() or 1))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """In a sweep, Hypothesis draws from a seed of its own, which `--hypothesis-seed` repeats."""
+    if config.option.markexpr == "sweep":
+        settings.load_profile("sweep")
+        if config.option.hypothesis_seed is None:
+            config.option.hypothesis_seed = str(random.SystemRandom().getrandbits(32))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Make every Hypothesis test part of a sweep."""
+    if is_sweep():
+        for item in items:
+            if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
+                item.add_marker(pytest.mark.sweep)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if is_sweep():
+        again = f"-m sweep --hypothesis-seed={config.option.hypothesis_seed}"
+        terminalreporter.write_line(f"to repeat this sweep: pytest {again}")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

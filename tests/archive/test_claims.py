@@ -61,6 +61,7 @@ from tests.archive.samples import (
 )
 from tests.core.laws import feed
 from tests.evidence.raw import O_CREAT, O_WRONLY, RAW_EVENTS, failed, opened, raw
+from tests.sweeping import every
 
 LAYERS = (KERNEL_FILE, DETAIL_FILE, POLICY_FILE, SDK_FILE, MARKERS_FILE)
 DOCUMENTS = (SURFACE_FILE, CORRELATION_FILE, HEALTH_FILE, COMPANION_FILE)
@@ -314,24 +315,29 @@ def changed(files: Files, name: str) -> Iterator[tuple[str, Files]]:
             yield place, {**made, CHAIN_FILE: chained(made)}
 
 
+@every(5)
 @pytest.mark.parametrize("state", ["whole", "lossy"])
-def test_every_field_is_implied_by_something_else(state: str) -> None:
+def test_every_field_is_implied_by_something_else(state: str, step: int) -> None:
     files = rich(lost=3 if state == "lossy" else 0)
     files[CHAIN_FILE] = chained(files)
     assert found(files) == set()
-    free, count = set(), 0
+    numbers: dict[tuple[str, str], int] = {}
+    free, tried, count = set(), set(), 0
     for name in (*DOCUMENTS, *LAYERS, RUNNER_FILE):
         for place, spoiled in changed(files, name):
+            if numbers.setdefault((name, place), len(numbers)) % step:
+                continue
+            tried.add((name, place))
             count += 1
             if not found(spoiled):
                 free.add((name, place))
-    assert count > 2500
+    assert count > 2500 // step
     gaps = {(DETAIL_FILE, place) for place in (".reason", ".source", ".unit")}
     assert free - FREE == set()
     if state == "lossy":
-        assert gaps <= free
+        assert gaps & tried <= free
     else:
-        assert FREE - gaps - free == set()
+        assert FREE & tried - gaps - free == set()
 
 
 def summed(files: Files) -> dict[str, Any]:

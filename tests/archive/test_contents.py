@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from tests.archive.samples import (
     tar_of,
     written,
 )
+from tests.sweeping import every, thorough
 
 OTHERS: tuple[Any, ...] = (None, 10**6, "other")
 
@@ -86,7 +88,10 @@ def changed_files(name: str, data: bytes) -> Iterator[bytes]:
                 yield b"".join(one + b"\n" for one in (*lines[:index], text, *lines[index + 1 :]))
 
 
-def test_every_field_of_every_artifact_is_held_by_its_digest(files: Files, tmp_path: Path) -> None:
+@every(7)
+def test_every_field_of_every_artifact_is_held_by_its_digest(
+    files: Files, tmp_path: Path, step: int
+) -> None:
     """Where the manifest is left as it was. Where it is not: see test_claims."""
     items = items_of(tar_in(written(tmp_path / "good.tar.gz", files)))
     count = 0
@@ -94,12 +99,13 @@ def test_every_field_of_every_artifact_is_held_by_its_digest(files: Files, tmp_p
         for place, (name, data) in enumerate(items):
             before = b"".join(tar_entry(*item) for item in items[:place])
             after = tar_of(*items[place + 1 :])
-            for other in () if name.startswith("artifacts/") else changed_files(name, data):
+            others = () if name.startswith("artifacts/") else changed_files(name, data)
+            for other in islice(others, 0, None, step):
                 if other != data:
                     tar = before + tar_entry(name, other) + after
                     assert rules(target.put(packed(tar))), (name, other)
                     count += 1
-    assert count > 1500
+    assert count > 1500 // step
 
 
 CONTRACT = (
@@ -195,7 +201,7 @@ def test_every_rule_has_a_sentence_and_a_class() -> None:
 # ---------------------------------------------------------------- any bytes at all
 
 
-@settings(max_examples=300)
+@thorough(300)
 @given(st.data())
 def test_nothing_makes_it_fall_over(tmp_path_factory: Any, data: st.DataObject) -> None:
     folder = tmp_path_factory.getbasetemp() / "any"

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
@@ -26,6 +26,7 @@ from stream.verify.session import VerifySession, verify
 from tests.archive.samples import ARCHIVES, items_of, packed, run_folder, tar_in, tar_of
 from tests.cli.command import Place
 from tests.cli.conftest import place
+from tests.sweeping import thorough
 
 __all__ = ["place"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,7 +188,7 @@ def mixed(draw: st.DrawFn) -> dict[str, Any]:
     return value
 
 
-@settings(max_examples=1500, deadline=None)
+@thorough(1500, deadline=None)
 @given(mixed())
 def test_schema_and_model_hold_together(value: dict[str, Any]) -> None:
     """What the model takes the schema takes; what it alone refuses, no schema could."""

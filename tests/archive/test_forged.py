@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ from tests.archive.samples import (
     written,
 )
 from tests.archive.test_claims import variants
+from tests.sweeping import every
 from tests.transformers.cells import PLAIN
 
 Target = Path
@@ -198,11 +200,12 @@ def test_every_field_is_said_somewhere_else(target: Target, name: str) -> None:
     assert {item for item in FREE if item[0] == name} - free == set()
 
 
-def test_every_field_of_the_runs_own_manifest(target: Target) -> None:
+@every(5)
+def test_every_field_of_the_runs_own_manifest(target: Target, step: int) -> None:
     """It lists what is there, whatever the archive's own says."""
     files = recorded()
     whole = json.loads(files[MANIFEST_FILE])
-    for _, other in variants(whole):
+    for _, other in islice(variants(whole), 0, None, step):
         if other != whole:
             spoiled = {**files, MANIFEST_FILE: document(other)}
             *lines, last = spoiled[EVENTS_FILE].splitlines(keepends=True)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -60,6 +60,7 @@ from tests.archive.samples import (
 )
 from tests.archive.test_contents import changed_files
 from tests.evidence.steps import attribution_events
+from tests.sweeping import thorough
 
 # ---------------------------------------------------------------- lines
 
@@ -146,7 +147,7 @@ def judged(data: bytes, cuts: list[int], run_id: str = RUN) -> tuple[Any, ...]:
         return book.findings, reached, counted
 
 
-@settings(max_examples=200)
+@thorough(200)
 @given(layer(), st.data(), st.sampled_from([100, 300, 1000, 1 << 16]))
 def test_many_lines_at_once(data: bytes, choice: st.DataObject, piece: int) -> None:
     cuts = sorted(choice.draw(st.lists(st.integers(0, len(data)), max_size=3)))
@@ -250,7 +251,7 @@ def correlated(said: Files, steps: Any) -> Correlation:
     )
 
 
-@settings(max_examples=300)
+@thorough(300)
 @given(happenings(), st.integers(1, 12))
 def test_many_steps_told_at_once(happened: Happened, size: int) -> None:
     check_steps(happened, size)

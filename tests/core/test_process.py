@@ -323,7 +323,6 @@ async def test_the_limit_itself_is_kept() -> None:
     assert (bytes(got.stdout.head), got.stdout.total) == (b"123", 3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_flood_on_both_is_counted_and_not_held(backend: str) -> None:
     """Outside of the runner, whose asyncio is in debug mode and four times as slow."""

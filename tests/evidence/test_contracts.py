@@ -12,7 +12,7 @@ from typing import Any, get_args
 import jsonschema_rs
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.contracts import ARTIFACTS, LINES, decode_runner_event, decoder_of
@@ -43,6 +43,7 @@ from stream.records.kernel import (
 from tests.cli.command import Place
 from tests.evidence.conditions import with_conditions
 from tests.evidence.raw import CAPTURE, opened
+from tests.sweeping import thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 ASSAY = ROOT / "tests" / "data" / "assay"
@@ -197,7 +198,7 @@ FIELDS = {
 SOUND = {"run_id": "run", "seq": 0, "pid": 7, "event_type": 1, "kind": "openat", "value": "/a"}
 
 
-@settings(max_examples=1000)
+@thorough(1000)
 @given(
     st.fixed_dictionaries({}, optional=FIELDS), st.sets(st.sampled_from(sorted(SOUND)), max_size=1)
 )

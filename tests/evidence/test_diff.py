@@ -55,6 +55,7 @@ from tests.archive.samples import (
     tar_of,
     written,
 )
+from tests.sweeping import every
 
 ASSAY = Path(__file__).parent.parent / "data/assay"
 GOLDEN = ASSAY / "golden"
@@ -385,13 +386,14 @@ def test_what_follows_an_archive_fails(place: Path) -> None:
     assert answer(place, packed(PLAIN + bytes(512))) == "failed"
 
 
-def test_another_byte_of_an_archive_is_never_another_comparison(tmp_path: Path) -> None:
+@every(17)
+def test_another_byte_of_an_archive_is_never_another_comparison(tmp_path: Path, step: int) -> None:
     whole = written(tmp_path / "a.tar.gz", streamed())
     tar, said = bytearray(tar_in(whole)), read_evidence(str(whole))
     assert not said.problems
     same = 0
     with Rewritten(tmp_path / "b.tar.gz") as target:
-        for at in range(len(tar)):
+        for at in range(0, len(tar), step):
             tar[at] ^= 1 << at % 8
             found = read_evidence(str(target.put(packed(bytes(tar)))))
             same += found == said

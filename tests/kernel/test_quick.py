@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.evidence.surface import Surface
@@ -13,6 +13,7 @@ from stream.sources.kernel.decode import RingDecoder
 from stream.transformers.normalize import Normalize
 from tests.core.laws import feed
 from tests.kernel.test_decode import record, walked
+from tests.sweeping import thorough
 
 FOLDERS: tuple[list[bytes], ...] = (
     [b"usr", b"lib"],
@@ -76,7 +77,7 @@ def normalized(batches: list[Any]) -> tuple[list[Any], Any, Any]:
     return out, books, (surface.surface("r"), surface.paths(), surface.failed_paths())
 
 
-@settings(max_examples=300)
+@thorough(300)
 @given(st.lists(opens() | misses(), max_size=20))
 def test_both_ways_lead_to_the_same_lines(records: list[bytes]) -> None:
     batch, _ = RingDecoder().decode(b"".join(records))

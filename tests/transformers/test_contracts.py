@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from stream.boundary.catalogs import faults, make_catalog
@@ -22,9 +22,10 @@ from stream.errors import InputError
 from stream.records.boundary import SANDBOX_MODES, STATUSES, decode_boundary, decode_raw
 from stream.records.catalog import CatalogDocument, DescriptorDocument
 from stream.records.control import Control
+from tests.sweeping import thorough
 from tests.transformers.samples import HERE, record
 
-MANY = settings(max_examples=1000, suppress_health_check=list(HealthCheck))
+MANY = thorough(1000, suppress_health_check=list(HealthCheck))
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -284,7 +285,7 @@ def decode_control(data: bytes) -> object:
     return decode_raw(data) if is_raw else _decode_control(data)
 
 
-@settings(max_examples=200)
+@thorough(200)
 @given(BOUNDARIES)
 def test_generated_boundary_objects_are_valid(value: dict[str, Any]) -> None:
     decode_boundary(json.dumps(value).encode())
@@ -375,7 +376,7 @@ def test_the_known_corners_of_a_boundary_object(path: str, new: Any, valid: bool
     assert decodes(decode_boundary, json.dumps(value).encode()) == valid
 
 
-@settings(max_examples=300)
+@thorough(300)
 @given(mutated(CATALOGS))
 def test_a_catalog_is_made_or_refused_with_one_sentence(value: Any) -> None:
     try:
@@ -392,7 +393,7 @@ def test_a_catalog_is_made_or_refused_with_one_sentence(value: Any) -> None:
     assert made == expected
 
 
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@thorough(300, suppress_health_check=list(HealthCheck))
 @given(mutated(DESCRIPTORS))
 def test_a_descriptor_is_made_or_refused_with_one_sentence(value: Any) -> None:
     try:
@@ -402,7 +403,7 @@ def test_a_descriptor_is_made_or_refused_with_one_sentence(value: Any) -> None:
     assert DESCRIPTOR.is_valid(value)
 
 
-@settings(max_examples=500)
+@thorough(500)
 @given(st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_parsing_a_document_raises_nothing_but_value_errors(data: bytes) -> None:
     with contextlib.suppress(ValueError):

@@ -8,12 +8,13 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from stream.documents import BUNDLE
 from stream.records.decision import ORDER
 from stream.transformers.event_fields import faults_of
 from stream.transformers.event_rules import RULES, TIME
+from tests.sweeping import thorough
 from tests.transformers.runs import Event, changed_events, good_run, published
 
 SCHEMA: dict[str, Any] = json.loads((BUNDLE / "schema" / "decision_event.schema.json").read_text())
@@ -31,7 +32,7 @@ def test_good_events_keep_the_schema(one: Event) -> None:
     VALIDATOR.validate(one)
 
 
-@settings(max_examples=1000)
+@thorough(1000)
 @given(changed_events())
 def test_schema_and_check_agree_on_one_event(one: Event) -> None:
     said = [error.message for error in VALIDATOR.iter_errors(one)]

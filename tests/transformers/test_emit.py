@@ -17,6 +17,7 @@ from stream.records.boundary import RawEmission, decode_boundary, decode_raw, en
 from stream.records.control import EMISSIONS, Gap, Reject
 from stream.transformers.emit import Emit, EncodeRaw
 from tests.core.laws import check_batch_independence, feed
+from tests.sweeping import thorough
 from tests.transformers.cells import BAD, FULL, GOOD, OWN, PLAIN
 from tests.transformers.samples import (
     CAPABILITY,
@@ -342,7 +343,7 @@ def test_a_pattern_without_what_names_a_cell() -> None:
     assert emit(cell(line(value)), loose)[1].results == {"skipped": 1}
 
 
-@settings(max_examples=300)
+@thorough(300)
 @given(
     st.builds(
         cell,

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.boundary.flags import FILES, PAIRS, REPEATABLE, REQUIRED, EmitFlags, parse_words
 from stream.errors import EmitError
 from stream.matrix.run import emit_words
 from stream.records.boundary import FILE_MOST, Word
+from tests.sweeping import thorough
 from tests.transformers.samples import (
     AROUND,
     CAPABILITY,
@@ -294,7 +295,7 @@ FLAG_WORDS = st.sampled_from(
 ANY_WORD = st.builds(Word, FLAG_WORDS | st.binary(max_size=12), st.none() | st.binary(max_size=12))
 
 
-@settings(max_examples=800)
+@thorough(800)
 @given(st.lists(ANY_WORD, max_size=12), st.booleans())
 def test_any_words_are_parsed_or_refused(words: list[Word], complete: bool) -> None:
     words = [*as_words(*WORDS), *words] if complete else words

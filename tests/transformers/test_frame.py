@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.boundary.scripts import HELPERS
 from stream.records.boundary import FRAME_END, FRAME_START, Frame, FrameError, Word, split_frames
+from tests.sweeping import thorough
 from tests.transformers.samples import as_words, frame
 
 HELPER = HELPERS / "emit-record"
@@ -180,7 +181,7 @@ def test_a_damaged_frame_is_an_error(body: bytes) -> None:
         split_frames(FRAME_START + body + b"\n")
 
 
-@settings(max_examples=500)
+@thorough(500)
 @given(st.lists(st.binary(max_size=8) | st.sampled_from([FRAME_START, FRAME_END, b"2:wx,"])))
 def test_no_bytes_raise_anything_else(parts: list[bytes]) -> None:
     with contextlib.suppress(FrameError):
@@ -192,7 +193,7 @@ def test_words_survive(words: list[bytes]) -> None:
     assert one(frame(*words)).words == tuple(as_words(*words))
 
 
-@settings(max_examples=500)
+@thorough(500)
 @given(st.data())
 def test_a_damaged_byte_never_raises_anything_else(data: st.DataObject) -> None:
     whole = bytearray(frame("--status", "denied", "--message", "x" * 40))

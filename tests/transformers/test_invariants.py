@@ -20,6 +20,7 @@ from stream.transformers.event_fields import facts_of, faults_of
 from stream.transformers.event_rules import MOST_EVIDENCE, RULES
 from stream.transformers.invariants import Invariants
 from tests.core.laws import check_batch_independence
+from tests.sweeping import thorough
 from tests.transformers.cells import PLAIN
 from tests.transformers.runs import (
     NAMES,
@@ -531,7 +532,7 @@ def _is_object(line: bytes) -> bool:
         return False
 
 
-@settings(max_examples=1500)
+@thorough(1500)
 @given(changed_events(), st.sampled_from(["poc", "agents"]))
 def test_the_fast_way_accepts_what_the_slow_way_finds_no_fault_with(
     one: Event, profile: Profile

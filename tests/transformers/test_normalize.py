@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -43,6 +43,7 @@ from tests.evidence.raw import (
     opened,
     raw,
 )
+from tests.sweeping import thorough
 from tests.transformers.samples import DATA, lines
 
 SCHEMA = json.loads((DATA / "assay" / "schema" / "kernel-event-v0.schema.json").read_bytes())
@@ -580,7 +581,7 @@ def test_a_queue_is_called_by_its_name_also_where_that_is_empty(call: str) -> No
 # ---------------------------------------------------------------- laws
 
 
-@settings(max_examples=300)
+@thorough(300)
 @given(st.lists(RAW_EVENTS, max_size=12))
 def test_every_line_keeps_its_contract(events: list[RawEvent]) -> None:
     stage = Normalize(keeps_times=True)
@@ -608,7 +609,7 @@ def test_every_line_keeps_its_contract(events: list[RawEvent]) -> None:
             assert line.seq in followed
 
 
-@settings(max_examples=300)
+@thorough(300)
 @given(st.lists(RAW_EVENTS, max_size=12), st.lists(st.integers(0, 99), max_size=4))
 def test_output_does_not_depend_on_the_cut(events: list[RawEvent], cuts: list[int]) -> None:
     expected, _ = check_batch_independence(Normalize, [*events, GAP, CAPTURE], cuts)

@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.boundary.limits import DEPTH, LIMIT, clip, fit, infer_errno, snippet, too_deep, within
 from stream.records.boundary import SNIPPET
+from tests.sweeping import thorough
 from tests.transformers.samples import spoken_record
 
 TEXT = st.text(max_size=30) | st.integers(0, 6000).map("x".__mul__) | st.just("\x01" * 900)
@@ -27,7 +28,7 @@ def size(value: object) -> int:
     return len(msgspec.json.encode(value))
 
 
-@settings(max_examples=250)
+@thorough(250)
 @given(OBJECTS, st.integers(0, 3500))
 def test_fit(value: dict[str, Any], reserved: int) -> None:
     before = json.dumps(value)
@@ -48,7 +49,7 @@ def test_what_was_cut_says_so_where_it_stood() -> None:
     assert result["list"].startswith("… (")
 
 
-@settings(max_examples=150)
+@thorough(150)
 @given(OBJECTS, st.none() | TEXT, st.none() | TEXT, OBJECTS)
 def test_a_payload_is_at_most_4_kb(
     raw: dict[str, Any], stdout: str | None, stderr: str | None, args: dict[str, Any]

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 
 from stream.files.trees import remove_tree
 from stream.workspace.apply import apply_plan
 from tests.cli.command import Place
 from tests.cli.conftest import check_place, make_place
+from tests.sweeping import thorough
 from tests.workspace.runs import make_run, plan_of
 from tests.workspace.test_copy import as_user
 from tests.workspace.trees import (
@@ -54,7 +55,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     check_place(place)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@thorough(150, suppress_health_check=[HealthCheck.too_slow])
 @given(changed_trees(NAMES | GIT_NAMES))
 def test_applying_makes_the_after_state(trees: tuple[Tree, Tree]) -> None:
     before, after = trees

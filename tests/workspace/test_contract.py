@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import jsonschema_rs
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from stream.records.run import decode_change, encode_change
+from tests.sweeping import thorough
 from tests.transformers.test_contracts import agree, mutated, schema
 
 SCHEMA = jsonschema_rs.validator_for(schema("fs_change.schema.json"))
@@ -39,7 +40,7 @@ CHANGES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=1000, suppress_health_check=list(HealthCheck))
+@thorough(1000, suppress_health_check=list(HealthCheck))
 @given(mutated(CHANGES))
 def test_changes(value: Any) -> None:
     agree(SCHEMA, decode_change, value)

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 
 from stream.records.run import FileState, FsChange, decode_change, exact_name
 from stream.workspace.changes import find_changes
 from stream.workspace.patch import Summary, find_git, write_patch
 from stream.workspace.snapshot import Store, take_copy
+from tests.sweeping import thorough
 from tests.workspace.trees import (
     FOLDER,
     GIT_NAMES,
@@ -28,7 +29,7 @@ from tests.workspace.trees import (
     write_tree,
 )
 
-MANY = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+MANY = thorough(150, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Written:
