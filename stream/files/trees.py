@@ -31,10 +31,35 @@ Entry = tuple[bytes, os.stat_result]
 Piece = bytes | int  #: data, or the length of a hole
 
 
-class Descent:
-    """Open folders, one inside the other. The innermost is `fd`."""
+class Visitor(Protocol):
+    """What is done in each folder of a tree."""
 
-    def __init__(self, root: Path) -> None:
+    def admits(self, name: bytes, status: os.stat_result) -> bool:
+        """Return whether a folder that was opened is to be visited."""
+
+    def enter(self, name: bytes, status: os.stat_result) -> None:
+        """Enter a folder, which could be listed."""
+
+    def look(self, files: list[Entry], folders: list[Entry]) -> Iterable[bytes]:
+        """Deal with what the folder holds, and name those of its folders that are to follow."""
+
+    def leave(self, name: bytes) -> None:
+        """Leave the folder that was entered last; the one around it is open."""
+
+    def fail(self, name: bytes, error: OSError) -> None:
+        """Deal with a folder that cannot be opened or listed."""
+
+
+class Descent:
+    """Open folders, one inside the other. The innermost is `fd`, and `path` leads to it.
+
+    `is_forced`: those that are closed to us, but are ours, are opened all the same.
+    """
+
+    def __init__(self, root: Path, *, is_forced: bool = False) -> None:
+        self.root = root
+        self.path: list[bytes] = []
+        self._is_forced = is_forced
         try:
             self._fds = [os.open(root, FOLDER & ~os.O_NOFOLLOW)]
         except OSError as error:
@@ -46,9 +71,14 @@ class Descent:
         """The descriptor of the innermost folder."""
         return self._fds[-1]
 
+    def place(self, name: bytes) -> bytes:
+        """Return the path of what lies in the innermost folder."""
+        return b"/".join([*self.path, name])
+
     def enter(self, name: bytes) -> None:
         """Open a folder inside the innermost one. Raise OSError, and stay there."""
-        self._fds.append(os.open(name, FOLDER, dir_fd=self.fd))
+        self._fds.append(self._open(name))
+        self.path.append(name)
         if len(self._fds) > _OPEN:
             far = len(self._fds) - _OPEN
             if self._fds[far] >= 0:  # the root itself stays open
@@ -57,16 +87,18 @@ class Descent:
                 os.close(self._fds[far])
                 self._fds[far] = -1
 
-    def leave(self) -> None:
-        """Close the innermost folder. Raise InputError where it was moved away meanwhile."""
+    def leave(self) -> bytes:
+        """Close the innermost folder, and return its name. Raise InputError where it was moved away
+        meanwhile."""
         inner = self._fds.pop()
         try:
-            if self._fds and self.fd < 0:
+            if self.fd < 0:
                 self._fds[-1] = os.open("..", FOLDER, dir_fd=inner)
                 if identity_of(self.fd) != self._seen[len(self._fds) - 2]:
                     raise InputError("a folder was moved away while it was read")
         finally:
             os.close(inner)
+        return self.path.pop()
 
     def close(self) -> None:
         """Close all of them."""
@@ -75,32 +107,54 @@ class Descent:
                 os.close(fd)
         self._fds = []
 
+    def visit(self, visitor: Visitor) -> None:
+        """Visit the root, then one by one the folders in it; without recursion, however deep.
+        Raise InputError where the root cannot be listed."""
+        try:
+            found = entries(self.fd)
+        except OSError as error:
+            raise InputError(f"{self.root}: {os_reason(error)}") from None
+        stack: list[Iterator[bytes]] = [iter(visitor.look(*found))]
+        while stack:
+            for name in stack[-1]:
+                inner = self._enter(name, visitor)
+                if inner is not None:
+                    stack.append(iter(visitor.look(*inner)))
+                    break
+            else:
+                stack.pop()
+                if stack:
+                    visitor.leave(self.leave())
 
-class Visitor(Protocol):
-    """What is done in each folder of a tree."""
+    def _enter(self, name: bytes, visitor: Visitor) -> tuple[list[Entry], list[Entry]] | None:
+        """List a folder that the visitor enters. Return None where it is passed over."""
+        found = None
+        try:
+            self.enter(name)
+            try:
+                status = os.fstat(self.fd)
+                if visitor.admits(name, status):
+                    found = entries(self.fd)
+            finally:
+                if found is None:
+                    self.leave()
+        except OSError as error:
+            visitor.fail(name, error)
+        if found is not None:
+            visitor.enter(name, status)
+        return found
 
-    def look(self) -> Iterable[bytes]:
-        """Deal with the folder that was entered, and name those of its folders that follow."""
-
-    def enter(self, name: bytes) -> bool:
-        """Enter one of the folders that were named. Return False where it is passed over."""
-
-    def leave(self) -> None:
-        """Leave the folder that was entered last."""
-
-
-def visit(visitor: Visitor) -> None:
-    """Visit a folder, then one by one those that lie in it; without recursion, however deep."""
-    stack: list[Iterator[bytes]] = [iter(visitor.look())]
-    while stack:
-        for name in stack[-1]:
-            if visitor.enter(name):
-                stack.append(iter(visitor.look()))
-                break
-        else:
-            stack.pop()
-            if stack:
-                visitor.leave()
+    def _open(self, name: bytes) -> int:
+        if not self._is_forced:
+            return os.open(name, FOLDER, dir_fd=self.fd)
+        try:
+            fd = os.open(name, FOLDER, dir_fd=self.fd)
+        except PermissionError:
+            os.chmod(name, 0o700, dir_fd=self.fd)
+            fd = os.open(name, FOLDER, dir_fd=self.fd)
+        with suppress(OSError):  # what follows shows whether it is open now
+            os.fchmod(fd, 0o700)
+        return fd
 
 
 def entries(fd: int) -> tuple[list[Entry], list[Entry]]:
@@ -220,15 +274,16 @@ class Copy:
 
     def __init__(self, target: Path) -> None:
         self._target = target
-        self._path: list[bytes] = []
         self._sources: list[os.stat_result] = []
         self._file = -1
         self._name = b""
         self._is_clone = False
         self._can_clone = sys.platform == "linux"
-        with self._named():
+        try:
             target.mkdir(mode=0o700)
-            self._descent = Descent(target)
+        except OSError as error:
+            raise OutputError(f"{target}: {os_reason(error)}") from None
+        self._descent = Descent(target)
 
     def __enter__(self) -> Self:
         return self
@@ -262,7 +317,6 @@ class Copy:
         with self._named(name):
             os.mkdir(name, 0o700, dir_fd=self._descent.fd)
             self._descent.enter(name)
-            self._path.append(name)
             self._sources.append(source)
             return stat.S_IFDIR | _mode(source, os.fstat(self._descent.fd))
 
@@ -271,7 +325,6 @@ class Copy:
         with self._named():
             self._finish_folder()
             self._descent.leave()
-            self._path.pop()
 
     def _finish_folder(self) -> None:
         fd, source = self._descent.fd, self._sources.pop()
@@ -361,8 +414,8 @@ class Copy:
             raise self._failure(error, name) from None
 
     def _failure(self, error: OSError, name: bytes) -> OutputError:
-        inner = "/".join(map(os.fsdecode, [*self._path, name]))
-        return OutputError(f"{self._target / inner}: {os_reason(error)}")
+        inner = self._target / os.fsdecode(self._descent.place(name))
+        return OutputError(f"{inner}: {os_reason(error)}")
 
 
 def _mode(source: os.stat_result, copy: os.stat_result) -> int:
@@ -380,10 +433,10 @@ def remove_tree(path: Path) -> None:
             path.unlink(missing_ok=True)
             return
         path.chmod(0o700)
-        descent = Descent(path)
+        descent = Descent(path, is_forced=True)
         try:
             remover = _Remover(descent)
-            visit(remover)
+            descent.visit(remover)
         finally:
             descent.close()
         if remover.failures:
@@ -399,41 +452,27 @@ class _Remover:
     def __init__(self, descent: Descent) -> None:
         self.failures: list[OSError] = []
         self._descent = descent
-        self._names: list[bytes] = []
 
-    def look(self) -> Iterator[bytes]:
-        files: list[Entry] = []
-        folders: list[Entry] = []
-        with self._noted():
-            files, folders = entries(self._descent.fd)
+    def admits(self, name: bytes, status: os.stat_result) -> bool:
+        return True
+
+    def enter(self, name: bytes, status: os.stat_result) -> None:
+        pass
+
+    def look(self, files: list[Entry], folders: list[Entry]) -> Iterator[bytes]:
         for name, _ in files:
-            with self._noted():
+            try:
                 os.unlink(name, dir_fd=self._descent.fd)
+            except OSError as error:
+                self.fail(name, error)
         return iter([name for name, _ in folders])
 
-    def enter(self, name: bytes) -> bool:
-        known = len(self._names)
-        with self._noted():
-            try:
-                self._descent.enter(name)
-            except PermissionError:
-                os.chmod(name, 0o700, dir_fd=self._descent.fd)
-                self._descent.enter(name)
-            self._names.append(name)
-            with suppress(OSError):  # what follows says so
-                os.fchmod(self._descent.fd, 0o700)
-        return len(self._names) > known
-
-    def leave(self) -> None:
-        self._descent.leave()
-        with self._noted():
-            os.rmdir(self._names.pop(), dir_fd=self._descent.fd)
-
-    @contextmanager
-    def _noted(self) -> Iterator[None]:
+    def leave(self, name: bytes) -> None:
         try:
-            yield
-        except FileNotFoundError:  # it is gone already
-            pass
+            os.rmdir(name, dir_fd=self._descent.fd)
         except OSError as error:
+            self.fail(name, error)
+
+    def fail(self, name: bytes, error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # it is gone already
             self.failures.append(error)

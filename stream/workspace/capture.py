@@ -42,7 +42,7 @@ HIDDEN = (
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
-class Prepared(Struct):
+class PreparedWorkspace(Struct):
     """What a workspace was before the agent worked in it."""
 
     summary: str
@@ -100,7 +100,7 @@ class WorkspaceCapture:
         """Forget the contents of the workspace."""
         self._store.__exit__(None, None, None)
 
-    async def prepare(self) -> Prepared:
+    async def prepare(self) -> PreparedWorkspace:
         """Make the workspace, and take its snapshot. Raise StreamError."""
         if self._mode == "empty":
             return self._prepare()
@@ -111,7 +111,7 @@ class WorkspaceCapture:
         where something outlived it. Once begun, it is finished."""
         return await to_thread.run_sync(self._compare, exited)
 
-    def _prepare(self) -> Prepared:
+    def _prepare(self) -> PreparedWorkspace:
         facts: dict[str, Any] = {
             "root": str(self._workspace),
             "run_folder": path_text(os.fsencode(self._folder.resolve())),
@@ -121,7 +121,7 @@ class WorkspaceCapture:
         try:
             before = self._before = self._take_snapshot()
         except Cancelled:
-            return Prepared(f"workspace_mode={self._mode} interrupted", facts)
+            return PreparedWorkspace(f"workspace_mode={self._mode} interrupted", facts)
         except OSError as error:
             raise OutputError(f"{self._workspace}: {error.strerror}") from None
         self._mounts = mounts_below(self._workspace)
@@ -135,7 +135,7 @@ class WorkspaceCapture:
             "leads_back": self._warn(before),
         }
         text = f"workspace_mode={self._mode} entries={count} skipped={len(skipped)}"
-        return Prepared(text, facts)
+        return PreparedWorkspace(text, facts)
 
     def _take_snapshot(self) -> Snapshot:
         place, store, leave_out = self._workspace, self._store, self._leave_out

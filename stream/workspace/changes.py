@@ -1,7 +1,5 @@
-"""Where a link of a snapshot leads, as far as the snapshot can tell.
-
-What is different in a folder since its snapshot; the new contents go into the store as well,
-so that nothing is read twice and all that is said later is about the same bytes."""
+"""What is different in a folder since its snapshot. New contents go into the store as well, so that
+nothing is read twice, and all that is stated later is about the same bytes."""
 
 from __future__ import annotations
 
@@ -13,18 +11,16 @@ from typing import Literal
 
 from msgspec import Struct
 
-from stream.errors import InputError, os_reason
+from stream.errors import InputError
 from stream.files.inside import FILE, Kind, kind_of
 from stream.files.trees import (
     Descent,
     Entry,
     Piece,
-    entries,
     filled,
     holds_more,
     identity_of,
     pieces_of,
-    visit,
 )
 from stream.workspace.snapshot import (
     LARGEST,
@@ -44,43 +40,13 @@ from stream.workspace.snapshot import (
 _MOST = 40  #: links on one way; then a system gives up
 
 
-def goes_round(snapshot: Snapshot, store: Store, path: bytes) -> bool:
-    """Whether nothing can be looked up through it. Not known, and not said, of a way that leads
-    out of the snapshot."""
-    todo = path.split(b"/")[::-1]
-    way: list[FolderRecords] = [snapshot.root]
-    passed = 0
-    while todo:
-        name = todo.pop()
-        if name in (b"", b"."):
-            continue
-        if name == b"..":
-            way.pop()
-            if not way:
-                return False
-            continue
-        inner = way[-1].folders.get(name)
-        if inner:
-            way.append(inner)
-            continue
-        record = way[-1].records().get(name)
-        if not record or not stat.S_ISLNK(record.mode) or record.place < 0:
-            return False
-        passed += 1
-        if passed > _MOST:
-            return True
-        target = b"".join(store.read(record.place, record.size))
-        if target.startswith(b"/"):
-            return False
-        todo.extend(target.split(b"/")[::-1])
-    return False
-
-
 #: A clock of files may tick as slowly as this: a file can change and keep its ctime.
 TICK = 20_000_000  #: ns
 
 
 class State(Struct):
+    """What stood at a path."""
+
     kind: Kind
     mode: int  #: with the kind
     size: int = 0
@@ -91,24 +57,31 @@ class State(Struct):
 
     @property
     def is_kept(self) -> bool:
+        """Tell whether its content is in the store."""
         return self.place >= 0
 
     def holds_as(self, other: State | EntryRecord) -> bool:
-        """What is the same is kept once; what is empty has no place of its own."""
+        """Tell whether two contents are the same: what is the same is kept once. What is empty has
+        no place of its own."""
         return self.is_kept and (self.place, self.size) == (other.place, other.size)
 
 
 class Change(Struct):
+    """A path at which something else stands than before."""
+
     path: bytes
     before: State | None
     after: State | None
 
     @property
     def what(self) -> Literal["added", "removed", "changed"]:
+        """Name the change."""
         return "added" if not self.before else "changed" if self.after else "removed"
 
 
 class ChangeSet(Struct):
+    """What was changed in a folder."""
+
     items: list[Change]  #: sorted by the bytes of the path
     unknown: list[Skipped]  #: what cannot be said, because it could not be read
     is_of_another: bool = False  #: the folder that was looked at before has lost its name
@@ -117,15 +90,15 @@ class ChangeSet(Struct):
 def find_changes(
     before: Snapshot, root: Path, store: Store, is_cancelled: IsCancelled = never
 ) -> ChangeSet:
-    """Nothing may write into `root` any longer. Raises InputError."""
+    """Compare a folder with its snapshot. Nothing may write into it any longer. Raise
+    InputError."""
     descent = Descent(root)
     try:
         is_of_another = before.identity not in (None, identity_of(descent.fd))
         if root.is_symlink() and identity_of(descent.fd) != before.identity:
             raise InputError(f"{root}: has become a link to another folder")
         finder = _Finder(before, descent, store, is_cancelled)
-        finder.begin(root)
-        visit(finder)
+        descent.visit(finder)
     finally:
         descent.close()
     finder.found.sort(key=lambda change: change.path)
@@ -143,57 +116,37 @@ class _Finder:
         self._store = store
         self._is_cancelled = is_cancelled
         self._nodes: list[FolderRecords | None] = [before.root]
-        self._path: list[bytes] = []
-        self._entries: tuple[list[Entry], list[Entry]] = ([], [])
         # Whichever clock is behind, ours or that of the files: what is as late as this may have
         # changed afterwards within one tick.
         self._late = min(before.ended, _latest(before.root)) - TICK
 
-    def begin(self, root: Path) -> None:
-        try:
-            self._entries = entries(self._descent.fd)
-        except OSError as error:
-            raise InputError(f"{root}: {os_reason(error)}") from None
+    def admits(self, name: bytes, status: os.stat_result) -> bool:
+        return True
 
-    def look(self) -> Iterator[bytes]:
+    def enter(self, name: bytes, status: os.stat_result) -> None:
+        parent = self._nodes[-1]
+        self._nodes.append(parent.folders.get(name) if parent else None)
+
+    def look(self, files: list[Entry], folders: list[Entry]) -> Iterator[bytes]:
         if self._is_cancelled():
             raise Cancelled
         node = self._nodes[-1] or FolderRecords(0)
-        files, folders = self._entries
-        if not self._is_as_before(node):
+        if not self._is_as_before(node, files, folders):
             old: dict[bytes, EntryRecord | FolderRecords] = {**node.records(), **node.folders}
             now = dict(files + folders)
             for name in sorted(old.keys() | now.keys()):
                 self._compare(name, old.get(name), now.get(name))
-        return iter([name for name, _ in folders])
+        unknown = {name for name, folder in node.folders.items() if not folder.is_known}
+        return iter([name for name, _ in folders if name not in unknown])
 
-    def enter(self, name: bytes) -> bool:
-        parent = self._nodes[-1]
-        node = parent.folders.get(name) if parent else None
-        if node and not node.is_known:
-            return False
-        try:
-            self._descent.enter(name)
-            try:
-                self._entries = entries(self._descent.fd)
-            except OSError:
-                self._descent.leave()
-                raise
-        except OSError:
-            self._doubt(name, "unreadable")
-            return False
-        self._nodes.append(node)
-        self._path.append(name)
-        return True
-
-    def leave(self) -> None:
-        self._descent.leave()
-        self._path.pop()
+    def leave(self, name: bytes) -> None:
         self._nodes.pop()
 
-    def _is_as_before(self, node: FolderRecords) -> bool:
-        """By the status of all that lies in it; its folders are looked at one by one."""
-        files, folders = self._entries
+    def fail(self, name: bytes, error: OSError) -> None:
+        self._doubt(name, "unreadable")
+
+    def _is_as_before(self, node: FolderRecords, files: list[Entry], folders: list[Entry]) -> bool:
+        """Compare the status of all that lies in a folder; its folders are visited one by one."""
         return (
             node.latest < self._late
             and node.names == b"\0".join([name for name, _ in files])
@@ -221,9 +174,9 @@ class _Finder:
         if not before and not after:
             return
         if before and before.kind == "symlink" and after and after.kind == "dir":
-            path = b"/".join([*self._path, name])
-            before.goes_round = goes_round(self._before, self._store, path)
-        self._add([name], before, after)
+            path = self._descent.place(name)
+            before.goes_round = _goes_round(self._before, self._store, path)
+        self._add(self._descent.place(name), before, after)
         if isinstance(was, FolderRecords) and not (after and after.kind == "dir"):
             self._remove_below(name, was)
 
@@ -231,7 +184,8 @@ class _Finder:
         return record.ctime < self._late and record.is_of(status)
 
     def _is_same(self, record: EntryRecord, after: State, status: os.stat_result) -> bool:
-        """Touching a file, or writing into it what it held, changes nothing."""
+        """Tell whether nothing was changed: neither touching a file, nor writing into it what it
+        held, changes it."""
         if record.mode != after.mode:
             return False
         if after.kind in ("fifo", "socket"):
@@ -240,12 +194,12 @@ class _Finder:
             return after.holds_as(record)
         if after.digest:
             return after.digest == self._before.digest(record.place)
-        return record.is_of(status)  # what cannot be read is judged by what is said about it
+        return record.is_of(status)  # of what cannot be read there is nothing but its status
 
     def _look_at(
         self, name: bytes, status: os.stat_result, record: EntryRecord | None
     ) -> State | None:
-        """None: it is gone."""
+        """Return what stands there now. None: it is gone."""
         state = State(kind_of(status.st_mode), status.st_mode, status.st_size, status.st_ctime_ns)
         try:
             if state.kind == "symlink":
@@ -300,7 +254,7 @@ class _Finder:
                 raise Cancelled
 
     def _holds(self, record: EntryRecord, found: Iterable[Piece], size: int) -> bool:
-        """Whether the content before was this."""
+        """Tell whether the content before was this."""
         if record.size != size or record.place < 0:
             return False
         return self._store.holds(record.place, size, found)
@@ -314,20 +268,20 @@ class _Finder:
         return State(kind_of(was.mode), was.mode, was.size, was.ctime, was.place, digest)
 
     def _remove_below(self, name: bytes, folder: FolderRecords) -> None:
-        todo = [([name], folder)]
+        todo = [(self._descent.place(name), folder)]
         while todo:
             path, node = todo.pop()
             for inner, record in node.records().items():
-                self._add([*path, inner], self._state_of(record), None)
+                self._add(b"%s/%s" % (path, inner), self._state_of(record), None)
             for inner, deeper in node.folders.items():
-                self._add([*path, inner], self._state_of(deeper), None)
-                todo.append(([*path, inner], deeper))
+                self._add(b"%s/%s" % (path, inner), self._state_of(deeper), None)
+                todo.append((b"%s/%s" % (path, inner), deeper))
 
-    def _add(self, names: list[bytes], before: State | None, after: State | None) -> None:
-        self.found.append(Change(b"/".join(self._path + names), before, after))
+    def _add(self, path: bytes, before: State | None, after: State | None) -> None:
+        self.found.append(Change(path, before, after))
 
     def _doubt(self, name: bytes, reason: Reason) -> None:
-        self.unknown.append(Skipped(b"/".join([*self._path, name]), reason))
+        self.unknown.append(Skipped(self._descent.place(name), reason))
 
 
 def _latest(root: FolderRecords) -> int:
@@ -337,3 +291,35 @@ def _latest(root: FolderRecords) -> int:
         latest = max(latest, folder.latest)
         todo.extend(folder.folders.values())
     return latest
+
+
+def _goes_round(snapshot: Snapshot, store: Store, path: bytes) -> bool:
+    """Tell whether a link of a snapshot leads to itself, so that nothing can be looked up through
+    it. Of a way that leads out of the snapshot that is not known, and not claimed."""
+    todo = path.split(b"/")[::-1]
+    way: list[FolderRecords] = [snapshot.root]
+    passed = 0
+    while todo:
+        name = todo.pop()
+        if name in (b"", b"."):
+            continue
+        if name == b"..":
+            way.pop()
+            if not way:
+                return False
+            continue
+        inner = way[-1].folders.get(name)
+        if inner:
+            way.append(inner)
+            continue
+        record = way[-1].records().get(name)
+        if not record or not stat.S_ISLNK(record.mode) or record.place < 0:
+            return False
+        passed += 1
+        if passed > _MOST:
+            return True
+        target = b"".join(store.read(record.place, record.size))
+        if target.startswith(b"/"):
+            return False
+        todo.extend(target.split(b"/")[::-1])
+    return False

@@ -1,8 +1,5 @@
-"""The state of a folder at one moment, compact, with the contents in a store.
-
-Contents of files, one after the other in a file that has no name: no death leaves it behind.
-
-Takes a snapshot of a folder, and a copy of it in the same pass."""
+"""The state of a folder at one moment, compact, with the contents in a store; and, in the same
+pass, a copy of it."""
 
 from __future__ import annotations
 
@@ -28,13 +25,11 @@ from stream.files.trees import (
     Descent,
     Entry,
     Piece,
-    entries,
     filled,
     holds_more,
     identity_of,
     pieces,
     pieces_of,
-    visit,
 )
 
 LARGEST = 128 << 20  #: bytes, holes aside; of a larger file the digest is kept, not the content
@@ -45,15 +40,22 @@ _STATUS = struct.Struct("=IQqqQ")
 NOWHERE = -1  #: instead of an offset: the content is not known
 
 
+_PARTS = 1000  #: a write takes 1,024 at most
+
+IsCancelled = Callable[[], bool]
+_TRIES = 2  #: of a file that changes while it is read
+_OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  #: a failure that says nothing about the file
+
+
 class Skipped(Struct):
-    """What the snapshot does not have, or not for sure."""
+    """A path that the snapshot does not have, or not for sure."""
 
     path: bytes
     reason: Reason
 
 
 class EntryRecord(Struct):
-    """One entry that is no folder."""
+    """A file, a link, or whatever else is no folder."""
 
     mode: int  #: with the kind
     size: int
@@ -63,6 +65,7 @@ class EntryRecord(Struct):
     place: int  #: offset in the store, or NOWHERE, or further below: see Snapshot.digest
 
     def is_of(self, status: os.stat_result) -> bool:
+        """Tell whether this is the status of the entry."""
         return (self.mode, self.size, self.mtime, self.ctime, self.ino) == (
             status.st_mode,
             status.st_size,
@@ -73,7 +76,7 @@ class EntryRecord(Struct):
 
 
 class FolderRecords:
-    """Its entries in a few large objects instead of many small ones."""
+    """A folder, with its entries in a few large objects instead of many small ones."""
 
     __slots__ = ("folders", "is_known", "latest", "mode", "names", "places", "statuses")
 
@@ -87,12 +90,14 @@ class FolderRecords:
         self.is_known = True  #: whether it could be read, and was to be
 
     def fill(self, files: list[Entry], places: Iterable[int] = ()) -> None:
+        """Take the entries that are no folders, and where their contents are in the store."""
         self.names = b"\0".join([name for name, _ in files])
         self.statuses = b"".join([pack(status) for _, status in files])
         self.places = array("q", places)
         self.latest = max([status.st_ctime_ns for _, status in files], default=0)
 
     def records(self) -> dict[bytes, EntryRecord]:
+        """Return the entries that are no folders, by their names."""
         if not self.names:
             return {}
         values = zip(_STATUS.iter_unpack(self.statuses), self.places, strict=True)
@@ -104,7 +109,7 @@ class FolderRecords:
 
 
 class Snapshot:
-    """Made by `take_snapshot`, `take_copy` or `empty_snapshot`."""
+    """The state of a folder: see `take_snapshot`, `take_copy` and `empty_snapshot`."""
 
     def __init__(self) -> None:
         self.root = FolderRecords(stat.S_IFDIR | 0o755)
@@ -115,15 +120,17 @@ class Snapshot:
         self._digests: list[bytes] = []
 
     def keep_digest(self, digest: bytes) -> int:
-        """The place that stands for it."""
+        """Keep the digest of a content that is too large, and return the place that stands for
+        it."""
         self._digests.append(digest)
         return NOWHERE - len(self._digests)
 
     def digest(self, place: int) -> bytes | None:
+        """Return the digest that a place stands for, if it does."""
         return self._digests[NOWHERE - 1 - place] if place < NOWHERE else None
 
     def count(self) -> int:
-        """Of all entries."""
+        """Count all entries."""
         total, todo = 0, [self.root]
         while todo:
             folder = todo.pop()
@@ -133,6 +140,7 @@ class Snapshot:
 
 
 def pack(status: os.stat_result) -> bytes:
+    """Return a status in the bytes in which it is kept."""
     return _STATUS.pack(
         status.st_mode,
         status.st_size,
@@ -143,7 +151,7 @@ def pack(status: os.stat_result) -> bytes:
 
 
 def empty_snapshot(root: Path | None = None) -> Snapshot:
-    """Of a folder that was made for the run."""
+    """Return the snapshot of a folder that was made for the run."""
     snapshot = Snapshot()
     if root is not None:
         status = root.stat()
@@ -152,16 +160,12 @@ def empty_snapshot(root: Path | None = None) -> Snapshot:
     return snapshot
 
 
-_PARTS = 1000  #: a write takes 1,024 at most
-
-IsCancelled = Callable[[], bool]
-
-
 class Cancelled(Exception):  # noqa: N818 - no error: it was asked for
-    """Somebody asked for an end, and got it."""
+    """The user interrupted what was being done."""
 
 
 def never() -> bool:
+    """Return False: it is never cancelled."""
     return False
 
 
@@ -177,7 +181,8 @@ def _open_nameless(folder: Path) -> int:
 
 
 class Store:
-    """Append-only but for `forget`. `folder`: on a file system with room for what is kept."""
+    """Contents, one after the other in a file that has no name: no death leaves it behind. It is
+    append-only but for `forget`. `folder` is on a file system with room for what is kept."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -202,10 +207,11 @@ class Store:
 
     @property
     def end(self) -> int:
-        """Where the next content will begin."""
+        """The place where the next content will begin."""
         return self._written + self._waiting
 
     def add(self, data: Piece) -> None:
+        """Append a piece of a content. Raise OutputError."""
         if isinstance(data, int):
             self._flush()
             self._end_at(self._written + data)
@@ -216,19 +222,19 @@ class Store:
             self._flush()
 
     def forget(self, end: int) -> None:
-        """Everything from there on."""
+        """Remove everything from this place on. Raise OutputError."""
         self._flush()
         self._end_at(end)
 
     def read(self, offset: int, size: int) -> Iterator[bytes]:
-        """In chunks: a content may be larger than what should be in memory."""
+        """Yield a content in chunks: it may be larger than what should be in memory."""
         self._flush()
         if os.fstat(self._fd).st_size < offset + size:
             raise OutputError(f"{self._folder}: what was kept there has become shorter")
         yield from filled(pieces(self._fd, offset, offset + size))
 
     def holds(self, offset: int, size: int, found: Iterable[Piece]) -> bool:
-        """Whether a content that is kept is made of these pieces, wherever its own holes are."""
+        """Tell whether a content is made of these pieces, wherever its own holes are."""
         self._flush()
         place = offset
         for piece in found:
@@ -265,14 +271,11 @@ def _is_data(piece: Piece) -> bool:
     return isinstance(piece, bytes) and piece != bytes(len(piece))
 
 
-_TRIES = 2  #: of a file that changes while it is read
-_OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  #: a failure that says nothing about the file
-
-
 def take_snapshot(
     root: Path, store: Store, leave_out: Iterable[Path] = (), is_cancelled: IsCancelled = never
 ) -> Snapshot:
-    """Of a folder that the agent will work in itself; what lies in `leave_out` is not looked at."""
+    """Take the snapshot of a folder that the agent will work in itself. What lies in `leave_out` is
+    not looked at."""
     return _take(root, None, store, leave_out, is_cancelled)
 
 
@@ -283,10 +286,10 @@ def take_copy(
     leave_out: Iterable[Path] = (),
     is_cancelled: IsCancelled = never,
 ) -> Snapshot:
-    """Makes `target`, a copy without sockets, fifos and devices; the snapshot is that of the copy.
+    """Make `target`, a copy without sockets, fifos and devices, and take the snapshot of the copy.
 
-    What could not be had is in `Snapshot.skipped`. On any exception a part of the copy is there:
-    `remove_tree` knows how to remove it.
+    What could not be read is in `Snapshot.skipped`. On any exception a part of the copy is there,
+    for `remove_tree` to remove.
     """
     with Copy(target) as copy:
         return _take(source, copy, store, [*leave_out, target], is_cancelled)
@@ -303,7 +306,7 @@ def _take(
     try:
         taker = _Taker(descent, copy, store, set(_identities(leave_out)), is_cancelled)
         taker.begin(root)
-        visit(taker)
+        descent.visit(taker)
         taker.snapshot.identity = identity_of(copy.fd if copy else descent.fd)
         if copy:
             copy.finish()
@@ -329,23 +332,16 @@ class _Taker:
         self._leave_out = leave_out
         self._is_cancelled = is_cancelled
         self._nodes = [self.snapshot.root]
-        self._path: list[bytes] = []
-        self._found: tuple[list[Entry], list[Entry]] = ([], [])
         self._linked: dict[tuple[int, ...], tuple[bytes, int]] = {}  #: (first name, content)
 
     def begin(self, root: Path) -> None:
         self._root = f"{root.absolute()}/"
         status = os.fstat(self._descent.fd)
         self.snapshot.root.mode = status.st_mode
-        try:
-            self._found = entries(self._descent.fd)
-        except OSError as error:
-            raise InputError(f"{root}: {os_reason(error)}") from None
         if self._copy:
             self._copy.begin(status)
 
-    def look(self) -> Iterator[bytes]:
-        files, folders = self._found
+    def look(self, files: list[Entry], folders: list[Entry]) -> Iterator[bytes]:
         kept: list[Entry] = []
         places: list[int] = []
         for name, status in files:
@@ -358,65 +354,48 @@ class _Taker:
         self._nodes[-1].fill(kept, places)
         return iter([name for name, _ in folders])
 
-    def enter(self, name: bytes) -> bool:
-        """What may not be read is not in a copy; in a snapshot it is there without contents."""
-        status: os.stat_result | None = None
-        try:
-            self._descent.enter(name)
-            try:
-                status = os.fstat(self._descent.fd)
-                if (status.st_dev, status.st_ino) in self._leave_out:
-                    self._skip(name, "left out")
-                else:
-                    self._found = entries(self._descent.fd)
-                    self._go_in(name, status)
-                    return True
-            except OSError:
-                self._descent.leave()
-                raise
-            self._descent.leave()
-        except OSError as error:
-            self._skip(name, _reason(error))
-        if not self._copy and self.snapshot.skipped[-1].reason != "vanished":
-            self._leave_unknown(name, status)
+    def admits(self, name: bytes, status: os.stat_result) -> bool:
+        if (status.st_dev, status.st_ino) not in self._leave_out:
+            return True
+        self._skip(b"/".join(self._descent.path), "left out")
+        self._add_unknown(name, status)
         return False
 
-    def leave(self) -> None:
-        self._descent.leave()
-        self._path.pop()
+    def enter(self, name: bytes, status: os.stat_result) -> None:
+        mode = self._copy.enter(name, status) if self._copy else status.st_mode
+        folder = self._nodes[-1].folders[name] = FolderRecords(mode)
+        self._nodes.append(folder)
+
+    def leave(self, name: bytes) -> None:
         self._nodes.pop()
         if self._copy:
             self._copy.leave()
 
-    def _go_in(self, name: bytes, status: os.stat_result) -> None:
-        mode = status.st_mode
-        if self._copy:
-            mode = self._copy.enter(name, status)
-        folder = self._nodes[-1].folders[name] = FolderRecords(mode)
-        self._nodes.append(folder)
-        self._path.append(name)
-
-    def _leave_unknown(self, name: bytes, status: os.stat_result | None) -> None:
-        if status is None:
-            try:
+    def fail(self, name: bytes, error: OSError) -> None:
+        self._skip(self._descent.place(name), _reason(error))
+        if self.snapshot.skipped[-1].reason != "vanished":
+            with suppress(OSError):
                 status = os.stat(name, dir_fd=self._descent.fd, follow_symlinks=False)
-            except OSError:
-                return
-        folder = self._nodes[-1].folders[name] = FolderRecords(status.st_mode)
-        folder.is_known = False
+                self._add_unknown(name, status)
+
+    def _add_unknown(self, name: bytes, status: os.stat_result) -> None:
+        """Add a folder whose contents are not known. In a copy there is none."""
+        if not self._copy:
+            folder = self._nodes[-1].folders[name] = FolderRecords(status.st_mode)
+            folder.is_known = False
 
     def _take(self, name: bytes, status: os.stat_result) -> tuple[os.stat_result, int] | None:
-        """(the status that the snapshot has, where its content is), of what is no folder."""
+        """Take what is no folder: (the status that the snapshot has, where its content is)."""
         try:
             if stat.S_ISREG(status.st_mode):
                 return self._take_file(name)
             if stat.S_ISLNK(status.st_mode):
                 return self._take_link(name, status)
         except OSError as error:
-            self._skip(name, _reason(error))
+            self._skip(self._descent.place(name), _reason(error))
         else:
             kind = kind_of(status.st_mode)
-            self._skip(name, kind if kind in ("fifo", "socket") else "device")
+            self._skip(self._descent.place(name), kind if kind in ("fifo", "socket") else "device")
         if self._copy or self.snapshot.skipped[-1].reason == "vanished":
             return None
         return status, NOWHERE
@@ -428,7 +407,7 @@ class _Taker:
         if self._copy:
             status = self._copy.link(name, link, status)
             if f"{os.fsdecode(link)}/".startswith(self._root):
-                self.snapshot.leading_back.append(b"/".join([*self._path, name]))
+                self.snapshot.leading_back.append(self._descent.place(name))
         return status, place
 
     def _take_file(self, name: bytes) -> tuple[os.stat_result, int]:
@@ -447,7 +426,7 @@ class _Taker:
                 os.close(fd)
             if (now.st_size, now.st_mtime_ns) == (status.st_size, status.st_mtime_ns):
                 if self._copy and status.st_nlink > 1:
-                    path = b"/".join([*self._path, name])
+                    path = self._descent.place(name)
                     self._linked[_inode(status)] = (path, place)
                 break
             if attempt + 1 < _TRIES:
@@ -455,7 +434,7 @@ class _Taker:
                 if self._copy:
                     self._copy.remove(name)
         else:
-            self._skip(name, "unsteady")
+            self._skip(self._descent.place(name), "unsteady")
             if taken.st_size != self._store.end - begin:  # it became shorter: nothing is for sure
                 place = NOWHERE
         return taken, place
@@ -463,7 +442,7 @@ class _Taker:
     def _take_link_to(
         self, name: bytes, status: os.stat_result
     ) -> tuple[os.stat_result, int] | None:
-        """Of another name of a file that was taken before, as long as that is what it was."""
+        """Take another name of a file that was taken before, as long as that is as it was."""
         known = self._linked.get(_inode(status)) if status.st_nlink > 1 else None
         if known is None or self._copy is None:
             return None
@@ -471,7 +450,7 @@ class _Taker:
         return None if taken is None else (taken, known[1])
 
     def _read(self, fd: int, name: bytes, status: os.stat_result) -> tuple[os.stat_result, int]:
-        """What is kept and what is copied is the same bytes, whoever writes meanwhile."""
+        """Keep and copy a file: the same bytes, whoever writes meanwhile."""
         place, hashed = self._store.end, None
         if holds_more(fd, status, LARGEST):
             from hashlib import sha256
@@ -493,12 +472,12 @@ class _Taker:
             status = self._copy.close(status)
         return status, self.snapshot.keep_digest(hashed.digest()) if hashed else place
 
-    def _skip(self, name: bytes, reason: Reason) -> None:
-        self.snapshot.skipped.append(Skipped(b"/".join([*self._path, name]), reason))
+    def _skip(self, path: bytes, reason: Reason) -> None:
+        self.snapshot.skipped.append(Skipped(path, reason))
 
 
 def _inode(status: os.stat_result) -> tuple[int, ...]:
-    """A file that has changed meanwhile is another one."""
+    """Identify a file. One that has changed meanwhile is another one."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -509,7 +488,7 @@ def _reason(error: OSError) -> Reason:
 
 
 def _identities(paths: Iterable[Path]) -> Iterator[tuple[int, int]]:
-    """Of those that exist: by what they are, however they are spelled."""
+    """Identify those paths that exist, however they are spelled."""
     for path in paths:
         try:
             status = path.stat()
