@@ -129,8 +129,8 @@ def _consistent(decode: Callable[[bytes], object]) -> Callable[[bytes], object]:
 
     def decode_consistent(line: bytes) -> object:
         record = decode(line)
-        for reason, path in faults_of(record):
-            raise ValidationError(f"{reason} - at `{path}`")
+        for fault in faults_of(record):
+            raise ValidationError(f"{fault.reason} - at `{fault.path}`")
         return record
 
     return decode_consistent

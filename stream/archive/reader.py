@@ -42,7 +42,6 @@ from stream.archive.tar import (
     SEALED,
     ZEROS,
     BrokenArchive,
-    EntryFault,
     Header,
     decode_header,
     decode_long_name,
@@ -58,6 +57,7 @@ from stream.archive.tar import (
 from stream.codec import MAX_LINE
 from stream.evidence.consistency import LONGEST_NAME, place_fault
 from stream.records.artifacts import ARCHIVE_MANIFEST
+from stream.records.control import Fault
 from stream.records.run import ARTIFACTS, LAYERS
 
 
@@ -84,17 +84,17 @@ _SILENT = {b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname", b"c
 _SHORT = 100
 
 
-def extended(data: bytes, kind: bytes) -> tuple[bytes | None, list[EntryFault]]:
+def extended(data: bytes, kind: bytes) -> tuple[bytes | None, list[Fault]]:
     """The name in an extended header, if it has one, and what else should not be in it. Raises
     BrokenArchive."""
-    name, faults = None, [EntryFault(PACKING, "made by another tar: it has extended headers")]
+    name, faults = None, [Fault("made by another tar: it has extended headers", rule=PACKING)]
     for key, value in _records(data):
         if key == b"path" and kind == b"x":
             name = value
         elif key not in _SILENT:
             what = key[:40].decode("utf-8", "backslashreplace")
             message = f"a header that changes the entry after it: its {what!r}"
-            faults.append(EntryFault("security.renaming", message))
+            faults.append(Fault(message, rule="security.renaming"))
     return name, faults
 
 
@@ -110,12 +110,12 @@ def _records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield key, value[:-1]
 
 
-def renamed(short: bytes, name: bytes) -> list[EntryFault]:
+def renamed(short: bytes, name: bytes) -> list[Fault]:
     """What is wrong with a name that stands before the header of its entry."""
     is_needed = len(name) > _SHORT or not name.isascii()
     if is_needed and ((short.isascii() and short[:1] == name[:1]) or not name[:1].isascii()):
         return []
-    return [EntryFault("security.renaming", "a header that changes the entry after it: its name")]
+    return [Fault("a header that changes the entry after it: its name", rule="security.renaming")]
 
 
 def leading_folder(name: bytes, kind: bytes) -> bytes:
@@ -257,7 +257,7 @@ class EntryStart(Struct):
 
     name: str
     size: int
-    faults: list[EntryFault]
+    faults: list[Fault]
     is_sealed: bool = False  #: of an archive whose header vouches for its bytes
 
 
@@ -265,7 +265,7 @@ class EntryEnd(Struct):
     """Of an entry."""
 
 
-Part = EntryStart | bytes | EntryEnd | EntryFault
+Part = EntryStart | bytes | EntryEnd | Fault
 
 
 class _Stretch(Struct):
@@ -323,7 +323,7 @@ def parts_of(file: BinaryIO, limits: Limits) -> Iterator[Part]:
     if not may_begin(first):
         raise NoArchive("not an archive: what is compressed in it is no tar")
     if inflated.oddity:
-        yield EntryFault("packing.gzip", inflated.oddity)
+        yield Fault(inflated.oddity, rule="packing.gzip")
     parts = _Entries(tape, limits, is_sealed=inflated.is_sealed).parts()
     # In whatever order they came: nothing can be judged before what it is held against.
     yield from _in_order(parts) if not inflated.is_sealed and is_foreign(first) else parts
@@ -361,7 +361,7 @@ class _Entries:
             header, faults = self._header(block)
             if self._is_folder(header):
                 yield from self._weighed(
-                    [*faults, EntryFault(PACKING, "it has entries for folders")]
+                    [*faults, Fault("it has entries for folders", rule=PACKING)]
                 )
             else:
                 yield from self._entry(header, faults)
@@ -372,24 +372,24 @@ class _Entries:
                 message = "bytes follow the end of the archive"
                 raise BrokenArchive("security.hidden_bytes", message)
             yield from self._weighed(
-                [EntryFault(PACKING, "made by another tar: it goes on after its end")]
+                [Fault("made by another tar: it goes on after its end", rule=PACKING)]
             )
 
-    def _weighed(self, faults: list[EntryFault]) -> list[EntryFault]:
+    def _weighed(self, faults: list[Fault]) -> list[Fault]:
         found = []
         for fault in faults:
             if fault.rule != PACKING:
                 found.append(fault)
             elif self._is_sealed:
-                found.append(EntryFault("security.header", fault.message))
+                found.append(Fault(fault.reason, rule="security.header"))
             elif not self._is_told:
                 self._is_told = True
                 found.append(fault)
         return found
 
-    def _header(self, block: bytes) -> tuple[Header, list[EntryFault]]:
+    def _header(self, block: bytes) -> tuple[Header, list[Fault]]:
         """The one that is of the entry, and all that is odd about it and those before it."""
-        faults: list[EntryFault] = []
+        faults: list[Fault] = []
         long_name: bytes | None = None
         given: bytes | None = None
         for _ in range(_MOST_HEADERS):
@@ -414,25 +414,25 @@ class _Entries:
             header.name = given
         if not self._is_sealed and header.name.startswith(_HERE):
             header.name = header.name.removeprefix(_HERE)
-            faults.append(EntryFault(PACKING, "made by another tar: its names begin with `./`"))
+            faults.append(Fault("made by another tar: its names begin with `./`", rule=PACKING))
         if not self._is_sealed:
             self._leave_folder(header, faults)
         return header, faults
 
-    def _leave_folder(self, header: Header, faults: list[EntryFault]) -> None:
+    def _leave_folder(self, header: Header, faults: list[Fault]) -> None:
         if self._folder is None:
             self._folder = leading_folder(header.name, header.kind)
         if self._folder and header.name.rstrip(b"/") + b"/" == self._folder:
             header.name = b""
         elif self._folder and header.name.startswith(self._folder):
             header.name = header.name.removeprefix(self._folder)
-            faults.append(EntryFault(PACKING, "made by another tar: all of it lies in one folder"))
+            faults.append(Fault("made by another tar: all of it lies in one folder", rule=PACKING))
 
-    def _long_name(self, header: Header, faults: list[EntryFault]) -> bytes:
+    def _long_name(self, header: Header, faults: list[Fault]) -> bytes:
         name = decode_long_name(self._data(header, LONGEST_NAME + len(_HERE) + 1))
         if len(name) + 1 != header.size:
             faults.append(
-                EntryFault("security.hidden_bytes", "a long name is not as long as it says")
+                Fault("a long name is not as long as it says", rule="security.hidden_bytes")
             )
         return name
 
@@ -449,7 +449,7 @@ class _Entries:
             return False
         return is_folder(header.name)
 
-    def _entry(self, header: Header, faults: list[EntryFault]) -> Iterator[Part]:
+    def _entry(self, header: Header, faults: list[Fault]) -> Iterator[Part]:
         if fault := kind_fault(header.kind):
             faults.append(fault)
         if fault := name_fault(header.name):
@@ -465,7 +465,7 @@ class _Entries:
             yield chunk
         padding = self._tape.exactly(-header.size % BLOCK)
         if padding.strip(b"\0"):
-            yield EntryFault("security.hidden_bytes", f"the padding after {name} is not empty")
+            yield Fault(f"the padding after {name} is not empty", rule="security.hidden_bytes")
         yield EntryEnd()
 
 
@@ -474,7 +474,7 @@ class _WaitingFile(Struct):
 
     start: EntryStart
     at: int
-    faults: list[EntryFault]
+    faults: list[Fault]
 
 
 def _in_order(parts: Iterator[Part]) -> Iterator[Part]:
@@ -487,7 +487,7 @@ def _in_order(parts: Iterator[Part]) -> Iterator[Part]:
                 file.write(part)
             elif isinstance(part, EntryStart):
                 kept.append(_WaitingFile(part, file.tell(), []))
-            elif isinstance(part, EntryFault):
+            elif isinstance(part, Fault):
                 if kept:
                     kept[-1].faults.append(part)
                 else:

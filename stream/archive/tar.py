@@ -43,6 +43,7 @@ from stream.files.append import write_all
 from stream.files.inside import open_beneath, open_regular
 from stream.files.targets import check_free, named, open_alone, partial
 from stream.records.artifacts import ARCHIVE_MANIFEST, V0_FILES, ArchiveFile, ArchiveManifest
+from stream.records.control import Fault
 
 BLOCK = 512
 ZEROS = bytes(BLOCK)
@@ -87,20 +88,13 @@ _KINDS = {
 }
 
 
-class EntryFault(Struct):
-    """A rule, and what breaks it."""
-
-    rule: str
-    message: str
-
-
 class Header(Struct):
     """What one block says, and what should not be so."""
 
     name: bytes
     size: int
     kind: bytes
-    faults: list[EntryFault]
+    faults: list[Fault]
 
     @property
     def is_long_name(self) -> bool:
@@ -133,18 +127,18 @@ def decode_header(block: bytes, long_name: bytes | None = None) -> Header:
     kind = block[156:157]
     name, size = block[:_SHORT].partition(b"\0")[0], _size(block[124:136])
     wanted = _block(name, size, kind)
-    faults: list[EntryFault] = []
+    faults: list[Fault] = []
     prefix = _prefix(block)
     if block != wanted:
         faults += _field_faults(block, wanted, prefix)
     if long_name is not None:
         if name != long_name[:_SHORT] or len(long_name) <= _SHORT:
-            faults.append(EntryFault("security.renaming", "the long name is of another entry"))
+            faults.append(Fault("the long name is of another entry", rule="security.renaming"))
         name = long_name
     elif prefix:
         name = prefix + b"/" + name
     if kind == _LONG_NAME and name != _LONG_LINK:
-        faults.append(EntryFault("security.hidden_bytes", "a long name has a name of its own"))
+        faults.append(Fault("a long name has a name of its own", rule="security.hidden_bytes"))
     return Header(name, size, kind, faults)
 
 
@@ -164,14 +158,14 @@ def decode_long_name(data: bytes) -> bytes:
     return name
 
 
-def name_fault(name: bytes) -> EntryFault | None:
+def name_fault(name: bytes) -> Fault | None:
     """Where a name would lead somebody who unpacks it, or only reads it."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
-        return EntryFault("security.name", "the name is not UTF-8")
+        return Fault("the name is not UTF-8", rule="security.name")
     found = place_fault(text)
-    return None if found is None else EntryFault(_PLACES[found[0]], found[1])
+    return None if found is None else Fault(found[1], rule=_PLACES[found[0]])
 
 
 def _block(name: bytes, size: int, kind: bytes) -> bytes:
@@ -223,17 +217,17 @@ def is_foreign(block: bytes) -> bool:
     return is_odd or header.kind not in (_REGULAR, _LONG_NAME)
 
 
-def kind_fault(kind: bytes) -> EntryFault | None:
+def kind_fault(kind: bytes) -> Fault | None:
     if kind == _REGULAR:
         return None
     if kind == b"0":  # as most tars say it
-        return EntryFault(PACKING, f"{_OTHER}: the type of a regular file is '0', not NUL")
+        return Fault(f"{_OTHER}: the type of a regular file is '0', not NUL", rule=PACKING)
     unknown = ("security.type", f"an entry of the unknown type {_shown(kind)}")
     rule, what = _KINDS.get(kind, unknown)
-    return EntryFault(rule, f"{what}, not a regular file")
+    return Fault(f"{what}, not a regular file", rule=rule)
 
 
-def _field_faults(block: bytes, wanted: bytes, prefix: bytes) -> Iterator[EntryFault]:
+def _field_faults(block: bytes, wanted: bytes, prefix: bytes) -> Iterator[Fault]:
     for field, start, end in _FIELDS:
         found = block[start:end]
         if field in ("checksum", "type") or found == wanted[start:end]:
@@ -243,13 +237,13 @@ def _field_faults(block: bytes, wanted: bytes, prefix: bytes) -> Iterator[EntryF
         )
         if field in ("name", "rest", "device", "link name") and not is_usual:
             message = f"the header's {field} holds what should not be there"
-            yield EntryFault("security.hidden_bytes", message)
+            yield Fault(message, rule="security.hidden_bytes")
         else:
             what = f"the header's {field} is {_shown(found)}, not {_shown(wanted[start:end])}"
-            yield EntryFault(PACKING, f"{_OTHER}: {what}")
+            yield Fault(f"{_OTHER}: {what}", rule=PACKING)
     if block[148:156] != _checksum(block):
         message = f"{_OTHER}: the header's checksum is right, but written in another form"
-        yield EntryFault(PACKING, message)
+        yield Fault(message, rule=PACKING)
 
 
 def _prefix(block: bytes) -> bytes:
@@ -295,7 +289,7 @@ class Entry(Struct):
 def measured(entry: Entry, look: Look) -> Entry:
     """Raises InputError where it cannot be read."""
     if fault := name_fault(os.fsencode(entry.name)):
-        raise InputError(f"{entry.name}: {fault.message}")
+        raise InputError(f"{entry.name}: {fault.reason}")
     if entry.measure:
         return entry
     digest, size = hashlib.sha256(), 0

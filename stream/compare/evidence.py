@@ -537,8 +537,7 @@ def _name(evidence: Evidence, surface: CapabilitySurface, names: Names) -> None:
 
 def _doubts(evidence: Evidence, told: Mapping[str, list[str | None]]) -> Iterator[str]:
     if evidence.correlation is not None:
-        for reason, path in report_faults(evidence.correlation):
-            yield f"{path}: {reason}"
+        yield from map(str, report_faults(evidence.correlation))
         if evidence.health is not None:
             yield from clean_faults(evidence.correlation, evidence.health)
         yield from unbound_faults(evidence.correlation, told[SDK_FILE], told[POLICY_FILE])

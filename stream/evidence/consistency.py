@@ -14,7 +14,7 @@ from typing import Any, Protocol, get_args
 from msgspec import UNSET
 
 from stream.errors import visible
-from stream.evidence.health import Fault, age_faults, claim_faults
+from stream.evidence.health import age_faults, claim_faults
 from stream.evidence.markers import TOOL_EVENTS
 from stream.records.artifacts import (
     ARCHIVE_MANIFEST,
@@ -31,7 +31,7 @@ from stream.records.artifacts import (
     RunnerStarted,
     SdkEvent,
 )
-from stream.records.control import is_told
+from stream.records.control import Fault, is_told
 from stream.records.kernel import (
     INODE_RESOLVED,
     OPEN,
@@ -92,39 +92,39 @@ def kernel_faults(event: KernelEvent) -> Iterator[Fault]:
 def mode_faults(event: KernelEvent) -> Iterator[Fault]:
     for name in ("mode", "resolve") if event.event_type != OPEN else ():
         if getattr(event, name) is not UNSET:
-            yield "only an open has it", f"$.{name}"
+            yield Fault("only an open has it", f"$.{name}")
 
 
 def form_faults(event: EventClaims) -> Iterator[Fault]:
     """Of what many events have in common: all but a mode, and how a path is resolved."""
     if event.kind != kind_of(event.event_type):
-        yield f"{event.event_type} is not the type of {event.kind}", "$.event_type"
+        yield Fault(f"{event.event_type} is not the type of {event.kind}", "$.event_type")
     if event.event_type == INODE_RESOLVED:
-        yield "how the kernel itself resolves a name is no evidence", "$.event_type"
+        yield Fault("how the kernel itself resolves a name is no evidence", "$.event_type")
     if event.event_type != OPEN:
         for name in ("flags", "return_value", "access_mode", "operation_flags", "status"):
             if getattr(event, name) is not UNSET:
-                yield "only an open has it", f"$.{name}"
+                yield Fault("only an open has it", f"$.{name}")
         return
     if event.return_value is UNSET:
         if event.status is not UNSET:
-            yield f"{event.status!r}, and what was returned is missing", "$.status"
+            yield Fault(f"{event.status!r}, and what was returned is missing", "$.status")
     elif event.status is not UNSET:
         wanted = "error" if event.return_value < 0 else "success"
         if event.status != wanted:
-            yield f"{event.status!r}, but {event.return_value} was returned", "$.status"
+            yield Fault(f"{event.status!r}, but {event.return_value} was returned", "$.status")
     if event.flags is UNSET:
         for name in ("access_mode", "operation_flags"):
             if getattr(event, name) is not UNSET:
-                yield "there are no flags that it follows from", f"$.{name}"
+                yield Fault("there are no flags that it follows from", f"$.{name}")
         return
     access, operations = ACCESS[event.flags & 3], operations_of(event.flags)
     if event.access_mode is not UNSET and event.access_mode != access:
-        yield f"{event.access_mode!r}, but the flags say {access!r}", "$.access_mode"
+        yield Fault(f"{event.access_mode!r}, but the flags say {access!r}", "$.access_mode")
     said = [] if event.operation_flags is UNSET else [*event.operation_flags]
     is_told = event.access_mode is not UNSET or event.operation_flags is not UNSET
     if is_told and said != operations:
-        yield f"the flags say {operations or 'nothing'}", "$.operation_flags"
+        yield Fault(f"the flags say {operations or 'nothing'}", "$.operation_flags")
 
 
 def operations_of(flags: int) -> list[OperationFlag]:
@@ -145,16 +145,16 @@ def surface_faults(surface: CapabilitySurface) -> Iterator[Fault]:
         for index, (one, other) in enumerate(pairwise(items), 1):
             if one >= other:
                 reason = "stands twice" if one == other else "not sorted by its bytes"
-                yield f"{_shown(other.decode())}: {reason}", f"$.{name}[{index}]"
+                yield Fault(f"{_shown(other.decode())}: {reason}", f"$.{name}[{index}]")
                 break
     for index, tool in enumerate(surface.mcp_tools):
         if not is_told(tool):
-            yield "names no tool", f"$.mcp_tools[{index}]"
+            yield Fault("names no tool", f"$.mcp_tools[{index}]")
     for index, summary in enumerate(surface.policy_decisions):
         decision, _, tool = summary.partition(":")
         if not is_told(decision) or not is_told(tool):
             reason = f"{_shown(summary)} is no decision about a tool: expected DECISION:TOOL"
-            yield reason, f"$.policy_decisions[{index}]"
+            yield Fault(reason, f"$.policy_decisions[{index}]")
 
 
 def _correlation_faults(report: CorrelationReport) -> Iterator[Fault]:
@@ -165,30 +165,32 @@ def _correlation_faults(report: CorrelationReport) -> Iterator[Fault]:
 def report_faults(report: CorrelationReport) -> Iterator[Fault]:
     if report.status == "clean" and report.ambiguities:
         reason = f"called clean, and {_shown(report.ambiguities[0])} is not resolved"
-        yield reason, "$.ambiguities"
+        yield Fault(reason, "$.ambiguities")
     told: set[str] = set()
     for index, text in enumerate(report.ambiguities):
         if not is_told(text):
-            yield "says nothing", f"$.ambiguities[{index}]"
+            yield Fault("says nothing", f"$.ambiguities[{index}]")
         if text in told:
-            yield f"{_shown(text)}: stands twice", f"$.ambiguities[{index}]"
+            yield Fault(f"{_shown(text)}: stands twice", f"$.ambiguities[{index}]")
         told.add(text)
     seen: set[str] = set()
     for index, binding in enumerate(report.bindings):
         name, path = binding.tool_call_id, f"$.bindings[{index}]"
         if not is_told(name):
-            yield "a binding is of a call with an id", f"{path}.tool_call_id"
+            yield Fault("a binding is of a call with an id", f"{path}.tool_call_id")
         if binding.policy_decision is not None and not is_told(binding.policy_decision):
-            yield "is empty: where nothing was decided, it is null", f"{path}.policy_decision"
+            yield Fault(
+                "is empty: where nothing was decided, it is null", f"{path}.policy_decision"
+            )
         if name in seen:
-            yield f"{_shown(name)} is bound twice", f"{path}.tool_call_id"
+            yield Fault(f"{_shown(name)} is bound twice", f"{path}.tool_call_id")
         seen.add(name)
         yield from _window_faults(binding, f"{path}.window")
 
 
 def emptiness_faults(report: CorrelationReport) -> Iterator[Fault]:
     if report.status == "clean" and not report.bindings:
-        yield "called clean, but nothing is bound: nothing was correlated", "$.bindings"
+        yield Fault("called clean, but nothing is bound: nothing was correlated", "$.bindings")
 
 
 def clean_faults(report: CorrelationReport, health: ObservationHealth) -> Iterator[str]:
@@ -226,26 +228,26 @@ def _window_faults(binding: Binding, path: str) -> Iterator[Fault]:
         is_clock = _CLOCK.match(marker) or (of != binding.tool_call_id and _TIME.match(of))
         if found is None or is_clock:
             reason = f"{_shown(marker)} is no marker of a phase: no time says what a call did"
-            yield reason, f"{path}.{name}"
+            yield Fault(reason, f"{path}.{name}")
         elif marker.startswith(_OF_CALLS) and of != binding.tool_call_id:
-            yield f"{_shown(marker)} is of another call", f"{path}.{name}"
+            yield Fault(f"{_shown(marker)} is of another call", f"{path}.{name}")
     if start.partition(":")[0] in _ENDS:
-        yield f"{_shown(start)} is where something ends", f"{path}.start"
+        yield Fault(f"{_shown(start)} is where something ends", f"{path}.start")
     if end.partition(":")[0] in _STARTS:
-        yield f"{_shown(end)} is where something starts", f"{path}.end"
+        yield Fault(f"{_shown(end)} is where something starts", f"{path}.end")
     elif start == end:
-        yield f"it ends where it starts, at {_shown(start)}", f"{path}.end"
+        yield Fault(f"it ends where it starts, at {_shown(start)}", f"{path}.end")
 
 
 def manifest_faults(manifest: ArchiveManifest) -> Iterator[Fault]:
     for index, (name, file) in enumerate(manifest.files.items()):
         path = f"$.files[{index}].path"  # a name may be anything, and no JSON path
         if file.path != name:
-            yield f"{_shown(name)} is listed as {_shown(file.path)}", path
+            yield Fault(f"{_shown(name)} is listed as {_shown(file.path)}", path)
         if name == ARCHIVE_MANIFEST:
-            yield "the manifest does not list itself", path
+            yield Fault("the manifest does not list itself", path)
         if found := place_fault(name):
-            yield f"{_shown(name)}: {found[1]}", path
+            yield Fault(f"{_shown(name)}: {found[1]}", path)
 
 
 def place_fault(name: str) -> tuple[str, str] | None:
@@ -274,7 +276,7 @@ def saying_faults(event: SdkEvent) -> Iterator[Fault]:
         return
     for name in ("tool_call_id", "tool"):
         if getattr(event, name) is not None:
-            yield f"{event.event_type} is of no tool call", f"$.{name}"
+            yield Fault(f"{event.event_type} is of no tool call", f"$.{name}")
 
 
 def decision_faults(event: PolicyEvent) -> Iterator[Fault]:
@@ -284,20 +286,20 @@ def decision_faults(event: PolicyEvent) -> Iterator[Fault]:
 def _empty_faults(event: SdkEvent | PolicyEvent, names: tuple[str, ...]) -> Iterator[Fault]:
     for name in names:
         if (text := getattr(event, name)) is not None and not is_told(text):
-            yield "is empty: what is not known is left out", f"$.{name}"
+            yield Fault("is empty: what is not known is left out", f"$.{name}")
 
 
 def runner_faults(event: RunnerStarted | RunnerFinished) -> Iterator[Fault]:
     wanted = "run_finished" if event.seq else "run_started"
     if event.type != wanted or event.seq > 1:
-        yield f"{event.type!r} is number {event.seq}", "$.type"
+        yield Fault(f"{event.type!r} is number {event.seq}", "$.type")
     if isinstance(event, RunnerStarted):
         return
     if event.exit_code is not None and event.signal is not None:
-        yield "it ended by itself, and by a signal", "$.signal"
+        yield Fault("it ended by itself, and by a signal", "$.signal")
     if event.success != (event.exit_code == 0):
         said = "a success" if event.success else "no success"
-        yield f"{said}, and it ended with {event.exit_code}", "$.success"
+        yield Fault(f"{said}, and it ended with {event.exit_code}", "$.success")
 
 
 def marker_faults(marker: Marker) -> Iterator[Fault]:
@@ -306,20 +308,20 @@ def marker_faults(marker: Marker) -> Iterator[Fault]:
     is_seen = is_of_wrapper or marker.name == "policy_opened"
     is_written = (is_seen or marker.name in TOOL_EVENTS) and marker.clock == "kernel"
     if is_written != (marker.pid is not None):
-        yield "its clock and its process do not go together", "$.pid"
+        yield Fault("its clock and its process do not go together", "$.pid")
     if is_of_wrapper != (marker.command_seq is not None):
-        yield "a wrapper and a line of the command log go together", "$.command_seq"
+        yield Fault("a wrapper and a line of the command log go together", "$.command_seq")
     if is_seen and not is_written:
-        yield "who did it is known by the kernel alone", "$.clock"
+        yield Fault("who did it is known by the kernel alone", "$.clock")
     is_start = marker.name == "run_started"
     if marker.helpers and not (is_start and marker.home):
-        yield "only a start with a home has helpers", "$.helpers"
+        yield Fault("only a start with a home has helpers", "$.helpers")
     if marker.unused and marker.name != "run_finished":
-        yield "only the end says what could not be used", "$.unused"
+        yield Fault("only the end says what could not be used", "$.unused")
     if marker.home is None:
         return
     if not is_start or not marker.home.endswith(f"/{marker.run_id}/{HOME}"):
-        yield "it is no folder of the recorder's own", "$.home"
+        yield Fault("it is no folder of the recorder's own", "$.home")
 
 
 def _shown(text: str) -> str:

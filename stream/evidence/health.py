@@ -17,9 +17,8 @@ from msgspec import UNSET
 
 from stream.errors import visible
 from stream.records.artifacts import ClaimScope, Coverage, ObservationHealth
+from stream.records.control import Fault
 from stream.records.kernel import RawCapture
-
-Fault = tuple[str, str]  #: (what is wrong, JSON path)
 
 LINUX = "linux"
 ABSENT_NOTE, URING_NOTE = "stream_kernel_absent", "stream_uring_hole"
@@ -58,7 +57,7 @@ def claim_faults(health: ObservationHealth) -> Iterator[Fault]:
     yield from faults
     for code in FORMS.keys() & notes.keys():
         if not FORMS[code].match(notes[code]):
-            yield f"{code} does not have its form", "$.notes"
+            yield Fault(f"{code} does not have its form", "$.notes")
     yield from _note_faults(health, notes)
 
 
@@ -66,7 +65,9 @@ def age_faults(health: ObservationHealth) -> Iterator[Fault]:
     """What the contract asks for, and a health from before it did does not have."""
     if health.network_protocol_coverage is UNSET and health.network_endpoint_claim_scope is UNSET:
         path = "$.network_protocol_coverage"
-        yield "is missing, with network_endpoint_claim_scope: it is from before there was one", path
+        yield Fault(
+            "is missing, with network_endpoint_claim_scope: it is from before there was one", path
+        )
 
 
 def notes_of(health: ObservationHealth) -> tuple[dict[str, str], list[Fault]]:
@@ -77,9 +78,9 @@ def notes_of(health: ObservationHealth) -> tuple[dict[str, str], list[Fault]]:
         parts = _NOTE.match(note)
         if parts is None:
             reason = f"{visible(note)[:80]!r} does not begin with a code"
-            faults.append((reason, f"$.notes[{index}]"))
+            faults.append(Fault(reason, f"$.notes[{index}]"))
         elif parts[1] in notes:
-            faults.append((f"{parts[1]} stands twice", f"$.notes[{index}]"))
+            faults.append(Fault(f"{parts[1]} stands twice", f"$.notes[{index}]"))
         else:
             notes[parts[1]] = parts[2]
     return notes, faults
@@ -88,15 +89,17 @@ def notes_of(health: ObservationHealth) -> tuple[dict[str, str], list[Fault]]:
 def _layer_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[Fault]:
     kernel, drops, cgroup = health.kernel_layer, health.ringbuf_drops, health.cgroup_correlation
     if drops and kernel != "partial_ringbuf_drops":
-        yield f"{kernel}, and {drops} events were dropped", "$.kernel_layer"
+        yield Fault(f"{kernel}, and {drops} events were dropped", "$.kernel_layer")
     if kernel == "partial_ringbuf_drops" and not drops and not LOSS_NOTES & notes.keys():
-        yield "partial, and nothing is said to be lost", "$.kernel_layer"
+        yield Fault("partial, and nothing is said to be lost", "$.kernel_layer")
     if health.platform != LINUX and kernel != "absent":
-        yield f"{kernel} on a platform that is not linux", "$.kernel_layer"
+        yield Fault(f"{kernel} on a platform that is not linux", "$.kernel_layer")
     if kernel == "absent" and cgroup == "clean":
-        yield "clean, and nothing was captured", "$.cgroup_correlation"
+        yield Fault("clean, and nothing was captured", "$.cgroup_correlation")
     if kernel == "complete" and cgroup == "failed" and CGROUP_NOTES["failed"] not in notes:
-        yield "failed, the kernel layer is complete, and no note says why", "$.cgroup_correlation"
+        yield Fault(
+            "failed, the kernel layer is complete, and no note says why", "$.cgroup_correlation"
+        )
 
 
 def _network_faults(health: ObservationHealth) -> Iterator[Fault]:
@@ -104,12 +107,12 @@ def _network_faults(health: ObservationHealth) -> Iterator[Fault]:
     if coverage is UNSET or scope is UNSET:
         if coverage is not scope:
             missing = "protocol_coverage" if coverage is UNSET else "endpoint_claim_scope"
-            yield "is missing, and the other one is there", f"$.network_{missing}"
+            yield Fault("is missing, and the other one is there", f"$.network_{missing}")
         return
     if scope != scope_of(coverage):
-        yield f"{scope} does not follow from {coverage}", "$.network_endpoint_claim_scope"
+        yield Fault(f"{scope} does not follow from {coverage}", "$.network_endpoint_claim_scope")
     if health.kernel_layer == "absent" and coverage in _OBSERVED:
-        yield f"{coverage}, and nothing was captured", "$.network_protocol_coverage"
+        yield Fault(f"{coverage}, and nothing was captured", "$.network_protocol_coverage")
 
 
 def _note_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[Fault]:
@@ -118,28 +121,28 @@ def _note_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[F
     found = FORMS[KERNEL_NOTE].match(notes.get(KERNEL_NOTE, ""))
     if found is not None:
         if kernel == "absent" and found["events"].strip("0"):
-            yield f"{KERNEL_NOTE} counts events, and kernel_layer is absent", "$.notes"
+            yield Fault(f"{KERNEL_NOTE} counts events, and kernel_layer is absent", "$.notes")
         if found["drops"] != str(health.ringbuf_drops):
-            yield f"{KERNEL_NOTE}: ringbuf_drops is not {found['drops'][:80]}", "$.notes"
+            yield Fault(f"{KERNEL_NOTE}: ringbuf_drops is not {found['drops'][:80]}", "$.notes")
         fields = (health.network_protocol_coverage, health.network_endpoint_claim_scope)
         if (found["coverage"] or UNSET, found["scope"] or UNSET) != fields:
-            yield f"{KERNEL_NOTE}: coverage and scope are not those of the fields", "$.notes"
+            yield Fault(f"{KERNEL_NOTE}: coverage and scope are not those of the fields", "$.notes")
     for code, state in ((POLICY_NOTE, health.policy_layer), (SDK_NOTE, health.sdk_layer)):
         if code in notes and state == "absent":
-            yield f"{code} belongs to no layer", "$.notes"
+            yield Fault(f"{code} belongs to no layer", "$.notes")
         counted = FORMS[code].match(notes.get(code, ""))
         if counted is not None and state != "absent" and not counted["events"].strip("0"):
-            yield f"{code} counts no events, and the layer is {state}", "$.notes"
+            yield Fault(f"{code} counts no events, and the layer is {state}", "$.notes")
     counted = FORMS[SDK_NOTE].match(notes.get(SDK_NOTE, ""))
     if counted is not None and _is_more(counted["calls"], counted["events"]):
-        yield f"{SDK_NOTE} counts more calls than events", "$.notes"
+        yield Fault(f"{SDK_NOTE} counts more calls than events", "$.notes")
     for code in sorted(LOSS_NOTES & notes.keys()) if kernel != "partial_ringbuf_drops" else ():
-        yield f"{kernel}, and {code} is noted", "$.kernel_layer"
+        yield Fault(f"{kernel}, and {code} is noted", "$.kernel_layer")
     if ABSENT_NOTE in notes and kernel != "absent":
-        yield f"{kernel}, and {ABSENT_NOTE} says otherwise", "$.kernel_layer"
+        yield Fault(f"{kernel}, and {ABSENT_NOTE} says otherwise", "$.kernel_layer")
     for cgroup, code in CGROUP_NOTES.items():
         if code in notes and (kernel == "absent" or health.cgroup_correlation != cgroup):
-            yield f"{health.cgroup_correlation}, and {code} is noted", "$.cgroup_correlation"
+            yield Fault(f"{health.cgroup_correlation}, and {code} is noted", "$.cgroup_correlation")
 
 
 def _is_more(one: str, other: str) -> bool:
@@ -284,8 +287,8 @@ def health_faults(
 
 def contradictions(health: ObservationHealth, *, is_reference: bool = False) -> Iterator[str]:
     """What cannot be so, whatever there was: by the health itself, and by who wrote it."""
-    for reason, path in claim_faults(health):
-        yield f"{path.removeprefix('$.')}: {reason}"
+    for fault in claim_faults(health):
+        yield f"{fault.path.removeprefix('$.')}: {fault.reason}"
     if not is_reference:
         yield from _own_faults(health, notes_of(health)[0])
 
@@ -339,8 +342,8 @@ def _count_faults(
 def _own_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[str]:
     """What ours has, and another may not have."""
     kernel, cgroup = health.kernel_layer, health.cgroup_correlation
-    for reason, path in age_faults(health):
-        yield f"{path.removeprefix('$.')}: {reason}"
+    for fault in age_faults(health):
+        yield f"{fault.path.removeprefix('$.')}: {fault.reason}"
     for code, is_there in (
         (KERNEL_NOTE, kernel != "absent"),
         (POLICY_NOTE, health.policy_layer != "absent"),

@@ -137,11 +137,11 @@ def _check_verified(book: VerifyReport, rejected: int) -> None:
 def _implied(run_id: str, stage: Assort, spools: Spools) -> dict[str, bytes]:
     """The artifacts that the stream lacks, from its layers. Without the feed's books nobody
     knows what is missing."""
-    with closing(replay_layers(spools.read)) as gathering:
-        books = _books(stage, gathering)
+    with closing(replay_layers(spools.read)) as replay:
+        books = _books(stage, replay)
         derived = derive(
             run_id,
-            gathering.content(),
+            replay.content(),
             books.capture,
             filtered=books.filtered,
             aside=books.aside,
@@ -149,28 +149,28 @@ def _implied(run_id: str, stage: Assort, spools: Spools) -> dict[str, bytes]:
         return {name: document.line() for name, document in derived.documents().items()}
 
 
-def _books(stage: Assort, gathering: LayerReplay) -> FeedCounts:
+def _books(stage: Assort, replay: LayerReplay) -> FeedCounts:
     """The feed's books, which know of no fewer losses than the stream has."""
-    if stage.books is None and not gathering.events and not gathering.has_gaps:
+    if stage.books is None and not replay.events and not replay.has_gaps:
         return FeedCounts(RawCapture(feed="absent", reason=NO_EVENTS), None, None)
     books = stage.books
     if books is None:
-        books = FeedCounts(RawCapture(feed="ebpf", dropped=gathering.lost), None, None)
+        books = FeedCounts(RawCapture(feed="ebpf", dropped=replay.lost), None, None)
     capture = books.capture
     if capture.feed == "absent":
         return books
-    doubts = list(_doubts(stage, books, gathering))
+    doubts = list(_doubts(stage, books, replay))
     if not doubts:  # then what is here, and what was left out, is all that there was
         return FeedCounts(capture, books.filtered or {}, books.aside or {})
-    dropped = max(capture.dropped, gathering.lost - capture.unparsed)
+    dropped = max(capture.dropped, replay.lost - capture.unparsed)
     doubted = replace(capture, dropped=dropped, unknown_loss="; ".join(doubts))
     taint(doubted)
     return FeedCounts(doubted, books.filtered, books.aside)
 
 
-def _doubts(stage: Assort, books: FeedCounts, gathering: LayerReplay) -> Iterator[str]:
+def _doubts(stage: Assort, books: FeedCounts, replay: LayerReplay) -> Iterator[str]:
     """Why nobody knows how much is missing of what the feed saw."""
-    capture, lost = books.capture, gathering.lost
+    capture, lost = books.capture, replay.lost
     if capture.unknown_loss:
         yield capture.unknown_loss
     if stage.books is None:
@@ -181,12 +181,12 @@ def _doubts(stage: Assort, books: FeedCounts, gathering: LayerReplay) -> Iterato
     counted = capture.dropped + capture.unparsed
     if lost != counted:
         yield f"the books count {number(counted, 'lost event')}, and the gaps {lost}"
-    if gathering.bare:
-        yield f"the details of {number(gathering.bare, 'event')} are not in the stream"
+    if replay.missing_details:
+        yield f"the details of {number(replay.missing_details, 'event')} are not in the stream"
     seen = sum(capture.scopes.values())
     left_out = sum((books.filtered or {}).values()) + sum((books.aside or {}).values())
-    if stage.books is not None and seen != gathering.events + left_out:
-        what = f"{gathering.events} are in the stream and {left_out} are known to be left out"
+    if stage.books is not None and seen != replay.events + left_out:
+        what = f"{replay.events} are in the stream and {left_out} are known to be left out"
         yield f"the books count {number(seen, 'event')}, of which {what}"
 
 

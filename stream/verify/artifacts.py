@@ -15,7 +15,6 @@ import msgspec
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from stream.archive.tar import EntryFault
 from stream.evidence.consistency import clean_faults, unbound_faults
 from stream.evidence.correlation import unsettled_calls
 from stream.evidence.derive import derive
@@ -31,15 +30,15 @@ from stream.records.artifacts import (
     MARKERS_FILE,
     SURFACE_FILE,
     SURFACE_SETS,
-    Companion,
     CorrelationReport,
     ObservationHealth,
 )
+from stream.records.control import Fault
 from stream.records.kernel import Count, RawCapture, RunId, Scope
 from stream.transformers.filters import RULES
 from stream.transformers.normalize import NO_EVENTS
 from stream.verify.documents import Documents
-from stream.verify.replay import LayerReplay, frame_strangeness, marker_strangeness
+from stream.verify.replay import LayerReplay, frame_mismatch, marker_mismatch
 
 
 class Counted(Struct):
@@ -55,7 +54,7 @@ _RULES = {rule.name for rule in RULES}
 
 
 def account_faults(
-    capture: RawCapture, companion: Counted, gathered: LayerReplay, *, is_streamed: bool
+    capture: RawCapture, companion: Counted, replay: LayerReplay, *, is_streamed: bool
 ) -> Iterator[str]:
     """What does not add up. `is_streamed`: it was put together of a stream, in which nobody may
     have said what was left out before."""
@@ -64,11 +63,11 @@ def account_faults(
         return
     may_lack = is_streamed and bool(capture.unknown_loss)
     yield from _counted_faults(companion, may_lack=may_lack)
-    yield from _cgroup_faults(capture, gathered)
+    yield from _cgroup_faults(capture, replay)
     if not capture.unknown_loss:  # else nobody knows what is missing, here as there
-        yield from _balance_faults(capture, companion, gathered)
-        yield from _scope_faults(capture, gathered)
-        yield from _feed_faults(capture, gathered)
+        yield from _balance_faults(capture, companion, replay)
+        yield from _scope_faults(capture, replay)
+        yield from _feed_faults(capture, replay)
 
 
 def _absent_faults(capture: RawCapture, companion: Counted) -> Iterator[str]:
@@ -93,9 +92,7 @@ def _counted_faults(companion: Counted, *, may_lack: bool) -> Iterator[str]:
                 yield f"$.{name}: {rule!r}, {count} times, is by no rule"
 
 
-def _balance_faults(
-    capture: RawCapture, companion: Counted, gathered: LayerReplay
-) -> Iterator[str]:
+def _balance_faults(capture: RawCapture, companion: Counted, replay: LayerReplay) -> Iterator[str]:
     scoped = sum(capture.scopes.values())
     told = scoped + capture.before_exec
     if capture.got + capture.dropped != capture.seen:
@@ -104,9 +101,9 @@ def _balance_faults(
     if told > capture.got or (told < capture.got and capture.uring == "unused"):
         yield f"$.capture.got: {told} events are accounted for, not {capture.got}"
     left_out = _total(companion.filtered) + _total(companion.aside)
-    if gathered.events + left_out != scoped:
+    if replay.events + left_out != scoped:
         yield (
-            f"$.capture.scopes: {scoped} events, and {gathered.events} lines and"
+            f"$.capture.scopes: {scoped} events, and {replay.events} lines and"
             f" {left_out} that were left out"
         )
 
@@ -115,18 +112,18 @@ def _total(counts: Mapping[str, int] | None) -> int:
     return sum((counts or {}).values())
 
 
-def _scope_faults(capture: RawCapture, gathered: LayerReplay) -> Iterator[str]:
+def _scope_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
     for scope, count in capture.scopes.items():
         if scope not in get_args(Scope) or count <= 0:
             yield f"$.capture.scopes: {scope!r}, {count} times, is no scope of events"
-    for scope, lines in gathered.scopes().items():
+    for scope, lines in replay.scopes().items():
         if lines > capture.scopes.get(scope, 0):
             yield f"$.capture.scopes: {lines} lines are of the scope {scope!r}"
 
 
-def _cgroup_faults(capture: RawCapture, gathered: LayerReplay) -> Iterator[str]:
+def _cgroup_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
     is_clean = capture.cgroup == "clean"
-    others = [scope for scope in (*capture.scopes, *gathered.scopes()) if scope != "both"]
+    others = [scope for scope in (*capture.scopes, *replay.scopes()) if scope != "both"]
     if is_clean and capture.feed == "strace":
         yield "$.capture.cgroup: clean, and strace sees the process tree only"
     is_lossy = capture.dropped or capture.unknown_loss
@@ -140,7 +137,7 @@ def _cgroup_faults(capture: RawCapture, gathered: LayerReplay) -> Iterator[str]:
         yield f"$.capture.cgroup_reasons: {capture.cgroup}, and no reason why"
 
 
-def _feed_faults(capture: RawCapture, gathered: LayerReplay) -> Iterator[str]:
+def _feed_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
     if capture.reason:
         yield f"$.capture.reason: there was a feed, {capture.feed}"
     size = capture.ring_bytes
@@ -149,109 +146,76 @@ def _feed_faults(capture: RawCapture, gathered: LayerReplay) -> Iterator[str]:
     if capture.feed == "strace" and size:
         yield "$.capture.ring_bytes: strace has no ring"
     # Whoever inherits one may use it unseen without having set it up.
-    if capture.uring != "hole" and bool(gathered.urings) != (capture.uring == "seen"):
-        yield f"$.capture.uring: {capture.uring!r}, and {gathered.urings} were set up"
+    if capture.uring != "hole" and bool(replay.urings) != (capture.uring == "seen"):
+        yield f"$.capture.uring: {capture.uring!r}, and {replay.urings} were set up"
     if capture.uring == "unknown" and not capture.dropped:
         yield "$.capture.uring: it is not known, and nothing was lost"
 
 
 def implied_faults(
-    gathered: LayerReplay,
+    replay: LayerReplay,
     documents: Documents,
     *,
     is_reference: bool,
     is_streamed: bool = False,
-) -> Iterator[tuple[str, EntryFault]]:
+) -> Iterator[tuple[str, Fault]]:
     """(file, what is wrong with it)."""
-    if not gathered.is_whole:  # the line that is none has its own finding, and nothing follows
+    if not replay.is_whole:  # the line that is none has its own finding, and nothing follows
         return
-    gathered.surface.is_reference = is_reference
-    gathered.finish()
+    replay.surface.is_reference = is_reference
+    replay.finish()
     if is_reference:
-        yield from _reference_faults(gathered, documents)
+        yield from _reference_faults(replay, documents)
     else:
-        yield from _faults(gathered, documents, is_streamed=is_streamed)
-
-
-class _Named(Struct):
-    """How a surface begins."""
-
-    run_id: RunId
-
-
-class _Stated(Struct):
-    """What a companion states, and what follows from that and from the layers."""
-
-    stated: Counted
-    capture: RawCapture
-    made: dict[str, StreamedRecord[Any]]
+        yield from _faults(replay, documents, is_streamed=is_streamed)
 
 
 def _faults(
-    gathered: LayerReplay, documents: Documents, *, is_streamed: bool
-) -> Iterator[tuple[str, EntryFault]]:
+    replay: LayerReplay, documents: Documents, *, is_streamed: bool
+) -> Iterator[tuple[str, Fault]]:
+    stated = documents.fields(COMPANION_FILE, Counted)
+    if stated is None:
+        yield COMPANION_FILE, Fault("it is missing, or none", rule="contract.companion")
+        return
     try:
-        found = _confirmed(gathered, documents) or _judged(gathered, documents)
+        capture = msgspec.convert(stated.capture, RawCapture)
     except msgspec.ValidationError as error:
-        yield COMPANION_FILE, EntryFault("contract.companion", f"$.capture: {error}")
+        yield COMPANION_FILE, Fault(f"$.capture: {error}", rule="contract.companion")
         return
-    if found is None:
-        yield COMPANION_FILE, EntryFault("contract.companion", "it is missing, or none")
-        return
-    capture = found.capture
-    counted = capture.dropped + capture.unparsed
-    # Of a feed that was cut off, or a full disk, the last gaps may be missing.
-    if gathered.lost > counted or (gathered.lost < counted and not capture.unknown_loss):
-        message = f"the feed lost {counted} events, and the gaps say {gathered.lost}"
-        yield DETAIL_FILE, EntryFault("contract.health", message)
-    for reason in account_faults(capture, found.stated, gathered, is_streamed=is_streamed):
-        yield COMPANION_FILE, EntryFault("contract.books", reason)
-    if gathered.bare and not capture.unknown_loss:
-        message = f"{gathered.bare} events lack theirs, {gathered.first_bare} and others"
-        yield DETAIL_FILE, EntryFault("contract.detail", message)
-    for reason in gathered.oddities:
-        yield KERNEL_FILE, EntryFault("contract.kernel_event", reason)
-    for stranger in gathered.strangers:
-        yield DETAIL_FILE, EntryFault("contract.detail", stranger)
-    for marker in gathered.markers:
-        if reason := marker_strangeness(marker, gathered.sdk):
-            yield MARKERS_FILE, EntryFault("contract.marker", f"{marker.seq}: {reason}")
-    if reason := frame_strangeness(gathered.markers, gathered.events):
-        yield MARKERS_FILE, EntryFault("contract.marker", reason)
-    yield from _differences(documents, found.made)
-
-
-def _confirmed(gathered: LayerReplay, documents: Documents) -> _Stated | None:
-    """None: the companion is not just what follows from its beginning and the layers."""
-    begun = documents.beginning(COMPANION_FILE, "paths", Counted)
-    if begun is None:
-        return None
-    found = _following(gathered, begun)
-    return found if documents.confirm(COMPANION_FILE, found.made[COMPANION_FILE]) else None
-
-
-def _judged(gathered: LayerReplay, documents: Documents) -> _Stated | None:
-    """None: there is no companion that could be read."""
-    read: Companion | None = documents.get(COMPANION_FILE)
-    if read is None:
-        return None
-    stated = Counted(read.run_id, read.capture, read.filtered, read.aside)
-    return _following(gathered, stated)
-
-
-def _following(gathered: LayerReplay, stated: Counted) -> _Stated:
-    capture = msgspec.convert(stated.capture, RawCapture)
     capture = replace(capture, filtered=UNSET, aside=UNSET)  # which the companion says itself
     derived = derive(
-        stated.run_id, gathered.content(), capture, filtered=stated.filtered, aside=stated.aside
+        stated.run_id, replay.content(), capture, filtered=stated.filtered, aside=stated.aside
     )
-    gathered.vouched = derived.correlation.verified_commands
-    return _Stated(stated, capture, derived.documents())
+    replay.verified_commands = derived.correlation.verified_commands
+    is_same = documents.confirm(COMPANION_FILE, derived.companion)
+    if not is_same and documents.get(COMPANION_FILE) is None:
+        yield COMPANION_FILE, Fault("it is missing, or none", rule="contract.companion")
+        return
+    counted = capture.dropped + capture.unparsed
+    # Of a feed that was cut off, or a full disk, the last gaps may be missing.
+    if replay.lost > counted or (replay.lost < counted and not capture.unknown_loss):
+        message = f"the feed lost {counted} events, and the gaps say {replay.lost}"
+        yield DETAIL_FILE, Fault(message, rule="contract.health")
+    for reason in account_faults(capture, stated, replay, is_streamed=is_streamed):
+        yield COMPANION_FILE, Fault(reason, rule="contract.books")
+    if replay.missing_details and not capture.unknown_loss:
+        message = f"{replay.missing_details} events lack theirs, {replay.first_missing} and others"
+        yield DETAIL_FILE, Fault(message, rule="contract.detail")
+    for reason in replay.unusual_events:
+        yield KERNEL_FILE, Fault(reason, rule="contract.kernel_event")
+    for reason in replay.mismatched_details:
+        yield DETAIL_FILE, Fault(reason, rule="contract.detail")
+    for marker in replay.markers:
+        if reason := marker_mismatch(marker, replay.sdk):
+            yield MARKERS_FILE, Fault(f"{marker.seq}: {reason}", rule="contract.marker")
+    if reason := frame_mismatch(replay.markers, replay.events):
+        yield MARKERS_FILE, Fault(reason, rule="contract.marker")
+    yield from _differences(documents, derived.documents())
 
 
 def _differences(
     documents: Documents, made: Mapping[str, StreamedRecord[Any]]
-) -> Iterator[tuple[str, EntryFault]]:
+) -> Iterator[tuple[str, Fault]]:
     rules = {
         SURFACE_FILE: "contract.surface",
         CORRELATION_FILE: "contract.correlation",
@@ -268,7 +232,7 @@ def _differences(
         for field in implied.__struct_fields__:
             here, there = getattr(stated, field), getattr(implied, field)
             if here != there:
-                yield name, EntryFault(rules[name], f"$.{field}: {_difference(here, there)}")
+                yield name, Fault(f"$.{field}: {_difference(here, there)}", rule=rules[name])
 
 
 def _difference(stated: Any, implied: Any) -> str:
@@ -291,37 +255,30 @@ def _shown(value: Any) -> str:
 # ------------------------------------------------------------ the reference's archives
 
 
-def _reference_faults(
-    gathered: LayerReplay, documents: Documents
-) -> Iterator[tuple[str, EntryFault]]:
-    begun = documents.beginning(SURFACE_FILE, "filesystem_paths", _Named)
-    stated = begun or documents.get(SURFACE_FILE)
-    if stated is not None:
-        yield from _surface_differences(gathered, documents, stated.run_id)
+def _reference_faults(replay: LayerReplay, documents: Documents) -> Iterator[tuple[str, Fault]]:
+    yield from _surface_differences(replay, documents)
     health = documents.get(HEALTH_FILE)
     report = documents.get(CORRELATION_FILE)
     if isinstance(health, ObservationHealth):
-        for reason in _health_differences(health, gathered):
-            yield HEALTH_FILE, EntryFault("contract.health", reason)
+        for reason in _health_differences(health, replay):
+            yield HEALTH_FILE, Fault(reason, rule="contract.health")
         if isinstance(report, CorrelationReport):
             for reason in clean_faults(report, health):
-                yield CORRELATION_FILE, EntryFault("contract.correlation", reason)
+                yield CORRELATION_FILE, Fault(reason, rule="contract.correlation")
     if isinstance(report, CorrelationReport):
-        told = [one.tool_call_id for one in gathered.sdk if one.event_type in TOOL_EVENTS]
-        decided = [one.tool_call_id for one in gathered.policy]
+        told = [one.tool_call_id for one in replay.sdk if one.event_type in TOOL_EVENTS]
+        decided = [one.tool_call_id for one in replay.policy]
         calls = unbound_faults(report, told, decided)
-        unsettled = unsettled_calls(gathered.sdk, gathered.policy)
+        unsettled = unsettled_calls(replay.sdk, replay.policy)
         doubts = (f"$.status: clean, and {code}" for code in unsettled if report.status == "clean")
-        for reason in (*calls, *doubts, *_binding_faults(report, gathered)):
-            yield CORRELATION_FILE, EntryFault("contract.correlation", reason)
+        for reason in (*calls, *doubts, *_binding_faults(report, replay)):
+            yield CORRELATION_FILE, Fault(reason, rule="contract.correlation")
 
 
-def _surface_differences(
-    gathered: LayerReplay, documents: Documents, run_id: str
-) -> Iterator[tuple[str, EntryFault]]:
+def _surface_differences(replay: LayerReplay, documents: Documents) -> Iterator[tuple[str, Fault]]:
     """By the reference's rules, or by ours, as far as these files alone can show it."""
-    surface = gathered.surface
-    by_the_reference = surface.long_surface(run_id)
+    surface = replay.surface
+    by_the_reference = surface.long_surface(documents.run_id)
     if documents.confirm(SURFACE_FILE, by_the_reference):
         return
     stated = documents.get(SURFACE_FILE)
@@ -333,25 +290,25 @@ def _surface_differences(
         if here != there and not surface.may_claim(name, here):
             yield (
                 SURFACE_FILE,
-                EntryFault("contract.surface", f"$.{name}: {_difference(here, there)}"),
+                Fault(f"$.{name}: {_difference(here, there)}", rule="contract.surface"),
             )
 
 
-def _health_differences(health: ObservationHealth, gathered: LayerReplay) -> list[str]:
+def _health_differences(health: ObservationHealth, replay: LayerReplay) -> list[str]:
     """The same of what the layers show of the network."""
-    surface = gathered.surface
-    known = {f"{path.removeprefix('$.')}: {reason}" for reason, path in claim_faults(health)}
+    surface = replay.surface
+    known = {f"{one.path.removeprefix('$.')}: {one.reason}" for one in claim_faults(health)}
     found: list[str] = []
     for is_reference in (False, True):
         surface.is_reference = is_reference
         faults = health_faults(
             health,
-            monitor_events=gathered.events,
+            monitor_events=replay.events,
             has_connect=surface.has_connect,
             has_datagram=surface.has_datagram,
-            policy_events=len(gathered.policy),
-            sdk_events=len(gathered.sdk),
-            sdk_tool_calls=calls_started(gathered.sdk),
+            policy_events=len(replay.policy),
+            sdk_events=len(replay.sdk),
+            sdk_tool_calls=calls_started(replay.sdk),
             is_reference=True,
         )
         found = [reason for reason in faults if reason not in known]
@@ -361,12 +318,12 @@ def _health_differences(health: ObservationHealth, gathered: LayerReplay) -> lis
     return found
 
 
-def _binding_faults(report: CorrelationReport, gathered: LayerReplay) -> Iterator[str]:
+def _binding_faults(report: CorrelationReport, replay: LayerReplay) -> Iterator[str]:
     """One for each decision. A window of the whole run holds all that there was."""
     decided: dict[str | None, set[str]] = {}
-    for one in gathered.policy:
+    for one in replay.policy:
         decided.setdefault(one.tool_call_id, set()).add(one.decision)
-    told = {said.tool_call_id for said in gathered.sdk}
+    told = {said.tool_call_id for said in replay.sdk}
     for binding in report.bindings:
         name, count = binding.tool_call_id, binding.kernel_event_count
         decisions = decided.get(name, set())
@@ -377,8 +334,8 @@ def _binding_faults(report: CorrelationReport, gathered: LayerReplay) -> Iterato
             yield f"{_shown(name)}: no such decision is in the policy layer"
         elif not decisions and name not in told:
             yield f"{_shown(name)}: nobody told of such a call"
-        elif count > gathered.events or (is_whole and count != gathered.events):
-            yield f"{_shown(name)}: {count} events, not {gathered.events}"
+        elif count > replay.events or (is_whole and count != replay.events):
+            yield f"{_shown(name)}: {count} events, not {replay.events}"
     bound = {one.tool_call_id for one in report.bindings}
     for name in sorted(filter(None, decided.keys() - bound)) if report.status == "clean" else ():
         yield f"{_shown(name)}: the decision is bound to nothing"

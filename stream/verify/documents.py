@@ -17,7 +17,7 @@ from stream.codec import DECODE_ERRORS, contract_of, explain
 from stream.contracts import decoder_of
 from stream.documents import repeated_key
 from stream.evidence.consistency import emptiness_faults, report_faults, surface_faults
-from stream.evidence.health import Fault, age_faults, claim_faults
+from stream.evidence.health import age_faults, claim_faults
 from stream.evidence.surface import StreamedRecord
 from stream.records.artifacts import (
     COMPANION_FILE,
@@ -29,6 +29,7 @@ from stream.records.artifacts import (
     CorrelationReport,
     ObservationHealth,
 )
+from stream.records.control import Fault
 from stream.records.run import (
     MANIFEST_FILE,
     METADATA_FILE,
@@ -52,7 +53,6 @@ _FOR_PEOPLE = (METADATA_FILE, SUMMARY_FILE, MANIFEST_FILE)  #: on several lines
 _LONG = (SURFACE_FILE, COMPANION_FILE)
 _DEEPEST = 3  #: nothing that follows from layers is nested deeper
 _IN_MEMORY = 1 << 20
-_BEGINNING = 64 << 10
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKETS = bytes(set(range(256)) - set(b"{}[]"))  #: all but those
 
@@ -62,50 +62,51 @@ T = TypeVar("T")
 class Documents:
     """The artifacts of a run that could be read, by file. Asking for one decodes it."""
 
-    def __init__(self, book: VerifyReport) -> None:
-        self._book = book
+    def __init__(self, report: VerifyReport) -> None:
+        self._report = report
         self._read: dict[str, Any] = {}
         self._waiting: dict[str, Document] = {}
         self._all: list[Document] = []
 
-    def judge_of(self, name: str) -> Document:
+    def checker_of(self, name: str) -> Document:
         self.get(name)  # a second one of that name
-        document = Document(self._book, name, self)
+        document = Document(self._report, name, self)
         self._all.append(document)
         return document
+
+    @property
+    def run_id(self) -> str:
+        """The run that everything has to be of."""
+        return self._report.run_id or ""
 
     def take(self, document: Document) -> None:
         """One whose end was read."""
         # Whose run it is of must be known: the first one to say so is the one that counts.
-        can_wait = self._book.run_id is not None and self._book.limits.depth >= _DEEPEST
+        can_wait = self._report.run_id is not None and self._report.limits.depth >= _DEEPEST
         if document.name in _LONG and can_wait:
             self._waiting[document.name] = document
         else:
-            self._judge(document)
+            self._check(document)
 
     def get(self, name: str) -> Any:
         """None: it was not there, or none."""
         if name in self._waiting:
-            self._judge(self._waiting.pop(name))
+            self._check(self._waiting.pop(name))
         return self._read.get(name)
 
-    def beginning(self, name: str, field: str, kind: type[T]) -> T | None:
-        """Of one that waits: what stands before a field. None: it has to be read as a whole.
-
-        It is good for nothing but to make what the document is then compared with."""
-        if name not in self._waiting:
-            return None
-        data = self._waiting[name].read(_BEGINNING)
-        try:
-            return msgspec.json.decode(
-                data[: data.find(b',"%b":' % field.encode())] + b"}", type=kind
-            )
-        except DECODE_ERRORS:
-            return None
+    def fields(self, name: str, kind: type[T]) -> T | None:
+        """Decode only some fields of an artifact. None: it is not there, or none."""
+        if name in self._waiting:
+            try:
+                return msgspec.json.decode(self._waiting[name].read(), type=kind)
+            except DECODE_ERRORS:
+                pass  # what is wrong with it is reported below
+        record = self.get(name)
+        return None if record is None else msgspec.convert(record, kind, from_attributes=True)
 
     def confirm(self, name: str, made: StreamedRecord[Any]) -> bool:
         """Whether one that waits is just this. Then there is nothing else to find."""
-        if name not in self._waiting or made.outline.run_id != self._book.run_id:
+        if name not in self._waiting or made.outline.run_id != self._report.run_id:
             return False
         if not self._waiting[name].is_as(made.encoded()):
             return False
@@ -121,9 +122,9 @@ class Documents:
         for document in self._all:
             document.close()
 
-    def _judge(self, document: Document) -> None:
+    def _check(self, document: Document) -> None:
         try:
-            record = _judged(self._book, document.name, document.read())
+            record = _checked(self._report, document.name, document.read())
         finally:
             document.close()
         if record is not None:
@@ -133,22 +134,22 @@ class Documents:
 class Document:
     """The judge of one artifact."""
 
-    def __init__(self, book: VerifyReport, name: str, documents: Documents) -> None:
+    def __init__(self, report: VerifyReport, name: str, documents: Documents) -> None:
         self.name = name
-        self._book = book
+        self._report = report
         self._documents = documents
         self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
         self._length = 0
 
     def feed(self, data: bytes) -> None:
         self._length += len(data)
-        if self._length <= self._book.limits.document:
+        if self._length <= self._report.limits.document:
             self._file.write(data)
 
     def finish(self) -> None:
-        limit = self._book.limits.document
+        limit = self._report.limits.document
         if self._length > limit:
-            self._book.find("limit.document", f"more than {limit} bytes", self.name)
+            self._report.find("limit.document", f"more than {limit} bytes", self.name)
             self.close()
         else:
             self._documents.take(self)
@@ -166,25 +167,23 @@ class Document:
         self._file.close()
 
 
-def _judged(book: VerifyReport, name: str, data: bytes) -> Any:
-    record = _decoded(book, name, data)
+def _checked(report: VerifyReport, name: str, data: bytes) -> Any:
+    record = _decoded(report, name, data)
     if record is None:
         return None
-    book.hold_run_id(record.run_id, name)
-    for rule, message, path in _problems(record):
-        book.find(rule, message, name, path=path)
+    report.add_faults(report.check_run_id(record.run_id), name)
+    report.add_faults(_faults_of(record), name)
     return record
 
 
-def _decoded(book: VerifyReport, name: str, data: bytes) -> Any:
-    if is_too_deep(data, book.limits.depth):
-        book.find("limit.depth", f"nested deeper than {book.limits.depth}", name)
+def _decoded(report: VerifyReport, name: str, data: bytes) -> Any:
+    if is_too_deep(data, report.limits.depth):
+        report.find("limit.depth", f"nested deeper than {report.limits.depth}", name)
         return None
     try:
         record = decoder_of(DOCUMENTS[name])(data)
     except DECODE_ERRORS as error:
-        fault = explain(error)
-        book.find("contract.document", fault.reason, name, path=fault.path)
+        report.add_faults([explain(error)._replace(rule="contract.document")], name)
         return None
     text = msgspec.json.encode(record)
     if name in _FOR_PEOPLE:
@@ -192,19 +191,19 @@ def _decoded(book: VerifyReport, name: str, data: bytes) -> Any:
     else:
         is_as_ours = data in (text + b"\n", text)  # it had no newline before
     if not is_as_ours:
-        for rule, reason, path in oddities(data, "contract.document", is_ours=book.is_recorded):
-            book.find(rule, reason, name, path=path)
+        faults = form_faults_of(data, "contract.document", is_ours=report.is_recorded)
+        report.add_faults(faults, name)
     return record
 
 
-def oddities(data: bytes, rule: str, *, is_ours: bool) -> Iterator[tuple[str, str, str]]:
-    """(rule, reason, JSON path), of a record that is not written as we would."""
+def form_faults_of(data: bytes, rule: str, *, is_ours: bool) -> Iterator[Fault]:
+    """Say what is wrong with a record that is not written as the recorder writes it."""
     if is_ours:
-        yield rule, "it is not written as the recorder writes it", ""
+        yield Fault("it is not written as the recorder writes it", rule=rule)
     if contract_of(data) is None:  # a decoder takes a record without its schema
-        yield rule, "it names no schema", "$.schema"
+        yield Fault("it names no schema", "$.schema", rule)
     if repeated := repeated_key(data):
-        yield "contract.duplicate_key", repeated.reason, repeated.path
+        yield repeated._replace(rule="contract.duplicate_key")
 
 
 def is_too_deep(data: bytes, limit: int) -> bool:
@@ -221,11 +220,9 @@ def is_too_deep(data: bytes, limit: int) -> bool:
     return False
 
 
-def _problems(record: object) -> Iterator[tuple[str, str, str]]:
-    for kind, rules in _RULES.items():
-        if isinstance(record, kind):
-            for rule, faults in rules.items():
-                yield from ((rule, reason, path) for reason, path in faults(record))
+def _faults_of(record: object) -> Iterator[Fault]:
+    for rule, faults in _RULES.get(type(record), {}).items():
+        yield from (fault._replace(rule=rule) for fault in faults(record))
 
 
 #: What a document can break by itself. Two of them the reference's own archives break as well.

@@ -89,6 +89,7 @@ from stream.records.kernel import (
     XATTR,
     KernelDetail,
     KernelEvent,
+    Kind,
     OperationFlag,
     RunId,
     kind_of,
@@ -115,7 +116,7 @@ _OTHER_FAMILY = re.compile(r"af[0-9]{1,5}:[0-9a-f]*")  #: of addresses that no t
 _ONLY_BEGUN = (-114, -115)  #: of a connect: EALREADY, EINPROGRESS
 
 
-def line_strangeness(detail: KernelDetail, pid: int, event_type: int) -> str:
+def line_mismatch(detail: KernelDetail, pid: int, event_type: int) -> str:
     """Why a detail is not of the event of its line; empty where it may be."""
     types = _TYPES.get(detail.call) or (unknown_type(detail.call),)
     if event_type not in types:
@@ -123,7 +124,7 @@ def line_strangeness(detail: KernelDetail, pid: int, event_type: int) -> str:
     return "" if detail.pid == pid else f"of {detail.pid}, but its line is of {pid}"
 
 
-def open_strangeness(detail: KernelDetail) -> str:
+def open_mismatch(detail: KernelDetail) -> str:
     """Why a detail is of no open: what its line says, it does not say again."""
     said = (detail.return_value, detail.mode, detail.exit_status)
     if detail.flags or detail.status is not UNSET or said != (None, None, None):
@@ -141,7 +142,7 @@ def is_place(text: str) -> bool:
     return _PLACE.fullmatch(text) is not None
 
 
-def value_strangeness(event: KernelEvent) -> str:
+def value_mismatch(event: KernelEvent) -> str:
     """Why an event is none of our feeds', by its line alone. Of any event but an open."""
     kind, value = event.event_type, event.value
     if kind in _IP_PEER:
@@ -165,21 +166,21 @@ def _is_endpoint(text: str) -> bool:
     return is_long == (address.version == 6)
 
 
-def event_strangeness(event: KernelEvent, detail: KernelDetail | None) -> Iterator[str]:
+def event_mismatches(event: KernelEvent, detail: KernelDetail | None) -> Iterator[str]:
     """Of any event but an open."""
     kind = event.event_type
     if kind in _WITHOUT_VALUE and event.value is not None:
         yield f"a value, {event.value!r}, of {event.kind}"
     if detail is None:
         return
-    yield from _result_strangeness(detail, kind)
+    yield from _result_mismatches(detail, kind)
     if kind in WITH_PEER and detail.peer != event.value:
         yield f"to {detail.peer!r}, but its line is to {event.value!r}"
     if kind == SYMLINK and event.value is not None and detail.to_path != event.value:
         yield f"at {detail.to_path!r}, but its line is of {event.value!r}"
 
 
-def _result_strangeness(detail: KernelDetail, kind: int) -> Iterator[str]:
+def _result_mismatches(detail: KernelDetail, kind: int) -> Iterator[str]:
     result = detail.return_value
     is_known = result is not None and not (detail.call == "connect" and result in _ONLY_BEGUN)
     follows = UNSET if not is_known else "error" if result is not None and result < 0 else "success"
@@ -191,14 +192,14 @@ def _result_strangeness(detail: KernelDetail, kind: int) -> Iterator[str]:
         yield f"{kind_of(kind)}, and {result} was returned"
 
 
-def marker_strangeness(marker: Marker, sdk: Sequence[SdkEvent]) -> str:
+def marker_mismatch(marker: Marker, sdk: Sequence[SdkEvent]) -> str:
     """Why a marker does not stand for its line of the SDK layer."""
     number = marker.sdk_seq
     if marker.name not in _TOOL_EVENTS:
-        is_bare = number is None and marker.tool_call_id is None and marker.command is None
+        is_plain = number is None and marker.tool_call_id is None and marker.command is None
         if marker.name == "run_started" and marker.at:
             return f"the run starts after {marker.at} events"
-        return "" if is_bare else f"{marker.name} is of no tool call"
+        return "" if is_plain else f"{marker.name} is of no tool call"
     if number is None or not 0 <= number < len(sdk):
         return "it is of no line of the SDK layer"
     event = sdk[number]
@@ -207,7 +208,7 @@ def marker_strangeness(marker: Marker, sdk: Sequence[SdkEvent]) -> str:
     return ""
 
 
-def frame_strangeness(markers: Sequence[Marker], total: int) -> str:
+def frame_mismatch(markers: Sequence[Marker], total: int) -> str:
     """Why markers do not reach from the start of a run with so many kernel events to its end."""
     names = [marker.name for marker in markers]
     if not names:
@@ -226,8 +227,7 @@ _PLAIN: dict[str, Any] = {
     "kind": str,
     "operation_flags": tuple[OperationFlag, ...] | msgspec.UnsetType,
 }
-#: The same but for the two patterns, which cost as much as all else. Who decodes by it sees to the
-#: kinds, and one look at a run_id is enough for all that are the same.
+#: The same event, but for the two patterns.
 _PlainEvent: Any = msgspec.defstruct(
     "_PlainEvent",
     [
@@ -245,14 +245,20 @@ _PlainEvent: Any = msgspec.defstruct(
 
 
 class KernelDecoder:
+    """Decodes kernel events. Of many at once, each different run id and kind is checked once: to
+    check them in every event takes as long as all else (README: `stream verify`)."""
+
     def __init__(self) -> None:
         self.decode = decoder_of(KernelEvent)
         self._decode_lines = msgspec.json.Decoder(_PlainEvent).decode_lines
 
     def decode_lines(self, block: bytes) -> list[Any]:
+        """Decode whole lines. Raise one of codec's DECODE_ERRORS."""
         events = self._decode_lines(block)
-        if events:
-            msgspec.convert(events[0].run_id, RunId)
+        for run_id in {event.run_id for event in events}:
+            msgspec.convert(run_id, RunId)
+        for kind in {event.kind for event in events}:
+            msgspec.convert(kind, Kind)
         return events
 
 
@@ -270,17 +276,13 @@ class Form(NamedTuple):
 
 class Columns(Struct):
     records: Sequence[Any]
-    named: Sequence[str]  #: the run that each is of
+    run_ids: Sequence[str]
     seqs: tuple[int, ...]
     pids: Sequence[int]
     types: Sequence[int]
     values: Sequence[str | None]
     forms: Sequence[tuple[Any, ...]]  #: what `Form` has
     different_forms: set[tuple[Any, ...]]
-
-    @property
-    def run_ids(self) -> set[str]:
-        return set(self.named)
 
 
 def columns_of(events: Sequence[Any]) -> Columns:
@@ -325,7 +327,7 @@ _IN_MEMORY = 2 << 20  #: bytes of each file
 #: The number of an event that decides whose others are, and what it says.
 _Line = tuple[int, EventDetails | None]
 _NO_MORE: _Line = (sys.maxsize, None)
-_MOST_STRANGERS = 20
+_MOST_FOUND = 20
 _FRAME = 2  #: a start and an end
 _URING_CALL = "io_uring_setup"
 
@@ -362,16 +364,17 @@ class LayerReplay:
         self.lost = 0  #: by the gaps
         self.has_gaps = False
         self.urings = 0  #: that were set up
-        self.vouched: frozenset[int] = frozenset()  #: lines of the command log, once it is known
-        self.strangers: list[str] = []  #: details that are of another event than their line
-        self.bare, self.first_bare = 0, -1  #: events that have details, and lack them
-        self.oddities: list[str] = []  #: events that no feed of ours tells so
+        #: Lines of the command log that a wrapper was seen to write, once that is known.
+        self.verified_commands: frozenset[int] = frozenset()
+        self.mismatched_details: list[str] = []  #: details of another event than their line
+        self.missing_details, self.first_missing = 0, -1  #: events that lack their details
+        self.unusual_events: list[str] = []  #: events that no feed of ours writes so
         self._scopes: Counter[str] = Counter()  # of events that are not of both
         self._looked_at: tuple[int, array[int], array[int]] = (0, array("Q"), array("Q"))
         self._read_lines: Iterator[tuple[array[int], array[int]]] | None = None
         self._losses = Losses()
-        self._steps, self._others = _file(), _file()
-        self._told, self._told_early = _file(), _file()
+        self._steps, self._waiting_events = _file(), _file()
+        self._details, self._open_details = _file(), _file()
         self._waiting: Iterator[KernelEvent] | None = None
         self._next: KernelEvent | None = None
 
@@ -380,7 +383,7 @@ class LayerReplay:
             self.take_columns(columns_of(records))
         elif name == DETAIL_FILE:
             for record in records:
-                self._take_beside(record)
+                self._take_detail(record)
         elif not self.is_whole:  # and there may be any number of them
             return
         elif name == SDK_FILE:
@@ -406,7 +409,7 @@ class LayerReplay:
         return self._losses.between(self.events)
 
     def close(self) -> None:
-        for file in (self._steps, self._others, self._told, self._told_early):
+        for file in (self._steps, self._waiting_events, self._details, self._open_details):
             file.close()
 
     def pids(self) -> set[int]:
@@ -418,7 +421,7 @@ class LayerReplay:
         return LayerContent(
             surface=self.surface,
             kernel_events=self.events,
-            events=self.steps(),
+            events=self.events_in_order(),
             gaps=self.gaps(),
             sdk=self.sdk,
             policy=self.policy,
@@ -427,17 +430,17 @@ class LayerReplay:
 
     def finish(self) -> None:
         """All layers were read."""
-        while self._other() is not None:
-            self._enter(None)
+        while self._next_waiting() is not None:
+            self._take_event(None)
 
     def scopes(self) -> Counter[str]:
         """How many events of the kernel layer are of each."""
         both = self.events - self._scopes.total()
         return +Counter({"both": both, **self._scopes})
 
-    def steps(self) -> Iterator[AttributionEvent]:
+    def events_in_order(self) -> Iterator[AttributionEvent]:
         cuts = iter(sorted({marker.at for marker in self.markers}))
-        lines = (_read_told(file) for file in (self._told, self._told_early))
+        lines = (_read_details(file) for file in (self._details, self._open_details))
         told = merge(*lines, key=lambda line: line[0])
         seq, said = next(told, _NO_MORE)
         cut = at = 0
@@ -462,22 +465,22 @@ class LayerReplay:
         """Of the kernel layer."""
         self.events += len(columns.records)
         self._take_opens(columns)
-        self._tell_early(columns)
+        self._write_open_details(columns)
         if set(columns.types) != {OPEN} or None in columns.values:
             others = [
                 event
                 for event in columns.records
                 if event.event_type != OPEN or event.value is None
             ]
-            self._others.write(msgspec.json.Encoder().encode_lines(others))
+            self._waiting_events.write(msgspec.json.Encoder().encode_lines(others))
         blocks = (words(columns.pids), words(columns.types))
         self._steps.write(b"".join((len(columns.records).to_bytes(8, "little"), *blocks)))
 
     def _take_opens(self, columns: Columns) -> None:
         ends = {form: end_of(form) for form in columns.different_forms}
-        if any(_is_bare(Form(*form)) for form, end in ends.items() if end is not None):
+        if any(_is_incomplete(Form(*form)) for form, end in ends.items() if end is not None):
             reason = "an open that does not say its flags, or what follows from what it says"
-            self._find_odd(f"{columns.seqs[0]}, or soon after it: {reason}")
+            self._add_unusual(f"{columns.seqs[0]}, or soon after it: {reason}")
         found = list(dict.fromkeys(ends.values()))
         if len(found) == 1:
             self._take_paths(found[0], columns.values)
@@ -497,41 +500,41 @@ class LayerReplay:
         elif end is not None:
             self.surface.miss_all(known, OPENED, end.result)
 
-    def _take_beside(self, record: KernelDetail | Gap) -> None:
+    def _take_detail(self, record: KernelDetail | Gap) -> None:
         if isinstance(record, Gap):
             self.lost += int(record.lost)
             self.has_gaps = True
             self._losses.add_gap(begins=record.begins)
             return
-        self._hold(record)
+        self._check_detail(record)
         self._losses.add_detail(record.seq)
-        other = self._other()
+        other = self._next_waiting()
         while other is not None and other.seq < record.seq:
-            self._enter(None)
-            other = self._other()
+            self._take_event(None)
+            other = self._next_waiting()
         if other is not None and other.seq == record.seq:
-            self._enter(record)
+            self._take_event(record)
 
-    def _hold(self, detail: KernelDetail) -> None:
+    def _check_detail(self, detail: KernelDetail) -> None:
         """What it says of its event as well."""
         if detail.scope != "both":
             self._scopes[detail.scope] += 1
         if detail.call == _URING_CALL and detail.status != "error":
             self.urings += 1
-        said = self._said_of(detail.seq)
+        said = self._event_at(detail.seq)
         if said is None:
             return
-        reason = line_strangeness(detail, *said)
+        reason = line_mismatch(detail, *said)
         if not reason and said[1] == OPEN:
-            reason = open_strangeness(detail)
+            reason = open_mismatch(detail)
         if reason:
-            self._find_stranger(detail.seq, reason)
+            self._add_mismatch(detail.seq, reason)
 
-    def _find_stranger(self, number: int, reason: str) -> None:
-        if len(self.strangers) < _MOST_STRANGERS:
-            self.strangers.append(f"{number}: {reason}")
+    def _add_mismatch(self, number: int, reason: str) -> None:
+        if len(self.mismatched_details) < _MOST_FOUND:
+            self.mismatched_details.append(f"{number}: {reason}")
 
-    def _said_of(self, number: int) -> tuple[int, int] | None:
+    def _event_at(self, number: int) -> tuple[int, int] | None:
         """Process and type of an event. They are asked for in order."""
         if self._read_lines is None:
             self._read_lines = self._read_steps()
@@ -546,13 +549,13 @@ class LayerReplay:
         at = number - first
         return (pids[at], kinds[at]) if at >= 0 else None
 
-    def _tell(self, event: KernelEvent, detail: KernelDetail | None) -> None:
+    def _write_details(self, event: KernelEvent, detail: KernelDetail | None) -> None:
         """What must not be told together with others: it changes whose those are."""
         told = details_of(event, detail)
         if told is not None or event.event_type == EXIT:
-            self._told.write(msgspec.json.encode((event.seq, told)) + b"\n")
+            self._details.write(msgspec.json.encode((event.seq, told)) + b"\n")
 
-    def _tell_early(self, columns: Columns) -> None:
+    def _write_open_details(self, columns: Columns) -> None:
         """Of opens, which wait for no detail."""
         values: Any = columns.values
         if None in values:
@@ -561,50 +564,50 @@ class LayerReplay:
         between = len(values) - 1
         is_odd = text[:1] != "/" or not text.count("\0/") == text.count("\0") == between
         if values and (is_odd or "\\" in text):
-            self._find_odd_opens(columns)
+            self._check_open_paths(columns)
         if HOME not in text:
             return
         for event in columns.records:
             told = details_of(event, None) if event.event_type == OPEN else None
             if told is not None:
-                self._told_early.write(msgspec.json.encode((event.seq, told)) + b"\n")
+                self._open_details.write(msgspec.json.encode((event.seq, told)) + b"\n")
 
-    def _find_odd_opens(self, columns: Columns) -> None:
+    def _check_open_paths(self, columns: Columns) -> None:
         for seq, kind, value in zip(columns.seqs, columns.types, columns.values, strict=True):
             if kind == OPEN and value is not None and not is_place(value):
-                self._find_odd(f"{seq}: {value!r} is the path of no file")
+                self._add_unusual(f"{seq}: {value!r} is the path of no file")
 
-    def _find_odd(self, reason: str) -> None:
-        if len(self.oddities) < _MOST_STRANGERS:
-            self.oddities.append(reason)
+    def _add_unusual(self, reason: str) -> None:
+        if len(self.unusual_events) < _MOST_FOUND:
+            self.unusual_events.append(reason)
 
-    def _enter(self, detail: KernelDetail | None) -> None:
+    def _take_event(self, detail: KernelDetail | None) -> None:
         """What waits first into the surface."""
         assert self._next is not None
-        self._tell(self._next, detail)
+        self._write_details(self._next, detail)
         if detail is None and must_have_detail(self._next):
-            self.first_bare = self._next.seq if not self.bare else self.first_bare
-            self.bare += 1
+            self.first_missing = self._next.seq if not self.missing_details else self.first_missing
+            self.missing_details += 1
         if self._next.event_type != OPEN:
-            for reason in event_strangeness(self._next, detail):
-                self._find_stranger(self._next.seq, reason)
-            if reason := value_strangeness(self._next):
-                self._find_odd(f"{self._next.seq}: {reason}")
+            for reason in event_mismatches(self._next, detail):
+                self._add_mismatch(self._next.seq, reason)
+            if reason := value_mismatch(self._next):
+                self._add_unusual(f"{self._next.seq}: {reason}")
         self.surface.add_kernel(self._next, detail)
         self._next = None
 
-    def _other(self) -> KernelEvent | None:
+    def _next_waiting(self) -> KernelEvent | None:
         """The first event, but for opens, whose detail was not met yet."""
         if self._waiting is None:
-            self._waiting = self._read_others()
+            self._waiting = self._read_waiting()
         if self._next is None:
             self._next = next(self._waiting, None)
         return self._next
 
-    def _read_others(self) -> Iterator[KernelEvent]:
+    def _read_waiting(self) -> Iterator[KernelEvent]:
         decode = msgspec.json.Decoder(KernelEvent).decode
-        self._others.seek(0)
-        yield from map(decode, self._others)
+        self._waiting_events.seek(0)
+        yield from map(decode, self._waiting_events)
 
     def _read_steps(self) -> Iterator[tuple[array[int], array[int]]]:
         self._steps.seek(0)
@@ -616,7 +619,7 @@ class LayerReplay:
             yield pids, kinds
 
 
-def _is_bare(form: Form) -> bool:
+def _is_incomplete(form: Form) -> bool:
     """An open as others may tell it: not all of it is there, which ours always is."""
     has_result, has_status = form.return_value is not UNSET, form.status is not UNSET
     return UNSET in (form.flags, form.access_mode) or has_result != has_status
@@ -626,7 +629,7 @@ def _file() -> IO[bytes]:
     return tempfile.SpooledTemporaryFile(_IN_MEMORY)  # it has no name to leave behind
 
 
-def _read_told(file: IO[bytes]) -> Iterator[_Line]:
+def _read_details(file: IO[bytes]) -> Iterator[_Line]:
     file.seek(0)
     return map(msgspec.json.Decoder(_Line).decode, file)
 

@@ -8,15 +8,16 @@ What is known of an archive or a run while it is read, and what was found wrong.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from msgspec import UNSET, Struct, field
 
 from stream.archive.chain import Tally
 from stream.archive.manifest import is_recorded
 from stream.archive.reader import Limits
-from stream.archive.tar import BrokenArchive, EntryFault
+from stream.archive.tar import BrokenArchive
 from stream.errors import visible
-from stream.records.control import Finding
+from stream.records.control import Fault, Finding
 
 RULES = {
     "integrity.gzip": "The gzip data is whole, and its digest, checksum and length are right.",
@@ -132,9 +133,10 @@ class VerifyReport(Struct):
         )
         self.add(found, name)
 
-    def faults(self, faults: list[EntryFault], name: str = "") -> None:
+    def add_faults(self, faults: Iterable[Fault], name: str = "", line: int = 0) -> None:
+        """Report faults that name their rules."""
         for fault in faults:
-            self.find(fault.rule, fault.message, name)
+            self.find(fault.rule, fault.reason, name, line, fault.path)
 
     def add(self, finding: Finding, name: str) -> None:
         self.total += 1
@@ -149,13 +151,13 @@ class VerifyReport(Struct):
     def source(self, name: str) -> str:
         return visible(f"{self.place}/{name}" if name else self.place)
 
-    def hold_run_id(self, run_id: str, name: str, line: int = 0, path: str = "$.run_id") -> None:
-        """The first that is read is the one that all others must agree with."""
+    def check_run_id(self, run_id: str, path: str = "$.run_id") -> list[Fault]:
+        """Compare a run id with the first one that was read, which all others must equal."""
         if self.run_id is None:
             self.run_id = run_id
-        elif run_id != self.run_id:
-            message = f"{run_id!r}, but the run is {self.run_id!r}"
-            self.find("contract.run_id", message, name, line, path)
+        if run_id == self.run_id:
+            return []
+        return [Fault(f"{run_id!r}, but the run is {self.run_id!r}", path, "contract.run_id")]
 
     def take_lines(self, count: int) -> None:
         """Raises BrokenArchive where there are too many."""

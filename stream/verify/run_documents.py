@@ -337,8 +337,8 @@ class Events:
         session = event.get("session")
         session = session if isinstance(session, dict) else {}
         if isinstance(session.get("run_id"), str):
-            path = "$.session.run_id"
-            self._book.hold_run_id(session["run_id"], EVENTS_FILE, number, path)
+            faults = self._book.check_run_id(session["run_id"], "$.session.run_id")
+            self._book.add_faults(faults, EVENTS_FILE, number)
         if isinstance(session.get("agent_id"), str) and len(self.agents) < _MOST_AGENTS:
             self.agents.setdefault(session["agent_id"], number)
         action = event.get("agent_action")

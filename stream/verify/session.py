@@ -1,4 +1,4 @@
-"""Each file of an archive or a run to its judge, and what only several files together show.
+"""Each file of an archive or a run to its checker, and what only several files together show.
 
 A run folder as the same stream of entries that an archive is, as far as it goes.
 
@@ -36,7 +36,7 @@ from stream.archive.manifest import (
     place_of,
 )
 from stream.archive.reader import EntryEnd, EntryStart, Limits, NoArchive, Part, ahead, parts_of
-from stream.archive.tar import READ, BrokenArchive, EntryFault, Look, unwatched
+from stream.archive.tar import READ, BrokenArchive, Look, unwatched
 from stream.boundary.descriptors import find_boundaries
 from stream.codec import DECODE_ERRORS, explain
 from stream.contracts import decoder_of
@@ -58,7 +58,7 @@ from stream.records.artifacts import (
     V0_FILES,
     ArchiveManifest,
 )
-from stream.records.control import FINDINGS
+from stream.records.control import FINDINGS, Fault
 from stream.records.decision import CLAUDE_CODE
 from stream.records.run import (
     ARTIFACTS,
@@ -73,8 +73,14 @@ from stream.records.run import (
     RunSummary,
 )
 from stream.verify.artifacts import implied_faults
-from stream.verify.documents import DOCUMENTS, Documents, oddities
-from stream.verify.layers import LayerChecker, LineChecker, Links, rules_of, trusted
+from stream.verify.documents import DOCUMENTS, Documents, form_faults_of
+from stream.verify.layers import (
+    ChainChecker,
+    FileChecker,
+    LayerChecker,
+    contract_of_layer,
+    describe_verified,
+)
 from stream.verify.replay import LayerReplay
 from stream.verify.report import VerifyReport
 from stream.verify.run_documents import (
@@ -90,52 +96,52 @@ from stream.verify.run_folder import check_folder
 
 
 class VerifySession:
-    def __init__(self, book: VerifyReport, boundary: str | None = None) -> None:
+    def __init__(self, report: VerifyReport, boundary: str | None = None) -> None:
         self._boundary = boundary  #: a descriptor that was named
         self._carried: Carried | None = None
-        self.documents = Documents(book)
+        self.documents = Documents(report)
         self.layers: dict[str, LayerChecker] = {}
-        self._book = book
-        self.gathering = LayerReplay()
-        self._links: Links | None = None
+        self._report = report
+        self.replay = LayerReplay()
+        self._links: ChainChecker | None = None
         self._events: Events | None = None
         self._validated: dict[str, Validated] = {}
-        self._judge: LineChecker | None = None
+        self._checker: FileChecker | None = None
         self._tally = Tally("")
 
     def begin(self, name: str) -> None:
         if not has_place(name):
-            self._book.find("security.place", "no recorder writes such a file", name)
-        self._judge = self._judge_of(name)
+            self._report.find("security.place", "no recorder writes such a file", name)
+        self._checker = self._checker_of(name)
         self._tally = Tally(name)
 
     def feed(self, data: bytes) -> None:
         self._tally.feed(data)
-        if self._judge:
-            self._judge.feed(data)
+        if self._checker:
+            self._checker.feed(data)
 
     def end(self) -> Tally:
         """What went by."""
-        if self._judge:
-            self._judge.finish()
-        self._book.tallies[self._tally.layer] = self._tally
+        if self._checker:
+            self._checker.finish()
+        self._report.tallies[self._tally.layer] = self._tally
         return self._tally
 
     def conclude(self, missing: Sequence[str] = ()) -> bool:
         """Whether everything is there. `missing`: what a whole run would have."""
         is_whole = not missing and not self._is_cut_off
         for name, line, fault in self._endings(is_whole=is_whole):
-            self._book.find(fault.rule, fault.message, name, line)
+            self._report.find(fault.rule, fault.reason, name, line)
         if not is_whole:
             self._tell_incomplete(missing)
-        elif self._book.is_folder and not has_evidence(self._book.names):
-            self._book.find("contract.evidence", "it was recorded without kernel evidence")
+        elif self._report.is_folder and not has_evidence(self._report.names):
+            self._report.find("contract.evidence", "it was recorded without kernel evidence")
         told = self.count(RUNNER_FILE)
         if is_whole and RUNNER_FILE in self.layers and not told:
-            self._book.find("contract.frame", "neither start nor end is recorded", RUNNER_FILE)
+            self._report.find("contract.frame", "neither start nor end is recorded", RUNNER_FILE)
         elif is_whole and RUNNER_FILE in self.layers and told != 2:
             message = f"{told} events, not a start and an end"
-            self._book.find("contract.runner_event", message, RUNNER_FILE)
+            self._report.find("contract.runner_event", message, RUNNER_FILE)
         if self._events:
             self._check_agent(self._events)
             self._check_mentions(self._events)
@@ -144,45 +150,45 @@ class VerifySession:
             self._check_listed(listed)
         summary = self.documents.get(SUMMARY_FILE)
         for what in summary.incomplete if isinstance(summary, RunSummary) else ():
-            self._book.find("contract.losses", f"the recorder itself lost: {what}", SUMMARY_FILE)
-        if is_whole and self._events and self._book.is_recorded:
+            self._report.find("contract.losses", f"the recorder itself lost: {what}", SUMMARY_FILE)
+        if is_whole and self._events and self._report.is_recorded:
             self._check_accord(self._events)
         return is_whole
 
     def check_vouched(self) -> None:
         """What of the command log the layers vouch for, once they were read to their end."""
-        judge = self._validated.get(COMMANDS_FILE)
-        if not self._events or not self._book.is_recorded or not self.gathering.is_whole:
+        checker = self._validated.get(COMMANDS_FILE)
+        if not self._events or not self._report.is_recorded or not self.replay.is_whole:
             return
-        lines = {*range(judge.count if judge else 0)}
-        for reason in vouched_faults(self._events.named, self.gathering.vouched, lines):
-            self._book.find("contract.accord", reason)
+        lines = {*range(checker.count if checker else 0)}
+        for reason in vouched_faults(self._events.named, self.replay.verified_commands, lines):
+            self._report.find("contract.accord", reason)
 
     def close(self) -> None:
         self.documents.close()
-        self.gathering.close()
+        self.replay.close()
 
     @property
     def _is_cut_off(self) -> bool:
         """A run whose recorder did not come to its end."""
-        return self._book.is_folder and not (self._events and self._events.is_finished)
+        return self._report.is_folder and not (self._events and self._events.is_finished)
 
     @property
     def _has_own_evidence(self) -> bool:
         health = self.documents.get(HEALTH_FILE)
         is_made = health is not None and f"{ABSENT_NOTE}: {NOT_ASKED}" in health.notes
-        return has_evidence(self._book.names) and not is_made
+        return has_evidence(self._report.names) and not is_made
 
-    def _endings(self, *, is_whole: bool) -> Iterator[tuple[str, int, EntryFault]]:
+    def _endings(self, *, is_whole: bool) -> Iterator[tuple[str, int, Fault]]:
         """Where the layers end, and whether the chain does. Of a run that was cut off, that they
         end anywhere is no fault of its own."""
         faults = [
-            (name, line, EntryFault("integrity.torn", f"{size} bytes follow the last line"))
-            for name, (line, size) in self._book.torn.items()
+            (name, line, Fault(f"{size} bytes follow the last line", rule="integrity.torn"))
+            for name, (line, size) in self._report.torn.items()
         ]
         if self._links:
-            against = self._links.against(self._book.tallies, is_whole=is_whole)
-            faults += [(CHAIN_FILE, line, fault) for line, fault in against]
+            compared = self._links.compare(self._report.tallies, is_whole=is_whole)
+            faults += [(CHAIN_FILE, line, fault) for line, fault in compared]
         for name, line, fault in faults:
             if not self._is_cut_off or fault.rule not in ("integrity.torn", "integrity.unlinked"):
                 yield name, line, fault
@@ -197,12 +203,12 @@ class VerifySession:
         if missing:
             told.append(f"there is no {', no '.join(missing)}")
         if self._is_cut_off:
-            vouched = self._links.vouched if self._links else {}
-            torn = self._book.torn.keys() - {CHAIN_FILE}
-            told.append(trusted(self._book.tallies, vouched, torn))
+            vouched = self._links.verified if self._links else {}
+            torn = self._report.torn.keys() - {CHAIN_FILE}
+            told.append(describe_verified(self._report.tallies, vouched, torn))
         what = "the run was not recorded to its end" if self._is_cut_off else "it is not whole"
         message = f"{what}: {'; '.join(told)}"
-        self._book.find("integrity.incomplete", message)
+        self._report.find("integrity.incomplete", message)
 
     def count(self, name: str) -> int:
         layer = self.layers.get(name)
@@ -210,31 +216,31 @@ class VerifySession:
 
     def _kernel_lines(self) -> int:
         """Behind its last link, a layer of a run that was cut off may lack anything."""
-        is_cut_off = self._book.is_folder and HEALTH_FILE not in self._book.names
+        is_cut_off = self._report.is_folder and HEALTH_FILE not in self._report.names
         return sys.maxsize if is_cut_off else self.count(KERNEL_FILE)
 
-    def _judge_of(self, name: str) -> LineChecker | None:
+    def _checker_of(self, name: str) -> FileChecker | None:
         """None: any bytes will do."""
-        law = rules_of(name, self._kernel_lines, lambda: self.count(SDK_FILE))
+        law = contract_of_layer(name, self._kernel_lines, lambda: self.count(SDK_FILE))
         if law:
-            self.layers[name] = LayerChecker(self._book, name, law, self.gathering)
+            self.layers[name] = LayerChecker(self._report, name, law, self.replay)
             return self.layers[name]
         if name in DOCUMENTS:
-            return self.documents.judge_of(name)
+            return self.documents.checker_of(name)
         if name == CHAIN_FILE:
-            self._links = Links(self._book)
+            self._links = ChainChecker(self._report)
             return self._links
         if name == EVENTS_FILE:
             listed = self.documents.get(MANIFEST_FILE)
-            self._events = Events(self._book, listed.events if listed else None)
+            self._events = Events(self._report, listed.events if listed else None)
             return self._events
         if name == DESCRIPTOR_FILE:
-            self._carried = Carried(self._book)
+            self._carried = Carried(self._report)
             return self._carried
         if name in VALIDATED:
             carried = self._carried.descriptors if self._carried else ()
             boundaries = find_boundaries(self._boundary, carried)
-            self._validated[name] = Validated(self._book, name, boundaries)
+            self._validated[name] = Validated(self._report, name, boundaries)
             return self._validated[name]
         return None
 
@@ -246,12 +252,12 @@ class VerifySession:
             report=self.documents.get(CORRELATION_FILE),
             kernel_events=self.count(KERNEL_FILE),
             has_evidence=self._has_own_evidence,
-            runner=self.gathering.runner,
+            runner=self.replay.runner,
             events=events.named,
-            counted={name: judge.count for name, judge in self._validated.items()},
+            counted={name: checker.count for name, checker in self._validated.items()},
         )
         for reason in disagreements(run):
-            self._book.find("contract.accord", reason)
+            self._report.find("contract.accord", reason)
 
     def _check_agent(self, events: Events) -> None:
         metadata = self.documents.get(METADATA_FILE)
@@ -260,39 +266,41 @@ class VerifySession:
         for agent, line in events.agents.items():
             if agent != CLAUDE_CODE:
                 message = f"expected {CLAUDE_CODE!r}, got {agent!r}: the run's profile is poc"
-                self._book.find("contract.agent", message, EVENTS_FILE, line)
+                self._report.find("contract.agent", message, EVENTS_FILE, line)
 
     def _check_mentions(self, events: Events) -> None:
         """An archive that was made from a stream has records, and no other files."""
-        if not any(name.startswith(f"{ARTIFACTS}/") for name in self._book.tallies):
+        if not any(name.startswith(f"{ARTIFACTS}/") for name in self._report.tallies):
             if events.mentions:
                 message = f"of {len(events.mentions)} files that the events name, none is here"
-                self._book.find("contract.artifacts", message, EVENTS_FILE)
+                self._report.find("contract.artifacts", message, EVENTS_FILE)
             return
         for mention in events.mentions:
             if reason := self._differs(mention.file, mention.sha256):
                 line, path = mention.line, mention.path
-                self._book.find("contract.listed", reason, EVENTS_FILE, line, path)
+                self._report.find("contract.listed", reason, EVENTS_FILE, line, path)
 
     def _check_listed(self, listed: Manifest) -> None:
         for index, file in enumerate(listed.files):
             digest = file.sha256.removeprefix("sha256:")
             if reason := self._differs(file.path, digest, file.bytes):
-                self._book.find("contract.listed", reason, MANIFEST_FILE, path=f"$.files[{index}]")
+                self._report.find(
+                    "contract.listed", reason, MANIFEST_FILE, path=f"$.files[{index}]"
+                )
         names = {file.path for file in listed.files}
         for name in sorted(self._unlisted(names)):
-            self._book.find("contract.listed", f"{name} is not listed", MANIFEST_FILE)
+            self._report.find("contract.listed", f"{name} is not listed", MANIFEST_FILE)
 
     def _unlisted(self, names: set[str]) -> Iterator[str]:
         """What stands for evidence that nobody asked for was made when the archive was."""
         others = {EVENTS_FILE, MANIFEST_FILE}
         if not self._has_own_evidence:
             others |= {*EVIDENCE_FILES}
-        yield from self._book.tallies.keys() - names - others
+        yield from self._report.tallies.keys() - names - others
 
     def _differs(self, name: str, sha256: str, size: int | None = None) -> str:
         """Why a file is not as somebody says that it was; empty where it is."""
-        tally = self._book.tallies.get(name)
+        tally = self._report.tallies.get(name)
         if tally is None:
             return f"{name} is not there"
         if size is not None and tally.bytes != size:
@@ -309,9 +317,9 @@ def folder_parts(root: Path, names: list[str]) -> Iterator[Part]:
                     yield block
                 yield EntryEnd()
         except InputError as error:
-            yield EntryFault("security.type", str(error))
+            yield Fault(str(error), rule="security.type")
         except OSError as error:
-            yield EntryFault("integrity.missing", f"{name}: {os_reason(error)}")
+            yield Fault(f"{name}: {os_reason(error)}", rule="integrity.missing")
 
 
 def reading_order(names: set[str]) -> list[str]:
@@ -320,11 +328,11 @@ def reading_order(names: set[str]) -> list[str]:
     return first + sorted(names - {*first}, key=os.fsencode)
 
 
-def folder_names(root: Path, book: VerifyReport) -> set[str]:
+def folder_names(root: Path, report: VerifyReport) -> set[str]:
     try:
         return {*names_of(root, is_strict=False)}
     except InputError as error:
-        book.find("security.type", str(error))
+        report.find("security.type", str(error))
         return set()
 
 
@@ -343,17 +351,17 @@ class Reader(Protocol):
     def end(self) -> Tally: ...
 
 
-def read_archive(parts: Iterator[Part], book: VerifyReport, reader: Reader) -> None:
+def read_archive(parts: Iterator[Part], report: VerifyReport, reader: Reader) -> None:
     """To its end, all of it held against its manifest. Raises BrokenArchive where nothing after
     some place can be read."""
-    contents = Contents(book)
+    contents = Contents(report)
     name = ""
     for part in parts:
-        if isinstance(part, EntryFault):
-            book.faults([part], name)
+        if isinstance(part, Fault):
+            report.add_faults([part], name)
         elif isinstance(part, EntryStart):
             name = part.name
-            book.faults(part.faults, name)
+            report.add_faults(part.faults, name)
             contents.begin(name, is_sealed=part.is_sealed)
             if name != ARCHIVE_MANIFEST:
                 reader.begin(name)
@@ -370,11 +378,11 @@ def read_archive(parts: Iterator[Part], book: VerifyReport, reader: Reader) -> N
 
 
 class Contents:
-    """The judge of the manifest, and what it says of every other file."""
+    """The checker of the manifest, and what it says of every other file."""
 
-    def __init__(self, book: VerifyReport) -> None:
-        self._book = book
-        self._most = min(book.limits.document, _LONGEST * (book.limits.entries + 1))
+    def __init__(self, report: VerifyReport) -> None:
+        self._report = report
+        self._most = min(report.limits.document, _LONGEST * (report.limits.entries + 1))
         self._manifest: ArchiveManifest | None = None
         self._seen: dict[str, None] = {}  # in their order
         self._held = bytearray()
@@ -384,9 +392,9 @@ class Contents:
     def begin(self, name: str, *, is_sealed: bool) -> None:
         self._is_sealed = is_sealed
         if name in self._seen:
-            self._book.find("integrity.duplicate", "it is there twice", name)
+            self._report.find("integrity.duplicate", "it is there twice", name)
         elif not self._seen and name != ARCHIVE_MANIFEST:
-            self._book.find("integrity.order", f"begins with {name}, not with the manifest")
+            self._report.find("integrity.order", f"begins with {name}, not with the manifest")
         self._seen[name] = None
 
     def feed(self, data: bytes) -> None:
@@ -397,34 +405,34 @@ class Contents:
     def finish(self) -> None:
         """Of the manifest itself."""
         if self._is_too_long:
-            self._book.find("limit.document", "the manifest is too long", ARCHIVE_MANIFEST)
+            self._report.find("limit.document", "the manifest is too long", ARCHIVE_MANIFEST)
             return
-        data, most = bytes(self._held), self._book.limits.entries
+        data, most = bytes(self._held), self._report.limits.entries
         if len(_PATH.findall(data)) > most:
-            self._book.find("limit.entries", f"it lists more than {most} files", ARCHIVE_MANIFEST)
+            self._report.find("limit.entries", f"it lists more than {most} files", ARCHIVE_MANIFEST)
             return
         try:
             self._manifest = manifest = _decode(data)
         except DECODE_ERRORS as error:
             fault = explain(error)
-            self._book.find("contract.manifest", fault.reason, ARCHIVE_MANIFEST, path=fault.path)
+            self._report.find("contract.manifest", fault.reason, ARCHIVE_MANIFEST, path=fault.path)
             return
         self._held = bytearray()
-        self._book.hold_run_id(manifest.run_id, ARCHIVE_MANIFEST)
-        self._book.names = {*manifest.files}
+        self._report.add_faults(self._report.check_run_id(manifest.run_id), ARCHIVE_MANIFEST)
+        self._report.names = {*manifest.files}
         ordered = dict(sorted(manifest.files.items(), key=lambda item: item[0].encode()))
         if msgspec.json.encode(ArchiveManifest(run_id=manifest.run_id, files=ordered)) != data:
             self._check_form(data)
-        for reason, path in faults_of(manifest):
-            self._book.find("contract.manifest", reason, ARCHIVE_MANIFEST, path=path)
+        faults = [fault._replace(rule="contract.manifest") for fault in faults_of(manifest)]
+        self._report.add_faults(faults, ARCHIVE_MANIFEST)
 
     def _check_form(self, data: bytes) -> None:
         """The contract says nothing of it: who packed it again may have written it anew."""
         rule = "contract.manifest" if self._is_sealed else "packing.manifest"
         message = "not in its one form: sorted, compact, no key twice"
-        self._book.find(rule, message, ARCHIVE_MANIFEST)
-        for found, reason, path in oddities(data, "contract.manifest", is_ours=False):
-            self._book.find(found, reason, ARCHIVE_MANIFEST, path=path)
+        self._report.find(rule, message, ARCHIVE_MANIFEST)
+        faults = form_faults_of(data, "contract.manifest", is_ours=False)
+        self._report.add_faults(faults, ARCHIVE_MANIFEST)
 
     def compare(self, tally: Tally) -> None:
         if self._manifest is None:
@@ -432,30 +440,30 @@ class Contents:
         name = tally.layer
         listed = self._manifest.files.get(name)
         if listed is None:
-            self._book.find("integrity.extra", "the manifest does not list it", name)
+            self._report.find("integrity.extra", "the manifest does not list it", name)
             return
         if tally.bytes != listed.bytes:
             message = f"it has {tally.bytes} bytes, and is listed with {listed.bytes}"
-            self._book.find("integrity.length", message, name)
+            self._report.find("integrity.length", message, name)
         if f"sha256:{tally.sha256}" != listed.sha256:
             message = f"its digest is sha256:{tally.sha256}, and is listed as {listed.sha256}"
-            self._book.find("integrity.digest", message, name)
+            self._report.find("integrity.digest", message, name)
 
     def conclude(self) -> None:
         seen = {*self._seen}
         listed = {*self._manifest.files} if self._manifest else set()
         wanted = {ARCHIVE_MANIFEST, *listed, *needed(listed | seen - {ARCHIVE_MANIFEST})}
         for name in sorted(wanted - seen, key=os.fsencode):
-            self._book.find("integrity.missing", "it is not there", name)
+            self._report.find("integrity.missing", "it is not there", name)
         for one, other in pairwise(self._seen):
             if other != ARCHIVE_MANIFEST and place_of(one) > place_of(other):
-                self._book.find("integrity.order", f"it stands after {one}", other)
+                self._report.find("integrity.order", f"it stands after {one}", other)
         for name in sorted(seen, key=os.fsencode):
             if any(part in seen for part in _folders(name)):
-                self._book.find("security.conflict", "it lies in something that is a file", name)
+                self._report.find("security.conflict", "it lies in something that is a file", name)
         for name, other in look_alikes(self._seen):
             message = f"it is the same name as {other} where case does not count"
-            self._book.find("security.conflict", message, name)
+            self._report.find("security.conflict", message, name)
 
 
 def _folders(name: str) -> list[str]:
@@ -474,19 +482,19 @@ def verify(
     place = os.fsencode(target).decode(errors="replace")
     try:
         is_folder = _is_folder(target)
-        book = VerifyReport(place, limits or Limits(), is_folder)
+        report = VerifyReport(place, limits or Limits(), is_folder)
         if is_folder:
             check_folder(target)
-            _verify_folder(target, book, boundary)
+            _verify_folder(target, report, boundary)
         else:
-            _verify_archive(target, book, boundary, look)
+            _verify_archive(target, report, boundary, look)
     except NoArchive as error:
         raise InputError(f"{place}: {error}") from None
     except OSError as error:
         raise InputError(f"{place}: {os_reason(error)}") from None
     except ValueError as error:  # a NUL in the path
         raise InputError(f"{place}: {error}") from None
-    return book
+    return report
 
 
 def _is_folder(target: Path) -> bool:
@@ -496,18 +504,18 @@ def _is_folder(target: Path) -> bool:
     return stat.S_ISDIR(mode)
 
 
-def _verify_archive(target: Path, book: VerifyReport, boundary: str | None, look: Look) -> None:
-    examination = VerifySession(book, boundary)
-    with closing(examination), target.open("rb", buffering=0) as file:
+def _verify_archive(target: Path, report: VerifyReport, boundary: str | None, look: Look) -> None:
+    session = VerifySession(report, boundary)
+    with closing(session), target.open("rb", buffering=0) as file:
         try:
-            parts = ahead(parts_of(file, book.limits))
-            read_archive(_watched(parts, look), book, examination)
+            parts = ahead(parts_of(file, report.limits))
+            read_archive(_watched(parts, look), report, session)
         except BrokenArchive as broken:  # what is missing is behind this place
-            book.find(broken.rule, str(broken))
+            report.find(broken.rule, str(broken))
         else:
-            examination.conclude()
-            hold_to_implied(book, examination)
-        examination.documents.settle()
+            session.conclude()
+            hold_to_implied(report, session)
+        session.documents.settle()
 
 
 def _watched(parts: Iterator[Part], look: Look) -> Iterator[Part]:
@@ -516,46 +524,46 @@ def _watched(parts: Iterator[Part], look: Look) -> Iterator[Part]:
         yield part
 
 
-def _verify_folder(root: Path, book: VerifyReport, boundary: str | None) -> None:
-    book.names = folder_names(root, book)
-    examination = VerifySession(book, boundary)
-    with closing(examination):
-        _examine_folder(root, book, examination)
-        examination.documents.settle()
+def _verify_folder(root: Path, report: VerifyReport, boundary: str | None) -> None:
+    report.names = folder_names(root, report)
+    session = VerifySession(report, boundary)
+    with closing(session):
+        _examine_folder(root, report, session)
+        session.documents.settle()
 
 
-def _examine_folder(root: Path, book: VerifyReport, examination: VerifySession) -> None:
+def _examine_folder(root: Path, report: VerifyReport, session: VerifySession) -> None:
     try:
-        for part in ahead(folder_parts(root, reading_order(book.names))):
+        for part in ahead(folder_parts(root, reading_order(report.names))):
             if isinstance(part, EntryStart):
-                examination.begin(part.name)
+                session.begin(part.name)
             elif isinstance(part, bytes):
-                examination.feed(part)
-            elif isinstance(part, EntryFault):
-                book.faults([part])
-                examination.gathering.miss()  # and nothing follows from the others alone
+                session.feed(part)
+            elif isinstance(part, Fault):
+                report.add_faults([part])
+                session.replay.miss()  # and nothing follows from the others alone
             else:
-                examination.end()
+                session.end()
     except BrokenArchive as broken:
-        book.find(broken.rule, str(broken))
+        report.find(broken.rule, str(broken))
         return
-    if examination.conclude(missing_from(book.names)):
-        hold_to_implied(book, examination)
+    if session.conclude(missing_from(report.names)):
+        hold_to_implied(report, session)
 
 
-def hold_to_implied(book: VerifyReport, examination: VerifySession) -> None:
-    if book.is_folder and not has_evidence(book.names):
-        examination.check_vouched()
+def hold_to_implied(report: VerifyReport, session: VerifySession) -> None:
+    if report.is_folder and not has_evidence(report.names):
+        session.check_vouched()
         return
-    gathered, documents = examination.gathering, examination.documents
+    replay, documents = session.replay, session.documents
     for name, fault in implied_faults(
-        gathered,
+        replay,
         documents,
-        is_reference=not book.is_folder and is_reference(book.names),
-        is_streamed=not book.is_recorded,
+        is_reference=not report.is_folder and is_reference(report.names),
+        is_streamed=not report.is_recorded,
     ):
-        book.find(fault.rule, fault.message, name)
-    examination.check_vouched()
+        report.find(fault.rule, fault.reason, name)
+    session.check_vouched()
 
 
 class VerifySource(Struct):
@@ -564,15 +572,15 @@ class VerifySource(Struct):
     target: Path
     limits: Limits
     boundary: str | None = None
-    book: VerifyReport | None = None
+    report: VerifyReport | None = None
 
     async def run(self, out: Out, /) -> None:
         # In a thread that an interrupt leaves behind: there may be gigabytes to read.
-        self.book = await to_thread.run_sync(
+        self.report = await to_thread.run_sync(
             lambda: verify(self.target, self.limits, self.boundary), abandon_on_cancel=True
         )
-        if self.book.findings:
-            await out.send(Batch(FINDINGS, self.book.findings))
+        if self.report.findings:
+            await out.send(Batch(FINDINGS, self.report.findings))
 
 
 async def run_verify(
@@ -581,5 +589,5 @@ async def run_verify(
     """Raises InputError where there is nothing to verify."""
     source = VerifySource(target, limits, boundary)
     await Pipeline((source,)).into(*sinks)
-    assert source.book is not None
-    return source.book
+    assert source.report is not None
+    return source.report

@@ -25,7 +25,7 @@ from stream.records.artifacts import (
     ChainLink,
 )
 from stream.records.run import EVENTS_FILE, METADATA_FILE, STDOUT_FILE
-from stream.verify.layers import Links, trusted
+from stream.verify.layers import ChainChecker, describe_verified
 from stream.verify.report import VerifyReport
 from stream.verify.session import verify
 from tests.archive.samples import RUN, ndjson, opened, put, rules, run_folder, sha256
@@ -218,7 +218,7 @@ def test_a_killed_run(killed: Path) -> None:
     assert (finding.rule, finding.severity) == ("integrity.incomplete", "error")
     assert finding.message == (
         f"{CUT_OFF}the first {last.lines} lines of {KERNEL_FILE} are as they were written;"
-        f" nothing vouches for the {5000 - last.lines} after them"
+        f" no link covers the {5000 - last.lines} lines after them"
     )
 
 
@@ -231,7 +231,7 @@ def test_a_killed_run_that_nothing_vouches_for(killed: Path, has_chain: bool) ->
         (killed / CHAIN_FILE).unlink()
         (killed / KERNEL_FILE).unlink()
     why = "its chain has no link that fits" if has_chain else "there is no chain"
-    unknown = f"nothing vouches for what was recorded until then: {why}"
+    unknown = f"nothing shows that what was recorded until then is as it was written: {why}"
     assert found(killed) == {"integrity.incomplete": f"{CUT_OFF}{unknown}"}
 
 
@@ -252,7 +252,7 @@ def test_a_run_that_ended_and_lost_its_artifacts(killed: Path) -> None:
     }
     assert "no capability-surface.json, no " in told["integrity.incomplete"]
     more = (killed / KERNEL_FILE).stat().st_size - links_in(killed)[-1].bytes
-    message = f"{KERNEL_FILE}: no link vouches for its last {more} bytes"
+    message = f"{KERNEL_FILE}: no link covers its last {more} bytes"
     assert told["integrity.unlinked"] == message
 
 
@@ -283,12 +283,12 @@ def test_what_is_said_to_be_as_it_was_written_is(lines: list[bytes], data: st.Da
     rest = bytearray(whole[: data.draw(st.integers(0, len(whole)))])
     if rest and data.draw(st.booleans()):
         rest[data.draw(st.integers(0, len(rest) - 1))] ^= 1
-    links = Links(VerifyReport("x", Limits(), False))
+    links = ChainChecker(VerifyReport("x", Limits(), False))
     links.feed(chain[: data.draw(st.integers(0, len(chain)))])
     links.finish()
     tallies = {KERNEL_FILE: tallied(KERNEL_FILE, bytes(rest))}
-    wrong = {fault.rule for _, fault in links.against(tallies, is_whole=False)}
-    link = links.vouched.get(KERNEL_FILE)
+    wrong = {fault.rule for _, fault in links.compare(tallies, is_whole=False)}
+    link = links.verified.get(KERNEL_FILE)
     if link is not None:
         beginning = whole[: link.bytes]
         assert rest.startswith(beginning)
@@ -302,10 +302,10 @@ def test_several_layers_that_were_cut_off() -> None:
     detail = tallied(DETAIL_FILE, b"x" * STEP + b"\n1\n")
     sdk, policy = tallied(SDK_FILE, b"1\n"), tallied(POLICY_FILE, b"")
     tallies = {tally.layer: tally for tally in (kernel, detail, sdk, policy)}
-    vouched = {tally.layer: tally.links[-1] for tally in (kernel, detail)}
-    assert trusted(tallies, vouched, [SDK_FILE]) == (
+    verified = {tally.layer: tally.links[-1] for tally in (kernel, detail)}
+    assert describe_verified(tallies, verified, [SDK_FILE]) == (
         f"the first 1 lines of {DETAIL_FILE} and the first 1 lines of {KERNEL_FILE} are as they"
-        f" were written; nothing vouches for the 3 after them and for {SDK_FILE}; the last line of"
+        f" were written; no link covers the 3 lines after them and {SDK_FILE}; the last line of"
         f" {SDK_FILE} has no end"
     )
 

@@ -387,7 +387,7 @@ def test_whatever_is_normalized_agrees_with_itself(events: list[RawEvent]) -> No
         for name, some in ((KERNEL_FILE, kernel), (DETAIL_FILE, beside)):
             gathering.take(name, DECODERS[name].decode_lines(b"\n".join(some)))
         gathering.finish()
-        assert gathering.strangers == []
+        assert gathering.mismatched_details == []
         assert gathering.scopes().total() == gathering.events == len(kernel)
 
 

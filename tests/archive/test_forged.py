@@ -37,7 +37,7 @@ from stream.records.run import (
     STDOUT_FILE,
     SUMMARY_FILE,
 )
-from stream.verify.layers import Links
+from stream.verify.layers import ChainChecker
 from stream.verify.report import MOST_OF_RULE, VerifyReport
 from stream.verify.session import verify
 from tests.archive.samples import (
@@ -266,16 +266,16 @@ def test_what_is_due_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return whole(tally)
 
     monkeypatch.setattr(Tally, "link", link)
-    links = Links(VerifyReport("x", Limits(), False))
+    links = ChainChecker(VerifyReport("x", Limits(), False))
     links.feed(ndjson(*tally.links))
     links.finish()
-    assert list(links.against({KERNEL_FILE: tally}, is_whole=True)) == []
+    assert list(links.compare({KERNEL_FILE: tally}, is_whole=True)) == []
     assert len(asked) == 1
 
 
 def test_more_links_than_there_can_be() -> None:
     book = VerifyReport("x", Limits(decoded=STEP), False)
-    links = Links(book)
+    links = ChainChecker(book)
     links.feed(ndjson(Tally(KERNEL_FILE).link()) * 1000)
     links.finish()
     assert {item.rule for item in book.findings} == {"integrity.chain"}
@@ -284,7 +284,7 @@ def test_more_links_than_there_can_be() -> None:
 
 def test_a_link_that_is_too_long() -> None:
     book = VerifyReport("x", Limits(line=1000), False)
-    links = Links(book)
+    links = ChainChecker(book)
     for _ in range(100):
         links.feed(b"x" * 1000)
     links.feed(b"\n")

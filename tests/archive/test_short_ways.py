@@ -40,7 +40,7 @@ from stream.records.kernel import (
     kind_of,
 )
 from stream.verify import documents, layers
-from stream.verify.layers import rules_of
+from stream.verify.layers import contract_of_layer
 from stream.verify.replay import LayerReplay
 from stream.verify.report import VerifyReport
 from stream.verify.session import verify
@@ -49,7 +49,6 @@ from tests.archive.samples import (
     MANIFEST,
     RUN,
     Files,
-    encode,
     items_of,
     ndjson,
     packed,
@@ -59,7 +58,6 @@ from tests.archive.samples import (
     written,
 )
 from tests.archive.test_contents import changed_files
-from tests.evidence.steps import attribution_events
 from tests.sweeping import thorough
 
 # ---------------------------------------------------------------- lines
@@ -130,16 +128,16 @@ def layer(draw: st.DrawFn) -> bytes:
 
 def judged(data: bytes, cuts: list[int], run_id: str = RUN) -> tuple[Any, ...]:
     book = VerifyReport("x", Limits(), is_folder=False, run_id=run_id)
-    law = rules_of(KERNEL_FILE, lambda: 0, lambda: 0)
-    assert law is not None
+    contract = contract_of_layer(KERNEL_FILE, lambda: 0, lambda: 0)
+    assert contract is not None
     with closing(LayerReplay()) as gathering:
-        judge = layers.LayerChecker(book, KERNEL_FILE, law, gathering)
+        judge = layers.LayerChecker(book, KERNEL_FILE, contract, gathering)
         for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
             judge.feed(data[start:end])
         judge.finish()
         gathering.finish()
         steps: Counter[Any] = Counter()
-        for pid, kind, detail, times in gathering.steps():
+        for pid, kind, detail, times in gathering.events_in_order():
             steps[pid, kind, str(detail)] += times
         surface = gathering.surface
         reached = surface.surface(RUN), surface.paths(), surface.failed_paths()
@@ -153,19 +151,16 @@ def test_many_lines_at_once(data: bytes, choice: st.DataObject, piece: int) -> N
     cuts = sorted(choice.draw(st.lists(st.integers(0, len(data)), max_size=3)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "_PIECE", piece)
-        quick = judged(data, cuts)
-        patch.setattr(layers.LayerChecker, "_good", lambda self, block: 0)
-        assert quick == judged(data, [])
+        together = judged(data, cuts)
+        patch.setattr(layers, "_PIECE", 1)
+        assert together == judged(data, [])
 
 
-def test_a_run_whose_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_name_is_none() -> None:
     data = ndjson(
         KernelEvent(run_id="run 1", seq=0, pid=1, event_type=OPEN, kind="openat", value="/a")
     )
-    quick = judged(data, [], "run 1")
-    assert [found.path for found in quick[0]] == ["$.run_id"]
-    monkeypatch.setattr(layers.LayerChecker, "_good", lambda self, block: 0)
-    assert quick == judged(data, [], "run 1")
+    assert [found.path for found in judged(data, [], "run 1")[0]] == ["$.run_id"]
 
 
 def test_good_lines_are_looked_at_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +180,7 @@ def test_good_lines_are_looked_at_all_at_once(monkeypatch: pytest.MonkeyPatch) -
     def refuse(*_: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(layers.LayerChecker, "_look_closely", refuse)
+    monkeypatch.setattr(layers.LayerChecker, "_check_line", refuse)
     assert judged(ndjson(*lines), [])[2][1] == 300
 
 
@@ -285,16 +280,18 @@ def test_a_number_that_was_another_processs() -> None:
 
 def check_steps(happened: Happened, size: int) -> Correlation:
     kernel, beside, said = happened
-    one_by_one = attribution_events(map(encode, kernel), map(encode, beside))
-    with closing(LayerReplay()) as gathering:
-        for start in range(0, len(kernel), size):
-            gathering.take(KERNEL_FILE, kernel[start : start + size])
-        gathering.take(DETAIL_FILE, beside)
-        gathering.take(MARKERS_FILE, msgspec.json.Decoder(Marker).decode_lines(said[MARKERS_FILE]))
-        gathering.finish()
-        found = correlated(said, gathering.steps())
-        assert found == correlated(said, one_by_one)
-        return found
+    found = []
+    for count in (1, size):
+        with closing(LayerReplay()) as replay:
+            for start in range(0, len(kernel), count):
+                replay.take(KERNEL_FILE, kernel[start : start + count])
+            replay.take(DETAIL_FILE, beside)
+            markers = msgspec.json.Decoder(Marker).decode_lines(said[MARKERS_FILE])
+            replay.take(MARKERS_FILE, markers)
+            replay.finish()
+            found.append(correlated(said, replay.events_in_order()))
+    assert found[0] == found[1]
+    return found[0]
 
 
 # ---------------------------------------------------------------- documents
@@ -347,13 +344,13 @@ def test_a_good_artifact_is_not_decoded(
 ) -> None:
     """Else the tests above say nothing."""
     judged: list[str] = []
-    long_way = documents._judged
+    long_way = documents._checked
 
     def watched(book: VerifyReport, name: str, data: bytes) -> Any:
         judged.append(name)
         return long_way(book, name, data)
 
-    monkeypatch.setattr(documents, "_judged", watched)
+    monkeypatch.setattr(documents, "_checked", watched)
     assert found(written(tmp_path / "x.tar.gz", files)) == set()
     assert judged
     assert not {SURFACE_FILE, COMPANION_FILE} & {*judged}
