@@ -14,11 +14,11 @@ import pytest
 
 from stream.records.artifacts import CHAIN_FILE, KERNEL_FILE, ChainLink
 from stream.records.run import STDOUT_FILE
-from stream.sources.kernel.ebpf import probe_ebpf
 from stream.verify.session import verify
 from tests.archive.samples import rules, run_folder
 from tests.cli.command import Place
 from tests.cli.conftest import place
+from tests.feeds import needs_ebpf
 
 __all__ = ["place"]
 LONG, MUCH = 4 << 30, 1 << 27  #: bytes of a file with nothing in it: work, and no room on the disk
@@ -101,7 +101,7 @@ sleep 1000;
 """
 
 
-@pytest.mark.skipif(bool(probe_ebpf()), reason=probe_ebpf() or "it loads")
+@needs_ebpf
 def test_a_recorder_that_was_killed(place: Place) -> None:
     """What its chain vouches for is as it was written, and verify says how far that goes."""
     words = ("--kernel", "ebpf", "--run-id", "run", "--grace", "0", "--workspace", "empty")

@@ -18,16 +18,16 @@ import pytest
 
 from stream.records.kernel import RawEvent
 from stream.sources.kernel.decode import CALLS
-from stream.sources.kernel.strace import StraceFeed, probe_strace
+from stream.sources.kernel.strace import StraceFeed
 from stream.sources.kernel.strace_syntax import TRACED
 from stream.transformers.kernel_lines import named
 from tests.cli.command import Place
 from tests.cli.test_user import open_place, ordinary
+from tests.feeds import needs_strace
 from tests.kernel.straced import HOME, Run, Traced, run
 
 __all__ = ["open_place", "run"]
 HERE = Path(__file__).parent
-NEEDED = pytest.mark.skipif(bool(probe_strace()), reason=f"strace: {probe_strace()}")
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="strace needs Linux"),
     pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc"),
@@ -73,7 +73,7 @@ def since_begin(traced: Traced) -> list[Any]:
     ]
 
 
-@NEEDED
+@needs_strace
 def test_opens(run: Run, calls: Path, tmp_path: Path) -> None:
     here = str(tmp_path)
     found = [facts(event, "argv") for event in since_begin(run(calls, "0").check())]
@@ -106,7 +106,7 @@ def test_opens(run: Run, calls: Path, tmp_path: Path) -> None:
     }
 
 
-@NEEDED
+@needs_strace
 def test_files(run: Run, calls: Path, tmp_path: Path) -> None:
     (tmp_path / "created").touch()
     here, base, to_base = str(tmp_path), {"base": str(tmp_path)}, {"to_base": str(tmp_path)}
@@ -146,7 +146,7 @@ def test_files(run: Run, calls: Path, tmp_path: Path) -> None:
     assert [event["ret"] for event in traced.of("unlink")] == [0, -errno.ENOENT, -errno.ENOENT]
 
 
-@NEEDED
+@needs_strace
 def test_peers(run: Run, calls: Path, tmp_path: Path) -> None:
     traced = run(calls, "2").check()
     found = traced.of("sendto", "sendmsg", "sendmmsg", "connect")
@@ -164,7 +164,7 @@ def test_peers(run: Run, calls: Path, tmp_path: Path) -> None:
     assert "secret" not in json.dumps(traced.said)
 
 
-@NEEDED
+@needs_strace
 def test_peers_that_are_read_otherwise_than_they_look(
     run: Run, cases: Path, tmp_path: Path
 ) -> None:
@@ -188,7 +188,7 @@ def test_peers_that_are_read_otherwise_than_they_look(
     ]
 
 
-@NEEDED
+@needs_strace
 def test_a_call_that_a_signal_interrupts_has_no_result(run: Run, cases: Path) -> None:
     found = run(cases, "interrupted").check()
     assert [event.get("ret") for event in found.of("connect")][2:] == [None, None]
@@ -201,7 +201,7 @@ def test_both_feeds_follow_the_same_calls() -> None:
     assert {*CALLS} - told_otherwise <= {*TRACED}
 
 
-@NEEDED
+@needs_strace
 def test_by_a_handle(run: Run, cases: Path, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     traced = run(cases, "handles")
@@ -214,7 +214,7 @@ def test_by_a_handle(run: Run, cases: Path, tmp_path: Path) -> None:
         assert opened.get("resolved", opened.get("marks")) in (str(tmp_path / "sub"), ["fault"])
 
 
-@NEEDED
+@needs_strace
 def test_what_another_process_has_may_lie_elsewhere(run: Run, tmp_path: Path) -> None:
     parent = f"/proc/{os.getpid()}"
     paths = [f"{parent}/root/etc/passwd", f"/proc/.//{os.getpid()}/./cwd/x", f"{parent}/status"]
@@ -231,7 +231,7 @@ def test_what_another_process_has_may_lie_elsewhere(run: Run, tmp_path: Path) ->
     assert [marks[path] for path in paths] == [mark, mark, None, None, mark]
 
 
-@NEEDED
+@needs_strace
 def test_programs(run: Run, calls: Path) -> None:
     traced = run(calls, "3").check()
     (leader,) = {event["pid"] for event in traced.of("io_uring_setup")}
@@ -257,7 +257,7 @@ def test_programs(run: Run, calls: Path) -> None:
     assert traced.capture["uring"] == "unused"
 
 
-@NEEDED
+@needs_strace
 def test_the_clock_is_the_monotonic_one(run: Run) -> None:
     code = "import os, time\nprint(time.monotonic_ns()); os.mkdir('x'); print(time.monotonic_ns())"
     traced = run("/usr/bin/python3", "-ISc", code).check()
@@ -267,7 +267,7 @@ def test_the_clock_is_the_monotonic_one(run: Run) -> None:
     assert before - slack <= made["ts"] <= after + slack
 
 
-@NEEDED
+@needs_strace
 def test_a_ring(run: Run, tmp_path: Path) -> None:
     ring = program(
         "int main(void) { char p[200] = {0}; return syscall(SYS_io_uring_setup, 1, p) < 0; }",
@@ -280,7 +280,7 @@ def test_a_ring(run: Run, tmp_path: Path) -> None:
     assert traced.capture["uring"] == "hole"
 
 
-@NEEDED
+@needs_strace
 @pytest.mark.parametrize(
     "name",
     [
@@ -311,7 +311,7 @@ def test_names_forge_nothing(run: Run, tmp_path: Path, name: str) -> None:
     assert len(traced.of("exit")) == 1
 
 
-@NEEDED
+@needs_strace
 def test_long_names(run: Run, tmp_path: Path) -> None:
     script = (
         "import os\n"
@@ -361,7 +361,7 @@ int main(void) {
 """
 
 
-@NEEDED
+@needs_strace
 def test_threads_are_of_their_process(run: Run, tmp_path: Path) -> None:
     traced = run(program(THREADS, tmp_path)).check()
     assert len({event["pid"] for event in traced.events}) == 1
@@ -371,7 +371,7 @@ def test_threads_are_of_their_process(run: Run, tmp_path: Path) -> None:
     assert not traced.of("fork")
 
 
-@NEEDED
+@needs_strace
 def test_threads_that_share_their_descriptors(run: Run, tmp_path: Path) -> None:
     """Another one may have put another file there; by its own name nothing is gained."""
     (tmp_path / "given").touch()
@@ -388,7 +388,7 @@ def test_threads_that_share_their_descriptors(run: Run, tmp_path: Path) -> None:
     assert told == [None, None, ["shared_files"], None, None, None]
 
 
-@NEEDED
+@needs_strace
 def test_a_thread_that_executes(run: Run, tmp_path: Path) -> None:
     """It becomes the process. With a filter, strace misses one call, and that is said."""
     traced = run(program(THREAD_EXEC, tmp_path))
@@ -406,7 +406,7 @@ def test_a_thread_that_executes(run: Run, tmp_path: Path) -> None:
     assert len(traced.of("exit")) == 1
 
 
-@NEEDED
+@needs_strace
 def test_spawned_programs_and_their_folders(run: Run, tmp_path: Path) -> None:
     traced = run(program(SPAWNED, tmp_path)).check()
     execs = [(event["path"], event.get("base")) for event in traced.of("exec")[1:]]
@@ -420,14 +420,14 @@ def test_spawned_programs_and_their_folders(run: Run, tmp_path: Path) -> None:
         assert traced.events.index(fork) < traced.events.index(first)
 
 
-@NEEDED
+@needs_strace
 def test_a_process_that_no_tracer_can_follow(run: Run, tmp_path: Path) -> None:
     code = "int main(void) { syscall(SYS_clone, 0x800000 | SIGCHLD, 0) || (_exit(0), 0); wait(0); }"
     capture = run(program(code, tmp_path)).capture
     assert (capture["lost_forks"], capture["unknown_loss"]) == (1, "")
 
 
-@NEEDED
+@needs_strace
 def test_another_pid_namespace(run: Run, needs_root: None) -> None:
     script = "true & wait; /bin/true; exit 3"
     traced = run(shutil.which("unshare") or "", "-fp", "/bin/sh", "-c", script).check()
@@ -436,7 +436,7 @@ def test_another_pid_namespace(run: Run, needs_root: None) -> None:
     assert {fork["child"] for fork in forks} < {end["pid"] for end in ends}
 
 
-@NEEDED
+@needs_strace
 def test_another_root(run: Run, cases: Path, tmp_path: Path, needs_root: None) -> None:
     """Which one it is, strace does not tell: neither does the record."""
     (tmp_path / "sub").mkdir()
@@ -450,7 +450,7 @@ def test_another_root(run: Run, cases: Path, tmp_path: Path, needs_root: None) -
     assert values == [None, f"{tmp_path}/sub/in", *[None] * 5]
 
 
-@NEEDED
+@needs_strace
 @pytest.mark.parametrize("case", ["mounts", "nowhere"])
 def test_mounts_of_its_own(
     run: Run, cases: Path, tmp_path: Path, needs_root: None, case: str
@@ -465,7 +465,7 @@ def test_mounts_of_its_own(
     assert {*map(str, (event["marks"] for event in seen))} == {"['other_mounts']"}
 
 
-@NEEDED
+@needs_strace
 def test_daemons_and_killed_processes(run: Run) -> None:
     script = (
         "import os, signal, time\n"
@@ -495,7 +495,7 @@ def test_daemons_and_killed_processes(run: Run) -> None:
     assert traced.report("over")["ended"] == []
 
 
-@NEEDED
+@needs_strace
 def test_a_tree_that_is_ended(run: Run) -> None:
     """strace tells how, and is not counted among them."""
     script = "sleep 1000 & setsid sleep 1001 & trap '' TERM; echo ready; sleep 1002; sleep 1003"
@@ -509,7 +509,7 @@ def test_a_tree_that_is_ended(run: Run) -> None:
     assert "strace" not in str(traced.said["reports"])
 
 
-@NEEDED
+@needs_strace
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_signal_comes_once(run: Run, backend: str) -> None:
     script = "trap 'echo got' TERM; echo ready; sleep 0.2; sleep 0.2; sleep 0.2; exit 6"
@@ -517,7 +517,7 @@ def test_a_signal_comes_once(run: Run, backend: str) -> None:
     assert (traced.said["out"], traced.code) == ("ready\ngot\n", 6)
 
 
-@NEEDED
+@needs_strace
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGRTMIN + 3])
 def test_who_dies_of_a_signal(run: Run, number: int) -> None:
     traced = run("/bin/sh", "-c", f"ulimit -c 0; kill -{int(number)} $$").check()
@@ -525,7 +525,7 @@ def test_who_dies_of_a_signal(run: Run, number: int) -> None:
     assert traced.of("exit")[-1]["status"] == number
 
 
-@NEEDED
+@needs_strace
 def test_strace_killed(run: Run) -> None:
     """The command lives on and has its own end; what is missing is said."""
     script = f"import os, sys\nos.mkdir('seen')\nos.kill({TRACER}, 9)\n"
@@ -545,7 +545,7 @@ def test_strace_killed(run: Run) -> None:
     assert not traced.of("exit")
 
 
-@NEEDED
+@needs_strace
 @pytest.mark.parametrize("is_ordinary", [False, True])
 def test_strace_stopped(run: Run, open_place: Place, is_ordinary: bool) -> None:
     """It holds all that it follows: they are ended, and so is it. With a control group, and as
@@ -560,7 +560,7 @@ def test_strace_stopped(run: Run, open_place: Place, is_ordinary: bool) -> None:
     assert not Path(f"/proc/{traced.said['out']}").exists()
 
 
-@NEEDED
+@needs_strace
 def test_nobody_takes_the_records(run: Run) -> None:
     """The command does not notice."""
     script = "i=0; while [ $i -lt 3000 ]; do : </etc/hostname; i=$((i+1)); done; echo done; exit 3"
@@ -568,7 +568,7 @@ def test_nobody_takes_the_records(run: Run) -> None:
     assert (traced.said["out"], traced.said["err"], traced.code) == ("done\n", "", 3)
 
 
-@NEEDED
+@needs_strace
 def test_a_command_that_cannot_be_started(run: Run, tmp_path: Path) -> None:
     """It fails as without strace."""
     (tmp_path / "plain").write_text("x")
@@ -585,7 +585,7 @@ def test_a_command_that_cannot_be_started(run: Run, tmp_path: Path) -> None:
     assert traced.said["reports"] == alone.said["reports"]
 
 
-@NEEDED
+@needs_strace
 def test_what_a_command_sees_of_it(run: Run, tmp_path: Path) -> None:
     """Its name, words, environment, folder, descriptors, groups and signals are what they were."""
     code = (
@@ -610,7 +610,7 @@ def test_what_a_command_sees_of_it(run: Run, tmp_path: Path) -> None:
         assert traced.of("exec")[0]["argv"][0] == "python3"
 
 
-@NEEDED
+@needs_strace
 def test_an_ordinary_user(run: Run, open_place: Place) -> None:
     runner = ordinary(open_place)
     open_place.workspace.chmod(0o777)
@@ -660,7 +660,7 @@ def probed(*runner: str | Path, path: str | None = None) -> str:
     return done.stdout.strip()
 
 
-@NEEDED
+@needs_strace
 def test_ptrace_forbidden(run: Run, tmp_path: Path) -> None:
     forbid = program(NO_PTRACE, tmp_path)
     sentence = probed(forbid)
@@ -669,7 +669,7 @@ def test_ptrace_forbidden(run: Run, tmp_path: Path) -> None:
     assert run("/bin/true", runner=(str(forbid),)).said == {"refused": sentence}
 
 
-@NEEDED
+@needs_strace
 def test_strace_does_not_wait_for_a_reader_that_cannot_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -712,7 +712,7 @@ def test_another_strace(tmp_path: Path, script: str, sentence: str) -> None:
     assert probed(path=str(tmp_path)) == sentence
 
 
-@NEEDED
+@needs_strace
 def test_without_a_filter(tmp_path: Path) -> None:
     """A strace that cannot have one is slow, and works."""
     strace = tmp_path / "strace"

@@ -14,14 +14,14 @@ import pytest
 
 from stream.process.messages import Start
 from stream.sources.kernel.decode import WatchedFile
-from stream.sources.kernel.strace import StraceFeed, probe_strace
+from stream.sources.kernel.strace import StraceFeed
 from stream.sources.kernel.strace_lines import UNREAD, UNREADABLE
+from tests.feeds import needs_strace
 from tests.kernel.straced import Run, run
 from tests.kernel.test_books import WRITES
 from tests.kernel.test_strace_lines import at, calls, event, quoted, reader, written
 
 __all__ = ["run"]
-NEEDED = pytest.mark.skipif(bool(probe_strace()), reason=f"strace: {probe_strace()}")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="strace needs Linux")
 
 WATCHED = [
@@ -139,7 +139,7 @@ def test_no_data_is_kept() -> None:
     assert size < 1_000_000 < sum(map(len, texts)) / 16
 
 
-@NEEDED
+@needs_strace
 def test_the_ways_that_there_are(run: Run, programs: Path, tmp_path: Path) -> None:
     """As the other feed sees them."""
     (tmp_path / "given").write_text("0123456789")
@@ -150,14 +150,14 @@ def test_the_ways_that_there_are(run: Run, programs: Path, tmp_path: Path) -> No
     assert "two words" not in json.dumps(traced.said["records"])
 
 
-@NEEDED
+@needs_strace
 def test_nobody_watches(run: Run, programs: Path, tmp_path: Path) -> None:
     (tmp_path / "given").write_text("0123456789")
     traced = run(programs / "calls", "writes").check()
     assert traced.of("wrote") == []
 
 
-@NEEDED
+@needs_strace
 def test_writes_are_stops_only_where_somebody_watches(tmp_path: Path) -> None:
     for watch in ([], WATCHED):
         feed = StraceFeed.open(folder=tmp_path, watch=watch)
@@ -170,7 +170,7 @@ def test_writes_are_stops_only_where_somebody_watches(tmp_path: Path) -> None:
         assert (b"?write," in trace, UNREAD.encode() in words) == (bool(watch), bool(watch))
 
 
-@NEEDED
+@needs_strace
 @pytest.mark.parametrize("name", ["log", "l\udcffg>, 1<", "log (deleted)", "a\\x62c\n"])
 def test_writes_stand_among_what_was_done(run: Run, tmp_path: Path, name: str) -> None:
     """What is said before is before, and what is said after is after, whoever else says
@@ -201,7 +201,7 @@ def test_writes_stand_among_what_was_done(run: Run, tmp_path: Path, name: str) -
     assert log.stat().st_size == sum(event["size"] for event in wrote[::2])
 
 
-@NEEDED
+@needs_strace
 def test_a_reader_that_is_slow(run: Run, tmp_path: Path) -> None:
     """Who waits for room in the pipe writes all of it in one call, or in several: the sum is
     exact."""
@@ -212,7 +212,7 @@ def test_a_reader_that_is_slow(run: Run, tmp_path: Path) -> None:
     )
 
 
-@NEEDED
+@needs_strace
 def test_what_cannot_be_watched(run: Run, tmp_path: Path) -> None:
     """The file is reached by another name: its writes are not seen, and none is made up."""
     log, link = tmp_path / "log", tmp_path / "hard"

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.cli.command import Place
-from tests.recorder.test_kernel import EBPF, STRACE, needs_ebpf, needs_strace
+from tests.feeds import needs_ebpf, needs_strace
+from tests.recorder.test_kernel import EBPF, STRACE
 
 #: Serves itself once on a port, and names files as programs do.
 WORK = """

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from stream.sources.kernel.ebpf import probe_ebpf
-from stream.sources.kernel.strace import probe_strace
 from stream.sources.tool_calls import Channels
 from tests.cli.command import PATIENCE, Place
+from tests.feeds import FEEDS
 from tests.recorder.runs import Run, observe, records
 
 EXPORT = Path(__file__).parents[1] / "data/claude/parallel.otel.ndjson"
@@ -22,10 +21,6 @@ SECRET = "ghp_0Aa1Bb2Cc30Aa1Bb2Cc30Aa1Bb2Cc30Aa1Bb2"
 NO_RECORD = "no JSON of the form that is expected there (not_a_record)"
 HOOKS = ("--kernel", "auto", "--sdk", "hooks")
 OTEL = ("--kernel", "auto", "--sdk", "otel")
-KERNELS = [
-    pytest.param("ebpf", marks=pytest.mark.skipif(bool(probe_ebpf()), reason="no eBPF")),
-    pytest.param("strace", marks=pytest.mark.skipif(bool(probe_strace()), reason="no strace")),
-]
 #: What an exporter does, for as many files as it is given.
 SEND = """
 import os, sys, urllib.request
@@ -63,7 +58,7 @@ def wait_until_gone(path: Path) -> None:
         assert time.monotonic() < deadline, f"{path} is still there"
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", FEEDS)
 def test_hooks_of_any_agent(place: Place, kernel: str) -> None:
     agent = told("PreToolUse") + "echo hello > made\n" + told("PostToolUseFailure")
     run = observe(place, "--kernel", kernel, "--sdk", "hooks", "--", "sh", "-c", agent)
@@ -85,7 +80,7 @@ def test_stdout_reports_no_calls_where_hooks_do(place: Place) -> None:
     assert len(layer(run, "policy")) == 6
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", FEEDS)
 @pytest.mark.parametrize(("use", "is_own"), [("cat", True), ("echo >>", False)])
 def test_the_settings_are_the_recorders_as_long_as_they_are_read(
     place: Place, kernel: str, use: str, *, is_own: bool

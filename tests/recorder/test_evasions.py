@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from tests.cli.command import Place
+from tests.feeds import FEEDS, needs_ebpf
 from tests.recorder.runs import Run, observe, records
-from tests.recorder.test_kernel import artifact, health, kernel, needs_ebpf
-from tests.recorder.test_kernel_trouble import FEEDS
+from tests.recorder.test_kernel import artifact, health, kernel
 
 PROGRAM = Path(__file__).with_name("evasions.py")
 pytestmark = pytest.mark.usefixtures("needs_root")

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from stream.sources.kernel.ebpf import PAGE, RING, probe_ebpf
+from stream.sources.kernel.ebpf import PAGE, RING
 from stream.sources.kernel.feed import Choice, probe_feeds
-from stream.sources.kernel.strace import probe_strace
 from tests.cli.command import Place, write_script
+from tests.feeds import needs_ebpf, needs_strace
 from tests.recorder.runs import observe
 
-needs_ebpf = pytest.mark.skipif(bool(probe_ebpf()), reason=probe_ebpf() or "it loads")
-needs_strace = pytest.mark.skipif(bool(probe_strace()), reason=probe_strace() or "it traces")
 ODD = 3 * PAGE  # no power of two: a ring that no kernel gives
 
 

@@ -13,18 +13,14 @@ from typing import Any
 import pytest
 
 from tests.cli.command import Place, write_script
+from tests.feeds import FEEDS, needs_ebpf
 from tests.kernel.test_strace import HERE as KERNEL
 from tests.kernel.test_strace import compiled
 from tests.recorder.runs import Run, observe, only_run
-from tests.recorder.test_kernel import needs_ebpf, needs_strace
 from tests.recorder.test_windows import agent, recorded, report
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="wrappers need a fifo of Linux")
 
-FEEDS = [
-    pytest.param("ebpf", marks=needs_ebpf),
-    pytest.param("strace", marks=needs_strace),
-]
 CODE = "echo 'x = 1' >code.py"
 #: What a hostile agent can do, by its first word.
 HOSTILE = """

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from stream.sources.kernel.ebpf import probe_ebpf
-from stream.sources.kernel.strace import probe_strace
 from tests.cli.command import Place
+from tests.feeds import needs_ebpf, needs_strace
 from tests.recorder.runs import Run, observe, records
 
 EBPF = ("--kernel", "ebpf", "--require", "kernel")
@@ -37,10 +36,6 @@ def built(source: Path, folder: Path) -> Path:
 def sequence(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Work in a fixed order."""
     return built(SEQUENCE, tmp_path_factory.mktemp("programs"))
-
-
-needs_ebpf = pytest.mark.skipif(bool(probe_ebpf()), reason=probe_ebpf() or "it loads")
-needs_strace = pytest.mark.skipif(bool(probe_strace()), reason=probe_strace() or "it traces")
 
 
 def artifact(run: Run, name: str) -> Any:

@@ -8,9 +8,9 @@ import pytest
 
 from stream.records.kernel import EXEC, EXEC_FAILED, EXIT
 from tests.cli.command import Place
+from tests.feeds import FEEDS
 from tests.recorder.runs import Run, observe, records
 from tests.recorder.test_kernel import artifact, health, kernel
-from tests.recorder.test_kernel_trouble import FEEDS
 
 pytestmark = pytest.mark.parametrize("feed", FEEDS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.command import Place
-from tests.recorder.test_kernel_trouble import FEEDS
+from tests.feeds import FEEDS
 
 WORK = "echo x >made; cat made; ls .; rm made"
 

@@ -10,9 +10,10 @@ import pytest
 
 from stream.records.kernel import MKDIR, RMDIR
 from tests.cli.command import STREAM, Place
+from tests.feeds import FEEDS
 from tests.recorder.runs import Run, observe, records
 from tests.recorder.test_kernel import artifact, health, kernel, sequence
-from tests.recorder.test_kernel_trouble import FEEDS, rules
+from tests.recorder.test_kernel_trouble import rules
 
 __all__ = ["sequence"]
 AHEAD = ("unshare", "--time", "--fork", "--monotonic", "100000", "--boottime", "100000")

@@ -12,9 +12,10 @@ import pytest
 from stream.process.cgroup import own_group
 from stream.records.kernel import EXIT, FORK
 from tests.cli.command import Place
+from tests.feeds import FEEDS, needs_ebpf
 from tests.recorder.runs import Run, observe, records
 from tests.recorder.test_kernel import artifact, health, kernel
-from tests.recorder.test_kernel_trouble import FEEDS, needs_ebpf, rules
+from tests.recorder.test_kernel_trouble import rules
 
 SOURCES = Path(__file__).parents[1] / "kernel" / "programs"
 

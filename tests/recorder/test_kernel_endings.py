@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.command import Place
-from tests.recorder.test_kernel_trouble import FEEDS
+from tests.feeds import FEEDS
 
 WORK = """
 import os, socket, sys

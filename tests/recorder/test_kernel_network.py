@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from tests.cli.command import Place
+from tests.feeds import FEEDS
 from tests.recorder.runs import observe
 from tests.recorder.test_kernel import artifact, health
-from tests.recorder.test_kernel_trouble import FEEDS
 
 ECHO = r"""
 import socket

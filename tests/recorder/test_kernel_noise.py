@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import Place
+from tests.feeds import FEEDS
 from tests.recorder.runs import observe
 from tests.recorder.test_kernel import artifact
-from tests.recorder.test_kernel_trouble import FEEDS
 
 WORK = r"""
 import json, locale, msgspec, ssl

@@ -8,9 +8,10 @@ import pytest
 
 from stream.records.kernel import MKDIR, OPEN, RENAME, UNLINK, path_text
 from tests.cli.command import Place
+from tests.feeds import FEEDS
 from tests.recorder.runs import observe, records
 from tests.recorder.test_kernel import artifact, health, kernel
-from tests.recorder.test_kernel_trouble import FEEDS, rules
+from tests.recorder.test_kernel_trouble import rules
 
 WORK = r"""
 import os

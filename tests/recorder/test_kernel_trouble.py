@@ -14,17 +14,10 @@ from typing import Any
 import pytest
 
 from stream.process.cgroup import own_group
-from stream.sources.kernel.ebpf import probe_ebpf
-from stream.sources.kernel.strace import probe_strace
 from tests.cli.command import PATIENCE, Place, processes_naming
+from tests.feeds import FEEDS, NO_EBPF, needs_ebpf
 from tests.recorder.runs import Run, only_run, records
 
-needs_ebpf = pytest.mark.skipif(bool(probe_ebpf()), reason=probe_ebpf() or "it loads")
-needs_strace = pytest.mark.skipif(bool(probe_strace()), reason=probe_strace() or "it traces")
-FEEDS = [
-    pytest.param("ebpf", marks=needs_ebpf),
-    pytest.param("strace", marks=needs_strace),
-]
 KERNEL, DETAIL = "layers/kernel.ndjson", "layers/kernel-ext.ndjson"
 NOT_OURS = "was removed, replaced or written to by somebody else"
 BEGUN = f"until [ -s ../{KERNEL} ]; do :; done"
@@ -345,8 +338,8 @@ def test_who_leaves_the_group_does_not_outlive_the_guard(place: Place, feed: str
     group = own_group()
     if os.geteuid() or group is None:
         pytest.skip("leaving a control group takes root and version 2")
-    if feed == "ebpf" and probe_ebpf():
-        pytest.skip(probe_ebpf())
+    if feed == "ebpf" and NO_EBPF:
+        pytest.skip(NO_EBPF)
     leaves = place.root / "leaves"
     leaves.write_text(f"echo $$ >{group}/cgroup.procs\n: >left\nsleep 1000\n:\n")
     agent = (

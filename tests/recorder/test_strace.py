@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stream.sources.kernel.strace import probe_strace
 from tests.cli.command import STREAM, Place
 from tests.cli.test_user import Run as Stream
 from tests.cli.test_user import open_place, run
+from tests.feeds import needs_strace
 from tests.kernel.test_strace import NO_PTRACE, TRACER, program
 from tests.recorder.runs import Run, observe, records
 from tests.recorder.test_kernel import ARTIFACTS, SEQUENCE, artifact, deciding, health
@@ -20,7 +20,7 @@ __all__ = ["open_place", "run"]
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="strace needs Linux"),
     pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc"),
-    pytest.mark.skipif(bool(probe_strace()), reason=f"strace: {probe_strace()}"),
+    needs_strace,
 ]
 STRACE = ("--kernel", "strace")
 REQUIRED = (*STRACE, "--require", "kernel")

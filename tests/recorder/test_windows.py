@@ -11,13 +11,10 @@ from typing import Any
 import pytest
 
 from tests.cli.command import Place, write_script
+from tests.feeds import FEEDS, needs_ebpf
 from tests.recorder.runs import Run, observe, records
-from tests.recorder.test_kernel import artifact, kernel, needs_ebpf, needs_strace
+from tests.recorder.test_kernel import artifact, kernel
 
-FEEDS = [
-    pytest.param("ebpf", marks=needs_ebpf),
-    pytest.param("strace", marks=needs_strace),
-]
 PYTHON = ("/usr/bin/python3", "-IS")
 #: It says what Claude Code says, in its form.
 AGENT = """
