@@ -54,7 +54,6 @@ from stream.records.artifacts import (
 from stream.records.boundary import BOUNDARY_DIFF, RAW_EMISSION, BoundaryDiff, decode_raw
 from stream.records.catalog import CATALOG, DESCRIPTOR
 from stream.records.control import CONTROL_SCHEMAS, Control, Fault
-from stream.records.decision import SLOTS
 from stream.records.kernel import (
     KERNEL_DETAIL,
     KERNEL_EVENT,
@@ -226,25 +225,6 @@ def check_document(contract: str, line: bytes, source: str) -> Fault | None:
     except (InputError, ValueError) as error:
         return parted(str(error).removeprefix(f"{path}: "))
     return None
-
-
-SECTIONS = (
-    *("session", "request", "prompt_provenance", "model_output", "agent_action", "evaluation"),
-)
-
-
-def is_event(value: dict[str, Any]) -> bool:
-    """Whether an object is to be judged as a DecisionEvent."""
-    from stream.records.boundary import PATTERN_VERSION  # good events never come here
-
-    if isinstance(value.get("schema"), str) or value.get("schema_version") == PATTERN_VERSION:
-        return False
-    if "observability_mode" in value:
-        return True
-    kind = value.get("event_type")
-    if isinstance(kind, str) and kind in SLOTS:
-        return True
-    return "trace_id" in value and "span_id" in value and not value.keys().isdisjoint(SECTIONS)
 
 
 Kind = Literal["run", "archive", "boundary", "events", "telemetry", "record"]

@@ -195,7 +195,7 @@ def _verdicts(observed: Observed) -> Iterator[str]:
     found = observed.evaluation
     if found is None:
         return
-    for check in (*found.alignment.checks, *found.quality.checks, *found.policy.checks):
+    for check in (*(found.alignment.checks or ()), *found.quality.checks, *found.policy.checks):
         if check.status in ("warn", "fail") and check.id in CONSTRAINTS:
             yield f"{check.id}: {check.status}: {check.evidence}"
 

@@ -123,8 +123,8 @@ def evaluate(
     policy += others["policy"]
     return Evaluation(
         Alignment(_overall(alignment, asked), None, _violations(json_only), alignment),
-        Checked(_overall(quality, asked), quality),
-        Checked(_overall([*policy, *counted], {*asked, NOT_REFUSED}), [*policy, refused]),
+        Checked(_overall(quality, asked), quality, None),
+        Checked(_overall([*policy, *counted], {*asked, NOT_REFUSED}), [*policy, refused], None),
     )
 
 

@@ -38,6 +38,9 @@ from stream.records.decision import (
     Evaluation,
     EventName,
     ModelOutput,
+    ModelParameters,
+    ModelUsage,
+    OutputRaw,
     PromptProvenance,
     Request,
     Session,
@@ -76,7 +79,9 @@ _CENSORED = ("request", "agent_action", "evaluation")
 
 def not_evaluated() -> Evaluation:
     return Evaluation(
-        Alignment("unknown", None, []), Checked("unknown", []), Checked("unknown", [])
+        Alignment("unknown", None, [], []),
+        Checked("unknown", [], None),
+        Checked("unknown", [], None),
     )
 
 
@@ -110,7 +115,7 @@ class EventTrace:
         summary: str,
         artifacts: Sequence[Artifact] = (),
         *,
-        output_raw: str | None = None,
+        output_raw: OutputRaw | None = None,
         evaluation: Evaluation | None = None,
     ) -> bytes:
         """The line, which has been written."""
@@ -130,7 +135,7 @@ class EventTrace:
             session=self.session,
             request=self._request,
             prompt_provenance=self._provenance,
-            model_output=ModelOutput(None, output_raw, None, [], {}),
+            model_output=ModelOutput(None, output_raw, None, [], ModelUsage()),
             agent_action=AgentAction(action, f"[{name}] {summary}", list(artifacts), []),
             evaluation=evaluation or not_evaluated(),
         )
@@ -272,7 +277,13 @@ class RunSettings(Struct, kw_only=True):
                 self.disclosure.mode,
                 None,
                 "unknown",
-                {key: scenario.parameters[key] for key in NUMBERS if key in scenario.parameters},
+                ModelParameters(
+                    **{
+                        key: scenario.parameters[key]
+                        for key in NUMBERS
+                        if key in scenario.parameters
+                    }
+                ),
             ),
             clock=clock,
             write=write,

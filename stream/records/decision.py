@@ -1,15 +1,18 @@
 """DecisionEvents: what a recorder saw of an agent run from outside, as the contract has it.
 
 The contract is open: a reader takes further fields. `event_type` is ours; the name of an event
-also stands, in brackets, at the beginning of `agent_action.action_summary`.
+also stands, in brackets, at the beginning of `agent_action.action_summary`. The recorder writes
+these structs, and `check` reads them: their types are the shape of an event.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from stream.records.boundary import PATTERN_VERSION
 
 SCHEMA_VERSION = "0.2"
 CLAUDE_CODE = "claude-code"
@@ -58,102 +61,151 @@ ActionType = Literal[
 Status = Literal["pass", "warn", "fail", "unknown"]
 
 
-class Session(Struct):
-    session_id: str
-    run_id: str
-    agent_id: str
-    agent_version: str
+Name = Annotated[str, Meta(min_length=1)]  #: what is not known is "unknown"
+Number = int | float | None
+Nothing = Annotated[list[Any], Meta(max_length=0)]
+OutputRaw = Literal["captured_as_artifact"]
+#: what stands where a time does: whether it is one, the calendar says
+TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
+
+
+class Session(Struct, gc=False):
+    """Which agent ran, where, and in which run."""
+
+    session_id: Name
+    run_id: Name
+    agent_id: Name
+    agent_version: Name
     environment: Environment
 
 
-class Constraint(Struct):
-    id: str
+class Constraint(Struct, gc=False):
+    """A constraint that the agent was given."""
+
+    id: Name
     type: ConstraintType
     rule: str
 
 
-class Request(Struct):
-    request_id: str
+class Request(Struct, gc=False):
+    """What the agent was asked for."""
+
+    request_id: Name
     user_request_raw: str
     constraints: list[Constraint]
     context: dict[str, Any]
 
 
-class PromptProvenance(Struct):
-    provider: str
-    model: str
+class ModelParameters(Struct, gc=False):
+    """The parameters of the model, as far as they were declared."""
+
+    temperature: Number | UnsetType = UNSET
+    top_p: Number | UnsetType = UNSET
+    max_tokens: Number | UnsetType = UNSET
+
+
+class PromptProvenance(Struct, gc=False):
+    """What is known of the model and of its prompt, which nobody sees from outside."""
+
+    provider: Name
+    model: Name
     capture_mode: CaptureMode
     prompt_bundle: None
     prompt_bundle_hash: Literal["unknown"]
-    parameters: dict[str, Any]
+    parameters: ModelParameters
 
 
-class ModelOutput(Struct):
+class ModelUsage(Struct, gc=False):
+    """What the model used, as far as it was declared."""
+
+    input_tokens: Number | UnsetType = UNSET
+    output_tokens: Number | UnsetType = UNSET
+    latency_ms: Number | UnsetType = UNSET
+
+
+class ModelOutput(Struct, gc=False):
+    """What the model put out, as far as it is visible from outside."""
+
     completion_id: str | None
-    output_raw: str | None
+    output_raw: OutputRaw | None
     output_structured: dict[str, Any] | None
-    tool_calls: list[Any]
-    usage: dict[str, Any]
+    tool_calls: Nothing
+    usage: ModelUsage
 
 
-class Artifact(Struct):
-    type: str
-    id: str
+class Artifact(Struct, gc=False):
+    """A file of the run, or facts that stand in the event itself."""
+
+    type: Name
+    id: Name
     summary: str
     content_ref: str | None
-    hash: str
+    hash: Name
     metadata: dict[str, Any]
 
 
-class AgentAction(Struct):
+class AgentAction(Struct, gc=False):
+    """What was done, and the artifacts that show it."""
+
     action_type: ActionType
     action_summary: str
     artifacts: list[Artifact]
-    tool_results: list[Any]
+    tool_results: Nothing
 
 
-class Violation(Struct):
-    id: str
+class Violation(Struct, gc=False):
+    """A constraint that was broken."""
+
+    id: Name
     severity: Literal["warn", "fail"]
     message: str
     evidence: str
 
 
-class Check(Struct):
-    id: str
+class Check(Struct, gc=False):
+    """What one check came to."""
+
+    id: Name
     status: Status
     evidence: str
 
 
-class Alignment(Struct):
+class Alignment(Struct, gc=False):
+    """Whether the run kept what it was asked for."""
+
     status: Status
-    score: int | float | None
+    score: Number
     violations: list[Violation]
-    checks: list[Check] = []  #: beyond the contract: what a pass rests on
+    checks: list[Check] | UnsetType = UNSET  #: beyond the contract: what a pass rests on
 
 
-class Checked(Struct):
-    """The quality and the policy of a run."""
+class Checked(Struct, gc=False):
+    """The quality or the policy of a run."""
 
     status: Status
     checks: list[Check]
-    score: int | float | None = None
+    score: Number | UnsetType = UNSET
+    violations: list[Violation] | UnsetType = UNSET
 
 
-class Evaluation(Struct):
+class Evaluation(Struct, gc=False):
+    """What the run was found to be."""
+
     alignment: Alignment
     quality: Checked
     policy: Checked
 
 
-class DecisionEvent(Struct, kw_only=True):
+class DecisionEvent(Struct, kw_only=True, gc=False):
+    """One event of an agent run; the published form does without `event_type`."""
+
     schema_version: str
-    event_type: EventName
-    event_id: str
-    timestamp: str
-    trace_id: str
-    span_id: str
-    parent_span_id: str | None
+    event_type: EventName | UnsetType = UNSET
+    event_id: Name
+    timestamp: Annotated[str, Meta(pattern=TIME)]
+    trace_id: Name
+    span_id: Name
+    parent_span_id: Name | None
     observability_mode: Literal["black_box"]
     session: Session
     request: Request
@@ -183,3 +235,23 @@ encode_event = msgspec.json.Encoder().encode
 
 #: the name of an event -> its place among the nine
 SLOTS: dict[str, int] = {name: slot for slot, names in enumerate(ORDER) for name in names}
+
+
+PARTS = ("alignment", "quality", "policy")  #: of an evaluation
+
+
+def is_event(value: dict[str, Any]) -> bool:
+    """Whether an object is taken for a DecisionEvent, however broken it is."""
+    if isinstance(value.get("schema"), str) or value.get("schema_version") == PATTERN_VERSION:
+        return False
+    if "observability_mode" in value:
+        return True
+    kind = value.get("event_type")
+    if isinstance(kind, str) and kind in SLOTS:
+        return True
+    return "trace_id" in value and "span_id" in value and not value.keys().isdisjoint(_SECTIONS)
+
+
+_SECTIONS = (
+    *("session", "request", "prompt_provenance", "model_output", "agent_action", "evaluation"),
+)

@@ -24,7 +24,7 @@ from stream.archive.chain import Tally
 from stream.archive.tar import READ, Entry, Measure
 from stream.boundary.descriptors import Boundaries, key_of
 from stream.codec import DECODE_ERRORS, Lines, contract_of, explain, is_blank, join_lines, reject
-from stream.contracts import RunnerDecoder, is_event
+from stream.contracts import RunnerDecoder
 from stream.files.targets import named
 from stream.pipeline import Batch, Counts, Write, by_kind
 from stream.records.artifacts import (
@@ -57,6 +57,7 @@ from stream.records.artifacts import (
     SdkEvent,
 )
 from stream.records.control import GAP, LINES, REJECTS, Gap, Reject
+from stream.records.decision import is_event
 from stream.records.kernel import (
     KERNEL_DETAIL,
     KERNEL_EVENT,

@@ -1,27 +1,38 @@
 """The rules of an agent run: every MUST of the contract that can be checked after the fact.
 
-One table: an id, the section of the contract, one sentence, and what it weighs. The words
-by which a rule decides (phrases, sources, bounds) stand here as well, and nowhere else.
-
-The rules between events: every run that a stream carries, followed by its run id.
-
-A run whose nine events have come is judged and let go; of it stays its name. What is open at
-the end is judged then, so that an event that only comes late is not called missing."""
+One table: an id, the section of the contract, one sentence, and what it weighs. The words by
+which a rule decides (phrases, sources, bounds) stand here as well, and so does whatever an event
+can break by itself beyond its shape, which the types of `records.decision` give.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
-from datetime import datetime
-from typing import Any, Literal, NamedTuple, get_args
+from collections import deque
+from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, Literal, get_args
 
-from msgspec import UNSET, Struct, UnsetType, field
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
 
 from stream.codec import MAX_LINE
 from stream.errors import visible
 from stream.records import decision
-from stream.records.decision import CLAUDE_CODE, CONSTRAINTS, ORDER, SLOTS
-from stream.transformers.reasoning import BASES, SUBJECTS
+from stream.records.control import Fault
+from stream.records.decision import (
+    CLAUDE_CODE,
+    CONSTRAINTS,
+    PARTS,
+    SLOTS,
+    Alignment,
+    Checked,
+    DecisionEvent,
+    Evaluation,
+)
+from stream.records.run import Profile
+from stream.transformers.reasoning import BASES, SUBJECTS, find_reasoning
 
 #: characters of an evidence: an excerpt is short, what is longer is referenced by its hash
 MOST_EVIDENCE = 512
@@ -32,14 +43,12 @@ SOURCE = (
     r"|[Cc][Oo][Mm][Mm][Aa][Nn][Dd][ _-]?[Ll][Oo][Gg][Ss]?|[Ss][Hh][Aa]256:[0-9A-Fa-f]{8,64})"
     r"($|[^A-Za-z])"
 )
-#: what stands where a time does: whether it is one, the calendar says
-TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
 #: a name of a field that says it holds a prompt; how many tokens there were is no prompt
 PROMPT = r"^(?!prompt_provenance$)(?!.*[Tt]okens?$).*([Pp]rompt|PROMPT)"
-#: a status that an action_summary tells
-TOLD = r"\b(alignment|quality|policy)[ =:]+(pass|warn|fail|unknown)\b"
-#: the events that tell one
-TELLING = ("evaluation_performed", "run_finished")
+#: a status that an action_summary states
+STATED = r"\b(alignment|quality|policy)[ =:]+(pass|warn|fail|unknown)\b"
+#: the events whose action_summary states one
+STATING = ("evaluation_performed", "run_finished")
 
 #: what a run must reference: artifact type -> file name
 REQUIRED = {
@@ -54,50 +63,9 @@ SOURCES = frozenset((*REQUIRED, COMMAND_LOG))
 JUDGED = frozenset(("pass", "warn", "fail"))
 
 
-_HOLDERS = (dict, list)
-_is_prompt = re.compile(PROMPT).search
-find_source = re.compile(SOURCE).search
-find_told = re.compile(TOLD).findall
-
-
-def find_prompt(value: Any, path: str = "$") -> str | None:
-    """The path of a field that claims to see the prompt. A number, and what says that nothing is
-    known, claim nothing; what the user asked for was seen by everybody."""
-    if isinstance(value, dict):
-        for key, member in value.items():
-            if "rompt" in key or "ROMPT" in key:
-                known = member is None or (isinstance(member, int | float) and member is not True)
-                if not known and member not in ("", "unknown", [], {}) and _is_prompt(key):
-                    return f"{path}.{key}"
-            if type(member) not in _HOLDERS or (path == "$" and key == "request"):
-                continue
-            if found := find_prompt(member, f"{path}.{key}"):
-                return found
-    elif isinstance(value, list):
-        for index, member in enumerate(value):
-            if type(member) in _HOLDERS and (found := find_prompt(member, f"{path}[{index}]")):
-                return found
-    return None
-
-
-def contradiction(status: str, judged: Collection[str]) -> str | None:
-    """What a status is contradicted by, of the judged checks and the violations below it. That
-    some of these are unknown contradicts nothing."""
-    worst = next((one for one in ("fail", "warn", "pass") if one in judged), None)
-    if worst is None or worst == status or (status == "unknown" and worst == "pass"):
-        return None
-    return worst
-
-
-def prefix_of(summary: str) -> str | None:
-    """The name in the brackets that a summary begins with."""
-    if not summary.startswith("["):
-        return None
-    name, bracket, _ = summary[1:].partition("]")
-    return name if bracket else None
-
-
 class EventRule(Struct, frozen=True):
+    """One rule: where the contract has it, its sentence, and what it weighs."""
+
     section: str  #: of the contract; `folder`: what only a whole run folder can show
     sentence: str
     severity: Literal["error", "warning"] = "error"
@@ -362,291 +330,253 @@ RULES: dict[str, EventRule] = {
     ),
 }
 
-_FINISHED = len(ORDER)
+
+def check_event(event: DecisionEvent, profile: Profile, value: Any = None) -> list[Fault]:
+    """Check whatever an event can break by itself, beyond its shape.
+
+    A field whose value is not of its shape is false here, and no rule looks at it again.
+    `value` is the whole JSON object, where it has more in it than the fields of the contract.
+    """
+    faults: list[Fault] = []
+    kind, summary, agent = (
+        event.event_type,
+        event.agent_action.action_summary,
+        event.session.agent_id,
+    )
+    _check_summary(kind, summary, agent or "", faults)
+    at, reason = parse_time(event.timestamp)
+    if at is None and event.timestamp:
+        faults.append(Fault(f"{quote(event.timestamp)} is no time", "$.timestamp", "timestamp"))
+    elif reason:
+        message = f"{quote(event.timestamp)} {reason}"
+        faults.append(Fault(message, "$.timestamp", "timestamp.rfc3339"))
+    if event.request.constraints:
+        _check_constraints(event, faults)
+    _check_evaluation(event, faults)
+    if summary and (kind or event_name(kind, summary)) in STATING:
+        _check_stated(event, summary, faults)
+    path = _find_prompt_in(event) if value is None else find_prompt(value)
+    if path and path not in _BUNDLES:
+        message = "claims to see what nobody can see from outside"
+        faults.append(Fault(message, path, "prompt.visible"))
+    if profile == "poc" and agent and agent != CLAUDE_CODE:
+        message = f'expected "{CLAUDE_CODE}", got {quote(agent)}: --profile agents takes others'
+        faults.append(Fault(message, "$.session.agent_id", "session.agent_id"))
+    completion = event.model_output.completion_id
+    if isinstance(completion, str):
+        message = f"expected null, got {quote(completion)}: it is not visible from outside"
+        path = "$.model_output.completion_id"
+        faults.append(Fault(message, path, "model_output.completion_id.null"))
+    return faults
 
 
-class RuleFault(NamedTuple):
-    """A rule that something breaks, and where in the event."""
-
-    rule: str
-    message: str
-    path: str = ""
-
-
-class Reference(Struct, gc=False):
-    """An artifact, as far as the whole run is concerned."""
-
-    type: str
-    id: str
-    content_ref: str | None
-    lost: int = 0  #: bytes that there was no room for
+def event_name(event_type: Any, summary: Any) -> str | None:
+    """Name an event, by whichever of the two has one of the ten names."""
+    if isinstance(event_type, str) and event_type in SLOTS:
+        return event_type
+    name = _prefix_of(summary) if isinstance(summary, str) else None
+    return name if name in SLOTS else None
 
 
-#: what all events of a run have alike, by the path
-CONSTANT = (
-    ("schema_version",),
-    ("prompt_provenance", "capture_mode"),
-    ("session", "session_id"),
-    ("session", "agent_id"),
-    ("session", "agent_version"),
-    ("session", "environment"),
-)
-PARTS = ("alignment", "quality", "policy")  #: of an evaluation
+@lru_cache(maxsize=16)  # of one event it is asked twice
+def parse_time(text: str | None) -> tuple[datetime | None, str]:
+    """Give the time, and what in it is not as recommended.
+
+    Anything that Python takes for a time is one.
+    """
+    if not text:
+        return None, ""
+    try:
+        at = msgspec.convert(text, datetime)
+        reason = "" if at.tzinfo else "has no time zone"
+    except msgspec.ValidationError:
+        reason = "is not RFC 3339"
+        try:
+            at = datetime.fromisoformat(text)
+        except ValueError:
+            return None, ""
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    elif at.utcoffset() != timedelta(0):
+        reason = reason or "is not in UTC"
+    return at, reason
 
 
-def lost_of(value: Any) -> int:
-    """How many bytes an artifact says that there was no room for; 7.0 are seven as well."""
+def lost_bytes_of(value: Any) -> int:
+    """Count the bytes that an artifact says there was no room for; 7.0 are seven as well."""
     is_whole = type(value) is int or (type(value) is float and value.is_integer())
     return int(value) if is_whole and value > 0 else 0
 
 
-class EventKey(Struct):
-    """What an event says that other events of its run have to agree with. None: unusable."""
-
-    name: str | None
-    event_id: str | None
-    at: datetime | None
-    trace_id: str | None
-    span_id: str | None
-    parent: str | UnsetType | None  #: UNSET: unusable
-    run_id: str | None
-    constant: tuple[str | None, ...]
-    statuses: tuple[str | None, ...]
-    references: list[Reference]
+def quote(value: Any) -> str:
+    """Write a value as a message quotes it."""
+    text = visible(msgspec.json.encode(value).decode())
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-class Location(Struct, gc=False):
-    """Where an event stands."""
+def find_prompt(value: Any, path: str = "$") -> str | None:
+    """Find the path of a field that claims to see the prompt.
 
-    source: str | UnsetType = UNSET
-    line: float | UnsetType = UNSET
-    event_id: str | None = None
-
-
-class TrackedRun(Struct):
-    """What is known of a run that is not over."""
-
-    run_id: str
-    last: Location
-    next: int = 0  #: the place among the nine of the event that is to come
-    skipped: dict[int, Location] = {}  #: those that did not come in time, and what came instead
-    nameless: int = 0  #: events that may be one of the skipped
-    trace_id: str | None = None
-    at: datetime | None = None
-    spans: set[str] = field(default_factory=set)
-    is_blurred: bool = False  #: a span id was unusable: a parent may be that one
-    names: set[str] = field(default_factory=set)  #: of files that are referenced as what they are
-    has_commands: bool = False
-    lost: dict[str, int] = {}
-    constant: tuple[str | None, ...] | None = None
-    statuses: tuple[str | None, ...] | None = None  #: of evaluation_performed
-    is_torn: bool = False
+    A number, and what says that nothing is known, claim nothing; what the user asked for was
+    seen by everybody.
+    """
+    if isinstance(value, dict):
+        names = " ".join(value)  # nearly no object has such a name: one look at all of them
+        is_suspect = "rompt" in names or "ROMPT" in names
+        for key, member in value.items():
+            if is_suspect and _is_prompt(key) and _holds_anything(member):
+                return f"{path}.{key}"
+            if type(member) not in _HOLDERS or (path == "$" and key == "request"):
+                continue
+            if found := find_prompt(member, f"{path}.{key}"):
+                return found
+    elif isinstance(value, list) and not _HOLDERS.isdisjoint(map(type, value)):
+        for index, member in enumerate(value):
+            if found := find_prompt(member, f"{path}[{index}]"):
+                return found
+    return None
 
 
-class RunTracker:
-    """All runs of a stream."""
-
-    def __init__(self, *, is_alone: bool) -> None:
-        self.seen = 0  #: runs
-        self._is_alone = is_alone  #: there should be one
-        self._open: dict[str, TrackedRun] = {}
-        self._over: set[str] = set()
-        self._event_ids: set[str] = set()
-        self._of_trace: dict[str, str] = {}
-        self._last: TrackedRun | None = None  #: the run of the event before
-
-    def add(self, facts: EventKey, place: Location) -> list[RuleFault]:
-        """What the event breaks, together with those before it."""
-        faults: list[RuleFault] = []
-        if facts.event_id is not None:
-            if facts.event_id in self._event_ids:
-                faults.append(RuleFault("event_id.unique", "was there before", "$.event_id"))
-            self._event_ids.add(facts.event_id)
-        run_id = facts.run_id if facts.run_id is not None else self._guess(facts)
-        if run_id in self._over:
-            message = f"comes after {ORDER[-1][0]}, and all events of the run are there"
-            return [*faults, RuleFault("run.order", message)]
-        run = self._open.get(run_id)
-        if run is None:
-            run = self._begin(run_id, facts, place)
-            if self._is_alone and self.seen > 1:
-                faults.append(
-                    RuleFault("run.one", "another run than in the lines before", "$.session.run_id")
-                )
-        self._last = run
-        run.last = place
-        self._follow(run, facts, faults)
-        if facts.constant != run.constant:
-            run.constant = _constant(run.constant, facts.constant, faults)
-        if facts.name == "evaluation_performed":
-            run.statuses = facts.statuses
-        elif facts.name == "run_finished" and run.statuses is not None:
-            _compare(run.statuses, facts.statuses, faults)
-        if facts.name is None:
-            run.nameless += 1
-        elif SLOTS[facts.name] == run.next:
-            run.next += 1
-        else:
-            _reorder(run, facts.name, place, faults)
-        if facts.name == "commands_observed":
-            run.has_commands = True
-        for reference in facts.references:
-            _refer(run, reference)
-        if run.next == _FINISHED and not run.skipped:
-            faults += _finished(run)
-            self._close(run)
-        return faults
-
-    def tear(self) -> bool:
-        """A torn line came: whether it is the end of a run that was cut off."""
-        if self._last is None:
-            return False
-        self._last.is_torn = True
-        return True
-
-    def finish(self) -> Iterator[tuple[RuleFault, Location]]:
-        """What is missing in the runs that are open."""
-        for run in self._open.values():
-            yield from _ended(run)
-
-    def _begin(self, run_id: str, facts: EventKey, place: Location) -> TrackedRun:
-        if self._of_trace.get(facts.trace_id or "") == "":  # its first events did not say it
-            run = self._open.pop("")
-            run.run_id = run_id
-        else:
-            self.seen += 1
-            run = TrackedRun(run_id, place)
-        self._open[run_id] = run
-        if facts.trace_id is not None:
-            self._of_trace[facts.trace_id] = run_id
-        return run
-
-    def _close(self, run: TrackedRun) -> None:
-        self._over.add(run.run_id)
-        del self._open[run.run_id]
-        self._of_trace.pop(run.trace_id or "", None)
-        self._last = None
-
-    def _guess(self, facts: EventKey) -> str:
-        """The run of an event that does not say it: that of its trace, or of the event before."""
-        known = self._of_trace.get(facts.trace_id or "")
-        if known is None and self._last:
-            known = self._last.run_id
-        return known or ""
-
-    def _follow(self, run: TrackedRun, facts: EventKey, faults: list[RuleFault]) -> None:
-        """Trace, spans and time."""
-        if run.trace_id is None:
-            run.trace_id = facts.trace_id
-        elif facts.trace_id is not None and facts.trace_id != run.trace_id:
-            faults.append(
-                RuleFault("trace_id.constant", "is not that of the events before", "$.trace_id")
-            )
-        spans, parent = run.spans, facts.parent
-        if parent is None:
-            if spans or run.is_blurred:
-                message = "null, but this is not the first event of the run"
-                faults.append(RuleFault("parent_span_id.root", message, "$.parent_span_id"))
-        elif parent is not UNSET and parent not in spans and not run.is_blurred:
-            message = "is not the span_id of an earlier event of the run"
-            faults.append(RuleFault("parent_span_id.earlier", message, "$.parent_span_id"))
-        if facts.span_id is None:
-            run.is_blurred = True
-        elif facts.span_id in spans:
-            faults.append(
-                RuleFault("span_id.unique", "is that of an earlier event of the run", "$.span_id")
-            )
-        else:
-            spans.add(facts.span_id)
-        if facts.at is not None:
-            if run.at is not None and facts.at < run.at:
-                message = f"is earlier than the event before it, of {run.at.isoformat()}"
-                faults.append(RuleFault("timestamp.order", message, "$.timestamp"))
-            run.at = facts.at
+def _holds_anything(value: Any) -> bool:
+    is_known = value is None or (isinstance(value, int | float) and value is not True)
+    return not is_known and value not in ("", "unknown", [], {})
 
 
-def _constant(
-    before: tuple[str | None, ...] | None, now: tuple[str | None, ...], faults: list[RuleFault]
-) -> tuple[str | None, ...]:
-    """What is known by now of what never changes."""
-    if before is None:
-        return now
-    for path, old, new in zip(CONSTANT, before, now, strict=True):
-        if old is not None and new is not None and old != new:
-            message = visible(f"is {new[:60]!r}, but {old[:60]!r} in the events before")
-            faults.append(RuleFault("run.constant", message, f"$.{'.'.join(path)}"))
-    return tuple(new if old is None else old for old, new in zip(before, now, strict=True))
+def _find_prompt_in(event: DecisionEvent) -> str | None:
+    """Look where an event with the fields of the contract alone may have others in it."""
+    structured = event.model_output.output_structured
+    if structured and (found := find_prompt(structured, "$.model_output.output_structured")):
+        return found
+    for index, artifact in enumerate(event.agent_action.artifacts):
+        if artifact.metadata and (found := find_prompt(artifact.metadata, "")):
+            return f"$.agent_action.artifacts[{index}].metadata{found}"
+    return None
 
 
-def _compare(
-    performed: tuple[str | None, ...], finished: tuple[str | None, ...], faults: list[RuleFault]
+def _check_summary(
+    kind: str | UnsetType | None, summary: str | None, agent: str, faults: list[Fault]
 ) -> None:
-    for part, old, new in zip(PARTS, performed, finished, strict=True):
-        if old is not None and new is not None and old != new:
-            message = f"is {new}, but evaluation_performed has {old}"
-            faults.append(RuleFault("run.evaluation", message, f"$.evaluation.{part}.status"))
+    """A summary begins with the name of its event, and tells what can be seen from outside."""
+    if summary is None:
+        return
+    if not (kind and summary.startswith(f"[{kind}]")):
+        _check_name(kind, summary, faults)
+    if found := find_reasoning(summary, agent):
+        message = f"{quote(found)} tells what nobody can see from outside"
+        faults.append(Fault(message, "$.agent_action.action_summary", "action_summary.reasoning"))
 
 
-def _reorder(run: TrackedRun, name: str, place: Location, faults: list[RuleFault]) -> None:
-    """An event that is not the one that was to come."""
-    slot = SLOTS[name]
-    if slot > run.next:
-        gap = range(run.next, slot)
-        forgiven = min(run.nameless, len(gap))
-        run.nameless -= forgiven
-        run.skipped.update(dict.fromkeys(gap[forgiven:], place))
-        run.next = slot + 1
-    elif slot in run.skipped:
-        del run.skipped[slot]
-        message = f"{name} comes too late: later ones of the nine were before it"
-        faults.append(RuleFault("run.order", message))
-    else:
-        what = name if len(ORDER[slot]) == 1 else f"{name}, or its other form,"
-        faults.append(RuleFault("run.twice", f"{what} was there before"))
+def _check_name(kind: str | UnsetType | None, summary: str, faults: list[Fault]) -> None:
+    prefix = _prefix_of(summary)
+    at = "$.agent_action.action_summary"
+    if kind is UNSET:
+        if prefix not in SLOTS:
+            message = "no event_type, and action_summary does not begin with the [name] of an event"
+            faults.append(Fault(message, at, "event.name"))
+    elif kind and prefix is not None and prefix != kind:
+        message = f"begins with [{visible(prefix)[:60]}], but event_type is {quote(kind)}"
+        faults.append(Fault(message, at, "event.names_agree"))
 
 
-def _refer(run: TrackedRun, reference: Reference) -> None:
-    """Which file is referenced as what: by its last name, in content_ref or in the id."""
-    for name in (reference.content_ref, reference.id):
-        if name is not None:
-            run.names.add(f"{reference.type} {name.rpartition('/')[2]}")
-    if reference.lost:
-        run.lost[reference.content_ref or reference.id] = reference.lost
+def _prefix_of(summary: str) -> str | None:
+    """Give the name in the brackets that a summary begins with."""
+    if not summary.startswith("["):
+        return None
+    name, bracket, _ = summary[1:].partition("]")
+    return name if bracket else None
 
 
-def _finished(run: TrackedRun) -> Iterator[RuleFault]:
-    """What a run that went on to its end has to have."""
-    needed = dict(REQUIRED)
-    if run.has_commands:
-        needed[COMMAND_LOG] = COMMAND_LOG_FILE
-    for kind, name in needed.items():
-        if f"{kind} {name}" not in run.names:
-            yield RuleFault(f"run.{kind}", f"no event of the run references a {kind}, {name}")
-    if run.lost:
-        lost = ", ".join(f"{count} bytes of {name}" for name, count in run.lost.items())
-        yield RuleFault("run.incomplete", f"the run is incomplete: {lost} were lost")
+def _check_constraints(event: DecisionEvent, faults: list[Fault]) -> None:
+    for index, constraint in enumerate(event.request.constraints):
+        known = CONSTRAINTS.get(constraint.id)
+        if known and constraint.type not in (known.type, None):
+            message = f"expected {known.type!r} for {known.id}, got {quote(constraint.type)}"
+            path = f"$.request.constraints[{index}].type"
+            faults.append(Fault(message, path, "constraint.canonical"))
 
 
-def _ended(run: TrackedRun) -> Iterator[tuple[RuleFault, Location]]:
-    """What can be said of a run when no more events come."""
-    if run.skipped:
-        first = min(run.skipped)
-        message = f"missing: {_names(run.skipped)}"
-        yield RuleFault("run.missing", message), run.skipped[first]
-    if run.next + run.nameless >= _FINISHED:
-        for fault in _finished(run):
-            yield fault, run.last
-    else:
-        yield incomplete(run.next, run.is_torn), run.last
+def _check_evaluation(event: DecisionEvent, faults: list[Fault]) -> None:
+    """Each status follows from the checks and the violations below it, and rests on something."""
+    evaluation, known = event.evaluation, len(faults)
+    if evaluation in _sound:
+        return
+    is_founded = True
+    for name in PARTS:
+        part = getattr(evaluation, name)
+        if _check_below(part, f"$.evaluation.{name}", faults) or part.status not in JUDGED:
+            continue
+        is_founded = False
+        if not any(artifact.type in SOURCES for artifact in event.agent_action.artifacts):
+            message = f"{part.status!r} without evidence of what it rests on"
+            faults.append(Fault(message, f"$.evaluation.{name}.status", "evaluation.outcome"))
+    if is_founded and len(faults) == known:
+        _sound.append(evaluation)
 
 
-def incomplete(reached: int, is_torn: bool) -> RuleFault:
-    """The one thing to say of a run that was cut off."""
-    message = f"the run is incomplete: it ends before {_names(range(reached, _FINISHED))}"
-    if is_torn:
-        message += "; its last line is torn, it has no newline"
-    return RuleFault("run.incomplete", message)
+def _check_below(part: Alignment | Checked, path: str, faults: list[Fault]) -> bool:
+    """Check what is below a status, and say whether any of it can be what that rests on."""
+    judged: list[str] = []
+    is_founded = False
+    for index, violation in enumerate(part.violations or ()):
+        judged.append(violation.severity)
+        is_founded = True
+        for fault in _evidence_faults(violation.evidence, is_judged=True):
+            faults += (fault._replace(path=f"{path}.violations[{index}].evidence"),)
+    for index, check in enumerate(part.checks or ()):
+        judged.append(check.status)
+        is_founded |= check.status != "unknown"
+        for fault in _evidence_faults(check.evidence, is_judged=check.status in JUDGED):
+            faults += (fault._replace(path=f"{path}.checks[{index}].evidence"),)
+    status = part.status
+    worst = _find_contradiction(status, judged)
+    if worst:
+        message = f"{status!r}, but the worst of its checks and violations is {worst!r}"
+        faults.append(Fault(message, f"{path}.status", "evaluation.contradiction"))
+    return is_founded
 
 
-def _names(slots: Iterable[int]) -> str:
-    return ", ".join(" or ".join(ORDER[slot]) for slot in slots)
+def _evidence_faults(evidence: str | None, *, is_judged: bool) -> list[Fault]:
+    found: list[Fault] = []
+    if evidence is None:
+        return found
+    if len(evidence) > MOST_EVIDENCE:
+        message = f"has {len(evidence)} characters, more than {MOST_EVIDENCE}: give its hash"
+        found.append(Fault(message, rule="evidence.bounded"))
+    if is_judged and not _find_source(evidence):
+        if evidence.strip():
+            message = f"{quote(evidence)} does not name its source: stdout, stderr, diff, …"
+            found.append(Fault(message, rule="evidence.source"))
+        else:
+            message = "is empty, but something was judged by it"
+            found.append(Fault(message, rule="evidence.given"))
+    return found
+
+
+def _check_stated(event: DecisionEvent, summary: str, faults: list[Fault]) -> None:
+    """A summary that states a status for people states that of the evaluation."""
+    for name, stated in _find_stated(summary):
+        status = getattr(event.evaluation, name).status
+        if status and stated != status:
+            message = f"states {name} {stated}, but its status is {quote(status)}"
+            faults.append(Fault(message, "$.agent_action.action_summary", "evaluation.told"))
+
+
+def _find_contradiction(status: str | None, below: Collection[str]) -> str | None:
+    """Find what contradicts a status among the judged checks and the violations below it.
+
+    That some of these are unknown contradicts nothing.
+    """
+    worst = next((one for one in ("fail", "warn", "pass") if one in below), None)
+    if worst is None or status in (worst, None) or (status == "unknown" and worst == "pass"):
+        return None
+    return worst
+
+
+#: evaluations without fault: most events have the one of the event before them
+_sound: deque[Evaluation] = deque(maxlen=4)
+_HOLDERS = frozenset((dict, list))
+_is_prompt = re.compile(PROMPT).search
+_find_source = re.compile(SOURCE).search
+_find_stated = re.compile(STATED).findall
+#: have rules of their own
+_BUNDLES = ("$.prompt_provenance.prompt_bundle", "$.prompt_provenance.prompt_bundle_hash")

@@ -12,11 +12,12 @@ another tool does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 
 from stream.codec import (
     DECODE_ERRORS,
@@ -29,20 +30,21 @@ from stream.codec import (
     is_blank,
     reject,
 )
-from stream.contracts import is_event
-from stream.documents import repeated_key
+from stream.errors import visible
 from stream.pipeline import Batch, Counts, by_kind
-from stream.records.control import EVENTS, FINDINGS, LINES, Control, Finding, Reject, kind_of
+from stream.records.control import EVENTS, FINDINGS, LINES, Control, Fault, Finding, Reject, kind_of
+from stream.records.decision import ORDER, PARTS, SLOTS, Artifact, DecisionEvent
 from stream.records.run import Profile
-from stream.transformers.event_decoder import decode_good
-from stream.transformers.event_fields import facts_of, faults_of
+from stream.transformers.event_decoder import read_event
 from stream.transformers.event_rules import (
+    COMMAND_LOG,
+    COMMAND_LOG_FILE,
+    REQUIRED,
     RULES,
-    EventKey,
-    Location,
-    RuleFault,
-    RunTracker,
-    incomplete,
+    SOURCES,
+    event_name,
+    lost_bytes_of,
+    parse_time,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class Invariants:
-    """Lines in; the same lines, findings beside them, and rejects out."""
+    """Check lines against the contract of an agent run: they pass on, with findings and rejects."""
 
     name = "check"
     kinds = (LINES, EVENTS)
@@ -68,18 +70,20 @@ class Invariants:
         self.findings = 0
         self.errors = 0  #: findings that make the answer no
         self.unknown = 0  #: lines of contracts that nobody here knows: they went on unchecked
-        self._course = RunTracker(is_alone=is_alone)
+        self._runs = RunTracker(is_alone=is_alone)
         self._profile = profile
         self._contracts = contracts  #: asked for where a line of another contract comes
         self._is_alone = is_alone  #: the file of one run, not a pipe of many things
-        self._source = source or UNSET  #: said where not even one line is there
+        self._source = source or UNSET  #: named where not even one line is there
         self._is_torn = False
 
     @property
     def runs(self) -> int:
-        return self._course.seen
+        """Count the runs that events came from."""
+        return self._runs.seen
 
     def feed(self, given: Batch[bytes], /) -> list[Batch[Any]]:
+        """Check a batch; findings follow the line that they are about."""
         batch = given.items
         self.counts.received += len(batch)
         out: list[bytes | Control] = []
@@ -90,11 +94,7 @@ class Invariants:
             source, number = batch.source, batch.number
         for index, line in enumerate(batch):
             place = Location(source, UNSET if number is UNSET else number + index)
-            facts = decode_good(line, self._profile)
-            if facts is not None:
-                passes, found = True, self._add(facts, place)
-            else:
-                passes, found = self._look(batch, index, place)
+            passes, found = self._check(line, batch, index, place)
             self.counts.passed += passes
             if found or not passes:
                 out += batch[untouched : index + passes]
@@ -106,61 +106,45 @@ class Invariants:
         return by_kind(out, lambda item: given.kind if isinstance(item, bytes) else kind_of(item))
 
     def finish(self) -> list[Batch[Finding]]:
-        if not self._course.seen and self._is_alone:
+        """Find what the runs lack that are not over."""
+        if not self._runs.seen and self._is_alone:
             place = Location(self._source)
-            return [Batch(FINDINGS, [self._finding(incomplete(0, self._is_torn), place)])]
-        found = [self._finding(fault, place) for fault, place in self._course.finish()]
+            return [Batch(FINDINGS, [self._finding(_incomplete(0, self._is_torn), place)])]
+        found = [self._finding(fault, place) for fault, place in self._runs.finish()]
         return [Batch(FINDINGS, found)] if found else []
 
-    def _look(
-        self, batch: Sequence[bytes], index: int, place: Location
-    ) -> tuple[bool, list[Control]]:
-        """Whether an item that is no faultless event goes on, and what is to be said of it."""
-        line = batch[index]
-        if is_blank(line) and not self._is_alone:
-            self.counts.filtered += 1
-            return False, []
+    def _check(
+        self, line: bytes, batch: Sequence[bytes], index: int, place: Location
+    ) -> tuple[bool, Sequence[Control]]:
+        """Say whether a line goes on, and what was found in it."""
         try:
-            value = _decode_object(line)
+            read = read_event(line, self._profile)
         except DECODE_ERRORS as error:
+            if is_blank(line) and not self._is_alone:
+                self.counts.filtered += 1
+                return False, ()
             return False, self._reject(batch, index, error)
-        if is_event(value):
-            place.event_id = facts_of(value).event_id
-            faults = [*repeated_faults(line), *faults_of(value, self._profile)]
-            found = [self._finding(fault, place) for fault in faults]
-            return True, [*found, *self._add(facts_of(value), place)]
-        if self._is_alone:
-            fault = RuleFault("line.decision_event", "is no DecisionEvent")
-            return True, [self._finding(fault, place)]
-        return True, self._look_elsewhere(line, place)
+        if read is None:
+            return True, self._check_other(line, place)
+        event, faults = read
+        self.events += 1
+        place.event_id = event.event_id
+        faults += self._runs.add(event, place)
+        return True, [self._finding(fault, place) for fault in faults] if faults else ()
 
-    def _look_elsewhere(self, line: bytes, place: Location) -> list[Control]:
-        """What is to be said of a line of another contract."""
+    def _check_other(self, line: bytes, place: Location) -> list[Control]:
+        """Find what is wrong with a line of another contract."""
+        if self._is_alone:
+            fault = Fault("is no DecisionEvent", rule="line.decision_event")
+            return [self._finding(fault, place)]
         contract = contract_of(line)
         contracts = self._contracts() if self._contracts and contract else None
         if contracts is None or contract is None or not contracts.know(contract):
             self.unknown += 1
             return []
-        fault = contracts.check(contract, line, "" if place.source is UNSET else place.source)
-        if fault is None:
-            return []
-        self.findings += 1
-        self.errors += 1
-        found = Finding(
-            rule=contract,
-            severity="error",
-            message=fault.reason,
-            source=place.source,
-            line=place.line,
-            path=fault.path or UNSET,
-        )
-        return [found]
-
-    def _add(self, facts: EventKey, place: Location) -> list[Control]:
-        self.events += 1
-        place.event_id = facts.event_id
-        faults = self._course.add(facts, place)
-        return [self._finding(fault, place) for fault in faults] if faults else []
+        source = "" if place.source is UNSET else place.source
+        found = contracts.check(contract, line, source)
+        return [self._finding(found._replace(rule=contract), place)] if found else []
 
     def _reject(self, batch: Sequence[bytes], index: int, error: Exception) -> list[Control]:
         """A line that cannot be read. A torn end is not said twice: the run is incomplete."""
@@ -174,23 +158,23 @@ class Invariants:
             rule = "line.length"
         reason = bad.reason if line else bad.reason.replace(TOO_EARLY, "it is empty")
         place = Location(*((bad.source, bad.line) if isinstance(batch, Lines) else ()))
-        return [self._finding(RuleFault(rule, reason, bad.path or ""), place), bad]
+        return [self._finding(Fault(reason, bad.path or "", rule), place), bad]
 
     def _is_end(self, bad: Reject) -> bool:
         """Whether a torn line is the end of a run that was cut off."""
-        if self._is_alone and not self._course.seen:
+        if self._is_alone and not self._runs.seen:
             self._is_torn, self._source = True, bad.source
             return True
-        return self._course.tear()
+        return self._runs.tear()
 
-    def _finding(self, fault: RuleFault, place: Location) -> Finding:
-        severity = RULES[fault.rule].severity
+    def _finding(self, fault: Fault, place: Location) -> Finding:
+        severity = RULES[fault.rule].severity if fault.rule in RULES else "error"
         self.findings += 1
         self.errors += severity == "error"
         return Finding(
             rule=fault.rule,
             severity=severity,
-            message=fault.message,
+            message=fault.reason,
             source=place.source,
             line=place.line,
             path=fault.path or UNSET,
@@ -198,25 +182,258 @@ class Invariants:
         )
 
 
-def repeated_faults(line: bytes) -> list[RuleFault]:
-    """What nobody can see any more in an event that was decoded."""
-    repeated = repeated_key(line)
-    return [RuleFault("line.duplicate_key", repeated.reason, repeated.path)] if repeated else []
+class Location(Struct, gc=False):
+    """Where an event stands."""
+
+    source: str | UnsetType = UNSET
+    line: float | UnsetType = UNSET
+    event_id: str | None = None
 
 
-def event_in(line: bytes) -> dict[str, Any] | None:
-    """Whatever is wrong with the line itself, its findings say."""
-    try:
-        value = _decode(line)
-    except DECODE_ERRORS:
-        return None
-    return value if is_event(value) else None
+class TrackedRun(Struct):
+    """What is known of a run that is not over."""
+
+    run_id: str
+    last: Location
+    next: int = 0  #: the place among the nine of the event that is to come
+    skipped: dict[int, Location] = {}  #: those that did not come in time, and what came instead
+    nameless: int = 0  #: events that may be one of the skipped
+    trace_id: str | None = None
+    at: datetime | None = None
+    spans: set[str] = field(default_factory=set)
+    has_unknown_span: bool = False  #: a span id was unusable: a parent may be that one
+    names: set[str] = field(default_factory=set)  #: of files that are referenced as what they are
+    has_commands: bool = False
+    lost: dict[str, int] = {}
+    constants: tuple[str | None, ...] | None = None
+    statuses: tuple[str | None, ...] | None = None  #: of evaluation_performed
+    is_torn: bool = False
 
 
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
+class RunTracker:
+    """Follow every run of a stream by its run id, and find what its events break together.
+
+    A run whose nine events have come is checked and dropped; of it stays its name. What is open
+    at the end is checked then, so that an event that only comes late is not called missing.
+    """
+
+    def __init__(self, *, is_alone: bool) -> None:
+        self.seen = 0  #: runs
+        self._is_alone = is_alone  #: there should be one
+        self._open: dict[str, TrackedRun] = {}
+        self._over: set[str] = set()
+        self._event_ids: set[str] = set()
+        self._of_trace: dict[str, str] = {}
+        self._last: TrackedRun | None = None  #: the run of the event before
+
+    def add(self, event: DecisionEvent, place: Location) -> list[Fault]:
+        """Find what an event breaks together with those before it."""
+        faults: list[Fault] = []
+        if event.event_id:
+            if event.event_id in self._event_ids:
+                faults.append(Fault("was there before", "$.event_id", "event_id.unique"))
+            self._event_ids.add(event.event_id)
+        run_id = event.session.run_id or self._guess(event)
+        if run_id in self._over:
+            message = f"comes after {ORDER[-1][0]}, and all events of the run are there"
+            return [*faults, Fault(message, rule="run.order")]
+        run = self._open.get(run_id)
+        if run is None:
+            run = self._begin(run_id, event, place)
+            if self._is_alone and self.seen > 1:
+                message = "another run than in the lines before"
+                faults.append(Fault(message, "$.session.run_id", "run.one"))
+        self._last = run
+        run.last = place
+        _follow(run, event, faults)
+        constants = _constants_of(event)
+        if constants != run.constants:
+            run.constants = _merge_constants(run.constants, constants, faults)
+        name = event_name(event.event_type, event.agent_action.action_summary)
+        if name == "evaluation_performed":
+            run.statuses = _statuses_of(event.evaluation)
+        elif name == "run_finished" and run.statuses is not None:
+            _compare(run.statuses, _statuses_of(event.evaluation), faults)
+        if name is None:
+            run.nameless += 1
+        elif SLOTS[name] == run.next:
+            run.next += 1
+        else:
+            _reorder(run, name, place, faults)
+        if name == "commands_observed":
+            run.has_commands = True
+        for artifact in event.agent_action.artifacts:
+            _refer(run, artifact)
+        if run.next == _FINISHED and not run.skipped:
+            faults += _lacks(run)
+            self._close(run)
+        return faults
+
+    def tear(self) -> bool:
+        """Note a torn line, and say whether it is the end of a run that was cut off."""
+        if self._last is None:
+            return False
+        self._last.is_torn = True
+        return True
+
+    def finish(self) -> Iterator[tuple[Fault, Location]]:
+        """Find what the runs lack that are open when no more events come."""
+        for run in self._open.values():
+            if run.skipped:
+                message = f"missing: {_names(run.skipped)}"
+                yield Fault(message, rule="run.missing"), run.skipped[min(run.skipped)]
+            if run.next + run.nameless >= _FINISHED:
+                yield from ((fault, run.last) for fault in _lacks(run))
+            else:
+                yield _incomplete(run.next, run.is_torn), run.last
+
+    def _begin(self, run_id: str, event: DecisionEvent, place: Location) -> TrackedRun:
+        if self._of_trace.get(event.trace_id or "") == "":  # its first events did not name it
+            run = self._open.pop("")
+            run.run_id = run_id
+        else:
+            self.seen += 1
+            run = TrackedRun(run_id, place)
+        self._open[run_id] = run
+        if event.trace_id:
+            self._of_trace[event.trace_id] = run_id
+        return run
+
+    def _close(self, run: TrackedRun) -> None:
+        self._over.add(run.run_id)
+        del self._open[run.run_id]
+        self._of_trace.pop(run.trace_id or "", None)
+        self._last = None
+
+    def _guess(self, event: DecisionEvent) -> str:
+        """Take an event that names no run for one of its trace's, or of the event's before it."""
+        known = self._of_trace.get(event.trace_id or "")
+        if known is None and self._last:
+            known = self._last.run_id
+        return known or ""
 
 
-def _decode_object(line: bytes) -> dict[str, Any]:
-    """Raises one of DECODE_ERRORS."""
-    line.decode()  # before anything else is said about it
-    return _decode(line)
+#: what all events of a run have alike
+_CONSTANTS = (
+    "schema_version",
+    "prompt_provenance.capture_mode",
+    "session.session_id",
+    "session.agent_id",
+    "session.agent_version",
+    "session.environment",
+)
+
+
+def _constants_of(event: DecisionEvent) -> tuple[str | None, ...]:
+    mode, session = event.prompt_provenance.capture_mode, event.session
+    names = (session.session_id, session.agent_id, session.agent_version, session.environment)
+    return (event.schema_version, mode, *names)
+
+
+_statuses_of = attrgetter(*(f"{part}.status" for part in PARTS))
+_FINISHED = len(ORDER)
+
+
+def _follow(run: TrackedRun, event: DecisionEvent, faults: list[Fault]) -> None:
+    """Check trace, spans and time."""
+    if run.trace_id is None:
+        run.trace_id = event.trace_id
+    elif event.trace_id and event.trace_id != run.trace_id:
+        faults.append(Fault("is not that of the events before", "$.trace_id", "trace_id.constant"))
+    spans, parent, path = run.spans, event.parent_span_id, "$.parent_span_id"
+    if parent is None:
+        if spans or run.has_unknown_span:
+            message = "null, but this is not the first event of the run"
+            faults.append(Fault(message, path, "parent_span_id.root"))
+    elif parent and parent not in spans and not run.has_unknown_span:
+        message = "is not the span_id of an earlier event of the run"
+        faults.append(Fault(message, path, "parent_span_id.earlier"))
+    if not event.span_id:
+        run.has_unknown_span = True
+    elif event.span_id in spans:
+        message = "is that of an earlier event of the run"
+        faults.append(Fault(message, "$.span_id", "span_id.unique"))
+    else:
+        spans.add(event.span_id)
+    at, _ = parse_time(event.timestamp)
+    if at is not None:
+        if run.at is not None and at < run.at:
+            message = f"is earlier than the event before it, of {run.at.isoformat()}"
+            faults.append(Fault(message, "$.timestamp", "timestamp.order"))
+        run.at = at
+
+
+def _merge_constants(
+    before: tuple[str | None, ...] | None, now: tuple[str | None, ...], faults: list[Fault]
+) -> tuple[str | None, ...]:
+    """Find what changed that never does, and give what is known of it by now."""
+    if before is None:
+        return now
+    for path, old, new in zip(_CONSTANTS, before, now, strict=True):
+        if old is not None and new is not None and old != new:
+            message = visible(f"is {new[:60]!r}, but {old[:60]!r} in the events before")
+            faults.append(Fault(message, f"$.{path}", "run.constant"))
+    return tuple(new if old is None else old for old, new in zip(before, now, strict=True))
+
+
+def _compare(
+    performed: tuple[str | None, ...], finished: tuple[str | None, ...], faults: list[Fault]
+) -> None:
+    for part, old, new in zip(PARTS, performed, finished, strict=True):
+        if old is not None and new is not None and old != new:
+            message = f"is {new}, but evaluation_performed has {old}"
+            faults.append(Fault(message, f"$.evaluation.{part}.status", "run.evaluation"))
+
+
+def _reorder(run: TrackedRun, name: str, place: Location, faults: list[Fault]) -> None:
+    """Take in an event that is not the one that was to come."""
+    slot = SLOTS[name]
+    if slot > run.next:
+        gap = range(run.next, slot)
+        excused = min(run.nameless, len(gap))
+        run.nameless -= excused
+        run.skipped.update(dict.fromkeys(gap[excused:], place))
+        run.next = slot + 1
+    elif slot in run.skipped:
+        del run.skipped[slot]
+        message = f"{name} comes too late: later ones of the nine were before it"
+        faults.append(Fault(message, rule="run.order"))
+    else:
+        what = name if len(ORDER[slot]) == 1 else f"{name}, or its other form,"
+        faults.append(Fault(f"{what} was there before", rule="run.twice"))
+
+
+def _refer(run: TrackedRun, artifact: Artifact) -> None:
+    """Note which file is referenced as what: by its last name, in content_ref or in the id."""
+    if artifact.type in SOURCES:
+        for name in (artifact.content_ref, artifact.id):
+            if name:
+                run.names.add(f"{artifact.type} {name.rpartition('/')[2]}")
+    if lost := lost_bytes_of(artifact.metadata.get("lost_bytes")):
+        run.lost[artifact.content_ref or artifact.id] = lost
+
+
+def _lacks(run: TrackedRun) -> Iterator[Fault]:
+    """Find what a run lacks that went on to its end."""
+    needed = dict(REQUIRED)
+    if run.has_commands:
+        needed[COMMAND_LOG] = COMMAND_LOG_FILE
+    for kind, name in needed.items():
+        if f"{kind} {name}" not in run.names:
+            message = f"no event of the run references a {kind}, {name}"
+            yield Fault(message, rule=f"run.{kind}")
+    if run.lost:
+        lost = ", ".join(f"{count} bytes of {name}" for name, count in run.lost.items())
+        yield Fault(f"the run is incomplete: {lost} were lost", rule="run.incomplete")
+
+
+def _incomplete(reached: int, is_torn: bool) -> Fault:
+    """Describe a run that was cut off."""
+    message = f"the run is incomplete: it ends before {_names(range(reached, _FINISHED))}"
+    if is_torn:
+        message += "; its last line is torn, it has no newline"
+    return Fault(message, rule="run.incomplete")
+
+
+def _names(slots: Iterable[int]) -> str:
+    return ", ".join(" or ".join(ORDER[slot]) for slot in slots)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec import UNSET
 
 from stream.boundary.descriptors import Boundaries
@@ -107,14 +106,14 @@ class Validate:
         if contract is None:
             contract = self._known.of_document(source)
         if contract is None or not self._known.know(contract):
-            from stream.contracts import is_event
+            from stream.transformers.event_decoder import read_event
 
             try:
-                event = msgspec.json.decode(line)
+                read = read_event(line, "agents")
             except DECODE_ERRORS as error:  # what names no contract holds a number beyond all
                 return "json", explain(error)
-            if is_event(event):
-                return EVENT, self._judge_event(line, event)
+            if read is not None:
+                return EVENT, self._judge_event(read[1])
             if repeated := repeated_key(line):
                 return "json", repeated
             if not self._is_last:
@@ -126,16 +125,13 @@ class Validate:
             self.contracts[contract] += 1
         return contract, fault
 
-    def _judge_event(self, line: bytes, event: dict[str, Any]) -> Fault | None:
+    def _judge_event(self, faults: list[Fault]) -> Fault | None:
         """By itself: `check` holds a run together, and tells of what is only recommended."""
-        from stream.transformers.event_fields import faults_of
         from stream.transformers.event_rules import RULES
-        from stream.transformers.invariants import repeated_faults
 
-        faults = [*repeated_faults(line), *faults_of(event, "agents")]
         for fault in faults:
             if RULES[fault.rule].severity == "error":
-                return Fault(fault.message, fault.path)
+                return fault
         self.contracts[EVENT] += 1
         return None
 

@@ -44,7 +44,8 @@ from stream.records.run import (
     RunSummary,
     decode_change,
 )
-from stream.transformers.invariants import Invariants, event_in
+from stream.transformers.event_decoder import event_in
+from stream.transformers.invariants import Invariants
 from stream.transformers.validate import Validate
 from stream.verify.documents import is_too_deep
 from stream.verify.report import VerifyReport

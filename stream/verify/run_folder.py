@@ -41,9 +41,8 @@ from stream.records.run import (
     RunMetadata,
     RunSummary,
 )
-from stream.transformers.event_fields import name_of
-from stream.transformers.event_rules import RULES, lost_of
-from stream.transformers.invariants import event_in
+from stream.transformers.event_decoder import event_in
+from stream.transformers.event_rules import RULES, event_name, lost_bytes_of
 from stream.transformers.validate import Validate
 from stream.workspace.patch import GitError, applies, parses
 
@@ -172,7 +171,8 @@ def _add_event(claims: FolderClaims, line: bytes, number: int) -> None:
     event = event_in(line)
     if event is None:
         return
-    claims.is_finished |= name_of(event) == "run_finished"
+    summary = _get(event, "agent_action", "action_summary")
+    claims.is_finished |= event_name(event.get("event_type"), summary) == "run_finished"
     run_id = _get(event, "session", "run_id")
     if isinstance(run_id, str):
         claims.run_ids.setdefault(run_id, number)
@@ -189,7 +189,7 @@ def _add_event(claims: FolderClaims, line: bytes, number: int) -> None:
 
 
 def _is_lossy(artifact: dict[str, Any]) -> bool:
-    return lost_of(_get(artifact, "metadata", "lost_bytes")) > 0
+    return lost_bytes_of(_get(artifact, "metadata", "lost_bytes")) > 0
 
 
 def _mention_findings(mention: ArtifactMention, digests: Digests, root: Path) -> Iterator[Finding]:

@@ -75,7 +75,7 @@ def judged(
 
 def check(evaluation: Evaluation, name: str) -> Check:
     groups = (evaluation.alignment, evaluation.quality, evaluation.policy)
-    (found,) = [check for group in groups for check in group.checks if check.id == name]
+    (found,) = [check for group in groups for check in group.checks or () if check.id == name]
     return found
 
 
@@ -633,7 +633,7 @@ def test_evidence_is_bounded_and_visible(
         declared=declared, mode=mode, why=texts[3],
     )  # fmt: skip
     groups = (evaluation.alignment, evaluation.quality, evaluation.policy)
-    found = [check for group in groups for check in group.checks]
+    found = [check for group in groups for check in group.checks or ()]
     assert len(found) == 5
     for one in found:
         assert len(one.evidence) <= LONGEST

@@ -38,7 +38,7 @@ def test_findings_of_a_file_are_records_and_sentences(place: Place) -> None:
     assert done.code == 1
     assert (finding["rule"], finding["line"]) == ("session.environment", 1)
     assert finding["event_id"] == good_run()[0]["event_id"]
-    assert "events.jsonl:1: $.session.environment: expected one of local" in done.err
+    assert "events.jsonl:1: $.session.environment: expected one of ci, local" in done.err
 
 
 def test_as_a_filter_every_object_goes_on(place: Place) -> None:

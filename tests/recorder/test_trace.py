@@ -13,14 +13,14 @@ import pytest
 from stream.files.append import AppendFile
 from stream.observe.settings import EventTrace
 from stream.process.machine import Clock, utc
-from stream.records.decision import ORDER, PromptProvenance, Request, Session
+from stream.records.decision import ORDER, ModelParameters, PromptProvenance, Request, Session
 
 
 def trace(write: Any = lambda line: None, clock: Clock | None = None) -> EventTrace:
     return EventTrace(
         Session("s", "r", "claude-code", "unknown", "unknown"),
         Request("q", "unknown", [], {}),
-        PromptProvenance("unknown", "unknown", "full", None, "unknown", {}),
+        PromptProvenance("unknown", "unknown", "full", None, "unknown", ModelParameters()),
         clock=clock or Clock.start(),
         write=write,
     )

@@ -82,8 +82,8 @@ def _evaluation(number: int) -> Event:
     if number < 8:
         return {
             "alignment": {"status": "unknown", "score": None, "violations": []},
-            "quality": {"status": "unknown", "score": None, "checks": []},
-            "policy": {"status": "unknown", "score": None, "checks": []},
+            "quality": {"status": "unknown", "checks": [], "score": None},
+            "policy": {"status": "unknown", "checks": [], "score": None},
         }
     seen = f"claude_stdout.txt (stdout): {_DIGEST}"
     return {
@@ -101,18 +101,18 @@ def _evaluation(number: int) -> Event:
         },
         "quality": {
             "status": "pass",
-            "score": None,
             "checks": [
                 {"id": "quality.tests_required", "status": "pass", "evidence": _EVIDENCE},
             ],
+            "score": None,
         },
         "policy": {
             "status": "pass",
-            "score": None,
             "checks": [
                 {"id": "scope.no_ci_changes", "status": "pass", "evidence": _EVIDENCE},
                 {"id": "style.no_emojis", "status": "unknown", "evidence": ""},
             ],
+            "score": None,
         },
     }
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.transformers.event_decoder import decode_good
+from stream.transformers.event_decoder import read_event
 from stream.transformers.reasoning import VERBS, find_reasoning
 from tests.transformers.runs import encoded, good_run
 
@@ -90,4 +90,6 @@ def test_the_own_name_of_an_agent_is_that_of_its_event() -> None:
         event["session"]["agent_id"] = name
         event["agent_action"]["action_summary"] = "[agent_completed] the reviewer believed it"
         (line,) = encoded([event])
-        assert (decode_good(line, "agents") is not None) == profile_takes_it
+        read = read_event(line, "agents")
+        assert read is not None
+        assert (read[1] == []) == profile_takes_it
