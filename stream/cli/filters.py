@@ -1,8 +1,5 @@
-"""stream check
-
-stream normalize
-
-stream emit, listen, validate: the commands that stand in a pipe."""
+"""The commands that read records, from files or in a pipe: check, normalize, emit, listen and
+validate."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from stream.cli.options import (
     KnownBoundary,
     Reject,
 )
-from stream.cli.runner import echo, note, number, run, run_filter, run_now, tell_unchecked
+from stream.cli.runner import echo, note, number, report_unchecked, run, run_filter, run_now
 
 if TYPE_CHECKING:
     from stream.sinks.ndjson import Ndjson, Text
@@ -36,6 +33,7 @@ class _Profile(StrEnum):
 
 
 def register_check(app: typer.Typer) -> None:
+    """Add `stream check` to the command line."""
     app.command(cls=CarefulCommand)(check)
 
 
@@ -49,7 +47,7 @@ def check(
         None,
         metavar="poc|agents",
         help="`poc`: the contract to the letter. `agents`: any agent_id."
-        " Default: what metadata.json of the run says, else poc.",
+        " Default: the profile in metadata.json of the run, else poc.",
     ),
     boundary: KnownBoundary = None,
     rules: bool = typer.Option(False, "--rules", help="Print the rules and exit."),
@@ -57,30 +55,29 @@ def check(
     reject: Reject = None,
     force: Force = False,
 ) -> None:
-    """Hold the events of an agent run against their contract.
+    """Check the events of an agent run against their contract.
 
-    Given a run folder, its events are checked, and that its artifacts are there, inside the
-    folder, unchanged and listed, that each record of its kernel evidence keeps its contract, and
-    that its diff applies. Given a file, its lines are the
-    events of one run. Findings go to stdout as records, and to stderr as sentences.
+    Given a run folder, it checks the events; that the artifacts are present, inside the folder,
+    unchanged and listed; that each record of the kernel evidence keeps its contract; and that
+    the diff applies. Given a file, its lines are the events of one run. Findings go to stdout
+    as records, and to stderr as sentences.
 
     \b
       stream check runs/20260304T050607Z-add_tests
       stream check --profile agents events.jsonl
       stream check events.jsonl | jq -r '[.line, .rule, .message] | @tsv'
 
-    Given `-`, it is a filter: every JSON object goes on to stdout unchanged, each run among
-    them is checked for itself, and lines of other contracts are held to those, as by validate.
+    Given `-`, it is a filter: every JSON object goes on to stdout unchanged, each run in the
+    stream is checked separately, and lines of other contracts are checked as by validate.
 
     \b
       cat runs/*/events.jsonl | stream check - --findings broken.ndjson > events.ndjson
 
-    A run that was cut off is one finding, run.incomplete. Exit 1 if there is a finding that
-    is an error, or a rejected line, or if nothing came by `-`, or nothing of a contract that
-    stream knows; warnings alone are exit 0.
+    A run that was cut off gives one finding, run.incomplete. Exit 1 if a finding is an error,
+    a line was rejected, or stdin had no line of a known contract; 0 with warnings alone.
     """
     if rules:
-        run_now(_tell_event_rules)
+        run_now(_print_event_rules)
     if target is None:
         raise typer.BadParameter("a run folder, a file or `-` is missing")
 
@@ -97,7 +94,7 @@ def check(
         )
         note(_check_summary(answer))
         as_filter = target == "-"
-        is_unchecked = tell_unchecked("check", answer.unknown, answer.counts, as_filter=as_filter)
+        is_unchecked = report_unchecked("check", answer.unknown, answer.counts, as_filter=as_filter)
         return 1 if answer.errors or answer.counts.rejected or is_unchecked else 0
 
     run_filter([target], work)
@@ -124,7 +121,7 @@ def _check_summary(answer: CheckResult) -> str:
     return f"check: {answer.counts}; {what}; {number(answer.findings, 'finding')}"
 
 
-def _tell_event_rules() -> int:
+def _print_event_rules() -> int:
     from stream.transformers.event_rules import RULES
 
     width = max(map(len, RULES))
@@ -135,48 +132,49 @@ def _tell_event_rules() -> int:
 
 
 def register_normalize(app: typer.Typer) -> None:
+    """Add `stream normalize` to the command line."""
     app.command(cls=CarefulCommand)(normalize)
 
 
 def normalize(
     source: str | None = typer.Argument(
-        None, metavar="FILE|-", help="Raw events of a kernel feed, or `-` to filter stdin."
+        None, metavar="FILE|-", help="Raw telemetry of a kernel feed, or `-` to filter stdin."
     ),
-    run_id: str = typer.Option("run", metavar="ID", help="The run that every line names."),
+    run_id: str = typer.Option("run", metavar="ID", help="The run_id of every line."),
     detail: str | None = typer.Option(
         None,
         metavar="FILE",
-        help="Where the lines of kernel-ext.ndjson go. `-`: to stdout, each behind its event."
-        " Default: nowhere.",
+        help="Write the lines of kernel-ext.ndjson to FILE. `-`: to stdout, each after its event."
+        " Default: they are dropped.",
     ),
     reject: Reject = None,
     force: Force = False,
     rules: bool = typer.Option(
-        False, "--rules", help="Print by which rules reads are left out, and exit."
+        False, "--rules", help="Print the rules by which reads are filtered, and exit."
     ),
 ) -> None:
-    """Make the kernel layer out of what a kernel feed saw.
+    """Make the kernel layer from the raw telemetry of a kernel feed.
 
-    A feed says all that it sees (stream.raw_kernel.v1). The layer says what an agent did: its
-    events get their numbers, its paths become absolute, and reads by which loaders, runtimes
-    and /proc, /sys and /dev are looked into are left out, each counted by its rule. Only reads
-    are, and only by the path that was really reached: what writes, what was denied, and what
-    goes through `..`, a link or /proc/self/root to somewhere else always stays. A read that
-    found nothing is left out in the system's own folders alone (not by node_modules,
-    python_packages, python_library, python_bootstrap and toolchain): elsewhere a link on the
-    way may have led anywhere.
+    A feed writes everything that it sees (stream.raw_kernel.v1). For the layer, events are
+    numbered, paths become absolute, and reads by which loaders and runtimes start, and those
+    of /proc, /sys and /dev, are filtered, each counted by its rule. Only reads are filtered,
+    and only by the path that was really reached: writes, denied calls, and paths that lead
+    elsewhere through `..`, a link or /proc/self/root always stay. A read that found nothing is
+    filtered only in the system's own folders (not by node_modules, python_packages,
+    python_library, python_bootstrap and toolchain), because elsewhere a link on the way may
+    have led anywhere.
 
     \b
       stream normalize raw.ndjson > kernel.ndjson
       stream normalize raw.ndjson --run-id run_001 --detail kernel-ext.ndjson > kernel.ndjson
       stream normalize --rules
 
-    Events that the layer's contract has no kind for are `event_<id>` in it. What they are, the
-    arguments of programs, and where something was lost is said by the lines of --detail, which
-    have the same numbers.
+    An event that has no kind in the layer's contract is `event_<id>` there. The lines of
+    --detail, which have the same numbers, name these events, the arguments of programs, and
+    the places of losses.
 
-    Given a file, anything else than records of a feed is rejected. Given `-`, it is a filter:
-    lines of other contracts go on to stdout unchanged, and so do gaps and the feed's books.
+    Given a file, any record that is not from a feed is rejected. Given `-`, it is a filter:
+    lines of other contracts go on to stdout unchanged, and so do gaps and the feed's counters.
 
     \b
       cat raw.ndjson policy.ndjson | stream normalize - --detail - > layers.ndjson
@@ -184,7 +182,7 @@ def normalize(
     Exit 1 if a line was rejected.
     """
     if rules:
-        run_now(_tell_filter_rules)
+        run_now(_print_filter_rules)
     if source is None:
         raise typer.BadParameter("a file or `-` is missing")
 
@@ -204,7 +202,7 @@ def normalize(
         sinks = _normalize_sinks(source == "-", detail, reject)
         await Pipeline((NdjsonSource(source),)).through(stage).into(*sinks)
         note(_normalize_summary(stage))
-        _say_losses(stage)
+        _report_losses(stage)
         return 1 if stage.counts.rejected else 0
 
     run(work)
@@ -236,30 +234,30 @@ def _normalize_sinks(is_filter: bool, detail: str | None, reject: str | None) ->
 def _normalize_summary(stage: Normalize) -> str:
     what = f"{number(stage.events, 'kernel event')}, {number(stage.details, 'detail line')}"
     dropped = ", ".join(f"{count} {rule}" for rule, count in sorted(stage.dropped.items()))
-    return f"normalize: {stage.counts}; {what}" + (f"; left out: {dropped}" if dropped else "")
+    return f"normalize: {stage.counts}; {what}" + (f"; filtered: {dropped}" if dropped else "")
 
 
-def _say_losses(stage: Normalize) -> None:
-    """What the feed's books say of it, where that is not good."""
+def _report_losses(stage: Normalize) -> None:
+    """Report what the counters of the feed show as lost or unseen."""
     from stream.evidence.health import losses_of
 
     capture = stage.capture
     if capture is None:
         if stage.events:
-            note("normalize: the feed's books are missing: how much it lost is not known")
+            note("normalize: the feed's counters are missing: its losses are unknown")
         return
     if capture.feed == "absent":
-        note(f"normalize: there was no feed: {capture.reason or 'it is not said why'}")
+        note(f"normalize: there was no feed: {capture.reason or 'no reason is given'}")
         return
     if capture.dropped:
         note(f"normalize: the feed lost {number(capture.dropped, 'event')}")
     for loss in losses_of(capture):
-        note(f"normalize: not everything was seen: {loss}")
+        note(f"normalize: the capture is incomplete: {loss}")
     if capture.uring == "hole":
-        note("normalize: what went by way of io_uring was not seen")
+        note("normalize: operations through io_uring were not seen")
 
 
-def _tell_filter_rules() -> int:
+def _print_filter_rules() -> int:
     from stream.transformers.filters import RULES
 
     width = max(len(rule.name) for rule in RULES)
@@ -275,17 +273,18 @@ def _tell_filter_rules() -> int:
     return 0
 
 
-#: of `emit -`: how many words each takes, itself counted
-_OF_THE_STREAM = {"--reject": 2, "--catalog": 2, "--boundary": 2, "--force": 1}
+#: options of `emit -`, and how many words each takes, itself included
+_STREAM_OPTIONS = {"--reject": 2, "--catalog": 2, "--boundary": 2, "--force": 1}
 
 
 class _WordsCommand(TyperCommand):
-    """emit-record's words are its own: the next word is always the value."""
+    """`stream emit`: after `-` come options; otherwise all words are for emit-record, where the
+    word after a flag is always its value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         first = 0
-        while args[first : first + 1] and args[first] in _OF_THE_STREAM:
-            first += _OF_THE_STREAM[args[first]]
+        while args[first : first + 1] and args[first] in _STREAM_OPTIONS:
+            first += _STREAM_OPTIONS[args[first]]
         if args[first : first + 1] in (["-"], ["--help"], ["-h"]):
             return super().parse_args(ctx, args)
         nothing = {"reject": None, "catalog": None, "boundary": None, "force": False}
@@ -294,7 +293,7 @@ class _WordsCommand(TyperCommand):
 
 
 class _EmitRecordCommand(TyperCommand):
-    """As the helper calls it: nothing is a flag of ours, no stdin is read, no help is shown."""
+    """`stream emit-record`, for the helper of that name: every word is passed on as it is."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.params = {"words": args}
@@ -302,6 +301,7 @@ class _EmitRecordCommand(TyperCommand):
 
 
 def register_records(app: typer.Typer) -> None:
+    """Add `stream emit`, `emit-record`, `listen` and `validate` to the command line."""
     app.command(cls=_WordsCommand)(emit)
     app.command("emit-record", cls=_EmitRecordCommand, hidden=True)(emit_record)
     app.command()(listen)
@@ -319,14 +319,14 @@ def emit(
 ) -> None:
     """Make boundary objects, from a pipe or from flags.
 
-    With `-`, raw emissions (from `stream matrix --raw`) come from stdin, and one object for
-    each goes to stdout; any other record passes through unchanged. Exit 1 if a probe failed
-    or a line was rejected.
+    With `-`, it reads raw emissions (from `stream matrix --raw`) from stdin and writes one
+    object for each to stdout; any other record passes unchanged. Exit 1 if a probe failed or a
+    line was rejected.
 
     \b
       stream matrix --raw | stream emit - > boundary.ndjson
 
-    With flags it does what emit-record does: one object, or one sentence and exit 1.
+    With flags it works as emit-record does: it prints one object, or one sentence and exits 1.
 
     \b
       stream emit --run-mode baseline --probe-name P --probe-version 1 \\
@@ -334,7 +334,7 @@ def emit(
         --target T --status success|denied|partial|error
 
     \b
-    Further flags; each takes the next word as its value, whatever it looks like:
+    Further flags; the next word is always the value, even if it looks like a flag:
       --secondary-capability-id ID   (repeatable)
       --errno E  --message M  --error-detail D  --raw-exit-code N
       --payload-stdout TEXT          --payload-stdout-file F
@@ -349,15 +349,15 @@ def emit(
     """
     if words[:1] == ["-"]:
         if len(words) > 1:
-            raise typer.BadParameter(f"`-` reads stdin: it does not go with {words[1]}")
+            raise typer.BadParameter(f"`-` reads stdin and does not go with {words[1]}")
         _emit_stream(reject, catalog, boundary, force)
     if not words:
-        raise typer.BadParameter("`-` is missing, or emit-record's words")
+        raise typer.BadParameter("`-` or the flags of emit-record are missing")
     run_now(lambda: _emit_one(words))
 
 
 def emit_record(words: list[str] = typer.Argument([])) -> None:
-    """What the helper of this name does outside the harness."""
+    """Make one boundary object as the helper emit-record does outside the harness."""
     run_now(lambda: _emit_one(words))
 
 
@@ -400,15 +400,15 @@ def listen(
     files: list[str] = typer.Argument(
         ..., metavar="FILE…|-", help="NDJSON files, or `-` for stdin."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Only the summary, as one JSON object."),
+    as_json: bool = typer.Option(False, "--json", help="Print the summary as one JSON object."),
     boundary: Boundary = None,
     reject: Reject = None,
     force: Force = False,
 ) -> None:
-    """Read boundary objects aloud, with a summary.
+    """Show boundary objects as text, with a summary.
 
-    Each record is shown as it comes, the summary at the end. A bad line is reported with its
-    place and does not stop the others. Exit 1 if there was one.
+    Each record is shown when it arrives, the summary at the end. A bad line is reported with
+    its place, and reading goes on. Exit 1 if there was one.
 
     \b
       stream matrix | stream listen -
@@ -448,18 +448,20 @@ def validate(
     ),
     boundary: Boundary = None,
     catalog: str | None = typer.Option(
-        None, metavar="P", help="A catalog that records may name. Default: CATALOG_PATH, bundled."
+        None,
+        metavar="P",
+        help="A catalog that records may name. Default: CATALOG_PATH, and the bundled ones.",
     ),
     findings: Findings = None,
     reject: Reject = None,
     force: Force = False,
 ) -> None:
-    """Hold records, catalogs and descriptors against their contracts.
+    """Check records, catalogs and descriptors against their contracts.
 
     Given files, findings go to stdout as records (on a terminal: as sentences). Given `-`, it
-    is a filter: good lines go on to stdout unchanged, lines of contracts that stream does not
-    know pass as well and are counted, findings go to stderr or --findings. Exit 1 if there is a
-    finding, or if nothing came by `-`, or nothing of a contract that stream knows.
+    is a filter: valid lines go on to stdout unchanged, lines of unknown contracts also pass and
+    are counted, findings go to stderr or --findings. Exit 1 if there is a finding, or if stdin
+    had no line of a known contract.
 
     \b
       stream validate boundary.ndjson catalogs/*.json
@@ -480,7 +482,7 @@ def validate(
 
         as_filter = "-" in files
         if as_filter and len(files) > 1:
-            raise UsageError("`-` filters stdin: it does not go with files")
+            raise UsageError("`-` filters stdin and does not go with files")
         for name in files:
             expect(name, "boundary", "events", "telemetry", "record")
         check_outputs([findings, reject], files, force=force)
@@ -499,10 +501,10 @@ def validate(
             sinks.append(Ndjson(reject, (REJECTS,)))
         stage = await run_validate(files, boundaries, *sinks, as_filter=as_filter)
         good = ", ".join(f"{count} {name}" for name, count in sorted(stage.contracts.items()))
-        said = f"validate: {stage.counts}; {number(stage.findings, 'finding')}"
-        note(said + (f"; {good}" if good else ""))
+        summary = f"validate: {stage.counts}; {number(stage.findings, 'finding')}"
+        note(summary + (f"; {good}" if good else ""))
         unknown = stage.contracts[UNKNOWN]
-        is_unchecked = tell_unchecked("validate", unknown, stage.counts, as_filter=as_filter)
+        is_unchecked = report_unchecked("validate", unknown, stage.counts, as_filter=as_filter)
         return 1 if stage.findings or is_unchecked else 0
 
     run_filter(files, work)

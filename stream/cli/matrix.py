@@ -163,7 +163,7 @@ def _start(options: MatrixOptions, request: MatrixRequest, stop: Stop) -> Iterat
     from stream.matrix.plan import make_plan, start_plan
 
     plan = make_plan(request)
-    mention(plan)
+    report_skipped(plan)
     with start_plan(plan, min(options.jobs or default_jobs(), affordable_jobs())) as started:
         outputs = [name for name in (options.output, options.reject) if name is not None]
         check_outputs(outputs, force=options.force)
@@ -219,14 +219,15 @@ def _point_to(output: str) -> None:
 
 
 def default_jobs() -> int:
-    """Probes mostly wait for the kernel: three a core keep the cores busy."""
+    """Return three a core: probes mostly wait for the kernel."""
     import os
 
     return 3 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 6
 
 
 def affordable_jobs() -> int:
-    """As many as there are descriptors for: our limit must not look like a probe's failure."""
+    """Return how many probes the limit of open files allows: reaching the limit must not look like
+    a failure of a probe."""
     import resource
 
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -243,12 +244,12 @@ def _list(request: MatrixRequest) -> int:
     for script in found:
         capability = script.capability or "(none declared)"
         echo(visible(f"{script.id:{width}}  {capability}"))
-    mention(plan)
+    report_skipped(plan)
     return 0
 
 
-def mention(plan: MatrixPlan) -> None:
-    """What lies among the probes and is not run."""
+def report_skipped(plan: MatrixPlan) -> None:
+    """Name the scripts that are not run: those that are no probes, and those of other catalogs."""
     from stream.boundary.scripts import utf8
 
     for script in plan.no_probes[:20]:
@@ -271,9 +272,9 @@ def _conclude(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
     if outcome.failed > 20:
         note(f"… and {outcome.failed - 20} more")
     if outcome.without_tmpdir:
-        note("stream: nothing is writable here: the probes had no TMPDIR of their own")
+        note("stream: no folder is writable here: the probes had no private TMPDIR")
     for stray in outcome.strays:
-        note(f"stream: a process that left its probe's tree was ended: {stray}")
+        note(f"stream: a process that escaped from its probe was ended: {stray}")
     cells = number(outcome.cells, "cell")
     if outcome.recorded != outcome.cells:
         cells = f"stopped: {outcome.recorded} of {outcome.cells} cells"

@@ -505,7 +505,7 @@ def _wrapped_names(options: ObserveOptions) -> list[str]:
 def _start_probes(
     options: ObserveOptions, settings: RunSettings
 ) -> AbstractContextManager[StartedPlan]:
-    from stream.cli.matrix import affordable_jobs, default_jobs, mention
+    from stream.cli.matrix import affordable_jobs, default_jobs, report_skipped
     from stream.matrix.plan import MatrixRequest, make_plan, start_plan
 
     is_new = settings.workspace_mode != "here"
@@ -518,7 +518,7 @@ def _start_probes(
         workspace=settings.workspace,
     )
     plan = make_plan(request)
-    mention(plan)
+    report_skipped(plan)
     if is_new:
         settings.workspace.rmdir()
     return start_plan(plan, min(default_jobs(), affordable_jobs()))

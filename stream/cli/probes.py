@@ -1,6 +1,4 @@
-"""stream doctor
-
-stream probe, gate, helpers: for those who write probes."""
+"""The commands for the machine and for authors of probes: doctor, probe, gate and helpers."""
 
 from __future__ import annotations
 
@@ -20,16 +18,17 @@ if TYPE_CHECKING:
 
 
 def register_doctor(app: typer.Typer) -> None:
+    """Add `stream doctor` to the command line."""
     app.command()(doctor)
 
 
 def doctor(
-    as_json: bool = typer.Option(False, "--json", help="One JSON object for each check."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for each check."),
 ) -> None:
-    """Say what works on this machine and what to install.
+    """Report what works on this machine and what to install.
 
     Each check is ok, limited or missing, with what was found. Exit 1 if something is missing
-    that `stream matrix` cannot do without.
+    that `stream matrix` needs.
     """
 
     async def work() -> int:
@@ -49,13 +48,14 @@ def doctor(
 
 
 class _ProbeHelperCommand(CarefulCommand):
-    """A command that a helper of its name runs: its first word is the bin/ that it was called in.
-    Wrong use and unusable input end with 1."""
+    """A command that runs as a helper of the same name: its first word is the bin/ folder of the
+    helper. Wrong use and unusable input exit with 1."""
 
-    beside: Path | None = None
+    helper_folder: Path | None = None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        _ProbeHelperCommand.beside = Path(args[0]) if args else None
+        """Take the folder of the helper off the words."""
+        _ProbeHelperCommand.helper_folder = Path(args[0]) if args else None
         try:
             return super().parse_args(ctx, args[1:])
         except TyperException as error:
@@ -63,6 +63,7 @@ class _ProbeHelperCommand(CarefulCommand):
             raise
 
     def invoke(self, ctx: Any) -> Any:
+        """Run the command with the helper's exit codes."""
         from stream.errors import InputError, UsageError
 
         UsageError.exit_code = InputError.exit_code = 1
@@ -70,6 +71,7 @@ class _ProbeHelperCommand(CarefulCommand):
 
 
 def register(app: typer.Typer) -> None:
+    """Add `stream probe`, `gate` and `helpers` to the command line."""
     app.command(cls=CarefulCommand)(probe)
     app.command(cls=CarefulCommand)(gate)
     app.command()(helpers)
@@ -90,7 +92,7 @@ def probe(
 ) -> None:
     """Run one probe in one mode and print its record.
 
-    Exit 0 if the record is the probe's own, 1 if the harness had to write it.
+    Exit 0 if the record is the probe's own, 1 if the harness wrote it.
 
     \b
       stream probe fs_tmp_write
@@ -106,7 +108,9 @@ def probe(
 
 
 def probe_exec(
-    words: list[str] = typer.Argument(..., metavar="[MODE] PROBE", help="As older scripts say it."),
+    words: list[str] = typer.Argument(
+        ..., metavar="[MODE] PROBE", help="The probe, as older scripts name it."
+    ),
     mode: str | None = typer.Option(
         None, metavar="M", help="Run mode. Default: the pattern's first."
     ),
@@ -126,8 +130,8 @@ def probe_exec(
 ) -> None:
     """Run one probe in one mode and print its record, as the helper probe-exec does.
 
-    Exit 0 if the record is the probe's own, 1 after wrong use, 3 if its time was over, and 2 if
-    the harness had to write the record for another reason.
+    Exit 0 if the record is the probe's own, 1 for wrong use, 3 if it took too long, and 2 if the
+    harness wrote the record for another reason.
     """
 
     async def work() -> int:
@@ -135,9 +139,9 @@ def probe_exec(
 
         if len(words) > 2 or (mode and len(words) == 2):
             raise UsageError("expected one probe, or a mode and a probe")
-        name, said = words[-1], words[0] if len(words) == 2 else mode
-        folder = probes or _folder_of(name) or _beside(name)
-        outcome = await _run_one(name, said, folder, catalog, boundary, workspace, timeout)
+        name, given = words[-1], words[0] if len(words) == 2 else mode
+        folder = probes or _folder_of(name) or _helper_probes(name)
+        outcome = await _run_one(name, given, folder, catalog, boundary, workspace, timeout)
         if any(failure.reason == "timed-out" for failure in outcome.failures):
             return 3
         return 2 if outcome.failed or outcome.strays else 0
@@ -181,23 +185,23 @@ def gate(
         metavar="[ID|PATH…]",
         help="Probe ids, paths to scripts, or one folder. Default: the whole folder.",
     ),
-    static: bool = typer.Option(False, "--static", help="Read the scripts, run nothing."),
+    static: bool = typer.Option(False, "--static", help="Only read the scripts, run nothing."),
     probes: Probes = None,
     catalog: Catalog = None,
     boundary: Boundary = None,
     workspace: Path | None = typer.Option(
         None,
         metavar="DIR",
-        help="Where they run. Default: a scratch repository, watched for leftovers.",
+        help="Where probes run. Default: a scratch repository, checked for leftovers.",
     ),
     timeout: ProbeTimeout = 10.0,
 ) -> None:
     """Check probe scripts against the author's contract.
 
-    The contract is probes/AGENTS.md. First the text of each script is read, then the script
-    runs once and every word that it hands to emit-record is looked at. Findings go to stdout
-    as records, and as sentences to stderr. Exit 1 if there is a finding. A script runs where it
-    lies: what it makes in its own tree is not watched.
+    The contract is probes/AGENTS.md. Each script is read, then run once, and every word that
+    it passes to emit-record is checked. Findings go to stdout as records, and to stderr as
+    sentences. Exit 1 if there is a finding. A script runs from its own folder; files that it
+    creates there are not noticed.
 
     \b
       stream gate fs_tmp_write
@@ -236,8 +240,8 @@ def gate(
 def helpers() -> None:
     """Print the folder of the helpers that probes call.
 
-    A probe looks for them in ../bin, seen from its script. `stream` brings them along; to run
-    a probe without it, link them there:
+    A probe looks for them in ../bin, relative to its script. `stream` provides them; to run a
+    probe without it, link them there:
 
     \b
       ln -s "$(stream helpers)" bin
@@ -253,19 +257,19 @@ def helpers() -> None:
 
 
 def _by_folder(names: list[str], probes: Path | None) -> dict[Path | None, list[str]]:
-    """Which of the names lie in which folder. No names: all that is in it."""
-    found: dict[Path | None, list[str]] = {} if names else {probes or _beside(): []}
+    """Group the names by folder. An empty list means all probes of the folder."""
+    found: dict[Path | None, list[str]] = {} if names else {probes or _helper_probes(): []}
     for name in names:
-        folder = probes or _folder_of(name) or _beside(name)
+        folder = probes or _folder_of(name) or _helper_probes(name)
         if probes is None and Path(name).is_dir():
             found[folder] = []
-        elif found.get(folder, [""]):  # else all of it are meant already
+        elif found.get(folder, [""]):  # an empty list already means all of them
             found.setdefault(folder, []).append(name)
     return found
 
 
 def _folder_of(name: str) -> Path | None:
-    """`stream probe path/to/x.sh` means the folder that it lies in."""
+    """Return the folder of a script that is named by a path."""
     from stream.errors import InputError
 
     path = Path(name)
@@ -280,11 +284,11 @@ def _folder_of(name: str) -> Path | None:
     return path.parent
 
 
-def _beside(name: str = "") -> Path | None:
-    """The probes of the tree whose bin/ a helper was called in, if they have the one."""
-    if _ProbeHelperCommand.beside is None:
+def _helper_probes(name: str = "") -> Path | None:
+    """Return the probes/ next to the bin/ that a helper was called in, if it has that probe."""
+    if _ProbeHelperCommand.helper_folder is None:
         return None
     # By name alone: bin may be a link.
-    folder = Path(os.path.abspath(_ProbeHelperCommand.beside / os.pardir / "probes"))  # noqa: PTH100
+    folder = Path(os.path.abspath(_ProbeHelperCommand.helper_folder / os.pardir / "probes"))  # noqa: PTH100
     script = folder / (name if name.endswith(".sh") else f"{name}.sh")
     return folder if (script.is_file() if name else folder.is_dir()) else None

@@ -1,4 +1,4 @@
-"""What `stream observe` says to people: where it records, and what a run came to."""
+"""The messages of `stream observe`: where it records, how the run ended, and its archive."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from stream.records.decision import CaptureMode
     from stream.records.run import RunSummary
 
-_NAMED = 5  #: processes
+_SHOWN = 5  #: processes, or types of lines
 
 
 def announce(recording: RunSettings) -> None:
+    """Report, before the agent starts, where it works and what is recorded."""
     from stream.observe.settings import leads_out
     from stream.records.decision import CONSTRAINTS
 
@@ -33,18 +34,19 @@ def announce(recording: RunSettings) -> None:
         note(f"stream: {recording.scenario.remark}")
     if unchecked := [one.id for one in recording.scenario.constraints if one.id not in CONSTRAINTS]:
         names = ", ".join(unchecked)
-        note(f"stream: constraints that no rule here checks, and that stay unknown: {names}")
+        note(f"stream: no rule checks these constraints, they stay unknown: {names}")
     if recording.agent.known_by == "declared":
         named = f"{recording.agent.id} {recording.agent.version}".removesuffix(" unknown")
-        note(f"stream: the agent is declared to be {named}")
+        note(f"stream: the agent is declared as {named}")
     for word in map(os.fsdecode, recording.argv[1:]):
         if recording.workspace_mode != "here" and leads_out(word) and os.path.lexists(word):
-            note(f"stream: {word}: a relative path starts in the workspace, and this one leads out")
+            note(f"stream: {word}: this path is relative to the workspace, and leads out of it")
     if recording.disclosure.mode != "full":
-        note("stream: secrets are taken out of the record, not out of the workspace")
+        note("stream: secrets are removed from the record, not from the workspace")
 
 
 def conclude(observed: Observed, recording: RunSettings, *, quiet: bool) -> None:
+    """Report how the run ended: what went wrong and, unless `quiet`, what it did."""
     summary = observed.summary
     for trouble in summary.incomplete:
         note(f"stream: the record is incomplete: {trouble}")
@@ -66,26 +68,26 @@ def conclude(observed: Observed, recording: RunSettings, *, quiet: bool) -> None
     if summary.changed_paths and recording.workspace_mode != "here":
         # What was not captured in full cannot be compared with what is there.
         if recording.workspace_mode == "copy" and recording.disclosure.mode == "full":
-            note(f"stream: to take the changes over: stream apply {_shown(recording.folder)}")
+            note(f"stream: to apply the changes: stream apply {_shown(recording.folder)}")
         else:
-            note(f"stream: what it made is in {_shown(recording.workspace)}")
+            note(f"stream: its changes are in {_shown(recording.workspace)}")
     note(f"stream: to check the record: stream check {_shown(recording.folder)}")
     if summary.kernel_layer not in (None, "absent"):
-        note(f"stream: and what the kernel says: stream verify {_shown(recording.folder)}")
+        note(f"stream: and its kernel evidence: stream verify {_shown(recording.folder)}")
 
 
 def _hint(summary: RunSummary, recording: RunSettings) -> str:
-    """Where a command that was not found was looked for."""
+    """Return where a command that was not found was searched."""
     name = os.fsdecode(recording.argv[0])
     if recording.executable is None and summary.exit_code in (126, 127):
         if (recording.workspace / name).is_file() or Path(name).is_file():
-            return f"; it is looked for on PATH: to start the file that is here, say ./{name}"
-        return "; there is no program of this name on PATH"
+            return f"; commands are searched on PATH: to start the file that is here, use ./{name}"
+        return "; there is no such program on PATH"
     if recording.executable is None or summary.exit_code != 127:
         return ""
     place = recording.workspace / recording.executable
     if os.access(place, os.X_OK):
-        return "; the file is there, but the interpreter or loader that it names is not"
+        return "; the file exists, but its interpreter or loader does not"
     if "/" in name and not name.startswith("/"):
         return f"; neither in the workspace nor in {Path.cwd()}"
     return ""
@@ -99,14 +101,14 @@ def _closing(summary: RunSummary, mode: CaptureMode) -> Iterator[str]:
     if summary.stopped:
         from stream.records.run import count_processes
 
-        names = ", ".join(summary.stopped[:_NAMED])
-        more = count_processes(summary.stopped) - _NAMED
+        names = ", ".join(summary.stopped[:_SHOWN])
+        more = count_processes(summary.stopped) - _SHOWN
         rest = f" and {more} more" if more > 0 else ""
-        yield f"it left processes behind, which were ended: {names}{rest}"
+        yield f"processes that outlived it were ended: {names}{rest}"
     if summary.declared_denials:
         tools = ", ".join(summary.declared_denied_tools)
         times = number(summary.declared_denials, "time")
-        yield f"it was refused permission {times}, as it declares: {tools}"
+        yield f"it declares that it was refused permission {times}: {tools}"
     if summary.declared_error:
         yield "it declares an error"
     changed = summary.changed_paths
@@ -119,7 +121,7 @@ def _closing(summary: RunSummary, mode: CaptureMode) -> Iterator[str]:
     if summary.commands:
         yield f"{number(summary.commands, 'call')} of wrapped programs"
     elif summary.commands is None:
-        yield "calls of wrapped programs were not observed: events.jsonl says why"
+        yield "calls of wrapped programs were not observed: see events.jsonl"
     else:
         yield "no calls of wrapped programs were seen"
     if summary.redacted or (summary.redacted is not None and mode == "redacted"):
@@ -133,7 +135,7 @@ def _closing(summary: RunSummary, mode: CaptureMode) -> Iterator[str]:
 
 
 def _seen(summary: RunSummary) -> str:
-    """What the kernel layer is worth."""
+    """Return how complete the kernel layer is."""
     if summary.kernel_layer == "absent":
         return "the kernel was not watched: see observation-health.json"
     seen = number(summary.kernel_events or 0, "kernel event")
@@ -141,30 +143,30 @@ def _seen(summary: RunSummary) -> str:
         lost = f", {summary.kernel_lost} lost" if summary.kernel_lost else ""
         return f"{seen}{lost}: not all of them, see observation-health.json"
     if not summary.tool_calls:
-        return f"{seen}, none lost; {_untold(summary)}"
+        return f"{seen}, none lost; {_no_calls(summary)}"
     calls = number(summary.tool_calls, "tool call")
     why = "" if summary.correlation == "clean" else ": see correlation-report.json"
     return f"{seen}, none lost; {calls}, bound to them: {summary.correlation}{why}"
 
 
-def _untold(summary: RunSummary) -> str:
-    """Of tool calls, where none is known: none may have been told in a form that is."""
-    told = summary.unknown_form
-    if not told:
-        return "no tool calls were told"
-    types = ", ".join(f"{count} {kind}" for kind, count in [*told.items()][:_NAMED])
-    more = ", …" if len(told) > _NAMED else ""
-    lines = number(sum(told.values()), "line")
+def _no_calls(summary: RunSummary) -> str:
+    """Say that no tool call is known, and how many lines may report some in an unknown form."""
+    unknown = summary.unknown_form
+    if not unknown:
+        return "no tool calls were reported"
+    types = ", ".join(f"{count} {kind}" for kind, count in [*unknown.items()][:_SHOWN])
+    more = ", …" if len(unknown) > _SHOWN else ""
+    lines = number(sum(unknown.values()), "line")
     return (
-        f"no tool calls were told in a form that is known: {lines} of its stdout"
-        f" ({types}{more}) may tell of some, and do not say whose form that is"
+        f"no tool calls were reported in a known format: {lines} of its stdout"
+        f" ({types}{more}) may report some in an unknown one"
     )
 
 
 async def put_away(
     recording: RunSettings, target: Path, interrupts: Interrupts, *, quiet: bool, force: bool
 ) -> bool:
-    """Whether it could be archived: the run itself is over, and recorded. An interrupt ends it."""
+    """Archive a finished run and return whether that worked. A signal ends only the archiving."""
     from anyio import CancelScope
 
     from stream.errors import StreamError, UnfinishedError
@@ -178,7 +180,7 @@ async def put_away(
         except StreamError as error:
             note(f"stream: not archived: {error}")
             if not isinstance(error, UnfinishedError):
-                note(f"stream: once that is mended: {later}")
+                note(f"stream: to try again: {later}")
             return False
         if not quiet:
             note(f"stream: archived in {target}: {number(done.written.entries, 'file')}")
@@ -189,7 +191,7 @@ async def put_away(
 
 
 def _verdicts(observed: Observed) -> Iterator[str]:
-    """What was asked for and does not hold, with its evidence."""
+    """Yield each constraint that does not hold, with its evidence."""
     from stream.records.decision import CONSTRAINTS
 
     found = observed.evaluation
@@ -201,7 +203,7 @@ def _verdicts(observed: Observed) -> Iterator[str]:
 
 
 def _shown(folder: Path) -> str:
-    """As short as it can be said from here."""
+    """Return the path relative to the current folder, where that is shorter."""
     try:
         here = Path.cwd()
     except FileNotFoundError:  # the agent has removed it

@@ -1,7 +1,5 @@
-"""Runs what a command composed, and maps how it ended to an exit code. The one place
-where exceptions are caught.
-
-One live line on a terminal's stderr; nothing anywhere else."""
+"""Run what a command composed and map its end to an exit code: the one place where exceptions are
+caught. Progress is one live line on a terminal, and nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -30,45 +28,41 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 READER_GONE = 141
-PATIENCE = 4.0  #: seconds for an end in order: longer than to end what ignores SIGTERM takes
+PATIENCE = 4.0  #: seconds for an orderly end: longer than ending a process that ignores SIGTERM
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def note(text: str) -> None:
-    """To people: stderr, without anything that a terminal would obey. That nobody can be told
-    changes no record and no answer."""
+    """Write text for people to stderr, with control characters escaped. A failure to write
+    is ignored: it changes neither records nor the exit code."""
     from stream.errors import visible
 
     with suppress(OSError):
         typer.echo("\n".join(map(visible, text.split("\n"))), err=True)
 
 
-def tell_unchecked(command: str, unknown: int, counts: Counts, *, as_filter: bool) -> bool:
-    """What went through unchecked. True: that is all that came, and no yes. An empty file is what
-    somebody named; nothing in a pipe may be what is left of a command that failed."""
+def report_unchecked(command: str, unknown: int, counts: Counts, *, as_filter: bool) -> bool:
+    """Report lines that were not checked, and return whether nothing was. An empty file that the
+    user named is fine; an empty pipe may be all that is left of a command that failed."""
     if as_filter and counts.received == counts.filtered:
-        note(f"{command}: no records came")
+        note(f"{command}: no records arrived")
         return True
     if unknown:
         lines = number(unknown, "line")
-        note(f"{command}: not checked: {lines} of contracts that stream does not know")
+        note(f"{command}: not checked: {lines} of unknown contracts")
     return 0 < unknown == counts.passed
 
 
 def echo(text: str | bytes) -> None:
-    """The answer of a command that writes no stream of records: stdout."""
-    from stream.errors import OutputError, os_reason
+    """Print the answer of a command that writes no stream of records to stdout."""
+    from stream.errors import OutputError, reporting
 
-    try:
+    with reporting("stdout", OutputError):
         typer.echo(text)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise OutputError(f"stdout: {os_reason(error)}") from None
 
 
 def start(app: Callable[[], None]) -> None:
-    """The command line, whatever state the process was started in."""
+    """Run the command line, whatever state the process was started in."""
     _open_standard_streams()
     try:
         try:
@@ -98,8 +92,8 @@ def run(work: Callable[[], Awaitable[int]]) -> None:
 
 
 def run_filter(sources: Sequence[str], work: Callable[[], Awaitable[int]]) -> None:
-    """The same for a command that reads records. Ctrl-C goes to all of a pipe: what the writer
-    still says before it ends is taken, and told of, as PATIENCE allows."""
+    """Run a command that reads records. Ctrl-C reaches every process of a pipe: what the writer
+    still sends before it ends is read and counted, for at most PATIENCE."""
     is_piped = "-" in sources and stat.S_ISFIFO(os.fstat(0).st_mode)
     run_prepared(nullcontext, lambda _: work(), (lambda: None) if is_piped else None)
 
@@ -110,19 +104,19 @@ def run_prepared(
     stop: Callable[[], None] | None = None,
     pass_on: Callable[[int], None] | None = None,
 ) -> None:
-    """The same, of what `prepare` has made ready.
+    """Run `work` on what `prepare` has made ready, and leave with the exit code.
 
-    What it starts runs while the rest is imported, and it ends what is left of that. The first
-    signal asks `stop` for an end in order, which has PATIENCE for it; where there is no `stop`,
-    and for whoever signals again, `work` is cancelled. With `pass_on`, signals are somebody
-    else's: each is passed on, and `work` goes on to its own end and exit code.
+    What `prepare` starts runs while the rest is imported; on exit, `prepare` ends what is left of
+    it. The first signal calls `stop` and allows PATIENCE for an orderly end; without `stop`, or on
+    a second signal, `work` is cancelled. With `pass_on`, each signal is passed on instead, and
+    `work` goes on to its own end and exit code.
     """
     from stream.errors import StreamError
 
     early: list[int] = []
-    heeded = _heeded()
+    handled = _handled_signals()
 
-    def hear(number: int, frame: object) -> None:
+    def handle(number: int, frame: object) -> None:
         if pass_on:
             pass_on(number)
             return
@@ -131,8 +125,8 @@ def run_prepared(
             stop()
 
     try:
-        for number in heeded:
-            signal.signal(number, hear)
+        for number in handled:
+            signal.signal(number, handle)
         with prepare() as prepared:
             import anyio
 
@@ -141,9 +135,9 @@ def run_prepared(
             gc.enable()
             gc.set_threshold(50_000)
             code = anyio.run(_until_signal, lambda: work(prepared), stop, early, pass_on)
-            for number in heeded:
+            for number in handled:
                 signal.signal(number, signal.SIG_IGN)
-        for number in heeded:  # nothing is left that a signal could spoil
+        for number in handled:  # nothing is left that a signal could spoil
             signal.signal(number, signal.SIG_DFL)
     except* StreamError as group:
         error = _first(group)
@@ -157,20 +151,20 @@ def run_prepared(
 
 
 def run_now(work: Callable[[], int]) -> None:
-    """The same for a command that waits for nothing: a signal ends it wherever it is."""
+    """Run a command that never waits: a signal ends it wherever it is."""
     from stream.errors import StreamError
 
-    def hear(number: int, frame: object) -> None:
+    def handle(number: int, frame: object) -> None:
         raise _Interrupted(number)
 
-    heeded = _heeded()
-    before = {number: signal.signal(number, hear) for number in heeded}
+    handled = _handled_signals()
+    before = {number: signal.signal(number, handle) for number in handled}
     try:
         code = work()
-        for number in heeded:
+        for number in handled:
             signal.signal(number, before[number])
     except _Interrupted as error:
-        for number in heeded:
+        for number in handled:
             signal.signal(number, signal.SIG_IGN)
         note("stream: interrupted")
         _leave(128 + error.number)
@@ -188,8 +182,9 @@ class _Interrupted(KeyboardInterrupt):
         self.number = number
 
 
-def _heeded() -> list[signal.Signals]:
-    """nohup, and a shell that starts a job in the background, have signals ignored: so do we."""
+def _handled_signals() -> list[signal.Signals]:
+    """Return the signals to handle: not those that nohup, or a shell that starts a job in the
+    background, has set to be ignored."""
     return [number for number in INTERRUPTS if signal.getsignal(number) != signal.SIG_IGN]
 
 
@@ -205,7 +200,7 @@ async def _until_signal(
 
     caught = 0
     # Held until all is cleaned up: a second signal must not cut that short.
-    with open_signal_receiver(*_heeded()) as signals:
+    with open_signal_receiver(*_handled_signals()) as signals:
         async with create_task_group() as tasks:
 
             async def give_up() -> None:
@@ -230,7 +225,7 @@ async def _until_signal(
 
             tasks.start_soon(watch)
             if not _can_send():
-                _beat(get_running_loop())
+                _poll_threads(get_running_loop())
             if early:
                 caught = early[0]
             else:
@@ -240,8 +235,8 @@ async def _until_signal(
 
 
 def _can_send() -> bool:
-    """Whether send(2) is allowed, by which asyncio tells its loop that a thread is done. Some
-    sandboxes refuse it, and asyncio would wait forever without a word."""
+    """Return whether send(2) is allowed. asyncio uses it to wake its loop when a thread is done;
+    where a sandbox refuses it, asyncio would wait forever."""
     import socket
 
     one, other = socket.socketpair()
@@ -253,9 +248,9 @@ def _can_send() -> bool:
     return True
 
 
-def _beat(loop: AbstractEventLoop) -> None:
-    """Looks often enough for what threads have finished, until the loop is closed."""
-    loop.call_later(0.005, _beat, loop)
+def _poll_threads(loop: AbstractEventLoop) -> None:
+    """Wake the loop every 5 ms, so that it sees what threads have finished."""
+    loop.call_later(0.005, _poll_threads, loop)
 
 
 def _first(group: BaseException) -> BaseException:
@@ -265,15 +260,15 @@ def _first(group: BaseException) -> BaseException:
 
 
 def _leave(code: int) -> NoReturn:
-    """At once: a thread may hang in a write that no reader takes, and stdout may be gone."""
+    """Exit at once: a thread may hang in a write that nobody reads, and stdout may be gone."""
     with suppress(OSError):
         sys.stderr.flush()
     os._exit(code)
 
 
 def _open_standard_streams() -> None:
-    """What the parent closed is opened again, so that no file of ours gets its number: stdin
-    and stdout the wrong way round, so that using them is an error, and stderr for nobody."""
+    """Reopen what the parent closed, so that no other file gets its number: stdin for writing and
+    stdout for reading, so that using them is an error, and stderr on /dev/null."""
     for fd, flags in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(fd)
@@ -288,8 +283,9 @@ def _open_standard_streams() -> None:
 
 
 class Progress:
+    """The live line of a matrix: cells done, and the probe that runs."""
+
     def __init__(self, total: int, *, is_shown: bool) -> None:
-        """Records on the same terminal show progress enough."""
         self._total = total
         self._shown = is_shown and sys.stderr.isatty()
         self._next = 0.0
@@ -308,12 +304,13 @@ class Progress:
             print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)  # noqa: T201
 
     def clear(self) -> None:
+        """Remove the line."""
         if self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # noqa: T201
 
 
 class Copying:
-    """While a workspace is copied, and only where that takes long enough to be seen."""
+    """The live line while a workspace is copied, shown after half a second."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
@@ -328,5 +325,6 @@ class Copying:
             print(f"\r\x1b[K{size >> 20} MB copied", end="", file=sys.stderr, flush=True)  # noqa: T201
 
     def clear(self) -> None:
+        """Remove the line."""
         if self._has_written:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # noqa: T201

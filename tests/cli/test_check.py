@@ -87,7 +87,7 @@ def test_a_run_folder(place: Place) -> None:
 
 def test_lines_that_nobody_knows_are_no_yes(place: Place) -> None:
     foreign = b'{"a":1}\n{"schema":"their.v1"}\n'
-    said = "check: not checked: 2 lines of contracts that stream does not know"
+    said = "check: not checked: 2 lines of unknown contracts"
     for data, code in ((foreign, 1), (foreign + GOOD, 0)):
         done = place.stream("check", "-", data=data)
         assert (done.code, done.out) == (code, data)

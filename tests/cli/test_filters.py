@@ -70,8 +70,8 @@ def test_findings_go_where_they_are_sent(place: Place, record: bytes) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["validate", "-", "-"], "it does not go with files"),
-        (["validate", "-", "file"], "it does not go with files"),
+        (["validate", "-", "-"], "`-` filters stdin and does not go with files"),
+        (["validate", "-", "file"], "`-` filters stdin and does not go with files"),
         (["validate", "f", "--findings", "x", "--reject", "x"], "x: the same file as x"),
         (["validate"], "Missing argument"),
         (["listen"], "Missing argument"),
@@ -79,7 +79,7 @@ def test_findings_go_where_they_are_sent(place: Place, record: bytes) -> None:
         (["listen", "good", "absent"], "absent: no such file or directory"),
         (["validate", "."], ".: is a directory"),
         (["listen", "."], ".: is a directory"),
-        (["emit", "-", "more"], "it does not go with more"),
+        (["emit", "-", "more"], "`-` reads stdin and does not go with more"),
         (["emit", "-", "--catalog", "absent"], "absent: no such file"),
         (["emit", "--catalog", "absent", "-"], "absent: no such file"),
         (["validate", "good", "--boundary", "absent"], "absent: no such file"),
@@ -179,7 +179,7 @@ def test_many_lines_are_not_held(place: Place, record: bytes) -> None:
 def test_nothing_in_a_pipe_is_no_yes(place: Place, command: str, nothing: bytes) -> None:
     done = place.stream(command, "-", data=nothing)
     assert (done.code, done.out) == (1, b"")
-    assert f"{command}: no records came\n" in done.err
+    assert f"{command}: no records arrived\n" in done.err
 
 
 def test_listen(place: Place, record: bytes) -> None:
@@ -252,7 +252,7 @@ def test_emit_alone(place: Place) -> None:
 def test_emit_without_words_is_wrong_use(place: Place) -> None:
     done = place.stream("emit")
     assert (done.code, done.out) == (2, b"")
-    assert "`-` is missing, or emit-record's words" in done.err
+    assert "`-` or the flags of emit-record are missing" in done.err
 
 
 @pytest.mark.parametrize(

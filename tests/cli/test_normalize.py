@@ -48,7 +48,7 @@ def test_a_file_becomes_the_kernel_layer(place: Place, source: Path) -> None:
     books = "7 in = 5 out + 0 rejected + 2 filtered"
     assert done.err.splitlines() == [
         "ebpf: 3 records lost: the ring was full",
-        f"normalize: {books}; 3 kernel events, 2 detail lines; left out: 1 loader, 1 proc",
+        f"normalize: {books}; 3 kernel events, 2 detail lines; filtered: 1 loader, 1 proc",
     ]
 
 
@@ -113,7 +113,7 @@ def test_bad_lines_are_rejected_with_their_place(place: Place, source: Path) -> 
     assert "9 in = 2 out + 6 rejected + 1 filtered" in done.err
     done = place.stream("normalize", source)
     assert f"{source}:3: " in done.err
-    assert "the feed's books are missing" in done.err
+    assert "the feed's counters are missing" in done.err
 
 
 def test_the_file_of_a_feed_has_nothing_else(place: Place, source: Path) -> None:
@@ -133,14 +133,14 @@ def test_the_file_of_a_feed_has_nothing_else(place: Place, source: Path) -> None
         (
             {"misses": 500, "lost_forks": 3, "unparsed": 9, "unknown_loss": "it broke", "seen": 1},
             [
-                "not everything was seen: stream_kernel_misses: misses=500",
-                "not everything was seen: stream_kernel_lost_forks: lost_forks=3",
-                "not everything was seen: stream_kernel_unparsed: unparsed=9",
-                "not everything was seen: stream_kernel_unknown_loss: it broke",
-                "not everything was seen: stream_kernel_books: got=10 dropped=0 seen=1",
+                "the capture is incomplete: stream_kernel_misses: misses=500",
+                "the capture is incomplete: stream_kernel_lost_forks: lost_forks=3",
+                "the capture is incomplete: stream_kernel_unparsed: unparsed=9",
+                "the capture is incomplete: stream_kernel_unknown_loss: it broke",
+                "the capture is incomplete: stream_kernel_books: got=10 dropped=0 seen=1",
             ],
         ),
-        ({"uring": "hole"}, ["what went by way of io_uring was not seen"]),
+        ({"uring": "hole"}, ["operations through io_uring were not seen"]),
     ],
 )
 def test_what_a_feed_lost_is_said(

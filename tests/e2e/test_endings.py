@@ -135,7 +135,7 @@ def test_what_does_not_end_is_ended(rig: Rig) -> None:
     [name] = recorded.summary["stopped"]
     assert name.startswith("perl ")
     assert recorded.summary["outlived"] == [name]
-    assert "it left processes behind, which were ended: perl" in recorded.done.err
+    assert "processes that outlived it were ended: perl" in recorded.done.err
 
 
 def test_a_command_in_the_background(rig: Rig) -> None:

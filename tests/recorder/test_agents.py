@@ -162,7 +162,7 @@ def test_what_is_declared_is_marked(place: Place) -> None:
     run = observe(place, *words)
     assert known(run) == ("claude-code", "2.1.0", "declared", "declared")
     assert metadata(run)["profile"] == "poc"
-    assert "the agent is declared to be claude-code 2.1.0" in run.done.err
+    assert "the agent is declared as claude-code 2.1.0" in run.done.err
 
 
 @pytest.mark.parametrize("text", ["", " ", "@1.0", "claude@", "a\nb", "x" * 200])

@@ -123,7 +123,7 @@ def test_calls_in_a_form_that_is_not_known_are_no_silence(
     assert run.summary["unknown_form"] == types
     assert layer(run, "sdk") == layer(run, "policy") == []
     assert place.stream("check", run.folder, "--profile", "agents").code == 0
-    lines = f"no tool calls were told in a form that is known: {sum(types.values())} lines"
+    lines = f"no tool calls were reported in a known format: {sum(types.values())} lines"
     assert lines in run.done.err
     assert all(f"{count} {kind}" in run.done.err for kind, count in types.items())
     report = json.loads((run.folder / "correlation-report.json").read_bytes())
@@ -156,7 +156,7 @@ def test_what_reports_no_calls_is_no_other_form(place: Place) -> None:
     lines = ('{"level":"info"}', '[{"type":"a"}]', 'a {"type":"b"}', '{"type":7}')
     run = observe(place, *HOOKS[:2], "--", "printf", r"%s\n", *lines)
     assert run.summary["unknown_form"] == {}
-    assert "no tool calls were told\n" in run.done.err
+    assert "no tool calls were reported\n" in run.done.err
 
 
 @pytest.mark.parametrize("how", [HOOKS, OTEL], ids=["hooks", "otel"])

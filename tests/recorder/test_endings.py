@@ -202,7 +202,7 @@ def test_who_does_not_end_is_ended_and_named(place: Place) -> None:
     assert run.done.code == 0
     assert len(run.summary["stopped"]) == 2
     assert all(name.startswith("perl (pid ") for name in run.summary["stopped"])
-    assert "it left processes behind, which were ended: perl (pid " in run.done.err
+    assert "processes that outlived it were ended: perl (pid " in run.done.err
 
 
 def test_of_many_that_are_ended_all_are_counted(place: Place) -> None:
@@ -224,7 +224,7 @@ def test_who_does_not_end_is_a_group_where_nobody_can_be_seen(place: Place) -> N
     (group,) = run.summary["outlived"]
     assert group.startswith("process group ")
     assert run.summary["stopped"] == [group]
-    assert f"it left processes behind, which were ended: {group}" in run.done.err
+    assert f"processes that outlived it were ended: {group}" in run.done.err
 
 
 def test_without_grace(place: Place) -> None:

@@ -43,7 +43,7 @@ def check_absent(place: Place, run: Run, reason: str) -> None:
     assert f"stream: the kernel is not watched: {reason}\n" in run.done.err
     found = document(run, "observation-health.json")
     assert (found["kernel_layer"], found["cgroup_correlation"]) == ("absent", "failed")
-    assert "what the kernel says" not in run.done.err
+    assert "kernel evidence" not in run.done.err
     assert found["network_protocol_coverage"] == "unknown"
     (note,) = (note for note in found["notes"] if note.startswith("stream_kernel_absent: "))
     assert reason in note

@@ -219,14 +219,14 @@ def test_a_command_that_is_not_there_is_named(place: Place, quiet: tuple[str, ..
     """It is what went wrong, and says where it was looked for."""
     write_script(place.workspace / "lost", "#!/no/such/interpreter\n")
     (place.workspace / "folder").mkdir()
-    say = "it is looked for on PATH: to start the file that is here, say ./lost"
+    say = "commands are searched on PATH: to start the file that is here, use ./lost"
     here = str(place.workspace)
     for word, why in (
-        ("nosuch", "there is no program of this name on PATH"),
+        ("nosuch", "there is no such program on PATH"),
         ("lost", say),
-        ("folder", "there is no program of this name on PATH"),
+        ("folder", "there is no such program on PATH"),
         ("sub/nosuch", f"neither in the workspace nor in {here}"),
-        ("./lost", "the file is there, but the interpreter or loader that it names is not"),
+        ("./lost", "the file exists, but its interpreter or loader does not"),
         ("/no/such", ""),
     ):
         done = place.stream("observe", *quiet, *CI, "--", word)
@@ -258,7 +258,7 @@ def test_only_what_can_be_applied_is_offered(place: Place, mode: str, capture: s
     folder = run.folder.relative_to(place.workspace)
     offered = f"stream apply {folder}\n" in run.done.err
     assert offered == (place.stream("apply", run.folder, "--dry-run").code == 0)
-    assert (f"what it made is in {folder}/workspace\n" in run.done.err) != offered
+    assert (f"its changes are in {folder}/workspace\n" in run.done.err) != offered
 
 
 def test_a_command_that_cannot_be_run(place: Place) -> None:

@@ -92,5 +92,5 @@ def test_a_folder_of_path_that_nobody_may_look_into(
     path = f"{closed / 'here'}:{open_place.env['PATH']}"
     done = run("observe", "-q", "--runs", runs, "--", "nosuch", env={"PATH": path})
     assert done.code == 126
-    why = "permission denied; there is no program of this name on PATH"
+    why = "permission denied; there is no such program on PATH"
     assert done.err == f"stream: nosuch: not started: {why}\n"
