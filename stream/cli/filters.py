@@ -456,7 +456,7 @@ def validate(
     reject: Reject = None,
     force: Force = False,
 ) -> None:
-    """Check records, catalogs and descriptors against their contracts.
+    """Check records, catalogs and descriptors by their contracts.
 
     Given files, findings go to stdout as records (on a terminal: as sentences). Given `-`, it
     is a filter: valid lines go on to stdout unchanged, lines of unknown contracts also pass and

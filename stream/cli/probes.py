@@ -108,9 +108,7 @@ def probe(
 
 
 def probe_exec(
-    words: list[str] = typer.Argument(
-        ..., metavar="[MODE] PROBE", help="The probe, as older scripts name it."
-    ),
+    words: list[str] = typer.Argument(..., metavar="[MODE] PROBE", help="The probe."),
     mode: str | None = typer.Option(
         None, metavar="M", help="Run mode. Default: the pattern's first."
     ),
