@@ -198,8 +198,9 @@ def normalize(
         check_readable([source])
         expect(source, "telemetry")
         check_outputs([detail, reject], [source], force=force)
-        stage = Normalize(run_id, is_alone=source != "-")
-        sinks = _normalize_sinks(source == "-", detail, reject)
+        is_filter = source == "-"
+        stage = Normalize(run_id, is_alone=not is_filter, has_inline_details=detail == "-")
+        sinks = _normalize_sinks(is_filter, detail, reject)
         await Pipeline((NdjsonSource(source),)).through(stage).into(*sinks)
         note(_normalize_summary(stage))
         _report_losses(stage)
@@ -220,11 +221,10 @@ def _normalize_sinks(is_filter: bool, detail: str | None, reject: str | None) ->
     )
     from stream.sinks.ndjson import Ndjson, Text
 
-    details = (DETAILS, GAPS)
-    kinds = [LINES, KERNEL, *(details if detail == "-" else ())]
-    sinks: list[Any] = [Ndjson("-", {*kinds, *((GAPS, CAPTURES) if is_filter else ())})]
+    gaps = (GAPS,) if is_filter or detail == "-" else ()
+    sinks: list[Any] = [Ndjson("-", (LINES, KERNEL, *gaps, *((CAPTURES,) if is_filter else ())))]
     if detail is not None and detail != "-":
-        sinks.append(Ndjson(detail, details))
+        sinks.append(Ndjson(detail, (DETAILS, GAPS)))
     if reject:
         sinks.append(Ndjson(reject, (REJECTS,)))
     sinks.append(Text((FINDINGS, GAPS) if reject else (FINDINGS, GAPS, REJECTS)))

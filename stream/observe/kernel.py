@@ -17,11 +17,9 @@ from anyio import Event, create_task_group, to_thread
 from msgspec import Struct
 
 from stream.archive.chain import LayerFiles
-from stream.codec import join_lines
 from stream.errors import FeedError, RequiredError, number, os_reason
 from stream.evidence.claude_formats import Sdk
 from stream.evidence.markers import COMMANDS, DroppedInput
-from stream.evidence.surface import Surface
 from stream.files.append import RecordedFile, Reserve
 from stream.observe.evidence import CaptureResult, CommandResult, record_evidence
 from stream.observe.settings import RunSettings
@@ -30,7 +28,7 @@ from stream.process.cgroup import Cgroup
 from stream.process.guard import Guard
 from stream.process.messages import Start
 from stream.records.artifacts import DETAIL_FILE, KERNEL_FILE
-from stream.records.control import DETAILS, GAPS, KERNEL, Gap
+from stream.records.control import DETAILS, GAPS, KERNEL, TIMES, Gap
 from stream.records.kernel import RawCapture, path_text, taint
 from stream.records.run import RunSummary
 from stream.sinks.raw import RawCopy
@@ -48,6 +46,7 @@ from stream.transformers.tool_events import EventTimeIndex, ToolCallCollector
 NOTHING = "the command ran, and the feed saw nothing of it"
 UNFINISHED = "the feed ended before its books were closed"
 _encode = msgspec.json.Encoder().encode
+_encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class KernelOptions(Struct, frozen=True, kw_only=True):
@@ -84,7 +83,7 @@ class KernelRecorder:
             },
         )
         self._decisions = DecisionLog(wish.policy_log) if wish.policy_log else None
-        self._normalize = Normalize(recording.run_id, surface=Surface(), keeps_times=True)
+        self._normalize = Normalize(recording.run_id, keeps_writes=True)
         self._times = EventTimeIndex(recording.folder)
         self._reserve = Reserve(recording.folder)
         self._feed: Feed | None = None
@@ -167,7 +166,7 @@ class KernelRecorder:
     async def _watch_kernel(self, feed: Feed) -> None:
         policy, raw = self._recording.disclosure, self._wish.raw
         pipeline = Pipeline((feed,))
-        sinks: list[Sink] = [_LayerSink(self._files, self._normalize, self._times)]
+        sinks: list[Sink] = [_LayerSink(self._files, self._times)]
         if policy.redactor is not None:
             pipeline = pipeline.through(Redact(policy))
         if raw is not None:
@@ -286,20 +285,20 @@ def _reason(error: BaseException) -> str:
 
 
 class _LayerSink(Struct):
-    """Lines of the kernel layer, each batch with one write a file."""
+    """Write the records of the kernel layer, each batch with one write."""
 
-    kinds = (KERNEL, DETAILS, GAPS)
+    kinds = (KERNEL, DETAILS, GAPS, TIMES)
 
     files: LayerFiles
-    normalize: Normalize
     times: EventTimeIndex
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write]:
         async def write(batch: Batch[Any]) -> None:
-            lines = map(_encode, batch.items) if batch.kind == GAPS else batch.items
+            if batch.kind == TIMES:
+                self.times.add(batch.items)
+                return
             name = KERNEL_FILE if batch.kind == KERNEL else DETAIL_FILE
-            self.files.append(name, join_lines(lines), len(batch.items))
-            self.times.add(self.normalize.take_times())
+            self.files.append(name, _encode_lines(batch.items), len(batch.items))
 
         yield write

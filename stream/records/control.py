@@ -119,7 +119,7 @@ Control = Finding | Reject | Gap
 #: The kinds of items that a batch may hold.
 LINES, EVENTS, BOUNDARY = "lines", "events", "boundary"
 EMISSIONS, TELEMETRY, RAW = "emissions", "telemetry", "raw"
-KERNEL, DETAILS = "kernel", "details"
+KERNEL, DETAILS, TIMES = "kernel", "details", "times"
 FINDINGS, REJECTS, GAPS, CAPTURES = "findings", "rejects", "gaps", "captures"
 _KINDS: dict[type, str] = {Finding: FINDINGS, Reject: REJECTS, Gap: GAPS}
 

@@ -1,20 +1,12 @@
 """What a kernel feed saw: raw telemetry, the normalised layer, and what goes beside it.
 
 `RawEvent` is what a feed gives, `KernelEvent` is a line of layers/kernel.ndjson (its form is not
-ours to change), `KernelDetail` is the line of layers/kernel-ext.ndjson with the same number.
-
-What comes off a kernel's ring, before anybody needs it as events.
-
-Nearly all of a busy run is opens. They stay as they lie in the ring, each by its
-place, until somebody asks for an event: who only wants a line of the kernel layer reads the few
-fields that the line has."""
+ours to change), `KernelDetail` is the line of layers/kernel-ext.ndjson with the same number."""
 
 from __future__ import annotations
 
 import re
-import struct
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Literal, TypeAlias, overload
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -319,44 +311,29 @@ def _meant(escape: re.Match[bytes]) -> bytes:
 
 
 Telemetry: TypeAlias = RawEvent | Gap | RawCapture
-#: By the number that they have in the ring. creat, whose flags are no argument, is not of them.
-OPENS = ("", "open", "openat", "openat2")
-#: An open: call and flags of the record, pid, result, time, flags and mode, bytes of its path, its
-#: walk, its base and the walk's first name, resolve.
-OPEN_FIELDS = struct.Struct("<8xI4xIiQQ8xHHH4xHI")
-NO_RESULT = range(-516, -511)  #: what the kernel says to itself where a signal interrupts a call
-NAMES_AT = 64  #: behind the fields: the path as it was given, the walk from leaf to root, the base
 
 
-class RingBatch(Sequence[Telemetry]):
-    """A batch in the order of the ring; a number is the place of an open."""
+# Linux's names of errors by number, from 1, whatever machine reads them. They are the same on
+# x86-64 and arm64; `-` is a number that is not used.
+_ERRNOS = """
+EPERM ENOENT ESRCH EINTR EIO ENXIO E2BIG ENOEXEC EBADF ECHILD EAGAIN ENOMEM EACCES EFAULT ENOTBLK
+EBUSY EEXIST EXDEV ENODEV ENOTDIR EISDIR EINVAL ENFILE EMFILE ENOTTY ETXTBSY EFBIG ENOSPC ESPIPE
+EROFS EMLINK EPIPE EDOM ERANGE EDEADLK ENAMETOOLONG ENOLCK ENOSYS ENOTEMPTY ELOOP - ENOMSG EIDRM
+ECHRNG EL2NSYNC EL3HLT EL3RST ELNRNG EUNATCH ENOCSI EL2HLT EBADE EBADR EXFULL ENOANO EBADRQC
+EBADSLT - EBFONT ENOSTR ENODATA ETIME ENOSR ENONET ENOPKG EREMOTE ENOLINK EADV ESRMNT ECOMM
+EPROTO EMULTIHOP EDOTDOT EBADMSG EOVERFLOW ENOTUNIQ EBADFD EREMCHG ELIBACC ELIBBAD ELIBSCN
+ELIBMAX ELIBEXEC EILSEQ ERESTART ESTRPIPE EUSERS ENOTSOCK EDESTADDRREQ EMSGSIZE EPROTOTYPE
+ENOPROTOOPT EPROTONOSUPPORT ESOCKTNOSUPPORT EOPNOTSUPP EPFNOSUPPORT EAFNOSUPPORT EADDRINUSE
+EADDRNOTAVAIL ENETDOWN ENETUNREACH ENETRESET ECONNABORTED ECONNRESET ENOBUFS EISCONN ENOTCONN
+ESHUTDOWN ETOOMANYREFS ETIMEDOUT ECONNREFUSED EHOSTDOWN EHOSTUNREACH EALREADY EINPROGRESS ESTALE
+EUCLEAN ENOTNAM ENAVAIL EISNAM EREMOTEIO EDQUOT ENOMEDIUM EMEDIUMTYPE ECANCELED ENOKEY
+EKEYEXPIRED EKEYREVOKED EKEYREJECTED EOWNERDEAD ENOTRECOVERABLE ERFKILL EHWPOISON
+"""
+_ERRNO_NAMES = _ERRNOS.split()
+ERRNOS = {name: number for number, name in enumerate(_ERRNO_NAMES, 1)}
 
-    __slots__ = ("chunk", "event_at", "items")
 
-    def __init__(
-        self,
-        items: list[int | Telemetry],
-        chunk: bytes,
-        event_at: Callable[[bytes, int], RawEvent],
-    ) -> None:
-        self.items = items
-        self.chunk = chunk
-        self.event_at = event_at
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __iter__(self) -> Iterator[Telemetry]:
-        return map(self._event, self.items)
-
-    @overload
-    def __getitem__(self, index: int) -> Telemetry: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Telemetry]: ...
-    def __getitem__(self, index: int | slice) -> Telemetry | Sequence[Telemetry]:
-        if isinstance(index, slice):
-            return [self._event(item) for item in self.items[index]]
-        return self._event(self.items[index])
-
-    def _event(self, item: int | Telemetry) -> Telemetry:
-        return self.event_at(self.chunk, item) if isinstance(item, int) else item
+def errno_name(number: int) -> str:
+    """Return the name of an error, or `errno N` where Linux has no name for it."""
+    known = _ERRNO_NAMES[number - 1] if 0 < number <= len(_ERRNO_NAMES) else "-"
+    return f"errno {number}" if known == "-" else known

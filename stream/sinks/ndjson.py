@@ -20,7 +20,7 @@ from stream.pipeline import Batch, Write
 from stream.records.control import BOUNDARY, LINES, Control, sentence
 
 WriteBytes = Callable[[bytes], Awaitable[None]]
-encode_control = msgspec.json.Encoder().encode
+encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class Ndjson(Struct):
@@ -36,8 +36,8 @@ class Ndjson(Struct):
 
             async def write(batch: Batch[bytes | Struct]) -> None:
                 items = batch.items
-                lines = items if isinstance(items[0], bytes) else map(encode_control, items)
-                await write_bytes(join_lines(lines))  # type: ignore[arg-type]
+                is_encoded = isinstance(items[0], bytes)
+                await write_bytes(join_lines(items) if is_encoded else encode_lines(items))  # type: ignore[arg-type]
 
             yield write
 

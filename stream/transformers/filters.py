@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 
 FolderFilter = Callable[[str], str | None]
+_DOTS = ("", ".", "..")  #: no names in a folder
 
 
 class FilterRule(Struct, frozen=True):
@@ -135,10 +136,8 @@ def _never(name: str) -> None:
 
 
 def _all_but(rule: str, but: str = "") -> FolderFilter:
-    if not but:
-        return lambda name: rule
-    stays = re.compile(but, re.DOTALL).fullmatch
-    return lambda name: None if stays(name) else rule
+    stays = re.compile(but, re.DOTALL).fullmatch if but else _never
+    return lambda name: None if name in _DOTS or stays(name) else rule
 
 
 def _some(rule: str, names: str, others: FolderFilter) -> FolderFilter:

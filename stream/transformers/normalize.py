@@ -1,52 +1,50 @@
-"""normalize: what a kernel feed saw, as the numbered lines of the kernel layer.
+"""normalize: what a kernel feed saw, as the numbered records of the kernel layer.
 
-Out come lines of layers/kernel.ndjson (plain bytes) and, right behind the line that they belong
-to, lines of layers/kernel-ext.ndjson (`DetailLine`). Gaps stay where they stood, and so do the
-feed's books. What is left out is left out by a rule, and counted by it: reads of a loader and a
-runtime, by the table in `noise`; writes to the watched streams, which only place the agent's own
-words among the events.
+Out come events of layers/kernel.ndjson, details of layers/kernel-ext.ndjson, when each event
+happened, and what stood between them in its place: gaps, and the counters of the feed. What is
+left out is left out by a rule, and counted by it: reads of a loader and a runtime, by the table in
+`filters`; writes to the watched streams, which only place the agent's own words among the events.
 
 Lines of other contracts pass, but for `is_alone`, the file of one feed, where they are rejected.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec import Struct
 
-from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
+from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, join_lines, reject
 from stream.documents import repeated_key
 from stream.evidence.markers import Writes
-from stream.evidence.surface import OPENED, Surface
-from stream.pipeline import Batch, Counts, by_kind
+from stream.pipeline import Batch, Counts
 from stream.records.control import (
     CAPTURES,
     DETAILS,
     GAP,
-    GAPS,
     KERNEL,
     LINES,
-    REJECTS,
     TELEMETRY,
+    TIMES,
     Control,
     Fault,
     Gap,
-    Reject,
 )
+from stream.records.control import kind_of as kind_of_item
 from stream.records.kernel import (
     EVENT_TYPES,
     INODE_RESOLVED,
     OPEN,
     RAW_CAPTURE,
     RAW_KERNEL,
+    KernelDetail,
     KernelEvent,
     RawCapture,
     RawEvent,
-    RingBatch,
     kind_of,
     unknown_type,
 )
@@ -57,7 +55,6 @@ from stream.transformers.kernel_lines import (
     ROOTS_RULES,
     UNSURE,
     OpenForm,
-    QuickOpens,
     detail_of,
     has_detail,
     named,
@@ -67,46 +64,51 @@ from stream.transformers.kernel_lines import (
 )
 
 DEFAULT_RUN_ID = "run"
-WROTE = "wrote"  #: counted beside the rules of `noise`
+WROTE = "wrote"  #: counted beside the rules of `filters`
 RESOLVED = "inode_resolved"  #: how a monitor itself follows a name: counted with it
 NO_EVENTS = (WROTE, RESOLVED)  #: nothing that the run did
 _MOST_KNOWN = 50_000  #: folders, and forms of opens: a stream of many forgets and learns again
 
-_DOTS = ("", ".", "..")
-
 Given: TypeAlias = bytes | RawEvent | RawCapture | Control
-_decode = msgspec.json.Decoder(RawEvent | RawCapture | Gap).decode
-_encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(RawEvent | RawCapture | Gap)
+_encoder = msgspec.json.Encoder()
 
 
-def _forget(ts: int) -> None:
-    """Nobody asked when."""
+class _Output(Struct):
+    """What comes of one batch: events first, and their details behind them, up to whatever stands
+    between them in the stream."""
 
+    has_inline_details: bool
+    events: list[Any] = []
+    times: list[int] = []
+    details: list[KernelDetail] = []
+    batches: list[Batch[Any]] = []
 
-class DetailLine(bytes):
-    """A line of layers/kernel-ext.ndjson."""
+    def add_detail(self, detail: KernelDetail) -> None:
+        """Add the detail of the event that was added last."""
+        (self.events if self.has_inline_details else self.details).append(detail)
 
+    def add(self, item: Any) -> None:
+        """Add what is of neither layer."""
+        self.finish()
+        kind = CAPTURES if isinstance(item, RawCapture) else kind_of_item(item)
+        if not self.batches or self.batches[-1].kind != kind:
+            self.batches.append(Batch(kind, []))
+        self.batches[-1].items.append(item)  # type: ignore[attr-defined]
 
-class OtherLine(bytes):
-    """A line of another contract, which passes."""
-
-
-Normalized: TypeAlias = bytes | DetailLine | OtherLine | RawCapture | Control
-_KINDS = {
-    DetailLine: DETAILS,
-    OtherLine: LINES,
-    RawCapture: CAPTURES,
-    Gap: GAPS,
-    Reject: REJECTS,
-}
-
-
-def _kind_of(item: Normalized) -> str:
-    return _KINDS.get(type(item), KERNEL)
+    def finish(self) -> list[Batch[Any]]:
+        if self.events:
+            self.batches.append(Batch(KERNEL, self.events))
+            self.batches.append(Batch(TIMES, self.times))
+            self.events, self.times = [], []
+        if self.details:
+            self.batches.append(Batch(DETAILS, self.details))
+            self.details = []
+        return self.batches
 
 
 class Normalize:
-    """Raw events, or lines of them, in; lines of the two layers out."""
+    """Raw events, or lines of them, in; records of the two layers out."""
 
     name = "normalize"
     kinds = (LINES, TELEMETRY)
@@ -116,220 +118,204 @@ class Normalize:
         run_id: str | None = None,
         *,
         is_alone: bool = False,
-        surface: Surface | None = None,
-        keeps_times: bool = False,
+        has_inline_details: bool = False,
+        keeps_writes: bool = False,
     ) -> None:
         self.counts = Counts()
         self.dropped: dict[str, int] = {}  #: events left out, by rule
-        self.events = 0  #: lines of the kernel layer: the next one's number
-        self._details = 0
-        self._sent_along: Counter[str] = Counter()  #: of what was left out, with other books
+        self.events = 0  #: of the kernel layer: the next one's number
+        self.details = 0
         self.lost = 0  #: by the gaps
-        self.capture: RawCapture | None = None  #: the feed's books, once they have come
-        self.written: dict[str, Writes] = {}  #: to each watched stream, where times are kept
+        self.capture: RawCapture | None = None  #: the feed's counters, once they have come
+        self.written: dict[str, Writes] = {}  #: to each watched stream, where they are kept
         self._run_id = run_id or DEFAULT_RUN_ID
         self._is_alone = is_alone
-        self._surface = surface
-        self._times: list[int] | None = [] if keeps_times else None
-        self._forms: dict[tuple[int, int, int, bool], OpenForm] = {}
-        self._judges: dict[str, FolderFilter] = {}
-        self._failed_judges: dict[str, FolderFilter] = {}
-        #: It keeps what it knows in the surface: without one, every event goes the long way.
-        self._quick = (
-            None if surface is None else QuickOpens(self._run_id, surface, DetailLine, self._drop)
-        )
+        self._has_inline_details = has_inline_details
+        self._keeps_writes = keeps_writes
+        self._reported: Counter[str] = Counter()  # of `dropped`, with counters that went before
+        self._forms: dict[tuple[Any, ...], OpenForm] = {}
+        self._filters: dict[str, FolderFilter] = {}
+        self._failed_filters: dict[str, FolderFilter] = {}
 
-    def feed(self, given: Batch[Given], /) -> list[Batch[Any]]:
-        batch = given.items
-        self.counts.received += len(batch)
-        out: list[Normalized] = []
-        before = self.events
-        if isinstance(batch, RingBatch) and self._quick is not None:
-            self._feed_ring(batch, self._quick, out)
-        else:
-            self._feed(batch, out)
-        is_plain = len(out) == self.events - before
-        return [Batch(KERNEL, out)] if is_plain and out else by_kind(out, _kind_of)
-
-    def _feed_ring(self, batch: RingBatch, quick: QuickOpens, out: list[Normalized]) -> None:
-        items, times = batch.items, self._times
-        mark = _forget if times is None else times.append
-        done = 0
-        while True:
-            done, seq = quick.feed(batch, done, self.events, out, mark)
-            self.counts.passed += seq - self.events
-            self.events = seq
-            if done == len(items):
-                break
-            self._feed((batch[done],), out)
-            done += 1
-
-    def _feed(self, batch: Sequence[Given], out: list[Normalized]) -> None:
-        for index, item in enumerate(batch):
-            if isinstance(item, bytes):
-                try:
-                    event: object = _decode(item)
-                except DECODE_ERRORS as error:
-                    self._add_other(batch, index, error, out)
-                    continue
-                # What comes out as it went in has no key twice.
-                if _encode(event) != item and (repeated := repeated_key(item)):
-                    self._reject(batch, index, out, repeated)
-                    continue
-            else:
-                event = item
-            if type(event) is not RawEvent:
-                self._add_aside(event, out)
-                continue
-            event_type = EVENT_TYPES.get(event.call)
-            if event_type == OPEN:
-                self._add_open(event, out)
-            elif event_type is not None:
-                self._add_call(event, event_type, out)
-            elif event.call == WROTE:
-                self._add_written(event)
-            elif (number := unknown_type(event.call)) == INODE_RESOLVED:
-                self._drop(RESOLVED)
-            elif number is not None:
-                self._add_call(event, number, out)
-            else:
-                fault = Fault(f"{event.call!r} is no call of a feed", "$.call")
-                self._reject(batch, index, out, fault)
+    def feed(self, batch: Batch[Given], /) -> list[Batch[Any]]:
+        given, at = batch.items, 0
+        self.counts.received += len(given)
+        out = _Output(has_inline_details=self._has_inline_details)
+        items = _decoded(given) if batch.kind == LINES else given
+        while (at := self._add_opens(items, at, out)) < len(items):
+            self._add(given, at, items[at], out)
+            at += 1
+        return out.finish()
 
     def finish(self) -> tuple[()]:
         return ()
 
-    @property
-    def details(self) -> int:
-        return self._details + (self._quick.details if self._quick else 0)
-
-    def take_times(self) -> array[int]:
-        """When the events since the last time happened, in the order of their numbers."""
-        assert self._times is not None, "made without keeps_times"
-        taken, self._times = array("Q", self._times), []
-        return taken
-
-    def _add_open(self, event: RawEvent, out: list[Normalized]) -> None:
-        is_creat = event.call == "creat"
-        key = (event.flags, event.mode, event.resolve, is_creat)
-        form = self._forms.get(key) or self._new_form(key, event)
-        ret, value = event.ret, event.resolved
-        if ret is not None and ret >= 0 and value is not None and not event.marks:
-            rule = self._noise(value) if form.is_read else None
-        else:
-            value, rule = self._judge_unsure(event, form)
-        if rule is not None:
-            self._drop(rule)
-            return
-        line = form.line
-        line.seq, line.pid, line.value = self.events, event.pid, value
-        if ret is None:
-            line.return_value = line.status = msgspec.UNSET
-        else:
-            line.return_value = ret
-            line.status = "success" if ret >= 0 else "error"
-        out.append(_encode(line))
-        if value is None or event.path != value or event.marks or event.scope != "both":
-            self._add_detail(event, OPEN, value, out)
-        if self._surface is None:
-            pass
-        elif value is None:
-            detail = detail_of(self._run_id, self.events, event, OPEN, value)
-            self._surface.add_kernel(line, detail)
-        else:
-            self._show_open(self._surface, value, ret, form)
-        self._count(event)
+    def _add_opens(self, items: Sequence[Any], first: int, out: _Output) -> int:
+        """Add opens, which nearly all events are, up to the first item that is none; return where
+        that stands."""
+        forms, filters = self._forms, self._filters
+        add, mark = out.events.append, out.times.append
+        seq = start = self.events
+        at = first
+        for event in islice(items, first, None):
+            if type(event) is not RawEvent:
+                break
+            ret = event.ret
+            key = (event.flags, event.mode, event.resolve, ret, event.call)
+            form = forms.get(key) or self._new_form(key, event)
+            if form is None:
+                break
+            value, marks = event.resolved, event.marks
+            if value is None or marks or not form.is_done:
+                value, rule = self._judge_unsure(event, form)
+            elif form.is_read:
+                folder, slash, name = value.rpartition("/")
+                judge = filters.get(folder) or self._new_filter(folder)
+                rule = judge(name) if slash else None
+            else:
+                rule = None
+            at += 1
+            if rule is not None:
+                self._drop(rule)
+                continue
+            line = form.copy()
+            line.seq, line.pid, line.value = seq, event.pid, value
+            add(line)
+            mark(event.ts)
+            if (
+                event.path != value or value is None or marks or event.scope != "both"
+            ) and has_detail(event, OPEN, value):
+                self.details += 1
+                out.add_detail(detail_of(self._run_id, seq, event, OPEN, value))
+            seq += 1
+        self.events = seq
+        self.counts.passed += seq - start
+        return at
 
     def _judge_unsure(self, event: RawEvent, form: OpenForm) -> tuple[str | None, str | None]:
-        """The value, and the rule, of an open that failed or of which not all is known."""
-        is_done = event.ret is not None and event.ret >= 0
-        value = event.resolved if is_done else None
-        if value is None and not (is_done and "uring" in event.marks):  # which nobody followed
+        """Return the value, and the rule, of an open that failed or of which not all is known."""
+        value = event.resolved if form.is_done else None
+        if value is None and not (form.is_done and "uring" in event.marks):  # which nobody followed
             value = named(event)
-        if form.is_read and value is not None and event.marks == ["shared_files"]:
-            return value, self._judge_both(value, event.path)
-        if not form.is_read or value is None or not UNSURE.isdisjoint(event.marks):
+        if not form.is_read or value is None:
             return value, None
-        if is_done:
-            return value, self._noise(value) if event.resolved else None
-        if event.ret not in (-ENOENT, -ENOTDIR):
+        if event.marks == ["shared_files"]:
+            return value, self._rule_for_both(value, event.path)
+        if not UNSURE.isdisjoint(event.marks):
             return value, None
-        is_plain = is_straight(f"/{event.path}", value)
-        return value, self._noise(value, is_reached=False) if is_plain else None
+        if form.is_done:
+            return value, self._rule_for(value) if event.resolved else None
+        if event.ret not in (-ENOENT, -ENOTDIR) or not is_straight(f"/{event.path}", value):
+            return value, None
+        return value, self._rule_for(value, is_reached=False)
 
-    def _judge_both(self, reached: str, given: str | None) -> str | None:
-        """The rule, if what was named and what was found behind the descriptor later fall under
-        it, and nobody but root could have put a link there."""
+    def _rule_for_both(self, reached: str, given: str | None) -> str | None:
+        """Return the rule if what was named and what was found behind the descriptor later fall
+        under it, and nobody but root could have put a link there."""
         if given is None or not given.startswith("/") or not is_straight(given, given):
             return None
-        rule = self._noise(reached)
-        return rule if rule in ROOTS_RULES and rule == self._noise(given) else None
+        rule = self._rule_for(reached)
+        return rule if rule in ROOTS_RULES and rule == self._rule_for(given) else None
 
-    def _add_call(self, event: RawEvent, event_type: int, out: list[Normalized]) -> None:
+    def _rule_for(self, path: str, *, is_reached: bool = True) -> str | None:
+        """Return the rule by which a read of this path is left out."""
+        folder, slash, name = path.rpartition("/")
+        filters = self._filters if is_reached else self._failed_filters
+        rule_of = filters.get(folder) or self._new_filter(folder, is_reached=is_reached)
+        return rule_of(name) if slash else None
+
+    def _new_filter(self, folder: str, *, is_reached: bool = True) -> FolderFilter:
+        filters = self._filters if is_reached else self._failed_filters
+        if len(filters) >= _MOST_KNOWN:
+            filters.clear()
+        rule_of = filters[folder] = filter_rule_for(folder, is_reached=is_reached)
+        return rule_of
+
+    def _new_form(self, key: tuple[Any, ...], event: RawEvent) -> OpenForm | None:
+        """None: it is no open."""
+        if EVENT_TYPES.get(event.call) != OPEN:
+            return None
+        if len(self._forms) >= _MOST_KNOWN:
+            self._forms.clear()
+        form = self._forms[key] = open_form(self._run_id, event)
+        return form
+
+    def _add(self, batch: Sequence[Given], index: int, item: Any, out: _Output) -> None:
+        """Add what is no open, or has not been decoded yet."""
+        if isinstance(item, bytes):
+            try:
+                item = _decoder.decode(item)
+            except DECODE_ERRORS as error:
+                self._add_foreign(batch, index, error, out)
+                return
+            # What comes out as it went in has no key twice.
+            line: Any = batch[index]
+            if _encoder.encode(item) != line and (repeated := repeated_key(line)):
+                self._reject(batch, index, out, repeated)
+                return
+            if self._add_opens((item,), 0, out):
+                return
+        if type(item) is not RawEvent:
+            self._add_control(item, out)
+        elif (event_type := EVENT_TYPES.get(item.call)) is not None:
+            self._add_call(item, event_type, out)
+        elif item.call == WROTE:
+            self._add_written(item)
+        elif (number := unknown_type(item.call)) == INODE_RESOLVED:
+            self._drop(RESOLVED)
+        elif number is not None:
+            self._add_call(item, number, out)
+        else:
+            fault = Fault(f"{item.call!r} is no call of a feed", "$.call")
+            self._reject(batch, index, out, fault)
+
+    def _add_call(self, event: RawEvent, event_type: int, out: _Output) -> None:
         event_type = with_peer(event, event_type)
         value = value_of(event, event_type)
-        line = KernelEvent(
-            run_id=self._run_id,
-            seq=self.events,
-            pid=event.pid,
-            event_type=event_type,
-            kind=kind_of(event_type),
-            value=value,
+        out.events.append(
+            KernelEvent(
+                run_id=self._run_id,
+                seq=self.events,
+                pid=event.pid,
+                event_type=event_type,
+                kind=kind_of(event_type),
+                value=value,
+            )
         )
-        out.append(_encode(line))
-        self._add_detail(event, event_type, value, out)
-        if self._surface is not None:
-            detail = detail_of(self._run_id, self.events, event, event_type, value)
-            self._surface.add_kernel(line, detail)
-        self._count(event)
-
-    def _add_detail(
-        self, event: RawEvent, event_type: int, value: str | None, out: list[Normalized]
-    ) -> None:
+        out.times.append(event.ts)
         if has_detail(event, event_type, value):
-            detail = detail_of(self._run_id, self.events, event, event_type, value)
-            out.append(DetailLine(_encode(detail)))
-            self._details += 1
-
-    def _count(self, event: RawEvent) -> None:
+            self.details += 1
+            out.add_detail(detail_of(self._run_id, self.events, event, event_type, value))
         self.events += 1
         self.counts.passed += 1
-        if self._times is not None:
-            self._times.append(event.ts)
-
-    def _show_open(self, surface: Surface, path: str, ret: int | None, form: OpenForm) -> None:
-        if ret is not None and ret >= 0:
-            surface.reach(path, form.ways)
-        else:
-            surface.miss(path, OPENED, ret)
 
     def _add_written(self, event: RawEvent) -> None:
         self._drop(WROTE)
-        if self._times is not None:
+        if self._keeps_writes:
             writes = self.written.setdefault(event.stream, Writes())
             writes.add(event.size or 0, event.ts, event.pid)
 
-    def _add_aside(self, item: object, out: list[Normalized]) -> None:
+    def _add_control(self, item: Any, out: _Output) -> None:
         self.counts.passed += 1
         if isinstance(item, RawCapture):
             self.capture = item
             item = self._with_left_out(item)
         elif isinstance(item, Gap):
             self.lost += int(item.lost)
-        out.append(item)  # type: ignore[arg-type]
+        out.add(item)
 
     def _with_left_out(self, capture: RawCapture) -> RawCapture:
-        """For whoever gets the lines and does not know what was left out of them."""
+        """Add what was left out, for whoever gets the records and does not know that."""
         filtered, aside = Counter(capture.filtered or {}), Counter(capture.aside or {})
-        for rule, count in (Counter(self.dropped) - self._sent_along).items():
+        for rule, count in (Counter(self.dropped) - self._reported).items():
             (aside if rule in NO_EVENTS else filtered)[rule] += count
-        self._sent_along = Counter(self.dropped)
+        self._reported = Counter(self.dropped)
         return msgspec.structs.replace(capture, filtered=dict(filtered), aside=dict(aside))
 
-    def _add_other(
-        self, batch: Sequence[Given], index: int, error: Exception, out: list[Normalized]
+    def _add_foreign(
+        self, batch: Sequence[Given], index: int, error: Exception, out: _Output
     ) -> None:
-        """A line that is no record of a feed."""
+        """Pass on, or reject, a line that is no record of a feed."""
         line = batch[index]
         assert isinstance(line, bytes)
         if is_blank(line):
@@ -346,36 +332,23 @@ class Normalize:
             self._reject(batch, index, out, Fault("is no record of a kernel feed"))
         else:
             self.counts.passed += 1
-            out.append(OtherLine(line))
+            out.add(line)
 
-    def _reject(
-        self,
-        batch: Sequence[Given],
-        index: int,
-        out: list[Normalized],
-        fault: Fault,
-    ) -> None:
+    def _reject(self, batch: Sequence[Given], index: int, out: _Output, fault: Fault) -> None:
         self.counts.rejected += 1
-        out.append(reject(self.name, batch, index, fault))
+        out.add(reject(self.name, batch, index, fault))
 
     def _drop(self, rule: str) -> None:
         self.counts.filtered += 1
         self.dropped[rule] = self.dropped.get(rule, 0) + 1
 
-    def _noise(self, path: str, *, is_reached: bool = True) -> str | None:
-        folder, _, name = path.rpartition("/")
-        if name in _DOTS or not path.startswith("/"):
-            return None
-        judges = self._judges if is_reached else self._failed_judges
-        judge = judges.get(folder)
-        if judge is None:
-            if len(judges) >= _MOST_KNOWN:
-                judges.clear()
-            judge = judges[folder] = filter_rule_for(folder, is_reached=is_reached)
-        return judge(name)
 
-    def _new_form(self, key: tuple[int, int, int, bool], event: RawEvent) -> OpenForm:
-        if len(self._forms) >= _MOST_KNOWN:
-            self._forms.clear()
-        form = self._forms[key] = open_form(self._run_id, event)
-        return form
+def _decoded(lines: Sequence[Any]) -> Sequence[Any]:
+    """Decode all lines at once if each has the very form in which a feed writes it: then none is
+    torn, blank or foreign, and none has a key twice. Else return them as they are."""
+    try:
+        data = join_lines(lines)
+        events = _decoder.decode_lines(data)
+    except (*DECODE_ERRORS, TypeError):  # or they are decoded already
+        return lines
+    return events if _encoder.encode_lines(events) == data else lines

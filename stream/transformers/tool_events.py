@@ -63,10 +63,10 @@ class EventTimeIndex:
         self._count = 0
         self.trouble = ""
 
-    def add(self, times: array[int]) -> None:
+    def add(self, times: Sequence[int]) -> None:
         if times and not self.trouble:
             try:
-                write_all(self._file.fileno(), times.tobytes())
+                write_all(self._file.fileno(), array("Q", times).tobytes())
             except OSError as error:
                 self.trouble = f"when events happened: {os_reason(error)}"
                 return

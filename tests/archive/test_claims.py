@@ -36,9 +36,9 @@ from stream.records.artifacts import (
     SdkEvent,
 )
 from stream.records.control import Gap
-from stream.records.kernel import RawCapture, RawEvent
+from stream.records.kernel import KernelDetail, KernelEvent, RawCapture, RawEvent
 from stream.records.run import SUMMARY_FILE
-from stream.transformers.normalize import DetailLine, Normalize
+from stream.transformers.normalize import Normalize
 from stream.verify.replay import DECODERS, LayerReplay
 from stream.verify.report import VerifyReport
 from stream.verify.session import VerifySession, hold_to_implied, reading_order, verify
@@ -104,9 +104,9 @@ CAPTURE = RawCapture(
 
 
 def rich(capture: RawCapture = CAPTURE, *, lost: int = 0) -> Files:
-    lines = [line for line in feed(Normalize(RUN), EVENTS) if isinstance(line, bytes)]
-    kernel = [line for line in lines if not isinstance(line, DetailLine)]
-    beside = [bytes(line) for line in lines if isinstance(line, DetailLine)]
+    records = feed(Normalize(RUN), EVENTS)
+    kernel = [encode(one) for one in records if isinstance(one, KernelEvent)]
+    beside = [encode(one) for one in records if isinstance(one, KernelDetail)]
     if lost:
         beside.append(encode(Gap(source="ebpf", lost=lost, reason="full", unit="events")))
         capture = replace(capture, dropped=lost, seen=capture.seen + lost)
@@ -380,9 +380,9 @@ def plausible(event: RawEvent) -> RawEvent:
 
 @given(st.lists(RAW_EVENTS.map(plausible), max_size=12))
 def test_whatever_is_normalized_agrees_with_itself(events: list[RawEvent]) -> None:
-    lines = [line for line in feed(Normalize(RUN), events) if isinstance(line, bytes)]
-    kernel = [line for line in lines if not isinstance(line, DetailLine)]
-    beside = [line for line in lines if isinstance(line, DetailLine)]
+    records = feed(Normalize(RUN), events)
+    kernel = [encode(one) for one in records if isinstance(one, KernelEvent)]
+    beside = [encode(one) for one in records if isinstance(one, KernelDetail)]
     with closing(LayerReplay()) as gathering:
         for name, some in ((KERNEL_FILE, kernel), (DETAIL_FILE, beside)):
             gathering.take(name, DECODERS[name].decode_lines(b"\n".join(some)))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from stream.compare.diff import diff, is_anything_unbound
 from stream.compare.evidence import read_evidence
@@ -24,8 +25,8 @@ from stream.records.artifacts import (
     SURFACE_FILE,
     V0_FILES,
 )
-from stream.records.kernel import RawCapture
-from stream.transformers.normalize import DetailLine, Normalize
+from stream.records.kernel import KernelDetail, KernelEvent, RawCapture
+from stream.transformers.normalize import Normalize
 from stream.verify.session import verify
 from tests.archive.samples import (
     RUN,
@@ -385,12 +386,11 @@ def test_an_event_of_an_unknown_number_in_every_form(tmp_path: Path) -> None:
     """It is kept, with what is known of it beside it, and said to be unnamed."""
     files = layers()
     beside = []
-    for line in feed(Normalize(RUN), [raw("event_999", ret=0, path="/x", pid=100)]):
-        told = bytes(line).replace(b'"seq":0', b'"seq":3') + b"\n"
-        if isinstance(line, DetailLine):
-            beside.append(told)
-        else:
-            files[KERNEL_FILE] += told
+    for record in feed(Normalize(RUN), [raw("event_999", ret=0, path="/x", pid=100)]):
+        if isinstance(record, KernelDetail):
+            beside.append(ndjson(replace(record, seq=3)))
+        elif isinstance(record, KernelEvent):
+            files[KERNEL_FILE] += ndjson(replace(record, seq=3))
     files[DETAIL_FILE] += b"".join(beside)
     *markers, end = files[MARKERS_FILE].splitlines(keepends=True)
     files[MARKERS_FILE] = b"".join((*markers, end.replace(b'"at":3', b'"at":4')))
@@ -419,11 +419,11 @@ def test_a_blocked_connect_alone_is_coverage(tmp_path: Path) -> None:
     )
     detail = Normalize(RUN)
     beside = [
-        line
-        for line in feed(detail, [raw("connect_blocked", peer="5.6.7.8:9", pid=100)])
-        if isinstance(line, DetailLine)
+        replace(record, seq=3)
+        for record in feed(detail, [raw("connect_blocked", peer="5.6.7.8:9", pid=100)])
+        if isinstance(record, KernelDetail)
     ]
-    files[DETAIL_FILE] += b"".join(line.replace(b'"seq":0', b'"seq":3') + b"\n" for line in beside)
+    files[DETAIL_FILE] += ndjson(*beside)
     more = judged(files, CAPTURED)
     health = json.loads(more[HEALTH_FILE])
     assert json.loads(more[SURFACE_FILE])["network_endpoints"] == ["5.6.7.8:9"]

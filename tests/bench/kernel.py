@@ -15,17 +15,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
+
 import stream
 from stream.archive.chain import LayerFiles
-from stream.codec import join_lines
-from stream.evidence.surface import Surface
+from stream.pipeline import Batch
 from stream.records.artifacts import KERNEL_FILE
+from stream.records.control import KERNEL, TELEMETRY
 from stream.sources.kernel.decode import RingDecoder
 from stream.transformers.normalize import Normalize
 from tests.bench.measuring import STREAM, Row
-from tests.core.laws import feed
 from tests.kernel.test_decode import record
 
+encode_lines = msgspec.json.Encoder().encode_lines
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests/kernel/programs/many.c"
 OPENS = 200_000
@@ -115,14 +117,12 @@ def _recorder_alone(scratch: Path) -> Row:
     for number in range(5):
         folder = scratch / f"alone-{number}"
         folder.mkdir()
-        files, decoder = LayerFiles(folder), RingDecoder()
-        normalize = Normalize("one", surface=Surface(), keeps_times=True)
+        files, decoder, normalize = LayerFiles(folder), RingDecoder(), Normalize("one")
         start = time.perf_counter()
         for chunk in chunks:
-            said = feed(normalize, decoder.decode(chunk)[0])
-            lines = [line for line in said if isinstance(line, bytes)]
-            files.append(KERNEL_FILE, join_lines(lines), len(lines))
-            normalize.take_times()
+            for made in normalize.feed(Batch(TELEMETRY, decoder.decode(chunk)[0])):
+                if made.kind == KERNEL:
+                    files.append(KERNEL_FILE, encode_lines(made.items), len(made.items))
         pace = min(pace, time.perf_counter() - start)
         files.close()
         start = time.perf_counter()

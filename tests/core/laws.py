@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -11,7 +11,10 @@ from msgspec.structs import replace
 from stream.codec import Lines
 from stream.pipeline import Batch, Counts, Transformer, by_kind
 from stream.records.boundary import RawEmission
-from stream.records.control import EMISSIONS, LINES, kind_of
+from stream.records.control import EMISSIONS, LINES, TELEMETRY, kind_of
+from stream.records.kernel import RawEvent
+
+_KINDS: dict[type, str] = {RawEmission: EMISSIONS, RawEvent: TELEMETRY}
 
 
 def cut(items: Sequence[Any], cuts: Iterable[int]) -> list[Sequence[Any]]:
@@ -27,54 +30,70 @@ def _slice(items: Sequence[Any], start: int, end: int) -> Sequence[Any]:
     return Lines(items.items[start:end], items.source, items.number + start, offset)
 
 
-def feed(stage: Transformer, items: Sequence[Any], kind: str = LINES) -> list[Any]:
-    """What becomes of one batch, as one list. As in a pipeline, control records among lines go
-    past a transformer that does not take them."""
-    if items and isinstance(items[0], RawEmission):
-        kind = EMISSIONS
+def feed(
+    stage: Transformer, items: Sequence[Any], kind: str = LINES, *, but: Collection[str] = ()
+) -> list[Any]:
+    """What becomes of one batch, as one list, but for items of some kinds. As in a pipeline,
+    control records among lines go past a transformer that does not take them."""
+    if items and type(items[0]) in _KINDS:
+        kind = _KINDS[type(items[0])]
     batches = [Batch(kind, items)]
     if kind == LINES and any(kind_of(item) != LINES for item in items):
         batches = by_kind(items, kind_of)
     made = chain.from_iterable(
         stage.feed(batch) if batch.kind in stage.kinds else [batch] for batch in batches
     )
-    return [item for batch in made for item in batch.items]
+    return _items(made, but)
 
 
-def finish(stage: Transformer) -> list[Any]:
-    return [item for made in stage.finish() for item in made.items]
+def finish(stage: Transformer, *, but: Collection[str] = ()) -> list[Any]:
+    return _items(stage.finish(), but)
+
+
+def _items(batches: Iterable[Batch[Any]], but: Collection[str]) -> list[Any]:
+    return [item for made in batches if made.kind not in but for item in made.items]
 
 
 def drive(
-    stage: Transformer, batches: Iterable[Sequence[Any]], kind: str | None = None
+    stage: Transformer,
+    batches: Iterable[Sequence[Any]],
+    kind: str | None = None,
+    *,
+    but: Collection[str] = (),
 ) -> list[Any]:
     """What a transformer makes of the batches, as one list; its counts are checked."""
     out: list[Any] = []
     fed = 0
     for batch in batches:
         fed += len(batch)
-        out += feed(stage, batch, kind or next(iter(stage.kinds)))
+        out += feed(stage, batch, kind or next(iter(stage.kinds)), but=but)
         assert stage.counts.received == fed
-    out += finish(stage)
+    out += finish(stage, but=but)
     assert stage.counts.received == fed, f"{stage.name}: given {fed}, {stage.counts}"
     assert stage.counts.balanced, f"{stage.name}: {stage.counts}"
     return out
 
 
 def check_batch_independence(
-    make_stage: Callable[[], Transformer], items: Sequence[Any], cuts: Iterable[int]
+    make_stage: Callable[[], Transformer],
+    items: Sequence[Any],
+    cuts: Iterable[int],
+    kind: str | None = None,
+    *,
+    but: Collection[str] = (),
 ) -> tuple[list[Any], Counts]:
     """However the items are cut into batches, the output and the books are the same.
 
     `cuts` are any numbers, as Hypothesis makes them. Items in a `Lines` keep their places;
     a plain list whose stage rejects something cannot keep the law, since its rejects name
-    the position in the batch. Returns what the stage gave out in one batch, and its books.
+    the position in the batch. Items of the kinds `but` are left out. Returns what the stage
+    gave out in one batch, and its books.
     """
     whole, parts, singles = make_stage(), make_stage(), make_stage()
     assert whole is not parts, "a new stage for each run"
-    expected = drive(whole, [items])
-    assert drive(parts, cut(items, cuts)) == expected
+    expected = drive(whole, [items], kind, but=but)
+    assert drive(parts, cut(items, cuts), kind, but=but) == expected
     assert parts.counts == whole.counts
-    assert drive(singles, cut(items, range(len(items)))) == expected
+    assert drive(singles, cut(items, range(len(items))), kind, but=but) == expected
     assert singles.counts == whole.counts
     return expected, replace(whole.counts)

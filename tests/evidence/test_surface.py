@@ -23,7 +23,7 @@ from stream.records.artifacts import (
     SdkEvent,
 )
 from stream.records.kernel import EVENT_TYPES, KernelDetail, KernelEvent, RawEvent, kind_of
-from stream.transformers.normalize import DetailLine, Normalize
+from stream.transformers.normalize import Normalize
 from tests.core.laws import feed
 from tests.evidence.raw import CAPTURE, O_CREAT, O_WRONLY, RAW_EVENTS, failed, opened, raw
 
@@ -34,13 +34,11 @@ ARCHIVES = sorted((ASSAY / "archives").glob("*.tar.gz"))
 def surface_of(*events: RawEvent, is_reference: bool = False) -> Surface:
     """By way of the lines that the events become."""
     surface = Surface(is_reference=is_reference)
-    lines = feed(Normalize(), events)
-    more = [LINES["stream.kernel_detail.v1"](i) for i in lines if isinstance(i, DetailLine)]
-    details = {detail.seq: detail for detail in more if isinstance(detail, KernelDetail)}
-    for item in lines:
-        if isinstance(item, bytes) and not isinstance(item, DetailLine):
-            event = msgspec.json.decode(item, type=KernelEvent)
-            surface.add_kernel(event, details.get(event.seq))
+    records = feed(Normalize(), events)
+    details = {one.seq: one for one in records if isinstance(one, KernelDetail)}
+    for one in records:
+        if isinstance(one, KernelEvent):
+            surface.add_kernel(one, details.get(one.seq))
     return surface
 
 
@@ -403,16 +401,6 @@ def test_what_cannot_be_named_is_counted(event: RawEvent) -> None:
 @pytest.mark.parametrize("event", NAMED)
 def test_what_needs_no_name_is_not_counted(event: RawEvent) -> None:
     assert not surface_of(event).unnamed
-
-
-@given(st.lists(RAW_EVENTS, max_size=12))
-def test_who_normalizes_and_who_reads_the_lines_see_the_same(events: list[RawEvent]) -> None:
-    seen = Surface()
-    feed(Normalize(surface=seen), events)
-    read = surface_of(*events)
-    assert seen.surface("run") == read.surface("run")
-    assert companion(seen) == companion(read)
-    assert (seen.has_connect, seen.has_datagram) == (read.has_connect, read.has_datagram)
 
 
 def test_the_files_that_ran_by_a_name() -> None:

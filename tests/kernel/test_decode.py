@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.records.kernel import RawEvent, path_text
-from stream.sources.kernel.decode import CALLS, peer_text
+from stream.sources.kernel.decode import _RECORD, CALLS, NAMES_AT, peer_text
 from stream.sources.kernel.decode import RingDecoder as Plain
 
 
@@ -18,7 +18,7 @@ class Decoder(Plain):
 
     def events(self, chunk: bytes) -> tuple[list[RawEvent], int]:
         batch, taken = self.decode(chunk)
-        return [event for event in batch if isinstance(event, RawEvent)], taken
+        return batch, taken
 
 
 names = st.binary(min_size=1, max_size=12).filter(lambda name: not {0, 47} & set(name))
@@ -147,3 +147,71 @@ def test_sends_are_read_as_their_socket_reads_them(
 ) -> None:
     assert peer_text(address, is_send=True, family=family) == text
     assert peer_text(NO_FAMILY) == "unspec"
+
+
+# ---------------------------------------------------------------- opens, and all the others
+
+PLACES: tuple[list[bytes], ...] = (
+    [b"usr", b"lib"],
+    [b"proc", b"1"],
+    [b"home", b"me", b"node_modules", b"x"],
+    [b"home", b"me"],
+    [b"etc"],
+    [],
+    [b'od"d', b"b\\s"],
+    [b"\xff\xfe"],
+    ["é".encode(), b"\n"],
+    [b"target", b"debug"],
+)
+LEAVES = (b"a", b"pyvenv.cfg", b"x.so.1", b'q"', b"b\\", b"\xff", "é".encode(), b"\x01", b"passwd")
+OPENING = st.sampled_from(("open", "openat", "openat", "openat", "creat", "openat2"))
+FLAGS = (0, 0, 1, 2, 3, 0o101, 0o2101, 0o1102, 0o20200002, 0o2000000, 0o10000000, 0o30000000)
+
+
+@st.composite
+def opens(draw: st.DrawFn) -> bytes:
+    folder = draw(st.sampled_from(PLACES))
+    name = draw(st.sampled_from(LEAVES))
+    straight = b"/" + b"/".join([*folder, name])
+    path = draw(
+        st.sampled_from((straight, straight, straight, name, b"/proc/self/root" + straight))
+    )
+    ret = draw(st.sampled_from((3, 0, 17, -2, -13)))
+    return record(
+        draw(OPENING),
+        path,
+        walked([*folder, name]) if ret >= 0 else b"",
+        flags=draw(st.sampled_from((3, 3, 3, 2, 1, 3 | 64, 3 | 128, 3 | 1024, 3 | 1024))),
+        ret=ret,
+        opened=draw(st.sampled_from(FLAGS)),
+        mode=draw(st.sampled_from((0, 0o644, 0o170777))),
+        resolve=draw(st.sampled_from((0, 0, 8, 0x10))),
+    )
+
+
+@st.composite
+def misses(draw: st.DrawFn) -> bytes:
+    """What failed: by a path of any form, from a folder or from nowhere."""
+    base = draw(st.sampled_from((None, *PLACES)))
+    words = st.lists(st.sampled_from((b"", b".", b"..", b"sub", b"proc", b"dev", b"1", *LEAVES)))
+    return record(
+        draw(OPENING),
+        b"/".join(draw(words)),
+        b"",
+        b"" if base is None else walked(base),
+        ret=draw(st.sampled_from((-2, -2, -20, -13, -4095, -4096, -512, -516))),
+        opened=draw(st.sampled_from(FLAGS)),
+        resolve=draw(st.sampled_from((0, 0, 8, 0x10))),
+    )
+
+
+@given(st.lists(opens() | misses(), max_size=20))
+def test_opens_are_decoded_as_all_others_are(records: list[bytes]) -> None:
+    """Ordinary ones are decoded many at a time."""
+    decoder, plain = Decoder(), Plain()
+    plain._has_begun = decoder._has_begun = True
+    one_by_one = [plain._other(_RECORD.unpack_from(data), data[NAMES_AT:]) for data in records]
+    events, _ = decoder.events(b"".join(records))
+    assert events == [event for some in one_by_one for event in some]
+    assert decoder.scopes == plain.scopes
+    assert decoder.got == len(records)

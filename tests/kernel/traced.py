@@ -63,7 +63,7 @@ async def record(guard: Guard, order: Start, feed: StraceFeed | None, job: Any) 
         async with receiver:
             if not job.get("deaf"):
                 async for batch in receiver:
-                    records.extend(batch)
+                    records.extend(batch.items)
 
     async def watch() -> None:
         reports.extend(await follow(guard))

@@ -13,10 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from stream.codec import LineSplitter, TornLine
-from stream.evidence.surface import Surface, make_companion
+from stream.codec import Lines, LineSplitter, TornLine
+from stream.evidence.surface import Surface
 from stream.pipeline import Counts
-from stream.records.control import Finding, Gap, Reject
+from stream.records.control import (
+    DETAILS,
+    GAPS,
+    KERNEL,
+    LINES,
+    TELEMETRY,
+    TIMES,
+    Finding,
+    Gap,
+    Reject,
+)
 from stream.records.kernel import (
     EVENT_TYPES,
     KernelDetail,
@@ -25,8 +35,8 @@ from stream.records.kernel import (
     RawEvent,
     kind_of,
 )
-from stream.transformers.normalize import DetailLine, Normalize
-from tests.core.laws import check_batch_independence, drive, feed
+from stream.transformers.normalize import Normalize
+from tests.core import laws
 from tests.evidence.raw import (
     CAPTURE,
     O_APPEND,
@@ -56,15 +66,25 @@ decode_detail = msgspec.json.Decoder(KernelDetail).decode
 
 def layer(*events: RawEvent, stage: Normalize | None = None) -> list[dict[str, Any]]:
     """The lines of the kernel layer that some events become."""
-    return [json.loads(item) for item in drive(stage or Normalize(), [events]) if is_event(item)]
-
-
-def is_event(item: object) -> bool:
-    return isinstance(item, bytes) and not isinstance(item, DetailLine)
+    out = drive(stage or Normalize(), [events])
+    return [json.loads(encode(item)) for item in out if isinstance(item, KernelEvent)]
 
 
 def details(*events: RawEvent) -> list[dict[str, Any]]:
-    return [json.loads(i) for i in drive(Normalize(), [events]) if isinstance(i, DetailLine)]
+    out = drive(Normalize(), [events])
+    return [json.loads(encode(item)) for item in out if isinstance(item, KernelDetail)]
+
+
+def drive(stage: Normalize, batches: list[Any]) -> list[Any]:
+    """The records that come of some batches, without their times."""
+    return [item for batch in batches for item in feed(stage, batch)]
+
+
+def feed(stage: Normalize, items: Any, *, but: tuple[str, ...] = (TIMES,)) -> list[Any]:
+    kind = LINES if isinstance(items, Lines) else TELEMETRY
+    out = laws.feed(stage, items, kind, but=but)
+    assert stage.counts.balanced
+    return out
 
 
 def rule(event: RawEvent) -> str | None:
@@ -355,7 +375,7 @@ def test_an_open_is_said_as_the_contract_shows_it() -> None:
         mode=420,
     )
     (line,) = drive(Normalize("run_001"), [[event]])
-    assert line == encode(SCHEMA["examples"][0])
+    assert encode(line) == encode(SCHEMA["examples"][0])
 
 
 @pytest.mark.parametrize(
@@ -397,11 +417,11 @@ def test_an_open_is_said_as_the_contract_shows_it() -> None:
 def test_fields_of_opens(event: RawEvent, expected: dict[str, Any]) -> None:
     (line,) = layer(event)
     head = {"run_id": "run", "seq": 0, "pid": 7, "event_type": 1, "kind": "openat", "value": "/a"}
-    assert line == {"schema": KERNEL, **head, **expected, "status": "success"}
+    assert line == {"schema": SCHEMA_NAME, **head, **expected, "status": "success"}
     assert list(line)[7:] == [*expected, "status"]
 
 
-KERNEL = "assay.runner.kernel_event.v0"
+SCHEMA_NAME = "assay.runner.kernel_event.v0"
 
 
 @pytest.mark.parametrize(
@@ -584,70 +604,68 @@ def test_a_queue_is_called_by_its_name_also_where_that_is_empty(call: str) -> No
 @thorough(300)
 @given(st.lists(RAW_EVENTS, max_size=12))
 def test_every_line_keeps_its_contract(events: list[RawEvent]) -> None:
-    stage = Normalize(keeps_times=True)
+    stage = Normalize(has_inline_details=True)
     out = drive(stage, [events])
     seqs = []
     for item, before in zip(out, [None, *out], strict=False):
-        if isinstance(item, DetailLine):
-            detail = decode_detail(item)
-            assert before is not None
-            assert not isinstance(before, DetailLine)
-            event = decode_event(before)
-            assert (event.seq, event.pid, event.run_id) == (detail.seq, detail.pid, detail.run_id)
-            assert encode(detail) == item
+        line = encode(item)
+        if isinstance(item, KernelDetail):
+            assert isinstance(before, KernelEvent)
+            assert (before.seq, before.pid, before.run_id) == (item.seq, item.pid, item.run_id)
+            assert decode_detail(line) == item
         else:
-            event = decode_event(item)
-            assert encode(event) == item
-            PUBLISHED.validate(json.loads(item))
-            assert event.kind == kind_of(event.event_type)
-            assert event.value is None or event.value.startswith(("/", *"[0123456789unafm"))
-            seqs.append(event.seq)
+            assert decode_event(line) == item
+            PUBLISHED.validate(json.loads(line))
+            assert item.kind == kind_of(item.event_type)
+            assert item.value is None or item.value.startswith(("/", *"[0123456789unafm"))
+            seqs.append(item.seq)
     assert seqs == list(range(stage.events))
-    followed = {json.loads(item)["seq"] for item in out if isinstance(item, DetailLine)}
-    for line in map(decode_event, filter(is_event, out)):
-        if line.event_type >= 1000 or line.event_type in (4, 6, 7):
+    followed = {item.seq for item in out if isinstance(item, KernelDetail)}
+    for line in out:
+        if isinstance(line, KernelEvent) and (
+            line.event_type >= 1000 or line.event_type in (4, 6, 7)
+        ):
             assert line.seq in followed
 
 
 @thorough(300)
 @given(st.lists(RAW_EVENTS, max_size=12), st.lists(st.integers(0, 99), max_size=4))
 def test_output_does_not_depend_on_the_cut(events: list[RawEvent], cuts: list[int]) -> None:
-    expected, _ = check_batch_independence(Normalize, [*events, GAP, CAPTURE], cuts)
     data = b"".join(encode(item) + b"\n" for item in (*events, GAP, CAPTURE))
     batch = LineSplitter("raw.ndjson").feed(data)
     assert batch is not None
-    found, _ = check_batch_independence(Normalize, batch, cuts)
-    assert found == expected
+
+    def with_details() -> Normalize:
+        return Normalize(has_inline_details=True)
+
+    check = laws.check_batch_independence
+    expected, _ = check(with_details, [*events, GAP, CAPTURE], cuts, TELEMETRY, but=(TIMES,))
+    assert check(with_details, batch, cuts, but=(TIMES,))[0] == expected
+    for kinds in ((KERNEL, TIMES), (KERNEL, DETAILS), (DETAILS, TIMES)):
+        check(Normalize, batch, cuts, but=kinds)
 
 
-@given(st.lists(RAW_EVENTS, max_size=12))
-def test_the_surface_is_that_of_the_lines(events: list[RawEvent]) -> None:
-    """The stage adds opens without making their structs: it comes to the same."""
-    quick, slow = Surface(), Surface()
-    out = drive(Normalize(surface=quick), [events])
-    more = {d.seq: d for d in (decode_detail(i) for i in out if isinstance(i, DetailLine))}
-    for line in map(decode_event, filter(is_event, out)):
-        slow.add_kernel(line, more.get(line.seq))
-    assert claims(quick) == claims(slow)
-
-
-def claims(surface: Surface) -> Any:
-    made = make_companion(
-        "r", surface, capture=None, filtered={}, aside={}, calls={}, unbound={}
-    ).whole()
-    return made, surface.surface("r"), surface.has_connect, surface.has_datagram
+@given(st.lists(RAW_EVENTS, max_size=12), st.lists(st.integers(0, 11), max_size=3))
+def test_lines_of_another_form_say_the_same(events: list[RawEvent], odd: list[int]) -> None:
+    """All lines of a batch are decoded at once where a feed wrote them, else one by one."""
+    forms = [encode(event) for event in events]
+    plain = drive(Normalize(), [lines(*forms, source="x")])
+    for number in odd:
+        if number < len(forms):
+            forms[number] = b" " + forms[number].replace(b'":', b'" :')
+    assert drive(Normalize(), [lines(*forms, source="x")]) == plain
 
 
 def test_times_are_those_of_the_kept_events() -> None:
-    stage = Normalize(keeps_times=True)
-    feed(stage, [opened("/a", ts=5), opened("/usr/lib/x", ts=6), raw("fork", ts=7), GAP])
-    feed(stage, [opened("/b", ts=2**63 - 1)])
-    assert list(stage.take_times()) == [5, 7, 2**63 - 1]
-    assert not stage.take_times()
+    stage = Normalize()
+    others = (KERNEL, DETAILS, GAPS)
+    events = [opened("/a", ts=5), opened("/usr/lib/x", ts=6), raw("fork", ts=7), GAP]
+    assert feed(stage, events, but=others) == [5, 7]
+    assert feed(stage, [opened("/b", ts=2**63 - 1)], but=others) == [2**63 - 1]
 
 
 def test_writes_to_watched_streams_place_words_and_are_no_events() -> None:
-    stage = Normalize(keeps_times=True)
+    stage = Normalize(keeps_writes=True)
     sizes = [("stdout", 3, 10), ("stderr", 5, 11), ("stdout", 4, 12), ("stdout", 0, 13)]
     out = feed(stage, [raw("wrote", stream=s, size=n, ts=t, ret=n) for s, n, t in sizes])
     assert out == []
@@ -662,7 +680,7 @@ def test_writes_to_watched_streams_place_words_and_are_no_events() -> None:
 
 
 def test_an_agent_that_writes_without_end_takes_little_memory() -> None:
-    stage = Normalize(keeps_times=True)
+    stage = Normalize(keeps_writes=True)
     writes = [raw("wrote", stream="stdout", size=n, ts=n << 40, ret=n) for n in range(1, 1001)]
     tracemalloc.start()
     for _ in range(20):
@@ -675,7 +693,7 @@ def test_an_agent_that_writes_without_end_takes_little_memory() -> None:
 def test_gaps_and_books_stay_in_their_place() -> None:
     stage = Normalize()
     out = drive(stage, [[opened("/a"), GAP, opened("/b"), CAPTURE]])
-    assert [type(item) for item in out] == [bytes, Gap, bytes, RawCapture]
+    assert [type(item) for item in out] == [KernelEvent, Gap, KernelEvent, RawCapture]
     assert (stage.lost, stage.capture) == (3, CAPTURE)
 
 
@@ -697,7 +715,7 @@ def test_foreign_lines_pass_as_they_are() -> None:
 def test_the_file_of_one_feed_has_nothing_else() -> None:
     stage = Normalize(is_alone=True)
     out = drive(stage, [lines(*FOREIGN, encode(opened("/a")), source="raw.ndjson")])
-    assert [type(item) for item in out] == [*[Reject] * 4, bytes]
+    assert [type(item) for item in out] == [*[Reject] * 4, KernelEvent]
     assert stage.counts == Counts(5, 1, 4, 0)
 
 
@@ -728,7 +746,7 @@ BAD = {
 def test_bad_lines_are_rejected_with_their_place(line: bytes) -> None:
     stage = Normalize()
     out = drive(stage, [lines(GOOD, b"  ", line, GOOD, source="raw.ndjson")])
-    assert [type(item) for item in out] == [bytes, Reject, bytes]
+    assert [type(item) for item in out] == [KernelEvent, Reject, KernelEvent]
     assert BAD[line] in out[1].reason
     assert (out[1].source, out[1].line, out[1].stage) == ("raw.ndjson", 3, "normalize")
     assert stage.counts == Counts(4, 2, 1, 1)
@@ -780,24 +798,26 @@ def test_a_stream_of_many_forms_and_folders_forgets_and_stays_right() -> None:
     feed(stage, [opened("/x", number << 2 | 1) for number in range(60_000)])
     feed(stage, [opened(f"/d{number}/x") for number in range(60_000)])
     assert len(stage._forms) <= 50_000
-    assert len(stage._judges) <= 50_000
+    assert len(stage._filters) <= 50_000
     assert feed(stage, [opened("/usr/lib/x"), opened("/usr/lib/x")]) == []
     assert stage.dropped == {"loader": 2}
     (line,) = feed(stage, [opened("/d1/x", 4)])
-    assert isinstance(line, bytes)
-    assert line == encode(replace(decode_event(line), value="/d1/x", flags=4, seq=120_000))
+    assert (line.value, line.flags, line.seq) == ("/d1/x", 4, 120_000)
+    again = feed(Normalize(), [opened("/d1/x", 4)])
+    assert again == [replace(line, seq=0)]
 
 
 def test_a_call_of_an_unknown_number_is_kept() -> None:
     """As the contract shows it: nobody knows what would be its path, which stands beside it."""
-    stage = Normalize("run", surface=(surface := Surface()))
-    (event,) = layer(raw("event_999", ret=0, path="/work/x"), stage=stage)
+    (event,) = layer(raw("event_999", ret=0, path="/work/x"))
     assert event["kind"] == "event_999"
     assert (event["event_type"], event["value"]) == (999, None)
     assert PUBLISHED.is_valid(event)
+    line, detail = feed(Normalize("run"), [raw("event_999", ret=0, path="/work/x")])
+    assert detail.path == "/work/x"
+    surface = Surface()
+    surface.add_kernel(line, detail)
     assert surface.unnamed == {"event_999": 1}
-    (_, line) = feed(Normalize("run"), [raw("event_999", ret=0, path="/work/x")])
-    assert decode_detail(line).path == "/work/x"
 
 
 def test_how_a_monitor_follows_a_name_is_counted_and_left_out() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
+from msgspec.json import encode
 
 from stream.boundary.catalogs import known_catalogs
 from stream.boundary.descriptors import Boundaries, Descriptor
@@ -21,7 +22,7 @@ from stream.errors import InputError
 from stream.pipeline import Batch
 from stream.records.boundary import encode_raw
 from stream.records.control import FINDINGS, LINES, REJECTS, Control, Finding, Gap, Reject
-from stream.sinks.ndjson import Ndjson, encode_control
+from stream.sinks.ndjson import Ndjson
 from stream.transformers.validate import Validate
 from stream.verify.streams import is_document, run_validate
 from tests.core.laws import check_batch_independence
@@ -45,9 +46,9 @@ GOOD = [
     line(CATALOG),
     line(DESCRIPTOR),
     encode_raw(cell(OWN)),
-    encode_control(Finding(rule="r", severity="error", message="m", line=3)),
-    encode_control(Gap(source="s", lost=0, reason="r")),
-    encode_control(Reject(stage="s", source="s", line=1, offset=0, sha256="0" * 64, reason="r")),
+    encode(Finding(rule="r", severity="error", message="m", line=3)),
+    encode(Gap(source="s", lost=0, reason="r")),
+    encode(Reject(stage="s", source="s", line=1, offset=0, sha256="0" * 64, reason="r")),
 ]
 UNKNOWN = [b'{"schema":"assay.runner.other.v0"}', b'{"a":1}', b"{}"]
 #: (line, rule, reason, JSON path)

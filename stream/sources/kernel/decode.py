@@ -27,14 +27,9 @@ from socket import AF_UNIX
 from msgspec import Struct
 
 from stream.records.kernel import (
-    NAMES_AT,
-    NO_RESULT,
-    OPENS,
     Mark,
     RawEvent,
-    RingBatch,
     Scope,
-    Telemetry,
     beyond_view,
     path_text,
 )
@@ -134,6 +129,9 @@ class Doubts:
         return [*self._found]
 
 
+#: By the number that they have in the ring. creat, whose flags are no argument, is not of them.
+OPENS = ("", "open", "openat", "openat2")
+NO_RESULT = range(-516, -511)  #: what the kernel says to itself where a signal interrupts a call
 #: In the order of the object's `enum call`.
 CALLS = (
     *OPENS,
@@ -206,15 +204,23 @@ _MARKS: tuple[tuple[int, Mark], ...] = (
     (4096, "other_mounts"),
 )
 _BOTH_OR_SHARED = _BOTH | _SHARED_FILES
-#: As a record begins that stays where it is: call and flags.
-_OPENS = frozenset(
-    _NUMBER[call] | flags << 16 for call in OPENS if call for flags in (_BOTH, _BOTH_OR_SHARED)
-)
+_SHARED = _SHARED_FILES << 16
+#: How the record of an ordinary open begins: call and flags.
+_OPENS = {
+    _NUMBER[call] | flags << 16: call
+    for call in OPENS
+    if call
+    for flags in (_BOTH, _BOTH_OR_SHARED)
+}
 _SCOPES: tuple[Scope, ...] = ("unknown", "cgroup", "tree", "both")
 _ORDINARY = ~(_BOTH_OR_SHARED | _BEFORE_EXEC)
 
+NAMES_AT = 64  # behind the fields: the path as it was given, the walk from leaf to root, the base
 _RECORD = struct.Struct("<IIBBHIIiQIIQHHHHHHI")  # with the ring's own eight bytes before it
 _HEAD = struct.Struct("<I4xI")  # of it: length; call and flags
+#: Of an open: length, call and flags, thread, process, result, time, flags, mode, resolve, and the
+#: sizes of path, walk and base before that.
+_OPEN = struct.Struct("<I4xIIIiQII8xHHH6xI")
 _EMPTY_PATH = 0x1000
 _FOLLOW, _NO_FOLLOW = 0x400, 0x100
 _NEW = 0o300  # O_CREAT | O_EXCL
@@ -248,36 +254,72 @@ class RingDecoder:
         """Processes whose beginning was seen, and whose end was not."""
         return len(self._living)
 
-    def decode(self, chunk: bytes) -> tuple[RingBatch, int]:
-        """What is in it, and how many of the bytes that took."""
-        items: list[int | Telemetry] = []
-        add, unpack = items.append, _HEAD.unpack_from
-        at, last, size = 0, len(chunk) - _RECORD.size, len(chunk)
-        others, made = 0, 0
-        while at <= last:
-            length, kind = unpack(chunk, at)
+    def decode(self, chunk: bytes) -> tuple[list[RawEvent], int]:
+        """Return the events of all whole records, and how many bytes those took."""
+        events: list[RawEvent] = []
+        at = 0
+        while True:
+            at = self._decode_opens(chunk, at, events)
+            if at + _RECORD.size > len(chunk):
+                return events, at
+            length, kind = _HEAD.unpack_from(chunk, at)
             end = at + (length + 15 & ~7)
-            if end > size:  # as of a record that is being written: so long does its length look
-                break
-            if kind in _OPENS:  # nearly all there is
-                add(at)
+            if end > len(chunk):  # as of a record that is being written: so long it looks then
+                return events, at
+            self.got += 1
+            if kind >> 16 & _BEFORE_EXEC:
+                self.before_exec += 1
             else:
-                others += 1
-                if kind >> 16 & _BEFORE_EXEC:
-                    self.before_exec += 1
-                else:
-                    events = self._other(_RECORD.unpack_from(chunk, at), chunk[at + NAMES_AT : end])
-                    made += len(events)
-                    items += events
+                events += self._other(_RECORD.unpack_from(chunk, at), chunk[at + NAMES_AT : end])
             at = end
-        opens = len(items) - made
-        self.got += opens + others
-        self._scopes[_BOTH] += opens
-        return RingBatch(items, chunk, self._open_at), at
 
-    def _open_at(self, chunk: bytes, at: int) -> RawEvent:
-        record = _RECORD.unpack_from(chunk, at)
-        return self._event(record, chunk[at + NAMES_AT :][: sum(record[12:17])])
+    def _decode_opens(self, chunk: bytes, at: int, events: list[RawEvent]) -> int:
+        """Decode opens, which nearly all records are, up to the first record that is none or that
+        is not whole; return where that begins."""
+        add, unpack, opens, folders = events.append, _OPEN.unpack_from, _OPENS, self._folders
+        before, last, size = len(events), len(chunk) - _RECORD.size, len(chunk)
+        while at <= last:
+            (
+                length,
+                kind,
+                tid,
+                pid,
+                ret,
+                ts,
+                flags,
+                mode,
+                path_size,
+                walk_size,
+                base_size,
+                resolve,
+            ) = unpack(chunk, at)
+            end = at + (length + 15 & ~7)
+            call = opens.get(kind)
+            if call is None or end > size:
+                break
+            start = at + NAMES_AT
+            middle = start + path_size
+            path = path_text(chunk[start:middle])
+            resolved = base = None
+            if walk_size:
+                leaf, _, rest = chunk[middle : middle + walk_size].partition(b"\0")
+                resolved = (folders.get(rest) or self._folder(rest)) + path_text(leaf)
+            if base_size:
+                start = middle + walk_size
+                base = self._walked(chunk[start : start + base_size])
+                if _ends_with_view(path) and not _follows(kind & 0xFF, flags):
+                    base = None  # the link in /proc is meant, and not what it leads to
+            result = ret if ret >= 0 or ret not in NO_RESULT else None
+            event = RawEvent(
+                ts, pid, tid, call, result, path, resolved, base, None, None, flags, mode, resolve
+            )
+            if kind & _SHARED and path != resolved:
+                event.marks = ["shared_files"]
+            add(event)
+            at = end
+        self.got += len(events) - before
+        self._scopes[_BOTH] += len(events) - before
+        return at
 
     def rest(self) -> list[RawEvent]:
         """Requests of io_uring that nobody answered."""

@@ -30,7 +30,7 @@ from stream.pipeline import Batch, Out
 from stream.process.cgroup import own_group
 from stream.process.messages import Start
 from stream.records.control import TELEMETRY, Gap
-from stream.records.kernel import RawCapture, RingBatch, Telemetry, taint
+from stream.records.kernel import RawCapture, Telemetry, taint
 from stream.sources.kernel.decode import RingDecoder, WatchedFile
 from stream.sources.kernel.loader import Attachment, attach, wake_at
 
@@ -354,15 +354,14 @@ class EbpfFeed:
             await checkpoint()  # a send to a queue with room does not let the others run
             taken = self._ring.read - before
 
-    def _look(self) -> RingBatch:
+    def _look(self) -> list[Telemetry]:
         """The next events, at most up to the next gap."""
         until = self._notice()
         if self._gaps:
             until = min(until, self._gaps[0][0])
-        batch, length = self._decoder.decode(self._ring.peek(min(STEP, until - self._ring.read)))
+        events, length = self._decoder.decode(self._ring.peek(min(STEP, until - self._ring.read)))
         self._ring.take(length)
-        batch.items += self._gaps_to(self._ring.read)
-        return batch
+        return [*events, *self._gaps_to(self._ring.read)]
 
     def _notice(self) -> int:
         """Whether something was lost since the last look: it lies between where the ring was

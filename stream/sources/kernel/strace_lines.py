@@ -23,13 +23,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from errno import errorcode
 
 import msgspec
 from msgspec import Struct, field
 
 from stream.records.control import Gap
-from stream.records.kernel import Mark, RawEvent, goes_up
+from stream.records.kernel import ERRNOS, Mark, RawEvent, goes_up
 from stream.sources.kernel.decode import ANSWERED, DOUBTED, Doubts, WatchedFile
 from stream.sources.kernel.strace_syntax import (
     ACCEPTS,
@@ -59,7 +58,7 @@ from stream.sources.kernel.strace_syntax import (
     file_name,
     may_mount,
     number,
-    tell,
+    parse_arguments,
 )
 
 
@@ -200,11 +199,7 @@ class Tasks:
         return forks[0] if forks else None
 
 
-_NUMBERS = {name.encode(): value for value, name in errorcode.items()} | {
-    b"EWOULDBLOCK": 11,
-    b"EDEADLOCK": 35,
-    b"ENOTSUPP": 524,
-}
+_ERRNOS = ERRNOS | {"EWOULDBLOCK": 11, "EDEADLOCK": 35, "ENOTSUPP": 524}  #: and other names
 _RESULT = re.compile(
     rb"\)\s+= (-?\d+|0x[0-9a-f]+|\?)(?:<([^<>]*)>(\(deleted\))?)?"
     rb"(?: /\* (\d+) in strace's PID NS \*/)?"
@@ -233,7 +228,7 @@ def read_result(text: bytes) -> CallResult | None:
         return CallResult(found.start(), None)  # interrupted, or ended in the middle
     ret: int | None = number(value)
     if name is not None:
-        known = _NUMBERS.get(name)
+        known = _ERRNOS.get(name.decode())
         ret = None if known is None else -known
     elif errno is not None:
         ret = -int(errno)
@@ -605,7 +600,7 @@ class StraceParser:
 
     def _known(self, tid: int, task: Task, call: str, args: bytes, result: CallResult) -> None:
         name = COMPAT.get(call, call)
-        told = tell(name, args.removesuffix(_UNFINISHED))
+        told = parse_arguments(name, args.removesuffix(_UNFINISHED))
         if told is None:
             self._give_up()
             return
@@ -711,7 +706,7 @@ class StraceParser:
         call, args = self._halves.pop(by, (b"", b""))
         self._cut_short(tid, task)
         self.tasks.end(by)
-        told = tell(call.decode(), args) if call in _EXECS else None
+        told = parse_arguments(call.decode(), args) if call in _EXECS else None
         self._superseded.add(tid)
         if told is None:
             self._give_up()

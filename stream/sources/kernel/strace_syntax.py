@@ -1,9 +1,8 @@
-"""What strace prints of values, with -xx and -X raw: strings, figures, addresses and ends.
-
-The arguments of one call, as strace prints them with -xx -y -X raw, and what they say.
+"""The arguments of a call and the ends of processes, as strace prints them with -xx -y -X raw.
 
 Every string is hexadecimal, so that nothing a program puts into a name looks like anything else.
-What does not have the form that is known gives None, and never a guess."""
+What does not have the form that is known gives None, and never a guess.
+"""
 
 from __future__ import annotations
 
@@ -126,12 +125,14 @@ BY_NUMBER = {
     "syscall_0x1d5": "file_setattr",
 }
 
-#: What each call's arguments are, in order. `dir` is where the next path starts from; `rest` is
-#: what nobody needs of them.
+#: What each call's arguments are, in order: of what form each is, `_FORMS` says, and numbers are
+#: all others. `dir` is where the next path starts from; `rest` is what nobody needs of them.
 SHAPES = {
     "open": "path flags mode?",
     "creat": "path mode",
     "openat": "dir path flags mode?",
+    "openat2": "dir path how length",
+    "open_by_handle_at": "socket handle flags",
     "unlink": "path",
     "unlinkat": "dir path flags",
     "rename": "path to",
@@ -186,6 +187,16 @@ SHAPES = {
     "fchdir": "fd",
     "chroot": "path",
     "seccomp": "mode flags rest",
+    "execve": "path argv rest",
+    "execveat": "dir path argv rest flags",
+    "connect": "socket address length",
+    "bind": "socket address length",
+    "accept": "socket address rest",
+    "accept4": "socket address rest",
+    "sendto": "rest address length",
+    "sendmsg": "socket message",
+    "sendmmsg": "socket messages",
+    "io_uring_setup": "rest",
 }
 #: Where no path is given, and none is needed: the descriptor itself is meant, or nothing.
 WITHOUT_PATH = {"futimesat": "fd null rest", "utimensat": "fd null rest flags", "acct": "null"}
@@ -200,14 +211,13 @@ FORKS = ("clone", "clone3", "fork", "vfork")
 EXECS = ("execve", "execveat")
 ACCEPTS = ("accept", "accept4")
 REACHING = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd")
-OTHERS = ("openat2", "open_by_handle_at", "connect", "bind", *ACCEPTS, "io_uring_setup")
 TREES = ("open_tree", "open_tree_attr")
 #: After one of these, any file may have any name.
 MOUNTS = (
     *("mount", "umount", "umount2", "move_mount", "pivot_root", "unshare", "setns"),
     *(*TREES, "fsmount"),  # which may lie nowhere
 )
-TRACED = (*SHAPES, *COMPAT, *SENDS, *FORKS, *EXECS, *OTHERS, *MOUNTS)
+TRACED = (*SHAPES, *COMPAT, *FORKS, *MOUNTS)
 
 NEW_LISTENER = 8  #: of seccomp: a program answers calls in the place of the kernel
 CLONE_FS, CLONE_FILES, CLONE_THREAD, CLONE_UNTRACED = 0x200, 0x400, 0x10000, 0x800000
@@ -249,85 +259,52 @@ class CallArguments(Struct):
             self.marks.append(mark)
 
 
-_FILE = rb"(-?\d+)(?:<([^<>]*)>(\(deleted\))?)?"
-_TEXT = rb'(?:"([^"]*)"(\.\.\.)?|(?:NULL|0x[0-9a-f]+))'
-_SOCKADDR = rb"(NULL|0x[0-9a-f]+|\{sa_family=[^{}]*\})"
-_PID = NUMBER + rb"(?: /\* (\d+) in strace's PID NS \*/)?"
+def _number(name: str) -> bytes:
+    return b"(?P<%b>0x[0-9a-f]+|-?\\d+)" % name.encode()
+
+
+def _file(name: str) -> bytes:
+    return rb"(?P<%b>-?\d+)(?:<(?P<%b_path>[^<>]*)>(?P<%b_gone>\(deleted\))?)?" % (
+        (name.encode(),) * 3
+    )
+
+
+def _text(name: str) -> bytes:
+    return rb'(?:"(?P<%b>[^"]*)"(?P<%b_cut>\.\.\.)?|(?:NULL|0x[0-9a-f]+))' % ((name.encode(),) * 2)
+
+
+_ADDRESS = rb"(?:NULL|0x[0-9a-f]+|\{sa_family=[^{}]*\})"
+_NO_STRUCT = rb"(?:NULL|0x[0-9a-f]+)"
 _FORMS = {
-    **dict.fromkeys(("dir", "todir", "fd"), _FILE),
-    **dict.fromkeys(("path", "to", "text", "name"), _TEXT),
-    "target": _PID,
+    **{name: _file(name) for name in ("dir", "todir", "fd")},
+    **{name: _text(name) for name in ("path", "to", "text", "name")},
+    "target": _number("target") + rb"(?: /\* (?P<target_here>\d+) in strace's PID NS \*/)?",
+    "argv": rb"(?P<argv>\[.*?\](?=, )|NULL|0x[0-9a-f]+)",
+    "how": rb"(?:\{flags=%b(?:, mode=%b)?, resolve=%b(?:, .*)?\}|%b|\{.*\})"
+    % (*map(_number, ("flags", "mode", "resolve")), _NO_STRUCT),
+    "handle": rb"(?:\{.*\}|%b)" % _NO_STRUCT,
+    "socket": rb"-?\d+(?:<(?P<socket>[^<>]*)>(?:\(deleted\))?)?",
+    "address": rb"(?P<address>%b)" % _ADDRESS,
+    "message": rb"(?:\{msg_name=(?P<address>%b)|%b), .*" % (_ADDRESS, _NO_STRUCT),
+    "messages": rb"(?P<messages>\[\{msg_hdr=\{msg_name=%b, .*|\[\], .*|%b, .*)"
+    % (_ADDRESS, _NO_STRUCT),
+    "length": rb"\d+",
     "null": b"NULL",
     "rest": b".*",
 }
-_GROUPS = {
-    **dict.fromkeys(("dir", "todir", "fd"), 3),
-    **dict.fromkeys(("path", "to", "text", "name", "target"), 2),
-    "null": 0,
-    "rest": 0,
-}
-
-
-def _pattern(shape: str) -> re.Pattern[bytes]:
-    text = b""
-    for word in shape.split():
-        name = word.rstrip("?")
-        form = _FORMS.get(name, NUMBER)
-        part = (b", " if text else b"") + form
-        text += b"(?:" + part + b")?" if word.endswith("?") else part
-    return re.compile(text)
-
-
-def _plan(shape: str) -> tuple[tuple[str, int], ...]:
-    """Which groups of the pattern hold what."""
-    plan, group = [], 0
-    for word in shape.split():
-        name = word.rstrip("?")
-        if groups := _GROUPS.get(name, 1):
-            plan.append((name, group))
-            group += groups
-    return tuple(plan)
-
-
-_PATTERNS, _LACKING = (
-    {call: (_pattern(shape).fullmatch, _plan(shape)) for call, shape in shapes.items()}
-    for shapes in (SHAPES, WITHOUT_PATH)
-)
-_HOW = re.compile(
-    _FILE + b", " + _TEXT + rb", \{flags=" + NUMBER + rb"(?:, mode=" + NUMBER + rb")?"
-    rb", resolve=" + NUMBER + rb"(?:, .*)?\}, \d+"
-)
-_NO_HOW = re.compile(_FILE + b", " + _TEXT + rb", (?:NULL|0x[0-9a-f]+|\{.*\}), \d+")
-_EXEC = re.compile(_TEXT + rb", (\[.*?\](?=, )|NULL|0x[0-9a-f]+), .*")
-_EXECAT = re.compile(_FILE + b", " + _TEXT + rb", (\[.*?\](?=, )|NULL|0x[0-9a-f]+), .*, " + NUMBER)
+_MESSAGE = re.compile(rb"\{msg_hdr=\{msg_name=(%b)" % _ADDRESS)
 _WORDS = re.compile(rb'\[(?:"[^"]*"(?:\.\.\.)?(?:, )?)*(?:\.\.\.)?\]')
 _WORD = re.compile(rb'"([^"]*)"(\.\.\.)?')
-_CONNECT = re.compile(rb"-?\d+(?:<[^<>]*>(?:\(deleted\))?)?, " + _SOCKADDR + rb", \d+")
-_SOCKET = re.compile(rb"-?\d+<([^<>]*)>")
-_ACCEPT = re.compile(rb"-?\d+(?:<([^<>]*)>(?:\(deleted\))?)?, " + _SOCKADDR + b", .*")
 _LOCAL_FAMILY = (b"{sa_family=0x1}", b"{sa_family=0x1,", b"{sa_family=1}", b"{sa_family=1,")
-_SENDTO = re.compile(rb".*, " + _SOCKADDR + rb", \d+")
-_SENDMSG = re.compile(
-    rb"-?\d+(?:<[^<>]*>(?:\(deleted\))?)?, "
-    rb"(?:\{msg_name=" + _SOCKADDR + rb", .*|NULL, .*|0x[0-9a-f]+, .*)"
-)
-_SENDMMSG = re.compile(
-    rb"-?\d+(?:<[^<>]*>(?:\(deleted\))?)?, "
-    rb"(?:\[\{msg_hdr=\{msg_name=" + _SOCKADDR + rb", .*|\[\], .*|NULL, .*|0x[0-9a-f]+, .*)"
-)
-_MESSAGE = re.compile(rb"\{msg_hdr=\{msg_name=" + _SOCKADDR)
-_HANDLE = re.compile(_FILE + rb", (?:\{.*\}|NULL|0x[0-9a-f]+), " + NUMBER)
 _LAST_NUMBER = re.compile(b"(?:^|, )" + NUMBER + rb"(?:\)|$)")
 _FLAGS = re.compile(rb"[({ ]flags=" + NUMBER)
 
 
-def tell(call: str, args: bytes) -> CallArguments | None:
-    """None: they do not have the form that is known."""
+def parse_arguments(call: str, args: bytes) -> CallArguments | None:
+    """Return what the arguments of a call say, or None if they do not have the form that is
+    known."""
     try:
-        if call in BY_NUMBER:
-            return _by_number(BY_NUMBER[call], args)
-        special = _SPECIAL.get(call)
-        return _simple(call, args) if special is None else special(args)
+        return _by_number(call, args) if call in BY_NUMBER else _parse(call, args)
     except ValueError:  # what should be hexadecimal is not
         return None
 
@@ -349,91 +326,51 @@ def may_mount(call: str, args: bytes) -> bool:
     return bool(flags & CLONE_NEWNS) or (call == "setns" and not flags)
 
 
-def _simple(call: str, args: bytes) -> CallArguments | None:
-    match, plan = _PATTERNS[call]
-    found = match(args)
-    if call in _LACKING and (lacks := _LACKING[call][0](args)):
-        found, plan = lacks, _LACKING[call][1]
-    if found is None:
+def _parse(call: str, args: bytes) -> CallArguments | None:
+    found = (call in _LACKING and _LACKING[call].fullmatch(args)) or _PATTERNS[call].fullmatch(args)
+    if not found:
         return None
-    groups = found.groups()
     told = CallArguments()
-    for name, at in plan:
-        if name in ("path", "to", "text", "name"):
-            _read_text(told, "path" if name == "text" else name, groups[at], groups[at + 1])
-        elif name == "target":
-            told.target = number(groups[at + 1] or groups[at])
-        elif name in ("dir", "todir", "fd"):
-            _read_file(told, name, groups[at], groups[at + 1], groups[at + 2])
-        elif (value := groups[at]) is not None:
-            figure = number(value)
-            setattr(told, name, None if figure == -1 and name in ("uid", "gid") else figure)
-    if call == "creat":
-        told.flags = CREAT_FLAGS
-    if call in ("mq_open", "mq_unlink"):
-        told.dir = None  # its name is in no folder
-    return told
+    for name in found.re.groupindex:
+        if read := _READERS.get(name):
+            read(told, name, found)
+    finish = _FINISHERS.get(call)
+    return told if finish is None or finish(told, found) else None
 
 
-def _read_text(told: CallArguments, name: str, text: bytes | None, is_cut: bytes | None) -> None:
-    if text is None:
+def _read_number(told: CallArguments, name: str, found: re.Match[bytes]) -> None:
+    if (value := found[name]) is not None:
+        figure = number(value)
+        setattr(told, name, None if figure == -1 and name in ("uid", "gid") else figure)
+
+
+def _read_target(told: CallArguments, name: str, found: re.Match[bytes]) -> None:
+    told.target = number(found["target_here"] or found["target"])
+
+
+def _read_text(told: CallArguments, name: str, found: re.Match[bytes]) -> None:
+    if found[name] is None:
         told.mark("fault")
-    else:
-        setattr(told, name, plain(text))
-        if is_cut:
-            told.mark("truncated")
+        return
+    setattr(told, "path" if name == "text" else name, plain(found[name]))
+    if found[f"{name}_cut"]:
+        told.mark("truncated")
 
 
-def _read_file(
-    told: CallArguments, name: str, figure: bytes, path: bytes | None, is_deleted: bytes | None
-) -> None:
+def _read_file(told: CallArguments, name: str, found: re.Match[bytes]) -> None:
+    figure, path, is_deleted = (found[group] for group in (name, f"{name}_path", f"{name}_gone"))
     if figure == b"-100":  # AT_FDCWD
         told.here = None if path is None else plain(path)
         return
+    if name == "dir":
+        told.number = number(figure)
     setattr(told, name, None if path is None else file_name(path, bool(is_deleted)))
     if is_deleted:
         told.gone.append(name)
 
 
-def _openat2(args: bytes) -> CallArguments | None:
-    found = _HOW.fullmatch(args)
-    told = CallArguments()
-    if found is not None:
-        told.flags, told.resolve = number(found[6]), number(found[8])
-        told.mode = number(found[7] or b"0")
-    else:
-        found = _NO_HOW.fullmatch(args)
-        if found is None:
-            return None
-        told.mark("fault")
-    _read_file(told, "dir", found[1], found[2], found[3])
-    _read_text(told, "path", found[4], found[5])
-    return told
-
-
-def _execve(args: bytes) -> CallArguments | None:
-    found = _EXEC.fullmatch(args)
-    if found is None:
-        return None
-    told = CallArguments()
-    _read_text(told, "path", found[1], found[2])
-    _read_words(told, found[3])
-    return told
-
-
-def _execveat(args: bytes) -> CallArguments | None:
-    found = _EXECAT.fullmatch(args)
-    if found is None:
-        return None
-    told = CallArguments(flags=number(found[7]))
-    _read_file(told, "dir", found[1], found[2], found[3])
-    told.number = None if told.dir == OWN else number(found[1])
-    _read_text(told, "path", found[4], found[5])
-    _read_words(told, found[6])
-    return told
-
-
-def _read_words(told: CallArguments, words: bytes) -> None:
+def _read_argv(told: CallArguments, name: str, found: re.Match[bytes]) -> None:
+    words = found[name]
     if words != b"NULL" and not _WORDS.fullmatch(words):
         told.mark("fault")
     told.argv = []
@@ -445,71 +382,95 @@ def _read_words(told: CallArguments, words: bytes) -> None:
         told.mark("truncated")
 
 
-def _connect(args: bytes) -> CallArguments | None:
-    found = _CONNECT.fullmatch(args)
-    return None if found is None else _to(found[1], is_send=False)
+def _read_socket(told: CallArguments, name: str, found: re.Match[bytes]) -> None:
+    told.socket = found[name] or b""
 
 
-def _bind(args: bytes) -> CallArguments | None:
-    """A local socket with a name that is no abstract one makes a file."""
-    told, found = _connect(args), _SOCKET.match(args)
-    if told is None or found is None:
-        return None
-    told.socket = found[1]
+_READERS: dict[str, Callable[[CallArguments, str, re.Match[bytes]], None]] = {
+    **dict.fromkeys(("flags", "mode", "resolve", "uid", "gid", "size"), _read_number),
+    **dict.fromkeys(("path", "to", "text", "name"), _read_text),
+    **dict.fromkeys(("dir", "todir", "fd"), _read_file),
+    "target": _read_target,
+    "argv": _read_argv,
+    "socket": _read_socket,
+}
+
+
+def _finish_creat(told: CallArguments, found: re.Match[bytes]) -> bool:
+    told.flags = CREAT_FLAGS
+    return True
+
+
+def _finish_queue(told: CallArguments, found: re.Match[bytes]) -> bool:
+    told.dir = None  # its name is in no folder
+    return True
+
+
+def _finish_openat2(told: CallArguments, found: re.Match[bytes]) -> bool:
+    if found["flags"] is None:
+        told.mark("fault")
+    return True
+
+
+def _finish_connect(told: CallArguments, found: re.Match[bytes]) -> bool:
+    _read_peer(told, found["address"], is_send=False)
+    return True
+
+
+def _finish_bind(told: CallArguments, found: re.Match[bytes]) -> bool:
+    """Take the name of a local socket for a path, unless it is an abstract one: it makes a file."""
+    _read_peer(told, found["address"], is_send=False)
     if told.peer is not None and told.peer.startswith("unix:") and told.peer[5:6] not in ("", "@"):
         told.path, told.peer, told.is_socket_file = told.peer.removeprefix("unix:"), None, False
-    return told
+    return found["socket"] is not None
 
 
-def _accept(args: bytes) -> CallArguments | None:
-    """Who has come is seen where the program has asked."""
-    found = _ACCEPT.fullmatch(args)
-    if found is None:
-        return None
-    told = CallArguments(socket=found[1] or b"")
-    address = found[2]
+def _finish_accept(told: CallArguments, found: re.Match[bytes]) -> bool:
+    """Read who has come, which is seen where the program has asked."""
+    address = found["address"]
     if address.startswith(_LOCAL_FAMILY):
         told.peer = "unix:"
     elif address.startswith(b"{"):
         told.peer = peer_of(address)
-    return told
+    return True
 
 
-def _sendto(args: bytes) -> CallArguments | None:
-    found = _SENDTO.fullmatch(args)
-    return None if found is None else _to(found[1])
+def _finish_send(told: CallArguments, found: re.Match[bytes]) -> bool:
+    _read_peer(told, found["address"])
+    return True
 
 
-def _sendmsg(args: bytes) -> CallArguments | None:
-    found = _SENDMSG.fullmatch(args)
-    return None if found is None else _to(found[1] or b"NULL")
+def _finish_sends(told: CallArguments, found: re.Match[bytes]) -> bool:
+    for place, address in enumerate(_MESSAGE.findall(found["messages"])):
+        one = CallArguments() if place else told
+        _read_peer(one, address)
+        told.others += [one] if place else []
+    return True
 
 
-def _sendmmsg(args: bytes) -> CallArguments | None:
-    found = _SENDMMSG.fullmatch(args)
-    if found is None:
-        return None
-    told, *others = (_to(name) for name in _MESSAGE.findall(args) or [b"NULL"])
-    told.others = others
-    return told
+_FINISHERS: dict[str, Callable[[CallArguments, re.Match[bytes]], bool]] = {
+    "creat": _finish_creat,
+    "mq_open": _finish_queue,
+    "mq_unlink": _finish_queue,
+    "openat2": _finish_openat2,
+    "connect": _finish_connect,
+    "bind": _finish_bind,
+    "accept": _finish_accept,
+    "accept4": _finish_accept,
+    "sendto": _finish_send,
+    "sendmsg": _finish_send,
+    "sendmmsg": _finish_sends,
+}
 
 
-def _to(address: bytes, *, is_send: bool = True) -> CallArguments:
-    if address == b"NULL":
-        return CallArguments()
+def _read_peer(told: CallArguments, address: bytes | None, *, is_send: bool = True) -> None:
+    if address is None or address == b"NULL":
+        return
+    told.has_peer = True
     if not address.startswith(b"{"):
-        return CallArguments(marks=["fault"], has_peer=True)
-    peer = peer_of(address, is_send=is_send)
-    return CallArguments(peer=peer, has_peer=True, is_socket_file=names_file(address))
-
-
-def _by_handle(args: bytes) -> CallArguments | None:
-    found = _HANDLE.fullmatch(args)
-    return None if found is None else CallArguments(flags=number(found[4]))
-
-
-def _io_uring_setup(args: bytes) -> CallArguments | None:
-    return CallArguments()
+        told.mark("fault")
+        return
+    told.peer, told.is_socket_file = peer_of(address, is_send=is_send), names_file(address)
 
 
 def _by_number(call: str, args: bytes) -> CallArguments | None:
@@ -517,22 +478,19 @@ def _by_number(call: str, args: bytes) -> CallArguments | None:
     if len(words) != 6:
         return None
     told = CallArguments(dir=None, marks=["fault"])
-    if call == "fchmodat2":
+    if BY_NUMBER[call] == "fchmodat2":
         told.mode, told.flags = number(words[2]), number(words[3])
     return told
 
 
-_SPECIAL: dict[str, Callable[[bytes], CallArguments | None]] = {
-    "openat2": _openat2,
-    "open_by_handle_at": _by_handle,
-    "execve": _execve,
-    "execveat": _execveat,
-    "connect": _connect,
-    "sendto": _sendto,
-    "sendmsg": _sendmsg,
-    "sendmmsg": _sendmmsg,
-    "io_uring_setup": _io_uring_setup,
-    "bind": _bind,
-    "accept": _accept,
-    "accept4": _accept,
-}
+def _pattern(shape: str) -> re.Pattern[bytes]:
+    pattern = b""
+    for word in shape.split():
+        name = word.rstrip("?")
+        part = (b", " if pattern else b"") + _FORMS.get(name, _number(name))
+        pattern += b"(?:" + part + b")?" if word.endswith("?") else part
+    return re.compile(pattern)
+
+
+_PATTERNS = {call: _pattern(shape) for call, shape in SHAPES.items()}
+_LACKING = {call: _pattern(shape) for call, shape in WITHOUT_PATH.items()}
