@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
-from stream.boundary.scripts import helpers_in
+from stream.boundary.scripts import linked_helpers
 from stream.documents import BUNDLE
 from tests.sweeping import is_sweep
 
@@ -44,7 +44,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 def helpers_of_the_checkout() -> Iterator[None]:
     """The bundled probes have their helpers, also in sandboxes that can write nothing: a wheel
     has them beside the probes, and a checkout is lent them for as long as something runs."""
-    with helpers_in(BUNDLE):
+    with linked_helpers(BUNDLE):
         yield
 
 

@@ -34,7 +34,7 @@ encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class Tally:
-    """The digest of what went by, and the links that are due in it."""
+    """Counts and digests the bytes of a layer, and notes its links."""
 
     def __init__(self, layer: str) -> None:
         self.layer = layer
@@ -42,27 +42,29 @@ class Tally:
         self.lines = 0
         self.links: list[ChainLink] = []
         self._digest = hashlib.sha256()
-        self._due = STEP
+        self._next = STEP
 
     @property
     def sha256(self) -> str:
+        """The digest of all bytes so far."""
         return self._digest.hexdigest()
 
     def feed(self, data: bytes, lines: int | None = None) -> None:
-        """`lines`: as many as it has, where somebody knows: to count them takes as long as the
-        digest of them does."""
+        """Take more bytes. `lines`: as many as they have, where that is known: to count them takes
+        as long as to digest them."""
         start, before = 0, self.lines
-        while self.bytes + len(data) - start >= self._due:
-            end = data.find(b"\n", start + max(0, self._due - self.bytes - 1)) + 1
+        while self.bytes + len(data) - start >= self._next:
+            end = data.find(b"\n", start + max(0, self._next - self.bytes - 1)) + 1
             if not end:
                 break
             self._add(data, start, end, None if lines is None else before + lines)
             self.links.append(self.link())
-            self._due = self.bytes + STEP
+            self._next = self.bytes + STEP
             start = end
         self._add(data, start, len(data), None if lines is None else before + lines)
 
     def link(self) -> ChainLink:
+        """Return the link of all bytes so far."""
         return ChainLink(layer=self.layer, lines=self.lines, bytes=self.bytes, sha256=self.sha256)
 
     def end(self) -> list[ChainLink]:

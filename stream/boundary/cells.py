@@ -1,4 +1,4 @@
-"""TODO"""
+"""The cells of a matrix: each probe in each mode, and how one of them is started."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Cell(Struct, frozen=True):
 
 
 class MatrixPlan(Struct, frozen=True):
-    """A request that was found good: every cell is known, nothing has started."""
+    """A valid request: every cell is known, nothing has started."""
 
     folder: Path
     catalogs: Catalogs
@@ -39,6 +39,7 @@ class MatrixPlan(Struct, frozen=True):
 
     @property
     def scripts(self) -> list[Script]:
+        """The scripts that run, each once."""
         cells = self.cells.kinds if isinstance(self.cells, Cells) else self.cells
         return list({cell.script.id: cell.script for cell in cells}.values())
 
@@ -66,19 +67,20 @@ class Cells(Sequence[Cell]):
 
 
 class Stop:
-    """The wish that a run ends early, with what it has. May be said before anyone hears it."""
+    """Asks a run to end early, with what it has. It may be asked before it has begun."""
 
     def __init__(self) -> None:
-        self.asked = False
-        self.hear: Callable[[], None] = lambda: None
+        self.is_asked = False
+        self.on_ask: Callable[[], None] = lambda: None
 
     def ask(self) -> None:
-        self.asked = True
-        self.hear()
+        """Ask the run to end."""
+        self.is_asked = True
+        self.on_ask()
 
 
 def launch(cell: Cell, plan: MatrixPlan, staging: Staging, slot: int) -> Tree:
-    """Raises SpawnError."""
+    """Start a cell. Raise SpawnError."""
     # Where there can be none, a probe that needs one must see why.
     tmpdir = staging.tmpdir(slot) or cell.env.get("TMPDIR", TEMPORARY[0])
     return start(

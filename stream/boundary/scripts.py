@@ -1,8 +1,8 @@
 """A folder of probe scripts: what is in it, what each script declares, and making it ready.
 
 A probe finds its helpers in ../bin, and many take .. for their workspace: every script runs where
-it lies. A tree that has no bin is lent one, a link to our helpers, for as long as it runs; where
-none can be put, nothing of it runs. No other folder could pose as the tree.
+it lies. A tree that has no bin gets a link to our helpers for as long as it runs; where none can be
+made, nothing of it runs. No other folder could take the place of the tree.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ from stream.files.trees import remove_tree
 
 HELPERS = Path(__file__).resolve().parents[1] / "helpers"
 BUNDLED = BUNDLE / "probes"
-LENT = f"{HELPERS}/."  #: what a bin that is lent leads to; nobody else spells it like this
+LINK = f"{HELPERS}/."  #: where a bin that we made leads to; nobody else spells it like this
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108
 SHEBANG = b"#!/usr/bin/env bash"
 
 _ASSIGNMENT = r"^{name}=(?P<quote>[\"']?)(?P<value>[A-Za-z0-9_.-]+)(?P=quote)[ \t]*(?:#.*)?$"
 _CAPABILITY = re.compile(_ASSIGNMENT.format(name="primary_capability_id").encode(), re.MULTILINE)
 _NAME = re.compile(_ASSIGNMENT.format(name="probe_name").encode(), re.MULTILINE)
-#: In no comment, and not only said. What a here-document says is not told apart.
-_SAID = rb"[ \t]*(?:echo|printf)\b(?:(?!\$\()[^|;&<`\n])*$"
-_CALL = re.compile(rb"^(?!%b)(?:(?!(?<![^\s])#)[^\n])*?\bemit-record\b" % _SAID, re.MULTILINE)
+#: In no comment, and not only printed. A here-document is not recognised.
+_PRINTED = rb"[ \t]*(?:echo|printf)\b(?:(?!\$\()[^|;&<`\n])*$"
+_CALL = re.compile(rb"^(?!%b)(?:(?!(?<![^\s])#)[^\n])*?\bemit-record\b" % _PRINTED, re.MULTILINE)
 
 
 class Script(Struct, frozen=True):
+    """A probe script, with what its text declares."""
+
     id: str  #: the file name without .sh; what is not UTF-8 in it is shown as U+FFFD
     path: Path
     capability: str | None  #: the literal primary_capability_id, where it is one
@@ -50,8 +52,8 @@ class Script(Struct, frozen=True):
     is_probe: bool = True  #: it calls emit-record or declares a capability, or cannot be read
 
 
-def scripts(folder: Path) -> list[Script]:
-    """All probes of a folder, sorted by id. Raises where one leads out of it."""
+def find_scripts(folder: Path) -> list[Script]:
+    """Find all probes of a folder, sorted by id. Raise StreamError where one leads out of it."""
     try:
         names = sorted(path.name for path in folder.iterdir() if path.suffix == ".sh")
     except OSError as error:
@@ -63,12 +65,12 @@ def scripts(folder: Path) -> list[Script]:
 
 
 def tree_of(folder: Path) -> Path:
-    """What a probe reaches as `..`: the folder's real parent, not that of a link to it."""
+    """Return what a probe reaches as `..`: the folder's real parent, not that of a link to it."""
     return folder.resolve().parent
 
 
-def chosen(found: Sequence[Script], folder: Path, names: Sequence[str]) -> list[Script]:
-    """The named probes, in the order given. A name is an id, or a path into the folder."""
+def choose_scripts(found: Sequence[Script], folder: Path, names: Sequence[str]) -> list[Script]:
+    """Return the named probes, in the order given. A name is an id, or a path into the folder."""
     by_id = {script.id: script for script in found}
     picked: list[Script] = []
     for name in names:
@@ -123,7 +125,7 @@ def _target(path: Path) -> Path:
 
 
 def utf8(name: str | Path) -> str:
-    """A name as a record can carry it."""
+    """Return a name as a record can carry it."""
     return os.fsencode(name).decode(errors="replace")
 
 
@@ -141,7 +143,8 @@ class Staging(Struct, frozen=True):
     ours: tuple[Path, ...]  #: folders in which nothing of the workspace lies
 
     def command(self, script: Script) -> list[str]:
-        """What starts a script. `env bash` is looked up here, once, and not in every cell."""
+        """Return the command line of a script. `env bash` is looked up here, once, and not in every
+        cell."""
         path = str(self.folder / script.path.name)
         bash = _bash()
         if script.wants_bash and bash and os.access(path, os.X_OK):
@@ -149,13 +152,14 @@ class Staging(Struct, frozen=True):
         return [path]
 
     def tmpdir(self, slot: int) -> Path | None:
+        """Return the TMPDIR of one of the probes that run at a time, where there can be one."""
         return None if self.root is None else self.root / "tmp" / str(slot)
 
 
-def is_cleared(tmpdir: Path) -> bool:
-    """Whether nobody has been there, or who was has cleaned up: then it is gone."""
+def remove_empty(folder: Path) -> bool:
+    """Remove a folder if nothing is in it. Return whether it is gone."""
     try:
-        tmpdir.rmdir()
+        folder.rmdir()
     except FileNotFoundError:
         return True
     except OSError:
@@ -170,16 +174,16 @@ def _bash() -> str | None:
 
 @contextmanager
 def staged(folder: Path, workspace: Path) -> Iterator[Staging]:
-    """The helpers beside the scripts, and a private folder for one run, outside the workspace;
-    both are gone afterwards. Inside a sandbox there may be no place for the private one: the
-    probes can do without."""
+    """Provide the helpers beside the scripts, and a private folder for one run, outside the
+    workspace; both are gone afterwards. Inside a sandbox there may be no place for the private one:
+    the probes can do without."""
     tree, root = tree_of(folder), None
-    with helpers_in(tree):
+    with linked_helpers(tree):
         with suppress(OutputError):
             root = make_root(workspace)
         try:
             if root is not None:
-                _furnish(root)
+                _make_tmp(root)
             helpers = tree / "bin"
             ours = [root] if root is not None else []
             if helpers.samefile(HELPERS):
@@ -193,13 +197,13 @@ def staged(folder: Path, workspace: Path) -> Iterator[Staging]:
 
 
 @contextmanager
-def helpers_in(tree: Path) -> Iterator[None]:
-    """A tree that has no bin is lent one, by all runs that need it at a time together: the last
-    of them takes it away. Raises InputError where that cannot be done."""
+def linked_helpers(tree: Path) -> Iterator[None]:
+    """Make a bin in a tree that has none. Runs that need it at the same time share it, and the last
+    of them removes it. Raise InputError where that cannot be done."""
     lock = None
     try:
         try:
-            lock = _lend(tree)
+            lock = _link_helpers(tree)
         except OSError as error:
             raise _no_helpers(tree, os_reason(error)) from None
         if not os.access(tree / "bin" / "emit-record", os.X_OK):
@@ -214,27 +218,28 @@ def helpers_in(tree: Path) -> Iterator[None]:
             os.close(lock)
 
 
-def _lend(tree: Path) -> int | None:
-    """A descriptor that holds the lent bin, or None where the tree has one of its own."""
+def _link_helpers(tree: Path) -> int | None:
+    """Return a descriptor that keeps the bin we made, or None where the tree has one of its own."""
     if not _lacks_bin(tree):
         return None
     lock = os.open(tree, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # another run needs what is there, or nothing can be written
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _link_of(tree) not in (None, LENT):  # left by a `stream` that was killed
+            if _link_of(tree) not in (None, LINK):  # left by a `stream` that was killed
                 (tree / "bin").unlink()
-        _share(lock, tree)
+        _lock_shared(lock)
         with suppress(FileExistsError):  # another run was faster
-            (tree / "bin").symlink_to(LENT)
+            (tree / "bin").symlink_to(LINK)
     except BaseException:
         os.close(lock)
         raise
     return lock
 
 
-def _share(lock: int, tree: Path) -> None:
-    """Other runs keep the lock to themselves for a moment only, another program may for ever."""
+def _lock_shared(lock: int) -> None:
+    """Lock a tree together with other runs, which keep it to themselves for a moment only. Another
+    program may for ever."""
     for _ in range(100):
         with suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -244,7 +249,7 @@ def _share(lock: int, tree: Path) -> None:
 
 
 def _lacks_bin(tree: Path) -> bool:
-    """There is none, or one that is lent, by this `stream` or another."""
+    """Tell whether a tree has no bin, or only a link that this `stream` or another made."""
     link = _link_of(tree)
     if link is None:
         return not os.path.lexists(tree / "bin")
@@ -252,7 +257,7 @@ def _lacks_bin(tree: Path) -> bool:
 
 
 def _link_of(tree: Path) -> str | None:
-    """Where its bin leads to, or None where it is no link."""
+    """Return where the bin of a tree leads to, or None where it is no link."""
     try:
         return os.readlink(tree / "bin")  # noqa: PTH115 (a Path would drop the dot)
     except OSError:
@@ -273,7 +278,7 @@ def _no_helpers(tree: Path, reason: str) -> InputError:
     )
 
 
-def _furnish(root: Path) -> None:
+def _make_tmp(root: Path) -> None:
     try:
         (root / "tmp").mkdir()
     except OSError as error:
@@ -281,8 +286,8 @@ def _furnish(root: Path) -> None:
 
 
 def make_root(workspace: Path) -> Path:
-    """In the first folder for temporary files that will have it, those outside the workspace
-    before those in it."""
+    """Make a folder in the first place for temporary files that allows it; places outside the
+    workspace come before those in it. Raise OutputError."""
     inside = workspace.resolve()
     named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
     candidates = [Path(path) for path in (*named, *TEMPORARY)]

@@ -180,7 +180,7 @@ async def _measure(options: MatrixOptions, started: StartedPlan, stop: Stop) -> 
     from stream.sinks.ndjson import Ndjson, Text
 
     def is_whole() -> bool:
-        return not stop.asked
+        return not stop.is_asked
 
     control = (FINDINGS, GAPS, REJECTS)
     reject, output = options.reject, options.output
@@ -203,7 +203,7 @@ async def _measure(options: MatrixOptions, started: StartedPlan, stop: Stop) -> 
         raise
     progress.clear()
     code = _conclude(result, raw=options.raw, quiet=options.quiet)
-    if stop.asked:
+    if stop.is_asked:
         _point_to(output)
     elif is_on_terminal and not options.quiet:
         note("These are records. To read them: stream matrix | stream listen -")

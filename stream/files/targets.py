@@ -64,7 +64,8 @@ def _check_place(growing: Path) -> None:
 
 
 def is_regular(target: str) -> bool:
-    """Or nothing yet. What somebody has opened for us is written to, whatever it is."""
+    """Tell whether a target is a regular file, or nothing yet. What somebody has opened for us is
+    written to, whatever it is."""
     with named(target):
         if descriptor(target) is not None:
             return False
@@ -75,18 +76,18 @@ def is_regular(target: str) -> bool:
 
 
 def descriptor(target: str) -> int | None:
-    """The open descriptor that a name means: /dev/stdout, /dev/fd/3 and their like."""
+    """Return the open descriptor that a name means: /dev/stdout, /dev/fd/3 and their like."""
     for _ in range(_MOST_LINKS):
         folder, name = os.path.split(target)
         if os.path.realpath(folder) in ("/dev/fd", f"/proc/{os.getpid()}/fd"):
-            return _handed(int(name)) if _NUMBER.match(name) else None
+            return _inherited(int(name)) if _NUMBER.match(name) else None
         if not os.path.islink(target):  # noqa: PTH114
             break
         target = os.path.join(folder, os.readlink(target))  # noqa: PTH115, PTH118
     return None
 
 
-def _handed(fd: int) -> int:
+def _inherited(fd: int) -> int:
     """Raise OSError where nobody gave it to us: what we open ourselves, no child inherits."""
     if not os.get_inheritable(fd):
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -94,11 +95,12 @@ def _handed(fd: int) -> int:
 
 
 def is_fifo(target: str) -> bool:
+    """Tell whether a target is a fifo."""
     return target != STDOUT and Path(target).is_fifo()
 
 
 def partial(target: str) -> Path:
-    """Where a file lies until it is whole. It then takes the place of a link, and what that
+    """Return where a file lies until it is whole. It then takes the place of a link, and what that
     leads to stays as it is."""
     return Path(f"{target}.partial")
 

@@ -16,7 +16,15 @@ from msgspec import Struct
 from stream.boundary.catalogs import Catalogs, find_catalogs
 from stream.boundary.cells import Cell, Cells, MatrixPlan, Stop, launch
 from stream.boundary.descriptors import Descriptor, find_descriptor
-from stream.boundary.scripts import BUNDLED, Script, Staging, chosen, scripts, staged, tree_of
+from stream.boundary.scripts import (
+    BUNDLED,
+    Script,
+    Staging,
+    choose_scripts,
+    find_scripts,
+    staged,
+    tree_of,
+)
 from stream.errors import InputError, SpawnError, UsageError, os_reason
 from stream.process.tree import Reaper, Tree
 from stream.records.boundary import SANDBOX_MODES
@@ -51,7 +59,7 @@ def make_plan(request: MatrixRequest) -> MatrixPlan:
     for mode in modes:
         if mode not in descriptor.modes:
             raise UsageError(f"unknown mode: {mode} (expected {'|'.join(descriptor.modes)})")
-    found = scripts(folder)
+    found = find_scripts(folder)
     picked, left_out = _select(request, found, folder, catalogs)
     is_whole = not request.probes and not request.capabilities
     no_probes = [script for script in found if is_whole and not script.is_probe]
@@ -80,7 +88,7 @@ def _select(
     for capability in request.capabilities:
         if capability not in known:
             raise UsageError(f"unknown capability: {capability} (see `stream matrix --list`)")
-    picked = chosen(found, folder, request.probes)
+    picked = choose_scripts(found, folder, request.probes)
     if request.capabilities:
         wanted = set(request.capabilities)
         picked += [s for s in found if s.capability in wanted and s not in picked]
@@ -187,7 +195,7 @@ class StartedPlan:
 
     def head_start(self, stop: Stop) -> None:
         for slot, cell in enumerate(self.plan.cells[: min(self.jobs, HEAD_START)]):
-            if stop.asked:
+            if stop.is_asked:
                 break
             # What fails is met again by whoever runs the cell, and reported there.
             with suppress(OSError, SpawnError):

@@ -10,7 +10,7 @@ from anyio import CancelScope, Condition, create_task_group, to_thread
 from msgspec import Struct, field
 
 from stream.boundary.cells import Cell, MatrixPlan, Stop, launch
-from stream.boundary.scripts import Staging, is_cleared, utf8
+from stream.boundary.scripts import Staging, remove_empty, utf8
 from stream.errors import OutputError, SpawnError, os_reason
 from stream.files.trees import remove_tree
 from stream.pipeline import Batch, Out
@@ -46,7 +46,7 @@ class ProbeSource(Struct):
         cells = self.plan.cells
         queue = iter(cells)
         line = _DeliveryQueue(out, self.as_completed, self.on_done)
-        self.stop.hear = self._interrupt
+        self.stop.on_ask = self._interrupt
         async with create_task_group() as workers:
             for slot in range(min(self.jobs, len(cells))):
                 workers.start_soon(self._work, slot, next(queue), queue, line)
@@ -60,7 +60,7 @@ class ProbeSource(Struct):
         self, slot: int, first: Cell, queue: Iterator[Cell], line: _DeliveryQueue
     ) -> None:
         for cell in chain((first,), queue):
-            if self.stop.asked:
+            if self.stop.is_asked:
                 return
             with CancelScope() as scope:
                 self._measuring.add(scope)
@@ -79,7 +79,7 @@ class ProbeSource(Struct):
             if tree is None:
                 tmpdir = self.staging.tmpdir(slot)
                 if tmpdir is not None:
-                    if not is_cleared(tmpdir):
+                    if not remove_empty(tmpdir):
                         with suppress(OutputError):
                             await to_thread.run_sync(remove_tree, tmpdir)
                     tmpdir.mkdir(mode=0o700)

@@ -1,7 +1,5 @@
-"""What a finished run says that it changed, where that is what it recorded.
-
-Takes the changes of a finished run over to the folder that its workspace was copied from:
-all of them or, where anything there is not as the run found it, none."""
+"""Take the changes of a finished run over to the folder that its workspace was copied from: all of
+them or, where anything there is not as the run found it, none."""
 
 from __future__ import annotations
 
@@ -31,18 +29,85 @@ from stream.records.run import (
 )
 from stream.workspace.patch import means_git
 
+_TEMPORARY = b".stream-apply-"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_PERMISSIONS = 0o777
+_Made = dict[tuple[int, int], FsChange]  #: by device and inode in the workspace
+
+
+class Conflict(Struct):
+    """A path at which a change cannot be made."""
+
+    path: bytes
+    reason: str
+
+
+class ApplyPlan(Struct):
+    """The changes that can be made, and those that cannot."""
+
+    workspace: Path
+    target: Path
+    todo: list[FsChange]
+    done: int  #: changes that the target has already
+    inside_git: int  #: changes that are never taken over, by names that can mean .git
+    conflicts: list[Conflict]
+
+
+def plan_changes(run: Path, digests: Mapping[str, str], to: Path | None = None) -> ApplyPlan | None:
+    """Compare the changes of a run with the folder that they are for, and change nothing.
+
+    `digests` are those of the run's files, as its events list them. Return None if the agent worked
+    in the folder itself. Raise InputError for a run whose changes cannot be applied."""
+    metadata = _read_metadata(run, digests)
+    if metadata.workspace_mode == "here":
+        return None
+    target = to or (Path(metadata.source) if metadata.source else None)
+    if target is None:
+        raise InputError(f"{run}: its workspace was copied from nowhere: --to says where to")
+    workspace = run / metadata.workspace
+    if metadata.capture_mode != "full":
+        raise InputError(
+            f"{run}: was captured {metadata.capture_mode}, so that what it recorded cannot be"
+            f" compared; what the agent left is in {workspace}"
+        )
+    changes = _read_changes(run, digests)
+    plan = ApplyPlan(workspace, target, [], 0, 0, [])
+    with _opened(plan) as (ours, theirs):
+        _compare(changes, ours, theirs, plan)
+    return plan
+
+
+def apply_plan(plan: ApplyPlan) -> None:
+    """Make the changes of a plan. Raise OutputError, which says how far it came."""
+    order = sorted(plan.todo, key=path_of)
+    made: _Made = {}
+    steps: list[tuple[FsChange, Callable[[int, int, FsChange], None]]] = [
+        *((change, _remove) for change in reversed(order) if _is_to_go(change)),
+        *((change, partial(_make, made)) for change in order if change.after),
+        # Deepest first: what a folder will not allow has been done in it by then.
+        *((change, _set_mode) for change in reversed(order) if _is_folder(change.after)),
+    ]
+    with _opened(plan) as (ours, theirs):
+        for number, (change, step) in enumerate(steps):
+            try:
+                step(ours, theirs, change)
+            except OSError as error:
+                raise OutputError(
+                    f"{plan.target / os.fsdecode(path_of(change))}: {os_reason(error)}; "
+                    f"{number} of {len(steps)} steps were done"
+                ) from None
+
 
 def path_of(change: FsChange) -> bytes:
+    """Return the exact path of a change."""
     return exact_name(change.path, change.path_base64)
 
 
-def _check_digest(run: Path, name: str, found: str, digests: Mapping[str, str]) -> None:
-    """Whoever could write to the record must not choose what is taken over, and where to."""
-    if digests.get(name, found) != found:
-        raise InputError(f"{run / name}: is not what the run recorded: stream check {run}")
+# ---------------------------------------------------------------- reading
 
 
-def read_metadata(run: Path, digests: Mapping[str, str]) -> RunMetadata:
+def _read_metadata(run: Path, digests: Mapping[str, str]) -> RunMetadata:
+    """Raise InputError where it is not what the run recorded."""
     path = run / METADATA_FILE
     try:
         data = path.read_bytes()
@@ -54,7 +119,8 @@ def read_metadata(run: Path, digests: Mapping[str, str]) -> RunMetadata:
         raise InputError(f"{path}: {error}") from None
 
 
-def read_changes(run: Path, digests: Mapping[str, str]) -> list[FsChange]:
+def _read_changes(run: Path, digests: Mapping[str, str]) -> list[FsChange]:
+    """Raise InputError where they are not what the run recorded."""
     path = run / CHANGES_FILE
     changes = []
     hashed = sha256()
@@ -79,71 +145,11 @@ def _check_path(path: bytes) -> None:
         raise ValueError("`$.path`: leads out of the workspace")
 
 
-_TEMPORARY = b".stream-apply-"
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_PERMISSIONS = 0o777
-_Made = dict[tuple[int, int], FsChange]  #: by device and inode in the workspace
-
-
-class Conflict(Struct):
-    path: bytes
-    reason: str
-
-
-class ApplyPlan(Struct):
-    """What `plan_changes` found; `apply_plan` does it."""
-
-    workspace: Path
-    target: Path
-    todo: list[FsChange]
-    done: int  #: changes that the target has already
-    inside_git: int  #: changes that are never taken over, by names that can mean .git
-    conflicts: list[Conflict]
-
-
-def plan_changes(run: Path, digests: Mapping[str, str], to: Path | None = None) -> ApplyPlan | None:
-    """Compare the changes of a run with the folder that they are for, and change nothing.
-
-    `digests` are those of the run's files, as its events list them. Return None if the agent worked
-    in the folder itself. Raise InputError for a run whose changes cannot be applied."""
-    metadata = read_metadata(run, digests)
-    if metadata.workspace_mode == "here":
-        return None
-    target = to or (Path(metadata.source) if metadata.source else None)
-    if target is None:
-        raise InputError(f"{run}: its workspace was copied from nowhere: --to says where to")
-    workspace = run / metadata.workspace
-    if metadata.capture_mode != "full":
-        raise InputError(
-            f"{run}: was captured {metadata.capture_mode}, so that what it recorded cannot be"
-            f" compared; what the agent left is in {workspace}"
-        )
-    changes = read_changes(run, digests)
-    plan = ApplyPlan(workspace, target, [], 0, 0, [])
-    with _opened(plan) as (ours, theirs):
-        _compare(changes, ours, theirs, plan)
-    return plan
-
-
-def apply_plan(plan: ApplyPlan) -> None:
-    """Raises OutputError, which says how far it came."""
-    order = sorted(plan.todo, key=path_of)
-    made: _Made = {}
-    steps: list[tuple[FsChange, Callable[[int, int, FsChange], None]]] = [
-        *((change, _remove) for change in reversed(order) if _is_to_go(change)),
-        *((change, partial(_make, made)) for change in order if change.after),
-        # Deepest first: what a folder will not allow has been done in it by then.
-        *((change, _set_mode) for change in reversed(order) if _is_folder(change.after)),
-    ]
-    with _opened(plan) as (ours, theirs):
-        for number, (change, step) in enumerate(steps):
-            try:
-                step(ours, theirs, change)
-            except OSError as error:
-                raise OutputError(
-                    f"{plan.target / os.fsdecode(path_of(change))}: {os_reason(error)}; "
-                    f"{number} of {len(steps)} steps were done"
-                ) from None
+def _check_digest(run: Path, name: str, found: str, digests: Mapping[str, str]) -> None:
+    """Hold a file to its digest: a program that could write to the record must not choose what is
+    taken over, and where to."""
+    if digests.get(name, found) != found:
+        raise InputError(f"{run / name}: is not what the run recorded: stream check {run}")
 
 
 # ---------------------------------------------------------------- comparing
@@ -158,7 +164,7 @@ def _compare(changes: Sequence[FsChange], ours: int, theirs: int, plan: ApplyPla
         try:
             reason = _obstacle(change, path, ours, theirs)
             if reason is None and _is_folder(change.before) and path in going:
-                reason = _stranger(theirs, path, going)
+                reason = _find_foreign(theirs, path, going)
             if reason is None and change.after and path.rpartition(b"/")[0] not in coming:
                 with _parent(theirs, path):
                     pass
@@ -173,7 +179,7 @@ def _compare(changes: Sequence[FsChange], ours: int, theirs: int, plan: ApplyPla
 
 
 def _obstacle(change: FsChange, path: bytes, ours: int, theirs: int) -> str | None:
-    """None: it can be taken over. Empty: it is there already."""
+    """Return what keeps a change from being made. None: nothing; empty: it is made already."""
     for state in (change.before, change.after):
         if state and state.kind in ("fifo", "socket", "device"):
             return f"is a {state.kind}"
@@ -188,13 +194,13 @@ def _obstacle(change: FsChange, path: bytes, ours: int, theirs: int) -> str | No
     return None
 
 
-def _stranger(theirs: int, path: bytes, going: set[bytes]) -> str | None:
+def _find_foreign(theirs: int, path: bytes, going: set[bytes]) -> str | None:
     with _parent(theirs, path + b"/.") as (folder, _):
         inner, deeper = entries(folder)
-    strangers = [name for name, _ in inner + deeper if path + b"/" + name not in going]
-    if not strangers:
+    foreign = [name for name, _ in inner + deeper if path + b"/" + name not in going]
+    if not foreign:
         return None
-    return f"is to be removed, and holds {os.fsdecode(strangers[0])}"
+    return f"is to be removed, and holds {os.fsdecode(foreign[0])}"
 
 
 def _is_state(root: int, path: bytes, state: FileState | None) -> bool:
@@ -246,7 +252,7 @@ def _is_folder(state: FileState | None) -> bool:
 
 
 def _is_to_go(change: FsChange) -> bool:
-    """Whether nothing may be there when what is new is made. A file is replaced in one step."""
+    """Tell whether the old entry must be removed first. A file is replaced in one step."""
     if not change.before:
         return False
     return not change.after or (_is_folder(change.before) != _is_folder(change.after))
@@ -341,7 +347,8 @@ def _opened(plan: ApplyPlan) -> Iterator[list[int]]:
 
 @contextmanager
 def _parent(root: int, path: bytes, *, for_writing: bool = False) -> Iterator[tuple[int, bytes]]:
-    """(the folder that it lies in, its name there): no link on the way is followed."""
+    """Open the folder that a path lies in: (folder, name in it). No link on the way is
+    followed."""
     *folders, name = path.split(b"/")
     with opened_folder(root, folders) as fd:
         mode = stat.S_IMODE(os.fstat(fd).st_mode)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stream.boundary.scripts import HELPERS, LENT
+from stream.boundary.scripts import HELPERS, LINK
 from tests.cli.command import LANDLOCK, SLEEP, STREAM, Place, write_script
 
 #: how published probes find their helpers and their workspace
@@ -180,7 +180,7 @@ def test_a_bin_is_lent_to_all_who_need_it(place: Place, tree: Path) -> None:
     done = place.finish(first)
     assert (done.code, done.ids) == (0, ["waits"]), done.err
     assert not (tree / "bin").is_symlink()
-    (tree / "bin").symlink_to(LENT)
+    (tree / "bin").symlink_to(LINK)
     assert place.stream("matrix", "--probes", folder, "--probe", "fs_list").code == 0
     assert not (tree / "bin").is_symlink()
 
@@ -198,7 +198,7 @@ def test_a_bin_that_another_stream_left_is_replaced(
     publish(tree, "whose", "cap_fs_write_temp", body)
     done = place.stream("matrix", "--probes", tree / "probes", "--probe", "whose")
     assert done.code == 0, done.err
-    assert [record["operation"]["target"] for record in done.records] == [LENT]
+    assert [record["operation"]["target"] for record in done.records] == [LINK]
     assert not (tree / "bin").is_symlink()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from stream.boundary.catalogs import Catalog, known_catalogs, load_catalog
 from stream.boundary.descriptors import Boundaries, load_descriptor
-from stream.boundary.scripts import Script, scripts
+from stream.boundary.scripts import Script, find_scripts
 from stream.documents import BUNDLE, read_document
 from stream.errors import InputError
 from stream.records.boundary import decode_boundary, encode_boundary
@@ -112,7 +112,7 @@ def test_everything_that_a_catalog_declares_is_used(path: Path) -> None:
 
 
 def bundled_probes() -> list[Script]:
-    return scripts(BUNDLE / "probes")
+    return find_scripts(BUNDLE / "probes")
 
 
 def test_every_linux_capability_has_a_bundled_probe() -> None:
