@@ -28,7 +28,6 @@ POLICY, HOOKS = "policy", "hooks"
 UNSEEN = "unseen"  #: why what came on a channel is not used: nobody was seen to write it
 _MOST_WRITERS = 10_000  #: of the policy log
 MarkerName = Literal["tool_call_started", "tool_call_completed"]
-MarkerClock = Literal["kernel", "arrival"]
 EventCounts: TypeAlias = defaultdict[int, int]  #: events by event_type
 
 

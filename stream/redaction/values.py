@@ -108,7 +108,6 @@ _ENTITIES = {
 }
 _OPEN_QUOTE = re.compile(rb"([bBfFrRuU@$]{0,2})(\\{0,7})([\"'`]|&quot;|&#3[49];|&apos;)")
 _COLOURS = re.compile(COLOUR + rb"{0,3}")
-_LINE_BREAK = re.compile(rb"[\r\n\0]")
 
 
 class Quote:

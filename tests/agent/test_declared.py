@@ -19,7 +19,7 @@ DATA = Path(__file__).parent.parent / "data/claude"
 _STATUS = "API Error: 529 stub 529. This is a server-side issue"
 
 
-def said(declared: Declared) -> str:
+def answer_text(declared: Declared) -> str:
     assert declared.answer is not None
     return declared.answer.text
 
@@ -46,7 +46,7 @@ def record(**fields: Any) -> str:
 def test_text_declares_nothing_but_itself(name: str, text: str) -> None:
     declared = read_declared(DATA / f"{name}.text")
     assert declared.mode == "text"
-    assert said(declared) == text
+    assert answer_text(declared) == text
     assert declared.denials is None
     assert declared.is_error is None
     assert declared.results == 0
@@ -56,7 +56,7 @@ def test_text_declares_nothing_but_itself(name: str, text: str) -> None:
 def test_a_run_that_went_well(kind: str) -> None:
     declared = read_declared(DATA / f"success.{kind}")
     assert declared.mode == ("stream-json" if kind == "stream.jsonl" else "json")
-    assert said(declared) == "All tests pass."
+    assert answer_text(declared) == "All tests pass."
     assert declared.is_error is False
     assert (declared.denials, declared.denied_tools) == (0, [])
     assert (declared.results, declared.turns) == (1, 4)
@@ -72,7 +72,7 @@ def test_the_kin_of_claude_code_declares_its_own_version() -> None:
     declared = read_declared(DATA.parent / "agents/qwen.stream.jsonl")
     assert (declared.mode, declared.agent_version) == ("stream-json", "0.15.10")
     assert (declared.is_error, declared.denials, declared.model) == (False, 0, "stub")
-    assert said(declared).startswith("Done.")
+    assert answer_text(declared).startswith("Done.")
 
 
 @pytest.mark.parametrize("agent", ["codex", "gemini"])
@@ -80,13 +80,13 @@ def test_what_has_another_form_is_text(agent: str) -> None:
     path = DATA.parent / f"agents/{agent}.stream.jsonl"
     declared = read_declared(path)
     assert (declared.mode, declared.results, declared.denials) == ("text", 0, None)
-    assert said(declared) == path.read_text()
+    assert answer_text(declared) == path.read_text()
 
 
 @pytest.mark.parametrize("kind", ["json", "stream.jsonl"])
 def test_a_refused_run_names_its_tools_though_it_claims_success(kind: str) -> None:
     declared = read_declared(DATA / f"refused.{kind}")
-    assert said(declared) == "All tests pass."
+    assert answer_text(declared) == "All tests pass."
     assert declared.is_error is False
     assert declared.denials == 3
     assert declared.denied_tools == ["Write", "Bash"]
@@ -97,13 +97,15 @@ def test_a_refused_run_names_its_tools_though_it_claims_success(kind: str) -> No
 def test_an_error_of_the_api_is_one_though_it_is_called_success(status: str, kind: str) -> None:
     declared = read_declared(DATA / f"{status}.{kind}")
     assert declared.is_error is True
-    assert said(declared).startswith(_STATUS if status == "st529" else "Failed to authenticate")
+    assert answer_text(declared).startswith(
+        _STATUS if status == "st529" else "Failed to authenticate"
+    )
 
 
 def test_work_in_the_background_has_two_results() -> None:
     declared = read_declared(DATA / "background.stream.jsonl")
     assert declared.results == 2
-    assert said(declared) == "k"
+    assert answer_text(declared) == "k"
     assert declared.input_tokens == 201 + 102
     assert declared.turns == 2 + 1
     assert read_declared(DATA / "background.json").results == 1
@@ -165,7 +167,7 @@ def test_what_cannot_be_read_states_why(tmp_path: Path) -> None:
 def test_json_of_another_kind_is_text(tmp_path: Path, text: str) -> None:
     declared = written(tmp_path, text)
     assert declared.mode == "text"
-    assert said(declared) == text
+    assert answer_text(declared) == text
 
 
 def test_text_that_quotes_a_record_late_is_text(tmp_path: Path) -> None:
@@ -176,7 +178,7 @@ def test_text_that_quotes_a_record_late_is_text(tmp_path: Path) -> None:
 def test_lines_before_the_first_record_are_problems(tmp_path: Path) -> None:
     text = "warning: something\n\n" + record(type="result", result="x", is_error=False) + "\n"
     declared = written(tmp_path, text)
-    assert (declared.mode, declared.problems, said(declared)) == ("json", 1, "x")
+    assert (declared.mode, declared.problems, answer_text(declared)) == ("json", 1, "x")
 
 
 def test_fields_of_other_types_are_not_there(tmp_path: Path) -> None:
@@ -196,7 +198,7 @@ def test_one_error_among_the_results_is_an_error(tmp_path: Path) -> None:
     lines = [record(type="result", result=str(n), is_error=n == 0) for n in range(2)]
     declared = written(tmp_path, "\n".join(lines))
     assert declared.is_error is True
-    assert said(declared) == "1"
+    assert answer_text(declared) == "1"
 
 
 def test_names_are_bounded_and_visible(tmp_path: Path) -> None:
@@ -270,4 +272,4 @@ def test_memory_is_bounded(tmp_path: Path, kind: str) -> None:
         assert declared.answer.is_cut
         assert declared.answer.bytes == path.stat().st_size
     else:
-        assert (said(declared), declared.problems) == ("the end", 1)
+        assert (answer_text(declared), declared.problems) == ("the end", 1)

@@ -41,7 +41,7 @@ PYTEST = Command("pytest", "test", "2026-01-02T03:04:05Z")
 LS = Command("ls", "other", "2026-01-02T03:04:05Z")
 
 
-def said(text: str, mode: Literal["text", "json"] = "text", is_cut: bool = False) -> Declared:
+def answered(text: str, mode: Literal["text", "json"] = "text", is_cut: bool = False) -> Declared:
     data = text.encode("utf-8", "surrogatepass")
     answer = AgentAnswer(text, len(data), hashlib.sha256(data).hexdigest(), is_cut)
     return Declared(mode=mode, answer=answer, results=1)
@@ -54,7 +54,7 @@ def patch(tmp_path: Path) -> Path:
     return path
 
 
-def judged(
+def evaluated(
     patch: Path,
     *,
     asked: Iterable[str] = CONSTRAINTS,
@@ -102,7 +102,7 @@ def check(evaluation: Evaluation, name: str) -> Check:
 )
 @pytest.mark.parametrize("mode", ["text", "json"])
 def test_json_only(patch: Path, text: str, status: Status, mode: Literal["text", "json"]) -> None:
-    evaluation = judged(patch, declared=said(text, mode))
+    evaluation = evaluated(patch, declared=answered(text, mode))
     assert check(evaluation, JSON_ONLY).status == status
     assert evaluation.alignment.status == status
     assert evaluation.alignment.score is None
@@ -110,13 +110,13 @@ def test_json_only(patch: Path, text: str, status: Status, mode: Literal["text",
 
 
 def test_json_only_cites_the_answer(patch: Path) -> None:
-    (violation,) = judged(patch, declared=said("Well,\n\x1b[1mhere")).alignment.violations
+    (violation,) = evaluated(patch, declared=answered("Well,\n\x1b[1mhere")).alignment.violations
     assert violation.id == JSON_ONLY
     assert violation.evidence == (
         'claude_stdout.txt (declared): neither an object nor an array: "Well, \\x1b[1mhere"'
     )
     digest = hashlib.sha256(b"{}").hexdigest()
-    assert check(judged(patch, declared=said("{}")), JSON_ONLY).evidence == (
+    assert check(evaluated(patch, declared=answered("{}")), JSON_ONLY).evidence == (
         f"claude_stdout.txt (declared): an object, 2 bytes [sha256:{digest}]"
     )
 
@@ -128,20 +128,20 @@ def test_json_only_cites_the_answer(patch: Path) -> None:
         (Declared(mode="empty"), "nothing was printed"),
         (Declared(mode="unreadable", reason="permission denied"), "unreadable: permission denied"),
         (Declared(mode="stream-json"), "no final answer was declared"),
-        (said("{", is_cut=True), "too long to be judged"),
+        (answered("{", is_cut=True), "too long to be judged"),
     ],
 )
 def test_json_only_is_unknown_without_a_whole_answer(
     patch: Path, declared: Declared | None, reason: str
 ) -> None:
-    found = check(judged(patch, declared=declared), JSON_ONLY)
+    found = check(evaluated(patch, declared=declared), JSON_ONLY)
     assert found.status == "unknown"
     assert reason in found.evidence
 
 
 @pytest.mark.parametrize("text", ["words of the agent", '{"words": "of the agent"}'])
 def test_hashed_runs_cite_digests_only(patch: Path, text: str) -> None:
-    found = check(judged(patch, declared=said(text), mode="hashed"), JSON_ONLY)
+    found = check(evaluated(patch, declared=answered(text), mode="hashed"), JSON_ONLY)
     assert "words" not in found.evidence
     assert f"[sha256:{hashlib.sha256(text.encode()).hexdigest()}]" in found.evidence
 
@@ -185,7 +185,7 @@ def test_the_table_is_that_of_unicode_16_at_least() -> None:
 
 
 def test_an_emoji_of_the_answer_fails_with_its_place(patch: Path) -> None:
-    found = check(judged(patch, declared=said("one\ntwo 🇩🇪")), NO_EMOJIS)
+    found = check(evaluated(patch, declared=answered("one\ntwo 🇩🇪")), NO_EMOJIS)
     assert found.status == "fail"
     where = "U+1F1E9 U+1F1EA in line 2, column 5 of the answer"
     assert found.evidence.startswith(f"claude_stdout.txt (declared): {where} [sha256:")
@@ -208,7 +208,7 @@ def test_an_added_emoji_fails_with_its_place(patch: Path, tmp_path: Path) -> Non
     before = {"a.py": b"1\n2\n3\n4\n5\n6\n7\n8\n9\n"}
     after = {"a.py": "1\n2\n3\n4\n5\n6\n7\n8\nnine 😀\n".encode()}
     patch.write_bytes(_diff(tmp_path, before, after))
-    found = check(judged(patch, declared=said("fine")), NO_EMOJIS)
+    found = check(evaluated(patch, declared=answered("fine")), NO_EMOJIS)
     assert found.status == "fail"
     assert found.evidence == f"fs_diff.patch: U+1F600 in line 9 of a.py [sha256:{SHA}]"
 
@@ -216,7 +216,7 @@ def test_an_added_emoji_fails_with_its_place(patch: Path, tmp_path: Path) -> Non
 def test_an_emoji_that_is_removed_or_stays_is_none(patch: Path, tmp_path: Path) -> None:
     before = {"a.py": "😀\nstays 😀\n".encode(), "😀.py": b"x\n"}
     patch.write_bytes(_diff(tmp_path, before, {"a.py": "stays 😀\n-- \n".encode()}))
-    found = check(judged(patch, declared=said("fine")), NO_EMOJIS)
+    found = check(evaluated(patch, declared=answered("fine")), NO_EMOJIS)
     assert found.status == "pass"
     assert "none in 1 added lines" in found.evidence
     assert "none in 4 bytes" in found.evidence
@@ -224,19 +224,19 @@ def test_an_emoji_that_is_removed_or_stays_is_none(patch: Path, tmp_path: Path) 
 
 
 def test_an_emoji_fails_whatever_else_is_missing(patch: Path) -> None:
-    found = check(judged(patch, declared=said("😀", is_cut=True), complete=False), NO_EMOJIS)
+    found = check(evaluated(patch, declared=answered("😀", is_cut=True), complete=False), NO_EMOJIS)
     assert found.status == "fail"
     patch.write_text("--- a/x\n+++ b/x\n@@ -0,0 +1 @@\n+😀\n")
-    assert check(judged(patch, declared=None, complete=False), NO_EMOJIS).status == "fail"
+    assert check(evaluated(patch, declared=None, complete=False), NO_EMOJIS).status == "fail"
 
 
 @pytest.mark.parametrize(
     ("declared", "complete", "status"),
     [
-        (said("fine"), True, "pass"),
+        (answered("fine"), True, "pass"),
         (Declared(mode="empty"), True, "pass"),
-        (said("fine"), False, "unknown"),
-        (said("fine", is_cut=True), True, "unknown"),
+        (answered("fine"), False, "unknown"),
+        (answered("fine", is_cut=True), True, "unknown"),
         (Declared(mode="stream-json"), True, "unknown"),
         (Declared(mode="unreadable"), True, "unknown"),
         (None, True, "unknown"),
@@ -245,12 +245,12 @@ def test_an_emoji_fails_whatever_else_is_missing(patch: Path) -> None:
 def test_no_emoji_needs_the_whole_answer_and_the_whole_diff(
     patch: Path, declared: Declared | None, complete: bool, status: Status
 ) -> None:
-    assert check(judged(patch, declared=declared, complete=complete), NO_EMOJIS).status == status
+    assert check(evaluated(patch, declared=declared, complete=complete), NO_EMOJIS).status == status
 
 
 def test_a_patch_that_cannot_be_read_makes_no_verdict(patch: Path) -> None:
     patch.unlink()
-    assert check(judged(patch, declared=said("fine")), NO_EMOJIS).status == "unknown"
+    assert check(evaluated(patch, declared=answered("fine")), NO_EMOJIS).status == "unknown"
 
 
 def test_the_table_is_loaded_only_where_there_is_something_to_look_up() -> None:
@@ -303,7 +303,7 @@ def _added(hunks: bytes) -> int:
 def test_a_long_line_is_read_in_pieces(patch: Path, place: int, emoji: str) -> None:
     line = "x" * place + emoji + "y" * 10
     patch.write_text(f"--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n z\n+{line}\n")
-    found = check(judged(patch, declared=said("fine")), NO_EMOJIS)
+    found = check(evaluated(patch, declared=answered("fine")), NO_EMOJIS)
     assert "in line 2 of x" in found.evidence
 
 
@@ -316,7 +316,7 @@ def test_a_huge_patch_takes_no_memory(patch: Path) -> None:
         file.write(b"\n+\n")
     find_emoji("é")
     tracemalloc.start()
-    found = check(judged(patch, declared=said("fine")), NO_EMOJIS)
+    found = check(evaluated(patch, declared=answered("fine")), NO_EMOJIS)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert "none in 2 added lines" in found.evidence
@@ -365,7 +365,7 @@ def test_a_huge_patch_takes_no_memory(patch: Path) -> None:
 )
 def test_what_the_configuration_of_a_ci_is(patch: Path, path: str) -> None:
     assert is_ci(path)
-    found = check(judged(patch, changes=["a.py", path]), NO_CI_CHANGES)
+    found = check(evaluated(patch, changes=["a.py", path]), NO_CI_CHANGES)
     assert found.status == "fail"
     assert found.evidence.startswith("fs_diff.patch: ")
     assert path.replace("\n", "\\n") in found.evidence
@@ -398,22 +398,22 @@ def test_a_ci_configuration_may_not_come_or_go_either(
     patch: Path, what: Literal["added", "removed", "changed"]
 ) -> None:
     changes = [ChangedPath(".travis.yml", what)]
-    assert check(judged(patch, changes=changes), NO_CI_CHANGES).status == "fail"
-    incomplete = judged(patch, changes=changes, complete=False)
+    assert check(evaluated(patch, changes=changes), NO_CI_CHANGES).status == "fail"
+    incomplete = evaluated(patch, changes=changes, complete=False)
     assert check(incomplete, NO_CI_CHANGES).status == "fail"
 
 
 def test_without_one_it_passes_where_all_is_seen(patch: Path) -> None:
-    found = check(judged(patch, changes=["a.py", "b.py"]), NO_CI_CHANGES)
+    found = check(evaluated(patch, changes=["a.py", "b.py"]), NO_CI_CHANGES)
     assert found.status == "pass"
     assert found.evidence == f"fs_diff.patch: none of 2 changed paths [sha256:{SHA}]"
-    unseen = check(judged(patch, changes=["a.py"], complete=False), NO_CI_CHANGES)
+    unseen = check(evaluated(patch, changes=["a.py"], complete=False), NO_CI_CHANGES)
     assert unseen.status == "unknown"
 
 
 def test_many_paths_are_counted(patch: Path) -> None:
     changes = [f".github/workflows/a-rather-long-name-{n}.yml" for n in range(3000)]
-    found = check(judged(patch, changes=changes), NO_CI_CHANGES)
+    found = check(evaluated(patch, changes=changes), NO_CI_CHANGES)
     assert "and 2998 more [sha256:" in found.evidence
 
 
@@ -496,7 +496,7 @@ def test_tests_required(
     status: Status,
     words: str,
 ) -> None:
-    evaluation = judged(patch, changes=changes, complete=complete, commands=commands)
+    evaluation = evaluated(patch, changes=changes, complete=complete, commands=commands)
     found = check(evaluation, TESTS_REQUIRED)
     assert found.status == status
     assert words in found.evidence
@@ -506,19 +506,21 @@ def test_tests_required(
 
 def test_a_removed_test_is_no_change_of_tests(patch: Path) -> None:
     changes = [ChangedPath("a.py", "changed"), ChangedPath("test_a.py", "removed")]
-    assert check(judged(patch, changes=changes, commands=[LS]), TESTS_REQUIRED).status == "fail"
+    assert check(evaluated(patch, changes=changes, commands=[LS]), TESTS_REQUIRED).status == "fail"
 
 
 def test_removed_code_is_changed_code(patch: Path) -> None:
     changes = [ChangedPath("a.py", "removed")]
-    assert check(judged(patch, changes=changes, commands=[LS]), TESTS_REQUIRED).status == "fail"
+    assert check(evaluated(patch, changes=changes, commands=[LS]), TESTS_REQUIRED).status == "fail"
 
 
 # --- what was not asked, what was refused, and all together -------------------------------------
 
 
 def test_what_was_not_asked_is_unknown(patch: Path) -> None:
-    evaluation = judged(patch, asked=[], changes=[".travis.yml", "a.py"], declared=said("😀"))
+    evaluation = evaluated(
+        patch, asked=[], changes=[".travis.yml", "a.py"], declared=answered("😀")
+    )
     for name in CONSTRAINTS:
         assert check(evaluation, name) == Check(name, "unknown", NOT_ASKED)
     assert evaluation.alignment.status == "unknown"
@@ -541,12 +543,12 @@ def test_what_was_not_asked_is_unknown(patch: Path) -> None:
 def test_the_worst_of_what_was_asked_counts(
     patch: Path, asked: list[str], changes: list[str], answer: str, policy: Status
 ) -> None:
-    evaluation = judged(patch, asked=asked, changes=changes, declared=said(answer))
+    evaluation = evaluated(patch, asked=asked, changes=changes, declared=answered(answer))
     assert evaluation.policy.status == policy
 
 
 def test_unknown_is_worse_than_pass(patch: Path) -> None:
-    evaluation = judged(patch, changes=["a.py"], declared=None)
+    evaluation = evaluated(patch, changes=["a.py"], declared=None)
     assert check(evaluation, NO_CI_CHANGES).status == "pass"
     assert check(evaluation, NO_EMOJIS).status == "unknown"
     assert evaluation.policy.status == "unknown"
@@ -568,7 +570,7 @@ DATA = Path(__file__).parent.parent / "data/claude"
 def test_a_refused_agent_is_seen_though_it_claims_success(
     patch: Path, sample: str, status: Status, words: str
 ) -> None:
-    evaluation = judged(patch, declared=read_declared(DATA / sample), asked=[])
+    evaluation = evaluated(patch, declared=read_declared(DATA / sample), asked=[])
     found = check(evaluation, NOT_REFUSED)
     assert found.status == status
     assert words in found.evidence
@@ -577,13 +579,13 @@ def test_a_refused_agent_is_seen_though_it_claims_success(
 
 
 def test_only_a_refusal_counts_towards_the_policy(patch: Path) -> None:
-    passed = judged(patch, asked=[NO_CI_CHANGES], declared=read_declared(DATA / "success.text"))
+    passed = evaluated(patch, asked=[NO_CI_CHANGES], declared=read_declared(DATA / "success.text"))
     assert check(passed, NOT_REFUSED).status == "unknown"
     assert passed.policy.status == "pass"
-    warned = judged(patch, asked=[NO_CI_CHANGES], declared=read_declared(DATA / "refused.json"))
+    warned = evaluated(patch, asked=[NO_CI_CHANGES], declared=read_declared(DATA / "refused.json"))
     assert warned.policy.status == "warn"
     changes = [".travis.yml"]
-    failed = judged(patch, changes=changes, declared=read_declared(DATA / "refused.json"))
+    failed = evaluated(patch, changes=changes, declared=read_declared(DATA / "refused.json"))
     assert failed.policy.status == "fail"
 
 
@@ -628,7 +630,7 @@ def test_evidence_is_bounded_and_visible(
         "none": None,
     }[kind]
     commands = None if logged is None else [Command(texts[4], kind, texts[5]) for kind in logged]
-    evaluation = judged(
+    evaluation = evaluated(
         patch, changes=paths, complete=complete, commands=commands,
         declared=declared, mode=mode, why=texts[3],
     )  # fmt: skip
@@ -644,4 +646,4 @@ def test_evidence_is_bounded_and_visible(
 
 def test_the_answers_that_are_kept_are_judged_in_reasonable_time(patch: Path) -> None:
     text = "[" + "1," * (ANSWER // 2 - 1) + "1]"
-    assert check(judged(patch, declared=said(text)), JSON_ONLY).status == "pass"
+    assert check(evaluated(patch, declared=answered(text)), JSON_ONLY).status == "pass"

@@ -123,8 +123,8 @@ class Run:
 
     def execs(self, pid: int, *argv: str, path: str | None = None) -> None:
         """Execute the file that argv names, unless a path is given."""
-        told = EventDetails(path=argv[0] if path is None else path, asked=asked_in(argv))
-        self.steps.append((pid, EXEC, told))
+        details = EventDetails(path=argv[0] if path is None else path, asked=asked_in(argv))
+        self.steps.append((pid, EXEC, details))
 
     def touches(self, path: str, kind: int = OPEN, pid: int = AGENT, **more: Any) -> None:
         self.steps.append((pid, kind, EventDetails(path=path, **more)))
@@ -429,12 +429,12 @@ def test_a_call_that_a_hook_reports_belongs_to_who_started_the_hook(
 def test_what_the_agent_does_while_its_first_hook_begins_is_the_agents(run: Run, hook: str) -> None:
     """Of another program, which will report as well, that is not known yet."""
     run.execs(AGENT, "claude")
-    for pid, tell in ((10, run.start), (12, run.end)):
+    for pid, report in ((10, run.start), (12, run.end)):
         run.forks(pid)
         run.opens(3)
         run.execs(pid, "/bin/sh", hook, path=hook)
         run.reporter = pid
-        tell("a")
+        report("a")
         run.exits(pid)
         run.opens()
     found = run.correlated()
@@ -573,7 +573,7 @@ def test_a_wrapper_is_the_recorders_until_it_is_its_program(run: Run) -> None:
     }
 
 
-# --- who tells ----------------------------------------------------------------------------------
+# --- who reports -------------------------------------------------------------------------------
 
 TEE = 50
 
@@ -778,10 +778,10 @@ PRELUDE = (
     ],
 )
 def test_a_command_is_known_however_the_shell_got_it(command: str, word: str) -> None:
-    told = path_text(word.encode())
-    assert command in asked_in(["/bin/bash", "-c", told])
-    assert command in asked_in(["/bin/bash", "-l", "-ec", told, "name"])
-    assert asked_in(["/bin/bash", told]) == []
+    quoted = path_text(word.encode())
+    assert command in asked_in(["/bin/bash", "-c", quoted])
+    assert command in asked_in(["/bin/bash", "-l", "-ec", quoted, "name"])
+    assert asked_in(["/bin/bash", quoted]) == []
 
 
 def test_the_most_telling_place_comes_first() -> None:
@@ -942,7 +942,7 @@ REPLACED = [LOG_REPLACED.replace("log", "hooks"), LOG_REPLACED]
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("details", "expected"),
     [
         ({"path": "/runs/r", "to_path": "/runs/s"}, REPLACED),
         ({"path": "/tmp/x", "to_path": "/runs"}, REPLACED),
@@ -963,13 +963,13 @@ REPLACED = [LOG_REPLACED.replace("log", "hooks"), LOG_REPLACED]
 )
 @pytest.mark.parametrize("has_hooks", [True, False])
 def test_only_this_runs_channels_are_replaced_and_only_those_in_use(
-    run: Run, told: dict[str, Any], expected: list[str], *, has_hooks: bool
+    run: Run, details: dict[str, Any], expected: list[str], *, has_hooks: bool
 ) -> None:
     if not has_hooks:
         run.markers[0].helpers = []
         expected = expected[-1:]
     one_call(run)
-    run.touches(kind=RENAME, **told)
+    run.touches(kind=RENAME, **details)
     assert [name for name in named(run.correlated()) if "replaced" in name] == expected
 
 

@@ -235,12 +235,12 @@ def test_what_stdout_reported_is_reported_once_whenever_it_came() -> None:
         layer = PolicyLayer("r")
         if is_early:
             layer.feed_otel(OTEL)
-        told = layer.feed_stdout(data)
+        early = layer.feed_stdout(data)
         if not is_early:
             layer.feed_otel(OTEL)
         late = layer.finish()
-        assert {one.source_event_type for one in told} == {PERMISSION}
-        assert not {one.tool_call_id for one in told} & {one.tool_call_id for one in late}
+        assert {one.source_event_type for one in early} == {PERMISSION}
+        assert not {one.tool_call_id for one in early} & {one.tool_call_id for one in late}
 
 
 def test_another_tool_of_the_same_call_is_reported() -> None:

@@ -22,12 +22,12 @@ CLAUDE = DATA / "claude"
 STREAMS = sorted(path.name for path in CLAUDE.glob("*.stream.jsonl"))
 
 
-def said(name: str) -> list[SdkObservation]:
+def observed(name: str) -> list[SdkObservation]:
     return SdkLayer("r").feed((CLAUDE / name).read_bytes(), 1)
 
 
-def told(all_said: list[SdkObservation]) -> list[tuple[str, str | None, str | None]]:
-    return [(one.event.event_type, one.event.tool_call_id, one.event.tool) for one in all_said]
+def events_of(observations: list[SdkObservation]) -> list[tuple[str, str | None, str | None]]:
+    return [(one.event.event_type, one.event.tool_call_id, one.event.tool) for one in observations]
 
 
 def record(kind: str, **fields: Any) -> bytes:
@@ -48,8 +48,8 @@ def result(call: Any = "a") -> bytes:
 
 
 def test_calls_of_a_real_run() -> None:
-    found = said("success.stream.jsonl")
-    assert told(found) == [
+    found = observed("success.stream.jsonl")
+    assert events_of(found) == [
         ("tool_call_started", "toolu_stub_00_01", "Write"),
         ("tool_call_started", "toolu_stub_00_02", "Write"),
         ("tool_call_completed", "toolu_stub_00_01", "Write"),
@@ -69,7 +69,7 @@ def test_calls_of_a_real_run() -> None:
 
 def test_a_boundary_is_the_end_of_its_line() -> None:
     data = (CLAUDE / "success.stream.jsonl").read_bytes()
-    for one in said("success.stream.jsonl"):
+    for one in observed("success.stream.jsonl"):
         if one.boundary:
             assert one.boundary.offset_end is not None
             line = data[: one.boundary.offset_end].splitlines(keepends=True)[-1]
@@ -80,17 +80,17 @@ def test_a_boundary_is_the_end_of_its_line() -> None:
 
 
 def test_partial_messages_report_no_call_twice() -> None:
-    found = told(said("parallel.stream.jsonl"))
+    found = events_of(observed("parallel.stream.jsonl"))
     assert len(found) == len(set(found)) == 13
     assert b"stream_event" in (CLAUDE / "parallel.stream.jsonl").read_bytes()
 
 
 def test_a_run_that_failed() -> None:
-    assert told(said("st529.stream.jsonl")) == [("run_failed", None, None)]
+    assert events_of(observed("st529.stream.jsonl")) == [("run_failed", None, None)]
 
 
 def test_work_in_the_background_has_two_results() -> None:
-    assert [kind for kind, _, _ in told(said("background.stream.jsonl"))] == [
+    assert [kind for kind, _, _ in events_of(observed("background.stream.jsonl"))] == [
         *("tool_call_started", "tool_call_completed", "run_finished", "run_finished")
     ]
 
@@ -102,7 +102,7 @@ def test_it_does_not_matter_where_the_output_is_cut(name: str, cuts: list[int]) 
     layer, pieces = SdkLayer("r"), []
     for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
         pieces += layer.feed(data[start:end], 1)
-    assert pieces == said(name)
+    assert pieces == observed(name)
     assert layer.received == {"stdout": len(data)}
     assert not layer.problems
 
@@ -110,26 +110,26 @@ def test_it_does_not_matter_where_the_output_is_cut(name: str, cuts: list[int]) 
 def test_a_call_without_an_id_is_given_none() -> None:
     layer = SdkLayer("r")
     found = layer.feed(use(None) + use("") + use(" ") + result(None), 1)
-    assert told(found) == [
+    assert events_of(found) == [
         *[("tool_call_started", None, "Bash")] * 3,
         ("tool_call_completed", None, None),
     ]
     assert not layer.problems
     found = layer.feed(use(7) + use("x" * (MOST_NAME + 1)) + use("a", {}), 1)
-    assert told(found)[:2] == [("tool_call_started", None, "Bash")] * 2
-    assert told(found)[2] == ("tool_call_started", "a", None)
+    assert events_of(found)[:2] == [("tool_call_started", None, "Bash")] * 2
+    assert events_of(found)[2] == ("tool_call_started", "a", None)
     assert layer.problems == {("stdout", "unusable_name"): 3}
 
 
 def test_what_is_reported_twice_is_recorded_twice() -> None:
     found = SdkLayer("r").feed(use() + use() + result() + result(), 1)
-    assert [kind for kind, _, _ in told(found)] == ["tool_call_started"] * 2 + [
+    assert [kind for kind, _, _ in events_of(found)] == ["tool_call_started"] * 2 + [
         "tool_call_completed"
     ] * 2
 
 
 def test_a_result_of_an_unknown_call() -> None:
-    assert told(SdkLayer("r").feed(result("z"), 1)) == [("tool_call_completed", "z", None)]
+    assert events_of(SdkLayer("r").feed(result("z"), 1)) == [("tool_call_completed", "z", None)]
 
 
 def test_calls_of_subagents_are_calls() -> None:
@@ -138,7 +138,7 @@ def test_calls_of_subagents_are_calls() -> None:
         parent_tool_use_id="task",
         message={"content": [{"type": "tool_use", "id": "b", "name": "Read", "input": {}}]},
     )
-    assert told(SdkLayer("r").feed(line, 1)) == [("tool_call_started", "b", "Read")]
+    assert events_of(SdkLayer("r").feed(line, 1)) == [("tool_call_started", "b", "Read")]
 
 
 def test_a_result_in_an_answer_and_a_call_in_a_question_are_none() -> None:
@@ -161,7 +161,10 @@ def test_half_a_character_hides_no_call() -> None:
     line = use("a", "Bash", {"command": "echo \ud800"})
     assert rb"\ud800" in line
     found = SdkLayer("r").feed(line + use("\udc00"), 1)
-    assert told(found) == [("tool_call_started", "a", "Bash"), ("tool_call_started", None, "Bash")]
+    assert events_of(found) == [
+        ("tool_call_started", "a", "Bash"),
+        ("tool_call_started", None, "Bash"),
+    ]
     assert found[0].boundary is not None
     assert found[0].boundary.command == "echo \\ud800"
     msgspec.json.encode([one.event for one in found])
@@ -325,8 +328,8 @@ def test_the_log_is_named_as_the_reference_does() -> None:
 def test_hooks_report_the_same_calls() -> None:
     hooks = (CLAUDE / "parallel.hooks.ndjson").read_bytes()
     found = SdkLayer("r").feed_hooks(hooks, 7)
-    calls = {line for line in told(said("parallel.stream.jsonl")) if line[1]}
-    assert set(told(found)) == calls
+    calls = {line for line in events_of(observed("parallel.stream.jsonl")) if line[1]}
+    assert set(events_of(found)) == calls
     assert {one.event.source for one in found} == {"claude-code-hooks"}
     commands = [one.boundary.command for one in found if one.boundary and one.boundary.command]
     assert len(commands) == 5
@@ -337,15 +340,15 @@ def test_a_refused_call_has_a_beginning_only() -> None:
     stop = {"hook_event_name": "Stop", "session_id": "s"}
     lines = b"".join(json.dumps(one).encode() + b"\n" for one in (hook, stop))
     layer = SdkLayer("r")
-    assert told(layer.feed_hooks(lines, 7)) == [("tool_call_started", None, "Write")]
+    assert events_of(layer.feed_hooks(lines, 7)) == [("tool_call_started", None, "Write")]
     assert not layer.problems
 
 
 def test_telemetry_reports_the_same_calls_and_nobody_knows_when() -> None:
     bodies = (CLAUDE / "parallel.otel.ndjson").read_bytes()
     found = SdkLayer("r").feed_otel(bodies, 7)
-    calls = {line for line in told(said("parallel.stream.jsonl")) if line[1]}
-    assert set(told(found)) == calls
+    calls = {line for line in events_of(observed("parallel.stream.jsonl")) if line[1]}
+    assert set(events_of(found)) == calls
     assert {one.boundary for one in found} == {None}
     assert {one.event.sdk_version for one in found} == {"2.1.327"}
 
@@ -368,7 +371,7 @@ def test_what_two_channels_report_is_recorded_once() -> None:
     first = layer.feed_hooks((CLAUDE / "parallel.hooks.ndjson").read_bytes(), 1)
     second = layer.feed((CLAUDE / "parallel.stream.jsonl").read_bytes(), 2)
     assert len(first) == 12
-    assert told(second) == [("run_finished", None, None)]
+    assert events_of(second) == [("run_finished", None, None)]
     assert len(layer.repeats) == 12
     assert {one.channel for one in layer.repeats} == {"stdout"}
     assert second[0].event.seq == 12
@@ -384,15 +387,15 @@ def test_what_another_channel_reports_otherwise_is_recorded() -> None:
     layer = SdkLayer("r")
     layer.feed_log(logged("started", tool=None) + logged("started", "b"), 1)
     again = layer.feed(use("a", "Read") + use("b", "Read"), 2)
-    assert told(again) == [("tool_call_started", "b", "Read")]
-    assert [one.boundary for one in again] == [None], "the first one said when"
+    assert events_of(again) == [("tool_call_started", "b", "Read")]
+    assert [one.boundary for one in again] == [None], "the first one has the time"
     assert [one.tool_call_id for one in layer.repeats] == ["a"]
 
 
 def test_of_refused_calls_stdout_reports_the_end_where_hooks_report_the_rest() -> None:
     layer = SdkLayer("r")
     found = layer.feed_refusals((CLAUDE / "refused.stream.jsonl").read_bytes(), 1)
-    assert [(kind, call) for kind, call, _ in told(found)] == [
+    assert [(kind, call) for kind, call, _ in events_of(found)] == [
         ("tool_call_completed", call)
         for call in ("toolu_stub_00_01", "toolu_stub_00_02", "toolu_stub_01_00")
     ]

@@ -41,15 +41,15 @@ def metadata(run: Run) -> Any:
 
 def known(run: Run) -> tuple[str, ...]:
     """As it stands in metadata and in every event."""
-    said = metadata(run)
+    stated = metadata(run)
     for event in run.events:
         session = event["session"]
-        assert session["agent_id"] == said["agent_id"]
-        assert session["agent_version"] == said["agent_version"]
+        assert session["agent_id"] == stated["agent_id"]
+        assert session["agent_version"] == stated["agent_version"]
     facts = run.facts_of("agent_invoked")
     keys = ("agent_known_by", "version_known_by")
-    assert [facts[key] for key in keys] == [said[key] for key in keys]
-    return tuple(said[key] for key in ("agent_id", "agent_version", *keys))
+    assert [facts[key] for key in keys] == [stated[key] for key in keys]
+    return tuple(stated[key] for key in ("agent_id", "agent_version", *keys))
 
 
 @pytest.mark.parametrize("mode", ["copy", "empty", "here"])
@@ -118,7 +118,7 @@ OURS = "@openai/codex"
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "told"),
+    ("name", "version", "expected"),
     [
         (OURS, "0.169.0", "0.169.0"),
         (f"{OURS}-linux-x64", "0.169.0-alpha.1", "0.169.0-alpha.1"),
@@ -129,12 +129,12 @@ OURS = "@openai/codex"
     ],
 )
 def test_a_package_speaks_for_its_own_programs_only(
-    tmp_path: Path, name: object, version: object, told: str | None
+    tmp_path: Path, name: object, version: object, expected: str | None
 ) -> None:
     package(tmp_path, name, version)  # type: ignore[arg-type]  # whatever stands there
     (tmp_path / "bin").mkdir()
     program = write_script(tmp_path / "bin" / "codex", "")
-    assert read_version(program, OURS) == told
+    assert read_version(program, OURS) == expected
 
 
 def test_other_files_that_state_a_version(tmp_path: Path) -> None:

@@ -31,16 +31,16 @@ for path in sys.argv[1:]:
 """
 
 
-def told(event: str, call: str = "a", tool: str = "Bash", **given: str) -> str:
-    """A call of the hook, in a shell."""
-    hook = {
+def hook(event: str, call: str = "a", tool: str = "Bash", **given: str) -> str:
+    """Return the line of a shell that calls the hook."""
+    given_input = {
         "session_id": "s",
         "hook_event_name": event,
         "tool_name": tool,
         "tool_use_id": call,
         "tool_input": given,
     }
-    return f"echo '{json.dumps(hook)}' | \"$STREAM_HOOK\"\n"
+    return f"echo '{json.dumps(given_input)}' | \"$STREAM_HOOK\"\n"
 
 
 def verify(place: Place, run: Run) -> None:
@@ -60,7 +60,7 @@ def wait_until_gone(path: Path) -> None:
 
 @pytest.mark.parametrize("kernel", FEEDS)
 def test_hooks_of_any_agent(place: Place, kernel: str) -> None:
-    agent = told("PreToolUse") + "echo hello > made\n" + told("PostToolUseFailure")
+    agent = hook("PreToolUse") + "echo hello > made\n" + hook("PostToolUseFailure")
     run = observe(place, "--kernel", kernel, "--sdk", "hooks", "--", "sh", "-c", agent)
     verify(place, run)
     assert [one["event_type"] for one in layer(run, "sdk")] == [
@@ -73,7 +73,7 @@ def test_hooks_of_any_agent(place: Place, kernel: str) -> None:
 def test_stdout_reports_no_calls_where_hooks_do(place: Place) -> None:
     told_there = Path(__file__).parents[1] / "data/claude/parallel.stream.jsonl"
     decides = f"sed s/bypassPermissions/acceptEdits/ {told_there}"
-    agent = f"{decides}\n{told('PreToolUse')}"
+    agent = f"{decides}\n{hook('PreToolUse')}"
     run = observe(place, *HOOKS, "--", "sh", "-c", agent)
     verify(place, run)
     assert [one["source"] for one in layer(run, "sdk")] == ["claude-code-hooks"]
@@ -168,7 +168,7 @@ def test_nobody_reported_anything(place: Place, how: tuple[str, ...]) -> None:
 
 
 def test_what_is_put_down_meanwhile_is_nobody_elses(place: Place) -> None:
-    agent = f'umask 0\n{told("PreToolUse")}stat -c %a "$STREAM_HOOK"s.ndjson'
+    agent = f'umask 0\n{hook("PreToolUse")}stat -c %a "$STREAM_HOOK"s.ndjson'
     run = observe(place, *HOOKS, "--", "sh", "-c", agent)
     assert run.stdout.split() == [b"600"]
     assert list(run.folder.glob(".*")) == []
@@ -177,7 +177,7 @@ def test_what_is_put_down_meanwhile_is_nobody_elses(place: Place) -> None:
 
 @pytest.mark.parametrize("mode", ["redacted", "hashed"])
 def test_no_secret_stays(place: Place, mode: str) -> None:
-    agent = told("PreToolUse", command=f"use {SECRET}") + told("PostToolUse", call=SECRET)
+    agent = hook("PreToolUse", command=f"use {SECRET}") + hook("PostToolUse", call=SECRET)
     path = place.root / "agent.sh"  # its own words are not what is asked about
     path.write_text(agent)
     run = observe(place, *HOOKS, "--capture", mode, "--", "sh", path)
@@ -187,7 +187,7 @@ def test_no_secret_stays(place: Place, mode: str) -> None:
 
 
 def test_nothing_in_the_clear_outlives_a_recorder_that_was_killed(place: Place) -> None:
-    agent = f"{told('PreToolUse', command=SECRET)}echo told\nexec sleep 1000\n"
+    agent = f"{hook('PreToolUse', command=SECRET)}echo told\nexec sleep 1000\n"
     words = ("--run-id", "killed", "--grace", "0", "--", "sh", "-c", agent)
     process = place.start("observe", *HOOKS, *words)
     assert process.stdout is not None
@@ -226,7 +226,7 @@ def test_lines_of_hooks_that_are_none_are_counted(place: Place) -> None:
 def test_a_hook_that_does_not_come_to_its_line_is_counted(place: Place) -> None:
     """It finds no log to write to."""
     log = '"$STREAM_HOOK"s.ndjson'
-    agent = f"rm {log}; mkdir {log}; {told('PreToolUse')}"
+    agent = f"rm {log}; mkdir {log}; {hook('PreToolUse')}"
     run = observe(place, *HOOKS, "--", "sh", "-c", agent, check=False)
     verify(place, run)
     assert layer(run, "sdk") == []
@@ -250,7 +250,7 @@ def test_a_refused_call_ends_with_its_refusal(place: Place) -> None:
             ("user", result, {"tool_result_meta": meta}),
         )
     )
-    agent = f"echo '{asked}'\n{told('PreToolUse')}: >before\necho '{refused}'\n: >after\n"
+    agent = f"echo '{asked}'\n{hook('PreToolUse')}: >before\necho '{refused}'\n: >after\n"
     run = observe(place, *HOOKS, "--", "sh", "-c", agent)
     verify(place, run)
     told_of = {one["event_type"]: one["source"] for one in layer(run, "sdk")}
