@@ -56,9 +56,10 @@ from stream.records.artifacts import (
 from stream.records.kernel import ACCEPT, BIND, MKDIR, OPEN
 from stream.records.kernel import kind_of as name_of_kind
 from stream.records.run import EVENTS_FILE, MANIFEST_FILE, WORKSPACE
+from stream.verify.manifest import read_archive
 from stream.verify.report import VerifyReport
 from stream.verify.run_folder import manifest_findings
-from stream.verify.session import read_archive, verify
+from stream.verify.session import verify
 
 TOLD = (SDK_FILE, POLICY_FILE)  #: calls of tools, by who told of them
 BESIDE = (COMPANION_FILE, EVENTS_FILE, *TOLD)  #: what may be there as well

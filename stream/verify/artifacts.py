@@ -1,24 +1,35 @@
-"""The books of a feed against what became of it: every event is accounted for, once.
+"""The artifacts of a run against their contracts, and against what follows from its layers.
 
-What the layers of a run imply, against what its artifacts say.
+An artifact that the recorder wrote must be, byte for byte, what is derived from the layers again;
+its counters must account for every event, once. The contract's own files alone, as the reference
+writes them or as they are left of an archive of ours, may claim what either recorder may.
 
-An artifact of ours is made once more from the layers, and must come out as it is. The contract's
-own files alone, as the reference writes them or as they are left of an archive of ours, are held to
-what either may claim of them."""
+The long artifacts follow from layers that are read after them. They wait, undecoded, until they
+can be compared: one that is what follows needs no other check, and is never held as a whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from stream.evidence.consistency import clean_faults, unbound_faults
+from stream.codec import DECODE_ERRORS, explain
+from stream.contracts import decoder_of
+from stream.evidence.consistency import (
+    clean_faults,
+    emptiness_faults,
+    report_faults,
+    surface_faults,
+    unbound_faults,
+)
 from stream.evidence.correlation import unsettled_calls
 from stream.evidence.derive import derive
-from stream.evidence.health import claim_faults, health_faults
+from stream.evidence.health import age_faults, claim_faults, health_faults
 from stream.evidence.markers import TOOL_EVENTS, calls_started
 from stream.evidence.surface import StreamedRecord
 from stream.records.artifacts import (
@@ -30,136 +41,57 @@ from stream.records.artifacts import (
     MARKERS_FILE,
     SURFACE_FILE,
     SURFACE_SETS,
+    CapabilitySurface,
+    Companion,
     CorrelationReport,
     ObservationHealth,
 )
 from stream.records.control import Fault
 from stream.records.kernel import Count, RawCapture, RunId, Scope
+from stream.records.run import (
+    MANIFEST_FILE,
+    METADATA_FILE,
+    SUMMARY_FILE,
+    Manifest,
+    RunMetadata,
+    RunSummary,
+)
 from stream.transformers.filters import RULES
 from stream.transformers.normalize import NO_EVENTS
-from stream.verify.documents import Documents
 from stream.verify.replay import LayerReplay, frame_mismatch, marker_mismatch
+from stream.verify.report import VerifyReport
+
+DOCUMENTS: dict[str, type[Any]] = {
+    SURFACE_FILE: CapabilitySurface,
+    CORRELATION_FILE: CorrelationReport,
+    HEALTH_FILE: ObservationHealth,
+    COMPANION_FILE: Companion,
+    METADATA_FILE: RunMetadata,
+    SUMMARY_FILE: RunSummary,
+    MANIFEST_FILE: Manifest,
+}
+_FOR_PEOPLE = (METADATA_FILE, SUMMARY_FILE, MANIFEST_FILE)  #: on several lines
+_LONG = (SURFACE_FILE, COMPANION_FILE)
+_DEEPEST = 3  #: nothing that follows from layers is nested deeper
+_IN_MEMORY = 1 << 20  #: bytes
+_HEAD = 64 << 10  #: bytes
+
+T = TypeVar("T")
+_FILTER_RULES = {rule.name for rule in RULES}
 
 
-class Counted(Struct):
-    """How a companion begins: what it says that does not follow from the layers."""
-
-    run_id: RunId
-    capture: dict[str, Any]
-    filtered: dict[str, Count] | None
-    aside: dict[str, Count] | None
-
-
-_RULES = {rule.name for rule in RULES}
-
-
-def account_faults(
-    capture: RawCapture, companion: Counted, replay: LayerReplay, *, is_streamed: bool
-) -> Iterator[str]:
-    """What does not add up. `is_streamed`: it was put together of a stream, in which nobody may
-    have said what was left out before."""
-    if capture.feed == "absent":
-        yield from _absent_faults(capture, companion)
-        return
-    may_lack = is_streamed and bool(capture.unknown_loss)
-    yield from _counted_faults(companion, may_lack=may_lack)
-    yield from _cgroup_faults(capture, replay)
-    if not capture.unknown_loss:  # else nobody knows what is missing, here as there
-        yield from _balance_faults(capture, companion, replay)
-        yield from _scope_faults(capture, replay)
-        yield from _feed_faults(capture, replay)
-
-
-def _absent_faults(capture: RawCapture, companion: Counted) -> Iterator[str]:
-    nothing = RawCapture(feed="absent", reason=capture.reason, unknown_loss=capture.unknown_loss)
-    if capture != nothing:
-        yield "$.capture: there was no feed, and it has books"
-    if companion.filtered or companion.aside:
-        yield "$.filtered: there was no feed, and something of it was left out"
-
-
-def _counted_faults(companion: Counted, *, may_lack: bool) -> Iterator[str]:
-    for name, counts, known in (
-        ("filtered", companion.filtered, _RULES),
-        ("aside", companion.aside, {*NO_EVENTS}),
-    ):
-        if counts is None:
-            if not may_lack:
-                yield f"$.{name}: it is not known, and nothing is said to be missing"
-            continue
-        for rule, count in counts.items():
-            if rule not in known or not count:
-                yield f"$.{name}: {rule!r}, {count} times, is by no rule"
-
-
-def _balance_faults(capture: RawCapture, companion: Counted, replay: LayerReplay) -> Iterator[str]:
-    scoped = sum(capture.scopes.values())
-    told = scoped + capture.before_exec
-    if capture.got + capture.dropped != capture.seen:
-        yield f"$.capture.seen: {capture.got} + {capture.dropped} events, not {capture.seen}"
-    # An operation of io_uring is told twice: when it is asked for, and when it is done.
-    if told > capture.got or (told < capture.got and capture.uring == "unused"):
-        yield f"$.capture.got: {told} events are accounted for, not {capture.got}"
-    left_out = _total(companion.filtered) + _total(companion.aside)
-    if replay.events + left_out != scoped:
-        yield (
-            f"$.capture.scopes: {scoped} events, and {replay.events} lines and"
-            f" {left_out} that were left out"
-        )
-
-
-def _total(counts: Mapping[str, int] | None) -> int:
-    return sum((counts or {}).values())
-
-
-def _scope_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
-    for scope, count in capture.scopes.items():
-        if scope not in get_args(Scope) or count <= 0:
-            yield f"$.capture.scopes: {scope!r}, {count} times, is no scope of events"
-    for scope, lines in replay.scopes().items():
-        if lines > capture.scopes.get(scope, 0):
-            yield f"$.capture.scopes: {lines} lines are of the scope {scope!r}"
-
-
-def _cgroup_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
-    is_clean = capture.cgroup == "clean"
-    others = [scope for scope in (*capture.scopes, *replay.scopes()) if scope != "both"]
-    if is_clean and capture.feed == "strace":
-        yield "$.capture.cgroup: clean, and strace sees the process tree only"
-    is_lossy = capture.dropped or capture.unknown_loss
-    if is_clean and (others or capture.lost_forks or capture.misses or is_lossy):
-        what = f"events of the scope {others[0]!r}" if others else "processes not followed"
-        what = "events lost" if is_lossy else what
-        yield f"$.capture.cgroup: clean, and there are {what}"
-    if is_clean and capture.cgroup_reasons:
-        yield "$.capture.cgroup_reasons: clean, and there are reasons why not"
-    if not is_clean and not capture.cgroup_reasons and not capture.unknown_loss:
-        yield f"$.capture.cgroup_reasons: {capture.cgroup}, and no reason why"
-
-
-def _feed_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
-    if capture.reason:
-        yield f"$.capture.reason: there was a feed, {capture.feed}"
-    size = capture.ring_bytes
-    if capture.feed == "ebpf" and (size <= 0 or size & (size - 1)):
-        yield f"$.capture.ring_bytes: no ring of eBPF has {size} bytes"
-    if capture.feed == "strace" and size:
-        yield "$.capture.ring_bytes: strace has no ring"
-    # Whoever inherits one may use it unseen without having set it up.
-    if capture.uring != "hole" and bool(replay.urings) != (capture.uring == "seen"):
-        yield f"$.capture.uring: {capture.uring!r}, and {replay.urings} were set up"
-    if capture.uring == "unknown" and not capture.dropped:
-        yield "$.capture.uring: it is not known, and nothing was lost"
-
-
-def implied_faults(
+def artifact_faults(
     replay: LayerReplay,
     documents: Documents,
     *,
     is_reference: bool,
     is_streamed: bool = False,
 ) -> Iterator[tuple[str, Fault]]:
-    """(file, what is wrong with it)."""
+    """Compare the artifacts with what follows from the layers. Yield each fault with its file.
+
+    `is_reference`: there are the contract's own files alone. `is_streamed`: the archive was made
+    from a stream.
+    """
     if not replay.is_whole:  # the line that is none has its own finding, and nothing follows
         return
     replay.surface.is_reference = is_reference
@@ -173,7 +105,7 @@ def implied_faults(
 def _faults(
     replay: LayerReplay, documents: Documents, *, is_streamed: bool
 ) -> Iterator[tuple[str, Fault]]:
-    stated = documents.fields(COMPANION_FILE, Counted)
+    stated = documents.head(COMPANION_FILE, Counted, "paths")
     if stated is None:
         yield COMPANION_FILE, Fault("it is missing, or none", rule="contract.companion")
         return
@@ -250,6 +182,117 @@ def _difference(stated: Any, implied: Any) -> str:
 def _shown(value: Any) -> str:
     text = "nothing" if value is UNSET else msgspec.json.encode(value).decode()
     return text if len(text) <= 160 else f"{text[:159]}…"
+
+
+class Counted(Struct):
+    """How a companion begins: what it says that does not follow from the layers."""
+
+    run_id: RunId
+    capture: dict[str, Any]
+    filtered: dict[str, Count] | None
+    aside: dict[str, Count] | None
+
+
+# ------------------------------------------------------------ the counters of the capture
+
+
+def account_faults(
+    capture: RawCapture, companion: Counted, replay: LayerReplay, *, is_streamed: bool
+) -> Iterator[str]:
+    """What does not add up. `is_streamed`: it was put together of a stream, in which nobody may
+    have said what was left out before."""
+    if capture.feed == "absent":
+        yield from _absent_faults(capture, companion)
+        return
+    may_lack = is_streamed and bool(capture.unknown_loss)
+    yield from _counted_faults(companion, may_lack=may_lack)
+    yield from _cgroup_faults(capture, replay)
+    if not capture.unknown_loss:  # else nobody knows what is missing, here as there
+        yield from _balance_faults(capture, companion, replay)
+        yield from _scope_faults(capture, replay)
+        yield from _feed_faults(capture, replay)
+
+
+def _absent_faults(capture: RawCapture, companion: Counted) -> Iterator[str]:
+    nothing = RawCapture(feed="absent", reason=capture.reason, unknown_loss=capture.unknown_loss)
+    if capture != nothing:
+        yield "$.capture: there was no feed, and it has books"
+    if companion.filtered or companion.aside:
+        yield "$.filtered: there was no feed, and something of it was left out"
+
+
+def _counted_faults(companion: Counted, *, may_lack: bool) -> Iterator[str]:
+    for name, counts, known in (
+        ("filtered", companion.filtered, _FILTER_RULES),
+        ("aside", companion.aside, {*NO_EVENTS}),
+    ):
+        if counts is None:
+            if not may_lack:
+                yield f"$.{name}: it is not known, and nothing is said to be missing"
+            continue
+        for rule, count in counts.items():
+            if rule not in known or not count:
+                yield f"$.{name}: {rule!r}, {count} times, is by no rule"
+
+
+def _balance_faults(capture: RawCapture, companion: Counted, replay: LayerReplay) -> Iterator[str]:
+    scoped = sum(capture.scopes.values())
+    told = scoped + capture.before_exec
+    if capture.got + capture.dropped != capture.seen:
+        yield f"$.capture.seen: {capture.got} + {capture.dropped} events, not {capture.seen}"
+    # An operation of io_uring is told twice: when it is asked for, and when it is done.
+    if told > capture.got or (told < capture.got and capture.uring == "unused"):
+        yield f"$.capture.got: {told} events are accounted for, not {capture.got}"
+    left_out = _total(companion.filtered) + _total(companion.aside)
+    if replay.events + left_out != scoped:
+        yield (
+            f"$.capture.scopes: {scoped} events, and {replay.events} lines and"
+            f" {left_out} that were left out"
+        )
+
+
+def _total(counts: Mapping[str, int] | None) -> int:
+    return sum((counts or {}).values())
+
+
+def _scope_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
+    for scope, count in capture.scopes.items():
+        if scope not in get_args(Scope) or count <= 0:
+            yield f"$.capture.scopes: {scope!r}, {count} times, is no scope of events"
+    for scope, lines in replay.scopes().items():
+        if lines > capture.scopes.get(scope, 0):
+            yield f"$.capture.scopes: {lines} lines are of the scope {scope!r}"
+
+
+def _cgroup_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
+    is_clean = capture.cgroup == "clean"
+    others = [scope for scope in (*capture.scopes, *replay.scopes()) if scope != "both"]
+    if is_clean and capture.feed == "strace":
+        yield "$.capture.cgroup: clean, and strace sees the process tree only"
+    is_lossy = capture.dropped or capture.unknown_loss
+    if is_clean and (others or capture.lost_forks or capture.misses or is_lossy):
+        what = f"events of the scope {others[0]!r}" if others else "processes not followed"
+        what = "events lost" if is_lossy else what
+        yield f"$.capture.cgroup: clean, and there are {what}"
+    if is_clean and capture.cgroup_reasons:
+        yield "$.capture.cgroup_reasons: clean, and there are reasons why not"
+    if not is_clean and not capture.cgroup_reasons and not capture.unknown_loss:
+        yield f"$.capture.cgroup_reasons: {capture.cgroup}, and no reason why"
+
+
+def _feed_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
+    if capture.reason:
+        yield f"$.capture.reason: there was a feed, {capture.feed}"
+    size = capture.ring_bytes
+    if capture.feed == "ebpf" and (size <= 0 or size & (size - 1)):
+        yield f"$.capture.ring_bytes: no ring of eBPF has {size} bytes"
+    if capture.feed == "strace" and size:
+        yield "$.capture.ring_bytes: strace has no ring"
+    # Whoever inherits one may use it unseen without having set it up.
+    if capture.uring != "hole" and bool(replay.urings) != (capture.uring == "seen"):
+        yield f"$.capture.uring: {capture.uring!r}, and {replay.urings} were set up"
+    if capture.uring == "unknown" and not capture.dropped:
+        yield "$.capture.uring: it is not known, and nothing was lost"
 
 
 # ------------------------------------------------------------ the reference's archives
@@ -339,3 +382,160 @@ def _binding_faults(report: CorrelationReport, replay: LayerReplay) -> Iterator[
     bound = {one.tool_call_id for one in report.bindings}
     for name in sorted(filter(None, decided.keys() - bound)) if report.status == "clean" else ():
         yield f"{_shown(name)}: the decision is bound to nothing"
+
+
+# ------------------------------------------------------------ one artifact by itself
+
+
+class Documents:
+    """The artifacts of a run that could be read, by file. Asking for one decodes it."""
+
+    def __init__(self, report: VerifyReport) -> None:
+        self._report = report
+        self._read: dict[str, Any] = {}
+        self._waiting: dict[str, Document] = {}
+        self._all: list[Document] = []
+
+    def checker_of(self, name: str) -> Document:
+        self.get(name)  # a second one of that name
+        document = Document(self._report, name, self)
+        self._all.append(document)
+        return document
+
+    @property
+    def run_id(self) -> str:
+        """The run that everything has to be of."""
+        return self._report.run_id or ""
+
+    def take(self, document: Document) -> None:
+        """One whose end was read."""
+        # Whose run it is of must be known: the first one to say so is the one that counts.
+        can_wait = self._report.run_id is not None and self._report.limits.depth >= _DEEPEST
+        if document.name in _LONG and can_wait:
+            self._waiting[document.name] = document
+        else:
+            self._check(document)
+
+    def get(self, name: str) -> Any:
+        """None: it was not there, or none."""
+        if name in self._waiting:
+            self._check(self._waiting.pop(name))
+        return self._read.get(name)
+
+    def head(self, name: str, kind: type[T], long_field: str) -> T | None:
+        """Decode the fields before a long one, which stays undecoded where the artifact is written
+        as the recorder writes it. None: the artifact is not there, or none."""
+        if name in self._waiting:
+            data = self._waiting[name].read(_HEAD)
+            beginning, found, _ = data.partition(b',"%b":' % long_field.encode())
+            try:
+                return msgspec.json.decode(beginning + b"}" * bool(found), type=kind)
+            except DECODE_ERRORS:
+                pass  # what is wrong with it is reported where the whole is decoded
+        record = self.get(name)
+        return None if record is None else msgspec.convert(record, kind, from_attributes=True)
+
+    def confirm(self, name: str, made: StreamedRecord[Any]) -> bool:
+        """Whether one that waits is just this. Then there is nothing else to find."""
+        if name not in self._waiting or made.outline.run_id != self._report.run_id:
+            return False
+        if not self._waiting[name].is_as(made.encoded()):
+            return False
+        self._waiting.pop(name).close()
+        return True
+
+    def settle(self) -> None:
+        """What still waits is judged by itself."""
+        for name in list(self._waiting):
+            self.get(name)
+
+    def close(self) -> None:
+        for document in self._all:
+            document.close()
+
+    def _check(self, document: Document) -> None:
+        try:
+            record = _checked(self._report, document.name, document.read())
+        finally:
+            document.close()
+        if record is not None:
+            self._read[document.name] = record
+
+
+class Document:
+    """The judge of one artifact."""
+
+    def __init__(self, report: VerifyReport, name: str, documents: Documents) -> None:
+        self.name = name
+        self._report = report
+        self._documents = documents
+        self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
+        self._length = 0
+
+    def feed(self, data: bytes) -> None:
+        self._length += len(data)
+        if self._length <= self._report.limits.document:
+            self._file.write(data)
+
+    def finish(self) -> None:
+        limit = self._report.limits.document
+        if self._length > limit:
+            self._report.find("limit.document", f"more than {limit} bytes", self.name)
+            self.close()
+        else:
+            self._documents.take(self)
+
+    def read(self, most: int = -1) -> bytes:
+        self._file.seek(0)
+        return self._file.read(most)
+
+    def is_as(self, pieces: Iterable[bytes]) -> bool:
+        self._file.seek(0)
+        is_same = all(self._file.read(len(piece)) == piece for piece in pieces)
+        return is_same and self._file.read(2) in (b"\n", b"")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _checked(report: VerifyReport, name: str, data: bytes) -> Any:
+    record = _decoded(report, name, data)
+    if record is None:
+        return None
+    report.add_faults(report.check_run_id(record.run_id), name)
+    report.add_faults(_faults_of(record), name)
+    return record
+
+
+def _decoded(report: VerifyReport, name: str, data: bytes) -> Any:
+    if report.is_too_deep(data, name):
+        return None
+    try:
+        record = decoder_of(DOCUMENTS[name])(data)
+    except DECODE_ERRORS as error:
+        report.add_faults([explain(error)._replace(rule="contract.document")], name)
+        return None
+    text = msgspec.json.encode(record)
+    if name in _FOR_PEOPLE:
+        is_as_ours = data == msgspec.json.format(text) + b"\n"
+    else:
+        is_as_ours = data in (text + b"\n", text)  # it had no newline before
+    if not is_as_ours:
+        report.add_form_faults(data, "contract.document", name)
+    return record
+
+
+def _faults_of(record: object) -> Iterator[Fault]:
+    for rule, faults in _RULES.get(type(record), {}).items():
+        yield from (fault._replace(rule=rule) for fault in faults(record))
+
+
+#: What a document can break by itself. Two of them the reference's own archives break as well.
+_RULES: dict[type, dict[str, Callable[[Any], Iterator[Fault]]]] = {
+    CapabilitySurface: {"contract.surface": surface_faults},
+    CorrelationReport: {
+        "contract.correlation": report_faults,
+        "contract.unbound": emptiness_faults,
+    },
+    ObservationHealth: {"contract.health": claim_faults, "contract.age": age_faults},
+}

@@ -53,7 +53,6 @@ from stream.records.artifacts import (
 )
 from stream.records.control import Fault, Finding, Gap
 from stream.records.kernel import OPEN, KernelDetail
-from stream.verify.documents import form_faults_of, is_too_deep
 from stream.verify.replay import Columns, Form, KernelDecoder, LayerReplay, columns_of
 from stream.verify.report import VerifyReport
 
@@ -210,12 +209,8 @@ class LayerChecker:
             self._replay.miss()
             return
         if msgspec.json.encode(record) != line:
-            is_ours = self._report.is_recorded
-            faults = form_faults_of(line, "contract.line", is_ours=is_ours)
-            self._report.add_faults(faults, self._name, number)
-        if is_too_deep(line, self._report.limits.depth):
-            message = f"nested deeper than {self._report.limits.depth}"
-            self._report.find("limit.depth", message, self._name, number)
+            self._report.add_form_faults(line, "contract.line", self._name, number)
+        self._report.is_too_deep(line, self._name, number)
         self._check_records([record], number)
 
     def _check_records(self, records: list[Any], first: int) -> None:

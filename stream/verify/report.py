@@ -1,12 +1,12 @@
-"""What `stream verify` holds an archive or a run to: one table of rules by class.
+"""The rules of `stream verify`, by class, and the report of what breaks them.
 
-The events of a run are held to the rules of `stream check` as well; those stand here with
+The events of a run must keep the rules of `stream check` as well: those are reported with
 `contract.check.` before them.
-
-What is known of an archive or a run while it is read, and what was found wrong."""
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 
@@ -16,6 +16,8 @@ from stream.archive.chain import Tally
 from stream.archive.manifest import is_recorded
 from stream.archive.reader import Limits
 from stream.archive.tar import BrokenArchive
+from stream.codec import contract_of
+from stream.documents import repeated_key
 from stream.errors import visible
 from stream.records.control import Fault, Finding
 
@@ -39,26 +41,26 @@ RULES = {
     "contract.duplicate_key": "No key stands twice in an object.",
     "contract.run_id": "Everything is of the same run.",
     "contract.seq": "The lines of a layer are numbered without a gap.",
-    "contract.kernel_event": "What is said twice about a kernel event is the same.",
-    "contract.detail": "Every detail is of a line of the kernel layer, and says the same of it.",
-    "contract.marker": "Every marker stands at a place that there is, and for what was said.",
+    "contract.kernel_event": "The fields of a kernel event agree with each other.",
+    "contract.detail": "Every detail belongs to a line of the kernel layer, and agrees with it.",
+    "contract.marker": "Every marker stands at an existing place, for an event that was reported.",
     "contract.sdk_event": "Only events of tool calls name a tool or its call.",
-    "contract.runner_event": "A run starts once, and then finishes once, and how is said once.",
+    "contract.runner_event": "A run starts once, then finishes once, in one way.",
     "contract.frame": "The start and the end of the run are recorded.",
     "contract.surface": "The capability surface is what the layers imply.",
     "contract.health": "The health is what the capture implies.",
-    "contract.age": "The health says what was seen of the network, as it has to by now.",
+    "contract.age": "The health states the network coverage, as the contract now demands.",
     "contract.correlation": "The bindings are what the windows imply.",
     "contract.unbound": "A correlation that is called clean has bound something.",
     "contract.companion": "The companion is what the layers imply.",
-    "contract.books": "The feed's books account for every event, once.",
+    "contract.books": "The counters of the feed account for every event, once.",
     "contract.evidence": "The run has kernel evidence.",
     "contract.agent": "The agent is the one that the run's profile asks for.",
-    "contract.record": "Every record beside the layers keeps its contract.",
-    "contract.artifacts": "What the events of the run name is in the archive.",
-    "contract.losses": "The recorder says of nothing that it lost it.",
-    "contract.accord": "What two documents of a run say of the same thing is the same.",
-    "contract.listed": "What the run itself lists is there as it is listed.",
+    "contract.record": "Every other record keeps its contract.",
+    "contract.artifacts": "The archive holds the files that the events of the run name.",
+    "contract.losses": "The recorder reports no losses.",
+    "contract.accord": "The documents of a run agree.",
+    "contract.listed": "Every file that the run itself lists is there as it is listed.",
     "limit.archive": "The file is not too large.",
     "limit.decoded": "What it decodes to is not too large.",
     "limit.ratio": "It does not decode to too many times its size.",
@@ -94,10 +96,14 @@ WARNINGS = {
 
 MOST = 20  #: findings of one rule in one file: the others are counted
 MOST_OF_RULE = 200  #: and in all files together
-_LONGEST = 500  #: characters of a message: it quotes what it judges
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
+_LONGEST = 500  #: characters of a message: it quotes what is wrong
 
 
 class VerifyReport(Struct):
+    """What is known of an archive or a run while it is read, and what was found wrong."""
+
     place: str  #: of the archive or the folder
     limits: Limits
     is_folder: bool
@@ -120,7 +126,7 @@ class VerifyReport(Struct):
         return self.is_folder or is_recorded(self.names)
 
     def find(self, rule: str, message: str, name: str = "", line: int = 0, path: str = "") -> None:
-        """A rule of this package."""
+        """Report that something breaks a rule of this module."""
         assert rule in RULES, rule
         severity = "warning" if rule in WARNINGS else "error"
         found = Finding(
@@ -138,7 +144,30 @@ class VerifyReport(Struct):
         for fault in faults:
             self.find(fault.rule, fault.reason, name, line, fault.path)
 
+    def add_form_faults(
+        self, data: bytes, rule: str, name: str, line: int = 0, *, is_ours: bool | None = None
+    ) -> None:
+        """Report what is wrong with a record that is not written as the recorder writes it.
+
+        `is_ours`: the recorder did write it; where that is not given, as this report has it.
+        """
+        if self.is_recorded if is_ours is None else is_ours:
+            self.find(rule, "it is not written as the recorder writes it", name, line)
+        if contract_of(data) is None:  # a decoder takes a record without its schema
+            self.find(rule, "it names no schema", name, line, "$.schema")
+        if repeated := repeated_key(data):
+            fault = repeated._replace(rule="contract.duplicate_key")
+            self.add_faults([fault], name, line)
+
+    def is_too_deep(self, data: bytes, name: str, line: int = 0) -> bool:
+        """Tell whether a record is nested too deeply, which is reported."""
+        if not _is_deeper(data, self.limits.depth):
+            return False
+        self.find("limit.depth", f"nested deeper than {self.limits.depth}", name, line)
+        return True
+
     def add(self, finding: Finding, name: str) -> None:
+        """Add a finding about a file, unless there are too many of its kind: these are counted."""
         self.total += 1
         self.errors += finding.severity == "error"
         self._of_rule[finding.rule] += 1
@@ -149,6 +178,7 @@ class VerifyReport(Struct):
             self.findings.append(finding)
 
     def source(self, name: str) -> str:
+        """Name a file of the archive or the folder as findings do."""
         return visible(f"{self.place}/{name}" if name else self.place)
 
     def check_run_id(self, run_id: str, path: str = "$.run_id") -> list[Fault]:
@@ -160,7 +190,21 @@ class VerifyReport(Struct):
         return [Fault(f"{run_id!r}, but the run is {self.run_id!r}", path, "contract.run_id")]
 
     def take_lines(self, count: int) -> None:
-        """Raises BrokenArchive where there are too many."""
+        """Count lines. Raise BrokenArchive where there are too many."""
         self.lines += count
         if self.lines > self.limits.lines:
             raise BrokenArchive("limit.lines", f"more than {self.limits.lines} lines")
+
+
+def _is_deeper(data: bytes, limit: int) -> bool:
+    if data.count(b"{") + data.count(b"[") <= limit:
+        return False
+    depth = 0
+    for byte in _STRINGS.sub(b"", data).translate(None, _NO_BRACKETS):
+        if byte in b"{[":
+            depth += 1
+            if depth > limit:
+                return True
+        else:
+            depth -= 1
+    return False

@@ -47,7 +47,6 @@ from stream.records.run import (
 from stream.transformers.event_decoder import event_in
 from stream.transformers.invariants import Invariants
 from stream.transformers.validate import Validate
-from stream.verify.documents import is_too_deep
 from stream.verify.report import VerifyReport
 
 Event = Mapping[str, Any]
@@ -172,7 +171,7 @@ def _of_commands(summary: RunSummary, run: RunDocuments) -> Iterator[str]:
     yield from _differing("commands", summary.commands, COMMANDS_FILE, listed)
 
 
-def vouched_faults(
+def command_faults(
     events: Mapping[str, Event], vouched: Collection[int], lines: Collection[int]
 ) -> Iterator[str]:
     """What the events say of the command log, against the lines of it that its layers vouch for.
@@ -270,16 +269,16 @@ class FileMention(msgspec.Struct):
 class Events:
     """The judge of events.jsonl."""
 
-    def __init__(self, book: VerifyReport, beginning: Beginning | None) -> None:
+    def __init__(self, report: VerifyReport, beginning: Beginning | None) -> None:
         self.mentions: list[FileMention] = []
         self.agents: dict[str, int] = {}  #: and the line of the first event of each
         self.named: dict[str, dict[str, Any]] = {}  #: the first event of each name
         self.is_finished = False
         self.last = ""  #: event
-        self._book = book
+        self._report = report
         # Which profile the run is to be held to, its metadata says, which come after its events.
-        self._stage = Invariants("agents", is_alone=True, source=book.source(EVENTS_FILE))
-        self._splitter = LineSplitter(book.source(EVENTS_FILE), book.limits.line)
+        self._stage = Invariants("agents", is_alone=True, source=report.source(EVENTS_FILE))
+        self._splitter = LineSplitter(report.source(EVENTS_FILE), report.limits.line)
         self._beginning = beginning
         self._digest = hashlib.sha256()
         self._left = beginning.bytes if beginning else 0
@@ -295,16 +294,16 @@ class Events:
         self._add(self._stage.finish())
         if self._beginning and (self._left or self._digest.hexdigest() != self._beginning.sha256):
             message = f"the first {self._beginning.bytes} bytes are not what the run lists"
-            self._book.find("contract.listed", message, EVENTS_FILE)
+            self._report.find("contract.listed", message, EVENTS_FILE)
 
     @property
     def _is_cut_off(self) -> bool:
         """A folder of such a run has one finding that says so, and what of it can be trusted."""
-        return self._book.is_folder and not self.is_finished
+        return self._report.is_folder and not self.is_finished
 
     def _judge(self, lines: Lines | None) -> None:
         for part in lines.parts() if lines else ():
-            self._book.take_lines(len(part))
+            self._report.take_lines(len(part))
             for index, line in enumerate(part):
                 self._read(line, part.number + index)
             self._add(
@@ -316,15 +315,13 @@ class Events:
             if not (item.rule == CUT_OFF and self._is_cut_off):
                 rule = f"contract.check.{item.rule}"
                 named = msgspec.structs.replace(item, rule=rule)
-                self._book.add(named, EVENTS_FILE)
+                self._report.add(named, EVENTS_FILE)
 
     def _read(self, line: bytes, number: int) -> None:
         """What the rules of one run alone cannot know. Bad lines were found before."""
         if isinstance(line, OverlongLine):
             return
-        depth = self._book.limits.depth
-        if is_too_deep(line, depth):
-            self._book.find("limit.depth", f"nested deeper than {depth}", EVENTS_FILE, number)
+        if self._report.is_too_deep(line, EVENTS_FILE, number):
             return
         event = event_in(line)
         if event is None:
@@ -338,8 +335,8 @@ class Events:
         session = event.get("session")
         session = session if isinstance(session, dict) else {}
         if isinstance(session.get("run_id"), str):
-            faults = self._book.check_run_id(session["run_id"], "$.session.run_id")
-            self._book.add_faults(faults, EVENTS_FILE, number)
+            faults = self._report.check_run_id(session["run_id"], "$.session.run_id")
+            self._report.add_faults(faults, EVENTS_FILE, number)
         if isinstance(session.get("agent_id"), str) and len(self.agents) < _MOST_AGENTS:
             self.agents.setdefault(session["agent_id"], number)
         action = event.get("agent_action")
@@ -354,16 +351,16 @@ class Events:
         is_lossy = isinstance(more, dict) and bool(more.get("lost_bytes"))
         if isinstance(file, str) and isinstance(digest, str) and not is_lossy:
             kind, _, digits = digest.partition(":")
-            if kind == "sha256" and len(self.mentions) <= self._book.limits.entries:
+            if kind == "sha256" and len(self.mentions) <= self._report.limits.entries:
                 self.mentions.append(FileMention(line, path, file, digits))
 
 
 class Carried:
     """The judge of the descriptor that came with the boundary objects."""
 
-    def __init__(self, book: VerifyReport) -> None:
+    def __init__(self, report: VerifyReport) -> None:
         self.descriptors: list[Descriptor] = []
-        self._book = book
+        self._report = report
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
@@ -371,29 +368,29 @@ class Carried:
             self._data += data
 
     def finish(self) -> None:
-        path, depth = Path(DESCRIPTOR_FILE), self._book.limits.depth
+        path = Path(DESCRIPTOR_FILE)
         data = bytes(self._data)
-        if len(data) > min(LARGEST, self._book.limits.document):
-            self._book.find("limit.document", "it is too large", DESCRIPTOR_FILE)
-        elif is_too_deep(data, depth):
-            self._book.find("limit.depth", f"nested deeper than {depth}", DESCRIPTOR_FILE)
-        else:
+        if len(data) > min(LARGEST, self._report.limits.document):
+            self._report.find("limit.document", "it is too large", DESCRIPTOR_FILE)
+        elif not self._report.is_too_deep(data, DESCRIPTOR_FILE):
             try:
                 self.descriptors.append(make_carried(parse_document(data), path))
             except (InputError, ValueError) as error:
                 fault = parted(str(error).removeprefix(f"{path}: "))
-                self._book.find("contract.document", fault.reason, DESCRIPTOR_FILE, path=fault.path)
+                self._report.find(
+                    "contract.document", fault.reason, DESCRIPTOR_FILE, path=fault.path
+                )
 
 
 class Validated:
     """The judge of lines that `stream validate` knows."""
 
-    def __init__(self, book: VerifyReport, name: str, boundaries: Boundaries) -> None:
-        self._book = book
+    def __init__(self, report: VerifyReport, name: str, boundaries: Boundaries) -> None:
+        self._report = report
         self.count = 0  #: of its records, those that count as one thing more
         self._name = name
         self._stage = Validate(boundaries, is_last=True)
-        self._splitter = LineSplitter(book.source(name), book.limits.line)
+        self._splitter = LineSplitter(report.source(name), report.limits.line)
 
     def feed(self, data: bytes) -> None:
         self._judge(self._splitter.feed(data))
@@ -403,12 +400,12 @@ class Validated:
 
     def _judge(self, lines: Lines | None) -> None:
         for part in lines.parts() if lines else ():
-            self._book.take_lines(len(part))
+            self._report.take_lines(len(part))
             self.count += sum(map(_counts if self._name == CHANGES_FILE else bool, part))
             for made in self._stage.feed(Batch(LINES, part)):
                 for item in made.items if made.kind == FINDINGS else ():
                     named = msgspec.structs.replace(item, rule="contract.record")
-                    self._book.add(named, self._name)
+                    self._report.add(named, self._name)
 
 
 def _counts(line: bytes) -> bool:

@@ -1,26 +1,14 @@
-"""Each file of an archive or a run to its checker, and what only several files together show.
-
-A run folder as the same stream of entries that an archive is, as far as it goes.
-
-The manifest of an archive against what the archive holds.
-
-Whether an archive or a run folder is what it says: everything is read, and nothing trusted.
-
-The composition behind `stream verify`: what was found, to wherever it is wanted."""
+"""Verify an archive or a run folder: everything is read once, and nothing is trusted."""
 
 from __future__ import annotations
 
 import os
-import re
 import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
-import msgspec
 from anyio import to_thread
 from msgspec import Struct
 
@@ -29,24 +17,17 @@ from stream.archive.manifest import (
     has_evidence,
     has_place,
     is_reference,
-    look_alikes,
     missing_from,
     names_of,
-    needed,
-    place_of,
 )
 from stream.archive.reader import EntryEnd, EntryStart, Limits, NoArchive, Part, ahead, parts_of
 from stream.archive.tar import READ, BrokenArchive, Look, unwatched
 from stream.boundary.descriptors import find_boundaries
-from stream.codec import DECODE_ERRORS, explain
-from stream.contracts import decoder_of
 from stream.errors import InputError, os_reason
-from stream.evidence.consistency import faults_of
 from stream.evidence.health import ABSENT_NOTE
 from stream.files.inside import describe_kind, open_beneath
 from stream.pipeline import Batch, Out, Pipeline, Sink
 from stream.records.artifacts import (
-    ARCHIVE_MANIFEST,
     CHAIN_FILE,
     CORRELATION_FILE,
     EVIDENCE_FILES,
@@ -56,7 +37,6 @@ from stream.records.artifacts import (
     RUNNER_FILE,
     SDK_FILE,
     V0_FILES,
-    ArchiveManifest,
 )
 from stream.records.control import FINDINGS, Fault
 from stream.records.decision import CLAUDE_CODE
@@ -72,8 +52,7 @@ from stream.records.run import (
     RunMetadata,
     RunSummary,
 )
-from stream.verify.artifacts import implied_faults
-from stream.verify.documents import DOCUMENTS, Documents, form_faults_of
+from stream.verify.artifacts import DOCUMENTS, Documents, artifact_faults
 from stream.verify.layers import (
     ChainChecker,
     FileChecker,
@@ -81,6 +60,7 @@ from stream.verify.layers import (
     contract_of_layer,
     describe_verified,
 )
+from stream.verify.manifest import read_archive
 from stream.verify.replay import LayerReplay
 from stream.verify.report import VerifyReport
 from stream.verify.run_documents import (
@@ -89,59 +69,176 @@ from stream.verify.run_documents import (
     Events,
     RunDocuments,
     Validated,
+    command_faults,
     disagreements,
-    vouched_faults,
 )
 from stream.verify.run_folder import check_folder
 
 
+def verify(
+    target: Path,
+    limits: Limits | None = None,
+    boundary: str | None = None,
+    look: Look = unwatched,
+) -> VerifyReport:
+    """Verify an archive or a run folder, and return what was found.
+
+    `boundary` is a descriptor that records may name; `look` is called now and then, and may raise.
+    Raise InputError where there is nothing to verify.
+    """
+    place = os.fsencode(target).decode(errors="replace")
+    try:
+        is_folder = _is_folder(target)
+        report = VerifyReport(place, limits or Limits(), is_folder)
+        with closing(VerifySession(report, boundary)) as session:
+            if is_folder:
+                check_folder(target)
+                report.names = _folder_names(target, report)
+                parts = folder_parts(target, reading_order(report.names))
+                session.check(_watched(ahead(parts), look), missing_from(report.names))
+            else:
+                with target.open("rb", buffering=0) as file:
+                    session.check(_watched(ahead(parts_of(file, report.limits)), look))
+    except NoArchive as error:
+        raise InputError(f"{place}: {error}") from None
+    except OSError as error:
+        raise InputError(f"{place}: {os_reason(error)}") from None
+    except ValueError as error:  # a NUL in the path
+        raise InputError(f"{place}: {error}") from None
+    return report
+
+
+class VerifySource(Struct):
+    """Sends the findings about an archive or a run folder."""
+
+    target: Path
+    limits: Limits
+    boundary: str | None = None
+    report: VerifyReport | None = None
+
+    async def run(self, out: Out, /) -> None:
+        """Verify in a thread, then send all findings as one batch."""
+        # In a thread that an interrupt leaves behind: there may be gigabytes to read.
+        self.report = await to_thread.run_sync(
+            lambda: verify(self.target, self.limits, self.boundary), abandon_on_cancel=True
+        )
+        if self.report.findings:
+            await out.send(Batch(FINDINGS, self.report.findings))
+
+
+async def run_verify(
+    target: Path, limits: Limits, boundary: str | None, *sinks: Sink
+) -> VerifyReport:
+    """Verify an archive or a run folder, and send what was found to the sinks.
+
+    Raise InputError where there is nothing to verify.
+    """
+    source = VerifySource(target, limits, boundary)
+    await Pipeline((source,)).into(*sinks)
+    assert source.report is not None
+    return source.report
+
+
 class VerifySession:
+    """Checks all files of an archive or a run folder, in the order in which they are trusted.
+
+    Every file is read once, and checked by itself while it is read. What only several files show
+    together is checked after that, step by step: the manifest says which bytes belong to the
+    archive, the layers are what was recorded, the artifacts follow from the layers, and the run's
+    own documents must agree with all of these.
+    """
+
     def __init__(self, report: VerifyReport, boundary: str | None = None) -> None:
-        self._boundary = boundary  #: a descriptor that was named
-        self._carried: Carried | None = None
         self.documents = Documents(report)
-        self.layers: dict[str, LayerChecker] = {}
-        self._report = report
         self.replay = LayerReplay()
-        self._links: ChainChecker | None = None
+        self._report = report
+        self._boundary = boundary  #: a descriptor that was named
+        self._layers: dict[str, LayerChecker] = {}
+        self._chain: ChainChecker | None = None
         self._events: Events | None = None
+        self._carried: Carried | None = None
         self._validated: dict[str, Validated] = {}
         self._checker: FileChecker | None = None
         self._tally = Tally("")
 
+    def check(self, parts: Iterator[Part], missing: Sequence[str] = ()) -> None:
+        """Read everything, then check it step by step. `missing`: files that a whole run has."""
+        try:
+            if self._report.is_folder:
+                self._read_folder(parts)
+            else:
+                read_archive(parts, self._report, self)
+            self.conclude(missing)
+        except BrokenArchive as broken:  # what is missing is behind this place
+            self._report.find(broken.rule, str(broken))
+        self.documents.settle()
+
+    def conclude(self, missing: Sequence[str] = ()) -> None:
+        """Check what several files show together, once all of them were read."""
+        is_whole = self.check_layers(missing)
+        if is_whole:
+            self.check_artifacts()
+        self.check_run_documents(is_whole=is_whole)
+
     def begin(self, name: str) -> None:
+        """Begin a file."""
         if not has_place(name):
             self._report.find("security.place", "no recorder writes such a file", name)
         self._checker = self._checker_of(name)
         self._tally = Tally(name)
 
     def feed(self, data: bytes) -> None:
+        """Check the next bytes of it."""
         self._tally.feed(data)
         if self._checker:
             self._checker.feed(data)
 
     def end(self) -> Tally:
-        """What went by."""
+        """End the file, and return its digest."""
         if self._checker:
             self._checker.finish()
         self._report.tallies[self._tally.layer] = self._tally
         return self._tally
 
-    def conclude(self, missing: Sequence[str] = ()) -> bool:
-        """Whether everything is there. `missing`: what a whole run would have."""
+    def close(self) -> None:
+        """Remove the temporary files."""
+        self.documents.close()
+        self.replay.close()
+
+    def check_layers(self, missing: Sequence[str] = ()) -> bool:
+        """Check where the layers end, and their chain. Return whether the run is whole."""
+        report = self._report
         is_whole = not missing and not self._is_cut_off
         for name, line, fault in self._endings(is_whole=is_whole):
-            self._report.find(fault.rule, fault.reason, name, line)
+            report.find(fault.rule, fault.reason, name, line)
         if not is_whole:
-            self._tell_incomplete(missing)
-        elif self._report.is_folder and not has_evidence(self._report.names):
-            self._report.find("contract.evidence", "it was recorded without kernel evidence")
-        told = self.count(RUNNER_FILE)
-        if is_whole and RUNNER_FILE in self.layers and not told:
-            self._report.find("contract.frame", "neither start nor end is recorded", RUNNER_FILE)
-        elif is_whole and RUNNER_FILE in self.layers and told != 2:
-            message = f"{told} events, not a start and an end"
-            self._report.find("contract.runner_event", message, RUNNER_FILE)
+            self._find_incomplete(missing)
+        elif report.is_folder and not has_evidence(report.names):
+            report.find("contract.evidence", "it was recorded without kernel evidence")
+        if is_whole and RUNNER_FILE in self._layers:
+            count = self._count(RUNNER_FILE)
+            if not count:
+                report.find("contract.frame", "neither start nor end is recorded", RUNNER_FILE)
+            elif count != 2:
+                message = f"{count} events, not a start and an end"
+                report.find("contract.runner_event", message, RUNNER_FILE)
+        return is_whole
+
+    def check_artifacts(self) -> None:
+        """Derive the artifacts from the layers again, and compare."""
+        report = self._report
+        if report.is_folder and not has_evidence(report.names):
+            return
+        for name, fault in artifact_faults(
+            self.replay,
+            self.documents,
+            is_reference=not report.is_folder and is_reference(report.names),
+            is_streamed=not report.is_recorded,
+        ):
+            report.add_faults([fault], name)
+
+    def check_run_documents(self, *, is_whole: bool) -> None:
+        """Check the run's own documents against each other, and against layers and artifacts."""
         if self._events:
             self._check_agent(self._events)
             self._check_mentions(self._events)
@@ -150,27 +247,27 @@ class VerifySession:
             self._check_listed(listed)
         summary = self.documents.get(SUMMARY_FILE)
         for what in summary.incomplete if isinstance(summary, RunSummary) else ():
-            self._report.find("contract.losses", f"the recorder itself lost: {what}", SUMMARY_FILE)
+            message = f"the recorder itself lost: {what}"
+            self._report.find("contract.losses", message, SUMMARY_FILE)
         if is_whole and self._events and self._report.is_recorded:
-            self._check_accord(self._events)
-        return is_whole
+            for reason in self._disagreements(self._events):
+                self._report.find("contract.accord", reason)
 
-    def check_vouched(self) -> None:
-        """What of the command log the layers vouch for, once they were read to their end."""
-        checker = self._validated.get(COMMANDS_FILE)
-        if not self._events or not self._report.is_recorded or not self.replay.is_whole:
-            return
-        lines = {*range(checker.count if checker else 0)}
-        for reason in vouched_faults(self._events.named, self.replay.verified_commands, lines):
-            self._report.find("contract.accord", reason)
-
-    def close(self) -> None:
-        self.documents.close()
-        self.replay.close()
+    def _read_folder(self, parts: Iterator[Part]) -> None:
+        for part in parts:
+            if isinstance(part, EntryStart):
+                self.begin(part.name)
+            elif isinstance(part, bytes):
+                self.feed(part)
+            elif isinstance(part, Fault):
+                self._report.add_faults([part])
+                self.replay.miss()  # and nothing follows from the others alone
+            else:
+                self.end()
 
     @property
     def _is_cut_off(self) -> bool:
-        """A run whose recorder did not come to its end."""
+        """Whether this is a run whose recorder did not come to its end."""
         return self._report.is_folder and not (self._events and self._events.is_finished)
 
     @property
@@ -180,56 +277,56 @@ class VerifySession:
         return has_evidence(self._report.names) and not is_made
 
     def _endings(self, *, is_whole: bool) -> Iterator[tuple[str, int, Fault]]:
-        """Where the layers end, and whether the chain does. Of a run that was cut off, that they
-        end anywhere is no fault of its own."""
+        """Yield the faults of the ends of the layers, and of the chain. That the layers of a run
+        that was cut off end anywhere is no fault of its own."""
         faults = [
             (name, line, Fault(f"{size} bytes follow the last line", rule="integrity.torn"))
             for name, (line, size) in self._report.torn.items()
         ]
-        if self._links:
-            compared = self._links.compare(self._report.tallies, is_whole=is_whole)
+        if self._chain:
+            compared = self._chain.compare(self._report.tallies, is_whole=is_whole)
             faults += [(CHAIN_FILE, line, fault) for line, fault in compared]
         for name, line, fault in faults:
             if not self._is_cut_off or fault.rule not in ("integrity.torn", "integrity.unlinked"):
                 yield name, line, fault
 
-    def _tell_incomplete(self, missing: Sequence[str]) -> None:
-        told = []
+    def _find_incomplete(self, missing: Sequence[str]) -> None:
+        found = []
         if self._is_cut_off:
             missing = [name for name in missing if name in (METADATA_FILE, EVENTS_FILE)]
             if self._events:
                 last = self._events.last
-                told.append(f"its last event is {last}" if last else "it has no event")
+                found.append(f"its last event is {last}" if last else "it has no event")
         if missing:
-            told.append(f"there is no {', no '.join(missing)}")
+            found.append(f"there is no {', no '.join(missing)}")
         if self._is_cut_off:
-            vouched = self._links.verified if self._links else {}
+            verified = self._chain.verified if self._chain else {}
             torn = self._report.torn.keys() - {CHAIN_FILE}
-            told.append(describe_verified(self._report.tallies, vouched, torn))
+            found.append(describe_verified(self._report.tallies, verified, torn))
         what = "the run was not recorded to its end" if self._is_cut_off else "it is not whole"
-        message = f"{what}: {'; '.join(told)}"
+        message = f"{what}: {'; '.join(found)}"
         self._report.find("integrity.incomplete", message)
 
-    def count(self, name: str) -> int:
-        layer = self.layers.get(name)
+    def _count(self, name: str) -> int:
+        layer = self._layers.get(name)
         return layer.lines - layer.blank if layer else 0
 
     def _kernel_lines(self) -> int:
-        """Behind its last link, a layer of a run that was cut off may lack anything."""
+        """Return how many lines others may refer to: of a run that was cut off, any may be lost."""
         is_cut_off = self._report.is_folder and HEALTH_FILE not in self._report.names
-        return sys.maxsize if is_cut_off else self.count(KERNEL_FILE)
+        return sys.maxsize if is_cut_off else self._count(KERNEL_FILE)
 
     def _checker_of(self, name: str) -> FileChecker | None:
-        """None: any bytes will do."""
-        law = contract_of_layer(name, self._kernel_lines, lambda: self.count(SDK_FILE))
-        if law:
-            self.layers[name] = LayerChecker(self._report, name, law, self.replay)
-            return self.layers[name]
+        """Return what checks a file by itself; None if it may hold any bytes."""
+        contract = contract_of_layer(name, self._kernel_lines, lambda: self._count(SDK_FILE))
+        if contract:
+            self._layers[name] = LayerChecker(self._report, name, contract, self.replay)
+            return self._layers[name]
         if name in DOCUMENTS:
             return self.documents.checker_of(name)
         if name == CHAIN_FILE:
-            self._links = ChainChecker(self._report)
-            return self._links
+            self._chain = ChainChecker(self._report)
+            return self._chain
         if name == EVENTS_FILE:
             listed = self.documents.get(MANIFEST_FILE)
             self._events = Events(self._report, listed.events if listed else None)
@@ -244,20 +341,23 @@ class VerifySession:
             return self._validated[name]
         return None
 
-    def _check_accord(self, events: Events) -> None:
+    def _disagreements(self, events: Events) -> Iterator[str]:
+        counted = {name: checker.count for name, checker in self._validated.items()}
         run = RunDocuments(
             metadata=self.documents.get(METADATA_FILE),
             summary=self.documents.get(SUMMARY_FILE),
             health=self.documents.get(HEALTH_FILE),
             report=self.documents.get(CORRELATION_FILE),
-            kernel_events=self.count(KERNEL_FILE),
+            kernel_events=self._count(KERNEL_FILE),
             has_evidence=self._has_own_evidence,
             runner=self.replay.runner,
             events=events.named,
-            counted={name: checker.count for name, checker in self._validated.items()},
+            counted=counted,
         )
-        for reason in disagreements(run):
-            self._report.find("contract.accord", reason)
+        yield from disagreements(run)
+        if self.replay.is_whole:
+            lines = range(counted.get(COMMANDS_FILE, 0))
+            yield from command_faults(events.named, self.replay.verified_commands, {*lines})
 
     def _check_agent(self, events: Events) -> None:
         metadata = self.documents.get(METADATA_FILE)
@@ -269,7 +369,8 @@ class VerifySession:
                 self._report.find("contract.agent", message, EVENTS_FILE, line)
 
     def _check_mentions(self, events: Events) -> None:
-        """An archive that was made from a stream has records, and no other files."""
+        """Check the files that events name. An archive that was made from a stream has records,
+        and no other files."""
         if not any(name.startswith(f"{ARTIFACTS}/") for name in self._report.tallies):
             if events.mentions:
                 message = f"of {len(events.mentions)} files that the events name, none is here"
@@ -292,14 +393,15 @@ class VerifySession:
             self._report.find("contract.listed", f"{name} is not listed", MANIFEST_FILE)
 
     def _unlisted(self, names: set[str]) -> Iterator[str]:
-        """What stands for evidence that nobody asked for was made when the archive was."""
+        """Name the files that the run does not list. What stands for evidence that nobody asked for
+        was made together with the archive."""
         others = {EVENTS_FILE, MANIFEST_FILE}
         if not self._has_own_evidence:
             others |= {*EVIDENCE_FILES}
         yield from self._report.tallies.keys() - names - others
 
     def _differs(self, name: str, sha256: str, size: int | None = None) -> str:
-        """Why a file is not as somebody says that it was; empty where it is."""
+        """Say why a file is not as it is listed; empty where it is."""
         tally = self._report.tallies.get(name)
         if tally is None:
             return f"{name} is not there"
@@ -309,6 +411,7 @@ class VerifySession:
 
 
 def folder_parts(root: Path, names: list[str]) -> Iterator[Part]:
+    """Read the files of a run folder as the entries of an archive."""
     for name in names:
         try:
             with open_beneath(root, name) as file:
@@ -323,178 +426,17 @@ def folder_parts(root: Path, names: list[str]) -> Iterator[Part]:
 
 
 def reading_order(names: set[str]) -> list[str]:
-    """What says whose run it is comes first, then as in an archive."""
+    """Order the files of a run: first what says which run it is, then as in an archive."""
     first = [name for name in (METADATA_FILE, *V0_FILES) if name in names]
     return first + sorted(names - {*first}, key=os.fsencode)
 
 
-def folder_names(root: Path, report: VerifyReport) -> set[str]:
+def _folder_names(root: Path, report: VerifyReport) -> set[str]:
     try:
         return {*names_of(root, is_strict=False)}
     except InputError as error:
         report.find("security.type", str(error))
         return set()
-
-
-_LONGEST = 1 << 10  #: bytes of what a manifest says of one file, whose name it says twice
-_PATH = re.compile(rb'"path"\s*:\s*"')
-_decode = decoder_of(ArchiveManifest)
-
-
-class Reader(Protocol):
-    """Who gets the files of an archive, one after the other, but for its manifest."""
-
-    def begin(self, name: str) -> None: ...
-
-    def feed(self, data: bytes) -> None: ...
-
-    def end(self) -> Tally: ...
-
-
-def read_archive(parts: Iterator[Part], report: VerifyReport, reader: Reader) -> None:
-    """To its end, all of it held against its manifest. Raises BrokenArchive where nothing after
-    some place can be read."""
-    contents = Contents(report)
-    name = ""
-    for part in parts:
-        if isinstance(part, Fault):
-            report.add_faults([part], name)
-        elif isinstance(part, EntryStart):
-            name = part.name
-            report.add_faults(part.faults, name)
-            contents.begin(name, is_sealed=part.is_sealed)
-            if name != ARCHIVE_MANIFEST:
-                reader.begin(name)
-        elif name == ARCHIVE_MANIFEST:
-            if isinstance(part, bytes):
-                contents.feed(part)
-            else:
-                contents.finish()
-        elif isinstance(part, bytes):
-            reader.feed(part)
-        else:
-            contents.compare(reader.end())
-    contents.conclude()
-
-
-class Contents:
-    """The checker of the manifest, and what it says of every other file."""
-
-    def __init__(self, report: VerifyReport) -> None:
-        self._report = report
-        self._most = min(report.limits.document, _LONGEST * (report.limits.entries + 1))
-        self._manifest: ArchiveManifest | None = None
-        self._seen: dict[str, None] = {}  # in their order
-        self._held = bytearray()
-        self._is_too_long = False
-        self._is_sealed = False
-
-    def begin(self, name: str, *, is_sealed: bool) -> None:
-        self._is_sealed = is_sealed
-        if name in self._seen:
-            self._report.find("integrity.duplicate", "it is there twice", name)
-        elif not self._seen and name != ARCHIVE_MANIFEST:
-            self._report.find("integrity.order", f"begins with {name}, not with the manifest")
-        self._seen[name] = None
-
-    def feed(self, data: bytes) -> None:
-        self._is_too_long |= len(self._held) + len(data) > self._most
-        if not self._is_too_long:
-            self._held += data
-
-    def finish(self) -> None:
-        """Of the manifest itself."""
-        if self._is_too_long:
-            self._report.find("limit.document", "the manifest is too long", ARCHIVE_MANIFEST)
-            return
-        data, most = bytes(self._held), self._report.limits.entries
-        if len(_PATH.findall(data)) > most:
-            self._report.find("limit.entries", f"it lists more than {most} files", ARCHIVE_MANIFEST)
-            return
-        try:
-            self._manifest = manifest = _decode(data)
-        except DECODE_ERRORS as error:
-            fault = explain(error)
-            self._report.find("contract.manifest", fault.reason, ARCHIVE_MANIFEST, path=fault.path)
-            return
-        self._held = bytearray()
-        self._report.add_faults(self._report.check_run_id(manifest.run_id), ARCHIVE_MANIFEST)
-        self._report.names = {*manifest.files}
-        ordered = dict(sorted(manifest.files.items(), key=lambda item: item[0].encode()))
-        if msgspec.json.encode(ArchiveManifest(run_id=manifest.run_id, files=ordered)) != data:
-            self._check_form(data)
-        faults = [fault._replace(rule="contract.manifest") for fault in faults_of(manifest)]
-        self._report.add_faults(faults, ARCHIVE_MANIFEST)
-
-    def _check_form(self, data: bytes) -> None:
-        """The contract says nothing of it: who packed it again may have written it anew."""
-        rule = "contract.manifest" if self._is_sealed else "packing.manifest"
-        message = "not in its one form: sorted, compact, no key twice"
-        self._report.find(rule, message, ARCHIVE_MANIFEST)
-        faults = form_faults_of(data, "contract.manifest", is_ours=False)
-        self._report.add_faults(faults, ARCHIVE_MANIFEST)
-
-    def compare(self, tally: Tally) -> None:
-        if self._manifest is None:
-            return
-        name = tally.layer
-        listed = self._manifest.files.get(name)
-        if listed is None:
-            self._report.find("integrity.extra", "the manifest does not list it", name)
-            return
-        if tally.bytes != listed.bytes:
-            message = f"it has {tally.bytes} bytes, and is listed with {listed.bytes}"
-            self._report.find("integrity.length", message, name)
-        if f"sha256:{tally.sha256}" != listed.sha256:
-            message = f"its digest is sha256:{tally.sha256}, and is listed as {listed.sha256}"
-            self._report.find("integrity.digest", message, name)
-
-    def conclude(self) -> None:
-        seen = {*self._seen}
-        listed = {*self._manifest.files} if self._manifest else set()
-        wanted = {ARCHIVE_MANIFEST, *listed, *needed(listed | seen - {ARCHIVE_MANIFEST})}
-        for name in sorted(wanted - seen, key=os.fsencode):
-            self._report.find("integrity.missing", "it is not there", name)
-        for one, other in pairwise(self._seen):
-            if other != ARCHIVE_MANIFEST and place_of(one) > place_of(other):
-                self._report.find("integrity.order", f"it stands after {one}", other)
-        for name in sorted(seen, key=os.fsencode):
-            if any(part in seen for part in _folders(name)):
-                self._report.find("security.conflict", "it lies in something that is a file", name)
-        for name, other in look_alikes(self._seen):
-            message = f"it is the same name as {other} where case does not count"
-            self._report.find("security.conflict", message, name)
-
-
-def _folders(name: str) -> list[str]:
-    parts = name.split("/")
-    return ["/".join(parts[:end]) for end in range(1, len(parts))]
-
-
-def verify(
-    target: Path,
-    limits: Limits | None = None,
-    boundary: str | None = None,
-    look: Look = unwatched,
-) -> VerifyReport:
-    """What was found. `boundary` is a descriptor that records may name. Raises InputError where
-    there is nothing to verify."""
-    place = os.fsencode(target).decode(errors="replace")
-    try:
-        is_folder = _is_folder(target)
-        report = VerifyReport(place, limits or Limits(), is_folder)
-        if is_folder:
-            check_folder(target)
-            _verify_folder(target, report, boundary)
-        else:
-            _verify_archive(target, report, boundary, look)
-    except NoArchive as error:
-        raise InputError(f"{place}: {error}") from None
-    except OSError as error:
-        raise InputError(f"{place}: {os_reason(error)}") from None
-    except ValueError as error:  # a NUL in the path
-        raise InputError(f"{place}: {error}") from None
-    return report
 
 
 def _is_folder(target: Path) -> bool:
@@ -504,90 +446,7 @@ def _is_folder(target: Path) -> bool:
     return stat.S_ISDIR(mode)
 
 
-def _verify_archive(target: Path, report: VerifyReport, boundary: str | None, look: Look) -> None:
-    session = VerifySession(report, boundary)
-    with closing(session), target.open("rb", buffering=0) as file:
-        try:
-            parts = ahead(parts_of(file, report.limits))
-            read_archive(_watched(parts, look), report, session)
-        except BrokenArchive as broken:  # what is missing is behind this place
-            report.find(broken.rule, str(broken))
-        else:
-            session.conclude()
-            hold_to_implied(report, session)
-        session.documents.settle()
-
-
 def _watched(parts: Iterator[Part], look: Look) -> Iterator[Part]:
     for part in parts:
         look()
         yield part
-
-
-def _verify_folder(root: Path, report: VerifyReport, boundary: str | None) -> None:
-    report.names = folder_names(root, report)
-    session = VerifySession(report, boundary)
-    with closing(session):
-        _examine_folder(root, report, session)
-        session.documents.settle()
-
-
-def _examine_folder(root: Path, report: VerifyReport, session: VerifySession) -> None:
-    try:
-        for part in ahead(folder_parts(root, reading_order(report.names))):
-            if isinstance(part, EntryStart):
-                session.begin(part.name)
-            elif isinstance(part, bytes):
-                session.feed(part)
-            elif isinstance(part, Fault):
-                report.add_faults([part])
-                session.replay.miss()  # and nothing follows from the others alone
-            else:
-                session.end()
-    except BrokenArchive as broken:
-        report.find(broken.rule, str(broken))
-        return
-    if session.conclude(missing_from(report.names)):
-        hold_to_implied(report, session)
-
-
-def hold_to_implied(report: VerifyReport, session: VerifySession) -> None:
-    if report.is_folder and not has_evidence(report.names):
-        session.check_vouched()
-        return
-    replay, documents = session.replay, session.documents
-    for name, fault in implied_faults(
-        replay,
-        documents,
-        is_reference=not report.is_folder and is_reference(report.names),
-        is_streamed=not report.is_recorded,
-    ):
-        report.find(fault.rule, fault.reason, name)
-    session.check_vouched()
-
-
-class VerifySource(Struct):
-    """The findings about an archive or a run folder."""
-
-    target: Path
-    limits: Limits
-    boundary: str | None = None
-    report: VerifyReport | None = None
-
-    async def run(self, out: Out, /) -> None:
-        # In a thread that an interrupt leaves behind: there may be gigabytes to read.
-        self.report = await to_thread.run_sync(
-            lambda: verify(self.target, self.limits, self.boundary), abandon_on_cancel=True
-        )
-        if self.report.findings:
-            await out.send(Batch(FINDINGS, self.report.findings))
-
-
-async def run_verify(
-    target: Path, limits: Limits, boundary: str | None, *sinks: Sink
-) -> VerifyReport:
-    """Raises InputError where there is nothing to verify."""
-    source = VerifySource(target, limits, boundary)
-    await Pipeline((source,)).into(*sinks)
-    assert source.report is not None
-    return source.report

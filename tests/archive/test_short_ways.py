@@ -39,7 +39,7 @@ from stream.records.kernel import (
     KernelEvent,
     kind_of,
 )
-from stream.verify import documents, layers
+from stream.verify import artifacts, layers
 from stream.verify.layers import contract_of_layer
 from stream.verify.replay import LayerReplay
 from stream.verify.report import VerifyReport
@@ -309,7 +309,7 @@ def found(target: Path) -> set[tuple[Any, ...]]:
 def check_both_ways(target: Path) -> set[tuple[Any, ...]]:
     waiting = found(target)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "_LONG", ())
+        patch.setattr(artifacts, "_LONG", ())
         assert waiting == found(target)
     return waiting
 
@@ -344,13 +344,13 @@ def test_a_good_artifact_is_not_decoded(
 ) -> None:
     """Else the tests above say nothing."""
     judged: list[str] = []
-    long_way = documents._checked
+    long_way = artifacts._checked
 
     def watched(book: VerifyReport, name: str, data: bytes) -> Any:
         judged.append(name)
         return long_way(book, name, data)
 
-    monkeypatch.setattr(documents, "_checked", watched)
+    monkeypatch.setattr(artifacts, "_checked", watched)
     assert found(written(tmp_path / "x.tar.gz", files)) == set()
     assert judged
     assert not {SURFACE_FILE, COMPANION_FILE} & {*judged}
