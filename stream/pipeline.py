@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from itertools import chain, groupby
-from operator import attrgetter
+from itertools import groupby
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from anyio import create_memory_object_stream, create_task_group
@@ -158,23 +157,23 @@ async def _fold(
 ) -> None:
     fed = [0] * len(transformers)
 
-    def feed(batch: Batch[Any], first: int, out: list[Batch[Any]]) -> None:
+    async def push(batch: Batch[Any], first: int) -> None:
         for index in range(first, len(transformers)):
             if batch.kind in transformers[index].kinds:
                 fed[index] += len(batch.items)
                 for made in transformers[index].feed(batch):
-                    feed(made, index + 1, out)
+                    await push(made, index + 1)
                 return
         if batch.items:
-            out.append(batch)
+            for kinds, outlet in outlets:
+                if batch.kind in kinds:
+                    await outlet.send(batch)
 
     async with AsyncExitStack() as streams:
         for _, outlet in outlets:
             await streams.enter_async_context(outlet)
         async for batch in merged:
-            out: list[Batch[Any]] = []
-            feed(batch, 0, out)
-            await _send(out, outlets)
+            await push(batch, 0)
         for index, transformer in enumerate(transformers):
             rest = transformer.finish()
             counts = transformer.counts
@@ -182,19 +181,4 @@ async def _fold(
                 given = f"given {fed[index]}, accounts for {counts}"
                 raise UnbalancedError(f"{transformer.name}: {given}")
             for made in rest:
-                out = []
-                feed(made, index + 1, out)
-                await _send(out, outlets)
-
-
-async def _send(
-    batches: Sequence[Batch[Any]], outlets: Sequence[tuple[Collection[str], Out]]
-) -> None:
-    """Send to each sink what it takes, in its order. Where each line became a finding and a
-    reject, that is one batch for each sink again, not one for each line."""
-    for kinds, outlet in outlets:
-        taken = [batch for batch in batches if batch.kind in kinds]
-        for kind, parts in groupby(taken, attrgetter("kind")):
-            first, *more = parts
-            items = [*first.items, *chain.from_iterable(one.items for one in more)]
-            await outlet.send(Batch(kind, items) if more else first)
+                await push(made, index + 1)

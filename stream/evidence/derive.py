@@ -88,7 +88,7 @@ def derive(
         has_kernel=layers.has_kernel and capture.feed != "absent",
         capture=capture,
     )
-    surface.admit(correlation.recorder_file_uses)
+    surface.exclude_recorder_files(correlation.recorder_file_uses)
     health = make_health(
         run_id,
         capture,

@@ -1,28 +1,14 @@
-"""Why a call failed, by the name that Linux has for it, whatever machine reads the number.
+"""The capability surface: what a run reached, by the lines of its layers; and its companion.
 
-Sets of paths, each with what is said of it, held by folder: what paths have in common is held
-once. They come out in the order of whole paths, a piece at a time. Names lie there as UTF-8: that
-takes less room than text, and who has bytes in hand can look them up.
+The surface claims what was done: opens and changes that succeeded, programs that ran, peers that
+were addressed. What was only tried, and what is no peer, is for the companion. Everything is a
+set: order and repetition change nothing. Only what has no name is counted, for want of one. The
+reference's archives claim more: failed opens and port-0 connects as well. `is_reference` gives
+that projection of the same lines.
 
-Which endpoints a run addressed: those that something was sent or connected to, or should be,
-and those whose connections it accepted or took from others.
-
-An attempt counts, whatever came of it. What cannot have been one does not: a call without a
-socket, a message that was refused for its port 0, and a connect to port 0 that sends nothing, by
-which libc asks which of its own addresses it would use. What has no ports, as ICMP, is sent to 0.
-
-A record that is as long as what a run touched: its JSON, without ever being held whole.
-
-The capability surface: what a run reached, by the lines of its layers.
-
-It claims what was done: opens and changes that succeeded, programs that ran, peers that were
-addressed. What was only tried, and what is no peer, is kept apart for the companion. Everything
-is a set: order and repetition change nothing. Only what has no name is counted, for want of one.
-
-The reference's archives claim more: failed opens and port-0 connects as well. `is_reference`
-gives that projection of the same lines.
-
-companion.json: what the artifacts have no room for, from the same evidence."""
+Both grow with the different things that a run touched, and are written without ever being held
+whole: paths lie by folder, as UTF-8, and come out in their order, a piece at a time.
+"""
 
 from __future__ import annotations
 
@@ -100,23 +86,18 @@ _split = str.rpartition
 
 
 class Paths(Generic[KeyT]):
-    """By path, one or more of the keys under which it was added."""
+    """A set of paths, each with one or more keys under which it was added."""
 
     def __init__(self) -> None:
         self._named: dict[KeyT, _Folders] = {}
-        self._lent: dict[KeyT, _Folders] = {}
         self._shared: dict[bytes, bytes] = {}  #: many folders have the same names in them
 
-    def names(self, folder: str, key: KeyT) -> set[bytes]:
-        """Some of one folder, given with a slash behind it: those that were added to this set,
-        which nobody else adds to."""
-        folders = self._lent.setdefault(key, {})
-        return folders.setdefault(folder[:-1] if folder else None, set())
-
     def add(self, path: str, key: KeyT) -> None:
+        """Add one path under a key."""
         self.add_all((path,), key)
 
     def add_all(self, paths: Iterable[str], key: KeyT) -> None:
+        """Add several paths under the same key."""
         folders = self._named.setdefault(key, {})
         if len(self._shared) > _MOST_SHARED:
             self._shared.clear()
@@ -132,10 +113,10 @@ class Paths(Generic[KeyT]):
                 folders[folder] = {encoded}
 
     def remove(self, text: str, is_out: Callable[[KeyT], bool]) -> None:
-        """Every path that has the text in it, which begins with the one slash that it has, under
-        the keys that are out."""
+        """Remove every path that contains a text, which has one slash and begins with it, from the
+        keys that are out."""
         start = text[1:].encode()
-        for key, folders in self._all():
+        for key, folders in self._named.items():
             for folder, names in folders.items() if is_out(key) else ():
                 if folder is None:
                     continue
@@ -145,8 +126,8 @@ class Paths(Generic[KeyT]):
                     names -= {name for name in names if name.startswith(start)}
 
     def pieces(self, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
-        """Sorted by code points, which is the order of UTF-8 bytes. `tell`: of the keys of a
-        path, whatever is wanted."""
+        """Yield paths with what `tell` makes of their keys, sorted by code points, which is the
+        order of UTF-8 bytes."""
         open_folders: list[_PathGroup[KeyT]] = []
         for prefix, named in sorted(self._folders().items()):
             # What begins as a folder does stands behind it, among the names that are in it.
@@ -160,9 +141,9 @@ class Paths(Generic[KeyT]):
             yield from open_folders.pop().rest(tell)
 
     def folders_with(self, name: str) -> Iterator[str]:
-        """Those that the name is in."""
+        """Yield the folders that the name is in."""
         encoded = name.encode()
-        for _, folders in self._all():
+        for folders in self._named.values():
             yield from (folder for folder, names in folders.items() if folder and encoded in names)
 
     def __iter__(self) -> Iterator[str]:
@@ -172,19 +153,16 @@ class Paths(Generic[KeyT]):
     def _folders(self) -> dict[str, list[tuple[KeyT, set[bytes]]]]:
         """By what stands before a name."""
         found: dict[str, list[tuple[KeyT, set[bytes]]]] = {}
-        for key, folders in self._all():
+        for key, folders in self._named.items():
             for folder, names in folders.items():
                 prefix = "" if folder is None else f"{folder}/"
                 found.setdefault(prefix, []).append((key, names))
         return found
 
-    def _all(self) -> list[tuple[KeyT, _Folders]]:
-        return [*self._named.items(), *self._lent.items()]
-
 
 class _PathGroup(Struct, Generic[KeyT]):
     prefix: str
-    named: list[tuple[KeyT, set[bytes]]]  #: a key may come twice
+    named: list[tuple[KeyT, set[bytes]]]
     names: list[bytes]  #: sorted
     at: int = 0  #: those before it were given
 
@@ -223,6 +201,15 @@ _SENT = {None, -_ETIMEDOUT, -_ECONNREFUSED, -_EALREADY, -_EINPROGRESS}
 
 
 class Peers(Struct):
+    """Which endpoints a run addressed: those that something was sent or connected to, or should
+    be, and those whose connections it accepted or took from others.
+
+    An attempt counts, whatever came of it. What cannot have been one does not: a call without a
+    socket, a message that was refused for its port 0, and a connect to port 0 that sends nothing,
+    by which libc asks which of its own addresses it would use. What has no ports, as ICMP, is sent
+    to 0.
+    """
+
     _addressed: set[str] = set()
     _named_only: set[str] = set()
     _probes: set[str] = set()
@@ -231,6 +218,7 @@ class Peers(Struct):
     _kinds: set[tuple[int, bool]] = set()  #: and whether it could have been an attempt
 
     def add(self, event: KernelEvent, detail: KernelDetail | None) -> None:
+        """Add the peer of a call in `ADDRESSING`, or one that was taken from another process."""
         kind, peer = event.event_type, event.value
         result = None if detail is None else detail.return_value
         asks_only = _has_no_port(peer) and (detail is None or result not in _SENT)
@@ -248,41 +236,46 @@ class Peers(Struct):
             self._failed.setdefault(peer, set()).add(f"{ADDRESSING[kind]}:{failure(result)}")
 
     def block(self, peer: str | None) -> None:
+        """Add the peer of a connect that a monitor refused."""
         is_probe = _has_no_port(peer)
         self._kinds.add((CONNECT_BLOCKED, not is_probe))
         if peer is not None:
             (self._probes if is_probe else self._blocked).add(peer)
 
     def has(self, *kinds: int, is_reference: bool) -> bool:
-        """The reference counts what addressed nobody, too."""
+        """Tell whether one of these kinds was met. The reference counts what addressed nobody."""
         found = self._kinds
         return any((k, True) in found or (is_reference and (k, False) in found) for k in kinds)
 
     def may_be(self, endpoints: set[str]) -> bool:
-        """Whether these are all, where what came of a connect to port 0 is not known."""
+        """Tell whether these may be all, where what came of a connect to port 0 is not known."""
         known = self.endpoints(is_reference=False)
         return known <= endpoints <= known | self.probes()
 
     def endpoints(self, *, is_reference: bool) -> set[str]:
+        """Return what a surface claims."""
         if is_reference:
             return self._addressed | self._named_only | self._probes | self._blocked
         return {peer for peer in self._addressed if is_address(peer)} | self._blocked
 
     def probes(self) -> set[str]:
+        """Return the addresses that a connect to port 0 asked about."""
         return {peer for peer in self._probes if is_address(peer)}
 
     def failed(self) -> dict[str, list[str]]:
+        """Return why calls failed, by peer."""
         return {peer: sorted(why) for peer, why in sorted(self._failed.items())}
 
 
 def is_attempt(event: KernelEvent, detail: KernelDetail | None) -> bool:
-    """Whether a call of `ADDRESSING` can have reached somebody."""
+    """Tell whether a call of `ADDRESSING` can have reached somebody."""
     result = None if detail is None else detail.return_value
     is_refused = event.event_type != CONNECT and _has_no_port(event.value) and result == -_EINVAL
     return result not in _NO_ATTEMPT and not is_refused
 
 
 def is_address(peer: str) -> bool:
+    """Tell whether a peer is named by an IP address."""
     return peer[:1] in tuple("[0123456789")
 
 
@@ -297,11 +290,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class StreamedRecord(Struct, Generic[RecordT]):
+    """A record that is as long as what a run touched."""
+
     outline: RecordT  #: the record, nothing in its long fields
     fields: Mapping[str, Pieces]
 
     def encoded(self) -> Iterator[bytes]:
-        """The same bytes as those of the whole record."""
+        """Yield the JSON of the whole record, in pieces."""
         if not self.fields:
             yield _encode(self.outline)
             return
@@ -324,7 +319,7 @@ class StreamedRecord(Struct, Generic[RecordT]):
         return b"".join((*self.encoded(), b"\n"))
 
     def whole(self) -> RecordT:
-        """For who has to look into it."""
+        """Return the whole record."""
         made: dict[str, Any] = {}
         for name, pieces in self.fields.items():
             made[name] = getattr(self.outline, name).copy()
@@ -393,7 +388,7 @@ NEAR = f"/{HOME}"  #: in the path of all that may be the recorder's own
 def ways_of(
     access_mode: AccessMode | UnsetType, operation_flags: Sequence[OperationFlag] | UnsetType
 ) -> int:
-    """How an open reached its path, as `Surface.reach` takes it."""
+    """Return how an open reached its path, as `Surface.add_reached` takes it."""
     ways = _BITS["unknown" if access_mode is UNSET else access_mode]
     for flag in () if operation_flags is UNSET else operation_flags:
         ways |= _BITS[flag]
@@ -401,7 +396,7 @@ def ways_of(
 
 
 class Surface:
-    """Grows with the different things that a run touches, not with how often."""
+    """What the layers of a run show that it reached."""
 
     def __init__(self, *, is_reference: bool = False) -> None:
         self.is_reference = is_reference  #: asked only when it is read
@@ -415,9 +410,9 @@ class Surface:
         self._policy_tools: set[str] = set()
         self._decisions: set[str] = set()
 
-    def admit(self, near: Iterable[Claim]) -> None:
-        """Of all opens and programs in the recorder's own folder, these alone are the run's. In
-        the end, when all the rest has been told."""
+    def exclude_recorder_files(self, near: Iterable[Claim]) -> None:
+        """Remove opens and programs in the recorder's own folder, but for these, which are the
+        run's. To be called last."""
         programs = self._programs
         self._programs = {path: ran for path, ran in programs.items() if NEAR not in path}
         self._reached.remove(NEAR, lambda ways: bool(ways & _OPEN_BITS))
@@ -426,45 +421,39 @@ class Surface:
             if kind == EXEC:
                 self._programs[path] = programs.get(path, set())
             elif result is not None and result >= 0:
-                self.reach(path, ways)
+                self.add_reached(path, ways)
             else:
-                self.miss(path, OPENED, result)
+                self.add_failure(path, OPENED, result)
 
-    def reach(self, path: str, ways: int) -> None:
-        """An open that succeeded. The same as its line, without the cost of making one."""
+    def add_reached(self, path: str, ways: int) -> None:
+        """Add the path of an open that succeeded."""
         self._reached.add(path, ways)
 
-    def reach_all(self, paths: Iterable[str], ways: int) -> None:
-        """The same of many opens at once."""
+    def add_all_reached(self, paths: Iterable[str], ways: int) -> None:
+        """Add the paths of many opens that succeeded in the same way."""
         self._reached.add_all(paths, ways)
 
-    def reached_in(self, folder: str, ways: int) -> set[bytes]:
-        """The names in a folder, which is given with a slash behind it, that opens reached in
-        these ways: for who comes back to it often, and adds to it. In UTF-8."""
-        return self._reached.names(folder, ways)
-
-    def miss(self, path: str, call: str, result: int | None) -> None:
-        """An attempt that failed, or whose end nobody saw."""
+    def add_failure(self, path: str, call: str, result: int | None) -> None:
+        """Add the path of an attempt that failed, or whose end nobody saw."""
         self._missed.add(path, f"{call}:{failure(result)}")
 
-    def miss_all(self, paths: Iterable[str], call: str, result: int | None) -> None:
+    def add_failures(self, paths: Iterable[str], call: str, result: int | None) -> None:
+        """Add the paths of many attempts with the same result."""
         self._missed.add_all(paths, f"{call}:{failure(result)}")
-
-    def missed_in(self, folder: str, result: int) -> set[bytes]:
-        """As `reached_in`, of opens that failed."""
-        return self._missed.names(folder, f"{OPENED}:{failure(result)}")
 
     @property
     def has_connect(self) -> bool:
-        """Of any kind that goes to a network, or comes from there; one that was blocked is one."""
+        """Tell whether the run connected, or was blocked from it, accepted, or took a socket."""
         kinds = (CONNECT, CONNECT_BLOCKED, ACCEPT, REACH)
         return self._peers.has(*kinds, is_reference=self.is_reference)
 
     @property
     def has_datagram(self) -> bool:
+        """Tell whether the run sent messages."""
         return self._peers.has(SENDTO, SENDMSG, is_reference=self.is_reference)
 
     def add_kernel(self, event: KernelEvent, detail: KernelDetail | None) -> None:
+        """Add what an event of the kernel layer reached."""
         kind, value = event.event_type, event.value
         if _is_unnamed(event, detail):
             self.unnamed[kind_of(kind)] += 1
@@ -479,28 +468,30 @@ class Surface:
         elif kind == OPEN:
             self._add_open(event, value)
         elif kind == FILE_BLOCKED:
-            self.reach(value, _BITS[_BLOCKED])
+            self.add_reached(value, _BITS[_BLOCKED])
         elif kind == EXEC:
             ran = None if detail is None else detail.resolved
             self._programs.setdefault(value, set()).add(ran or value)
         elif kind == EXEC_FAILED:
-            self.miss(value, "exec", None if detail is None else detail.return_value)
+            self.add_failure(value, "exec", None if detail is None else detail.return_value)
         elif kind in _LOCAL:
             self._sockets.add(value)
         elif kind == REACH:
             self._add_taken(event, value, detail)
 
     def add_sdk(self, event: SdkEvent) -> None:
+        """Add the tool that an event of the SDK layer names."""
         if event.tool is not None:
             self._agent_tools.add(event.tool)
 
     def add_policy(self, event: PolicyEvent) -> None:
+        """Add the tool and the decision of an event of the policy layer."""
         self._policy_tools.add(event.tool)
         self._decisions.add(f"{event.decision}:{event.tool}")
 
     def may_claim(self, name: str, stated: Sequence[str]) -> bool:
-        """Whether a recorder of ours may claim this of the same lines: it leaves out attempts and
-        its own work, and knows by details, which are not here, where a rename or a link led."""
+        """Tell whether a recorder may claim this of the same lines: it leaves out attempts and its
+        own work, and knows by details, which are not here, where a rename or a link led."""
         claimed = {*stated}
         if name == "network_endpoints":
             return self._peers.may_be(claimed)
@@ -516,9 +507,11 @@ class Surface:
         return {path for path in must if NEAR not in path} <= claimed <= may
 
     def surface(self, run_id: str) -> CapabilitySurface:
+        """Return the artifact."""
         return self.long_surface(run_id).whole()
 
     def long_surface(self, run_id: str) -> StreamedRecord[CapabilitySurface]:
+        """Return the artifact, to be written in pieces."""
         outline = CapabilitySurface(
             run_id=run_id,
             filesystem_paths=[],
@@ -532,47 +525,52 @@ class Surface:
         return StreamedRecord(outline, {"filesystem_paths": self._claims})
 
     def paths(self) -> dict[str, list[str]]:
-        """How each path was reached."""
+        """Return how each path was reached."""
         return {path: how for piece in self.reached() for path, how in piece.items()}
 
     def failed_paths(self) -> dict[str, list[str]]:
+        """Return why attempts on each path failed."""
         return {path: why for piece in self.missed() for path, why in piece.items()}
 
     def reached(self) -> Iterator[dict[str, list[str]]]:
-        """`paths`, in pieces."""
+        """Yield `paths` in pieces."""
         return _by_path(self._reached.pieces(_words))
 
     def folders_with(self, name: str) -> Iterator[str]:
-        """Where something of that name was reached."""
+        """Yield the folders in which something of that name was reached."""
         return self._reached.folders_with(name)
 
     def missed(self) -> Iterator[dict[str, list[str]]]:
-        """`failed_paths`, in pieces."""
+        """Yield `failed_paths` in pieces."""
         return _by_path(self._missed.pieces(sorted))
 
     def programs(self) -> dict[str, list[str]]:
-        """By the name of a program: the files that ran, where that is not the file of this name."""
+        """Return the files that ran by a program's name, where it is not that file alone."""
         ran = self._programs.items()
         return {name: sorted(files) for name, files in sorted(ran) if files != {name}}
 
     def address_probes(self) -> list[str]:
+        """Return the addresses that were only asked about."""
         return _sorted(self._peers.probes())
 
     def failed_endpoints(self) -> dict[str, list[str]]:
+        """Return why calls to each endpoint failed."""
         return self._peers.failed()
 
     def local_sockets(self) -> list[str]:
+        """Return the sockets and queues of this machine that were reached."""
         return _sorted(self._sockets)
 
     def self_reported_tools(self) -> list[str]:
+        """Return the tools that the agent alone named."""
         return _sorted(self._agent_tools - self._policy_tools)
 
     def _add_open(self, event: KernelEvent, path: str) -> None:
         if event.status == "success":
-            self.reach(path, ways_of(event.access_mode, event.operation_flags))
+            self.add_reached(path, ways_of(event.access_mode, event.operation_flags))
         else:
             result = event.return_value
-            self.miss(path, OPENED, None if result is UNSET else result)
+            self.add_failure(path, OPENED, None if result is UNSET else result)
 
     def _add_change(
         self, ways: tuple[str, str], path: str | None, detail: KernelDetail | None
@@ -585,15 +583,15 @@ class Surface:
             if name is None:
                 continue
             if detail is not None and detail.status == "success":
-                self.reach(name, _BITS[way])
+                self.add_reached(name, _BITS[way])
             else:
-                self.miss(name, way, None if detail is None else detail.return_value)
+                self.add_failure(name, way, None if detail is None else detail.return_value)
 
     def _add_taken(self, event: KernelEvent, value: str, detail: KernelDetail | None) -> None:
         if is_address(value):
             self._peers.add(event, detail)
         elif value.startswith("/"):
-            self.reach(value, _BITS[_TAKEN])
+            self.add_reached(value, _BITS[_TAKEN])
         else:
             self._sockets.add(value)
 
@@ -666,8 +664,10 @@ def make_companion(
     calls: Mapping[str, Mapping[str, int]],
     unbound: Mapping[str, int],
 ) -> StreamedRecord[Companion]:
-    """`filtered` and `aside` are counted by rule, `calls` and `unbound` by kind of event; what
-    order they come in makes no difference."""
+    """Make companion.json: what the artifacts have no room for, from the same evidence.
+
+    `filtered` and `aside` count by rule, `calls` and `unbound` by kind of event, in any order.
+    """
     outline = Companion(
         run_id=run_id,
         capture={} if capture is None else to_builtins(capture),

@@ -125,7 +125,7 @@ async def run_observe(
             troubles.append(f"{name}: {relay.lost} bytes of the command's output")
     outcome = None
     if matrix is not None:
-        outcome = matrix.result(sum(matrix.emit.results.values()), Reaper.get().end_strays())
+        outcome = matrix.outcome(sum(matrix.emit.results.values()), Reaper.get().end_strays())
     return Observed(agent.summary, findings, troubles, agent.evaluation, outcome)
 
 

@@ -92,7 +92,7 @@ class RawCapture(
     forbid_unknown_fields=True,
     kw_only=True,
 ):
-    """The books of a feed: its last record. `got + dropped == seen`, where it can be known."""
+    """The counters of a feed: its last record. `got + dropped == seen`, where it can be known."""
 
     feed: Literal["ebpf", "strace", "absent"]
     reason: str = ""  #: absent: why
@@ -111,14 +111,14 @@ class RawCapture(
     uring: Literal["seen", "unused", "hole", "unknown"] = "unknown"
     ring_bytes: Count = 0
     unwatched: list[str] = []  #: calls that this kernel has, and that the feed may not see
-    #: What a normalizer left out of the lines that it sends along with these books, by rule; and
+    #: What a normalizer left out of the lines that it sends along with these, by rule; and
     #: what was no event of the run. A companion says it by itself.
     filtered: dict[str, Count] | UnsetType = UNSET
     aside: dict[str, Count] | UnsetType = UNSET
 
 
 def taint(capture: RawCapture) -> None:
-    """What was lost may have been anybody's: no control group is clean then."""
+    """Note that what was lost may have been anybody's: no control group is clean then."""
     lost = f"{capture.dropped} events were lost, and whose they were" if capture.dropped else ""
     reasons = [reason for reason in (lost, capture.unknown_loss) if reason]
     if reasons and capture.cgroup != "failed":
@@ -218,6 +218,7 @@ KINDS = {
 
 
 def kind_of(event_type: int) -> str:
+    """Return the kind of an event by its type."""
     return KINDS.get(event_type) or f"event_{event_type}"
 
 
@@ -226,7 +227,7 @@ _KNOWN = {*KINDS, *EVENT_TYPES.values(), *WITH_PEER, SOCKET_FILE}
 
 
 def unknown_type(call: str) -> int | None:
-    """The number of a call that is known by nothing but the number that its monitor has for it."""
+    """Return the number of a call that is known by nothing but its monitor's number for it."""
     found = _UNKNOWN.match(call)
     number = None if found is None else int(found[1])
     return None if number in _KNOWN else number
@@ -275,14 +276,14 @@ _VIEW = re.compile(
 
 
 def beyond_view(path: str) -> str | None:
-    """What follows /proc/self/fd/N and its like, where a path begins so: from there it starts at
-    the file or folder that its process has as N. Empty: that is meant itself."""
+    """Return what follows /proc/self/fd/N and its like, where a path begins so: it starts at the
+    file or folder that its process has as N. If nothing follows, that is meant itself."""
     found = _VIEW.match(path)
     return None if found is None else path[found.end() :]
 
 
 def goes_up(path: str) -> bool:
-    """Whether a relative path first of all leaves the folder that it starts from."""
+    """Tell whether a relative path first of all leaves the folder that it starts from."""
     return next((part for part in path.split("/") if part not in ("", ".")), "") == ".."
 
 
@@ -290,7 +291,8 @@ BACKSLASH = ord("\\")  #: as a number: to look for one of several bytes takes se
 
 
 def path_text(data: bytes) -> str:
-    """Every byte comes back: a backslash doubles, and what is no UTF-8 becomes \\xNN."""
+    """Make text of a path so that every byte comes back: a backslash doubles, and what is no UTF-8
+    becomes \\xNN."""
     try:
         return data.decode() if BACKSLASH not in data else data.decode().replace("\\", "\\\\")
     except UnicodeDecodeError:
@@ -301,7 +303,7 @@ _ESCAPED = re.compile(rb"\\(?:\\|x[0-9a-f]{2})")
 
 
 def path_bytes(text: str) -> bytes:
-    """What `path_text` was given."""
+    """Return what `path_text` was given."""
     data = text.encode()
     return data if BACKSLASH not in data else _ESCAPED.sub(_meant, data)
 

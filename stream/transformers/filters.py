@@ -18,6 +18,8 @@ _DOTS = ("", ".", "..")  #: no names in a folder
 
 
 class FilterRule(Struct, frozen=True):
+    """Which reads are left out, and why."""
+
     name: str
     what: str
     folders: tuple[str, ...] = ()  #: themselves, and everything below
@@ -106,7 +108,7 @@ _CROOKED = re.compile(rf"{_VIEW}|(?!/|\Z)|.*?/\.{{0,2}}(?:/|\Z)", re.DOTALL)
 
 
 def filter_rule_for(folder: str, *, is_reached: bool = True) -> FolderFilter:
-    """For the path of a folder, what tells of a name in it which rule it falls under.
+    """Return, for the path of a folder, what tells which rule a name in it falls under.
 
     The folder of `/x` is the empty text. A rule for the whole folder goes before the others. What
     was not reached falls under the rules for the system's own folders and files alone.
@@ -126,8 +128,8 @@ def filter_rule_for(folder: str, *, is_reached: bool = True) -> FolderFilter:
 
 
 def is_straight(path: str, plain: str) -> bool:
-    """Whether an absolute path leads where its text says: nothing in it goes up, and it does not
-    go through another process's view. `plain` is the same path, normalised."""
+    """Tell whether an absolute path leads where its text says: nothing in it goes up, and it does
+    not go through another process's view. `plain` is the same path, normalised."""
     return "/../" not in f"{path}/" and _ELSEWHERE.match(plain) is None
 
 

@@ -1,9 +1,4 @@
-"""One call that a feed saw, as the lines of the kernel layer that it becomes.
-
-Opens, from the ring to their lines without becoming events on the way.
-
-What comes out is what the long way would give. Whatever is not quite ordinary is left to that.
-What opens of the same folder, with the same flags and the same end, have in common is made once."""
+"""What one call that a feed saw becomes in the kernel layer: its value, its form, its detail."""
 
 from __future__ import annotations
 
@@ -83,12 +78,13 @@ def open_form(run_id: str, event: RawEvent) -> OpenForm:
 
 
 def named(event: RawEvent) -> str | None:
-    """What its path names, by the text and by where that starts. None where that is not known."""
+    """Return what an event's path names, by the text and by where that starts; None where that is
+    not known."""
     return _named(event, event.path, event.base)
 
 
 def named_second(event: RawEvent) -> str | None:
-    """The same of its other path."""
+    """Return the same of its other path."""
     return _named(event, event.to_path, event.to_base)
 
 
@@ -109,7 +105,7 @@ def _named(event: RawEvent, path: str | None, base: str | None) -> str | None:
 
 
 def joined(base: str, path: str, *, is_root: bool = False) -> str:
-    """`path` from `base`, in which there are no links. Behind a name `..` stays: if that name is
+    """Join `path` to `base`, in which there are no links. Behind a name `..` stays: if that name is
     a link, it leads somewhere else than the text says."""
     parts = [part for part in base.split("/") if part]
     least = len(parts) if is_root else 0
@@ -126,7 +122,7 @@ def joined(base: str, path: str, *, is_root: bool = False) -> str:
 
 
 def is_literal(event: RawEvent, value: str) -> bool:
-    """Whether `value` is nothing but what the program named, from where it stood."""
+    """Tell whether `value` is nothing but what the program named, from where it stood."""
     path = event.path
     if path is None:
         return False
@@ -138,8 +134,8 @@ def is_literal(event: RawEvent, value: str) -> bool:
 
 
 def with_peer(event: RawEvent, event_type: int) -> int:
-    """Peers on the same machine that have no IP address have types of their own, and so has a
-    socket that becomes a file."""
+    """Return the type of an event: peers on the same machine that have no IP address have types of
+    their own, and so has a socket that becomes a file."""
     if event_type == BIND and event.path is not None:
         return SOCKET_FILE
     if event.peer is None or not event.peer.startswith(_LOCAL_PEERS):
@@ -148,8 +144,8 @@ def with_peer(event: RawEvent, event_type: int) -> int:
 
 
 def value_of(event: RawEvent, event_type: int) -> str | None:
-    """The path or endpoint of any call but an open. Of one that is not known, what would be meant
-    by either is not known."""
+    """Return the path or endpoint of any call but an open; None for a call that is not known, of
+    which nobody knows what either would mean."""
     if unknown_type(event.call) is not None:
         return None
     if event_type in WITH_PEER:
@@ -174,14 +170,14 @@ def _is_by_number(event: RawEvent) -> bool:
 
 
 def status_of(event: RawEvent) -> Status | UnsetType:
-    """Unset where the outcome was not seen: a connect that has only begun, for one."""
+    """Return how a call ended; unset where nobody saw it: a connect that only began, for one."""
     if event.ret is None or (event.call == "connect" and event.ret in (-EINPROGRESS, -EALREADY)):
         return UNSET
     return "success" if event.ret >= 0 else "error"
 
 
 def has_detail(event: RawEvent, event_type: int, value: str | None) -> bool:
-    """Whether a line of the kernel layer leaves something unsaid."""
+    """Tell whether the event of the kernel layer does not say all that is known of a call."""
     if event.marks or event.scope != "both" or value is None:
         return True
     if event_type == OPEN:
@@ -192,6 +188,7 @@ def has_detail(event: RawEvent, event_type: int, value: str | None) -> bool:
 def detail_of(
     run_id: str, seq: int, event: RawEvent, event_type: int, value: str | None
 ) -> KernelDetail:
+    """Return what an event of the kernel layer has no room for."""
     is_open = event_type == OPEN  # whose flags, mode and result stand in its own line
     has_mode = event_type in (MKDIR, CHMOD, MKNOD, QUEUE)
     is_said = event.path == value

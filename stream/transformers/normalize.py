@@ -97,6 +97,7 @@ class _Output(Struct):
         self.batches[-1].items.append(item)  # type: ignore[attr-defined]
 
     def finish(self) -> list[Batch[Any]]:
+        """Return all batches, with what was added last."""
         if self.events:
             self.batches.append(Batch(KERNEL, self.events))
             self.batches.append(Batch(TIMES, self.times))
@@ -108,7 +109,11 @@ class _Output(Struct):
 
 
 class Normalize:
-    """Raw events, or lines of them, in; records of the two layers out."""
+    """Makes the records of the two kernel layers of raw events, or of lines of them.
+
+    `has_inline_details` puts each detail behind its event, among the events; `keeps_writes` keeps
+    who wrote how much to the watched streams, and when.
+    """
 
     name = "normalize"
     kinds = (LINES, TELEMETRY)

@@ -496,9 +496,9 @@ class LayerReplay:
         if None in paths:
             known = [path for path in paths if path is not None]
         if end is not None and end.ways is not None:
-            self.surface.reach_all(known, end.ways)
+            self.surface.add_all_reached(known, end.ways)
         elif end is not None:
-            self.surface.miss_all(known, OPENED, end.result)
+            self.surface.add_failures(known, OPENED, end.result)
 
     def _take_detail(self, record: KernelDetail | Gap) -> None:
         if isinstance(record, Gap):

@@ -44,25 +44,6 @@ def test_every_path_with_its_keys_in_order(added: list[tuple[str, int]], size: i
     assert list(held(added)) == sorted(expected)
 
 
-@given(ADDED, st.text("/-0a", max_size=4).map(lambda text: f"{text}/"), st.sampled_from("-0a"))
-def test_names_of_a_folder_are_its_paths(
-    added: list[tuple[str, int]], folder: str, name: str
-) -> None:
-    table = held(added)
-    for key in (1, 9):
-        table.names(folder, key).add(name.encode())
-    expected = held([*added, (folder + name, 1), (folder + name, 9)])
-    assert told(table) == told(expected)
-    for some in (table, expected):
-        some.remove("/-", lambda key: key != 2)
-    assert told(table) == told(expected)
-
-
-def told(table: Paths[int]) -> list[tuple[str, set[int]]]:
-    pieces = (zip(paths, told, strict=True) for paths, told in table.pieces(set))
-    return [pair for piece in pieces for pair in piece]
-
-
 def test_many_at_once_are_the_same_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surface, "_MOST_SHARED", 3)
     given_paths = [f"/d{number % 7}/f{number % 11}" for number in range(200)]

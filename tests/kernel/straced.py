@@ -75,7 +75,7 @@ def run(tmp_path: Path) -> Run:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=60,
             check=False,
         )
         assert done.returncode == 0, done.stderr

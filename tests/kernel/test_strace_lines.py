@@ -110,8 +110,8 @@ def test_a_half_that_never_resumes_has_no_result() -> None:
         event(2, "unlink", path="x", base="/here"),
         event(2, "exit"),
     ]
-    books = lines.books
-    assert (books.events, books.halves, books.besides, books.unparsed) == (4, 0, 1, 0)
+    counts = lines.counts
+    assert (counts.events, counts.halves, counts.others, counts.unparsed) == (4, 0, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -315,8 +315,8 @@ def test_a_thread_that_executes(head: str, end: str, lost: int) -> None:
         event(1, "exec", ret=0, path="/bin/x", argv=["x"], marks=["thread_exec"]),
         event(1, "exit"),
     ]
-    assert lines.books.lost == lost
-    assert not lines.books.unparsed
+    assert lines.counts.lost == lost
+    assert not lines.counts.unparsed
     assert not lines.tasks.living
 
 
@@ -469,7 +469,7 @@ def test_what_cannot_be_read_is_counted(line: str) -> None:
     lines = reader()
     items = lines.feed(written(line) if line[:1] == "1" else f"{line}\n".encode())
     assert items == [Gap(source="strace", lost=1, reason=UNREADABLE)]
-    assert (lines.books.unparsed, lines.books.events) == (1, 0)
+    assert (lines.counts.unparsed, lines.counts.events) == (1, 0)
     assert calls(lines.feed(written("7 rmdir(NULL) = 0"))) == [
         event(7, "rmdir", ret=0, marks=["fault"])
     ]
@@ -544,21 +544,21 @@ def fed(text: bytes, cuts: Sequence[int]) -> tuple[list[Item], Any]:
         items += lines.feed(text[start:end])
         start = end
     items += lines.finish()
-    return items, (lines.books, lines.tasks.living, lines.has_uring)
+    return items, (lines.counts, lines.tasks.living, lines.has_uring)
 
 
 @given(TEXTS, st.lists(st.integers(0, 2000), max_size=6))
 @example(written("1 +++ superseded by execve in pid 1 +++"), [])
 def test_any_text_however_it_is_cut(text: bytes, cuts: list[int]) -> None:
-    """It is read, each line stands in the books, and the cuts make no difference."""
-    items, (books, *rest) = fed(text, cuts)
-    assert (items, (books, *rest)) == fed(text, [])
+    """It is read, each line stands in the counts, and the cuts make no difference."""
+    items, (counts, *rest) = fed(text, cuts)
+    assert (items, (counts, *rest)) == fed(text, [])
     lines = text.count(b"\n") + (not text.endswith(b"\n") and bool(text))
-    assert books.events + books.halves + books.besides + books.unparsed == lines
+    assert counts.events + counts.halves + counts.others + counts.unparsed == lines
     events = [item for item in items if isinstance(item, RawEvent)]
-    assert len(events) == books.events + books.told_twice
+    assert len(events) == counts.events + counts.extra_events
     assert sum(int(item.lost) for item in items if isinstance(item, Gap)) == (
-        books.lost + books.unparsed
+        counts.lost + counts.unparsed
     )
     msgspec.json.encode(items)
 

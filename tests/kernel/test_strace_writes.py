@@ -79,7 +79,7 @@ def test_each_way_to_write(line: str, stream: str) -> None:
 def test_what_is_no_write_into_them(line: str) -> None:
     lines = reader(watch=WATCHED)
     assert lines.feed(written(f"1 {line}")) == []
-    assert (lines.books.besides, lines.books.events, lines.books.unparsed) == (1, 0, 0)
+    assert (lines.counts.others, lines.counts.events, lines.counts.unparsed) == (1, 0, 0)
 
 
 def test_halves() -> None:
@@ -110,7 +110,7 @@ def test_a_process_that_ends_in_the_middle_of_one() -> None:
         f"3 write({STDOUT}, {DATA}, 6 <detached ...>",
     )
     assert calls(lines.feed(text)) == [event(1, "exit", status=9)]
-    assert (lines.books.halves, lines.books.besides, lines.books.unparsed) == (2, 1, 0)
+    assert (lines.counts.halves, lines.counts.others, lines.counts.unparsed) == (2, 1, 0)
 
 
 def test_a_write_whose_end_is_missing_is_counted() -> None:

@@ -1,17 +1,9 @@
-"""A file or pipe of which a feed tells whenever somebody opens it to write, or writes into it.
+"""Records of the kernel's ring to raw events: what the bytes mean, and nothing else.
 
-Socket addresses as the kernel has them, to text that says whom one talks to.
-
-What a run did that its feed cannot follow: then it says so, and is never complete.
-
-Each is an event as well. But what comes of it is done by others, or by the kernel itself, and no
-call of the run shows it.
-
-Records of the ring to raw events: what the bytes mean, and nothing that they do not say.
-
-It keeps the books of what it was given. A relative path has its base, and so has one that begins
-with /proc/self/fd/N or its like, except where the path that was really reached is known: of opens
-that succeeded."""
+A relative path has its base, and so has one that begins with /proc/self/fd/N or its like, except
+where the path that was really reached is known: of opens that succeeded. What both feeds share is
+here as well: which files are watched, and what a run does that no feed can follow.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +28,8 @@ from stream.records.kernel import (
 
 
 class WatchedFile(Struct, frozen=True):
+    """A file or pipe of which a feed reports who opens it to write, or writes into it."""
+
     name: str
     device: int
     inode: int
@@ -44,6 +38,7 @@ class WatchedFile(Struct, frozen=True):
 
     @classmethod
     def of(cls, name: str, fd: int) -> WatchedFile:
+        """Describe the file behind a descriptor."""
         status = os.fstat(fd)
         path = b""
         with suppress(OSError):
@@ -52,7 +47,8 @@ class WatchedFile(Struct, frozen=True):
 
 
 def _device_of(fd: int) -> int | None:
-    """As the kernel has it: stat tells another one of a part of btrfs, or a layer of overlayfs."""
+    """Return the device as the kernel has it: stat gives another one for a part of btrfs, or for a
+    layer of overlayfs."""
     with suppress(OSError):
         info = Path(f"/proc/self/fdinfo/{fd}").read_bytes()
         mount = info.partition(b"\nmnt_id:")[2].split(maxsplit=1)[0]
@@ -67,8 +63,9 @@ _NETLINK, _PACKET = 16, 17
 
 
 def peer_text(address: bytes, *, is_send: bool = False, family: int = 0) -> str | None:
-    """`1.2.3.4:443`, `[2001:db8::1]:443`, `unix:/run/x`, `unix:@abstract`; None: no address, or
-    one that nobody can read. `family`: what the socket is of, where that is known."""
+    """Return whom a socket address names: `1.2.3.4:443`, `[2001:db8::1]:443`, `unix:/run/x` or
+    `unix:@abstract`; None if it is none, or one that nobody can read. `family` is the socket's,
+    where that is known."""
     if len(address) < 2:
         return None
     of_socket, family = family, int.from_bytes(address[:2], sys.byteorder)
@@ -108,12 +105,18 @@ ANSWERED = (
 DOUBTED = frozenset((*_POWERS, "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd"))
 
 
-class Doubts:
+class LossReasons:
+    """What a run did that its feed cannot follow, so that its record is never complete.
+
+    Each is an event as well. But what comes of it is done by others, or by the kernel itself, and
+    no call of the run shows it.
+    """
+
     def __init__(self) -> None:
         self._found: dict[str, None] = {}
 
     def take(self, event: RawEvent) -> None:
-        """An event of one of the calls in DOUBTED."""
+        """Look at an event of one of the calls in DOUBTED."""
         if event.ret is None or event.ret < 0:
             return
         if event.call in _POWERS:
@@ -122,6 +125,7 @@ class Doubts:
             self.add(f"the run reached by {event.call} into a process that is none of its own")
 
     def add(self, reason: str) -> None:
+        """Add a reason, once."""
         self._found[reason] = None
 
     @property
@@ -232,6 +236,8 @@ _OF_NO_COMMAND = ("execve", "execveat", "exit")
 
 
 class RingDecoder:
+    """Decodes records, and counts what it was given."""
+
     def __init__(self, streams: Sequence[str] = ()) -> None:
         self.got = 0
         self.before_exec = 0
@@ -240,7 +246,7 @@ class RingDecoder:
         self._scopes = [0, 0, 0, 0]
         self._has_begun = False  # some command was started
         self._streams = streams
-        self.doubts = Doubts()
+        self.doubts = LossReasons()
         self._living: set[int] = set()  # of the tree: it began, and has not been seen to end
         self._folders: dict[bytes, str] = {b"": "/"}
         self._requests: dict[int, RawEvent] = {}
@@ -251,7 +257,7 @@ class RingDecoder:
 
     @property
     def unended(self) -> int:
-        """Processes whose beginning was seen, and whose end was not."""
+        """Return of how many processes the beginning was seen, and not the end."""
         return len(self._living)
 
     def decode(self, chunk: bytes) -> tuple[list[RawEvent], int]:
@@ -274,8 +280,12 @@ class RingDecoder:
             at = end
 
     def _decode_opens(self, chunk: bytes, at: int, events: list[RawEvent]) -> int:
-        """Decode opens, which nearly all records are, up to the first record that is none or that
-        is not whole; return where that begins."""
+        """Decode ordinary opens, which nearly all records are, up to the first record that is
+        something else or is not whole; return where that begins.
+
+        `_event` gives the same, and takes 1.7 µs where this takes 0.7: with it alone, a recorder
+        that takes 600,000 events a second takes 400,000.
+        """
         add, unpack, opens, folders = events.append, _OPEN.unpack_from, _OPENS, self._folders
         before, last, size = len(events), len(chunk) - _RECORD.size, len(chunk)
         while at <= last:
@@ -322,13 +332,13 @@ class RingDecoder:
         return at
 
     def rest(self) -> list[RawEvent]:
-        """Requests of io_uring that nobody answered."""
+        """Return requests of io_uring that nobody answered."""
         unanswered = [*self._requests.values()]
         self._requests = {}
         return unanswered
 
     def _other(self, record: tuple[int, ...], data: bytes) -> list[RawEvent]:
-        """Every other event. A request of io_uring waits for its result."""
+        """Decode any other event. A request of io_uring waits for its result."""
         call, flags = record[2], record[4]
         if CALLS[call] == "uring_result":
             event = self._requests.pop(record[11], None)

@@ -1,12 +1,9 @@
-"""What the object counted, and what that says about a capture.
+"""The kernel feed by eBPF: each call of a run's processes, in order, with every loss counted.
 
-The ring buffer that the kernel writes and we read, mapped: whole records, never a torn one.
-
-What cannot wait comes first: a kernel's ring that is full loses what comes next.
-
-The kernel's own account of a run: each call of its processes, in order; every loss is counted.
-
-It is attached before the program starts, and records nothing of the process that starts it."""
+It is attached before the program starts, and records nothing of the process that starts it. A ring
+that is full loses what comes next: so whoever reads it goes before others, and what was lost is
+counted by the kernel and becomes a gap in its place.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +39,8 @@ _URING = 11  # where the object counts the io_urings that were set up
 
 
 class RingCounters(Struct, frozen=True):
+    """What the object counted, of all CPUs."""
+
     lost: int
     lost_forks: int
     foreign: int  #: calls made in a way that is not followed
@@ -51,16 +50,19 @@ class RingCounters(Struct, frozen=True):
 
 
 class CounterReader:
+    """Reads what the object counted."""
+
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
         self._size = _ONE_CPU.size * _possible_cpus()
 
     def lost(self) -> int:
-        """Alone, because it is asked for at each look."""
+        """Return how many events were lost; alone, because it is asked for at each look."""
         numbers = memoryview(self._loaded.read("books", self._size)).cast("Q")
         return sum(numbers[:: _ONE_CPU.size // 8])
 
     def read(self) -> RingCounters:
+        """Return all counters."""
         rows = _ONE_CPU.iter_unpack(self._loaded.read("books", self._size))
         sums = [sum(column) for column in zip(*rows, strict=True)]
         lost, lost_forks, foreign, unseen, *kinds = sums
@@ -68,7 +70,7 @@ class CounterReader:
 
 
 def capture_of(
-    books: RingCounters,
+    counters: RingCounters,
     decoder: RingDecoder,
     *,
     misses: int,
@@ -81,29 +83,29 @@ def capture_of(
     capture = RawCapture(
         feed="ebpf",
         got=decoder.got,
-        dropped=books.lost,
-        seen=sum(books.seen),
+        dropped=counters.lost,
+        seen=sum(counters.seen),
         misses=misses,
-        lost_forks=books.lost_forks,
-        unknown_loss=_unknown_loss(books, decoder, living, has_group=cgroup is not None),
+        lost_forks=counters.lost_forks,
+        unknown_loss=_unknown_loss(counters, decoder, living, has_group=cgroup is not None),
         before_exec=decoder.before_exec,
         scopes=decoder.scopes,
-        uring=_uring(books, decoder, sees_uring),
+        uring=_uring(counters, decoder, sees_uring),
         ring_bytes=ring_bytes,
     )
-    _judge_cgroup(capture, cgroup, guard)
+    _describe_cgroup(capture, cgroup, guard)
     return capture
 
 
 def _unknown_loss(
-    books: RingCounters, decoder: RingDecoder, living: int, *, has_group: bool
+    counters: RingCounters, decoder: RingDecoder, living: int, *, has_group: bool
 ) -> str:
     """`living`: processes of the run, which nobody watches any more."""
-    if decoder.got + books.lost != sum(books.seen):
-        return "the kernel's books do not balance"
+    if decoder.got + counters.lost != sum(counters.seen):
+        return "the kernel's counters do not balance"
     reasons = decoder.doubts.reasons
-    if books.foreign:
-        calls = f"{books.foreign} calls were made in a way that is not followed on this machine"
+    if counters.foreign:
+        calls = f"{counters.foreign} calls were made in a way that is not followed on this machine"
         reasons.append(calls)
     if living:
         reasons.append(f"processes that lived on, unwatched: {living}")
@@ -111,35 +113,35 @@ def _unknown_loss(
         # It is on record by its parents, but who leaves may have taken others along unseen.
         reasons.append("a process of the run left its control group")
     unseen = decoder.unended - living
-    if unseen > 0 and not (books.lost or books.lost_forks):  # which explain it
+    if unseen > 0 and not (counters.lost or counters.lost_forks):  # which explain it
         reasons.append(f"processes that were over, and whose end was not seen: {unseen}")
     return "; ".join(reasons)
 
 
 def _uring(
-    books: RingCounters, decoder: RingDecoder, sees_uring: bool
+    counters: RingCounters, decoder: RingDecoder, sees_uring: bool
 ) -> Literal["seen", "unused", "hole", "unknown"]:
-    if books.unseen_uring or (decoder.asks_ring and not decoder.urings):
+    if counters.unseen_uring or (decoder.asks_ring and not decoder.urings):
         return "hole"  # also where others have set it up: what they know of it is not known here
     if not decoder.urings:
-        return "unknown" if books.dropped[_URING] else "unused"
+        return "unknown" if counters.dropped[_URING] else "unused"
     return "seen" if sees_uring else "hole"
 
 
-def _judge_cgroup(capture: RawCapture, cgroup: Path | None, guard: int) -> None:
+def _describe_cgroup(capture: RawCapture, cgroup: Path | None, guard: int) -> None:
     scopes = capture.scopes
     if cgroup is None or not scopes.get("both"):
         none = "no control group of version 2" if cgroup is None else "no event was in it"
         capture.cgroup, capture.cgroup_reasons = "failed", [none]
         return
-    told = {
+    reasons = {
         f"{scopes.get('tree')} events of descendants that had left it": scopes.get("tree"),
         f"{scopes.get('cgroup')} events of others that were in it": scopes.get("cgroup"),
         f"{scopes.get('unknown')} events that nothing ties to it": scopes.get("unknown"),
         "processes that could not be followed": capture.lost_forks or capture.misses,
         "processes were still in it at the end": _has_others(cgroup, guard),
     }
-    capture.cgroup_reasons = [reason for reason, is_true in told.items() if is_true]
+    capture.cgroup_reasons = [reason for reason, is_true in reasons.items() if is_true]
     capture.cgroup = "partial" if capture.cgroup_reasons else "clean"
     taint(capture)
 
@@ -165,6 +167,8 @@ PAGE = mmap.PAGESIZE
 
 
 class Ring:
+    """The ring buffer that the kernel writes, mapped: whole records, never a torn one."""
+
     def __init__(self, fd: int, size: int) -> None:
         self._mask = size - 1
         self._ours = mmap.mmap(fd, PAGE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -177,18 +181,19 @@ class Ring:
 
     @property
     def read(self) -> int:
-        """So many bytes have been taken out since the beginning."""
+        """Return how many bytes have been taken out since the beginning."""
         return self._read[0]
 
     @property
     def written(self) -> int:
-        """So many have been put in; what comes after this is read no earlier."""
+        """Return how many have been put in; what comes after this is read no earlier."""
         position = self._written[0]
         with self._barrier:  # the one acquire that Python can spell
             return position
 
     def peek(self, most: int) -> bytes:
-        """What comes next. Records that are still being written are marked so in their length."""
+        """Return what comes next. Records that are still being written are marked so in their
+        length."""
         start = self._read[0]
         length = min(self.written - start, most)
         if length <= 0:
@@ -206,6 +211,7 @@ class Ring:
             first = second
 
     def take(self, length: int) -> None:
+        """Give bytes that were read back to the kernel."""
         self._read[0] += length
 
     def close(self) -> None:
@@ -220,8 +226,8 @@ URGENT = -10  #: nice: of two cores, one whenever it is needed
 
 @contextmanager
 def urgent() -> Iterator[None]:
-    """The calling thread goes before others; what it starts meanwhile does not. Nothing changes
-    where that is not permitted, or where somebody has chosen how urgent we are."""
+    """Let the calling thread go before others, but not what it starts meanwhile. Nothing changes
+    where that is not permitted, or where somebody has chosen a priority for us."""
     if os.getpriority(os.PRIO_PROCESS, 0) or os.sched_getscheduler(0) != os.SCHED_OTHER:
         yield
         return
@@ -250,6 +256,8 @@ SETTLE = 200  #: milliseconds that the last programs have to finish
 
 
 class EbpfFeed:
+    """The source of a run's calls, as programs in the kernel see them."""
+
     name: Literal["ebpf"] = "ebpf"
     burden = ""
 
@@ -268,16 +276,16 @@ class EbpfFeed:
         self._ring, self._ring_bytes = Ring(self._loaded.maps["ring"], ring_bytes), ring_bytes
         self._wake = wake_at(ring_bytes)
         self._decoder = RingDecoder(names)
-        self._books = CounterReader(self._loaded)
+        self._counters = CounterReader(self._loaded)
         self._is_ended = self._is_closed = False
-        self._noticed = 0  # of the lost events, those that have a gap
-        self._whole = 0  # so far in the ring, nothing was lost but what was noticed
+        self._lost_in_gaps = 0  # of the lost events, those that have a gap
+        self._known_until = 0  # so far in the ring, nothing was lost but what was noticed
         self._gaps: deque[tuple[int, Gap]] = deque()  # and where in the ring they belong
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Edge-triggered: that something is in the ring is no reason to wake up; enough of it is.
-        self._alarm = select.epoll()
-        for fd in (self._bell, self._loaded.maps["ring"]):
-            self._alarm.register(fd, select.EPOLLIN | select.EPOLLET)
+        self._poller = select.epoll()
+        for fd in (self._wakeup, self._loaded.maps["ring"]):
+            self._poller.register(fd, select.EPOLLIN | select.EPOLLET)
 
     @classmethod
     def open(
@@ -289,7 +297,8 @@ class EbpfFeed:
         ring_bytes: int = RING,
         tree_size: int = 65536,
     ) -> EbpfFeed:
-        """Of all that the process `guard` will start, and of the control group that it is in.
+        """Attach to all that the process `guard` will start, and to the control group that it is
+        in.
 
         Raises FeedError. `ring_bytes` is a power of two, and whole pages.
         """
@@ -308,16 +317,16 @@ class EbpfFeed:
         return order
 
     def end(self) -> None:
-        """The tree is over: what is in the ring is all that there will be."""
+        """Say that the tree is over: what is in the ring is all that there will be."""
         self._is_ended = True
         if not self._is_closed:  # else its number may be somebody else's by now
-            os.eventfd_write(self._bell, 1)
+            os.eventfd_write(self._wakeup, 1)
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._alarm.close()
-            os.close(self._bell)
+            self._poller.close()
+            os.close(self._wakeup)
             self._ring.close()
             self._loaded.close()
 
@@ -326,12 +335,12 @@ class EbpfFeed:
             while not self._is_ended:
                 await self._drain(out, self._wake)
                 with move_on_after(TICK):
-                    await wait_readable(self._alarm.fileno())
-                self._alarm.poll(0)
+                    await wait_readable(self._poller.fileno())
+                self._poller.poll(0)
         self._loaded.detach()
-        books = await self._settle(out)
+        counters = await self._settle(out)
         capture = capture_of(
-            books,
+            counters,
             self._decoder,
             misses=self._loaded.misses(),
             living=self._loaded.count("tree"),
@@ -344,38 +353,38 @@ class EbpfFeed:
         await out.send(Batch(TELEMETRY, rest))
 
     async def _drain(self, out: Out, least: int = 1) -> None:
-        """While there are so many bytes to take: for less, it waits until there are more. But for
-        a gap: where that stands, nothing more is taken at a time."""
+        """Take events out while there are so many bytes to take; for less, wait until there are
+        more. Nothing is taken across a gap at a time."""
         taken = least
         while taken >= least or self._gaps:
             before = self._ring.read
-            if batch := self._look():
+            if batch := self._take_events():
                 await out.send(Batch(TELEMETRY, batch))
             await checkpoint()  # a send to a queue with room does not let the others run
             taken = self._ring.read - before
 
-    def _look(self) -> list[Telemetry]:
-        """The next events, at most up to the next gap."""
-        until = self._notice()
+    def _take_events(self) -> list[Telemetry]:
+        """Return the next events, at most up to the next gap."""
+        until = self._note_losses()
         if self._gaps:
             until = min(until, self._gaps[0][0])
         events, length = self._decoder.decode(self._ring.peek(min(STEP, until - self._ring.read)))
         self._ring.take(length)
         return [*events, *self._gaps_to(self._ring.read)]
 
-    def _notice(self) -> int:
-        """Whether something was lost since the last look: it lies between where the ring was
-        before that one, and where it is after this one. How far it is known from now on."""
+    def _note_losses(self) -> int:
+        """Note what was lost since the last look: it lies between where the ring was before that
+        one, and where it is after this one. Return up to where all losses are known."""
         before = self._ring.written
-        lost = self._books.lost()
-        if lost > self._noticed:
+        lost = self._counters.lost()
+        if lost > self._lost_in_gaps:
             begins = Gap(source=self.name, lost=0, reason=FULL, unit="events", begins=True)
-            ends = Gap(source=self.name, lost=lost - self._noticed, reason=FULL, unit="events")
+            ends = Gap(source=self.name, lost=lost - self._lost_in_gaps, reason=FULL, unit="events")
             # Where the gap before it ends later than this one begins, the two are one.
-            begun = max(self._whole, self._gaps[-1][0]) if self._gaps else self._whole
+            begun = max(self._known_until, self._gaps[-1][0]) if self._gaps else self._known_until
             self._gaps += (begun, begins), (self._ring.written, ends)
-            self._noticed = lost
-        self._whole = before
+            self._lost_in_gaps = lost
+        self._known_until = before
         return before
 
     def _gaps_to(self, position: int | None) -> list[Telemetry]:
@@ -385,18 +394,20 @@ class EbpfFeed:
         return gaps
 
     async def _settle(self, out: Out) -> RingCounters:
-        """A program may still have been at work when it was detached: until the books balance."""
+        """Wait until the counters balance: a program may still have been at work when it was
+        detached."""
         for _ in range(SETTLE):
             await self._drain(out)
-            books = self._books.read()
-            if self._decoder.got + books.lost == sum(books.seen) and books.lost == self._noticed:
+            counters = self._counters.read()
+            is_balanced = self._decoder.got + counters.lost == sum(counters.seen)
+            if is_balanced and counters.lost == self._lost_in_gaps:
                 break
             await sleep(0.001)
-        return books
+        return counters
 
 
 def probe_ebpf(ring_bytes: int = RING) -> str:
-    """Why there can be no such feed here; empty: there can.
+    """Return why there can be no such feed here; nothing if there can.
 
     It is opened with all that a run asks for: a smaller one might be had where that cannot.
     """

@@ -1,4 +1,4 @@
-"""Which feed a run gets: the one that was asked for, or the best that this machine allows."""
+"""The kernel feeds, and which one a run gets: as asked for, or the best that works here."""
 
 from __future__ import annotations
 
@@ -24,14 +24,19 @@ class Feed(Protocol):
     def name(self) -> Name: ...
     @property
     def burden(self) -> str:
-        """What it does to the command, in a sentence; empty: nothing to speak of."""
+        """Return what it does to the command, in a sentence; nothing if that is little."""
 
     def wrap(self, order: Start) -> Start:
-        """The order, with what the feed needs of it."""
+        """Return the order to start a command with what the feed needs of it."""
 
-    async def run(self, out: Out, /) -> None: ...
-    def end(self) -> None: ...
-    def close(self) -> None: ...
+    async def run(self, out: Out, /) -> None:
+        """Send what the feed sees, and at last its RawCapture."""
+
+    def end(self) -> None:
+        """Say that the command and all that it started are over."""
+
+    def close(self) -> None:
+        """Free what the feed holds, whether it ran or not."""
 
 
 def open_feed(
@@ -43,8 +48,8 @@ def open_feed(
     ring_bytes: int,
     folder: Path,
 ) -> Feed:
-    """Takes a while: programs are loaded and tried. Raises FeedError with the reasons of all that
-    were tried."""
+    """Open a feed, which takes a while: programs are loaded and tried. Raises FeedError with the
+    reasons of all that were tried."""
     ways: dict[Name, Callable[[], Feed]] = {
         "ebpf": lambda: EbpfFeed.open(
             guard=guard, cgroup=cgroup, watch=watch, ring_bytes=ring_bytes
@@ -62,7 +67,7 @@ def open_feed(
 
 
 def probe_feeds(choice: Choice, *, ring_bytes: int, folder: Path) -> str:
-    """Why `open_feed` could give none; empty, where it could."""
+    """Return why `open_feed` would open none; nothing if it would."""
     ways: dict[Name, Callable[[], str]] = {
         "ebpf": lambda: probe_ebpf(ring_bytes),
         "strace": lambda: probe_strace(folder),

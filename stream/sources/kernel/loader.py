@@ -1,6 +1,7 @@
-"""Loads a light skeleton with raw bpf(2): no library, no compiler; closing leaves nothing.
+"""Loads the feed's programs with raw bpf(2): no library, no compiler; closing leaves nothing.
 
-Puts the object into the kernel, or says in one sentence why that cannot be."""
+Where that cannot be, a FeedError says why in one sentence.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ _CONTEXT, _MAP, _PROGRAM = 24, 16, 4  # the loader's argument: sizes of its part
 
 
 def is_known_machine() -> bool:
+    """Tell whether there are programs for this machine."""
     return platform.machine() in _CALL
 
 
@@ -44,15 +46,17 @@ class Loaded:
         self._links: list[int] = []
 
     def attach(self) -> None:
+        """Let the programs run."""
         for fd in self._programs.values():  # each knows its tracepoint since it was loaded
             self._links.append(_bpf(_ATTACH, struct.pack("<QI", 0, fd)))
 
     def detach(self) -> None:
+        """Let no program run any more."""
         while self._links:
             os.close(self._links.pop())
 
     def misses(self) -> int:
-        """Runs that the kernel skipped, because the same program was running on that CPU."""
+        """Return how many runs the kernel skipped because the program was running on that CPU."""
         total = 0
         for fd in self._programs.values():
             info = ctypes.create_string_buffer(256)
@@ -61,13 +65,13 @@ class Loaded:
         return total
 
     def read(self, name: str, size: int) -> bytes:
-        """The value at 0."""
+        """Return the value at 0 of a map."""
         key, value = ctypes.create_string_buffer(4), ctypes.create_string_buffer(size)
         _bpf(_LOOKUP, _element(self.maps[name], key, value))
         return value.raw
 
     def count(self, name: str) -> int:
-        """How many keys, of four bytes each, there are."""
+        """Return how many keys, of four bytes each, a map has."""
         key, after = None, ctypes.create_string_buffer(4)
         found = 0
         while True:
@@ -78,11 +82,12 @@ class Loaded:
             key, found = ctypes.create_string_buffer(after.raw[:4], 4), found + 1
 
     def write(self, name: str, data: bytes) -> None:
+        """Set the value at 0 of a map."""
         _write(self.maps[name], data)
 
     def freeze(self) -> None:
-        """From now on the programs alone change what is in the maps, whoever asks. Not of the ring,
-        where a reader says how far it has come."""
+        """Let the programs alone change what is in the maps, whoever asks. Not in the ring, where a
+        reader says how far it has come."""
         for name, fd in self.maps.items():
             if name not in ("ring", "rodata"):  # which is frozen since it was made
                 _bpf(_FREEZE, struct.pack("<I", fd))
@@ -95,7 +100,8 @@ class Loaded:
 
 
 def load(blob: Path, config: bytes, sizes: Mapping[str, int]) -> Loaded:
-    """`config` takes the place of the beginning of the constants; `sizes` are those of maps."""
+    """Load an object. `config` takes the place of the beginning of its constants; `sizes` are those
+    of its maps."""
     try:
         raw = blob.read_bytes()
     except FileNotFoundError:
@@ -245,6 +251,8 @@ _BPF_AND_PERFMON = 1 << 39 | 1 << 38
 
 
 class Attachment(Struct, frozen=True):
+    """Programs that run in the kernel."""
+
     loaded: Loaded
     name: str  #: of the object
 
@@ -256,7 +264,8 @@ class Attachment(Struct, frozen=True):
 def attach(
     guard: int, cgroup: Path | None, watch: Sequence[WatchedFile], ring_bytes: int, tree_size: int
 ) -> Attachment:
-
+    """Attach the best programs that this kernel takes. Raises FeedError, or OSError where /proc is
+    missing."""
     assert len(watch) <= WATCHES
     if not is_known_machine():
         raise FeedError(f"{_PLACE}: there is none for {platform.machine()}")
@@ -276,7 +285,7 @@ def attach(
 
 
 def wake_at(ring_bytes: int) -> int:
-    """As often in a small ring, which is full sooner."""
+    """Return at how many bytes to wake up: earlier in a small ring, which is full sooner."""
     return min(WAKE, ring_bytes // 64)
 
 
@@ -305,8 +314,7 @@ def _kernel_device(number: int) -> int:
 
 
 def _load(config: bytes, sizes: dict[str, int]) -> Attachment:
-    """The first object that this kernel takes."""
-
+    """Load the first object that this kernel takes."""
     machine = _MACHINES[platform.machine()]
     for name in OBJECTS:
         try:

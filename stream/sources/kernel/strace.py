@@ -72,6 +72,8 @@ SILENT = "strace wrote nothing"
 
 
 class StraceFeed:
+    """The source of a run's calls, as strace prints them."""
+
     name: Literal["strace"] = "strace"
     burden = "strace watches, which is slow, and takes sudo and ping away"
 
@@ -84,20 +86,21 @@ class StraceFeed:
         self._cwd = "/"
         self._opened = kernel_now()
         self._over: Event | None = None
-        self._is_over = self._is_closed = self._is_let_go = False
+        self._is_over = self._is_closed = self._is_discarding = False
 
     @classmethod
     def open(cls, *, folder: Path, watch: Sequence[WatchedFile] = ()) -> StraceFeed:
-        """Raises FeedError. To watch costs: each of the command's writes is a stop then."""
-        words = _find(has_writes=bool(watch))
+        """Find a strace that works here. To watch files costs: each of the command's writes is a
+        stop then. Raises FeedError."""
+        words = _find_command(has_writes=bool(watch))
         fifo, fd = _make_fifo(folder)
-        _widen(fd)
+        _widen_fifo(fd)
         return cls(words, fifo, fd, watch)
 
     def wrap(self, order: Start) -> Start:
         self._cwd = path_text(os.path.realpath(order.cwd))
         words = [os.fsencode(word) for word in (*self._words, "-o", str(self._fifo))]
-        env, restored, name = _named(order)
+        env, restored, name = _keep_name(order)
         words += [*restored, b"--", name, *order.argv[1:]]
         return msgspec.structs.replace(order, tracer=words, env=env)
 
@@ -109,13 +112,13 @@ class StraceFeed:
         is_read = False
         try:
             while data := await self._read():
-                self._hide()
+                self._unlink_fifo()
                 if items := lines.feed(data):
                     await out.send(Batch(TELEMETRY, items))
             is_read = True
         finally:
             if not is_read:
-                self._let_go()
+                self._discard_rest()
         unknown = _unknown_loss(lines)
         rest: list[Record] = [*lines.finish()]
         if unknown:
@@ -139,9 +142,9 @@ class StraceFeed:
         if not self._is_closed:
             self._is_closed = True
             if self._is_over:
-                self._hide()
+                self._unlink_fifo()
             else:  # strace is still there, or will be
-                self._let_go()
+                self._discard_rest()
             os.close(self._fd)
 
     async def _read(self) -> bytes:
@@ -150,22 +153,22 @@ class StraceFeed:
             with suppress(BlockingIOError):
                 return os.read(self._fd, CHUNK)
 
-    def _hide(self) -> None:
-        """From the command, which has no business with it."""
+    def _unlink_fifo(self) -> None:
+        """Remove the fifo's name: the command has no business with it."""
         with suppress(OSError):
             self._fifo.unlink()
 
     def _monotonic_of(self, wall: int) -> int:
-        _, now, ahead = min(_compared() for _ in range(5))  # the one that nothing came between
+        _, now, ahead = min(_compare_clocks() for _ in range(5))  # the quickest
         return min(max(wall - ahead, self._opened), now)
 
-    def _let_go(self) -> None:
-        """Nobody reads any more: what strace writes is thrown away, so that the command goes on."""
+    def _discard_rest(self) -> None:
+        """Throw away what strace writes from now on, so that the command goes on unread."""
         from threading import Thread
 
-        if self._is_let_go:
+        if self._is_discarding:
             return
-        self._is_let_go = True
+        self._is_discarding = True
         fd = os.dup(self._fd)
         try:
             Thread(target=self._discard, args=(fd,), daemon=True).start()
@@ -183,17 +186,17 @@ class StraceFeed:
                     if waiting.poll(250):
                         if not os.read(fd, CHUNK):
                             return
-                        self._hide()
+                        self._unlink_fifo()
         finally:
-            self._hide()
+            self._unlink_fifo()
             os.close(fd)
 
 
 def probe_strace(folder: Path | None = None) -> str:
-    """Why there is no such feed here. Empty: there is. With all that a run asks of it; `folder`:
-    where its fifo would be."""
+    """Return why there is no such feed here, with all that a run asks of it; nothing if there is.
+    `folder` is where its fifo would be."""
     try:
-        _find(has_writes=True)
+        _find_command(has_writes=True)
         if folder is not None:
             fifo, fd = _make_fifo(folder)
             fifo.unlink()
@@ -204,7 +207,7 @@ def probe_strace(folder: Path | None = None) -> str:
 
 
 def _make_fifo(folder: Path) -> tuple[Path, int]:
-    """And the end that is read from. Raises FeedError."""
+    """Make a fifo, and open the end that is read from. Raises FeedError."""
     fifo = folder / f"strace-{os.urandom(4).hex()}.fifo"
     try:
         os.mkfifo(fifo, 0o600)
@@ -213,9 +216,9 @@ def _make_fifo(folder: Path) -> tuple[Path, int]:
         raise FeedError(f"{fifo}: {os_reason(error)}") from None
 
 
-def _named(order: Start) -> tuple[dict[bytes, bytes], list[bytes], bytes]:
-    """strace gives a program the name that it was called by. One that is not its path is kept by
-    way of PATH, which holds the right folder for strace, and for the program what it was."""
+def _keep_name(order: Start) -> tuple[dict[bytes, bytes], list[bytes], bytes]:
+    """Keep the name that a program is called by where it is not its path: strace finds the program
+    by a PATH of one folder, and gives the program the PATH that it had."""
     folder, _, name = order.executable.rpartition(b"/")
     if name != order.argv[0] or not folder or b":" in folder:
         return order.env, [], order.executable
@@ -231,15 +234,15 @@ def _unknown_loss(lines: StraceParser) -> str:
 
 
 def _capture(lines: StraceParser, unknown: str, unwatched: list[str]) -> RawCapture:
-    books = lines.books
+    counts = lines.counts
     reasons = [unknown] if unknown else []
-    got = books.events + books.told_twice
+    got = counts.events + counts.extra_events
     return RawCapture(
         feed="strace",
         got=got,
-        dropped=books.lost,
-        seen=got + books.lost,
-        unparsed=books.unparsed,
+        dropped=counts.lost,
+        seen=got + counts.lost,
+        unparsed=counts.unparsed,
         lost_forks=lines.tasks.unannounced,
         unknown_loss="; ".join([*reasons, *lines.doubts.reasons]),
         unwatched=unwatched,
@@ -250,21 +253,21 @@ def _capture(lines: StraceParser, unknown: str, unwatched: list[str]) -> RawCapt
     )
 
 
-def _compared() -> tuple[int, int, int]:
-    """How long the look took, the monotonic clock, and how far the wall clock is ahead of it."""
+def _compare_clocks() -> tuple[int, int, int]:
+    """Return how long the look took, the monotonic clock, and how far ahead the wall clock is."""
     before, wall, after = kernel_now(), time.time_ns(), kernel_now()
     return after - before, after, wall - (before + after) // 2
 
 
-def _widen(fd: int) -> None:
+def _widen_fifo(fd: int) -> None:
     import fcntl
 
     with suppress(OSError):  # some users may not have so much
         fcntl.fcntl(fd, SET_PIPE_SIZE, ROOM)
 
 
-def _find(*, has_writes: bool = False) -> list[str]:
-    """How strace is called here. Raises FeedError."""
+def _find_command(*, has_writes: bool = False) -> list[str]:
+    """Return how strace is called here. Raises FeedError."""
     program = shutil.which("strace")
     if program is None:
         raise FeedError("strace is not installed")
@@ -272,15 +275,15 @@ def _find(*, has_writes: bool = False) -> list[str]:
     known = ",".join(f"?{call}" for call in calls)  # ?: also those that it does not know
     words = [program, *OPTIONS, f"--trace={known}", *([UNREAD] if has_writes else [])]
     for filtered in ([*words, FILTER], words):
-        trouble = _try(filtered)
+        trouble = _try_command(filtered)
         if not trouble:
             return filtered
     raise FeedError(trouble)
 
 
 def _unwatched(program: str) -> list[str]:
-    """Calls that this kernel has, and that this strace, being older, does not know. With its filter
-    it may not see them."""
+    """Return calls that this kernel has, and that this strace, being older, does not know. With its
+    filter it may not see them."""
     from ctypes import CDLL, get_errno
 
     libc = CDLL(None, use_errno=True)
@@ -299,8 +302,9 @@ def _knows(program: str, call: str) -> bool:
     return not subprocess.run(words, capture_output=True, check=False).returncode
 
 
-def _try(words: list[str]) -> str:
-    """On a command that does nothing: strace itself, which tells its version. What is wrong."""
+def _try_command(words: list[str]) -> str:
+    """Try strace on a command that does nothing: strace itself, which prints its version. Return
+    what is wrong."""
     import subprocess
 
     record = os.memfd_create("strace")
@@ -320,29 +324,29 @@ def _try(words: list[str]) -> str:
         return f"{words[0]}: {os_reason(error)}"
     finally:
         os.close(record)
-    said = done.stderr.decode(errors="replace").strip().splitlines()
+    messages = done.stderr.decode(errors="replace").strip().splitlines()
     # Where it may not follow, a strace that has detached itself lets the command run alone.
-    if done.returncode or not text or any("seccomp" in line for line in said):
-        return _blame(said)
-    return _check(text)
+    if done.returncode or not text or any("seccomp" in line for line in messages):
+        return _explain_failure(messages)
+    return _check_output(text)
 
 
-def _blame(said: list[str]) -> str:
-    words = said[0] if said else "it said nothing"
-    for line in said:
+def _explain_failure(messages: list[str]) -> str:
+    words = messages[0] if messages else "it said nothing"
+    for line in messages:
         if "ptrace" in line.lower():
             return f"ptrace is forbidden here: {line}"
-    if any("option" in line or "invalid" in line for line in said):
+    if any("option" in line or "invalid" in line for line in messages):
         return f"this strace is too old: {words}"
     return f"strace does not work here: {words}"
 
 
-def _check(text: bytes) -> str:
+def _check_output(text: bytes) -> str:
     lines = StraceParser(lambda wall: wall, "/")
     records = [*lines.feed(text), *lines.finish()]
     calls = [record for record in records if isinstance(record, RawEvent)]
     opened = [call for call in calls if call.resolved is not None]
-    if lines.books.unparsed or lines.tasks.living or not calls:
+    if lines.counts.unparsed or lines.tasks.living or not calls:
         return "this strace writes in a way that cannot be read"
     if not opened and any(call.call.startswith("open") and call.ret != -2 for call in calls):
         return "strace cannot tell which files are opened: /proc is not to be read"

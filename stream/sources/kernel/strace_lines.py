@@ -1,23 +1,14 @@
-"""Whose thread is whose: strace names threads, and records name processes and their folders.
+"""What strace writes, line by line, becomes the events of a kernel feed.
 
-A child often speaks before the call that made it returns: it is then known by the calls that
-are still under way.
-
-An event of a call that is over: what its arguments said, how it ended, and where it was made.
-
-Which of the writes that strace tells of went into a file or pipe that is watched.
-
-The data of a write is never looked at: before it stands the descriptor, after it how many bytes
-it was. strace is asked not to read it at all, where it lets itself be asked.
-
-What strace writes, line by line, becomes the events of a kernel feed.
-
-It promises that nothing in the text makes it fail, that it does not matter how the text was
-cut, and that every line is accounted for: as an event, as a half of one, as nothing that is
-evidence, or as unreadable.
+Nothing in the text makes it fail, it does not matter how the text was cut, and every line is
+counted: as an event, as a half of one, as nothing that is evidence, or as unreadable. strace names
+threads, and records name processes and their folders: a child often speaks before the call that
+made it returns, and is then known by the calls that are still under way. The data of a write is
+never looked at: before it stands the descriptor, after it how many bytes it was.
 
 The time is strace's own: each line says how long after the one before it was written, by the
-clock that nobody sets. What the first line says of the wall clock places all of them."""
+clock that nobody sets. What the first line says of the wall clock places all of them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +20,7 @@ from msgspec import Struct, field
 
 from stream.records.control import Gap
 from stream.records.kernel import ERRNOS, Mark, RawEvent, goes_up
-from stream.sources.kernel.decode import ANSWERED, DOUBTED, Doubts, WatchedFile
+from stream.sources.kernel.decode import ANSWERED, DOUBTED, LossReasons, WatchedFile
 from stream.sources.kernel.strace_syntax import (
     ACCEPTS,
     AT_REMOVEDIR,
@@ -63,20 +54,22 @@ from stream.sources.kernel.strace_syntax import (
 
 
 class TaskFolder(Struct):
-    """Where paths start from. Threads share one."""
+    """The folder that paths start from. Threads share one."""
 
     path: str | None  #: None: not known
-    is_told: bool = False  #: by the text of a chdir, which may go through links
+    is_from_text: bool = False  #: by the text of a chdir, which may go through links
     is_rooted: bool = False  #: its process has another root than the run began with
 
 
 class Descriptors(Struct):
-    """Of one process, or of several threads."""
+    """The descriptors of one process, or of several threads."""
 
     users: int = 1
 
 
 class Task(Struct):
+    """A thread of the run."""
+
     group: int
     folder: TaskFolder
     descriptors: Descriptors = field(default_factory=Descriptors)
@@ -91,9 +84,11 @@ class Fork(Struct):
 
     @property
     def makes_thread(self) -> bool:
+        """Tell whether the child is a thread of its caller."""
         return bool(self.flags & CLONE_THREAD)
 
     def task(self, child: int) -> Task:
+        """Make the child."""
         folder = self.caller.folder
         group = self.caller.group if self.makes_thread else child
         task = Task(group, folder if self.flags & CLONE_FS else msgspec.structs.replace(folder))
@@ -107,7 +102,7 @@ Ask = Callable[[int], tuple[int, int] | None]  #: of a thread: its process, and 
 
 
 def ask_proc(tid: int) -> tuple[int, int] | None:
-    """None: it is over."""
+    """Ask /proc for the process and the parent of a thread; None: it is over."""
     from pathlib import Path
 
     try:
@@ -119,6 +114,8 @@ def ask_proc(tid: int) -> tuple[int, int] | None:
 
 
 class Tasks:
+    """The threads of a run, and whose each is."""
+
     def __init__(self, cwd: str, ask: Ask = ask_proc) -> None:
         self.living: dict[int, Task] = {}
         #: came from nowhere that is known: whoever made them has not returned from it, or never did
@@ -132,21 +129,24 @@ class Tasks:
 
     @property
     def unannounced(self) -> int:
-        """Those that nobody was seen to make."""
+        """Return how many processes nobody was seen to make."""
         return self.untraced + len(self.uncertain)
 
     def find(self, tid: int) -> tuple[Task, Task | None]:
-        """And the parent, where this is a process that has not been announced yet."""
+        """Return the task of a thread, and its parent where it is a process that has not been
+        announced yet."""
         task = self.living.get(tid)
         if task is not None:
             return task, None
-        return self._arrive(tid)
+        return self._add_unannounced(tid)
 
-    def fork_begins(self, tid: int, caller: Task, flags: int) -> None:
+    def begin_fork(self, tid: int, caller: Task, flags: int) -> None:
+        """Note a call that makes a process or a thread."""
         self._forks[tid] = Fork(caller, flags)
 
-    def fork_ends(self, tid: int, child: int | None) -> Task | None:
-        """The parent, where the child is a process that has not been announced yet."""
+    def end_fork(self, tid: int, child: int | None) -> Task | None:
+        """Note the end of such a call; return the parent where the child is a process that has not
+        been announced yet."""
         fork = self._forks.pop(tid)
         if not child:
             return None
@@ -166,11 +166,12 @@ class Tasks:
         return None if fork.makes_thread else fork.caller
 
     def end(self, tid: int) -> None:
+        """Forget a thread that ended."""
         if task := self.living.pop(tid, None):
             task.descriptors.users -= 1
         self._forks.pop(tid, None)
 
-    def _arrive(self, tid: int) -> tuple[Task, Task | None]:
+    def _add_unannounced(self, tid: int) -> tuple[Task, Task | None]:
         fork = self._find_fork(tid)
         if fork is None:
             if self._has_begun:
@@ -210,6 +211,8 @@ _LINKS = {"root", "cwd", "exe", "fd", "map_files"}  #: of a process in /proc
 
 
 class CallResult(Struct):
+    """How a call ended."""
+
     start: int  #: where the arguments end
     ret: int | None
     path: str | None = None
@@ -219,7 +222,7 @@ class CallResult(Struct):
 
 
 def read_result(text: bytes) -> CallResult | None:
-    """None: it does not end as a call ends."""
+    """Read how a line ends; None: not as a call ends."""
     found = _RESULT(text)
     if found is None:
         return None
@@ -246,24 +249,24 @@ def read_result(text: bytes) -> CallResult | None:
     )
 
 
-def move(folder: TaskFolder, told: CallArguments, result: CallResult) -> None:
+def change_folder(folder: TaskFolder, parsed: CallArguments, result: CallResult) -> None:
     if result.ret != 0:
         return
-    if told.path is None:
-        folder.path, folder.is_told = told.fd, False
-    elif told.path.startswith("/"):
-        folder.path, folder.is_told = None if folder.is_rooted else told.path, True
+    if parsed.path is None:
+        folder.path, folder.is_from_text = parsed.fd, False
+    elif parsed.path.startswith("/"):
+        folder.path, folder.is_from_text = None if folder.is_rooted else parsed.path, True
     elif folder.path is not None:
-        folder.path, folder.is_told = f"{folder.path.rstrip('/')}/{told.path}", True
+        folder.path, folder.is_from_text = f"{folder.path.rstrip('/')}/{parsed.path}", True
 
 
-def enclose(folder: TaskFolder, result: CallResult) -> None:
-    """A chroot. Its path may have gone through links: from now on `/` is a place not known."""
+def change_root(folder: TaskFolder, result: CallResult) -> None:
+    """Follow a chroot. Its path may have gone through links: `/` is a place not known after it."""
     folder.is_rooted |= result.ret == 0
 
 
 def make_event(
-    ts: int, task: Task, tid: int, call: str, told: CallArguments, result: CallResult
+    ts: int, task: Task, tid: int, call: str, parsed: CallArguments, result: CallResult
 ) -> RawEvent:
     event = RawEvent(
         ts,
@@ -271,27 +274,27 @@ def make_event(
         tid,
         call,
         result.ret,
-        told.path,
-        to_path=told.to,
-        flags=told.flags,
-        mode=told.mode,
-        resolve=told.resolve,
-        uid=told.uid,
-        gid=told.gid,
-        size=told.size,
-        peer=told.peer,
-        argv=told.argv,
-        name=told.name,
-        target=max(told.target or 0, 0),
+        parsed.path,
+        to_path=parsed.to,
+        flags=parsed.flags,
+        mode=parsed.mode,
+        resolve=parsed.resolve,
+        uid=parsed.uid,
+        gid=parsed.gid,
+        size=parsed.size,
+        peer=parsed.peer,
+        argv=parsed.argv,
+        name=parsed.name,
+        target=max(parsed.target or 0, 0),
         scope="tree",
-        marks=told.marks,
+        marks=parsed.marks,
     )
-    if call == "unlinkat" and told.flags & AT_REMOVEDIR:
+    if call == "unlinkat" and parsed.flags & AT_REMOVEDIR:
         event.call = "rmdir"
-    _place(event, task.folder, told)
+    _place(event, task.folder, parsed)
     if call == "exec":
-        _name_program(event, told)
-    if call in TREES and told.flags & CLONES_TREE:
+        _name_program(event, parsed)
+    if call in TREES and parsed.flags & CLONES_TREE:
         if (result.ret or 0) >= 0:
             _mark_unreachable(event)  # it lies among no mounts, and strace calls it `/`
     elif call == "pidfd_getfd":
@@ -303,10 +306,10 @@ def make_event(
                 add_mark(event, "fault")  # of which some versions do not tell it
             else:
                 _reach(event, result.path, result.is_deleted)
-    elif told.fd is not None or "fd" in told.gone:
-        _reach(event, told.fd, "fd" in told.gone)
-    elif told.path == "" and told.dir not in (None, OWN):
-        _reach(event, told.dir, "dir" in told.gone)
+    elif parsed.fd is not None or "fd" in parsed.gone:
+        _reach(event, parsed.fd, "fd" in parsed.gone)
+    elif parsed.path == "" and parsed.dir not in (None, OWN):
+        _reach(event, parsed.dir, "dir" in parsed.gone)
     if task.descriptors.users > 1 and event.resolved not in (None, event.path):
         add_mark(event, "shared_files")
     if _is_foreign(event.path, event.base) or _is_foreign(event.to_path, event.to_base):
@@ -315,13 +318,13 @@ def make_event(
 
 
 def sent_events(
-    ts: int, task: Task, tid: int, call: str, told: CallArguments, result: CallResult
+    ts: int, task: Task, tid: int, call: str, parsed: CallArguments, result: CallResult
 ) -> list[RawEvent]:
-    """One for each message that names somebody. How one failed, behind others that were sent, is
-    not to be seen; those behind it nobody tried."""
+    """Make an event for each message that names somebody. How one failed, behind others that were
+    sent, is not to be seen; those behind it nobody tried."""
     sent = max(result.ret or 0, 0)
     events = []
-    for place, message in enumerate([told, *told.others][: sent + 1]):
+    for place, message in enumerate([parsed, *parsed.others][: sent + 1]):
         is_unseen = call == "sendmmsg" and place == sent > 0
         if message.has_peer:
             one = CallResult(result.start, None) if is_unseen else result
@@ -329,11 +332,11 @@ def sent_events(
     return events
 
 
-def _name_program(event: RawEvent, told: CallArguments) -> None:
+def _name_program(event: RawEvent, parsed: CallArguments) -> None:
     """As the kernel calls what it runs, where a descriptor was named."""
     event.flags = 0
-    if told.number is not None and told.path is not None and not told.path.startswith("/"):
-        event.path = f"/dev/fd/{told.number}" + (told.path and f"/{told.path}")
+    if parsed.number is not None and parsed.path is not None and not parsed.path.startswith("/"):
+        event.path = f"/dev/fd/{parsed.number}" + (parsed.path and f"/{parsed.path}")
 
 
 def _reach(event: RawEvent, path: str | None, is_deleted: bool) -> None:
@@ -342,34 +345,34 @@ def _reach(event: RawEvent, path: str | None, is_deleted: bool) -> None:
         _mark_unreachable(event)
 
 
-def _place(event: RawEvent, folder: TaskFolder, told: CallArguments) -> None:
+def _place(event: RawEvent, folder: TaskFolder, parsed: CallArguments) -> None:
     """Where its relative paths start from."""
-    is_gone = _correct(folder, told.here)
+    is_gone = _correct(folder, parsed.here)
     symlink = event.call.startswith("symlink")
     if folder.is_rooted:
         event.marks.append("other_root")
-    if told.path is not None and not told.path.startswith("/") and not symlink:
-        event.base = _base(folder, told.path) if told.dir == OWN else told.dir
-        if is_gone if told.dir == OWN else "dir" in told.gone:
+    if parsed.path is not None and not parsed.path.startswith("/") and not symlink:
+        event.base = _base(folder, parsed.path) if parsed.dir == OWN else parsed.dir
+        if is_gone if parsed.dir == OWN else "dir" in parsed.gone:
             _mark_unreachable(event)
-    if told.is_socket_file and folder.path is not None and told.peer is not None:
-        event.peer = f"unix:{folder.path.rstrip('/')}/{told.peer.removeprefix('unix:')}"
-    if told.to is not None and not told.to.startswith("/"):
-        event.to_base = _base(folder, told.to) if told.todir == OWN else told.todir
-        if is_gone if told.todir == OWN else "todir" in told.gone:
+    if parsed.is_socket_file and folder.path is not None and parsed.peer is not None:
+        event.peer = f"unix:{folder.path.rstrip('/')}/{parsed.peer.removeprefix('unix:')}"
+    if parsed.to is not None and not parsed.to.startswith("/"):
+        event.to_base = _base(folder, parsed.to) if parsed.todir == OWN else parsed.todir
+        if is_gone if parsed.todir == OWN else "todir" in parsed.gone:
             _mark_unreachable(event)
 
 
 def _base(folder: TaskFolder, path: str) -> str | None:
-    return None if folder.is_told and goes_up(path) else folder.path
+    return None if folder.is_from_text and goes_up(path) else folder.path
 
 
 def _correct(folder: TaskFolder, here: str | None) -> bool:
     """By what strace has read. Whether the folder has no name any more."""
     if here is None or here == folder.path:
-        folder.is_told &= here is None
+        folder.is_from_text &= here is None
         return False
-    folder.is_told = False
+    folder.is_from_text = False
     is_gone = here.endswith(_DELETED)
     folder.path = here.removesuffix(_DELETED)
     return is_gone
@@ -390,6 +393,7 @@ def _is_foreign(path: str | None, base: str | None) -> bool:
 
 
 def add_mark(event: RawEvent, mark: Mark) -> None:
+    """Add a mark, once."""
     if mark not in event.marks:
         event.marks.append(mark)
 
@@ -417,13 +421,14 @@ END = 256  #: so many bytes of a line are enough to hold a call's result
 
 
 def path_of(call: bytes, args: bytes) -> bytes:
-    """Of the file or pipe that it writes to, as strace prints it. Empty: it has none."""
+    """Return the path of the file or pipe that a call writes to, as strace prints it; nothing if it
+    has none."""
     found = WRITES[call](args)
     return found[1] if found else b""
 
 
 def streams_of(watch: Sequence[WatchedFile]) -> dict[bytes, str]:
-    """What is watched, by its path as `path_of` gives it."""
+    """Return the names of watched files by their paths, as `path_of` gives them."""
     return {_quoted(one.path): one.name for one in watch if one.path}
 
 
@@ -451,17 +456,19 @@ LOST_CALL = "strace misread the first call after an exec by a thread"
 
 
 class LineCounts(Struct):
-    """Every line stands in one of the first four."""
+    """What became of each line: it stands in one of the first four."""
 
     events: int = 0  #: lines that became an event
     halves: int = 0  #: lines that wait for another one, or for nothing any more
-    besides: int = 0  #: lines of what is no evidence: a signal, a folder changed, a thread's end
+    others: int = 0  #: lines of what is no evidence: a signal, a folder changed, a thread's end
     unparsed: int = 0
-    told_twice: int = 0  #: events beyond one a line: of a fork that its child's line announced
+    extra_events: int = 0  #: events beyond one a line: of a fork that its child's line announced
     lost: int = 0  #: calls
 
 
 class StraceParser:
+    """Parses what strace writes about one run."""
+
     def __init__(
         self,
         monotonic_of: Callable[[int], int],
@@ -469,12 +476,12 @@ class StraceParser:
         ask: Ask = ask_proc,
         watch: Sequence[WatchedFile] = (),
     ) -> None:
-        """`monotonic_of`: of the first line's wall clock, ns."""
-        self.books = LineCounts()
+        """`monotonic_of` converts the wall clock of the first line, in ns."""
+        self.counts = LineCounts()
         self.has_uring = False
         self._has_mounted = False  # or has mounts of its own: from then on
         self.tasks = Tasks(cwd, ask)
-        self.doubts = Doubts()
+        self.doubts = LossReasons()
         self._bound: dict[bytes, str] = {}  # sockets: the name of a local one, else nothing
         self._monotonic_of = monotonic_of
         self._streams = streams_of(watch)
@@ -487,9 +494,11 @@ class StraceParser:
 
     @property
     def has_begun(self) -> bool:
+        """Tell whether strace has written anything."""
         return self._now is not None
 
     def feed(self, data: bytes) -> list[Item]:
+        """Return what the lines become that these bytes complete."""
         head, newline, rest = data.partition(b"\n")
         self._parts.append(head)
         if newline:
@@ -502,7 +511,7 @@ class StraceParser:
         return self._take()
 
     def finish(self) -> list[Item]:
-        """There is no more."""
+        """Return what the rest becomes: there is no more."""
         last = b"".join(self._parts)
         self._parts = []
         if last:
@@ -516,7 +525,7 @@ class StraceParser:
     def _read(self, line: bytes) -> None:
         found = _LINE(line)
         if found is None:
-            self._give_up()
+            self._count_unparsed()
             return
         pid, wall, seconds, fraction, call, resumed, sign, rest = found.groups()
         if self._now is None:
@@ -525,9 +534,9 @@ class StraceParser:
             self._now += int(seconds) * _SECOND + int(fraction)
         tid = int(pid)
         if sign == b"---":
-            self.books.besides += 1
+            self.counts.others += 1
         elif sign:
-            self._heed(tid, rest)
+            self._end_task(tid, rest)
         elif call:
             self._begin(tid, call, rest)
         else:
@@ -542,14 +551,14 @@ class StraceParser:
         args = _cut(rest)
         if call in _FORKS:
             flags = clone_flags(call.decode(), rest)
-            self.tasks.fork_begins(tid, task, flags or 0)
+            self.tasks.begin_fork(tid, task, flags or 0)
             self._has_mounted |= bool((flags or 0) & CLONE_NEWNS)
         elif call in _MOUNTS:
             self._mount_begins(call.decode(), rest)
         if args is None:
             self._complete(tid, task, call, rest)
         else:
-            self.books.halves += 1
+            self.counts.halves += 1
             self._halves[tid] = (call, args)
 
     def _mount_begins(self, call: str, rest: bytes) -> None:
@@ -565,7 +574,7 @@ class StraceParser:
         if _cut(end) is None:
             self._wrote(tid, task, path, end)
         else:
-            self.books.halves += 1
+            self.counts.halves += 1
             self._halves[tid] = (call, path)
 
     def _resume(self, tid: int, call: bytes, rest: bytes) -> None:
@@ -574,7 +583,7 @@ class StraceParser:
             return self._after_exec(rest)
         began = self._halves.pop(tid, None)
         if began is None or began[0] != call:
-            self._give_up()
+            self._count_unparsed()
             return None
         if call in WRITES:
             return self._wrote(tid, self._task(tid), began[1], rest)
@@ -587,76 +596,76 @@ class StraceParser:
         if call in _FORKS:
             self._forked(tid, task, result)
         elif call not in _KNOWN:
-            self.books.besides += 1
+            self.counts.others += 1
         else:
             self._known(tid, task, call.decode(), text[: result.start], result)
 
     def _end_in(self, text: bytes) -> CallResult | None:
-        """None: it has none, which is in the books."""
+        """Return how a call ended; None: that cannot be read, which is counted."""
         result = read_result(text)
         if result is None:
-            self._give_up()
+            self._count_unparsed()
         return result
 
     def _known(self, tid: int, task: Task, call: str, args: bytes, result: CallResult) -> None:
         name = COMPAT.get(call, call)
-        told = parse_arguments(name, args.removesuffix(_UNFINISHED))
-        if told is None:
-            self._give_up()
+        parsed = parse_arguments(name, args.removesuffix(_UNFINISHED))
+        if parsed is None:
+            self._count_unparsed()
             return
         if name != call:
-            told.mark("compat")
-        self._called(tid, task, name, told, result)
+            parsed.mark("compat")
+        self._called(tid, task, name, parsed, result)
 
     def _called(
-        self, tid: int, task: Task, call: str, told: CallArguments, result: CallResult
+        self, tid: int, task: Task, call: str, parsed: CallArguments, result: CallResult
     ) -> None:
         if call in ("chdir", "fchdir", "chroot"):
             if call == "chroot":
-                enclose(task.folder, result)
+                change_root(task.folder, result)
             else:
-                move(task.folder, told, result)
-            self.books.besides += 1
+                change_folder(task.folder, parsed, result)
+            self.counts.others += 1
             return
         if call == "seccomp":
-            if (result.ret or 0) >= 0 and told.flags & NEW_LISTENER:
+            if (result.ret or 0) >= 0 and parsed.flags & NEW_LISTENER:
                 self.doubts.add(ANSWERED)
-            self.books.besides += 1
+            self.counts.others += 1
             return
         if call in SENDS:
-            events = sent_events(self._time, task, tid, call, told, result)
+            events = sent_events(self._time, task, tid, call, parsed, result)
             for event in events:
                 self._send(event)
-            self.books.besides += not events
+            self.counts.others += not events
             more = max(len(events) - 1, 0)
-            self.books.events -= more
-            self.books.told_twice += more
+            self.counts.events -= more
+            self.counts.extra_events += more
             return
         call = BY_NUMBER.get(call, call)
-        if self._is_nothing(call, told, result):
-            self.books.besides += 1
+        if self._is_nothing(call, parsed, result):
+            self.counts.others += 1
             return
         if call == "io_uring_setup" and (result.ret or 0) >= 0:
             self.has_uring = True
         if call in EXECS and result.ret == 0:
             call = "exec"
-        event = make_event(self._time, task, tid, call, told, result)
+        event = make_event(self._time, task, tid, call, parsed, result)
         if call == "bind" and result.ret == 0:
-            self._bound[told.socket] = _bound_as(event)
+            self._bound[parsed.socket] = _bound_as(event)
         elif call in ACCEPTS and event.peer in (None, "unix:"):
-            event.peer = self._bound.get(told.socket) or event.peer
+            event.peer = self._bound.get(parsed.socket) or event.peer
         elif call in REACHING:
-            is_own = told.target is not None and told.target in self.tasks.living
+            is_own = parsed.target is not None and parsed.target in self.tasks.living
             if (result.ret or 0) >= 0 and not is_own:
                 add_mark(event, "outside")
         if call in DOUBTED:
             self.doubts.take(event)
         self._send(event)
 
-    def _is_nothing(self, call: str, told: CallArguments, result: CallResult) -> bool:
+    def _is_nothing(self, call: str, parsed: CallArguments, result: CallResult) -> bool:
         """A request to a process that is traced already; nobody who came."""
         if call == "ptrace":
-            return told.flags not in (ATTACH, SEIZE)
+            return parsed.flags not in (ATTACH, SEIZE)
         return call in ACCEPTS and (result.ret is None or result.ret < 0)
 
     def _wrote(self, tid: int, task: Task, path: bytes, end: bytes) -> None:
@@ -664,81 +673,81 @@ class StraceParser:
         if result is None:
             return
         if path not in self._streams or not result.ret or result.ret < 0:
-            self.books.besides += 1
+            self.counts.others += 1
         else:
             event = RawEvent(self._time, task.group, tid, "wrote", size=result.ret, scope="tree")
             event.stream = self._streams[path]
             self._send(event)
 
     def _forked(self, tid: int, task: Task, result: CallResult) -> None:
-        fork = self.tasks.fork_ends(tid, result.child)
+        fork = self.tasks.end_fork(tid, result.child)
         if fork is None:
-            self.books.besides += 1
+            self.counts.others += 1
             return
         self._send(self._fork(fork, tid, result.child))
 
-    def _heed(self, tid: int, text: bytes) -> None:
+    def _end_task(self, tid: int, text: bytes) -> None:
         if by := _SUPERSEDED(text):
             self._supersede(tid, int(by[1]))
             return
         status = exit_status(text)
         if status is None:
-            self._give_up()
+            self._count_unparsed()
             return
         task = self._task(tid)
-        self._cut_short(tid, task)
+        self._end_call_unseen(tid, task)
         self.tasks.end(tid)
         if task.group != tid:
-            self.books.besides += 1
+            self.counts.others += 1
         else:
             self._send(RawEvent(self._time, tid, tid, "exit", status=status, scope="tree"))
 
-    def _cut_short(self, tid: int, task: Task) -> None:
+    def _end_call_unseen(self, tid: int, task: Task) -> None:
         """In the middle of a call, which may have reached somebody nevertheless."""
         call, args = self._halves.pop(tid, (b"", b""))
         if call in _ENDING:
-            self.books.halves -= 1
+            self.counts.halves -= 1
             self._known(tid, task, call.decode(), args, CallResult(0, None))
 
     def _supersede(self, tid: int, by: int) -> None:
         """A thread has executed a program, and goes on as its process's first one."""
         task = self._task(tid)
         call, args = self._halves.pop(by, (b"", b""))
-        self._cut_short(tid, task)
+        self._end_call_unseen(tid, task)
         self.tasks.end(by)
-        told = parse_arguments(call.decode(), args) if call in _EXECS else None
+        parsed = parse_arguments(call.decode(), args) if call in _EXECS else None
         self._superseded.add(tid)
-        if told is None:
-            self._give_up()
+        if parsed is None:
+            self._count_unparsed()
             return
-        told.mark("thread_exec")
-        self._send(make_event(self._time, task, tid, "exec", told, CallResult(0, 0)))
+        parsed.mark("thread_exec")
+        self._send(make_event(self._time, task, tid, "exec", parsed, CallResult(0, 0)))
 
     def _after_exec(self, rest: bytes) -> None:
         """What strace says of it after that. With seccomp, it takes the program's first call for
         the end of the exec."""
         result = read_result(rest)
-        self.books.halves += 1
+        self.counts.halves += 1
         if result is None or result.is_misread:
-            self.books.lost += 1
+            self.counts.lost += 1
             self._out.append(Gap(source="strace", lost=1, reason=LOST_CALL))
 
     def _task(self, tid: int) -> Task:
         task, parent = self.tasks.find(tid)
         if parent is not None:
-            self.books.told_twice += 1
+            self.counts.extra_events += 1
             self._out.append(self._fork(parent, parent.group, tid))
         return task
 
     def _fork(self, parent: Task, tid: int, child: int) -> RawEvent:
         return RawEvent(self._time, parent.group, tid, "fork", child=child, scope="tree")
 
-    def _give_up(self) -> None:
-        self.books.unparsed += 1
+    def _count_unparsed(self) -> None:
+        self.counts.unparsed += 1
         self._out.append(Gap(source="strace", lost=1, reason=UNREADABLE))
 
     def _send(self, event: RawEvent) -> None:
-        self.books.events += 1
+        self.counts.events += 1
         if self._has_mounted and (event.path or event.resolved or event.to_path) is not None:
             add_mark(event, "other_mounts")
         self._out.append(event)

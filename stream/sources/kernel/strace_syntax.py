@@ -32,13 +32,14 @@ _KILLED = re.compile(rb"killed by (\w+)( \(core dumped\))? \+\+\+").fullmatch
 
 
 def number(text: bytes) -> int:
+    """Read a figure, which is decimal, octal or hexadecimal."""
     if text.startswith(b"0") and len(text) > 1:
         return int(text, 16 if text[1:2] == b"x" else 8)
     return int(text)
 
 
 def unquoted(text: bytes) -> bytes:
-    """Raises ValueError."""
+    """Return the bytes of a string. Raises ValueError."""
     if text.count(b"\\x") * 4 != len(text):
         raise ValueError(text)
     return unhexlify(text.replace(b"\\x", b""))
@@ -46,20 +47,21 @@ def unquoted(text: bytes) -> bytes:
 
 @lru_cache(4096)  # the same few folders and libraries, again and again
 def plain(text: bytes) -> str:
-    """Raises ValueError."""
+    """Return a string as text by `path_text`. Raises ValueError."""
     return path_text(unquoted(text))
 
 
 def file_name(text: bytes, is_deleted: bool) -> str | None:
-    """None: it is no file, or one in memory, whose name leads nowhere. Raises ValueError."""
+    """Return the path of a descriptor, or None: it is no file, or one in memory, whose name leads
+    nowhere. Raises ValueError."""
     name = plain(text)
     is_known = name.startswith("/") and not (is_deleted and name.startswith(_MEMORY))
     return name if is_known else None
 
 
 def peer_of(address: bytes, *, is_send: bool = False) -> str | None:
-    """None: it says nothing that can be read. As IPv4 does, a send without a family is read as
-    one of IPv4."""
+    """Return whom an address names, or None if it says nothing that can be read. As IPv4 does, a
+    send without a family is read as one of IPv4."""
     if found := _IN4.search(address):
         port, host = unquoted(found[1]), unquoted(found[2])
         return f"{socket.inet_ntoa(host)}:{int.from_bytes(port, 'big')}"
@@ -86,13 +88,13 @@ def peer_of(address: bytes, *, is_send: bool = False) -> str | None:
 
 
 def names_file(address: bytes) -> bool:
-    """Whether it is a local one that has a name from where the process stands."""
+    """Tell whether an address is a local one that has a name from where the process stands."""
     found = _LOCAL.search(address)
     return found is not None and not found[1] and found[2][:4] not in (b"", b"\\x2f")
 
 
 def exit_status(text: bytes) -> int | None:
-    """As wait gives it."""
+    """Return the status of a process that ended, as wait gives it."""
     if found := _EXITED(text):
         return (int(found[1]) & 0xFF) << 8
     if found := _KILLED(text):
@@ -228,7 +230,7 @@ OWN = "."  #: the folder that the process is in
 
 
 class CallArguments(Struct):
-    """What the arguments say. A folder or file is known by the path that strace read."""
+    """What the arguments of a call say. A folder or file is known by the path that strace read."""
 
     path: str | None = None
     to: str | None = None
@@ -255,6 +257,7 @@ class CallArguments(Struct):
     marks: list[Mark] = field(default_factory=list)
 
     def mark(self, mark: Mark) -> None:
+        """Add a mark, once."""
         if mark not in self.marks:
             self.marks.append(mark)
 
@@ -310,7 +313,7 @@ def parse_arguments(call: str, args: bytes) -> CallArguments | None:
 
 
 def clone_flags(call: str, args: bytes) -> int | None:
-    """None: not to be seen. fork and vfork have none."""
+    """Return the flags of a call that makes a process, or None where they are not to be seen."""
     if call in ("fork", "vfork"):
         return 0
     found = _FLAGS.search(b" " + args)
@@ -318,7 +321,7 @@ def clone_flags(call: str, args: bytes) -> int | None:
 
 
 def may_mount(call: str, args: bytes) -> bool:
-    """Whether it may change what is mounted where, for whoever calls it."""
+    """Tell whether a call may change what is mounted where, for whoever calls it."""
     if call not in ("unshare", "setns"):
         return True
     found = _LAST_NUMBER.search(args)
@@ -330,60 +333,60 @@ def _parse(call: str, args: bytes) -> CallArguments | None:
     found = (call in _LACKING and _LACKING[call].fullmatch(args)) or _PATTERNS[call].fullmatch(args)
     if not found:
         return None
-    told = CallArguments()
+    parsed = CallArguments()
     for name in found.re.groupindex:
         if read := _READERS.get(name):
-            read(told, name, found)
+            read(parsed, name, found)
     finish = _FINISHERS.get(call)
-    return told if finish is None or finish(told, found) else None
+    return parsed if finish is None or finish(parsed, found) else None
 
 
-def _read_number(told: CallArguments, name: str, found: re.Match[bytes]) -> None:
+def _read_number(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
     if (value := found[name]) is not None:
         figure = number(value)
-        setattr(told, name, None if figure == -1 and name in ("uid", "gid") else figure)
+        setattr(parsed, name, None if figure == -1 and name in ("uid", "gid") else figure)
 
 
-def _read_target(told: CallArguments, name: str, found: re.Match[bytes]) -> None:
-    told.target = number(found["target_here"] or found["target"])
+def _read_target(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
+    parsed.target = number(found["target_here"] or found["target"])
 
 
-def _read_text(told: CallArguments, name: str, found: re.Match[bytes]) -> None:
+def _read_text(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
     if found[name] is None:
-        told.mark("fault")
+        parsed.mark("fault")
         return
-    setattr(told, "path" if name == "text" else name, plain(found[name]))
+    setattr(parsed, "path" if name == "text" else name, plain(found[name]))
     if found[f"{name}_cut"]:
-        told.mark("truncated")
+        parsed.mark("truncated")
 
 
-def _read_file(told: CallArguments, name: str, found: re.Match[bytes]) -> None:
+def _read_file(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
     figure, path, is_deleted = (found[group] for group in (name, f"{name}_path", f"{name}_gone"))
     if figure == b"-100":  # AT_FDCWD
-        told.here = None if path is None else plain(path)
+        parsed.here = None if path is None else plain(path)
         return
     if name == "dir":
-        told.number = number(figure)
-    setattr(told, name, None if path is None else file_name(path, bool(is_deleted)))
+        parsed.number = number(figure)
+    setattr(parsed, name, None if path is None else file_name(path, bool(is_deleted)))
     if is_deleted:
-        told.gone.append(name)
+        parsed.gone.append(name)
 
 
-def _read_argv(told: CallArguments, name: str, found: re.Match[bytes]) -> None:
+def _read_argv(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
     words = found[name]
     if words != b"NULL" and not _WORDS.fullmatch(words):
-        told.mark("fault")
-    told.argv = []
+        parsed.mark("fault")
+    parsed.argv = []
     for text, is_cut in _WORD.findall(words):
-        told.argv.append(plain(text))
+        parsed.argv.append(plain(text))
         if is_cut:
-            told.mark("truncated")
+            parsed.mark("truncated")
     if words.endswith(b"...]"):
-        told.mark("truncated")
+        parsed.mark("truncated")
 
 
-def _read_socket(told: CallArguments, name: str, found: re.Match[bytes]) -> None:
-    told.socket = found[name] or b""
+def _read_socket(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
+    parsed.socket = found[name] or b""
 
 
 _READERS: dict[str, Callable[[CallArguments, str, re.Match[bytes]], None]] = {
@@ -396,55 +399,56 @@ _READERS: dict[str, Callable[[CallArguments, str, re.Match[bytes]], None]] = {
 }
 
 
-def _finish_creat(told: CallArguments, found: re.Match[bytes]) -> bool:
-    told.flags = CREAT_FLAGS
+def _finish_creat(parsed: CallArguments, found: re.Match[bytes]) -> bool:
+    parsed.flags = CREAT_FLAGS
     return True
 
 
-def _finish_queue(told: CallArguments, found: re.Match[bytes]) -> bool:
-    told.dir = None  # its name is in no folder
+def _finish_queue(parsed: CallArguments, found: re.Match[bytes]) -> bool:
+    parsed.dir = None  # its name is in no folder
     return True
 
 
-def _finish_openat2(told: CallArguments, found: re.Match[bytes]) -> bool:
+def _finish_openat2(parsed: CallArguments, found: re.Match[bytes]) -> bool:
     if found["flags"] is None:
-        told.mark("fault")
+        parsed.mark("fault")
     return True
 
 
-def _finish_connect(told: CallArguments, found: re.Match[bytes]) -> bool:
-    _read_peer(told, found["address"], is_send=False)
+def _finish_connect(parsed: CallArguments, found: re.Match[bytes]) -> bool:
+    _read_peer(parsed, found["address"], is_send=False)
     return True
 
 
-def _finish_bind(told: CallArguments, found: re.Match[bytes]) -> bool:
+def _finish_bind(parsed: CallArguments, found: re.Match[bytes]) -> bool:
     """Take the name of a local socket for a path, unless it is an abstract one: it makes a file."""
-    _read_peer(told, found["address"], is_send=False)
-    if told.peer is not None and told.peer.startswith("unix:") and told.peer[5:6] not in ("", "@"):
-        told.path, told.peer, told.is_socket_file = told.peer.removeprefix("unix:"), None, False
+    _read_peer(parsed, found["address"], is_send=False)
+    peer = parsed.peer or ""
+    if peer.startswith("unix:") and peer[5:6] not in ("", "@"):
+        parsed.path, parsed.peer, parsed.is_socket_file = peer[5:], None, False
     return found["socket"] is not None
 
 
-def _finish_accept(told: CallArguments, found: re.Match[bytes]) -> bool:
+def _finish_accept(parsed: CallArguments, found: re.Match[bytes]) -> bool:
     """Read who has come, which is seen where the program has asked."""
     address = found["address"]
     if address.startswith(_LOCAL_FAMILY):
-        told.peer = "unix:"
+        parsed.peer = "unix:"
     elif address.startswith(b"{"):
-        told.peer = peer_of(address)
+        parsed.peer = peer_of(address)
     return True
 
 
-def _finish_send(told: CallArguments, found: re.Match[bytes]) -> bool:
-    _read_peer(told, found["address"])
+def _finish_send(parsed: CallArguments, found: re.Match[bytes]) -> bool:
+    _read_peer(parsed, found["address"])
     return True
 
 
-def _finish_sends(told: CallArguments, found: re.Match[bytes]) -> bool:
+def _finish_sends(parsed: CallArguments, found: re.Match[bytes]) -> bool:
     for place, address in enumerate(_MESSAGE.findall(found["messages"])):
-        one = CallArguments() if place else told
+        one = CallArguments() if place else parsed
         _read_peer(one, address)
-        told.others += [one] if place else []
+        parsed.others += [one] if place else []
     return True
 
 
@@ -463,24 +467,24 @@ _FINISHERS: dict[str, Callable[[CallArguments, re.Match[bytes]], bool]] = {
 }
 
 
-def _read_peer(told: CallArguments, address: bytes | None, *, is_send: bool = True) -> None:
+def _read_peer(parsed: CallArguments, address: bytes | None, *, is_send: bool = True) -> None:
     if address is None or address == b"NULL":
         return
-    told.has_peer = True
+    parsed.has_peer = True
     if not address.startswith(b"{"):
-        told.mark("fault")
+        parsed.mark("fault")
         return
-    told.peer, told.is_socket_file = peer_of(address, is_send=is_send), names_file(address)
+    parsed.peer, parsed.is_socket_file = peer_of(address, is_send=is_send), names_file(address)
 
 
 def _by_number(call: str, args: bytes) -> CallArguments | None:
     words = args.split(b", ")
     if len(words) != 6:
         return None
-    told = CallArguments(dir=None, marks=["fault"])
+    parsed = CallArguments(dir=None, marks=["fault"])
     if BY_NUMBER[call] == "fchmodat2":
-        told.mode, told.flags = number(words[2]), number(words[3])
-    return told
+        parsed.mode, parsed.flags = number(words[2]), number(words[3])
+    return parsed
 
 
 def _pattern(shape: str) -> re.Pattern[bytes]:
