@@ -366,7 +366,7 @@ async def _record(options: ObserveOptions, prepared: _Prepared, interrupts: Inte
             relays=(None if options.events else Relay(1), Relay(2)),
             events=options.events is not None,
             probes=prepared.probes,
-            witness=_kernel_recorder(options, settings),
+            kernel=_kernel_recorder(options, settings),
             on_progress=progress,
             on_warning=_warn,
         )

@@ -1,19 +1,19 @@
 """The composition behind `--kernel`: a feed, its layers, and the artifacts that follow from them.
 
-It has a pipeline of its own beside the run's. Whatever happens to it, the run goes on; what it
-could not see is said in observation-health.json, and nothing of it ever looks complete.
+Its parts belong to the one pipeline of a run. Whatever happens to them, the run goes on; what the
+feed could not see is said in observation-health.json, and nothing of it ever looks complete.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from anyio import Event, create_task_group, to_thread
+from anyio import to_thread
 from msgspec import Struct
 
 from stream.archive.chain import LayerFiles
@@ -23,7 +23,7 @@ from stream.evidence.markers import COMMANDS, DroppedInput
 from stream.files.append import RecordedFile, Reserve
 from stream.observe.evidence import CaptureResult, CommandResult, record_evidence
 from stream.observe.settings import RunSettings
-from stream.pipeline import Batch, Pipeline, Sink, Write
+from stream.pipeline import Batch, Counts, Out, Sink, Source, Transformer, Write
 from stream.process.cgroup import Cgroup
 from stream.process.guard import Guard
 from stream.process.messages import Start
@@ -87,15 +87,15 @@ class KernelRecorder:
         self._times = EventTimeIndex(recording.folder)
         self._reserve = Reserve(recording.folder)
         self._feed: Feed | None = None
+        self._is_closed = False
         self._capture = RawCapture(feed="absent", reason="it was never begun")
-        self._begun, self._is_done = Event(), Event()
         self._given: list[bytes] = []  # names in the environment
         self._troubles: list[str] = []
         self._log: CommandLog | None = None
         self.kept: Mapping[str, RecordedFile] = {}
         self.commands: ObservedCommands | None = None
 
-    async def begin(
+    async def prepare(
         self, guard: Guard, cgroup: Cgroup | None, order: Start, log: CommandLog | None
     ) -> Start:
         self._log = log
@@ -122,30 +122,53 @@ class KernelRecorder:
             order = feed.wrap(order)
             if feed.burden and self._wish.kernel == "auto":
                 self._warn(feed.burden)
-        self._begun.set()
         return order
 
-    def hear(self, block: bytes, arrived: int) -> None:
+    def on_stdout(self, block: bytes, arrived: int) -> None:
+        """Take a piece of the agent's stdout, which came at a time. Called from a thread."""
         self._testimony.hear(block, arrived)
 
-    async def run(self) -> None:
-        try:
-            await self._begun.wait()
-            async with create_task_group() as tasks:
-                tasks.start_soon(self._listen)
-                if self._feed is not None:
-                    await self._watch_kernel(self._feed)
-        except BaseException:  # of a run that ended before it began
-            self._channels.close()
-            raise
-        finally:
-            self._is_done.set()
+    def sources(self) -> list[Source]:
+        """The feed, where there is one, and the channels that tell of tool calls."""
+        channels = _Contained(_Channels(self._channels), self._lose_channels)
+        if self._feed is None:
+            return [channels]
+        return [channels, _Contained(self._feed, self._lose_feed)]
 
-    async def finish(self, ending: CommandEnding, summary: RunSummary) -> list[str]:
+    def transformers(self) -> list[Transformer]:
+        """What is made of raw telemetry: redacted, copied where that was asked for, normalized."""
+        made: list[Transformer] = []
+        if self._recording.disclosure.redactor is not None:
+            made.append(Redact(self._recording.disclosure))
+        if self._wish.raw is not None:
+            made.append(CopyRaw())
+        return [_Guarded(one, self._lose_feed) for one in (*made, self._normalize)]
+
+    def sinks(self) -> list[Sink]:
+        sinks: list[Sink] = [_LayerSink(self._files, self._times)]
+        if self._wish.raw is not None:
+            sinks.append(RawCopy(self._wish.raw, self._troubles))
+        return sinks
+
+    def end(self) -> None:
+        """Nobody of the agent's tree is left: what the sources have is all that there will be."""
         if self._feed is not None:
             self._feed.end()
         self._channels.end()
-        await self._is_done.wait()
+
+    def close(self) -> None:
+        """Let go of the feed and the channels, however the run ended."""
+        self._close_feed()
+        self._channels.close()
+
+    def _close_feed(self) -> None:
+        if self._feed is not None and not self._is_closed:
+            self._is_closed = True
+            self._feed.close()
+
+    async def conclude(self, ending: CommandEnding, summary: RunSummary) -> list[str]:
+        """Write what follows from the layers, and say what is missing. The pipeline has ended."""
+        self._close_feed()
         try:
             await to_thread.run_sync(self._conclude, ending, summary)
         except Exception as error:  # nothing of this may cost the record of the run
@@ -163,33 +186,18 @@ class KernelRecorder:
             folder=self._recording.folder,
         )
 
-    async def _watch_kernel(self, feed: Feed) -> None:
-        policy, raw = self._recording.disclosure, self._wish.raw
-        pipeline = Pipeline((feed,))
-        sinks: list[Sink] = [_LayerSink(self._files, self._times)]
-        if policy.redactor is not None:
-            pipeline = pipeline.through(Redact(policy))
-        if raw is not None:
-            pipeline = pipeline.through(CopyRaw())
-            sinks.append(RawCopy(raw, self._troubles))
-        try:
-            await pipeline.through(self._normalize).into(*sinks)
-        except* Exception as group:  # whatever it was, the agent's run goes on, and this is said
-            self._troubles.append(f"the kernel layer: {_reasons(group)}")
-            if self._normalize.capture is None:  # whoever had begun something has not all of it
-                gap = Gap(source=feed.name, lost=0, reason=UNFINISHED)
-                self._files.append(DETAIL_FILE, _encode(gap) + b"\n", 1)
-        finally:
-            feed.close()
+    def _lose_feed(self, why: str) -> None:
+        """Whatever it was, the agent's run goes on, and this is said."""
+        self._troubles.append(f"the kernel layer: {why}")
 
-    async def _listen(self) -> None:
-        try:
-            await self._channels.run()
-        except* Exception as group:
-            self._miss("sdk", f"the SDK layer: {_reasons(group)}")
+    def _lose_channels(self, why: str) -> None:
+        self._miss("sdk", f"the SDK layer: {why}")
 
     def _conclude(self, ending: CommandEnding, summary: RunSummary) -> None:
         self._reserve.release()
+        if self._feed is not None and self._normalize.capture is None:
+            gap = Gap(source=self._feed.name, lost=0, reason=UNFINISHED)
+            self._files.append(DETAIL_FILE, _encode(gap) + b"\n", 1)
         self._hear_the_rest()
         self._read_policy()
         left_out = self._normalize.dropped
@@ -284,6 +292,65 @@ def _reason(error: BaseException) -> str:
     return os_reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
+class _Channels(Struct):
+    """The channels as a source: what comes there goes to the collector of tool calls."""
+
+    channels: Channels
+
+    async def run(self, out: Out, /) -> None:
+        await self.channels.run()
+
+
+class _Contained(Struct):
+    """A source whose failure is noted, and costs no other part of the run."""
+
+    source: Source
+    on_failure: Callable[[str], None]
+
+    async def run(self, out: Out, /) -> None:
+        try:
+            await self.source.run(out)
+        except* Exception as group:
+            self.on_failure(_reasons(group))
+
+
+class _Guarded:
+    """A transformer whose failure is noted: from then on it rejects what comes."""
+
+    def __init__(self, inner: Transformer, on_failure: Callable[[str], None]) -> None:
+        self.name = inner.name
+        self.counts = Counts()
+        self._inner = inner
+        self._on_failure = on_failure
+        self._has_failed = False
+
+    @property
+    def kinds(self) -> Collection[str]:
+        return self._inner.kinds
+
+    def feed(self, batch: Batch[Any], /) -> list[Batch[Any]]:
+        self.counts.received += len(batch.items)
+        if not self._has_failed:
+            try:
+                made = [*self._inner.feed(batch)]
+            except Exception as error:
+                self._has_failed = True
+                self._on_failure(_reason(error))
+            else:
+                self.counts.passed += len(batch.items)
+                return made
+        self.counts.rejected += len(batch.items)
+        return []
+
+    def finish(self) -> list[Batch[Any]]:
+        if self._has_failed:
+            return []
+        rest, counts = [*self._inner.finish()], self._inner.counts
+        if counts.received != self.counts.received or not counts.balanced:
+            self._on_failure(f"{self.name}: given {self.counts.received}, accounts for {counts}")
+        return rest
+
+
 class _LayerSink(Struct):
     """Write the records of the kernel layer, each batch with one write."""
 
@@ -296,9 +363,10 @@ class _LayerSink(Struct):
     async def open(self) -> AsyncIterator[Write]:
         async def write(batch: Batch[Any]) -> None:
             if batch.kind == TIMES:
-                self.times.add(batch.items)
+                await to_thread.run_sync(self.times.add, batch.items)
                 return
             name = KERNEL_FILE if batch.kind == KERNEL else DETAIL_FILE
-            self.files.append(name, _encode_lines(batch.items), len(batch.items))
+            lines, count = _encode_lines(batch.items), len(batch.items)
+            await to_thread.run_sync(self.files.append, name, lines, count)
 
         yield write

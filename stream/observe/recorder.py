@@ -1,31 +1,24 @@
-"""Somebody else who watches a run: what a kernel feed must be asked and told.
-
-The evaluation of a run, from what was recorded of it.
-
-One agent run, from its first event to its ninth.
+"""One agent run as a source of nine events, one for each phase.
 
 The agent is a black box: nothing is asked of it, nothing is changed for it but its PATH and how
 far up git looks for a repository, and what it says about itself is kept apart from what was
-seen. Each event is on the disk before what it announces goes on."""
+seen. Each event is on the disk before it is sent, and before the next phase begins.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-from anyio import to_thread
+from anyio import Event, create_task_group, to_thread
 from msgspec import Struct
 
 from stream.errors import OutputError, StreamError, number, reporting
 from stream.files.append import NOT_OURS, AppendFile, RecordedFile, is_still
-from stream.observe.agent_output import Declared, read_declared
-from stream.observe.agents import Version, find_version
-from stream.observe.constraints import ChangedPath, Command, Diff, evaluate
+from stream.observe.agents import find_version
 from stream.observe.settings import (
-    EventTrace,
     RunSettings,
     file_artifact,
     foreign_files,
@@ -34,20 +27,17 @@ from stream.observe.settings import (
     write_document,
     write_manifest,
 )
-from stream.pipeline import Batch, Out
-from stream.process.cgroup import Cgroup
+from stream.observe.verdict import reach_verdict
+from stream.pipeline import Batch, Out, Pipeline
 from stream.process.guard import Guard, Interrupts
 from stream.process.machine import Clock
-from stream.process.messages import Start
 from stream.process.table import ON_LINUX
 from stream.records.artifacts import EVIDENCE_FILES, HOME
 from stream.records.control import EVENTS
 from stream.records.decision import ActionType, Artifact, Evaluation, EventName
 from stream.records.run import (
-    BOUNDARY_FILE,
     CHANGES_FILE,
     COMMANDS_FILE,
-    DESCRIPTOR_FILE,
     DIFF_FILE,
     EVENTS_FILE,
     MANIFEST_FILE,
@@ -57,142 +47,16 @@ from stream.records.run import (
     SUMMARY_FILE,
     WORKSPACE,
     Beginning,
-    CommandRecord,
     RunSummary,
-    decode_change,
 )
 from stream.redaction.output import OutputFile
-from stream.sources.agent import CommandEnding, Invocation, Relay, prepare_guard
+from stream.sources.agent import AgentCommand, CommandEnding, Relay, prepare_guard
 from stream.sources.wrappers import MOST_VOUCHED, PASSED_BY, CommandLog, ObservedCommands
 from stream.workspace.capture import WorkspaceCapture, WorkspaceChanges
 
-
-class RunWatcher(Protocol):
-    """Nothing that it raises or loses costs the run: it says so in the end."""
-
-    async def begin(
-        self, guard: Guard, cgroup: Cgroup | None, order: Start, log: CommandLog | None
-    ) -> Start:
-        """Before the command's first instruction. The order, with what it needs of it."""
-
-    def hear(self, block: bytes, arrived: int) -> None:
-        """What the command wrote to its stdout, and when it came. In a thread."""
-
-    @property
-    def kept(self) -> Mapping[str, RecordedFile]:
-        """The files that it wrote, when it has finished."""
-
-    @property
-    def commands(self) -> ObservedCommands | None:
-        """What it saw of the calls of wrapped programs, when it has finished. None: nothing."""
-
-    async def finish(self, ending: CommandEnding, summary: RunSummary) -> list[str]:
-        """When nobody of the tree is left: puts down what it saw, and says what is missing."""
-
-
-_decode_command = msgspec.json.Decoder(CommandRecord).decode
-
-
-class Verdict(Struct):
-    evaluation: Evaluation
-    declared: Declared | None  #: None: it was not kept
-    changed: int | None
-
-    @property
-    def statuses(self) -> str:
-        one = self.evaluation
-        return (
-            f"alignment={one.alignment.status} quality={one.quality.status}"
-            f" policy={one.policy.status}"
-        )
-
-    @property
-    def sentence(self) -> str:
-        """What must not be missed, whatever the exit code and the answer say."""
-        parts = [self.statuses]
-        if self.declared is not None and self.declared.denials:
-            tools = ",".join(self.declared.denied_tools)
-            parts.append(f"declared_permission_denials={self.declared.denials} ({tools})")
-        if self.declared is not None and self.declared.is_error:
-            parts.append("declared_error=yes")
-        changed = "unknown" if self.changed is None else self.changed
-        parts.append(f"changed_paths={changed}" + (": nothing was changed" * (changed == 0)))
-        return "; ".join(parts)
-
-
-def reach_verdict(
-    recording: RunSettings,
-    stdout: RecordedFile,
-    changes: WorkspaceChanges,
-    log: CommandLog | None,
-    seen: ObservedCommands | None = None,
-    why_none: str = "",
-) -> Verdict:
-    """Reads the artifacts, a line at a time. `seen`: what the kernel says of the command log.
-    `why_none`: where it has no line."""
-    folder = recording.folder
-    declared = None
-    if recording.disclosure.mode != "hashed":
-        declared = (
-            read_declared(folder / STDOUT_FILE, stdout.sha256)
-            if stdout.is_ours
-            else Declared(mode="unreadable", reason=NOT_OURS)
-        )
-    seen = seen or ObservedCommands(is_complete=False)
-    why_none, commands = _commands(folder / COMMANDS_FILE, log, seen, why_none)
-    evaluation = evaluate(
-        recording.scenario.constraints,
-        Diff(
-            _changed(folder / CHANGES_FILE) if changes.found is not None else [],
-            folder / DIFF_FILE,
-            changes.found.patch.sha256 if changes.found is not None else "unknown",
-            changes.is_complete,
-        ),
-        commands,
-        declared,
-        recording.disclosure.mode,
-        no_commands=why_none,
-        unwrapped_tests=sorted(seen.tests),
-    )
-    return Verdict(evaluation, declared, changes.found.total if changes.found else None)
-
-
-def _changed(path: Path) -> Iterator[ChangedPath]:
-    """Those that count: a folder that came with its files is not one more."""
-    with path.open("rb") as lines:
-        for line in lines:
-            change = decode_change(line)
-            yield ChangedPath(change.path, change.change)
-
-
-def _commands(
-    path: Path, log: CommandLog | None, seen: ObservedCommands, why_none: str
-) -> tuple[str, Iterator[Command] | None]:
-    """(why there is nothing to be said about them, them)."""
-    if log is None:
-        return "the wrappers were off", None
-    if not log.is_ours:
-        return f"the log {NOT_OURS}", None
-    if not log.count:
-        return why_none, None
-    tests = (one for one in _called(path, seen) if one.category == "test")
-    if not any(one.is_vouched for one in tests):
-        if log.is_passed_by:
-            return PASSED_BY, None
-        if log.unwritten:
-            return f"lost: {number(log.unwritten, 'call')}", None
-    return "", _called(path, seen)
-
-
-def _called(path: Path, seen: ObservedCommands) -> Iterator[Command]:
-    with path.open("rb") as lines:
-        for index, line in enumerate(lines):
-            try:
-                record = _decode_command(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise OutputError(f"{path}: {error}") from None
-            yield Command(record.name, record.category, record.time, index in seen.vouched)
-
+if TYPE_CHECKING:  # a run without a feed does without it
+    from stream.observe.kernel import KernelRecorder
+    from stream.observe.probes import ProbeRecorder
 
 #: Where one of these could not be written, that was said.
 _WRITTEN_LAST = (DIFF_FILE, CHANGES_FILE, SUMMARY_FILE, MANIFEST_FILE)
@@ -204,175 +68,193 @@ _MOST_FOREIGN = 1000  #: files that the summary names, and
 _NAMED = 5  #: those of them that a sentence does
 
 
-class AgentSource:
-    """Sends the events that it has written. When it ends, so has the agent's tree."""
+class PhaseEvent(Struct, kw_only=True):
+    """What a phase has to say: it becomes an event of the run."""
+
+    name: EventName
+    action: ActionType = "other"
+    summary: str
+    artifacts: Sequence[Artifact] = ()
+    output_raw: Literal["captured_as_artifact"] | None = None
+    evaluation: Evaluation | None = None
+
+
+class RunPhases:
+    """Take a run through its phases and send the event of each. When it ends, so has the tree of
+    the agent, and everything that recorded it."""
 
     def __init__(
         self,
-        recording: RunSettings,
-        workplace: WorkspaceCapture,
+        settings: RunSettings,
+        workspace: WorkspaceCapture,
         guard: Guard,
         interrupts: Interrupts,
         *,
         relays: Sequence[Relay | None],
-        has_place: Callable[[], None] = lambda: None,
-        is_alone: Callable[[], Awaitable[None]] | None = None,
-        beside: Sequence[str] = (),
-        boundary: Callable[[], tuple[int, RecordedFile | None] | None] = lambda: None,
-        descriptor: Callable[[], RecordedFile | None] = lambda: None,
-        witness: RunWatcher | None = None,
+        kernel: KernelRecorder | None = None,
+        probes: ProbeRecorder | None = None,
     ) -> None:
-        self.summary = RunSummary(run_id=recording.run_id)
-        self._recording = recording
-        self._workplace = workplace
+        self.summary = RunSummary(run_id=settings.run_id)
+        self.evaluation: Evaluation | None = None
+        self._recording = settings
+        self._workplace = workspace
         self._guard = guard
         self._interrupts = interrupts
         self._relays = relays
-        self._has_place = has_place  # called when the workspace is there
-        self._is_alone = is_alone  # waits until nobody else works in it
-        self._beside = beside  # what is lost of what they recorded, once that is known
-        self._descriptor = descriptor  # that these need, where it is not the bundled one
-        self._boundary = boundary  # how many of them they recorded, and where; None: nobody else
-        self._witness = witness
-        self.evaluation: Evaluation | None = None
+        self._kernel = kernel
+        self._probes = probes
         self._log: CommandLog | None = None
         self._kept: dict[str, RecordedFile] = {}  # by file of the record
         self._no_commands = ""  # why none were observed
         self._seen: ObservedCommands | None = None  # by the kernel, of calls of wrapped programs
-        self._journal: AppendFile
-        self._out: Out
-        self._trace: EventTrace
-        self._version = Version()
+        self._is_captured = Event()
 
     async def run(self, out: Out, /) -> None:
-        recording = self._recording
-        self._out = out
-        with reporting(recording.folder, OutputError, is_folder=True):
-            journal = self._journal = AppendFile(recording.folder / EVENTS_FILE).open()
+        with reporting(self._recording.folder, OutputError, is_folder=True):
+            self._journal = AppendFile(self._recording.folder / EVENTS_FILE).open()
         try:
-            clock = Clock.start()
-            self._version = await find_version(recording.agent, recording.program_place)
-            self._trace = recording.trace(self._version, clock, journal.append_lines)
-            with reporting(recording.folder, OutputError, is_folder=True):
-                await self._begin(clock)
-                ending, kept = await self._invoke()
-            self.summary = ending.into(self.summary)
-            try:
-                await self._account(ending, kept)
-            except (StreamError, OSError) as error:  # the agent's exit code must not be lost by it
-                self._lose(str(error))
+            await self._run_phases(out)
         finally:
-            if journal.waiting:
-                self._lose(f"{number(len(journal.waiting), 'event')}: {journal.trouble}")
-            journal.close()
+            if waiting := len(self._journal.waiting):
+                self._lose(f"{number(waiting, 'event')}: {self._journal.trouble}")
+            self._journal.close()
             if self._log is not None:
                 self._log.close()
+            if self._kernel is not None:
+                self._kernel.close()
             self._guard.close()
-            shutil.rmtree(recording.wrappers_folder, ignore_errors=True)  # a killed guard's
+            # a killed guard's
+            shutil.rmtree(self._recording.wrappers_folder, ignore_errors=True)
 
-    async def _tell(
-        self,
-        name: EventName,
-        action: ActionType,
-        summary: str,
-        artifacts: Sequence[Artifact] = (),
-        **more: Any,
-    ) -> None:
-        line = self._trace.add(name, action, summary, artifacts, **more)
-        await self._out.send(Batch(EVENTS, [line]))
+    async def _run_phases(self, out: Out) -> None:
+        """Run all phases, in their order. Until the command has ended, a failure ends the run;
+        after that it costs what is left of the record, and never the exit code."""
+        recording = self._recording
+        self._clock = Clock.start()
+        self._version = await find_version(recording.agent, recording.program_place)
+        self._trace = recording.trace(self._version, self._clock, self._journal.append_lines)
+        async with create_task_group() as tasks:
+            with reporting(recording.folder, OutputError, is_folder=True):
+                for phase in (self._started, self._workspace_prepared, self._invoked):
+                    await self._send(await phase(), out)
+                tasks.start_soon(self._capture)
+                await self._send(await self._completed(), out)
+                await self._is_captured.wait()
+            try:
+                for phase in (
+                    self._captured,
+                    self._diffed,
+                    self._commands,
+                    self._evaluated,
+                    self._finished,
+                ):
+                    await self._send(await phase(), out)
+            except (StreamError, OSError) as error:
+                self._lose(str(error))
+
+    async def _send(self, event: PhaseEvent, out: Out) -> None:
+        line = self._trace.add(
+            event.name,
+            event.action,
+            event.summary,
+            event.artifacts,
+            output_raw=event.output_raw,
+            evaluation=event.evaluation,
+        )
+        if event.name == "agent_completed" and not self._journal.waiting:
+            # by the clock of files, which is coarser than ours
+            self._agent.ending.ended_wall = self._journal.changed_at
+        await out.send(Batch(EVENTS, [line]))
 
     def _lose(self, what: str) -> None:
         self.summary.incomplete.append(self._recording.disclosure.value(what))
 
-    async def _begin(self, clock: Clock) -> None:
+    async def _started(self) -> PhaseEvent:
         recording = self._recording
-        document = recording.metadata(self._version, clock)
+        document = recording.metadata(self._version, self._clock)
         metadata = write_document(recording.folder / METADATA_FILE, document)
         self._kept[METADATA_FILE] = metadata
-        await self._tell(
-            "run_started",
-            "other",
-            f"run_id={recording.run_id} scenario_id={recording.scenario.id}",
-            [file_artifact("metadata", METADATA_FILE, metadata, "What the run was told to be.")],
+        what = "What the run was told to be."
+        return PhaseEvent(
+            name="run_started",
+            summary=f"run_id={recording.run_id} scenario_id={recording.scenario.id}",
+            artifacts=[file_artifact("metadata", METADATA_FILE, metadata, what)],
         )
-        prepared = await self._workplace.prepare()
-        await self._tell(
-            "workspace_prepared",
-            "other",
-            prepared.summary,
-            [value_artifact("workspace", prepared.summary, prepared.facts)],
-        )
-        self._has_place()
 
-    async def _invoke(self) -> tuple[CommandEnding, list[RecordedFile]]:
-        """Everything from the agent's start until nobody of its tree is left."""
+    async def _workspace_prepared(self) -> PhaseEvent:
+        prepared = await self._workplace.prepare()
+        return PhaseEvent(
+            name="workspace_prepared",
+            summary=prepared.summary,
+            artifacts=[value_artifact("workspace", prepared.summary, prepared.facts)],
+        )
+
+    async def _invoked(self) -> PhaseEvent:
+        """Get everything ready that records the command, which starts with the next phase."""
         recording = self._recording
         wrappers, cgroup = await prepare_guard(self._guard, recording.wrappers_folder)
         if wrappers is not None:
             self._log = CommandLog(
-                recording.folder / COMMANDS_FILE,
-                wrappers,
-                recording.disclosure,
-                self._trace.clock,
+                recording.folder / COMMANDS_FILE, wrappers, recording.disclosure, self._clock
             )
-        outputs = [
+        self._outputs = [
             OutputFile(recording.folder / name, recording.disclosure)
             for name in (STDOUT_FILE, STDERR_FILE)
         ]
-        invocation = Invocation(
+        order = order_of(recording, wrappers)
+        if self._kernel is not None:
+            order = await self._kernel.prepare(self._guard, cgroup, order, self._log)
+        self._agent = AgentCommand(
             self._guard,
             self._interrupts,
             cgroup,
-            outputs=outputs,
+            order,
+            outputs=self._outputs,
             relays=self._relays,
             log=self._log,
-            on_exit=self._tell_exit,
-            on_stdout=None if self._witness is None else self._witness.hear,
+            on_stdout=None if self._kernel is None else self._kernel.on_stdout,
+            on_end=() if self._kernel is None else (self._kernel.end,),
         )
-        order = order_of(recording, wrappers)
-        if self._witness is not None:
-            order = await self._witness.begin(self._guard, cgroup, order, self._log)
         summary = f"verbose={'yes' if recording.is_verbose else 'no'} cwd={recording.workspace}"
         facts = recording.process_facts(self._version, self._trace.now())
-        await self._tell(
-            "agent_invoked", "other", summary, [value_artifact("process", summary, facts)]
-        )
-        await invocation.run(order)
-        kept = await to_thread.run_sync(lambda: [output.finish() for output in outputs])
+        artifact = value_artifact("process", summary, facts)
+        return PhaseEvent(name="agent_invoked", summary=summary, artifacts=[artifact])
+
+    async def _capture(self) -> None:
+        """Run the one pipeline of everything that records while the agent runs, to its end."""
+        parts = [part for part in (self._kernel, self._probes) if part is not None]
+        sources = (self._agent, *(source for part in parts for source in part.sources()))
+        transformers = [one for part in parts for one in part.transformers()]
+        sinks = [sink for part in parts for sink in part.sinks()]
+        await Pipeline(sources).through(*transformers).into(*sinks)
+        self._is_captured.set()
+
+    async def _completed(self) -> PhaseEvent:
+        """The command has ended; its tree may live on."""
+        await self._agent.exited.wait()
+        summary = self._agent.ending.sentence()
+        artifact = value_artifact("process", summary, self._agent.ending.facts())
+        return PhaseEvent(name="agent_completed", summary=summary, artifacts=[artifact])
+
+    async def _captured(self) -> PhaseEvent:
+        """Nobody of the tree is left, and all that was seen of it is in the run folder."""
+        self.summary = self._agent.ending.into(self.summary)
+        kept = await to_thread.run_sync(lambda: [output.finish() for output in self._outputs])
         self._kept |= zip((STDOUT_FILE, STDERR_FILE), kept, strict=True)
-        return invocation.ending, kept
-
-    async def _account(self, ending: CommandEnding, kept: list[RecordedFile]) -> None:
-        """For everything that the agent did, once nobody of its tree is left."""
-        await self._tell_outputs(ending, kept)
-        if self._witness is not None:
-            for trouble in await self._witness.finish(ending, self.summary):
+        event = self._describe_outputs(self._agent.ending, kept)
+        if self._kernel is not None:
+            for trouble in await self._kernel.conclude(self._agent.ending, self.summary):
                 self._lose(trouble)
-            self._kept |= self._witness.kept
-            self._seen = self._witness.commands
-        if self._is_alone is not None:
-            await self._is_alone()
-        for trouble in self._beside:
-            self._lose(trouble)
-        if (boundary := self._boundary()) is not None:
-            self.summary.boundary_objects, kept_objects = boundary
-            self._kept |= {} if kept_objects is None else {BOUNDARY_FILE: kept_objects}
-        if (kept_descriptor := self._descriptor()) is not None:
-            self._kept[DESCRIPTOR_FILE] = kept_descriptor
-        changes = await self._tell_changes(ending)
-        await self._tell_commands()
-        verdict = await self._tell_verdict(kept[0], changes)
-        await self._finish(verdict)
+            self._kept |= self._kernel.kept
+            self._seen = self._kernel.commands
+        if self._probes is not None:
+            for trouble in self._probes.troubles:
+                self._lose(trouble)
+            self.summary.boundary_objects = self._probes.boundary.lines
+            self._kept |= self._probes.kept
+        return event
 
-    async def _tell_exit(self, ending: CommandEnding) -> None:
-        """As soon as the command has ended; its tree may live on."""
-        summary = ending.sentence()
-        artifact = value_artifact("process", summary, ending.facts())
-        await self._tell("agent_completed", "other", summary, [artifact])
-        if not self._journal.waiting:  # by the clock of files, which is coarser than ours
-            ending.ended_wall = self._journal.changed_at
-
-    async def _tell_outputs(self, ending: CommandEnding, kept: list[RecordedFile]) -> None:
+    def _describe_outputs(self, ending: CommandEnding, kept: list[RecordedFile]) -> PhaseEvent:
         artifacts = []
         files = (("stdout_log", STDOUT_FILE), ("stderr_log", STDERR_FILE))
         for (kind, name), one in zip(files, kept, strict=True):
@@ -403,12 +285,16 @@ class AgentSource:
         self.summary.stdout_bytes, self.summary.stderr_bytes = (one.total for one in kept)
         summary = f"stdout={kept[0].total} bytes stderr={kept[1].total} bytes; {after}"
         artifacts.append(value_artifact("process", after, ending.facts()))
-        await self._tell(
-            "artifacts_captured", "other", summary, artifacts, output_raw="captured_as_artifact"
+        return PhaseEvent(
+            name="artifacts_captured",
+            summary=summary,
+            artifacts=artifacts,
+            output_raw="captured_as_artifact",
         )
 
-    async def _tell_changes(self, ending: CommandEnding) -> WorkspaceChanges:
-        changes = await self._workplace.compare(ending.outlived_since)
+    async def _diffed(self) -> PhaseEvent:
+        changes = await self._workplace.compare(self._agent.ending.outlived_since)
+        self._changes = changes
         if changes.trouble:
             self._lose(changes.trouble)
         if changes.found is not None:
@@ -416,10 +302,14 @@ class AgentSource:
             self.summary.changed_after_exit = changes.found.has_after_exit
             self.summary.changed_inside_git = changes.found.inside_git
         self._kept |= changes.kept
-        await self._tell("fs_diff_captured", "edit", changes.summary, _change_artifacts(changes))
-        return changes
+        return PhaseEvent(
+            name="fs_diff_captured",
+            action="edit",
+            summary=changes.summary,
+            artifacts=_change_artifacts(changes),
+        )
 
-    async def _tell_commands(self) -> None:
+    async def _commands(self) -> PhaseEvent:
         log = self._log
         if log is not None and log.lost:
             why = log.trouble or "they were cut short, or are no calls"
@@ -433,8 +323,7 @@ class AgentSource:
         vouched = self._count_vouched()
         if log is None or not log.count or not log.is_ours:
             self._no_commands = self._why_no_commands()
-            await self._tell("commands_observation_unavailable", "other", self._no_commands)
-            return
+            return PhaseEvent(name="commands_observation_unavailable", summary=self._no_commands)
         self.summary.commands = log.count
         categories = sorted(log.categories)
         note = "Only wrapped programs called by name through PATH are seen."
@@ -453,7 +342,9 @@ class AgentSource:
         if past := self._ran_past():
             summary += f" The kernel saw programs that have a wrapper run without it: {past}."
         action: ActionType = "run_tests" if "test" in categories else "command"
-        await self._tell("commands_observed", action, summary, [artifact])
+        return PhaseEvent(
+            name="commands_observed", action=action, summary=summary, artifacts=[artifact]
+        )
 
     def _why_no_commands(self) -> str:
         log = self._log
@@ -502,12 +393,12 @@ class AgentSource:
         more = f" and {len(past) - _NAMED} more" if len(past) > _NAMED else ""
         return f"{', '.join(past[:_NAMED])}{more}"
 
-    async def _tell_verdict(self, stdout: RecordedFile, changes: WorkspaceChanges) -> Verdict:
-        verdict = await to_thread.run_sync(
+    async def _evaluated(self) -> PhaseEvent:
+        self._verdict = verdict = await to_thread.run_sync(
             reach_verdict,
             self._recording,
-            stdout,
-            changes,
+            self._kept[STDOUT_FILE],
+            self._changes,
             self._log,
             self._seen,
             self._no_commands,
@@ -520,12 +411,11 @@ class AgentSource:
         self.summary.alignment = verdict.evaluation.alignment.status
         self.summary.quality = verdict.evaluation.quality.status
         self.summary.policy = verdict.evaluation.policy.status
-        await self._tell(
-            "evaluation_performed", "other", verdict.sentence, evaluation=verdict.evaluation
+        return PhaseEvent(
+            name="evaluation_performed", summary=verdict.sentence, evaluation=verdict.evaluation
         )
-        return verdict
 
-    async def _finish(self, verdict: Verdict) -> None:
+    async def _finished(self) -> PhaseEvent:
         folder = self._recording.folder
         artifacts = []
         self._lose_strangers()
@@ -544,19 +434,18 @@ class AgentSource:
             self._lose(str(error))
         lost = len(self.summary.incomplete)
         state = f"; incomplete: {lost}" if lost else ""
-        await self._tell(
-            "run_finished",
-            "other",
-            f"{verdict.sentence}{state}",
-            artifacts,
-            evaluation=verdict.evaluation,
+        return PhaseEvent(
+            name="run_finished",
+            summary=f"{self._verdict.sentence}{state}",
+            artifacts=artifacts,
+            evaluation=self._verdict.evaluation,
         )
 
     def _lose_strangers(self) -> None:
         """What the recorder did not write is no evidence, wherever it lies."""
         recording = self._recording
         own = {*self._kept, *_WRITTEN_LAST, HOME}
-        if self._witness is not None:
+        if self._kernel is not None:
             own |= {*EVIDENCE_FILES}
         if recording.workspace_mode != "here":
             own.add(WORKSPACE)

@@ -16,18 +16,19 @@ import stat
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Condition, Thread
 from typing import Any
 
 import msgspec
-from anyio import create_task_group, sleep, to_thread, wait_readable
+from anyio import Event, create_task_group, sleep, to_thread, wait_readable
 from msgspec import Struct, field
 
 from stream.errors import OutputError
 from stream.files.append import write_all
+from stream.pipeline import Out
 from stream.process.cgroup import Cgroup
 from stream.process.guard import Guard, Interrupts
 from stream.process.machine import kernel_now
@@ -286,20 +287,26 @@ async def prepare_guard(guard: Guard, home: Path) -> tuple[Wrappers | None, Cgro
     return Wrappers(str(home), programs), cgroup
 
 
-class Invocation:
+class AgentCommand:
+    """The agent's command as a source: it runs until nothing of its tree is left. Its output goes
+    into files in threads of its own, a gigabyte of it without a switch to another task."""
+
     def __init__(
         self,
         guard: Guard,
         interrupts: Interrupts,
         cgroup: Cgroup | None,
+        order: Start,
         *,
         outputs: Sequence[OutputFile],
         relays: Sequence[Relay | None],
         log: CommandLog | None,
-        on_exit: Callable[[CommandEnding], Awaitable[None]],
         on_stdout: Callable[[bytes, int], None] | None = None,
+        on_end: Sequence[Callable[[], None]] = (),
     ) -> None:
         self.ending = CommandEnding()
+        self._order = order
+        self._on_end = on_end  # called when nobody of the tree is left
         self._guard = guard
         self._interrupts = interrupts
         self._readers: list[Tee | CommandLog] = [
@@ -310,14 +317,21 @@ class Invocation:
         if log is not None:
             self._readers.append(log)
         self._relays = [relay for relay in relays if relay is not None]
-        self._on_exit = on_exit
+        self.exited = Event()  #: the command has ended; its tree may live on
         self._has_exited = self._is_over = False
         self._cgroup = cgroup
 
-    async def run(self, order: Start) -> None:
+    async def run(self, out: Out, /) -> None:
+        try:
+            await self._run(self._order)
+        finally:
+            for call in self._on_end:
+                call()
+
+    async def _run(self, order: Start) -> None:
         if self._interrupts.numbers:  # before there was anything to pass them on to
             self._guard.dismiss()
-            await self._not_started(
+            self._not_started(
                 128 + self._interrupts.numbers[0],
                 f"{_name(self._interrupts.numbers[0])} came before it was started",
             )
@@ -379,7 +393,7 @@ class Invocation:
             self._guard.wait()
             self.ending.stopped += self._end_orphans()
             if not self._has_exited:
-                await self._exited(-signal.SIGKILL, time.time_ns())
+                self._exited(-signal.SIGKILL, time.time_ns())
 
     def _end_orphans(self) -> list[str]:
         """Without the guard they are in its group still, or have come to us, or both."""
@@ -397,13 +411,13 @@ class Invocation:
         elif isinstance(report, Failed):
             missing = report.number in (errno.ENOENT, errno.ENOTDIR)
             self._is_over = True
-            await self._not_started(NOT_FOUND if missing else CANNOT_RUN, report.reason)
+            self._not_started(NOT_FOUND if missing else CANNOT_RUN, report.reason)
         elif isinstance(report, TimedOut):
             self.ending.timed_out = True
         elif isinstance(report, Stopped):
             self.ending.stops.append(report.ns)
         elif isinstance(report, Exited):
-            await self._exited(report.code, report.wall)
+            self._exited(report.code, report.wall)
         elif isinstance(report, TreeEnded):
             self._is_over = True
             self.ending.outlived = report.outlived
@@ -411,21 +425,21 @@ class Invocation:
             if self._log is not None:
                 self._log.is_passed_by = report.took_wrappers
 
-    async def _exited(self, code: int, wall: int) -> None:
+    def _exited(self, code: int, wall: int) -> None:
         self._has_exited = True
         if self._log is not None:
             self._log.agent_is_over()
         self.ending.ended, self.ending.ended_wall = time.monotonic_ns(), wall
         self.ending.exit_code = code if code >= 0 else 128 - code
         self.ending.signal = _name(-code) if code < 0 else None
-        await self._on_exit(self.ending)
+        self.exited.set()
 
-    async def _not_started(self, code: int, reason: str) -> None:
+    def _not_started(self, code: int, reason: str) -> None:
         now = time.monotonic_ns()
         self.ending.started = self.ending.started or now
         self.ending.ended, self.ending.ended_wall = now, time.time_ns()
         self.ending.exit_code, self.ending.not_started = code, reason
-        await self._on_exit(self.ending)
+        self.exited.set()
 
 
 def _name(number: int) -> str:

@@ -1,0 +1,79 @@
+"""The probe matrix beside an agent run: its parts of the run's pipeline, and what they came to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from stream.boundary.cells import Stop
+from stream.errors import OutputError, StreamError
+from stream.files.append import AppendFile, RecordedFile
+from stream.matrix.plan import StartedPlan
+from stream.matrix.run import Matrix, MatrixResult
+from stream.observe.settings import RunSettings, write_document
+from stream.pipeline import Out, Sink, Source, Transformer
+from stream.process.guard import Interrupts
+from stream.process.tree import Reaper
+from stream.records.run import BOUNDARY_FILE, DESCRIPTOR_FILE
+from stream.sinks.run_folder import BoundaryFile, Lenient
+
+
+class ProbeRecorder:
+    """Measure the workspace while the agent works in it."""
+
+    def __init__(
+        self, settings: RunSettings, started: StartedPlan, interrupts: Interrupts, timeout: float
+    ) -> None:
+        self.troubles: list[str] = []  #: what is lost of what belongs to the record
+        self.boundary = BoundaryFile(
+            AppendFile(settings.folder / BOUNDARY_FILE), settings.disclosure.line
+        )
+        stop = Stop()
+        interrupts.listen(lambda number: stop.ask())
+        self._matrix = Matrix(started, timeout=timeout, stop=stop)
+        self._descriptor = self._write_descriptor(started, settings)
+
+    @property
+    def kept(self) -> dict[str, RecordedFile]:
+        """The files that were written, once the pipeline has ended."""
+        files = {BOUNDARY_FILE: self.boundary.recorded, DESCRIPTOR_FILE: self._descriptor}
+        return {name: file for name, file in files.items() if file is not None}
+
+    def sources(self) -> Sequence[Source]:
+        return [_Probes(self._matrix.source, self.troubles)]
+
+    def transformers(self) -> Sequence[Transformer]:
+        return [self._matrix.emit]
+
+    def sinks(self) -> Sequence[Sink]:
+        return [Lenient(self.boundary, BOUNDARY_FILE, self.troubles)]
+
+    def result(self) -> MatrixResult:
+        """Say what the probes came to, once the run is over."""
+        recorded = sum(self._matrix.emit.results.values())
+        return self._matrix.outcome(recorded, Reaper.get().end_strays())
+
+    def _write_descriptor(self, started: StartedPlan, settings: RunSettings) -> RecordedFile | None:
+        """The descriptor goes with the records, where nobody would know it by its name."""
+        descriptor = started.plan.descriptor
+        if descriptor.is_bundled:
+            return None
+        try:
+            return write_document(settings.folder / DESCRIPTOR_FILE, descriptor.whole())
+        except OutputError as error:
+            self.troubles.append(str(error))
+            return None
+
+
+class _Probes(Struct):
+    """The probes as a source whose failure does not cost the agent's run."""
+
+    source: Source
+    troubles: list[str]
+
+    async def run(self, out: Out, /) -> None:
+        try:
+            await self.source.run(out)
+        except StreamError as error:
+            self.troubles.append(f"the probes: {error}")

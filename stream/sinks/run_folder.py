@@ -1,0 +1,104 @@
+"""Files of a run folder as sinks, whose failures cost nothing but themselves."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+from anyio import CancelScope
+from msgspec import Struct
+
+from stream.codec import join_lines
+from stream.errors import OutputError, number
+from stream.files.append import AppendFile, RecordedFile
+from stream.files.targets import named
+from stream.pipeline import Batch, Sink, Write
+from stream.records.control import BOUNDARY
+
+
+class BoundaryFile(Struct):
+    """Append the records of probes to a file of the run folder, by whole lines."""
+
+    kinds = (BOUNDARY,)
+
+    file: AppendFile
+    see: Callable[[bytes], bytes]  #: what of a line may be written down
+    lines: int = 0  #: that are in it
+
+    @property
+    def recorded(self) -> RecordedFile | None:
+        """The file as it was written; None where there is none."""
+        return self.file.recorded() if self.file.is_made else None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Write]:
+        from aiofiles.os import wrap
+
+        with named(str(self.file.path)):
+            self.file.open()
+        append = wrap(self.file.append)
+
+        async def write(batch: Batch[bytes]) -> None:
+            data = join_lines([self.see(line) for line in batch.items])
+            with CancelScope(shield=True):
+                await append(data, "all")
+            if self.file.trouble:
+                raise OutputError(f"{self.file.path}: {self.file.trouble}")
+            self.lines += len(batch.items)
+
+        try:
+            yield write
+        finally:
+            self.file.close()
+
+
+class Lenient(Struct):
+    """Write to a sink as long as that works. What could not be written is counted in `troubles`:
+    nobody who reads a copy of the record may end the recording."""
+
+    sink: Sink
+    name: str
+    troubles: list[str]
+
+    @property
+    def kinds(self) -> Collection[str]:
+        return self.sink.kinds
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Write]:
+        lost = 0
+        reason = ""
+
+        async def write(batch: Batch[Any]) -> None:
+            nonlocal lost, reason
+            if not reason:
+                try:
+                    await inner(batch)
+                    return
+                except BrokenPipeError:
+                    reason = "the reader went away"
+                except OutputError as error:
+                    reason = str(error)
+            lost += len(batch.items)
+
+        def report() -> None:
+            nonlocal lost
+            if lost:
+                self.troubles.append(f"{self.name}: {reason}: {number(lost, 'record')} lost")
+                lost = 0
+
+        stack = AsyncExitStack()
+        try:
+            inner = await stack.enter_async_context(self.sink.open())
+        except OutputError as error:
+            reason = str(error)
+        try:
+            yield write
+        finally:
+            # What is not whole does not get the name of what is.
+            failure = OutputError(reason) if reason else sys.exception()
+            with suppress(OutputError):
+                await stack.__aexit__(type(failure) if failure else None, failure, None)
+            report()
