@@ -1,21 +1,15 @@
-"""The contracts of kernel evidence by name, each with what decodes one line or artifact of it.
+"""The contracts by name: what decodes a record, and what it may break by itself.
 
-What is decoded has the shape of its contract, and does not contradict itself. Whether several of
-them agree is not looked at.
-
-The contracts by name, and what a single line or document breaks of its own.
-
-`validate`, `check` and `verify` ask here, so that they say the same.
-
-What a path holds, told by its beginning: whoever cannot use it names the command that can."""
+`validate`, `check` and `verify` ask here, so that they say the same, and the JSON Schemas of
+SCHEMAS are made from the structs. What is decoded has the shape of its contract and does not
+contradict itself; whether several records agree is not looked at.
+"""
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, ValidationError
@@ -24,20 +18,10 @@ from stream.boundary.catalogs import make_catalog, make_defaults
 from stream.boundary.descriptors import Boundaries, make_descriptor
 from stream.codec import DECODE_ERRORS, explain
 from stream.documents import parse_document, parted, repeated_key
-from stream.errors import InputError, UsageError
+from stream.errors import InputError
 from stream.evidence.consistency import faults_of
 from stream.records.artifacts import (
-    ARCHIVE,
-    CAPABILITY_DIFF,
-    CHAIN,
-    COMPANION,
-    CORRELATION,
-    HEALTH,
-    MARKER,
-    POLICY_EVENT,
     RUNNER_EVENT,
-    SDK_EVENT,
-    SURFACE,
     ArchiveManifest,
     CapabilityDiff,
     CapabilitySurface,
@@ -54,24 +38,9 @@ from stream.records.artifacts import (
 from stream.records.boundary import BOUNDARY_DIFF, RAW_EMISSION, BoundaryDiff, decode_raw
 from stream.records.catalog import CATALOG, DESCRIPTOR
 from stream.records.control import CONTROL_SCHEMAS, Control, Fault
-from stream.records.kernel import (
-    KERNEL_DETAIL,
-    KERNEL_EVENT,
-    RAW_CAPTURE,
-    RAW_KERNEL,
-    KernelDetail,
-    KernelEvent,
-    RawCapture,
-    RawEvent,
-)
+from stream.records.kernel import KernelDetail, KernelEvent, RawCapture, RawEvent
 from stream.records.run import (
-    COMMAND,
-    EVENTS_FILE,
     FS_CHANGE,
-    MANIFEST,
-    METADATA_FILE,
-    RUN,
-    RUN_SUMMARY,
     CommandRecord,
     Manifest,
     RunMetadata,
@@ -80,14 +49,64 @@ from stream.records.run import (
 )
 
 RecordT = TypeVar("RecordT")
+Decode = Callable[[bytes], object]
+
+_LINE_KINDS = (
+    *(RawEvent, RawCapture, KernelEvent, KernelDetail),
+    *(SdkEvent, PolicyEvent, RunnerStarted, RunnerFinished, Marker, ChainLink),
+)
+_ARTIFACT_KINDS = (
+    *(ObservationHealth, CapabilitySurface, CorrelationReport),
+    *(ArchiveManifest, Companion, CapabilityDiff),
+)
+_RUN_KINDS = (RunMetadata, RunSummary, Manifest, CommandRecord)
+#: file under schema/ -> its title, and the structs that it is made from
+SCHEMAS: dict[str, tuple[str, tuple[type[Struct], ...]]] = {
+    "evidence_lines.schema.json": ("The lines of kernel evidence", _LINE_KINDS),
+    "evidence_artifacts.schema.json": ("The artifacts of kernel evidence", _ARTIFACT_KINDS),
+    "run_folder.schema.json": ("The documents of a run folder", _RUN_KINDS),
+}
 
 
-class _RunnerHead(Struct):
-    type: Any = UNSET
+class Contracts:
+    """Every contract that stream knows; boundary objects are held to what is in force."""
+
+    def __init__(self, boundaries: Boundaries) -> None:
+        self.boundaries = boundaries
+
+    def of_document(self, source: str) -> str | None:
+        """Name the contract of a document that does not name one itself."""
+        return DEFAULTS if Path(source).name == DEFAULTS else None
+
+    def know(self, contract: str) -> bool:
+        """Say whether a record of that contract can be checked."""
+        return contract in _DECODED or contract in _DOCUMENTS or self.boundaries.knows(contract)
+
+    def check(self, contract: str, line: bytes, source: str) -> Fault | None:
+        """Find what a record breaks. Raises nothing: a line that cannot be decoded is a fault."""
+        if self.boundaries.knows(contract):
+            return self.boundaries.check(line, contract)
+        if contract in _DOCUMENTS:
+            return _check_document(contract, line, source)
+        try:
+            record = _DECODED[contract](line)
+        except DECODE_ERRORS as error:
+            return explain(error)
+        # What comes out as it went in has no key twice.
+        return None if _encode(record) == line else repeated_key(line)
+
+
+def _check_document(contract: str, line: bytes, source: str) -> Fault | None:
+    path = Path(source)
+    try:
+        _DOCUMENTS[contract](parse_document(line), path)
+    except (InputError, ValueError) as error:
+        return parted(str(error).removeprefix(f"{path}: "))
+    return None
 
 
 def decoder_of(kind: type[RecordT]) -> Callable[[bytes], RecordT]:
-    """What decodes a record by its shape alone. Raises one of codec's DECODE_ERRORS."""
+    """Make a decoder of a record by its shape alone. It raises one of codec's DECODE_ERRORS."""
     decode = msgspec.json.Decoder(kind).decode
 
     def decode_any(line: bytes) -> RecordT:
@@ -100,7 +119,7 @@ def decoder_of(kind: type[RecordT]) -> Callable[[bytes], RecordT]:
 
 
 def _whole(value: Any) -> Any:
-    """The same with 7 for 7.0, which is an integer for JSON Schema as well."""
+    """Write 7 for 7.0, which is an integer for JSON Schema as well."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
@@ -110,21 +129,35 @@ def _whole(value: Any) -> Any:
     return value
 
 
+class _RunnerHead(Struct):
+    type: Any = UNSET
+
+
 _decode_runner_head = msgspec.json.Decoder(_RunnerHead).decode
 _decode_started = decoder_of(RunnerStarted)
 _decode_finished = decoder_of(RunnerFinished)
 
 
 def decode_runner_event(line: bytes) -> RunnerStarted | RunnerFinished:
-    """A line of events.ndjson, by its shape. Raises one of codec's DECODE_ERRORS."""
+    """Decode a line of events.ndjson by its shape. Raises one of codec's DECODE_ERRORS."""
     kind = _decode_runner_head(line).type
     if kind is UNSET:
         raise ValidationError("Object missing required field `type`")
     return _decode_finished(line) if kind == "run_finished" else _decode_started(line)
 
 
-def _consistent(decode: Callable[[bytes], object]) -> Callable[[bytes], object]:
-    """Whatever contradicts itself raises a ValidationError as well."""
+class RunnerDecoder:
+    """A decoder of runner events: the two have one tag, and `type` tells them apart."""
+
+    decode = staticmethod(decode_runner_event)
+
+    def decode_lines(self, block: bytes) -> list[Any]:
+        """Decode the lines of a block."""
+        return [self.decode(line) for line in block.splitlines()]
+
+
+def _consistent(decode: Decode) -> Decode:
+    """Refuse what contradicts itself with a ValidationError as well."""
 
     def decode_consistent(line: bytes) -> object:
         record = decode(line)
@@ -135,40 +168,13 @@ def _consistent(decode: Callable[[bytes], object]) -> Callable[[bytes], object]:
     return decode_consistent
 
 
-def _decoder(kind: type[RecordT]) -> Callable[[bytes], object]:
-    return _consistent(decoder_of(kind))
+def _decoders_of(kinds: tuple[type[Struct], ...]) -> dict[str, Decode]:
+    """Make the decoders of structs by their contracts."""
+    return {str(kind.__struct_config__.tag): _consistent(decoder_of(kind)) for kind in kinds}
 
 
-LINES: dict[str, Callable[[bytes], object]] = {
-    RAW_KERNEL: _decoder(RawEvent),
-    RAW_CAPTURE: _decoder(RawCapture),
-    KERNEL_EVENT: _decoder(KernelEvent),
-    KERNEL_DETAIL: _decoder(KernelDetail),
-    SDK_EVENT: _decoder(SdkEvent),
-    POLICY_EVENT: _decoder(PolicyEvent),
-    RUNNER_EVENT: _consistent(decode_runner_event),
-    MARKER: _decoder(Marker),
-    CHAIN: _decoder(ChainLink),
-}
-ARTIFACTS: dict[str, Callable[[bytes], object]] = {
-    HEALTH: _decoder(ObservationHealth),
-    SURFACE: _decoder(CapabilitySurface),
-    CORRELATION: _decoder(CorrelationReport),
-    ARCHIVE: _decoder(ArchiveManifest),
-    COMPANION: _decoder(Companion),
-    CAPABILITY_DIFF: _decoder(CapabilityDiff),
-}
-
-
-class RunnerDecoder:
-    """The two events have one tag: `type` tells them apart."""
-
-    decode = staticmethod(decode_runner_event)
-
-    def decode_lines(self, block: bytes) -> list[Any]:
-        return [self.decode(line) for line in block.splitlines()]
-
-
+LINES = {**_decoders_of(_LINE_KINDS), RUNNER_EVENT: _consistent(decode_runner_event)}
+ARTIFACTS = _decoders_of(_ARTIFACT_KINDS)
 DEFAULTS = "defaults.json"  #: names no contract: it is known by its file name
 
 _DOCUMENTS: dict[str, Callable[[Any, Path], object]] = {
@@ -176,130 +182,17 @@ _DOCUMENTS: dict[str, Callable[[Any, Path], object]] = {
     DESCRIPTOR: make_descriptor,
     DEFAULTS: make_defaults,
 }
-_decode_document = msgspec.json.Decoder(RunMetadata | RunSummary | Manifest | CommandRecord).decode
 _encode = msgspec.json.Encoder().encode
+# Of unions, which demand the tag: a line may name its contract in `schema_version` alone.
 _decode_control = msgspec.json.Decoder(Control).decode
-_DECODED: dict[str, Callable[[bytes], object]] = {
+_decode_run = msgspec.json.Decoder(RunMetadata | RunSummary | Manifest | CommandRecord).decode
+_DECODED: dict[str, Decode] = {
     RAW_EMISSION: decode_raw,
-    **dict.fromkeys(CONTROL_SCHEMAS, _decode_control),
-    **dict.fromkeys((RUN, RUN_SUMMARY, MANIFEST, COMMAND), _decode_document),
     FS_CHANGE: decode_change,
     BOUNDARY_DIFF: msgspec.json.Decoder(BoundaryDiff).decode,
+    **dict.fromkeys(CONTROL_SCHEMAS, _decode_control),
+    **{str(kind.__struct_config__.tag): _decode_run for kind in _RUN_KINDS},
     **LINES,
     **ARTIFACTS,
 }
 LONE = {*_DECODED, *_DOCUMENTS} - {DEFAULTS}  #: contracts that a record names by itself
-
-
-class Contracts:
-    """Every contract that stream knows; boundary objects are held to what is in force."""
-
-    def __init__(self, boundaries: Boundaries) -> None:
-        self.boundaries = boundaries
-
-    def of_document(self, source: str) -> str | None:
-        """The contract of a document that does not name one."""
-        return DEFAULTS if Path(source).name == DEFAULTS else None
-
-    def know(self, contract: str) -> bool:
-        return contract in _DECODED or contract in _DOCUMENTS or self.boundaries.knows(contract)
-
-    def check(self, contract: str, line: bytes, source: str) -> Fault | None:
-        """Raises nothing: a line that cannot be decoded is a fault as well."""
-        if self.boundaries.knows(contract):
-            return self.boundaries.check(line, contract)
-        if contract in _DOCUMENTS:
-            return check_document(contract, line, source)
-        try:
-            record = _DECODED[contract](line)
-        except DECODE_ERRORS as error:
-            return explain(error)
-        # What comes out as it went in has no key twice.
-        return None if _encode(record) == line else repeated_key(line)
-
-
-def check_document(contract: str, line: bytes, source: str) -> Fault | None:
-    path = Path(source)
-    try:
-        _DOCUMENTS[contract](parse_document(line), path)
-    except (InputError, ValueError) as error:
-        return parted(str(error).removeprefix(f"{path}: "))
-    return None
-
-
-Kind = Literal["run", "archive", "boundary", "events", "telemetry", "record"]
-
-#: What it is called, and the command that reads it.
-_KINDS: dict[Kind, tuple[str, str]] = {
-    "run": ("the folder of a run", "check"),
-    "archive": ("an archive", "verify"),
-    "boundary": ("a file of boundary objects", "validate"),
-    "events": ("a file of DecisionEvents", "check"),
-    "telemetry": ("the raw telemetry of a kernel feed", "normalize"),
-    "record": ("a file of other records", "validate"),
-}
-_GZIP = b"\x1f\x8b"
-_BEGINNING = 1 << 18  #: bytes: enough for a first line
-
-
-class _KindHead(Struct):
-    """What tells a contract by its fields."""
-
-    schema: Any = UNSET
-    capability_context: Any = UNSET
-    observability_mode: Any = UNSET
-
-
-_decode = msgspec.json.Decoder(_KindHead).decode
-
-
-def expect(path: str | os.PathLike[str], *wanted: Kind) -> None:
-    """Raise UsageError where a path plainly holds what another command reads."""
-    kind = kind_of(path)
-    if kind is None or kind in wanted:
-        return
-    what, command = _KINDS[kind]
-    raise UsageError(f"{path}: this is {what}: `stream {command} {path}` reads it")
-
-
-def kind_of(path: str | os.PathLike[str]) -> Kind | None:
-    """None: nothing that is known for sure, or nothing that could be looked into."""
-    place = Path(path)
-    try:
-        mode = place.stat().st_mode
-        if stat.S_ISDIR(mode):
-            is_run = any((place / name).is_file() for name in (METADATA_FILE, EVENTS_FILE))
-            return "run" if is_run else None
-        if not stat.S_ISREG(mode):
-            return None  # a pipe: to look into it would take something out of it
-        with place.open("rb") as file:
-            beginning = file.read(_BEGINNING)
-    except (OSError, ValueError):
-        return None
-    if beginning.startswith(_GZIP):
-        return "archive"
-    line = beginning.lstrip().partition(b"\n")[0]
-    return _kind_of_line(line) or _kind_of_line(beginning)  # a document may have many lines
-
-
-def _kind_of_line(line: bytes) -> Kind | None:
-    try:
-        head = _decode(line)
-    except DECODE_ERRORS:
-        return None
-    if head.capability_context is not UNSET:
-        return "boundary"
-    if head.observability_mode is not UNSET:
-        return "events"
-    from stream.records.kernel import RAW_CAPTURE, RAW_KERNEL  # where nothing else is known of it
-
-    if head.schema in (RAW_KERNEL, RAW_CAPTURE):
-        return "telemetry"
-    return "record" if isinstance(head.schema, str) and _is_known(head.schema) else None
-
-
-def _is_known(contract: str) -> bool:
-    """A control record says nothing of what else is in a file: it travels with any stream."""
-    from stream.records.control import CONTROL_SCHEMAS
-
-    return contract in LONE and contract not in CONTROL_SCHEMAS

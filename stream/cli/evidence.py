@@ -86,7 +86,7 @@ def archive(
         raise typer.BadParameter("-o -: an archive must go to a file")
 
     async def work() -> int:
-        from stream.contracts import expect
+        from stream.cli.inputs import expect
         from stream.errors import UsageError
         from stream.files.targets import check_outputs
         from stream.observe.archiving import archive_folder, archive_stream
@@ -195,7 +195,7 @@ def verify(options: VerifyOptions) -> None:
     target, limits = options.target, options.limits()
 
     async def work() -> int:
-        from stream.contracts import expect
+        from stream.cli.inputs import expect
         from stream.verify.session import run_verify
 
         expect(target, "archive", "run")
@@ -362,7 +362,7 @@ def _diff(options: DiffOptions, words: list[str]) -> int:
 def _are_matrices(base: str, head: str) -> bool:
     """Return whether a side holds boundary objects. Raise UsageError where the other side holds
     something else."""
-    from stream.contracts import kind_of
+    from stream.cli.inputs import kind_of
     from stream.errors import UsageError
 
     kinds = [kind_of(base), kind_of(head)]
@@ -547,7 +547,7 @@ def apply(
 
 
 def _apply(run: Path, to: Path | None, dry_run: bool) -> int:
-    from stream.contracts import expect
+    from stream.cli.inputs import expect
     from stream.verify.run_folder import recorded_digests
     from stream.workspace.apply import apply_plan, path_of, plan_changes
 

@@ -82,7 +82,7 @@ def check(
         raise typer.BadParameter("a run folder, a file or `-` is missing")
 
     async def work() -> int:
-        from stream.contracts import expect
+        from stream.cli.inputs import expect
         from stream.files.targets import check_outputs
         from stream.verify.streams import run_check
 
@@ -187,7 +187,7 @@ def normalize(
         raise typer.BadParameter("a file or `-` is missing")
 
     async def work() -> int:
-        from stream.contracts import expect
+        from stream.cli.inputs import expect
         from stream.files.targets import check_outputs
         from stream.pipeline import Pipeline
         from stream.records.run import check_run_id
@@ -417,7 +417,7 @@ def listen(
 
     async def work() -> int:
         from stream.boundary.descriptors import find_descriptor
-        from stream.contracts import expect
+        from stream.cli.inputs import expect
         from stream.files.targets import check_outputs
         from stream.pipeline import Chain, Pipeline
         from stream.records.control import FINDINGS, GAPS, REJECTS
@@ -471,7 +471,7 @@ def validate(
     async def work() -> int:
         from stream.boundary.catalogs import known_catalogs
         from stream.boundary.descriptors import Boundaries, find_descriptor
-        from stream.contracts import expect
+        from stream.cli.inputs import expect
         from stream.errors import UsageError
         from stream.files.targets import check_outputs
         from stream.records.control import FINDINGS, GAPS, REJECTS

@@ -29,24 +29,11 @@ from stream.files.targets import named
 from stream.pipeline import Batch, Counts, Write, by_kind
 from stream.records.artifacts import (
     CHAIN,
-    COMPANION,
     COMPANION_FILE,
-    CORRELATION,
-    CORRELATION_FILE,
+    CONTRACTS,
     DETAIL_FILE,
-    HEALTH,
-    HEALTH_FILE,
-    KERNEL_FILE,
-    MARKER,
-    MARKERS_FILE,
-    POLICY_EVENT,
-    POLICY_FILE,
     RUNNER_EVENT,
     RUNNER_FILE,
-    SDK_EVENT,
-    SDK_FILE,
-    SURFACE,
-    SURFACE_FILE,
     CapabilitySurface,
     ChainLink,
     Companion,
@@ -60,7 +47,6 @@ from stream.records.control import GAP, LINES, REJECTS, Gap, Reject
 from stream.records.decision import is_event
 from stream.records.kernel import (
     KERNEL_DETAIL,
-    KERNEL_EVENT,
     RAW_CAPTURE,
     KernelDetail,
     KernelEvent,
@@ -76,22 +62,20 @@ def _decoder(kind: type[Any]) -> Decode:
     return msgspec.json.Decoder(kind).decode
 
 
-#: by contract: where its lines go, and what they are
-_LINES: dict[str, tuple[str, Decode]] = {
-    KERNEL_EVENT: (KERNEL_FILE, _decoder(KernelEvent)),
+def _routes(*kinds: type[Struct]) -> dict[str, tuple[str, Decode]]:
+    """By contract: the file that holds it, and what decodes it."""
+    files = {contract: file for file, contract in CONTRACTS.items()}
+    tagged = [(str(kind.__struct_config__.tag), kind) for kind in kinds]
+    return {contract: (files[contract], _decoder(kind)) for contract, kind in tagged}
+
+
+_LINES = _routes(KernelEvent, SdkEvent, PolicyEvent, Marker)
+_LINES |= {
     KERNEL_DETAIL: (DETAIL_FILE, _decoder(KernelDetail)),
     GAP: (DETAIL_FILE, _decoder(Gap)),
-    SDK_EVENT: (SDK_FILE, _decoder(SdkEvent)),
-    POLICY_EVENT: (POLICY_FILE, _decoder(PolicyEvent)),
-    MARKER: (MARKERS_FILE, _decoder(Marker)),
     RUNNER_EVENT: (RUNNER_FILE, RunnerDecoder().decode),
 }
-_DOCUMENTS: dict[str, tuple[str, Decode]] = {
-    HEALTH: (HEALTH_FILE, _decoder(ObservationHealth)),
-    SURFACE: (SURFACE_FILE, _decoder(CapabilitySurface)),
-    CORRELATION: (CORRELATION_FILE, _decoder(CorrelationReport)),
-    COMPANION: (COMPANION_FILE, _decoder(Companion)),
-}
+_DOCUMENTS = _routes(ObservationHealth, CapabilitySurface, CorrelationReport, Companion)
 _decode_capture = _decoder(RawCapture)
 _decode_link = _decoder(ChainLink)
 _decode_object = _decoder(dict[str, Any])

@@ -15,10 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.contracts import ARTIFACTS, LINES, decode_runner_event, decoder_of
+from stream.contracts import ARTIFACTS, LINES, SCHEMAS, decode_runner_event, decoder_of
 from stream.records.artifacts import (
     ArchiveManifest,
-    CapabilityDiff,
     CapabilitySurface,
     ChainLink,
     Companion,
@@ -36,8 +35,6 @@ from stream.records.kernel import (
     KernelDetail,
     KernelEvent,
     OperationFlag,
-    RawCapture,
-    RawEvent,
     Status,
 )
 from tests.cli.command import Place
@@ -47,18 +44,8 @@ from tests.sweeping import thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 ASSAY = ROOT / "tests" / "data" / "assay"
-LINE_KINDS = (
-    *(RawEvent, RawCapture, KernelEvent, KernelDetail),
-    *(SdkEvent, PolicyEvent, RunnerStarted, RunnerFinished, Marker, ChainLink),
-)
-ARTIFACT_KINDS = (
-    *(ObservationHealth, CapabilitySurface, CorrelationReport),
-    *(ArchiveManifest, Companion, CapabilityDiff),
-)
-SCHEMAS: dict[str, tuple[str, tuple[type[msgspec.Struct], ...]]] = {
-    "evidence_lines.schema.json": ("The lines of kernel evidence", LINE_KINDS),
-    "evidence_artifacts.schema.json": ("The artifacts of kernel evidence", ARTIFACT_KINDS),
-}
+EVIDENCE = ("evidence_lines.schema.json", "evidence_artifacts.schema.json")
+LINE_KINDS, ARTIFACT_KINDS = (SCHEMAS[name][1] for name in EVIDENCE)
 decode_kernel_event = LINES["assay.runner.kernel_event.v0"]
 DRAFT = "http://json-schema.org/draft-07/schema#"
 KERNEL_SCHEMA = "kernel-event-v0.schema.json"  #: which the contract names
@@ -91,7 +78,7 @@ def made(name: str) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.parametrize("name", [*SCHEMAS, KERNEL_SCHEMA])
+@pytest.mark.parametrize("name", [*EVIDENCE, KERNEL_SCHEMA])
 def test_the_schemas_are_those_of_the_structs(name: str) -> None:
     file = ROOT / "schema" / name
     found = made(name)
@@ -273,7 +260,7 @@ SAMPLES: tuple[msgspec.Struct, ...] = (
 def test_each_sample_keeps_exactly_one_schema() -> None:
     validators = [
         jsonschema_rs.validator_for(json.loads((ROOT / "schema" / name).read_bytes()))
-        for name in SCHEMAS
+        for name in EVIDENCE
     ]
     for sample in SAMPLES:
         value = json.loads(msgspec.json.encode(sample))

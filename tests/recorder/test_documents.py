@@ -11,20 +11,20 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from stream.records.run import CommandRecord, Manifest, RunMetadata, RunSummary
+from stream.contracts import SCHEMAS
 from tests.cli.command import Place
 from tests.recorder.runs import observe, records
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schema"
 FILE = SCHEMA / "run_folder.schema.json"
-KINDS = (RunMetadata, RunSummary, Manifest, CommandRecord)
+TITLE, KINDS = SCHEMAS["run_folder.schema.json"]
 
 
 def schema_of_the_structs() -> dict[str, Any]:
     refs, definitions = msgspec.json.schema_components(KINDS, ref_template="#/definitions/{name}")
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "The documents of a run folder",
+        "title": TITLE,
         "oneOf": list(refs),
         "definitions": definitions,
     }
