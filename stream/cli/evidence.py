@@ -494,19 +494,19 @@ def _compare_layers(base: str, head: str) -> int:
             holds = False
             echo(f"{name}: its capture is incomplete: {visible(doubt)}")
     for found in compare(*sides):
-        holds = holds and found.parting is None
+        holds = holds and found.difference is None
         for line in _report(found):
             echo(line)
     return 0 if holds else 1
 
 
 def _report(found: LayerComparison) -> Iterator[str]:
-    if found.parting is None:
+    if found.difference is None:
         yield f"{found.layer}: {number(found.lines, 'line')}, the same"
         return
-    yield f"{found.layer}:{found.parting.line}: differs"
-    yield f"  A {_line(found.parting.base)}"
-    yield f"  B {_line(found.parting.head)}"
+    yield f"{found.layer}:{found.difference.line}: differs"
+    yield f"  A {_line(found.difference.base)}"
+    yield f"  B {_line(found.difference.head)}"
 
 
 def _line(line: bytes | None) -> str:

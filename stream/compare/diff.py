@@ -1,21 +1,20 @@
-"""What one run could do and another could not: `assay.runner.capability_diff.v0`.
+"""Compare what two runs could do (`assay.runner.capability_diff.v0`), and check it for the words of
+`stream diff --fail-on`.
 
-It compares sets of values, and calls by their ids; it never guesses that two calls with other ids
-are the same. A program by whose name another file ran went and came, where both sides know the
-files. Of several reasons why it is not clean, the status names the first of these:
+Values are compared as sets, calls by their ids; calls with different ids are never matched. If both
+sides know which files ran by the name of a program and these differ, the name is removed and added.
+If there are several reasons why a comparison is not clean, the status is the first of these:
 
 - failed: a side is missing, damaged, of another form, or of several runs. Nothing is compared.
-- partial:health: a side's capture is not complete, or lost something, or could not name what was
-  reached, or its control group or network coverage does not hold: what is not in its surface may
-  have happened nevertheless.
-- partial:correlation: a side's correlation is not clean.
-- partial:unbound: a side has values in its surface, and no call at all that they could belong to.
-  These are listed as unbound.
+- partial:health: the capture of a side is incomplete, lost events, could not name what was reached,
+  or its control group or network coverage is partial: more may have happened than its surface has.
+- partial:correlation: the correlation of a side is not clean.
+- partial:unbound: a side has values in its surface but no call that they could belong to. They are
+  listed as unbound.
 
-Names that are others in each run are compared without what makes them so; what the user leaves out,
-and what flaps among runs of the same kind, is not compared. Notes count all of it.
-
-The words of `stream diff --fail-on`: whether one holds of a comparison, and why."""
+Parts of names that change in every run are replaced before names are compared. What the user
+ignores, and what varies among runs of the same kind, is not compared. Notes count all of that.
+"""
 
 from __future__ import annotations
 
@@ -28,28 +27,28 @@ from typing import Any, Literal
 
 from stream.compare.evidence import ENDPOINTS, EXECS, PATHS, Evidence, compare_names, knows_programs
 from stream.compare.names import RUN_FOLDER
-from stream.errors import visible
+from stream.errors import number, visible
 from stream.evidence.health import degraded
 from stream.records.artifacts import HEALTH_FILE, SURFACE_SETS, CapabilityDiff, Changes
 
 Side = Literal["base", "head"]
 _SIDES: tuple[Side, ...] = ("base", "head")
 
-#: Ambiguities that say that a call cannot be told by its id.
+#: Ambiguities by which the ids of calls are not unique.
 _UNSTABLE = (
     "sdk_event_without_tool_call_id",
     "policy_event_without_tool_call_id",
     "sdk_tool_call_duplicate",
 )
-#: And those that say that something was done for no call that is known.
+#: Ambiguities by which something was done outside of every known call.
 _UNBOUND = {
     "kernel_events_outside_every_window",
     "kernel_events_of_other_processes",
     "kernel_events_in_overlapping_windows",
     "kernel_events_after_call",
 }
-#: By how such a field begins: of which sets nobody knows all then. A feed that had no control group
-#: to compare with followed every process of the tree, and is not blind.
+#: By the beginning of a degraded field: the sets that are then incomplete. A feed without a control
+#: group to compare with followed every process of the tree, so its sets are complete.
 _BLIND = {
     **dict.fromkeys(("kernel_layer=", "ringbuf_drops="), (PATHS, ENDPOINTS, EXECS)),
     **dict.fromkeys(("cgroup_correlation=partial", "unnamed_"), (PATHS, ENDPOINTS, EXECS)),
@@ -71,49 +70,52 @@ def diff(
     baseline: Sequence[Evidence] = (),
     ignore: Sequence[str] = (),
 ) -> CapabilityDiff:
-    """`baseline`: other runs of the base's kind. `ignore`: patterns of paths and programs."""
+    """Compare two runs. `baseline`: other runs of the same kind as `base`. `ignore`: patterns of
+    paths and programs."""
     sides: dict[Side, Evidence] = dict(zip(_SIDES, (base, head), strict=True))
     broken = any(evidence.problems for evidence in (base, head, *baseline))
     compare_names([base, head, *baseline])
-    compared = {} if broken else sides  # what is left of evidence proves nothing
-    aside = _Aside([*compared.values()], [base, *baseline] if compared else [], ignore)
+    compared = {} if broken else sides  # the rest of broken evidence proves nothing
+    excluded = _Excluded([*compared.values()], [base, *baseline] if compared else [], ignore)
     found = CapabilityDiff(
         base_run_id=base.run_id,
         head_run_id=head.run_id,
         status="clean",
         preconditions=_preconditions(sides),
         scope=dict(_SCOPE),
-        surface={name: _changes(compared, partial(aside.rest, name)) for name in SURFACE_SETS},
+        surface={name: _changes(compared, partial(excluded.rest, name)) for name in SURFACE_SETS},
         binding_ids=_changes(compared, _ids),
         policy_outcomes={"changed": [] if broken else list(_outcomes(base, head))},
-        unbound={name: _united(compared, partial(_unbound, aside, name)) for name in SURFACE_SETS},
+        unbound={
+            name: _united(compared, partial(_unbound, excluded, name)) for name in SURFACE_SETS
+        },
         ambiguities=sorted(_ambiguities(sides)),
         notes=[],
     )
-    replaced = {} if broken else _replaced(base, head, baseline, aside)
+    replaced = {} if broken else _replaced(base, head, baseline, excluded)
     found.surface[EXECS] = _with_replaced(found.surface[EXECS], replaced)
     found.status = "failed" if broken else _status(sides, found)
     found.notes = [
-        *_reasons(sides, baseline),
-        *_named(replaced),
-        *([] if broken else [*_renamed(sides), *aside.notes()]),
-        *_remarks(sides, found, is_whole=not aside.is_any),
+        *_reason_notes(sides, baseline),
+        *_replaced_notes(replaced),
+        *([] if broken else [*_renamed(sides), *excluded.notes()]),
+        *_remark_notes(sides, found, is_whole=not excluded.is_any),
     ]
     return found
 
 
 def is_same(found: CapabilityDiff) -> bool:
-    """Nothing came, went or was decided otherwise, as far as it could be compared."""
+    """Return whether nothing was added, removed or decided differently."""
     changes = (*found.surface.values(), found.binding_ids)
     return not any(c.added or c.removed for c in changes) and not found.policy_outcomes["changed"]
 
 
 def is_anything_unbound(found: CapabilityDiff) -> bool:
-    """A side did something that belongs to none of its calls, or may not."""
+    """Return whether a side did something that belongs to no call, or may not."""
     named = (ambiguity.partition(": ")[2].partition(":")[0] for ambiguity in found.ambiguities)
-    told = {note.partition(":")[0] for note in found.notes}
-    is_told = any(_outside(side) in told for side in _SIDES)
-    return is_told or any(found.unbound.values()) or not _UNBOUND.isdisjoint(named)
+    codes = {note.partition(":")[0] for note in found.notes}
+    is_outside = any(_outside(side) in codes for side in _SIDES)
+    return is_outside or any(found.unbound.values()) or not _UNBOUND.isdisjoint(named)
 
 
 def _outside(side: Side) -> str:
@@ -121,7 +123,7 @@ def _outside(side: Side) -> str:
 
 
 def blindness(found: CapabilityDiff, side: Side, name: str) -> list[str]:
-    """Why a side may have reached more than it says: the fields that do not hold."""
+    """Return the degraded fields by which a side may have reached more than a set has."""
     code = f"capability_diff_{side}_health: "
     fields = (field for note in found.notes if note.startswith(code) for field in note.split())
     return _blinding(fields, name)
@@ -135,8 +137,8 @@ def _blinding(fields: Iterable[str], name: str) -> list[str]:
 # --- what is compared ---------------------------------------------------------------------------
 
 
-class _Aside:
-    """Values that are not compared: they match a pattern, or flap among runs of a kind."""
+class _Excluded:
+    """Values that are not compared: they match a pattern, or vary among runs of a kind."""
 
     def __init__(
         self, sides: Sequence[Evidence], kind: Sequence[Evidence], ignore: Sequence[str]
@@ -157,26 +159,30 @@ class _Aside:
 
     @property
     def is_any(self) -> bool:
+        """Whether any value is excluded."""
         return any(self._left.values())
 
     def has(self, name: str, value: str) -> bool:
+        """Return whether a value of a set is excluded."""
         return value in self._left[name]
 
     def rest(self, name: str, evidence: Evidence) -> list[str]:
+        """Return the values of a set that are compared."""
         return [v for v in evidence.values.get(name, ()) if not self.has(name, v)]
 
     def notes(self) -> Iterator[str]:
+        """Yield notes that count what is excluded."""
         for pattern, found in self._ignored.items():
             yield f"capability_diff_ignored: {len(found)} values match {visible(pattern)}"
         counts = [f"{name}={len(found)}" for name, found in self._flapping.items() if found]
         if counts:
-            told = f"in some of {self._runs} runs of a kind, not in all: {' '.join(counts)}"
-            yield f"capability_diff_flapping: {told}"
+            text = f"in some of {self._runs} runs of a kind, not in all: {' '.join(counts)}"
+            yield f"capability_diff_flapping: {text}"
 
 
 def _flapping(kind: Sequence[Evidence], name: str) -> set[str]:
-    """What some have and others have not. Of who did not see all, that it lacks something proves
-    nothing."""
+    """Return the values that only some runs have. An incomplete run does not prove that a value is
+    missing."""
     if len(kind) < 2:
         return set()
     seen = [set(run.values.get(name, ())) for run in kind if not _blinding(_degraded(run), name)]
@@ -185,15 +191,15 @@ def _flapping(kind: Sequence[Evidence], name: str) -> set[str]:
 
 
 def _renamed(sides: Mapping[Side, Evidence]) -> Iterator[str]:
-    """By which rules names were replaced, and in how many values."""
+    """Yield a note on the rules that replaced names, and in how many values."""
     counts = [
         f"{side} {' '.join(f'{rule}={count}' for rule, count in evidence.renamed.items())}"
         for side, evidence in sides.items()
         if evidence.renamed
     ]
     if counts:
-        told = "what is another in the names of each run is not compared"
-        yield f"capability_diff_names: {told}: {', '.join(counts)}"
+        text = "parts of names that change in every run are not compared"
+        yield f"capability_diff_names: {text}: {', '.join(counts)}"
 
 
 def _changes(sides: Mapping[Side, Evidence], read: Callable[[Evidence], Iterable[str]]) -> Changes:
@@ -210,20 +216,20 @@ def _united(sides: Mapping[Side, Evidence], read: Callable[[Evidence], Iterable[
 
 
 def _replaced(
-    base: Evidence, head: Evidence, baseline: Sequence[Evidence], aside: _Aside
+    base: Evidence, head: Evidence, baseline: Sequence[Evidence], excluded: _Excluded
 ) -> dict[str, tuple[list[str], list[str]]]:
-    """By the name of a program that both ran: the files that ran, where those are others."""
+    """Return, by the name of a program that both ran, the files that ran, where these differ."""
     before, after, *others = (run.programs for run in (base, head, *baseline))
     return {
         name: (before[name], after[name])
         for name in sorted(before.keys() & after.keys(), key=os.fsencode)
         if after[name] not in (before[name], *(one.get(name) for one in others))
-        and not aside.has(EXECS, name)
+        and not excluded.has(EXECS, name)
     }
 
 
 def _with_replaced(changes: Changes, replaced: Mapping[str, object]) -> Changes:
-    """What has the same name, and is not the same, went and came."""
+    """List replaced programs as removed and added."""
     return Changes(
         added=sorted({*changes.added, *replaced}),
         removed=sorted({*changes.removed, *replaced}),
@@ -231,10 +237,10 @@ def _with_replaced(changes: Changes, replaced: Mapping[str, object]) -> Changes:
     )
 
 
-def _named(replaced: Mapping[str, tuple[list[str], list[str]]]) -> Iterator[str]:
+def _replaced_notes(replaced: Mapping[str, tuple[list[str], list[str]]]) -> Iterator[str]:
     for name, (before, after) in replaced.items():
-        told = f"{name}: {', '.join(before)} in base, {', '.join(after)} in head"
-        yield f"capability_diff_program_replaced: {visible(told)}"
+        text = f"{name}: {', '.join(before)} in base, {', '.join(after)} in head"
+        yield f"capability_diff_program_replaced: {visible(text)}"
 
 
 def _bindings(evidence: Evidence) -> list[Any]:
@@ -246,7 +252,7 @@ def _ids(evidence: Evidence) -> list[str]:
 
 
 def _outcomes(base: Evidence, head: Evidence) -> Iterator[dict[str, Any]]:
-    """Of calls that both sides name once: an id that is there twice names none of them."""
+    """Yield calls with different decisions, if their id is unique on both sides."""
     before, after = _decisions(base), _decisions(head)
     for call in sorted(before.keys() & after.keys()):
         if before[call] != after[call]:
@@ -259,8 +265,8 @@ def _decisions(evidence: Evidence) -> dict[str, str | None]:
     return {b.tool_call_id: b.policy_decision for b in bindings if times[b.tool_call_id] == 1}
 
 
-def _unbound(aside: _Aside, name: str, evidence: Evidence) -> list[str]:
-    return [] if _bindings(evidence) else aside.rest(name, evidence)
+def _unbound(excluded: _Excluded, name: str, evidence: Evidence) -> list[str]:
+    return [] if _bindings(evidence) else excluded.rest(name, evidence)
 
 
 # --- how far it can be trusted ------------------------------------------------------------------
@@ -291,7 +297,7 @@ def _is_correlated(evidence: Evidence) -> bool:
 
 
 def _has_stable_ids(evidence: Evidence) -> bool:
-    """Whether each call can be told by its id, as far as there are any calls."""
+    """Return whether the ids of all calls are present and unique."""
     ids = _ids(evidence)
     codes = [] if evidence.correlation is None else evidence.correlation.ambiguities
     unstable = any(code.partition(":")[0] in _UNSTABLE for code in codes)
@@ -321,7 +327,8 @@ def _ambiguities(sides: Mapping[Side, Evidence]) -> Iterator[str]:
 
 
 def _without_programs(sides: Mapping[Side, Evidence]) -> Iterator[str]:
-    """The contract's own files alone have no room for it, and two of these are as it says."""
+    """Yield the sides that do not know which files ran. Two archives with only the contract's own
+    files cannot know, and are compared as they are."""
     if any(evidence.companion is not None for evidence in sides.values()):
         yield from (side for side, evidence in sides.items() if not knows_programs(evidence))
 
@@ -330,8 +337,8 @@ def _all_of(changes: Changes) -> Iterator[str]:
     yield from (*changes.added, *changes.removed, *changes.unchanged)
 
 
-def _reasons(sides: Mapping[Side, Evidence], baseline: Sequence[Evidence]) -> Iterator[str]:
-    """Why it is not clean: all reasons, not only the one that the status names."""
+def _reason_notes(sides: Mapping[Side, Evidence], baseline: Sequence[Evidence]) -> Iterator[str]:
+    """Yield a note for every reason why the comparison is not clean."""
     for problem in (problem for evidence in baseline for problem in evidence.problems):
         yield f"capability_diff_baseline_unusable: {visible(problem)}"
     for side, evidence in sides.items():
@@ -345,12 +352,12 @@ def _reasons(sides: Mapping[Side, Evidence], baseline: Sequence[Evidence]) -> It
             doubt = f" {visible(evidence.doubt)}" if evidence.doubt else ""
             yield f"capability_diff_{side}_correlation: status={evidence.correlation.status}{doubt}"
         if not _has_stable_ids(evidence):
-            yield f"capability_diff_{side}_tool_call_ids: they do not tell its calls apart"
+            yield f"capability_diff_{side}_tool_call_ids: they are not unique"
         if not _bindings(evidence) and any(evidence.values.values()):
-            yield f"capability_diff_{side}_unbound: no call is known that its values belong to"
+            yield f"capability_diff_{side}_unbound: its values belong to no known call"
 
 
-def _remarks(
+def _remark_notes(
     sides: Mapping[Side, Evidence], found: CapabilityDiff, *, is_whole: bool
 ) -> Iterator[str]:
     if found.status == "failed":
@@ -362,29 +369,29 @@ def _remarks(
     unknown = [*_without_programs(sides)]
     layers = [side.health.kernel_layer for side in (base, head) if side.health is not None]
     if "absent" in layers:
-        yield "capability_diff_unobserved: without a kernel layer nobody knows what a run reached"
+        yield "capability_diff_unobserved: without a kernel layer it is unknown what a run reached"
     elif is_same(found) and not unknown and is_whole:
         yield "capability_diff_idempotent: base and head evidence sets are identical"
     elif calls.added and calls.removed and not calls.unchanged:
         yield "capability_diff_no_common_call: no tool call id is in both, calls are not compared"
     platforms = [side.health.platform for side in (base, head) if side.health is not None]
     if len({*platforms}) > 1:
-        told = visible(f"base is {platforms[0]}, head is {platforms[-1]}")
-        yield f"capability_diff_platforms_differ: {told}"
+        text = visible(f"base is {platforms[0]}, head is {platforms[-1]}")
+        yield f"capability_diff_platforms_differ: {text}"
     for side, evidence in sides.items():
         if evidence.companion is not None and any(evidence.companion.unbound.values()):
-            yield f"{_outside(side)}: some of it was done between its calls"
+            yield f"{_outside(side)}: some of its events happened between its calls"
     if unknown:
-        told = f"which files ran by the names of programs is not known of {' and '.join(unknown)}"
-        yield f"capability_diff_programs_unknown: {told}: another by the same name would not show"
+        text = f"it is unknown in {' and '.join(unknown)} which files ran by the names of programs"
+        yield f"capability_diff_programs_unknown: {text}: a replaced file would not show"
     if (base.companion is None) != (head.companion is None):
         yield (
-            "capability_diff_rules_differ: only one of them was recorded by rules that leave out"
-            " failed opens and connects to port 0"
+            "capability_diff_rules_differ: only one side was recorded by rules that filter failed"
+            " opens and connects to port 0"
         )
 
 
-#: By the word for it: a set of the surface, and what one of it is called.
+#: By word: a set of the surface, and the noun for one value of it.
 _SETS = {
     "paths": ("filesystem_paths", "path"),
     "endpoints": ("network_endpoints", "endpoint"),
@@ -400,7 +407,7 @@ _NO_KERNEL = "kernel_layer=absent"
 
 
 def reason(word: str, found: CapabilityDiff) -> str:
-    """Why the word holds. Empty: it does not."""
+    """Return why a word of --fail-on applies, or an empty string."""
     if word == "any":
         return ", ".join(_all_reasons(found))
     if word == "partial":
@@ -409,13 +416,13 @@ def reason(word: str, found: CapabilityDiff) -> str:
         return "something belongs to no call" if is_anything_unbound(found) else ""
     if word == "changed-policy":
         count = len(found.policy_outcomes["changed"])
-        return f"{_number(count, 'call')} decided otherwise" if count else ""
+        return f"{number(count, 'call')} decided differently" if count else ""
     how, _, what = word.partition("-")
     name, one = _SETS[what]
     count = len(getattr(found.surface[name], how))
-    # Nobody knows what was added where nobody looked.
+    # What was added cannot be known where the capture is incomplete.
     blind = _blind(found, "head" if how == "added" else "base", name)
-    return "; ".join(filter(None, (_number(count, one) if count else "", blind)))
+    return "; ".join(filter(None, (number(count, one) if count else "", blind)))
 
 
 def _all_reasons(found: CapabilityDiff) -> Iterator[str]:
@@ -431,9 +438,5 @@ def _blind(found: CapabilityDiff, side: Side, name: str) -> str:
         return ""
     who = "A" if side == "base" else "B"
     if _NO_KERNEL in fields:
-        return f"{who} has no kernel layer, so nobody knows"
-    return f"{who} was not seen completely ({' '.join(fields)}), so nobody knows"
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+        return f"{who} has no kernel layer, so it cannot be known"
+    return f"the capture of {who} is incomplete ({' '.join(fields)}), so it cannot be known"

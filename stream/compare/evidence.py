@@ -1,12 +1,8 @@
-"""What a run left as evidence, wherever it lies: an archive, a run folder, or loose files.
+"""Read the evidence of a run from an archive, a run folder or loose files, and make it comparable.
 
-An archive is read to its end, in its one form, and held against its manifest, and the evidence in
-a run folder against the run's; what the files say is not verified here. Nothing is unpacked, and
-no more is held than the artifacts may be large.
-
-What the artifacts of one run say, as far as they can be held against another's.
-
-Broken evidence is a problem that is named, never an exception."""
+An archive is read to its end and checked against its manifest, the evidence in a run folder against
+the manifest of the run; whether it is true is not verified here. Nothing is unpacked, and memory is
+bounded by the limit of an artifact. Broken evidence is a named problem, never an exception."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ from stream.archive.reader import EntryStart, Limits, NoArchive, Part, ahead, co
 from stream.archive.tar import BrokenArchive
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine, contract_of, explain
 from stream.compare.names import BEHIND, Asked, Names, Proofs, Proven, agree
-from stream.errors import InputError, os_reason
+from stream.errors import InputError, os_reason, reporting
 from stream.evidence.consistency import clean_faults, report_faults, unbound_faults
 from stream.evidence.health import contradictions
 from stream.evidence.markers import TOOL_EVENTS
@@ -61,24 +57,24 @@ from stream.verify.report import VerifyReport
 from stream.verify.run_folder import manifest_findings
 from stream.verify.session import verify
 
-TOLD = (SDK_FILE, POLICY_FILE)  #: calls of tools, by who told of them
-BESIDE = (COMPANION_FILE, EVENTS_FILE, *TOLD)  #: what may be there as well
+CALL_LAYERS = (SDK_FILE, POLICY_FILE)  #: the layers that name tool calls
+OPTIONAL = (COMPANION_FILE, EVENTS_FILE, *CALL_LAYERS)  #: files that need not be there
 ARTIFACTS = {SURFACE_FILE: SURFACE, CORRELATION_FILE: CORRELATION, HEALTH_FILE: HEALTH}
 MOST_ARTIFACT = 256 << 20  #: bytes of one artifact
-MOST_EVENTS = 1 << 20  #: how much of the run's events: what it began with
-MOST_ARCHIVE = 64 << 30  #: decoded bytes that are looked through
+MOST_EVENTS = 1 << 20  #: bytes of the events that are read: their beginning
+MOST_ARCHIVE = 64 << 30  #: decoded bytes
 _BLOCK = 1 << 18
-_AT_ONCE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  #: nobody waits for who writes to a fifo
+_AT_ONCE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  #: a fifo without a writer must not block
 _NEITHER = "neither a run folder nor an archive"
 _DAMAGED = "the archive is damaged"
-_FOREIGN = "it is damaged, or no archive of a run"
+_FOREIGN = "it is damaged, or not the archive of a run"
 _TOO_LARGE = f"an artifact above the limit of {MOST_ARTIFACT} bytes"
 
 
 _PID = re.compile(rb'"pid":\s*([0-9]{1,10})[,}]')
-_CAME, _OPEN = name_of_kind(ACCEPT).encode(), name_of_kind(OPEN)
+_ACCEPTED, _OPEN = name_of_kind(ACCEPT).encode(), name_of_kind(OPEN)
 _PEER = re.compile(
-    rb'"kind":\s*"(connect|connect_blocked|sendto|sendmsg|%b)",\s*"value":\s*"([^"]*)"' % _CAME
+    rb'"kind":\s*"(connect|connect_blocked|sendto|sendmsg|%b)",\s*"value":\s*"([^"]*)"' % _ACCEPTED
 )
 _FREE_PORT = re.compile(rb'"kind":\s*"%b",\s*"value":\s*"[^"]*:0"' % name_of_kind(BIND).encode())
 _EXCLUSIVE, _MKDIR = b'"exclusive"', f'"{name_of_kind(MKDIR)}"'.encode()
@@ -93,13 +89,13 @@ class _InvokedAction(Struct):
     artifacts: list[_InvokedArtifact] = []
 
 
-class _AgentInvoked(Struct):
+class _PreparedEvent(Struct):
     event_type: str
     agent_action: _InvokedAction
 
 
-class _Made(Struct):
-    """Of a line of the kernel layer, or of its detail."""
+class _KernelLine(Struct):
+    """The fields of a line of the kernel layer, or of its details, that prove something."""
 
     seq: int
     pid: int = 0
@@ -111,40 +107,38 @@ class _Made(Struct):
     operation_flags: list[str] = []
 
 
-_decode_made = msgspec.json.Decoder(_Made).decode
-_decode_begun = msgspec.json.Decoder(_AgentInvoked).decode
+_decode_line = msgspec.json.Decoder(_KernelLine).decode
+_decode_prepared = msgspec.json.Decoder(_PreparedEvent).decode
 
 
 class DamagedError(InputError):
-    """Evidence that is there and cannot be read to its end."""
+    """Evidence exists and cannot be read to its end."""
 
 
 def read_artifacts(path: str) -> dict[str, bytes]:
-    """The JSON artifacts by their names, as far as there are any, and how the events begin.
+    """Return the JSON artifacts that exist, by name, and the beginning of the events.
 
-    Raises InputError where there is nothing to read, its DamagedError where that is damaged.
+    Raise InputError if there is nothing to read, and DamagedError if that is damaged.
     """
     place = Path(path)
     return _of_folder(place) if place.is_dir() else _of_archive(place)
 
 
 def read_lines(path: str, name: str) -> Iterator[bytes]:
-    """The lines of a layer, without their newlines. None where there is no such layer."""
+    """Yield the lines of a layer, without newlines; nothing if there is no such layer."""
     place = Path(path)
     if place.is_dir():
         layer = place / name
         if layer.is_file():
-            try:
-                with layer.open("rb") as loose:
-                    yield from _lines(_blocks(loose), name)
-            except OSError as error:
-                raise InputError(f"{layer}: {os_reason(error)}") from None
+            with reporting(layer), layer.open("rb") as loose:
+                yield from _lines(_blocks(loose), name)
         return
     with _parts(place) as parts:
         yield from _lines(contents_of(parts, name), name)
 
 
 def has_any(path: str, names: Collection[str]) -> bool:
+    """Return whether a run has any of these files."""
     place = Path(path)
     if place.is_dir():
         return any((place / name).is_file() for name in names)
@@ -152,20 +146,23 @@ def has_any(path: str, names: Collection[str]) -> bool:
         return any(isinstance(part, EntryStart) and part.name in names for part in parts)
 
 
-def proofs_of(path: str, asked: Asked) -> Proven:
-    """What the kernel layer of a run says of it. A caller is one to whom the run never went."""
+def read_proofs(path: str, asked: Asked) -> Proven:
+    """Search the kernel layer of a run for proofs about its names. An endpoint is a caller if the
+    run never connected to it."""
     processes, private = set[int](), set[str]()
     came, went = set[str](), set[str]()
     free_ports = 0
     folders = set(_private_folders(path)) if asked.made else set()
-    behind = _Behind(asked.behind, dict(_targets(path, asked.behind)) if asked.behind else {})
+    behind = _OpenFolderPaths(
+        asked.behind, dict(_targets(path, asked.behind)) if asked.behind else {}
+    )
     for line in read_lines(path, KERNEL_FILE):
-        told = _PID.search(line)
-        if told is not None and (number := int(told[1])) in asked.numbers:
+        pid = _PID.search(line)
+        if pid is not None and (number := int(pid[1])) in asked.numbers:
             processes.add(number)
         peer = _PEER.search(line) if asked.endpoints else None
         if peer is not None and (endpoint := peer[2].decode(errors="replace")) in asked.endpoints:
-            (came if peer[1] == _CAME else went).add(endpoint)
+            (came if peer[1] == _ACCEPTED else went).add(endpoint)
         free_ports += _FREE_PORT.search(line) is not None
         if asked.made and (_EXCLUSIVE in line or _MKDIR in line):
             private |= _privately_made(line, folders).intersection(asked.made)
@@ -174,8 +171,8 @@ def proofs_of(path: str, asked: Asked) -> Proven:
     return Proven(processes, came - went, private, free_ports, behind.places)
 
 
-class _Behind:
-    """Where paths lay that begin with the number of an open folder."""
+class _OpenFolderPaths:
+    """Find where paths were that begin with the number of an open folder."""
 
     def __init__(self, paths: Collection[str], targets: Mapping[int, str]) -> None:
         """`targets`: second paths, by the numbers of the lines."""
@@ -184,8 +181,9 @@ class _Behind:
         self._opened: dict[tuple[int, int], str] = {}  #: by process and number
 
     def look(self, line: bytes) -> None:
+        """Take what a line of the kernel layer shows."""
         with suppress(*DECODE_ERRORS):
-            made = _decode_made(line)
+            made = _decode_line(line)
             if made.kind == _OPEN and made.return_value >= 0 and made.value is not None:
                 self._opened[made.pid, made.return_value] = made.value
             for path in (made.value or "", self._targets.get(made.seq, "")):
@@ -196,28 +194,28 @@ class _Behind:
 
 
 def _targets(path: str, asked: Container[str]) -> Iterator[tuple[int, str]]:
-    """The kernel layer itself has no room for them, either."""
+    """Yield second paths by line number: only the details have them."""
     for line in read_lines(path, DETAIL_FILE):
         if b'"to_path"' in line:
             with suppress(*DECODE_ERRORS):
-                made = _decode_made(line)
+                made = _decode_line(line)
                 if made.to_path is not None and made.to_path in asked:
                     yield made.seq, made.to_path
 
 
 def _private_folders(path: str) -> Iterator[int]:
-    """The numbers of the lines that make them: the kernel layer itself has no room for a mode."""
+    """Yield the numbers of lines that make a private folder: only the details have a mode."""
     for line in read_lines(path, DETAIL_FILE):
         if b'"mkdir' in line:
             with suppress(*DECODE_ERRORS):
-                made = _decode_made(line)
+                made = _decode_line(line)
                 if _is_private(made.mode) and made.return_value == 0:
                     yield made.seq
 
 
 def _privately_made(line: bytes, folders: Container[int]) -> set[str]:
     with suppress(*DECODE_ERRORS):
-        made = _decode_made(line)
+        made = _decode_line(line)
         is_file = "exclusive" in made.operation_flags and made.return_value >= 0
         if made.value is not None:
             is_private = (is_file and _is_private(made.mode)) or made.seq in folders
@@ -229,12 +227,12 @@ def _is_private(mode: int | None) -> bool:
     return mode is not None and mode & 0o077 == 0
 
 
-def folders_of(events: bytes) -> tuple[str, str]:
-    """Where a run lay, and where its agent worked, by the event that tells of its workspace. Empty:
-    it is not told."""
+def run_folders(events: bytes) -> tuple[str, str]:
+    """Return the run's folder and the workspace, as the event workspace_prepared names them, or
+    empty strings."""
     for line in events.splitlines()[:_FIRST_EVENTS]:
         try:
-            event = _decode_begun(line)
+            event = _decode_prepared(line)
         except DECODE_ERRORS:
             continue
         for item in event.agent_action.artifacts if event.event_type == _PREPARED else ():
@@ -254,7 +252,7 @@ def _of_folder(folder: Path) -> dict[str, bytes]:
     found = {}
     try:
         _check_manifest(folder)
-        for name in (*ARTIFACTS, COMPANION_FILE, *TOLD):
+        for name in (*ARTIFACTS, COMPANION_FILE, *CALL_LAYERS):
             if (folder / name).is_file():
                 found[name] = _bounded(folder / name)
         if (folder / EVENTS_FILE).is_file():
@@ -279,7 +277,7 @@ def _check_manifest(folder: Path) -> None:
 
 
 def _loose(folder: Path) -> dict[str, bytes]:
-    """Files with names of their own are known by their contracts, one of each."""
+    """Find loose files by their contracts, one file of each."""
     found: dict[str, bytes] = {}
     by_contract = {schema: name for name, schema in ARTIFACTS.items()}
     for path in sorted(folder.glob("*.json")):
@@ -293,7 +291,7 @@ def _loose(folder: Path) -> dict[str, bytes]:
         if name is None:
             continue
         if name in found:
-            raise DamagedError(f"{path}: the folder has another file of this contract as well")
+            raise DamagedError(f"{path}: the folder has two files of this contract")
         found[name] = data
     return found
 
@@ -310,45 +308,48 @@ def _bounded(path: Path) -> bytes:
 
 
 class _WantedFiles:
-    """Of the files that go by, the wanted ones."""
+    """Keep the wanted files of an archive while all of them are read."""
 
     def __init__(self) -> None:
         self.found: dict[str, bytes] = {}
         self._tally = Tally("")
-        self._held: bytearray | None = None
+        self._comparable_lines: bytearray | None = None
 
     def begin(self, name: str) -> None:
+        """Begin the next file."""
         self._tally = Tally(name)
-        self._held = bytearray() if name in (*ARTIFACTS, *BESIDE) else None
+        self._comparable_lines = bytearray() if name in (*ARTIFACTS, *OPTIONAL) else None
 
     def feed(self, data: bytes) -> None:
+        """Take the next block of the file."""
         self._tally.feed(data)
-        if self._held is None:
+        if self._comparable_lines is None:
             return
         if self._tally.layer == EVENTS_FILE:
-            data = data[: MOST_EVENTS - len(self._held)]
+            data = data[: MOST_EVENTS - len(self._comparable_lines)]
         elif self._tally.bytes > MOST_ARTIFACT:
             raise BrokenArchive("limit.document", f"{self._tally.layer}: {_TOO_LARGE}")
-        self._held += data
+        self._comparable_lines += data
 
     def end(self) -> Tally:
-        if self._held is not None:
-            self.found[self._tally.layer] = bytes(self._held)
+        """End the file and return its size and digest."""
+        if self._comparable_lines is not None:
+            self.found[self._tally.layer] = bytes(self._comparable_lines)
         return self._tally
 
 
 def _of_archive(path: Path) -> dict[str, bytes]:
-    """All of it is read: what is missing, or is not what the manifest says, is only known then."""
+    """Read all of an archive: only then is it known to be as its manifest lists it."""
     kept = _WantedFiles()
     with _parts(path) as parts:
-        book = VerifyReport(os.fsencode(path).decode(errors="replace"), limits(), is_folder=False)
+        report = VerifyReport(os.fsencode(path).decode(errors="replace"), limits(), is_folder=False)
         try:
-            read_archive(ahead(parts), book, kept)
+            read_archive(ahead(parts), report, kept)
         except BrokenArchive as broken:
-            book.find(broken.rule, str(broken))
-    for fault in book.findings:
-        if fault.severity == "error" and book.run_id is None:  # without its manifest, who knows
-            raise DamagedError(f"{book.place}: {_FOREIGN}: {fault.message}")
+            report.find(broken.rule, str(broken))
+    for fault in report.findings:
+        if fault.severity == "error" and report.run_id is None:  # without its manifest, who knows
+            raise DamagedError(f"{report.place}: {_FOREIGN}: {fault.message}")
         if fault.severity == "error":
             raise DamagedError(f"{fault.source}: {_DAMAGED}: {fault.message}")
     return kept.found
@@ -373,6 +374,7 @@ def _parts(path: Path) -> Iterator[Iterator[Part]]:
 
 
 def limits() -> Limits:
+    """Return the limits for reading an archive."""
     return Limits(archive=MOST_ARCHIVE, decoded=MOST_ARCHIVE, document=MOST_ARTIFACT)
 
 
@@ -384,12 +386,12 @@ def _blocks(file: IO[bytes]) -> Iterator[bytes]:
 def _lines(blocks: Iterable[bytes], name: str) -> Iterator[bytes]:
     splitter = LineSplitter(name)
     for block in blocks:
-        yield from _held(splitter.feed(block) or ())
-    yield from _held(splitter.finish() or ())
+        yield from _comparable_lines(splitter.feed(block) or ())
+    yield from _comparable_lines(splitter.finish() or ())
 
 
-def _held(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """A line that is too long to be held is compared by its digest."""
+def _comparable_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Replace each line that is too long to be kept by its length and digest."""
     for line in lines:
         if isinstance(line, OverlongLine):
             yield f"({line.length} bytes: {line.digest})".encode()
@@ -404,26 +406,27 @@ ArtifactT = TypeVar("ArtifactT", ObservationHealth, CapabilitySurface, Correlati
 
 
 class Evidence(Struct, kw_only=True):
-    """The artifacts of one run. With a problem, it is nothing that could be compared."""
+    """The artifacts of one run. Evidence with a problem is not compared."""
 
     health: ObservationHealth | None = None
     surface: CapabilitySurface | None = None
     correlation: CorrelationReport | None = None
     companion: Companion | None = None
-    folder: str = ""  #: of the run, where it is known
-    #: Of its surface, by set, without what is another in the names of each run, and how many
-    #: values each rule changed for that.
+    folder: str = ""  #: of the run, if known
+    #: The values of its surface by set, without what changes in every run; and how many values
+    #: each rule changed for that.
     values: dict[str, list[str]] = {}
     renamed: dict[str, int] = {}
-    programs: dict[str, list[str]] = {}  #: by such a name: the files that ran. Empty: not known
-    has_nameless_calls: bool = False  #: somebody told of one that has no id
-    doubt: str = ""  #: why the correlation is not what its status says
+    programs: dict[str, list[str]] = {}  #: by name: the files that ran. Empty: unknown
+    has_nameless_calls: bool = False  #: a layer names a call that has no id
+    doubt: str = ""  #: why the status of the correlation may be wrong
     problems: list[str] = []
-    workspace: str = ""  #: of its agent, the same
-    proven: Proven = Proven()  #: of its names, by its kernel layer
+    workspace: str = ""  #: of its agent, if known
+    proven: Proven = Proven()  #: what its kernel layer proves about its names
 
     @property
     def run_id(self) -> str:
+        """The run that the artifacts name."""
         for artifact in (self.surface, self.correlation, self.health):
             if artifact is not None:
                 return artifact.run_id
@@ -431,7 +434,7 @@ class Evidence(Struct, kw_only=True):
 
 
 def read_evidence(path: str) -> Evidence:
-    """Raises InputError where there is nothing at all; what is there and broken is a problem."""
+    """Read the evidence of a run, or raise InputError if there is none."""
     try:
         found = read_artifacts(path)
     except DamagedError as error:
@@ -439,17 +442,17 @@ def read_evidence(path: str) -> Evidence:
     if not found.keys() & ARTIFACTS.keys():
         missing = f"there is no evidence: no {', no '.join(ARTIFACTS)}"
         raise InputError(f"{path}: {missing}: `stream observe --kernel auto` records it")
-    evidence = evidence_of(found, partial(proofs_of, path))
+    evidence = evidence_of(found, partial(read_proofs, path))
     if not evidence.problems and COMPANION_FILE not in found and not Path(path).is_dir():
         _verify(path, evidence)
     return evidence
 
 
 def _verify(path: str, evidence: Evidence) -> None:
-    """An archive of the contract's own files alone, of which no recorder of ours says more."""
-    book = verify(Path(path), limits())
-    for finding in book.findings:
-        reason = f"{str(finding.source).removeprefix(f'{book.place}/')}: {finding.message}"
+    """Verify an archive that has only the files of the contract: nothing else supports it."""
+    report = verify(Path(path), limits())
+    for finding in report.findings:
+        reason = f"{str(finding.source).removeprefix(f'{report.place}/')}: {finding.message}"
         if finding.rule == "contract.correlation":
             evidence.doubt = evidence.doubt or reason
         elif finding.severity == "error" and len(evidence.problems) < _MOST_FAULTS:
@@ -459,7 +462,7 @@ def _verify(path: str, evidence: Evidence) -> None:
 def evidence_of(
     artifacts: Mapping[str, bytes], proofs: Proofs = lambda asked: Proven()
 ) -> Evidence:
-    """`proofs`: what the kernel layer says of names that are in the artifacts."""
+    """Decode the artifacts of a run. `proofs` searches the kernel layer for proofs about names."""
     problems: list[str] = []
 
     def artifact(name: str, form: type[ArtifactT]) -> ArtifactT | None:
@@ -478,15 +481,15 @@ def evidence_of(
         health=artifact(HEALTH_FILE, ObservationHealth),
         companion=(artifact(COMPANION_FILE, Companion) if COMPANION_FILE in artifacts else None),
     )
-    evidence.folder, workspace = folders_of(artifacts.get(EVENTS_FILE, b""))
+    evidence.folder, workspace = run_folders(artifacts.get(EVENTS_FILE, b""))
     parts = (evidence.surface, evidence.correlation, evidence.health, evidence.companion)
     if len({part.run_id for part in parts if part is not None}) > 1:
-        problems.append("its artifacts are of several runs")
+        problems.append("its artifacts belong to several runs")
     if evidence.health is not None:
         faults = contradictions(evidence.health, is_reference=COMPANION_FILE not in artifacts)
         problems += [f"{HEALTH_FILE}: {fault}" for fault in islice(faults, _MOST_FAULTS)]
     evidence.problems = problems
-    told = {name: [*_told(artifacts.get(name, b""))] for name in TOLD}
+    told = {name: [*_call_ids(artifacts.get(name, b""))] for name in CALL_LAYERS}
     evidence.has_nameless_calls = any(None in calls for calls in told.values())
     evidence.doubt = next(_doubts(evidence, told), "")
     if evidence.surface is not None and not problems:
@@ -499,7 +502,7 @@ def evidence_of(
 
 
 def compare_names(runs: Sequence[Evidence]) -> None:
-    """Call what each run reached as it is compared with what the others reached."""
+    """Set the values of each run to names that can be compared with the other runs."""
     known = [(run, run.surface) for run in runs if run.surface is not None and not run.problems]
     names = [_names(run, surface) for run, surface in known]
     agree(names)
@@ -508,8 +511,8 @@ def compare_names(runs: Sequence[Evidence]) -> None:
 
 
 def _names(evidence: Evidence, surface: CapabilitySurface) -> Names:
-    """Where nobody tells which folder the agent worked in, no name but the run's own is replaced:
-    a file there is named by who asked for it."""
+    """Make the names of a run. If its workspace is unknown, only the run's own names are replaced:
+    a file in a workspace is named by the user."""
     known = evidence.companion if evidence.workspace else None
     return Names(
         run_id=evidence.run_id,
@@ -550,17 +553,18 @@ class _LayerLine(Struct):
     decision: str | None = None
 
 
-_decode_told = msgspec.json.Decoder(_LayerLine).decode
+_decode_call = msgspec.json.Decoder(_LayerLine).decode
 
 
-def _told(lines: bytes) -> Iterator[str | None]:
-    """The ids of calls that are told of, or decided about; of one without, None."""
+def _call_ids(lines: bytes) -> Iterator[str | None]:
+    """Yield the id of each call that a line reports or decides about; None if it has no id."""
     for line in lines.splitlines():
         with suppress(*DECODE_ERRORS):  # `verify` has a finding for it
-            told = _decode_told(line)
+            told = _decode_call(line)
             if told.event_type in TOOL_EVENTS or told.decision is not None:
                 yield told.tool_call_id or None
 
 
 def knows_programs(evidence: Evidence) -> bool:
+    """Return whether it is known which files ran by the names of programs."""
     return evidence.companion is not None and evidence.companion.capture.get("feed") == "ebpf"

@@ -1,10 +1,10 @@
-"""The layers of two runs, line by line, without what is another number in every run.
+"""Compare the layers of two runs line by line, without numbers that change in every run.
 
-Canonical labels: a process number in `pid`, `child` or `target` becomes `p1`, `p2`, … in the order
-in which the numbers are first met, in layers/kernel.ndjson and then in layers/kernel-ext.ndjson;
-`run_id` becomes `run`; the way to the run's own folder becomes `(run)`, where its events say which
-folder that was. Everything else stays as it is, descriptor numbers in `return_value` as well. A
-line that is no JSON object is compared as it is.
+Canonical labels: a process number in `pid`, `child` or `target` becomes `p1`, `p2`, … in order of
+first appearance, in layers/kernel.ndjson and then in layers/kernel-ext.ndjson; `run_id` becomes
+`run`; the path of the run's folder becomes `(run)`, if its events name that folder. Everything else
+stays as it is, also descriptor numbers in `return_value`. A line that is not a JSON object is
+compared as it is.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _PROCESSES = ("pid", "child", "target")
 _TREE_ONLY = "cgroup_correlation=failed"  #: as with strace, which follows every process
 
 
-class Parting(Struct, frozen=True):
-    """The first line in which two layers differ. None: the layer is over."""
+class LineDifference(Struct, frozen=True):
+    """The first line in which two layers differ. None: the layer has ended."""
 
     line: int
     base: bytes | None
@@ -51,13 +51,15 @@ class Parting(Struct, frozen=True):
 
 
 class LayerComparison(Struct, frozen=True):
+    """The result for one layer."""
+
     layer: str
     lines: int  #: of the longer one
-    parting: Parting | None
+    difference: LineDifference | None
 
 
 class Labels:
-    """One for all layers of a run: the same process has one label in all of them."""
+    """The labels of one run: a process has the same label in all layers."""
 
     def __init__(self, run_folder: str = "") -> None:
         self._known: dict[int, str] = {}
@@ -66,17 +68,20 @@ class Labels:
         bounded = rb"(?:(?<!%b)|(?<=\\[bfnrt]))%b(?!%b)" % (letter, way, letter)
         self._way = re.compile(bounded) if run_folder else None
 
-    def of(self, number: int) -> str:
+    def label_of(self, number: int) -> str:
+        """Return the label of a process number."""
         label = self._known.get(number)
         if label is None:
             label = self._known[number] = f"p{len(self._known) + 1}"
         return label
 
-    def placed(self, line: bytes) -> bytes:
+    def without_folder(self, line: bytes) -> bytes:
+        """Replace the path of the run's folder."""
         return line if self._way is None else self._way.sub(RUN_FOLDER.encode(), line)
 
 
 def canonical_lines(lines: Iterable[bytes], labels: Labels | None = None) -> Iterator[bytes]:
+    """Yield the lines with labels in place of what changes in every run."""
     labels = labels or Labels()
     for line in lines:
         yield _canonical(line, labels)
@@ -94,16 +99,16 @@ def _canonical(line: bytes, labels: Labels) -> bytes:
     for name in _PROCESSES:
         number = fields.get(name)
         if isinstance(number, int) and not isinstance(number, bool):
-            fields[name] = labels.of(number)
-    return labels.placed(msgspec.json.encode(fields))
+            fields[name] = labels.label_of(number)
+    return labels.without_folder(msgspec.json.encode(fields))
 
 
 class CanonicalLayers:
-    """Those of one run, and what is said of them."""
+    """The layers of one run, and whether they are complete."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self.damage = ""  #: why there is nothing to compare
+        self.damage = ""  #: why they cannot be compared
         evidence = Evidence()
         try:
             evidence = evidence_of(read_artifacts(path))
@@ -112,9 +117,10 @@ class CanonicalLayers:
         if not self.damage and not has_any(path, LAYERS):
             raise InputError(f"{path}: there are no layers to compare")
         self._labels = Labels(evidence.folder)
-        self.doubts = [*_doubts(evidence)]  #: why they may not hold all that happened
+        self.doubts = [*_doubts(evidence)]  #: why they may be incomplete
 
     def lines(self, layer: str) -> Iterator[bytes]:
+        """Yield the canonical lines of a layer."""
         return canonical_lines(read_lines(self._path, layer), self._labels)
 
 
@@ -126,11 +132,11 @@ def _doubts(evidence: Evidence) -> Iterator[str]:
 
 
 def compare(base: CanonicalLayers, head: CanonicalLayers) -> Iterator[LayerComparison]:
-    """Layer by layer, and to the end of each: the labels of the next ones depend on it."""
+    """Compare layer by layer, each to its end: the labels of later layers depend on it."""
     for layer in LAYERS:
-        number, parting = 0, None
+        number, difference = 0, None
         both = zip_longest(base.lines(layer), head.lines(layer))
         for number, (one, other) in enumerate(both, 1):
-            if parting is None and one != other:
-                parting = Parting(number, one, other)
-        yield LayerComparison(layer, number, parting)
+            if difference is None and one != other:
+                difference = LineDifference(number, one, other)
+        yield LayerComparison(layer, number, difference)

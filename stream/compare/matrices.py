@@ -1,15 +1,16 @@
-"""Two matrices cell by cell: what opened, what closed, and what can no longer be measured."""
+"""Compare two matrices cell by cell: what opened, what closed, what is no longer measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, explain, is_blank
-from stream.errors import InputError, number, os_reason
+from stream.errors import InputError, number, reporting
 from stream.records.boundary import BoundaryDiff, CellChange, CellOutcome, CellSide, Status
 
 WORDS = ("opened", "closed", "unmeasured", "measured", "any")
@@ -37,7 +38,7 @@ class _ComparedResult(Struct):
 
 
 class _ComparedRecord(Struct):
-    """What every pattern of a boundary object has, whatever else stands in it."""
+    """The fields of a boundary object that every pattern has."""
 
     schema_version: str
     probe: _ComparedProbe
@@ -55,7 +56,7 @@ _decode = msgspec.json.Decoder(_ComparedRecord).decode
 
 
 def diff_matrices(base: str, head: str) -> BoundaryDiff:
-    """Compare the records of two files. Raise InputError for a line that is no boundary object."""
+    """Compare the records of two files, or raise InputError for a line that is not one."""
     sides = (_cells_of(base), _cells_of(head))
     found = BoundaryDiff(base, head, [], [], [], [], 0, [])
     for key in sorted({*sides[0], *sides[1]}):
@@ -80,7 +81,7 @@ def diff_matrices(base: str, head: str) -> BoundaryDiff:
 
 
 def reason(word: str, found: BoundaryDiff) -> str:
-    """Say why a word of --fail-on holds. Empty: it does not."""
+    """Return why a word of --fail-on applies, or an empty string."""
     words = _LISTS if word == "any" else (word,)
     counts = ((name, len(getattr(found, name))) for name in words)
     return ", ".join(f"{number(count, 'cell')} {name}" for name, count in counts if count)
@@ -111,21 +112,17 @@ def _cells_of(path: str) -> dict[Key, _CellRecords]:
         cell.versions.add(record.probe.version)
         cell.side = side if cell.side.outcome == side.outcome else CellSide("mixed")
     if not cells:
-        raise InputError(f"{path}: there is no boundary object in it")
+        raise InputError(f"{path}: it has no boundary objects")
     return cells
 
 
 def _records(path: str) -> Iterator[_ComparedRecord]:
-    try:
-        with Path(path).open("rb") as file:
-            read: Callable[[], bytes] = lambda: file.readline(_MOST_LINE)  # noqa: E731
-            for index, line in enumerate(iter(read, b""), 1):
-                if is_blank(line):
-                    continue
-                try:
-                    yield _decode(line)
-                except DECODE_ERRORS as error:
-                    place = f"{path}:{index}"
-                    raise InputError(f"{place}: {explain(error)}: no boundary object") from None
-    except OSError as error:
-        raise InputError(f"{path}: {os_reason(error)}") from None
+    with reporting(path), Path(path).open("rb") as file:
+        for index, line in enumerate(iter(partial(file.readline, _MOST_LINE), b""), 1):
+            if is_blank(line):
+                continue
+            try:
+                yield _decode(line)
+            except DECODE_ERRORS as error:
+                place = f"{path}:{index}"
+                raise InputError(f"{place}: {explain(error)}: not a boundary object") from None

@@ -1,16 +1,11 @@
-"""The names of a run without what another run of the same kind names otherwise.
+"""Replace the parts of a run's names that change in every run.
 
-A process number, a UUID, a random ending or a time in a name says nothing of what a run did. Each
-shape is a rule with the proof that it needs, and what it replaced is counted. No rule touches a
-path that was only read, and in the workspace none but that for a temporary file with the number of
-a process of the run: there, a name is the user's.
-
-Endings of names that are others in each run, where one run alone proves too little.
-
-An ending as mkdtemp and mkstemp make it may be a word. It is left out where the run made the file
-or folder for its owner alone, as these do, and another run made one of the same form in the same
-folder, and not all that these runs put there are words. The same holds for a port of a run that
-asked for any."""
+A process number, a UUID, a random ending or a time in a name does not describe what a run did. Each
+shape is a rule with the proof that it needs, and every replacement is counted. A path that was only
+read is never changed; in the workspace, only temporary files with the number of a process of the
+run are: other names there are the user's. An ending as mkdtemp and mkstemp make it may be a word:
+it is replaced only if the run made the file for its owner alone, another run made one of the same
+form in the same folder, and not all of these endings are words. The same holds for a free port."""
 
 from __future__ import annotations
 
@@ -22,8 +17,8 @@ from typing import Literal
 from msgspec import Struct
 
 RUN_FOLDER = "(run)"
-#: What the run did to a path, besides reading it: it was the first to use the name, and moved the
-#: file to another; it was the first; it gave the name, or took it away; it changed what is there.
+#: What the run did to a path: it used the name first and moved the file; it used the name first;
+#: it created or removed the name; it changed the file.
 Proof = Literal["moved", "first", "made", "changed"]
 
 _FIRST = {"mkdir", "exclusive", "bind"}
@@ -52,7 +47,7 @@ _LONG_ID = 16  #: a shorter one may be a word that is in other names as well
 
 
 class Asked(Struct, frozen=True):
-    """What only the kernel layer of a run can tell."""
+    """Questions that only the kernel layer of a run can answer."""
 
     numbers: Collection[int] = ()
     endpoints: Collection[str] = ()
@@ -61,7 +56,7 @@ class Asked(Struct, frozen=True):
 
 
 class Proven(Struct, frozen=True):
-    """What it tells."""
+    """What the kernel layer proves."""
 
     processes: Collection[int] = ()  #: of the numbers: those of processes of the run
     callers: Collection[str] = ()  #: of the endpoints: those of who came to the run
@@ -77,14 +72,14 @@ Proofs = Callable[[Asked], Proven]
 
 
 def _is_scrambled(text: str) -> bool:
-    """As nobody names a thing: no words, no version, and digits between letters."""
+    """Return whether nobody would choose the text as a name: digits between letters, no word."""
     pieces = _PIECES.findall(text)
     is_mixed = len(pieces) > 3 and re.search(r"[A-Za-z]\d+[A-Za-z]", text) is not None
     return is_mixed and all(piece.isdigit() or len(piece) < _WORD for piece in pieces)
 
 
 class NameRule(Struct, frozen=True):
-    """Which piece of one component of a path is another in each run, and what must be certain."""
+    """Which part of a component of a path changes in every run, and the proof that it needs."""
 
     name: str
     shape: str  #: the group is the piece, where there is one
@@ -186,7 +181,7 @@ class _PathPlace(Struct, frozen=True):
 
 
 class Names:
-    """Those of one run. Without `ways`, how it reached its paths, nothing is proven of them."""
+    """The names of one run. Without `ways`, how it reached its paths, no rule applies to them."""
 
     def __init__(
         self,
@@ -215,6 +210,7 @@ class Names:
         self._ports = {port for port in ports if port in _PORTS}
 
     def prove(self, paths: Iterable[str], proofs: Proofs) -> Proven:
+        """Collect what the kernel layer proves about these paths."""
         telling = filter(self._may_tell, paths)
         numbers = {int(number) for path in telling for number in _NUMBER.findall(path)}
         found = ((one, _ENDPOINT.match(one)) for one in self._endpoints)
@@ -249,7 +245,7 @@ class Names:
         return [*found] if len({*found.values()}) <= self._proven.free_ports else []
 
     def folder(self, path: str) -> str | None:
-        """How the folder of a path is called, where names in it are not the user's."""
+        """Return the name of a path's folder, or None if the user names what is in it."""
         place = self._place(path.rpartition("/")[0])
         is_users = place.is_workspace or path in self._users
         is_own = is_users or path == self._workspace or path.endswith(self._places)
@@ -276,6 +272,7 @@ class Names:
         return found
 
     def values(self, paths: Iterable[str]) -> set[str]:
+        """Return the names of the paths, and count the rules that applied."""
         found = set()
         for path in paths:
             place = self._place(path)
@@ -284,13 +281,14 @@ class Names:
         return found
 
     def of(self, path: str) -> str:
+        """Return the name of a path."""
         return self._place(path).name
 
     def _may_tell(self, path: str) -> bool:
         return "/proc/" in path or not _READS.issuperset(self._ways.get(path, _READS))
 
     def _place(self, path: str) -> _PathPlace:
-        """Folders are remembered: a million files in one of them ask for it once."""
+        """Find the place of a path. Folders are cached, for many files in one of them."""
         behind, at = [], path.rpartition("/")[0]
         while at not in self._known:
             behind.append(at)
@@ -380,13 +378,14 @@ class Names:
 
 
 def free_port(name: str) -> re.Match[str] | None:
-    """The number in a name that may be a port which the kernel gave."""
+    """Find a number in a name that may be a port which the kernel chose."""
     found = (one for one in _ANY_PORT.finditer(name) if int(one[0]) in _PORTS)
     return next(found, None)
 
 
 def _own_names(run_id: str, folder: str) -> Iterator[re.Pattern[str]]:
-    """A folder's path written as one word, as agents name what belongs to a project; and the id."""
+    """Yield patterns for the run's folder written as one word, as agents name projects, and for its
+    id."""
     words = [re.escape(word) for word in re.split(r"[^A-Za-z0-9]+", folder) if word]
     if len(words) > 1:
         between = r"(?:%2[Ff]|[^A-Za-z0-9/]{1,2})"
@@ -434,7 +433,7 @@ _UNSPEAKABLE = re.compile(
 
 
 def agree(runs: Sequence[Names]) -> None:
-    """Give names that differ in nothing but such an ending the same name, folder by folder."""
+    """Give names that differ only in such an ending the same name, folder by folder."""
     by_depth = [_by_depth(run) for run in runs]
     for depth in sorted({depth for paths in by_depth for depth in paths}):
         offered = [_offers(run, paths[depth]) for run, paths in zip(runs, by_depth, strict=True)]
@@ -451,7 +450,8 @@ def agree(runs: Sequence[Names]) -> None:
 
 
 def is_word(ending: str) -> bool:
-    """Whether it can be said: one or two words, perhaps with a number behind, or a short number."""
+    """Return whether an ending may be a word: one or two words, perhaps with a number, or a short
+    number."""
     words = _LETTERS.findall(ending)
     is_mixed = len(words) > 2 or re.search(r"[0-9][A-Za-z]", ending) is not None
     is_long = ending.isdigit() and len(ending) >= _LONG_NUMBER
@@ -483,14 +483,14 @@ def _offers(run: Names, paths: Sequence[str]) -> _Offers:
 
 
 def _is_random(key: _Key, endings: Sequence[dict[str, str]]) -> bool:
-    """What is the same in all runs is no random ending, nor are words that differ."""
+    """Return whether endings are random: not if all runs have the same, or all are words."""
     differ = len({frozenset(one.values()) for one in endings}) > 1
     is_port = key[1] == "port"
     return differ and (is_port or not all(is_word(e) for one in endings for e in one.values()))
 
 
 def _first(offers: _Offers, shared: Sequence[_Key]) -> Iterator[tuple[_Key, str]]:
-    """Of each path the first of its forms that is shared."""
+    """Yield, for each path, the first of its forms that another run shares."""
     known = set[str]()
     for key in shared:
         paths = offers.get(key, {})

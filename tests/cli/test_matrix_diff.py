@@ -96,7 +96,7 @@ def test_the_help_names_what_may_fail(place: Place) -> None:
 def test_what_cannot_be_compared(place: Place) -> None:
     one = written(place.root / "a.ndjson", record("a", "denied"))
     for text, said in (
-        (b"", "b.ndjson: there is no boundary object in it"),
+        (b"", "b.ndjson: it has no boundary objects"),
         (b"words\n", "b.ndjson:1: "),
         (b"\x1f\x8b", "b.ndjson: not a file of boundary objects, but the other side is"),
         (record("a", "denied") + b"{}\n", "b.ndjson:2: "),

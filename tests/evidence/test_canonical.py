@@ -106,13 +106,13 @@ def test_where_two_runs_part(tmp_path: Path) -> None:
         sdk=lines({"run_id": "b"}, {"run_id": "b"}),
     )
     kernel, detail, sdk, policy, markers = compare(CanonicalLayers(a), CanonicalLayers(b))
-    assert kernel.parting is not None
-    assert kernel.parting.line == 2
-    assert kernel.parting.base == lines({"pid": "p2", "value": "y"})[0]
+    assert kernel.difference is not None
+    assert kernel.difference.line == 2
+    assert kernel.difference.base == lines({"pid": "p2", "value": "y"})[0]
     assert (detail, policy.lines, markers.lines) == (LayerComparison(DETAIL_FILE, 1, None), 0, 0)
-    assert sdk.parting is not None
-    assert (sdk.parting.line, sdk.parting.base) == (2, None)
-    assert all(one.parting is None for one in compare(CanonicalLayers(a), CanonicalLayers(a)))
+    assert sdk.difference is not None
+    assert (sdk.difference.line, sdk.difference.base) == (2, None)
+    assert all(one.difference is None for one in compare(CanonicalLayers(a), CanonicalLayers(a)))
 
 
 def test_without_layers_nothing_is_the_same(tmp_path: Path) -> None:

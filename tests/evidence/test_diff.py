@@ -21,10 +21,10 @@ from stream.compare.diff import diff, is_same, reason
 from stream.compare.evidence import (
     Evidence,
     evidence_of,
-    folders_of,
     read_artifacts,
     read_evidence,
     read_lines,
+    run_folders,
 )
 from stream.compare.layers import CanonicalLayers
 from stream.errors import InputError
@@ -301,7 +301,7 @@ def test_what_is_missing_fails(name: str) -> None:
 def test_artifacts_of_several_runs_fail() -> None:
     found = diff(BASE, with_changes(surface={"run_id": "other"}))
     assert found.status == "failed"
-    assert found.notes == ["capability_diff_head_unusable: its artifacts are of several runs"]
+    assert found.notes == ["capability_diff_head_unusable: its artifacts belong to several runs"]
 
 
 json_values = st.recursive(
@@ -444,7 +444,7 @@ def test_a_link_in_place_of_an_artifact_is_not_followed(tmp_path: Path) -> None:
     for data in (archive.read_bytes(), packed(gzip.decompress(archive.read_bytes()))):
         archive.write_bytes(data)
         (problem,) = read_evidence(str(archive)).problems
-        assert problem.startswith(f"{archive}: it is damaged, or no archive of a run: ")
+        assert problem.startswith(f"{archive}: it is damaged, or not the archive of a run: ")
 
 
 def test_an_artifact_without_end_is_not_held(
@@ -470,7 +470,7 @@ def test_two_loose_files_of_one_contract_are_no_evidence(tmp_path: Path) -> None
         (tmp_path / f"one-{name}").write_bytes(data)
     assert read_evidence(str(tmp_path)).problems == []
     (tmp_path / "two.json").write_bytes(LOOSE[HEALTH_FILE])
-    assert "another file of this contract" in read_evidence(str(tmp_path)).problems[0]
+    assert "the folder has two files of this contract" in read_evidence(str(tmp_path)).problems[0]
 
 
 def test_a_run_folder_is_read_by_its_names(tmp_path: Path) -> None:
@@ -580,8 +580,8 @@ def test_words_hold_for_what_nobody_could_see(
     ("word", "changes", "why"),
     [
         ("added-tools", {"surface": {"mcp_tools": ["read_file", "x", "y"]}}, "2 tools"),
-        ("added-paths", {"health": UNSEEN}, "B has no kernel layer, so nobody"),
-        ("added-execs", {"health": LOSSY}, "B was not seen completely (kernel_layer=partial"),
+        ("added-paths", {"health": UNSEEN}, "B has no kernel layer, so it cannot be known"),
+        ("added-execs", {"health": LOSSY}, "the capture of B is incomplete (kernel_layer=partial"),
         ("partial", {"correlation": {"status": "partial"}}, "the status is partial:correlation: c"),
         ("any", {"surface": {"mcp_tools": ["read_file", "x"]}}, "added-tools"),
         ("any", {"correlation": {"bindings": [binding("else")]}}, "a call is on one side only"),
@@ -718,8 +718,8 @@ def test_where_no_record_says_where_a_run_lay_nothing_is_placed() -> None:
         ["/runs/ga/workspace/f1"],
     )
     for events in (b"", b"{}\n[]\n", begun("workspace"), begun("")):
-        assert folders_of(events) == ("", "")
-    assert folders_of(begun("/runs/ga")) == ("/runs/ga", "")
+        assert run_folders(events) == ("", "")
+    assert run_folders(begun("/runs/ga")) == ("/runs/ga", "")
 
 
 def test_the_folder_is_read_from_the_runs_own_events(tmp_path: Path) -> None:
@@ -791,7 +791,7 @@ def test_a_feed_that_does_not_know_the_files_is_said() -> None:
     assert found.surface["process_execs"].unchanged == ["cat", "tool"]
     (note,) = found.notes
     assert note.startswith("capability_diff_programs_unknown: ")
-    assert "is not known of head: " in note
+    assert "it is unknown in head which files ran" in note
     for one in (found, diff(head, base), diff(head, head), diff(BASE, head)):
         assert "capability_diff_programs_unknown" in codes(one)
         assert "capability_diff_idempotent" not in codes(one)
