@@ -796,7 +796,7 @@ def test_a_feed_that_does_not_know_the_files_is_said() -> None:
         assert "capability_diff_programs_unknown" in codes(one)
         assert "capability_diff_idempotent" not in codes(one)
         assert not holds("added-execs", one) or one.surface["process_execs"].added
-    assert "is not known of base and head: " in diff(head, head).notes[0]
+    assert "it is unknown in base and head which files ran" in diff(head, head).notes[0]
     assert codes(diff(base, base)) == ["capability_diff_idempotent"]
 
 
