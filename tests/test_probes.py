@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import LANDLOCK
+from tests.sweeping import every
 
 PROBES = Path(__file__).parents[1] / "probes"
 HELPERS = PROBES.parent / "stream" / "helpers"
@@ -327,7 +328,8 @@ def test_who_is_just_gone_is_beside_nobody(tmp_path: Path) -> None:
     assert record["payload"]["raw"] == {"processes": 5, "others": 1}
 
 
-def test_an_interrupted_matrix_leaves_nothing(tmp_path: Path, home: Path) -> None:
+@every(3)
+def test_an_interrupted_matrix_leaves_nothing(tmp_path: Path, home: Path, step: int) -> None:
     workspace = repository(tmp_path / "ws")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -335,7 +337,8 @@ def test_an_interrupted_matrix_leaves_nothing(tmp_path: Path, home: Path) -> Non
     places = (home, workspace, workspace / ".git", workspace / ".git" / "hooks")
     before = traces()
     command = [STREAM, "matrix", "--as-completed", "--probes", PROBES, "--workspace", workspace]
-    for records in (0, 1, 3, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35, 38, 41, 50, 66, 80):
+    moments = (0, 1, 3, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35, 38, 41, 50, 66, 80)
+    for records in moments[::step]:
         run = subprocess.Popen(
             list(map(str, command)),
             stdout=subprocess.PIPE,

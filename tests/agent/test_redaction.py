@@ -457,7 +457,8 @@ def test_random_base64_stays_as_it_is() -> None:
     assert Redactor(ENVIRONMENT).bytes(data) == data
 
 
-def test_memory_is_bounded_without_newlines() -> None:
+@every(4)
+def test_memory_is_bounded_without_newlines(step: int) -> None:
     redactor = Redactor(ENVIRONMENT)
     heads = (b"", b'password = "', b"token=", PEM[:200].encode(), b"eyJ" + b"a" * 40 + b".eyJ")
     for head in heads:
@@ -465,7 +466,7 @@ def test_memory_is_bounded_without_newlines() -> None:
         stream_.feed(head)
         stream_.feed(b"A" * (1 << 17))
         tracemalloc.start()
-        for _ in range(100):
+        for _ in range(100 // step):
             stream_.feed(b"A" * (1 << 17))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()

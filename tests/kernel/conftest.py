@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 from pathlib import Path
@@ -16,10 +17,16 @@ PROGRAMS = Path(__file__).parent / "programs"
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built without shared libraries: what they do is what they are told to do."""
-    folder = tmp_path_factory.mktemp("programs")
-    for source in PROGRAMS.glob("*.c"):
-        command = ["gcc", "-O1", "-Wall", "-Werror", "-static", "-pthread", "-o"]
-        subprocess.run([*command, folder / source.stem, source], check=True)
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"
+    with folder.with_suffix(".lock").open("w") as lock:  # one worker builds for all of them
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "built").exists():
+            folder.mkdir(exist_ok=True)
+            for source in PROGRAMS.glob("*.c"):
+                command = ["gcc", "-O1", "-Wall", "-Werror", "-static", "-pthread", "-o"]
+                subprocess.run([*command, folder / source.stem, source], check=True)
+            (folder / "built").touch()
     return folder
 
 
