@@ -244,7 +244,7 @@ def test_a_command_beside_the_workspace(place: Place, mode: str) -> None:
     write_script(place.root / "agent.sh", '#!/bin/sh\necho "$0" "$1"\n')
     run = observe(place, "--workspace", mode, "--", "../agent.sh", "../agent.sh")
     assert run.done.out.decode() == f"{place.root / 'agent.sh'} ../agent.sh\n"
-    hint = "stream: ../agent.sh: a relative path starts in the workspace, and this one leads out\n"
+    hint = "stream: ../agent.sh: this path is relative to the workspace, and leads out of it\n"
     assert (hint in run.done.err) == (mode != "here")
 
 
