@@ -143,6 +143,7 @@ class Normalize:
         self._failed_filters: dict[str, FolderFilter] = {}
 
     def feed(self, batch: Batch[Given], /) -> list[Batch[Any]]:
+        """Return what a batch becomes, each kind of record in batches of its own."""
         given, at = batch.items, 0
         self.counts.received += len(given)
         out = _Output(has_inline_details=self._has_inline_details)
@@ -153,6 +154,7 @@ class Normalize:
         return out.finish()
 
     def finish(self) -> tuple[()]:
+        """Return nothing: each batch was normalized to its end."""
         return ()
 
     def _add_opens(self, items: Sequence[Any], first: int, out: _Output) -> int:

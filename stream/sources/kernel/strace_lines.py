@@ -408,19 +408,19 @@ THIRD = re.compile(rb"[^,]*, [^,]*, \d+<([^<>]*)>(?!\()").match
 #: By call: what finds the path of the descriptor that it writes to. A file that is deleted has
 #: none: another one may have got its name.
 WRITES = {
-    **dict.fromkeys((b"write", b"writev", b"pwrite64", b"pwritev", b"pwritev2"), FIRST),
-    **dict.fromkeys((b"vmsplice", b"sendfile", b"sendfile64"), FIRST),
-    b"tee": SECOND,
-    b"splice": THIRD,
-    b"copy_file_range": THIRD,
+    **dict.fromkeys(("write", "writev", "pwrite64", "pwritev", "pwritev2"), FIRST),
+    **dict.fromkeys(("vmsplice", "sendfile", "sendfile64"), FIRST),
+    "tee": SECOND,
+    "splice": THIRD,
+    "copy_file_range": THIRD,
 }
-TRACED_WRITES = tuple(call.decode() for call in WRITES)
+TRACED_WRITES = tuple(WRITES)
 #: Of these, strace prints an address in the place of the data.
 UNREAD = "--verbose=!?writev,?pwritev,?pwritev2,?vmsplice"
 END = 256  #: so many bytes of a line are enough to hold a call's result
 
 
-def path_of(call: bytes, args: bytes) -> bytes:
+def path_of(call: str, args: bytes) -> bytes:
     """Return the path of the file or pipe that a call writes to, as strace prints it; nothing if it
     has none."""
     found = WRITES[call](args)
@@ -438,11 +438,8 @@ def _quoted(path: bytes) -> bytes:
 
 Item = RawEvent | Gap
 _SECOND = 1_000_000_000
-_KNOWN = frozenset(call.encode() for call in {*TRACED, *BY_NUMBER, *TREES} - ({*MOUNTS} - {*TREES}))
-_MOUNTS = frozenset(call.encode() for call in MOUNTS)
-_EXECS = frozenset(call.encode() for call in EXECS)
-_FORKS = frozenset(call.encode() for call in FORKS)
-_ENDING = _KNOWN - _FORKS  #: that are events also where a process ends in the middle of one
+_KNOWN = {*TRACED, *BY_NUMBER, *TREES} - ({*MOUNTS} - {*TREES})
+_ENDING = _KNOWN - {*FORKS}  #: that are events also where a process ends in the middle of one
 _LINE = re.compile(
     rb"(\d+) +(\d+\.\d{9}) \(\+ +(\d+)\.(\d{9})\) "
     rb"(?:([\w?]+)\(|<\.\.\. ([\w?]+) resumed>|(---|\+\+\+) )(.*)",
@@ -488,7 +485,7 @@ class StraceParser:
         self._now: int | None = None
         self._parts: list[bytes] = []  # of a line that is not whole yet
         # By thread: the call and its arguments; of a write, the path of what it writes to.
-        self._halves: dict[int, tuple[bytes, bytes]] = {}
+        self._halves: dict[int, tuple[str, bytes]] = {}
         self._superseded: set[int] = set()
         self._out: list[Item] = []
 
@@ -538,47 +535,47 @@ class StraceParser:
         elif sign:
             self._end_task(tid, rest)
         elif call:
-            self._begin(tid, call, rest)
+            self._begin(tid, call.decode(), rest)
         else:
-            self._resume(tid, resumed, rest)
+            self._resume(tid, resumed.decode(), rest)
 
-    def _begin(self, tid: int, call: bytes, rest: bytes) -> None:
+    def _begin(self, tid: int, call: str, rest: bytes) -> None:
         self._superseded.discard(tid)
         task = self._task(tid)
         if call in WRITES:
             self._begin_write(tid, task, call, rest)
             return
         args = _cut(rest)
-        if call in _FORKS:
-            flags = clone_flags(call.decode(), rest)
+        if call in FORKS:
+            flags = clone_flags(call, rest)
             self.tasks.begin_fork(tid, task, flags or 0)
             self._has_mounted |= bool((flags or 0) & CLONE_NEWNS)
-        elif call in _MOUNTS:
-            self._mount_begins(call.decode(), rest)
+        elif call in MOUNTS:
+            self._begin_mount(call, rest)
         if args is None:
             self._complete(tid, task, call, rest)
         else:
             self.counts.halves += 1
             self._halves[tid] = (call, args)
 
-    def _mount_begins(self, call: str, rest: bytes) -> None:
+    def _begin_mount(self, call: str, rest: bytes) -> None:
         """Others may see what it does before strace says that it is done."""
         result = read_result(rest)
         is_refused = result is not None and result.ret is not None and result.ret < 0
         end = len(rest) if result is None else result.start
         self._has_mounted |= not is_refused and may_mount(call, rest[:end])
 
-    def _begin_write(self, tid: int, task: Task, call: bytes, rest: bytes) -> None:
+    def _begin_write(self, tid: int, task: Task, call: str, rest: bytes) -> None:
         """Its data may be long: nothing looks at it, and it is not kept."""
         path, end = path_of(call, rest), rest[-END:]
         if _cut(end) is None:
-            self._wrote(tid, task, path, end)
+            self._add_write(tid, task, path, end)
         else:
             self.counts.halves += 1
             self._halves[tid] = (call, path)
 
-    def _resume(self, tid: int, call: bytes, rest: bytes) -> None:
-        if tid in self._superseded and call in _EXECS:
+    def _resume(self, tid: int, call: str, rest: bytes) -> None:
+        if tid in self._superseded and call in EXECS:
             self._superseded.discard(tid)
             return self._after_exec(rest)
         began = self._halves.pop(tid, None)
@@ -586,28 +583,28 @@ class StraceParser:
             self._count_unparsed()
             return None
         if call in WRITES:
-            return self._wrote(tid, self._task(tid), began[1], rest)
+            return self._add_write(tid, self._task(tid), began[1], rest)
         return self._complete(tid, self._task(tid), call, began[1] + rest)
 
-    def _complete(self, tid: int, task: Task, call: bytes, text: bytes) -> None:
-        result = self._end_in(text)
+    def _complete(self, tid: int, task: Task, call: str, text: bytes) -> None:
+        result = self._read_end(text)
         if result is None:
             return
-        if call in _FORKS:
-            self._forked(tid, task, result)
+        if call in FORKS:
+            self._add_fork(tid, task, result)
         elif call not in _KNOWN:
             self.counts.others += 1
         else:
-            self._known(tid, task, call.decode(), text[: result.start], result)
+            self._parse_call(tid, task, call, text[: result.start], result)
 
-    def _end_in(self, text: bytes) -> CallResult | None:
+    def _read_end(self, text: bytes) -> CallResult | None:
         """Return how a call ended; None: that cannot be read, which is counted."""
         result = read_result(text)
         if result is None:
             self._count_unparsed()
         return result
 
-    def _known(self, tid: int, task: Task, call: str, args: bytes, result: CallResult) -> None:
+    def _parse_call(self, tid: int, task: Task, call: str, args: bytes, result: CallResult) -> None:
         name = COMPAT.get(call, call)
         parsed = parse_arguments(name, args.removesuffix(_UNFINISHED))
         if parsed is None:
@@ -615,9 +612,9 @@ class StraceParser:
             return
         if name != call:
             parsed.mark("compat")
-        self._called(tid, task, name, parsed, result)
+        self._add_call(tid, task, name, parsed, result)
 
-    def _called(
+    def _add_call(
         self, tid: int, task: Task, call: str, parsed: CallArguments, result: CallResult
     ) -> None:
         if call in ("chdir", "fchdir", "chroot"):
@@ -651,7 +648,7 @@ class StraceParser:
             call = "exec"
         event = make_event(self._time, task, tid, call, parsed, result)
         if call == "bind" and result.ret == 0:
-            self._bound[parsed.socket] = _bound_as(event)
+            self._bound[parsed.socket] = _bound_name(event)
         elif call in ACCEPTS and event.peer in (None, "unix:"):
             event.peer = self._bound.get(parsed.socket) or event.peer
         elif call in REACHING:
@@ -668,8 +665,8 @@ class StraceParser:
             return parsed.flags not in (ATTACH, SEIZE)
         return call in ACCEPTS and (result.ret is None or result.ret < 0)
 
-    def _wrote(self, tid: int, task: Task, path: bytes, end: bytes) -> None:
-        result = self._end_in(end)
+    def _add_write(self, tid: int, task: Task, path: bytes, end: bytes) -> None:
+        result = self._read_end(end)
         if result is None:
             return
         if path not in self._streams or not result.ret or result.ret < 0:
@@ -679,7 +676,7 @@ class StraceParser:
             event.stream = self._streams[path]
             self._send(event)
 
-    def _forked(self, tid: int, task: Task, result: CallResult) -> None:
+    def _add_fork(self, tid: int, task: Task, result: CallResult) -> None:
         fork = self.tasks.end_fork(tid, result.child)
         if fork is None:
             self.counts.others += 1
@@ -704,18 +701,18 @@ class StraceParser:
 
     def _end_call_unseen(self, tid: int, task: Task) -> None:
         """In the middle of a call, which may have reached somebody nevertheless."""
-        call, args = self._halves.pop(tid, (b"", b""))
+        call, args = self._halves.pop(tid, ("", b""))
         if call in _ENDING:
             self.counts.halves -= 1
-            self._known(tid, task, call.decode(), args, CallResult(0, None))
+            self._parse_call(tid, task, call, args, CallResult(0, None))
 
     def _supersede(self, tid: int, by: int) -> None:
         """A thread has executed a program, and goes on as its process's first one."""
         task = self._task(tid)
-        call, args = self._halves.pop(by, (b"", b""))
+        call, args = self._halves.pop(by, ("", b""))
         self._end_call_unseen(tid, task)
         self.tasks.end(by)
-        parsed = parse_arguments(call.decode(), args) if call in _EXECS else None
+        parsed = parse_arguments(call, args) if call in EXECS else None
         self._superseded.add(tid)
         if parsed is None:
             self._count_unparsed()
@@ -758,7 +755,7 @@ class StraceParser:
         return self._now
 
 
-def _bound_as(event: RawEvent) -> str:
+def _bound_name(event: RawEvent) -> str:
     """The name of a local socket; else nothing."""
     if event.path is None:
         return event.peer if event.peer is not None and event.peer.startswith("unix:") else ""
