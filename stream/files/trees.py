@@ -433,24 +433,49 @@ def remove_tree(path: Path) -> None:
             path.unlink(missing_ok=True)
             return
         path.chmod(0o700)
-        descent = Descent(path, is_forced=True)
+        failures = _remove_below(path)
+        if failures:
+            _remove_by_paths(path)
         try:
-            remover = _Remover(descent)
-            descent.visit(remover)
-        finally:
-            descent.close()
-        if remover.failures:
-            raise remover.failures[0]
-        path.rmdir()
+            path.rmdir()
+        except OSError as error:
+            raise (*failures, error)[0] from None
     except OSError as error:
         raise OutputError(f"{path}: {os_reason(error)}") from None
     except InputError as error:
         raise OutputError(str(error)) from None
 
 
+def _remove_below(root: Path) -> list[OSError | InputError]:
+    try:
+        descent = Descent(root, is_forced=True)
+    except InputError as error:
+        return [error]
+    remover = _Remover(descent)
+    try:
+        descent.visit(remover)
+    except (OSError, InputError) as error:
+        remover.failures.append(error)
+    finally:
+        descent.close()
+    return remover.failures
+
+
+def _remove_by_paths(root: Path) -> None:
+    """Remove what is left with one descriptor at a time: there may have been too few."""
+    for folder, folders, files in os.walk(root, topdown=False):
+        for name in (*files, *folders):
+            place = Path(folder, name)
+            with suppress(OSError):
+                if name in files or place.is_symlink():
+                    place.unlink()
+                else:
+                    place.rmdir()
+
+
 class _Remover:
     def __init__(self, descent: Descent) -> None:
-        self.failures: list[OSError] = []
+        self.failures: list[OSError | InputError] = []
         self._descent = descent
 
     def admits(self, name: bytes, status: os.stat_result) -> bool:

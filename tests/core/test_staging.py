@@ -70,8 +70,8 @@ def test_what_can_be_removed_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """The first failure is told, and the rest of the tree is gone all the same."""
     real = os.unlink
 
-    def refused(name: bytes, *, dir_fd: int) -> None:
-        if name == b"held":
+    def refused(name: bytes | Path, *, dir_fd: int | None = None) -> None:
+        if os.fsencode(name).endswith(b"held"):
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         real(name, dir_fd=dir_fd)
 
@@ -81,3 +81,17 @@ def test_what_can_be_removed_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(OutputError, match=rf"^{root}: operation not permitted$"):
         remove_tree(root)
     assert sorted(path.name for path in root.rglob("*")) == ["a", "held"]
+
+
+def test_a_tree_is_removed_with_one_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    root = nested(tmp_path / "root")
+    (root / "locked").chmod(0o700)
+    monkeypatch.setattr(os, "open", refused)
+    remove_tree(root)
+    assert list(tmp_path.iterdir()) == []
+    assert Path("/etc/passwd").exists()
