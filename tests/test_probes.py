@@ -386,10 +386,13 @@ NEWER = re.compile(
 )
 
 
-@pytest.mark.parametrize("path", sorted(PROBES.glob("*.sh")), ids=lambda path: path.stem)
-def test_bash_3_2_is_enough(path: Path) -> None:
-    lines = path.read_text().splitlines()
-    assert not [line for line in lines if not line.startswith("#") and NEWER.search(line)]
+def test_bash_3_2_is_enough() -> None:
+    paths = sorted(PROBES.glob("*.sh"))
+    assert len(paths) > 80
+    for path in paths:
+        lines = path.read_text().splitlines()
+        newer = [line for line in lines if not line.startswith("#") and NEWER.search(line)]
+        assert not newer, path
 
 
 def test_newer_constructs_are_found() -> None:

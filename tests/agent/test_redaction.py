@@ -335,14 +335,14 @@ AFTER_ESCAPES = {
 }
 
 
-@pytest.mark.parametrize("escape", ESCAPES)
 @pytest.mark.parametrize("text", AFTER_ESCAPES)
-def test_the_end_of_an_escape_hides_no_secret(escape: str, text: str) -> None:
+def test_the_end_of_an_escape_hides_no_secret(text: str) -> None:
     """Its last letter or digit is no part of the word that follows."""
-    output = Redactor({}).text(f"it{escape}{text} ")
-    assert output.startswith(f"it{escape}")
-    assert "[redacted:" in output
-    assert AFTER_ESCAPES[text] not in output
+    for escape in ESCAPES:
+        output = Redactor({}).text(f"it{escape}{text} ")
+        assert output.startswith(f"it{escape}"), output
+        assert "[redacted:" in output, output
+        assert AFTER_ESCAPES[text] not in output
 
 
 def test_what_is_not_utf_8_goes_through() -> None:

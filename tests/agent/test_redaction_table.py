@@ -20,14 +20,14 @@ from tests.agent.seeded import CHANNELS, filled, secrets, written
 ROWS: list[Key | Context] = [*KEYS, *CONTEXTS]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind} {row.example[:24]!r}")
-def test_the_example_of_a_row_is_found_and_its_counter_example_is_not(row: Key | Context) -> None:
-    for seed in range(3):
+@pytest.mark.parametrize("seed", range(3))
+def test_the_example_of_a_row_is_found_and_its_counter_example_is_not(seed: int) -> None:
+    for row in ROWS:
         rng = random.Random(seed)
         example, counter = filled(row.example, rng), filled(row.counter, rng)
         redactor = Redactor({})
         assert f"[redacted:{row.kind}:1]" in redactor.text(f"see {example}\n"), example
-        assert Redactor({}).text(f"see {counter}\n") == f"see {counter}\n"
+        assert Redactor({}).text(f"see {counter}\n") == f"see {counter}\n", row.kind
 
 
 def test_the_kinds_of_the_tables_are_on_the_page() -> None:

@@ -159,12 +159,12 @@ def reason_of(document: bytes) -> str:
     return ""
 
 
-@pytest.mark.parametrize("case", CASES, ids=ids)
-def test_the_shipped_schemas_say_the_same(case: Case) -> None:
-    value = json.loads(bytes(case.document))
-    assert value["schema"] == CONTRACTS[case.file]
-    is_valid = SCHEMAS[value["schema"]].is_valid(value)
-    assert is_valid == (not case.breaks) or BEYOND.search(case.breaks)
+def test_the_shipped_schemas_say_the_same() -> None:
+    for case in CASES:
+        value = json.loads(bytes(case.document))
+        assert value["schema"] == CONTRACTS[case.file], ids(case)
+        is_valid = SCHEMAS[value["schema"]].is_valid(value)
+        assert is_valid == (not case.breaks) or BEYOND.search(case.breaks), ids(case)
 
 
 MEMBERS: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
