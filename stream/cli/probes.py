@@ -14,6 +14,7 @@ from stream.cli.options import Boundary, CarefulCommand, Catalog, Probes, ProbeT
 from stream.cli.runner import echo, note, number, run, run_now
 
 if TYPE_CHECKING:
+    from stream.matrix.plan import MatrixRequest
     from stream.matrix.run import MatrixResult
 
 
@@ -100,9 +101,18 @@ def probe(
     """
 
     async def work() -> int:
-        folder = probes or _folder_of(name)
-        outcome = await _run_one(name, mode, folder, catalog, boundary, workspace, timeout)
-        return 1 if outcome.failed or outcome.strays else 0
+        from stream.matrix.plan import MatrixRequest
+
+        request = MatrixRequest(
+            probes=[name],
+            modes=[mode] if mode else [],
+            folder=probes or _folder_of(name),
+            catalog=catalog,
+            boundary=boundary,
+            workspace=workspace,
+        )
+        result = await _run_one(request, timeout)
+        return 1 if result.failed or result.strays else 0
 
     run(work)
 
@@ -134,47 +144,37 @@ def probe_exec(
 
     async def work() -> int:
         from stream.errors import UsageError
+        from stream.matrix.plan import MatrixRequest
 
         if len(words) > 2 or (mode and len(words) == 2):
             raise UsageError("expected one probe, or a mode and a probe")
         name, given = words[-1], words[0] if len(words) == 2 else mode
-        folder = probes or _folder_of(name) or _helper_probes(name)
-        outcome = await _run_one(name, given, folder, catalog, boundary, workspace, timeout)
-        if any(failure.reason == "timed-out" for failure in outcome.failures):
-            return 3
-        return 2 if outcome.failed or outcome.strays else 0
-
-    run(work)
-
-
-async def _run_one(
-    name: str,
-    mode: str | None,
-    folder: Path | None,
-    catalog: str | None,
-    boundary: str | None,
-    workspace: Path | None,
-    timeout: float,
-) -> MatrixResult:
-    from stream.matrix.plan import MatrixRequest, make_plan, start_plan
-    from stream.matrix.run import run_matrix
-    from stream.sinks.ndjson import Ndjson
-
-    plan = make_plan(
-        MatrixRequest(
+        request = MatrixRequest(
             probes=[name],
-            modes=[mode] if mode else [],
-            folder=folder,
+            modes=[given] if given else [],
+            folder=probes or _folder_of(name) or _helper_probes(name),
             catalog=catalog,
             boundary=boundary,
             workspace=workspace,
         )
-    )
-    with start_plan(plan, jobs=1) as begun:
-        outcome = await run_matrix(begun, Ndjson("-"), timeout=timeout)
-    for failure in outcome.failures:
+        result = await _run_one(request, timeout)
+        if any(failure.reason == "timed-out" for failure in result.failures):
+            return 3
+        return 2 if result.failed or result.strays else 0
+
+    run(work)
+
+
+async def _run_one(request: MatrixRequest, timeout: float) -> MatrixResult:
+    from stream.matrix.plan import make_plan, start_plan
+    from stream.matrix.run import run_matrix
+    from stream.sinks.ndjson import Ndjson
+
+    with start_plan(make_plan(request), jobs=1) as started:
+        result = await run_matrix(started, Ndjson("-"), timeout=timeout)
+    for failure in result.failures:
         note(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
-    return outcome
+    return result
 
 
 def gate(
@@ -209,6 +209,7 @@ def gate(
 
     async def work() -> int:
         from stream.matrix.gate import run_gate
+        from stream.matrix.plan import MatrixRequest
         from stream.records.control import FINDINGS
         from stream.sinks.ndjson import Ndjson, Text
 
@@ -217,18 +218,16 @@ def gate(
             sinks.append(Ndjson("-", (FINDINGS,)))
         checked = findings = 0
         for folder, named in _by_folder(names or [], probes).items():
-            outcome = await run_gate(
-                named,
-                folder,
-                catalog,
-                boundary,
-                workspace,
-                *sinks,
-                static=static,
-                timeout=timeout,
+            request = MatrixRequest(
+                probes=named,
+                folder=folder,
+                catalog=catalog,
+                boundary=boundary,
+                workspace=workspace,
             )
-            checked += outcome.probes
-            findings += outcome.findings
+            result = await run_gate(request, *sinks, static=static, timeout=timeout)
+            checked += result.probes
+            findings += result.findings
         note(f"gate: {number(checked, 'probe')}, {number(findings, 'finding')}")
         return 1 if findings else 0
 

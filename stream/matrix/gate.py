@@ -1,8 +1,7 @@
-"""The contract gate: probe scripts against the author's contract, by reading and by running.
+"""The contract gate: check probe scripts against the author's contract by reading and running them.
 
-The run is judged by the `emit` stage itself, so gate and matrix cannot disagree; on top of
-that come the rules that a record alone cannot show. Probes run one at a time, so that what
-one leaves behind is its own.
+A run is checked by the `emit` transformer itself, so gate and matrix agree; further rules check
+what a record alone cannot show. Probes run one at a time, so that leftovers have one cause.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from stream.boundary.builder import BoundaryBuilder
 from stream.boundary.cells import Cell, MatrixPlan
 from stream.boundary.flags import REPEATABLE, parse_words
 from stream.boundary.scripts import SHEBANG, TEMPORARY, Script, staged, utf8
-from stream.errors import EmitError, OutputError, os_reason
+from stream.errors import EmitError, OutputError, reporting
 from stream.files.trees import remove_tree
 from stream.matrix.plan import MatrixRequest, make_plan
 from stream.pipeline import Batch, Out, Pipeline, Sink, Write
@@ -37,11 +36,38 @@ from stream.transformers.emit import Emit
 DENIALS = ("EACCES", "EPERM", "EROFS")
 STRICT = b"set -euo pipefail"
 SYNTAX_TIMEOUT = 5.0
+#: Rules after which a run would find nothing new.
+_FATAL = {"gate.no-probe", "gate.readable", "gate.executable", "gate.syntax"}
 
 
 class GateResult(Struct):
+    """How many scripts were checked, and how many findings there are."""
+
     probes: int
     findings: int
+
+
+async def run_gate(
+    request: MatrixRequest, *sinks: Sink, static: bool, timeout: float
+) -> GateResult:
+    """Check the scripts of the request and write the findings to the sinks. `static`: run nothing.
+
+    Without a workspace in the request, probes run in a scratch repository, where everything that
+    they leave behind is found."""
+    with _workspace(request.workspace) as (workspace, watched):
+        plan = make_plan(replace(request, workspace=workspace))
+        findings = [_no_probe(script) for script in plan.no_probes]
+        runnable: list[Cell] = []
+        for cell in plan.cells:
+            found = await _check_script(cell.script, plan)
+            findings += found
+            if not any(finding.rule in _FATAL for finding in found):
+                runnable.append(cell)
+        if not static:
+            findings += await _run(replace(plan, cells=tuple(runnable)), timeout, watched)
+    findings.sort(key=lambda finding: str(finding.source))
+    await Pipeline((_FindingSource(findings),)).into(*sinks)
+    return GateResult(len(plan.cells) + len(plan.no_probes), len(findings))
 
 
 class _Collected(Struct):
@@ -67,41 +93,6 @@ class _FindingSource(Struct):
             await out.send(Batch(FINDINGS, self.found))
 
 
-async def run_gate(
-    names: Sequence[str],
-    folder: Path | None,
-    catalog: str | None,
-    boundary: str | None,
-    workspace: Path | None,
-    *sinks: Sink,
-    static: bool,
-    timeout: float,
-) -> GateResult:
-    with _workspace(workspace) as (place, watched):
-        request = MatrixRequest(
-            probes=names, folder=folder, catalog=catalog, boundary=boundary, workspace=place
-        )
-        plan = make_plan(request)
-        findings: list[Finding] = []
-        runnable: list[Cell] = []
-        findings += map(_no_probe, plan.no_probes)
-        for cell in plan.cells:
-            if not cell.script.is_probe:
-                findings.append(_no_probe(cell.script))
-                continue
-            found = list(_read(cell.script, plan))
-            if not any(finding.rule == "gate.readable" for finding in found):
-                found += await _parse(cell.script)
-            findings += found
-            if not any(finding.rule in _FATAL for finding in found):
-                runnable.append(cell)
-        if not static:
-            findings += await _run(replace(plan, cells=tuple(runnable)), timeout, watched)
-    findings.sort(key=lambda finding: str(finding.source))
-    await Pipeline((_FindingSource(findings),)).into(*sinks)
-    return GateResult(len(plan.cells) + len(plan.no_probes), len(findings))
-
-
 def _finding(script: Script, rule: str, message: str, line: int | None = None) -> Finding:
     return Finding(
         rule=f"gate.{rule}",
@@ -112,44 +103,49 @@ def _finding(script: Script, rule: str, message: str, line: int | None = None) -
     )
 
 
+# --- what the script shows ----------------------------------------------------------------------
+
+
+async def _check_script(script: Script, plan: MatrixPlan) -> list[Finding]:
+    """Return what is wrong with a script, as far as reading it shows."""
+    if not script.is_probe:
+        return [_no_probe(script)]
+    if not script.path.is_file() or not os.access(script.path, os.R_OK):
+        return [_finding(script, "readable", "the script is not a file that can be read")]
+    text = script.path.read_bytes()
+    found = [*_form_findings(script, text), *_declaration_findings(script, text, plan)]
+    return [*found, *await _syntax_findings(script)]
+
+
 def _no_probe(script: Script) -> Finding:
-    message = "it neither calls emit-record nor declares a capability: it is no probe, and not run"
+    message = "not a probe, and not run: it neither calls emit-record nor declares a capability"
     return _finding(script, "no-probe", message)
 
 
-#: after which a run would say nothing new
-_FATAL = {"gate.readable", "gate.executable", "gate.syntax"}
-
-
-def _read(script: Script, plan: MatrixPlan) -> Iterator[Finding]:
-    """The static rules."""
-    if not script.path.is_file() or not os.access(script.path, os.R_OK):
-        yield _finding(script, "readable", "the script is not a file that can be read")
-        return
-    text = script.path.read_bytes()
-    lines = text.splitlines()
+def _form_findings(script: Script, text: bytes) -> Iterator[Finding]:
     if not os.access(script.path, os.X_OK):
         yield _finding(script, "executable", "the script is not executable (chmod +x)")
     if text.split(b"\n", 1)[0] != SHEBANG:
         yield _finding(script, "shebang", f"the first line is not {SHEBANG.decode()}", 1)
-    first = next((n for n, line in enumerate(lines) if _is_command(line)), None)
-    if first is None or lines[first].strip() != STRICT:
-        at = 1 if first is None else first + 1
+    lines = enumerate(map(bytes.strip, text.splitlines()), 1)
+    commands = ((at, line) for at, line in lines if line and not line.startswith(b"#"))
+    at, first = next(commands, (1, b""))
+    if first != STRICT:
         yield _finding(script, "strict-mode", f"the first command is not {STRICT.decode()}", at)
-    yield from _declarations(script, lines, plan)
 
 
-def _declarations(script: Script, lines: Sequence[bytes], plan: MatrixPlan) -> Iterator[Finding]:
-    """What the script says about itself, for those who do not run it."""
+def _declaration_findings(script: Script, text: bytes, plan: MatrixPlan) -> Iterator[Finding]:
+    """Check what the script declares about itself for readers that do not run it."""
+    lines = text.splitlines()
     at = _line_of(lines, b"probe_name=")
     if script.name is None:
         yield _finding(script, "probe-name", 'probe_name="…" is not assigned as a literal', at)
     elif script.name != script.id:
         message = f"probe_name is {script.name} but the file is {script.id}.sh"
         yield _finding(script, "probe-name", message, at)
-    at = _hard_coded_mode(b"\n".join(lines))
+    at = _constant_mode(text)
     if at is not None:
-        message = '--run-mode is written out: pass on "$FENCE_RUN_MODE"'
+        message = '--run-mode is written out: pass "$FENCE_RUN_MODE"'
         yield _finding(script, "run-mode", message, at)
     at = _line_of(lines, b"primary_capability_id=")
     if script.capability is None:
@@ -168,34 +164,31 @@ _RUN_MODE = re.compile(
     re.MULTILINE | re.VERBOSE,
 )
 
-_SAID = re.compile(rb"\$\((?=(?:echo|printf)\b)")  #: a command that gives its own words back
+_ECHOED = re.compile(rb"\$\((?=(?:echo|printf)\b)")  #: a command that prints its own words
 
 
-def _hard_coded_mode(text: bytes) -> int | None:
-    """The line where --run-mode gets what depends on nothing, also by way of one variable."""
+def _constant_mode(text: bytes) -> int | None:
+    """Return the line where --run-mode gets a constant, directly or through one variable."""
     for match in _RUN_MODE.finditer(text):
         values = [match["quoted"] or match["plain"] or b""]
         name = re.fullmatch(rb"\$\{?(\w+)\}?", values[0])
         if name:  # FENCE_RUN_MODE has none, unless the script overwrites it
             values = re.findall(rb"^(?![ \t]*#)[^\n]*\b%s=([^\n]*)" % name[1], text, re.MULTILINE)
-        values = [_SAID.sub(b"", value) for value in values]
+        values = [_ECHOED.sub(b"", value) for value in values]
         if match["literal"] or (values and not any(b"$" in value for value in values)):
             return text.count(b"\n", 0, match.start()) + 1
     return None
-
-
-def _is_command(line: bytes) -> bool:
-    return bool(line.strip()) and not line.lstrip().startswith(b"#")
 
 
 def _line_of(lines: Sequence[bytes], start: bytes) -> int | None:
     return next((n for n, line in enumerate(lines, 1) if line.startswith(start)), None)
 
 
-async def _parse(script: Script) -> list[Finding]:
-    """bash's own opinion of the syntax."""
+async def _syntax_findings(script: Script) -> list[Finding]:
+    """Let bash check the syntax."""
+    path = script.path.absolute()
     got = await capture(
-        ["bash", "-n", str(script.path.absolute())],
+        ["bash", "-n", str(path)],
         env={**os.environ, "LC_ALL": "C"},
         cwd="/",
         timeout=SYNTAX_TIMEOUT,
@@ -204,39 +197,27 @@ async def _parse(script: Script) -> list[Finding]:
     )
     if got.exit_code == 0:
         return []
-    said = got.stderr.head.decode(errors="replace").strip() or got.spawn_error or "no answer"
-    reason = said.splitlines()[0].removeprefix(f"{script.path.absolute()}: ")
+    output = got.stderr.head.decode(errors="replace").strip() or got.spawn_error or "no answer"
+    reason = output.splitlines()[0].removeprefix(f"{path}: ")
     at = re.match(r"line (\d+): ", reason)
     message = f"bash cannot parse it: {reason[at.end() if at else 0 :]}"
     return [_finding(script, "syntax", message, int(at[1]) if at else None)]
 
 
-def _stray(name: str) -> Finding:
-    message = f"one of the probes left a process behind: {name}"
-    return Finding(rule="gate.left-processes", severity="error", message=message)
+# --- what a run shows ---------------------------------------------------------------------------
 
 
 async def _run(plan: MatrixPlan, timeout: float, watched: Path | None) -> list[Finding]:
-    """The dynamic rules."""
-    recorder = BoundaryBuilder(plan.catalogs, plan.descriptor)
+    """Run every probe once and return what the runs show."""
     collected = _Collected()
-    left: list[list[str]] = []
-    before = _listing(watched)
-    known = {path for cell in plan.cells for path in _shared(cell.script)}
+    leftovers = _Leftovers([cell.script for cell in plan.cells], watched)
     home = {"HOME": str(watched / "home")} if watched else {}
 
     def after(done: int, started: Cell | None) -> None:
         if started is None:
-            shared = _shared(plan.cells[done - 1].script) - known
-            left.append(sorted(_listing(watched) ^ before) + sorted(map(str, shared)))
-            known.update(shared)
-            if watched and left[-1]:  # the next probe finds what this one found
-                _furnish(watched)
+            leftovers.check(plan.cells[done - 1].script)
 
-    with (
-        staged(plan.folder, plan.workspace) as staging,
-        _scratch() as logs,
-    ):
+    with staged(plan.folder, plan.workspace) as staging, _scratch() as logs:
         cells = tuple(
             replace(cell, index=n, env={**cell.env, **home, "STREAM_EMIT_LOG": f"{logs}/{n}"})
             for n, cell in enumerate(plan.cells)
@@ -252,25 +233,31 @@ async def _run(plan: MatrixPlan, timeout: float, watched: Path | None) -> list[F
             await Pipeline((source,)).into(collected)
         finally:
             strays = Reaper.get().end_strays()
-        calls = [_count_calls(Path(logs, str(n))) for n in range(len(cells))]
+        counts = [_count_calls(Path(logs, str(n))) for n in range(len(cells))]
     findings = [_stray(name) for name in strays]
-    for cell, emission, changed, called in zip(cells, collected.items, left, calls, strict=True):
-        emit = Emit(recorder)
-        for rule, message in _judge(emit, emission):
-            findings.append(_finding(cell.script, rule, message))
-        # What the record tells already is not told twice.
-        quiet = not emit.failed and staging.counts_calls
-        if (called == 0 and quiet) or (called > 1 and not _several(emission)):
-            message = f"emit-record was called {called} times instead of once"
-            findings.append(_finding(cell.script, "emit-calls", message))
-        if changed:
-            message = f"it leaves things behind, or changed: {', '.join(changed[:5])}"
-            findings.append(_finding(cell.script, "leftovers", message))
+    builder = BoundaryBuilder(plan.catalogs, plan.descriptor)
+    runs = zip(cells, collected.items, leftovers.found, counts, strict=True)
+    for cell, emission, left, calls in runs:
+        emit = Emit(builder)
+        rules = [*_record_faults(emit, emission), *_flag_faults(emission)]
+        # A failure that the record reports is not reported twice.
+        is_counted = not emit.failed and staging.counts_calls
+        if (calls == 0 and is_counted) or (calls > 1 and not _has_several_records(emission)):
+            rules.append(("emit-calls", f"emit-record was called {calls} times instead of once"))
+        if left:
+            what = ", ".join(left[:5])
+            rules.append(("leftovers", f"it left something behind, or changed it: {what}"))
+        findings += [_finding(cell.script, rule, message) for rule, message in rules]
     return findings
 
 
-def _judge(emit: Emit, emission: RawEmission) -> Iterator[tuple[str, str]]:
-    """(rule, message) for all that one run shows."""
+def _stray(name: str) -> Finding:
+    message = f"one of the probes left a process behind: {name}"
+    return Finding(rule="gate.left-processes", severity="error", message=message)
+
+
+def _record_faults(emit: Emit, emission: RawEmission) -> Iterator[tuple[str, str]]:
+    """Yield (rule, message) for what is wrong with the record of one run."""
     ((line,),) = (made.items for made in emit.feed(Batch(EMISSIONS, (emission,))))
     if emit.failed:
         yield emit.failures[0].reason, emit.failures[0].sentence
@@ -284,17 +271,21 @@ def _judge(emit: Emit, emission: RawEmission) -> Iterator[tuple[str, str]]:
             cut = record[part][where].get(mark)
             if cut:
                 yield "size", f"{part}.{where} is {cut['bytes']} bytes, which was cut to 4 KB"
+
+
+def _flag_faults(emission: RawEmission) -> Iterator[tuple[str, str]]:
+    """Yield (rule, message) for each flag that is given too often."""
     try:
         frames, _ = split_frames(emission.stdout)
         given = parse_words(frames[0].words).given if frames else {}
-    except (FrameError, EmitError):  # said above
+    except (FrameError, EmitError):  # the record reports it
         return
     for flag, count in given.items():
         if count > 1 and flag not in REPEATABLE:
             yield "repeated-flag", f"{flag} is given {count} times"
 
 
-def _several(emission: RawEmission) -> bool:
+def _has_several_records(emission: RawEmission) -> bool:
     return emission.stdout.count(FRAME_START) > 1
 
 
@@ -308,8 +299,31 @@ def _count_calls(log: Path) -> int:
         return 0
 
 
+# --- what probes leave behind -------------------------------------------------------------------
+
+
+class _Leftovers:
+    """Find what each probe leaves behind in the watched folder, and in the temporary folders that
+    all programs share."""
+
+    def __init__(self, scripts: Sequence[Script], watched: Path | None) -> None:
+        self.found: list[list[str]] = []  #: for each probe, in their order
+        self._watched = watched
+        self._before = _listing(watched)
+        self._known = {path for script in scripts for path in _shared(script)}
+
+    def check(self, script: Script) -> None:
+        """Look after a probe has ended, and clean the watched folder for the next one."""
+        shared = _shared(script) - self._known
+        self._known |= shared
+        left = sorted(_listing(self._watched) ^ self._before) + sorted(map(str, shared))
+        self.found.append(left)
+        if self._watched and left:
+            _furnish(self._watched)
+
+
 def _listing(folder: Path | None) -> set[str]:
-    """What there is, with sizes: a probe that cleans up leaves it as it was."""
+    """Return every path below a folder, with size and mode."""
     if folder is None:
         return set()
     found: set[str] = set()
@@ -328,27 +342,27 @@ def _listing(folder: Path | None) -> set[str]:
 
 
 def _shared(script: Script) -> set[Path]:
-    """In the folders that all programs share: what bears the name of the probe, or of probes at
-    all and of no process that still runs. Other runs have such files as well: one that is gone when
-    its process has been asked for was of one that came to its end meanwhile."""
-    names = [path for folder in TEMPORARY for path in Path(folder).glob("*")]
-    found = [
-        path
-        for path in names
-        if ("_" in script.id and script.id in path.name)
-        or ("stream-probe" in path.name and not any(map(_runs, re.findall(r"\d+", path.name))))
-    ]
+    """Return files in shared temporary folders that have the probe's name, or a name of probes
+    without the number of a running process. A file that is gone by the end of the check belonged
+    to another run that has just ended."""
+    found = []
+    for path in (path for folder in TEMPORARY for path in Path(folder).glob("*")):
+        is_named = "_" in script.id and script.id in path.name
+        if "stream-probe" in path.name:
+            is_named |= not any(map(_is_running, re.findall(r"\d+", path.name)))
+        if is_named:
+            found.append(path)
     return {path for path in found if os.path.lexists(path)}
 
 
-def _runs(number: str) -> bool:
+def _is_running(number: str) -> bool:
     return Path("/proc", number).exists()
 
 
 @contextmanager
 def _workspace(given: Path | None) -> Iterator[tuple[Path, Path | None]]:
-    """(where probes run, the folder to watch): the user's own, or a scratch repository beside
-    a scratch home."""
+    """Yield (where probes run, the folder to watch): the given one, which is not watched, or a
+    scratch repository with a scratch home."""
     if given is not None:
         yield given, None
         return
@@ -360,10 +374,8 @@ def _workspace(given: Path | None) -> Iterator[tuple[Path, Path | None]]:
 
 @contextmanager
 def _scratch() -> Iterator[str]:
-    try:
+    with reporting("no place for temporary files", OutputError):
         folder = tempfile.mkdtemp(prefix="stream-gate-")
-    except OSError as error:
-        raise OutputError(f"no place for temporary files: {os_reason(error)}") from None
     try:
         yield folder
     finally:
@@ -372,6 +384,7 @@ def _scratch() -> Iterator[str]:
 
 
 def _furnish(root: Path) -> None:
+    """Empty a scratch folder and put a repository and a home into it."""
     for path in root.iterdir():
         if path.is_dir() and not path.is_symlink():
             with suppress(OutputError):

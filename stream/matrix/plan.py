@@ -1,7 +1,6 @@
-"""What `stream matrix` is going to run: which cells there are, and how each is started.
+"""Plan a matrix: choose probes and modes, make the cells, and start the first of them.
 
-Nothing here waits, and nothing heavy is imported: the first probes run while what watches
-them is still being loaded.
+Nothing here waits or imports an event loop: the first probes run while the loop is still loaded.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from stream.errors import InputError, SpawnError, UsageError, os_reason
 from stream.process.tree import Reaper, Tree
 from stream.records.boundary import SANDBOX_MODES
 
-HEAD_START = 16  #: probes at most that run while we still load: enough to keep the cores busy
+HEAD_START = 16  #: how many probes may run before the loop is loaded: enough to keep the cores busy
 
 
 class MatrixRequest(Struct, frozen=True):
-    """What the user asked for, as it was said."""
+    """What the user asked for."""
 
     probes: Sequence[str] = ()
     capabilities: Sequence[str] = ()
@@ -46,7 +45,7 @@ class MatrixRequest(Struct, frozen=True):
 
 
 def make_plan(request: MatrixRequest) -> MatrixPlan:
-    """Raises StreamError with the place of what cannot be used."""
+    """Make the plan, or raise StreamError with the place of what cannot be used."""
     folder = request.folder or BUNDLED
     tree = None if request.folder is None else tree_of(folder)
     catalogs = find_catalogs(request.catalog, tree)
@@ -82,8 +81,8 @@ def make_plan(request: MatrixRequest) -> MatrixPlan:
 def _select(
     request: MatrixRequest, found: list[Script], folder: Path, catalogs: Catalogs
 ) -> tuple[list[Script], list[Script]]:
-    """(the probes to run, the bundled ones that belong to another catalog). What is no probe
-    runs only where it is named."""
+    """Return (the probes to run, the bundled ones of other catalogs). A script that is no probe
+    runs only if it is named."""
     known = set(catalogs.ids())
     for capability in request.capabilities:
         if capability not in known:
@@ -99,22 +98,22 @@ def _select(
         return picked, []
     found = [script for script in found if script.is_probe]
     if not found:
-        raise InputError(
-            f"{folder}: none of its scripts calls emit-record or declares a capability"
-        )
+        raise InputError(f"{folder}: no script calls emit-record or declares a capability")
     if catalogs.named and request.folder is None:
         # The bundled probes cover several catalogs; the user chose one of them.
         left_out = [s for s in found if s.capability not in known]
         picked = [s for s in found if s.capability in known]
         if not picked:
-            raise UsageError(f"{catalogs.first.path}: no bundled probe has a capability of it")
+            raise UsageError(
+                f"{catalogs.first.path}: no bundled probe measures a capability of this catalog"
+            )
         return picked, left_out
     return found, []
 
 
 def workspace_root(given: Path | None = None) -> Path:
-    """Where a measurement belongs, every link resolved: the folder that was named, or declared in
-    FENCE_WORKSPACE_ROOT, or the repository around the current folder, or that folder itself."""
+    """Return the workspace with links resolved: the given folder, else FENCE_WORKSPACE_ROOT, else
+    the repository around the current folder, else that folder."""
     declared = os.environ.get("FENCE_WORKSPACE_ROOT")
     try:
         if given is not None or declared:
@@ -129,8 +128,8 @@ def workspace_root(given: Path | None = None) -> Path:
 
 
 def _repository(folder: Path) -> Path | None:
-    """What `git rev-parse --show-toplevel` says, with git or without it: the closest folder upwards
-    on the same file system that has a .git, below GIT_CEILING_DIRECTORIES."""
+    """Return what `git rev-parse --show-toplevel` would, without git: the closest parent on the
+    same file system that has a .git, below GIT_CEILING_DIRECTORIES."""
     device = folder.stat().st_dev
     named = os.environ.get("GIT_CEILING_DIRECTORIES", "").split(os.pathsep)
     ceilings = {os.path.realpath(name) for name in named if name.startswith("/")}
@@ -147,6 +146,7 @@ def _repository(folder: Path) -> Path | None:
 
 
 def declared_sandbox_mode() -> str | None:
+    """Return FENCE_SANDBOX_MODE, or raise UsageError if that is not a known mode."""
     declared = os.environ.get("FENCE_SANDBOX_MODE") or None
     if declared is not None and declared not in SANDBOX_MODES:
         raise UsageError(
@@ -158,7 +158,7 @@ def declared_sandbox_mode() -> str | None:
 def _environment(
     workspace: Path, sandbox_mode: str | None, descriptor: Descriptor
 ) -> dict[str, str]:
-    """What every probe sees: ours, the contract's variables, and nothing that is declared empty."""
+    """Return the environment of every probe: the caller's, and the variables of the contract."""
     env = dict(os.environ)
     for name in ("FENCE_SANDBOX_MODE", "STREAM_EMIT_LOG", *_SHELL_STATE):
         env.pop(name, None)
@@ -174,7 +174,7 @@ def _environment(
     return env
 
 
-#: what would make bash behave otherwise than the script's author saw it
+#: variables that would make bash behave differently from what the script's author saw
 _SHELL_STATE = ("BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "CDPATH", "POSIXLY_CORRECT")
 
 
@@ -185,19 +185,22 @@ def _cell(script: Script, mode: str, env: dict[str, str], catalogs: Catalogs) ->
 
 
 class StartedPlan:
-    """A plan for which there is a place, and whose first probes may run already."""
+    """A plan that has its staging folder, and whose first probes may already run."""
 
     def __init__(self, plan: MatrixPlan, jobs: int, staging: Staging) -> None:
         self.plan = plan
         self.jobs = jobs
         self.staging = staging
-        self.started: dict[int, Tree] = {}  #: by slot: its first cell runs, and nobody watches
+        self.started: dict[
+            int, Tree
+        ] = {}  #: by slot: its first cell runs, and nobody follows it yet
 
     def head_start(self, stop: Stop) -> None:
+        """Start the first cell of each slot before there is a loop to follow it."""
         for slot, cell in enumerate(self.plan.cells[: min(self.jobs, HEAD_START)]):
             if stop.is_asked:
                 break
-            # What fails is met again by whoever runs the cell, and reported there.
+            # A failure repeats when the source runs the cell, and is reported there.
             with suppress(OSError, SpawnError):
                 tmpdir = self.staging.tmpdir(slot)
                 if tmpdir is not None:
@@ -207,11 +210,11 @@ class StartedPlan:
 
 @contextmanager
 def start_plan(plan: MatrixPlan, jobs: int) -> Iterator[StartedPlan]:
-    """Raises StreamError where there is no place for it. Probes that nobody came to watch end
-    with it, and nothing stays on the disk."""
+    """Stage the probes of a plan, or raise StreamError if there is no place for that. On exit,
+    end probes that nobody follows, and remove the staging folder."""
     with staged(plan.folder, plan.workspace) as staging:
-        begun = StartedPlan(plan, jobs, staging)
+        started = StartedPlan(plan, jobs, staging)
         try:
-            yield begun
+            yield started
         finally:
-            Reaper.get().end_all(list(begun.started.values()))
+            Reaper.get().end_all(list(started.started.values()))

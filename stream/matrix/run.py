@@ -1,6 +1,5 @@
-"""Runs what was planned: every cell through the pipeline, into the sinks.
-
-The composition behind `stream emit FLAGS…`: what emit-record does on its own."""
+"""Run a plan: every cell goes through the pipeline into the sinks. And make one record from the
+words of `stream emit FLAGS…`, as emit-record does outside the harness."""
 
 from __future__ import annotations
 
@@ -27,56 +26,57 @@ from stream.transformers.emit import Emit, EncodeRaw, Failure
 
 
 class MatrixResult(Struct):
-    """What a run came to."""
+    """The result of a matrix."""
 
     cells: int
-    recorded: int  #: fewer only where it was stopped
+    recorded: int  #: fewer than cells only if it was stopped
     results: dict[str, int]
     failed: int
     failures: list[Failure]  #: the first of them
     strays: list[str] = field(default_factory=list)
-    without_tmpdir: bool = False  #: nothing could be written anywhere
+    without_tmpdir: bool = False  #: no folder was writable
 
 
 class Matrix:
-    """The parts of a run, for a pipeline, and what they come to."""
+    """The source and the transformer of a matrix, for any pipeline, and their result."""
 
     def __init__(
         self,
-        begun: StartedPlan,
+        plan: StartedPlan,
         *,
         timeout: float,
         as_completed: bool = False,
         stop: Stop | None = None,
         on_done: Callable[[int, Cell | None], None] = lambda done, cell: None,
     ) -> None:
-        self._begun = begun
-        self.emit = Emit(BoundaryBuilder(begun.plan.catalogs, begun.plan.descriptor))
+        self._plan = plan
+        self.emit = Emit(BoundaryBuilder(plan.plan.catalogs, plan.plan.descriptor))
         self.source = ProbeSource(
-            plan=begun.plan,
-            staging=begun.staging,
-            started=begun.started,
-            jobs=begun.jobs,
+            plan=plan.plan,
+            staging=plan.staging,
+            started=plan.started,
+            jobs=plan.jobs,
             timeout=timeout,
             as_completed=as_completed,
             stop=stop or Stop(),
             on_done=on_done,
         )
 
-    def outcome(self, recorded: int, strays: list[str]) -> MatrixResult:
+    def result(self, recorded: int, strays: list[str]) -> MatrixResult:
+        """Return the result, once the pipeline has ended."""
         return MatrixResult(
-            cells=len(self._begun.plan.cells),
+            cells=len(self._plan.plan.cells),
             recorded=recorded,
             results=dict(self.emit.results),
             failed=self.emit.failed,
             failures=self.emit.failures,
             strays=strays,
-            without_tmpdir=self._begun.staging.root is None,
+            without_tmpdir=self._plan.staging.root is None,
         )
 
 
 async def run_matrix(
-    begun: StartedPlan,
+    plan: StartedPlan,
     *sinks: Sink,
     timeout: float,
     as_completed: bool = False,
@@ -84,30 +84,30 @@ async def run_matrix(
     stop: Stop | None = None,
     on_done: Callable[[int, Cell | None], None] = lambda done, cell: None,
 ) -> MatrixResult:
-    """Every cell of the plan ends in exactly one record, in each sink."""
-    matrix = Matrix(begun, timeout=timeout, as_completed=as_completed, stop=stop, on_done=on_done)
+    """Run every cell of the plan; each gives exactly one record in each sink."""
+    matrix = Matrix(plan, timeout=timeout, as_completed=as_completed, stop=stop, on_done=on_done)
     try:
         transformer = EncodeRaw() if raw else matrix.emit
         report = await Pipeline((matrix.source,)).through(transformer).into(*sinks)
     finally:
         strays = Reaper.get().end_strays()
-    return matrix.outcome(sum(counts.passed for _, counts in report.transformers), strays)
+    return matrix.result(sum(counts.passed for _, counts in report.transformers), strays)
 
 
 def emit_words(words: Sequence[str]) -> bytes:
-    """The record. Raises EmitError with the sentence that goes to stderr."""
+    """Return the record that the words of emit-record describe, or raise EmitError."""
     try:
         said = parse_words(list(_with_files(words)))
         catalogs = find_catalogs(said.text("--catalog"))
         descriptor = find_descriptor(said.text("--boundary"))
         around = Host(system_name(), utf8(workspace_root()), declared_sandbox_mode())
         return BoundaryBuilder(catalogs, descriptor).from_spoken(said, around)
-    except StreamError as error:  # emit-record knows one exit code for all that is wrong
+    except StreamError as error:  # emit-record has one exit code for every error
         raise EmitError(str(error)) from None
 
 
 def _with_files(words: Sequence[str]) -> Iterator[Word]:
-    """The words, with the contents of the files that some of them name."""
+    """Yield the words, those that name files with the contents of the files."""
     flag, values = "", 0
     for word in words:
         text = os.fsencode(word)
@@ -119,7 +119,7 @@ def _with_files(words: Sequence[str]) -> Iterator[Word]:
 
 
 def _read(path: str) -> bytes | None:
-    """As much as helpers/emit-record sends along, and like it without NULs."""
+    """Read as much of a file as helpers/emit-record sends, without NULs as there."""
     try:
         with Path(path).open("rb") as file:
             return file.read(FILE_MOST).replace(b"\0", b"")

@@ -290,7 +290,7 @@ def test_a_file_of_another_run_that_ends_meanwhile(
         return False
 
     monkeypatch.setattr(gate, "TEMPORARY", [str(tmp_path)])
-    monkeypatch.setattr(gate, "_runs", ends)
+    monkeypatch.setattr(gate, "_is_running", ends)
     script = Script("p", tmp_path / "p.sh", None, None)
     assert gate._shared(script) == set()
 
