@@ -21,18 +21,14 @@ from stream.records.boundary import (
     PAYLOAD,
     SNIPPET,
     UNKNOWN,
-    Alike,
-    AlikeSnapshot,
-    Boundary,
     CapabilityContext,
-    CapabilitySnapshot,
     Operation,
     Payload,
     Result,
     Run,
-    decode_alike,
+    SharedRecord,
     decode_boundary,
-    hold_together,
+    decode_shared,
 )
 from stream.records.catalog import DESCRIPTOR, DescriptorDocument
 from stream.records.control import Fault
@@ -46,7 +42,7 @@ _PUBLISHED = (
     "65fa789fe8548faca2a9dac5d7da94645e32a945eb401c54b5a586122be0a67a",
 )
 Check = Callable[[bytes], Fault | None]
-_encode_into = msgspec.json.Encoder().encode_into
+_encode, _encode_into = msgspec.json.Encoder().encode, msgspec.json.Encoder().encode_into
 
 
 class Descriptor(Struct, frozen=True):
@@ -235,10 +231,29 @@ def _compiled(schema: dict[str, Any], place: Path) -> Check:
     return check
 
 
-def _alike(line: bytes) -> Alike | None:
-    """A record, where its pattern has the parts that the rules are about."""
+def _rule_fault(record: SharedRecord, size: int) -> Fault | None:
+    """Find where parts of a record contradict each other, or where its payload is too large.
+
+    `size` is that of its line: a payload is no larger than that.
+    """
+    probe, context = record.probe, record.capability_context
+    named, primary = probe.primary_capability_id, context.primary.id
+    if named and primary and named != primary:
+        reason = f"expected the probe's {named!r}, got {primary!r}"
+        return Fault(reason, "$.capability_context.primary.id")
+    ids, secondary = probe.secondary_capability_ids, context.secondary
+    if ids is not None and secondary is not None and sorted(ids) != sorted(o.id for o in secondary):
+        reason = "expected one capability for each of the probe's secondary_capability_ids"
+        return Fault(reason, "$.capability_context.secondary")
+    if size > PAYLOAD and (needed := len(_encode(record.payload))) > PAYLOAD:
+        return Fault(f"has {needed} bytes, more than {PAYLOAD}", "$.payload")
+    return None
+
+
+def _shared_parts(line: bytes) -> SharedRecord | None:
+    """Decode the parts that the rules are about, where the pattern of a record left them so."""
     try:
-        return decode_alike(line)
+        return decode_shared(line)
     except ValidationError:
         return None
 
@@ -372,9 +387,8 @@ class Boundaries:
                 expected = " or ".join(sorted(self._keys))
                 reason = f"is {key!r}, but the boundary descriptor in force is {expected}"
                 fault = Fault(f"{reason}: name another with --boundary", "$.schema_key")
-            if fault is None and (record := _alike(line)) is not None:
-                hold_together(record, len(line))
-                fault = self._catalog_fault(record)
+            if fault is None and (record := _shared_parts(line)) is not None:
+                fault = _rule_fault(record, len(line)) or self._catalog_fault(record)
             return fault or repeated_key(line)
         except DECODE_ERRORS as error:
             return explain(error)
@@ -394,38 +408,37 @@ class Boundaries:
         others = (one for one in self.descriptors if one.pattern_version == version)
         return next(others, _PLAIN)
 
-    def _catalog_fault(self, record: Boundary | Alike) -> Fault | None:
+    def _catalog_fault(self, record: SharedRecord) -> Fault | None:
         """What the catalog that the record names says otherwise, where it is known."""
         name = record.capabilities_schema_version
         catalog = self._capabilities.get(name)
         if catalog is None:
             return None
         context = record.capability_context
-        shown: list[tuple[str, CapabilitySnapshot | AlikeSnapshot]] = [("primary", context.primary)]
-        if context.secondary is not UNSET:
-            secondary: Sequence[CapabilitySnapshot | AlikeSnapshot] = context.secondary
-            shown += [(f"secondary[{index}]", one) for index, one in enumerate(secondary)]
+        shown = [("primary", context.primary)]
+        others = context.secondary or ()
+        shown += [(f"secondary[{index}]", one) for index, one in enumerate(others)]
         for place, snapshot in shown:
             path = f"$.capability_context.{place}"
             found = catalog.get(snapshot.id)
-            if found is None and place == "primary" and _is_unknown(record):
+            if not snapshot.id or (place == "primary" and found is None and _is_unknown(record)):
                 continue
             if found is None:
                 return Fault(f"catalog {name} has no capability {snapshot.id!r}", f"{path}.id")
             for what, said, meant in zip(
                 ("category", "layer"), (snapshot.category, snapshot.layer), found, strict=True
             ):
-                if said != meant:
+                if said and said != meant:
                     reason = f"is {said!r}, but catalog {name} says {meant!r} of {snapshot.id}"
                     return Fault(reason, f"{path}.{what}")
-        for index, other in enumerate(record.probe.secondary_capability_ids):
+        for index, other in enumerate(record.probe.secondary_capability_ids or ()):
             if other not in catalog:
                 path = f"$.probe.secondary_capability_ids[{index}]"
                 return Fault(f"catalog {name} has no capability {other!r}", path)
         return None
 
 
-def _is_unknown(record: Boundary | Alike) -> bool:
+def _is_unknown(record: SharedRecord) -> bool:
     """Whether the harness wrote it in the place of a probe whose capability no catalog knows."""
     primary = record.capability_context.primary
     is_told = primary.category == primary.layer == UNKNOWN

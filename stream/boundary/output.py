@@ -12,7 +12,6 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from stream.boundary.builder import BoundaryBuilder, Host, within_limits
@@ -22,7 +21,15 @@ from stream.boundary.limits import clip, too_deep
 from stream.codec import DECODE_ERRORS, explain
 from stream.documents import parse_document
 from stream.errors import EmitError
-from stream.records.boundary import CapabilitySnapshot, Frame, FrameError, RawEmission, split_frames
+from stream.records.boundary import (
+    Frame,
+    FrameError,
+    RawEmission,
+    SharedRecord,
+    SharedSnapshot,
+    decode_shared,
+    split_frames,
+)
 
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
@@ -147,7 +154,7 @@ class ProbeOutput:
             raise ContractViolation(
                 "invalid-record", f"the record is not valid: {fault.path or '$'}: {fault.reason}"
             )
-        record = _decode_naming(line)
+        record = _decode_named(line)
         self._same_cell(record.probe.id, record.run.mode, record.probe.primary_capability_id)
         if record.schema_key != recorder.descriptor.key:
             raise ContractViolation(
@@ -164,7 +171,8 @@ class ProbeOutput:
                 "wrong-cell", f"the record names another workspace: {workspace}"
             )
         _same_capabilities(record, recorder.catalogs)
-        named = [record.probe.primary_capability_id, *record.probe.secondary_capability_ids]
+        secondary = record.probe.secondary_capability_ids or ()
+        named = [record.probe.primary_capability_id, *secondary]
         self._in_its_place(record.operation.target, record.result.observed_result, named)
         return line, record.result.observed_result
 
@@ -192,66 +200,32 @@ class ProbeOutput:
                 )
 
 
-class _CellProbe(Struct):
-    id: str
-    primary_capability_id: str
-    secondary_capability_ids: list[str] = []
-
-
-class _CellRun(Struct):
-    mode: str
-    workspace_root: str | None = None
-
-
-class _CellOperation(Struct):
-    target: str = ""
-
-
-class _CellResult(Struct):
-    observed_result: str
-
-
-class _CellStack(Struct):
-    sandbox_mode: str | None = None
-
-
-class _CellSnapshot(Struct):
-    category: str
-    id: str
-    layer: str
-
-
-class _CellContext(Struct):
-    primary: _CellSnapshot | None = None
-    secondary: list[_CellSnapshot] | None = None
-
-
-class _CellRecord(Struct):
-    """The parts of a record that must be the cell's, under any pattern."""
-
-    schema_key: str
-    capabilities_schema_version: str
-    probe: _CellProbe
-    run: _CellRun
-    result: _CellResult
-    operation: _CellOperation = field(default_factory=_CellOperation)
-    stack: _CellStack = field(default_factory=_CellStack)
-    capability_context: _CellContext = field(default_factory=_CellContext)
-
-
-def _decode_naming(line: bytes) -> _CellRecord:
+def _decode_named(line: bytes) -> SharedRecord:
+    """Decode a record, which has to name its cell whatever its pattern is."""
     try:
-        return msgspec.json.decode(line, type=_CellRecord)
-    except DECODE_ERRORS as error:  # a pattern of the user's own need not have these
+        record = decode_shared(line)
+    except DECODE_ERRORS as error:
         fault = explain(error)
-        raise ContractViolation(
-            "invalid-record", f"the record is not valid: {fault.path}: {fault.reason}"
-        ) from None
+        raise ContractViolation("invalid-record", f"the record is not valid: {fault}") from None
+    probe = record.probe
+    for path, part in (
+        ("schema_key", record.schema_key),
+        ("capabilities_schema_version", record.capabilities_schema_version),
+        ("probe.id", probe.id),
+        ("probe.primary_capability_id", probe.primary_capability_id),
+        ("run.mode", record.run.mode),
+        ("result.observed_result", record.result.observed_result),
+    ):
+        if not part:
+            sentence = f"the record is not valid: $.{path}: is missing"
+            raise ContractViolation("invalid-record", sentence)
+    return record
 
 
-def _same_capabilities(record: _CellRecord, catalogs: Catalogs) -> None:
+def _same_capabilities(record: SharedRecord, catalogs: Catalogs) -> None:
     """Ids and what is said about them are those of the catalog in force."""
-    primary, secondary = record.probe.primary_capability_id, record.probe.secondary_capability_ids
+    primary = record.probe.primary_capability_id
+    secondary = record.probe.secondary_capability_ids or ()
     catalog = catalogs.knowing(primary)
     for name in (primary, *secondary):
         if (
@@ -268,16 +242,13 @@ def _same_capabilities(record: _CellRecord, catalogs: Catalogs) -> None:
     context = record.capability_context
     said = [context.primary, *(context.secondary or ())]
     meant = [primary, *(secondary if context.secondary is not None else ())]
-    if context.primary is None:  # a pattern of the user's own may do without
+    if not context.primary.id:  # a pattern of the user's own may do without
         said, meant = said[1:], meant[1:]
-    if said != [_naming(catalog.snapshot(name)) for name in meant]:
+    snapshots = map(catalog.snapshot, meant)
+    if said != [SharedSnapshot(one.category, one.id, one.layer) for one in snapshots]:
         raise ContractViolation(
             "wrong-cell", f"capability_context is not what catalog {catalog.key} says"
         )
-
-
-def _naming(snapshot: CapabilitySnapshot) -> _CellSnapshot:
-    return _CellSnapshot(snapshot.category, snapshot.id, snapshot.layer)
 
 
 def _json_objects(data: bytes) -> list[bytes]:

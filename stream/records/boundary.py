@@ -15,7 +15,7 @@ import re
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError
+from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, field
 
 from stream.records.control import KEY, SANDBOX_MODE, WORDS, NonNegative
 
@@ -103,41 +103,82 @@ class Boundary(Struct, forbid_unknown_fields=True, gc=False):
     stack: Stack
 
 
-class AlikeSnapshot(Struct):
-    category: str
-    id: str
-    layer: str
+class SharedSnapshot(Struct):
+    """A capability in a record under any pattern."""
+
+    category: str = ""
+    id: str = ""
+    layer: str = ""
 
 
-class AlikeContext(Struct):
-    primary: AlikeSnapshot
-    secondary: list[AlikeSnapshot] | UnsetType = UNSET
+class SharedContext(Struct):
+    """The capabilities of a record under any pattern."""
+
+    primary: SharedSnapshot = field(default_factory=SharedSnapshot)
+    secondary: list[SharedSnapshot] | None = None
 
 
-class AlikeProbe(Struct):
-    primary_capability_id: str
-    secondary_capability_ids: list[str]
+class SharedOperation(Struct):
+    """What was tried, in a record under any pattern."""
+
+    target: str = ""
+    verb: str = ""
 
 
-class AlikePayload(Struct):
-    raw: dict[str, Any]
-    stderr_snippet: str | None
-    stdout_snippet: str | None
+class SharedPayload(Struct):
+    """The evidence of a record under any pattern."""
+
+    raw: dict[str, Any] = {}
+    stderr_snippet: str | None = None
+    stdout_snippet: str | None = None
 
 
-class Alike(Struct):
-    """A record under a pattern of the user's own, as far as that left it as it was."""
+class SharedProbe(Struct):
+    """The probe of a record under any pattern."""
 
-    capabilities_schema_version: str
-    capability_context: AlikeContext
-    payload: AlikePayload
-    probe: AlikeProbe
+    id: str = ""
+    primary_capability_id: str = ""
+    secondary_capability_ids: list[str] | None = None
+
+
+class SharedResult(Struct):
+    """How it ended, in a record under any pattern."""
+
+    errno: str | None = None
+    message: str | None = None
+    observed_result: str = ""
+
+
+class SharedRun(Struct):
+    """Where a probe ran, in a record under any pattern."""
+
+    mode: str = ""
+    workspace_root: str | None = None
+
+
+class SharedStack(Struct):
+    """The sandbox of a record under any pattern."""
+
+    sandbox_mode: str | None = None
+
+
+class SharedRecord(Struct):
+    """What a pattern of the user's own may share with the canonical one; empty: it is not there."""
+
+    capabilities_schema_version: str = ""
+    capability_context: SharedContext = field(default_factory=SharedContext)
+    operation: SharedOperation = field(default_factory=SharedOperation)
+    payload: SharedPayload = field(default_factory=SharedPayload)
+    probe: SharedProbe = field(default_factory=SharedProbe)
+    result: SharedResult = field(default_factory=SharedResult)
+    run: SharedRun = field(default_factory=SharedRun)
+    schema_key: str = ""
+    stack: SharedStack = field(default_factory=SharedStack)
 
 
 _decode = msgspec.json.Decoder(Boundary).decode
-decode_alike = msgspec.json.Decoder(Alike).decode
+decode_shared = msgspec.json.Decoder(SharedRecord).decode
 _encode = msgspec.json.Encoder(order="sorted").encode
-encode_as_read = msgspec.json.Encoder().encode
 _is_key = re.compile(r"[A-Za-z0-9_.-]+").fullmatch
 _MOST_KEYS = 1000
 _keys: set[str] = set()  #: that have been looked at
@@ -167,24 +208,6 @@ def decode_boundary(line: bytes) -> Boundary:
             said = f"expected no more than {SNIPPET} characters, and {CUT} where more was cut off"
             raise ValidationError(f"{said} - at `$.payload.{name}_snippet`")
     return record
-
-
-def hold_together(record: Boundary | Alike, size: int) -> None:
-    """Refuse a record whose parts contradict each other, or whose payload is too large.
-
-    `size` is that of its line: a payload is no larger than that.
-    Raises msgspec.ValidationError with the JSON path.
-    """
-    probe, context = record.probe, record.capability_context
-    if context.primary.id != probe.primary_capability_id:
-        said = f"expected the probe's {probe.primary_capability_id!r}, got {context.primary.id!r}"
-        raise ValidationError(f"{said} - at `$.capability_context.primary.id`")
-    ids, secondary = probe.secondary_capability_ids, context.secondary
-    if secondary is not UNSET and sorted(ids) != sorted([one.id for one in secondary]):
-        said = "expected one capability for each of the probe's secondary_capability_ids"
-        raise ValidationError(f"{said} - at `$.capability_context.secondary`")
-    if size > PAYLOAD and (needed := len(encode_as_read(record.payload))) > PAYLOAD:
-        raise ValidationError(f"has {needed} bytes, more than {PAYLOAD} - at `$.payload`")
 
 
 def _learn(key: str, name: str) -> None:

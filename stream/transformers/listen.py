@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import msgspec
-from msgspec import Struct
 
 from stream.boundary.descriptors import Descriptor
 from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
 from stream.errors import number, visible
 from stream.pipeline import Batch, Counts, by_kind
-from stream.records.boundary import STATUSES, Boundary, decode_boundary
+from stream.records.boundary import STATUSES, Boundary, decode_boundary, decode_shared
 from stream.records.control import GAP, LINES, Control, Gap, kind_of
 
 SNIPPET_LINES = 3
@@ -41,7 +40,7 @@ class Listen:
         self.others: Counter[str] = Counter()  #: records that are not shown, by contract
         self.lost = 0  #: what gap records tell of
         self._pattern = descriptor.pattern_version
-        self._decode: Callable[[bytes], Boundary | _ShownRecord] = (
+        self._decode: Callable[[bytes], Boundary] = (
             decode_boundary if descriptor.canonical else _decoder(descriptor)
         )
         self.results: Counter[str] = Counter()
@@ -133,7 +132,7 @@ class Listen:
             with suppress(*DECODE_ERRORS):
                 self.lost += int(_decode_gap(line).lost)
 
-    def _describe(self, record: Boundary | _ShownRecord, result: str) -> str:
+    def _describe(self, record: Boundary, result: str) -> str:
         outcome, operation = record.result, record.operation
         capability = record.capability_context.primary
         head = f"{record.probe.id} ({record.run.mode})  {operation.verb} {operation.target}"
@@ -172,67 +171,25 @@ class Listen:
         return ["", *rows] if self.records else rows[-1:]
 
 
-def _decoder(descriptor: Descriptor) -> Callable[[bytes], _ShownRecord]:
-    """For a pattern of the user's own: held against its schema, shown as far as it is alike."""
+def _decoder(descriptor: Descriptor) -> Callable[[bytes], Boundary]:
+    """Decode records of a pattern of the user's own, as far as they are like a canonical one."""
 
-    def decode(line: bytes) -> _ShownRecord:
+    def decode(line: bytes) -> Boundary:
         if contract_of(line) != descriptor.pattern_version:
             raise msgspec.ValidationError("not a record of the pattern in force")
         fault = descriptor.check(line)
         if fault:
             at = f" - at `{fault.path}`" if fault.path else ""
             raise msgspec.ValidationError(fault.reason + at)
-        return _decode_alike(line)
+        record = decode_shared(line)
+        sections = (record.probe, record.run, record.operation, record.result, record.payload)
+        for section in (*sections, record.capability_context.primary):
+            for name in section.__struct_fields__:
+                if getattr(section, name) == "":
+                    setattr(section, name, "?")
+        return cast("Boundary", record)  # it has whatever is shown of one
 
     return decode
-
-
-class _ShownProbe(Struct):
-    id: str = "?"
-
-
-class _ShownRun(Struct):
-    mode: str = "?"
-
-
-class _ShownOperation(Struct):
-    verb: str = "?"
-    target: str = "?"
-
-
-class _ShownResult(Struct):
-    observed_result: str = "?"
-    errno: str | None = None
-    message: str | None = None
-
-
-class _ShownPayload(Struct):
-    stderr_snippet: str | None = None
-    stdout_snippet: str | None = None
-
-
-class _ShownCapability(Struct):
-    id: str = "?"
-    category: str = "?"
-    layer: str = "?"
-
-
-class _ShownContext(Struct):
-    primary: _ShownCapability
-
-
-class _ShownRecord(Struct):
-    """What is shown of a record, under any pattern that has it."""
-
-    probe: _ShownProbe
-    run: _ShownRun
-    operation: _ShownOperation
-    result: _ShownResult
-    payload: _ShownPayload
-    capability_context: _ShownContext
-
-
-_decode_alike = msgspec.json.Decoder(_ShownRecord).decode
 
 
 def _quote(snippet: str) -> str:
