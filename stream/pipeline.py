@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from itertools import groupby
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from anyio import create_memory_object_stream, create_task_group
@@ -157,23 +158,23 @@ async def _fold(
 ) -> None:
     fed = [0] * len(transformers)
 
-    async def push(batch: Batch[Any], first: int) -> None:
+    def feed(batch: Batch[Any], first: int, out: list[Batch[Any]]) -> None:
         for index in range(first, len(transformers)):
             if batch.kind in transformers[index].kinds:
                 fed[index] += len(batch.items)
                 for made in transformers[index].feed(batch):
-                    await push(made, index + 1)
+                    feed(made, index + 1, out)
                 return
         if batch.items:
-            for kinds, outlet in outlets:
-                if batch.kind in kinds:
-                    await outlet.send(batch)
+            out.append(batch)
 
     async with AsyncExitStack() as streams:
         for _, outlet in outlets:
             await streams.enter_async_context(outlet)
         async for batch in merged:
-            await push(batch, 0)
+            out: list[Batch[Any]] = []
+            feed(batch, 0, out)
+            await _send(out, outlets)
         for index, transformer in enumerate(transformers):
             rest = transformer.finish()
             counts = transformer.counts
@@ -181,4 +182,19 @@ async def _fold(
                 given = f"given {fed[index]}, accounts for {counts}"
                 raise UnbalancedError(f"{transformer.name}: {given}")
             for made in rest:
-                await push(made, index + 1)
+                out = []
+                feed(made, index + 1, out)
+                await _send(out, outlets)
+
+
+async def _send(
+    batches: Sequence[Batch[Any]], outlets: Sequence[tuple[Collection[str], Out]]
+) -> None:
+    """Send to each sink what it takes, in its order. Where each line became a finding and a
+    reject, that is one batch for each sink again, not one for each line."""
+    for kinds, outlet in outlets:
+        taken = [batch for batch in batches if batch.kind in kinds]
+        for kind, parts in groupby(taken, attrgetter("kind")):
+            first, *more = parts
+            items = [*first.items, *chain.from_iterable(one.items for one in more)]
+            await outlet.send(Batch(kind, items) if more else first)
