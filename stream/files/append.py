@@ -191,7 +191,8 @@ class AppendFile:
         try:
             os.ftruncate(self._fd, self.size)
         except OSError as error:  # a torn line stays: readers know those
-            self.trouble = f"{self.trouble}; {os_reason(error)}"
+            if not self.trouble.endswith(os_reason(error)):
+                self.trouble = f"{self.trouble}; {os_reason(error)}"
             return False
         self._is_torn = False
         return True

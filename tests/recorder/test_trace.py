@@ -1,16 +1,13 @@
-"""Time and spans of a run's events, and the file that they are appended to."""
+"""Time and spans of a run's events."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stream.files.append import AppendFile
 from stream.observe.settings import EventTrace
 from stream.process.machine import Clock, utc
 from stream.records.decision import ORDER, ModelParameters, PromptProvenance, Request, Session
@@ -54,42 +51,3 @@ def test_every_parent_is_an_earlier_event(form: int) -> None:
         assert event["parent_span_id"] in (earlier if index else [None])
     assert len({event["event_id"] for event in found}) == len(found)
     assert len({event["trace_id"] for event in found}) == 1
-
-
-def test_a_journal_is_appended_to(tmp_path: Path) -> None:
-    path = tmp_path / "lines"
-    journal = AppendFile(path).open()
-    assert journal.append_lines(b"one")
-    assert path.read_bytes() == b"one\n"
-    assert journal.append_lines(b"two")
-    assert path.read_bytes() == b"one\ntwo\n"
-    journal.close()
-    with pytest.raises(FileExistsError):  # nobody else's
-        AppendFile(path).open()
-
-
-def test_lines_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that stops in the middle leaves no half of a line, and the order is kept."""
-    journal = AppendFile(tmp_path / "lines").open()
-    journal.append_lines(b"one")
-    room = 2
-    real = os.write
-
-    def full(fd: int, data: bytes) -> int:
-        nonlocal room
-        if not room:
-            raise OSError(28, "No space left on device")
-        done = real(fd, data[:room])
-        room -= done
-        return done
-
-    monkeypatch.setattr(os, "write", full)
-    assert not journal.append_lines(b"two")
-    assert not journal.append_lines(b"three")
-    assert (tmp_path / "lines").read_bytes() == b"one\n"
-    assert (journal.trouble, journal.waiting) == ("no space left on device", [b"two", b"three"])
-    room = 1000
-    assert journal.append_lines(b"four")
-    assert (tmp_path / "lines").read_bytes() == b"one\ntwo\nthree\nfour\n"
-    assert journal.waiting == []
-    journal.close()
