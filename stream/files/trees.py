@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 from stream.errors import InputError, OutputError, os_reason
@@ -288,12 +287,7 @@ class Copy:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close_file()
         self._descent.close()
 

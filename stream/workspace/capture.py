@@ -98,7 +98,7 @@ class WorkspaceCapture:
 
     def close(self) -> None:
         """Forget the contents of the workspace."""
-        self._store.__exit__(None, None, None)
+        self._store.close()
 
     async def prepare(self) -> PreparedWorkspace:
         """Make the workspace, and take its snapshot. Raise StreamError."""

@@ -25,15 +25,12 @@ from stream.files.trees import (
 from stream.workspace.snapshot import (
     LARGEST,
     NOWHERE,
-    Cancelled,
     EntryRecord,
     FolderRecords,
-    IsCancelled,
     Reason,
     Skipped,
     Snapshot,
     Store,
-    never,
     pack,
 )
 
@@ -87,9 +84,7 @@ class ChangeSet(Struct):
     is_of_another: bool = False  #: the folder that was looked at before has lost its name
 
 
-def find_changes(
-    before: Snapshot, root: Path, store: Store, is_cancelled: IsCancelled = never
-) -> ChangeSet:
+def find_changes(before: Snapshot, root: Path, store: Store) -> ChangeSet:
     """Compare a folder with its snapshot. Nothing may write into it any longer. Raise
     InputError."""
     descent = Descent(root)
@@ -97,7 +92,7 @@ def find_changes(
         is_of_another = before.identity not in (None, identity_of(descent.fd))
         if root.is_symlink() and identity_of(descent.fd) != before.identity:
             raise InputError(f"{root}: has become a link to another folder")
-        finder = _Finder(before, descent, store, is_cancelled)
+        finder = _Finder(before, descent, store)
         descent.visit(finder)
     finally:
         descent.close()
@@ -106,15 +101,12 @@ def find_changes(
 
 
 class _Finder:
-    def __init__(
-        self, before: Snapshot, descent: Descent, store: Store, is_cancelled: IsCancelled
-    ) -> None:
+    def __init__(self, before: Snapshot, descent: Descent, store: Store) -> None:
         self.found: list[Change] = []
         self.unknown: list[Skipped] = []
         self._before = before
         self._descent = descent
         self._store = store
-        self._is_cancelled = is_cancelled
         self._nodes: list[FolderRecords | None] = [before.root]
         # Whichever clock is behind, ours or that of the files: what is as late as this may have
         # changed afterwards within one tick.
@@ -128,8 +120,6 @@ class _Finder:
         self._nodes.append(parent.folders.get(name) if parent else None)
 
     def look(self, files: list[Entry], folders: list[Entry]) -> Iterator[bytes]:
-        if self._is_cancelled():
-            raise Cancelled
         node = self._nodes[-1] or FolderRecords(0)
         if not self._is_as_before(node, files, folders):
             old: dict[bytes, EntryRecord | FolderRecords] = {**node.records(), **node.folders}
@@ -230,28 +220,22 @@ class _Finder:
         if not stat.S_ISREG(status.st_mode):
             raise OSError("it is something else by now")
         state.mode, state.size, state.ctime = status.st_mode, status.st_size, status.st_ctime_ns
-        if record and self._holds(record, self._pieces(fd, status), state.size):
+        if record and self._holds(record, pieces_of(fd, status), state.size):
             state.place = record.place
         elif holds_more(fd, status, LARGEST) or (record and self._before.digest(record.place)):
             from hashlib import sha256
 
             hashed = sha256()
-            for chunk in filled(self._pieces(fd, status)):
+            for chunk in filled(pieces_of(fd, status)):
                 hashed.update(chunk)
             state.digest = hashed.digest()
         else:
             place = self._store.end
-            for piece in self._pieces(fd, status):
+            for piece in pieces_of(fd, status):
                 self._store.add(piece)
             state.size, state.place = self._store.end - place, place
         if os.fstat(fd).st_mtime_ns != status.st_mtime_ns or state.size != status.st_size:
             self._doubt(name, "unsteady")
-
-    def _pieces(self, fd: int, status: os.stat_result) -> Iterator[Piece]:
-        for piece in pieces_of(fd, status):
-            yield piece
-            if self._is_cancelled():
-                raise Cancelled
 
     def _holds(self, record: EntryRecord, found: Iterable[Piece], size: int) -> bool:
         """Tell whether the content before was this."""

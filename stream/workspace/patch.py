@@ -23,7 +23,7 @@ from stream.files.append import RecordedFile, create, recorded_file
 from stream.files.trees import remove_tree
 from stream.records.run import FS_CHANGE, FileState, FsChange, Reason, encode_change, shown_name
 from stream.workspace.changes import TICK, Change, ChangeSet, State
-from stream.workspace.snapshot import LARGEST, Cancelled, IsCancelled, Store, never
+from stream.workspace.snapshot import LARGEST, Store
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -45,7 +45,6 @@ _CONFIG = """[core]
 """
 _DIFF = ("diff-tree", "-r", "-p", "--binary", "--full-index", "--no-renames", "--no-color")
 _PLAIN = ("--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
-_PAUSE = 0.05  #: seconds between two looks at whether to stop
 
 _LONGEST = 4_000  #: bytes; git opens whole paths, and a system takes 4,096 at most
 _INSIDE_GIT = rb"(?i)(?:^|/)\.git(?:/|\Z)"
@@ -158,10 +157,9 @@ def _first_error(stderr: bytes) -> str:
 class PatchMaker:
     """Makes a patch from two commits, before and after, in a repository that nobody else knows."""
 
-    def __init__(self, git: str, patch: Path, is_cancelled: IsCancelled = never) -> None:
+    def __init__(self, git: str, patch: Path) -> None:
         self._git = git
         self._patch = patch
-        self._is_cancelled = is_cancelled
         self._marks = 0
         self._trees: tuple[list[bytes], list[bytes]] = ([], [])
         self._folder: Path | None = None
@@ -218,8 +216,6 @@ class PatchMaker:
             remove_tree(self._folder)
 
     def _send(self, data: bytes) -> None:
-        if self._is_cancelled():
-            raise Cancelled
         if not self._importer:
             self._prepare()
             from subprocess import PIPE
@@ -257,17 +253,7 @@ class PatchMaker:
         )
 
     def _wait_for(self, process: Popen[bytes]) -> None:
-        from subprocess import TimeoutExpired
-
-        while True:
-            try:
-                code = process.wait(_PAUSE)
-                break
-            except TimeoutExpired:
-                if self._is_cancelled():
-                    self._end(process)
-                    raise Cancelled from None
-        if code:
+        if code := process.wait():
             raise OutputError(f"{self._patch}: git: {self._error_message() or f'exit code {code}'}")
 
     def _end(self, process: Popen[bytes]) -> None:
@@ -437,15 +423,14 @@ def write_patch(
     exited: int | None,
     redact: Redact | None = None,
     shown: int = 100,
-    is_cancelled: IsCancelled = never,
 ) -> Summary:
     """Write the patch and the listing. Raise OutputError; then neither of them is there.
 
     `git`: from find_git. `exited`: wall-clock ns when the agent itself was last seen alive; None
     where nothing outlived it.
     """
-    writer = _Writer(changes, store, redact, exited, is_cancelled)
-    maker = PatchMaker(git, patch, is_cancelled)
+    writer = _Writer(changes, store, redact, exited)
+    maker = PatchMaker(git, patch)
     try:
         try:
             with create(listing) as lines:
@@ -474,13 +459,11 @@ class _Writer:
         store: Store,
         redact: Redact | None,
         exited: int | None,
-        is_cancelled: IsCancelled,
     ) -> None:
         self._changes = changes
         self._store = store
         self._redact = redact
         self._exited = exited
-        self._is_cancelled = is_cancelled
         self._counts: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
         self._counted: list[bytes] = []
@@ -490,8 +473,6 @@ class _Writer:
         """Yield the listing; what the patch is made of goes to its maker meanwhile."""
         found = reasons(self._changes.items, self._paths)
         for change, path, reason in zip(self._changes.items, self._paths, found, strict=True):
-            if self._is_cancelled():
-                raise Cancelled
             record = self._record(change, path, reason, maker)
             self._count(change, path, record)
             yield encode_change(record) + b"\n"

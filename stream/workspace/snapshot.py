@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 from msgspec import Struct
@@ -197,12 +196,11 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget the contents."""
         os.close(self._fd)
 
     @property

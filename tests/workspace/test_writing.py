@@ -19,7 +19,7 @@ from stream.workspace import changes as changes_module
 from stream.workspace import snapshot as snapshot_module
 from stream.workspace.changes import find_changes
 from stream.workspace.patch import find_git, write_patch
-from stream.workspace.snapshot import Cancelled, Store, empty_snapshot
+from stream.workspace.snapshot import Store, empty_snapshot
 from tests.workspace.test_copy import in_a_child, listing, make_deep
 from tests.workspace.test_patch import Written
 from tests.workspace.trees import FOLDER, Node, Tree, git, link, text, write_tree
@@ -256,24 +256,6 @@ def test_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def changed(tmp_path: Path, store: Store, size: int) -> changes_module.ChangeSet:
     write_tree(tmp_path / "w", {b"a": text(os.urandom(size))})
     return find_changes(empty_snapshot(), tmp_path / "w", store)
-
-
-@pytest.mark.parametrize("calls", [0, 1, 3])
-def test_an_end_that_was_asked_for(tmp_path: Path, calls: int) -> None:
-    left = iter([False] * calls)
-    with Store(tmp_path) as store:
-        changes = changed(tmp_path, store, 1 << 21)
-        with pytest.raises(Cancelled):
-            write_patch(
-                changes,
-                store,
-                tmp_path / "p",
-                tmp_path / "l",
-                git=find_git(),
-                exited=0,
-                is_cancelled=lambda: next(left, True),
-            )
-    assert [path.name for path in tmp_path.iterdir()] == ["w"]
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
