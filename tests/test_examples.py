@@ -20,7 +20,7 @@ ENV = {**os.environ, "PATH": f"{STREAM.parent}:{os.environ['PATH']}"}
 
 def run(*argv: str | Path, stdin: bytes = b"", cwd: Path | None = None) -> bytes:
     done = subprocess.run(
-        argv, input=stdin, capture_output=True, env=ENV, cwd=cwd, check=False, timeout=60
+        argv, input=stdin, capture_output=True, env=ENV, cwd=cwd, check=False, timeout=180
     )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout

@@ -26,7 +26,7 @@ def run(
         cwd=cwd,
         env={**os.environ, **env},
         check=False,
-        timeout=30,
+        timeout=180,
     )
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
@@ -348,7 +348,7 @@ def test_probe_exec_as_published_scripts_call_it(tmp_path: Path) -> None:
             env={**os.environ, "PATH": PATH},
             check=False,
             text=True,
-            timeout=60,
+            timeout=180,
         )
         return done.returncode, done.stdout, done.stderr
 

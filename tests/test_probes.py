@@ -34,7 +34,7 @@ def matrix(
         capture_output=True,
         env={**os.environ, **(env or {})},
         check=False,
-        timeout=120,
+        timeout=180,
     )
     assert done.returncode == 0, done.stderr.decode()
     records = [json.loads(line) for line in done.stdout.splitlines()]
@@ -287,7 +287,7 @@ def test_only_processes_beside_the_harness_count(beside: int, jobs: int, tmp_pat
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         check=True,
-        timeout=60,
+        timeout=180,
     )
     records = [json.loads(line) for line in done.stdout.splitlines()]
     lists = [record for record in records if record["probe"]["id"] == "fs_proc_other_list"]

@@ -44,7 +44,7 @@ def folder_of(archive: Path, root: Path) -> Path:
 
 
 def run(*command: str | Path, cwd: Path) -> None:
-    subprocess.run(command, cwd=cwd, check=True, timeout=60)
+    subprocess.run(command, cwd=cwd, check=True, timeout=180)
 
 
 def gnu(*options: str) -> Callable[[Path, Path], None]:

@@ -14,7 +14,7 @@ from typing import IO, Any
 STREAM = str(Path(sys.executable).with_name("stream"))
 LANDLOCK = (sys.executable, str(Path(__file__).parents[1] / "landlock_run.py"))  #: and its words
 HELPERS = Path(__file__).parents[2] / "stream" / "helpers"
-PATIENCE = 60.0  #: seconds; a limit that only a bug reaches
+PATIENCE = 180.0  #: seconds; a limit that only a bug reaches
 CAPABILITY = "cap_fs_write_temp"
 SLEEP = "perl -e 'sleep 1000' \"$TMPDIR\"\n"  #: names the place it runs in
 

@@ -106,6 +106,6 @@ def test_an_interrupt_while_modules_are_imported(module: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
     )
     assert (done.returncode, done.stderr) == (-2, "")

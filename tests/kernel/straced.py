@@ -75,7 +75,7 @@ def run(tmp_path: Path) -> Run:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
         assert done.returncode == 0, done.stderr

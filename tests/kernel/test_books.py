@@ -92,7 +92,7 @@ async def test_a_gap_stands_where_the_loss_was(
             guard.start(place, *map(str, argv))
             await to_thread.run_sync(guard.wait)
 
-        with fail_after(20):
+        with fail_after(120):
             async with create_task_group() as tasks, receive:
                 tasks.start_soon(pump)
                 await start(calls, "before")

@@ -222,7 +222,9 @@ print(said or "loaded")
 def probed(*before: str, alarms: float = 0) -> str:
     """By a program of its own, that gets an alarm every so many seconds."""
     command = [*before, sys.executable, "-c", PROBE.format(alarms)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=60)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=180
+    )
     return done.stdout.rstrip("\n")
 
 

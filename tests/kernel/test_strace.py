@@ -653,7 +653,7 @@ def probed(*runner: str | Path, path: str | None = None) -> str:
         env=env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=True,
     )
     assert done.stderr == ""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from stream.sources import collector
 from stream.sources.collector import MOST, MOST_BODY, MOST_HEAD, MOST_UNKNOWN, Collector
 
-LIMIT = 30.0
+LIMIT = 120.0
 SMALL = b'{"a":1}'
 
 bodies = st.binary(max_size=300)

@@ -15,11 +15,12 @@ import pytest
 
 from stream.records.decision import ORDER
 from tests.cli.command import STREAM, Place, processes_naming
+from tests.sweeping import every
 
 MOMENTS = 200
 START = 0.12  #: seconds that a start takes, about
 STEP = 0.004  #: seconds from an event to the next one, about
-PATIENCE = 30.0
+PATIENCE = 180.0
 
 # Everything that is hard to end: a child, one in a session of its own, one whose parent is gone.
 STUBBORN = """
@@ -102,7 +103,8 @@ def judge(place: Place, folder: Path) -> str:
     return ""
 
 
-def test_at_any_moment(place: Place) -> None:
+@every(5)
+def test_at_any_moment(place: Place, step: int) -> None:
     moments = random.Random(7)
     afters = [moments.randrange(len(ORDER)) for _ in range(MOMENTS)]
     delays = [moments.uniform(0, STEP if after else START) for after in afters]
@@ -111,9 +113,11 @@ def test_at_any_moment(place: Place) -> None:
         return judge(place, record(place, number, afters[number], delays[number]))
 
     with ThreadPoolExecutor(4) as workers:
-        wrong = [text for text in workers.map(play, range(MOMENTS)) if text]
+        wrong = [text for text in workers.map(play, range(MOMENTS // step)) if text]
     assert not wrong
     counts = Counter(
-        events(place.workspace / "runs" / f"run-{number}") for number in range(MOMENTS)
+        events(place.workspace / "runs" / f"run-{number}") for number in range(MOMENTS // step)
     )
-    assert len(counts) > 7, f"they were all killed at the same place: {counts}"
+    assert len(counts) > (7 if step == 1 else 4), (
+        f"they were all killed at the same place: {counts}"
+    )

@@ -17,7 +17,7 @@ from stream.sources.agent import AHEAD, BLOCK, Relay, Tee
 
 pytestmark = pytest.mark.anyio
 FULL = CapturePolicy("full", None)
-LIMIT = 30
+LIMIT = 120
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -54,7 +54,7 @@ def run(shell: Sequence[str], words: Sequence[bytes], cwd: Path) -> bytes:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=True,
-        timeout=20,
+        timeout=180,
     )
     assert done.stderr == b""
     return done.stdout
@@ -136,7 +136,7 @@ def test_without_programs_the_words_arrive(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         check=True,
-        timeout=20,
+        timeout=180,
     )
     assert one(done.stdout).words == tuple(as_words("--status", "denied"))
 
@@ -149,7 +149,7 @@ def test_without_programs_a_file_is_unread_and_not_empty(tmp_path: Path) -> None
         cwd=tmp_path,
         capture_output=True,
         check=True,
-        timeout=20,
+        timeout=180,
     )
     assert one(done.stdout).words[1] == Word(b"f", None, unreadable=True)
 
