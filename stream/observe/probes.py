@@ -52,7 +52,7 @@ class ProbeRecorder:
     def result(self) -> MatrixResult:
         """Say what the probes came to, once the run is over."""
         recorded = sum(self._matrix.emit.results.values())
-        return self._matrix.outcome(recorded, Reaper.get().end_strays())
+        return self._matrix.result(recorded, Reaper.get().end_strays())
 
     def _write_descriptor(self, started: StartedPlan, settings: RunSettings) -> RecordedFile | None:
         """The descriptor goes with the records, where nobody would know it by its name."""
