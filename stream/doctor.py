@@ -1,4 +1,4 @@
-"""What works on this machine, and what to install: facts, each with how it was found."""
+"""Check what works on this machine and what to install; each check names what it found."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class MachineCheck(Struct, frozen=True):
     name: str
     state: State
     detail: str
-    needed: bool = False  #: without it `stream matrix` cannot work
+    needed: bool = False  #: `stream matrix` cannot work without it
 
 
 _LOADS = (
     "it loads, with a ring of {} MiB: `stream observe --kernel auto` sees every call, and counts"
-    " what it loses"
+    " its losses"
 )
-_TRACES = "it traces: `stream observe --kernel strace` sees the same, and slows the command down"
+_TRACES = "it traces: `stream observe --kernel strace` sees the same, but slows the command down"
 
 #: program -> what needs it
 TOOLS = {
     "perl": "probes that make system calls",
     "git": "the diff of a run",
-    "python3": "json-extract, and a toolchain probe",
+    "python3": "json-extract and a toolchain probe",
     "cc": "a toolchain probe",
     "sudo": "the escalation probe",
     "logger": "the system log probe",
@@ -54,6 +54,7 @@ TOOLS = {
 
 
 async def checks() -> list[MachineCheck]:
+    """Run all checks."""
     return [
         MachineCheck("stream", "ok", f"{__version__}, Python {platform.python_version()}"),
         MachineCheck("platform", "ok", " ".join(platform.uname()[i] for i in (0, 2, 4))),
@@ -109,9 +110,7 @@ def _scratch() -> MachineCheck:
     try:
         root = make_root(Path.cwd())
     except (OSError, OutputError) as error:
-        return MachineCheck(
-            "scratch folder", "limited", f"{error}: probes have no TMPDIR of their own"
-        )
+        return MachineCheck("scratch folder", "limited", f"{error}: probes have no private TMPDIR")
     root.rmdir()
     return MachineCheck("scratch folder", "ok", str(root.parent))
 
@@ -138,15 +137,13 @@ def _cgroup() -> MachineCheck:
     made = enter_cgroup()
     if made is not None:
         made.remove()
-        return MachineCheck(
-            "cgroup v2", "ok", f"{points[0]}: an agent's tree has a group of its own"
-        )
-    detail = f"{points[0]}: no group can be made in {own_group()}: an agent's tree has none"
+        return MachineCheck("cgroup v2", "ok", f"{points[0]}: each agent gets its own group")
+    detail = f"{points[0]}: no group can be created in {own_group()}: agents run without one"
     return MachineCheck("cgroup v2", "limited", detail)
 
 
 def _feeds() -> list[MachineCheck]:
-    """Slow to look at: each is tried, with what a run asks of it where nothing else is said."""
+    """Try both kernel feeds with the defaults of a run."""
     from stream.sources.kernel.ebpf import RING, probe_ebpf
     from stream.sources.kernel.strace import probe_strace
 

@@ -378,9 +378,9 @@ def _emit_stream(
         check_outputs([reject], force=force)
         stage = Emit(BoundaryBuilder(find_catalogs(catalog), find_descriptor(boundary)))
         control = (FINDINGS, GAPS, REJECTS)
-        aside = Ndjson(reject, control) if reject else Text(control)
+        problems = Ndjson(reject, control) if reject else Text(control)
         source = NdjsonSource("-")
-        await Pipeline((source,)).through(stage).into(Ndjson("-"), aside)
+        await Pipeline((source,)).through(stage).into(Ndjson("-"), problems)
         for failure in stage.failures[:20]:
             note(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
         note(f"emit: {stage.counts}")
@@ -432,9 +432,9 @@ def listen(
         descriptor = find_descriptor(boundary)
         stage = Listen(descriptor, as_json=as_json, colour=sys.stdout.isatty())
         control = (FINDINGS, GAPS, REJECTS)
-        aside = Ndjson(reject, control) if reject else Text(control)
+        problems = Ndjson(reject, control) if reject else Text(control)
         sources = Chain([NdjsonSource(name) for name in files])
-        await Pipeline((sources,)).through(stage).into(Ndjson("-"), aside)
+        await Pipeline((sources,)).through(stage).into(Ndjson("-"), problems)
         if stage.counts.rejected:
             note(f"listen: {stage.counts}")
         return 1 if stage.counts.rejected else 0

@@ -1,4 +1,4 @@
-"""What a path holds, told by its beginning: a command that cannot use it names the one that can."""
+"""Recognize what a path holds, by its beginning, so that a command can name the right one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BEGINNING = 1 << 18  #: bytes: enough for a first line
 
 
 class _KindHead(Struct):
-    """What tells a contract by its fields."""
+    """The fields that identify a contract."""
 
     schema: Any = UNSET
     capability_context: Any = UNSET
@@ -40,7 +40,7 @@ _decode_head = msgspec.json.Decoder(_KindHead).decode
 
 
 def expect(path: str | os.PathLike[str], *wanted: Kind) -> None:
-    """Raise UsageError where a path plainly holds what another command reads."""
+    """Raise UsageError if a path clearly holds something that another command reads."""
     kind = kind_of(path)
     if kind is None or kind in wanted:
         return
@@ -49,7 +49,7 @@ def expect(path: str | os.PathLike[str], *wanted: Kind) -> None:
 
 
 def kind_of(path: str | os.PathLike[str]) -> Kind | None:
-    """Tell what a path holds; None where that is not sure, or cannot be known."""
+    """Return what a path holds, or None if that is not certain."""
     from stream.records.run import EVENTS_FILE, METADATA_FILE
 
     place = Path(path)
@@ -59,7 +59,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind | None:
             is_run = any((place / name).is_file() for name in (METADATA_FILE, EVENTS_FILE))
             return "run" if is_run else None
         if not stat.S_ISREG(mode):
-            return None  # a pipe: to look into it would take something out of it
+            return None  # reading from a pipe would consume its data
         with place.open("rb") as file:
             beginning = file.read(_BEGINNING)
     except (OSError, ValueError):
@@ -88,5 +88,5 @@ def _kind_of_line(line: bytes) -> Kind | None:
     from stream.contracts import LONE
     from stream.records.control import CONTROL_SCHEMAS
 
-    # A control record says nothing of what else is in a file: it travels with any stream.
+    # A control record does not identify a file: it travels with any stream.
     return "record" if head.schema in LONE and head.schema not in CONTROL_SCHEMAS else None

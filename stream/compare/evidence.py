@@ -236,9 +236,9 @@ def run_folders(events: bytes) -> tuple[str, str]:
         except DECODE_ERRORS:
             continue
         for item in event.agent_action.artifacts if event.event_type == _PREPARED else ():
-            told = (item.metadata.get(name) for name in ("run_folder", "root"))
+            named = (item.metadata.get(name) for name in ("run_folder", "root"))
             folder, root = (
-                one if isinstance(one, str) and one.startswith("/") else "" for one in told
+                one if isinstance(one, str) and one.startswith("/") else "" for one in named
             )
             if folder:
                 return folder, root
@@ -340,11 +340,11 @@ class _WantedFiles:
 
 def _of_archive(path: Path) -> dict[str, bytes]:
     """Read all of an archive: only then is it known to be as its manifest lists it."""
-    kept = _WantedFiles()
+    wanted = _WantedFiles()
     with _parts(path) as parts:
         report = VerifyReport(os.fsencode(path).decode(errors="replace"), limits(), is_folder=False)
         try:
-            read_archive(ahead(parts), report, kept)
+            read_archive(ahead(parts), report, wanted)
         except BrokenArchive as broken:
             report.find(broken.rule, str(broken))
     for fault in report.findings:
@@ -352,7 +352,7 @@ def _of_archive(path: Path) -> dict[str, bytes]:
             raise DamagedError(f"{report.place}: {_FOREIGN}: {fault.message}")
         if fault.severity == "error":
             raise DamagedError(f"{fault.source}: {_DAMAGED}: {fault.message}")
-    return kept.found
+    return wanted.found
 
 
 @contextmanager
@@ -489,9 +489,9 @@ def evidence_of(
         faults = contradictions(evidence.health, is_reference=COMPANION_FILE not in artifacts)
         problems += [f"{HEALTH_FILE}: {fault}" for fault in islice(faults, _MOST_FAULTS)]
     evidence.problems = problems
-    told = {name: [*_call_ids(artifacts.get(name, b""))] for name in CALL_LAYERS}
-    evidence.has_nameless_calls = any(None in calls for calls in told.values())
-    evidence.doubt = next(_doubts(evidence, told), "")
+    calls = {name: [*_call_ids(artifacts.get(name, b""))] for name in CALL_LAYERS}
+    evidence.has_nameless_calls = any(None in ids for ids in calls.values())
+    evidence.doubt = next(_doubts(evidence, calls), "")
     if evidence.surface is not None and not problems:
         evidence.workspace = workspace
         names = _names(evidence, evidence.surface)
@@ -539,12 +539,12 @@ def _name(evidence: Evidence, surface: CapabilitySurface, names: Names) -> None:
         evidence.programs = {name: sorted(files) for name, files in found.items()}
 
 
-def _doubts(evidence: Evidence, told: Mapping[str, list[str | None]]) -> Iterator[str]:
+def _doubts(evidence: Evidence, calls: Mapping[str, list[str | None]]) -> Iterator[str]:
     if evidence.correlation is not None:
         yield from map(str, report_faults(evidence.correlation))
         if evidence.health is not None:
             yield from clean_faults(evidence.correlation, evidence.health)
-        yield from unbound_faults(evidence.correlation, told[SDK_FILE], told[POLICY_FILE])
+        yield from unbound_faults(evidence.correlation, calls[SDK_FILE], calls[POLICY_FILE])
 
 
 class _LayerLine(Struct):
@@ -560,9 +560,9 @@ def _call_ids(lines: bytes) -> Iterator[str | None]:
     """Yield the id of each call that a line reports or decides about; None if it has no id."""
     for line in lines.splitlines():
         with suppress(*DECODE_ERRORS):  # `verify` has a finding for it
-            told = _decode_call(line)
-            if told.event_type in TOOL_EVENTS or told.decision is not None:
-                yield told.tool_call_id or None
+            call = _decode_call(line)
+            if call.event_type in TOOL_EVENTS or call.decision is not None:
+                yield call.tool_call_id or None
 
 
 def knows_programs(evidence: Evidence) -> bool:

@@ -39,7 +39,7 @@ _ENDPOINT = re.compile(r"(.+):([0-9]{1,5})\Z")
 _TEMPORARY = re.compile(r"(?<=\.tmp\.)([0-9]{1,10})\.[0-9a-f]{6,32}\Z")
 _PIECES = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 _OPEN_FOLDERS = ("/proc/self/fd", "/proc/thread-self/fd", "/dev/fd")
-#: A path from a folder that is open, as strace tells it, and the number of that.
+#: A path from an open folder, as strace reports it: the number of the folder, and the rest.
 BEHIND = re.compile(rf"(?:{'|'.join(_OPEN_FOLDERS)})/([0-9]{{1,10}})/(.+)", re.DOTALL)
 _STANDARD = 2  #: the numbers up to it mean something
 _WORD = 4  #: letters that may be one
