@@ -1,13 +1,11 @@
-"""What an archive is made of: which files it may have, and which of them it must.
+"""Which files an archive may have and must have, and which files of a run folder go into one.
 
-There are three kinds: the reference's, of the contract's own files alone; those that were put
-together of a stream; and recorded runs, with their black box and their chain. What is there of
-the richer kind decides which it is: no file is missing by having been taken away.
-
-A run folder as an archive: what is named here goes in, and nothing that an agent planted.
-
-The workspace, names that begin with a dot, and whatever the recorder did not write stay out.
-A link, a fifo or a device in a place that goes in ends it with a sentence."""
+There are three kinds of archives: the reference's, of the contract's own files alone; those that
+were made from a stream; and recorded runs, with their documents and their chain. The files of the
+richest kind that are there decide which it is, so that no file is missing by being taken away.
+Of a run folder, only what the recorder wrote goes in: no workspace, no name that begins with a
+dot, and nothing that an agent planted. A link, a fifo or a device in such a place is an error.
+"""
 
 from __future__ import annotations
 
@@ -68,14 +66,14 @@ def is_reference(names: Collection[str]) -> bool:
 
 
 def is_recorded(names: Iterable[str]) -> bool:
-    """Of a run that a recorder wrote. No stream has a chain, or files that an event names."""
+    """Tell whether a recorder wrote these files: no stream has a chain, or files of events."""
     return any(
         name in (METADATA_FILE, CHAIN_FILE) or name.startswith(_BELOW_ARTIFACTS) for name in names
     )
 
 
 def needed(names: Collection[str]) -> Iterator[str]:
-    """What an archive of these has to have."""
+    """Name the files that an archive of these has to have."""
     yield from V0_FILES
     if not is_reference(names):
         yield from _BESIDE
@@ -84,12 +82,12 @@ def needed(names: Collection[str]) -> Iterator[str]:
 
 
 def has_evidence(names: Iterable[str]) -> bool:
-    """Or the beginning of it."""
+    """Tell whether there is kernel evidence, or the beginning of it."""
     return any(name in V0_FILES or name.startswith("layers/") for name in names)
 
 
 def missing_from(names: Collection[str]) -> list[str]:
-    """What the folder of a run that was recorded to its end would have."""
+    """Name the files that are missing from the folder of a run that was recorded to its end."""
     wanted = [*_BLACK_BOX, *V0_FILES, *_BESIDE, CHAIN_FILE] if has_evidence(names) else _BLACK_BOX
     return [name for name in wanted if name not in names]
 
@@ -101,7 +99,7 @@ def has_place(name: str) -> bool:
 
 
 def place_of(name: str) -> tuple[int, int, bytes]:
-    """By which files stand in their order."""
+    """Return the key by which the files of an archive are ordered."""
     if name == ARCHIVE_MANIFEST:
         return (0, 0, b"")
     if name in _PLACES:
@@ -110,7 +108,7 @@ def place_of(name: str) -> tuple[int, int, bytes]:
 
 
 def look_alikes(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Names that are the same one where case, or how a letter is put together, does not count."""
+    """Yield names that are equal where case, or how a letter is composed, does not count."""
     first: dict[str, str] = {}
     for name in names:
         folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
@@ -132,7 +130,7 @@ def archive_run(
     force: bool = False,
     look: Look = unwatched,
 ) -> ArchiveSize:
-    """`missing`: what stands for files that the run does not have. Raises StreamError."""
+    """Archive a run folder. `missing` stands for files that it lacks. Raise StreamError."""
     names = list(names_of(folder))
     entries = [Entry.beneath(folder, name) for name in names]
     there = {*names}
@@ -143,9 +141,11 @@ def archive_run(
 
 
 def names_of(folder: Path, *, is_strict: bool = True) -> Iterator[str]:
-    """Of the files that belong to the evidence: not those that the run itself calls foreign.
-    Raises InputError, also where one is no regular file; where that is not strict, such a one, and
-    what somebody put beside the others, is named as well: who opens it finds out."""
+    """Name the files of a run that belong to the evidence, not those that it calls foreign.
+
+    Raise InputError where one is no regular file. If not strict, name such a file as well, and
+    those that somebody added: who opens it finds out.
+    """
     foreign = _foreign(folder) if is_strict else set()
     try:
         for name in _RUN_FILES:
@@ -162,7 +162,7 @@ def names_of(folder: Path, *, is_strict: bool = True) -> Iterator[str]:
 
 
 def _foreign(folder: Path) -> set[str]:
-    """What the recorder says that it did not write."""
+    """Name the files of which the recorder says that it did not write them."""
     try:
         with open_beneath(folder, SUMMARY_FILE) as file:
             summary = msgspec.json.decode(file.read(LARGEST), type=RunSummary)
@@ -195,7 +195,7 @@ def _below(root: Path, name: str, is_strict: bool, foreign: Collection[str]) -> 
 
 
 def run_id_of(folder: Path) -> str:
-    """Raises InputError."""
+    """Return the id of the run in a folder. Raise InputError."""
     where = folder / METADATA_FILE
     try:
         with open_beneath(folder, METADATA_FILE) as file:

@@ -1,22 +1,10 @@
-"""How much a foreign archive may ask of who verifies it.
+"""Read an archive as a stream of entries: nothing is trusted, and memory is flat.
 
-What it costs is what it decodes to: memory is flat, and time goes with the decoded bytes. So
-these are far above an honest run (five million kernel events are 1.3 GB of lines and a fifth of
-that in a companion layer), and far below what a bomb of the size of the file could hold.
-
-What another tar says in its own ways: names of files, folders, and headers before headers.
-
-The contract says nothing about tar: the same files are the same evidence, in whatever order.
-
-A gzip file as blocks of what it decodes to, which is not held, and not trusted.
-
-Whoever compressed it may have said more in its header: that is told, and is no fault. A header of
-ours names all bytes after it, and nothing of those may be otherwise.
-
-An archive as a stream of entries, trusting nothing: memory is flat whatever it decodes to.
-
-What one of ours is has one form of gzip and of tar. Where another program packed the same files,
-they are the same evidence; what no reader shows is a fault wherever it stands."""
+The limits are far above an honest run (five million kernel events are 1.3 GB of lines, and a fifth
+of that in a companion layer), and far below what a bomb of the size of the file could hold.
+An archive of ours has one form of gzip and of tar. Where another program packed the same files,
+they are the same evidence, which is remarked; bytes that no reader shows are always a fault.
+"""
 
 from __future__ import annotations
 
@@ -85,8 +73,10 @@ _SHORT = 100
 
 
 def extended(data: bytes, kind: bytes) -> tuple[bytes | None, list[Fault]]:
-    """The name in an extended header, if it has one, and what else should not be in it. Raises
-    BrokenArchive."""
+    """Return the name in an extended header, if it has one, and what is wrong with the header.
+
+    Raise BrokenArchive where it cannot be read.
+    """
     name, faults = None, [Fault("made by another tar: it has extended headers", rule=PACKING)]
     for key, value in _records(data):
         if key == b"path" and kind == b"x":
@@ -99,7 +89,7 @@ def extended(data: bytes, kind: bytes) -> tuple[bytes | None, list[Fault]]:
 
 
 def _records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """LENGTH KEY=VALUE, one after the other."""
+    """Yield the records of an extended header: LENGTH KEY=VALUE."""
     while data.strip(b"\0"):
         digits, _, _ = data.partition(b" ")
         size = int(digits) if digits.isdigit() and len(digits) < 7 else 0
@@ -111,7 +101,7 @@ def _records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def renamed(short: bytes, name: bytes) -> list[Fault]:
-    """What is wrong with a name that stands before the header of its entry."""
+    """Return what is wrong with a name that stands before the header of its entry."""
     is_needed = len(name) > _SHORT or not name.isascii()
     if is_needed and ((short.isascii() and short[:1] == name[:1]) or not name[:1].isascii()):
         return []
@@ -119,7 +109,7 @@ def renamed(short: bytes, name: bytes) -> list[Fault]:
 
 
 def leading_folder(name: bytes, kind: bytes) -> bytes:
-    """The folder in which everything lies, by the name of the first entry. Empty: none."""
+    """Return the folder in which everything lies, by the first entry; empty if there is none."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
@@ -134,7 +124,7 @@ def leading_folder(name: bytes, kind: bytes) -> bytes:
 
 
 def is_folder(name: bytes) -> bool:
-    """Whether it is one in which files of a run lie."""
+    """Tell whether files of a run lie in a folder of this name."""
     path = name.rstrip(b"/")
     return path in (b"", b".", LAYERS.encode(), ARTIFACTS.encode()) or path.startswith(
         f"{ARTIFACTS}/".encode()
@@ -147,13 +137,12 @@ _TRAILER = 8
 
 
 class NoArchive(Exception):  # noqa: N818  # said as the answer that there is none
-    """Not even the beginning of one."""
+    """The file is no archive, nor the beginning of one."""
 
 
 class Inflated:
     def __init__(self, file: BinaryIO, limits: Limits) -> None:
-        """Reads the header. Raises NoArchive, or BrokenArchive where nothing behind it can be
-        read."""
+        """Read the header. Raise NoArchive, or BrokenArchive where nothing after it can be read."""
         self.oddity = ""  #: what another compressor said; empty: nothing
         self._file = file
         self._counter = _Counter(limits)
@@ -205,7 +194,7 @@ class Inflated:
 
 
 class _Counter:
-    """What was decoded so far, and whether that is too much."""
+    """Count what was decoded. Raise BrokenArchive where it is too much."""
 
     def __init__(self, limits: Limits) -> None:
         self.sum = 0
@@ -253,7 +242,7 @@ _HERE = b"./"
 
 
 class EntryStart(Struct):
-    """An entry begins; its contents follow as bytes."""
+    """An entry begins; its content follows as bytes."""
 
     name: str
     size: int
@@ -262,14 +251,14 @@ class EntryStart(Struct):
 
 
 class EntryEnd(Struct):
-    """Of an entry."""
+    """An entry ends."""
 
 
 Part = EntryStart | bytes | EntryEnd | Fault
 
 
 class _Stretch(Struct):
-    """Parts that are handed over together, and how they ended, where they did."""
+    """Parts that are handed over together, and the error that ended them, if one did."""
 
     parts: list[Part]
     has_ended: bool = False
@@ -277,8 +266,10 @@ class _Stretch(Struct):
 
 
 def ahead(parts: Iterator[Part]) -> Iterator[Part]:
-    """The same, made in a thread meanwhile: to read and to inflate needs no interpreter. What is
-    short is not worth a thread."""
+    """Yield the same parts, made in a thread meanwhile: reading and inflating need no interpreter.
+
+    What is short is not worth a thread.
+    """
     stretch = _stretch(parts)
     yield from _parts_in(stretch)
     if stretch.has_ended:
@@ -316,7 +307,7 @@ def _stretch(parts: Iterator[Part]) -> _Stretch:
 
 
 def parts_of(file: BinaryIO, limits: Limits) -> Iterator[Part]:
-    """Raises BrokenArchive where nothing after it can be read."""
+    """Read the parts of an archive. Raise BrokenArchive where nothing after a place can be read."""
     inflated = Inflated(file, limits)
     tape = _Tape(inflated.blocks())
     first = tape.next_to(BLOCK)
@@ -325,12 +316,12 @@ def parts_of(file: BinaryIO, limits: Limits) -> Iterator[Part]:
     if inflated.oddity:
         yield Fault(inflated.oddity, rule="packing.gzip")
     parts = _Entries(tape, limits, is_sealed=inflated.is_sealed).parts()
-    # In whatever order they came: nothing can be judged before what it is held against.
+    # Whatever order they came in: a file is checked after those that it is compared with.
     yield from _in_order(parts) if not inflated.is_sealed and is_foreign(first) else parts
 
 
 def contents_of(parts: Iterator[Part], name: str) -> Iterator[bytes]:
-    """Of one file. What comes after it is not read."""
+    """Read the parts of one file of an archive, and nothing after it."""
     is_wanted = False
     for part in parts:
         if isinstance(part, EntryStart):
@@ -342,8 +333,8 @@ def contents_of(parts: Iterator[Part], name: str) -> Iterator[bytes]:
 
 
 class _Entries:
-    """The files in a tar. Where the gzip header vouches for it, it is one of ours, in our form;
-    else another may have packed the same files, which is said once."""
+    """The files in a tar. Under a seal it has our form; else another program may have packed the
+    same files, which is remarked once."""
 
     def __init__(self, tape: _Tape, limits: Limits, *, is_sealed: bool) -> None:
         self._tape = tape
@@ -388,7 +379,7 @@ class _Entries:
         return found
 
     def _header(self, block: bytes) -> tuple[Header, list[Fault]]:
-        """The one that is of the entry, and all that is odd about it and those before it."""
+        """Return the header of the entry, and the faults of it and of those before it."""
         faults: list[Fault] = []
         long_name: bytes | None = None
         given: bytes | None = None
@@ -470,7 +461,7 @@ class _Entries:
 
 
 class _WaitingFile(Struct):
-    """A file that waits for those before it."""
+    """A file that waits until those before it were read."""
 
     start: EntryStart
     at: int
@@ -478,8 +469,8 @@ class _WaitingFile(Struct):
 
 
 def _in_order(parts: Iterator[Part]) -> Iterator[Part]:
-    """The same, in the order in which an archive of ours has them. Meanwhile they are in a file
-    that nobody else can see. Raises BrokenArchive where they are no archive."""
+    """Yield the same files in the order of an archive of ours; until then they wait in a file that
+    nobody else can see. Raise BrokenArchive where they are no archive."""
     kept: list[_WaitingFile] = []
     with tempfile.TemporaryFile() as file:
         for part in parts:
@@ -508,7 +499,7 @@ def _in_order(parts: Iterator[Part]) -> Iterator[Part]:
 
 
 class _Tape:
-    """Blocks of any length as pieces of the wanted length."""
+    """Reads pieces of a wanted length from blocks of any length."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
@@ -516,7 +507,7 @@ class _Tape:
         self._at = 0
 
     def some(self, most: int) -> bytes:
-        """Empty only at the end."""
+        """Return the next bytes, at most so many; none only at the end."""
         if self._at == len(self._block):
             self._block, self._at = next(self._blocks, b""), 0
         if not self._at and len(self._block) <= most:
@@ -527,7 +518,7 @@ class _Tape:
         return piece
 
     def next_to(self, length: int) -> bytes:
-        """What comes next stays where it is; at the end there is less of it."""
+        """Return the next bytes without taking them; fewer at the end."""
         while len(self._block) - self._at < length and (more := next(self._blocks, b"")):
             self._block, self._at = self._block[self._at :] + more, 0
         return self._block[self._at : self._at + length]

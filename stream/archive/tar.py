@@ -1,22 +1,11 @@
-"""The header of an entry: one form for each name and size, and what is odd about any other.
+"""Write an archive: the same entries give the same bytes of tar, whoever writes them when.
 
-The form is the one that the contract's own writer uses, so that the same files give the same
-bytes. A name of more than 100 bytes has an entry before it, as GNU tar does it. Another tar may
-say times and owners, and the same in other ways (`foreign` reads those): where the gzip header
-names our own bytes, that is a fault, else a remark.
-
-What goes into an archive: a name, and a file that stays as it was when it was measured.
-
-The gzip header: one form is written here; what another one has that is not in it.
-
-Deflate can say the same in several ways, so that a file can be damaged where what it decodes to is
-not. The header's comment is the SHA-256 of all that follows it: with it, each byte counts.
-
-Entries to a tar.gz: the same bytes of tar for the same entries, whoever writes them when.
-
-It is written as a stream, beside its place, and has its name only when it is whole. The gzip
-around it depends on the library that compresses: the promise is about the tar. A seal in its header
-says which bytes they were."""
+Each name and size has one header, the one that the contract's own writer uses; a name of more than
+100 bytes has an entry before it, as in GNU tar. What other tars write differently is known here,
+so that the reader can tell it from a fault. The archive is written as a stream next to its place,
+and has its name only when it is whole. The gzip around it depends on the library that compresses;
+its header has a seal, the SHA-256 of all that follows: with it, each byte counts.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +78,7 @@ _KINDS = {
 
 
 class Header(Struct):
-    """What one block says, and what should not be so."""
+    """A header of an entry, and what is wrong with it."""
 
     name: bytes
     size: int
@@ -102,7 +91,7 @@ class Header(Struct):
 
 
 class BrokenArchive(Exception):  # noqa: N818  # it is no failure: it becomes a finding
-    """Nothing after this place can be read."""
+    """Nothing after this place of an archive can be read."""
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(message)
@@ -121,7 +110,7 @@ def padded(data: bytes) -> bytes:
 
 
 def decode_header(block: bytes, long_name: bytes | None = None) -> Header:
-    """Raises BrokenArchive where it cannot be known where the next one stands."""
+    """Read a header. Raise BrokenArchive where nobody can know where the next one stands."""
     if _number(block[148:156]) != _sum(block):
         raise BrokenArchive("integrity.header", "the header's checksum is wrong")
     kind = block[156:157]
@@ -143,7 +132,7 @@ def decode_header(block: bytes, long_name: bytes | None = None) -> Header:
 
 
 def may_begin(block: bytes) -> bool:
-    """Whether it may be the first block of a tar, or what is left of one of ours."""
+    """Tell whether a block may be the first of a tar, or what is left of one of ours."""
     is_ours = block.startswith(ARCHIVE_MANIFEST.encode() + b"\0")
     is_header = len(block) == BLOCK and _number(block[148:156]) == _sum(block)
     is_end = bool(block) and not block.strip(b"\0")
@@ -159,7 +148,7 @@ def decode_long_name(data: bytes) -> bytes:
 
 
 def name_fault(name: bytes) -> Fault | None:
-    """Where a name would lead somebody who unpacks it, or only reads it."""
+    """Return why a name is dangerous for who unpacks it, or only reads it; None if it is not."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
@@ -191,7 +180,7 @@ def _sum(block: bytes | bytearray) -> int:
 
 
 def _number(field: bytes) -> int:
-    """Octal digits, in any of the ways in which tars are written; -1 where there are none."""
+    """Read octal digits in any of the forms that tars have; -1 where there are none."""
     digits = field.strip(b" \0")
     return int(digits, 8) if digits and not digits.strip(b"01234567") else -1
 
@@ -208,7 +197,7 @@ def _size(field: bytes) -> int:
 
 
 def is_foreign(block: bytes) -> bool:
-    """Whether another tar made the first header."""
+    """Tell whether another program made the first header."""
     try:
         header = decode_header(block)
     except BrokenArchive:
@@ -247,7 +236,7 @@ def _field_faults(block: bytes, wanted: bytes, prefix: bytes) -> Iterator[Fault]
 
 
 def _prefix(block: bytes) -> bytes:
-    """What comes before the name, in a header of POSIX."""
+    """Return what a POSIX header has before the name."""
     return block[345:500].rstrip(b"\0") if block[257:265] == _POSIX else b""
 
 
@@ -265,7 +254,7 @@ class Measure(Struct, frozen=True):
 
 
 class Entry(Struct):
-    """Named as it will be in the archive."""
+    """A file as it will be in the archive: its name, how to open it, and its measure."""
 
     name: str
     open: Callable[[], BinaryIO]  #: raises OSError or InputError
@@ -282,12 +271,12 @@ class Entry(Struct):
 
     @classmethod
     def beneath(cls, root: Path, name: str) -> Entry:
-        """A file of a folder that nobody has to trust."""
+        """Measure a file of a folder that nobody has to trust."""
         return cls(name, lambda: open_beneath(root, name))
 
 
 def measured(entry: Entry, look: Look) -> Entry:
-    """Raises InputError where it cannot be read."""
+    """Measure a file. Raise InputError where it cannot be read."""
     if fault := name_fault(os.fsencode(entry.name)):
         raise InputError(f"{entry.name}: {fault.reason}")
     if entry.measure:
@@ -305,7 +294,7 @@ def measured(entry: Entry, look: Look) -> Entry:
 
 
 def contents(entry: Entry, look: Look) -> Iterator[bytes]:
-    """What was measured. Raises OutputError where it is something else by now."""
+    """Yield the bytes that were measured. Raise OutputError where they are others by now."""
     assert entry.measure is not None
     digest, left = hashlib.sha256(), entry.measure.size
     try:
@@ -333,7 +322,7 @@ _CHECKSUM, _EXTRA, _NAME, _COMMENT, _RESERVED = 0x02, 0x04, 0x08, 0x10, 0xE0
 
 
 def seal(digest: str) -> bytes:
-    """The comment in the header, for what follows it."""
+    """Return the comment in the gzip header that names what follows it."""
     return b"sha256:%s\0" % digest.encode()
 
 
@@ -343,8 +332,8 @@ is_seal = re.compile(rb"sha256:[0-9a-f]{64}\0").fullmatch
 
 
 class Packing(Struct):
-    """What a header has that is not written here, and where the deflated data begins in what was
-    read behind it. Of one that can be read by nobody, that is nowhere."""
+    """What a gzip header has that is not written here, and where the deflated data begins after
+    it: -1 where nobody can read the header."""
 
     found: list[str]
     start: int = -1
@@ -381,7 +370,7 @@ def what_is_in(head: bytes, rest: bytes) -> Packing:
 
 
 def _was_seal(text: bytes) -> bool:
-    """Whether it is one of ours, but for a few of its characters: nobody else writes such."""
+    """Tell whether a seal is one of ours but for a few characters: nobody else writes such."""
     near = zip(text, NO_SEAL[:_SEAL_WORD], strict=False)
     digits = text[_SEAL_WORD : len(NO_SEAL) - 1]
     right = sum(one == other for one, other in near) + sum(map(_DIGITS.__contains__, digits))
@@ -409,7 +398,7 @@ def unwatched() -> None:
     pass
 
 
-def unjudged(_: Path) -> None:
+def unchecked(_: Path) -> None:
     pass
 
 
@@ -420,11 +409,13 @@ def write_archive(
     *,
     force: bool = False,
     look: Look = unwatched,
-    judge: Callable[[Path], None] = unjudged,
+    check: Callable[[Path], None] = unchecked,
 ) -> ArchiveSize:
-    """`judge` is called with the whole archive before it has its name. Raises what that raises,
-    InputError where an entry cannot be read, and OutputError where the archive cannot be written,
-    or an entry is changed meanwhile. Then nothing has its name."""
+    """Write an archive. `check` is called with the whole file before it has its name.
+
+    Raise what `check` raises, InputError where an entry cannot be read, and OutputError where the
+    archive cannot be written or an entry changes meanwhile: no file has its name then.
+    """
     check_free(str(target), force=force)
     growing = partial(str(target))
     with named(str(target)):
@@ -434,7 +425,7 @@ def write_archive(
             measures = [measured(entry, look) for entry in in_order(entries)]
             written = _write(fd, measures, run_id, look)
             os.fsync(fd)
-        judge(growing)
+        check(growing)
         with named(str(target)):
             check_free(str(target), force=force)
             growing.replace(growing.with_suffix(""))
@@ -449,7 +440,7 @@ def write_archive(
 
 
 def in_order(entries: Sequence[Entry]) -> list[Entry]:
-    """The contract's own files first, then the others by the bytes of their names."""
+    """Order entries: the contract's own files, then the others by the bytes of their names."""
     by_name = {entry.name: entry for entry in entries}
     assert len(by_name) == len(entries), "an entry stands twice"
     missing = [name for name in V0_FILES if name not in by_name]
@@ -469,7 +460,7 @@ def encode_manifest(entries: Sequence[Entry], run_id: str) -> bytes:
 
 
 def _sync_folder(folder: Path) -> None:
-    """That the name outlives a power cut. Not every file system can promise it."""
+    """Make the name survive a power cut, where the file system can promise that."""
     with suppress(OSError):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -508,7 +499,7 @@ def _tar(entries: Sequence[Entry], run_id: str, look: Look) -> Iterator[bytes]:
 
 
 def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Small ones together: each costs a hand-over."""
+    """Join small blocks: each costs a hand-over to a thread."""
     held: list[bytes] = []
     length = 0
     for block in blocks:

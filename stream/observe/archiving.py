@@ -108,10 +108,10 @@ async def archive_stream(
             ]
             look = from_thread.check_cancelled
 
-            def judge(made: Path) -> None:
+            def check(made: Path) -> None:
                 _check_verified(verify(made, boundary=boundary, look=look), stage.counts.rejected)
 
-            return write_archive(target, entries, agreed, force=force, look=look, judge=judge)
+            return write_archive(target, entries, agreed, force=force, look=look, check=check)
 
         return Archived(await to_thread.run_sync(work), stage.counts)
     finally:

@@ -11,7 +11,7 @@ can be compared: one that is what follows needs no other check, and is never hel
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -44,7 +44,9 @@ from stream.records.artifacts import (
     CapabilitySurface,
     Companion,
     CorrelationReport,
+    Marker,
     ObservationHealth,
+    SdkEvent,
 )
 from stream.records.control import Fault
 from stream.records.kernel import Count, RawCapture, RunId, Scope
@@ -58,7 +60,7 @@ from stream.records.run import (
 )
 from stream.transformers.filters import RULES
 from stream.transformers.normalize import NO_EVENTS
-from stream.verify.replay import LayerReplay, frame_mismatch, marker_mismatch
+from stream.verify.replay import LayerReplay
 from stream.verify.report import VerifyReport
 
 DOCUMENTS: dict[str, type[Any]] = {
@@ -138,11 +140,40 @@ def _faults(
     for reason in replay.mismatched_details:
         yield DETAIL_FILE, Fault(reason, rule="contract.detail")
     for marker in replay.markers:
-        if reason := marker_mismatch(marker, replay.sdk):
+        if reason := _marker_mismatch(marker, replay.sdk):
             yield MARKERS_FILE, Fault(f"{marker.seq}: {reason}", rule="contract.marker")
-    if reason := frame_mismatch(replay.markers, replay.events):
+    if reason := _frame_mismatch(replay.markers, replay.events):
         yield MARKERS_FILE, Fault(reason, rule="contract.marker")
     yield from _differences(documents, derived.documents())
+
+
+def _marker_mismatch(marker: Marker, sdk: Sequence[SdkEvent]) -> str:
+    """Say why a marker does not stand for its line of the SDK layer; empty where it does."""
+    number = marker.sdk_seq
+    if marker.name not in TOOL_EVENTS:
+        is_plain = number is None and marker.tool_call_id is None and marker.command is None
+        if marker.name == "run_started" and marker.at:
+            return f"the run starts after {marker.at} events"
+        return "" if is_plain else f"{marker.name} is of no tool call"
+    if number is None or not 0 <= number < len(sdk):
+        return "it is of no line of the SDK layer"
+    event = sdk[number]
+    if (event.event_type, event.tool_call_id) != (marker.name, marker.tool_call_id):
+        return f"line {number} of the SDK layer says something else"
+    return ""
+
+
+def _frame_mismatch(markers: Sequence[Marker], total: int) -> str:
+    """Say why markers do not reach from the start of a run to its end, after so many events."""
+    names = [marker.name for marker in markers]
+    if not names:
+        return ""  # of a stream that had none
+    if names[0] != "run_started" or names[-1] != "run_finished":
+        return "they do not reach from the start of the run to its end"
+    if {"run_started", "run_finished"} & {*names[1:-1]}:
+        return "the run starts or ends in the middle"
+    at = markers[-1].at
+    return "" if at == total else f"the run ends after {at} events, and there are {total}"
 
 
 def _differences(
@@ -185,7 +216,7 @@ def _shown(value: Any) -> str:
 
 
 class Counted(Struct):
-    """How a companion begins: what it says that does not follow from the layers."""
+    """What a companion states that does not follow from the layers."""
 
     run_id: RunId
     capture: dict[str, Any]
@@ -199,8 +230,10 @@ class Counted(Struct):
 def account_faults(
     capture: RawCapture, companion: Counted, replay: LayerReplay, *, is_streamed: bool
 ) -> Iterator[str]:
-    """What does not add up. `is_streamed`: it was put together of a stream, in which nobody may
-    have said what was left out before."""
+    """Say what does not add up in the counters of a capture.
+
+    `is_streamed`: the archive was made from a stream, which need not say what was left out of it.
+    """
     if capture.feed == "absent":
         yield from _absent_faults(capture, companion)
         return
@@ -237,12 +270,12 @@ def _counted_faults(companion: Counted, *, may_lack: bool) -> Iterator[str]:
 
 def _balance_faults(capture: RawCapture, companion: Counted, replay: LayerReplay) -> Iterator[str]:
     scoped = sum(capture.scopes.values())
-    told = scoped + capture.before_exec
+    counted = scoped + capture.before_exec
     if capture.got + capture.dropped != capture.seen:
         yield f"$.capture.seen: {capture.got} + {capture.dropped} events, not {capture.seen}"
-    # An operation of io_uring is told twice: when it is asked for, and when it is done.
-    if told > capture.got or (told < capture.got and capture.uring == "unused"):
-        yield f"$.capture.got: {told} events are accounted for, not {capture.got}"
+    # An operation of io_uring is reported twice: when it is asked for, and when it is done.
+    if counted > capture.got or (counted < capture.got and capture.uring == "unused"):
+        yield f"$.capture.got: {counted} events are accounted for, not {capture.got}"
     left_out = _total(companion.filtered) + _total(companion.aside)
     if replay.events + left_out != scoped:
         yield (
@@ -388,7 +421,7 @@ def _binding_faults(report: CorrelationReport, replay: LayerReplay) -> Iterator[
 
 
 class Documents:
-    """The artifacts of a run that could be read, by file. Asking for one decodes it."""
+    """The artifacts and documents of a run by file. Asking for one that waits decodes it."""
 
     def __init__(self, report: VerifyReport) -> None:
         self._report = report
@@ -397,6 +430,7 @@ class Documents:
         self._all: list[Document] = []
 
     def checker_of(self, name: str) -> Document:
+        """Return what takes the bytes of a document."""
         self.get(name)  # a second one of that name
         document = Document(self._report, name, self)
         self._all.append(document)
@@ -408,7 +442,7 @@ class Documents:
         return self._report.run_id or ""
 
     def take(self, document: Document) -> None:
-        """One whose end was read."""
+        """Check a document that was read to its end, or let it wait."""
         # Whose run it is of must be known: the first one to say so is the one that counts.
         can_wait = self._report.run_id is not None and self._report.limits.depth >= _DEEPEST
         if document.name in _LONG and can_wait:
@@ -417,7 +451,7 @@ class Documents:
             self._check(document)
 
     def get(self, name: str) -> Any:
-        """None: it was not there, or none."""
+        """Return a document as a record; None where it is not there, or none."""
         if name in self._waiting:
             self._check(self._waiting.pop(name))
         return self._read.get(name)
@@ -436,7 +470,7 @@ class Documents:
         return None if record is None else msgspec.convert(record, kind, from_attributes=True)
 
     def confirm(self, name: str, made: StreamedRecord[Any]) -> bool:
-        """Whether one that waits is just this. Then there is nothing else to find."""
+        """Tell whether an artifact that waits has these bytes: then it needs no other check."""
         if name not in self._waiting or made.outline.run_id != self._report.run_id:
             return False
         if not self._waiting[name].is_as(made.encoded()):
@@ -445,11 +479,12 @@ class Documents:
         return True
 
     def settle(self) -> None:
-        """What still waits is judged by itself."""
+        """Decode and check the artifacts that still wait."""
         for name in list(self._waiting):
             self.get(name)
 
     def close(self) -> None:
+        """Remove the temporary files."""
         for document in self._all:
             document.close()
 
@@ -463,7 +498,7 @@ class Documents:
 
 
 class Document:
-    """The judge of one artifact."""
+    """Checks one artifact, or holds it until its layers were read."""
 
     def __init__(self, report: VerifyReport, name: str, documents: Documents) -> None:
         self.name = name
@@ -473,11 +508,13 @@ class Document:
         self._length = 0
 
     def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
         self._length += len(data)
         if self._length <= self._report.limits.document:
             self._file.write(data)
 
     def finish(self) -> None:
+        """Check the end."""
         limit = self._report.limits.document
         if self._length > limit:
             self._report.find("limit.document", f"more than {limit} bytes", self.name)
@@ -486,15 +523,18 @@ class Document:
             self._documents.take(self)
 
     def read(self, most: int = -1) -> bytes:
+        """Return the beginning of the document, or all of it."""
         self._file.seek(0)
         return self._file.read(most)
 
     def is_as(self, pieces: Iterable[bytes]) -> bool:
+        """Tell whether the document has just these bytes."""
         self._file.seek(0)
         is_same = all(self._file.read(len(piece)) == piece for piece in pieces)
         return is_same and self._file.read(2) in (b"\n", b"")
 
     def close(self) -> None:
+        """Remove the temporary file."""
         self._file.close()
 
 

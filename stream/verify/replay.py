@@ -1,16 +1,9 @@
-"""What two lines say of the same thing: a detail and its event, a marker and its SDK event.
+"""The layers of a run, replayed: everything that the artifacts follow from, read once.
 
-Each is a sentence about what does not agree. Lines are taken to keep their schemas.
-
-Many kernel events at once: what each of them says, by column.
-
-There are millions of events, and few forms of them. What is asked of one column or of one form
-is asked once for many events.
-
-What the artifacts of a run follow from, gathered while its layers are read once.
-
-It holds what a run reached, which grows with the different things that it touched, and its tool
-calls. What grows with the events themselves waits in files that nobody else can see."""
+A replay holds what a run reached, which grows with the different things that it touched, and its
+tool calls. What grows with the events themselves waits in files that nobody else can see. Kernel
+events are taken by column: there are millions of them, and few different forms.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +89,6 @@ from stream.records.kernel import (
     unknown_type,
 )
 
-_TOOL_EVENTS = ("tool_call_started", "tool_call_completed")
 #: By call: of which types its event may be.
 _TYPES = {call: (kind, *BY_PEER.get(kind, ())) for call, kind in EVENT_TYPES.items()}
 _WITHOUT_VALUE = {FORK, EXIT, URING_SETUP}
@@ -114,112 +106,321 @@ _PORT = re.compile("0|[1-9][0-9]{0,4}")
 _PLACE = re.compile(r"(?:/|[a-z_0-9]+:)(?:[^\\\0]|\\\\|\\x[0-9a-f]{2})*", re.DOTALL)
 _OTHER_FAMILY = re.compile(r"af[0-9]{1,5}:[0-9a-f]*")  #: of addresses that no text is made of
 _ONLY_BEGUN = (-114, -115)  #: of a connect: EALREADY, EINPROGRESS
+_IN_MEMORY = 2 << 20  #: bytes of each file
+
+#: The number of an event that decides whose others are, and what attribution has to know of it.
+_Line = tuple[int, EventDetails | None]
+_Block = tuple["array[int]", "array[int]"]  #: processes and types
+_NO_MORE: _Line = (sys.maxsize, None)
+_MOST_FOUND = 20
+_FRAME = 2  #: a start and an end
+_URING_CALL = "io_uring_setup"
 
 
-def line_mismatch(detail: KernelDetail, pid: int, event_type: int) -> str:
-    """Why a detail is not of the event of its line; empty where it may be."""
-    types = _TYPES.get(detail.call) or (unknown_type(detail.call),)
-    if event_type not in types:
-        return f"{detail.call}, but its line is {kind_of(event_type)}"
-    return "" if detail.pid == pid else f"of {detail.pid}, but its line is of {pid}"
+class LayerReplay:
+    """What the layers of a run say, from the records of each layer in their order.
+
+    The kernel layer comes before its details, and both before the others.
+    """
+
+    def __init__(self) -> None:
+        self.is_whole = True  #: no line is missing that could not be read
+        self.surface = Surface()
+        self.sdk: list[SdkEvent] = []
+        self.policy: list[PolicyEvent] = []
+        self.markers: list[Marker] = []
+        self.runner: list[RunnerStarted | RunnerFinished] = []
+        self.events = 0  #: of the kernel layer
+        self.lost = 0  #: by the gaps
+        self.has_gaps = False
+        self.urings = 0  #: that were set up
+        #: Lines of the command log that a wrapper was seen to write, once that is known.
+        self.verified_commands: frozenset[int] = frozenset()
+        self.mismatched_details: list[str] = []  #: details of another event than their line
+        self.missing_details, self.first_missing = 0, -1  #: events that lack their details
+        self.unusual_events: list[str] = []  #: events that no feed of ours writes so
+        self._scopes: Counter[str] = Counter()  # of events that are not of both
+        self._losses = Losses()
+        self._columns = _file()  # process and type of every event
+        self._reading: Iterator[_Block] | None = None  # of those, for the details
+        self._block: tuple[int, _Block] = (0, (array("Q"), array("Q")))  # and its first number
+        self._without_open = _file()  # the events whose details may come
+        self._waiting: Iterator[KernelEvent] | None = None
+        self._next: KernelEvent | None = None
+        self._details, self._open_details = _file(), _file()  # what attribution has to know
+
+    def take(self, name: str, records: Sequence[Any]) -> None:
+        """Take the next records of a layer."""
+        if name == KERNEL_FILE and records:
+            self.take_columns(columns_of(records))
+        elif name == DETAIL_FILE:
+            for record in records:
+                self._take_detail(record)
+        elif not self.is_whole:  # and there may be any number of them
+            return
+        elif name == SDK_FILE:
+            self.sdk += records
+            for event in records:
+                self.surface.add_sdk(event)
+        elif name == POLICY_FILE:
+            self.policy += records
+            for decision in records:
+                self.surface.add_policy(decision)
+        elif name == MARKERS_FILE:
+            self.markers += records
+        elif name == RUNNER_FILE and len(self.runner) < _FRAME:
+            self.runner += records[: _FRAME - len(self.runner)]
+
+    def miss(self) -> None:
+        """Note that a line could not be read: nothing follows from the others alone."""
+        self.is_whole = False
+        self.sdk, self.policy, self.markers = [], [], []
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Return between which numbers events were lost."""
+        return self._losses.between(self.events)
+
+    def close(self) -> None:
+        """Remove the temporary files."""
+        for file in (self._columns, self._without_open, self._details, self._open_details):
+            file.close()
+
+    def pids(self) -> set[int]:
+        """Return every process that an event of the kernel layer is of."""
+        return set().union(*(pids for pids, _ in self._read_columns()))
+
+    def content(self) -> LayerContent:
+        """Return what the layers say, once all of them were read."""
+        return LayerContent(
+            surface=self.surface,
+            kernel_events=self.events,
+            events=self.events_in_order(),
+            gaps=self.gaps(),
+            sdk=self.sdk,
+            policy=self.policy,
+            markers=self.markers,
+        )
+
+    def finish(self) -> None:
+        """Take the events that have no detail, once all layers were read."""
+        while self._next_waiting() is not None:
+            self._take_event(None)
+
+    def scopes(self) -> Counter[str]:
+        """Count the events of the kernel layer by their scope."""
+        both = self.events - self._scopes.total()
+        return +Counter({"both": both, **self._scopes})
+
+    def events_in_order(self) -> Iterator[AttributionEvent]:
+        """Yield the kernel events for attribution, equal ones between two markers together."""
+        cuts = iter(sorted({marker.at for marker in self.markers}))
+        lines = (_read_details(file) for file in (self._details, self._open_details))
+        details = merge(*lines, key=lambda line: line[0])
+        seq, found = next(details, _NO_MORE)
+        cut = at = 0
+        for pids, kinds in self._read_columns():
+            start, end = at, at + len(pids)
+            while at < end:
+                while cut <= at:
+                    cut = next(cuts, sys.maxsize)
+                while seq < at:
+                    seq, found = next(details, _NO_MORE)
+                if seq == at:
+                    yield pids[at - start], kinds[at - start], found, 1
+                    at += 1
+                    continue
+                some = slice(at - start, min(seq, cut, end) - start)
+                alike = Counter(zip(pids[some], kinds[some], strict=True))
+                for (pid, kind), times in alike.items():
+                    yield pid, kind, None, times
+                at = start + some.stop
+
+    def take_columns(self, columns: Columns) -> None:
+        """Take the next events of the kernel layer."""
+        self.events += len(columns.records)
+        self._take_opens(columns)
+        self._write_open_details(columns)
+        if set(columns.types) != {OPEN} or None in columns.values:
+            others = [
+                event
+                for event in columns.records
+                if event.event_type != OPEN or event.value is None
+            ]
+            self._without_open.write(msgspec.json.Encoder().encode_lines(others))
+        blocks = (_words(columns.pids), _words(columns.types))
+        self._columns.write(b"".join((len(columns.records).to_bytes(8, "little"), *blocks)))
+
+    def _take_opens(self, columns: Columns) -> None:
+        ends = {form: result_of(form) for form in columns.different_forms}
+        if any(_is_incomplete(Form(*form)) for form, end in ends.items() if end is not None):
+            reason = "an open that does not say its flags, or what follows from what it says"
+            self._add_unusual(f"{columns.seqs[0]}, or soon after it: {reason}")
+        found = list(dict.fromkeys(ends.values()))
+        if len(found) == 1:
+            self._take_paths(found[0], columns.values)
+            return
+        paths: dict[OpenResult | None, list[str | None]] = {end: [] for end in found}
+        for form, path in zip(columns.forms, columns.values, strict=True):
+            paths[ends[form]].append(path)
+        for end, some in paths.items():
+            self._take_paths(end, some)
+
+    def _take_paths(self, end: OpenResult | None, paths: Sequence[str | None]) -> None:
+        known: Any = paths
+        if None in paths:
+            known = [path for path in paths if path is not None]
+        if end is not None and end.ways is not None:
+            self.surface.add_all_reached(known, end.ways)
+        elif end is not None:
+            self.surface.add_failures(known, OPENED, end.result)
+
+    def _take_detail(self, record: KernelDetail | Gap) -> None:
+        if isinstance(record, Gap):
+            self.lost += int(record.lost)
+            self.has_gaps = True
+            self._losses.add_gap(begins=record.begins)
+            return
+        self._check_detail(record)
+        self._losses.add_detail(record.seq)
+        other = self._next_waiting()
+        while other is not None and other.seq < record.seq:
+            self._take_event(None)
+            other = self._next_waiting()
+        if other is not None and other.seq == record.seq:
+            self._take_event(record)
+
+    def _check_detail(self, detail: KernelDetail) -> None:
+        """Count a detail, and compare it with its event."""
+        if detail.scope != "both":
+            self._scopes[detail.scope] += 1
+        if detail.call == _URING_CALL and detail.status != "error":
+            self.urings += 1
+        event = self._event_at(detail.seq)
+        if event is None:
+            return
+        reason = line_mismatch(detail, *event)
+        if not reason and event[1] == OPEN:
+            reason = open_mismatch(detail)
+        if reason:
+            self._add_mismatch(detail.seq, reason)
+
+    def _add_mismatch(self, number: int, reason: str) -> None:
+        if len(self.mismatched_details) < _MOST_FOUND:
+            self.mismatched_details.append(f"{number}: {reason}")
+
+    def _event_at(self, number: int) -> tuple[int, int] | None:
+        """Return process and type of an event. They are asked for in order."""
+        if self._reading is None:
+            self._reading = self._read_columns()
+        first, (pids, kinds) = self._block
+        while number >= first + len(pids):
+            first += len(pids)
+            block = next(self._reading, None)
+            if block is None:
+                return None
+            self._block = first, block
+            pids, kinds = block
+        at = number - first
+        return (pids[at], kinds[at]) if at >= 0 else None
+
+    def _write_details(self, event: KernelEvent, detail: KernelDetail | None) -> None:
+        """Keep what attribution must not merge with other events: it changes whose those are."""
+        known = details_of(event, detail)
+        if known is not None or event.event_type == EXIT:
+            self._details.write(msgspec.json.encode((event.seq, known)) + b"\n")
+
+    def _write_open_details(self, columns: Columns) -> None:
+        """Keep the same of opens, which wait for no detail."""
+        values: Any = columns.values
+        if None in values:
+            values = [value for value in values if value is not None]
+        text = "\0".join(values)
+        between = len(values) - 1
+        is_odd = text[:1] != "/" or not text.count("\0/") == text.count("\0") == between
+        if values and (is_odd or "\\" in text):
+            self._check_open_paths(columns)
+        if HOME not in text:
+            return
+        for event in columns.records:
+            known = details_of(event, None) if event.event_type == OPEN else None
+            if known is not None:
+                self._open_details.write(msgspec.json.encode((event.seq, known)) + b"\n")
+
+    def _check_open_paths(self, columns: Columns) -> None:
+        for seq, kind, value in zip(columns.seqs, columns.types, columns.values, strict=True):
+            if kind == OPEN and value is not None and not is_place(value):
+                self._add_unusual(f"{seq}: {value!r} is the path of no file")
+
+    def _add_unusual(self, reason: str) -> None:
+        if len(self.unusual_events) < _MOST_FOUND:
+            self.unusual_events.append(reason)
+
+    def _take_event(self, detail: KernelDetail | None) -> None:
+        """Take the event that waits first into the surface."""
+        assert self._next is not None
+        self._write_details(self._next, detail)
+        if detail is None and must_have_detail(self._next):
+            self.first_missing = self._next.seq if not self.missing_details else self.first_missing
+            self.missing_details += 1
+        if self._next.event_type != OPEN:
+            for reason in event_mismatches(self._next, detail):
+                self._add_mismatch(self._next.seq, reason)
+            if reason := value_mismatch(self._next):
+                self._add_unusual(f"{self._next.seq}: {reason}")
+        self.surface.add_kernel(self._next, detail)
+        self._next = None
+
+    def _next_waiting(self) -> KernelEvent | None:
+        """Return the first event, but for opens, whose detail did not come yet."""
+        if self._waiting is None:
+            self._waiting = self._read_waiting()
+        if self._next is None:
+            self._next = next(self._waiting, None)
+        return self._next
+
+    def _read_waiting(self) -> Iterator[KernelEvent]:
+        decode = msgspec.json.Decoder(KernelEvent).decode
+        self._without_open.seek(0)
+        yield from map(decode, self._without_open)
+
+    def _read_columns(self) -> Iterator[_Block]:
+        self._columns.seek(0)
+        while head := self._columns.read(8):
+            size = 8 * int.from_bytes(head, "little")
+            pids, kinds = array("Q"), array("Q")
+            pids.frombytes(self._columns.read(size))
+            kinds.frombytes(self._columns.read(size))
+            yield pids, kinds
 
 
-def open_mismatch(detail: KernelDetail) -> str:
-    """Why a detail is of no open: what its line says, it does not say again."""
-    said = (detail.return_value, detail.mode, detail.exit_status)
-    if detail.flags or detail.status is not UNSET or said != (None, None, None):
-        return "an open's flags, mode and result stand in its own line"
-    return ""
-
-
-def must_have_detail(event: KernelEvent) -> bool:
-    """All but opens and connects leave something unsaid, and so do these without a value."""
-    return event.event_type not in (OPEN, CONNECT) or event.value is None
-
-
-def is_place(text: str) -> bool:
-    """Whether it is text by `path_text`, of a file that has a name or of one that needs none."""
-    return _PLACE.fullmatch(text) is not None
-
-
-def value_mismatch(event: KernelEvent) -> str:
-    """Why an event is none of our feeds', by its line alone. Of any event but an open."""
-    kind, value = event.event_type, event.value
-    if kind in _IP_PEER:
-        return "" if value is None or _is_endpoint(value) else f"{value!r} is no endpoint"
-    if value is None or kind in _ANY_PEER or kind not in _KINDS:
-        return ""
-    return "" if is_place(value) else f"{value!r} is the path of no file"
-
-
-def _is_endpoint(text: str) -> bool:
-    if _OTHER_FAMILY.fullmatch(text):
-        return True
-    host, colon, port = text.rpartition(":")
-    if not colon or not _PORT.fullmatch(port) or int(port) > 0xFFFF:
-        return False
-    is_long = host.startswith("[")
+def replay_layers(read: Callable[[str], Iterable[bytes]]) -> LayerReplay:
+    """Replay the layers of a run, whose lines are known to be good. `read` gives the bytes of a
+    layer, in blocks of any size; the caller closes the replay."""
+    replay = LayerReplay()
     try:
-        address = ip_address(host[1:-1] if is_long and host.endswith("]") else host)
-    except ValueError:
-        return False
-    return is_long == (address.version == 6)
+        for name, decoder in DECODERS.items():
+            for block in whole_lines(read(name)):
+                replay.take(name, decoder.decode_lines(block))
+        replay.finish()
+    except BaseException:
+        replay.close()
+        raise
+    return replay
 
 
-def event_mismatches(event: KernelEvent, detail: KernelDetail | None) -> Iterator[str]:
-    """Of any event but an open."""
-    kind = event.event_type
-    if kind in _WITHOUT_VALUE and event.value is not None:
-        yield f"a value, {event.value!r}, of {event.kind}"
-    if detail is None:
-        return
-    yield from _result_mismatches(detail, kind)
-    if kind in WITH_PEER and detail.peer != event.value:
-        yield f"to {detail.peer!r}, but its line is to {event.value!r}"
-    if kind == SYMLINK and event.value is not None and detail.to_path != event.value:
-        yield f"at {detail.to_path!r}, but its line is of {event.value!r}"
+def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Cut the same bytes behind ends of lines; what stands after the last one is left out."""
+    rest = b""
+    for block in blocks:
+        end = block.rfind(b"\n") + 1
+        if end:
+            yield rest + block[:end]
+            rest = block[end:]
+        else:
+            rest += block
 
 
-def _result_mismatches(detail: KernelDetail, kind: int) -> Iterator[str]:
-    result = detail.return_value
-    is_known = result is not None and not (detail.call == "connect" and result in _ONLY_BEGUN)
-    follows = UNSET if not is_known else "error" if result is not None and result < 0 else "success"
-    if detail.status != follows:
-        yield f"status is {detail.status}, and {result} was returned"
-    if result is not None and result > 0 and kind in _GIVES_NOTHING:
-        yield f"{detail.call} gives nothing, and {result} was returned"
-    if (kind == EXEC and result != 0) or (kind == EXEC_FAILED and detail.status == "success"):
-        yield f"{kind_of(kind)}, and {result} was returned"
-
-
-def marker_mismatch(marker: Marker, sdk: Sequence[SdkEvent]) -> str:
-    """Why a marker does not stand for its line of the SDK layer."""
-    number = marker.sdk_seq
-    if marker.name not in _TOOL_EVENTS:
-        is_plain = number is None and marker.tool_call_id is None and marker.command is None
-        if marker.name == "run_started" and marker.at:
-            return f"the run starts after {marker.at} events"
-        return "" if is_plain else f"{marker.name} is of no tool call"
-    if number is None or not 0 <= number < len(sdk):
-        return "it is of no line of the SDK layer"
-    event = sdk[number]
-    if (event.event_type, event.tool_call_id) != (marker.name, marker.tool_call_id):
-        return f"line {number} of the SDK layer says something else"
-    return ""
-
-
-def frame_mismatch(markers: Sequence[Marker], total: int) -> str:
-    """Why markers do not reach from the start of a run with so many kernel events to its end."""
-    names = [marker.name for marker in markers]
-    if not names:
-        return ""  # of a stream that had none
-    if names[0] != "run_started" or names[-1] != "run_finished":
-        return "they do not reach from the start of the run to its end"
-    if {"run_started", "run_finished"} & {*names[1:-1]}:
-        return "the run starts or ends in the middle"
-    at = markers[-1].at
-    return "" if at == total else f"the run ends after {at} events, and there are {total}"
-
+# ------------------------------------------------------------ many kernel events at once
 
 _WORD = (1 << 64) - 1
 _PLAIN: dict[str, Any] = {
@@ -275,6 +476,8 @@ class Form(NamedTuple):
 
 
 class Columns(Struct):
+    """Many kernel events, by column: what holds for one form is asked once for many events."""
+
     records: Sequence[Any]
     run_ids: Sequence[str]
     seqs: tuple[int, ...]
@@ -286,27 +489,28 @@ class Columns(Struct):
 
 
 def columns_of(events: Sequence[Any]) -> Columns:
-    """Of one event or more."""
+    """Turn one event or more into columns."""
     columns = zip(*map(astuple, events), strict=True)
     run_ids, seqs, pids, types, kinds, values, flags, _, _, *ends = columns
     returned, accesses, operations, statuses = ends
     try:
         hash(operations)
     except TypeError:  # lists, in a `KernelEvent`
-        operations = tuple(said if said is UNSET else tuple(said) for said in operations)
+        operations = tuple(one if one is UNSET else tuple(one) for one in operations)
     forms = [*zip(types, kinds, flags, returned, accesses, operations, statuses, strict=True)]
     return Columns(events, run_ids, seqs, pids, types, values, forms, {*forms})
 
 
 class OpenResult(NamedTuple):
-    """Of an open."""
+    """How an open reached its path, or why it did not."""
 
-    ways: int | None  #: of one that succeeded
+    ways: int | None  #: None: it failed, or its end was not seen
     result: int | None = None
 
 
 @lru_cache(10_000)
-def end_of(values: tuple[Any, ...]) -> OpenResult | None:
+def result_of(values: tuple[Any, ...]) -> OpenResult | None:
+    """Return what came of an open, by its form; None for other events."""
     form = Form(*values)
     if form.event_type != OPEN:
         return None
@@ -315,21 +519,11 @@ def end_of(values: tuple[Any, ...]) -> OpenResult | None:
     return OpenResult(None, None if form.return_value is UNSET else form.return_value)
 
 
-def words(numbers: Sequence[int]) -> bytes:
+def _words(numbers: Sequence[int]) -> bytes:
     try:
         return array("Q", numbers).tobytes()
     except OverflowError:
         return array("Q", [number & _WORD for number in numbers]).tobytes()
-
-
-_IN_MEMORY = 2 << 20  #: bytes of each file
-
-#: The number of an event that decides whose others are, and what it says.
-_Line = tuple[int, EventDetails | None]
-_NO_MORE: _Line = (sys.maxsize, None)
-_MOST_FOUND = 20
-_FRAME = 2  #: a start and an end
-_URING_CALL = "io_uring_setup"
 
 
 class BlockDecoder(Protocol):
@@ -350,277 +544,8 @@ DECODERS: dict[str, BlockDecoder] = {
 }
 
 
-class LayerReplay:
-    """Fed with the records of each layer in their order, the kernel's own before its details."""
-
-    def __init__(self) -> None:
-        self.is_whole = True  #: no line is missing that could not be read
-        self.surface = Surface()
-        self.sdk: list[SdkEvent] = []
-        self.policy: list[PolicyEvent] = []
-        self.markers: list[Marker] = []
-        self.runner: list[RunnerStarted | RunnerFinished] = []
-        self.events = 0  #: of the kernel layer
-        self.lost = 0  #: by the gaps
-        self.has_gaps = False
-        self.urings = 0  #: that were set up
-        #: Lines of the command log that a wrapper was seen to write, once that is known.
-        self.verified_commands: frozenset[int] = frozenset()
-        self.mismatched_details: list[str] = []  #: details of another event than their line
-        self.missing_details, self.first_missing = 0, -1  #: events that lack their details
-        self.unusual_events: list[str] = []  #: events that no feed of ours writes so
-        self._scopes: Counter[str] = Counter()  # of events that are not of both
-        self._looked_at: tuple[int, array[int], array[int]] = (0, array("Q"), array("Q"))
-        self._read_lines: Iterator[tuple[array[int], array[int]]] | None = None
-        self._losses = Losses()
-        self._steps, self._waiting_events = _file(), _file()
-        self._details, self._open_details = _file(), _file()
-        self._waiting: Iterator[KernelEvent] | None = None
-        self._next: KernelEvent | None = None
-
-    def take(self, name: str, records: Sequence[Any]) -> None:
-        if name == KERNEL_FILE and records:
-            self.take_columns(columns_of(records))
-        elif name == DETAIL_FILE:
-            for record in records:
-                self._take_detail(record)
-        elif not self.is_whole:  # and there may be any number of them
-            return
-        elif name == SDK_FILE:
-            self.sdk += records
-            for event in records:
-                self.surface.add_sdk(event)
-        elif name == POLICY_FILE:
-            self.policy += records
-            for decision in records:
-                self.surface.add_policy(decision)
-        elif name == MARKERS_FILE:
-            self.markers += records
-        elif name == RUNNER_FILE and len(self.runner) < _FRAME:
-            self.runner += records[: _FRAME - len(self.runner)]
-
-    def miss(self) -> None:
-        """A line that is none: nothing follows from the others alone."""
-        self.is_whole = False
-        self.sdk, self.policy, self.markers = [], [], []
-
-    def gaps(self) -> list[tuple[int, int]]:
-        """Where events were lost."""
-        return self._losses.between(self.events)
-
-    def close(self) -> None:
-        for file in (self._steps, self._waiting_events, self._details, self._open_details):
-            file.close()
-
-    def pids(self) -> set[int]:
-        """Return every process that an event of the kernel layer is of."""
-        return set().union(*(pids for pids, _ in self._read_steps()))
-
-    def content(self) -> LayerContent:
-        """Return what the layers say, once all of them were read."""
-        return LayerContent(
-            surface=self.surface,
-            kernel_events=self.events,
-            events=self.events_in_order(),
-            gaps=self.gaps(),
-            sdk=self.sdk,
-            policy=self.policy,
-            markers=self.markers,
-        )
-
-    def finish(self) -> None:
-        """All layers were read."""
-        while self._next_waiting() is not None:
-            self._take_event(None)
-
-    def scopes(self) -> Counter[str]:
-        """How many events of the kernel layer are of each."""
-        both = self.events - self._scopes.total()
-        return +Counter({"both": both, **self._scopes})
-
-    def events_in_order(self) -> Iterator[AttributionEvent]:
-        cuts = iter(sorted({marker.at for marker in self.markers}))
-        lines = (_read_details(file) for file in (self._details, self._open_details))
-        told = merge(*lines, key=lambda line: line[0])
-        seq, said = next(told, _NO_MORE)
-        cut = at = 0
-        for pids, kinds in self._read_steps():
-            start, end = at, at + len(pids)
-            while at < end:
-                while cut <= at:
-                    cut = next(cuts, sys.maxsize)
-                while seq < at:
-                    seq, said = next(told, _NO_MORE)
-                if seq == at:
-                    yield pids[at - start], kinds[at - start], said, 1
-                    at += 1
-                    continue
-                some = slice(at - start, min(seq, cut, end) - start)
-                alike = Counter(zip(pids[some], kinds[some], strict=True))
-                for (pid, kind), times in alike.items():
-                    yield pid, kind, None, times
-                at = start + some.stop
-
-    def take_columns(self, columns: Columns) -> None:
-        """Of the kernel layer."""
-        self.events += len(columns.records)
-        self._take_opens(columns)
-        self._write_open_details(columns)
-        if set(columns.types) != {OPEN} or None in columns.values:
-            others = [
-                event
-                for event in columns.records
-                if event.event_type != OPEN or event.value is None
-            ]
-            self._waiting_events.write(msgspec.json.Encoder().encode_lines(others))
-        blocks = (words(columns.pids), words(columns.types))
-        self._steps.write(b"".join((len(columns.records).to_bytes(8, "little"), *blocks)))
-
-    def _take_opens(self, columns: Columns) -> None:
-        ends = {form: end_of(form) for form in columns.different_forms}
-        if any(_is_incomplete(Form(*form)) for form, end in ends.items() if end is not None):
-            reason = "an open that does not say its flags, or what follows from what it says"
-            self._add_unusual(f"{columns.seqs[0]}, or soon after it: {reason}")
-        found = list(dict.fromkeys(ends.values()))
-        if len(found) == 1:
-            self._take_paths(found[0], columns.values)
-            return
-        paths: dict[OpenResult | None, list[str | None]] = {end: [] for end in found}
-        for form, path in zip(columns.forms, columns.values, strict=True):
-            paths[ends[form]].append(path)
-        for end, some in paths.items():
-            self._take_paths(end, some)
-
-    def _take_paths(self, end: OpenResult | None, paths: Sequence[str | None]) -> None:
-        known: Any = paths
-        if None in paths:
-            known = [path for path in paths if path is not None]
-        if end is not None and end.ways is not None:
-            self.surface.add_all_reached(known, end.ways)
-        elif end is not None:
-            self.surface.add_failures(known, OPENED, end.result)
-
-    def _take_detail(self, record: KernelDetail | Gap) -> None:
-        if isinstance(record, Gap):
-            self.lost += int(record.lost)
-            self.has_gaps = True
-            self._losses.add_gap(begins=record.begins)
-            return
-        self._check_detail(record)
-        self._losses.add_detail(record.seq)
-        other = self._next_waiting()
-        while other is not None and other.seq < record.seq:
-            self._take_event(None)
-            other = self._next_waiting()
-        if other is not None and other.seq == record.seq:
-            self._take_event(record)
-
-    def _check_detail(self, detail: KernelDetail) -> None:
-        """What it says of its event as well."""
-        if detail.scope != "both":
-            self._scopes[detail.scope] += 1
-        if detail.call == _URING_CALL and detail.status != "error":
-            self.urings += 1
-        said = self._event_at(detail.seq)
-        if said is None:
-            return
-        reason = line_mismatch(detail, *said)
-        if not reason and said[1] == OPEN:
-            reason = open_mismatch(detail)
-        if reason:
-            self._add_mismatch(detail.seq, reason)
-
-    def _add_mismatch(self, number: int, reason: str) -> None:
-        if len(self.mismatched_details) < _MOST_FOUND:
-            self.mismatched_details.append(f"{number}: {reason}")
-
-    def _event_at(self, number: int) -> tuple[int, int] | None:
-        """Process and type of an event. They are asked for in order."""
-        if self._read_lines is None:
-            self._read_lines = self._read_steps()
-        first, pids, kinds = self._looked_at
-        while number >= first + len(pids):
-            first += len(pids)
-            block = next(self._read_lines, None)
-            if block is None:
-                return None
-            pids, kinds = block
-            self._looked_at = first, pids, kinds
-        at = number - first
-        return (pids[at], kinds[at]) if at >= 0 else None
-
-    def _write_details(self, event: KernelEvent, detail: KernelDetail | None) -> None:
-        """What must not be told together with others: it changes whose those are."""
-        told = details_of(event, detail)
-        if told is not None or event.event_type == EXIT:
-            self._details.write(msgspec.json.encode((event.seq, told)) + b"\n")
-
-    def _write_open_details(self, columns: Columns) -> None:
-        """Of opens, which wait for no detail."""
-        values: Any = columns.values
-        if None in values:
-            values = [value for value in values if value is not None]
-        text = "\0".join(values)
-        between = len(values) - 1
-        is_odd = text[:1] != "/" or not text.count("\0/") == text.count("\0") == between
-        if values and (is_odd or "\\" in text):
-            self._check_open_paths(columns)
-        if HOME not in text:
-            return
-        for event in columns.records:
-            told = details_of(event, None) if event.event_type == OPEN else None
-            if told is not None:
-                self._open_details.write(msgspec.json.encode((event.seq, told)) + b"\n")
-
-    def _check_open_paths(self, columns: Columns) -> None:
-        for seq, kind, value in zip(columns.seqs, columns.types, columns.values, strict=True):
-            if kind == OPEN and value is not None and not is_place(value):
-                self._add_unusual(f"{seq}: {value!r} is the path of no file")
-
-    def _add_unusual(self, reason: str) -> None:
-        if len(self.unusual_events) < _MOST_FOUND:
-            self.unusual_events.append(reason)
-
-    def _take_event(self, detail: KernelDetail | None) -> None:
-        """What waits first into the surface."""
-        assert self._next is not None
-        self._write_details(self._next, detail)
-        if detail is None and must_have_detail(self._next):
-            self.first_missing = self._next.seq if not self.missing_details else self.first_missing
-            self.missing_details += 1
-        if self._next.event_type != OPEN:
-            for reason in event_mismatches(self._next, detail):
-                self._add_mismatch(self._next.seq, reason)
-            if reason := value_mismatch(self._next):
-                self._add_unusual(f"{self._next.seq}: {reason}")
-        self.surface.add_kernel(self._next, detail)
-        self._next = None
-
-    def _next_waiting(self) -> KernelEvent | None:
-        """The first event, but for opens, whose detail was not met yet."""
-        if self._waiting is None:
-            self._waiting = self._read_waiting()
-        if self._next is None:
-            self._next = next(self._waiting, None)
-        return self._next
-
-    def _read_waiting(self) -> Iterator[KernelEvent]:
-        decode = msgspec.json.Decoder(KernelEvent).decode
-        self._waiting_events.seek(0)
-        yield from map(decode, self._waiting_events)
-
-    def _read_steps(self) -> Iterator[tuple[array[int], array[int]]]:
-        self._steps.seek(0)
-        while head := self._steps.read(8):
-            size = 8 * int.from_bytes(head, "little")
-            pids, kinds = array("Q"), array("Q")
-            pids.frombytes(self._steps.read(size))
-            kinds.frombytes(self._steps.read(size))
-            yield pids, kinds
-
-
 def _is_incomplete(form: Form) -> bool:
-    """An open as others may tell it: not all of it is there, which ours always is."""
+    """Tell whether an open lacks what our feeds always write."""
     has_result, has_status = form.return_value is not UNSET, form.status is not UNSET
     return UNSET in (form.flags, form.access_mode) or has_result != has_status
 
@@ -634,28 +559,80 @@ def _read_details(file: IO[bytes]) -> Iterator[_Line]:
     return map(msgspec.json.Decoder(_Line).decode, file)
 
 
-def replay_layers(read: Callable[[str], Iterable[bytes]]) -> LayerReplay:
-    """Replay the layers of a run, whose lines are known to be good. `read` gives the bytes of a
-    layer, in blocks of any size; the caller closes the replay."""
-    replay = LayerReplay()
+# ------------------------------------------------------------ a detail and its event
+
+
+def line_mismatch(detail: KernelDetail, pid: int, event_type: int) -> str:
+    """Say why a detail is not of the event of its line; empty where it may be."""
+    types = _TYPES.get(detail.call) or (unknown_type(detail.call),)
+    if event_type not in types:
+        return f"{detail.call}, but its line is {kind_of(event_type)}"
+    return "" if detail.pid == pid else f"of {detail.pid}, but its line is of {pid}"
+
+
+def open_mismatch(detail: KernelDetail) -> str:
+    """Say why a detail is of no open: it does not repeat what its line says."""
+    repeated = (detail.return_value, detail.mode, detail.exit_status)
+    if detail.flags or detail.status is not UNSET or repeated != (None, None, None):
+        return "an open's flags, mode and result stand in its own line"
+    return ""
+
+
+def must_have_detail(event: KernelEvent) -> bool:
+    """Tell whether an event needs a detail: all but opens and connects with a value do."""
+    return event.event_type not in (OPEN, CONNECT) or event.value is None
+
+
+def is_place(text: str) -> bool:
+    """Tell whether a text is the path of a file, as `path_text` writes it."""
+    return _PLACE.fullmatch(text) is not None
+
+
+def value_mismatch(event: KernelEvent) -> str:
+    """Say why no feed of ours writes such an event, which is no open; empty where one may."""
+    kind, value = event.event_type, event.value
+    if kind in _IP_PEER:
+        return "" if value is None or _is_endpoint(value) else f"{value!r} is no endpoint"
+    if value is None or kind in _ANY_PEER or kind not in _KINDS:
+        return ""
+    return "" if is_place(value) else f"{value!r} is the path of no file"
+
+
+def _is_endpoint(text: str) -> bool:
+    if _OTHER_FAMILY.fullmatch(text):
+        return True
+    host, colon, port = text.rpartition(":")
+    if not colon or not _PORT.fullmatch(port) or int(port) > 0xFFFF:
+        return False
+    is_long = host.startswith("[")
     try:
-        for name, decoder in DECODERS.items():
-            for block in whole_lines(read(name)):
-                replay.take(name, decoder.decode_lines(block))
-        replay.finish()
-    except BaseException:
-        replay.close()
-        raise
-    return replay
+        address = ip_address(host[1:-1] if is_long and host.endswith("]") else host)
+    except ValueError:
+        return False
+    return is_long == (address.version == 6)
 
 
-def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes, cut behind ends of lines; what stands after the last one is left out."""
-    rest = b""
-    for block in blocks:
-        end = block.rfind(b"\n") + 1
-        if end:
-            yield rest + block[:end]
-            rest = block[end:]
-        else:
-            rest += block
+def event_mismatches(event: KernelEvent, detail: KernelDetail | None) -> Iterator[str]:
+    """Say where an event, which is no open, and its detail contradict each other."""
+    kind = event.event_type
+    if kind in _WITHOUT_VALUE and event.value is not None:
+        yield f"a value, {event.value!r}, of {event.kind}"
+    if detail is None:
+        return
+    yield from _result_mismatches(detail, kind)
+    if kind in WITH_PEER and detail.peer != event.value:
+        yield f"to {detail.peer!r}, but its line is to {event.value!r}"
+    if kind == SYMLINK and event.value is not None and detail.to_path != event.value:
+        yield f"at {detail.to_path!r}, but its line is of {event.value!r}"
+
+
+def _result_mismatches(detail: KernelDetail, kind: int) -> Iterator[str]:
+    result = detail.return_value
+    is_known = result is not None and not (detail.call == "connect" and result in _ONLY_BEGUN)
+    follows = UNSET if not is_known else "error" if result is not None and result < 0 else "success"
+    if detail.status != follows:
+        yield f"status is {detail.status}, and {result} was returned"
+    if result is not None and result > 0 and kind in _GIVES_NOTHING:
+        yield f"{detail.call} gives nothing, and {result} was returned"
+    if (kind == EXEC and result != 0) or (kind == EXEC_FAILED and detail.status == "success"):
+        yield f"{kind_of(kind)}, and {result} was returned"

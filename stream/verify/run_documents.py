@@ -1,11 +1,9 @@
-"""What the documents of a recorded run say of the same thing: its metadata, its events, its
-summary, the runner's own events, and what was counted.
+"""The documents of a run beside its evidence: each by its own rules, then all against each other.
 
-Each is a sentence about what does not agree. A number that the recorder never knew is null, and
-agrees with nothing but null.
-
-What a run says beside its layers: its events by the rules of `stream check`, and the records
-of boundaries, of changed paths and of commands by `stream validate`."""
+Events must keep the rules of `stream check`; boundary objects, changes and commands those of
+`stream validate`. Metadata, summary, events, the runner layer and the evidence must state the same:
+a number that the recorder never knew is null, and equals nothing but null.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +63,7 @@ _INCOMPLETE = re.compile(r"; incomplete: ([0-9]+)\Z")
 
 
 class RunDocuments(Struct):
-    """What its documents say. None: it is not there, or none."""
+    """The documents of a run. None: one is not there, or cannot be read."""
 
     metadata: RunMetadata | None
     summary: RunSummary | None
@@ -81,6 +79,7 @@ class RunDocuments(Struct):
 
 
 def disagreements(run: RunDocuments) -> Iterator[str]:
+    """Say where the documents of a run contradict each other."""
     if run.metadata is not None:
         yield from _of_metadata(run.metadata, run)
     if run.summary is not None:
@@ -172,16 +171,18 @@ def _of_commands(summary: RunSummary, run: RunDocuments) -> Iterator[str]:
 
 
 def command_faults(
-    events: Mapping[str, Event], vouched: Collection[int], lines: Collection[int]
+    events: Mapping[str, Event], verified: Collection[int], lines: Collection[int]
 ) -> Iterator[str]:
-    """What the events say of the command log, against the lines of it that its layers vouch for.
-    Before there was such a count, nothing was said."""
-    for number in sorted({*vouched} - {*lines}):
+    """Compare the command log with the lines of it that a wrapper was seen to write.
+
+    Runs of former versions do not count these.
+    """
+    for number in sorted({*verified} - {*lines}):
         yield f"line {number} of {COMMANDS_FILE}: a wrapper wrote it, and it is not there"
     log = _facts_of(events.get("commands_observed"), "command_log")
     if "vouched_count" in log:
         stated = log["vouched_count"]
-        yield from _differing("vouched_count", stated, "the evidence", len(vouched))
+        yield from _differing("vouched_count", stated, "the evidence", len(verified))
 
 
 def _of_ending(summary: RunSummary, run: RunDocuments) -> Iterator[str]:
@@ -229,7 +230,7 @@ def _shown(value: Any) -> str:
 
 
 def _facts(run: RunDocuments, event: str, kind: str) -> Mapping[str, Any]:
-    """What an event has beside its sentence. Empty: it has no such artifact."""
+    """Return the facts of an event's artifact of a kind; empty where it has none."""
     return _facts_of(run.events.get(event), kind)
 
 
@@ -258,7 +259,7 @@ VALIDATED = (BOUNDARY_FILE, CHANGES_FILE, COMMANDS_FILE)
 
 
 class FileMention(msgspec.Struct):
-    """A file, as an event says that it was."""
+    """A file that an event names, with its digest."""
 
     line: int
     path: str
@@ -266,8 +267,8 @@ class FileMention(msgspec.Struct):
     sha256: str
 
 
-class Events:
-    """The judge of events.jsonl."""
+class EventsChecker:
+    """Checks events.jsonl, and keeps what other files must agree with."""
 
     def __init__(self, report: VerifyReport, beginning: Beginning | None) -> None:
         self.mentions: list[FileMention] = []
@@ -284,13 +285,15 @@ class Events:
         self._left = beginning.bytes if beginning else 0
 
     def feed(self, data: bytes) -> None:
+        """Check the next bytes."""
         if self._left:
             self._digest.update(data[: self._left])
             self._left -= min(self._left, len(data))
-        self._judge(self._splitter.feed(data))
+        self._check(self._splitter.feed(data))
 
     def finish(self) -> None:
-        self._judge(self._splitter.finish())
+        """Check the end."""
+        self._check(self._splitter.finish())
         self._add(self._stage.finish())
         if self._beginning and (self._left or self._digest.hexdigest() != self._beginning.sha256):
             message = f"the first {self._beginning.bytes} bytes are not what the run lists"
@@ -298,17 +301,16 @@ class Events:
 
     @property
     def _is_cut_off(self) -> bool:
-        """A folder of such a run has one finding that says so, and what of it can be trusted."""
+        """Whether the run is a folder without an end: one other finding says so."""
         return self._report.is_folder and not self.is_finished
 
-    def _judge(self, lines: Lines | None) -> None:
+    def _check(self, lines: Lines | None) -> None:
         for part in lines.parts() if lines else ():
             self._report.take_lines(len(part))
             for index, line in enumerate(part):
                 self._read(line, part.number + index)
-            self._add(
-                self._stage.feed(Batch(LINES, part))
-            )  # after it is known whether the run ends here
+            # It is known by now whether the run ends here.
+            self._add(self._stage.feed(Batch(LINES, part)))
 
     def _add(self, made: Iterable[Batch[Any]]) -> None:
         for item in chain.from_iterable(one.items for one in made if one.kind == FINDINGS):
@@ -318,7 +320,7 @@ class Events:
                 self._report.add(named, EVENTS_FILE)
 
     def _read(self, line: bytes, number: int) -> None:
-        """What the rules of one run alone cannot know. Bad lines were found before."""
+        """Keep what the rules of events alone cannot check. Other lines are found bad by these."""
         if isinstance(line, OverlongLine):
             return
         if self._report.is_too_deep(line, EVENTS_FILE, number):
@@ -355,8 +357,8 @@ class Events:
                 self.mentions.append(FileMention(line, path, file, digits))
 
 
-class Carried:
-    """The judge of the descriptor that came with the boundary objects."""
+class DescriptorChecker:
+    """Checks the descriptor that came with the boundary objects."""
 
     def __init__(self, report: VerifyReport) -> None:
         self.descriptors: list[Descriptor] = []
@@ -364,10 +366,12 @@ class Carried:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
+        """Check the next bytes."""
         if len(self._data) <= LARGEST:
             self._data += data
 
     def finish(self) -> None:
+        """Check the end."""
         path = Path(DESCRIPTOR_FILE)
         data = bytes(self._data)
         if len(data) > min(LARGEST, self._report.limits.document):
@@ -382,8 +386,8 @@ class Carried:
                 )
 
 
-class Validated:
-    """The judge of lines that `stream validate` knows."""
+class RecordsChecker:
+    """Checks lines that `stream validate` knows."""
 
     def __init__(self, report: VerifyReport, name: str, boundaries: Boundaries) -> None:
         self._report = report
@@ -393,12 +397,14 @@ class Validated:
         self._splitter = LineSplitter(report.source(name), report.limits.line)
 
     def feed(self, data: bytes) -> None:
-        self._judge(self._splitter.feed(data))
+        """Check the next bytes."""
+        self._check(self._splitter.feed(data))
 
     def finish(self) -> None:
-        self._judge(self._splitter.finish())
+        """Check the end."""
+        self._check(self._splitter.finish())
 
-    def _judge(self, lines: Lines | None) -> None:
+    def _check(self, lines: Lines | None) -> None:
         for part in lines.parts() if lines else ():
             self._report.take_lines(len(part))
             self.count += sum(map(_counts if self._name == CHANGES_FILE else bool, part))
@@ -409,7 +415,7 @@ class Validated:
 
 
 def _counts(line: bytes) -> bool:
-    """A folder that came with its files is not one changed path more."""
+    """Tell whether a change counts: a folder that came with its files is no other changed path."""
     try:
         change = decode_change(line)
     except DECODE_ERRORS:

@@ -65,10 +65,10 @@ from stream.verify.replay import LayerReplay
 from stream.verify.report import VerifyReport
 from stream.verify.run_documents import (
     VALIDATED,
-    Carried,
-    Events,
+    DescriptorChecker,
+    EventsChecker,
+    RecordsChecker,
     RunDocuments,
-    Validated,
     command_faults,
     disagreements,
 )
@@ -155,9 +155,9 @@ class VerifySession:
         self._boundary = boundary  #: a descriptor that was named
         self._layers: dict[str, LayerChecker] = {}
         self._chain: ChainChecker | None = None
-        self._events: Events | None = None
-        self._carried: Carried | None = None
-        self._validated: dict[str, Validated] = {}
+        self._events: EventsChecker | None = None
+        self._descriptor: DescriptorChecker | None = None
+        self._validated: dict[str, RecordsChecker] = {}
         self._checker: FileChecker | None = None
         self._tally = Tally("")
 
@@ -329,19 +329,19 @@ class VerifySession:
             return self._chain
         if name == EVENTS_FILE:
             listed = self.documents.get(MANIFEST_FILE)
-            self._events = Events(self._report, listed.events if listed else None)
+            self._events = EventsChecker(self._report, listed.events if listed else None)
             return self._events
         if name == DESCRIPTOR_FILE:
-            self._carried = Carried(self._report)
-            return self._carried
+            self._descriptor = DescriptorChecker(self._report)
+            return self._descriptor
         if name in VALIDATED:
-            carried = self._carried.descriptors if self._carried else ()
+            carried = self._descriptor.descriptors if self._descriptor else ()
             boundaries = find_boundaries(self._boundary, carried)
-            self._validated[name] = Validated(self._report, name, boundaries)
+            self._validated[name] = RecordsChecker(self._report, name, boundaries)
             return self._validated[name]
         return None
 
-    def _disagreements(self, events: Events) -> Iterator[str]:
+    def _disagreements(self, events: EventsChecker) -> Iterator[str]:
         counted = {name: checker.count for name, checker in self._validated.items()}
         run = RunDocuments(
             metadata=self.documents.get(METADATA_FILE),
@@ -359,7 +359,7 @@ class VerifySession:
             lines = range(counted.get(COMMANDS_FILE, 0))
             yield from command_faults(events.named, self.replay.verified_commands, {*lines})
 
-    def _check_agent(self, events: Events) -> None:
+    def _check_agent(self, events: EventsChecker) -> None:
         metadata = self.documents.get(METADATA_FILE)
         if not isinstance(metadata, RunMetadata) or metadata.profile != "poc":
             return
@@ -368,7 +368,7 @@ class VerifySession:
                 message = f"expected {CLAUDE_CODE!r}, got {agent!r}: the run's profile is poc"
                 self._report.find("contract.agent", message, EVENTS_FILE, line)
 
-    def _check_mentions(self, events: Events) -> None:
+    def _check_mentions(self, events: EventsChecker) -> None:
         """Check the files that events name. An archive that was made from a stream has records,
         and no other files."""
         if not any(name.startswith(f"{ARTIFACTS}/") for name in self._report.tallies):
