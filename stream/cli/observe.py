@@ -415,9 +415,9 @@ def _require_feed(options: ObserveOptions, settings: RunSettings) -> None:
 def _check_hooks() -> None:
     """Raise UsageError where a program that hooks need is not installed."""
     from stream.errors import UsageError
-    from stream.sources.tool_calls import lacking_for_hooks
+    from stream.sources.tool_calls import missing_programs
 
-    if lacking := lacking_for_hooks():
+    if lacking := missing_programs():
         raise UsageError(f"--sdk hooks: there is no {' and no '.join(lacking)} on PATH")
 
 
@@ -476,7 +476,7 @@ def _make_settings(options: ObserveOptions) -> RunSettings:
         agent=agent,
         agent_program=find_program(agent.program, source) if agent.program else None,
         scenario=scenario,
-        disclosure=CapturePolicy(level, redactor),
+        capture_policy=CapturePolicy(level, redactor),
         environment=options.environment,
         workspace_mode=mode,
         workspace=workspace,

@@ -41,7 +41,7 @@ def announce(recording: RunSettings) -> None:
     for word in map(os.fsdecode, recording.argv[1:]):
         if recording.workspace_mode != "here" and leads_out(word) and os.path.lexists(word):
             note(f"stream: {word}: this path is relative to the workspace, and leads out of it")
-    if recording.disclosure.mode != "full":
+    if recording.capture_policy.mode != "full":
         note("stream: secrets are removed from the record, not from the workspace")
 
 
@@ -61,13 +61,13 @@ def conclude(observed: Observed, recording: RunSettings, *, quiet: bool) -> None
         note(f"stream: {name}: not started: {summary.not_started}{_hint(summary, recording)}")
     if quiet:
         return
-    for line in (*_closing(summary, recording.disclosure.mode), *_verdicts(observed)):
+    for line in (*_closing(summary, recording.capture_policy.mode), *_verdicts(observed)):
         note(f"stream: {line}")
     if observed.matrix is not None:
         note(f"stream: {number(observed.matrix.recorded, 'probe record')} in boundary.ndjson")
     if summary.changed_paths and recording.workspace_mode != "here":
         # What was not captured in full cannot be compared with what is there.
-        if recording.workspace_mode == "copy" and recording.disclosure.mode == "full":
+        if recording.workspace_mode == "copy" and recording.capture_policy.mode == "full":
             note(f"stream: to apply the changes: stream apply {_shown(recording.folder)}")
         else:
             note(f"stream: its changes are in {_shown(recording.workspace)}")

@@ -128,9 +128,10 @@ class CommandResult(Struct, kw_only=True):
     def of(
         cls, recording: RunSettings, ending: CommandEnding, given: Iterable[bytes]
     ) -> CommandResult:
+        """Describe a command that has ended."""
         return cls(
-            agent=recording.disclosure.value(recording.agent.id),
-            command=recording.disclosure.words(recording.argv),
+            agent=recording.capture_policy.value(recording.agent.id),
+            command=recording.capture_policy.words(recording.argv),
             env_keys=sorted(name.decode() for name in given),
             exit_code=ending.exit_code,
             signal=ending.signal,
@@ -139,6 +140,7 @@ class CommandResult(Struct, kw_only=True):
         )
 
     def events(self, run_id: str) -> list[RunnerStarted | RunnerFinished]:
+        """The two lines of the runner itself."""
         is_signal = self.signal is not None
         return [
             RunnerStarted(
@@ -278,13 +280,13 @@ def _last_layers(
 
 
 def _markers(
-    testimony: ToolCallCollector,
+    collector: ToolCallCollector,
     account: CaptureResult,
     total: int,
     named: Iterable[tuple[int, int]],
 ) -> list[Marker]:
     """`named`: who came to the policy log by its name, as `_writers_of` gives it."""
-    received = {**testimony.received, COMMANDS: account.wrapper_output.received}
+    received = {**collector.received, COMMANDS: account.wrapper_output.received}
     written = {
         channel: ChannelWrites(writes, received.get(channel, 0))
         for channel, writes in account.written.items()
@@ -295,17 +297,17 @@ def _markers(
         size = one.writes.size - one.received if one.writes.sizes else 0
         if size > 0:
             sentence = f"the {channel}: {size} bytes that were written there did not arrive"
-            testimony.miss(DroppedInput(channel, "unread", size, sentence))
-    _miss_unseen(testimony, account, written)
-    unused = conflicting_repeats(testimony.moments, testimony.again, written)
+            collector.record_drop(DroppedInput(channel, "unread", size, sentence))
+    _miss_unseen(collector, account, written)
+    unused = conflicting_repeats(collector.moments, collector.again, written)
     counts = Counter({f"{channel}:told_again": count for channel, count in unused.items()})
-    if testimony.unknown_form and not any(e.event_type in TOOL_EVENTS for e in testimony.sdk):
-        counts[f"{STDOUT}:unknown_form"] = sum(testimony.unknown_form.values())
-    for lost in testimony.unused:
+    if collector.unknown_form and not any(e.event_type in TOOL_EVENTS for e in collector.sdk):
+        counts[f"{STDOUT}:unknown_form"] = sum(collector.unknown_form.values())
+    for lost in collector.unused:
         counts[f"{lost.channel}:{lost.why}"] += lost.count
     return build_markers(
-        testimony.run_id,
-        testimony.moments,
+        collector.run_id,
+        collector.moments,
         written=written,
         times=(lambda ts: 0) if account.times is None else account.times.until(),
         total=total,
@@ -318,18 +320,18 @@ def _markers(
 
 
 def _miss_unseen(
-    testimony: ToolCallCollector, account: CaptureResult, written: Mapping[str, ChannelWrites]
+    collector: ToolCallCollector, account: CaptureResult, written: Mapping[str, ChannelWrites]
 ) -> None:
     """What the feed did not lose, and was not seen to be written to the hooks' log, came there in a
     way that no hook of the recorder's goes: by another name, or in memory."""
     if account.capture.feed == "absent" or account.capture.dropped or account.capture.unparsed:
         return
     seen = written[HOOKS].writes.size if HOOKS in written else 0
-    if (size := testimony.received.get(HOOKS, 0) - seen) > 0:
+    if (size := collector.received.get(HOOKS, 0) - seen) > 0:
         sentence = (
             f"the {HOOKS}: nobody was seen to write {number(size, 'byte')} of what came there"
         )
-        testimony.miss(DroppedInput(HOOKS, UNSEEN, size, sentence))
+        collector.record_drop(DroppedInput(HOOKS, UNSEEN, size, sentence))
 
 
 def _write(path: Path, pieces: Iterable[bytes]) -> RecordedFile:
@@ -360,7 +362,7 @@ def missing_evidence(folder: Path) -> dict[str, bytes]:
     if metadata.capture_mode != "hashed":
         with (folder / STDOUT_FILE).open("rb") as file:
             while block := file.read(_BLOCK):
-                collector.hear(block, 0)
+                collector.feed_stdout(block, 0)
     collector.finish()
     capture = RawCapture(feed="absent", reason=NOT_ASKED)
     result = CaptureResult(capture=capture, filtered={}, aside={}, written={})

@@ -63,29 +63,29 @@ class KernelOptions(Struct, frozen=True, kw_only=True):
 class KernelRecorder:
     def __init__(
         self,
-        recording: RunSettings,
-        wish: KernelOptions,
+        settings: RunSettings,
+        options: KernelOptions,
         warn: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        self._recording = recording
-        self._wish = wish
+        self._settings = settings
+        self._options = options
         self._warn = warn
-        self._files = LayerFiles(recording.folder)
-        self._testimony = ToolCallCollector(recording.run_id, recording.disclosure, wish.sdk)
-        self._home = recording.wrappers_folder  # which the guard removes
+        self._files = LayerFiles(settings.folder)
+        self._collector = ToolCallCollector(settings.run_id, settings.capture_policy, options.sdk)
+        self._home = settings.wrappers_folder  # which the guard removes
         self._channels = Channels(
             self._home,
-            wish.sdk,
+            options.sdk,
             {
-                "log": self._testimony.hear_log,
-                "hooks": self._testimony.hear_hooks,
-                "otel": self._testimony.hear_otel,
+                "log": self._collector.feed_log,
+                "hooks": self._collector.feed_hooks,
+                "otel": self._collector.feed_otel,
             },
         )
-        self._decisions = DecisionLog(wish.policy_log) if wish.policy_log else None
-        self._normalize = Normalize(recording.run_id, keeps_writes=True)
-        self._times = EventTimeIndex(recording.folder)
-        self._reserve = Reserve(recording.folder)
+        self._decisions = DecisionLog(options.policy_log) if options.policy_log else None
+        self._normalize = Normalize(settings.run_id, keeps_writes=True)
+        self._times = EventTimeIndex(settings.folder)
+        self._reserve = Reserve(settings.folder)
         self._feed: Feed | None = None
         self._is_closed = False
         self._capture = RawCapture(feed="absent", reason="it was never begun")
@@ -98,8 +98,9 @@ class KernelRecorder:
     async def prepare(
         self, guard: Guard, cgroup: Cgroup | None, order: Start, log: CommandLog | None
     ) -> Start:
+        """Open the channels and the feed, and return the order of the command with what they need."""
         self._log = log
-        given = self._channels.open() | self._testimony.environment(self._channels.log)
+        given = self._channels.open() | self._collector.environment(self._channels.log)
         self._given = list(given)
         order.env = {**order.env, **given}
         watched = {"stdout": guard.stdout, **self._channels.files()}
@@ -112,7 +113,7 @@ class KernelRecorder:
             # In a thread: the kernel checks programs for a while, and probes run meanwhile.
             feed = await to_thread.run_sync(self._open_feed, guard.pid, cgroup, watch)
         except FeedError as error:
-            if self._wish.is_required:
+            if self._options.is_required:
                 raise RequiredError(f"--require kernel: {error}") from None
             self._capture.reason = str(error)
             reason = str(error).removeprefix("the kernel feed: ")
@@ -120,13 +121,13 @@ class KernelRecorder:
         else:
             self._feed = feed
             order = feed.wrap(order)
-            if feed.burden and self._wish.kernel == "auto":
+            if feed.burden and self._options.kernel == "auto":
                 self._warn(feed.burden)
         return order
 
     def on_stdout(self, block: bytes, arrived: int) -> None:
         """Take a piece of the agent's stdout, which came at a time. Called from a thread."""
-        self._testimony.hear(block, arrived)
+        self._collector.feed_stdout(block, arrived)
 
     def sources(self) -> list[Source]:
         """The feed, where there is one, and the channels that tell of tool calls."""
@@ -138,16 +139,17 @@ class KernelRecorder:
     def transformers(self) -> list[Transformer]:
         """What is made of raw telemetry: redacted, copied where that was asked for, normalized."""
         made: list[Transformer] = []
-        if self._recording.disclosure.redactor is not None:
-            made.append(Redact(self._recording.disclosure))
-        if self._wish.raw is not None:
+        if self._settings.capture_policy.redactor is not None:
+            made.append(Redact(self._settings.capture_policy))
+        if self._options.raw is not None:
             made.append(CopyRaw())
         return [_Guarded(one, self._lose_feed) for one in (*made, self._normalize)]
 
     def sinks(self) -> list[Sink]:
+        """The sink of the layers, and that of the raw copy where one was asked for."""
         sinks: list[Sink] = [_LayerSink(self._files, self._times)]
-        if self._wish.raw is not None:
-            sinks.append(RawCopy(self._wish.raw, self._troubles))
+        if self._options.raw is not None:
+            sinks.append(RawCopy(self._options.raw, self._troubles))
         return sinks
 
     def end(self) -> None:
@@ -170,7 +172,7 @@ class KernelRecorder:
         """Write what follows from the layers, and say what is missing. The pipeline has ended."""
         self._close_feed()
         try:
-            await to_thread.run_sync(self._conclude, ending, summary)
+            await to_thread.run_sync(self._write_evidence, ending, summary)
         except Exception as error:  # nothing of this may cost the record of the run
             self._troubles.append(f"the evidence: {_reason(error)}")
             self.kept = self._files.kept()
@@ -178,12 +180,12 @@ class KernelRecorder:
 
     def _open_feed(self, guard: int, cgroup: Cgroup | None, watch: list[WatchedFile]) -> Feed:
         return open_feed(
-            self._wish.kernel,
+            self._options.kernel,
             guard=guard,
             cgroup=None if cgroup is None else cgroup.path,
             watch=watch,
-            ring_bytes=self._wish.ring_bytes,
-            folder=self._recording.folder,
+            ring_bytes=self._options.ring_bytes,
+            folder=self._settings.folder,
         )
 
     def _lose_feed(self, why: str) -> None:
@@ -191,57 +193,57 @@ class KernelRecorder:
         self._troubles.append(f"the kernel layer: {why}")
 
     def _lose_channels(self, why: str) -> None:
-        self._miss("sdk", f"the SDK layer: {why}")
+        self._record_drop("sdk", f"the SDK layer: {why}")
 
-    def _conclude(self, ending: CommandEnding, summary: RunSummary) -> None:
+    def _write_evidence(self, ending: CommandEnding, summary: RunSummary) -> None:
         self._reserve.release()
         if self._feed is not None and self._normalize.capture is None:
             gap = Gap(source=self._feed.name, lost=0, reason=UNFINISHED)
             self._files.append(DETAIL_FILE, _encode(gap) + b"\n", 1)
-        self._hear_the_rest()
+        self._read_channels()
         self._read_policy()
         left_out = self._normalize.dropped
-        policy_log = self._wish.policy_log
-        account = CaptureResult(
-            capture=self._capture_of_all(ending),
+        policy_log = self._options.policy_log
+        result = CaptureResult(
+            capture=self._whole_capture(ending),
             filtered={r: n for r, n in left_out.items() if r not in NO_EVENTS},
             aside={r: n for r, n in left_out.items() if r in NO_EVENTS},
             written=self._normalize.written,
             times=self._times,
-            home=self._seen_as(self._home),
+            home=self._path_in_layers(self._home),
             helpers=[path_text(os.fsencode(path)) for path in self._channels.helpers],
             wrapper_output=WrapperOutput() if self._log is None else self._log.heard,
-            policy_log=None if policy_log is None else self._seen_as(policy_log),
+            policy_log=None if policy_log is None else self._path_in_layers(policy_log),
         )
-        course = CommandResult.of(self._recording, ending, self._given)
-        folder = self._recording.folder
-        concluded = record_evidence(folder, self._files, self._testimony, account, course)
-        self._troubles += concluded.troubles
-        self.kept, self.commands = concluded.kept, concluded.commands
-        summary.kernel_layer = concluded.health.kernel_layer
+        command = CommandResult.of(self._settings, ending, self._given)
+        folder = self._settings.folder
+        evidence = record_evidence(folder, self._files, self._collector, result, command)
+        self._troubles += evidence.troubles
+        self.kept, self.commands = evidence.kept, evidence.commands
+        summary.kernel_layer = evidence.health.kernel_layer
         summary.kernel_events = self._files.lines(KERNEL_FILE)
-        summary.kernel_lost = concluded.health.ringbuf_drops
-        summary.cgroup_correlation = concluded.health.cgroup_correlation
-        summary.tool_calls = len(concluded.correlation.bindings)
-        summary.correlation = concluded.correlation.status
-        if self._wish.sdk != "otel":
-            summary.unknown_form = self._testimony.unknown_form
+        summary.kernel_lost = evidence.health.ringbuf_drops
+        summary.cgroup_correlation = evidence.health.cgroup_correlation
+        summary.tool_calls = len(evidence.correlation.bindings)
+        summary.correlation = evidence.correlation.status
+        if self._options.sdk != "otel":
+            summary.unknown_form = self._collector.unknown_form
 
-    def _seen_as(self, path: Path) -> str:
+    def _path_in_layers(self, path: Path) -> str:
         """As the kernel layer has it."""
         real = os.fsencode(os.path.realpath(path))
-        return str(self._recording.disclosure.value(path_text(real)))
+        return str(self._settings.capture_policy.value(path_text(real)))
 
-    def _hear_the_rest(self) -> None:
+    def _read_channels(self) -> None:
         try:
             for unused in self._channels.finish():
-                self._testimony.miss(unused)
+                self._collector.record_drop(unused)
         except OSError as error:
-            self._miss("sdk", f"the SDK layer: {os_reason(error)}")
+            self._record_drop("sdk", f"the SDK layer: {os_reason(error)}")
         finally:
             self._channels.close()
-        asked = self._wish.sdk
-        if asked != "stream-json" and not self._testimony.received.get(asked):
+        asked = self._options.sdk
+        if asked != "stream-json" and not self._collector.received.get(asked):
             hint = ': was claude started with --settings "$STREAM_HOOK_SETTINGS"?'
             self._warn(f"--sdk {asked}: nothing was told{hint if asked == 'hooks' else ''}")
 
@@ -250,17 +252,17 @@ class KernelRecorder:
         if log is None:
             return
         for block in log.read():
-            self._testimony.decide(block)
+            self._collector.feed_policy(block)
         log.close()
         for unused in log.unused:
-            self._testimony.miss(unused)
+            self._collector.record_drop(unused)
         for sentence in log.warnings:
             self._warn(sentence)
 
-    def _miss(self, channel: str, sentence: str) -> None:
-        self._testimony.miss(DroppedInput(channel, "unread", 1, sentence))
+    def _record_drop(self, channel: str, sentence: str) -> None:
+        self._collector.record_drop(DroppedInput(channel, "unread", 1, sentence))
 
-    def _capture_of_all(self, ending: CommandEnding) -> RawCapture:
+    def _whole_capture(self, ending: CommandEnding) -> RawCapture:
         """The feed's books; where it never got to them, or they were not kept, that is a loss."""
         if self._feed is None:
             return self._capture

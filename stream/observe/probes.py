@@ -27,7 +27,7 @@ class ProbeRecorder:
     ) -> None:
         self.troubles: list[str] = []  #: what is lost of what belongs to the record
         self.boundary = BoundaryFile(
-            AppendFile(settings.folder / BOUNDARY_FILE), settings.disclosure.line
+            AppendFile(settings.folder / BOUNDARY_FILE), settings.capture_policy.line
         )
         stop = Stop()
         interrupts.listen(lambda number: stop.ask())

@@ -96,8 +96,8 @@ class RunPhases:
     ) -> None:
         self.summary = RunSummary(run_id=settings.run_id)
         self.evaluation: Evaluation | None = None
-        self._recording = settings
-        self._workplace = workspace
+        self._settings = settings
+        self._workspace = workspace
         self._guard = guard
         self._interrupts = interrupts
         self._relays = relays
@@ -110,13 +110,14 @@ class RunPhases:
         self._is_captured = Event()
 
     async def run(self, out: Out, /) -> None:
-        with reporting(self._recording.folder, OutputError, is_folder=True):
-            self._journal = AppendFile(self._recording.folder / EVENTS_FILE).open()
+        """Run all phases; whatever happens, close the journal and end the guard."""
+        with reporting(self._settings.folder, OutputError, is_folder=True):
+            self._journal = AppendFile(self._settings.folder / EVENTS_FILE).open()
         try:
             await self._run_phases(out)
         finally:
             if waiting := len(self._journal.waiting):
-                self._lose(f"{number(waiting, 'event')}: {self._journal.trouble}")
+                self._record_loss(f"{number(waiting, 'event')}: {self._journal.trouble}")
             self._journal.close()
             if self._log is not None:
                 self._log.close()
@@ -124,17 +125,17 @@ class RunPhases:
                 self._kernel.close()
             self._guard.close()
             # a killed guard's
-            shutil.rmtree(self._recording.wrappers_folder, ignore_errors=True)
+            shutil.rmtree(self._settings.wrappers_folder, ignore_errors=True)
 
     async def _run_phases(self, out: Out) -> None:
         """Run all phases, in their order. Until the command has ended, a failure ends the run;
         after that it costs what is left of the record, and never the exit code."""
-        recording = self._recording
+        settings = self._settings
         self._clock = Clock.start()
-        self._version = await find_version(recording.agent, recording.program_place)
-        self._trace = recording.trace(self._version, self._clock, self._journal.append_lines)
+        self._version = await find_version(settings.agent, settings.program_place)
+        self._trace = settings.trace(self._version, self._clock, self._journal.append_lines)
         async with create_task_group() as tasks:
-            with reporting(recording.folder, OutputError, is_folder=True):
+            with reporting(settings.folder, OutputError, is_folder=True):
                 for phase in (self._started, self._workspace_prepared, self._invoked):
                     await self._send(await phase(), out)
                 tasks.start_soon(self._capture)
@@ -150,7 +151,7 @@ class RunPhases:
                 ):
                     await self._send(await phase(), out)
             except (StreamError, OSError) as error:
-                self._lose(str(error))
+                self._record_loss(str(error))
 
     async def _send(self, event: PhaseEvent, out: Out) -> None:
         line = self._trace.add(
@@ -166,23 +167,23 @@ class RunPhases:
             self._agent.ending.ended_wall = self._journal.changed_at
         await out.send(Batch(EVENTS, [line]))
 
-    def _lose(self, what: str) -> None:
-        self.summary.incomplete.append(self._recording.disclosure.value(what))
+    def _record_loss(self, what: str) -> None:
+        self.summary.incomplete.append(self._settings.capture_policy.value(what))
 
     async def _started(self) -> PhaseEvent:
-        recording = self._recording
-        document = recording.metadata(self._version, self._clock)
-        metadata = write_document(recording.folder / METADATA_FILE, document)
+        settings = self._settings
+        document = settings.metadata(self._version, self._clock)
+        metadata = write_document(settings.folder / METADATA_FILE, document)
         self._kept[METADATA_FILE] = metadata
         what = "What the run was told to be."
         return PhaseEvent(
             name="run_started",
-            summary=f"run_id={recording.run_id} scenario_id={recording.scenario.id}",
+            summary=f"run_id={settings.run_id} scenario_id={settings.scenario.id}",
             artifacts=[file_artifact("metadata", METADATA_FILE, metadata, what)],
         )
 
     async def _workspace_prepared(self) -> PhaseEvent:
-        prepared = await self._workplace.prepare()
+        prepared = await self._workspace.prepare()
         return PhaseEvent(
             name="workspace_prepared",
             summary=prepared.summary,
@@ -191,17 +192,17 @@ class RunPhases:
 
     async def _invoked(self) -> PhaseEvent:
         """Get everything ready that records the command, which starts with the next phase."""
-        recording = self._recording
-        wrappers, cgroup = await prepare_guard(self._guard, recording.wrappers_folder)
+        settings = self._settings
+        wrappers, cgroup = await prepare_guard(self._guard, settings.wrappers_folder)
         if wrappers is not None:
             self._log = CommandLog(
-                recording.folder / COMMANDS_FILE, wrappers, recording.disclosure, self._clock
+                settings.folder / COMMANDS_FILE, wrappers, settings.capture_policy, self._clock
             )
         self._outputs = [
-            OutputFile(recording.folder / name, recording.disclosure)
+            OutputFile(settings.folder / name, settings.capture_policy)
             for name in (STDOUT_FILE, STDERR_FILE)
         ]
-        order = order_of(recording, wrappers)
+        order = order_of(settings, wrappers)
         if self._kernel is not None:
             order = await self._kernel.prepare(self._guard, cgroup, order, self._log)
         self._agent = AgentCommand(
@@ -215,8 +216,8 @@ class RunPhases:
             on_stdout=None if self._kernel is None else self._kernel.on_stdout,
             on_end=() if self._kernel is None else (self._kernel.end,),
         )
-        summary = f"verbose={'yes' if recording.is_verbose else 'no'} cwd={recording.workspace}"
-        facts = recording.process_facts(self._version, self._trace.now())
+        summary = f"verbose={'yes' if settings.is_verbose else 'no'} cwd={settings.workspace}"
+        facts = settings.process_facts(self._version, self._trace.now())
         artifact = value_artifact("process", summary, facts)
         return PhaseEvent(name="agent_invoked", summary=summary, artifacts=[artifact])
 
@@ -244,12 +245,12 @@ class RunPhases:
         event = self._describe_outputs(self._agent.ending, kept)
         if self._kernel is not None:
             for trouble in await self._kernel.conclude(self._agent.ending, self.summary):
-                self._lose(trouble)
+                self._record_loss(trouble)
             self._kept |= self._kernel.kept
             self._seen = self._kernel.commands
         if self._probes is not None:
             for trouble in self._probes.troubles:
-                self._lose(trouble)
+                self._record_loss(trouble)
             self.summary.boundary_objects = self._probes.boundary.lines
             self._kept |= self._probes.kept
         return event
@@ -259,29 +260,31 @@ class RunPhases:
         files = (("stdout_log", STDOUT_FILE), ("stderr_log", STDERR_FILE))
         for (kind, name), one in zip(files, kept, strict=True):
             what = "Declared by the agent: nothing in it was observed."
-            if self._recording.disclosure.mode == "hashed":
+            if self._settings.capture_policy.mode == "hashed":
                 what += " Only its digest was kept."
             artifact = file_artifact(kind, name, one, what, non_normative=True, total=one.total)
             artifacts.append(artifact)
             if one.lost:
-                self._lose(f"{one.lost} bytes of {name}: {one.why}")
+                self._record_loss(f"{one.lost} bytes of {name}: {one.why}")
             if not one.is_ours:
-                self._lose(f"{name} {NOT_OURS}")
+                self._record_loss(f"{name} {NOT_OURS}")
         if not self._journal.is_as_written():
-            self._lose(f"{EVENTS_FILE} {NOT_OURS}")
-        if not is_still(self._recording.folder / METADATA_FILE, self._kept[METADATA_FILE]):
-            self._lose(f"{METADATA_FILE} {NOT_OURS}")
+            self._record_loss(f"{EVENTS_FILE} {NOT_OURS}")
+        if not is_still(self._settings.folder / METADATA_FILE, self._kept[METADATA_FILE]):
+            self._record_loss(f"{METADATA_FILE} {NOT_OURS}")
         after = ending.aftermath()
         if ending.is_blind and ON_LINUX:  # elsewhere that is all there can be
-            self._lose("processes that left the command's group: /proc does not show them")
+            self._record_loss("processes that left the command's group: /proc does not show them")
         if ending.stops:
             times, seconds = number(len(ending.stops), "time"), sum(ending.stops) / 1e9
-            self._lose(
+            self._record_loss(
                 f"the recorder was stopped {times}, for {seconds:.1f} s in all, until it was woken:"
                 " what happened meanwhile was heard of late"
             )
         if ending.lost_guard:
-            self._lose("the process that watched the agent was killed: what it saw is not known")
+            self._record_loss(
+                "the process that watched the agent was killed: what it saw is not known"
+            )
         self.summary.stdout_bytes, self.summary.stderr_bytes = (one.total for one in kept)
         summary = f"stdout={kept[0].total} bytes stderr={kept[1].total} bytes; {after}"
         artifacts.append(value_artifact("process", after, ending.facts()))
@@ -293,10 +296,10 @@ class RunPhases:
         )
 
     async def _diffed(self) -> PhaseEvent:
-        changes = await self._workplace.compare(self._agent.ending.outlived_since)
+        changes = await self._workspace.compare(self._agent.ending.outlived_since)
         self._changes = changes
         if changes.trouble:
-            self._lose(changes.trouble)
+            self._record_loss(changes.trouble)
         if changes.found is not None:
             self.summary.changed_paths = changes.found.total
             self.summary.changed_after_exit = changes.found.has_after_exit
@@ -313,14 +316,14 @@ class RunPhases:
         log = self._log
         if log is not None and log.lost:
             why = log.trouble or "they were cut short, or are no calls"
-            self._lose(f"{number(log.lost, 'call')} of {COMMANDS_FILE}: {why}")
+            self._record_loss(f"{number(log.lost, 'call')} of {COMMANDS_FILE}: {why}")
         if log is not None and not log.is_ours:
-            self._lose(f"{COMMANDS_FILE} {NOT_OURS}")
+            self._record_loss(f"{COMMANDS_FILE} {NOT_OURS}")
         if log is not None and log.is_passed_by:
-            self._lose(f"calls of wrapped programs: {PASSED_BY}")
+            self._record_loss(f"calls of wrapped programs: {PASSED_BY}")
         if log is not None and log.is_made:
             self._kept[COMMANDS_FILE] = log.kept()
-        vouched = self._count_vouched()
+        vouched = self._count_verified()
         if log is None or not log.count or not log.is_ours:
             self._no_commands = self._why_no_commands()
             return PhaseEvent(name="commands_observation_unavailable", summary=self._no_commands)
@@ -348,7 +351,7 @@ class RunPhases:
 
     def _why_no_commands(self) -> str:
         log = self._log
-        if not self._recording.wrap:
+        if not self._settings.wrap:
             return "wrappers disabled"
         if log is None:
             return "unknown: the wrappers need bash, and there is none"
@@ -369,7 +372,7 @@ class RunPhases:
             return f"unknown: no wrapper was called, {UNWATCHED}"
         return "no wrapped binaries invoked"
 
-    def _count_vouched(self) -> int:
+    def _count_verified(self) -> int:
         """Of the lines of the command log. Where the kernel feed saw everything, it is said what it
         did not see."""
         log, seen = self._log, self._seen
@@ -380,9 +383,9 @@ class RunPhases:
             return vouched
         if log.count > vouched:
             count = number(log.count - vouched, "line")
-            self._lose(f"{count} of {COMMANDS_FILE}: no wrapper was seen to write that")
+            self._record_loss(f"{count} of {COMMANDS_FILE}: no wrapper was seen to write that")
         if log.count and seen.wrappers > vouched:
-            self._lose(f"{number(seen.wrappers - vouched, 'wrapper')} ran and told nothing")
+            self._record_loss(f"{number(seen.wrappers - vouched, 'wrapper')} ran and told nothing")
         return vouched
 
     def _ran_past(self) -> str:
@@ -396,7 +399,7 @@ class RunPhases:
     async def _evaluated(self) -> PhaseEvent:
         self._verdict = verdict = await to_thread.run_sync(
             reach_verdict,
-            self._recording,
+            self._settings,
             self._kept[STDOUT_FILE],
             self._changes,
             self._log,
@@ -416,22 +419,22 @@ class RunPhases:
         )
 
     async def _finished(self) -> PhaseEvent:
-        folder = self._recording.folder
+        folder = self._settings.folder
         artifacts = []
-        self._lose_strangers()
+        self._record_foreign_files()
         try:
             events = Beginning(self._journal.size, self._journal.sha256)
-            see = self._recording.disclosure.value
-            self.summary.redacted = self._recording.disclosure.replaced()
+            see = self._settings.capture_policy.value
+            self.summary.redacted = self._settings.capture_policy.replaced()
             summary = write_document(folder / SUMMARY_FILE, see(msgspec.to_builtins(self.summary)))
             self._kept[SUMMARY_FILE] = summary
             artifacts.append(file_artifact("summary", SUMMARY_FILE, summary, "How the run went."))
-            manifest = write_manifest(folder, self._recording.run_id, events, self._kept)
+            manifest = write_manifest(folder, self._settings.run_id, events, self._kept)
             artifacts.append(
                 file_artifact("manifest", MANIFEST_FILE, manifest, "Every file, with its hash.")
             )
         except OutputError as error:
-            self._lose(str(error))
+            self._record_loss(str(error))
         lost = len(self.summary.incomplete)
         state = f"; incomplete: {lost}" if lost else ""
         return PhaseEvent(
@@ -441,19 +444,19 @@ class RunPhases:
             evaluation=self._verdict.evaluation,
         )
 
-    def _lose_strangers(self) -> None:
+    def _record_foreign_files(self) -> None:
         """What the recorder did not write is no evidence, wherever it lies."""
-        recording = self._recording
+        settings = self._settings
         own = {*self._kept, *_WRITTEN_LAST, HOME}
         if self._kernel is not None:
             own |= {*EVIDENCE_FILES}
-        if recording.workspace_mode != "here":
+        if settings.workspace_mode != "here":
             own.add(WORKSPACE)
-        if found := foreign_files(recording.folder, own):
+        if found := foreign_files(settings.folder, own):
             self.summary.foreign_files = found[:_MOST_FOREIGN]
             more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
             names = ", ".join(found[:_NAMED])
-            self._lose(f"not the recorder's, and no part of the record: {names}{more}")
+            self._record_loss(f"not the recorder's, and no part of the record: {names}{more}")
 
 
 def _change_artifacts(changes: WorkspaceChanges) -> list[Artifact]:

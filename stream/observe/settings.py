@@ -78,6 +78,7 @@ _CENSORED = ("request", "agent_action", "evaluation")
 
 
 def not_evaluated() -> Evaluation:
+    """The evaluation of an event before there is one."""
     return Evaluation(
         Alignment("unknown", None, [], []),
         Checked("unknown", [], None),
@@ -106,6 +107,7 @@ class EventTrace:
         self._spans: dict[EventName, str] = {}
 
     def now(self) -> str:
+        """The time by the clock of the run, as events have it."""
         return self.clock.text(time.monotonic_ns())
 
     def add(
@@ -176,7 +178,7 @@ class RunSettings(Struct, kw_only=True):
     agent: Agent
     agent_program: str | None = None  #: what can be looked at for its version
     scenario: Scenario
-    disclosure: CapturePolicy
+    capture_policy: CapturePolicy
     environment: Environment
     workspace_mode: WorkspaceMode
     workspace: Path  #: absolute
@@ -199,22 +201,26 @@ class RunSettings(Struct, kw_only=True):
         return str(self.source or self.folder)
 
     def outfit(self) -> Prepare:
+        """Say what the guard is to prepare."""
         path = os.environ.get("PATH", os.defpath)
         return Prepare(os.fsencode(self.wrappers_folder), list(self.wrap), os.fsencode(path))
 
     @property
     def is_verbose(self) -> bool:
+        """Whether the agent was asked to be verbose."""
         words = [os.fsdecode(word) for word in self.argv]
         return any("--verbose" in launch.words[1:] for launch in launches(words))
 
     @property
     def program_place(self) -> Path | None:
+        """The file of the agent, where its version can be looked up."""
         if self.agent_program is None:
             return None
         return Path(self.origin, self.agent_program)
 
     def metadata(self, version: Version, clock: Clock) -> RunMetadata:
-        see = self.disclosure.value
+        """Describe the run for metadata.json."""
+        see = self.capture_policy.value
         return RunMetadata(
             run_id=self.run_id,
             session_id=see(self.scenario.id),
@@ -226,9 +232,9 @@ class RunSettings(Struct, kw_only=True):
             agent_version=see(version.text),
             agent_known_by=self.agent.known_by,
             version_known_by=version.known_by,
-            argv=self.disclosure.words(self.argv),
+            argv=self.capture_policy.words(self.argv),
             environment=self.environment,
-            capture_mode=self.disclosure.mode,
+            capture_mode=self.capture_policy.mode,
             workspace_mode=self.workspace_mode,
             workspace=WORKSPACE if self.workspace_mode != "here" else see(str(self.workspace)),
             source=None if self.source is None else see(str(self.source)),
@@ -240,7 +246,7 @@ class RunSettings(Struct, kw_only=True):
         """Of the agent's process, before there is one."""
         return {
             "cwd": str(self.workspace),
-            "argv": self.disclosure.words(self.argv),
+            "argv": self.capture_policy.words(self.argv),
             "agent_known_by": self.agent.known_by,
             "version_known_by": version.known_by,
             "start": start,
@@ -249,13 +255,14 @@ class RunSettings(Struct, kw_only=True):
         }
 
     def trace(self, version: Version, clock: Clock, write: Callable[[bytes], object]) -> EventTrace:
-        scenario, see = self.scenario, self.disclosure.value
+        """Start the trace of the run, whose lines go to `write`."""
+        scenario, see = self.scenario, self.capture_policy.value
         context = {
             key: value
             for key, value in scenario.parameters.items()
             if key in ("language", "test_framework", "package_manager")
         }
-        if self.disclosure.mode == "hashed" and scenario.request != UNKNOWN:
+        if self.capture_policy.mode == "hashed" and scenario.request != UNKNOWN:
             context["user_request_hash"] = digest(scenario.request.encode(errors="surrogateescape"))
         return EventTrace(
             Session(
@@ -267,14 +274,14 @@ class RunSettings(Struct, kw_only=True):
             ),
             Request(
                 os.urandom(16).hex(),
-                self.disclosure.request(scenario.request),
+                self.capture_policy.request(scenario.request),
                 [Constraint(see(one.id), one.type, see(one.rule)) for one in scenario.constraints],
                 context,
             ),
             PromptProvenance(
                 self.agent.provider,
                 UNKNOWN,
-                self.disclosure.mode,
+                self.capture_policy.mode,
                 None,
                 "unknown",
                 ModelParameters(
@@ -287,7 +294,7 @@ class RunSettings(Struct, kw_only=True):
             ),
             clock=clock,
             write=write,
-            censor=self.disclosure.value,
+            censor=self.capture_policy.value,
         )
 
 
@@ -325,6 +332,7 @@ def foreign_files(folder: Path, own: Collection[str]) -> list[str]:
 
 
 def new_run_id() -> str:
+    """Make a run id of the time and a few random digits."""
     return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + os.urandom(3).hex()
 
 
@@ -383,6 +391,7 @@ def find_program(name: str, source: Path | None) -> str | None:
 
 
 def order_of(recording: RunSettings, wrappers: Wrappers | None) -> Start:
+    """Say what the guard is to start, and in which environment."""
     env = dict(os.environb)
     if wrappers is not None:
         env[b"PATH"] = os.fsencode(wrappers.path(os.fsdecode(env.get(b"PATH", b""))))

@@ -35,6 +35,7 @@ class Verdict(Struct):
 
     @property
     def statuses(self) -> str:
+        """The three statuses in one line."""
         one = self.evaluation
         return (
             f"alignment={one.alignment.status} quality={one.quality.status}"
@@ -67,7 +68,7 @@ def reach_verdict(
     `why_none`: where it has no line."""
     folder = recording.folder
     declared = None
-    if recording.disclosure.mode != "hashed":
+    if recording.capture_policy.mode != "hashed":
         declared = (
             read_declared(folder / STDOUT_FILE, stdout.sha256)
             if stdout.is_ours
@@ -85,7 +86,7 @@ def reach_verdict(
         ),
         commands,
         declared,
-        recording.disclosure.mode,
+        recording.capture_policy.mode,
         no_commands=why_none,
         unwrapped_tests=sorted(seen.tests),
     )

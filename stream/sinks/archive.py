@@ -220,11 +220,13 @@ class Spools:
         yield write
 
     def close(self) -> None:
+        """Close the files, which removes them."""
         for file in self._files.values():
             with suppress(OSError):  # what it still had to write is wanted by nobody
                 file.close()
 
     def names(self) -> set[str]:
+        """The files of which there is a piece."""
         return {*self._files}
 
     def entries(self) -> list[Entry]:

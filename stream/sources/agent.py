@@ -73,6 +73,7 @@ class Relay:
         self._may_wait = not stat.S_ISREG(os.fstat(fd).st_mode)
 
     def put(self, block: bytes) -> None:
+        """Hand a block on; wait where its reader is far behind."""
         if not self._may_wait:
             self._put_now(block)
             return
@@ -214,6 +215,7 @@ class CommandEnding(Struct):
 
     @property
     def duration_ms(self) -> int:
+        """How long the command itself ran."""
         return (self.ended - self.started) // 1_000_000
 
     @property
@@ -262,6 +264,7 @@ class CommandEnding(Struct):
         }
 
     def into(self, summary: RunSummary) -> RunSummary:
+        """Return the summary with what is known of the ending."""
         facts = self.facts()
         del facts["pid"]
         return msgspec.structs.replace(summary, **facts)
@@ -322,6 +325,7 @@ class AgentCommand:
         self._cgroup = cgroup
 
     async def run(self, out: Out, /) -> None:
+        """Run the command until nothing of its tree is left."""
         try:
             await self._run(self._order)
         finally:

@@ -92,13 +92,16 @@ class Collector:
             self.close()
 
     def end(self) -> None:
+        """Take no further request."""
         self._accepting.cancel()
 
     def close(self) -> None:
+        """Close the socket."""
         if self._socket is not None:
             self._socket.close()
 
     def unused(self) -> Iterator[DroppedInput]:
+        """Give what came and could not be used."""
         for why, count, what in (
             ("refused", self._refused, "could not be understood"),
             ("torn", self._torn, "broke off"),

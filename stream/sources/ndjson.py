@@ -27,6 +27,7 @@ class NdjsonSource(Struct):
     name: str
 
     async def run(self, out: Out, /) -> None:
+        """Send the lines of the file, a read at a time."""
         place = "(stdin)" if self.name == STDIN else os.fsencode(self.name).decode(errors="replace")
         splitter = LineSplitter(place)
         try:

@@ -43,6 +43,7 @@ class ProbeSource(Struct):
     _measuring: set[CancelScope] = field(default_factory=set)
 
     async def run(self, out: Out, /) -> None:
+        """Run every cell and send its emission."""
         cells = self.plan.cells
         queue = iter(cells)
         line = _DeliveryQueue(out, self.as_completed, self.on_done)

@@ -62,13 +62,14 @@ class Hooks(Struct, frozen=True):
 
     @property
     def environment(self) -> dict[bytes, bytes]:
+        """The variables that tell an agent where the hook and its settings are."""
         return {
             b"STREAM_HOOK": os.fsencode(self.program),
             b"STREAM_HOOK_SETTINGS": os.fsencode(self.settings),
         }
 
 
-def lacking_for_hooks() -> list[str]:
+def missing_programs() -> list[str]:
     """Programs that they need, and that are not here."""
     return [name for name in _NEEDS if shutil.which(name) is None]
 
@@ -100,7 +101,7 @@ def make_hooks(home: Path) -> Hooks:
     return hooks
 
 
-Hear = Callable[[bytes, int], None]
+OnBlock = Callable[[bytes, int], None]
 _TURN = 1 << 20  #: bytes of a file that are read at a look
 _BLOCK = 1 << 16
 LOOK = 0.02  #: seconds between two looks at a file
@@ -108,16 +109,18 @@ SDK_LOG = "sdk-events.ndjson"
 
 
 class Channels:
-    """`home`: the folder that the guard removes. `hear`: told what came on a channel, and when it
-    was read: monotonic ns."""
+    """Read the channels on which an agent tells of its tool calls.
 
-    def __init__(self, home: Path, sdk: Sdk, hear: Mapping[str, Hear]) -> None:
+    They lie in `home`, which the guard removes. `on_block` names, by channel, who is given what
+    came there and when it was read (monotonic ns)."""
+
+    def __init__(self, home: Path, sdk: Sdk, on_block: Mapping[str, OnBlock]) -> None:
         self.log = home / SDK_LOG
         self._home = home
         self._sdk = sdk
-        self._hear = hear
+        self._on_block = on_block
         self._followed: list[_Followed] = []
-        self._collector = Collector(hear["otel"]) if sdk == "otel" else None
+        self._collector = Collector(on_block["otel"]) if sdk == "otel" else None
         self._is_over = False
         self._missed = -1
         self.helpers: tuple[str, ...] = ()  #: programs that the hooks run
@@ -126,14 +129,14 @@ class Channels:
         """What the agent's environment must say of what was asked for. Raises OSError."""
         self._home.mkdir(mode=0o700, exist_ok=True)
         fd = open_new(self.log)
-        self._followed.append(_Followed("log", fd, self._hear["log"]))
+        self._followed.append(_Followed("log", fd, self._on_block["log"]))
         if self._collector is not None:
             return self._collector.open()
         if self._sdk == "hooks":
             hooks = make_hooks(self._home)
             self.helpers = hooks.helpers
             fd = os.open(hooks.log, os.O_RDONLY | os.O_CLOEXEC)
-            self._followed.append(_Followed("hooks", fd, self._hear["hooks"]))
+            self._followed.append(_Followed("hooks", fd, self._on_block["hooks"]))
             self._missed = os.open(hooks.missed, os.O_RDONLY | os.O_CLOEXEC)
             return hooks.environment
         return {}
@@ -169,6 +172,7 @@ class Channels:
             yield from self._collector.unused()
 
     def close(self) -> None:
+        """Close what is open."""
         while self._followed:
             os.close(self._followed.pop().fd)
         if self._missed >= 0:
@@ -185,18 +189,18 @@ class Channels:
 class _Followed:
     """A file that others append to."""
 
-    def __init__(self, channel: str, fd: int, hear: Hear) -> None:
+    def __init__(self, channel: str, fd: int, on_block: OnBlock) -> None:
         self.channel = channel
         self.fd = fd
         self.received = 0
-        self._hear = hear
+        self._on_block = on_block
 
     def look(self, most: int) -> None:
         """Who writes without end gets no more than its turn."""
         while most > 0 and (block := os.read(self.fd, min(most, _BLOCK))):
             most -= len(block)
             self.received += len(block)
-            self._hear(block, kernel_now())
+            self._on_block(block, kernel_now())
 
     def unused(self) -> Iterator[DroppedInput]:
         """What was taken back before it was heard."""
@@ -230,9 +234,9 @@ class DecisionLog:
         except FileNotFoundError:
             pass  # the first decision makes it
         except OSError as error:
-            self._miss("unread", os_reason(error))
+            self._record_drop("unread", os_reason(error))
         except ValueError as error:  # a NUL in the path
-            self._miss("unread", str(error))
+            self._record_drop("unread", str(error))
 
     def files(self) -> dict[str, int]:
         """Its descriptor, by channel, where a file was there when the run began."""
@@ -249,7 +253,7 @@ class DecisionLog:
                 beginning = self._beginning(fd)
                 yield from self._since(file, beginning)
         except OSError as error:
-            self._miss("unread", os_reason(error))
+            self._record_drop("unread", os_reason(error))
 
     def _since(self, file: FileIO, beginning: int) -> Iterator[bytes]:
         """Give what a file holds behind `beginning` at this moment, or what comes out of a pipe."""
@@ -272,9 +276,10 @@ class DecisionLog:
             rest -= len(block)
             yield block
         if not rest and is_more:
-            self._miss("unread", f"more than {_MOST >> 20} MB came out")
+            self._record_drop("unread", f"more than {_MOST >> 20} MB came out")
 
     def close(self) -> None:
+        """Close what is open."""
         if self._fd >= 0:
             with suppress(OSError):
                 os.close(self._fd)
@@ -286,10 +291,10 @@ class DecisionLog:
             return 0
         whole = "all of it is taken for decisions of this run"
         if not os.path.samestat(os.fstat(fd), os.fstat(self._fd)):
-            self._miss("replaced", f"another file took its place meanwhile, and {whole}")
+            self._record_drop("replaced", f"another file took its place meanwhile, and {whole}")
             return 0
         if os.fstat(fd).st_size < self._size or self._tail_in(fd) != self._tail:
-            self._miss("shortened", f"what was in it before was taken away, and {whole}")
+            self._record_drop("shortened", f"what was in it before was taken away, and {whole}")
             return 0
         return self._size
 
@@ -297,5 +302,5 @@ class DecisionLog:
         start = max(0, self._size - _TAIL)
         return os.pread(fd, self._size - start, start)
 
-    def _miss(self, why: str, sentence: str) -> None:
+    def _record_drop(self, why: str, sentence: str) -> None:
         self.unused.append(DroppedInput(POLICY, why, 1, f"--policy {self._path}: {sentence}"))

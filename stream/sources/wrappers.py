@@ -45,6 +45,7 @@ class WrapperCall(Struct):
 
     @property
     def category(self) -> str:
+        """The category of the program that was called."""
         return category_of(self.name, self.words)
 
 
@@ -59,6 +60,7 @@ class CallReader:
         self._ends: dict[int, list[int]] = {}  # of the pieces of each
 
     def feed(self, data: bytes) -> Iterator[WrapperCall]:
+        """Give the calls that are complete with these bytes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._at += len(line) + 1
@@ -145,14 +147,14 @@ class ObservedCommands(Struct):
 
 class CommandLog:
     def __init__(
-        self, path: Path, wrappers: Wrappers, disclosure: CapturePolicy, clock: Clock
+        self, path: Path, wrappers: Wrappers, capture_policy: CapturePolicy, clock: Clock
     ) -> None:
         self.count = 0
         self.heard = WrapperOutput()
         self.categories: Counter[str] = Counter()
         self._path = path
         self._wrappers = wrappers
-        self._disclosure = disclosure
+        self._policy = capture_policy
         self._clock = clock
         self._reader = CallReader()
         self._journal: AppendFile | None = None
@@ -186,6 +188,7 @@ class CommandLog:
 
     @property
     def trouble(self) -> str:
+        """Why calls could not be written; empty where they could."""
         if self._journal is None:
             return self._trouble
         return self._journal.trouble if self._journal.waiting else ""
@@ -197,13 +200,16 @@ class CommandLog:
 
     @property
     def is_made(self) -> bool:
+        """Whether there was a call to write."""
         return self._journal is not None
 
     @property
     def is_ours(self) -> bool:
+        """Whether nobody else removed, replaced or wrote into the log."""
         return self._journal is None or self._journal.is_as_written()
 
     async def run(self) -> None:
+        """Read calls until nobody is left to make one."""
         while True:
             if not self._is_over:
                 with CancelScope() as self._wait:
@@ -225,6 +231,7 @@ class CommandLog:
             self._wait.cancel()
 
     def close(self) -> None:
+        """Close the fifo and the log."""
         os.close(self._fd)
         if self._journal is not None:
             self._journal.close()
@@ -261,8 +268,8 @@ class CommandLog:
             parent=called.parent,
             name=readable(called.name),
             program=readable(self._wrappers.programs.get(called.name, "unknown")),
-            cwd=self._disclosure.name(called.cwd),
-            argv=self._disclosure.words(words),
+            cwd=self._policy.name(called.cwd),
+            argv=self._policy.words(words),
             argv_base64=self._exact(words),
             category=called.category,
             after_exit=self._is_after,
@@ -271,7 +278,7 @@ class CommandLog:
 
     def _exact(self, words: list[bytes]) -> list[str] | UnsetType:
         """Only where nothing is held back: in base64 a secret would not be found."""
-        if self._disclosure.mode != "full":
+        if self._policy.mode != "full":
             return UNSET
         try:
             b"".join(words).decode()

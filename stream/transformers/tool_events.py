@@ -46,11 +46,11 @@ MOST_KEPT = 15_000
 MOST_TEXT = 16 << 20
 
 
-def command_seen(disclosure: CapturePolicy, command: str) -> str:
+def command_seen(capture_policy: CapturePolicy, command: str) -> str:
     """What a shell is asked to run, wherever it is told: the same of the same."""
-    if disclosure.mode == "hashed":
+    if capture_policy.mode == "hashed":
         return digest_of(command)
-    seen: str = disclosure.value(command)
+    seen: str = capture_policy.value(command)
     return seen
 
 
@@ -64,6 +64,7 @@ class EventTimeIndex:
         self.trouble = ""
 
     def add(self, times: Sequence[int]) -> None:
+        """Append the times of further events."""
         if times and not self.trouble:
             try:
                 write_all(self._file.fileno(), array("Q", times).tobytes())
@@ -90,13 +91,16 @@ class EventTimeIndex:
         return lambda ts: count(ts) if ts < latest[-1] else len(words)
 
     def close(self) -> None:
+        """Remove the file."""
         self._file.close()
 
 
 class ToolCallCollector:
     """What the agent, and who decides for it, say. Told from several threads."""
 
-    def __init__(self, run_id: str, disclosure: CapturePolicy, sdk: Sdk = "stream-json") -> None:
+    def __init__(
+        self, run_id: str, capture_policy: CapturePolicy, sdk: Sdk = "stream-json"
+    ) -> None:
         self.run_id = run_id
         self.sdk: list[SdkEvent] = []
         self.moments: list[CallBoundary] = []
@@ -104,7 +108,7 @@ class ToolCallCollector:
         self.again: list[CallBoundary] = []  #: of what another channel had told already
         self.unused: list[DroppedInput] = []
         self.unknown_form: dict[str, int] = {}  #: lines of stdout, by the type that they say
-        self._disclosure = disclosure
+        self._capture_policy = capture_policy
         self._sdk = sdk
         self._left_out = 0
         self._room = MOST_TEXT
@@ -114,13 +118,15 @@ class ToolCallCollector:
 
     @property
     def received(self) -> Mapping[str, int]:
+        """How many bytes came on each channel."""
         return {str(channel): size for channel, size in self._layer.received.items()}
 
     def environment(self, log: Path) -> dict[bytes, bytes]:
+        """The variables that tell an agent where the event log is."""
         given = log_environment(self.run_id, str(log))
         return {name.encode(): os.fsencode(value) for name, value in given.items()}
 
-    def hear(self, block: bytes, arrived: int) -> None:
+    def feed_stdout(self, block: bytes, arrived: int) -> None:
         """Its stdout, of whose calls another channel may be asked to tell."""
         with self._lock:
             if self._sdk == "stream-json":
@@ -129,24 +135,29 @@ class ToolCallCollector:
                 self._take(self._layer.feed_refusals(block, arrived))
             self.policy += map(self._seen, self._policy.feed_stdout(block))
 
-    def hear_log(self, block: bytes, arrived: int) -> None:
+    def feed_log(self, block: bytes, arrived: int) -> None:
+        """Take a piece of the event log."""
         with self._lock:
             self._take(self._layer.feed_log(block, arrived))
 
-    def hear_hooks(self, block: bytes, arrived: int) -> None:
+    def feed_hooks(self, block: bytes, arrived: int) -> None:
+        """Take a piece of what hooks wrote."""
         with self._lock:
             self._take(self._layer.feed_hooks(block, arrived))
 
-    def hear_otel(self, block: bytes, arrived: int) -> None:
+    def feed_otel(self, block: bytes, arrived: int) -> None:
+        """Take a body that an OpenTelemetry exporter sent."""
         with self._lock:
             self._take(self._layer.feed_otel(block, arrived))
             self._policy.feed_otel(block)
 
-    def decide(self, block: bytes) -> None:
+    def feed_policy(self, block: bytes) -> None:
+        """Take a piece of the log of decisions."""
         with self._lock:
             self.policy += map(self._seen, self._policy.feed(block))
 
-    def miss(self, unused: DroppedInput) -> None:
+    def record_drop(self, unused: DroppedInput) -> None:
+        """Note input that could not be used."""
         self.unused.append(unused)
 
     def finish(self) -> None:
@@ -162,14 +173,14 @@ class ToolCallCollector:
                 f"{self._left_out} events of the SDK layer, which keeps {MOST_KEPT}"
                 f" and {MOST_TEXT >> 20} MB of commands"
             )
-            self.miss(DroppedInput("sdk", "left_out", self._left_out, sentence))
+            self.record_drop(DroppedInput("sdk", "left_out", self._left_out, sentence))
         for reason, count in sorted(self._policy.problems.items()):
             self._not_used("policy layer", reason, count)
 
     def _seen_types(self) -> dict[str, int]:
         told = self._layer.unknown_form
         kept = Counter(
-            {self._disclosure.value(kind): n for kind, n in told.most_common(_MOST_TYPES)}
+            {self._capture_policy.value(kind): n for kind, n in told.most_common(_MOST_TYPES)}
         )
         if rest := told.total() - kept.total():
             kept["…"] += rest
@@ -178,7 +189,7 @@ class ToolCallCollector:
     def _not_used(self, channel: str, why: str, count: int) -> None:
         lines = number(count, "line")
         sentence = f"{lines} of the {channel} could not be used: {_MEANING[why]} ({why})"
-        self.miss(DroppedInput(channel.partition(" ")[0], why, count, sentence))
+        self.record_drop(DroppedInput(channel.partition(" ")[0], why, count, sentence))
 
     def _take(self, said: Sequence[Any]) -> None:
         for one in said:
@@ -195,8 +206,12 @@ class ToolCallCollector:
         seen: CallBoundary = self._seen(msgspec.structs.replace(moment, command=None))
         if moment.command is None:
             return seen
-        return msgspec.structs.replace(seen, command=command_seen(self._disclosure, moment.command))
+        return msgspec.structs.replace(
+            seen, command=command_seen(self._capture_policy, moment.command)
+        )
 
     def _seen(self, record: Any) -> Any:
         """By what may be written down of this run."""
-        return msgspec.convert(self._disclosure.value(msgspec.to_builtins(record)), type(record))
+        return msgspec.convert(
+            self._capture_policy.value(msgspec.to_builtins(record)), type(record)
+        )

@@ -28,7 +28,7 @@ def main(backend: str, runs: Path, command: list[str]) -> int:
         executable=find_program(command[0], Path.cwd()),
         agent=identify(command),
         scenario=Scenario(),
-        disclosure=CapturePolicy("full", None),
+        capture_policy=CapturePolicy("full", None),
         environment="unknown",
         workspace_mode="copy",
         workspace=workspace,

@@ -32,7 +32,7 @@ def test_what_is_no_secret_is_told_as_it_is(words: list[bytes]) -> None:
 @pytest.mark.parametrize("before", [b"\xff", rb"\0", b"\\", b"\x01", b"a/"])
 @pytest.mark.parametrize("mode", ["redacted", "hashed"])
 def test_a_name_that_holds_a_secret(before: bytes, mode: CaptureMode) -> None:
-    disclosure = CapturePolicy(mode, Redactor({}))
+    capture_policy = CapturePolicy(mode, Redactor({}))
     name = before + TOKEN.encode()
-    told = disclosure.name(name, path_text)
+    told = capture_policy.name(name, path_text)
     assert told == path_text(before) + "[redacted:github:1]"
