@@ -98,7 +98,7 @@ class KernelRecorder:
     async def prepare(
         self, guard: Guard, cgroup: Cgroup | None, order: Start, log: CommandLog | None
     ) -> Start:
-        """Open the channels and the feed, and return the order of the command with what they need."""
+        """Open the channels and the feed; return the order with what they need of it."""
         self._log = log
         given = self._channels.open() | self._collector.environment(self._channels.log)
         self._given = list(given)
@@ -131,7 +131,7 @@ class KernelRecorder:
 
     def sources(self) -> list[Source]:
         """The feed, where there is one, and the channels that tell of tool calls."""
-        channels = _Contained(_Channels(self._channels), self._lose_channels)
+        channels = _Contained(self._channels, self._lose_channels)
         if self._feed is None:
             return [channels]
         return [channels, _Contained(self._feed, self._lose_feed)]
@@ -292,15 +292,6 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         return _reasons(error)
     return os_reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-
-
-class _Channels(Struct):
-    """The channels as a source: what comes there goes to the collector of tool calls."""
-
-    channels: Channels
-
-    async def run(self, out: Out, /) -> None:
-        await self.channels.run()
 
 
 class _Contained(Struct):

@@ -35,6 +35,7 @@ from stream.errors import number, os_reason
 from stream.evidence.claude_formats import Sdk
 from stream.evidence.markers import POLICY, DroppedInput
 from stream.files.append import open_new
+from stream.pipeline import Out
 from stream.process.machine import kernel_now
 from stream.sources.collector import Collector
 
@@ -145,8 +146,9 @@ class Channels:
         """Descriptors, by channel."""
         return {one.channel: one.fd for one in self._followed}
 
-    async def run(self) -> None:
-        """Until `end`."""
+    async def run(self, out: Out, /) -> None:
+        """Read the channels until `end`. What comes goes to `on_block` at once: when it came
+        counts, and a queue would make it late."""
         async with create_task_group() as tasks:
             if self._collector is not None:
                 tasks.start_soon(self._collector.run)
