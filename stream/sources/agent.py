@@ -362,7 +362,7 @@ class AgentCommand:
     def _pass_on(self, number: int) -> None:
         self.ending.passed_on.append(_name(number))
         if self._is_over:  # what still holds us is whoever reads our output
-            self._let_go()
+            self._give_up_readers()
         elif len(self.ending.passed_on) > 2:
             self._guard.signal(END_NOW)
         else:
@@ -375,9 +375,9 @@ class AgentCommand:
 
     async def _release(self) -> None:
         await sleep(STUCK_READER)
-        self._let_go()
+        self._give_up_readers()
 
-    def _let_go(self) -> None:
+    def _give_up_readers(self) -> None:
         for relay in self._relays:
             relay.give_up()
 
@@ -391,7 +391,7 @@ class AgentCommand:
                 break
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                await self._heed(decode_report(line))
+                await self._handle_report(decode_report(line))
         if not self._is_over:
             self._is_over = self.ending.lost_guard = True
             self._guard.wait()
@@ -409,7 +409,7 @@ class AgentCommand:
             self._cgroup.remove()
         return names + Reaper.get().end_strays()
 
-    async def _heed(self, report: GuardReport) -> None:
+    async def _handle_report(self, report: GuardReport) -> None:
         if isinstance(report, Started):
             self.ending.pid, self.ending.containment = report.pid, report.containment
         elif isinstance(report, Failed):
