@@ -282,6 +282,7 @@ class _WordsCommand(TyperCommand):
     word after a flag is always its value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse options only in front of `-`, and keep all words otherwise."""
         first = 0
         while args[first : first + 1] and args[first] in _STREAM_OPTIONS:
             first += _STREAM_OPTIONS[args[first]]
@@ -296,6 +297,7 @@ class _EmitRecordCommand(TyperCommand):
     """`stream emit-record`, for the helper of that name: every word is passed on as it is."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep all words as they are."""
         ctx.params = {"words": args}
         return []
 

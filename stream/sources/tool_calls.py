@@ -168,7 +168,8 @@ class Channels:
             one.look(os.fstat(one.fd).st_size - one.received)
             yield from one.unused()
         if self._missed >= 0 and (count := os.fstat(self._missed).st_size):
-            sentence = f"{number(count, 'hook')} did not come to tell what had been heard"
+            whose = "its" if count == 1 else "their"
+            sentence = f"{number(count, 'hook invocation')} did not record {whose} input"
             yield DroppedInput("hooks", "missed", count, sentence)
         if self._collector is not None:
             yield from self._collector.unused()
@@ -267,8 +268,8 @@ class DecisionLog:
             written = found.st_size - beginning
             rest, is_more = min(written, _MOST), written > _MOST
             if beginning and not written:
-                what = f"--policy {self._path}: nothing was written there during the run"
-                self.warnings.append(f"{what}, and what was there before it does not count")
+                what = f"--policy {self._path}: no decisions were written during the run"
+                self.warnings.append(f"{what} (earlier lines are ignored)")
         while rest > 0:
             if not is_file and not select.select([file], [], [], _SILENCE)[0]:
                 break  # nobody writes

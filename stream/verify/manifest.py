@@ -152,9 +152,9 @@ class ManifestChecker:
                 self._report.find("integrity.order", f"it stands after {one}", other)
         for name in sorted(seen, key=os.fsencode):
             if any(part in seen for part in _folders(name)):
-                self._report.find("security.conflict", "it lies in something that is a file", name)
+                self._report.find("security.conflict", "its parent path is a file", name)
         for name, other in look_alikes(self._seen):
-            message = f"it is the same name as {other} where case does not count"
+            message = f"it is the same name as {other} if case is ignored"
             self._report.find("security.conflict", message, name)
 
 

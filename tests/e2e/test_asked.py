@@ -115,7 +115,7 @@ def test_what_the_hooks_do_is_no_calls(rig: Rig) -> None:
 #: Who changes anything in the recorder's folder may have changed more: nothing is vouched for then.
 TAKEN = "calls of wrapped programs: the wrappers were taken away or changed"
 UNSEEN = "1 line of artifacts/command_logs.jsonl: no wrapper was seen to write that"
-MISSED = "6 hooks did not come to tell what had been heard"
+MISSED = "6 hook invocations did not record their input"
 
 
 @pytest.mark.parametrize(

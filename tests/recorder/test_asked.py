@@ -231,7 +231,7 @@ def test_a_hook_that_does_not_come_to_its_line_is_counted(place: Place) -> None:
     verify(place, run)
     assert layer(run, "sdk") == []
     assert run.summary["incomplete"] == [
-        "1 hook did not come to tell what had been heard",
+        "1 hook invocation did not record its input",
         "calls of wrapped programs: the wrappers were taken away or changed",
     ]
     report = json.loads((run.folder / "correlation-report.json").read_bytes())

@@ -57,7 +57,7 @@ def test_what_was_there_before_is_not_of_the_run(place: Place, log: Path) -> Non
     log.write_text(line("old"))
     run = decided(place, log, "true")
     assert (calls(run), unused(run)) == ([], [])
-    assert "nothing was written there during the run" in run.done.err
+    assert "no decisions were written during the run (earlier lines are ignored)" in run.done.err
 
 
 def test_a_decision_that_was_begun_before_the_run_cannot_be_used(place: Place, log: Path) -> None:
