@@ -41,6 +41,7 @@ class BrokenDocument(bytes):
 
     @classmethod
     def of(cls, data: bytes, fault: Fault) -> BrokenDocument:
+        """Keep a document together with what is wrong with it."""
         document = cls(data)
         document.fault = fault
         return document
@@ -55,6 +56,7 @@ class OverlongLine(bytes):
 
     @classmethod
     def of(cls, length: int, digest: str, limit: int) -> OverlongLine:
+        """Stand for a line of that length and digest."""
         line = cls()
         line.length, line.digest, line.limit = length, digest, limit
         return line
@@ -73,14 +75,14 @@ class Lines(Sequence[bytes]):
         self._known = (0, offset)  # the last place that was asked for
 
     def offset_of(self, index: int) -> int:
-        """Counted on from the last place: a batch of bad lines costs one pass, not one each."""
+        """Count on from the last place: a batch of bad lines costs one pass, not one each."""
         start, offset = self._known if index >= self._known[0] else (0, self.offset)
         offset += sum(map(_length, self.items[start:index])) + index - start
         self._known = (index, offset)
         return offset
 
     def parts(self) -> Iterator[Lines]:
-        """Of no more than MOST_LINES: a megabyte of empty lines is half a million rejects."""
+        """Cut into parts of MOST_LINES: a megabyte of empty lines is half a million rejects."""
         if len(self.items) <= MOST_LINES:
             yield self
             return
@@ -115,7 +117,7 @@ class LineSplitter:
         self._digest: hashlib._Hash | None = None  # set while inside an overlong line
 
     def feed(self, chunk: bytes) -> Lines | None:
-        """The lines that this chunk completes, or None."""
+        """Give the lines that this chunk completes, or None."""
         last = chunk.rfind(b"\n")
         if last < 0:
             self._hold(chunk)
@@ -135,7 +137,7 @@ class LineSplitter:
         return batch
 
     def finish(self) -> Lines | None:
-        """What stands after the last newline, as a TornLine."""
+        """Give what stands after the last newline, as a TornLine."""
         if not self._held_length:
             return None
         line = self._release()
@@ -172,7 +174,7 @@ def _length(line: bytes) -> int:
 
 
 def reject(stage: str, batch: Sequence[object], index: int, fault: Fault) -> Reject:
-    """The record of a line that a stage could not use."""
+    """Make the record of a line that a stage could not use."""
     item = batch[index]
     line = item if isinstance(item, bytes) else msgspec.json.encode(item)
     source, number, offset, reason = "(pipeline)", index + 1, 0, fault.reason
@@ -197,7 +199,7 @@ def reject(stage: str, batch: Sequence[object], index: int, fault: Fault) -> Rej
 
 
 def is_blank(line: bytes) -> bool:
-    """Nothing but white space: not a record, and not a bad one."""
+    """Say whether a line is white space alone: no record, and no bad one."""
     return not line.strip() and not isinstance(line, OverlongLine | BrokenDocument)
 
 
@@ -213,7 +215,7 @@ _decode_head = msgspec.json.Decoder(Head).decode
 
 
 def contract_of(line: bytes) -> str | None:
-    """The schema string of a JSON object, None where it names none.
+    """Give the schema string of a JSON object, None where it names none.
 
     Raises one of DECODE_ERRORS where the line is no JSON object.
     """
@@ -260,5 +262,5 @@ DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def join_lines(lines: Iterable[bytes]) -> bytes:
-    """Records as NDJSON bytes."""
+    """Join records to NDJSON bytes."""
     return b"\n".join((*lines, b""))

@@ -28,7 +28,7 @@ BUNDLE = _here / "data" if (_here / "data").is_dir() else _here.parent
 
 
 def read_document(path: Path) -> Any:
-    """The JSON value in a file. Raises InputError with the place."""
+    """Read the JSON value in a file. Raises InputError with the place."""
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)  # a device has no size to ask for first
@@ -45,7 +45,7 @@ def read_document(path: Path) -> Any:
 
 
 def is_file(path: Path) -> bool:
-    """Raises InputError where that cannot be known."""
+    """Say whether a path is a file. Raises InputError where that cannot be known."""
     try:
         return path.is_file()
     except OSError as error:
@@ -53,7 +53,7 @@ def is_file(path: Path) -> bool:
 
 
 def parse_document(data: bytes) -> Any:
-    """The JSON value. Raises ValueError with the reason, after the JSON path if there is one."""
+    """Parse a JSON value. Raises ValueError with the reason, after the JSON path if there is one."""
     repeated: list[_Repeated] = []
 
     def members(pairs: list[tuple[str, Any]]) -> Any:
@@ -99,7 +99,7 @@ def parted(reason: str) -> Fault:
 
 
 def convert(value: Any, kind: type[T], source: object) -> T:
-    """The value as a struct. Raises InputError with the JSON path."""
+    """Convert a value to a struct. Raises InputError with the JSON path."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""Boundary objects: from what a probe said, or, where it failed, from what the harness saw.
+"""Boundary objects: from the flags of a probe, or, where it failed, from what the harness saw.
 
 Pure: the catalogs and the descriptor are given, facts about the machine arrive as data.
 """
@@ -52,35 +52,35 @@ class BoundaryBuilder:
         self.catalogs = catalogs
         self.descriptor = descriptor
 
-    def from_spoken(self, said: EmitFlags, around: Host) -> bytes:
-        """Raises EmitError with the sentence that emit-record prints."""
-        mode, primary = said.texts["--run-mode"], said.texts["--primary-capability-id"].strip()
+    def from_flags(self, flags: EmitFlags, host: Host) -> bytes:
+        """Build the record that a probe asked for. Raises EmitError with emit-record's sentence."""
+        mode, primary = flags.texts["--run-mode"], flags.texts["--primary-capability-id"].strip()
         if mode not in self.descriptor.modes:
             expected = "|".join(self.descriptor.modes)
             raise EmitError(f"Unknown run mode: {mode} (expected {expected})")
-        secondary = sorted({name for name in said.secondary if name})
-        payload, inferred = _payload(said)
+        secondary = sorted({name for name in flags.secondary if name})
+        payload, inferred = _payload(flags)
         record = self._record(
-            around,
+            host,
             primary=primary,
             secondary=secondary,
             context=self._context(primary, secondary),
-            probe=said.texts["--probe-name"],
-            version=said.texts["--probe-version"],
+            probe=flags.texts["--probe-name"],
+            version=flags.texts["--probe-version"],
             mode=mode,
-            command=said.texts["--command"],
+            command=flags.texts["--command"],
             operation=Operation(
-                args=fit(said.objects["args"], 0, "args_cut"),
-                category=clip(said.texts["--category"]),
-                target=clip(said.texts["--target"]),
-                verb=clip(said.texts["--verb"]),
+                args=fit(flags.objects["args"], 0, "args_cut"),
+                category=clip(flags.texts["--category"]),
+                target=clip(flags.texts["--target"]),
+                verb=clip(flags.texts["--verb"]),
             ),
             result=Result(
-                errno=_clipped(said.text("--errno")) or inferred,
-                error_detail=_clipped(said.text("--error-detail")),
-                message=_clipped(said.text("--message")),
-                observed_result=cast("Status", said.texts["--status"]),
-                raw_exit_code=said.exit_code,
+                errno=_clipped(flags.text("--errno")) or inferred,
+                error_detail=_clipped(flags.text("--error-detail")),
+                message=_clipped(flags.text("--message")),
+                observed_result=cast("Status", flags.texts["--status"]),
+                raw_exit_code=flags.exit_code,
             ),
             payload=payload,
         )
@@ -89,7 +89,7 @@ class BoundaryBuilder:
     def from_harness(
         self,
         cell: RawEmission,
-        around: Host,
+        host: Host,
         reason: str,
         sentence: str,
         emitted: dict[str, Any] | None,
@@ -103,7 +103,7 @@ class BoundaryBuilder:
         stdout = snippet(noise.decode(errors="replace")) if noise else None
         stderr = snippet(cell.stderr.decode(errors="replace"))
         record = self._record(
-            around,
+            host,
             primary=primary,
             secondary=[],
             context=(
@@ -148,7 +148,7 @@ class BoundaryBuilder:
 
     def _record(
         self,
-        around: Host,
+        host: Host,
         *,
         primary: str,
         secondary: list[str],
@@ -171,10 +171,10 @@ class BoundaryBuilder:
             payload=payload,
             probe=Probe(clip(probe), primary, secondary, clip(version)),
             result=result,
-            run=Run(clip(command), cast("Any", mode), _clipped(around.workspace_root)),
+            run=Run(clip(command), cast("Any", mode), _clipped(host.workspace_root)),
             schema_key=self.descriptor.key,
             schema_version=cast("Any", self.descriptor.pattern_version),
-            stack=Stack(clip(around.os), cast("SandboxMode | None", around.sandbox_mode)),
+            stack=Stack(clip(host.os), cast("SandboxMode | None", host.sandbox_mode)),
         )
 
     def _checked(self, record: Boundary) -> bytes:
@@ -200,29 +200,29 @@ def _clipped(text: str | None) -> str | None:
     return None if text is None else clip(text)
 
 
-def _payload(said: EmitFlags) -> tuple[Payload, str | None]:
+def _payload(flags: EmitFlags) -> tuple[Payload, str | None]:
     """The payload, and the errno that the evidence names where the probe named none."""
-    if said.payload is not None:
+    if flags.payload is not None:
         raw, stderr, stdout = (
-            said.payload.raw,
-            said.payload.stderr_snippet,
-            said.payload.stdout_snippet,
+            flags.payload.raw,
+            flags.payload.stderr_snippet,
+            flags.payload.stdout_snippet,
         )
     else:
-        raw = said.objects["raw"]
-        stderr, stdout = said.snippets.get("stderr"), said.snippets.get("stdout")
+        raw = flags.objects["raw"]
+        stderr, stdout = flags.snippets.get("stderr"), flags.snippets.get("stdout")
     shown = {
         "stderr_snippet": snippet(stderr),
-        "message": _clipped(said.text("--message")),
-        "error_detail": _clipped(said.text("--error-detail")),
+        "message": _clipped(flags.text("--message")),
+        "error_detail": _clipped(flags.text("--error-detail")),
         "stdout_snippet": snippet(stdout),
     }
     inferred = None
-    if said.texts["--status"] != "success" and not said.text("--errno"):
+    if flags.texts["--status"] != "success" and not flags.text("--errno"):
         whole = {
             "stderr": stderr,
-            "message": said.text("--message"),
-            "error_detail": said.text("--error-detail"),
+            "message": flags.text("--message"),
+            "error_detail": flags.text("--error-detail"),
             "stdout": stdout,
         }
         inferred = infer_errno(whole, shown)

@@ -24,11 +24,14 @@ BUILT_IN = {
 
 
 class Catalog(Struct, frozen=True):
+    """A capability catalog that was loaded."""
+
     key: str
     path: Path
     capabilities: Mapping[str, Capability]
 
     def snapshot(self, capability_id: str) -> CapabilitySnapshot:
+        """Describe a capability as a record has it."""
         found = self.capabilities[capability_id]
         return CapabilitySnapshot(category=found.category, id=found.id, layer=found.layer)
 
@@ -41,9 +44,11 @@ class Catalogs(Struct, frozen=True):
 
     @property
     def first(self) -> Catalog:
+        """The preferred one."""
         return self.known[0]
 
     def knowing(self, capability_id: str) -> Catalog | None:
+        """Find the first catalog that has a capability."""
         return next((c for c in self.known if capability_id in c.capabilities), None)
 
     def for_capability(self, capability_id: str | None) -> Catalog:
@@ -51,10 +56,12 @@ class Catalogs(Struct, frozen=True):
         return self.knowing(capability_id or "") or self.first
 
     def ids(self) -> list[str]:
+        """List the ids of all capabilities."""
         return sorted({name for catalog in self.known for name in catalog.capabilities})
 
 
 def load_catalog(path: Path) -> Catalog:
+    """Read a catalog from a file. Raises InputError."""
     return make_catalog(read_document(path), path)
 
 
@@ -111,6 +118,7 @@ def known_catalogs(flag: str | None = None) -> tuple[Catalog, ...]:
 
 
 def make_defaults(value: Any, path: Path) -> Defaults:
+    """Read which catalog and descriptor a probe tree prefers. Raises InputError."""
     return convert(value, Defaults, path)
 
 

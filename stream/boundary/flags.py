@@ -1,4 +1,4 @@
-"""The words of emit-record's command line, as what a probe said. Pure."""
+"""The words of emit-record's command line, parsed and checked. Pure."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class WholePayload(Struct, forbid_unknown_fields=True):
 
 
 class EmitFlags(Struct):
-    """What a probe said, checked as far as its words go. Ids are checked by the emit stage."""
+    """What a probe asked emit-record for, checked as far as its words go; `emit` checks the ids."""
 
     texts: dict[str, str] = field(default_factory=dict)
     secondary: list[str] = field(default_factory=list)
@@ -81,56 +81,58 @@ class EmitFlags(Struct):
     given: Counter[str] = field(default_factory=Counter)
 
     def text(self, flag: str) -> str | None:
-        """Free text; empty means null."""
+        """Give the text of a flag; empty means null."""
         return self.texts.get(flag) or None
 
 
 def parse_words(words: Sequence[Word]) -> EmitFlags:
-    """Raises EmitError with the sentence that emit-record prints."""
-    said = EmitFlags()
+    """Parse the command line. Raises EmitError with the sentence that emit-record prints."""
+    flags = EmitFlags()
     rest = iter(words)
     for word in rest:
         flag = _text(word.text)
         flag = _ALIASES.get(flag, flag)
-        said.given[flag] += 1
-        _take(said, flag, rest)
-    _check(said)
-    return said
+        flags.given[flag] += 1
+        _take(flags, flag, rest)
+    _check(flags)
+    return flags
 
 
-def _take(said: EmitFlags, flag: str, rest: Iterator[Word]) -> None:
+def _take(flags: EmitFlags, flag: str, rest: Iterator[Word]) -> None:
     if flag in _TEXTS:
-        said.texts[flag] = _text(_value(flag, rest).text)
+        flags.texts[flag] = _text(_value(flag, rest).text)
     elif flag == "--secondary-capability-id":
-        said.secondary.append(_text(_value(flag, rest).text).strip())
+        flags.secondary.append(_text(_value(flag, rest).text).strip())
     elif flag == "--raw-exit-code":
-        said.exit_code = _integer(_text(_value(flag, rest).text))
+        flags.exit_code = _integer(_text(_value(flag, rest).text))
     elif flag in _SNIPPETS:
-        said.snippets[_SNIPPETS[flag]] = _text(_content(flag, _value(flag, rest)))
+        flags.snippets[_SNIPPETS[flag]] = _text(_content(flag, _value(flag, rest)))
     elif flag == "--payload-file":
         content = _content(flag, _value(flag, rest))
-        said.payload = WholePayload(_CUT, None, None) if _is_cut(content) else _whole(flag, content)
+        flags.payload = (
+            WholePayload(_CUT, None, None) if _is_cut(content) else _whole(flag, content)
+        )
     elif flag in _MERGES:
         content = _content(flag, _value(flag, rest))
         cut = _is_cut(content)
-        said.objects[_MERGES[flag]].update(_CUT if cut else _decode(flag, content, dict[str, Any]))
+        flags.objects[_MERGES[flag]].update(_CUT if cut else _decode(flag, content, dict[str, Any]))
     elif flag in _MEMBERS:
         target, kind = _MEMBERS[flag]
         key = _text(_value(flag, rest).text)
-        said.objects[target][key] = None if kind == "null" else _member(flag, kind, rest)
+        flags.objects[target][key] = None if kind == "null" else _member(flag, kind, rest)
     else:
         raise EmitError(f"Unknown flag: {flag}")
 
 
-def _check(said: EmitFlags) -> None:
+def _check(flags: EmitFlags) -> None:
     for flag in REQUIRED:
-        if not said.texts.get(flag, "").strip():
+        if not flags.texts.get(flag, "").strip():
             raise EmitError(f"Missing required flag: {flag}")
-    status = said.texts["--status"]
+    status = flags.texts["--status"]
     if status not in STATUSES:
         raise EmitError(f"Unknown status: {status} (expected {'|'.join(STATUSES)})")
-    inline = [flag for flag in said.given if flag.startswith("--payload-")]
-    if said.payload is not None and len(inline) > 1:
+    inline = [flag for flag in flags.given if flag.startswith("--payload-")]
+    if flags.payload is not None and len(inline) > 1:
         other = next(flag for flag in inline if flag != "--payload-file")
         raise EmitError(f"--payload-file is a whole payload: it does not go with {other}")
 

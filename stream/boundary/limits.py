@@ -27,6 +27,7 @@ def clip(text: str, limit: int = TEXT) -> str:
 
 
 def snippet(text: str | None) -> str | None:
+    """Cut a text to what a record holds of it as a snippet."""
     # Control characters cost six bytes each in JSON: 400 of them would leave no room.
     return None if text is None else within(clip(text.replace("\0", ""), SNIPPET), 1700)
 

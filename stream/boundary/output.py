@@ -49,27 +49,27 @@ class ContractViolation(Exception):  # noqa: N818 - not a failure of ours
 
 
 class ProbeOutput:
-    """One cell, listened to."""
+    """What the stdout of one cell holds, and whether a record of its own is in it."""
 
     def __init__(self, cell: RawEmission) -> None:
         self.cell = cell
-        self.around = Host(cell.os, cell.workspace_root, cell.sandbox_mode)
+        self.host = Host(cell.os, cell.workspace_root, cell.sandbox_mode)
         self.emitted: dict[str, Any] | None = None
         self.noise = b""
-        self._said: EmitFlags | None = None
+        self._flags: EmitFlags | None = None
         self._plain: bytes | None = None
         # Not the exception: its frames would keep us, and what the cell wrote, in a cycle.
-        self._breach: tuple[str, str] | None = None
+        self._violation: tuple[str, str] | None = None
         try:
-            self._listen()
-        except ContractViolation as breach:
-            self._breach = breach.reason, str(breach)
+            self._read_stdout()
+        except ContractViolation as violation:
+            self._violation = violation.reason, str(violation)
 
     def record(self, recorder: BoundaryBuilder) -> tuple[bytes, str]:
-        """(the probe's own record, its result). Raises Breach."""
-        _judge_end(self.cell)
-        if self._breach:
-            raise ContractViolation(*self._breach)
+        """Give the probe's own record and its result. Raises ContractViolation."""
+        _check_end(self.cell)
+        if self._violation:
+            raise ContractViolation(*self._violation)
         if self.cell.stderr_bytes > FLOOD:
             written = self.cell.stderr_bytes
             raise ContractViolation("flooded", f"the probe wrote {written} bytes to stderr")
@@ -80,22 +80,22 @@ class ProbeOutput:
             )
         if self._plain is not None:
             return self._from_plain(self._plain, recorder)
-        assert self._said is not None
+        assert self._flags is not None
         self._same_cell(
-            self._said.texts["--probe-name"],
-            self._said.texts["--run-mode"],
-            self._said.texts["--primary-capability-id"].strip(),
+            self._flags.texts["--probe-name"],
+            self._flags.texts["--run-mode"],
+            self._flags.texts["--primary-capability-id"].strip(),
         )
         try:
-            line = recorder.from_spoken(self._said, self.around)
+            line = recorder.from_flags(self._flags, self.host)
         except EmitError as error:
             raise ContractViolation("bad-emission", f"emit-record: {error}") from None
-        result = self._said.texts["--status"]
-        named = [self._said.texts["--primary-capability-id"], *self._said.secondary]
-        self._in_its_place(self._said.texts["--target"], result, named)
+        result = self._flags.texts["--status"]
+        named = [self._flags.texts["--primary-capability-id"], *self._flags.secondary]
+        self._in_its_place(self._flags.texts["--target"], result, named)
         return line, result
 
-    def _listen(self) -> None:
+    def _read_stdout(self) -> None:
         cell = self.cell
         if cell.stdout_bytes > len(cell.stdout):
             self.noise = cell.stdout[:4096]
@@ -110,11 +110,11 @@ class ProbeOutput:
         self.noise = rest.strip()
         objects = _json_objects(self.noise) if self.noise else []
         if frames:
-            self._hear(frames[0])
+            self._read_frame(frames[0])
         elif objects:
             self._plain = objects[0]
-            said = _decode_object(self._plain)
-            self.emitted = None if too_deep(said) else said
+            value = _decode_object(self._plain)
+            self.emitted = None if too_deep(value) else value
         many = len(frames) + len(objects)
         if many > 1:
             raise ContractViolation(
@@ -127,17 +127,17 @@ class ProbeOutput:
         if not frames and not objects:
             raise ContractViolation("no-record", "the probe wrote no record")
 
-    def _hear(self, frame: Frame) -> None:
+    def _read_frame(self, frame: Frame) -> None:
         if frame.os:
-            self.around = replace(self.around, os=frame.os)
+            self.host = replace(self.host, os=frame.os)
         try:
-            self._said = parse_words(frame.words)
+            self._flags = parse_words(frame.words)
         except EmitError as error:
             words = [word.text.decode(errors="replace") for word in frame.words[:60]]
             self.emitted = {"words": words}
             raise ContractViolation("bad-emission", f"emit-record: {error}") from None
         kept = ("--probe-name", "--primary-capability-id", "--status", "--errno", "--message")
-        texts = self._said.texts
+        texts = self._flags.texts
         self.emitted = {name.strip("-"): texts[name] for name in kept if name in texts}
 
     def _from_plain(self, line: bytes, recorder: BoundaryBuilder) -> tuple[bytes, str]:
@@ -177,7 +177,7 @@ class ProbeOutput:
         return line, record.result.observed_result
 
     def _in_its_place(self, target: str, result: str, capabilities: list[str]) -> None:
-        """What lies in a folder of the harness tells nothing of the workspace."""
+        """Refuse a target in a folder of the harness: it shows nothing of the workspace."""
         if result == "error" or not any(map(_OF_THE_WORKSPACE.search, capabilities)):
             return
         place = PurePosixPath(os.path.normpath(target))
@@ -223,7 +223,7 @@ def _decode_named(line: bytes) -> SharedRecord:
 
 
 def _same_capabilities(record: SharedRecord, catalogs: Catalogs) -> None:
-    """Ids and what is said about them are those of the catalog in force."""
+    """Refuse capabilities that the catalog in force does not have so."""
     primary = record.probe.primary_capability_id
     secondary = record.probe.secondary_capability_ids or ()
     catalog = catalogs.knowing(primary)
@@ -240,12 +240,12 @@ def _same_capabilities(record: SharedRecord, catalogs: Catalogs) -> None:
             )
     assert catalog is not None
     context = record.capability_context
-    said = [context.primary, *(context.secondary or ())]
-    meant = [primary, *(secondary if context.secondary is not None else ())]
+    stated = [context.primary, *(context.secondary or ())]
+    expected = [primary, *(secondary if context.secondary is not None else ())]
     if not context.primary.id:  # a pattern of the user's own may do without
-        said, meant = said[1:], meant[1:]
-    snapshots = map(catalog.snapshot, meant)
-    if said != [SharedSnapshot(one.category, one.id, one.layer) for one in snapshots]:
+        stated, expected = stated[1:], expected[1:]
+    snapshots = map(catalog.snapshot, expected)
+    if stated != [SharedSnapshot(one.category, one.id, one.layer) for one in snapshots]:
         raise ContractViolation(
             "wrong-cell", f"capability_context is not what catalog {catalog.key} says"
         )
@@ -263,7 +263,7 @@ def _json_objects(data: bytes) -> list[bytes]:
     return []
 
 
-def _judge_end(cell: RawEmission) -> None:
+def _check_end(cell: RawEmission) -> None:
     if cell.spawn_error is not None:
         raise ContractViolation(
             "spawn-failed", f"the probe could not be started: {cell.spawn_error}"

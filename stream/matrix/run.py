@@ -101,7 +101,7 @@ def emit_words(words: Sequence[str]) -> bytes:
         catalogs = find_catalogs(said.text("--catalog"))
         descriptor = find_descriptor(said.text("--boundary"))
         around = Host(system_name(), utf8(workspace_root()), declared_sandbox_mode())
-        return BoundaryBuilder(catalogs, descriptor).from_spoken(said, around)
+        return BoundaryBuilder(catalogs, descriptor).from_flags(said, around)
     except StreamError as error:  # emit-record has one exit code for every error
         raise EmitError(str(error)) from None
 

@@ -1,13 +1,10 @@
-"""The boundary object, pattern boundary_event_v1, and the decision whether a line is one.
+"""Boundary objects (pattern boundary_event_v1), raw emissions, and the diff of two matrices.
 
-Fields stand in alphabetical order because that is the order in which they are written.
-
-What two matrices say of the same cells: the record that `stream diff` writes of them.
-
-What a probe cell left, before it is a boundary object; and the frame inside it.
-
-The frame is what helpers/emit-record writes under the harness: its words, so that the
-`emit` stage can check them with the catalog that it has loaded once."""
+The fields of a boundary object stand in alphabetical order because that is the order in which they
+are written. A raw emission is what a probe cell left before it is one; in its stdout stands the
+frame that helpers/emit-record writes under the harness: its words, so that `emit` can check them
+with the catalog that it has loaded once.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ SandboxMode = Literal["read-only", "workspace-write", "danger-full-access"]
 # JSON Schema counts 1.0 as an integer.
 Integral = int | Annotated[float, Meta(multiple_of=1)]
 
-#: what a reader writes in place of an id, a category or a layer that nobody told it
+#: what a reader writes in place of an id, a category or a layer that it was not given
 UNKNOWN = "unknown"
 SNIPPET = 400  #: characters; a snippet that was cut has CUT behind them
 CUT = "…"
@@ -41,17 +38,23 @@ SANDBOX_MODES: tuple[SandboxMode, ...] = ("read-only", "workspace-write", "dange
 
 
 class CapabilitySnapshot(Struct, forbid_unknown_fields=True, gc=False):
+    """A capability as its catalog describes it."""
+
     category: Name
     id: Name
     layer: Name
 
 
 class CapabilityContext(Struct, forbid_unknown_fields=True, gc=False):
+    """The capabilities that a probe is about."""
+
     primary: CapabilitySnapshot
     secondary: list[CapabilitySnapshot] | UnsetType = UNSET
 
 
 class Operation(Struct, forbid_unknown_fields=True, gc=False):
+    """What a probe tried."""
+
     args: dict[str, Any]
     category: Name
     target: Name
@@ -59,12 +62,16 @@ class Operation(Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Payload(Struct, forbid_unknown_fields=True, gc=False):
+    """The evidence of a probe: snippets of its output, and whatever it recorded."""
+
     raw: dict[str, Any]
     stderr_snippet: Snippet | None
     stdout_snippet: Snippet | None
 
 
 class Probe(Struct, forbid_unknown_fields=True, gc=False):
+    """Which probe it was, and which capabilities it declares."""
+
     id: Name
     primary_capability_id: Name
     secondary_capability_ids: list[Name]
@@ -72,6 +79,8 @@ class Probe(Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Result(Struct, forbid_unknown_fields=True, gc=False):
+    """How the operation ended."""
+
     errno: str | None
     error_detail: str | None
     message: str | None
@@ -80,17 +89,23 @@ class Result(Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Run(Struct, forbid_unknown_fields=True, gc=False):
+    """Where and in which mode a probe ran."""
+
     command: str
     mode: Literal["baseline"]
     workspace_root: str | None
 
 
 class Stack(Struct, forbid_unknown_fields=True, gc=False):
+    """The system and the sandbox that a probe ran in."""
+
     os: str
     sandbox_mode: SandboxMode | None
 
 
 class Boundary(Struct, forbid_unknown_fields=True, gc=False):
+    """One execution of a probe in one mode: a boundary object of the canonical pattern."""
+
     capabilities_schema_version: str  #: a Key: looked at once for each that comes, not each time
     capability_context: CapabilityContext
     operation: Operation
@@ -205,8 +220,8 @@ def decode_boundary(line: bytes) -> Boundary:
     payload = record.payload
     for name, text in (("stdout", payload.stdout_snippet), ("stderr", payload.stderr_snippet)):
         if text is not None and len(text) > SNIPPET and not text.endswith(CUT):
-            said = f"expected no more than {SNIPPET} characters, and {CUT} where more was cut off"
-            raise ValidationError(f"{said} - at `$.payload.{name}_snippet`")
+            reason = f"expected no more than {SNIPPET} characters, and {CUT} where more was cut off"
+            raise ValidationError(f"{reason} - at `$.payload.{name}_snippet`")
     return record
 
 
@@ -307,12 +322,14 @@ class Word(Struct, frozen=True):
 
 
 class Frame(Struct, frozen=True):
+    """One call of emit-record: its words, and the system that it saw."""
+
     os: str
     words: tuple[Word, ...]
 
 
 class FrameError(ValueError):
-    pass
+    """A frame is damaged or cut."""
 
 
 def split_frames(stdout: bytes) -> tuple[list[Frame], bytes]:

@@ -17,6 +17,8 @@ Title = Annotated[str, Meta(pattern=TITLE)]
 
 
 class CatalogHead(Struct, forbid_unknown_fields=True):
+    """What a catalog is called."""
+
     key: Key
     title: Title
     description: str = ""
@@ -28,11 +30,15 @@ class CatalogHead(Struct, forbid_unknown_fields=True):
 
 
 class Layer(Struct, forbid_unknown_fields=True):
+    """A layer of policy that capabilities belong to."""
+
     id: str
     description: str
 
 
 class Scope(Struct, forbid_unknown_fields=True):
+    """What a catalog is about."""
+
     description: str
     categories: dict[str, str]
     notes: str = ""
@@ -41,23 +47,31 @@ class Scope(Struct, forbid_unknown_fields=True):
 
 
 class Doc(Struct, forbid_unknown_fields=True):
+    """A document that capabilities refer to."""
+
     title: Title
     url: str = ""
     url_hint: str = ""
 
 
 class Operations(Struct, forbid_unknown_fields=True):
+    """What a capability allows and denies."""
+
     allow: list[str] = []
     deny: list[str] = []
 
 
 class DocReference(Struct, forbid_unknown_fields=True):
+    """Where in a document a capability is described."""
+
     doc: str
     section: str = ""
     url_hint: str = ""
 
 
 class Capability(Struct, forbid_unknown_fields=True):
+    """One thing that a sandbox may allow or deny."""
+
     id: str
     category: str
     layer: str
@@ -75,6 +89,8 @@ class Capability(Struct, forbid_unknown_fields=True):
 
 
 class CatalogDocument(Struct, forbid_unknown_fields=True):
+    """A capability catalog as its file has it."""
+
     schema_version: Literal["sandbox_catalog_v1"]
     catalog: CatalogHead
     scope: Scope
@@ -83,6 +99,8 @@ class CatalogDocument(Struct, forbid_unknown_fields=True):
 
 
 class DescriptorDocument(Struct, forbid_unknown_fields=True):
+    """A boundary descriptor as its file has it."""
+
     schema_version: Literal["boundary_schema_v1"]
     key: Key
     pattern_version: Text

@@ -1,8 +1,8 @@
-r"""The forms that a text may have in a record, each with the words that say it to people.
+r"""Control records (a broken rule, a bad line, a loss), which travel with the stream; and the forms
+that a text may have in a record, each with the words that say it to people.
 
-They end with `\Z`, not `$`: the latter lets a trailing newline through.
-
-Control records: a broken rule, a bad line, a loss. They travel with the stream."""
+Forms end with `\Z`, not `$`: the latter lets a trailing newline through.
+"""
 
 from __future__ import annotations
 
@@ -133,13 +133,13 @@ CONTROL_SCHEMAS = ("stream.finding.v1", "stream.reject.v1", GAP)
 
 
 def place(source: str, line: float | UnsetType, path: str | UnsetType) -> str:
-    """`events.ndjson:17: $.seq: `, with the parts that there are."""
+    """Write a place like `events.ndjson:17: $.seq: `, with the parts that there are."""
     where = source if line is UNSET else f"{source}:{line}"
     return f"{where}: " if path is UNSET else f"{where}: {path}: "
 
 
 def sentence(record: Control) -> str:
-    """The one line that a person reads. Records quote their input: nothing of it is obeyed."""
+    """Write the one line that a person reads. What it quotes of the input is made harmless."""
     return visible(_sentence(record))
 
 

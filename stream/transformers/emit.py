@@ -1,6 +1,6 @@
 """emit: a raw emission becomes exactly one boundary object.
 
-The record is the probe's own if the probe kept its whole contract (see `hearing`). Otherwise
+The record is the probe's own if the probe kept its contract (see `boundary.output`). Otherwise
 the harness writes an `error` record which says what happened.
 """
 
@@ -48,6 +48,7 @@ class Emit:
         self._recorder = recorder
 
     def feed(self, batch: Batch[RawEmission | bytes], /) -> list[Batch[Any]]:
+        """Turn raw emissions into boundary objects; reject what was run under other contracts."""
         made = BOUNDARY if batch.kind == EMISSIONS else LINES
         out: list[bytes | Control] = []
         for index, item in enumerate(batch.items):
@@ -85,6 +86,7 @@ class Emit:
         return by_kind(out, lambda item: made if isinstance(item, bytes) else kind_of(item))
 
     def finish(self) -> tuple[()]:
+        """Nothing is left to emit at the end."""
         return ()
 
     def _mismatch(self, cell: RawEmission) -> Fault | None:
@@ -105,19 +107,19 @@ class Emit:
         out.append(item)
 
     def _record(self, cell: RawEmission) -> bytes:
-        heard = ProbeOutput(cell)
+        output = ProbeOutput(cell)
         try:
-            line, result = heard.record(self._recorder)
-        except ContractViolation as breach:
-            # It may quote what the probe said: nothing of it is obeyed by a terminal.
-            sentence = visible(clip(str(breach), 1000))
+            line, result = output.record(self._recorder)
+        except ContractViolation as violation:
+            # It may quote the probe: nothing of it is obeyed by a terminal.
+            sentence = visible(clip(str(violation), 1000))
             self.failed += 1
             if self.failed <= MOST_FAILURES:
-                failure = Failure(visible(cell.probe), cell.mode, breach.reason, sentence)
+                failure = Failure(visible(cell.probe), cell.mode, violation.reason, sentence)
                 self.failures.append(failure)
             result = "error"
             line = self._recorder.from_harness(
-                cell, heard.around, breach.reason, str(breach), heard.emitted, heard.noise
+                cell, output.host, violation.reason, str(violation), output.emitted, output.noise
             )
         self.results[result] += 1
         return line
@@ -133,9 +135,11 @@ class EncodeRaw:
         self.counts = Counts()
 
     def feed(self, batch: Batch[RawEmission], /) -> list[Batch[bytes]]:
+        """Encode raw emissions, one line each."""
         self.counts.received += len(batch.items)
         self.counts.passed += len(batch.items)
         return [Batch(LINES, [encode_raw(cell) for cell in batch.items])]
 
     def finish(self) -> tuple[()]:
+        """Nothing is left to encode at the end."""
         return ()

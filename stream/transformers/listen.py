@@ -54,6 +54,7 @@ class Listen:
         }
 
     def feed(self, given: Batch[bytes], /) -> list[Batch[Any]]:
+        """Describe the records of a batch as one text; other records pass or are counted."""
         batch = given.items
         self.counts.received += len(batch)
         text: list[str] = []
@@ -85,11 +86,13 @@ class Listen:
         return by_kind([*bad, "\n".join(text).encode()] if text else bad, kind_of)
 
     def finish(self) -> list[Batch[bytes]]:
+        """Give the summary, as a table or as JSON."""
         if self._as_json:
             return [Batch(LINES, [msgspec.json.encode(self.summary(), order="sorted")])]
         return [Batch(LINES, ["\n".join(self._table()).encode()])]
 
     def summary(self) -> dict[str, Any]:
+        """Sum up what came by result, mode and category."""
         return {
             "records": self.records,
             "probes": len(self.probes),

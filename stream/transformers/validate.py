@@ -50,6 +50,7 @@ class Validate:
         self._is_last = is_last
 
     def feed(self, batch: Batch[bytes], /) -> list[Batch[Any]]:
+        """Pass on good lines; make a finding and a reject of each bad one."""
         lines = batch.items
         self.counts.received += len(lines)
         # Nearly every line of nearly every stream is a good boundary object: one call each.
@@ -60,6 +61,7 @@ class Validate:
         return [batch]
 
     def finish(self) -> tuple[()]:
+        """Nothing is left to say at the end."""
         return ()
 
     def _feed_slowly(self, batch: Sequence[bytes]) -> list[bytes | Control]:

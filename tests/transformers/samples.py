@@ -102,7 +102,7 @@ def own_pattern(**changes: str) -> BoundaryBuilder:
 
 def spoken_record(*more: str | bytes, words: Sequence[str] = WORDS) -> dict[str, Any]:
     """What the words make, with more of them at their end. Raises EmitError."""
-    return decoded(recorder().from_spoken(parse_words(as_words(*words, *more)), AROUND))
+    return decoded(recorder().from_flags(parse_words(as_words(*words, *more)), AROUND))
 
 
 def record(**sections: dict[str, Any]) -> dict[str, Any]:

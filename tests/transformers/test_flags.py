@@ -83,7 +83,7 @@ def test_the_statuses(status: str) -> None:
 def test_an_unknown_mode_is_named() -> None:
     assert refusal("--run-mode", "caged") == "Unknown run mode: caged (expected baseline)"
     said = spoken("--run-mode", "caged")
-    assert decoded(own_pattern().from_spoken(said, AROUND))["run"]["mode"] == "caged"
+    assert decoded(own_pattern().from_flags(said, AROUND))["run"]["mode"] == "caged"
 
 
 def test_unknown_capabilities_are_named() -> None:
@@ -261,7 +261,7 @@ def test_a_key_that_stands_twice_is_refused(flag: str) -> None:
 def test_a_whole_payload() -> None:
     content = b'{"stdout_snippet":null,"stderr_snippet":"' + b"e" * 500 + b'","raw":{"a":1}}'
     said = with_file("--payload-file", content)
-    payload = decoded(recorder().from_spoken(said, AROUND))["payload"]
+    payload = decoded(recorder().from_flags(said, AROUND))["payload"]
     assert payload["raw"] == {"a": 1}
     assert payload["stderr_snippet"] == "e" * 400 + "…"
     for bad in (b"{}", b"[]", b"", content[:-1] + b',"more":1}'):
@@ -300,7 +300,7 @@ ANY_WORD = st.builds(Word, FLAG_WORDS | st.binary(max_size=12), st.none() | st.b
 def test_any_words_are_parsed_or_refused(words: list[Word], complete: bool) -> None:
     words = [*as_words(*WORDS), *words] if complete else words
     with contextlib.suppress(EmitError):
-        line = recorder().from_spoken(parse_words(words), AROUND)
+        line = recorder().from_flags(parse_words(words), AROUND)
         assert recorder().descriptor.check(line) is None
 
 
