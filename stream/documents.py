@@ -53,7 +53,7 @@ def is_file(path: Path) -> bool:
 
 
 def parse_document(data: bytes) -> Any:
-    """Parse a JSON value. Raises ValueError with the reason, after the JSON path if there is one."""
+    """Parse a JSON value. Raises ValueError with the reason, after its JSON path if any."""
     repeated: list[_Repeated] = []
 
     def members(pairs: list[tuple[str, Any]]) -> Any:
