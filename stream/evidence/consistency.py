@@ -1,7 +1,7 @@
 """What one record of the runner's contracts can break by itself, beyond its shape.
 
-`validate`, `check` and `verify` all ask here. What only several records show is looked at where
-they are together.
+`validate`, `check` and `verify` all ask here. What only several records show together is checked
+by `verify`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _CLOCK = re.compile(r"[^:0-9]*(?:[0-9][^:0-9]*){8}")
 
 
 def faults_of(record: object) -> Iterator[Fault]:
-    """Everything that is wrong with a record that has the shape of its contract."""
+    """Yield everything that is wrong with a record that has the shape of its contract."""
     faults = _FAULTS.get(type(record))
     return iter(()) if faults is None else faults(record)
 
@@ -66,7 +66,7 @@ def faults_of(record: object) -> Iterator[Fault]:
 
 
 class EventClaims(Protocol):
-    """What an event says that may contradict itself."""
+    """The fields of an event that may contradict each other."""
 
     @property
     def event_type(self) -> int: ...
@@ -85,18 +85,20 @@ class EventClaims(Protocol):
 
 
 def kernel_faults(event: KernelEvent) -> Iterator[Fault]:
+    """Yield what the fields of a kernel event contradict of each other."""
     yield from form_faults(event)
     yield from mode_faults(event)
 
 
 def mode_faults(event: KernelEvent) -> Iterator[Fault]:
+    """Yield the fields of an open that another event has, and that are no part of its form."""
     for name in ("mode", "resolve") if event.event_type != OPEN else ():
         if getattr(event, name) is not UNSET:
             yield Fault("only an open has it", f"$.{name}")
 
 
 def form_faults(event: EventClaims) -> Iterator[Fault]:
-    """Of what many events have in common: all but a mode, and how a path is resolved."""
+    """Check what many events have in common: all but a mode, and how a path is resolved."""
     if event.kind != kind_of(event.event_type):
         yield Fault(f"{event.event_type} is not the type of {event.kind}", "$.event_type")
     if event.event_type == INODE_RESOLVED:
@@ -128,6 +130,7 @@ def form_faults(event: EventClaims) -> Iterator[Fault]:
 
 
 def operations_of(flags: int) -> list[OperationFlag]:
+    """Return the operations that follow from the flags of an open."""
     return [name for bit, name in _OPERATIONS if flags & bit]
 
 
@@ -140,6 +143,7 @@ def _health_faults(health: ObservationHealth) -> Iterator[Fault]:
 
 
 def surface_faults(surface: CapabilitySurface) -> Iterator[Fault]:
+    """Yield lists of a surface that are not sorted sets, and names that are empty."""
     for name in SURFACE_SETS:
         items = [item.encode() for item in getattr(surface, name)]
         for index, (one, other) in enumerate(pairwise(items), 1):
@@ -163,6 +167,7 @@ def _correlation_faults(report: CorrelationReport) -> Iterator[Fault]:
 
 
 def report_faults(report: CorrelationReport) -> Iterator[Fault]:
+    """Yield what a correlation report contradicts of itself."""
     if report.status == "clean" and report.ambiguities:
         reason = f"called clean, and {_shown(report.ambiguities[0])} is not resolved"
         yield Fault(reason, "$.ambiguities")
@@ -189,12 +194,13 @@ def report_faults(report: CorrelationReport) -> Iterator[Fault]:
 
 
 def emptiness_faults(report: CorrelationReport) -> Iterator[Fault]:
+    """Yield a fault if a report is called clean, and binds nothing."""
     if report.status == "clean" and not report.bindings:
         yield Fault("called clean, but nothing is bound: nothing was correlated", "$.bindings")
 
 
 def clean_faults(report: CorrelationReport, health: ObservationHealth) -> Iterator[str]:
-    """What two artifacts of a run cannot both say."""
+    """Say why a clean report contradicts the health of its run."""
     if report.status != "clean":
         return
     if health.kernel_layer == "absent":
@@ -208,8 +214,10 @@ def clean_faults(report: CorrelationReport, health: ObservationHealth) -> Iterat
 def unbound_faults(
     report: CorrelationReport, calls: Iterable[str | None], decided: Iterable[str | None]
 ) -> Iterator[str]:
-    """What a clean report leaves open, of the ids of all calls that were told and decided: one
-    that has none, or that nothing is bound to."""
+    """Say which calls a clean report leaves open: without an id, or bound to nothing.
+
+    `calls` and `decided` are the ids in the SDK layer and in the policy layer.
+    """
     if report.status != "clean":
         return
     told = {*calls}
@@ -240,6 +248,7 @@ def _window_faults(binding: Binding, path: str) -> Iterator[Fault]:
 
 
 def manifest_faults(manifest: ArchiveManifest) -> Iterator[Fault]:
+    """Yield names in a manifest that contradict each other, or lead elsewhere."""
     for index, (name, file) in enumerate(manifest.files.items()):
         path = f"$.files[{index}].path"  # a name may be anything, and no JSON path
         if file.path != name:
@@ -251,7 +260,7 @@ def manifest_faults(manifest: ArchiveManifest) -> Iterator[Fault]:
 
 
 def place_fault(name: str) -> tuple[str, str] | None:
-    """Where a name would lead somebody who unpacks it, or only reads it: the kind, and why."""
+    """Return why a name is dangerous for who unpacks or reads it: the kind, and the reason."""
     size = len(name.encode())
     parts = name.split("/")
     if size > LONGEST_NAME:
@@ -267,10 +276,11 @@ def place_fault(name: str) -> tuple[str, str] | None:
     return None
 
 
-# ---------------------------------------------------------------- what is told
+# ---------------------------------------------------------------- the other layers
 
 
-def saying_faults(event: SdkEvent) -> Iterator[Fault]:
+def sdk_faults(event: SdkEvent) -> Iterator[Fault]:
+    """Yield empty names, and a call that is named by an event of none."""
     yield from _empty_faults(event, ("tool_call_id", "tool"))
     if event.event_type in TOOL_EVENTS:
         return
@@ -280,6 +290,7 @@ def saying_faults(event: SdkEvent) -> Iterator[Fault]:
 
 
 def decision_faults(event: PolicyEvent) -> Iterator[Fault]:
+    """Yield the names of a decision that are empty."""
     yield from _empty_faults(event, ("tool_call_id", "tool", "decision"))
 
 
@@ -290,6 +301,7 @@ def _empty_faults(event: SdkEvent | PolicyEvent, names: tuple[str, ...]) -> Iter
 
 
 def runner_faults(event: RunnerStarted | RunnerFinished) -> Iterator[Fault]:
+    """Yield what an event of the runner contradicts of itself."""
     wanted = "run_finished" if event.seq else "run_started"
     if event.type != wanted or event.seq > 1:
         yield Fault(f"{event.type!r} is number {event.seq}", "$.type")
@@ -303,7 +315,7 @@ def runner_faults(event: RunnerStarted | RunnerFinished) -> Iterator[Fault]:
 
 
 def marker_faults(marker: Marker) -> Iterator[Fault]:
-    """Who wrote a marker is known just where the kernel saw it written."""
+    """Yield what a marker contradicts of itself: its writer is known where the kernel saw it."""
     is_of_wrapper = marker.name == "wrapper_told"
     is_seen = is_of_wrapper or marker.name == "policy_opened"
     is_written = (is_seen or marker.name in TOOL_EVENTS) and marker.clock == "kernel"
@@ -334,7 +346,7 @@ _FAULTS: dict[type, Callable[[Any], Iterator[Fault]]] = {
     CapabilitySurface: surface_faults,
     CorrelationReport: _correlation_faults,
     ArchiveManifest: manifest_faults,
-    SdkEvent: saying_faults,
+    SdkEvent: sdk_faults,
     PolicyEvent: decision_faults,
     RunnerStarted: runner_faults,
     RunnerFinished: runner_faults,

@@ -1,12 +1,9 @@
-"""What a health claims of itself: its fields among themselves, and its notes about its fields.
+"""How much of a run was observed: the health that follows from a capture, and what it may claim.
 
-Nothing else is needed to find what is wrong here. Whether the layers bear it out, `health` says.
-
-How much of a run was observed, in the contract's words, and whether such words hold together.
-
-Health never looks better than the feed's books: what was lost is never zeroed, a loss that nobody
-can count is a loss, and what was not observed is absent. Notes say only what is degraded, besides
-the contract's own three, and nothing that depends on the time."""
+Health never looks better than the counters of the feed: what was lost is never zeroed, a loss that
+nobody can count is a loss, and what was not observed is absent. Its notes state only what is
+degraded, besides the contract's own three, and nothing that depends on the time.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +41,14 @@ _OBSERVED = ("connect_only", "datagram_peer_observed", "connect_and_datagram_pee
 
 
 def scope_of(coverage: Coverage) -> ClaimScope:
+    """Return the claim scope that follows from a coverage."""
     if coverage == "unknown":
         return "unknown"
     return "not_applicable" if coverage == "absent" else "diagnostic_only"
 
 
 def claim_faults(health: ObservationHealth) -> Iterator[Fault]:
-    """What cannot be so, whatever there was."""
+    """Yield the claims of a health that contradict each other, whatever was observed."""
     notes, faults = notes_of(health)
     yield from _layer_faults(health, notes)
     yield from _network_faults(health)
@@ -62,7 +60,7 @@ def claim_faults(health: ObservationHealth) -> Iterator[Fault]:
 
 
 def age_faults(health: ObservationHealth) -> Iterator[Fault]:
-    """What the contract asks for, and a health from before it did does not have."""
+    """Yield what a health lacks that was written before the contract asked for it."""
     if health.network_protocol_coverage is UNSET and health.network_endpoint_claim_scope is UNSET:
         path = "$.network_protocol_coverage"
         yield Fault(
@@ -71,7 +69,7 @@ def age_faults(health: ObservationHealth) -> Iterator[Fault]:
 
 
 def notes_of(health: ObservationHealth) -> tuple[dict[str, str], list[Fault]]:
-    """By code, and what is wrong with them."""
+    """Return the notes by their code, and what is wrong with them."""
     notes: dict[str, str] = {}
     faults = []
     for index, note in enumerate(health.notes):
@@ -116,7 +114,7 @@ def _network_faults(health: ObservationHealth) -> Iterator[Fault]:
 
 
 def _note_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[Fault]:
-    """Where a note says of a field what that does not say."""
+    """Yield where a note and a field contradict each other."""
     kernel = health.kernel_layer
     found = FORMS[KERNEL_NOTE].match(notes.get(KERNEL_NOTE, ""))
     if found is not None:
@@ -146,7 +144,7 @@ def _note_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[F
 
 
 def _is_more(one: str, other: str) -> bool:
-    """Of two numbers in digits, however many these are."""
+    """Compare two numbers that are given in any count of digits."""
     one, other = one.lstrip("0"), other.lstrip("0")
     return (len(one), one) > (len(other), other)
 
@@ -168,9 +166,12 @@ def make_health(
     unnamed: int = 0,
     platform: str = LINUX,
 ) -> ObservationHealth:
-    """`monitor_events` are the lines of the kernel layer; `has_connect` and `has_datagram` say
-    whether there is a connect, or a datagram's peer, among them, and `unnamed` how many of them
-    reached what has no name. `sdk_tool_calls` have started."""
+    """Make the health of a run.
+
+    `monitor_events` counts the lines of the kernel layer, and `unnamed` those that reached what
+    has no name; `has_connect` and `has_datagram` tell whether there is a connect, or a datagram's
+    peer, among them. `sdk_tool_calls` counts the calls that started.
+    """
     is_absent = capture is None or capture.feed == "absent" or platform != LINUX
     losses = [] if is_absent or capture is None else list(losses_of(capture))
     drops = 0 if is_absent or capture is None else capture.dropped
@@ -205,6 +206,7 @@ def make_health(
 
 
 def coverage_of(has_connect: bool, has_datagram: bool, *, is_known: bool) -> Coverage:
+    """Return the network coverage that follows from what was observed."""
     if not is_known:
         return "unknown"
     if has_connect and has_datagram:
@@ -215,7 +217,7 @@ def coverage_of(has_connect: bool, has_datagram: bool, *, is_known: bool) -> Cov
 
 
 def is_passing(health: ObservationHealth) -> bool:
-    """What the contract asks of a run that is to pass."""
+    """Tell whether a run passes, by the contract."""
     return (
         health.kernel_layer == "complete"
         and not health.ringbuf_drops
@@ -224,7 +226,7 @@ def is_passing(health: ObservationHealth) -> bool:
 
 
 def degraded(health: ObservationHealth) -> list[str]:
-    """Its fields that do not hold, as they stand there, and what else was not seen."""
+    """Name the fields of a health that are degraded, and what else was not seen."""
     coverage = health.network_protocol_coverage
     held = {
         f"kernel_layer={health.kernel_layer}": health.kernel_layer == "complete",
@@ -252,7 +254,7 @@ def health_faults(
     lost: int = 0,
     is_reference: bool = False,
 ) -> Iterator[str]:
-    """What does not hold: by itself, and by what the layers count.
+    """Yield the claims of a health that are wrong, by themselves or by what the layers count.
 
     `lost` is what the gaps of the kernel layer add up to. The reference's archives may be from
     before there was a network coverage, and know no notes of ours.
@@ -286,7 +288,7 @@ def health_faults(
 
 
 def contradictions(health: ObservationHealth, *, is_reference: bool = False) -> Iterator[str]:
-    """What cannot be so, whatever there was: by the health itself, and by who wrote it."""
+    """Yield what a health contradicts of itself, and lacks if the recorder wrote it."""
     for fault in claim_faults(health):
         yield f"{fault.path.removeprefix('$.')}: {fault.reason}"
     if not is_reference:
@@ -294,7 +296,7 @@ def contradictions(health: ObservationHealth, *, is_reference: bool = False) -> 
 
 
 def losses_of(capture: RawCapture) -> Iterator[str]:
-    """What is missing beyond the events that were counted as dropped."""
+    """Yield the notes of losses beyond the events that were counted as dropped."""
     if capture.misses:
         yield f"stream_kernel_misses: misses={capture.misses}"
     if capture.lost_forks:
@@ -309,7 +311,7 @@ def losses_of(capture: RawCapture) -> Iterator[str]:
 
 
 def _shortcomings(capture: RawCapture | None, platform: str, unnamed: int) -> Iterator[str]:
-    """What else a reader has to know."""
+    """Yield the notes of what else was not observed."""
     if platform != LINUX:
         yield f"{ABSENT_NOTE}: {visible(platform)} has no kernel feed"
     elif capture is None:
@@ -340,7 +342,7 @@ def _count_faults(
 
 
 def _own_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[str]:
-    """What ours has, and another may not have."""
+    """Yield what the health of our recorder must have, and another may lack."""
     kernel, cgroup = health.kernel_layer, health.cgroup_correlation
     for fault in age_faults(health):
         yield f"{fault.path.removeprefix('$.')}: {fault.reason}"
@@ -370,7 +372,7 @@ def _own_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[st
 def _observed_faults(
     health: ObservationHealth, has_connect: bool, has_datagram: bool
 ) -> Iterator[str]:
-    """Nothing was observed that is not in the layer."""
+    """Yield what was claimed to be observed, and is not in the layer."""
     found = str(health.network_protocol_coverage)
     for word, is_there in (("connect", has_connect), ("datagram", has_datagram)):
         if word in found and not is_there:
@@ -378,6 +380,6 @@ def _observed_faults(
 
 
 def _is_known(health: ObservationHealth) -> bool:
-    """Whether what was observed of the network is all that there was."""
+    """Tell whether everything of the network was observed."""
     is_told = any(note.startswith(f"{URING_NOTE}:") for note in health.notes)
     return health.kernel_layer == "complete" and not is_told
