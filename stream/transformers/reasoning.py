@@ -97,7 +97,7 @@ elect elects elected elected electing
 strive strives strove striven striving
 """
 #: participles that tell somebody's mind about their own subject: `the agent is believed to …`
-_HELD = (
+_ATTRIBUTED = (
     *("believed", "thought", "inferred", "assumed", "presumed", "suspected", "felt", "guessed"),
     *("concluded", "hoped", "deduced", "surmised", "reckoned"),
 )
@@ -121,7 +121,7 @@ INTENTS = (
     *("deliberately", "intentionally", "unintentionally", "purposely", "purposefully"),
     *("knowingly", "unknowingly", "wilfully", "willfully", "mistakenly", "consciously"),
 )
-_HAD = (
+_HELD_IN_MIND = (
     *("intention", "intent", "desire", "wish", "motive", "idea", "hope", "doubt", "feeling"),
     *("belief", "suspicion", "impression", "hunch", "fear"),
 )
@@ -138,7 +138,7 @@ _PHRASES = (  # of somebody in the same sentence
     r"(?:takes?|took|taken|taking)(?: [a-z]+){1,3} for granted",
     r"convinced? (?:itself|himself|themselves)",
     r"(?:changed|changes|made up|makes up) (?:its|his|her|their) mind",
-    rf"(?:has|had|have|having|with) (?:no |the |an? |any |every )?(?:{'|'.join(_HAD)})",
+    rf"(?:has|had|have|having|with) (?:no |the |an? |any |every )?(?:{'|'.join(_HELD_IN_MIND)})",
 )
 
 # --- plain words ------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ _WORDS = bytes(
 
 
 def find_reasoning(summary: str, name: str = "") -> str | None:
-    """The words that tell it, as far as they are plain ones. `name` is the agent's own.
+    """Find the words that tell what an agent thought. `name` is the agent's own.
 
     Most summaries have none of the words: to look at them costs a tenth of the whole search.
     """
@@ -186,7 +186,7 @@ def find_reasoning(summary: str, name: str = "") -> str | None:
     for sentence in f" {plain} ".replace(" . ", " \n ").splitlines():
         patterns = _patterns()
         if re.search(rf" {_NAMED} ", sentence):
-            patterns += _beside()
+            patterns += _patterns_near_agent()
         for pattern in patterns:
             if found := pattern.search(sentence):
                 return found[0].strip()
@@ -194,7 +194,7 @@ def find_reasoning(summary: str, name: str = "") -> str | None:
 
 
 def _legible(text: str) -> str:
-    """In Latin letters, as far as the others look like them, without what is not seen at all."""
+    """Write a text in the Latin letters that others look like, without what is not seen at all."""
     import unicodedata  # which most summaries do not need
 
     text = unicodedata.normalize("NFKD", text.translate(_DASHES)).casefold()
@@ -203,7 +203,7 @@ def _legible(text: str) -> str:
 
 
 def _plain(text: str, name: str) -> str:
-    """Words, `#` for what is none, and the ends of clauses, parted by single spaces."""
+    """Write a text as words, `#` for what is none, and the ends of clauses, parted by spaces."""
     if name and (parts := re.split(r"[\s_-]+", _legible(name))) != [""]:
         own = r"[\s_-]+".join(map(re.escape, parts))
         text = re.sub(rf"(?<![\w./=-]){own}(?![\w/=-])", " agent ", text)
@@ -263,7 +263,7 @@ BASES = tuple(dict.fromkeys(_forms(_ALL, 0)))
 @cache
 def _triggers() -> frozenset[bytes]:
     phrases = (
-        *_HAD,
+        *_HELD_IN_MIND,
         "expectation",
         "conclusion",
         "hopes",
@@ -279,7 +279,7 @@ def _triggers() -> frozenset[bytes]:
 
 @cache
 def _vocabulary() -> dict[str, str]:
-    """Every word that a pattern asks for, by itself and by its form."""
+    """Map every word that a pattern asks for, and its form, to the word."""
     words = (*SUBJECTS, *PERSONS, "it", *_forms(_ALL, 0, 1, 2, 3, 4), *STATES, *NOUNS)
     words += (*_NOUNS_OF_PERSONS, *INTENTS, *(f"{subject}s" for subject in SUBJECTS))
     return {word.translate(_FORM): word for word in words} | {word: word for word in words}
@@ -298,7 +298,7 @@ def _any(*words: str) -> str:
 
 @cache
 def _patterns() -> tuple[re.Pattern[str], ...]:
-    """Of one sentence, in plain words, with a space before and after each."""
+    """Make the patterns of one sentence in plain words, with a space before and after each."""
     needing = _any(  # what a verb in its base form needs
         *("to", "will", "would", "shall", "should", "can", "could", "may", "might", "must"),
         *("do", "does", "did", "cannot", r"[a-z]+n't"),
@@ -310,12 +310,15 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
         *("already", "again", "once", "only", "very", "quite", "rather", "perhaps", "maybe"),
         *("always", "often", "soon", "there", "therefore", "thus", "here", "too", "#", ","),
     )
-    aside = (  # `(claude 2.1)`, `, after a while ,`, `in this run`
+    insertion = (  # `(claude 2.1)`, `, after a while ,`, `in this run`
         r"(?: \((?: [^ ().]+){0,8} \)| ,(?: [^ ().,]+){1,8} ,"
         r"| (?:in|of|on|at|under|behind|during|from) (?:this|that|the|these|each|#)"
         r"(?: [a-z]+){0,2})"
     )
-    gap, adverbs = rf"(?: {light}){{0,6}}(?:{aside}(?: {light}){{0,4}})?", rf"(?: {light}){{0,4}}"
+    gap, adverbs = (
+        rf"(?: {light}){{0,6}}(?:{insertion}(?: {light}){{0,4}})?",
+        rf"(?: {light}){{0,4}}",
+    )
     be = _any("is", "are", "was", "were", "be", "been", "being", "am", "isn't", "wasn't", "aren't")
     like = _any("seem", "appear", "look", "feel", "become", "grow", "felt", "became", "grew", "got")
 
@@ -326,7 +329,7 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
         return rf" (?:{_any(*_forms(VERBS + things, column, *columns))}{end}|{to})"
 
     named, somebody = _NAMED, rf" (?:{_NAMED}|{_any(*PERSONS)})"
-    held = _any(*_forms(VERBS, 3), "wanted", "meant")
+    participle = _any(*_forms(VERBS, 3), "wanted", "meant")
     core, nouns = _any(*NOUNS), _any(*NOUNS, *_NOUNS_OF_PERSONS)
     no_setting = r"(?! (?:effort|tokens?|budget|level|mode|output|off|on|high|low|files?|#) )"
     return _compiled(
@@ -334,7 +337,7 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
         rf"{somebody}{gap}{verb(1, 2)}",
         rf"{somebody}{gap} (?:has|have|had){adverbs}{verb(3)}",
         rf"{somebody}{gap} {be}{adverbs}{verb(4)}",
-        rf"{somebody}{gap} {be}{adverbs} {_any(*_HELD)}(?= to )",
+        rf"{somebody}{gap} {be}{adverbs} {_any(*_ATTRIBUTED)}(?= to )",
         rf"{somebody}{gap} (?:{be}|{like}(?:s|ed)?){adverbs} (?:{_any(*STATES)}|determined to)",
         # it would believe, they believe, this made it believe
         rf"{somebody}(?: {light}){{0,5}} {needing}{adverbs}{verb(0)}",
@@ -344,9 +347,9 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
         rf" {_THINGS}{gap}{verb(1, 2, things='')}",
         rf" {_THINGS}{adverbs} {needing}{adverbs}{verb(0, things='')}",
         rf" they{adverbs}{verb(0, things='')}",
-        rf" {_THINGS}{adverbs} {be}{adverbs}(?:{verb(4, things='')}| {held} (?:that|to))",
+        rf" {_THINGS}{adverbs} {be}{adverbs}(?:{verb(4, things='')}| {participle} (?:that|to))",
         # by whom; and who stopped and decided
-        rf" {held}(?: [a-z]+ly| of| upon| about| so| ,){{0,4}} by(?: [a-z]+){{0,3}} {named}",
+        rf" {participle}(?: [a-z]+ly| of| upon| about| so| ,){{0,4}} by(?: [a-z]+){{0,3}} {named}",
         rf" {_any(*_forms(VERBS, 2))}(?: the)? {named}(?= ,| $)",  # thought the agent
         rf" {named}(?: [^ ]+){{1,12}} (?:and|but|then|or|yet){adverbs}{verb(1, 2)}",
         # whose
@@ -360,8 +363,8 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
 
 
 @cache
-def _beside() -> tuple[re.Pattern[str], ...]:
-    """Of a sentence that has an agent in it, wherever."""
+def _patterns_near_agent() -> tuple[re.Pattern[str], ...]:
+    """Make the patterns of a sentence that has an agent in it, wherever."""
     ambiguous = ("thinking", "reasoning", "feeling")
     gerunds = [form for form in _forms(VERBS, 4) if form not in ambiguous]
     thinking = " thinking (?:that|the|it|this|there)"
