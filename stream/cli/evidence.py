@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -126,34 +126,26 @@ def _archive_summary(done: Archived, target: Path) -> str:
 class VerifyOptions(Options):
     """The options of `stream verify`."""
 
-    target: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="ARCHIVE|RUN",
-            readable=False,  # opening it gives the same message as in the other commands
-            help="An archive, or the folder of a run.",
-        ),
-    ] = None
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print findings as records, also on a terminal.")
-    ] = False
+    target: Path | None = typer.Argument(
+        None, metavar="ARCHIVE|RUN", readable=False, help="An archive, or the folder of a run."
+    )
+    as_json: bool = typer.Option(
+        False, "--json", help="Print findings as records, also on a terminal."
+    )
     boundary: KnownBoundary = None
-    rules: Annotated[bool, typer.Option("--rules", help="Print the rules and exit.")] = False
-    max_archive: Annotated[str, typer.Option(metavar="SIZE", help="The largest file.")] = "2G"
-    max_decoded: Annotated[
-        str, typer.Option(metavar="SIZE", help="The largest size after decompression.")
-    ] = "8G"
-    max_ratio: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, help="Decompress to at most N times its size. 0: any."),
-    ] = 0
-    max_entries: Annotated[int, typer.Option(metavar="N", min=1, help="The most files.")] = 10_000
-    max_lines: Annotated[int, typer.Option(metavar="N", min=1, help="The most lines.")] = 50_000_000
-    max_line: Annotated[str, typer.Option(metavar="SIZE", help="The longest line.")] = "8M"
-    max_document: Annotated[
-        str, typer.Option(metavar="SIZE", help="The largest JSON artifact.")
-    ] = "64M"
-    max_depth: Annotated[int, typer.Option(metavar="N", min=1, help="The deepest nesting.")] = 64
+    rules: bool = typer.Option(False, "--rules", help="Print the rules and exit.")
+    max_archive: str = typer.Option("2G", metavar="SIZE", help="The largest file.")
+    max_decoded: str = typer.Option(
+        "8G", metavar="SIZE", help="The largest size after decompression."
+    )
+    max_ratio: int = typer.Option(
+        0, metavar="N", min=0, help="Decompress to at most N times its size. 0: any."
+    )
+    max_entries: int = typer.Option(10_000, metavar="N", min=1, help="The most files.")
+    max_lines: int = typer.Option(50_000_000, metavar="N", min=1, help="The most lines.")
+    max_line: str = typer.Option("8M", metavar="SIZE", help="The longest line.")
+    max_document: str = typer.Option("64M", metavar="SIZE", help="The largest JSON artifact.")
+    max_depth: int = typer.Option(64, metavar="N", min=1, help="The deepest nesting.")
 
     def limits(self) -> Limits:
         """Return the limits for reading an archive."""
@@ -246,43 +238,29 @@ def _print_rules() -> int:
 class DiffOptions(Options):
     """The options of `stream diff`."""
 
-    base: Annotated[str, typer.Argument(metavar="A", help="Before: an archive, run or matrix.")]
-    head: Annotated[str, typer.Argument(metavar="B", help="After: the same kind.")]
-    json: Annotated[bool, typer.Option("--json", help="Print a record, also on a terminal.")] = (
-        False
+    base: str = typer.Argument(..., metavar="A", help="Before: an archive, run or matrix.")
+    head: str = typer.Argument(..., metavar="B", help="After: the same kind.")
+    json: bool = typer.Option(False, "--json", help="Print a record, also on a terminal.")
+    fail_on: list[str] = typer.Option(
+        [],
+        metavar="WORDS",
+        help="Exit 1 on such a difference: added- or removed- with paths, endpoints, execs,"
+        " tools or decisions; changed-policy; partial; unbound; any. For two matrices: opened,"
+        " closed, unmeasured, measured, any.",
     )
-    fail_on: Annotated[
-        list[str],
-        typer.Option(
-            default_factory=list,
-            metavar="WORDS",
-            help="Exit 1 on such a difference: added- or removed- with paths, endpoints, execs,"
-            " tools or decisions; changed-policy; partial; unbound; any. For two matrices: opened,"
-            " closed, unmeasured, measured, any.",
-        ),
-    ]
-    ignore: Annotated[
-        list[str],
-        typer.Option(
-            default_factory=list,
-            metavar="GLOB",
-            help="Ignore paths and programs that match. A * matches any text, also a /.",
-        ),
-    ]
-    baseline: Annotated[
-        list[str],
-        typer.Option(
-            default_factory=list,
-            metavar="A",
-            help="Another run of the same kind as A: ignore what varies among these runs.",
-        ),
-    ]
-    canonical: Annotated[
-        bool,
-        typer.Option(
-            "--canonical", help="Compare the layers line by line, with labels for processes."
-        ),
-    ] = False
+    ignore: list[str] = typer.Option(
+        [],
+        metavar="GLOB",
+        help="Ignore paths and programs that match. A * matches any text, also a /.",
+    )
+    baseline: list[str] = typer.Option(
+        [],
+        metavar="A",
+        help="Another run of the same kind as A: ignore what varies among these runs.",
+    )
+    canonical: bool = typer.Option(
+        False, "--canonical", help="Compare the layers line by line, with labels for processes."
+    )
 
 
 def diff(options: DiffOptions) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -48,69 +48,43 @@ def register(app: typer.Typer) -> None:
 class MatrixOptions(Options):
     """The options of `stream matrix`."""
 
-    probe: Annotated[
-        list[str],
-        typer.Option(
-            default_factory=list,
-            metavar="ID…",
-            help="Run these probes, in this order. Default: all, sorted by id.",
-        ),
-    ]
-    cap: Annotated[
-        list[str],
-        typer.Option(
-            default_factory=list,
-            metavar="ID…",
-            help="Also run the probes of these primary capabilities.",
-        ),
-    ]
-    mode: Annotated[
-        list[str],
-        typer.Option(
-            default_factory=list,
-            metavar="M…",
-            help="Run modes, each over all probes. Default: the pattern's first.",
-        ),
-    ]
+    probe: list[str] = typer.Option(
+        [], metavar="ID…", help="Run these probes, in this order. Default: all, sorted by id."
+    )
+    cap: list[str] = typer.Option(
+        [], metavar="ID…", help="Also run the probes of these primary capabilities."
+    )
+    mode: list[str] = typer.Option(
+        [], metavar="M…", help="Run modes, each over all probes. Default: the pattern's first."
+    )
     probes: Probes = None
     catalog: Catalog = None
     boundary: Boundary = None
     workspace: Workspace = None
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs", "-j", metavar="N", min=1, help="Probes at a time. Default: 3 a core."
-        ),
-    ] = None
+    jobs: int | None = typer.Option(
+        None, "--jobs", "-j", metavar="N", min=1, help="Probes at a time. Default: 3 a core."
+    )
     timeout: ProbeTimeout = 30.0
-    repeat: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1_000_000, help="Run every cell N times.")
-    ] = 1
-    list_: Annotated[
-        bool, typer.Option("--list", help="Print the probes and their capabilities; run nothing.")
-    ] = False
-    as_completed: Annotated[
-        bool,
-        typer.Option("--as-completed", help="Write records as cells finish, not in cell order."),
-    ] = False
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Write raw emissions, for `stream emit -`.")
-    ] = False
-    output: Annotated[
-        str,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="Write records to FILE. It is FILE.partial until it is complete.",
-        ),
-    ] = "-"
+    repeat: int = typer.Option(1, metavar="N", min=1, max=1_000_000, help="Run every cell N times.")
+    list_: bool = typer.Option(
+        False, "--list", help="Print the probes and their capabilities; run nothing."
+    )
+    as_completed: bool = typer.Option(
+        False, "--as-completed", help="Write records as cells finish, not in cell order."
+    )
+    raw: bool = typer.Option(False, "--raw", help="Write raw emissions, for `stream emit -`.")
+    output: str = typer.Option(
+        "-",
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Write records to FILE. It is FILE.partial until it is complete.",
+    )
     reject: Reject = None
     force: Force = False
-    quiet: Annotated[
-        bool,
-        typer.Option("--quiet", "-q", help="Report only what went wrong, and show no progress."),
-    ] = False
+    quiet: bool = typer.Option(
+        False, "--quiet", "-q", help="Report only what went wrong, and show no progress."
+    )
 
 
 def matrix(options: MatrixOptions) -> None:

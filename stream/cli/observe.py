@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import typer
 
@@ -57,154 +57,98 @@ def _check_grace(value: float) -> float:
 class ObserveOptions(Options):
     """The options of `stream observe`."""
 
-    command: Annotated[list[str], typer.Argument(metavar="CMD…", help="The agent's command line.")]
-    scenario: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE|DIR", help="The agent's task: scenario.md, or the folder that holds it."
-        ),
-    ] = None
-    parameters: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="parameters.json. Default: the one of the scenario."),
-    ] = None
-    request: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT|@FILE", help="The agent's task, where there is no scenario."),
-    ] = None
-    constraint: Annotated[
-        list[str],
-        typer.Option(
-            default_factory=list,
-            metavar="ID…",
-            help="Check these constraints as well: see above.",
-        ),
-    ]
-    agent: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME[@VERSION]",
-            help="Name the agent, where the command does not show it. Recorded as declared.",
-        ),
-    ] = None
-    workspace: Annotated[
-        Literal["copy", "empty", "here"] | None,
-        typer.Option(help="Let the agent work in a copy (default), an empty folder, or in place."),
-    ] = None
-    source: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="The folder to copy, or to work in. Default: this one."),
-    ] = Path()
-    capture: Annotated[
-        Literal["full", "redacted", "hashed"] | None,
-        typer.Option(help="Record everything (default), no secrets, or digests only."),
-    ] = None
-    environment: Annotated[
-        Literal["local", "ci", "staging", "prod", "unknown"],
-        typer.Option(help="Declare where the run takes place. It is only recorded."),
-    ] = "unknown"
-    runs: Annotated[Path, typer.Option(metavar="DIR", help="Create the run folder in DIR.")] = Path(
-        "runs"
+    command: list[str] = typer.Argument(..., metavar="CMD…", help="The agent's command line.")
+    scenario: Path | None = typer.Option(
+        None, metavar="FILE|DIR", help="The agent's task: scenario.md, or the folder that holds it."
     )
-    run_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="Default: made from the time.")
-    ] = None
-    wrap: Annotated[
-        list[str],
-        typer.Option(
-            default_factory=list,
-            metavar="NAME…",
-            help="Log calls of these programs besides the usual ones.",
-        ),
-    ]
-    no_wrap: Annotated[
-        bool, typer.Option("--no-wrap", help="Do not change PATH and log no calls.")
-    ] = False
-    timeout: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="End the agent after S seconds and record what it did."),
-    ] = None
-    grace: Annotated[
-        float,
-        typer.Option(
-            metavar="S",
-            callback=_check_grace,
-            help="Give processes that outlive the agent S seconds before they are ended.",
-        ),
-    ] = 5.0
-    matrix: Annotated[
-        bool, typer.Option("--matrix", help="Run the probes in the same workspace meanwhile.")
-    ] = False
-    cap: Annotated[
-        list[str],
-        typer.Option(
-            default_factory=list,
-            metavar="ID…",
-            help="With --matrix: only probes of these capabilities.",
-        ),
-    ]
-    probes: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="With --matrix: a folder of probe scripts instead of the bundled ones.",
-        ),
-    ] = None
-    boundary: Annotated[
-        str | None,
-        typer.Option(
-            metavar="P",
-            help="With --matrix: the boundary descriptor. Default: BOUNDARY_PATH, then"
-            " defaults.json.",
-        ),
-    ] = None
-    kernel: Annotated[
-        Literal["off", "auto", "ebpf", "strace"] | None,
-        typer.Option(
-            help="Record what the kernel saw: see above. Default: off; with --require: auto."
-        ),
-    ] = None
-    require: Annotated[
-        Literal["kernel"] | None,
-        typer.Option(help="Where no kernel feed is available, start nothing and exit 40."),
-    ] = None
-    archive: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Also pack the whole record into FILE, a tar.gz, with or without --kernel.",
-        ),
-    ] = None
+    parameters: Path | None = typer.Option(
+        None, metavar="FILE", help="parameters.json. Default: the one of the scenario."
+    )
+    request: str | None = typer.Option(
+        None, metavar="TEXT|@FILE", help="The agent's task, where there is no scenario."
+    )
+    constraint: list[str] = typer.Option(
+        [], metavar="ID…", help="Check these constraints as well: see above."
+    )
+    agent: str | None = typer.Option(
+        None,
+        metavar="NAME[@VERSION]",
+        help="Name the agent, where the command does not show it. Recorded as declared.",
+    )
+    workspace: Literal["copy", "empty", "here"] | None = typer.Option(
+        None, help="Let the agent work in a copy (default), an empty folder, or in place."
+    )
+    source: Path = typer.Option(
+        Path(), metavar="DIR", help="The folder to copy, or to work in. Default: this one."
+    )
+    capture: Literal["full", "redacted", "hashed"] | None = typer.Option(
+        None, help="Record everything (default), no secrets, or digests only."
+    )
+    environment: Literal["local", "ci", "staging", "prod", "unknown"] = typer.Option(
+        "unknown", help="Declare where the run takes place. It is only recorded."
+    )
+    runs: Path = typer.Option(Path("runs"), metavar="DIR", help="Create the run folder in DIR.")
+    run_id: str | None = typer.Option(None, metavar="ID", help="Default: made from the time.")
+    wrap: list[str] = typer.Option(
+        [], metavar="NAME…", help="Log calls of these programs besides the usual ones."
+    )
+    no_wrap: bool = typer.Option(False, "--no-wrap", help="Do not change PATH and log no calls.")
+    timeout: float | None = typer.Option(
+        None, metavar="S", help="End the agent after S seconds and record what it did."
+    )
+    grace: float = typer.Option(
+        5.0,
+        metavar="S",
+        callback=_check_grace,
+        help="Give processes that outlive the agent S seconds before they are ended.",
+    )
+    matrix: bool = typer.Option(
+        False, "--matrix", help="Run the probes in the same workspace meanwhile."
+    )
+    cap: list[str] = typer.Option(
+        [], metavar="ID…", help="With --matrix: only probes of these capabilities."
+    )
+    probes: Path | None = typer.Option(
+        None,
+        metavar="DIR",
+        help="With --matrix: a folder of probe scripts instead of the bundled ones.",
+    )
+    boundary: str | None = typer.Option(
+        None,
+        metavar="P",
+        help="With --matrix: the boundary descriptor. Default: BOUNDARY_PATH, then defaults.json.",
+    )
+    kernel: Literal["off", "auto", "ebpf", "strace"] | None = typer.Option(
+        None, help="Record what the kernel saw: see above. Default: off; with --require: auto."
+    )
+    require: Literal["kernel"] | None = typer.Option(
+        None, help="Where no kernel feed is available, start nothing and exit 40."
+    )
+    archive: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Also pack the whole record into FILE, a tar.gz, with or without --kernel.",
+    )
     force: Force = False
-    policy: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="With --kernel: CloudEvents that a policy engine writes during the run, one a"
-            " line. Earlier lines are ignored.",
-        ),
-    ] = None
-    sdk: Annotated[
-        Literal["stream-json", "hooks", "otel"] | None,
-        typer.Option(
-            help="With --kernel: the channel that reports tool calls. Default: stream-json."
-        ),
-    ] = None
-    raw_kernel: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --kernel: write the feed's raw telemetry to FILE."),
-    ] = None
-    kernel_ring: Annotated[
-        int,
-        typer.Option(metavar="KIB", callback=_check_ring, help="With eBPF: the size of its ring."),
-    ] = 16384
-    events: Annotated[
-        str | None,
-        typer.Option(metavar="-", help="Write the events to stdout, not the agent's output."),
-    ] = None
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Report only what went wrong.")] = (
-        False
+    policy: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="With --kernel: CloudEvents that a policy engine writes during the run, one a"
+        " line. Earlier lines are ignored.",
     )
+    sdk: Literal["stream-json", "hooks", "otel"] | None = typer.Option(
+        None, help="With --kernel: the channel that reports tool calls. Default: stream-json."
+    )
+    raw_kernel: Path | None = typer.Option(
+        None, metavar="FILE", help="With --kernel: write the feed's raw telemetry to FILE."
+    )
+    kernel_ring: int = typer.Option(
+        16384, metavar="KIB", callback=_check_ring, help="With eBPF: the size of its ring."
+    )
+    events: str | None = typer.Option(
+        None, metavar="-", help="Write the events to stdout, not the agent's output."
+    )
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="Report only what went wrong.")
 
     @property
     def feed(self) -> Choice | None:
