@@ -126,6 +126,7 @@ def _archive_summary(done: Archived, target: Path) -> str:
 class VerifyOptions(Options):
     """The options of `stream verify`."""
 
+    # Not checked by typer: opening it gives the same message as in the other commands.
     target: Path | None = typer.Argument(
         None, metavar="ARCHIVE|RUN", readable=False, help="An archive, or the folder of a run."
     )
