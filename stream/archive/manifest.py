@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET
 
 from stream.archive.chain import LAYERS as LAYER_FILES
-from stream.archive.tar import ArchiveSize, Entry, Look, unwatched, write_archive
+from stream.archive.tar import ArchiveSize, Entry, Look, Measure, unwatched, write_archive
 from stream.codec import DECODE_ERRORS, explain
 from stream.documents import LARGEST
 from stream.errors import InputError, os_reason, readable
@@ -127,12 +127,15 @@ def archive_run(
     target: Path,
     *,
     missing: Mapping[str, bytes] | None = None,
+    known: Mapping[str, Measure] | None = None,
     force: bool = False,
     look: Look = unwatched,
 ) -> ArchiveSize:
-    """Archive a run folder. `missing` stands for files that it lacks. Raise StreamError."""
+    """Archive a run folder. `missing` stands for files that it lacks, `known` says what those are
+    whose writer has measured them. Raise StreamError."""
     names = list(names_of(folder))
-    entries = [Entry.beneath(folder, name) for name in names]
+    measures = known or {}
+    entries = [Entry.beneath(folder, name, measures.get(name)) for name in names]
     there = {*names}
     for name, data in sorted((missing or {}).items()):
         if name not in there:

@@ -270,9 +270,10 @@ class Entry(Struct):
         return cls(name, lambda: open_regular(path), measure)
 
     @classmethod
-    def beneath(cls, root: Path, name: str) -> Entry:
-        """Measure a file of a folder that nobody has to trust."""
-        return cls(name, lambda: open_beneath(root, name))
+    def beneath(cls, root: Path, name: str, measure: Measure | None = None) -> Entry:
+        """Name a file of a folder that nobody has to trust. Where no measure of it is known, it is
+        read once more for that."""
+        return cls(name, lambda: open_beneath(root, name), measure)
 
 
 def measured(entry: Entry, look: Look) -> Entry:

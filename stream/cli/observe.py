@@ -320,7 +320,12 @@ async def _record(options: ObserveOptions, prepared: _Prepared, interrupts: Inte
     code = observed.summary.exit_code
     if options.archive is not None:
         is_archived = await put_away(
-            settings, options.archive, interrupts, quiet=options.quiet, force=options.force
+            settings,
+            observed,
+            options.archive,
+            interrupts,
+            quiet=options.quiet,
+            force=options.force,
         )
         return code if is_archived else code or 1
     return code

@@ -164,7 +164,13 @@ def _no_calls(summary: RunSummary) -> str:
 
 
 async def put_away(
-    recording: RunSettings, target: Path, interrupts: Interrupts, *, quiet: bool, force: bool
+    recording: RunSettings,
+    observed: Observed,
+    target: Path,
+    interrupts: Interrupts,
+    *,
+    quiet: bool,
+    force: bool,
 ) -> bool:
     """Archive a finished run and return whether that worked. A signal ends only the archiving."""
     from anyio import CancelScope
@@ -176,7 +182,9 @@ async def put_away(
     with CancelScope() as scope:
         interrupts.take_over(lambda signal: scope.cancel())
         try:
-            done = await archive_folder(recording.folder, target, force=force)
+            # What somebody else wrote into is not what was recorded: it is archived as it is.
+            recorded = {} if observed.summary.incomplete else observed.files
+            done = await archive_folder(recording.folder, target, recorded=recorded, force=force)
         except StreamError as error:
             note(f"stream: not archived: {error}")
             if not isinstance(error, UnfinishedError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -12,10 +12,11 @@ from msgspec import UNSET, Struct, field
 from msgspec.structs import replace
 
 from stream.archive.manifest import archive_run, missing_from, names_of
-from stream.archive.tar import ArchiveSize, Entry, write_archive
+from stream.archive.tar import ArchiveSize, Entry, Measure, write_archive
 from stream.boundary.descriptors import find_boundaries
 from stream.errors import InputError, UnfinishedError, UsageError, number
 from stream.evidence.derive import derive
+from stream.files.append import RecordedFile
 from stream.files.targets import check_free
 from stream.observe.evidence import missing_evidence
 from stream.pipeline import Counts, Pipeline, Sink
@@ -48,8 +49,17 @@ class Archived(Struct):
     losses: list[str] = field(default_factory=list)  #: of a run, as its recorder told them
 
 
-async def archive_folder(folder: Path, target: Path, *, force: bool = False) -> Archived:
-    """Raises StreamError."""
+async def archive_folder(
+    folder: Path,
+    target: Path,
+    *,
+    recorded: Mapping[str, RecordedFile] | None = None,
+    force: bool = False,
+) -> Archived:
+    """Archive a run folder. `recorded` says what was written to it, where that is known: then its
+    layers are read once, to be packed. Raise StreamError."""
+    files = (recorded or {}).items()
+    known = {name: Measure(file.bytes, file.sha256) for name, file in files}
 
     def work() -> ArchiveSize:
         check_folder(folder)
@@ -57,7 +67,12 @@ async def archive_folder(folder: Path, target: Path, *, force: bool = False) -> 
         _check_whole(folder)
         missing = {} if HEALTH_FILE in names_of(folder) else missing_evidence(folder)
         return archive_run(
-            folder, target, missing=missing, force=force, look=from_thread.check_cancelled
+            folder,
+            target,
+            missing=missing,
+            known=known,
+            force=force,
+            look=from_thread.check_cancelled,
         )
 
     written = await to_thread.run_sync(work)

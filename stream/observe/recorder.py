@@ -104,7 +104,7 @@ class RunPhases:
         self._kernel = kernel
         self._probes = probes
         self._log: CommandLog | None = None
-        self._kept: dict[str, RecordedFile] = {}  # by file of the record
+        self.files: dict[str, RecordedFile] = {}  #: that were written, as they were written
         self._no_commands = ""  # why none were observed
         self._seen: ObservedCommands | None = None  # by the kernel, of calls of wrapped programs
         self._is_captured = Event()
@@ -174,7 +174,7 @@ class RunPhases:
         settings = self._settings
         document = settings.metadata(self._version, self._clock)
         metadata = write_document(settings.folder / METADATA_FILE, document)
-        self._kept[METADATA_FILE] = metadata
+        self.files[METADATA_FILE] = metadata
         what = "What the run was told to be."
         return PhaseEvent(
             name="run_started",
@@ -241,18 +241,18 @@ class RunPhases:
         """Nobody of the tree is left, and all that was seen of it is in the run folder."""
         self.summary = self._agent.ending.into(self.summary)
         kept = await to_thread.run_sync(lambda: [output.finish() for output in self._outputs])
-        self._kept |= zip((STDOUT_FILE, STDERR_FILE), kept, strict=True)
+        self.files |= zip((STDOUT_FILE, STDERR_FILE), kept, strict=True)
         event = self._describe_outputs(self._agent.ending, kept)
         if self._kernel is not None:
             for trouble in await self._kernel.conclude(self._agent.ending, self.summary):
                 self._record_loss(trouble)
-            self._kept |= self._kernel.kept
+            self.files |= self._kernel.kept
             self._seen = self._kernel.commands
         if self._probes is not None:
             for trouble in self._probes.troubles:
                 self._record_loss(trouble)
             self.summary.boundary_objects = self._probes.boundary.lines
-            self._kept |= self._probes.kept
+            self.files |= self._probes.kept
         return event
 
     def _describe_outputs(self, ending: CommandEnding, kept: list[RecordedFile]) -> PhaseEvent:
@@ -270,7 +270,7 @@ class RunPhases:
                 self._record_loss(f"{name} {NOT_OURS}")
         if not self._journal.is_as_written():
             self._record_loss(f"{EVENTS_FILE} {NOT_OURS}")
-        if not is_still(self._settings.folder / METADATA_FILE, self._kept[METADATA_FILE]):
+        if not is_still(self._settings.folder / METADATA_FILE, self.files[METADATA_FILE]):
             self._record_loss(f"{METADATA_FILE} {NOT_OURS}")
         after = ending.aftermath()
         if ending.is_blind and ON_LINUX:  # elsewhere that is all there can be
@@ -304,7 +304,7 @@ class RunPhases:
             self.summary.changed_paths = changes.found.total
             self.summary.changed_after_exit = changes.found.has_after_exit
             self.summary.changed_inside_git = changes.found.inside_git
-        self._kept |= changes.kept
+        self.files |= changes.kept
         return PhaseEvent(
             name="fs_diff_captured",
             action="edit",
@@ -322,7 +322,7 @@ class RunPhases:
         if log is not None and log.is_passed_by:
             self._record_loss(f"calls of wrapped programs: {PASSED_BY}")
         if log is not None and log.is_made:
-            self._kept[COMMANDS_FILE] = log.kept()
+            self.files[COMMANDS_FILE] = log.kept()
         vouched = self._count_verified()
         if log is None or not log.count or not log.is_ours:
             self._no_commands = self._why_no_commands()
@@ -400,7 +400,7 @@ class RunPhases:
         self._verdict = verdict = await to_thread.run_sync(
             reach_verdict,
             self._settings,
-            self._kept[STDOUT_FILE],
+            self.files[STDOUT_FILE],
             self._changes,
             self._log,
             self._seen,
@@ -427,9 +427,9 @@ class RunPhases:
             see = self._settings.capture_policy.value
             self.summary.redacted = self._settings.capture_policy.replaced()
             summary = write_document(folder / SUMMARY_FILE, see(msgspec.to_builtins(self.summary)))
-            self._kept[SUMMARY_FILE] = summary
+            self.files[SUMMARY_FILE] = summary
             artifacts.append(file_artifact("summary", SUMMARY_FILE, summary, "How the run went."))
-            manifest = write_manifest(folder, self._settings.run_id, events, self._kept)
+            manifest = write_manifest(folder, self._settings.run_id, events, self.files)
             artifacts.append(
                 file_artifact("manifest", MANIFEST_FILE, manifest, "Every file, with its hash.")
             )
@@ -447,7 +447,7 @@ class RunPhases:
     def _record_foreign_files(self) -> None:
         """What the recorder did not write is no evidence, wherever it lies."""
         settings = self._settings
-        own = {*self._kept, *_WRITTEN_LAST, HOME}
+        own = {*self.files, *_WRITTEN_LAST, HOME}
         if self._kernel is not None:
             own |= {*EVIDENCE_FILES}
         if settings.workspace_mode != "here":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
+from stream.files.append import RecordedFile
 from stream.files.targets import STDOUT
 from stream.observe.recorder import RunPhases
 from stream.observe.settings import RunSettings
@@ -34,7 +35,8 @@ class Observed(Struct):
     findings: list[Finding] = field(default_factory=list)  #: rules that the run itself broke
     troubles: list[str] = field(default_factory=list)  #: what could not be passed on
     evaluation: Evaluation | None = None
-    matrix: Any = None  #: an Outcome, where there were probes
+    matrix: Any = None  #: a MatrixResult, where there were probes
+    files: Mapping[str, RecordedFile] = field(default_factory=dict)  #: as they were written
 
 
 async def run_observe(
@@ -86,7 +88,7 @@ async def run_observe(
         if relay is not None and relay.lost:
             troubles.append(f"{name}: {relay.lost} bytes of the command's output")
     matrix = None if measured is None else measured.result()
-    return Observed(phases.summary, findings, troubles, phases.evaluation, matrix)
+    return Observed(phases.summary, findings, troubles, phases.evaluation, matrix, phases.files)
 
 
 class _FindingSink(Struct):
