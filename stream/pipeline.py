@@ -14,7 +14,7 @@ from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from anyio import create_memory_object_stream, create_task_group
+from anyio import Event, create_memory_object_stream, create_task_group
 from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from msgspec import Struct, field
 
@@ -139,6 +139,18 @@ class Chain(Struct, frozen=True):
 
     async def run(self, out: Out, /) -> None:
         for source in self.sources:
+            await source.run(out)
+
+
+class Deferred(Struct, frozen=True):
+    """A source that is known once something else is ready; None: there is none after all."""
+
+    ready: Event
+    find: Callable[[], Source | None]
+
+    async def run(self, out: Out, /) -> None:
+        await self.ready.wait()
+        if (source := self.find()) is not None:
             await source.run(out)
 
 

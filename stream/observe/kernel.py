@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from anyio import to_thread
+from anyio import Event, to_thread
 from msgspec import Struct
 
 from stream.archive.chain import LayerFiles
@@ -23,7 +23,7 @@ from stream.evidence.markers import COMMANDS, DroppedInput
 from stream.files.append import RecordedFile, Reserve
 from stream.observe.evidence import CaptureResult, CommandResult, record_evidence
 from stream.observe.settings import RunSettings
-from stream.pipeline import Batch, Counts, Out, Sink, Source, Transformer, Write
+from stream.pipeline import Batch, Counts, Deferred, Out, Sink, Source, Transformer, Write
 from stream.process.cgroup import Cgroup
 from stream.process.guard import Guard
 from stream.process.messages import Start
@@ -87,7 +87,7 @@ class KernelRecorder:
         self._times = EventTimeIndex(settings.folder)
         self._reserve = Reserve(settings.folder)
         self._feed: Feed | None = None
-        self._is_closed = False
+        self._is_prepared, self._is_closed = Event(), False
         self._capture = RawCapture(feed="absent", reason="it was never begun")
         self._given: list[bytes] = []  # names in the environment
         self._troubles: list[str] = []
@@ -123,6 +123,7 @@ class KernelRecorder:
             order = feed.wrap(order)
             if feed.burden and self._options.kernel == "auto":
                 self._warn(feed.burden)
+        self._is_prepared.set()
         return order
 
     def on_stdout(self, block: bytes, arrived: int) -> None:
@@ -131,10 +132,12 @@ class KernelRecorder:
 
     def sources(self) -> list[Source]:
         """The feed, where there is one, and the channels that tell of tool calls."""
-        channels = _Contained(self._channels, self._lose_channels)
-        if self._feed is None:
-            return [channels]
-        return [channels, _Contained(self._feed, self._lose_feed)]
+        return [
+            _Contained(Deferred(self._is_prepared, lambda: self._channels), self._lose_channels),
+            _Contained(
+                Deferred(self._is_prepared, lambda: self._feed), self._lose_feed, self._close_feed
+            ),
+        ]
 
     def transformers(self) -> list[Transformer]:
         """What is made of raw telemetry: redacted, copied where that was asked for, normalized."""
@@ -170,7 +173,6 @@ class KernelRecorder:
 
     async def conclude(self, ending: CommandEnding, summary: RunSummary) -> list[str]:
         """Write what follows from the layers, and say what is missing. The pipeline has ended."""
-        self._close_feed()
         try:
             await to_thread.run_sync(self._write_evidence, ending, summary)
         except Exception as error:  # nothing of this may cost the record of the run
@@ -299,12 +301,15 @@ class _Contained(Struct):
 
     source: Source
     on_failure: Callable[[str], None]
+    on_end: Callable[[], None] = lambda: None
 
     async def run(self, out: Out, /) -> None:
         try:
             await self.source.run(out)
         except* Exception as group:
             self.on_failure(_reasons(group))
+        finally:
+            self.on_end()
 
 
 class _Guarded:

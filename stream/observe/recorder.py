@@ -28,7 +28,7 @@ from stream.observe.settings import (
     write_manifest,
 )
 from stream.observe.verdict import reach_verdict
-from stream.pipeline import Batch, Out, Pipeline
+from stream.pipeline import Batch, Deferred, Out, Pipeline
 from stream.process.guard import Guard, Interrupts
 from stream.process.machine import Clock
 from stream.process.table import ON_LINUX
@@ -107,7 +107,7 @@ class RunPhases:
         self.files: dict[str, RecordedFile] = {}  #: that were written, as they were written
         self._no_commands = ""  # why none were observed
         self._seen: ObservedCommands | None = None  # by the kernel, of calls of wrapped programs
-        self._is_captured = Event()
+        self._is_invoked, self._is_captured = Event(), Event()
 
     async def run(self, out: Out, /) -> None:
         """Run all phases; whatever happens, close the journal and end the guard."""
@@ -136,9 +136,11 @@ class RunPhases:
         self._trace = settings.trace(self._version, self._clock, self._journal.append_lines)
         async with create_task_group() as tasks:
             with reporting(settings.folder, OutputError, is_folder=True):
-                for phase in (self._started, self._workspace_prepared, self._invoked):
-                    await self._send(await phase(), out)
+                await self._send(await self._started(), out)
+                await self._send(await self._workspace_prepared(), out)
                 tasks.start_soon(self._capture)
+                await self._send(await self._invoked(), out)
+                self._is_invoked.set()
                 await self._send(await self._completed(), out)
                 await self._is_captured.wait()
             try:
@@ -222,9 +224,11 @@ class RunPhases:
         return PhaseEvent(name="agent_invoked", summary=summary, artifacts=[artifact])
 
     async def _capture(self) -> None:
-        """Run the one pipeline of everything that records while the agent runs, to its end."""
+        """Run the one pipeline of everything that records while the agent runs, to its end. Probes
+        run from the start; the agent does once everything that watches it is there."""
         parts = [part for part in (self._kernel, self._probes) if part is not None]
-        sources = (self._agent, *(source for part in parts for source in part.sources()))
+        agent = Deferred(self._is_invoked, lambda: self._agent)
+        sources = (agent, *(source for part in parts for source in part.sources()))
         transformers = [one for part in parts for one in part.transformers()]
         sinks = [sink for part in parts for sink in part.sinks()]
         await Pipeline(sources).through(*transformers).into(*sinks)
