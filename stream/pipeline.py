@@ -48,7 +48,7 @@ class Counts(Struct):
 
     @property
     def balanced(self) -> bool:
-        """Whether every item that was received is accounted for."""
+        """Return whether every item that was received is accounted for."""
         return self.received == self.passed + self.rejected + self.filtered
 
     def __str__(self) -> str:

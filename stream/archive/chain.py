@@ -186,7 +186,7 @@ class LayerFiles:
 
     @property
     def trouble(self) -> str:
-        """Why the first file that could not be written could not."""
+        """Say why a file could not be written; of several, why the first could not."""
         chain = f"{self._chain.path}: {self._chain.trouble}" if self._chain.trouble else ""
         return next((file.trouble for file in self._files.values() if file.trouble), chain)
 

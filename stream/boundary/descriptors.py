@@ -58,7 +58,7 @@ class Descriptor(Struct, frozen=True):
 
     @property
     def is_bundled(self) -> bool:
-        """Whether everybody who has stream knows it."""
+        """Return whether everybody who has stream knows this descriptor."""
         return self.canonical and self.key == _bundled().key
 
     def whole(self) -> dict[str, Any]:
@@ -165,7 +165,8 @@ def _schema(document: DescriptorDocument, path: Path) -> tuple[dict[str, Any] | 
 
 
 def _is_published(schema: dict[str, Any]) -> bool:
-    """Whether a schema is the pattern boundary_event_v1, whatever its words for people are."""
+    """Return whether a schema is the pattern boundary_event_v1, whatever its words for people
+    are."""
     if _words(schema, "schema_version") != (PATTERN_VERSION,):
         return False
     digest = _digest_of(schema)
@@ -333,7 +334,7 @@ class Boundaries:
         return b""
 
     def are_good(self, lines: Iterable[Any]) -> bool:
-        """Whether nothing is wrong with any of them, and all are of the canonical pattern.
+        """Return whether all lines are faultless records of the canonical pattern.
 
         The quick way: what stays the same from record to record is looked at once. README
         promises 250,000 records a second, and one decode and encode of each whole record with
@@ -443,7 +444,8 @@ class Boundaries:
 
 
 def _is_unknown(record: SharedRecord) -> bool:
-    """Whether the harness wrote it in the place of a probe whose capability no catalog knows."""
+    """Return whether the harness wrote a record in the place of a probe whose capability no catalog
+    knows."""
     primary = record.capability_context.primary
     is_unknown = primary.category == primary.layer == UNKNOWN
     return is_unknown and isinstance(record.payload.raw.get("harness"), dict)

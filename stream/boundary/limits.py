@@ -42,7 +42,7 @@ def within(text: str, limit: int) -> str:
 
 
 def too_deep(value: Any) -> bool:
-    """Whether JSON is nested deeper than a record may be. Where recursion would end depends
+    """Return whether JSON is nested deeper than a record may be. Where recursion would end depends
     on the caller; this does not."""
     level = [value]
     for _ in range(DEPTH + 1):

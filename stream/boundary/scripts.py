@@ -135,7 +135,8 @@ def _literal(pattern: re.Pattern[bytes], text: bytes) -> str | None:
 
 
 class Staging(Struct, frozen=True):
-    """Where probes run from, and where each of those that run at a time has its TMPDIR."""
+    """The folder that probes run from, and where each of those that run at a time has its
+    TMPDIR."""
 
     folder: Path  #: of the scripts
     root: Path | None  #: None where nothing can be written anywhere

@@ -159,7 +159,7 @@ class _Excluded:
 
     @property
     def is_any(self) -> bool:
-        """Whether any value is excluded."""
+        """Return whether any value is excluded."""
         return any(self._left.values())
 
     def has(self, name: str, value: str) -> bool:

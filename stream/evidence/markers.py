@@ -83,7 +83,7 @@ class ChannelWrites(Struct, frozen=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every write was seen; else all that follow would be taken for others."""
+        """Return whether every write was seen; else all that follow would be taken for others."""
         orders = (self.writes.sizes, self.writes.times)
         in_order = all(one <= other for order in orders for one, other in pairwise(order))
         return in_order and bool(self.writes.sizes) and self.writes.size == self.received
@@ -261,12 +261,12 @@ class Call(Struct, eq=False):
 
     @property
     def is_reported(self) -> bool:
-        """Whether the agent reported it; else a decision alone is known."""
+        """Return whether the agent reported the call; else a decision alone is known."""
         return bool(self.started or self.completed)
 
     @property
     def never_ends(self) -> bool:
-        """Whether its end was reported before its start, if at all."""
+        """Return whether the end of the call was reported before its start, if at all."""
         return self.begin is not None and self.end is None
 
     @property

@@ -60,7 +60,7 @@ class TracedProcess(Struct, eq=False):
 
     @property
     def is_of_call(self) -> bool:
-        """Whether it was started for a call, whichever that is."""
+        """Return whether the process was started for a call, whichever that is."""
         return self.candidates is not None and not self.is_unsure
 
 

@@ -151,7 +151,7 @@ class Paths(Generic[KeyT]):
             yield from paths
 
     def _folders(self) -> dict[str, list[tuple[KeyT, set[bytes]]]]:
-        """By what stands before a name."""
+        """Group names by the folder that stands before them."""
         found: dict[str, list[tuple[KeyT, set[bytes]]]] = {}
         for key, folders in self._named.items():
             for folder, names in folders.items():
@@ -626,8 +626,8 @@ def _words(ways: tuple[int, ...]) -> list[str]:
 
 
 def _is_unnamed(event: KernelEvent, detail: KernelDetail | None) -> bool:
-    """Whether something was reached, or asked for, that nobody can name. What could not be read
-    by the kernel itself is nothing that was asked for."""
+    """Return whether something was reached, or asked for, that nobody can name. What could not be
+    read by the kernel itself is nothing that was asked for."""
     kind, value = event.event_type, event.value
     if kind in ADDRESSING and value is not None and not is_address(value):
         return is_attempt(event, detail)  # a frame for the wire, or another kind of network
@@ -650,7 +650,7 @@ def _is_unnamed(event: KernelEvent, detail: KernelDetail | None) -> bool:
 
 
 def _sorted(texts: Iterable[str]) -> list[str]:
-    """By UTF-8 bytes, which is the order of code points."""
+    """Sort by UTF-8 bytes, which is the order of code points."""
     return sorted(texts)
 
 

@@ -99,7 +99,7 @@ async def archive_stream(
     boundary: str | None = None,
     force: bool = False,
 ) -> Archived:
-    """Of stdin. Raises StreamError."""
+    """Archive the records that come on stdin. Raise StreamError."""
     check_free(str(target), force=force)
     if run_id is not None:
         check_run_id(run_id, "--run-id")
@@ -184,7 +184,7 @@ def _books(stage: Assort, replay: LayerReplay) -> FeedCounts:
 
 
 def _doubts(stage: Assort, books: FeedCounts, replay: LayerReplay) -> Iterator[str]:
-    """Why nobody knows how much is missing of what the feed saw."""
+    """Say why nobody knows how much is missing of what the feed saw."""
     capture, lost = books.capture, replay.lost
     if capture.unknown_loss:
         yield capture.unknown_loss

@@ -284,7 +284,7 @@ class Declaration(Struct):
 
     @property
     def missing(self) -> str:
-        """Why there is no answer."""
+        """Say why there is no answer."""
         if self.declared is None:
             return "the output is not kept"
         if self.declared.mode == "unreadable":
@@ -293,7 +293,7 @@ class Declaration(Struct):
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing was printed."""
+        """Return whether nothing was printed."""
         return self.declared is not None and self.declared.mode == "empty"
 
 

@@ -349,7 +349,7 @@ def _write(path: Path, pieces: Iterable[bytes]) -> RecordedFile:
 
 
 def missing_evidence(folder: Path) -> dict[str, bytes]:
-    """By file: what a run that was recorded without a kernel feed has to show for one.
+    """Make, by file, what stands for the evidence of a run that had no kernel feed.
 
     Raises InputError where it was not recorded to its end.
     """

@@ -232,7 +232,7 @@ class KernelRecorder:
             summary.unknown_form = self._collector.unknown_form
 
     def _path_in_layers(self, path: Path) -> str:
-        """As the kernel layer has it."""
+        """Return a path as the kernel layer has it."""
         real = os.fsencode(os.path.realpath(path))
         return str(self._settings.capture_policy.value(path_text(real)))
 

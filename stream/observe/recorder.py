@@ -377,8 +377,8 @@ class RunPhases:
         return "no wrapped binaries invoked"
 
     def _count_verified(self) -> int:
-        """Of the lines of the command log. Where the kernel feed saw everything, it is said what it
-        did not see."""
+        """Count the lines of the command log that the kernel feed confirms. Where the kernel feed
+        saw everything, it is said what it did not see."""
         log, seen = self._log, self._seen
         if log is None or seen is None:
             return 0

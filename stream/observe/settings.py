@@ -158,7 +158,7 @@ class EventTrace:
 def file_artifact(
     kind: str, path: str, kept: RecordedFile, summary: str, **metadata: Any
 ) -> Artifact:
-    """Of a file of the run folder."""
+    """Describe a file of the run folder for an event."""
     metadata["bytes"] = kept.bytes
     if kept.lost:
         metadata |= {"lost_bytes": kept.lost, "lost_because": kept.why}
@@ -190,7 +190,8 @@ class RunSettings(Struct, kw_only=True):
 
     @property
     def wrappers_folder(self) -> Path:
-        """By the path that a kernel has for it, so that its files are known when they are used."""
+        """The folder of the wrappers, by the path that a kernel has for it, so that its files are
+        known when they are used."""
         return Path(os.path.realpath(self.folder)) / HOME
 
     @property
@@ -207,7 +208,7 @@ class RunSettings(Struct, kw_only=True):
 
     @property
     def is_verbose(self) -> bool:
-        """Whether the agent was asked to be verbose."""
+        """Return whether the agent was asked to be verbose."""
         words = [os.fsdecode(word) for word in self.argv]
         return any("--verbose" in launch.words[1:] for launch in launches(words))
 
@@ -243,7 +244,7 @@ class RunSettings(Struct, kw_only=True):
         )
 
     def process_facts(self, version: Version, start: str) -> dict[str, Any]:
-        """Of the agent's process, before there is one."""
+        """Describe the agent's process before there is one."""
         return {
             "cwd": str(self.workspace),
             "argv": self.capture_policy.words(self.argv),
@@ -309,7 +310,7 @@ def write_document(path: Path, document: Any) -> RecordedFile:
 def write_manifest(
     folder: Path, run_id: str, events: Beginning, kept: Mapping[str, RecordedFile]
 ) -> RecordedFile:
-    """Of what the recorder wrote, as it was written, and of nothing else. Raises OutputError."""
+    """List what the recorder wrote, as it was written, and nothing else. Raise OutputError."""
     files = [ManifestFile(name, one.bytes, one.sha256) for name, one in sorted(kept.items())]
     return write_document(
         folder / MANIFEST_FILE, Manifest(run_id=run_id, events=events, files=files)
@@ -376,7 +377,8 @@ def _is_run(folder: Path) -> bool:
 
 
 def leads_out(name: str) -> bool:
-    """Of the folder that a relative path starts from: in a copy of it something else is there."""
+    """Return whether a relative path leaves the folder that it starts from: in a copy of it
+    something else is there."""
     return os.path.normpath(name).split("/")[0] == ".."
 
 

@@ -401,7 +401,7 @@ class Reaper:
                 return []
 
     def _roots(self, tree: Tree) -> list[Process]:
-        """Where a tree hangs on us: its orphans, and its leader."""
+        """Give the processes by which a tree hangs on us: its orphans, and its leader."""
         roots = self._orphans(lambda orphan: self._belongs(orphan, tree))
         if not tree.is_over:
             leader = read_process(tree.leader.pid)

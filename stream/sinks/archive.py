@@ -63,7 +63,7 @@ def _decoder(kind: type[Any]) -> Decode:
 
 
 def _routes(*kinds: type[Struct]) -> dict[str, tuple[str, Decode]]:
-    """By contract: the file that holds it, and what decodes it."""
+    """Give, by contract, the file that holds its records and what decodes them."""
     files = {contract: file for file, contract in CONTRACTS.items()}
     tagged = [(str(kind.__struct_config__.tag), kind) for kind in kinds]
     return {contract: (files[contract], _decoder(kind)) for contract, kind in tagged}
@@ -89,7 +89,7 @@ class Piece(Struct):
 
 
 class FeedCounts(Struct):
-    """Of the feed, as the stream has them."""
+    """The counters of the feed, as the stream has them."""
 
     capture: RawCapture
     #: None: what was left out before is not known.

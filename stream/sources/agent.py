@@ -229,7 +229,7 @@ class CommandEnding(Struct):
         return self.ended_wall if self.outlived or self.lost_guard or self.is_blind else None
 
     def sentence(self) -> str:
-        """Of the command, when it has ended."""
+        """Say how the command ended."""
         text = f"exit_code={self.exit_code} duration_ms={self.duration_ms}"
         if self.not_started:
             return f"{text} not started: {self.not_started}"
@@ -238,7 +238,7 @@ class CommandEnding(Struct):
         return f"{text} timed out" if self.timed_out else text
 
     def aftermath(self) -> str:
-        """Of its tree, when that has ended."""
+        """Say what became of the processes that outlived the command."""
         if self.not_started:
             return "no process was started"
         if not self.outlived:

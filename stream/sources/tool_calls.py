@@ -289,7 +289,7 @@ class DecisionLog:
             self._fd = -1
 
     def _beginning(self, fd: int) -> int:
-        """Where what was written since begins: 0 where that cannot be told."""
+        """Return where what was written since begins: 0 where that cannot be told."""
         if self._fd < 0:
             return 0
         whole = "all of it is taken for decisions of this run"

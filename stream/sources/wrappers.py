@@ -188,7 +188,7 @@ class CommandLog:
 
     @property
     def trouble(self) -> str:
-        """Why calls could not be written; empty where they could."""
+        """Say why calls could not be written; empty where they could."""
         if self._journal is None:
             return self._trouble
         return self._journal.trouble if self._journal.waiting else ""
@@ -200,12 +200,12 @@ class CommandLog:
 
     @property
     def is_made(self) -> bool:
-        """Whether there was a call to write."""
+        """Return whether there was a call to write."""
         return self._journal is not None
 
     @property
     def is_ours(self) -> bool:
-        """Whether nobody else removed, replaced or wrote into the log."""
+        """Return whether nobody else removed, replaced or wrote into the log."""
         return self._journal is None or self._journal.is_as_written()
 
     async def run(self) -> None:

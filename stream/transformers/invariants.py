@@ -161,7 +161,7 @@ class Invariants:
         return [self._finding(Fault(reason, bad.path or "", rule), place), bad]
 
     def _is_end(self, bad: Reject) -> bool:
-        """Whether a torn line is the end of a run that was cut off."""
+        """Return whether a torn line is the end of a run that was cut off."""
         if self._is_alone and not self._runs.seen:
             self._is_torn, self._source = True, bad.source
             return True
@@ -183,7 +183,7 @@ class Invariants:
 
 
 class Location(Struct, gc=False):
-    """Where an event stands."""
+    """The place of an event."""
 
     source: str | UnsetType = UNSET
     line: float | UnsetType = UNSET

@@ -164,8 +164,8 @@ def value_of(event: RawEvent, event_type: int) -> str | None:
 
 
 def _is_by_number(event: RawEvent) -> bool:
-    """Whether a program has no other name than that of a descriptor, which may lead to nothing
-    that has one: nobody can tell what it was by then."""
+    """Return whether a program has no other name than that of a descriptor, which may lead to
+    nothing that has one: nobody can tell what it was by then."""
     return event.base is None and event.path is not None and beyond_view(event.path) is not None
 
 

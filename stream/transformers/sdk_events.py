@@ -79,7 +79,7 @@ def log_environment(run_id: str, path: str) -> dict[str, str]:
 
 
 class _Origin(Struct, frozen=True):
-    """Where a line was reported, and when it was received."""
+    """The channel of a line, and when it was received."""
 
     channel: Channel
     arrived_ns: int

@@ -211,7 +211,7 @@ class ToolCallCollector:
         )
 
     def _seen(self, record: Any) -> Any:
-        """By what may be written down of this run."""
+        """Redact a record as the capture policy of the run says."""
         return msgspec.convert(
             self._capture_policy.value(msgspec.to_builtins(record)), type(record)
         )

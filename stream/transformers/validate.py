@@ -128,7 +128,8 @@ class Validate:
         return contract, fault
 
     def _judge_event(self, faults: list[Fault]) -> Fault | None:
-        """By itself: `check` holds a run together, and tells of what is only recommended."""
+        """Judge an event by itself: `check` holds a run together, and tells of what is only
+        recommended."""
         from stream.transformers.event_rules import RULES
 
         for fault in faults:

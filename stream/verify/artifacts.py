@@ -352,7 +352,8 @@ def _reference_faults(replay: LayerReplay, documents: Documents) -> Iterator[tup
 
 
 def _surface_differences(replay: LayerReplay, documents: Documents) -> Iterator[tuple[str, Fault]]:
-    """By the reference's rules, or by ours, as far as these files alone can show it."""
+    """Compare surfaces by the reference's rules, or by ours, as far as these files alone can show
+    it."""
     surface = replay.surface
     by_the_reference = surface.long_surface(documents.run_id)
     if documents.confirm(SURFACE_FILE, by_the_reference):

@@ -301,7 +301,7 @@ class EventsChecker:
 
     @property
     def _is_cut_off(self) -> bool:
-        """Whether the run is a folder without an end: one other finding says so."""
+        """Return whether the run is a folder without an end: one other finding says so."""
         return self._report.is_folder and not self.is_finished
 
     def _check(self, lines: Lines | None) -> None:

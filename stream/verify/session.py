@@ -267,7 +267,7 @@ class VerifySession:
 
     @property
     def _is_cut_off(self) -> bool:
-        """Whether this is a run whose recorder did not come to its end."""
+        """Return whether this is a run whose recorder did not come to its end."""
         return self._report.is_folder and not (self._events and self._events.is_finished)
 
     @property

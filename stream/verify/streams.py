@@ -55,7 +55,7 @@ class FolderSource(Struct):
             await out.send(Batch(FINDINGS, self.found))
 
     def _examine(self) -> list[Finding]:
-        """Of a run that was cut off the last records may be torn: its events say that it was."""
+        """Examine a run that was finished: of one that was cut off, its events say so."""
         from stream.verify.layers import evidence_findings
         from stream.verify.run_folder import examine, is_finished
 
@@ -164,7 +164,7 @@ async def run_validate(
 
 
 def is_document(name: str) -> bool:
-    """Whether a file is one JSON value over several lines, and not a stream of lines.
+    """Return whether a file is one JSON value over several lines, not a stream of lines.
 
     Only the first line is looked at: nothing but an opening bracket, or the beginning of
     a value in a file that is called .json.

@@ -438,7 +438,7 @@ class RingDecoder:
         return (self._folders.get(rest) or self._folder(rest)) + path_text(leaf)
 
     def _folder(self, names: bytes) -> str:
-        """Of names from the leaf to the root: the folder, with the slash that follows."""
+        """Join names from the leaf to the root to a folder, with the slash that follows."""
         if len(self._folders) >= _MOST_FOLDERS:
             self._folders.clear()
             self._folders[b""] = "/"
@@ -459,7 +459,7 @@ def _put_bound(
 
 
 def _put_accepted(event: RawEvent, family: int, address: bytes) -> None:
-    """Of a local socket, its own name: who has come seldom has one."""
+    """Put the name of a local socket itself: who has come seldom has one."""
     if family != AF_UNIX:
         event.peer = peer_text(address, family=family)
         return
@@ -506,7 +506,7 @@ def _ends_with_view(path: str | None) -> bool:
 
 
 def _follows(call: int, flags: int) -> bool:
-    """Whether the last name of a path may be a link that is gone through."""
+    """Return whether the last name of a path may be a link that is gone through."""
     if call <= _LAST_OPEN:
         return not flags & os.O_NOFOLLOW and flags & _NEW != _NEW
     if call == _NUMBER["linkat"]:

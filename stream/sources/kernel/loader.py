@@ -350,7 +350,8 @@ def _explained(error: OSError | FeedError) -> FeedError:
 
 
 def _is_privileged() -> bool:
-    """By its capabilities; where these cannot be read, the kernel's answer has to do."""
+    """Judge by the capabilities of this process; where these cannot be read, the kernel's answer
+    has to do."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:

@@ -333,7 +333,7 @@ def sent_events(
 
 
 def _name_program(event: RawEvent, parsed: CallArguments) -> None:
-    """As the kernel calls what it runs, where a descriptor was named."""
+    """Name a program as the kernel calls what it runs, where a descriptor was named."""
     event.flags = 0
     if parsed.number is not None and parsed.path is not None and not parsed.path.startswith("/"):
         event.path = f"/dev/fd/{parsed.number}" + (parsed.path and f"/{parsed.path}")
@@ -346,7 +346,7 @@ def _reach(event: RawEvent, path: str | None, is_deleted: bool) -> None:
 
 
 def _place(event: RawEvent, folder: TaskFolder, parsed: CallArguments) -> None:
-    """Where its relative paths start from."""
+    """Return the folder that relative paths start from."""
     is_gone = _correct(folder, parsed.here)
     symlink = event.call.startswith("symlink")
     if folder.is_rooted:
@@ -368,7 +368,8 @@ def _base(folder: TaskFolder, path: str) -> str | None:
 
 
 def _correct(folder: TaskFolder, here: str | None) -> bool:
-    """By what strace has read. Whether the folder has no name any more."""
+    """Correct the folder by what strace has read. Return whether the folder has no name any
+    more."""
     if here is None or here == folder.path:
         folder.is_from_text &= here is None
         return False
@@ -379,8 +380,8 @@ def _correct(folder: TaskFolder, here: str | None) -> bool:
 
 
 def _is_foreign(path: str | None, base: str | None) -> bool:
-    """Whether it goes through what another process has, whose mounts may be others: strace then
-    says where the file lies among those."""
+    """Return whether a path goes through what another process has, whose mounts may be others:
+    strace then says where the file lies among those."""
     if path is None:
         return False
     whole = path if path.startswith("/") else f"{base or ''}/{path}"
