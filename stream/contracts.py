@@ -14,10 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, ValidationError
 
-from stream.boundary.catalogs import make_catalog, make_defaults
-from stream.boundary.descriptors import Boundaries, make_descriptor
-from stream.codec import DECODE_ERRORS, explain
-from stream.documents import parse_document, parted, repeated_key
+from stream.boundary.descriptors import Boundaries, make_catalog, make_defaults, make_descriptor
+from stream.codec import DECODE_ERRORS, explain, parse_document, parted, repeated_key
 from stream.errors import InputError
 from stream.evidence.consistency import faults_of
 from stream.records.artifacts import (
@@ -35,8 +33,14 @@ from stream.records.artifacts import (
     RunnerStarted,
     SdkEvent,
 )
-from stream.records.boundary import BOUNDARY_DIFF, RAW_EMISSION, BoundaryDiff, decode_raw
-from stream.records.catalog import CATALOG, DESCRIPTOR
+from stream.records.boundary import (
+    BOUNDARY_DIFF,
+    CATALOG,
+    DESCRIPTOR,
+    RAW_EMISSION,
+    BoundaryDiff,
+    decode_raw,
+)
 from stream.records.control import CONTROL_SCHEMAS, Control, Fault
 from stream.records.kernel import KernelDetail, KernelEvent, RawCapture, RawEvent
 from stream.records.run import (

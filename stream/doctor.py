@@ -14,8 +14,7 @@ from anyio import to_thread
 from msgspec import Struct
 
 from stream import __version__
-from stream.boundary.catalogs import find_catalogs
-from stream.boundary.descriptors import find_descriptor
+from stream.boundary.descriptors import find_catalogs, find_descriptor
 from stream.boundary.scripts import make_root
 from stream.errors import OutputError, StreamError
 from stream.process.capture import capture

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import is_hypothesis_test, settings
 
 from stream.boundary.scripts import linked_helpers
-from stream.documents import BUNDLE
+from stream.codec import BUNDLE
 from tests.sweeping import is_sweep
 
 # Interpreters that tests start find modules compiled, whatever the caller's environment says.

@@ -20,8 +20,7 @@ from msgspec import UNSET
 
 from stream.archive.chain import LAYERS as LAYER_FILES
 from stream.archive.tar import ArchiveSize, Entry, Look, Measure, unwatched, write_archive
-from stream.codec import DECODE_ERRORS, explain
-from stream.documents import LARGEST
+from stream.codec import DECODE_ERRORS, LARGEST, explain
 from stream.errors import InputError, os_reason, readable
 from stream.files.inside import describe_kind, open_beneath
 from stream.records.artifacts import (

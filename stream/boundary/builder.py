@@ -11,10 +11,8 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
-from stream.boundary.catalogs import Catalogs
-from stream.boundary.descriptors import Descriptor
-from stream.boundary.flags import EmitFlags
-from stream.boundary.limits import clip, encode_size, fit, infer_errno, snippet, within
+from stream.boundary.descriptors import Catalogs, Descriptor
+from stream.boundary.flags import EmitFlags, clip, encode_size, fit, infer_errno, snippet, within
 from stream.codec import explain
 from stream.errors import EmitError
 from stream.records.boundary import (

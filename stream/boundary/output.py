@@ -15,11 +15,9 @@ import msgspec
 from msgspec.structs import replace
 
 from stream.boundary.builder import BoundaryBuilder, Host, within_limits
-from stream.boundary.catalogs import Catalogs
-from stream.boundary.flags import EmitFlags, parse_words
-from stream.boundary.limits import clip, too_deep
-from stream.codec import DECODE_ERRORS, explain
-from stream.documents import parse_document
+from stream.boundary.descriptors import Catalogs
+from stream.boundary.flags import EmitFlags, clip, parse_words, too_deep
+from stream.codec import DECODE_ERRORS, explain, parse_document
 from stream.errors import EmitError
 from stream.records.boundary import (
     Frame,

@@ -1,4 +1,4 @@
-"""A folder of probe scripts: what is in it, what each script declares, and making it ready.
+"""Probe scripts: what each declares, how it is made ready, and the cells of a matrix that run it.
 
 A probe finds its helpers in ../bin, and many take .. for their workspace: every script runs where
 it lies. A tree that has no bin gets a link to our helpers for as long as it runs; where none can be
@@ -16,16 +16,20 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import overload
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from stream.documents import BUNDLE
+from stream.boundary.descriptors import Catalogs, Descriptor
+from stream.codec import BUNDLE
 from stream.errors import InputError, OutputError, UsageError, os_reason
 from stream.files.trees import remove_tree
+from stream.process.tree import Tree, start
 
 HELPERS = Path(__file__).resolve().parents[1] / "helpers"
 BUNDLED = BUNDLE / "probes"
@@ -299,3 +303,78 @@ def make_root(workspace: Path) -> Path:
         except OSError as error:
             reason = f"{candidate}: {os_reason(error)}"
     raise OutputError(f"no place for temporary files: {reason}")
+
+
+class Cell(Struct, frozen=True):
+    """One probe in one mode."""
+
+    index: int
+    script: Script
+    mode: str
+    catalog: str
+    env: Mapping[str, str]
+
+
+class MatrixPlan(Struct, frozen=True):
+    """A valid request: every cell is known, nothing has started."""
+
+    folder: Path
+    catalogs: Catalogs
+    descriptor: Descriptor
+    workspace: Path
+    sandbox_mode: str | None
+    cells: Sequence[Cell]
+    left_out: tuple[Script, ...] = ()  #: bundled ones that belong to another catalog
+    no_probes: tuple[Script, ...] = ()  #: they lie there, but nothing says that they measure
+
+    @property
+    def scripts(self) -> list[Script]:
+        """The scripts that run, each once."""
+        cells = self.cells.kinds if isinstance(self.cells, Cells) else self.cells
+        return list({cell.script.id: cell.script for cell in cells}.values())
+
+
+class Cells(Sequence[Cell]):
+    """A few kinds of cells, each repeated; none is made before its turn."""
+
+    def __init__(self, kinds: Sequence[Cell], repeat: int) -> None:
+        self.kinds = kinds
+        self.repeat = repeat
+
+    def __len__(self) -> int:
+        return len(self.kinds) * self.repeat
+
+    @overload
+    def __getitem__(self, index: int) -> Cell: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Cell]: ...
+    def __getitem__(self, index: int | slice) -> Cell | Sequence[Cell]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        if index >= len(self):
+            raise IndexError(index)
+        return replace(self.kinds[index // self.repeat], index=index)
+
+
+class Stop:
+    """Asks a run to end early, with what it has. It may be asked before it has begun."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self.on_ask: Callable[[], None] = lambda: None
+
+    def ask(self) -> None:
+        """Ask the run to end."""
+        self.is_asked = True
+        self.on_ask()
+
+
+def launch(cell: Cell, plan: MatrixPlan, staging: Staging, slot: int) -> Tree:
+    """Start a cell. Raise SpawnError."""
+    # Where there can be none, a probe that needs one must see why.
+    tmpdir = staging.tmpdir(slot) or cell.env.get("TMPDIR", TEMPORARY[0])
+    return start(
+        staging.command(cell.script),
+        env={**cell.env, "TMPDIR": str(tmpdir)},
+        cwd=str(plan.workspace),
+    )

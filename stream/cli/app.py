@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from stream.cli import evidence, filters, matrix, observe, probes
+from stream.cli import evidence, filters, matrix, observe
 
 app = typer.Typer(
     name="stream",
@@ -59,7 +59,7 @@ observe.register(app)
 filters.register_check(app)
 evidence.register_archive(app)
 evidence.register_diff(app)
-probes.register(app)
+matrix.register_probes(app)
 filters.register_records(app)
 filters.register_normalize(app)
-probes.register_doctor(app)
+matrix.register_doctor(app)

@@ -24,7 +24,7 @@ from stream.cli.runner import echo, note, number, run, run_now
 
 if TYPE_CHECKING:
     from stream.archive.reader import Limits
-    from stream.compare.layers import LayerComparison
+    from stream.compare.diff import LayerComparison
     from stream.observe.archiving import Archived
     from stream.records.artifacts import CapabilityDiff
     from stream.records.boundary import BoundaryDiff, CellSide
@@ -368,9 +368,9 @@ def _check_known(words: list[str], known: tuple[str, ...], what: str) -> None:
 def _compare_matrices(base: str, head: str, words: list[str], *, as_record: bool) -> int:
     import msgspec
 
-    from stream.compare.matrices import WORDS, diff_matrices, reason
+    from stream.compare.diff import CELL_WORDS, cell_reason, diff_matrices
 
-    _check_known(words, WORDS, "matrices")
+    _check_known(words, CELL_WORDS, "matrices")
     found = diff_matrices(base, head)
     if as_record:
         echo(msgspec.json.encode(found))
@@ -378,7 +378,7 @@ def _compare_matrices(base: str, head: str, words: list[str], *, as_record: bool
         from stream.errors import visible
 
         echo("\n".join(map(visible, _cells(found))))
-    reasons = {word: why for word in dict.fromkeys(words) if (why := reason(word, found))}
+    reasons = {word: why for word in dict.fromkeys(words) if (why := cell_reason(word, found))}
     for word, why in reasons.items():
         note(f"stream: --fail-on {word}: {why}")
     return 1 if reasons else 0
@@ -458,7 +458,7 @@ def _table(found: CapabilityDiff, paths: list[str]) -> Iterator[str]:
 
 
 def _compare_layers(base: str, head: str) -> int:
-    from stream.compare.layers import CanonicalLayers, compare
+    from stream.compare.diff import CanonicalLayers, compare
     from stream.errors import visible
 
     sides = CanonicalLayers(base), CanonicalLayers(head)

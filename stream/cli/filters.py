@@ -258,7 +258,7 @@ def _report_losses(stage: Normalize) -> None:
 
 
 def _print_filter_rules() -> int:
-    from stream.transformers.filters import RULES
+    from stream.transformers.normalize import RULES
 
     width = max(len(rule.name) for rule in RULES)
     for rule in RULES:
@@ -368,8 +368,7 @@ def _emit_stream(
 ) -> None:
     async def work() -> int:
         from stream.boundary.builder import BoundaryBuilder
-        from stream.boundary.catalogs import find_catalogs
-        from stream.boundary.descriptors import find_descriptor
+        from stream.boundary.descriptors import find_catalogs, find_descriptor
         from stream.files.targets import check_outputs
         from stream.pipeline import Pipeline
         from stream.records.control import FINDINGS, GAPS, REJECTS
@@ -471,8 +470,7 @@ def validate(
     """
 
     async def work() -> int:
-        from stream.boundary.catalogs import known_catalogs
-        from stream.boundary.descriptors import Boundaries, find_descriptor
+        from stream.boundary.descriptors import Boundaries, find_descriptor, known_catalogs
         from stream.cli.inputs import expect
         from stream.errors import UsageError
         from stream.files.targets import check_outputs

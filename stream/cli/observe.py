@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stream.observe.kernel import KernelRecorder
     from stream.observe.settings import RunSettings
     from stream.process.guard import Guard, Interrupts
-    from stream.sources.kernel.feed import Choice
+    from stream.sources.kernel import Choice
 
 
 class _ObserveCommand(ListsCommand):
@@ -297,7 +297,7 @@ def _prepare(options: ObserveOptions) -> Iterator[_Prepared]:
 async def _record(options: ObserveOptions, prepared: _Prepared, interrupts: Interrupts) -> int:
     from stream.cli.report import conclude, put_away
     from stream.cli.runner import Copying
-    from stream.observe.run import run_observe
+    from stream.observe.recorder import run_observe
     from stream.sources.agent import Relay
 
     settings = prepared.settings
@@ -354,7 +354,7 @@ def _warn(sentence: str) -> None:
 def _require_feed(options: ObserveOptions, settings: RunSettings) -> None:
     """Raise RequiredError where no kernel feed can record this run."""
     from stream.errors import RequiredError
-    from stream.sources.kernel.feed import probe_feeds
+    from stream.sources.kernel import probe_feeds
 
     choice, ring = options.feed or "auto", options.kernel_ring << 10
     if reason := probe_feeds(choice, ring_bytes=ring, folder=settings.folder):

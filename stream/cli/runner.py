@@ -23,7 +23,7 @@ from stream.errors import shortage
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-    from stream.boundary.cells import Cell
+    from stream.boundary.scripts import Cell
     from stream.pipeline import Counts
 
 T = TypeVar("T")

@@ -19,17 +19,47 @@ ignores, and what varies among runs of the same kind, is not compared. Notes cou
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Literal
 
-from stream.compare.evidence import ENDPOINTS, EXECS, PATHS, Evidence, compare_names, knows_programs
+import msgspec
+from msgspec import Struct
+
+from stream.codec import DECODE_ERRORS, explain, is_blank
+from stream.compare.evidence import (
+    ENDPOINTS,
+    EXECS,
+    PATHS,
+    DamagedError,
+    Evidence,
+    compare_names,
+    evidence_of,
+    has_any,
+    knows_programs,
+    read_artifacts,
+    read_lines,
+)
 from stream.compare.names import RUN_FOLDER
-from stream.errors import number, visible
+from stream.errors import InputError, number, reporting, visible
 from stream.evidence.health import degraded
-from stream.records.artifacts import HEALTH_FILE, SURFACE_SETS, CapabilityDiff, Changes
+from stream.records.artifacts import (
+    DETAIL_FILE,
+    HEALTH_FILE,
+    KERNEL_FILE,
+    MARKERS_FILE,
+    POLICY_FILE,
+    SDK_FILE,
+    SURFACE_SETS,
+    CapabilityDiff,
+    Changes,
+)
+from stream.records.boundary import BoundaryDiff, CellChange, CellOutcome, CellSide, Status
 
 Side = Literal["base", "head"]
 _SIDES: tuple[Side, ...] = ("base", "head")
@@ -440,3 +470,223 @@ def _blind(found: CapabilityDiff, side: Side, name: str) -> str:
     if _NO_KERNEL in fields:
         return f"{who} has no kernel layer, so it cannot be known"
     return f"the capture of {who} is incomplete ({' '.join(fields)}), so it cannot be known"
+
+
+LAYERS = (KERNEL_FILE, DETAIL_FILE, SDK_FILE, POLICY_FILE, MARKERS_FILE)
+_PROCESSES = ("pid", "child", "target")
+_TREE_ONLY = "cgroup_correlation=failed"  #: as with strace, which follows every process
+
+
+class LineDifference(Struct, frozen=True):
+    """The first line in which two layers differ. None: the layer has ended."""
+
+    line: int
+    base: bytes | None
+    head: bytes | None
+
+
+class LayerComparison(Struct, frozen=True):
+    """The result for one layer."""
+
+    layer: str
+    lines: int  #: of the longer one
+    difference: LineDifference | None
+
+
+class Labels:
+    """The labels of one run: a process has the same label in all layers."""
+
+    def __init__(self, run_folder: str = "") -> None:
+        self._known: dict[int, str] = {}
+        way = re.escape(msgspec.json.encode(run_folder)[1:-1])
+        letter = rb"[\w.\x80-\xff-]"  # of a longer name; but for one that JSON escapes
+        bounded = rb"(?:(?<!%b)|(?<=\\[bfnrt]))%b(?!%b)" % (letter, way, letter)
+        self._way = re.compile(bounded) if run_folder else None
+
+    def label_of(self, number: int) -> str:
+        """Return the label of a process number."""
+        label = self._known.get(number)
+        if label is None:
+            label = self._known[number] = f"p{len(self._known) + 1}"
+        return label
+
+    def without_folder(self, line: bytes) -> bytes:
+        """Replace the path of the run's folder."""
+        return line if self._way is None else self._way.sub(RUN_FOLDER.encode(), line)
+
+
+def canonical_lines(lines: Iterable[bytes], labels: Labels | None = None) -> Iterator[bytes]:
+    """Yield the lines with labels in place of what changes in every run."""
+    labels = labels or Labels()
+    for line in lines:
+        yield _canonical(line, labels)
+
+
+def _canonical(line: bytes, labels: Labels) -> bytes:
+    try:
+        fields = msgspec.json.decode(line)
+    except DECODE_ERRORS:
+        return line
+    if not isinstance(fields, dict):
+        return line
+    if "run_id" in fields:
+        fields["run_id"] = "run"
+    for name in _PROCESSES:
+        number = fields.get(name)
+        if isinstance(number, int) and not isinstance(number, bool):
+            fields[name] = labels.label_of(number)
+    return labels.without_folder(msgspec.json.encode(fields))
+
+
+class CanonicalLayers:
+    """The layers of one run, and whether they are complete."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.damage = ""  #: why they cannot be compared
+        evidence = Evidence()
+        try:
+            evidence = evidence_of(read_artifacts(path))
+        except DamagedError as error:
+            self.damage = str(error)
+        if not self.damage and not has_any(path, LAYERS):
+            raise InputError(f"{path}: there are no layers to compare")
+        self._labels = Labels(evidence.folder)
+        self.doubts = [*_doubts(evidence)]  #: why they may be incomplete
+
+    def lines(self, layer: str) -> Iterator[bytes]:
+        """Yield the canonical lines of a layer."""
+        return canonical_lines(read_lines(self._path, layer), self._labels)
+
+
+def _doubts(evidence: Evidence) -> Iterator[str]:
+    yield from (problem for problem in evidence.problems if problem.startswith(HEALTH_FILE))
+    fields = [] if evidence.health is None else degraded(evidence.health)
+    if seen := [field for field in fields if field != _TREE_ONLY]:
+        yield f"{HEALTH_FILE}: {' '.join(seen)}"
+
+
+def compare(base: CanonicalLayers, head: CanonicalLayers) -> Iterator[LayerComparison]:
+    """Compare layer by layer, each to its end: the labels of later layers depend on it."""
+    for layer in LAYERS:
+        number, difference = 0, None
+        both = zip_longest(base.lines(layer), head.lines(layer))
+        for number, (one, other) in enumerate(both, 1):
+            if difference is None and one != other:
+                difference = LineDifference(number, one, other)
+        yield LayerComparison(layer, number, difference)
+
+
+CELL_WORDS = ("opened", "closed", "unmeasured", "measured", "any")
+_LISTS = CELL_WORDS[:-1]
+_MORE = {"denied": 0, "partial": 1, "success": 2}  #: how much was possible
+_MOST_LINE = 16 << 20
+_ABSENT = CellSide("absent")
+Key = tuple[str, str]  #: probe, mode
+
+
+class _ComparedProbe(Struct):
+    id: str
+    version: str
+    primary_capability_id: str
+
+
+class _ComparedRun(Struct):
+    mode: str
+
+
+class _ComparedResult(Struct):
+    observed_result: Status
+    errno: str | None = None
+    message: str | None = None
+
+
+class _ComparedRecord(Struct):
+    """The fields of a boundary object that every pattern has."""
+
+    schema_version: str
+    probe: _ComparedProbe
+    run: _ComparedRun
+    result: _ComparedResult
+
+
+class _CellRecords(Struct):
+    capability: str
+    versions: set[str]
+    side: CellSide
+
+
+_decode = msgspec.json.Decoder(_ComparedRecord).decode
+
+
+def diff_matrices(base: str, head: str) -> BoundaryDiff:
+    """Compare the records of two files, or raise InputError for a line that is not one."""
+    sides = (_cells_of(base), _cells_of(head))
+    found = BoundaryDiff(base, head, [], [], [], [], 0, [])
+    for key in sorted({*sides[0], *sides[1]}):
+        before, after = sides[0].get(key), sides[1].get(key)
+        one = after or before
+        assert one is not None
+        change = CellChange(
+            *key,
+            one.capability,
+            _ABSENT if before is None else before.side,
+            _ABSENT if after is None else after.side,
+        )
+        kind = _kind(change.base.outcome, change.head.outcome)
+        if kind is None:
+            found.unchanged += 1
+        else:
+            getattr(found, kind).append(change)
+        if before is not None and after is not None and before.versions != after.versions:
+            versions = " and ".join(", ".join(sorted(one.versions)) for one in (before, after))
+            found.notes.append(f"{key[0]} ({key[1]}): versions {versions} of the probe")
+    return found
+
+
+def cell_reason(word: str, found: BoundaryDiff) -> str:
+    """Return why a word of --fail-on applies, or an empty string."""
+    words = _LISTS if word == "any" else (word,)
+    counts = ((name, len(getattr(found, name))) for name in words)
+    return ", ".join(f"{number(count, 'cell')} {name}" for name, count in counts if count)
+
+
+def _kind(base: CellOutcome, head: CellOutcome) -> str | None:
+    if base in _MORE and head in _MORE:
+        if base == head:
+            return None
+        return "opened" if _MORE[head] > _MORE[base] else "closed"
+    if base in _MORE:
+        return "unmeasured"
+    return "measured" if head in _MORE else None
+
+
+def _cells_of(path: str) -> dict[Key, _CellRecords]:
+    cells: dict[Key, _CellRecords] = {}
+    for record in _records(path):
+        result = record.result
+        side = CellSide(result.observed_result, result.errno, result.message)
+        key = (record.probe.id, record.run.mode)
+        cell = cells.get(key)
+        if cell is None:
+            cells[key] = _CellRecords(
+                record.probe.primary_capability_id, {record.probe.version}, side
+            )
+            continue
+        cell.versions.add(record.probe.version)
+        cell.side = side if cell.side.outcome == side.outcome else CellSide("mixed")
+    if not cells:
+        raise InputError(f"{path}: it has no boundary objects")
+    return cells
+
+
+def _records(path: str) -> Iterator[_ComparedRecord]:
+    with reporting(path), Path(path).open("rb") as file:
+        for index, line in enumerate(iter(partial(file.readline, _MOST_LINE), b""), 1):
+            if is_blank(line):
+                continue
+            try:
+                yield _decode(line)
+            except DECODE_ERRORS as error:
+                place = f"{path}:{index}"
+                raise InputError(f"{place}: {explain(error)}: not a boundary object") from None

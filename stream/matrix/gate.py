@@ -19,9 +19,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from stream.boundary.builder import BoundaryBuilder
-from stream.boundary.cells import Cell, MatrixPlan
 from stream.boundary.flags import REPEATABLE, parse_words
-from stream.boundary.scripts import SHEBANG, TEMPORARY, Script, staged, utf8
+from stream.boundary.scripts import SHEBANG, TEMPORARY, Cell, MatrixPlan, Script, staged, utf8
 from stream.errors import EmitError, OutputError, reporting
 from stream.files.trees import remove_tree
 from stream.matrix.plan import MatrixRequest, make_plan

@@ -12,15 +12,18 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from stream.boundary.catalogs import Catalogs, find_catalogs
-from stream.boundary.cells import Cell, Cells, MatrixPlan, Stop, launch
-from stream.boundary.descriptors import Descriptor, find_descriptor
+from stream.boundary.descriptors import Catalogs, Descriptor, find_catalogs, find_descriptor
 from stream.boundary.scripts import (
     BUNDLED,
+    Cell,
+    Cells,
+    MatrixPlan,
     Script,
     Staging,
+    Stop,
     choose_scripts,
     find_scripts,
+    launch,
     staged,
     tree_of,
 )

@@ -10,11 +10,9 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from stream.boundary.builder import BoundaryBuilder, Host
-from stream.boundary.catalogs import find_catalogs
-from stream.boundary.cells import Cell, Stop
-from stream.boundary.descriptors import find_descriptor
+from stream.boundary.descriptors import find_catalogs, find_descriptor
 from stream.boundary.flags import FILES, PAIRS, parse_words
-from stream.boundary.scripts import utf8
+from stream.boundary.scripts import Cell, Stop, utf8
 from stream.errors import EmitError, StreamError
 from stream.matrix.plan import StartedPlan, declared_sandbox_mode, workspace_root
 from stream.pipeline import Pipeline, Sink

@@ -334,7 +334,7 @@ def read_version(program: Path, package: str) -> str | None:
 
 
 def _from_npm(place: Path, package: str) -> Iterator[str]:
-    from stream.documents import read_document
+    from stream.codec import read_document
 
     for folder in list(place.parents)[:_LEVELS]:
         file = folder / "package.json"

@@ -1,4 +1,4 @@
-"""Mechanical verdicts about a run, each with its evidence. They are recorded, never enforced.
+"""The evaluation of a run: mechanical verdicts, each with its evidence. They are never enforced.
 
 One function checks each rule of schema/evaluation.md, and returns its status and what that rests
 on: a bounded, visible text with the name of its source. What is missing stays unknown.
@@ -17,8 +17,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from stream.errors import visible
-from stream.observe.agent_output import AgentAnswer, Declared
+from stream.errors import OutputError, number, visible
+from stream.files.append import NOT_OURS, RecordedFile
+from stream.observe.agent_output import AgentAnswer, Declared, read_declared
+from stream.observe.settings import RunSettings
 from stream.records.decision import (
     CONSTRAINTS,
     Alignment,
@@ -31,6 +33,16 @@ from stream.records.decision import (
     Status,
     Violation,
 )
+from stream.records.run import (
+    CHANGES_FILE,
+    COMMANDS_FILE,
+    DIFF_FILE,
+    STDOUT_FILE,
+    CommandRecord,
+    decode_change,
+)
+from stream.sources.wrappers import PASSED_BY, CommandLog, ObservedCommands
+from stream.workspace.capture import WorkspaceChanges
 
 JSON_ONLY = "output.json_only"
 NO_EMOJIS = "style.no_emojis"
@@ -58,7 +70,7 @@ _GROUPS: dict[ConstraintType, str] = {
 }
 _NAMED = 5  #: paths that evidence can have room for
 
-Verdict = tuple[Status, str]
+Outcome = tuple[Status, str]
 
 
 class ChangedPath(Struct, frozen=True):
@@ -107,7 +119,7 @@ def evaluate(
     log.unwrapped_tests = unwrapped_tests
     declaration = Declaration(declared, may_quote=capture_mode != "hashed")
 
-    def check(name: str, verdict: Callable[[], Verdict]) -> Check:
+    def check(name: str, verdict: Callable[[], Outcome]) -> Check:
         return Check(name, *(verdict() if name in asked else ("unknown", NOT_ASKED)))
 
     json_only = check(JSON_ONLY, lambda: output_json_only(declaration))
@@ -151,7 +163,7 @@ def _violations(check: Check) -> list[Violation]:
 # --- the rules ------------------------------------------------------------------------------------
 
 
-def output_json_only(declaration: Declaration) -> Verdict:
+def output_json_only(declaration: Declaration) -> Outcome:
     """Check that the answer is a JSON object or array, and nothing else."""
     answer = declaration.answer
     if answer is None:
@@ -174,7 +186,7 @@ def output_json_only(declaration: Declaration) -> Verdict:
     return "fail", evidence(DECLARED, f"{text}: {excerpt(answer.text)}")
 
 
-def no_ci_changes(changes: DiffSummary) -> Verdict:
+def no_ci_changes(changes: DiffSummary) -> Outcome:
     """Check that no configuration of a CI is changed."""
     if changes.ci.count:
         return "fail", _in_diff(changes, changes.ci.listed(100))
@@ -183,7 +195,7 @@ def no_ci_changes(changes: DiffSummary) -> Verdict:
     return "pass", _in_diff(changes, f"none of {changes.count} changed paths")
 
 
-def no_emojis(declaration: Declaration, changes: DiffSummary) -> Verdict:
+def no_emojis(declaration: Declaration, changes: DiffSummary) -> Outcome:
     """Check that no emoji is in the answer or in an added line.
 
     One is a fail, whatever else is missing; a pass needs all of the answer and of the diff.
@@ -229,7 +241,7 @@ def _emoji_in_patch(patch: Path) -> tuple[str, int]:
     return "", lines
 
 
-def agent_not_refused(declaration: Declaration) -> Verdict:
+def agent_not_refused(declaration: Declaration) -> Outcome:
     """Check that no tool call of the agent was refused."""
     declared = declaration.declared
     if declared is None or declared.denials is None:
@@ -240,7 +252,7 @@ def agent_not_refused(declaration: Declaration) -> Verdict:
     return "warn", evidence(DECLARED, f"{declared.denials} refused calls of {tools}")
 
 
-def tests_required(changes: DiffSummary, commands: CommandSummary) -> Verdict:
+def tests_required(changes: DiffSummary, commands: CommandSummary) -> Outcome:
     """Check that a change of code comes with a change of tests, or at least a run of tests."""
     if changes.tests.count:
         return "pass", _in_diff(changes, changes.tests.listed(100))
@@ -582,3 +594,108 @@ def _ci_pattern() -> re.Pattern[str]:
 def _as_pattern(path: str) -> str:
     parts = re.split(r"(\*{1,2})", path)
     return "".join({"**": ".+", "*": "[^/]*"}.get(part, re.escape(part)) for part in parts)
+
+
+_decode_command = msgspec.json.Decoder(CommandRecord).decode
+
+
+class Verdict(Struct):
+    evaluation: Evaluation
+    declared: Declared | None  #: None: it was not kept
+    changed: int | None
+
+    @property
+    def statuses(self) -> str:
+        """The three statuses in one line."""
+        one = self.evaluation
+        return (
+            f"alignment={one.alignment.status} quality={one.quality.status}"
+            f" policy={one.policy.status}"
+        )
+
+    @property
+    def sentence(self) -> str:
+        """What must not be missed, whatever the exit code and the answer say."""
+        parts = [self.statuses]
+        if self.declared is not None and self.declared.denials:
+            tools = ",".join(self.declared.denied_tools)
+            parts.append(f"declared_permission_denials={self.declared.denials} ({tools})")
+        if self.declared is not None and self.declared.is_error:
+            parts.append("declared_error=yes")
+        changed = "unknown" if self.changed is None else self.changed
+        parts.append(f"changed_paths={changed}" + (": nothing was changed" * (changed == 0)))
+        return "; ".join(parts)
+
+
+def reach_verdict(
+    recording: RunSettings,
+    stdout: RecordedFile,
+    changes: WorkspaceChanges,
+    log: CommandLog | None,
+    seen: ObservedCommands | None = None,
+    why_none: str = "",
+) -> Verdict:
+    """Reads the artifacts, a line at a time. `seen`: what the kernel says of the command log.
+    `why_none`: where it has no line."""
+    folder = recording.folder
+    declared = None
+    if recording.capture_policy.mode != "hashed":
+        declared = (
+            read_declared(folder / STDOUT_FILE, stdout.sha256)
+            if stdout.is_ours
+            else Declared(mode="unreadable", reason=NOT_OURS)
+        )
+    seen = seen or ObservedCommands(is_complete=False)
+    why_none, commands = _commands(folder / COMMANDS_FILE, log, seen, why_none)
+    evaluation = evaluate(
+        recording.scenario.constraints,
+        Diff(
+            _changed(folder / CHANGES_FILE) if changes.found is not None else [],
+            folder / DIFF_FILE,
+            changes.found.patch.sha256 if changes.found is not None else "unknown",
+            changes.is_complete,
+        ),
+        commands,
+        declared,
+        recording.capture_policy.mode,
+        no_commands=why_none,
+        unwrapped_tests=sorted(seen.tests),
+    )
+    return Verdict(evaluation, declared, changes.found.total if changes.found else None)
+
+
+def _changed(path: Path) -> Iterator[ChangedPath]:
+    """Those that count: a folder that came with its files is not one more."""
+    with path.open("rb") as lines:
+        for line in lines:
+            change = decode_change(line)
+            yield ChangedPath(change.path, change.change)
+
+
+def _commands(
+    path: Path, log: CommandLog | None, seen: ObservedCommands, why_none: str
+) -> tuple[str, Iterator[Command] | None]:
+    """(why there is nothing to be said about them, them)."""
+    if log is None:
+        return "the wrappers were off", None
+    if not log.is_ours:
+        return f"the log {NOT_OURS}", None
+    if not log.count:
+        return why_none, None
+    tests = (one for one in _called(path, seen) if one.category == "test")
+    if not any(one.is_vouched for one in tests):
+        if log.is_passed_by:
+            return PASSED_BY, None
+        if log.unwritten:
+            return f"lost: {number(log.unwritten, 'call')}", None
+    return "", _called(path, seen)
+
+
+def _called(path: Path, seen: ObservedCommands) -> Iterator[Command]:
+    with path.open("rb") as lines:
+        for index, line in enumerate(lines):
+            try:
+                record = _decode_command(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise OutputError(f"{path}: {error}") from None
+            yield Command(record.name, record.category, record.time, index in seen.vouched)

@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, field
 
 from stream.archive.chain import LAYERS, LayerFiles, chain_of, encode_lines
 from stream.archive.manifest import names_of
-from stream.documents import convert, read_document
+from stream.codec import convert, read_document
 from stream.errors import InputError, number, os_reason
 from stream.evidence.derive import derive
 from stream.evidence.markers import (

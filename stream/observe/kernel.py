@@ -31,11 +31,11 @@ from stream.records.artifacts import DETAIL_FILE, KERNEL_FILE
 from stream.records.control import DETAILS, GAPS, KERNEL, TIMES, Gap
 from stream.records.kernel import RawCapture, path_text, taint
 from stream.records.run import RunSummary
-from stream.sinks.raw import RawCopy
+from stream.sinks.run_folder import RawCopy
 from stream.sources.agent import CommandEnding
+from stream.sources.kernel import Choice, Feed, open_feed
 from stream.sources.kernel.decode import WatchedFile
 from stream.sources.kernel.ebpf import RING
-from stream.sources.kernel.feed import Choice, Feed, open_feed
 from stream.sources.kernel.strace import SILENT
 from stream.sources.tool_calls import Channels, DecisionLog
 from stream.sources.wrappers import CommandLog, ObservedCommands, WrapperOutput

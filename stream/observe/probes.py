@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from stream.boundary.cells import Stop
+from stream.boundary.scripts import Stop
 from stream.errors import OutputError, StreamError
 from stream.files.append import AppendFile, RecordedFile
 from stream.matrix.plan import StartedPlan

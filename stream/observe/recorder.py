@@ -8,16 +8,19 @@ seen. Each event is on the disk before it is sent, and before the next phase beg
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from anyio import Event, create_task_group, to_thread
-from msgspec import Struct
+from msgspec import Struct, field
 
 from stream.errors import OutputError, StreamError, number, reporting
 from stream.files.append import NOT_OURS, AppendFile, RecordedFile, is_still
+from stream.files.targets import STDOUT
 from stream.observe.agents import find_version
+from stream.observe.constraints import reach_verdict
 from stream.observe.settings import (
     RunSettings,
     file_artifact,
@@ -27,13 +30,12 @@ from stream.observe.settings import (
     write_document,
     write_manifest,
 )
-from stream.observe.verdict import reach_verdict
-from stream.pipeline import Batch, Deferred, Out, Pipeline
+from stream.pipeline import Batch, Deferred, Out, Pipeline, Sink, Write
 from stream.process.guard import Guard, Interrupts
 from stream.process.machine import Clock
 from stream.process.table import ON_LINUX
 from stream.records.artifacts import EVIDENCE_FILES, HOME
-from stream.records.control import EVENTS
+from stream.records.control import EVENTS, FINDINGS, Finding
 from stream.records.decision import ActionType, Artifact, Evaluation, EventName
 from stream.records.run import (
     CHANGES_FILE,
@@ -49,12 +51,14 @@ from stream.records.run import (
     Beginning,
     RunSummary,
 )
-from stream.redaction.output import OutputFile
+from stream.redaction.policy import OutputFile
 from stream.sources.agent import AgentCommand, CommandEnding, Relay, prepare_guard
 from stream.sources.wrappers import MOST_VOUCHED, PASSED_BY, CommandLog, ObservedCommands
+from stream.transformers.invariants import Invariants
 from stream.workspace.capture import WorkspaceCapture, WorkspaceChanges
 
 if TYPE_CHECKING:  # a run without a feed does without it
+    from stream.matrix.plan import StartedPlan
     from stream.observe.kernel import KernelRecorder
     from stream.observe.probes import ProbeRecorder
 
@@ -491,3 +495,84 @@ def _change_artifacts(changes: WorkspaceChanges) -> list[Artifact]:
             "Every changed path, with its hashes.",
         ),
     ]
+
+
+MOST_FINDINGS = 20
+
+
+class Observed(Struct):
+    """What a run came to."""
+
+    summary: RunSummary
+    findings: list[Finding] = field(default_factory=list)  #: rules that the run itself broke
+    troubles: list[str] = field(default_factory=list)  #: what could not be passed on
+    evaluation: Evaluation | None = None
+    matrix: Any = None  #: a MatrixResult, where there were probes
+    files: Mapping[str, RecordedFile] = field(default_factory=dict)  #: as they were written
+
+
+async def run_observe(
+    settings: RunSettings,
+    guard: Guard,
+    interrupts: Interrupts,
+    *,
+    relays: Sequence[Relay | None],
+    events: bool = False,
+    probes: StartedPlan | None = None,
+    kernel: KernelRecorder | None = None,
+    timeout: float = 30.0,
+    on_progress: Callable[[int], None] = lambda size: None,
+    on_warning: Callable[[str], None] = lambda sentence: None,
+) -> Observed:
+    """Record a run into its folder; with `events`, send its events to stdout as well."""
+    troubles: list[str] = []
+    findings: list[Finding] = []
+    measured = None
+    if probes is not None:
+        from stream.observe.probes import ProbeRecorder
+
+        measured = ProbeRecorder(settings, probes, interrupts, timeout)
+    sinks: list[Sink] = [_FindingSink(findings)]
+    if events:
+        from stream.sinks.ndjson import Ndjson
+        from stream.sinks.run_folder import Lenient
+
+        sinks.append(Lenient(Ndjson(STDOUT, (EVENTS,)), "events to stdout", troubles))
+    with closing(
+        WorkspaceCapture(
+            settings.workspace,
+            settings.folder,
+            mode=settings.workspace_mode,
+            source=settings.source,
+            leave_out=settings.leave_out,
+            redactor=settings.capture_policy.contents,
+            is_interrupted=lambda: bool(interrupts.numbers),
+            on_progress=on_progress,
+            on_warning=on_warning,
+        )
+    ) as workspace:
+        phases = RunPhases(
+            settings, workspace, guard, interrupts, relays=relays, kernel=kernel, probes=measured
+        )
+        check = Invariants(profile=settings.agent.profile, is_alone=False)
+        await Pipeline((phases,)).through(check).into(*sinks)
+    for relay, name in zip(relays, ("stdout", "stderr"), strict=True):
+        if relay is not None and relay.lost:
+            troubles.append(f"{name}: {relay.lost} bytes of the command's output")
+    matrix = None if measured is None else measured.result()
+    return Observed(phases.summary, findings, troubles, phases.evaluation, matrix, phases.files)
+
+
+class _FindingSink(Struct):
+    """What the run itself broke, the first of it."""
+
+    kinds = (FINDINGS,)
+
+    found: list[Finding]
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Write]:
+        async def write(batch: Batch[Finding]) -> None:
+            self.found.extend(batch.items[: MOST_FINDINGS - len(self.found)])
+
+        yield write

@@ -120,7 +120,7 @@ def _parse(text: str, place: Path) -> Scenario:
 def _read_parameters(place: Path) -> dict[str, Any]:
     import json
 
-    from stream.documents import read_document
+    from stream.codec import read_document
 
     value = read_document(place)
     if not isinstance(value, dict):

@@ -1,9 +1,10 @@
-"""Boundary objects (pattern boundary_event_v1), raw emissions, and the diff of two matrices.
+"""The contracts of the matrix: boundary objects, their descriptors and catalogs, raw emissions.
 
-The fields of a boundary object stand in alphabetical order because that is the order in which they
-are written. A raw emission is what a probe cell left before it is one; in its stdout stands the
-frame that helpers/emit-record writes under the harness: its words, so that `emit` can check them
-with the catalog that it has loaded once.
+The fields of a boundary object (pattern boundary_event_v1) stand in alphabetical order because that
+is the order in which they are written. A raw emission is what a probe cell left before it is one;
+in its stdout stands the frame that helpers/emit-record writes under the harness: its words, so that
+`emit` can check them with the catalog that it has loaded once. Two matrices differ by
+`BoundaryDiff`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, field
 
-from stream.records.control import KEY, SANDBOX_MODE, WORDS, NonNegative
+from stream.records.control import KEY, SANDBOX_MODE, TITLE, WORDS, NonNegative
 
 PATTERN_VERSION: Literal["boundary_event_v1"] = "boundary_event_v1"
 
@@ -369,3 +370,117 @@ def _parse_frame(data: bytes, position: int) -> tuple[Frame, int]:
         else:
             raise FrameError(f"the frame has an unknown part at byte {colon + 1}")
     return Frame(seen_os, tuple(words)), position + 1
+
+
+CATALOG = "sandbox_catalog_v1"
+DESCRIPTOR = "boundary_schema_v1"
+
+Text = Annotated[str, Meta(min_length=1)]
+Title = Annotated[str, Meta(pattern=TITLE)]
+
+
+class CatalogHead(Struct, forbid_unknown_fields=True):
+    """What a catalog is called."""
+
+    key: Key
+    title: Title
+    description: str = ""
+    labels: list[str] = []
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        _refuse_repeated(self.labels)
+
+
+class Layer(Struct, forbid_unknown_fields=True):
+    """A layer of policy that capabilities belong to."""
+
+    id: str
+    description: str
+
+
+class Scope(Struct, forbid_unknown_fields=True):
+    """What a catalog is about."""
+
+    description: str
+    categories: dict[str, str]
+    notes: str = ""
+    policy_layers: list[Layer] = []
+    limitations: str = ""
+
+
+class Doc(Struct, forbid_unknown_fields=True):
+    """A document that capabilities refer to."""
+
+    title: Title
+    url: str = ""
+    url_hint: str = ""
+
+
+class Operations(Struct, forbid_unknown_fields=True):
+    """What a capability allows and denies."""
+
+    allow: list[str] = []
+    deny: list[str] = []
+
+
+class DocReference(Struct, forbid_unknown_fields=True):
+    """Where in a document a capability is described."""
+
+    doc: str
+    section: str = ""
+    url_hint: str = ""
+
+
+class Capability(Struct, forbid_unknown_fields=True):
+    """One thing that a sandbox may allow or deny."""
+
+    id: str
+    category: str
+    layer: str
+    description: str
+    operations: Operations
+    status: str = ""
+    labels: list[str] = []
+    meta_ops: list[str] = []
+    agent_controls: list[str] = []
+    notes: str = ""
+    sources: list[DocReference] = []
+
+    def __post_init__(self) -> None:
+        _refuse_repeated(self.labels)
+
+
+class CatalogDocument(Struct, forbid_unknown_fields=True):
+    """A capability catalog as its file has it."""
+
+    schema_version: Literal["sandbox_catalog_v1"]
+    catalog: CatalogHead
+    scope: Scope
+    docs: dict[str, Doc]
+    capabilities: Annotated[list[Capability], Meta(min_length=1)]
+
+
+class DescriptorDocument(Struct, forbid_unknown_fields=True):
+    """A boundary descriptor as its file has it."""
+
+    schema_version: Literal["boundary_schema_v1"]
+    key: Key
+    pattern_version: Text
+    title: str = ""
+    description: str = ""
+    schema_path: Text | UnsetType = UNSET
+    schema: dict[str, Any] | UnsetType = UNSET
+
+
+class Defaults(Struct, forbid_unknown_fields=True):
+    """catalogs/defaults.json. The catalog may depend on the platform."""
+
+    catalog: Text | dict[str, Text] | UnsetType = UNSET
+    boundary: Text | UnsetType = UNSET
+
+
+def _refuse_repeated(labels: list[str]) -> None:
+    """msgspec turns a ValueError into its own, with the JSON path."""
+    if len(set(labels)) < len(labels):
+        raise ValueError("expected unique labels")

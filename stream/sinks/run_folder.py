@@ -1,21 +1,26 @@
-"""Files of a run folder as sinks, whose failures cost nothing but themselves."""
+"""Files of a run as sinks, and the copy of its raw telemetry: a failure costs only its own file."""
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
-from anyio import CancelScope
+import msgspec
+from anyio import CancelScope, to_thread
 from msgspec import Struct
 
 from stream.codec import join_lines
-from stream.errors import OutputError, number
-from stream.files.append import AppendFile, RecordedFile
+from stream.errors import OutputError, number, os_reason
+from stream.files.append import AppendFile, RecordedFile, open_new, write_all
 from stream.files.targets import named
 from stream.pipeline import Batch, Sink, Write
-from stream.records.control import BOUNDARY
+from stream.records.control import BOUNDARY, RAW
+from stream.records.kernel import Telemetry
 
 
 class BoundaryFile(Struct):
@@ -102,3 +107,51 @@ class Lenient(Struct):
             with suppress(OutputError):
                 await stack.__aexit__(type(failure) if failure else None, failure, None)
             report()
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class RawCopy(Struct):
+    """Write a copy that costs nothing but itself: why it failed is noted in `troubles`."""
+
+    path: Path
+    troubles: list[str]
+    kinds = (RAW,)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Write]:
+        fd = -1
+
+        async def write(batch: Batch[Telemetry]) -> None:
+            nonlocal fd
+            if fd < 0:
+                return
+            try:  # a reader of a fifo may take its time
+                await to_thread.run_sync(_write, fd, batch, abandon_on_cancel=True)
+            except OSError as error:
+                os.close(fd)
+                fd = -1
+                self.troubles.append(f"--raw-kernel {self.path}: {os_reason(error)}")
+
+        try:
+            fd = _open_fifo(self.path) if self.path.is_fifo() else open_new(self.path)
+        except OSError as error:
+            why = "nobody reads it" if error.errno == errno.ENXIO else os_reason(error)
+            self.troubles.append(f"--raw-kernel {self.path}: {why}")
+        try:
+            yield write
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+
+def _open_fifo(path: Path) -> int:
+    """Open a fifo that somebody reads: to wait for a reader would hold up the feed."""
+    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _write(fd: int, batch: Batch[Telemetry]) -> None:
+    write_all(fd, join_lines(map(_encode, batch.items)))

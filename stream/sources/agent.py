@@ -49,7 +49,7 @@ from stream.process.table import read_process
 from stream.process.tree import Containment, Reaper
 from stream.process.wrappers import Wrappers
 from stream.records.run import RunSummary, count_processes
-from stream.redaction.output import OutputFile
+from stream.redaction.policy import OutputFile
 from stream.sources.wrappers import CommandLog
 
 BLOCK = 1 << 18

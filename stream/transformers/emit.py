@@ -12,10 +12,9 @@ from typing import Any
 from msgspec import Struct
 
 from stream.boundary.builder import BoundaryBuilder
-from stream.boundary.limits import clip
+from stream.boundary.flags import clip
 from stream.boundary.output import ContractViolation, ProbeOutput
-from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
-from stream.documents import repeated_key
+from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject, repeated_key
 from stream.errors import visible
 from stream.pipeline import Batch, Counts, by_kind
 from stream.records.boundary import RAW_EMISSION, RawEmission, decode_raw, encode_raw

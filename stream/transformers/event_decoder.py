@@ -26,8 +26,7 @@ from msgspec.inspect import (
     type_info,
 )
 
-from stream.codec import DECODE_ERRORS
-from stream.documents import repeated_key
+from stream.codec import DECODE_ERRORS, repeated_key
 from stream.records.control import Fault
 from stream.records.decision import (
     TIME,

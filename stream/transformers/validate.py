@@ -23,8 +23,8 @@ from stream.codec import (
     explain,
     is_blank,
     reject,
+    repeated_key,
 )
-from stream.documents import repeated_key
 from stream.pipeline import Batch, Counts, by_kind
 from stream.records.boundary import PATTERN_VERSION
 from stream.records.control import LINES, Control, Fault, Finding, kind_of

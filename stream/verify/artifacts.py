@@ -27,8 +27,7 @@ from stream.evidence.consistency import (
     surface_faults,
     unbound_faults,
 )
-from stream.evidence.correlation import unsettled_calls
-from stream.evidence.derive import derive
+from stream.evidence.derive import derive, unsettled_calls
 from stream.evidence.health import age_faults, claim_faults, health_faults
 from stream.evidence.markers import TOOL_EVENTS, calls_started
 from stream.evidence.surface import StreamedRecord
@@ -58,8 +57,7 @@ from stream.records.run import (
     RunMetadata,
     RunSummary,
 )
-from stream.transformers.filters import RULES
-from stream.transformers.normalize import NO_EVENTS
+from stream.transformers.normalize import NO_EVENTS, RULES
 from stream.verify.replay import LayerReplay
 from stream.verify.report import VerifyReport
 

@@ -29,9 +29,9 @@ from stream.codec import (
     explain,
     is_blank,
     join_lines,
+    repeated_key,
 )
 from stream.contracts import ARTIFACTS, LINES, RunnerDecoder, decoder_of
-from stream.documents import repeated_key
 from stream.errors import InputError, os_reason, visible
 from stream.evidence.consistency import faults_of, form_faults, mode_faults
 from stream.files.inside import open_beneath

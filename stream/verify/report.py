@@ -16,8 +16,7 @@ from stream.archive.chain import Tally
 from stream.archive.manifest import is_recorded
 from stream.archive.reader import Limits
 from stream.archive.tar import BrokenArchive
-from stream.codec import contract_of
-from stream.documents import repeated_key
+from stream.codec import contract_of, repeated_key
 from stream.errors import visible
 from stream.records.control import Fault, Finding
 

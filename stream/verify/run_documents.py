@@ -18,8 +18,15 @@ import msgspec
 from msgspec import Struct, field
 
 from stream.boundary.descriptors import Boundaries, Descriptor, make_carried
-from stream.codec import DECODE_ERRORS, Lines, LineSplitter, OverlongLine
-from stream.documents import LARGEST, parse_document, parted
+from stream.codec import (
+    DECODE_ERRORS,
+    LARGEST,
+    Lines,
+    LineSplitter,
+    OverlongLine,
+    parse_document,
+    parted,
+)
 from stream.errors import InputError
 from stream.pipeline import Batch
 from stream.records.artifacts import (

@@ -17,8 +17,7 @@ from msgspec import UNSET, Struct, field
 from msgspec.structs import replace
 
 from stream.boundary.descriptors import Boundaries
-from stream.codec import Lines, LineSplitter
-from stream.documents import convert, read_document
+from stream.codec import Lines, LineSplitter, convert, read_document
 from stream.errors import InputError, os_reason, reporting
 from stream.files.inside import Digests, UnusableFileError, describe_kind, files_below
 from stream.pipeline import Batch

@@ -16,8 +16,7 @@ from anyio import to_thread
 from msgspec import Struct, field
 
 from stream.boundary.descriptors import Boundaries
-from stream.codec import DECODE_ERRORS, BrokenDocument, Lines
-from stream.documents import LARGEST, parse_document, parted
+from stream.codec import DECODE_ERRORS, LARGEST, BrokenDocument, Lines, parse_document, parted
 from stream.errors import InputError, os_reason
 from stream.pipeline import Batch, Chain, Counts, Out, Pipeline, Sink, Source
 from stream.records.control import FINDINGS, LINES, Finding

@@ -25,7 +25,7 @@ from stream.archive.tar import (
     seal,
     write_archive,
 )
-from stream.evidence.correlation import correlate
+from stream.evidence.derive import correlate
 from stream.evidence.health import make_health
 from stream.evidence.surface import Surface, make_companion
 from stream.records.artifacts import (

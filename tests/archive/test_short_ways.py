@@ -17,7 +17,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from stream.archive.reader import Limits
-from stream.evidence.correlation import Correlation, correlate
+from stream.evidence.derive import Correlation, correlate
 from stream.records.artifacts import (
     COMPANION_FILE,
     DETAIL_FILE,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stream.documents import BUNDLE
+from stream.codec import BUNDLE
 from tests.cli.command import CAPABILITY, Place
 
 NAMED = "boundary-descriptor.json"

@@ -12,8 +12,8 @@ import jsonschema_rs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.compare.matrices import WORDS, diff_matrices
-from stream.documents import BUNDLE
+from stream.codec import BUNDLE
+from stream.compare.diff import CELL_WORDS, diff_matrices
 from tests.cli.command import Place
 from tests.transformers.cells import PLAIN
 
@@ -90,7 +90,7 @@ def test_what_is_to_fail(place: Place) -> None:
 def test_the_help_names_what_may_fail(place: Place) -> None:
     """Of two matrices as well."""
     said = " ".join(place.stream("diff", "--help").out.decode().split())
-    assert all(word in said.partition("--fail-on WORDS")[2] for word in WORDS)
+    assert all(word in said.partition("--fail-on WORDS")[2] for word in CELL_WORDS)
 
 
 def test_what_cannot_be_compared(place: Place) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from stream.records.control import Gap
-from stream.transformers.filters import RULES
+from stream.transformers.normalize import RULES
 from tests.bench.evidence import write_raw
 from tests.cli.command import STREAM, Place
 from tests.evidence.raw import CAPTURE, failed, opened, raw

@@ -22,7 +22,7 @@ FLOORS = [
     {"stream"},  # the package itself: its version
     {"stream.errors"},
     {"stream.records"},
-    {"stream.codec", "stream.documents", "stream.pipeline", "stream.files", "stream.process"},
+    {"stream.codec", "stream.pipeline", "stream.files", "stream.process"},
     {
         *("stream.boundary", "stream.redaction", "stream.evidence", "stream.workspace"),
         *("stream.archive", "stream.contracts"),

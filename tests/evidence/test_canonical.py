@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.compare.layers import (
+from stream.compare.diff import (
     LAYERS,
     CanonicalLayers,
     Labels,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stream.evidence.attribution import OTHERS, EventDetails
 from stream.evidence.claude_formats import DECISION
-from stream.evidence.correlation import OUTSIDE, Correlation, correlate
+from stream.evidence.derive import OUTSIDE, Correlation, correlate
 from stream.evidence.markers import code
 from stream.evidence.process_tree import MOST, asked_in, digest_of, known_by
 from stream.records.artifacts import CorrelationReport, Marker, PolicyEvent, SdkEvent
@@ -33,7 +33,7 @@ from stream.records.kernel import (
     RawCapture,
     path_text,
 )
-from stream.transformers.policy_events import DENIAL
+from stream.transformers.tool_events import DENIAL
 from tests.evidence.steps import attribution_events, lost_between
 
 DATA = Path(__file__).parent.parent / "data/assay"

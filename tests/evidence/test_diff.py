@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.compare.diff import diff, is_same, reason
+from stream.compare.diff import CanonicalLayers, diff, is_same, reason
 from stream.compare.evidence import (
     Evidence,
     evidence_of,
@@ -26,7 +26,6 @@ from stream.compare.evidence import (
     read_lines,
     run_folders,
 )
-from stream.compare.layers import CanonicalLayers
 from stream.errors import InputError
 from stream.evidence.surface import Surface, make_companion
 from stream.records.artifacts import (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stream.evidence.claude_formats import DECISION
 from stream.records.artifacts import PolicyEvent
 from stream.records.control import is_told
-from stream.transformers.policy_events import DENIAL, EXPORTED, PERMISSION, PolicyLayer
+from stream.transformers.tool_events import DENIAL, EXPORTED, PERMISSION, PolicyLayer
 
 DATA = Path(__file__).parent.parent / "data"
 VECTORS = DATA / "assay/vectors"

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 
 from stream.observe.agents import identify
-from stream.observe.run import Observed, run_observe
+from stream.observe.recorder import Observed, run_observe
 from stream.observe.scenario import Scenario
 from stream.observe.settings import RunSettings, find_program, make_folder
 from stream.process.guard import Interrupts, post_guard

@@ -14,8 +14,8 @@ from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.sources import collector
-from stream.sources.collector import MOST, MOST_BODY, MOST_HEAD, MOST_UNKNOWN, Collector
+from stream.sources import tool_calls
+from stream.sources.tool_calls import MOST, MOST_BODY, MOST_HEAD, MOST_UNKNOWN, Collector
 
 LIMIT = 120.0
 SMALL = b'{"a":1}'
@@ -186,7 +186,7 @@ async def test_strangers_who_say_nothing_turn_nobody_away(
     monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """Where there are more of them than may be open at a time, others wait until one is not."""
-    monkeypatch.setattr(collector, "_PATIENCE", 0.5)
+    monkeypatch.setattr(tool_calls, "_PATIENCE", 0.5)
     async with collecting() as heard:
         idle = await to_thread.run_sync(lambda: [heard.connect() for _ in range(count)])
         answer = await to_thread.run_sync(heard.tell, post(SMALL, target=heard.place))
@@ -199,7 +199,7 @@ async def test_strangers_who_say_nothing_turn_nobody_away(
 
 @pytest.mark.anyio
 async def test_who_names_no_place_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "_PATIENCE", 0.1)
+    monkeypatch.setattr(tool_calls, "_PATIENCE", 0.1)
     async with collecting() as heard:
         with heard.connect() as idle:
             assert await to_thread.run_sync(idle.recv, 1) == b""
@@ -279,7 +279,7 @@ async def test_what_was_sent_before_the_end_is_heard() -> None:
 
 @pytest.mark.anyio
 async def test_who_never_ends_does_not_keep_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "LAST", 0.1)
+    monkeypatch.setattr(tool_calls, "LAST", 0.1)
     async with collecting() as heard:
         idle, begun = heard.connect(), heard.connect()
         begun.sendall(post(SMALL, target=heard.place)[:-1])

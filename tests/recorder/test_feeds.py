@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stream.sources.kernel import Choice, probe_feeds
 from stream.sources.kernel.ebpf import PAGE, RING
-from stream.sources.kernel.feed import Choice, probe_feeds
 from tests.cli.command import Place, write_script
 from tests.feeds import needs_ebpf, needs_strace
 from tests.recorder.runs import observe

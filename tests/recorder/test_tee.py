@@ -11,8 +11,7 @@ import pytest
 from anyio import create_task_group, fail_after, to_thread, wait_readable
 from anyio.lowlevel import checkpoint
 
-from stream.redaction.output import OutputFile
-from stream.redaction.policy import CapturePolicy, Redactor
+from stream.redaction.policy import CapturePolicy, OutputFile, Redactor
 from stream.sources.agent import AHEAD, BLOCK, Relay, Tee
 
 pytestmark = pytest.mark.anyio

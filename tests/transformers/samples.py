@@ -12,11 +12,9 @@ from typing import Any
 import msgspec
 
 from stream.boundary.builder import BoundaryBuilder, Host
-from stream.boundary.catalogs import find_catalogs
-from stream.boundary.descriptors import find_descriptor, make_descriptor
+from stream.boundary.descriptors import find_catalogs, find_descriptor, make_descriptor
 from stream.boundary.flags import parse_words
-from stream.codec import Lines, LineSplitter
-from stream.documents import BUNDLE
+from stream.codec import BUNDLE, Lines, LineSplitter
 from stream.pipeline import Transformer
 from stream.records.boundary import FRAME_END, FRAME_START, RawEmission, Word
 from stream.records.control import Control

@@ -10,9 +10,15 @@ from typing import Any
 
 import pytest
 
-from stream.boundary.catalogs import find_catalogs, load_catalog, make_catalog
-from stream.boundary.descriptors import find_descriptor, load_descriptor, make_descriptor
-from stream.documents import BUNDLE, LARGEST, read_document
+from stream.boundary.descriptors import (
+    find_catalogs,
+    find_descriptor,
+    load_catalog,
+    load_descriptor,
+    make_catalog,
+    make_descriptor,
+)
+from stream.codec import BUNDLE, LARGEST, read_document
 from stream.errors import InputError
 from stream.records.control import Fault
 from tests.transformers.samples import HERE, line, record

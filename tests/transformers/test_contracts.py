@@ -14,13 +14,17 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from stream.boundary.catalogs import faults, make_catalog
-from stream.boundary.descriptors import make_descriptor
-from stream.codec import DECODE_ERRORS
-from stream.documents import BUNDLE, parse_document
+from stream.boundary.descriptors import faults, make_catalog, make_descriptor
+from stream.codec import BUNDLE, DECODE_ERRORS, parse_document
 from stream.errors import InputError
-from stream.records.boundary import SANDBOX_MODES, STATUSES, decode_boundary, decode_raw
-from stream.records.catalog import CatalogDocument, DescriptorDocument
+from stream.records.boundary import (
+    SANDBOX_MODES,
+    STATUSES,
+    CatalogDocument,
+    DescriptorDocument,
+    decode_boundary,
+    decode_raw,
+)
 from stream.records.control import Control
 from tests.sweeping import thorough
 from tests.transformers.samples import HERE, record

@@ -10,7 +10,7 @@ import jsonschema_rs
 import pytest
 from hypothesis import given
 
-from stream.documents import BUNDLE
+from stream.codec import BUNDLE
 from stream.records.decision import ORDER, TIME
 from stream.transformers.event_decoder import read_event
 from stream.transformers.event_rules import RULES

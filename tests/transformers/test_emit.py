@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream.boundary.limits import LIMIT
+from stream.boundary.flags import LIMIT
 from stream.codec import OverlongLine, TornLine
 from stream.records.boundary import RawEmission, decode_boundary, decode_raw, encode_raw
 from stream.records.control import EMISSIONS, Gap, Reject
@@ -82,7 +82,7 @@ def size(value: object) -> int:
 
 
 def test_every_reason_has_cases_and_is_documented() -> None:
-    from stream.documents import BUNDLE
+    from stream.codec import BUNDLE
 
     assert set(BAD) == set(REASONS)
     told = (BUNDLE / "schema" / "boundary.md").read_text()

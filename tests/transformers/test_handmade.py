@@ -11,10 +11,9 @@ import msgspec
 import pytest
 
 from stream.archive.reader import Limits
-from stream.boundary.catalogs import known_catalogs
-from stream.boundary.descriptors import Boundaries
+from stream.boundary.descriptors import Boundaries, known_catalogs
+from stream.codec import BUNDLE
 from stream.contracts import Contracts
-from stream.documents import BUNDLE
 from stream.records.control import Finding
 from stream.records.run import BOUNDARY_FILE
 from stream.transformers.invariants import Invariants

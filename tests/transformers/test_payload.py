@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.boundary.limits import DEPTH, LIMIT, clip, fit, infer_errno, snippet, too_deep, within
+from stream.boundary.flags import DEPTH, LIMIT, clip, fit, infer_errno, snippet, too_deep, within
 from stream.records.boundary import SNIPPET
 from tests.sweeping import thorough
 from tests.transformers.samples import spoken_record

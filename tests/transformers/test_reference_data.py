@@ -10,13 +10,17 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from stream.boundary.catalogs import Catalog, known_catalogs, load_catalog
-from stream.boundary.descriptors import Boundaries, load_descriptor
+from stream.boundary.descriptors import (
+    Boundaries,
+    Catalog,
+    known_catalogs,
+    load_catalog,
+    load_descriptor,
+)
 from stream.boundary.scripts import Script, find_scripts
-from stream.documents import BUNDLE, read_document
+from stream.codec import BUNDLE, read_document
 from stream.errors import InputError
-from stream.records.boundary import decode_boundary, encode_boundary
-from stream.records.catalog import Defaults
+from stream.records.boundary import Defaults, decode_boundary, encode_boundary
 from stream.transformers.validate import Validate
 from tests.transformers.samples import DATA, lines, recorder, run_stage
 

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.json import encode
 
-from stream.boundary.catalogs import known_catalogs
-from stream.boundary.descriptors import Boundaries, Descriptor
-from stream.codec import Lines, LineSplitter, TornLine
-from stream.documents import BUNDLE
+from stream.boundary.descriptors import Boundaries, Descriptor, known_catalogs
+from stream.codec import BUNDLE, Lines, LineSplitter, TornLine
 from stream.errors import InputError
 from stream.pipeline import Batch
 from stream.records.boundary import encode_raw

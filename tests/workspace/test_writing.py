@@ -13,7 +13,7 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
-from stream.documents import BUNDLE
+from stream.codec import BUNDLE
 from stream.errors import InputError, OutputError
 from stream.workspace import changes as changes_module
 from stream.workspace import snapshot as snapshot_module

@@ -1,1 +1,82 @@
-"""What the kernel saw of a run, as a source: feeds that deliver raw events in order."""
+"""What the kernel saw of a run, as a source. `open_feed` opens the best feed that works here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+from stream.errors import FeedError
+from stream.pipeline import Out
+from stream.process.messages import Start
+from stream.sources.kernel.decode import WatchedFile
+from stream.sources.kernel.ebpf import EbpfFeed, probe_ebpf
+from stream.sources.kernel.strace import StraceFeed, probe_strace
+
+Name = Literal["ebpf", "strace"]
+Choice = Literal["auto", "ebpf", "strace"]
+
+
+class Feed(Protocol):
+    """A source whose last record is its RawCapture. It runs until `end`, and to its last event."""
+
+    @property
+    def name(self) -> Name: ...
+    @property
+    def burden(self) -> str:
+        """Return what it does to the command, in a sentence; nothing if that is little."""
+
+    def wrap(self, order: Start) -> Start:
+        """Return the order to start a command with what the feed needs of it."""
+
+    async def run(self, out: Out, /) -> None:
+        """Send what the feed sees, and at last its RawCapture."""
+
+    def end(self) -> None:
+        """Say that the command and all that it started are over."""
+
+    def close(self) -> None:
+        """Free what the feed holds, whether it ran or not."""
+
+
+def open_feed(
+    choice: Choice,
+    *,
+    guard: int,
+    cgroup: Path | None,
+    watch: Sequence[WatchedFile],
+    ring_bytes: int,
+    folder: Path,
+) -> Feed:
+    """Open a feed, which takes a while: programs are loaded and tried. Raises FeedError with the
+    reasons of all that were tried."""
+    ways: dict[Name, Callable[[], Feed]] = {
+        "ebpf": lambda: EbpfFeed.open(
+            guard=guard, cgroup=cgroup, watch=watch, ring_bytes=ring_bytes
+        ),
+        "strace": lambda: StraceFeed.open(folder=folder, watch=watch),
+    }
+    reasons = []
+    for name, way in ways.items():
+        if choice in (name, "auto"):
+            try:
+                return way()
+            except FeedError as error:
+                reasons.append(str(error))
+    raise FeedError("; ".join(reasons))
+
+
+def probe_feeds(choice: Choice, *, ring_bytes: int, folder: Path) -> str:
+    """Return why `open_feed` would open none; nothing if it would."""
+    ways: dict[Name, Callable[[], str]] = {
+        "ebpf": lambda: probe_ebpf(ring_bytes),
+        "strace": lambda: probe_strace(folder),
+    }
+    reasons = []
+    for name, probe in ways.items():
+        if choice in (name, "auto"):
+            reason = probe()
+            if not reason:
+                return ""
+            reasons.append(reason)
+    return "; ".join(reasons)
