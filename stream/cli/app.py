@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from stream.cli import evidence, filters, matrix, observe
+from stream.cli import filters, matrix, observe, runs
 
 app = typer.Typer(
     name="stream",
@@ -57,8 +57,8 @@ def _root(
 matrix.register(app)
 observe.register(app)
 filters.register_check(app)
-evidence.register_archive(app)
-evidence.register_diff(app)
+runs.register_archive(app)
+runs.register_diff(app)
 matrix.register_probes(app)
 filters.register_records(app)
 filters.register_normalize(app)

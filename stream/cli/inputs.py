@@ -41,14 +41,14 @@ _decode_head = msgspec.json.Decoder(_KindHead).decode
 
 def expect(path: str | os.PathLike[str], *wanted: Kind) -> None:
     """Raise UsageError if a path clearly holds something that another command reads."""
-    kind = kind_of(path)
+    kind = kind_of_input(path)
     if kind is None or kind in wanted:
         return
     what, command = _KINDS[kind]
     raise UsageError(f"{path}: this is {what}: `stream {command} {path}` reads it")
 
 
-def kind_of(path: str | os.PathLike[str]) -> Kind | None:
+def kind_of_input(path: str | os.PathLike[str]) -> Kind | None:
     """Return what a path holds, or None if that is not certain."""
     from stream.records.run import EVENTS_FILE, METADATA_FILE
 

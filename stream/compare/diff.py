@@ -32,7 +32,8 @@ import msgspec
 from msgspec import Struct
 
 from stream.codec import DECODE_ERRORS, explain, is_blank
-from stream.compare.evidence import (
+from stream.compare.names import RUN_FOLDER
+from stream.compare.sides import (
     ENDPOINTS,
     EXECS,
     PATHS,
@@ -45,7 +46,6 @@ from stream.compare.evidence import (
     read_artifacts,
     read_lines,
 )
-from stream.compare.names import RUN_FOLDER
 from stream.errors import InputError, number, reporting, visible
 from stream.evidence.health import degraded
 from stream.records.artifacts import (

@@ -38,7 +38,7 @@ from stream.records.kernel import (
     AccessMode,
     KernelEvent,
     OperationFlag,
-    kind_of,
+    kind_of_event,
 )
 
 LONGEST_NAME = 256  #: bytes
@@ -99,7 +99,7 @@ def mode_faults(event: KernelEvent) -> Iterator[Fault]:
 
 def form_faults(event: EventClaims) -> Iterator[Fault]:
     """Check what many events have in common: all but a mode, and how a path is resolved."""
-    if event.kind != kind_of(event.event_type):
+    if event.kind != kind_of_event(event.event_type):
         yield Fault(f"{event.event_type} is not the type of {event.kind}", "$.event_type")
     if event.event_type == INODE_RESOLVED:
         yield Fault("how the kernel itself resolves a name is no evidence", "$.event_type")

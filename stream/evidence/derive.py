@@ -49,7 +49,7 @@ from stream.records.artifacts import (
     State,
     Window,
 )
-from stream.records.kernel import RawCapture, kind_of
+from stream.records.kernel import RawCapture, kind_of_event
 
 OUTSIDE = "kernel_events_outside_every_window"  #: and there is no call that had one
 _UNSETTLED = {"sdk_tool_call_duplicate", "tool_name_mismatch", "policy_decision_conflict"}
@@ -181,7 +181,7 @@ def _events_of(call: Call, total: int) -> int:
 
 
 def _by_kind(counts: EventCounts) -> dict[str, int]:
-    return {kind_of(number): counts[number] for number in sorted(counts)}
+    return {kind_of_event(number): counts[number] for number in sorted(counts)}
 
 
 # --- what is not certain ------------------------------------------------------------------------

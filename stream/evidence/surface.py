@@ -65,7 +65,7 @@ from stream.records.kernel import (
     OperationFlag,
     RawCapture,
     errno_name,
-    kind_of,
+    kind_of_event,
 )
 
 
@@ -456,7 +456,7 @@ class Surface:
         """Add what an event of the kernel layer reached."""
         kind, value = event.event_type, event.value
         if _is_unnamed(event, detail):
-            self.unnamed[kind_of(kind)] += 1
+            self.unnamed[kind_of_event(kind)] += 1
         if kind in _CHANGES:
             self._add_change(_CHANGES[kind], value, detail)
         elif kind in ADDRESSING:

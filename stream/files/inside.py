@@ -155,7 +155,7 @@ def files_below(root: Path, name: str) -> Iterator[str]:
             yield os.path.relpath(f"{folder}/{item}", root)
 
 
-def kind_of(mode: int) -> Kind:
+def kind_of_entry(mode: int) -> Kind:
     """Return the kind of a directory entry, in the words of a run's change list."""
     return _KINDS.get(stat.S_IFMT(mode), ("device", ""))[0]
 

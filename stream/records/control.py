@@ -124,7 +124,7 @@ FINDINGS, REJECTS, GAPS, CAPTURES = "findings", "rejects", "gaps", "captures"
 _KINDS: dict[type, str] = {Finding: FINDINGS, Reject: REJECTS, Gap: GAPS}
 
 
-def kind_of(item: object) -> str:
+def kind_of_item(item: object) -> str:
     """The kind of a line or a control record."""
     return _KINDS.get(type(item), LINES)
 

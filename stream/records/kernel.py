@@ -217,7 +217,7 @@ KINDS = {
 }
 
 
-def kind_of(event_type: int) -> str:
+def kind_of_event(event_type: int) -> str:
     """Return the kind of an event by its type."""
     return KINDS.get(event_type) or f"event_{event_type}"
 

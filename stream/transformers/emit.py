@@ -18,7 +18,7 @@ from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject, 
 from stream.errors import visible
 from stream.pipeline import Batch, Counts, by_kind
 from stream.records.boundary import RAW_EMISSION, RawEmission, decode_raw, encode_raw
-from stream.records.control import BOUNDARY, EMISSIONS, LINES, Control, Fault, kind_of
+from stream.records.control import BOUNDARY, EMISSIONS, LINES, Control, Fault, kind_of_item
 
 
 class Failure(Struct, frozen=True):
@@ -82,7 +82,7 @@ class Emit:
                 out.append(reject(self.name, batch.items, index, mismatch))
                 continue
             self._pass(out, self._record(cell))
-        return by_kind(out, lambda item: made if isinstance(item, bytes) else kind_of(item))
+        return by_kind(out, lambda item: made if isinstance(item, bytes) else kind_of_item(item))
 
     def finish(self) -> tuple[()]:
         """Nothing is left to emit at the end."""

@@ -32,7 +32,16 @@ from stream.codec import (
 )
 from stream.errors import visible
 from stream.pipeline import Batch, Counts, by_kind
-from stream.records.control import EVENTS, FINDINGS, LINES, Control, Fault, Finding, Reject, kind_of
+from stream.records.control import (
+    EVENTS,
+    FINDINGS,
+    LINES,
+    Control,
+    Fault,
+    Finding,
+    Reject,
+    kind_of_item,
+)
 from stream.records.decision import ORDER, PARTS, SLOTS, Artifact, DecisionEvent
 from stream.records.run import Profile
 from stream.transformers.event_decoder import read_event
@@ -103,7 +112,9 @@ class Invariants:
         if not untouched:
             return [given]
         out += batch[untouched:]
-        return by_kind(out, lambda item: given.kind if isinstance(item, bytes) else kind_of(item))
+        return by_kind(
+            out, lambda item: given.kind if isinstance(item, bytes) else kind_of_item(item)
+        )
 
     def finish(self) -> list[Batch[Finding]]:
         """Find what the runs lack that are not over."""

@@ -14,7 +14,7 @@ from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject
 from stream.errors import number, visible
 from stream.pipeline import Batch, Counts, by_kind
 from stream.records.boundary import STATUSES, Boundary, decode_boundary, decode_shared
-from stream.records.control import GAP, LINES, Control, Gap, kind_of
+from stream.records.control import GAP, LINES, Control, Gap, kind_of_item
 
 SNIPPET_LINES = 3
 SNIPPET_WIDTH = 160
@@ -83,7 +83,7 @@ class Listen:
             if category not in self.categories and len(self.categories) >= MOST_CATEGORIES:
                 category = OTHERS
             self.categories[category][status] += count
-        return by_kind([*bad, "\n".join(text).encode()] if text else bad, kind_of)
+        return by_kind([*bad, "\n".join(text).encode()] if text else bad, kind_of_item)
 
     def finish(self) -> list[Batch[bytes]]:
         """Give the summary, as a table or as JSON."""

@@ -41,8 +41,8 @@ from stream.records.control import (
     Control,
     Fault,
     Gap,
+    kind_of_item,
 )
-from stream.records.control import kind_of as kind_of_item
 from stream.records.kernel import (
     EVENT_TYPES,
     INODE_RESOLVED,
@@ -53,7 +53,7 @@ from stream.records.kernel import (
     KernelEvent,
     RawCapture,
     RawEvent,
-    kind_of,
+    kind_of_event,
     unknown_type,
 )
 from stream.transformers.kernel_lines import (
@@ -436,7 +436,7 @@ class Normalize:
                 seq=self.events,
                 pid=event.pid,
                 event_type=event_type,
-                kind=kind_of(event_type),
+                kind=kind_of_event(event_type),
                 value=value,
             )
         )

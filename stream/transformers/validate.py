@@ -27,7 +27,7 @@ from stream.codec import (
 )
 from stream.pipeline import Batch, Counts, by_kind
 from stream.records.boundary import PATTERN_VERSION
-from stream.records.control import LINES, Control, Fault, Finding, kind_of
+from stream.records.control import LINES, Control, Fault, Finding, kind_of_item
 
 if TYPE_CHECKING:
     from stream.contracts import Contracts
@@ -55,7 +55,7 @@ class Validate:
         self.counts.received += len(lines)
         # Nearly every line of nearly every stream is a good boundary object: one call each.
         if not self._boundaries.are_good(lines):
-            return by_kind(self._feed_slowly(lines), kind_of)
+            return by_kind(self._feed_slowly(lines), kind_of_item)
         self.counts.passed += len(lines)
         self.contracts[PATTERN_VERSION] += len(lines)
         return [batch]

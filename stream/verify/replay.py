@@ -85,7 +85,7 @@ from stream.records.kernel import (
     Kind,
     OperationFlag,
     RunId,
-    kind_of,
+    kind_of_event,
     unknown_type,
 )
 
@@ -566,7 +566,7 @@ def line_mismatch(detail: KernelDetail, pid: int, event_type: int) -> str:
     """Say why a detail is not of the event of its line; empty where it may be."""
     types = _TYPES.get(detail.call) or (unknown_type(detail.call),)
     if event_type not in types:
-        return f"{detail.call}, but its line is {kind_of(event_type)}"
+        return f"{detail.call}, but its line is {kind_of_event(event_type)}"
     return "" if detail.pid == pid else f"of {detail.pid}, but its line is of {pid}"
 
 
@@ -635,4 +635,4 @@ def _result_mismatches(detail: KernelDetail, kind: int) -> Iterator[str]:
     if result is not None and result > 0 and kind in _GIVES_NOTHING:
         yield f"{detail.call} gives nothing, and {result} was returned"
     if (kind == EXEC and result != 0) or (kind == EXEC_FAILED and detail.status == "success"):
-        yield f"{kind_of(kind)}, and {result} was returned"
+        yield f"{kind_of_event(kind)}, and {result} was returned"

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from stream.errors import InputError, OutputError, os_reason
-from stream.files.inside import FILE, FOLDER, kind_of, opened_folder
+from stream.files.inside import FILE, FOLDER, kind_of_entry, opened_folder
 from stream.files.trees import end_file, entries, filled, pieces_of, write_piece
 from stream.records.run import (
     CHANGES_FILE,
@@ -215,7 +215,7 @@ def _is_state(root: int, path: bytes, state: FileState | None) -> bool:
 
 def _is_entry(parent: int, name: bytes, state: FileState | None) -> bool:
     status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-    if state is None or kind_of(status.st_mode) != state.kind:
+    if state is None or kind_of_entry(status.st_mode) != state.kind:
         return False
     if state.kind == "symlink":
         assert isinstance(state.target, str)

@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from stream.errors import InputError
-from stream.files.inside import FILE, Kind, kind_of
+from stream.files.inside import FILE, Kind, kind_of_entry
 from stream.files.trees import (
     Descent,
     Entry,
@@ -190,7 +190,9 @@ class _Finder:
         self, name: bytes, status: os.stat_result, record: EntryRecord | None
     ) -> State | None:
         """Return what stands there now. None: it is gone."""
-        state = State(kind_of(status.st_mode), status.st_mode, status.st_size, status.st_ctime_ns)
+        state = State(
+            kind_of_entry(status.st_mode), status.st_mode, status.st_size, status.st_ctime_ns
+        )
         try:
             if state.kind == "symlink":
                 link = os.readlink(name, dir_fd=self._descent.fd)
@@ -249,7 +251,7 @@ class _Finder:
         if isinstance(was, FolderRecords):
             return State("dir", was.mode)
         digest = self._before.digest(was.place)
-        return State(kind_of(was.mode), was.mode, was.size, was.ctime, was.place, digest)
+        return State(kind_of_entry(was.mode), was.mode, was.size, was.ctime, was.place, digest)
 
     def _remove_below(self, name: bytes, folder: FolderRecords) -> None:
         todo = [(self._descent.place(name), folder)]

@@ -17,7 +17,7 @@ from typing import Literal, Self
 from msgspec import Struct
 
 from stream.errors import InputError, OutputError, os_reason
-from stream.files.inside import FILE, kind_of
+from stream.files.inside import FILE, kind_of_entry
 from stream.files.trees import (
     CHUNK,
     Copy,
@@ -392,7 +392,7 @@ class _Taker:
         except OSError as error:
             self._skip(self._descent.place(name), _reason(error))
         else:
-            kind = kind_of(status.st_mode)
+            kind = kind_of_entry(status.st_mode)
             self._skip(self._descent.place(name), kind if kind in ("fifo", "socket") else "device")
         if self._copy or self.snapshot.skipped[-1].reason == "vanished":
             return None

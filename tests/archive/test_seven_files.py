@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from stream.compare.diff import diff, is_anything_unbound
-from stream.compare.evidence import read_evidence
+from stream.compare.sides import read_evidence
 from stream.records.artifacts import (
     COMPANION_FILE,
     CORRELATION_FILE,

@@ -37,7 +37,7 @@ from stream.records.kernel import (
     UNLINK,
     KernelDetail,
     KernelEvent,
-    kind_of,
+    kind_of_event,
 )
 from stream.verify import artifacts, layers
 from stream.verify.layers import contract_of_layer
@@ -72,7 +72,7 @@ def events(draw: st.DrawFn) -> KernelEvent:
         seq=0,
         pid=draw(st.sampled_from([1, 1, 2, 1 << 64])),
         event_type=number,
-        kind=draw(st.sampled_from([kind_of(number)] * 9 + ["openat", "exec", "event_5"])),
+        kind=draw(st.sampled_from([kind_of_event(number)] * 9 + ["openat", "exec", "event_5"])),
         value=draw(st.sampled_from(["/a/b", "/a/c", "/a", "b", "/a/é\n", "", '/a"\\', None])),
     )
     if number != OPEN:
@@ -198,7 +198,7 @@ Happened: TypeAlias = tuple[list[KernelEvent], list[KernelDetail], Files]
 def happenings(draw: st.DrawFn) -> Happened:
     kernel, beside = [], []
     for seq, (pid, number) in enumerate(draw(st.lists(STEP, max_size=30))):
-        kind = kind_of(number)
+        kind = kind_of_event(number)
         kernel.append(
             KernelEvent(run_id=RUN, seq=seq, pid=pid, event_type=number, kind=kind, value="/x")
         )
@@ -256,7 +256,9 @@ def test_a_number_that_was_another_processs() -> None:
     """After its exit, in the same stretch, nothing more can be the call's that it was for."""
     numbers = [(1, FORK), *[(2, OPEN)] * 3, (2, EXIT), *[(2, OPEN)] * 3]
     kernel = [
-        KernelEvent(run_id=RUN, seq=seq, pid=pid, event_type=kind, kind=kind_of(kind), value="/x")
+        KernelEvent(
+            run_id=RUN, seq=seq, pid=pid, event_type=kind, kind=kind_of_event(kind), value="/x"
+        )
         for seq, (pid, kind) in enumerate(numbers)
     ]
     beside = [KernelDetail(run_id=RUN, seq=0, pid=1, call="fork", child=2)]

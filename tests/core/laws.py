@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from stream.codec import Lines
 from stream.pipeline import Batch, Counts, Transformer, by_kind
 from stream.records.boundary import RawEmission
-from stream.records.control import EMISSIONS, LINES, TELEMETRY, kind_of
+from stream.records.control import EMISSIONS, LINES, TELEMETRY, kind_of_item
 from stream.records.kernel import RawEvent
 
 _KINDS: dict[type, str] = {RawEmission: EMISSIONS, RawEvent: TELEMETRY}
@@ -38,8 +38,8 @@ def feed(
     if items and type(items[0]) in _KINDS:
         kind = _KINDS[type(items[0])]
     batches = [Batch(kind, items)]
-    if kind == LINES and any(kind_of(item) != LINES for item in items):
-        batches = by_kind(items, kind_of)
+    if kind == LINES and any(kind_of_item(item) != LINES for item in items):
+        batches = by_kind(items, kind_of_item)
     made = chain.from_iterable(
         stage.feed(batch) if batch.kind in stage.kinds else [batch] for batch in batches
     )

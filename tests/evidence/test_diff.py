@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.compare.diff import CanonicalLayers, diff, is_same, reason
-from stream.compare.evidence import (
+from stream.compare.sides import (
     Evidence,
     evidence_of,
     read_artifacts,
@@ -449,7 +449,7 @@ def test_a_link_in_place_of_an_artifact_is_not_followed(tmp_path: Path) -> None:
 def test_an_artifact_without_end_is_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream.compare.evidence.MOST_ARTIFACT", 100_000)
+    monkeypatch.setattr("stream.compare.sides.MOST_ARTIFACT", 100_000)
     archive = written(tmp_path / "a.tar.gz", {**streamed(), SURFACE_FILE: b" " * 100_001})
     problems = read_evidence(str(archive)).problems
     assert len(problems) == 1
@@ -459,7 +459,7 @@ def test_an_artifact_without_end_is_not_held(
 def test_an_archive_without_end_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream.compare.evidence.MOST_ARCHIVE", 10_000)
+    monkeypatch.setattr("stream.compare.sides.MOST_ARCHIVE", 10_000)
     archive = written(tmp_path / "a.tar.gz", {**streamed(), KERNEL_FILE: b" " * 10_001})
     assert "more than 10000 bytes" in read_evidence(str(archive)).problems[0]
 

@@ -22,7 +22,7 @@ from stream.records.artifacts import (
     PolicyEvent,
     SdkEvent,
 )
-from stream.records.kernel import EVENT_TYPES, KernelDetail, KernelEvent, RawEvent, kind_of
+from stream.records.kernel import EVENT_TYPES, KernelDetail, KernelEvent, RawEvent, kind_of_event
 from stream.transformers.normalize import Normalize
 from tests.core.laws import feed
 from tests.evidence.raw import CAPTURE, O_CREAT, O_WRONLY, RAW_EVENTS, failed, opened, raw
@@ -361,7 +361,7 @@ def test_a_second_path_is_claimed_where_the_first_is_not_known() -> None:
         event = raw(call, ret=0, path="x", to_path="/etc/cron", marks=["walk_cut"])
         surface = surface_of(event)
         assert surface.paths() == {"/etc/cron": [way]}
-        assert surface.unnamed == {kind_of(EVENT_TYPES[call]): 1}
+        assert surface.unnamed == {kind_of_event(EVENT_TYPES[call]): 1}
         event.ret = -13
         assert surface_of(event).failed_paths() == {"/etc/cron": [f"{way}:EACCES"]}
 

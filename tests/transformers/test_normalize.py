@@ -33,7 +33,7 @@ from stream.records.kernel import (
     KernelEvent,
     RawCapture,
     RawEvent,
-    kind_of,
+    kind_of_event,
 )
 from stream.transformers.normalize import Normalize
 from tests.core import laws
@@ -532,7 +532,7 @@ def test_a_file_that_was_opened_by_its_handle() -> None:
 )
 def test_types_and_values_of_calls(event: RawEvent, type_: int, value: str | None) -> None:
     (line,) = layer(event)
-    assert (line["event_type"], line["kind"], line["value"]) == (type_, kind_of(type_), value)
+    assert (line["event_type"], line["kind"], line["value"]) == (type_, kind_of_event(type_), value)
     assert len(line) == 7
 
 
@@ -615,7 +615,7 @@ def test_every_line_keeps_its_contract(events: list[RawEvent]) -> None:
         else:
             assert decode_event(line) == item
             PUBLISHED.validate(json.loads(line))
-            assert item.kind == kind_of(item.event_type)
+            assert item.kind == kind_of_event(item.event_type)
             assert item.value is None or item.value.startswith(("/", *"[0123456789unafm"))
             seqs.append(item.seq)
     assert seqs == list(range(stage.events))

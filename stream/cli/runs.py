@@ -341,10 +341,10 @@ def _diff(options: DiffOptions, words: list[str]) -> int:
 def _are_matrices(base: str, head: str) -> bool:
     """Return whether a side holds boundary objects. Raise UsageError where the other side holds
     something else."""
-    from stream.cli.inputs import kind_of
+    from stream.cli.inputs import kind_of_input
     from stream.errors import UsageError
 
-    kinds = [kind_of(base), kind_of(head)]
+    kinds = [kind_of_input(base), kind_of_input(head)]
     if "boundary" not in kinds:
         return False
     for path, kind in zip((base, head), kinds, strict=True):
@@ -408,7 +408,7 @@ def _compare(paths: list[str], ignore: list[str], words: list[str], *, as_record
     import msgspec
 
     from stream.compare.diff import diff
-    from stream.compare.evidence import read_evidence
+    from stream.compare.sides import read_evidence
 
     base, head, *baseline = sides = [*map(read_evidence, paths)]
     found = diff(base, head, baseline=baseline, ignore=ignore)

@@ -49,8 +49,7 @@ from stream.records.artifacts import (
     CorrelationReport,
     ObservationHealth,
 )
-from stream.records.kernel import ACCEPT, BIND, MKDIR, OPEN
-from stream.records.kernel import kind_of as name_of_kind
+from stream.records.kernel import ACCEPT, BIND, MKDIR, OPEN, kind_of_event
 from stream.records.run import EVENTS_FILE, MANIFEST_FILE, WORKSPACE
 from stream.verify.manifest import read_archive
 from stream.verify.report import VerifyReport
@@ -72,12 +71,12 @@ _TOO_LARGE = f"an artifact above the limit of {MOST_ARTIFACT} bytes"
 
 
 _PID = re.compile(rb'"pid":\s*([0-9]{1,10})[,}]')
-_ACCEPTED, _OPEN = name_of_kind(ACCEPT).encode(), name_of_kind(OPEN)
+_ACCEPTED, _OPEN = kind_of_event(ACCEPT).encode(), kind_of_event(OPEN)
 _PEER = re.compile(
     rb'"kind":\s*"(connect|connect_blocked|sendto|sendmsg|%b)",\s*"value":\s*"([^"]*)"' % _ACCEPTED
 )
-_FREE_PORT = re.compile(rb'"kind":\s*"%b",\s*"value":\s*"[^"]*:0"' % name_of_kind(BIND).encode())
-_EXCLUSIVE, _MKDIR = b'"exclusive"', f'"{name_of_kind(MKDIR)}"'.encode()
+_FREE_PORT = re.compile(rb'"kind":\s*"%b",\s*"value":\s*"[^"]*:0"' % kind_of_event(BIND).encode())
+_EXCLUSIVE, _MKDIR = b'"exclusive"', f'"{kind_of_event(MKDIR)}"'.encode()
 _PREPARED, _FIRST_EVENTS = "workspace_prepared", 2
 
 
