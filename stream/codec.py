@@ -309,6 +309,7 @@ def parse_document(data: bytes) -> Any:
     repeated: list[_Repeated] = []
 
     def members(pairs: list[tuple[str, Any]]) -> Any:
+        """Make an object of its members. Raise where one of them is there twice."""
         value = dict(pairs)
         if len(value) == len(pairs):
             return value

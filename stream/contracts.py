@@ -114,6 +114,7 @@ def decoder_of(kind: type[RecordT]) -> Callable[[bytes], RecordT]:
     decode = msgspec.json.Decoder(kind).decode
 
     def decode_any(line: bytes) -> RecordT:
+        """Decode a line, with 7.0 where an integer is wanted as well."""
         try:
             return decode(line)
         except ValidationError:
@@ -164,6 +165,7 @@ def _consistent(decode: Decode) -> Decode:
     """Refuse what contradicts itself with a ValidationError as well."""
 
     def decode_consistent(line: bytes) -> object:
+        """Decode a line. Raise ValidationError where the record contradicts itself."""
         record = decode(line)
         for fault in faults_of(record):
             raise ValidationError(f"{fault.reason} - at `{fault.path}`")

@@ -62,7 +62,8 @@ class Source(Protocol):
     """A source owns its processes and descriptors. It returns at the end of input and raises on
     failure."""
 
-    async def run(self, out: Out, /) -> None: ...
+    async def run(self, out: Out, /) -> None:
+        """Send batches until the end of input."""
 
 
 class Transformer(Protocol):
@@ -74,10 +75,14 @@ class Transformer(Protocol):
     counts: Counts
 
     @property
-    def kinds(self) -> Collection[str]: ...
+    def kinds(self) -> Collection[str]:
+        """The kinds of batches that it takes."""
 
-    def feed(self, batch: Batch[Any], /) -> Iterable[Batch[Any]]: ...
-    def finish(self) -> Iterable[Batch[Any]]: ...
+    def feed(self, batch: Batch[Any], /) -> Iterable[Batch[Any]]:
+        """Take a batch and return the batches that are made of it."""
+
+    def finish(self) -> Iterable[Batch[Any]]:
+        """Return the batches that are left at the end of input."""
 
 
 class Sink(Protocol):
@@ -85,9 +90,11 @@ class Sink(Protocol):
     readable and marked incomplete. A sink is given batches of the kinds that it takes alone."""
 
     @property
-    def kinds(self) -> Collection[str]: ...
+    def kinds(self) -> Collection[str]:
+        """The kinds of batches that it takes."""
 
-    def open(self) -> AbstractAsyncContextManager[Write]: ...
+    def open(self) -> AbstractAsyncContextManager[Write]:
+        """Acquire what it writes to; the context gives the function that takes batches."""
 
 
 class Report(Struct):
@@ -138,6 +145,7 @@ class Chain(Struct, frozen=True):
     sources: Sequence[Source]
 
     async def run(self, out: Out, /) -> None:
+        """Run the sources, one after the other."""
         for source in self.sources:
             await source.run(out)
 
@@ -149,6 +157,7 @@ class Deferred(Struct, frozen=True):
     find: Callable[[], Source | None]
 
     async def run(self, out: Out, /) -> None:
+        """Wait until the source can be found, and run it."""
         await self.ready.wait()
         if (source := self.find()) is not None:
             await source.run(out)
@@ -172,6 +181,7 @@ async def _fold(
     fed = [0] * len(transformers)
 
     def feed(batch: Batch[Any], first: int, out: list[Batch[Any]]) -> None:
+        """Pass a batch through the transformers from a position on."""
         for index in range(first, len(transformers)):
             if batch.kind in transformers[index].kinds:
                 fed[index] += len(batch.items)

@@ -61,6 +61,7 @@ _BELOW_ARTIFACTS = f"{ARTIFACTS}/"
 
 
 def is_reference(names: Collection[str]) -> bool:
+    """Tell whether these are files of the reference's own form alone."""
     return {*V0_FILES}.issuperset(names)
 
 
@@ -92,6 +93,7 @@ def missing_from(names: Collection[str]) -> list[str]:
 
 
 def has_place(name: str) -> bool:
+    """Tell whether an archive has a place for a file of that name."""
     if name.startswith(_BELOW_ARTIFACTS):
         return not any(part.startswith(".") for part in name.split("/"))
     return name in _SINGLE

@@ -50,6 +50,8 @@ from stream.records.run import ARTIFACTS, LAYERS
 
 
 class Limits(Struct, frozen=True, kw_only=True):
+    """How much a reader takes of an archive before it refuses it."""
+
     archive: int = 2 << 30  #: bytes of the file
     decoded: int = 8 << 30
     entries: int = 10_000
@@ -141,6 +143,8 @@ class NoArchive(Exception):  # noqa: N818  # said as the answer that there is no
 
 
 class Inflated:
+    """The decompressed content of an archive, with the checks of gzip's own frame."""
+
     def __init__(self, file: BinaryIO, limits: Limits) -> None:
         """Read the header. Raise NoArchive, or BrokenArchive where nothing after it can be read."""
         self.oddity = ""  #: what another compressor said; empty: nothing
@@ -159,6 +163,7 @@ class Inflated:
 
     @property
     def is_sealed(self) -> bool:
+        """Tell whether the header bears the seal that the writer sets last."""
         return is_seal(self._seal) is not None
 
     def _read_odd(self, head: bytes) -> None:
@@ -172,6 +177,7 @@ class Inflated:
         self.oddity, self._begun = told(packing.found), rest[packing.start :]
 
     def blocks(self) -> Iterator[bytes]:
+        """Yield the content in blocks. Raise BrokenArchive where it cannot be trusted."""
         digest = hashlib.sha256()
         engine = zlib.decompressobj(-zlib.MAX_WBITS)
         held = b""
@@ -203,11 +209,13 @@ class _Counter:
         self._limits = limits
 
     def take(self, block: bytes) -> None:
+        """Count compressed bytes that were read."""
         self.read += len(block)
         if self.read > self._limits.archive:
             raise BrokenArchive("limit.archive", f"more than {self._limits.archive} bytes")
 
     def give(self, data: bytes) -> bytes:
+        """Count decompressed bytes, and return them."""
         self.bytes += len(data)
         self.sum = zlib.crc32(data, self.sum)
         if self.bytes > self._limits.decoded:
@@ -344,6 +352,7 @@ class _Entries:
         self._folder: bytes | None = None  #: in which all of it lies; None: not known yet
 
     def parts(self) -> Iterator[Part]:
+        """Yield the parts of all entries, in their order."""
         tape, count = self._tape, 0
         while (block := tape.exactly(BLOCK)) != ZEROS:
             count += 1
@@ -524,6 +533,7 @@ class _Tape:
         return self._block[self._at : self._at + length]
 
     def exactly(self, length: int) -> bytes:
+        """Return so many bytes. Raise BrokenArchive where they are not there."""
         pieces = []
         while length:
             piece = self.some(length)

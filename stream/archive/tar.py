@@ -87,6 +87,7 @@ class Header(Struct):
 
     @property
     def is_long_name(self) -> bool:
+        """Tell whether the content is the name of the next entry."""
         return self.kind == _LONG_NAME
 
 
@@ -99,6 +100,7 @@ class BrokenArchive(Exception):  # noqa: N818  # it is no failure: it becomes a 
 
 
 def encode_header(name: bytes, size: int) -> bytes:
+    """Return the header blocks of a regular file."""
     if len(name) <= _SHORT:
         return _block(name, size, _REGULAR)
     before = _block(_LONG_LINK, len(name) + 1, _LONG_NAME)
@@ -106,6 +108,7 @@ def encode_header(name: bytes, size: int) -> bytes:
 
 
 def padded(data: bytes) -> bytes:
+    """Return data filled up with zeros to whole blocks."""
     return data + bytes(-len(data) % BLOCK)
 
 
@@ -207,6 +210,7 @@ def is_foreign(block: bytes) -> bool:
 
 
 def kind_fault(kind: bytes) -> Fault | None:
+    """Find what is wrong with the kind of an entry."""
     if kind == _REGULAR:
         return None
     if kind == b"0":  # as most tars say it
@@ -249,6 +253,8 @@ Look = Callable[[], None]  #: called between blocks: raises where nobody waits a
 
 
 class Measure(Struct, frozen=True):
+    """The size of a file and its digest."""
+
     size: int
     sha256: str  #: 64 digits
 
@@ -262,11 +268,13 @@ class Entry(Struct):
 
     @classmethod
     def of_bytes(cls, name: str, data: bytes) -> Entry:
+        """Make an entry of bytes that are in memory."""
         measure = Measure(len(data), hashlib.sha256(data).hexdigest())
         return cls(name, lambda: io.BytesIO(data), measure)
 
     @classmethod
     def of_file(cls, name: str, path: Path, measure: Measure | None = None) -> Entry:
+        """Make an entry of a regular file, which is opened when it is packed."""
         return cls(name, lambda: open_regular(path), measure)
 
     @classmethod
@@ -342,6 +350,7 @@ class Packing(Struct):
 
 
 def what_is_in(head: bytes, rest: bytes) -> Packing:
+    """Find what a gzip header holds that our own does not."""
     method, flags = head[2], head[3]
     if method != _DEFLATE or flags & _RESERVED:
         return Packing([])
@@ -379,6 +388,7 @@ def _was_seal(text: bytes) -> bool:
 
 
 def told(found: list[str]) -> str:
+    """Say in a sentence what was found in a gzip header."""
     if not found:
         return "the gzip header is none that can be read"
     return f"the gzip header has {' and '.join(found)}: another program compressed it"
@@ -390,17 +400,19 @@ _SMALL = 1 << 16
 
 
 class ArchiveSize(Struct):
+    """How large a written archive is."""
+
     entries: int
     bytes: int  #: of the file
     decoded: int  #: of the tar
 
 
 def unwatched() -> None:
-    pass
+    """Do nothing: nobody asked to look on."""
 
 
 def unchecked(_: Path) -> None:
-    pass
+    """Accept an archive without a look at it."""
 
 
 def write_archive(
@@ -452,6 +464,7 @@ def in_order(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def encode_manifest(entries: Sequence[Entry], run_id: str) -> bytes:
+    """Encode the manifest of an archive with these entries."""
     files = {}
     for entry in sorted(entries, key=lambda entry: os.fsencode(entry.name)):
         assert entry.measure is not None
@@ -522,11 +535,13 @@ class _Gzip:
         write_all(fd, SEALED + NO_SEAL)
 
     def add(self, data: bytes) -> None:
+        """Compress data and write what comes of it."""
         self._sum = zlib.crc32(data, self._sum)
         self.taken += len(data)
         self._write(self._engine.compress(data))
 
     def finish(self) -> None:
+        """Write the end of the stream, and the seal into its header."""
         end = struct.pack("<II", self._sum, self.taken & 0xFFFFFFFF)
         self._write(self._engine.flush() + end)
         os.lseek(self._fd, len(SEALED), os.SEEK_SET)

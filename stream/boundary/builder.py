@@ -36,7 +36,7 @@ AUTHOR = "stream"  #: of a record that the harness wrote in a probe's place
 
 
 class Host(Struct, frozen=True):
-    """What the helper does not say: where the probe ran."""
+    """Where the probe ran: the helper does not say that."""
 
     os: str
     workspace_root: str | None
@@ -93,7 +93,7 @@ class BoundaryBuilder:
         emitted: dict[str, Any] | None,
         noise: bytes,
     ) -> bytes:
-        """The error record that stands for a probe which did not keep its contract."""
+        """Build the error record that stands for a probe which did not keep its contract."""
         primary = cell.capability or "unknown"
         catalog = self.catalogs.knowing(primary)
         mark = {"harness": {"author": AUTHOR, "reason": reason, **_facts(cell)}}
@@ -199,7 +199,7 @@ def _clipped(text: str | None) -> str | None:
 
 
 def _payload(flags: EmitFlags) -> tuple[Payload, str | None]:
-    """The payload, and the errno that the evidence names where the probe named none."""
+    """Make the payload. Infer the errno from the evidence where the probe named none."""
     if flags.payload is not None:
         raw, stderr, stdout = (
             flags.payload.raw,
@@ -232,13 +232,13 @@ def _payload(flags: EmitFlags) -> tuple[Payload, str | None]:
 def _fitted(
     raw: dict[str, Any], stderr: str | None, stdout: str | None, mark: dict[str, Any]
 ) -> Payload:
-    """Snippets and what we say ourselves keep their room; what is left is for raw."""
+    """Cut raw to the room that the snippets and our own words leave."""
     used = sum(len(encode_size(part)) for part in (stderr, stdout, mark))
     return Payload({**fit(raw, used + 64, "payload_cut"), **mark}, stderr, stdout)
 
 
 def _facts(cell: RawEmission) -> dict[str, Any]:
-    """What the harness saw of a cell, without what did not happen."""
+    """List what the harness saw of a cell, without what did not happen."""
     facts = {
         "exit_code": cell.exit_code,
         "signal": None if cell.signal is None else within(clip(cell.signal), 40),
@@ -251,13 +251,13 @@ def _facts(cell: RawEmission) -> dict[str, Any]:
 
 
 def _few(names: Sequence[str]) -> list[str]:
-    """The first ones: what the harness says must fit beside any evidence."""
+    """Return the first names: what the harness says must fit beside any evidence."""
     more = [f"and {len(names) - 5} more"] if len(names) > 5 else []
     return [within(clip(name), 60) for name in names[:5]] + more
 
 
 def within_limits(record: dict[str, Any]) -> dict[str, Any]:
-    """A record that a probe wrote itself, as small as those that we write."""
+    """Make a record that a probe wrote itself as small as those that we write."""
     bounded = {
         name: {key: clip(v) if isinstance(v, str) else v for key, v in part.items()}
         if isinstance(part, dict)

@@ -85,7 +85,7 @@ class Catalogs(Struct, frozen=True):
         return next((c for c in self.known if capability_id in c.capabilities), None)
 
     def for_capability(self, capability_id: str | None) -> Catalog:
-        """What a probe that declares it is interpreted with."""
+        """Find the catalog that a probe with this capability is interpreted with."""
         return self.knowing(capability_id or "") or self.first
 
     def ids(self) -> list[str]:
@@ -99,7 +99,7 @@ def load_catalog(path: Path) -> Catalog:
 
 
 def make_catalog(value: Any, path: Path) -> Catalog:
-    """Raises InputError naming the offender."""
+    """Make a catalog of a document. Raise InputError naming the offender."""
     document = convert(value, CatalogDocument, path)
     fault = next(iter(faults(document)), None)
     if fault:
@@ -109,7 +109,7 @@ def make_catalog(value: Any, path: Path) -> Catalog:
 
 
 def faults(document: CatalogDocument) -> Iterable[str]:
-    """What a schema cannot say: ids that stand twice, names that nothing declares."""
+    """Find what a schema cannot: ids that stand twice, names that nothing declares."""
     layers = {layer.id for layer in document.scope.policy_layers}
     seen: set[str] = set()
     for capability in document.capabilities:
@@ -129,7 +129,8 @@ def faults(document: CatalogDocument) -> Iterable[str]:
 
 
 def find_catalogs(flag: str | None, tree: Path | None = None) -> Catalogs:
-    """Command line, CATALOG_PATH, defaults.json of the probe tree, the bundled one, built-in."""
+    """Find the catalogs in force: the first one comes from the command line, CATALOG_PATH,
+    defaults.json of the probe tree, the bundled one, or is built in."""
     named = flag or os.environ.get("CATALOG_PATH")
     if named:
         with naming_variable("CATALOG_PATH", not flag):
@@ -142,7 +143,7 @@ def find_catalogs(flag: str | None, tree: Path | None = None) -> Catalogs:
 
 
 def known_catalogs(flag: str | None = None) -> tuple[Catalog, ...]:
-    """The catalogs in force, and the bundled ones: records of other days name those."""
+    """Find the catalogs in force and the bundled ones, which records of other days name."""
     chosen = find_catalogs(flag)
     if not chosen.named:
         return chosen.known
@@ -156,7 +157,7 @@ def make_defaults(value: Any, path: Path) -> Defaults:
 
 
 def default_path(which: str, tree: Path | None) -> Path:
-    """What the first defaults.json that knows it says, relative to the folder above it."""
+    """Return the path that the first defaults.json names, relative to the folder above it."""
     for root in (tree, BUNDLE):
         file = root / "catalogs" / "defaults.json" if root else None
         if root and file and is_file(file):
@@ -183,7 +184,7 @@ _encode, _encode_into = msgspec.json.Encoder().encode, msgspec.json.Encoder().en
 
 
 class Descriptor(Struct, frozen=True):
-    """Which boundary objects are in force: key, pattern, modes, and their check."""
+    """A boundary descriptor that was loaded: key, pattern, modes, and the check of a line."""
 
     key: str
     path: Path
@@ -199,7 +200,7 @@ class Descriptor(Struct, frozen=True):
         return self.canonical and self.key == _bundled().key
 
     def whole(self) -> dict[str, Any]:
-        """The descriptor with its pattern in it, so that it needs no other file."""
+        """Return the descriptor with its pattern in it, so that it needs no other file."""
         return {
             "schema_version": DESCRIPTOR,
             "key": self.key,
@@ -218,7 +219,8 @@ def check_canonical(line: bytes) -> Fault | None:
 
 
 def find_descriptor(flag: str | None, tree: Path | None = None) -> Descriptor:
-    """Command line, BOUNDARY_PATH, defaults.json, built-in."""
+    """Find the descriptor of the command line, BOUNDARY_PATH or defaults.json, or the built-in
+    one."""
     named = flag or os.environ.get("BOUNDARY_PATH")
     with naming_variable("BOUNDARY_PATH", bool(named) and not flag):
         return load_descriptor(Path(named).absolute() if named else default_path("boundary", tree))
@@ -230,15 +232,15 @@ def load_descriptor(path: Path) -> Descriptor:
 
 
 def make_carried(value: Any, path: Path) -> Descriptor:
-    """One that came with its records: it reads no other file. Raises InputError."""
+    """Make a descriptor that came with its records: it reads no other file. Raise InputError."""
     if isinstance(value, dict) and "schema_path" in value:
         raise InputError(f"{path}: $.schema_path: it came without its pattern: expected schema")
     return make_descriptor(value, path)
 
 
 def carried_in(folder: Path) -> list[Descriptor]:
-    """What came with the records of a run; one that cannot be used is none: then they are found
-    to name one that nobody knows."""
+    """Find the descriptor that came with the records of a run. One that cannot be used is none:
+    then the records are found to name one that nobody knows."""
     path = folder / DESCRIPTOR_FILE
     if path.is_symlink() or not path.is_file():
         return []
@@ -253,7 +255,7 @@ def _bundled() -> Descriptor:
 
 
 def make_descriptor(value: Any, path: Path) -> Descriptor:
-    """Raises InputError naming what is missing or does not fit."""
+    """Make a descriptor of a document. Raise InputError naming what is missing or does not fit."""
     document = convert(value, DescriptorDocument, path)
     schema, place = _schema(document, path)
     canonical = schema is None or _is_published(schema)
@@ -283,7 +285,7 @@ def make_descriptor(value: Any, path: Path) -> Descriptor:
 
 
 def _schema(document: DescriptorDocument, path: Path) -> tuple[dict[str, Any] | None, Path]:
-    """The schema that a descriptor names; None for the canonical one."""
+    """Read the schema that a descriptor names; None stands for the canonical one."""
     if document.schema is not UNSET and document.schema_path is not UNSET:
         raise InputError(f"{path}: both schema and schema_path are given")
     if document.schema is not UNSET:
@@ -318,7 +320,7 @@ def _digest_of(schema: dict[str, Any]) -> str:
 
 
 def _without_words(schema: Any, *, are_names: bool = False) -> Any:
-    """The schema without what is for people; the names of properties are no such words."""
+    """Return the schema without what is for people. The names of properties stay."""
     if isinstance(schema, dict):
         return {
             name: _without_words(
@@ -331,7 +333,7 @@ def _without_words(schema: Any, *, are_names: bool = False) -> Any:
 
 
 def _words(schema: Any, *keys: str) -> tuple[str, ...]:
-    """The texts that a property may be, where the schema lists them."""
+    """Return the texts that a property may be, where the schema lists them."""
     for key in keys:
         for step in ("properties", key):
             schema = schema.get(step) if isinstance(schema, dict) else None
@@ -355,6 +357,7 @@ def _compiled(schema: dict[str, Any], place: Path) -> Check:
         raise InputError(f"{place}: not a usable JSON Schema: {reason}") from None
 
     def check(line: bytes) -> Fault | None:
+        """Find what a line breaks of the schema."""
         try:
             value = msgspec.json.decode(line)
             error = next(validator.iter_errors(value), None)
@@ -399,8 +402,9 @@ def _shared_parts(line: bytes) -> SharedRecord | None:
 
 
 def find_boundaries(flag: str | None, carried: Iterable[Descriptor] = ()) -> Boundaries:
-    """What the records of a run or an archive are held to: the descriptor that they name, be it
-    the one of the command line or BOUNDARY_PATH, one that came with them, or the bundled one."""
+    """Find what the records of a run or an archive are held to: the descriptor that they name,
+    which is that of the command line or BOUNDARY_PATH, one that came with them, or the bundled
+    one."""
     named = [find_descriptor(flag)] if flag or os.environ.get("BOUNDARY_PATH") else []
     return Boundaries((*named, *carried, _bundled()), known_catalogs())
 
@@ -413,7 +417,7 @@ _decode_naming = msgspec.json.Decoder(_KeyHead).decode
 
 
 def key_of(line: bytes) -> object:
-    """The descriptor that a record names. Raises one of DECODE_ERRORS."""
+    """Return the descriptor that a record names. Raise one of DECODE_ERRORS."""
     return _decode_naming(line).schema_key
 
 
@@ -444,8 +448,8 @@ _decode_quick = msgspec.json.Decoder(_Quick).decode
 
 
 class Boundaries:
-    """What boundary objects are held to: the descriptors in force, one of which they name by
-    their schema_key, and the catalogs that are known."""
+    """The rules for boundary objects: the descriptors in force, one of which a record names by its
+    schema_key, and the catalogs that are known."""
 
     def __init__(self, descriptors: Sequence[Descriptor], catalogs: Iterable[Catalog]) -> None:
         self.descriptors = tuple(descriptors)
@@ -464,7 +468,7 @@ class Boundaries:
         return version in self._versions
 
     def carried(self, keys: Container[object]) -> bytes:
-        """What records of these keys need to be understood elsewhere; empty: nothing."""
+        """Return the descriptor that records of these keys need elsewhere; empty if none."""
         for descriptor in self.descriptors:
             if descriptor.key in keys and not descriptor.is_bundled:
                 return msgspec.json.format(msgspec.json.encode(descriptor.whole())) + b"\n"
@@ -521,7 +525,7 @@ class Boundaries:
             return False
 
     def check(self, line: bytes, version: str) -> Fault | None:
-        """What is wrong with a record of that pattern version."""
+        """Find what is wrong with a record of that pattern version."""
         try:
             key = key_of(line)
             fault = self._of(key, version).check(line)
@@ -542,7 +546,7 @@ class Boundaries:
         )
 
     def _of(self, key: object, version: str) -> Descriptor:
-        """Which of those in force a record means. The canonical pattern goes with every key: where
+        """Find the descriptor that a record means. The canonical pattern goes with every key: where
         a pattern of the user's own has no room for it, a record of the harness follows that."""
         for descriptor in self.descriptors:
             if descriptor.key == key and descriptor.pattern_version == version:
@@ -551,7 +555,7 @@ class Boundaries:
         return next(others, _PLAIN)
 
     def _catalog_fault(self, record: SharedRecord) -> Fault | None:
-        """What the catalog that the record names says otherwise, where it is known."""
+        """Find what the catalog that the record names says otherwise, where it is known."""
         name = record.capabilities_schema_version
         catalog = self._capabilities.get(name)
         if catalog is None:

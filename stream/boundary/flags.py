@@ -25,7 +25,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def clip(text: str, limit: int = TEXT) -> str:
-    """Cut visibly, and fit for UTF-8: a path of the system need not be."""
+    """Cut a text visibly, and make it fit for UTF-8: a path of the system need not be."""
     if not text.isascii():
         text = _SURROGATES.sub("\ufffd", text)
     return text if len(text) <= limit else text[:limit] + CUT
@@ -38,7 +38,7 @@ def snippet(text: str | None) -> str | None:
 
 
 def within(text: str, limit: int) -> str:
-    """The text, cut until it needs at most that many bytes in JSON."""
+    """Cut a text until it needs at most that many bytes in JSON."""
     kept = text
     while kept and len(encode_size(text)) > limit:
         kept = kept[: len(kept) * 3 // 4]
@@ -64,7 +64,7 @@ def too_deep(value: Any) -> bool:
 
 
 def fit(value: dict[str, Any], reserved: int, mark: str) -> dict[str, Any]:
-    """The object, cut until it needs at most LIMIT - reserved bytes.
+    """Cut an object until it needs at most LIMIT - reserved bytes.
 
     What was cut says so where it stood, and `mark` says how large the whole was.
     Long texts are shortened first; then whole members go, the largest first.
@@ -150,7 +150,7 @@ _EVIDENCE = re.compile(
 def infer_errno(
     evidence: Mapping[str, str | None], shown: Mapping[str, str | None]
 ) -> tuple[str, str] | None:
-    """(errno, the field that shows it), where all the evidence names exactly one.
+    """Return (errno, the field that shows it) where all the evidence names exactly one.
 
     `shown` is the evidence as the record carries it: an errno that a reader of the record
     cannot see in it is not inferred from it.
@@ -213,7 +213,7 @@ REPEATABLE = frozenset({"--secondary-capability-id", *_MERGES, *_MEMBERS})
 
 
 class WholePayload(Struct, forbid_unknown_fields=True):
-    """What a probe has in a file: a payload as a record has it, of any size."""
+    """A payload that a probe has in a file: it is as in a record, but of any size."""
 
     raw: dict[str, Any]
     stderr_snippet: str | None
@@ -221,7 +221,7 @@ class WholePayload(Struct, forbid_unknown_fields=True):
 
 
 class EmitFlags(Struct):
-    """What a probe asked emit-record for, checked as far as its words go; `emit` checks the ids."""
+    """The words that a probe gave to emit-record, parsed and checked; `emit` checks the ids."""
 
     texts: dict[str, str] = field(default_factory=dict)
     secondary: list[str] = field(default_factory=list)
@@ -317,7 +317,7 @@ def _whole(flag: str, content: bytes) -> WholePayload:
 
 
 def _text(data: bytes) -> str:
-    """Invalid UTF-8 is shown, never fatal; a NUL cannot stand in a C string."""
+    """Decode a word: invalid UTF-8 is shown, and a NUL, which no C string has, is left out."""
     return data.decode(errors="replace").replace("\0", "")
 
 

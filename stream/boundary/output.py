@@ -47,7 +47,7 @@ class ContractViolation(Exception):  # noqa: N818 - not a failure of ours
 
 
 class ProbeOutput:
-    """What the stdout of one cell holds, and whether a record of its own is in it."""
+    """The stdout of one cell, and the judgement whether a record of its own is in it."""
 
     def __init__(self, cell: RawEmission) -> None:
         self.cell = cell

@@ -329,7 +329,7 @@ class MatrixPlan(Struct, frozen=True):
 
     @property
     def scripts(self) -> list[Script]:
-        """The scripts that run, each once."""
+        """Return the scripts that run, each once."""
         cells = self.cells.kinds if isinstance(self.cells, Cells) else self.cells
         return list({cell.script.id: cell.script for cell in cells}.values())
 

@@ -82,6 +82,7 @@ def check(
         raise typer.BadParameter("a run folder, a file or `-` is missing")
 
     async def work() -> int:
+        """Check the events and return the exit code."""
         from stream.cli.inputs import expect
         from stream.files.targets import check_outputs
         from stream.verify.streams import run_check
@@ -187,6 +188,7 @@ def normalize(
         raise typer.BadParameter("a file or `-` is missing")
 
     async def work() -> int:
+        """Make the kernel layer and return the exit code."""
         from stream.cli.inputs import expect
         from stream.files.targets import check_outputs
         from stream.pipeline import Pipeline
@@ -367,6 +369,7 @@ def _emit_stream(
     reject: str | None, catalog: str | None, boundary: str | None, force: bool
 ) -> None:
     async def work() -> int:
+        """Make an object of each emission and return the exit code."""
         from stream.boundary.builder import BoundaryBuilder
         from stream.boundary.descriptors import find_catalogs, find_descriptor
         from stream.files.targets import check_outputs
@@ -417,6 +420,7 @@ def listen(
     """
 
     async def work() -> int:
+        """Print what the records show and return the exit code."""
         from stream.boundary.descriptors import find_descriptor
         from stream.cli.inputs import expect
         from stream.files.targets import check_outputs
@@ -470,6 +474,7 @@ def validate(
     """
 
     async def work() -> int:
+        """Validate the records and return the exit code."""
         from stream.boundary.descriptors import Boundaries, find_descriptor, known_catalogs
         from stream.cli.inputs import expect
         from stream.errors import UsageError

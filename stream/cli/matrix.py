@@ -159,6 +159,7 @@ async def _measure(options: MatrixOptions, started: StartedPlan, stop: Stop) -> 
     from stream.sinks.ndjson import Ndjson, Text
 
     def is_whole() -> bool:
+        """Tell whether no stop was asked for."""
         return not stop.is_asked
 
     control = (FINDINGS, GAPS, REJECTS)
@@ -285,6 +286,7 @@ def doctor(
     """
 
     async def work() -> int:
+        """Print what this machine can do and return the exit code."""
         import msgspec
 
         from stream.doctor import checks
@@ -353,6 +355,7 @@ def probe(
     """
 
     async def work() -> int:
+        """Run the probe and return the exit code."""
         from stream.matrix.plan import MatrixRequest
 
         request = MatrixRequest(
@@ -395,6 +398,7 @@ def probe_exec(
     """
 
     async def work() -> int:
+        """Run the probe and return the exit code."""
         from stream.errors import UsageError
         from stream.matrix.plan import MatrixRequest
 
@@ -460,6 +464,7 @@ def gate(
     """
 
     async def work() -> int:
+        """Check the probes and return the exit code."""
         from stream.matrix.gate import run_gate
         from stream.matrix.plan import MatrixRequest
         from stream.records.control import FINDINGS
@@ -497,6 +502,7 @@ def helpers() -> None:
     """
 
     def show() -> int:
+        """Print the folder of the helpers and return the exit code."""
         from stream.boundary.scripts import HELPERS
 
         echo(str(HELPERS))

@@ -221,6 +221,7 @@ def observe(options: ObserveOptions) -> None:
     interrupts = Interrupts()
 
     def pass_on(signal: int) -> None:
+        """Pass a signal on to the agent, and say so."""
         interrupts.pass_on(signal)
         if not options.quiet and not interrupts.is_taken_over:
             count = len(interrupts.numbers)

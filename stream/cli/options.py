@@ -83,6 +83,7 @@ def make_command(options: type[T], run: Callable[[T], None]) -> Callable[..., No
     docstring of `run`, and it calls `run` with the options that were given."""
 
     def call(**values: Any) -> None:
+        """Run the command with the options that were given."""
         run(options(**values))
 
     hints = get_type_hints(options, include_extras=True)

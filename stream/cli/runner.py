@@ -117,6 +117,7 @@ def run_prepared(
     handled = _handled_signals()
 
     def handle(number: int, frame: object) -> None:
+        """Take a signal that comes before there is an event loop."""
         if pass_on:
             pass_on(number)
             return
@@ -155,6 +156,7 @@ def run_now(work: Callable[[], int]) -> None:
     from stream.errors import StreamError
 
     def handle(number: int, frame: object) -> None:
+        """End the work at once."""
         raise _Interrupted(number)
 
     handled = _handled_signals()
@@ -204,10 +206,12 @@ async def _until_signal(
         async with create_task_group() as tasks:
 
             async def give_up() -> None:
+                """Cancel the work when PATIENCE is over."""
                 await sleep(PATIENCE)
                 tasks.cancel_scope.cancel()
 
             def interrupt(number: int) -> None:
+                """Pass a signal on, ask the work to stop, or cancel it."""
                 nonlocal caught
                 if pass_on is not None:
                     pass_on(number)
@@ -220,6 +224,7 @@ async def _until_signal(
                 caught = number
 
             async def watch() -> None:
+                """Take every signal that comes."""
                 async for number in signals:
                     interrupt(number)
 

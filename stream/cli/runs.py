@@ -86,6 +86,7 @@ def archive(
         raise typer.BadParameter("-o -: an archive must go to a file")
 
     async def work() -> int:
+        """Write the archive and return the exit code."""
         from stream.cli.inputs import expect
         from stream.errors import UsageError
         from stream.files.targets import check_outputs
@@ -188,6 +189,7 @@ def verify(options: VerifyOptions) -> None:
     target, limits = options.target, options.limits()
 
     async def work() -> int:
+        """Verify the target and return the exit code."""
         from stream.cli.inputs import expect
         from stream.verify.session import run_verify
 

@@ -403,6 +403,7 @@ def _replaced(
     looks: Callable[[str], bool] | None = None,
 ) -> str:
     def one(found: re.Match[str]) -> str:
+        """Return what stands in the place of one match."""
         if looks is not None and not looks(found[0]):
             return found[0]
         rules.add(rule)

@@ -465,6 +465,7 @@ def evidence_of(
     problems: list[str] = []
 
     def artifact(name: str, form: type[ArtifactT]) -> ArtifactT | None:
+        """Decode an artifact, or note what is wrong with it."""
         if name not in artifacts:
             problems.append(f"{name} is missing")
             return None

@@ -69,19 +69,32 @@ class EventClaims(Protocol):
     """The fields of an event that may contradict each other."""
 
     @property
-    def event_type(self) -> int: ...
+    def event_type(self) -> int:
+        """The number of the event's type."""
+
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """The kind that the event names."""
+
     @property
-    def flags(self) -> Any: ...
+    def flags(self) -> Any:
+        """The flags of the call."""
+
     @property
-    def return_value(self) -> Any: ...
+    def return_value(self) -> Any:
+        """The value that the call returned."""
+
     @property
-    def access_mode(self) -> Any: ...
+    def access_mode(self) -> Any:
+        """The access that the event names."""
+
     @property
-    def operation_flags(self) -> Any: ...
+    def operation_flags(self) -> Any:
+        """The operations that the event names."""
+
     @property
-    def status(self) -> Any: ...
+    def status(self) -> Any:
+        """Whether the event says that the call succeeded."""
 
 
 def kernel_faults(event: KernelEvent) -> Iterator[Fault]:

@@ -158,10 +158,12 @@ class _MarkerBuilder:
         self._first_start_ns = sys.maxsize
 
     def marker(self, name: Any, at: int, **fields: Any) -> Marker:
+        """Make a marker, which gets its number when all are in order."""
         fields = {"clock": "kernel", **fields}
         return Marker(run_id=self._run_id, seq=0, name=name, at=at, **fields)
 
     def of_boundary(self, boundary: CallBoundary) -> Marker:
+        """Make the marker of the beginning or end of a tool call."""
         call, clock, pid, ts = boundary.tool_call_id, "arrival", None, boundary.arrived_ns
         if seen := self._clock.written_at(boundary.channel, boundary.offset_end):
             (ts, pid), clock = seen, "kernel"

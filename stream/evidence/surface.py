@@ -167,10 +167,12 @@ class _PathGroup(Struct, Generic[KeyT]):
     at: int = 0  #: those before it were given
 
     def before(self, path: str, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
+        """Yield the pieces of all names that sort before a path."""
         name = path[len(self.prefix) :].encode()
         return self._until(bisect_left(self.names, name, self.at), tell)
 
     def rest(self, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
+        """Yield the pieces of all names that are left."""
         return self._until(len(self.names), tell)
 
     def _until(self, end: int, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:

@@ -31,7 +31,7 @@ Unit = Literal["bytes", "lines", "all"]
 
 
 class RecordedFile(Struct):
-    """What became of a file of the record."""
+    """The size and digest of a file of the record, and what was lost of it."""
 
     sha256: str  #: of the file
     bytes: int  #: in the file
@@ -206,9 +206,11 @@ class _OpenFile(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
+        """Return that the file can be read."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
+        """Read on into a buffer, and return how many bytes there were."""
         length = os.preadv(self._fd, [buffer], self._at) if self._fd >= 0 else 0
         self._at += length
         return length

@@ -31,7 +31,7 @@ Piece = bytes | int  #: data, or the length of a hole
 
 
 class Visitor(Protocol):
-    """What is done in each folder of a tree."""
+    """A visitor says what is done in each folder of a tree."""
 
     def admits(self, name: bytes, status: os.stat_result) -> bool:
         """Return whether a folder that was opened is to be visited."""
@@ -473,12 +473,14 @@ class _Remover:
         self._descent = descent
 
     def admits(self, name: bytes, status: os.stat_result) -> bool:
+        """Go into every folder."""
         return True
 
     def enter(self, name: bytes, status: os.stat_result) -> None:
-        pass
+        """Do nothing: what is inside is removed next."""
 
     def look(self, files: list[Entry], folders: list[Entry]) -> Iterator[bytes]:
+        """Remove what is no folder, and return the folders."""
         for name, _ in files:
             try:
                 os.unlink(name, dir_fd=self._descent.fd)
@@ -487,11 +489,13 @@ class _Remover:
         return iter([name for name, _ in folders])
 
     def leave(self, name: bytes) -> None:
+        """Remove a folder that is empty by now."""
         try:
             os.rmdir(name, dir_fd=self._descent.fd)
         except OSError as error:
             self.fail(name, error)
 
     def fail(self, name: bytes, error: OSError) -> None:
+        """Keep a failure, unless the file is gone anyway."""
         if not isinstance(error, FileNotFoundError):  # it is gone already
             self.failures.append(error)

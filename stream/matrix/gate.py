@@ -78,7 +78,10 @@ class _Collected(Struct):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write]:
+        """Give a writer that keeps what it gets."""
+
         async def write(batch: Batch[RawEmission]) -> None:
+            """Keep the emissions of a batch."""
             self.items += batch.items
 
         yield write
@@ -88,6 +91,7 @@ class _FindingSource(Struct):
     found: Sequence[Finding]
 
     async def run(self, out: Out, /) -> None:
+        """Send the findings, if there are any."""
         if self.found:
             await out.send(Batch(FINDINGS, self.found))
 
@@ -213,6 +217,7 @@ async def _run(plan: MatrixPlan, timeout: float, watched: Path | None) -> list[F
     home = {"HOME": str(watched / "home")} if watched else {}
 
     def after(done: int, started: Cell | None) -> None:
+        """Look for leftovers when a cell has ended."""
         if started is None:
             leftovers.check(plan.cells[done - 1].script)
 

@@ -35,7 +35,7 @@ HEAD_START = 16  #: how many probes may run before the loop is loaded: enough to
 
 
 class MatrixRequest(Struct, frozen=True):
-    """What the user asked for."""
+    """The matrix that the user asked for."""
 
     probes: Sequence[str] = ()
     capabilities: Sequence[str] = ()

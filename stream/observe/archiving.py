@@ -44,6 +44,8 @@ NO_EVENTS = "there are no events of a kernel feed in the stream"
 
 
 class Archived(Struct):
+    """What was packed, and, of a stream, what became of its records."""
+
     written: ArchiveSize
     counts: Counts | None = None  #: of a stream
     losses: list[str] = field(default_factory=list)  #: of a run, as its recorder told them
@@ -62,6 +64,7 @@ async def archive_folder(
     known = {name: Measure(file.bytes, file.sha256) for name, file in files}
 
     def work() -> ArchiveSize:
+        """Check the folder and write the archive."""
         check_folder(folder)
         _check_outside(folder, target)
         _check_whole(folder)
@@ -113,6 +116,7 @@ async def archive_stream(
         agreed = _agreed(stage, run_id)
 
         def work() -> ArchiveSize:
+            """Complete what came, and write the archive."""
             missing = {**dict.fromkeys(_EMPTY, b""), **_implied(agreed, stage, spools)}
             entries = spools.entries()
             if carried := boundaries.carried(stage.boundary_keys):
@@ -124,6 +128,7 @@ async def archive_stream(
             look = from_thread.check_cancelled
 
             def check(made: Path) -> None:
+                """Verify the archive before it gets its name."""
                 _check_verified(verify(made, boundary=boundary, look=look), stage.counts.rejected)
 
             return write_archive(target, entries, agreed, force=force, look=look, check=check)

@@ -120,6 +120,7 @@ def evaluate(
     declaration = Declaration(declared, may_quote=capture_mode != "hashed")
 
     def check(name: str, verdict: Callable[[], Outcome]) -> Check:
+        """Make a check of a verdict, or of the fact that nobody asked for it."""
         return Check(name, *(verdict() if name in asked else ("unknown", NOT_ASKED)))
 
     json_only = check(JSON_ONLY, lambda: output_json_only(declaration))
@@ -600,6 +601,8 @@ _decode_command = msgspec.json.Decoder(CommandRecord).decode
 
 
 class Verdict(Struct):
+    """The evaluation of a run, and what the agent declared about itself."""
+
     evaluation: Evaluation
     declared: Declared | None  #: None: it was not kept
     changed: int | None

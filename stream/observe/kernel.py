@@ -61,6 +61,8 @@ class KernelOptions(Struct, frozen=True, kw_only=True):
 
 
 class KernelRecorder:
+    """Records the kernel evidence of one run: its feed, its layers, its artifacts."""
+
     def __init__(
         self,
         settings: RunSettings,
@@ -304,6 +306,7 @@ class _Contained(Struct):
     on_end: Callable[[], None] = lambda: None
 
     async def run(self, out: Out, /) -> None:
+        """Run the feed, and keep a failure of it from the rest of the run."""
         try:
             await self.source.run(out)
         except* Exception as group:
@@ -324,9 +327,11 @@ class _Guarded:
 
     @property
     def kinds(self) -> Collection[str]:
+        """The kinds of the transformer that is guarded."""
         return self._inner.kinds
 
     def feed(self, batch: Batch[Any], /) -> list[Batch[Any]]:
+        """Feed the transformer, until it fails for the first time."""
         self.counts.received += len(batch.items)
         if not self._has_failed:
             try:
@@ -341,6 +346,7 @@ class _Guarded:
         return []
 
     def finish(self) -> list[Batch[Any]]:
+        """Finish the transformer, unless it has failed."""
         if self._has_failed:
             return []
         rest, counts = [*self._inner.finish()], self._inner.counts
@@ -359,7 +365,10 @@ class _LayerSink(Struct):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write]:
+        """Give a writer that appends lines to the layers."""
+
         async def write(batch: Batch[Any]) -> None:
+            """Append the lines of a batch to their layer."""
             # Written here and now, with the feed's own urgency: a thread would have to wait for a
             # processor while the ring fills up. 430,000 events a second, 360,000 with a thread.
             if batch.kind == TIMES:

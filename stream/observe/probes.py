@@ -41,12 +41,15 @@ class ProbeRecorder:
         return {name: file for name, file in files.items() if file is not None}
 
     def sources(self) -> Sequence[Source]:
+        """The sources that the run's pipeline gets."""
         return [_Probes(self._matrix.source, self.troubles)]
 
     def transformers(self) -> Sequence[Transformer]:
+        """The transformers that the run's pipeline gets."""
         return [self._matrix.emit]
 
     def sinks(self) -> Sequence[Sink]:
+        """The sinks that the run's pipeline gets."""
         return [Lenient(self.boundary, BOUNDARY_FILE, self.troubles)]
 
     def result(self) -> MatrixResult:
@@ -73,6 +76,7 @@ class _Probes(Struct):
     troubles: list[str]
 
     async def run(self, out: Out, /) -> None:
+        """Run the probes, and note a failure of them as a trouble of the run."""
         try:
             await self.source.run(out)
         except StreamError as error:

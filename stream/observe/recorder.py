@@ -572,7 +572,10 @@ class _FindingSink(Struct):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write]:
+        """Give a writer that keeps the first findings."""
+
         async def write(batch: Batch[Finding]) -> None:
+            """Keep findings, as long as there is room for them."""
             self.found.extend(batch.items[: MOST_FINDINGS - len(self.found)])
 
         yield write

@@ -87,6 +87,8 @@ def not_evaluated() -> Evaluation:
 
 
 class EventTrace:
+    """The events of one run: numbered, timed and written as they happen."""
+
     def __init__(
         self,
         session: Session,
@@ -171,6 +173,8 @@ def value_artifact(kind: str, summary: str, facts: dict[str, Any]) -> Artifact:
 
 
 class RunSettings(Struct, kw_only=True):
+    """What one run is to record, of which command, and where."""
+
     run_id: str
     folder: Path  #: absolute
     argv: list[bytes]

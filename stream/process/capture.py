@@ -42,7 +42,7 @@ class Tail(Struct):
 
 
 class Captured(Struct):
-    """How a tree ended, and what it wrote."""
+    """The end of a process tree, and the output that was captured."""
 
     stdout: Tail
     stderr: Tail

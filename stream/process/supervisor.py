@@ -207,6 +207,7 @@ class _Supervisor:
         """Wait for the tracer, which has nobody left to follow but may be writing still."""
 
         def has_ended() -> bool:
+            """Tell whether the tracer is gone."""
             return not self._tree.has_tracer()
 
         self._give_up_at = None
@@ -295,6 +296,7 @@ def try_to_load(order: Start) -> None:
     libc = ctypes.CDLL(None)
 
     def stop_before_main() -> None:
+        """End the program where it could not be traced."""
         if libc.ptrace(_TRACE_ME, 0, 0, 0):
             os._exit(0)  # not to be tried here
 

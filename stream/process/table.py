@@ -32,7 +32,7 @@ class Process(Struct, frozen=True):
 
     @property
     def key(self) -> tuple[int, int]:
-        """What no other process has, as long as the system runs."""
+        """Return what no other process has as long as the system runs."""
         return self.pid, self.start
 
     def __str__(self) -> str:

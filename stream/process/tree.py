@@ -52,7 +52,7 @@ Names = dict[tuple[int, int], str]  #: of processes, by pid and start time: an e
 
 
 class Files(Struct, frozen=True):
-    """What a program reads and writes, where that is given."""
+    """The files that a program reads and writes, where they are given."""
 
     stdin: int = subprocess.DEVNULL
     stdout: int = subprocess.PIPE
@@ -188,6 +188,7 @@ def _exit_fd(leader: subprocess.Popen[bytes]) -> int:
     read, write = os.pipe()
 
     def wait() -> None:
+        """Wait for the leader, and then close the pipe."""
         leader.wait()
         os.close(write)
 
@@ -341,6 +342,7 @@ class Reaper:
         killed: Names = {}
 
         def has_ended() -> bool:
+            """Kill the strays that there are, and tell whether there were none."""
             strays = self._orphans(self._is_stray)
             killed.update(self._kill(strays))
             return not strays and not self._is_flooded
@@ -374,7 +376,7 @@ class Reaper:
         return {process.key: str(process) for process in members}
 
     def _orphans(self, is_wanted: Callable[[Process], bool]) -> list[Process]:
-        """Our living children that are no leader, and were not there before us."""
+        """List our living children that are no leader, and were not there before us."""
         self._is_flooded = False
         if not self.can_contain:  # /proc shows other processes, or none
             return []

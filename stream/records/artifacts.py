@@ -71,7 +71,7 @@ SdkEventType = Literal["tool_call_started", "tool_call_completed", "run_finished
 
 
 class SdkEvent(Struct, tag_field="schema", tag=SDK_EVENT, forbid_unknown_fields=True, kw_only=True):
-    """Said by the agent about itself."""
+    """One line of the SDK layer: the agent said it about itself."""
 
     run_id: RunId
     seq: Count
@@ -86,6 +86,8 @@ class SdkEvent(Struct, tag_field="schema", tag=SDK_EVENT, forbid_unknown_fields=
 class PolicyEvent(
     Struct, tag_field="schema", tag=POLICY_EVENT, forbid_unknown_fields=True, kw_only=True
 ):
+    """A decision of the host on whether a tool call may happen."""
+
     run_id: RunId
     seq: Count
     source_event_type: str
@@ -98,6 +100,8 @@ class PolicyEvent(
 class RunnerStarted(
     Struct, tag_field="schema", tag=RUNNER_EVENT, forbid_unknown_fields=True, kw_only=True
 ):
+    """The first event of the runner: the command is about to start."""
+
     run_id: RunId
     seq: Count
     type: Literal["run_started"] = "run_started"
@@ -110,6 +114,8 @@ class RunnerStarted(
 class RunnerFinished(
     Struct, tag_field="schema", tag=RUNNER_EVENT, forbid_unknown_fields=True, kw_only=True
 ):
+    """The last event of the runner: the command has ended."""
+
     run_id: RunId
     seq: Count
     type: Literal["run_finished"] = "run_finished"
@@ -133,6 +139,8 @@ State = Literal["clean", "partial", "failed"]
 class ObservationHealth(
     Struct, tag_field="schema", tag=HEALTH, forbid_unknown_fields=True, kw_only=True
 ):
+    """The artifact that says how complete each layer is."""
+
     run_id: RunId
     platform: str
     kernel_layer: Literal["complete", "partial_ringbuf_drops", "absent"]
@@ -149,6 +157,8 @@ class ObservationHealth(
 class CapabilitySurface(
     Struct, tag_field="schema", tag=SURFACE, forbid_unknown_fields=True, kw_only=True
 ):
+    """The artifact that lists what the run reached."""
+
     run_id: RunId
     filesystem_paths: list[str]
     network_endpoints: list[str]
@@ -164,11 +174,15 @@ SURFACE_SETS = (
 
 
 class Window(Struct, forbid_unknown_fields=True):
+    """The time between the beginning and the end of a tool call."""
+
     start: str
     end: str
 
 
 class Binding(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A tool call with the kernel events in its window."""
+
     tool_call_id: str
     policy_decision: str | None
     kernel_event_count: Count
@@ -178,6 +192,8 @@ class Binding(Struct, forbid_unknown_fields=True, kw_only=True):
 class CorrelationReport(
     Struct, tag_field="schema", tag=CORRELATION, forbid_unknown_fields=True, kw_only=True
 ):
+    """The artifact that binds kernel events to tool calls."""
+
     run_id: RunId
     status: State
     bindings: list[Binding]
@@ -185,6 +201,8 @@ class CorrelationReport(
 
 
 class ArchiveFile(Struct, forbid_unknown_fields=True):
+    """A file of an archive, with its size and digest."""
+
     path: str
     sha256: Digest
     bytes: Count
@@ -193,6 +211,8 @@ class ArchiveFile(Struct, forbid_unknown_fields=True):
 class ArchiveManifest(
     Struct, tag_field="schema", tag=ARCHIVE, forbid_unknown_fields=True, kw_only=True
 ):
+    """The artifact that names every other file of an archive."""
+
     run_id: RunId
     files: dict[str, ArchiveFile]
 
@@ -205,7 +225,7 @@ class Marker(
     omit_defaults=True,
     kw_only=True,
 ):
-    """Where in the kernel layer something stands that the kernel did not say."""
+    """A marker says where in the kernel layer something happened that the kernel did not see."""
 
     run_id: RunId
     seq: Count  #: of the markers
@@ -231,7 +251,7 @@ class Marker(
 
 
 class ChainLink(Struct, tag_field="schema", tag=CHAIN, forbid_unknown_fields=True, kw_only=True):
-    """A beginning of a layer: so many lines and bytes have this digest."""
+    """A link of the chain: the first so many lines and bytes of a layer have this digest."""
 
     layer: str
     lines: Count
@@ -242,7 +262,7 @@ class ChainLink(Struct, tag_field="schema", tag=CHAIN, forbid_unknown_fields=Tru
 class Companion(
     Struct, tag_field="schema", tag=COMPANION, forbid_unknown_fields=True, kw_only=True
 ):
-    """What the artifacts have no room for."""
+    """The companion of the artifacts: it holds what they have no room for."""
 
     run_id: RunId
     capture: dict[str, Any]  #: the feed's books: see stream.raw_capture.v1
@@ -261,6 +281,8 @@ class Companion(
 
 
 class Changes(Struct, forbid_unknown_fields=True):
+    """The members of a set in two archives: those that came, went and stayed."""
+
     added: list[str]
     removed: list[str]
     unchanged: list[str]
@@ -269,6 +291,8 @@ class Changes(Struct, forbid_unknown_fields=True):
 class CapabilityDiff(
     Struct, tag_field="schema", tag=CAPABILITY_DIFF, forbid_unknown_fields=True, kw_only=True
 ):
+    """The artifact that says what two archives differ in."""
+
     base_run_id: str
     head_run_id: str
     status: Literal["clean", "partial:health", "partial:correlation", "partial:unbound", "failed"]

@@ -54,7 +54,7 @@ class CapabilityContext(Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Operation(Struct, forbid_unknown_fields=True, gc=False):
-    """What a probe tried."""
+    """The operation that a probe tried."""
 
     args: dict[str, Any]
     category: Name
@@ -71,7 +71,7 @@ class Payload(Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Probe(Struct, forbid_unknown_fields=True, gc=False):
-    """Which probe it was, and which capabilities it declares."""
+    """The probe, and the capabilities that it declares."""
 
     id: Name
     primary_capability_id: Name
@@ -80,7 +80,7 @@ class Probe(Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Result(Struct, forbid_unknown_fields=True, gc=False):
-    """How the operation ended."""
+    """The result of the operation."""
 
     errno: str | None
     error_detail: str | None
@@ -90,7 +90,7 @@ class Result(Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Run(Struct, forbid_unknown_fields=True, gc=False):
-    """Where and in which mode a probe ran."""
+    """The mode that a probe ran in, its command and its workspace."""
 
     command: str
     mode: Literal["baseline"]
@@ -135,7 +135,7 @@ class SharedContext(Struct):
 
 
 class SharedOperation(Struct):
-    """What was tried, in a record under any pattern."""
+    """The operation of a record under any pattern."""
 
     target: str = ""
     verb: str = ""
@@ -158,7 +158,7 @@ class SharedProbe(Struct):
 
 
 class SharedResult(Struct):
-    """How it ended, in a record under any pattern."""
+    """The result of a record under any pattern."""
 
     errno: str | None = None
     message: str | None = None
@@ -166,7 +166,7 @@ class SharedResult(Struct):
 
 
 class SharedRun(Struct):
-    """Where a probe ran, in a record under any pattern."""
+    """The mode and workspace of a record under any pattern."""
 
     mode: str = ""
     workspace_root: str | None = None
@@ -179,7 +179,7 @@ class SharedStack(Struct):
 
 
 class SharedRecord(Struct):
-    """What a pattern of the user's own may share with the canonical one; empty: it is not there."""
+    """The parts that a user's own pattern may share with the canonical one; empty: not there."""
 
     capabilities_schema_version: str = ""
     capability_context: SharedContext = field(default_factory=SharedContext)
@@ -240,7 +240,7 @@ CellOutcome = Literal["success", "denied", "partial", "error", "mixed", "absent"
 
 
 class CellSide(Struct, forbid_unknown_fields=True, frozen=True):
-    """How one cell ended on one side, by its last record."""
+    """The end of one cell on one side, by its last record."""
 
     outcome: CellOutcome
     errno: str | None = None
@@ -380,7 +380,7 @@ Title = Annotated[str, Meta(pattern=TITLE)]
 
 
 class CatalogHead(Struct, forbid_unknown_fields=True):
-    """What a catalog is called."""
+    """The key and title of a catalog."""
 
     key: Key
     title: Title
@@ -400,7 +400,7 @@ class Layer(Struct, forbid_unknown_fields=True):
 
 
 class Scope(Struct, forbid_unknown_fields=True):
-    """What a catalog is about."""
+    """The scope of a catalog: what it is about."""
 
     description: str
     categories: dict[str, str]
@@ -418,14 +418,14 @@ class Doc(Struct, forbid_unknown_fields=True):
 
 
 class Operations(Struct, forbid_unknown_fields=True):
-    """What a capability allows and denies."""
+    """The operations that a capability allows and denies."""
 
     allow: list[str] = []
     deny: list[str] = []
 
 
 class DocReference(Struct, forbid_unknown_fields=True):
-    """Where in a document a capability is described."""
+    """The place in a document where a capability is described."""
 
     doc: str
     section: str = ""

@@ -45,7 +45,7 @@ GAP = "stream.gap.v1"
 
 
 class Fault(NamedTuple):
-    """What is wrong, where, and, where rules have names, which one is broken."""
+    """A fault of a record: the reason, the place, and the rule if rules have names."""
 
     reason: str
     path: str = ""  #: JSON path; empty: the whole of it
@@ -125,7 +125,7 @@ _KINDS: dict[type, str] = {Finding: FINDINGS, Reject: REJECTS, Gap: GAPS}
 
 
 def kind_of_item(item: object) -> str:
-    """The kind of a line or a control record."""
+    """Return the kind of a line or a control record."""
     return _KINDS.get(type(item), LINES)
 
 

@@ -70,7 +70,7 @@ TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
 
 
 class Session(Struct, gc=False):
-    """Which agent ran, where, and in which run."""
+    """The agent that ran, where, and in which run."""
 
     session_id: Name
     run_id: Name
@@ -88,7 +88,7 @@ class Constraint(Struct, gc=False):
 
 
 class Request(Struct, gc=False):
-    """What the agent was asked for."""
+    """The request that the agent was given."""
 
     request_id: Name
     user_request_raw: str
@@ -105,7 +105,7 @@ class ModelParameters(Struct, gc=False):
 
 
 class PromptProvenance(Struct, gc=False):
-    """What is known of the model and of its prompt, which nobody sees from outside."""
+    """The known facts about the model and its prompt, which nobody sees from outside."""
 
     provider: Name
     model: Name
@@ -116,7 +116,7 @@ class PromptProvenance(Struct, gc=False):
 
 
 class ModelUsage(Struct, gc=False):
-    """What the model used, as far as it was declared."""
+    """The tokens that the model used, as far as they were declared."""
 
     input_tokens: Number | UnsetType = UNSET
     output_tokens: Number | UnsetType = UNSET
@@ -124,7 +124,7 @@ class ModelUsage(Struct, gc=False):
 
 
 class ModelOutput(Struct, gc=False):
-    """What the model put out, as far as it is visible from outside."""
+    """The output of the model, as far as it is visible from outside."""
 
     completion_id: str | None
     output_raw: OutputRaw | None
@@ -145,7 +145,7 @@ class Artifact(Struct, gc=False):
 
 
 class AgentAction(Struct, gc=False):
-    """What was done, and the artifacts that show it."""
+    """An action of the agent, and the artifacts that show it."""
 
     action_type: ActionType
     action_summary: str
@@ -163,7 +163,7 @@ class Violation(Struct, gc=False):
 
 
 class Check(Struct, gc=False):
-    """What one check came to."""
+    """The result of one check."""
 
     id: Name
     status: Status
@@ -171,7 +171,7 @@ class Check(Struct, gc=False):
 
 
 class Alignment(Struct, gc=False):
-    """Whether the run kept what it was asked for."""
+    """The alignment says whether the run kept what it was asked for."""
 
     status: Status
     score: Number
@@ -189,7 +189,7 @@ class Checked(Struct, gc=False):
 
 
 class Evaluation(Struct, gc=False):
-    """What the run was found to be."""
+    """The evaluation of a run: alignment, quality and policy."""
 
     alignment: Alignment
     quality: Checked
@@ -241,7 +241,7 @@ PARTS = ("alignment", "quality", "policy")  #: of an evaluation
 
 
 def is_event(value: dict[str, Any]) -> bool:
-    """Whether an object is taken for a DecisionEvent, however broken it is."""
+    """Tell whether an object is taken for a DecisionEvent, however broken it is."""
     if isinstance(value.get("schema"), str) or value.get("schema_version") == PATTERN_VERSION:
         return False
     if "observability_mode" in value:

@@ -140,6 +140,8 @@ class KernelEvent(
     kw_only=True,
     gc=False,
 ):
+    """One line of layers/kernel.ndjson: what one call of the run did."""
+
     run_id: RunId
     seq: Count
     pid: Count
@@ -241,7 +243,7 @@ class KernelDetail(
     omit_defaults=True,
     kw_only=True,
 ):
-    """What the line with the same `seq` in layers/kernel.ndjson has no room for."""
+    """A detail holds what the line of layers/kernel.ndjson with the same `seq` has no room for."""
 
     run_id: RunId
     seq: Count

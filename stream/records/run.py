@@ -58,7 +58,7 @@ def check_run_id(run_id: str, place: str) -> str:
 
 
 class RunMetadata(Struct, tag_field="schema", tag=RUN, forbid_unknown_fields=True, kw_only=True):
-    """Written once, before anything else, and never changed."""
+    """The settings of a run: they are written before anything else, and never change."""
 
     run_id: str
     session_id: str
@@ -81,20 +81,22 @@ class RunMetadata(Struct, tag_field="schema", tag=RUN, forbid_unknown_fields=Tru
 
 
 class ManifestFile(Struct, forbid_unknown_fields=True):
+    """A file of a run, with its size and digest."""
+
     path: str  #: relative to the run folder
     bytes: int
     sha256: str
 
 
 class Beginning(Struct, forbid_unknown_fields=True):
-    """Of a file that goes on."""
+    """The beginning of a file that goes on."""
 
     bytes: int
     sha256: str
 
 
 class Manifest(Struct, tag_field="schema", tag=MANIFEST, forbid_unknown_fields=True, kw_only=True):
-    """Every file of a run but the workspace and itself."""
+    """The manifest of a run: it names every file but the workspace and itself."""
 
     run_id: str
     events: Beginning  #: all of them but the last, which refers to this
@@ -108,7 +110,7 @@ class RunSummary(
     forbid_unknown_fields=True,
     kw_only=True,
 ):
-    """How a run went: observed, but for what begins with `declared`. Null: not known."""
+    """The course of a run: observed, but for what begins with `declared`. Null: not known."""
 
     run_id: str
     exit_code: int = 0
@@ -187,6 +189,8 @@ _CATEGORY_OF = {name: category for category, names in CATEGORIES.items() for nam
 class CommandRecord(
     Struct, tag_field="schema", tag=COMMAND, forbid_unknown_fields=True, kw_only=True
 ):
+    """One line of the command log: a wrapper on the PATH was called."""
+
     time: str
     monotonic_ns: int
     pid: int
@@ -206,7 +210,7 @@ _RUNNERS = {"npx", "pnpm", "yarn", "bun", "bunx", "uv", "uvx", "poetry", "pdm", 
 
 
 def category_of(name: str, words: Sequence[bytes]) -> str:
-    """By the name, and by those words that make a test run of something else."""
+    """Return the category of a command, by its name and by words that make a test run of it."""
     category = _CATEGORY_OF.get(name, "other")
     plain = [os.fsdecode(word) for word in words]
     return "test" if category == "test" or _runs_tests(name, plain) else category
@@ -250,6 +254,8 @@ Reason = Literal[
 
 
 class FileState(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A file, link or folder of the workspace, before or after the run."""
+
     kind: Kind
     mode: Annotated[str, Meta(pattern=FILE_MODE)]
     bytes: NonNegative | None
@@ -259,7 +265,7 @@ class FileState(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=
 
 
 class FsChange(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A field that may be absent is in no other way empty; null is "not there" or "not known"."""
+    """A path that is different after a run. Null is "not there" or "not known"."""
 
     schema: Literal["stream.fs_change.v1"]  # a tag could be absent
     path: str
@@ -277,7 +283,7 @@ decode_change = msgspec.json.Decoder(FsChange).decode
 
 
 def shown_name(name: bytes) -> tuple[str, str | UnsetType]:
-    """(text for people, the exact bytes where the text is not them)."""
+    """Return (text for people, the exact bytes in base64 where the text is not them)."""
     try:
         return name.decode(), UNSET
     except UnicodeDecodeError:
@@ -287,7 +293,7 @@ def shown_name(name: bytes) -> tuple[str, str | UnsetType]:
 
 
 def exact_name(text: str, base64: str | UnsetType) -> bytes:
-    """Raises ValueError."""
+    """Return the bytes of a name. Raise ValueError where the base64 is none."""
     if base64 is UNSET:
         return text.encode()
     from base64 import b64decode

@@ -244,6 +244,7 @@ def _value_after(pattern: bytes) -> SecretRule:
     compiled = re.compile(rb"(?i)" + pattern)
 
     def rule(text: bytes, place: int) -> Iterable[Found]:
+        """Find the secret that follows the words at a place."""
         found = START.match(text, place) and compiled.match(text, place)
         answer = found and secret_at(text, found.end(), SURE)
         return [answer] if answer else []
@@ -259,6 +260,7 @@ def _sql_value_after(pattern: bytes) -> SecretRule:
     compiled = re.compile(rb"(?i)" + pattern)
 
     def rule(text: bytes, place: int) -> Iterable[Found]:
+        """Find the secret that follows the words of SQL at a place."""
         found = START.match(text, place) and compiled.match(text, place)
         answer = found and secret_at(text, found.end(), SURE)
         if not found or not answer:
@@ -282,6 +284,7 @@ def _user_and_secret(pattern: bytes) -> SecretRule:
     )
 
     def rule(text: bytes, place: int) -> Iterable[Found]:
+        """Find the secret behind the user at a place."""
         found = START.match(text, place) and compiled.match(text, place)
         if not found:
             return []

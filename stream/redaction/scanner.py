@@ -358,6 +358,7 @@ def _key(key: Key) -> SecretRule:
     before = re.compile(key.before) if key.before else None
 
     def rule(text: bytes, place: int) -> list[Found | Next]:
+        """Find the key that begins at a place."""
         found = pattern.match(text, place)
         if not found:
             return []
@@ -435,11 +436,13 @@ def _encoded_anchors(words: Iterable[bytes], spans: Spans) -> list[Anchor]:
     """Return the anchors of encoded texts. `words`: what a text in base64 may begin with."""
 
     def percent(text: bytes, place: int) -> Iterator[Found | Next]:
+        """Find secrets in a word of percent escapes, once for each word."""
         start = _start(text, place)
         if not _ESCAPE.search(text, start, place):  # the first of its word
             yield from view(text, start, place)
 
     def view(text: bytes, start: int, place: int) -> Iterator[Found | Next]:
+        """Find secrets in what a word of percent escapes means."""
         found = _TOKEN.match(text, start, place + _FAR)
         if not found or found.end() <= place:
             return
@@ -455,9 +458,11 @@ def _encoded_anchors(words: Iterable[bytes], spans: Spans) -> list[Anchor]:
             yield Next(place + _STRIDE, again)
 
     def again(text: bytes, place: int) -> Iterator[Found | Next]:
+        """Go on with a word of percent escapes from a place."""
         return view(text, _start(text, place), place)
 
     def base64(text: bytes, place: int) -> Iterator[Found]:
+        """Find secrets in what base64 means."""
         found = EDGE.match(text, place) and _BASE64.match(text, place, place + _FAR)
         if not found:
             return

@@ -116,6 +116,7 @@ class Assort:
         self.books: FeedCounts | None = None  #: a companion's before any others
 
     def feed(self, given: Batch[bytes], /) -> list[Batch[Any]]:
+        """Sort the lines of a batch by the file of the archive that they belong to."""
         batch = given.items
         self.counts.received += len(batch)
         lines: dict[str, list[bytes]] = {}
@@ -142,6 +143,7 @@ class Assort:
         return by_kind(pieces, lambda item: PIECES if isinstance(item, Piece) else REJECTS)
 
     def finish(self) -> tuple[()]:
+        """Nothing is left at the end."""
         return ()
 
     def _place_of(self, line: bytes, batch: Sequence[bytes], index: int) -> str | None:
@@ -213,7 +215,10 @@ class Spools:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write]:
+        """Give a writer that adds pieces to the spools."""
+
         async def write(batch: Batch[Piece]) -> None:
+            """Add the pieces of a batch, in a thread."""
             with named(str(self._target)):
                 await to_thread.run_sync(self._add, batch.items)
 

@@ -32,9 +32,11 @@ class Ndjson(Struct):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write]:
+        """Open the target and give a writer for it."""
         async with _writer(self.target, self.is_whole) as write_bytes:
 
             async def write(batch: Batch[bytes | Struct]) -> None:
+                """Write the lines of a batch."""
                 items = batch.items
                 is_encoded = isinstance(items[0], bytes)
                 await write_bytes(join_lines(items) if is_encoded else encode_lines(items))  # type: ignore[arg-type]
@@ -51,7 +53,10 @@ class Text(Struct):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write]:
+        """Give a writer that prints sentences on stderr."""
+
         async def write(batch: Batch[Control]) -> None:
+            """Print the sentences of a batch."""
             for item in batch.items:
                 self.seen += 1
                 if self.seen <= self.most:
@@ -83,6 +88,7 @@ async def _device(target: str) -> AsyncIterator[WriteBytes]:
     """
 
     async def write(data: bytes) -> None:
+        """Write data in a thread, which an interrupt leaves behind."""
         with named(target):
             await to_thread.run_sync(write_all, fd, data, abandon_on_cancel=True)
 
@@ -114,6 +120,7 @@ async def _file(target: str, is_whole: Callable[[], bool]) -> AsyncIterator[Writ
     append = wrap(file.append)
 
     async def write(data: bytes) -> None:
+        """Append data to the file. Raise OutputError where there is no room."""
         with CancelScope(shield=True):
             await append(data)
         if file.trouble:

@@ -39,6 +39,7 @@ class BoundaryFile(Struct):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write]:
+        """Make the file and give a writer for it."""
         from aiofiles.os import wrap
 
         with named(str(self.file.path)):
@@ -46,6 +47,7 @@ class BoundaryFile(Struct):
         append = wrap(self.file.append)
 
         async def write(batch: Batch[bytes]) -> None:
+            """Append the records of a batch."""
             data = join_lines([self.see(line) for line in batch.items])
             with CancelScope(shield=True):
                 await append(data, "all")
@@ -69,14 +71,17 @@ class Lenient(Struct):
 
     @property
     def kinds(self) -> Collection[str]:
+        """The kinds of the sink that is not to fail."""
         return self.sink.kinds
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write]:
+        """Give a writer that counts what the sink cannot take."""
         lost = 0
         reason = ""
 
         async def write(batch: Batch[Any]) -> None:
+            """Write a batch, or count it after the first failure."""
             nonlocal lost, reason
             if not reason:
                 try:
@@ -89,6 +94,7 @@ class Lenient(Struct):
             lost += len(batch.items)
 
         def report() -> None:
+            """Note how many records were lost, and why."""
             nonlocal lost
             if lost:
                 self.troubles.append(f"{self.name}: {reason}: {number(lost, 'record')} lost")
@@ -121,9 +127,11 @@ class RawCopy(Struct):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write]:
+        """Open the target and give a writer for it."""
         fd = -1
 
         async def write(batch: Batch[Telemetry]) -> None:
+            """Write the telemetry of a batch, until that fails."""
             nonlocal fd
             if fd < 0:
                 return

@@ -132,6 +132,8 @@ class Relay:
 
 
 class Tee:
+    """Passes on what the agent writes, and keeps a copy of it."""
+
     def __init__(
         self,
         pipe: int,

@@ -128,7 +128,7 @@ class _DeliveryQueue(Struct):
     _moved: Condition = field(default_factory=Condition)
 
     async def turn(self, cell: Cell) -> None:
-        """Until the cell is not too far ahead of the oldest unfinished one."""
+        """Wait until the cell is not too far ahead of the oldest unfinished one."""
         self.on_done(self.done, cell)
         if self.as_completed or not self._is_ahead(cell):
             return
@@ -141,6 +141,7 @@ class _DeliveryQueue(Struct):
         return too_much or cell.index >= self._next + AHEAD
 
     async def deliver(self, cell: Cell, emission: RawEmission) -> None:
+        """Send an emission, and all that waited for it."""
         self.done += 1
         self.on_done(self.done, None)
         if self.as_completed:
@@ -159,7 +160,7 @@ class _DeliveryQueue(Struct):
                 self._moved.notify_all()
 
     async def deliver_rest(self) -> None:
-        """What waits for cells that were never finished: nothing, unless it was stopped."""
+        """Send what waits for cells that were never finished: nothing, unless it was stopped."""
         if self._held:
             rest = [self._held[index] for index in sorted(self._held)]
             await self.out.send(Batch(EMISSIONS, rest))

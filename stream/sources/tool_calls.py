@@ -321,6 +321,8 @@ exit 0
 
 
 class Hooks(Struct, frozen=True):
+    """The files that the hooks of an agent write."""
+
     log: Path
     missed: Path  #: a byte of each that did not write its line
     program: Path

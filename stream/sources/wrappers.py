@@ -146,6 +146,8 @@ class ObservedCommands(Struct):
 
 
 class CommandLog:
+    """Writes the command log of a run from what the wrappers report."""
+
     def __init__(
         self, path: Path, wrappers: Wrappers, capture_policy: CapturePolicy, clock: Clock
     ) -> None:

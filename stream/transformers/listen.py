@@ -178,6 +178,7 @@ def _decoder(descriptor: Descriptor) -> Callable[[bytes], Boundary]:
     """Decode records of a pattern of the user's own, as far as they are like a canonical one."""
 
     def decode(line: bytes) -> Boundary:
+        """Decode a record. Raise ValidationError where it breaks the pattern in force."""
         if contract_of(line) != descriptor.pattern_version:
             raise msgspec.ValidationError("not a record of the pattern in force")
         fault = descriptor.check(line)
@@ -204,7 +205,7 @@ def _quote(snippet: str) -> str:
 
 
 def _shortened(line: str) -> str:
-    """In the middle: a complaint names its place first, and the reason last."""
+    """Shorten a complaint in the middle: it names its place first, and the reason last."""
     if len(line) > SNIPPET_WIDTH:
         half = SNIPPET_WIDTH // 2
         line = f"{line[:half]}…{line[1 - half :]}"

@@ -323,6 +323,7 @@ def _patterns() -> tuple[re.Pattern[str], ...]:
     like = _any("seem", "appear", "look", "feel", "become", "grow", "felt", "became", "grew", "got")
 
     def verb(column: int, *columns: int, things: str = VERBS_OF_THINGS) -> str:
+        """Make the pattern of a verb with its object."""
         to = _any(*_forms(VERBS_WITH_TO, column, *columns)) + " (?:not )?to"
         end = "(?! (?:by|with|after|at|early|normally) )"  # `concluded with exit code 0`
         end += "(?!(?<= intended) for (?!(?:[^ ]+ ){1,6}to ))"  # `intended for review`

@@ -28,11 +28,13 @@ class Redact:
         self._policy = policy
 
     def feed(self, batch: Batch[Telemetry], /) -> list[Batch[Telemetry]]:
+        """Replace the secrets in a batch of telemetry."""
         self.counts.received += len(batch.items)
         self.counts.passed += len(batch.items)
         return [Batch(TELEMETRY, [self._redacted(item) for item in batch.items])]
 
     def finish(self) -> tuple[()]:
+        """Nothing is left at the end."""
         return ()
 
     def _redacted(self, item: Telemetry) -> Telemetry:
@@ -60,9 +62,11 @@ class CopyRaw:
         self.counts = Counts()
 
     def feed(self, batch: Batch[Telemetry], /) -> list[Batch[Telemetry]]:
+        """Pass a batch on, after a copy of it."""
         self.counts.received += len(batch.items)
         self.counts.passed += len(batch.items)
         return [Batch(RAW, batch.items), batch]
 
     def finish(self) -> tuple[()]:
+        """Nothing is left at the end."""
         return ()

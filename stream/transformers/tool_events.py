@@ -297,6 +297,7 @@ class EventTimeIndex:
         latest = array("Q", accumulate(map(max, pieces), max))
 
         def count(ts: int) -> int:
+            """Count the events until a time."""
             whole = bisect_right(latest, ts)
             later = (place for place, time in enumerate(pieces[whole]) if time > ts)
             return whole * _PIECE + next(later)

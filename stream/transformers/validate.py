@@ -98,7 +98,7 @@ class Validate:
         return Contracts(self._boundaries)
 
     def _judge(self, line: bytes, source: str) -> tuple[str, Fault | None]:
-        """(the contract or rule, what breaks it)."""
+        """Return (the contract or rule, what breaks it)."""
         if isinstance(line, BrokenDocument):
             return "json", line.fault
         try:

@@ -306,6 +306,7 @@ def _each(rule: str) -> Callable[[RecordBatch], Iterator[RecordFault]]:
     """Check each record by itself."""
 
     def faults(batch: RecordBatch) -> Iterator[RecordFault]:
+        """Find what each record of a batch breaks by itself."""
         for position, record in enumerate(batch.records):
             for fault in faults_of(record):
                 yield position, fault._replace(rule=rule)
@@ -321,6 +322,7 @@ class _DetailRules:
         self._kernel = kernel
 
     def faults(self, batch: RecordBatch) -> Iterator[RecordFault]:
+        """Find details that do not fit the events that they belong to."""
         lines = self._kernel()
         for position, record in enumerate(batch.records):
             if isinstance(record, Gap):
@@ -346,6 +348,7 @@ class _MarkerRules:
         self._sdk = sdk
 
     def faults(self, batch: RecordBatch) -> Iterator[RecordFault]:
+        """Find markers that do not fit the other layers."""
         for position, marker in enumerate(batch.records):
             for fault in self._marker_faults(marker):
                 yield position, fault._replace(rule="contract.marker")

@@ -198,6 +198,7 @@ def _mention_findings(mention: ArtifactMention, digests: Digests, root: Path) ->
         return
 
     def finding(rule: str, message: str, name: str) -> Finding:
+        """Make a finding about what the event says of the file."""
         where = root / EVENTS_FILE
         at = f"{mention.path}.{name}"
         return _finding(rule, message, where, mention.line, at, mention.event_id)

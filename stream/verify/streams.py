@@ -48,6 +48,7 @@ class FolderSource(Struct):
     found: list[Finding] = field(default_factory=list)
 
     async def run(self, out: Out, /) -> None:
+        """Examine the run folder, and send its findings."""
         # In a thread that an interrupt leaves behind: there may be gigabytes to hash.
         self.found = await to_thread.run_sync(self._examine, abandon_on_cancel=True)
         if self.found:
@@ -76,6 +77,7 @@ async def run_check(
 
     @cache
     def contracts() -> Contracts:
+        """Load the contracts that the records are held to."""
         from stream.boundary.descriptors import carried_in, find_boundaries
         from stream.contracts import Contracts
 
@@ -126,6 +128,7 @@ class DocumentSource(Struct):
     name: str
 
     async def run(self, out: Out, /) -> None:
+        """Send the whole document as one line."""
         try:
             data = Path(self.name).read_bytes()
         except OSError as error:

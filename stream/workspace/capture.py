@@ -43,14 +43,14 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
 class PreparedWorkspace(Struct):
-    """What a workspace was before the agent worked in it."""
+    """The workspace before the agent worked in it, as an event states it."""
 
     summary: str
     facts: dict[str, Any]
 
 
 class WorkspaceChanges(Struct):
-    """What is known of the changes."""
+    """The changes of a workspace, as far as they are known."""
 
     summary: str
     kept: dict[str, RecordedFile] = field(default_factory=dict)  #: the files that were written

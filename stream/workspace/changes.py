@@ -42,7 +42,7 @@ TICK = 20_000_000  #: ns
 
 
 class State(Struct):
-    """What stood at a path."""
+    """The state of a path: what stood there."""
 
     kind: Kind
     mode: int  #: with the kind
@@ -77,7 +77,7 @@ class Change(Struct):
 
 
 class ChangeSet(Struct):
-    """What was changed in a folder."""
+    """The changes of a folder since its snapshot."""
 
     items: list[Change]  #: sorted by the bytes of the path
     unknown: list[Skipped]  #: what cannot be said, because it could not be read
@@ -113,13 +113,16 @@ class _Finder:
         self._late = min(before.ended, _latest(before.root)) - TICK
 
     def admits(self, name: bytes, status: os.stat_result) -> bool:
+        """Go into every folder."""
         return True
 
     def enter(self, name: bytes, status: os.stat_result) -> None:
+        """Go on with what the snapshot has of a folder, if it has one."""
         parent = self._nodes[-1]
         self._nodes.append(parent.folders.get(name) if parent else None)
 
     def look(self, files: list[Entry], folders: list[Entry]) -> Iterator[bytes]:
+        """Compare a folder with its snapshot, and return the folders in it."""
         node = self._nodes[-1] or FolderRecords(0)
         if not self._is_as_before(node, files, folders):
             old: dict[bytes, EntryRecord | FolderRecords] = {**node.records(), **node.folders}
@@ -130,9 +133,11 @@ class _Finder:
         return iter([name for name, _ in folders if name not in unknown])
 
     def leave(self, name: bytes) -> None:
+        """Go back to the folder above."""
         self._nodes.pop()
 
     def fail(self, name: bytes, error: OSError) -> None:
+        """Note a path that could not be read."""
         self._doubt(name, "unreadable")
 
     def _is_as_before(self, node: FolderRecords, files: list[Entry], folders: list[Entry]) -> bool:

@@ -562,7 +562,7 @@ class _Writer:
 
 
 class _Content:
-    """What a state holds, as it is written down; `data` where it is not what the store has."""
+    """The content of a state as it is written down; `data` where it is not what the store has."""
 
     def __init__(
         self, mode: str, size: int, chunks: Iterable[bytes], data: bytes | None = None

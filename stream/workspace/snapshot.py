@@ -333,6 +333,7 @@ class _Taker:
         self._linked: dict[tuple[int, ...], tuple[bytes, int]] = {}  #: (first name, content)
 
     def begin(self, root: Path) -> None:
+        """Begin with the topmost folder."""
         self._root = f"{root.absolute()}/"
         status = os.fstat(self._descent.fd)
         self.snapshot.root.mode = status.st_mode
@@ -340,6 +341,7 @@ class _Taker:
             self._copy.begin(status)
 
     def look(self, files: list[Entry], folders: list[Entry]) -> Iterator[bytes]:
+        """Take what is no folder, and return the folders."""
         kept: list[Entry] = []
         places: list[int] = []
         for name, status in files:
@@ -353,6 +355,7 @@ class _Taker:
         return iter([name for name, _ in folders])
 
     def admits(self, name: bytes, status: os.stat_result) -> bool:
+        """Tell whether a folder is to be looked into, and note one that is left out."""
         if (status.st_dev, status.st_ino) not in self._leave_out:
             return True
         self._skip(b"/".join(self._descent.path), "left out")
@@ -360,16 +363,19 @@ class _Taker:
         return False
 
     def enter(self, name: bytes, status: os.stat_result) -> None:
+        """Add a folder, which what follows lies in."""
         mode = self._copy.enter(name, status) if self._copy else status.st_mode
         folder = self._nodes[-1].folders[name] = FolderRecords(mode)
         self._nodes.append(folder)
 
     def leave(self, name: bytes) -> None:
+        """Go back to the folder above."""
         self._nodes.pop()
         if self._copy:
             self._copy.leave()
 
     def fail(self, name: bytes, error: OSError) -> None:
+        """Note a path that could not be read."""
         self._skip(self._descent.place(name), _reason(error))
         if self.snapshot.skipped[-1].reason != "vanished":
             with suppress(OSError):

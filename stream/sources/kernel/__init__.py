@@ -21,7 +21,9 @@ class Feed(Protocol):
     """A source whose last record is its RawCapture. It runs until `end`, and to its last event."""
 
     @property
-    def name(self) -> Name: ...
+    def name(self) -> Name:
+        """The name of the feed, as a user asks for it."""
+
     @property
     def burden(self) -> str:
         """Return what it does to the command, in a sentence; nothing if that is little."""

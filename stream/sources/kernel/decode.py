@@ -130,6 +130,7 @@ class LossReasons:
 
     @property
     def reasons(self) -> list[str]:
+        """The reasons that were found, each once."""
         return [*self._found]
 
 
@@ -253,6 +254,7 @@ class RingDecoder:
 
     @property
     def scopes(self) -> dict[str, int]:
+        """The events that were decoded, by their scope."""
         return {name: n for name, n in zip(_SCOPES, self._scopes, strict=True) if n}
 
     @property

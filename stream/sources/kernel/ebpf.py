@@ -80,6 +80,7 @@ def capture_of(
     cgroup: Path | None,
     guard: int,
 ) -> RawCapture:
+    """Make the feed's last record of its counters."""
     capture = RawCapture(
         feed="ebpf",
         got=decoder.got,
@@ -215,6 +216,7 @@ class Ring:
         self._read[0] += length
 
     def close(self) -> None:
+        """Unmap the ring."""
         for view in (self._read, self._written, self._data):
             view.release()
         self._ours.close()
@@ -314,6 +316,7 @@ class EbpfFeed:
             raise FeedError(f"the kernel feed: {place}{os_reason(error)}") from None
 
     def wrap(self, order: Start) -> Start:
+        """Return the order as it is: nothing is put before the command."""
         return order
 
     def end(self) -> None:
@@ -323,6 +326,7 @@ class EbpfFeed:
             os.eventfd_write(self._wakeup, 1)
 
     def close(self) -> None:
+        """Detach the programs, and close the ring; it can be closed again."""
         if not self._is_closed:
             self._is_closed = True
             self._poller.close()
@@ -331,6 +335,7 @@ class EbpfFeed:
             self._loaded.close()
 
     async def run(self, out: Out, /) -> None:
+        """Deliver events until the process tree has ended."""
         with urgent():
             while not self._is_ended:
                 await self._drain(out, self._wake)

@@ -93,6 +93,7 @@ class Loaded:
                 _bpf(_FREEZE, struct.pack("<I", fd))
 
     def close(self) -> None:
+        """Detach the programs, and close them and their maps."""
         self.detach()
         for fd in (*self._programs.values(), *self.maps.values()):
             os.close(fd)
@@ -258,6 +259,7 @@ class Attachment(Struct, frozen=True):
 
     @property
     def sees_uring(self) -> bool:
+        """Tell whether operations through io_uring are seen."""
         return self.name != "stream"
 
 

@@ -98,6 +98,7 @@ class StraceFeed:
         return cls(words, fifo, fd, watch)
 
     def wrap(self, order: Start) -> Start:
+        """Put strace before the command."""
         self._cwd = path_text(os.path.realpath(order.cwd))
         words = [os.fsencode(word) for word in (*self._words, "-o", str(self._fifo))]
         env, restored, name = _keep_name(order)
@@ -105,6 +106,7 @@ class StraceFeed:
         return msgspec.structs.replace(order, tracer=words, env=env)
 
     async def run(self, out: Out, /) -> None:
+        """Deliver events until strace has ended."""
         self._over = Event()
         if self._is_over:
             self._over.set()
@@ -130,6 +132,7 @@ class StraceFeed:
         await out.send(Batch(TELEMETRY, [capture]))
 
     def end(self) -> None:
+        """Note that the process tree has ended."""
         if self._is_over:
             return
         self._is_over = True
@@ -139,6 +142,7 @@ class StraceFeed:
             os.close(os.open(self._fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
 
     def close(self) -> None:
+        """Close the fifo and remove it; it can be closed again."""
         if not self._is_closed:
             self._is_closed = True
             if self._is_over:

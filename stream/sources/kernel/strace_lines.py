@@ -250,6 +250,7 @@ def read_result(text: bytes) -> CallResult | None:
 
 
 def change_folder(folder: TaskFolder, parsed: CallArguments, result: CallResult) -> None:
+    """Take over the folder that a call has changed to."""
     if result.ret != 0:
         return
     if parsed.path is None:
@@ -268,6 +269,7 @@ def change_root(folder: TaskFolder, result: CallResult) -> None:
 def make_event(
     ts: int, task: Task, tid: int, call: str, parsed: CallArguments, result: CallResult
 ) -> RawEvent:
+    """Make the event of a call that has returned."""
     event = RawEvent(
         ts,
         task.group,

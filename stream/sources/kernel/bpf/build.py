@@ -30,6 +30,7 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|([0-7]{1,3})|(.))", re.DOTALL)
 
 
 def blob_name(machine: str, name: str) -> str:
+    """Return the file name of an object that is built for a machine."""
     return f"{name}.{MACHINES[machine]}.lskel"
 
 
@@ -41,6 +42,7 @@ def built_with() -> str:
 
 
 def build(folder: Path) -> list[Path]:
+    """Build every object for every machine, and return the files."""
     made = []
     for machine, (name, options) in product(MACHINES, OBJECTS.items()):
         blob = folder / blob_name(machine, name)
