@@ -204,8 +204,7 @@ def normalize(
         stage = Normalize(run_id, is_alone=not is_filter, has_inline_details=detail == "-")
         sinks = _normalize_sinks(is_filter, detail, reject)
         await Pipeline((NdjsonSource(source),)).through(stage).into(*sinks)
-        note(_normalize_summary(stage))
-        _report_losses(stage)
+        _report_normalized(stage)
         return 1 if stage.counts.rejected else 0
 
     run(work)
@@ -233,16 +232,14 @@ def _normalize_sinks(is_filter: bool, detail: str | None, reject: str | None) ->
     return sinks
 
 
-def _normalize_summary(stage: Normalize) -> str:
-    what = f"{number(stage.events, 'kernel event')}, {number(stage.details, 'detail line')}"
-    dropped = ", ".join(f"{count} {rule}" for rule, count in sorted(stage.dropped.items()))
-    return f"normalize: {stage.counts}; {what}" + (f"; filtered: {dropped}" if dropped else "")
-
-
-def _report_losses(stage: Normalize) -> None:
-    """Report what the counters of the feed show as lost or unseen."""
+def _report_normalized(stage: Normalize) -> None:
+    """Report what was made, and what the counters of the feed show as lost or unseen."""
     from stream.evidence.health import losses_of
 
+    what = f"{number(stage.events, 'kernel event')}, {number(stage.details, 'detail line')}"
+    dropped = ", ".join(f"{count} {rule}" for rule, count in sorted(stage.dropped.items()))
+    filtered = f"; filtered: {dropped}" if dropped else ""
+    note(f"normalize: {stage.counts}; {what}{filtered}")
     capture = stage.capture
     if capture is None:
         if stage.events:
