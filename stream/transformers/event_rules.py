@@ -1,25 +1,25 @@
 """The rules of an agent run: every MUST of the contract that can be checked after the fact.
 
-One table: an id, the section of the contract, one sentence, and what it weighs. The words by
-which a rule decides (phrases, sources, bounds) stand here as well, and so does whatever an event
-can break by itself beyond its shape, which the types of `records.decision` give.
+`RULES` is one table: an id, the section of the contract, one sentence, and what it weighs. What
+only says the type of a field follows from the types of `records.decision`. `read_event` reads a
+line as a DecisionEvent, and finds every rule that the event breaks by itself. The words by which a
+rule decides (phrases, sources, bounds) stand here as well.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from stream.codec import MAX_LINE
+from stream.codec import DECODE_ERRORS, MAX_LINE, repeated_key
 from stream.errors import visible
-from stream.records import decision
 from stream.records.control import Fault
 from stream.records.decision import (
     CLAUDE_CODE,
@@ -30,8 +30,10 @@ from stream.records.decision import (
     Checked,
     DecisionEvent,
     Evaluation,
+    is_event,
 )
 from stream.records.run import Profile
+from stream.transformers.event_shape import quote, read_shape, shape_rules
 from stream.transformers.reasoning import BASES, SUBJECTS, find_reasoning
 
 #: characters of an evidence: an excerpt is short, what is longer is referenced by its hash
@@ -71,12 +73,8 @@ class EventRule(Struct, frozen=True):
     severity: Literal["error", "warning"] = "error"
 
 
-def _one_of(kind: object) -> str:
-    return f"one of {', '.join(get_args(kind))}"
-
-
 _NUMBERS = "where they are there, numbers or null"
-RULES: dict[str, EventRule] = {
+_WRITTEN = {
     # 1: the file
     "line.utf8": EventRule("1.1", "A line is UTF-8."),
     "line.json_object": EventRule(
@@ -106,8 +104,6 @@ RULES: dict[str, EventRule] = {
         "1.2", "Where both are there, event_type is the [name] that action_summary begins with."
     ),
     # 2: the fields of every event
-    "schema_version": EventRule("2", "schema_version is a string."),
-    "event_id": EventRule("2", "event_id is a string."),
     "event_id.unique": EventRule("2", "No two events have the same event_id."),
     "timestamp": EventRule(
         "2", "timestamp is a string, and a time, by which events can be ordered."
@@ -118,21 +114,11 @@ RULES: dict[str, EventRule] = {
         " beginning of its day.",
         "warning",
     ),
-    "trace_id": EventRule("2", "trace_id is a string."),
-    "span_id": EventRule("2", "span_id is a string."),
-    "parent_span_id": EventRule("2", "parent_span_id is there, a string or null."),
-    "observability_mode": EventRule("3.3", 'observability_mode is "black_box".'),
     "prompt.visible": EventRule(
         "3.3",
         "No field claims to see the prompt: but in request, none whose name has `prompt` in it"
         " holds true, a text other than unknown, an array or an object.",
     ),
-    "session": EventRule("2", "session is an object."),
-    "request": EventRule("2", "request is an object."),
-    "prompt_provenance": EventRule("2", "prompt_provenance is an object."),
-    "model_output": EventRule("2", "model_output is an object."),
-    "agent_action": EventRule("2", "agent_action is an object."),
-    "evaluation": EventRule("2", "evaluation is an object."),
     # 3: across events
     "trace_id.constant": EventRule("3.1", "All events of a run have the same trace_id."),
     "run.constant": EventRule(
@@ -148,25 +134,10 @@ RULES: dict[str, EventRule] = {
         "3.1", "Only the first event of a run, its root, has no parent."
     ),
     # 4.1
-    "session.session_id": EventRule("4.1", "session.session_id is a string."),
-    "session.run_id": EventRule("4.1", "session.run_id is a string."),
     "session.agent_id": EventRule(
         "4.1", f'session.agent_id is "{CLAUDE_CODE}"; under --profile agents, any name.'
     ),
-    "session.agent_version": EventRule("4.1", "session.agent_version is a string."),
-    "session.environment": EventRule(
-        "4.1", f"session.environment is {_one_of(decision.Environment)}."
-    ),
     # 4.2
-    "request.request_id": EventRule("4.2", "request.request_id is a string."),
-    "request.user_request_raw": EventRule("4.2", "request.user_request_raw is a string."),
-    "request.constraints": EventRule("4.2", "request.constraints is an array of objects."),
-    "request.context": EventRule("4.2", "request.context is an object."),
-    "constraint.id": EventRule("4.2.1", "The id of a constraint is a string."),
-    "constraint.type": EventRule(
-        "4.2.1", f"The type of a constraint is {_one_of(decision.ConstraintType)}."
-    ),
-    "constraint.rule": EventRule("4.2.1", "The rule of a constraint is a string."),
     "constraint.canonical": EventRule(
         "4.2.2",
         "A constraint that the contract knows has its type: "
@@ -174,58 +145,21 @@ RULES: dict[str, EventRule] = {
         + ".",
     ),
     # 4.3
-    "prompt_provenance.provider": EventRule("4.3", "prompt_provenance.provider is a string."),
-    "prompt_provenance.model": EventRule("4.3", "prompt_provenance.model is a string."),
-    "prompt_provenance.capture_mode": EventRule(
-        "4.3", f"prompt_provenance.capture_mode is {_one_of(decision.CaptureMode)}."
-    ),
-    "prompt_provenance.prompt_bundle": EventRule(
-        "4.3.1", "prompt_provenance.prompt_bundle is null."
-    ),
-    "prompt_provenance.prompt_bundle_hash": EventRule(
-        "4.3.1", 'prompt_provenance.prompt_bundle_hash is "unknown".'
-    ),
     "prompt_provenance.parameters": EventRule(
         "4.3",
         "prompt_provenance.parameters is an object; temperature, top_p and max_tokens are,"
         f" {_NUMBERS}.",
     ),
     # 4.4
-    "model_output.completion_id": EventRule(
-        "4.4", "model_output.completion_id is a string or null."
-    ),
     "model_output.completion_id.null": EventRule(
         "4.4", "model_output.completion_id is null: who looks from outside sees none.", "warning"
     ),
-    "model_output.output_raw": EventRule(
-        "4.4", 'model_output.output_raw is "captured_as_artifact" or null.'
-    ),
-    "model_output.output_structured": EventRule(
-        "4.4", "model_output.output_structured is an object or null."
-    ),
-    "model_output.tool_calls": EventRule("4.4.1", "model_output.tool_calls is []."),
     "model_output.usage": EventRule(
         "4.4",
         "model_output.usage is an object; input_tokens, output_tokens and latency_ms are,"
         f" {_NUMBERS}.",
     ),
     # 4.5
-    "agent_action.action_type": EventRule(
-        "4.5", f"agent_action.action_type is {_one_of(decision.ActionType)}."
-    ),
-    "agent_action.action_summary": EventRule("4.5", "agent_action.action_summary is a string."),
-    "agent_action.artifacts": EventRule("4.5", "agent_action.artifacts is an array of objects."),
-    "agent_action.tool_results": EventRule(
-        "4.5", "agent_action.tool_results is []: a recorder uses no tools."
-    ),
-    "artifact.type": EventRule("4.5.1", "The type of an artifact is a string."),
-    "artifact.id": EventRule("4.5.1", "The id of an artifact is a string."),
-    "artifact.summary": EventRule("4.5.1", "The summary of an artifact is a string."),
-    "artifact.content_ref": EventRule(
-        "4.5.1", "The content_ref of an artifact is a string or null."
-    ),
-    "artifact.hash": EventRule("4.5.1", "The hash of an artifact is a string."),
-    "artifact.metadata": EventRule("4.5.1", "The metadata of an artifact is an object."),
     "run.stdout_log": EventRule("4.5.2", "A run references a stdout_log, claude_stdout.txt."),
     "run.stderr_log": EventRule("4.5.2", "A run references a stderr_log, claude_stderr.txt."),
     "run.diff": EventRule("4.5.2", "A run references a diff, fs_diff.patch."),
@@ -233,12 +167,6 @@ RULES: dict[str, EventRule] = {
         "4.5.2", "A run with commands_observed references a command_log, command_logs.jsonl."
     ),
     # 4.6
-    "evaluation.alignment": EventRule("4.6", "evaluation.alignment is an object."),
-    "evaluation.quality": EventRule("4.6", "evaluation.quality is an object."),
-    "evaluation.policy": EventRule("4.6", "evaluation.policy is an object."),
-    "evaluation.status": EventRule(
-        "4.6", f"The status of alignment, quality and policy is {_one_of(decision.Status)}."
-    ),
     "evaluation.contradiction": EventRule(
         "4.6",
         "The status of alignment, quality or policy is the worst of its judged checks and its"
@@ -255,13 +183,6 @@ RULES: dict[str, EventRule] = {
     ),
     "evaluation.violations": EventRule("4.6.1", "alignment has violations, an array of objects."),
     "evaluation.checks": EventRule("4.6.2", "quality and policy have checks, an array of objects."),
-    "violation.id": EventRule("4.6.4", "The id of a violation is a string."),
-    "violation.severity": EventRule("4.6.4", "The severity of a violation is one of warn, fail."),
-    "violation.message": EventRule("4.6.4", "The message of a violation is a string."),
-    "violation.evidence": EventRule("4.6.4", "The evidence of a violation is a string."),
-    "check.id": EventRule("4.6.5", "The id of a check is a string."),
-    "check.status": EventRule("4.6.5", f"The status of a check is {_one_of(decision.Status)}."),
-    "check.evidence": EventRule("4.6.5", "The evidence of a check is a string."),
     # 5
     "unknown.null": EventRule("5.1", "null stands only where the contract allows it."),
     "unknown.empty": EventRule(
@@ -329,9 +250,79 @@ RULES: dict[str, EventRule] = {
         "warning",
     ),
 }
+#: The sections of the contract that say what a field has to be: of all below it, or of itself.
+_SECTIONS = {
+    "session.": "4.1",
+    "request.": "4.2",
+    "constraint.": "4.2.1",
+    "prompt_provenance.": "4.3",
+    "model_output.": "4.4",
+    "agent_action.": "4.5",
+    "artifact.": "4.5.1",
+    "evaluation.": "4.6",
+    "violation.": "4.6.4",
+    "check.": "4.6.5",
+    "observability_mode": "3.3",
+    "prompt_provenance.prompt_bundle": "4.3.1",
+    "prompt_provenance.prompt_bundle_hash": "4.3.1",
+    "model_output.tool_calls": "4.4.1",
+}
 
 
-def check_event(event: DecisionEvent, profile: Profile, value: Any = None) -> list[Fault]:
+def _rules() -> Iterator[tuple[str, EventRule]]:
+    """Yield what the types of an event say, and what is written here, which says more."""
+    for rule, words in shape_rules():
+        above, dot, _ = rule.partition(".")
+        section = _SECTIONS.get(rule) or _SECTIONS.get(above + dot, "2")
+        yield rule, EventRule(section, f"{rule} is {words}.")
+    yield from _WRITTEN.items()
+
+
+RULES = dict(sorted(dict(_rules()).items(), key=lambda one: one[1].section))
+
+
+def read_event(line: bytes, profile: Profile) -> tuple[DecisionEvent, list[Fault]] | None:
+    """Read an event and find what it breaks by itself; give None for a line of something else.
+
+    Raises one of DECODE_ERRORS where the line is no JSON object.
+    """
+    event: DecisionEvent | None
+    try:
+        event = _decode(line)
+        _encode_into(event, _again)
+    except DECODE_ERRORS:
+        event = None
+    # What comes out as it went in has no key twice, and no other field.
+    if event is not None and _again == line:
+        return event, _check_event(event, profile)
+    line.decode()  # msgspec does not look into the strings that it skips
+    value = _decode_object(line)
+    if not is_event(value):
+        return None
+    repeated = repeated_key(line)
+    faults = [repeated._replace(rule="line.duplicate_key")] if repeated else []
+    if event is None:
+        event, found = read_shape(value)
+        faults += found
+    return event, faults + _check_event(event, profile, value)
+
+
+def event_in(line: bytes) -> dict[str, Any] | None:
+    """Give the JSON object of an event, whatever is wrong with it; None for anything else."""
+    try:
+        value = _decode_object(line)
+    except DECODE_ERRORS:
+        return None
+    return value if is_event(value) else None
+
+
+_decode = msgspec.json.Decoder(DecisionEvent).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_encode_into = msgspec.json.Encoder().encode_into
+_again = bytearray()
+
+
+def _check_event(event: DecisionEvent, profile: Profile, value: Any = None) -> list[Fault]:
     """Check whatever an event can break by itself, beyond its shape.
 
     A field whose value is not of its shape is false here, and no rule looks at it again.
@@ -406,12 +397,6 @@ def lost_bytes_of(value: Any) -> int:
     """Count the bytes that an artifact says there was no room for; 7.0 are seven as well."""
     is_whole = type(value) is int or (type(value) is float and value.is_integer())
     return int(value) if is_whole and value > 0 else 0
-
-
-def quote(value: Any) -> str:
-    """Write a value as a message quotes it."""
-    text = visible(msgspec.json.encode(value).decode())
-    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def find_prompt(value: Any, path: str = "$") -> str | None:

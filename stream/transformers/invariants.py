@@ -44,7 +44,6 @@ from stream.records.control import (
 )
 from stream.records.decision import ORDER, PARTS, SLOTS, Artifact, DecisionEvent
 from stream.records.run import Profile
-from stream.transformers.event_decoder import read_event
 from stream.transformers.event_rules import (
     COMMAND_LOG,
     COMMAND_LOG_FILE,
@@ -54,6 +53,7 @@ from stream.transformers.event_rules import (
     event_name,
     lost_bytes_of,
     parse_time,
+    read_event,
 )
 
 if TYPE_CHECKING:

@@ -108,7 +108,7 @@ class Validate:
         if contract is None:
             contract = self._known.of_document(source)
         if contract is None or not self._known.know(contract):
-            from stream.transformers.event_decoder import read_event
+            from stream.transformers.event_rules import read_event
 
             try:
                 read = read_event(line, "agents")

@@ -49,7 +49,7 @@ from stream.records.run import (
     RunSummary,
     decode_change,
 )
-from stream.transformers.event_decoder import event_in
+from stream.transformers.event_rules import event_in
 from stream.transformers.invariants import Invariants
 from stream.transformers.validate import Validate
 from stream.verify.report import VerifyReport

@@ -40,8 +40,7 @@ from stream.records.run import (
     RunMetadata,
     RunSummary,
 )
-from stream.transformers.event_decoder import event_in
-from stream.transformers.event_rules import RULES, event_name, lost_bytes_of
+from stream.transformers.event_rules import RULES, event_in, event_name, lost_bytes_of
 from stream.transformers.validate import Validate
 from stream.workspace.patch import GitError, applies, parses
 

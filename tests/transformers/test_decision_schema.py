@@ -12,8 +12,7 @@ from hypothesis import given
 
 from stream.codec import BUNDLE
 from stream.records.decision import ORDER, TIME
-from stream.transformers.event_decoder import read_event
-from stream.transformers.event_rules import RULES
+from stream.transformers.event_rules import RULES, read_event
 from tests.sweeping import thorough
 from tests.transformers.runs import Event, changed_events, good_run, published
 

@@ -16,8 +16,7 @@ from stream.codec import LineSplitter, TornLine
 from stream.records.control import Control, Finding, Reject
 from stream.records.decision import SLOTS, is_event
 from stream.records.run import Profile
-from stream.transformers.event_decoder import read_event
-from stream.transformers.event_rules import MOST_EVIDENCE, RULES
+from stream.transformers.event_rules import MOST_EVIDENCE, RULES, read_event
 from stream.transformers.invariants import Invariants
 from tests.core.laws import check_batch_independence
 from tests.sweeping import thorough

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.transformers.event_decoder import read_event
+from stream.transformers.event_rules import read_event
 from stream.transformers.reasoning import VERBS, find_reasoning
 from tests.transformers.runs import encoded, good_run
 

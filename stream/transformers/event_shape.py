@@ -1,13 +1,14 @@
-"""One line as a DecisionEvent, and every rule that it breaks by itself.
+"""The shape of a DecisionEvent, which is that of its types in `records.decision`.
 
-The shape of an event is that of its types in `records.decision`. A line is decoded with them;
-where that fails, it is read once more, member by member, to say which rule it breaks where. What
-cannot be used then is None in the event, or UNSET where null means something: both are false.
+From those types follow the rules that every field has, and what a value breaks that does not have
+its type. What cannot be used then is None in the event, or UNSET where null means something: both
+are false.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from msgspec.inspect import (
     type_info,
 )
 
-from stream.codec import DECODE_ERRORS, repeated_key
+from stream.errors import visible
 from stream.records.control import Fault
 from stream.records.decision import (
     TIME,
@@ -39,52 +40,7 @@ from stream.records.decision import (
     ModelParameters,
     ModelUsage,
     Violation,
-    is_event,
 )
-from stream.records.run import Profile
-from stream.transformers.event_rules import check_event, quote
-
-
-def read_event(line: bytes, profile: Profile) -> tuple[DecisionEvent, list[Fault]] | None:
-    """Read an event and find what it breaks by itself; give None for a line of something else.
-
-    Raises one of DECODE_ERRORS where the line is no JSON object.
-    """
-    event: DecisionEvent | None
-    try:
-        event = _decode(line)
-        _encode_into(event, _again)
-    except DECODE_ERRORS:
-        event = None
-    # What comes out as it went in has no key twice, and no other field.
-    if event is not None and _again == line:
-        return event, check_event(event, profile)
-    line.decode()  # msgspec does not look into the strings that it skips
-    value = _decode_object(line)
-    if not is_event(value):
-        return None
-    repeated = repeated_key(line)
-    faults = [repeated._replace(rule="line.duplicate_key")] if repeated else []
-    if event is None:
-        event = cast("DecisionEvent", _read(_event_type(), value, "", "$", faults))
-    return event, faults + check_event(event, profile, value)
-
-
-def event_in(line: bytes) -> dict[str, Any] | None:
-    """Give the JSON object of an event, whatever is wrong with it; None for anything else."""
-    try:
-        value = _decode_object(line)
-    except DECODE_ERRORS:
-        return None
-    return value if is_event(value) else None
-
-
-_decode = msgspec.json.Decoder(DecisionEvent).decode
-_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
-_encode_into = msgspec.json.Encoder().encode_into
-_again = bytearray()
-
-# --- what is wrong with the shape of an event ----------------------------------------------------
 
 _RULES = {"event_type": "event.name"}
 #: how the rules of a struct begin, where that is not the rule of the field that holds it
@@ -97,6 +53,43 @@ _STEMS = {
     Violation: "violation.",
     Check: "check.",
 }
+_OF_ONE_RULE = (ModelParameters, ModelUsage)  #: all fields have that of the field that holds them
+
+
+def read_shape(value: dict[str, Any]) -> tuple[DecisionEvent, list[Fault]]:
+    """Make an event of a JSON object as far as its values have their types, and find what has
+    not."""
+    faults: list[Fault] = []
+    return cast("DecisionEvent", _read(_event_type(), value, "", "$", faults)), faults
+
+
+def shape_rules() -> Iterator[tuple[str, str]]:
+    """Yield the rule of each field of an event, and the words for what it has to be."""
+    return _rules_below(_event_type(), "")
+
+
+def quote(value: Any) -> str:
+    """Write a value as a message quotes it."""
+    text = visible(msgspec.json.encode(value).decode())
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def _rules_below(kind: Type, rule: str) -> Iterator[tuple[str, str]]:
+    only, _ = _parted(kind)
+    if isinstance(only, ListType):
+        only, _ = _parted(only.item_type)
+    if isinstance(only, StructType) and only.cls not in _OF_ONE_RULE:
+        for field in only.fields:
+            own = _rule_of(only, rule, field.name)
+            yield own, _words(field.type)
+            yield from _rules_below(field.type, own)
+
+
+def _rule_of(kind: StructType, rule: str, name: str) -> str:
+    """Return the rule of a field of a struct, where `rule` is that of the struct itself."""
+    if kind.cls in _OF_ONE_RULE:
+        return rule
+    return _RULES.get(name, _STEMS.get(kind.cls, f"{rule}.") + name)
 
 
 @cache
@@ -135,9 +128,7 @@ def _read_members(
     found = {}
     for field in kind.fields:
         name = field.name
-        own = _RULES.get(name, _STEMS.get(kind.cls, f"{rule}.") + name)
-        if kind.cls in (ModelParameters, ModelUsage):
-            own = rule
+        own = _rule_of(kind, rule, name)
         if name in value:
             found[name] = _read(field.type, value[name], own, f"{path}.{name}", faults)
         elif field.required:
@@ -178,7 +169,7 @@ def _words(kind: Type) -> str:
         case StructType() | DictType():
             text = "an object"
         case ListType(max_length=most):
-            text = "an array" if most is None else "[]"
+            text = "an array of objects" if most is None else "[]"
         case LiteralType(values=words):
             text = f"one of {', '.join(map(str, words))}" if len(words) > 1 else f'"{words[0]}"'
         case StrType(pattern=form):
