@@ -19,7 +19,17 @@ from stream.codec import DECODE_ERRORS, explain, parse_document, parted, repeate
 from stream.errors import InputError
 from stream.evidence.consistency import faults_of
 from stream.records.artifacts import (
+    COMPANION_FILE,
+    CORRELATION_FILE,
+    DETAIL_FILE,
+    HEALTH_FILE,
+    KERNEL_FILE,
+    MARKERS_FILE,
+    POLICY_FILE,
     RUNNER_EVENT,
+    RUNNER_FILE,
+    SDK_FILE,
+    SURFACE_FILE,
     ArchiveManifest,
     CapabilityDiff,
     CapabilitySurface,
@@ -41,10 +51,13 @@ from stream.records.boundary import (
     BoundaryDiff,
     decode_raw,
 )
-from stream.records.control import CONTROL_SCHEMAS, Control, Fault
+from stream.records.control import CONTROL_SCHEMAS, Control, Fault, Gap
 from stream.records.kernel import KernelDetail, KernelEvent, RawCapture, RawEvent
 from stream.records.run import (
     FS_CHANGE,
+    MANIFEST_FILE,
+    METADATA_FILE,
+    SUMMARY_FILE,
     CommandRecord,
     Manifest,
     RunMetadata,
@@ -151,14 +164,19 @@ def decode_runner_event(line: bytes) -> RunnerStarted | RunnerFinished:
     return _decode_finished(line) if kind == "run_finished" else _decode_started(line)
 
 
-class RunnerDecoder:
-    """A decoder of runner events: the two have one tag, and `type` tells them apart."""
+class LineDecoder(Struct):
+    """What decodes the lines of a layer. Both raise one of codec's DECODE_ERRORS."""
 
-    decode = staticmethod(decode_runner_event)
+    decode: Callable[[bytes], Any]  #: one line, by its shape alone
+    decode_lines: Callable[[bytes], list[Any]]  #: the whole lines of a block, canonical ones only
 
-    def decode_lines(self, block: bytes) -> list[Any]:
-        """Decode the lines of a block."""
-        return [self.decode(line) for line in block.splitlines()]
+
+def _line_decoder(kind: Any) -> LineDecoder:
+    return LineDecoder(decoder_of(kind), msgspec.json.Decoder(kind).decode_lines)
+
+
+def _decode_runner_lines(block: bytes) -> list[Any]:
+    return [decode_runner_event(line) for line in block.splitlines()]
 
 
 def _consistent(decode: Decode) -> Decode:
@@ -179,6 +197,25 @@ def _decoders_of(kinds: tuple[type[Struct], ...]) -> dict[str, Decode]:
     return {str(kind.__struct_config__.tag): _consistent(decoder_of(kind)) for kind in kinds}
 
 
+#: By file of a run: what decodes the lines of a layer.
+LAYER_DECODERS: dict[str, LineDecoder] = {
+    KERNEL_FILE: _line_decoder(KernelEvent),
+    DETAIL_FILE: _line_decoder(KernelDetail | Gap),
+    SDK_FILE: _line_decoder(SdkEvent),
+    POLICY_FILE: _line_decoder(PolicyEvent),
+    MARKERS_FILE: _line_decoder(Marker),
+    RUNNER_FILE: LineDecoder(decode_runner_event, _decode_runner_lines),
+}
+#: By file of a run: the struct of a JSON document.
+DOCUMENTS: dict[str, type[Any]] = {
+    SURFACE_FILE: CapabilitySurface,
+    CORRELATION_FILE: CorrelationReport,
+    HEALTH_FILE: ObservationHealth,
+    COMPANION_FILE: Companion,
+    METADATA_FILE: RunMetadata,
+    SUMMARY_FILE: RunSummary,
+    MANIFEST_FILE: Manifest,
+}
 LINES = {**_decoders_of(_LINE_KINDS), RUNNER_EVENT: _consistent(decode_runner_event)}
 ARTIFACTS = _decoders_of(_ARTIFACT_KINDS)
 DEFAULTS = "defaults.json"  #: names no contract: it is known by its file name

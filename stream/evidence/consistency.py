@@ -136,15 +136,15 @@ def form_faults(event: EventClaims) -> Iterator[Fault]:
     access, operations = ACCESS[event.flags & 3], operations_of(event.flags)
     if event.access_mode is not UNSET and event.access_mode != access:
         yield Fault(f"{event.access_mode!r}, but the flags say {access!r}", "$.access_mode")
-    said = [] if event.operation_flags is UNSET else [*event.operation_flags]
+    said = () if event.operation_flags is UNSET else event.operation_flags
     is_told = event.access_mode is not UNSET or event.operation_flags is not UNSET
     if is_told and said != operations:
-        yield Fault(f"the flags say {operations or 'nothing'}", "$.operation_flags")
+        yield Fault(f"the flags say {[*operations] or 'nothing'}", "$.operation_flags")
 
 
-def operations_of(flags: int) -> list[OperationFlag]:
+def operations_of(flags: int) -> tuple[OperationFlag, ...]:
     """Return the operations that follow from the flags of an open."""
-    return [name for bit, name in _OPERATIONS if flags & bit]
+    return tuple(name for bit, name in _OPERATIONS if flags & bit)
 
 
 # ---------------------------------------------------------------- the artifacts

@@ -153,7 +153,7 @@ class KernelEvent(
     resolve: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
     return_value: int | UnsetType = UNSET
     access_mode: AccessMode | UnsetType = UNSET
-    operation_flags: list[OperationFlag] | UnsetType = UNSET
+    operation_flags: tuple[OperationFlag, ...] | UnsetType = UNSET
     status: Status | UnsetType = UNSET
 
 

@@ -24,7 +24,7 @@ from stream.archive.chain import Tally
 from stream.archive.tar import READ, Entry, Measure
 from stream.boundary.descriptors import Boundaries, key_of
 from stream.codec import DECODE_ERRORS, Lines, contract_of, explain, is_blank, join_lines, reject
-from stream.contracts import RunnerDecoder
+from stream.contracts import decode_runner_event
 from stream.files.targets import named
 from stream.pipeline import Batch, Counts, Write, by_kind
 from stream.records.artifacts import (
@@ -73,7 +73,7 @@ _LINES = _routes(KernelEvent, SdkEvent, PolicyEvent, Marker)
 _LINES |= {
     KERNEL_DETAIL: (DETAIL_FILE, _decoder(KernelDetail)),
     GAP: (DETAIL_FILE, _decoder(Gap)),
-    RUNNER_EVENT: (RUNNER_FILE, RunnerDecoder().decode),
+    RUNNER_EVENT: (RUNNER_FILE, decode_runner_event),
 }
 _DOCUMENTS = _routes(ObservationHealth, CapabilitySurface, CorrelationReport, Companion)
 _decode_capture = _decoder(RawCapture)

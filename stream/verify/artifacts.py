@@ -19,7 +19,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from stream.codec import DECODE_ERRORS, explain
-from stream.contracts import decoder_of
+from stream.contracts import DOCUMENTS, decoder_of
 from stream.evidence.consistency import (
     clean_faults,
     emptiness_faults,
@@ -41,7 +41,6 @@ from stream.records.artifacts import (
     SURFACE_FILE,
     SURFACE_SETS,
     CapabilitySurface,
-    Companion,
     CorrelationReport,
     Marker,
     ObservationHealth,
@@ -53,23 +52,11 @@ from stream.records.run import (
     MANIFEST_FILE,
     METADATA_FILE,
     SUMMARY_FILE,
-    Manifest,
-    RunMetadata,
-    RunSummary,
 )
 from stream.transformers.normalize import NO_EVENTS, RULES
 from stream.verify.replay import LayerReplay
 from stream.verify.report import VerifyReport
 
-DOCUMENTS: dict[str, type[Any]] = {
-    SURFACE_FILE: CapabilitySurface,
-    CORRELATION_FILE: CorrelationReport,
-    HEALTH_FILE: ObservationHealth,
-    COMPANION_FILE: Companion,
-    METADATA_FILE: RunMetadata,
-    SUMMARY_FILE: RunSummary,
-    MANIFEST_FILE: Manifest,
-}
 _FOR_PEOPLE = (METADATA_FILE, SUMMARY_FILE, MANIFEST_FILE)  #: on several lines
 _LONG = (SURFACE_FILE, COMPANION_FILE)
 _DEEPEST = 3  #: nothing that follows from layers is nested deeper

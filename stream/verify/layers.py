@@ -31,7 +31,7 @@ from stream.codec import (
     join_lines,
     repeated_key,
 )
-from stream.contracts import ARTIFACTS, LINES, RunnerDecoder, decoder_of
+from stream.contracts import ARTIFACTS, LAYER_DECODERS, LINES, LineDecoder
 from stream.errors import InputError, os_reason, visible
 from stream.evidence.consistency import faults_of, form_faults, mode_faults
 from stream.files.inside import open_beneath
@@ -48,14 +48,13 @@ from stream.records.artifacts import (
     SDK_FILE,
     ChainLink,
     Marker,
-    PolicyEvent,
-    SdkEvent,
 )
 from stream.records.control import Fault, Finding, Gap
-from stream.records.kernel import OPEN, KernelDetail
-from stream.verify.replay import Columns, Form, KernelDecoder, LayerReplay, columns_of
+from stream.records.kernel import OPEN
+from stream.verify.replay import Columns, Form, LayerReplay, columns_of
 from stream.verify.report import VerifyReport
 
+_RULES = {RUNNER_FILE: "contract.runner_event", SDK_FILE: "contract.sdk_event"}
 Count = Callable[[], int]  #: lines of a layer that was read before
 #: What is wrong with which of many records.
 RecordFault: TypeAlias = tuple[int, Fault]
@@ -76,16 +75,6 @@ class FileChecker(Protocol):
         """Check the end."""
 
 
-class LineDecoder(Protocol):
-    """Decodes the lines of one layer."""
-
-    def decode(self, line: bytes, /) -> Any:
-        """Decode one line."""
-
-    def decode_lines(self, block: bytes, /) -> list[Any]:
-        """Decode whole lines."""
-
-
 class LayerContract(Struct):
     """What the records of one layer must keep."""
 
@@ -100,21 +89,16 @@ def contract_of_layer(name: str, kernel: Count, sdk: Count) -> LayerContract | N
 
     `kernel` and `sdk` tell how many lines those layers have, once they were read.
     """
+    decoder = LAYER_DECODERS.get(name)
+    if decoder is None:
+        return None
     if name == KERNEL_FILE:
-        return LayerContract(KernelDecoder(), KernelRules().faults, columns_of)
+        return LayerContract(decoder, KernelRules().faults, columns_of)
     if name == DETAIL_FILE:
-        kinds: Any = KernelDetail | Gap
-        rules = _DetailRules(kernel)
-        return LayerContract(_Decoder(kinds), rules.faults, RecordBatch, is_numbered=False)
+        return LayerContract(decoder, _DetailRules(kernel).faults, RecordBatch, is_numbered=False)
     if name == MARKERS_FILE:
-        return LayerContract(_Decoder(Marker), _MarkerRules(kernel, sdk).faults, RecordBatch)
-    if name == RUNNER_FILE:
-        return LayerContract(RunnerDecoder(), _each("contract.runner_event"), RecordBatch)
-    if name == SDK_FILE:
-        return LayerContract(_Decoder(SdkEvent), _each("contract.sdk_event"), RecordBatch)
-    if name == POLICY_FILE:
-        return LayerContract(_Decoder(PolicyEvent), _each("contract.line"), RecordBatch)
-    return None
+        return LayerContract(decoder, _MarkerRules(kernel, sdk).faults, RecordBatch)
+    return LayerContract(decoder, _each(_RULES.get(name, "contract.line")), RecordBatch)
 
 
 class LayerChecker:
@@ -251,14 +235,6 @@ def decode_canonical(decoder: LineDecoder, block: bytes) -> list[Any] | None:
     except DECODE_ERRORS:
         return None
     return records if _encode_lines(records) == block else None
-
-
-class _Decoder:
-    """Decodes one kind of record."""
-
-    def __init__(self, kind: Any) -> None:
-        self.decode = decoder_of(kind)
-        self.decode_lines = msgspec.json.Decoder(kind).decode_lines
 
 
 class RecordBatch(Struct):
@@ -421,7 +397,7 @@ def _artifact_faults(file: IO[bytes], name: str) -> Iterator[tuple[int, Fault]]:
 
 def _line_faults(file: IO[bytes], name: str) -> Iterator[tuple[int, Fault]]:
     """A last line that has no end is none: the chain shows what is missing."""
-    decoder, rules = KernelDecoder(), KernelRules()
+    decoder, rules = LAYER_DECODERS[KERNEL_FILE], KernelRules()
     splitter = LineSplitter(name)
     while chunk := file.read(READ):
         lines = splitter.feed(chunk)

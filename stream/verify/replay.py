@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from heapq import merge
 from ipaddress import ip_address
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Struct
 from msgspec.structs import astuple
 
-from stream.contracts import decoder_of
+from stream.contracts import LAYER_DECODERS
 from stream.evidence.attribution import AttributionEvent, EventDetails, Losses, details_of
 from stream.evidence.derive import LayerContent
 from stream.evidence.surface import OPENED, Surface, ways_of
@@ -56,7 +56,6 @@ from stream.records.kernel import (
     EXEC_FAILED,
     EXIT,
     FORK,
-    KERNEL_EVENT,
     LINK,
     LOCAL_ACCEPT,
     LOCAL_BIND,
@@ -82,9 +81,6 @@ from stream.records.kernel import (
     XATTR,
     KernelDetail,
     KernelEvent,
-    Kind,
-    OperationFlag,
-    RunId,
     kind_of_event,
     unknown_type,
 )
@@ -115,6 +111,8 @@ _NO_MORE: _Line = (sys.maxsize, None)
 _MOST_FOUND = 20
 _FRAME = 2  #: a start and an end
 _URING_CALL = "io_uring_setup"
+#: What the artifacts follow from, in the order in which it has to be taken.
+REPLAYED = (KERNEL_FILE, DETAIL_FILE, SDK_FILE, POLICY_FILE, MARKERS_FILE)
 
 
 class LayerReplay:
@@ -379,9 +377,8 @@ class LayerReplay:
         return self._next
 
     def _read_waiting(self) -> Iterator[KernelEvent]:
-        decode = msgspec.json.Decoder(KernelEvent).decode
         self._without_open.seek(0)
-        yield from map(decode, self._without_open)
+        yield from map(msgspec.json.Decoder(KernelEvent).decode, self._without_open)
 
     def _read_columns(self) -> Iterator[_Block]:
         self._columns.seek(0)
@@ -398,9 +395,10 @@ def replay_layers(read: Callable[[str], Iterable[bytes]]) -> LayerReplay:
     layer, in blocks of any size; the caller closes the replay."""
     replay = LayerReplay()
     try:
-        for name, decoder in DECODERS.items():
+        for name in REPLAYED:
+            decode_lines = LAYER_DECODERS[name].decode_lines
             for block in whole_lines(read(name)):
-                replay.take(name, decoder.decode_lines(block))
+                replay.take(name, decode_lines(block))
         replay.finish()
     except BaseException:
         replay.close()
@@ -423,44 +421,6 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
 # ------------------------------------------------------------ many kernel events at once
 
 _WORD = (1 << 64) - 1
-_PLAIN: dict[str, Any] = {
-    "run_id": str,
-    "kind": str,
-    "operation_flags": tuple[OperationFlag, ...] | msgspec.UnsetType,
-}
-#: The same event, but for the two patterns.
-_PlainEvent: Any = msgspec.defstruct(
-    "_PlainEvent",
-    [
-        (field.name, _PLAIN.get(field.name, field.type), field.default)
-        if field.default is not msgspec.NODEFAULT
-        else (field.name, _PLAIN.get(field.name, field.type))
-        for field in msgspec.structs.fields(KernelEvent)
-    ],
-    tag_field="schema",
-    tag=KERNEL_EVENT,
-    forbid_unknown_fields=True,
-    kw_only=True,
-    gc=False,
-)
-
-
-class KernelDecoder:
-    """Decodes kernel events. Of many at once, each different run id and kind is checked once: to
-    check them in every event takes as long as all else (README: `stream verify`)."""
-
-    def __init__(self) -> None:
-        self.decode = decoder_of(KernelEvent)
-        self._decode_lines = msgspec.json.Decoder(_PlainEvent).decode_lines
-
-    def decode_lines(self, block: bytes) -> list[Any]:
-        """Decode whole lines. Raise one of codec's DECODE_ERRORS."""
-        events = self._decode_lines(block)
-        for run_id in {event.run_id for event in events}:
-            msgspec.convert(run_id, RunId)
-        for kind in {event.kind for event in events}:
-            msgspec.convert(kind, Kind)
-        return events
 
 
 class Form(NamedTuple):
@@ -471,7 +431,7 @@ class Form(NamedTuple):
     flags: Any
     return_value: Any
     access_mode: Any
-    operation_flags: Any  #: UNSET or a tuple
+    operation_flags: Any
     status: Any
 
 
@@ -493,10 +453,6 @@ def columns_of(events: Sequence[Any]) -> Columns:
     columns = zip(*map(astuple, events), strict=True)
     run_ids, seqs, pids, types, kinds, values, flags, _, _, *ends = columns
     returned, accesses, operations, statuses = ends
-    try:
-        hash(operations)
-    except TypeError:  # lists, in a `KernelEvent`
-        operations = tuple(one if one is UNSET else tuple(one) for one in operations)
     forms = [*zip(types, kinds, flags, returned, accesses, operations, statuses, strict=True)]
     return Columns(events, run_ids, seqs, pids, types, values, forms, {*forms})
 
@@ -524,24 +480,6 @@ def _words(numbers: Sequence[int]) -> bytes:
         return array("Q", numbers).tobytes()
     except OverflowError:
         return array("Q", [number & _WORD for number in numbers]).tobytes()
-
-
-class BlockDecoder(Protocol):
-    """Decodes many lines with one call."""
-
-    def decode_lines(self, block: bytes, /) -> list[Any]:
-        """Decode whole lines."""
-        ...
-
-
-#: In the order in which they have to be taken.
-DECODERS: dict[str, BlockDecoder] = {
-    KERNEL_FILE: KernelDecoder(),
-    DETAIL_FILE: msgspec.json.Decoder(KernelDetail | Gap),
-    SDK_FILE: msgspec.json.Decoder(SdkEvent),
-    POLICY_FILE: msgspec.json.Decoder(PolicyEvent),
-    MARKERS_FILE: msgspec.json.Decoder(Marker),
-}
 
 
 def _is_incomplete(form: Form) -> bool:

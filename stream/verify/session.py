@@ -23,6 +23,7 @@ from stream.archive.manifest import (
 from stream.archive.reader import EntryEnd, EntryStart, Limits, NoArchive, Part, ahead, parts_of
 from stream.archive.tar import READ, BrokenArchive, Look, unwatched
 from stream.boundary.descriptors import find_boundaries
+from stream.contracts import DOCUMENTS
 from stream.errors import InputError, os_reason
 from stream.evidence.health import ABSENT_NOTE
 from stream.files.inside import describe_kind, open_beneath
@@ -52,7 +53,7 @@ from stream.records.run import (
     RunMetadata,
     RunSummary,
 )
-from stream.verify.artifacts import DOCUMENTS, Documents, artifact_faults
+from stream.verify.artifacts import Documents, artifact_faults
 from stream.verify.layers import (
     ChainChecker,
     FileChecker,

@@ -97,7 +97,7 @@ def opened(seq: int, path: str, run_id: str = RUN) -> KernelEvent:
         mode=0o644,
         return_value=3,
         access_mode="write",
-        operation_flags=["create", "truncate"],
+        operation_flags=("create", "truncate"),
         status="success",
     )
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from stream.archive.reader import Limits
+from stream.contracts import LAYER_DECODERS
 from stream.records.artifacts import (
     ARCHIVE_MANIFEST,
     CHAIN_FILE,
@@ -39,7 +40,7 @@ from stream.records.control import Gap
 from stream.records.kernel import KernelDetail, KernelEvent, RawCapture, RawEvent
 from stream.records.run import SUMMARY_FILE
 from stream.transformers.normalize import Normalize
-from stream.verify.replay import DECODERS, LayerReplay
+from stream.verify.replay import LayerReplay
 from stream.verify.report import VerifyReport
 from stream.verify.session import VerifySession, reading_order, verify
 from tests.archive.samples import (
@@ -384,7 +385,7 @@ def test_whatever_is_normalized_agrees_with_itself(events: list[RawEvent]) -> No
     beside = [encode(one) for one in records if isinstance(one, KernelDetail)]
     with closing(LayerReplay()) as gathering:
         for name, some in ((KERNEL_FILE, kernel), (DETAIL_FILE, beside)):
-            gathering.take(name, DECODERS[name].decode_lines(b"\n".join(some)))
+            gathering.take(name, LAYER_DECODERS[name].decode_lines(b"\n".join(some)))
         gathering.finish()
         assert gathering.mismatched_details == []
         assert gathering.scopes().total() == gathering.events == len(kernel)

@@ -80,7 +80,7 @@ def events(draw: st.DrawFn) -> KernelEvent:
     flags: int = draw(st.sampled_from([0, 0o2000000, 0o1101, 0o102, 0o3001, 3]))
     event.flags = draw(st.sampled_from([flags, flags, flags, 1]) | st.just(UNSET))
     event.access_mode = draw(st.sampled_from([*[ACCESS[flags & 3]] * 5, UNSET, "read"]))
-    event.operation_flags = draw(st.sampled_from([*[OPERATIONS[flags]] * 5, UNSET, ["append"]]))
+    event.operation_flags = draw(st.sampled_from([*[OPERATIONS[flags]] * 5, UNSET, ("append",)]))
     event.return_value = draw(st.sampled_from([3, 4, -2, -13]) | st.just(UNSET))
     event.status = "success"
     if event.return_value is not UNSET and event.return_value < 0:
@@ -92,9 +92,9 @@ def events(draw: st.DrawFn) -> KernelEvent:
 ACCESS: Any = ("read", "write", "read_write", "unknown")
 OPERATIONS: Any = {
     **dict.fromkeys((0, 0o2000000, 3), UNSET),
-    0o1101: ["create", "truncate"],
-    0o102: ["create"],
-    0o3001: ["truncate", "append"],
+    0o1101: ("create", "truncate"),
+    0o102: ("create",),
+    0o3001: ("truncate", "append"),
 }
 SPOILED = [
     *[(b'"pid":1', b'"pid": 1'), (b'"pid":1', b'"pid":1.0'), (b'"pid":1', b'"pid":01')],
