@@ -14,37 +14,17 @@ import anyio
 import pytest
 
 from stream.errors import InputError
-from stream.pipeline import Batch
-from stream.records.control import FINDINGS, LINES, REJECTS, Finding
+from stream.records.control import Finding
 from stream.records.run import Profile
 from stream.transformers.event_rules import RULES
 from stream.verify.streams import CheckResult, run_check
+from tests.collecting import Collected
 from tests.folders import FILES, Folder, digest
 from tests.transformers.runs import encoded
 from tests.transformers.samples import line, record
 from tests.transformers.test_invariants import BROKEN_HERE
 
 BROKEN = line(record(operation={"target": ""})) + b"\n"
-
-
-class Collected:
-    """A sink that keeps what it gets."""
-
-    kinds = (LINES, FINDINGS, REJECTS)
-
-    def __init__(self) -> None:
-        self.items: list[Any] = []
-
-    def open(self) -> Any:
-        return self
-
-    async def __aenter__(self) -> Any:
-        async def write(batch: Batch[Any]) -> None:
-            self.items += batch.items
-
-        return write
-
-    async def __aexit__(self, *_: object) -> None: ...
 
 
 def checked(target: Path, profile: Profile | None = None) -> tuple[CheckResult, list[Finding]]:

@@ -17,12 +17,12 @@ from msgspec.json import encode
 from stream.boundary.descriptors import Boundaries, Descriptor, known_catalogs
 from stream.codec import BUNDLE, Lines, LineSplitter, TornLine
 from stream.errors import InputError
-from stream.pipeline import Batch
 from stream.records.boundary import encode_raw
-from stream.records.control import FINDINGS, LINES, REJECTS, Control, Finding, Gap, Reject
+from stream.records.control import Control, Finding, Gap, Reject
 from stream.sinks.ndjson import Ndjson
 from stream.transformers.validate import Validate
 from stream.verify.streams import is_document, run_validate
+from tests.collecting import Collected
 from tests.core.laws import check_batch_independence
 from tests.transformers.cells import OWN, PLAIN
 from tests.transformers.samples import (
@@ -271,26 +271,6 @@ def test_defaults_are_known_by_their_file_name() -> None:
     assert isinstance(finding, Finding)
     assert (finding.rule, finding.path) == ("defaults.json", "$.catalog")
     assert judged(PLAIN, source="defaults.json") == ([PLAIN], [])
-
-
-class Collected:
-    """A sink that keeps what it gets."""
-
-    kinds = (LINES, FINDINGS, REJECTS)
-
-    def __init__(self) -> None:
-        self.items: list[Any] = []
-
-    def open(self) -> Any:
-        return self
-
-    async def __aenter__(self) -> Any:
-        async def write(batch: Batch[Any]) -> None:
-            self.items += batch.items
-
-        return write
-
-    async def __aexit__(self, *_: object) -> None: ...
 
 
 def run_files(*paths: Path | str, as_filter: bool = False) -> tuple[Validate, list[Any]]:
