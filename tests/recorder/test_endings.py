@@ -20,6 +20,7 @@ from tests.recorder.runs import Run, observe, only_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containment needs Linux")
 
+A_TICK = 0.05  #: seconds: more than one of the clock of files
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
@@ -177,12 +178,12 @@ def test_a_time_limit_that_is_not_heeded(place: Place) -> None:
 
 
 def test_the_tree_decides_when_it_is_over(place: Place) -> None:
-    """A child in a session of its own writes when the agent has ended."""
-    gone = place.fifo("gone")
-    child = f"read -r line <{gone}; sleep 0.5; echo late >late.txt; git --version"
-    agent = f"setsid sh -c '{child}' & echo early >early.txt; sleep 0.05"
-    waiter = f"while kill -0 $0 2>/dev/null; do :; done; echo over >{gone}"
-    run = observe(place, "--", "sh", "-c", f"{agent}; setsid sh -c '{waiter}' $$ & exit 4")
+    """A child in a session of its own writes when the recorder knows that the agent has ended."""
+    # A pattern that does not match itself: the command is in an event as well.
+    known = "until grep -q agent_complete[d] ../events.jsonl; do sleep 0.01; done"
+    child = f"{known}; sleep {A_TICK}; echo late >late.txt; git --version"
+    agent = f"setsid sh -c '{child}' & echo early >early.txt; sleep {A_TICK}; exit 4"
+    run = observe(place, "--grace", str(PATIENCE), "--", "sh", "-c", agent)
     assert run.done.code == 4
     assert {path: one["after_exit"] for path, one in run.changes.items()} == {
         "early.txt": False,
