@@ -29,6 +29,7 @@ from pathlib import Path
 import h11
 from anyio import (
     CancelScope,
+    CapacityLimiter,
     create_task_group,
     current_time,
     move_on_after,
@@ -58,7 +59,7 @@ _PAUSE = 0.05
 
 
 class Collector:
-    """`hear`: told each body, and when it came: monotonic ns. In a thread."""
+    """`hear`: told each body, and when it came: monotonic ns. In a thread, one body at a time."""
 
     def __init__(self, hear: Callable[[bytes, int], None]) -> None:
         self.received = 0  #: bodies
@@ -66,6 +67,7 @@ class Collector:
         self._target = b"/%b/v1/logs" % os.urandom(16).hex().encode()
         self._socket: socket.socket | None = None
         self._accepting = CancelScope()
+        self._hearing = CapacityLimiter(1)  # each thread that hears keeps memory of its own
         self._count = self._unknown = 0
         self._refused = self._torn = self._turned_away = 0
 
@@ -207,8 +209,8 @@ class Collector:
             with CancelScope(shield=True):
                 self.received += 1
                 # A newline can only stand between the words of a JSON text.
-                line = body.replace(b"\n", b" ") + b"\n"
-                await to_thread.run_sync(self._hear, line, kernel_now())
+                body = body.replace(b"\n", b" ") + b"\n"
+                await to_thread.run_sync(self._hear, body, kernel_now(), limiter=self._hearing)
 
 
 class _RefusedError(h11.ProtocolError):
