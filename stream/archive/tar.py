@@ -26,11 +26,11 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Struct
 
-from stream.errors import InputError, OutputError, os_reason, visible
+from stream.errors import InputError, OutputError, os_reason, reporting, visible
 from stream.evidence.consistency import place_fault
 from stream.files.append import write_all
 from stream.files.inside import open_beneath, open_regular
-from stream.files.targets import check_free, named, open_alone, partial
+from stream.files.targets import check_free, open_alone, partial
 from stream.records.artifacts import ARCHIVE_MANIFEST, V0_FILES, ArchiveFile, ArchiveManifest
 from stream.records.control import Fault
 
@@ -431,15 +431,15 @@ def write_archive(
     """
     check_free(str(target), force=force)
     growing = partial(str(target))
-    with named(str(target)):
+    with reporting(target, OutputError):
         fd = open_alone(growing, 0o600)
     try:
-        with named(str(target)):
+        with reporting(target, OutputError):
             measures = [measured(entry, look) for entry in in_order(entries)]
             written = _write(fd, measures, run_id, look)
             os.fsync(fd)
         check(growing)
-        with named(str(target)):
+        with reporting(target, OutputError):
             check_free(str(target), force=force)
             growing.replace(growing.with_suffix(""))
             _sync_folder(growing.parent)

@@ -8,7 +8,6 @@ import os
 import re
 import stat
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from stream.errors import OutputError, UsageError, reporting
@@ -28,7 +27,7 @@ def check_outputs(
     for name in outputs:
         if name is None or name == STDOUT:
             continue
-        with named(name):
+        with reporting(name or "(a file without a name)", OutputError):
             if not is_regular(name):
                 if not name or Path(name).is_dir():  # the attempt says why
                     os.close(os.open(name, os.O_WRONLY))
@@ -66,7 +65,7 @@ def _check_place(growing: Path) -> None:
 def is_regular(target: str) -> bool:
     """Tell whether a target is a regular file, or nothing yet. What somebody has opened for us is
     written to, whatever it is."""
-    with named(target):
+    with reporting(target, OutputError):
         if descriptor(target) is not None:
             return False
         try:
@@ -151,9 +150,3 @@ def _lock(path: Path, fd: int) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def named(target: str) -> AbstractContextManager[None]:
-    """Report a failure to write with the place of the target."""
-    place = "stdout" if target == STDOUT else target or "(a file without a name)"
-    return reporting(place, OutputError)

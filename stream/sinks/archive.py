@@ -25,7 +25,7 @@ from stream.archive.tar import READ, Entry, Measure
 from stream.boundary.descriptors import Boundaries, key_of
 from stream.codec import DECODE_ERRORS, Lines, contract_of, explain, is_blank, join_lines, reject
 from stream.contracts import decode_runner_event
-from stream.files.targets import named
+from stream.errors import OutputError, reporting
 from stream.pipeline import Batch, Counts, Write, by_kind
 from stream.records.artifacts import (
     CHAIN,
@@ -219,7 +219,7 @@ class Spools:
 
         async def write(batch: Batch[Piece]) -> None:
             """Add the pieces of a batch, in a thread."""
-            with named(str(self._target)):
+            with reporting(self._target, OutputError):
                 await to_thread.run_sync(self._add, batch.items)
 
         yield write
@@ -260,7 +260,7 @@ class Spools:
 
     def _opened(self, name: str) -> BinaryIO:
         file = self._files[name]
-        with named(str(self._target)):
+        with reporting(self._target, OutputError):
             file.flush()
             again = open(os.dup(file.fileno()), "rb", buffering=0)  # noqa: PTH123, SIM115
             again.seek(0)

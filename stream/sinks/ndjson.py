@@ -13,9 +13,9 @@ from anyio import CancelScope, to_thread
 from msgspec import Struct
 
 from stream.codec import join_lines
-from stream.errors import OutputError
+from stream.errors import OutputError, reporting
 from stream.files.append import AppendFile, write_all
-from stream.files.targets import STDOUT, descriptor, is_regular, named, open_alone, partial
+from stream.files.targets import STDOUT, descriptor, is_regular, open_alone, partial
 from stream.pipeline import Batch, Write
 from stream.records.control import BOUNDARY, LINES, Control, sentence
 
@@ -87,14 +87,16 @@ async def _device(target: str) -> AsyncIterator[WriteBytes]:
     that waits for it is left behind.
     """
 
+    place = "stdout" if target == STDOUT else target
+
     async def write(data: bytes) -> None:
         """Write data in a thread, which an interrupt leaves behind."""
-        with named(target):
+        with reporting(place, OutputError):
             await to_thread.run_sync(write_all, fd, data, abandon_on_cancel=True)
 
     fd = 1
     if target != STDOUT:
-        with named(target):
+        with reporting(place, OutputError):
             fd = await to_thread.run_sync(_open, target, abandon_on_cancel=True)
     try:
         yield write
@@ -115,7 +117,7 @@ async def _file(target: str, is_whole: Callable[[], bool]) -> AsyncIterator[Writ
     """Write a file that grows as `target.partial`. A clean end gives it its name; anything else
     leaves it so, and a full disk leaves whole lines."""
     growing = partial(target)
-    with named(target):
+    with reporting(target, OutputError):
         file = AppendFile(growing, is_hashed=False).open(open_alone(growing, more=os.O_APPEND))
     append = wrap(file.append)
 
@@ -129,7 +131,7 @@ async def _file(target: str, is_whole: Callable[[], bool]) -> AsyncIterator[Writ
     try:
         yield write
         if is_whole():
-            with named(target):
+            with reporting(target, OutputError):
                 growing.replace(growing.with_suffix(""))
     finally:
         file.close()

@@ -15,9 +15,8 @@ from anyio import CancelScope, to_thread
 from msgspec import Struct
 
 from stream.codec import join_lines
-from stream.errors import OutputError, number, os_reason
+from stream.errors import OutputError, number, os_reason, reporting
 from stream.files.append import AppendFile, RecordedFile, open_new, write_all
-from stream.files.targets import named
 from stream.pipeline import Batch, Sink, Write
 from stream.records.control import BOUNDARY, RAW
 from stream.records.kernel import Telemetry
@@ -42,7 +41,7 @@ class BoundaryFile(Struct):
         """Make the file and give a writer for it."""
         from aiofiles.os import wrap
 
-        with named(str(self.file.path)):
+        with reporting(self.file.path, OutputError):
             self.file.open()
         append = wrap(self.file.append)
 
