@@ -23,7 +23,7 @@ from stream.observe.agents import Agent, Version, launches
 from stream.observe.scenario import NUMBERS, UNKNOWN, Scenario
 from stream.process.machine import Clock, system_name, utc
 from stream.process.messages import Prepare, Start
-from stream.process.wrappers import Wrappers
+from stream.process.wrapper_scripts import Wrappers
 from stream.records.artifacts import HOME
 from stream.records.decision import (
     SCHEMA_VERSION,

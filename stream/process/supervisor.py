@@ -45,7 +45,7 @@ from stream.process.tree import (
     spawn_error,
     start,
 )
-from stream.process.wrappers import make_wrappers, state_of
+from stream.process.wrapper_scripts import make_wrappers, state_of
 
 PATIENCE = 2.0  #: seconds that a tracer has to let the program begin
 POLL = 0.25  #: seconds: without a subreaper, not every end in a tree wakes us

@@ -47,7 +47,7 @@ from stream.process.messages import (
 )
 from stream.process.table import read_process
 from stream.process.tree import Containment, Reaper
-from stream.process.wrappers import Wrappers
+from stream.process.wrapper_scripts import Wrappers
 from stream.records.run import RunSummary, count_processes
 from stream.redaction.policy import OutputFile
 from stream.sources.wrappers import CommandLog

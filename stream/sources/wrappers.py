@@ -22,7 +22,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 from stream.errors import os_reason, readable
 from stream.files.append import AppendFile, RecordedFile
 from stream.process.machine import Clock
-from stream.process.wrappers import PIECE, Wrappers
+from stream.process.wrapper_scripts import PIECE, Wrappers
 from stream.records.run import CommandRecord, category_of
 from stream.redaction.policy import CapturePolicy
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.process.wrappers import PIECE, Wrappers, make_wrappers
+from stream.process.wrapper_scripts import PIECE, Wrappers, make_wrappers
 from stream.records.run import category_of
 from stream.sources.wrappers import MOST_HELD, CallReader, WrapperCall
 
