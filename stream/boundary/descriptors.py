@@ -425,12 +425,19 @@ _MOST_KNOWN = 5000  #: a stream of more probes forgets and learns again
 
 
 class _QuickPayload(Payload, forbid_unknown_fields=True, gc=False):
+    """A payload whose snippets were not cut."""
+
     stderr_snippet: Annotated[str, Meta(max_length=SNIPPET)] | None
     stdout_snippet: Annotated[str, Meta(max_length=SNIPPET)] | None
 
 
 class _Quick(Struct, forbid_unknown_fields=True, gc=False):
-    """A canonical record, as far as one differs from the next."""
+    """A canonical record, as far as one differs from the next: a second form of `Boundary`.
+
+    README promises that `validate` checks 250,000 records a second. What stays the same from record
+    to record is looked at once, which takes 2.6 µs a record. To decode and encode each whole one
+    takes 4 µs before any of its rules (`check`: 11 µs).
+    """
 
     capabilities_schema_version: Raw
     capability_context: Raw
@@ -475,12 +482,7 @@ class Boundaries:
         return b""
 
     def are_good(self, lines: Iterable[Any]) -> bool:
-        """Return whether all lines are faultless records of the canonical pattern.
-
-        The quick way: what stays the same from record to record is looked at once. README
-        promises 250,000 records a second, and one decode and encode of each whole record with
-        its rules (`check`) takes 11 µs, this 2.6 µs.
-        """
+        """Return whether all lines are faultless records of the canonical pattern."""
         again = bytearray()
         for line in lines:
             try:
