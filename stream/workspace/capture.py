@@ -19,7 +19,8 @@ from stream.files.trees import remove_tree
 from stream.records.kernel import path_text
 from stream.records.run import CHANGES_FILE, DIFF_FILE
 from stream.workspace.changes import ChangeSet, find_changes
-from stream.workspace.patch import Redact, Summary, find_git, write_patch
+from stream.workspace.listing import Redact, Summary, write_changes
+from stream.workspace.patch import find_git
 from stream.workspace.snapshot import (
     Cancelled,
     Skipped,
@@ -190,7 +191,7 @@ class WorkspaceCapture:
         listing = self._folder / CHANGES_FILE
         try:
             changes = self._changes()
-            found = write_patch(
+            found = write_changes(
                 changes,
                 self._store,
                 self._folder / DIFF_FILE,

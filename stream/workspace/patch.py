@@ -1,5 +1,4 @@
-"""The changes of a run written down: a patch in git's own format, and a listing of every path with
-the reason why git cannot carry it, if it cannot. Git is asked without anything that a user or a
+"""A patch in git's own format, made and read by git. It is asked without anything that a user or a
 workspace has configured: no repository but one of our own, no hook, no filter, no attributes; the
 workspace was written by the very program that the run is evidence of."""
 
@@ -8,22 +7,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import stat
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from msgspec import Struct
-
 from stream.errors import InputError, OutputError, StreamError, os_reason, visible
-from stream.files.append import RecordedFile, create, recorded_file
+from stream.files.append import create
 from stream.files.trees import remove_tree
-from stream.records.run import FS_CHANGE, FileState, FsChange, Reason, encode_change, shown_name
-from stream.workspace.changes import TICK, Change, ChangeSet, State
-from stream.workspace.snapshot import LARGEST, Store
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -46,18 +38,10 @@ _CONFIG = """[core]
 _DIFF = ("diff-tree", "-r", "-p", "--binary", "--full-index", "--no-renames", "--no-color")
 _PLAIN = ("--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
 
-_LONGEST = 4_000  #: bytes; git opens whole paths, and a system takes 4,096 at most
-_INSIDE_GIT = rb"(?i)(?:^|/)\.git(?:/|\Z)"
 # `git apply` refuses a whole patch for one path that means `.git` on some file system. What it
 # refuses on a Mac only is in here as well.
 _REFUSED = rb"(?i)(?:^|[/\\])(?:\.git|git~1)[ .]*(?:[/\\:]|\Z)"
-_REFUSED_LINK = (
-    rb"(?i)(?:^|[/\\])(?:\.gitmodules|gitmod~[0-9]+|(?:g(?:i(?:7(?:e(?:ba?)?)?)?)?)?~[0-9]+)"
-    rb"[ .]*(?:[/\\:]|\Z)"
-)
 _IGNORED_ON_MACS = rb"\xe2\x80[\x8c-\x8f\xaa-\xae]|\xe2\x81[\xaa-\xaf]|\xef\xbb\xbf"
-
-Redact = Callable[[bytes], bytes]
 
 
 class GitError(StreamError):
@@ -283,318 +267,7 @@ def _quoted(path: bytes) -> bytes:
     return b'"%s"' % b"".join(quoted)
 
 
-def reasons(changes: Sequence[Change], paths: Sequence[bytes]) -> list[Reason | None]:
-    """Return for each change why it is not in the patch; None where it is. `paths`: the names that
-    the patch uses."""
-    found = [_reason_of(change, path) for change, path in zip(changes, paths, strict=True)]
-    _find_clashes(changes, paths, found)
-    _find_obstacles(changes, paths, found)
-    return found
-
-
-def git_mode(state: State) -> str:
-    """Return the mode that git gives a file or a link."""
-    if state.kind == "symlink":
-        return "120000"
-    return "100755" if state.mode & stat.S_IXUSR else "100644"
-
-
-def is_leaf(state: State | None) -> bool:
-    """Tell whether there is something that is no folder."""
-    return state is not None and state.kind != "dir"
-
-
 def means_git(path: bytes) -> bool:
     """Tell whether a path means `.git` on some file system: what is written there can run when git
     does."""
     return re.search(_REFUSED, re.sub(_IGNORED_ON_MACS, b"", path)) is not None
-
-
-def _reason_of(change: Change, path: bytes) -> Reason | None:
-    """Return why a change cannot be in the patch, whatever the others are."""
-    states = [state for state in (change.before, change.after) if state]
-    if re.search(_INSIDE_GIT, path):
-        return "inside-git"
-    if means_git(path) or (
-        re.search(_REFUSED_LINK, path) and any(state.kind == "symlink" for state in states)
-    ):
-        return "refused-name"
-    if b" /" in path:  # where only the first line of a diff has the name, its end is not found
-        return "refused-name"
-    if len(path) > _LONGEST:
-        return "long-path"
-    for state in states:
-        if state.kind in ("fifo", "socket", "device"):
-            return "special-file"
-        if state.kind != "dir" and (not state.is_kept or state.size > LARGEST):
-            return "too-large" if state.is_kept or state.digest else "unreadable"
-    before, after = change.before, change.after
-    if not (is_leaf(before) or is_leaf(after)):
-        return "mode-bits" if before and after else "folder"
-    if before and after and before.holds_as(after) and git_mode(before) == git_mode(after):
-        return "mode-bits"
-    return None
-
-
-def _find_obstacles(
-    changes: Sequence[Change], paths: Sequence[bytes], found: list[Reason | None]
-) -> None:
-    """Find what is in the way of a change: where something was that the patch cannot remove, it
-    cannot put something else; and a folder comes with the files in it, and goes with the last."""
-    staying: set[bytes] = set()
-    kept: set[bytes] = set()
-    emptied: set[bytes] = set()
-    for change, path, reason in zip(changes, paths, found, strict=True):
-        if is_leaf(change.before):
-            (kept if reason else emptied).update(_parents(path))
-            # `git apply` looks through a link that it is about to remove, and gives up on all of
-            # the patch where that link leads to itself.
-            if reason or (change.before and change.before.goes_round):
-                staying.add(path)
-    for change, path in zip(changes, paths, strict=True):
-        if change.before and not is_leaf(change.before) and path not in emptied:
-            kept.update(_parents(path))  # an empty folder
-    filled: set[bytes] = set()
-    for index, (change, path) in enumerate(zip(changes, paths, strict=True)):
-        if found[index] is None and is_leaf(change.after):
-            if path in kept or not staying.isdisjoint(_parents(path)):
-                found[index] = "in-the-way"
-            else:
-                filled.update(_parents(path))
-    for index, (change, path) in enumerate(zip(changes, paths, strict=True)):
-        if found[index] == "folder" and (
-            path in filled if change.after else path in emptied and path not in kept
-        ):
-            found[index] = None
-
-
-def _find_clashes(
-    changes: Sequence[Change], paths: Sequence[bytes], found: list[Reason | None]
-) -> None:
-    """Find what cannot be in the patch by its redacted name: redaction can make one name of two,
-    or a name that is none."""
-    if all(change.path == path for change, path in zip(changes, paths, strict=True)):
-        return
-    taken: set[bytes] = set()
-    above: set[bytes] = set()
-    for index, path in enumerate(paths):
-        if found[index] is not None:
-            continue
-        folders = set(_parents(path))
-        parts = path.split(b"/")
-        if path in taken | above or folders & taken or {b"", b".", b".."} & set(parts):
-            found[index] = "redacted"
-        else:
-            taken.add(path)
-            above |= folders
-
-
-def _parents(path: bytes) -> Iterator[bytes]:
-    end = path.rfind(b"/")
-    while end > 0:
-        yield path[:end]
-        end = path.rfind(b"/", 0, end)
-
-
-class Summary(Struct, kw_only=True):
-    """The figures of what was written. Folders that come and go with the files in them are in the
-    listing, and not counted."""
-
-    total: int
-    added: int
-    removed: int
-    changed: int
-    in_patch: int
-    inside_git: int
-    not_in_patch: dict[str, int]  #: by reason
-    paths: list[str]  #: the first of those that are counted
-    has_after_exit: bool
-    is_incomplete: bool  #: something could not be read
-    patch: RecordedFile
-
-
-def write_patch(
-    changes: ChangeSet,
-    store: Store,
-    patch: Path,
-    listing: Path,
-    *,
-    git: str,
-    exited: int | None,
-    redact: Redact | None = None,
-    shown: int = 100,
-) -> Summary:
-    """Write the patch and the listing. Raise OutputError; then neither of them is there.
-
-    `git`: from find_git. `exited`: wall-clock ns when the agent itself was last seen alive; None
-    where nothing outlived it.
-    """
-    writer = _Writer(changes, store, redact, exited)
-    maker = PatchMaker(git, patch)
-    try:
-        try:
-            with create(listing) as lines:
-                for line in writer.lines(maker):
-                    lines.write(line)
-        except OSError as error:
-            raise OutputError(f"{listing}: {os_reason(error)}") from None
-        try:
-            maker.write()
-            written = recorded_file(patch)
-        except OSError as error:
-            raise OutputError(f"{patch}: {os_reason(error)}") from None
-    except BaseException:
-        for path in (patch, listing):
-            path.unlink(missing_ok=True)
-        raise
-    finally:
-        maker.close()
-    return writer.summary(shown, written)
-
-
-class _Writer:
-    def __init__(
-        self,
-        changes: ChangeSet,
-        store: Store,
-        redact: Redact | None,
-        exited: int | None,
-    ) -> None:
-        self._changes = changes
-        self._store = store
-        self._redact = redact
-        self._exited = exited
-        self._counts: Counter[str] = Counter()
-        self._reasons: Counter[str] = Counter()
-        self._counted: list[bytes] = []
-        self._paths = [redact(change.path) if redact else change.path for change in changes.items]
-
-    def lines(self, maker: PatchMaker) -> Iterator[bytes]:
-        """Yield the listing; what the patch is made of goes to its maker meanwhile."""
-        found = reasons(self._changes.items, self._paths)
-        for change, path, reason in zip(self._changes.items, self._paths, found, strict=True):
-            record = self._record(change, path, reason, maker)
-            self._count(change, path, record)
-            yield encode_change(record) + b"\n"
-
-    def summary(self, shown: int, patch: RecordedFile) -> Summary:
-        """Return the figures, with the first paths."""
-        return Summary(
-            total=len(self._counted),
-            added=self._counts["added"],
-            removed=self._counts["removed"],
-            changed=self._counts["changed"],
-            in_patch=self._counts["in_patch"],
-            inside_git=self._reasons["inside-git"],
-            not_in_patch=dict(sorted(self._reasons.items())),
-            paths=[shown_name(path)[0] for path in self._counted[:shown]],
-            has_after_exit=self._counts["after_exit"] > 0,
-            is_incomplete=bool(self._changes.unknown or self._reasons["unreadable"]),
-            patch=patch,
-        )
-
-    def _count(self, change: Change, path: bytes, record: FsChange) -> None:
-        self._counts["after_exit"] += record.after_exit is True
-        if record.not_in_patch:
-            self._reasons[record.not_in_patch] += 1
-        elif is_leaf(change.before) or is_leaf(change.after):
-            self._counts["in_patch"] += 1
-        else:
-            return
-        self._counts[record.change] += 1
-        self._counted.append(path)
-
-    def _record(
-        self, change: Change, path: bytes, reason: Reason | None, maker: PatchMaker
-    ) -> FsChange:
-        before, after = self._content(change.before), self._content(change.after)
-        if before and after and before.is_as(after) and reason is None:
-            reason = "redacted"
-        for content in (before, after):
-            if content:
-                content.read(maker if reason is None else None)
-        if reason is None and (before or after):
-            maker.add(path, *(side.git_mode if side else None for side in (before, after)))
-        text, base64 = shown_name(path)
-        return FsChange(
-            schema=FS_CHANGE,
-            path=text,
-            path_base64=base64,
-            change=change.what,
-            before=self._state(change.before, before),
-            after=self._state(change.after, after),
-            in_patch=reason is None,
-            not_in_patch=reason,
-            after_exit=self._is_after_exit(change.after),
-        )
-
-    def _is_after_exit(self, after: State | None) -> bool | None:
-        if self._exited is None:
-            return False
-        if after is None or self._exited - TICK < after.ctime <= self._exited:
-            return None
-        return after.ctime > self._exited
-
-    def _content(self, state: State | None) -> _Content | None:
-        if not state or not state.is_kept or not is_leaf(state):
-            return None
-        if self._redact and state.size > LARGEST:
-            return None
-        if not self._redact:
-            return _Content(git_mode(state), state.size, self._store.read(state.place, state.size))
-        data = self._redact(b"".join(self._store.read(state.place, state.size)))
-        return _Content(git_mode(state), len(data), [data], data)
-
-    def _state(self, state: State | None, content: _Content | None) -> FileState | None:
-        if not state:
-            return None
-        shown = FileState(
-            kind=state.kind, mode=f"{stat.S_IMODE(state.mode):04o}", bytes=None, sha256=None
-        )
-        if content:
-            shown.bytes, shown.sha256 = content.size, content.sha256
-            if state.kind == "symlink":
-                shown.target, shown.target_base64 = shown_name(content.begin)
-        elif state.kind == "file" and not self._redact:
-            shown.bytes = state.size
-            shown.sha256 = state.digest.hex() if state.digest else None
-        return shown
-
-
-class _Content:
-    """The content of a state as it is written down; `data` where it is not what the store has."""
-
-    def __init__(
-        self, mode: str, size: int, chunks: Iterable[bytes], data: bytes | None = None
-    ) -> None:
-        self.git_mode = mode
-        self.size = size
-        self.sha256 = ""
-        self.begin = b""
-        self._chunks = chunks
-        self._data = data
-
-    def is_as(self, other: _Content) -> bool:
-        """Tell whether a redaction has made two contents the same."""
-        return (
-            self._data is not None and self._data == other._data and self.git_mode == other.git_mode
-        )
-
-    def read(self, maker: PatchMaker | None) -> None:
-        """Read the content once, for the digest and for the patch."""
-        chunks = self._digested()
-        if maker:
-            maker.put(self.size, chunks)
-        else:
-            for _ in chunks:
-                pass
-
-    def _digested(self) -> Iterator[bytes]:
-        from hashlib import sha256
-
-        hashed = sha256()
-        for chunk in self._chunks:
-            self.begin = self.begin or chunk
-            hashed.update(chunk)
-            yield chunk
-        self.sha256 = hashed.hexdigest()

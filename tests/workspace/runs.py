@@ -11,7 +11,8 @@ from stream.records.run import ARTIFACTS, CHANGES_FILE, DIFF_FILE, METADATA_FILE
 from stream.verify.run_folder import recorded_digests
 from stream.workspace.apply import ApplyPlan, plan_changes
 from stream.workspace.changes import find_changes
-from stream.workspace.patch import find_git, write_patch
+from stream.workspace.listing import write_changes
+from stream.workspace.patch import find_git
 from stream.workspace.snapshot import Store, take_copy
 from tests.workspace.trees import Tree, write_tree
 
@@ -49,5 +50,5 @@ def make_run(run: Path, source: Path, after: Tree, /, **more: Any) -> Path:
         snapshot = take_copy(source, run / "workspace", store)
         write_tree(run / "workspace", after)
         changes = find_changes(snapshot, run / "workspace", store)
-        write_patch(changes, store, run / DIFF_FILE, run / CHANGES_FILE, git=find_git(), exited=0)
+        write_changes(changes, store, run / DIFF_FILE, run / CHANGES_FILE, git=find_git(), exited=0)
     return run

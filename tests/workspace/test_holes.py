@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stream.files.trees import Piece, end_file, filled, is_sparse, pieces_of, write_piece
 from stream.records.run import CHANGES_FILE, decode_change
-from stream.workspace import changes, patch
+from stream.workspace import changes, listing
 from stream.workspace import snapshot as snapshot_module
 from stream.workspace.apply import apply_plan
 from stream.workspace.changes import find_changes
@@ -123,7 +123,7 @@ def test_what_is_written_into_a_hole(holes: Path) -> None:
         found = find_changes(snapshot, run / "workspace", store)
         for path in (CHANGES_FILE, "artifacts/fs_diff.patch"):
             (run / path).unlink()
-        summary = patch.write_patch(
+        summary = listing.write_changes(
             found, store, run / "artifacts/fs_diff.patch", run / CHANGES_FILE, git="git", exited=0
         )
     assert summary.not_in_patch == {"too-large": 1}
@@ -166,7 +166,7 @@ def test_a_file_that_gains_or_loses_holes(
     is_same: bool,
 ) -> None:
     """Also where it is kept with its content on one side, and by its digest on the other."""
-    for module in (snapshot_module, changes, patch):
+    for module in (snapshot_module, changes, listing):
         monkeypatch.setattr(module, "LARGEST", BLOCK // 2)
     file = write(holes / "file", before)
     with Store(holes / "..") as store:

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given
 
 from stream.records.run import FileState, FsChange, decode_change, exact_name
 from stream.workspace.changes import find_changes
-from stream.workspace.patch import Summary, find_git, write_patch
+from stream.workspace.listing import Summary, write_changes
+from stream.workspace.patch import find_git
 from stream.workspace.snapshot import Store, take_copy
 from tests.sweeping import thorough
 from tests.workspace.trees import (
@@ -49,7 +50,7 @@ class Written:
             }
             write_tree(self.workspace, after)
             self.changes = find_changes(snapshot, self.workspace, store)
-            self.summary: Summary = write_patch(
+            self.summary: Summary = write_changes(
                 self.changes,
                 store,
                 self.patch,

@@ -18,7 +18,8 @@ from stream.errors import InputError, OutputError
 from stream.workspace import changes as changes_module
 from stream.workspace import snapshot as snapshot_module
 from stream.workspace.changes import find_changes
-from stream.workspace.patch import find_git, write_patch
+from stream.workspace.listing import write_changes
+from stream.workspace.patch import find_git
 from stream.workspace.snapshot import Store, empty_snapshot
 from tests.workspace.test_copy import in_a_child, listing, make_deep
 from tests.workspace.test_patch import Written
@@ -167,7 +168,7 @@ def test_a_workspace_that_is_a_repository(tmp_path: Path) -> None:
         repository = listing(workspace / ".git")
         changes = find_changes(snapshot, workspace, store)
         patch = tmp_path / "p"
-        summary = write_patch(changes, store, patch, tmp_path / "l", git=find_git(), exited=0)
+        summary = write_changes(changes, store, patch, tmp_path / "l", git=find_git(), exited=0)
     assert listing(source) == before
     assert listing(workspace / ".git") == repository
     assert summary.in_patch == 3
@@ -223,7 +224,7 @@ def test_paths_longer_than_any_system_takes(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         changes = find_changes(empty_snapshot(), tmp_path / "deep", store)
         patch, lines = tmp_path / "p", tmp_path / "l"
-        summary = write_patch(changes, store, patch, lines, git=find_git(), exited=0)
+        summary = write_changes(changes, store, patch, lines, git=find_git(), exited=0)
     assert summary.not_in_patch["long-path"] > 100
     assert len(lines.read_bytes().splitlines()) == 480
     (tmp_path / "t").mkdir()
@@ -268,7 +269,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
             for limit in (1 << 17, 1):
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, 1 << 30))
                 with pytest.raises(OutputError, match=r"^/.*/(p|l): .+"):
-                    write_patch(
+                    write_changes(
                         changes, store, tmp_path / "p", tmp_path / "l", git=find_git(), exited=0
                     )
 
@@ -284,5 +285,7 @@ def test_a_git_that_fails(tmp_path: Path) -> None:
         with Store(tmp_path) as store:
             changes = changed(tmp_path, store, 1 << 21)
             with pytest.raises(OutputError, match=r"/p: git: "):
-                write_patch(changes, store, tmp_path / "p", tmp_path / "l", git=str(fake), exited=0)
+                write_changes(
+                    changes, store, tmp_path / "p", tmp_path / "l", git=str(fake), exited=0
+                )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["git", "w"]
