@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 from msgspec import Struct, field
 
 from stream.records.control import Gap
-from stream.records.kernel import ERRNOS, Mark, RawEvent, goes_up
+from stream.records.kernel import ERRNOS, RawEvent, goes_up
 from stream.sources.kernel.decode import ANSWERED, DOUBTED, LossReasons, WatchedFile
 from stream.sources.kernel.strace_syntax import (
     ACCEPTS,
@@ -44,6 +45,7 @@ from stream.sources.kernel.strace_syntax import (
     TRACED,
     TREES,
     CallArguments,
+    add_mark,
     clone_flags,
     exit_status,
     file_name,
@@ -250,15 +252,17 @@ def read_result(text: bytes) -> CallResult | None:
 
 
 def change_folder(folder: TaskFolder, parsed: CallArguments, result: CallResult) -> None:
+    """Follow a chdir or fchdir."""
     """Take over the folder that a call has changed to."""
     if result.ret != 0:
         return
-    if parsed.path is None:
+    path = parsed.event.path
+    if path is None:
         folder.path, folder.is_from_text = parsed.fd, False
-    elif parsed.path.startswith("/"):
-        folder.path, folder.is_from_text = None if folder.is_rooted else parsed.path, True
+    elif path.startswith("/"):
+        folder.path, folder.is_from_text = None if folder.is_rooted else path, True
     elif folder.path is not None:
-        folder.path, folder.is_from_text = f"{folder.path.rstrip('/')}/{parsed.path}", True
+        folder.path, folder.is_from_text = f"{folder.path.rstrip('/')}/{path}", True
 
 
 def change_root(folder: TaskFolder, result: CallResult) -> None:
@@ -269,48 +273,31 @@ def change_root(folder: TaskFolder, result: CallResult) -> None:
 def make_event(
     ts: int, task: Task, tid: int, call: str, parsed: CallArguments, result: CallResult
 ) -> RawEvent:
-    """Make the event of a call that has returned."""
-    event = RawEvent(
-        ts,
-        task.group,
-        tid,
-        call,
-        result.ret,
-        parsed.path,
-        to_path=parsed.to,
-        flags=parsed.flags,
-        mode=parsed.mode,
-        resolve=parsed.resolve,
-        uid=parsed.uid,
-        gid=parsed.gid,
-        size=parsed.size,
-        peer=parsed.peer,
-        argv=parsed.argv,
-        name=parsed.name,
-        target=max(parsed.target or 0, 0),
-        scope="tree",
-        marks=parsed.marks,
-    )
-    if call == "unlinkat" and parsed.flags & AT_REMOVEDIR:
+    """Complete the event of a call by when and by whom it was made, where, and what came of it."""
+    event = parsed.event
+    event.ts, event.pid, event.tid, event.call, event.ret = ts, task.group, tid, call, result.ret
+    if call == "unlinkat" and event.flags & AT_REMOVEDIR:
         event.call = "rmdir"
     _place(event, task.folder, parsed)
     if call == "exec":
         _name_program(event, parsed)
-    if call in TREES and parsed.flags & CLONES_TREE:
-        if (result.ret or 0) >= 0:
-            _mark_unreachable(event)  # it lies among no mounts, and strace calls it `/`
+    has_failed = result.ret is not None and result.ret < 0
+    if call in TREES and event.flags & CLONES_TREE:
+        if not has_failed:
+            add_mark(event, "unreachable")  # it lies among no mounts, and strace calls it `/`
     elif call == "pidfd_getfd":
-        if (result.ret or 0) >= 0:
+        if not has_failed:
             _reach(event, result.path, result.is_deleted)
     elif call in (*TREES, "open", "creat", "openat", "openat2", "open_by_handle_at"):
-        if (result.ret or 0) >= 0 and result.ret is not None:
-            if result.path is None and call == "open_by_handle_at":
-                add_mark(event, "fault")  # of which some versions do not tell it
-            else:
-                _reach(event, result.path, result.is_deleted)
+        if result.ret is None or has_failed:
+            pass
+        elif result.path is None and call == "open_by_handle_at":
+            add_mark(event, "fault")  # of which some versions do not tell it
+        else:
+            _reach(event, result.path, result.is_deleted)
     elif parsed.fd is not None or "fd" in parsed.gone:
         _reach(event, parsed.fd, "fd" in parsed.gone)
-    elif parsed.path == "" and parsed.dir not in (None, OWN):
+    elif event.path == "" and parsed.dir not in (None, OWN):
         _reach(event, parsed.dir, "dir" in parsed.gone)
     if task.descriptors.users > 1 and event.resolved not in (None, event.path):
         add_mark(event, "shared_files")
@@ -337,32 +324,45 @@ def sent_events(
 def _name_program(event: RawEvent, parsed: CallArguments) -> None:
     """Name a program as the kernel calls what it runs, where a descriptor was named."""
     event.flags = 0
-    if parsed.number is not None and parsed.path is not None and not parsed.path.startswith("/"):
-        event.path = f"/dev/fd/{parsed.number}" + (parsed.path and f"/{parsed.path}")
+    if parsed.number is not None and event.path is not None and not event.path.startswith("/"):
+        event.path = f"/dev/fd/{parsed.number}" + (event.path and f"/{event.path}")
 
 
 def _reach(event: RawEvent, path: str | None, is_deleted: bool) -> None:
     event.resolved = path
     if event.resolved is None or is_deleted:
-        _mark_unreachable(event)
+        add_mark(event, "unreachable")
 
 
 def _place(event: RawEvent, folder: TaskFolder, parsed: CallArguments) -> None:
-    """Return the folder that relative paths start from."""
+    """Set the folders that relative paths start from."""
     is_gone = _correct(folder, parsed.here)
-    symlink = event.call.startswith("symlink")
     if folder.is_rooted:
         event.marks.append("other_root")
-    if parsed.path is not None and not parsed.path.startswith("/") and not symlink:
-        event.base = _base(folder, parsed.path) if parsed.dir == OWN else parsed.dir
-        if is_gone if parsed.dir == OWN else "dir" in parsed.gone:
-            _mark_unreachable(event)
-    if parsed.is_socket_file and folder.path is not None and parsed.peer is not None:
-        event.peer = f"unix:{folder.path.rstrip('/')}/{parsed.peer.removeprefix('unix:')}"
-    if parsed.to is not None and not parsed.to.startswith("/"):
-        event.to_base = _base(folder, parsed.to) if parsed.todir == OWN else parsed.todir
-        if is_gone if parsed.todir == OWN else "todir" in parsed.gone:
-            _mark_unreachable(event)
+    if parsed.is_socket_file and folder.path is not None and event.peer is not None:
+        event.peer = f"unix:{folder.path.rstrip('/')}/{event.peer.removeprefix('unix:')}"
+    if event.path is not None and not event.call.startswith("symlink"):
+        event.base = _base_of(event, event.path, folder, parsed, "dir", is_gone=is_gone)
+    if event.to_path is not None:
+        event.to_base = _base_of(event, event.to_path, folder, parsed, "todir", is_gone=is_gone)
+
+
+def _base_of(
+    event: RawEvent,
+    path: str,
+    folder: TaskFolder,
+    parsed: CallArguments,
+    name: Literal["dir", "todir"],
+    *,
+    is_gone: bool,
+) -> str | None:
+    """Return the folder that a path starts from; None: the root, or not known."""
+    if path.startswith("/"):
+        return None
+    start: str | None = getattr(parsed, name)
+    if is_gone if start == OWN else name in parsed.gone:
+        add_mark(event, "unreachable")
+    return _base(folder, path) if start == OWN else start
 
 
 def _base(folder: TaskFolder, path: str) -> str | None:
@@ -393,16 +393,6 @@ def _is_foreign(path: str | None, base: str | None) -> bool:
     rest = parts[parts.index("proc") + 1 :]
     is_own = rest[:1] in (["self"], ["thread-self"]) and ".." not in rest
     return not is_own and not _LINKS.isdisjoint(rest)
-
-
-def add_mark(event: RawEvent, mark: Mark) -> None:
-    """Add a mark, once."""
-    if mark not in event.marks:
-        event.marks.append(mark)
-
-
-def _mark_unreachable(event: RawEvent) -> None:
-    add_mark(event, "unreachable")
 
 
 FIRST = re.compile(rb"\d+<([^<>]*)>(?!\()").match
@@ -614,7 +604,7 @@ class StraceParser:
             self._count_unparsed()
             return
         if name != call:
-            parsed.mark("compat")
+            add_mark(parsed.event, "compat")
         self._add_call(tid, task, name, parsed, result)
 
     def _add_call(
@@ -628,7 +618,7 @@ class StraceParser:
             self.counts.others += 1
             return
         if call == "seccomp":
-            if (result.ret or 0) >= 0 and parsed.flags & NEW_LISTENER:
+            if (result.ret or 0) >= 0 and parsed.event.flags & NEW_LISTENER:
                 self.doubts.add(ANSWERED)
             self.counts.others += 1
             return
@@ -654,10 +644,8 @@ class StraceParser:
             self._bound[parsed.socket] = _bound_name(event)
         elif call in ACCEPTS and event.peer in (None, "unix:"):
             event.peer = self._bound.get(parsed.socket) or event.peer
-        elif call in REACHING:
-            is_own = parsed.target is not None and parsed.target in self.tasks.living
-            if (result.ret or 0) >= 0 and not is_own:
-                add_mark(event, "outside")
+        elif call in REACHING and (result.ret or 0) >= 0 and event.target not in self.tasks.living:
+            add_mark(event, "outside")
         if call in DOUBTED:
             self.doubts.take(event)
         self._send(event)
@@ -665,7 +653,7 @@ class StraceParser:
     def _is_nothing(self, call: str, parsed: CallArguments, result: CallResult) -> bool:
         """A request to a process that is traced already; nobody who came."""
         if call == "ptrace":
-            return parsed.flags not in (ATTACH, SEIZE)
+            return parsed.event.flags not in (ATTACH, SEIZE)
         return call in ACCEPTS and (result.ret is None or result.ret < 0)
 
     def _add_write(self, tid: int, task: Task, path: bytes, end: bytes) -> None:
@@ -720,7 +708,7 @@ class StraceParser:
         if parsed is None:
             self._count_unparsed()
             return
-        parsed.mark("thread_exec")
+        add_mark(parsed.event, "thread_exec")
         self._send(make_event(self._time, task, tid, "exec", parsed, CallResult(0, 0)))
 
     def _after_exec(self, rest: bytes) -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
+import sys
 from binascii import unhexlify
 from collections.abc import Callable
 from functools import lru_cache
 
 from msgspec import Struct, field
 
-from stream.records.kernel import Mark, path_text
+from stream.records.kernel import Mark, RawEvent, path_text
+from stream.sources.kernel.decode import peer_text
 
 NUMBER = rb"(0x[0-9a-f]+|-?\d+)"
 _MEMORY = "/memfd:"
@@ -60,31 +61,21 @@ def file_name(text: bytes, is_deleted: bool) -> str | None:
 
 
 def peer_of(address: bytes, *, is_send: bool = False) -> str | None:
-    """Return whom an address names, or None if it says nothing that can be read. As IPv4 does, a
-    send without a family is read as one of IPv4."""
-    if found := _IN4.search(address):
-        port, host = unquoted(found[1]), unquoted(found[2])
-        return f"{socket.inet_ntoa(host)}:{int.from_bytes(port, 'big')}"
-    if found := _IN6.search(address):
-        port, host = unquoted(found[1]), unquoted(found[2])
-        scope = number(found[3] or b"0")
-        name = socket.inet_ntop(socket.AF_INET6, host) + (f"%{scope}" if scope else "")
-        return f"[{name}]:{int.from_bytes(port, 'big')}"
-    if found := _LOCAL.search(address):
-        return f"unix:{found[1].decode()}{plain(found[2])}"
-    if (known := _FAMILY.match(address)) is None:
+    """Return whom an address names by `peer_text`, or None if it says nothing that can be read."""
+    family = _FAMILY.match(address)
+    if family is None:
         return None
-    family = number(known[1])
-    data = _DATA.search(address)
-    if family == 0 and is_send:
-        raw = unquoted(data[1]) if data else b""
-        figure = int.from_bytes(raw[:2], "big")
-        return f"{socket.inet_ntoa(raw[2:6])}:{figure}" if len(raw) >= 6 else None
-    if family == 0:
-        return "unspec"
-    if family == socket.AF_NETLINK:
-        return "netlink"
-    return f"af{family}:{unquoted(data[1]).hex() if data else ''}"
+    if found := _IN4.search(address):
+        rest = unquoted(found[1]) + unquoted(found[2])
+    elif found := _IN6.search(address):
+        scope = number(found[3] or b"0").to_bytes(4, sys.byteorder)
+        rest = unquoted(found[1]) + bytes(4) + unquoted(found[2]) + scope
+    elif found := _LOCAL.search(address):
+        rest = (b"\0" if found[1] else b"") + unquoted(found[2])
+    else:
+        data = _DATA.search(address)
+        rest = unquoted(data[1]) if data else b""
+    return peer_text(number(family[1]).to_bytes(2, sys.byteorder) + rest, is_send=is_send)
 
 
 def names_file(address: bytes) -> bool:
@@ -232,34 +223,27 @@ OWN = "."  #: the folder that the process is in
 class CallArguments(Struct):
     """What the arguments of a call say. A folder or file is known by the path that strace read."""
 
-    path: str | None = None
-    to: str | None = None
+    event: RawEvent  #: what is recorded of them; when and by whom the call was made is open
     dir: str | None = OWN  #: None: a descriptor that is no folder's
     todir: str | None = OWN
     fd: str | None = None
     number: int | None = None  #: of the descriptor that is `dir`, of a program only
     here: str | None = None  #: what strace says that the process's own folder is
     gone: list[str] = field(default_factory=list)  #: which of dir, todir and fd has no name
-    flags: int = 0
-    mode: int = 0
-    resolve: int = 0
-    uid: int | None = None
-    gid: int | None = None
-    size: int | None = None
-    peer: str | None = None
-    is_socket_file: bool = False  #: `peer` is the name of one, from where the process stands
+    is_socket_file: bool = False  #: the peer is the name of one, from where the process stands
     has_peer: bool = False  #: whether somebody was named, in whatever way
     others: list[CallArguments] = field(default_factory=list)  #: the messages behind a first one
-    argv: list[str] | None = None
-    name: str | None = None
-    target: int | None = None
     socket: bytes = b""  #: that it is about, as strace calls it
-    marks: list[Mark] = field(default_factory=list)
 
-    def mark(self, mark: Mark) -> None:
-        """Add a mark, once."""
-        if mark not in self.marks:
-            self.marks.append(mark)
+
+def add_mark(event: RawEvent, mark: Mark) -> None:
+    """Add a mark to an event, once."""
+    if mark not in event.marks:
+        event.marks.append(mark)
+
+
+def _arguments(call: str) -> CallArguments:
+    return CallArguments(RawEvent(0, 0, 0, call, scope="tree"))
 
 
 def _number(name: str) -> bytes:
@@ -298,7 +282,6 @@ _FORMS = {
 _MESSAGE = re.compile(rb"\{msg_hdr=\{msg_name=(%b)" % _ADDRESS)
 _WORDS = re.compile(rb'\[(?:"[^"]*"(?:\.\.\.)?(?:, )?)*(?:\.\.\.)?\]')
 _WORD = re.compile(rb'"([^"]*)"(\.\.\.)?')
-_LOCAL_FAMILY = (b"{sa_family=0x1}", b"{sa_family=0x1,", b"{sa_family=1}", b"{sa_family=1,")
 _LAST_NUMBER = re.compile(b"(?:^|, )" + NUMBER + rb"(?:\)|$)")
 _FLAGS = re.compile(rb"[({ ]flags=" + NUMBER)
 
@@ -333,7 +316,7 @@ def _parse(call: str, args: bytes) -> CallArguments | None:
     found = (call in _LACKING and _LACKING[call].fullmatch(args)) or _PATTERNS[call].fullmatch(args)
     if not found:
         return None
-    parsed = CallArguments()
+    parsed = _arguments(call)
     for name in found.re.groupindex:
         if read := _READERS.get(name):
             read(parsed, name, found)
@@ -344,20 +327,20 @@ def _parse(call: str, args: bytes) -> CallArguments | None:
 def _read_number(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
     if (value := found[name]) is not None:
         figure = number(value)
-        setattr(parsed, name, None if figure == -1 and name in ("uid", "gid") else figure)
+        setattr(parsed.event, name, None if figure == -1 and name in ("uid", "gid") else figure)
 
 
 def _read_target(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
-    parsed.target = number(found["target_here"] or found["target"])
+    parsed.event.target = max(number(found["target_here"] or found["target"]), 0)
 
 
 def _read_text(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
     if found[name] is None:
-        parsed.mark("fault")
+        add_mark(parsed.event, "fault")
         return
-    setattr(parsed, "path" if name == "text" else name, plain(found[name]))
+    setattr(parsed.event, _FIELDS.get(name, name), plain(found[name]))
     if found[f"{name}_cut"]:
-        parsed.mark("truncated")
+        add_mark(parsed.event, "truncated")
 
 
 def _read_file(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
@@ -375,20 +358,17 @@ def _read_file(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None
 def _read_argv(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
     words = found[name]
     if words != b"NULL" and not _WORDS.fullmatch(words):
-        parsed.mark("fault")
-    parsed.argv = []
-    for text, is_cut in _WORD.findall(words):
-        parsed.argv.append(plain(text))
-        if is_cut:
-            parsed.mark("truncated")
-    if words.endswith(b"...]"):
-        parsed.mark("truncated")
+        add_mark(parsed.event, "fault")
+    parsed.event.argv = [plain(text) for text, _ in _WORD.findall(words)]
+    if words.endswith(b"...]") or any(is_cut for _, is_cut in _WORD.findall(words)):
+        add_mark(parsed.event, "truncated")
 
 
 def _read_socket(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
     parsed.socket = found[name] or b""
 
 
+_FIELDS = {"text": "path", "to": "to_path"}  #: where an argument has another name in an event
 _READERS: dict[str, Callable[[CallArguments, str, re.Match[bytes]], None]] = {
     **dict.fromkeys(("flags", "mode", "resolve", "uid", "gid", "size"), _read_number),
     **dict.fromkeys(("path", "to", "text", "name"), _read_text),
@@ -400,7 +380,7 @@ _READERS: dict[str, Callable[[CallArguments, str, re.Match[bytes]], None]] = {
 
 
 def _finish_creat(parsed: CallArguments, found: re.Match[bytes]) -> bool:
-    parsed.flags = CREAT_FLAGS
+    parsed.event.flags = CREAT_FLAGS
     return True
 
 
@@ -411,7 +391,7 @@ def _finish_queue(parsed: CallArguments, found: re.Match[bytes]) -> bool:
 
 def _finish_openat2(parsed: CallArguments, found: re.Match[bytes]) -> bool:
     if found["flags"] is None:
-        parsed.mark("fault")
+        add_mark(parsed.event, "fault")
     return True
 
 
@@ -423,19 +403,19 @@ def _finish_connect(parsed: CallArguments, found: re.Match[bytes]) -> bool:
 def _finish_bind(parsed: CallArguments, found: re.Match[bytes]) -> bool:
     """Take the name of a local socket for a path, unless it is an abstract one: it makes a file."""
     _read_peer(parsed, found["address"], is_send=False)
-    peer = parsed.peer or ""
+    event = parsed.event
+    peer = event.peer or ""
     if peer.startswith("unix:") and peer[5:6] not in ("", "@"):
-        parsed.path, parsed.peer, parsed.is_socket_file = peer[5:], None, False
+        event.path, event.peer, parsed.is_socket_file = peer[5:], None, False
     return found["socket"] is not None
 
 
 def _finish_accept(parsed: CallArguments, found: re.Match[bytes]) -> bool:
-    """Read who has come, which is seen where the program has asked."""
-    address = found["address"]
-    if address.startswith(_LOCAL_FAMILY):
-        parsed.peer = "unix:"
-    elif address.startswith(b"{"):
-        parsed.peer = peer_of(address)
+    """Read who has come, which is seen where the program has asked. Who comes to a local socket
+    seldom has a name: that of the socket itself stands for it."""
+    if found["address"].startswith(b"{"):
+        peer = peer_of(found["address"])
+        parsed.event.peer = "unix:" if peer is not None and peer.startswith("unix:") else peer
     return True
 
 
@@ -446,7 +426,7 @@ def _finish_send(parsed: CallArguments, found: re.Match[bytes]) -> bool:
 
 def _finish_sends(parsed: CallArguments, found: re.Match[bytes]) -> bool:
     for place, address in enumerate(_MESSAGE.findall(found["messages"])):
-        one = CallArguments() if place else parsed
+        one = _arguments("sendmmsg") if place else parsed
         _read_peer(one, address)
         parsed.others += [one] if place else []
     return True
@@ -472,18 +452,21 @@ def _read_peer(parsed: CallArguments, address: bytes | None, *, is_send: bool = 
         return
     parsed.has_peer = True
     if not address.startswith(b"{"):
-        parsed.mark("fault")
+        add_mark(parsed.event, "fault")
         return
-    parsed.peer, parsed.is_socket_file = peer_of(address, is_send=is_send), names_file(address)
+    parsed.event.peer = peer_of(address, is_send=is_send)
+    parsed.is_socket_file = names_file(address)
 
 
 def _by_number(call: str, args: bytes) -> CallArguments | None:
     words = args.split(b", ")
     if len(words) != 6:
         return None
-    parsed = CallArguments(dir=None, marks=["fault"])
+    parsed = _arguments(call)
+    parsed.dir = None
+    add_mark(parsed.event, "fault")
     if BY_NUMBER[call] == "fchmodat2":
-        parsed.mode, parsed.flags = number(words[2]), number(words[3])
+        parsed.event.mode, parsed.event.flags = number(words[2]), number(words[3])
     return parsed
 
 
