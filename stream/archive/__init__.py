@@ -1,1 +1,1 @@
-"""The evidence of a run as one file that is the same wherever it is made, and who doubts it."""
+"""The archive of a run: which files it has, how it is written, and how it is read."""

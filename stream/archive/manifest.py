@@ -12,14 +12,13 @@ from __future__ import annotations
 import os
 import stat
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 from msgspec import UNSET
 
 from stream.archive.chain import LAYERS as LAYER_FILES
-from stream.archive.tar import ArchiveSize, Entry, Look, Measure, unwatched, write_archive
 from stream.codec import DECODE_ERRORS, LARGEST, explain
 from stream.errors import InputError, os_reason, readable
 from stream.files.inside import describe_kind, open_beneath
@@ -105,7 +104,7 @@ def place_of(name: str) -> tuple[int, int, bytes]:
         return (0, 0, b"")
     if name in _PLACES:
         return (1, _PLACES[name], b"")
-    return (2, 0, name.encode())
+    return (2, 0, os.fsencode(name))
 
 
 def look_alikes(names: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -121,27 +120,6 @@ _RUN_FILES = (
     *(CHAIN_FILE, COMPANION_FILE, CORRELATION_FILE, HEALTH_FILE, RUNNER_FILE, SURFACE_FILE),
     *(METADATA_FILE, EVENTS_FILE, BOUNDARY_FILE, DESCRIPTOR_FILE),
 )
-
-
-def archive_run(
-    folder: Path,
-    target: Path,
-    *,
-    missing: Mapping[str, bytes] | None = None,
-    known: Mapping[str, Measure] | None = None,
-    force: bool = False,
-    look: Look = unwatched,
-) -> ArchiveSize:
-    """Archive a run folder. `missing` stands for files that it lacks, `known` says what those are
-    whose writer has measured them. Raise StreamError."""
-    names = list(names_of(folder))
-    measures = known or {}
-    entries = [Entry.beneath(folder, name, measures.get(name)) for name in names]
-    there = {*names}
-    for name, data in sorted((missing or {}).items()):
-        if name not in there:
-            entries.append(Entry.of_bytes(name, data))
-    return write_archive(target, entries, run_id_of(folder), force=force, look=look)
 
 
 def names_of(folder: Path, *, is_strict: bool = True) -> Iterator[str]:

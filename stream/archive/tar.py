@@ -1,37 +1,21 @@
-"""Write an archive: the same entries give the same bytes of tar, whoever writes them when.
+"""The headers of an archive, of tar and of gzip: how they are written, and what others write.
 
 Each name and size has one header, the one that the contract's own writer uses; a name of more than
 100 bytes has an entry before it, as in GNU tar. What other tars write differently is known here,
-so that the reader can tell it from a fault. The archive is written as a stream next to its place,
-and has its name only when it is whole. The gzip around it depends on the library that compresses;
-its header has a seal, the SHA-256 of all that follows: with it, each byte counts.
+so that the reader can tell it from a fault.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import os
 import re
-import struct
-import zlib
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import BinaryIO
 
-import msgspec
 from msgspec import Struct
 
-from stream.errors import InputError, OutputError, os_reason, reporting, visible
+from stream.errors import visible
 from stream.evidence.consistency import place_fault
-from stream.files.append import write_all
-from stream.files.inside import open_beneath, open_regular
-from stream.files.targets import check_free, open_alone, partial
-from stream.records.artifacts import ARCHIVE_MANIFEST, V0_FILES, ArchiveFile, ArchiveManifest
+from stream.records.artifacts import ARCHIVE_MANIFEST
 from stream.records.control import Fault
 
 BLOCK = 512
@@ -252,73 +236,8 @@ READ = 1 << 20
 Look = Callable[[], None]  #: called between blocks: raises where nobody waits any more
 
 
-class Measure(Struct, frozen=True):
-    """The size of a file and its digest."""
-
-    size: int
-    sha256: str  #: 64 digits
-
-
-class Entry(Struct):
-    """A file as it will be in the archive: its name, how to open it, and its measure."""
-
-    name: str
-    open: Callable[[], BinaryIO]  #: raises OSError or InputError
-    measure: Measure | None = None  #: where it is known already: it is held to it
-
-    @classmethod
-    def of_bytes(cls, name: str, data: bytes) -> Entry:
-        """Make an entry of bytes that are in memory."""
-        measure = Measure(len(data), hashlib.sha256(data).hexdigest())
-        return cls(name, lambda: io.BytesIO(data), measure)
-
-    @classmethod
-    def of_file(cls, name: str, path: Path, measure: Measure | None = None) -> Entry:
-        """Make an entry of a regular file, which is opened when it is packed."""
-        return cls(name, lambda: open_regular(path), measure)
-
-    @classmethod
-    def beneath(cls, root: Path, name: str, measure: Measure | None = None) -> Entry:
-        """Name a file of a folder that nobody has to trust. Where no measure of it is known, it is
-        read once more for that."""
-        return cls(name, lambda: open_beneath(root, name), measure)
-
-
-def measured(entry: Entry, look: Look) -> Entry:
-    """Measure a file. Raise InputError where it cannot be read."""
-    if fault := name_fault(os.fsencode(entry.name)):
-        raise InputError(f"{entry.name}: {fault.reason}")
-    if entry.measure:
-        return entry
-    digest, size = hashlib.sha256(), 0
-    try:
-        with entry.open() as file:
-            while block := file.read(READ):
-                look()
-                digest.update(block)
-                size += len(block)
-    except OSError as error:
-        raise InputError(f"{entry.name}: {os_reason(error)}") from None
-    return Entry(entry.name, entry.open, Measure(size, digest.hexdigest()))
-
-
-def contents(entry: Entry, look: Look) -> Iterator[bytes]:
-    """Yield the bytes that were measured. Raise OutputError where they are others by now."""
-    assert entry.measure is not None
-    digest, left = hashlib.sha256(), entry.measure.size
-    try:
-        with entry.open() as file:
-            while block := file.read(READ):
-                look()
-                left -= len(block)
-                if left < 0:
-                    break
-                digest.update(block)
-                yield block
-    except OSError as error:
-        raise InputError(f"{entry.name}: {os_reason(error)}") from None
-    if left or digest.hexdigest() != entry.measure.sha256:
-        raise OutputError(f"{entry.name}: it was changed while the archive was written")
+def unwatched() -> None:
+    """Do nothing: nobody asked to look on."""
 
 
 MAGIC = b"\x1f\x8b"
@@ -392,162 +311,3 @@ def told(found: list[str]) -> str:
     if not found:
         return "the gzip header is none that can be read"
     return f"the gzip header has {' and '.join(found)}: another program compressed it"
-
-
-LEVEL = 6
-_IN_FLIGHT = 4  #: blocks between who reads and who compresses
-_SMALL = 1 << 16
-
-
-class ArchiveSize(Struct):
-    """How large a written archive is."""
-
-    entries: int
-    bytes: int  #: of the file
-    decoded: int  #: of the tar
-
-
-def unwatched() -> None:
-    """Do nothing: nobody asked to look on."""
-
-
-def unchecked(_: Path) -> None:
-    """Accept an archive without a look at it."""
-
-
-def write_archive(
-    target: Path,
-    entries: Sequence[Entry],
-    run_id: str,
-    *,
-    force: bool = False,
-    look: Look = unwatched,
-    check: Callable[[Path], None] = unchecked,
-) -> ArchiveSize:
-    """Write an archive. `check` is called with the whole file before it has its name.
-
-    Raise what `check` raises, InputError where an entry cannot be read, and OutputError where the
-    archive cannot be written or an entry changes meanwhile: no file has its name then.
-    """
-    check_free(str(target), force=force)
-    growing = partial(str(target))
-    with reporting(target, OutputError):
-        fd = open_alone(growing, 0o600)
-    try:
-        with reporting(target, OutputError):
-            measures = [measured(entry, look) for entry in in_order(entries)]
-            written = _write(fd, measures, run_id, look)
-            os.fsync(fd)
-        check(growing)
-        with reporting(target, OutputError):
-            check_free(str(target), force=force)
-            growing.replace(growing.with_suffix(""))
-            _sync_folder(growing.parent)
-    except BaseException:
-        with suppress(OSError):
-            growing.unlink()
-        raise
-    finally:
-        os.close(fd)
-    return written
-
-
-def in_order(entries: Sequence[Entry]) -> list[Entry]:
-    """Order entries: the contract's own files, then the others by the bytes of their names."""
-    by_name = {entry.name: entry for entry in entries}
-    assert len(by_name) == len(entries), "an entry stands twice"
-    missing = [name for name in V0_FILES if name not in by_name]
-    if missing:
-        raise InputError(f"{missing[0]}: it is not there, and every archive has it")
-    others = sorted(by_name.keys() - {*V0_FILES}, key=os.fsencode)
-    return [by_name[name] for name in (*V0_FILES, *others)]
-
-
-def encode_manifest(entries: Sequence[Entry], run_id: str) -> bytes:
-    """Encode the manifest of an archive with these entries."""
-    files = {}
-    for entry in sorted(entries, key=lambda entry: os.fsencode(entry.name)):
-        assert entry.measure is not None
-        digest = f"sha256:{entry.measure.sha256}"
-        files[entry.name] = ArchiveFile(path=entry.name, sha256=digest, bytes=entry.measure.size)
-    return msgspec.json.encode(ArchiveManifest(run_id=run_id, files=files))
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the name survive a power cut, where the file system can promise that."""
-    with suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
-def _write(fd: int, entries: Sequence[Entry], run_id: str, look: Look) -> ArchiveSize:
-    squeezed = _Gzip(fd)
-    pending: deque[Future[None]] = deque()
-    with ThreadPoolExecutor(1) as other:  # zlib lets go of the interpreter
-        try:
-            for block in _gathered(_tar(entries, run_id, look)):
-                if len(pending) == _IN_FLIGHT:
-                    pending.popleft().result()
-                pending.append(other.submit(squeezed.add, block))
-            for future in pending:
-                future.result()
-        except BaseException:
-            other.shutdown(cancel_futures=True)
-            raise
-    squeezed.finish()
-    return ArchiveSize(len(entries), os.lseek(fd, 0, os.SEEK_CUR), squeezed.taken)
-
-
-def _tar(entries: Sequence[Entry], run_id: str, look: Look) -> Iterator[bytes]:
-    manifest = Entry.of_bytes(ARCHIVE_MANIFEST, encode_manifest(entries, run_id))
-    for entry in (manifest, *entries):
-        assert entry.measure is not None
-        size = entry.measure.size
-        yield encode_header(os.fsencode(entry.name), size)
-        yield from contents(entry, look)
-        yield bytes(-size % len(ZEROS))
-    yield ZEROS * 2
-
-
-def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Join small blocks: each costs a hand-over to a thread."""
-    held: list[bytes] = []
-    length = 0
-    for block in blocks:
-        held.append(block)
-        length += len(block)
-        if length >= _SMALL:
-            yield b"".join(held)
-            held, length = [], 0
-    yield b"".join(held)
-
-
-class _Gzip:
-    def __init__(self, fd: int) -> None:
-        self.taken = 0
-        self._fd = fd
-        self._sum = 0
-        self._digest = hashlib.sha256()
-        self._engine = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-        write_all(fd, SEALED + NO_SEAL)
-
-    def add(self, data: bytes) -> None:
-        """Compress data and write what comes of it."""
-        self._sum = zlib.crc32(data, self._sum)
-        self.taken += len(data)
-        self._write(self._engine.compress(data))
-
-    def finish(self) -> None:
-        """Write the end of the stream, and the seal into its header."""
-        end = struct.pack("<II", self._sum, self.taken & 0xFFFFFFFF)
-        self._write(self._engine.flush() + end)
-        os.lseek(self._fd, len(SEALED), os.SEEK_SET)
-        write_all(self._fd, seal(self._digest.hexdigest()))
-        os.lseek(self._fd, 0, os.SEEK_END)
-
-    def _write(self, data: bytes) -> None:
-        self._digest.update(data)
-        write_all(self._fd, data)

@@ -176,7 +176,7 @@ async def put_away(
     from anyio import CancelScope
 
     from stream.errors import StreamError, UnfinishedError
-    from stream.observe.archiving import archive_folder
+    from stream.observe.archive import archive_run
 
     later = f"stream archive {_shown(recording.folder)} -o {target}"
     with CancelScope() as scope:
@@ -184,7 +184,7 @@ async def put_away(
         try:
             # What somebody else wrote into is not what was recorded: it is archived as it is.
             recorded = {} if observed.summary.incomplete else observed.files
-            done = await archive_folder(recording.folder, target, recorded=recorded, force=force)
+            done = await archive_run(recording.folder, target, recorded=recorded, force=force)
         except StreamError as error:
             note(f"stream: not archived: {error}")
             if not isinstance(error, UnfinishedError):

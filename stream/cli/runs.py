@@ -25,7 +25,7 @@ from stream.cli.runner import echo, note, number, run, run_now
 if TYPE_CHECKING:
     from stream.archive.reader import Limits
     from stream.compare.diff import LayerComparison
-    from stream.observe.archiving import Archived
+    from stream.observe.archive import Archived
     from stream.records.artifacts import CapabilityDiff
     from stream.records.boundary import BoundaryDiff, CellSide
     from stream.sinks.ndjson import Ndjson, Text
@@ -90,7 +90,7 @@ def archive(
         from stream.cli.inputs import expect
         from stream.errors import UsageError
         from stream.files.targets import check_outputs
-        from stream.observe.archiving import archive_folder, archive_stream
+        from stream.observe.archive import archive_run, archive_stream
 
         if source == "-":
             check_outputs([str(target), reject], force=force)
@@ -101,7 +101,7 @@ def archive(
                 if value is not None:
                     raise UsageError(f"{flag} needs `-`")
             expect(source, "run")
-            done = await archive_folder(Path(source), target, force=force)
+            done = await archive_run(Path(source), target, force=force)
         for loss in done.losses:
             note(f"archive: the record is incomplete: {loss}")
         note(_archive_summary(done, target))

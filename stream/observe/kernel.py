@@ -21,7 +21,8 @@ from stream.errors import FeedError, RequiredError, number, os_reason
 from stream.evidence.claude_formats import Sdk
 from stream.evidence.markers import COMMANDS, DroppedInput
 from stream.files.append import RecordedFile, Reserve
-from stream.observe.evidence import CaptureResult, CommandResult, record_evidence
+from stream.observe.artifacts import record_artifacts
+from stream.observe.layers import CaptureResult, CommandResult
 from stream.observe.settings import RunSettings
 from stream.pipeline import Batch, Counts, Deferred, Out, Sink, Source, Transformer, Write
 from stream.process.cgroup import Cgroup
@@ -221,7 +222,7 @@ class KernelRecorder:
         )
         command = CommandResult.of(self._settings, ending, self._given)
         folder = self._settings.folder
-        evidence = record_evidence(folder, self._files, self._collector, result, command)
+        evidence = record_artifacts(folder, self._files, self._collector, result, command)
         self._troubles += evidence.troubles
         self.kept, self.commands = evidence.kept, evidence.commands
         summary.kernel_layer = evidence.health.kernel_layer

@@ -13,18 +13,19 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from stream.archive.chain import LAYERS, Tally
+from stream.archive.manifest import run_id_of
 from stream.archive.tar import (
     BLOCK,
     LENGTH,
     SEALED,
     ZEROS,
-    Entry,
+    Look,
     encode_header,
-    encode_manifest,
     padded,
     seal,
-    write_archive,
+    unwatched,
 )
+from stream.archive.writer import Entry, encode_manifest, entries_of_run, write_archive
 from stream.evidence.derive import correlate
 from stream.evidence.health import make_health
 from stream.evidence.surface import Surface, make_companion
@@ -470,6 +471,11 @@ MANIFEST = ARCHIVE_MANIFEST
 def run_folder(folder: Path) -> Path:
     """Of a run that was recorded to its end, as far as an archive goes."""
     return put(folder, recorded())
+
+
+def pack_run(folder: Path, target: Path, look: Look = unwatched) -> None:
+    """Pack the folder of a run as it is, whole or not."""
+    write_archive(target, entries_of_run(folder, {}), run_id_of(folder), look=look)
 
 
 def put(folder: Path, files: Files) -> Path:

@@ -383,12 +383,12 @@ def test_whatever_is_normalized_agrees_with_itself(events: list[RawEvent]) -> No
     records = feed(Normalize(RUN), events)
     kernel = [encode(one) for one in records if isinstance(one, KernelEvent)]
     beside = [encode(one) for one in records if isinstance(one, KernelDetail)]
-    with closing(LayerReplay()) as gathering:
+    with closing(LayerReplay()) as replay:
         for name, some in ((KERNEL_FILE, kernel), (DETAIL_FILE, beside)):
-            gathering.take(name, LAYER_DECODERS[name].decode_lines(b"\n".join(some)))
-        gathering.finish()
-        assert gathering.mismatched_details == []
-        assert gathering.scopes().total() == gathering.events == len(kernel)
+            replay.take(name, LAYER_DECODERS[name].decode_lines(b"\n".join(some)))
+        replay.finish()
+        assert replay.mismatched_details == []
+        assert replay.scopes().total() == replay.events == len(kernel)
 
 
 # ---------------------------------------------------------------- the feed's books

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.archive.chain import LAYERS as LAYER_FILES
+from stream.archive.writer import FilePart
 from stream.boundary.descriptors import find_boundaries
 from stream.codec import Lines
 from stream.records.artifacts import (
@@ -29,7 +30,7 @@ from stream.records.artifacts import (
 )
 from stream.records.control import Gap, Reject
 from stream.records.kernel import RawCapture
-from stream.sinks.archive import Assort, FeedCounts, Piece
+from stream.transformers.route import FeedCounts, Route
 from stream.verify.session import verify
 from tests.archive.samples import (
     RUN,
@@ -103,7 +104,7 @@ def test_the_order_among_files_does_not_matter(place: Place) -> None:
 
 
 def test_nothing_around_it_makes_another_archive(place: Place, tmp_path: Path) -> None:
-    data = b"\n".join((*stream_of(layers()), encode(books_of()), b""))
+    data = b"\n".join((*stream_of(layers()), encode(feed_counts()), b""))
     made = set()
     for number, (zone, mask, seed, locale) in enumerate(ROUND):
         target = tmp_path / f"{number}.tar.gz"
@@ -163,7 +164,7 @@ def test_what_is_not_in_the_stream_is_an_empty_layer(place: Place) -> None:
 
 
 def test_without_artifacts(place: Place) -> None:
-    """They are made from the layers; without the books of the feed nothing is called complete."""
+    """They are made from the layers; without the feed's counters nothing is called complete."""
     code, said, files = archived(place, layers()[KERNEL_FILE])
     assert code == 0, said
     assert b'"kernel_layer":"complete"' not in files[HEALTH_FILE]
@@ -204,7 +205,7 @@ def test_gaps_alone_are_a_capture(place: Place) -> None:
 REJECT = Reject(stage="normalize", source="x", line=1, offset=0, sha256="0" * 64, reason="x")
 
 
-def books_of(**counts: Any) -> RawCapture:
+def feed_counts(**counts: Any) -> RawCapture:
     known = {"got": 3, "seen": 3, "scopes": {"both": 3}, **counts}
     return RawCapture(feed="ebpf", cgroup="clean", uring="unused", ring_bytes=16 << 20, **known)
 
@@ -214,9 +215,9 @@ MORE: dict[str, Any] = {"got": 9, "seen": 9, "scopes": {"both": 9}}
 
 
 @pytest.mark.parametrize("word", ["filtered", "aside"])
-def test_what_was_left_out_before_is_told_by_the_books(place: Place, word: str) -> None:
+def test_what_was_left_out_before_is_told_by_the_counters(place: Place, word: str) -> None:
     """Nothing at all, where all events are there; else by the rules that a normalizer counts."""
-    for told in (books_of(), books_of(**MORE, filtered={"loader": 4}, aside={"wrote": 2})):
+    for told in (feed_counts(), feed_counts(**MORE, filtered={"loader": 4}, aside={"wrote": 2})):
         code, _, files = archived(place, LAYERS + ndjson(told))
         companion = json.loads(files[COMPANION_FILE])
         assert (code, companion[word]) == (0, getattr(told, word) or {})
@@ -230,17 +231,17 @@ CUT = LAYERS.split(b"\n", 1)[1].replace(b'"seq":1', b'"seq":0').replace(b'"seq":
 @pytest.mark.parametrize(
     ("data", "why", "exit_code"),
     [
-        (LAYERS + ndjson(books_of(**MORE)), "of which 3 are in the stream and 0", 0),
-        (CUT + ndjson(books_of()), "of which 2 are in the stream and 0", 0),
-        (CUT + ndjson(books_of(filtered={}, aside={})), "of which 2 are in the stream", 0),
-        (layers()[KERNEL_FILE] + ndjson(books_of()), "the details of 1 event are", 0),
+        (LAYERS + ndjson(feed_counts(**MORE)), "of which 3 are in the stream and 0", 0),
+        (CUT + ndjson(feed_counts()), "of which 2 are in the stream and 0", 0),
+        (CUT + ndjson(feed_counts(filtered={}, aside={})), "of which 2 are in the stream", 0),
+        (layers()[KERNEL_FILE] + ndjson(feed_counts()), "the details of 1 event are", 0),
         (
-            LAYERS + opened_badly() + b"\n" + ndjson(books_of()),
+            LAYERS + opened_badly() + b"\n" + ndjson(feed_counts()),
             "1 line of the stream was rejected",
             1,
         ),
-        (LAYERS + ndjson(books_of(), REJECT), "1 line of the stream was rejected", 1),
-        (LAYERS + ndjson(books_of(), RING_FULL), "0 lost events, and the gaps 3420", 0),
+        (LAYERS + ndjson(feed_counts(), REJECT), "1 line of the stream was rejected", 1),
+        (LAYERS + ndjson(feed_counts(), RING_FULL), "0 lost events, and the gaps 3420", 0),
     ],
 )
 def test_what_is_missing_is_never_complete(
@@ -291,7 +292,7 @@ def test_what_would_not_verify_is_not_written(place: Place, what: str) -> None:
     assert not [*place.root.glob("*.partial")]
 
 
-def test_the_books_of_a_companion_are_the_feeds(place: Place) -> None:
+def test_the_counters_of_a_companion_are_the_feeds(place: Place) -> None:
     data = b"".join(layers().values()) + artifacts()[COMPANION_FILE] + b"\n"
     code, _, files = archived(place, data)
     assert (code, files[HEALTH_FILE]) == (0, artifacts()[HEALTH_FILE])
@@ -318,8 +319,10 @@ def test_a_normalizer_in_the_pipe(
     place: Place, words: tuple[str, ...], lost: int, layer: str
 ) -> None:
     """It sends along how much it left out. What it was not asked for is missing."""
-    books = books_of(got=4, seen=4, scopes={"both": 4})
-    made = place.stream("normalize", "-", "--run-id", RUN, *words, data=ndjson(*RAW[lost:], books))
+    counted = feed_counts(got=4, seen=4, scopes={"both": 4})
+    made = place.stream(
+        "normalize", "-", "--run-id", RUN, *words, data=ndjson(*RAW[lost:], counted)
+    )
     assert made.code == 0
     code, _, files = archived(place, made.out)
     assert (code, json.loads(files[HEALTH_FILE])["kernel_layer"]) == (0, layer)
@@ -369,34 +372,34 @@ def test_a_target_that_is_there_stops_it_before_anything_is_read(place: Place) -
 
 
 @given(st.lists(st.sampled_from(LINES)), st.data())
-def test_the_books_balance_however_it_is_cut(lines: list[bytes], data: st.DataObject) -> None:
+def test_the_counts_balance_however_it_is_cut(lines: list[bytes], data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(lines)))
     results = []
     for batches in ([lines], [lines[:cut], lines[cut:]]):
-        stage = Assort(find_boundaries(None))
-        pieces: dict[str, bytes] = {}
+        stage = Route(find_boundaries(None))
+        parts: dict[str, bytes] = {}
         rejects = 0
         number = 1
         for batch in batches:
             for item in feed(stage, Lines(batch, "x", number, 0)):
-                if isinstance(item, Piece):
-                    pieces[item.name] = pieces.get(item.name, b"") + item.data
+                if isinstance(item, FilePart):
+                    parts[item.name] = parts.get(item.name, b"") + item.data
                 else:
                     assert isinstance(item, Reject)
                     rejects += 1
             number += len(batch)
         assert stage.counts.balanced
         assert stage.counts.rejected == rejects
-        results.append((pieces, stage.counts, stage.run_ids))
+        results.append((parts, stage.counts, stage.run_ids))
     assert results[0] == results[1]
 
 
-def test_the_books_of_a_feed_are_kept_for_who_makes_the_health() -> None:
-    stage = Assort(find_boundaries(None))
+def test_the_counters_of_a_feed_are_kept_for_who_makes_the_health() -> None:
+    stage = Route(find_boundaries(None))
     capture = RawCapture(feed="ebpf", got=3, seen=3, filtered={"loader": 1}, aside={})
     assert [*feed(stage, [encode(capture)])] == []
     bare = RawCapture(feed="ebpf", got=3, seen=3)
-    assert stage.books == FeedCounts(bare, {"loader": 1}, {})
+    assert stage.feed_counts == FeedCounts(bare, {"loader": 1}, {})
     assert stage.counts.filtered == 1
 
 

@@ -130,18 +130,18 @@ def judged(data: bytes, cuts: list[int], run_id: str = RUN) -> tuple[Any, ...]:
     book = VerifyReport("x", Limits(), is_folder=False, run_id=run_id)
     contract = contract_of_layer(KERNEL_FILE, lambda: 0, lambda: 0)
     assert contract is not None
-    with closing(LayerReplay()) as gathering:
-        judge = layers.LayerChecker(book, KERNEL_FILE, contract, gathering)
+    with closing(LayerReplay()) as replay:
+        judge = layers.LayerChecker(book, KERNEL_FILE, contract, replay)
         for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
             judge.feed(data[start:end])
         judge.finish()
-        gathering.finish()
+        replay.finish()
         steps: Counter[Any] = Counter()
-        for pid, kind, detail, times in gathering.events_in_order():
+        for pid, kind, detail, times in replay.events_in_order():
             steps[pid, kind, str(detail)] += times
-        surface = gathering.surface
+        surface = replay.surface
         reached = surface.surface(RUN), surface.paths(), surface.failed_paths()
-        counted = gathering.is_whole, gathering.events, book.lines, judge.lines, steps
+        counted = replay.is_whole, replay.events, book.lines, judge.lines, steps
         return book.findings, reached, counted
 
 

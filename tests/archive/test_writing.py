@@ -14,21 +14,25 @@ import tarfile
 from hashlib import sha256
 from pathlib import Path
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.archive.manifest import archive_run
-from stream.archive.tar import Entry, encode_header, padded, write_archive
+from stream.archive.tar import encode_header, padded
+from stream.archive.writer import ENTRIES, Entry, entries_of_run, write_archive
 from stream.errors import InputError, OutputError
 from stream.evidence.consistency import LONGEST_NAME
+from stream.pipeline import Batch
 from stream.records.artifacts import ARCHIVE_MANIFEST, KERNEL_FILE, V0_FILES
+from stream.sinks.archive import Archive
 from stream.verify.session import verify
 from tests.archive.samples import (
     ARCHIVES,
     RUN,
     entries,
     items_of,
+    pack_run,
     put,
     recorded,
     rules,
@@ -97,8 +101,8 @@ _ARCHIVE = """
 import os, sys
 os.umask(int(sys.argv[3], 8))
 from pathlib import Path
-from stream.archive.manifest import archive_run
-archive_run(Path(sys.argv[1]), Path(sys.argv[2]))
+from tests.archive.samples import pack_run
+pack_run(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 ROUND = [
     ("UTC", "022", "0", "C"),
@@ -128,10 +132,10 @@ def test_the_same_evidence_gives_the_same_tar(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("needs_root")
 def test_whose_files_they_are_does_not_matter(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
-    archive_run(folder, tmp_path / "a.tar.gz")
+    pack_run(folder, tmp_path / "a.tar.gz")
     for path in folder.rglob("*"):
         os.chown(path, 12345, 23456)
-    archive_run(folder, tmp_path / "b.tar.gz")
+    pack_run(folder, tmp_path / "b.tar.gz")
     assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
 
 
@@ -147,14 +151,14 @@ def test_a_gzip_header_without_name_and_time(tmp_path: Path) -> None:
 
 def test_what_an_agent_left_beside_the_record_stays_out(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
-    archive_run(folder, tmp_path / "a.tar.gz")
+    pack_run(folder, tmp_path / "a.tar.gz")
     (folder / "workspace").mkdir()
     (folder / "workspace" / "secret").write_text("mine")
     (folder / "workspace" / "link").symlink_to("/etc/passwd")
     (folder / ".hidden").write_text("x")
     (folder / "artifacts" / ".hidden").write_text("x")
     (folder / "notes.txt").write_text("x")
-    archive_run(folder, tmp_path / "b.tar.gz")
+    pack_run(folder, tmp_path / "b.tar.gz")
     assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
 
 
@@ -177,7 +181,7 @@ def test_a_planted_link_is_refused(tmp_path: Path, plant: object, place: str) ->
     assert callable(plant)
     plant(folder / place)
     with pytest.raises(InputError, match=f"{place}: a (link|fifo), not a regular file"):
-        archive_run(folder, tmp_path / "a.tar.gz")
+        pack_run(folder, tmp_path / "a.tar.gz")
     assert not [*tmp_path.glob("a.tar.gz*")]
     assert verify(folder).errors
 
@@ -188,7 +192,7 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
     (folder / name).rename(tmp_path / "elsewhere")
     (folder / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputError, match=f"{name}: a link"):
-        archive_run(folder, tmp_path / "a.tar.gz")
+        pack_run(folder, tmp_path / "a.tar.gz")
 
 
 @pytest.mark.parametrize("run_id", ["a.b", "../x", "", "é", 5, None])
@@ -196,7 +200,7 @@ def test_a_run_id_that_the_contract_would_not_have(tmp_path: Path, run_id: objec
     folder = run_folder(tmp_path / "run")
     (folder / "metadata.json").write_text(json.dumps({"run_id": run_id}))
     with pytest.raises(InputError, match=r"metadata\.json"):
-        archive_run(folder, tmp_path / "a.tar.gz")
+        pack_run(folder, tmp_path / "a.tar.gz")
 
 
 def test_missing_files_are_given_or_missed(tmp_path: Path) -> None:
@@ -205,8 +209,14 @@ def test_missing_files_are_given_or_missed(tmp_path: Path) -> None:
     (folder / "capability-surface.json").unlink()
     target = tmp_path / "a.tar.gz"
     with pytest.raises(InputError, match=r"capability-surface\.json: it is not there"):
-        archive_run(folder, target)
-    archive_run(folder, target, missing={"capability-surface.json": data, KERNEL_FILE: b"no"})
+        pack_run(folder, target)
+    missing = {"capability-surface.json": data, KERNEL_FILE: b"no"}
+
+    async def pack() -> None:
+        async with Archive(target, lambda _: (RUN, missing)).open() as write:
+            await write(Batch(ENTRIES, entries_of_run(folder, {})))
+
+    anyio.run(pack)
     assert rules(target) == set()
 
 
@@ -256,7 +266,7 @@ def test_a_file_that_grows_meanwhile(tmp_path: Path) -> None:
 
     (folder / "artifacts" / "out.txt").write_bytes(bytes(30 << 20))
     with pytest.raises(OutputError, match=r"out\.txt: it was changed"):
-        archive_run(folder, tmp_path / "a.tar.gz", look=look)
+        pack_run(folder, tmp_path / "a.tar.gz", look=look)
     assert not [*tmp_path.glob("a.tar.gz*")]
 
 
@@ -276,7 +286,7 @@ def test_no_room(tmp_path: Path) -> None:
 _SLOW = """
 import sys
 from pathlib import Path
-from stream.archive.manifest import archive_run
+from tests.archive.samples import pack_run
 looks = 0
 def look():
     global looks
@@ -284,7 +294,7 @@ def look():
     if looks == 150:
         print("now", flush=True)
         sys.stdin.read()
-archive_run(Path(sys.argv[1]), Path(sys.argv[2]), look=look)
+pack_run(Path(sys.argv[1]), Path(sys.argv[2]), look=look)
 """
 
 
@@ -306,7 +316,7 @@ def test_killed_while_writing(tmp_path: Path, number: int) -> None:
     partial = tmp_path / "a.tar.gz.partial"
     assert rules(partial) <= {"integrity.truncated"}
     assert verify(partial).errors
-    archive_run(folder, target)  # what is left over is in nobody's way
+    pack_run(folder, target)  # what is left over is in nobody's way
     assert rules(target) == set()
     assert not partial.exists()
 

@@ -25,14 +25,14 @@ def fill_run(place: str) -> None:
     run_folder(folder)
     for name in (DETAIL_FILE, MARKERS_FILE, SDK_FILE, POLICY_FILE):
         (folder / name).write_bytes(b"")
-    chance, gathering = random.Random(1), LayerReplay()
+    chance, replay = random.Random(1), LayerReplay()
     encode_lines = msgspec.json.Encoder().encode_lines
     with (folder / KERNEL_FILE).open("wb") as file:
         for first in range(0, EVENTS, _BATCH):
             events = [_opened(seq, chance) for seq in range(first, first + _BATCH)]
             file.write(encode_lines(events))
-            gathering.take(KERNEL_FILE, events)
-    gathering.finish()
+            replay.take(KERNEL_FILE, events)
+    replay.finish()
     capture = RawCapture(
         feed="ebpf",
         got=EVENTS,
@@ -42,10 +42,10 @@ def fill_run(place: str) -> None:
         uring="unused",
         ring_bytes=16 << 20,
     )
-    derived = derive(RUN, gathering.content(), capture, filtered={}, aside={})
+    derived = derive(RUN, replay.content(), capture, filtered={}, aside={})
     for name, made in derived.documents().items():
         (folder / name).write_bytes(b"".join(made.encoded()))
-    gathering.close()
+    replay.close()
     told = replace(SUMMARY, kernel_events=EVENTS, tool_calls=0, correlation="partial")
     put(folder, sealed({**taken(folder), SUMMARY_FILE: document(told)}))
 

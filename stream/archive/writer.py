@@ -1,0 +1,264 @@
+"""Write an archive as a stream next to its place: it has its name only when it is whole.
+
+The same entries give the same bytes of tar, whoever writes them and when. The gzip around it
+depends on the library that compresses; its header has a seal, the SHA-256 of all that follows:
+with it, each byte counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import struct
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from msgspec import Struct
+
+from stream.archive.manifest import names_of, place_of
+from stream.archive.tar import (
+    NO_SEAL,
+    READ,
+    SEALED,
+    ZEROS,
+    Look,
+    encode_header,
+    name_fault,
+    seal,
+    unwatched,
+)
+from stream.errors import InputError, OutputError, os_reason, reporting
+from stream.files.append import RecordedFile, write_all
+from stream.files.inside import open_beneath
+from stream.files.targets import check_free, open_alone, partial
+from stream.records.artifacts import ARCHIVE_MANIFEST, V0_FILES, ArchiveFile, ArchiveManifest
+
+LEVEL = 6
+FILE_PARTS, ENTRIES = "file parts", "entries"  #: kinds of batches that an archive is made of
+_IN_FLIGHT = 4  #: blocks between who reads and who compresses
+_SMALL = 1 << 16
+
+
+class Entry(Struct):
+    """A file as it will be in the archive: its name, how to open it, and what was written to it."""
+
+    name: str
+    open: Callable[[], BinaryIO]  #: raises OSError or InputError
+    recorded: RecordedFile | None = None  #: where it is known: the file is held to it
+
+    @classmethod
+    def of_bytes(cls, name: str, data: bytes) -> Entry:
+        """Make an entry of bytes that are in memory."""
+        size, digest = len(data), hashlib.sha256(data).hexdigest()
+        return cls(name, lambda: io.BytesIO(data), RecordedFile(digest, size, size))
+
+    @classmethod
+    def beneath(cls, root: Path, name: str, recorded: RecordedFile | None = None) -> Entry:
+        """Name a file of a folder that nobody has to trust. Where it is not known what was written
+        to it, it is read once more for its size and digest."""
+        return cls(name, lambda: open_beneath(root, name), recorded)
+
+
+class FilePart(Struct):
+    """Bytes that go to the end of a file of an archive."""
+
+    name: str
+    data: bytes
+
+
+class ArchiveSize(Struct):
+    """How large a written archive is."""
+
+    entries: int
+    bytes: int  #: of the file
+    decoded: int  #: of the tar
+
+
+def unchecked(_: Path) -> None:
+    """Accept an archive without a look at it."""
+
+
+def write_archive(
+    target: Path,
+    entries: Sequence[Entry],
+    run_id: str,
+    *,
+    force: bool = False,
+    look: Look = unwatched,
+    check: Callable[[Path], None] = unchecked,
+) -> ArchiveSize:
+    """Write an archive. `check` is called with the whole file before it has its name.
+
+    Raise what `check` raises, InputError where an entry cannot be read, and OutputError where the
+    archive cannot be written or an entry changes meanwhile: no file has its name then.
+    """
+    check_free(str(target), force=force)
+    growing = partial(str(target))
+    with reporting(target, OutputError):
+        fd = open_alone(growing, 0o600)
+    try:
+        with reporting(target, OutputError):
+            digested = [_digested(entry, look) for entry in _in_order(entries)]
+            written = _write(fd, digested, run_id, look)
+            os.fsync(fd)
+        check(growing)
+        with reporting(target, OutputError):
+            check_free(str(target), force=force)
+            growing.replace(growing.with_suffix(""))
+            _sync_folder(growing.parent)
+    except BaseException:
+        with suppress(OSError):
+            growing.unlink()
+        raise
+    finally:
+        os.close(fd)
+    return written
+
+
+def entries_of_run(folder: Path, recorded: Mapping[str, RecordedFile]) -> list[Entry]:
+    """Return an entry for each file of a run that belongs into its archive. `recorded` says what
+    was written to a file, where that is known. Raise InputError where one is no regular file."""
+    return [Entry.beneath(folder, name, recorded.get(name)) for name in names_of(folder)]
+
+
+def _in_order(entries: Sequence[Entry]) -> list[Entry]:
+    """Order entries: the contract's own files, then the others by the bytes of their names."""
+    names = {entry.name for entry in entries}
+    assert len(names) == len(entries), "an entry stands twice"
+    missing = [name for name in V0_FILES if name not in names]
+    if missing:
+        raise InputError(f"{missing[0]}: it is not there, and every archive has it")
+    return sorted(entries, key=lambda entry: place_of(entry.name))
+
+
+def encode_manifest(entries: Sequence[Entry], run_id: str) -> bytes:
+    """Encode the manifest of an archive with these entries, whose digests are known."""
+    files = {}
+    for entry in sorted(entries, key=lambda entry: os.fsencode(entry.name)):
+        assert entry.recorded is not None
+        listed = ArchiveFile(entry.name, entry.recorded.hash, entry.recorded.bytes)
+        files[entry.name] = listed
+    return msgspec.json.encode(ArchiveManifest(run_id=run_id, files=files))
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the name survive a power cut, where the file system can promise that."""
+    with suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _digested(entry: Entry, look: Look) -> Entry:
+    """Give an entry its size and digest. Raise InputError where the file cannot be read."""
+    if fault := name_fault(os.fsencode(entry.name)):
+        raise InputError(f"{entry.name}: {fault.reason}")
+    if entry.recorded is not None:
+        return entry
+    digest, size = hashlib.sha256(), 0
+    for block in _blocks(entry, look):
+        digest.update(block)
+        size += len(block)
+    return Entry(entry.name, entry.open, RecordedFile(digest.hexdigest(), size, size))
+
+
+def _contents(entry: Entry, recorded: RecordedFile, look: Look) -> Iterator[bytes]:
+    """Yield the bytes that were recorded. Raise OutputError where they are others by now."""
+    digest, left = hashlib.sha256(), recorded.bytes
+    for block in _blocks(entry, look):
+        left -= len(block)
+        if left < 0:
+            break
+        digest.update(block)
+        yield block
+    if left or digest.hexdigest() != recorded.sha256:
+        raise OutputError(f"{entry.name}: it was changed while the archive was written")
+
+
+def _blocks(entry: Entry, look: Look) -> Iterator[bytes]:
+    try:
+        with entry.open() as file:
+            while block := file.read(READ):
+                look()
+                yield block
+    except OSError as error:
+        raise InputError(f"{entry.name}: {os_reason(error)}") from None
+
+
+def _write(fd: int, entries: Sequence[Entry], run_id: str, look: Look) -> ArchiveSize:
+    squeezed = _Gzip(fd)
+    pending: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(1) as other:  # zlib lets go of the interpreter
+        try:
+            for block in _gathered(_tar(entries, run_id, look)):
+                if len(pending) == _IN_FLIGHT:
+                    pending.popleft().result()
+                pending.append(other.submit(squeezed.add, block))
+            for future in pending:
+                future.result()
+        except BaseException:
+            other.shutdown(cancel_futures=True)
+            raise
+    squeezed.finish()
+    return ArchiveSize(len(entries), os.lseek(fd, 0, os.SEEK_CUR), squeezed.taken)
+
+
+def _tar(entries: Sequence[Entry], run_id: str, look: Look) -> Iterator[bytes]:
+    manifest = Entry.of_bytes(ARCHIVE_MANIFEST, encode_manifest(entries, run_id))
+    for entry in (manifest, *entries):
+        assert entry.recorded is not None
+        size = entry.recorded.bytes
+        yield encode_header(os.fsencode(entry.name), size)
+        yield from _contents(entry, entry.recorded, look)
+        yield bytes(-size % len(ZEROS))
+    yield ZEROS * 2
+
+
+def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Join small blocks: each costs a hand-over to a thread."""
+    held: list[bytes] = []
+    length = 0
+    for block in blocks:
+        held.append(block)
+        length += len(block)
+        if length >= _SMALL:
+            yield b"".join(held)
+            held, length = [], 0
+    yield b"".join(held)
+
+
+class _Gzip:
+    def __init__(self, fd: int) -> None:
+        self.taken = 0
+        self._fd = fd
+        self._sum = 0
+        self._digest = hashlib.sha256()
+        self._engine = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+        write_all(fd, SEALED + NO_SEAL)
+
+    def add(self, data: bytes) -> None:
+        """Compress data and write what comes of it."""
+        self._sum = zlib.crc32(data, self._sum)
+        self.taken += len(data)
+        self._write(self._engine.compress(data))
+
+    def finish(self) -> None:
+        """Write the end of the stream, and the seal into its header."""
+        end = struct.pack("<II", self._sum, self.taken & 0xFFFFFFFF)
+        self._write(self._engine.flush() + end)
+        os.lseek(self._fd, len(SEALED), os.SEEK_SET)
+        write_all(self._fd, seal(self._digest.hexdigest()))
+        os.lseek(self._fd, 0, os.SEEK_END)
+
+    def _write(self, data: bytes) -> None:
+        self._digest.update(data)
+        write_all(self._fd, data)

@@ -1,0 +1,265 @@
+"""The artifacts of a run, where they are made for the first time: when it ends, and when an archive
+is made of a run that had no feed, or of a stream.
+
+`derive` makes them of the layers. What is missing from the layers is found out here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import closing
+from itertools import chain
+from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from stream.archive.chain import LAYERS, LayerFiles, chain_of, encode_lines
+from stream.archive.manifest import names_of
+from stream.codec import convert, read_document
+from stream.errors import InputError, number, os_reason
+from stream.evidence.derive import derive
+from stream.files.append import NOT_OURS, RecordedFile, create
+from stream.observe.layers import CaptureResult, CommandResult, last_layers
+from stream.records.artifacts import (
+    CHAIN_FILE,
+    DETAIL_FILE,
+    KERNEL_FILE,
+    NOT_ASKED,
+    RUNNER_FILE,
+    CorrelationReport,
+    ObservationHealth,
+)
+from stream.records.kernel import RawCapture, taint
+from stream.records.run import LAYERS as LAYERS_FOLDER
+from stream.records.run import (
+    METADATA_FILE,
+    STDOUT_FILE,
+    SUMMARY_FILE,
+    RunMetadata,
+    RunSummary,
+)
+from stream.redaction.policy import CapturePolicy
+from stream.sources.wrappers import ObservedCommands
+from stream.transformers.route import FeedCounts
+from stream.transformers.tool_events import ToolCallCollector
+from stream.verify.replay import LayerReplay, replay_layers
+
+_BLOCK = 1 << 20
+_KERNEL_LAYERS = {KERNEL_FILE, DETAIL_FILE}
+_MEMORY_FOLDER = re.compile(r"/proc/([0-9]+)(?:/task/[0-9]+)?")
+NO_FEED_COUNTS = "the books of the feed are not in the stream"
+NO_KERNEL_EVENTS = "there are no events of a kernel feed in the stream"
+
+
+class RecordedArtifacts(Struct):
+    """What was written when a run ended, and what of it the summary of the run states."""
+
+    health: ObservationHealth
+    correlation: CorrelationReport
+    kept: dict[str, RecordedFile]  #: the files that were written
+    commands: ObservedCommands
+    troubles: list[str] = field(default_factory=list)
+
+
+def record_artifacts(
+    folder: Path,
+    files: LayerFiles,
+    collector: ToolCallCollector,
+    result: CaptureResult,
+    command: CommandResult,
+) -> RecordedArtifacts:
+    """Write the last layers of a run and the artifacts that follow from all of them.
+
+    The kernel layer is read once for its digest, for nothing follows from a file that somebody
+    else changed, and once for the artifacts. An archive reads it once more, since the artifacts
+    stand before it there. A gigabyte takes 0.04 s to read again, from memory, of the 10 s that it
+    takes to derive and to pack: to keep it compressed meanwhile would cost more.
+    """
+    collector.finish()
+    layers = last_layers(collector, result, command, files)
+    troubles = [one.sentence for one in collector.unused]
+    if result.times is not None:
+        result.times.close()
+    for name, records in layers.items():
+        files.append(name, encode_lines(records), len(records))
+    unreadable = _find_meddling(files, result, troubles)
+    if files.trouble and not result.capture.unknown_loss:
+        result.add_unknown_loss(["layers are incomplete"])
+    with closing(replay_layers(lambda name: _blocks(files, name, unreadable))) as replay:
+        result.add_unknown_loss(_memory_of_others(replay))
+        taint(result.capture)
+        content = replay.content()
+        content.kernel_events = files.lines(KERNEL_FILE)
+        content.has_kernel = not _KERNEL_LAYERS & unreadable
+        derived = derive(
+            collector.run_id,
+            content,
+            result.capture,
+            filtered=result.filtered,
+            aside=result.aside,
+        )
+    files.close()
+    kept = files.kept()
+    for name, document in derived.documents().items():
+        try:
+            kept[name] = _write(folder / name, document.encoded())
+        except OSError as error:
+            troubles.append(f"{name}: {os_reason(error)}")
+    if files.trouble:
+        lost = sum(files.lost.values())
+        troubles.append(f"{f'{lost} lines of the layers: ' if lost else ''}{files.trouble}")
+    correlation = derived.correlation
+    commands = ObservedCommands(
+        derived.health.kernel_layer == "complete",
+        correlation.verified_commands,
+        correlation.wrappers,
+        correlation.programs,
+        correlation.tests,
+    )
+    return RecordedArtifacts(derived.health, correlation.report, kept, commands, troubles)
+
+
+def _find_meddling(files: LayerFiles, result: CaptureResult, troubles: list[str]) -> set[str]:
+    """Report the files that somebody else changed, and return those whose content is not what
+    was written: nothing follows from it."""
+    changed = files.disturbed()
+    troubles += [f"{name} {NOT_OURS}" for name in changed]
+    result.add_unknown_loss(f"{name} {NOT_OURS}" for name in changed if name in _KERNEL_LAYERS)
+    if result.times is not None and result.times.trouble:
+        troubles.append(result.times.trouble)
+        result.add_unknown_loss([result.times.trouble])
+    suspects = LAYERS if files.trouble else changed
+    unreadable = {name for name in suspects if not files.is_readable(name)}
+    return unreadable | (_KERNEL_LAYERS if _KERNEL_LAYERS & unreadable else set())
+
+
+def _blocks(files: LayerFiles, name: str, unreadable: Collection[str]) -> Iterator[bytes]:
+    if name not in unreadable:
+        with files.read(name) as file:
+            while block := file.read(_BLOCK):
+                yield block
+
+
+def _memory_of_others(replay: LayerReplay) -> Iterator[str]:
+    """Say whether the run opened the memory of a process that is none of its own: what it does
+    there, no call shows."""
+    found = map(_MEMORY_FOLDER.fullmatch, replay.surface.folders_with("mem"))
+    pids = {int(one[1]) for one in found if one is not None}
+    if pids and not pids <= replay.pids():
+        yield "the run opened the memory of a process that is none of its own"
+
+
+def _write(path: Path, pieces: Iterable[bytes]) -> RecordedFile:
+    """Write a new file of these pieces and a newline. Raise OSError."""
+    digest = hashlib.sha256()
+    with create(path) as file:
+        for piece in chain(pieces, (b"\n",)):
+            file.write(piece)
+            digest.update(piece)
+        size = file.tell()
+    return RecordedFile(digest.hexdigest(), size, size)
+
+
+# ------------------------------------------------------------ of a run that had no feed
+
+
+def files_without_feed(folder: Path) -> dict[str, bytes]:
+    """Make, by file, the layers and artifacts of a run that was recorded without a kernel feed.
+
+    Raise InputError where it was not recorded to its end.
+    """
+    if any(name.startswith(f"{LAYERS_FOLDER}/") for name in names_of(folder)):
+        raise InputError(f"{folder}: it was not recorded to its end: see `stream verify`")
+    metadata = convert(read_document(folder / METADATA_FILE), RunMetadata, folder / METADATA_FILE)
+    summary = convert(read_document(folder / SUMMARY_FILE), RunSummary, folder / SUMMARY_FILE)
+    # What is in the run folder was redacted when it was written.
+    collector = ToolCallCollector(metadata.run_id, CapturePolicy("full", None))
+    if metadata.capture_mode != "hashed":
+        with (folder / STDOUT_FILE).open("rb") as file:
+            while block := file.read(_BLOCK):
+                collector.feed_stdout(block, 0)
+    collector.finish()
+    capture = RawCapture(feed="absent", reason=NOT_ASKED)
+    result = CaptureResult(capture=capture, filtered={}, aside={}, written={})
+    command = CommandResult(
+        agent=metadata.agent_id,
+        command=metadata.argv,
+        env_keys=[],
+        exit_code=summary.exit_code,
+        signal=summary.signal,
+        not_started=summary.not_started,
+        duration_ms=summary.duration_ms,
+    )
+    layers = last_layers(collector, result, command)
+    made = dict.fromkeys(LAYERS, b"") | {name: encode_lines(one) for name, one in layers.items()}
+    with closing(replay_layers(lambda name: (made[name],))) as replay:
+        artifacts = _artifacts(metadata.run_id, replay, FeedCounts(capture, {}, {}))
+    return {**made, CHAIN_FILE: chain_of(made), **artifacts}
+
+
+# ------------------------------------------------------------ of a stream
+
+
+def files_of_stream(
+    run_id: str,
+    read: Callable[[str], Iterable[bytes]],
+    stated: FeedCounts | None,
+    rejected: int,
+) -> dict[str, bytes]:
+    """Make, by file, the artifacts that follow from layers which came as a stream, and each layer
+    as it is when nothing of it came. `stated`: the counters of the feed, if they came as well;
+    without them nobody knows what is missing."""
+    with closing(replay_layers(read)) as replay:
+        counts = _feed_counts(stated, rejected, replay)
+        artifacts = _artifacts(run_id, replay, counts)
+    return {**dict.fromkeys((*LAYERS, RUNNER_FILE), b""), **artifacts}
+
+
+def _artifacts(run_id: str, replay: LayerReplay, counts: FeedCounts) -> dict[str, bytes]:
+    content = replay.content()
+    derived = derive(run_id, content, counts.capture, filtered=counts.filtered, aside=counts.aside)
+    return {name: document.line() for name, document in derived.documents().items()}
+
+
+def _feed_counts(stated: FeedCounts | None, rejected: int, replay: LayerReplay) -> FeedCounts:
+    """Return the counters of the feed, which know of no fewer losses than the stream has."""
+    if stated is None and not replay.events and not replay.has_gaps:
+        return FeedCounts(RawCapture(feed="absent", reason=NO_KERNEL_EVENTS))
+    counts = stated or FeedCounts(RawCapture(feed="ebpf", dropped=replay.lost))
+    capture = counts.capture
+    if capture.feed == "absent":
+        return counts
+    reasons = list(_loss_reasons(counts, rejected, replay, is_stated=stated is not None))
+    if not reasons:  # then what is here, and what was left out, is all that there was
+        return FeedCounts(capture, counts.filtered or {}, counts.aside or {})
+    dropped = max(capture.dropped, replay.lost - capture.unparsed)
+    lossy = replace(capture, dropped=dropped, unknown_loss="; ".join(reasons))
+    taint(lossy)
+    return FeedCounts(lossy, counts.filtered, counts.aside)
+
+
+def _loss_reasons(
+    counts: FeedCounts, rejected: int, replay: LayerReplay, *, is_stated: bool
+) -> Iterator[str]:
+    """Say why nobody knows how much is missing of what the feed saw."""
+    capture = counts.capture
+    if capture.unknown_loss:
+        yield capture.unknown_loss
+    if not is_stated:
+        yield NO_FEED_COUNTS
+    if rejected:
+        were = "was" if rejected == 1 else "were"
+        yield f"{number(rejected, 'line')} of the stream {were} rejected"
+    counted = capture.dropped + capture.unparsed
+    if replay.lost != counted:
+        yield f"the books count {number(counted, 'lost event')}, and the gaps {replay.lost}"
+    if replay.missing_details:
+        yield f"the details of {number(replay.missing_details, 'event')} are not in the stream"
+    seen = sum(capture.scopes.values())
+    left_out = sum((counts.filtered or {}).values()) + sum((counts.aside or {}).values())
+    if is_stated and seen != replay.events + left_out:
+        what = f"{replay.events} are in the stream and {left_out} are known to be left out"
+        yield f"the books count {number(seen, 'event')}, of which {what}"

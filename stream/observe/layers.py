@@ -1,0 +1,226 @@
+"""The layers that are written when a run is over: the runner's, tool calls, decisions, markers.
+
+The kernel layer is on the disk by then. What was reported to the recorder is joined with what the
+feed saw of the same channels: a report that nobody was seen to write is none of the run's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, field
+
+from stream.archive.chain import LayerFiles
+from stream.errors import number
+from stream.evidence.markers import (
+    COMMANDS,
+    HOOKS,
+    POLICY,
+    TOOL_EVENTS,
+    UNSEEN,
+    ChannelWrites,
+    DroppedInput,
+    Writes,
+    build_markers,
+    conflicting_repeats,
+)
+from stream.observe.settings import RunSettings
+from stream.records.artifacts import (
+    DETAIL_FILE,
+    KERNEL_FILE,
+    MARKERS_FILE,
+    POLICY_FILE,
+    RUNNER_FILE,
+    SDK_FILE,
+    Marker,
+    RunnerFinished,
+    RunnerStarted,
+)
+from stream.records.kernel import (
+    LINK,
+    RENAME,
+    SYMLINK,
+    TRUNCATE,
+    UNLINK,
+    KernelDetail,
+    KernelEvent,
+    RawCapture,
+)
+from stream.sources.agent import CommandEnding
+from stream.sources.wrappers import WrapperOutput
+from stream.transformers.tool_events import EventTimeIndex, ToolCallCollector
+
+_encode = msgspec.json.Encoder().encode
+_decode_event = msgspec.json.Decoder(KernelEvent).decode
+_decode_detail = msgspec.json.Decoder(KernelDetail).decode
+#: By these a file comes to another name, or another file to its name, or what was in it goes.
+_MOVES = {LINK, RENAME, SYMLINK, UNLINK, TRUNCATE}
+STDOUT = "stdout"
+
+
+class CaptureResult(Struct, kw_only=True):
+    """What was captured beside the layers that the feed wrote."""
+
+    capture: RawCapture
+    filtered: Mapping[str, int]
+    aside: Mapping[str, int]
+    written: Mapping[str, Writes]  #: to each channel that was watched
+    times: EventTimeIndex | None = None  #: None: there was no feed
+    home: str | None = None  #: where the recorder's own programs lie
+    helpers: Sequence[str] = ()
+    wrapper_output: WrapperOutput = field(default_factory=WrapperOutput)
+    policy_log: str | None = None  #: by the path that a kernel has for it
+
+    def add_unknown_loss(self, reasons: Iterable[str]) -> None:
+        """Add reasons why the layers lack something that was seen."""
+        known = [self.capture.unknown_loss] if self.capture.unknown_loss else []
+        self.capture.unknown_loss = "; ".join([*known, *reasons])
+
+
+class CommandResult(Struct, kw_only=True):
+    """How the command went: the content of the runner layer."""
+
+    agent: str
+    command: list[str]
+    env_keys: list[str]
+    exit_code: int
+    signal: str | None
+    not_started: str
+    duration_ms: int
+
+    @classmethod
+    def of(
+        cls, settings: RunSettings, ending: CommandEnding, env_names: Iterable[bytes]
+    ) -> CommandResult:
+        """Describe a command that has ended. `env_names`: what the recorder added to its
+        environment."""
+        return cls(
+            agent=settings.capture_policy.value(settings.agent.id),
+            command=settings.capture_policy.words(settings.argv),
+            env_keys=sorted(name.decode() for name in env_names),
+            exit_code=ending.exit_code,
+            signal=ending.signal,
+            not_started=ending.not_started,
+            duration_ms=ending.duration_ms,
+        )
+
+    def events(self, run_id: str) -> list[RunnerStarted | RunnerFinished]:
+        """The two lines of the runner itself."""
+        is_signal = self.signal is not None
+        return [
+            RunnerStarted(
+                run_id=run_id,
+                seq=0,
+                agent_shim=self.agent,
+                command=self.command,
+                env_keys=self.env_keys,
+                window_elapsed_ms=0,
+            ),
+            RunnerFinished(
+                run_id=run_id,
+                seq=1,
+                exit_code=None if is_signal or self.not_started else self.exit_code,
+                signal=self.exit_code - 128 if is_signal else None,
+                success=not self.exit_code and not self.not_started,
+                window_elapsed_ms=self.duration_ms,
+            ),
+        ]
+
+
+def last_layers(
+    collector: ToolCallCollector,
+    result: CaptureResult,
+    command: CommandResult,
+    files: LayerFiles | None = None,
+) -> dict[str, Sequence[Any]]:
+    """Return, by file, the records of the layers that are written when a run is over. `files`: the
+    layers that are written already; None: there was no feed."""
+    return {
+        SDK_FILE: collector.sdk,
+        POLICY_FILE: collector.policy,
+        MARKERS_FILE: _markers(collector, result, files),
+        RUNNER_FILE: command.events(collector.run_id),
+    }
+
+
+def _policy_log_writers(path: str, files: LayerFiles) -> Iterator[tuple[int, int]]:
+    """Yield number and process of each event by which the policy log may have been written.
+
+    Such an event opened a file to write, or moved or removed one, by the name of the log or of a
+    folder above it, or by a name that nobody knows. An open that failed is none, nor is a failure
+    to give another file such a name.
+    """
+    if not all(map(files.is_readable, (KERNEL_FILE, DETAIL_FILE))):
+        return
+    names = b"|".join(re.escape(_encode(str(one))) for one in (path, *PurePosixPath(path).parents))
+    with files.read(DETAIL_FILE) as details:
+        moved = re.compile(b'"to_path":(?:%s)' % names).search
+        moves = map(_decode_detail, filter(moved, details))
+        to_there = {one.seq for one in moves if one.status != "error"}
+    with files.read(KERNEL_FILE) as lines:
+        named = re.compile(b'"value":(?:null|%s)' % names).search
+        for number, line in enumerate(lines):
+            if number in to_there or named(line):
+                event = _decode_event(line)
+                is_opened = event.access_mode not in (UNSET, "read") and event.status != "error"
+                if is_opened or event.event_type in _MOVES:
+                    yield event.seq, event.pid
+
+
+def _markers(
+    collector: ToolCallCollector, result: CaptureResult, files: LayerFiles | None
+) -> list[Marker]:
+    received = {**collector.received, COMMANDS: result.wrapper_output.received}
+    written = {
+        channel: ChannelWrites(writes, received.get(channel, 0))
+        for channel, writes in result.written.items()
+    }
+    for channel, one in written.items():
+        if channel == POLICY or (channel == STDOUT and channel not in received):
+            continue  # the log is read by itself; another channel was asked for
+        size = one.writes.size - one.received if one.writes.sizes else 0
+        if size > 0:
+            sentence = f"the {channel}: {size} bytes that were written there did not arrive"
+            collector.record_drop(DroppedInput(channel, "unread", size, sentence))
+    _drop_unseen_hook_writes(collector, result, written)
+    unused = conflicting_repeats(collector.moments, collector.again, written)
+    counts = Counter({f"{channel}:told_again": count for channel, count in unused.items()})
+    if collector.unknown_form and not any(e.event_type in TOOL_EVENTS for e in collector.sdk):
+        counts[f"{STDOUT}:unknown_form"] = sum(collector.unknown_form.values())
+    for lost in collector.unused:
+        counts[f"{lost.channel}:{lost.why}"] += lost.count
+    decided: Iterable[tuple[int, int]] = ()
+    if files is not None and result.policy_log is not None:
+        decided = _policy_log_writers(result.policy_log, files)
+    return build_markers(
+        collector.run_id,
+        collector.moments,
+        written=written,
+        times=(lambda ts: 0) if result.times is None else result.times.until(),
+        total=0 if files is None else files.lines(KERNEL_FILE),
+        home=result.home,
+        helpers=result.helpers,
+        unused=counts,
+        commands=result.wrapper_output.lines,
+        decided=decided,
+    )
+
+
+def _drop_unseen_hook_writes(
+    collector: ToolCallCollector, result: CaptureResult, written: Mapping[str, ChannelWrites]
+) -> None:
+    """Record as unusable what came to the hooks' log though a feed without losses saw nobody write
+    it: it came in a way that no hook of the recorder's goes, by another name or in memory."""
+    if result.capture.feed == "absent" or result.capture.dropped or result.capture.unparsed:
+        return
+    seen = written[HOOKS].writes.size if HOOKS in written else 0
+    if (size := collector.received.get(HOOKS, 0) - seen) > 0:
+        sentence = (
+            f"the {HOOKS}: nobody was seen to write {number(size, 'byte')} of what came there"
+        )
+        collector.record_drop(DroppedInput(HOOKS, UNSEEN, size, sentence))
