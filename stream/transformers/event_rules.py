@@ -65,190 +65,183 @@ SOURCES = frozenset((*REQUIRED, COMMAND_LOG))
 JUDGED = frozenset(("pass", "warn", "fail"))
 
 
+Severity = Literal["error", "warning"]
+
+
 class EventRule(Struct, frozen=True):
     """One rule: where the contract has it, its sentence, and what it weighs."""
 
     section: str  #: of the contract; `folder`: what only a whole run folder can show
     sentence: str
-    severity: Literal["error", "warning"] = "error"
+    severity: Severity = "error"
 
 
 _NUMBERS = "where they are there, numbers or null"
-_WRITTEN = {
-    # 1: the file
-    "line.utf8": EventRule("1.1", "A line is UTF-8."),
-    "line.json_object": EventRule(
-        "1.1", "A line is a JSON object, nested no deeper than can be read."
-    ),
-    "line.duplicate_key": EventRule("1.1", "No key stands twice in an object of a line."),
-    "line.length": EventRule(
-        "1.1", f"A line is no longer than {MAX_LINE} bytes: it could not be held."
-    ),
-    "line.decision_event": EventRule("1.1", "Every line of a run's own file is a DecisionEvent."),
-    "timestamp.order": EventRule("1.1", "No event of a run is earlier than the event before it."),
-    "run.one": EventRule("1.2", "A run's own file has the events of one run."),
-    "run.incomplete": EventRule(
-        "1.2", "A run goes on to run_finished, and nothing of it was lost."
-    ),
-    "run.missing": EventRule("1.2", "None of the nine events is missing before one that is there."),
-    "run.twice": EventRule("1.2", "Each of the nine events is there once."),
-    "run.order": EventRule(
-        "3.2", "The nine events are in their order, and nothing comes after them."
-    ),
-    "event.name": EventRule(
-        "1.2",
-        "An event is named, by event_type or by the [name] that action_summary begins with, as"
-        f" one of {', '.join(SLOTS)}.",
-    ),
-    "event.names_agree": EventRule(
-        "1.2", "Where both are there, event_type is the [name] that action_summary begins with."
-    ),
-    # 2: the fields of every event
-    "event_id.unique": EventRule("2", "No two events have the same event_id."),
-    "timestamp": EventRule(
-        "2", "timestamp is a string, and a time, by which events can be ordered."
-    ),
-    "timestamp.rfc3339": EventRule(
-        "2",
-        "timestamp is an RFC 3339 time in UTC: recommended, and what orders it; a date alone is the"
-        " beginning of its day.",
-        "warning",
-    ),
-    "prompt.visible": EventRule(
-        "3.3",
-        "No field claims to see the prompt: but in request, none whose name has `prompt` in it"
-        " holds true, a text other than unknown, an array or an object.",
-    ),
-    # 3: across events
-    "trace_id.constant": EventRule("3.1", "All events of a run have the same trace_id."),
-    "run.constant": EventRule(
-        "3.1",
-        "All events of a run have the same schema_version, session_id, agent_id, agent_version,"
-        " environment and capture_mode.",
-    ),
-    "span_id.unique": EventRule("3.1", "No two events of a run have the same span_id."),
-    "parent_span_id.earlier": EventRule(
-        "3.1", "A parent is the span of an earlier event of the run."
-    ),
-    "parent_span_id.root": EventRule(
-        "3.1", "Only the first event of a run, its root, has no parent."
-    ),
-    # 4.1
-    "session.agent_id": EventRule(
-        "4.1", f'session.agent_id is "{CLAUDE_CODE}"; under --profile agents, any name.'
-    ),
-    # 4.2
-    "constraint.canonical": EventRule(
-        "4.2.2",
-        "A constraint that the contract knows has its type: "
-        + ", ".join(f"{known.id} {known.type}" for known in CONSTRAINTS.values())
-        + ".",
-    ),
-    # 4.3
-    "prompt_provenance.parameters": EventRule(
-        "4.3",
-        "prompt_provenance.parameters is an object; temperature, top_p and max_tokens are,"
-        f" {_NUMBERS}.",
-    ),
-    # 4.4
-    "model_output.completion_id.null": EventRule(
-        "4.4", "model_output.completion_id is null: who looks from outside sees none.", "warning"
-    ),
-    "model_output.usage": EventRule(
-        "4.4",
-        "model_output.usage is an object; input_tokens, output_tokens and latency_ms are,"
-        f" {_NUMBERS}.",
-    ),
-    # 4.5
-    "run.stdout_log": EventRule("4.5.2", "A run references a stdout_log, claude_stdout.txt."),
-    "run.stderr_log": EventRule("4.5.2", "A run references a stderr_log, claude_stderr.txt."),
-    "run.diff": EventRule("4.5.2", "A run references a diff, fs_diff.patch."),
-    "run.command_log": EventRule(
-        "4.5.2", "A run with commands_observed references a command_log, command_logs.jsonl."
-    ),
-    # 4.6
-    "evaluation.contradiction": EventRule(
-        "4.6",
-        "The status of alignment, quality or policy is the worst of its judged checks and its"
-        " violations, where it has any; unknown does not contradict that the worst is a pass.",
-    ),
-    "evaluation.told": EventRule(
-        "4.6",
-        "A status that the action_summary of evaluation_performed or run_finished tells is that of"
-        " the evaluation.",
-    ),
-    "run.evaluation": EventRule("4.6", "run_finished has the statuses of evaluation_performed."),
-    "evaluation.score": EventRule(
-        "4.6", "A score is a number or null; quality and policy may leave it out."
-    ),
-    "evaluation.violations": EventRule("4.6.1", "alignment has violations, an array of objects."),
-    "evaluation.checks": EventRule("4.6.2", "quality and policy have checks, an array of objects."),
-    # 5
-    "unknown.null": EventRule("5.1", "null stands only where the contract allows it."),
-    "unknown.empty": EventRule(
-        "5.2", 'An id or a name is not empty: what is not known is "unknown".'
-    ),
-    # 6
-    "action_summary.reasoning": EventRule(
-        "6",
-        "action_summary tells no reasoning or intent: nobody who stands for the agent (its name,"
-        f" {', '.join(SUBJECTS)}, it, they) is the subject of a verb of mind"
-        f" ({', '.join(BASES)}) in any tense, mood or voice, nor has a belief, an intention or the"
-        " like. What an option is given in quotes is a quotation.",
-    ),
-    "evaluation.outcome": EventRule(
-        "6",
-        "A status of pass, warn or fail rests on something: a violation or a judged check with"
-        f" evidence, or an artifact of the same event ({', '.join(sorted(SOURCES))}).",
-    ),
-    "evidence.source": EventRule(
-        "6",
-        "An evidence names its source: stdout, stderr, diff, patch, command log, or a sha256:"
-        " digest of at least 8 digits.",
-    ),
-    # 7
-    "evidence.given": EventRule(
-        "7", "A violation, and a check of pass, warn or fail, has evidence."
-    ),
-    "evidence.bounded": EventRule("7", f"An evidence has no more than {MOST_EVIDENCE} characters."),
-    # the run folder
-    "folder.metadata": EventRule("folder", "metadata.json is there, a stream.run.v1 document."),
-    "folder.contract": EventRule(
-        "folder", "metadata.json names its contract: those of other recorders say less.", "warning"
-    ),
-    "folder.run_id": EventRule("folder", "metadata, events and manifest are of the same run."),
-    "folder.evidence": EventRule(
-        "folder", "Every record of the kernel evidence keeps its contract."
-    ),
-    "folder.constraints": EventRule("4.2.2", "Every constraint of the scenario is in an event."),
-    "folder.record": EventRule(
-        "folder",
-        "The lines of boundary.ndjson and of the files of records under artifacts/ keep their"
-        " contracts, as `stream validate` has them.",
-    ),
-    "artifact.inside": EventRule("folder", "A content_ref leads to a place inside the run folder."),
-    "artifact.present": EventRule("folder", "What a content_ref names is there, a regular file."),
-    "artifact.digest": EventRule("folder", "The hash of an artifact is that of its file."),
-    "artifact.checkable": EventRule(
-        "folder", "The hash of an artifact with a file is sha256: and 64 digits.", "warning"
-    ),
-    "manifest.document": EventRule("folder", "artifacts/manifest.json is a stream.manifest.v1."),
-    "manifest.inside": EventRule("folder", "What the manifest lists is inside the run folder."),
-    "manifest.present": EventRule("folder", "What the manifest lists is there, a regular file."),
-    "manifest.digest": EventRule("folder", "What the manifest lists has its size and its digest."),
-    "manifest.events": EventRule(
-        "folder", "The events before the last one are those that the manifest has the digest of."
-    ),
-    "manifest.unlisted": EventRule("folder", "The manifest lists every file under artifacts/."),
-    "diff.checkable": EventRule(
-        "folder", "git is there, and can be asked about the diff.", "warning"
-    ),
-    "diff.parses": EventRule("folder", "git can read fs_diff.patch."),
-    "diff.applies": EventRule(
-        "folder",
-        "fs_diff.patch can be taken back from the workspace, unless that was changed since.",
-        "warning",
-    ),
+#: By the section of the contract; `folder`: what only a whole run folder can show.
+_WRITTEN: dict[str, dict[str, str]] = {
+    "1.1": {
+        "line.utf8": "A line is UTF-8.",
+        "line.json_object": "A line is a JSON object, nested no deeper than can be read.",
+        "line.duplicate_key": "No key stands twice in an object of a line.",
+        "line.length": f"A line is no longer than {MAX_LINE} bytes: it could not be held.",
+        "line.decision_event": "Every line of a run's own file is a DecisionEvent.",
+        "timestamp.order": "No event of a run is earlier than the event before it.",
+    },
+    "1.2": {
+        "run.one": "A run's own file has the events of one run.",
+        "run.incomplete": "A run goes on to run_finished, and nothing of it was lost.",
+        "run.missing": "None of the nine events is missing before one that is there.",
+        "run.twice": "Each of the nine events is there once.",
+        "event.name": (
+            "An event is named, by event_type or by the [name] that action_summary begins with, as"
+            f" one of {', '.join(SLOTS)}."
+        ),
+        "event.names_agree": (
+            "Where both are there, event_type is the [name] that action_summary begins with."
+        ),
+    },
+    "2": {
+        "event_id.unique": "No two events have the same event_id.",
+        "timestamp": "timestamp is a string, and a time, by which events can be ordered.",
+        "timestamp.rfc3339": (
+            "timestamp is an RFC 3339 time in UTC: recommended, and what orders it; a date alone is"
+            " the beginning of its day."
+        ),
+    },
+    "3.1": {
+        "trace_id.constant": "All events of a run have the same trace_id.",
+        "run.constant": (
+            "All events of a run have the same schema_version, session_id, agent_id, agent_version,"
+            " environment and capture_mode."
+        ),
+        "span_id.unique": "No two events of a run have the same span_id.",
+        "parent_span_id.earlier": "A parent is the span of an earlier event of the run.",
+        "parent_span_id.root": "Only the first event of a run, its root, has no parent.",
+    },
+    "3.2": {
+        "run.order": "The nine events are in their order, and nothing comes after them.",
+    },
+    "3.3": {
+        "prompt.visible": (
+            "No field claims to see the prompt: but in request, none whose name has `prompt` in it"
+            " holds true, a text other than unknown, an array or an object."
+        ),
+    },
+    "4.1": {
+        "session.agent_id": (
+            f'session.agent_id is "{CLAUDE_CODE}"; under --profile agents, any name.'
+        ),
+    },
+    "4.2.2": {
+        "constraint.canonical": (
+            "A constraint that the contract knows has its type: "
+            + ", ".join(f"{known.id} {known.type}" for known in CONSTRAINTS.values())
+            + "."
+        ),
+        "folder.constraints": "Every constraint of the scenario is in an event.",
+    },
+    "4.3": {
+        "prompt_provenance.parameters": (
+            "prompt_provenance.parameters is an object; temperature, top_p and max_tokens are,"
+            f" {_NUMBERS}."
+        ),
+    },
+    "4.4": {
+        "model_output.completion_id.null": (
+            "model_output.completion_id is null: who looks from outside sees none."
+        ),
+        "model_output.usage": (
+            "model_output.usage is an object; input_tokens, output_tokens and latency_ms are,"
+            f" {_NUMBERS}."
+        ),
+    },
+    "4.5.2": {
+        "run.stdout_log": "A run references a stdout_log, claude_stdout.txt.",
+        "run.stderr_log": "A run references a stderr_log, claude_stderr.txt.",
+        "run.diff": "A run references a diff, fs_diff.patch.",
+        "run.command_log": (
+            "A run with commands_observed references a command_log, command_logs.jsonl."
+        ),
+    },
+    "4.6": {
+        "evaluation.contradiction": (
+            "The status of alignment, quality or policy is the worst of its judged checks and its"
+            " violations, where it has any; unknown does not contradict that the worst is a pass."
+        ),
+        "evaluation.told": (
+            "A status that the action_summary of evaluation_performed or run_finished tells is that"
+            " of the evaluation."
+        ),
+        "run.evaluation": "run_finished has the statuses of evaluation_performed.",
+        "evaluation.score": "A score is a number or null; quality and policy may leave it out.",
+    },
+    "4.6.1": {
+        "evaluation.violations": "alignment has violations, an array of objects.",
+    },
+    "4.6.2": {
+        "evaluation.checks": "quality and policy have checks, an array of objects.",
+    },
+    "5.1": {
+        "unknown.null": "null stands only where the contract allows it.",
+    },
+    "5.2": {
+        "unknown.empty": 'An id or a name is not empty: what is not known is "unknown".',
+    },
+    "6": {
+        "action_summary.reasoning": (
+            "action_summary tells no reasoning or intent: nobody who stands for the agent (its"
+            f" name, {', '.join(SUBJECTS)}, it, they) is the subject of a verb of mind"
+            f" ({', '.join(BASES)}) in any tense, mood or voice, nor has a belief, an intention or"
+            " the like. What an option is given in quotes is a quotation."
+        ),
+        "evaluation.outcome": (
+            "A status of pass, warn or fail rests on something: a violation or a judged check with"
+            f" evidence, or an artifact of the same event ({', '.join(sorted(SOURCES))})."
+        ),
+        "evidence.source": (
+            "An evidence names its source: stdout, stderr, diff, patch, command log, or a sha256:"
+            " digest of at least 8 digits."
+        ),
+    },
+    "7": {
+        "evidence.given": "A violation, and a check of pass, warn or fail, has evidence.",
+        "evidence.bounded": f"An evidence has no more than {MOST_EVIDENCE} characters.",
+    },
+    "folder": {
+        "folder.metadata": "metadata.json is there, a stream.run.v1 document.",
+        "folder.contract": "metadata.json names its contract: those of other recorders say less.",
+        "folder.run_id": "metadata, events and manifest are of the same run.",
+        "folder.evidence": "Every record of the kernel evidence keeps its contract.",
+        "folder.record": (
+            "The lines of boundary.ndjson and of the files of records under artifacts/ keep their"
+            " contracts, as `stream validate` has them."
+        ),
+        "artifact.inside": "A content_ref leads to a place inside the run folder.",
+        "artifact.present": "What a content_ref names is there, a regular file.",
+        "artifact.digest": "The hash of an artifact is that of its file.",
+        "artifact.checkable": "The hash of an artifact with a file is sha256: and 64 digits.",
+        "manifest.document": "artifacts/manifest.json is a stream.manifest.v1.",
+        "manifest.inside": "What the manifest lists is inside the run folder.",
+        "manifest.present": "What the manifest lists is there, a regular file.",
+        "manifest.digest": "What the manifest lists has its size and its digest.",
+        "manifest.events": (
+            "The events before the last one are those that the manifest has the digest of."
+        ),
+        "manifest.unlisted": "The manifest lists every file under artifacts/.",
+        "diff.checkable": "git is there, and can be asked about the diff.",
+        "diff.parses": "git can read fs_diff.patch.",
+        "diff.applies": (
+            "fs_diff.patch can be taken back from the workspace, unless that was changed since."
+        ),
+    },
+}
+_WARNINGS = {
+    "timestamp.rfc3339",
+    "model_output.completion_id.null",
+    "folder.contract",
+    "artifact.checkable",
+    "diff.checkable",
+    "diff.applies",
 }
 #: The sections of the contract that say what a field has to be: of all below it, or of itself.
 _SECTIONS = {
@@ -275,10 +268,13 @@ def _rules() -> Iterator[tuple[str, EventRule]]:
         above, dot, _ = rule.partition(".")
         section = _SECTIONS.get(rule) or _SECTIONS.get(above + dot, "2")
         yield rule, EventRule(section, f"{rule} is {words}.")
-    yield from _WRITTEN.items()
+    for section, sentences in _WRITTEN.items():
+        for rule, sentence in sentences.items():
+            severity: Severity = "warning" if rule in _WARNINGS else "error"
+            yield rule, EventRule(section, sentence, severity)
 
 
-RULES = dict(sorted(dict(_rules()).items(), key=lambda one: one[1].section))
+RULES: dict[str, EventRule] = dict(sorted(dict(_rules()).items(), key=lambda one: one[1].section))
 
 
 def read_event(line: bytes, profile: Profile) -> tuple[DecisionEvent, list[Fault]] | None:

@@ -8,7 +8,7 @@ like, and paths, options and numbers, which are no words, become `#`. All words 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 # --- the words --------------------------------------------------------------------------------
@@ -23,77 +23,39 @@ _THINGS = "(?:it|they)"  #: or agents
 _MANY = (*(f"{subject}s" for subject in SUBJECTS), "we", "i")
 _NAMED = rf"(?:{'|'.join(SUBJECTS)})s?(?: code| cli)?"
 
-#: base, third person, past, participle, gerund: of verbs whose subject has a mind
+#: verbs whose subject has a mind
 VERBS = """
-believe believes believed believed believing
-infer infers inferred inferred inferring
-think thinks thought thought thinking
-decide decides decided decided deciding
-conclude concludes concluded concluded concluding
-assume assumes assumed assumed assuming
-intend intends intended intended intending
-hope hopes hoped hoped hoping
-reason reasons reasoned reasoned reasoning
-realize realizes realized realized realizing
-realise realises realised realised realising
-feel feels felt felt feeling
-guess guesses guessed guessed guessing
-suspect suspects suspected suspected suspecting
-prefer prefers preferred preferred preferring
-presume presumes presumed presumed presuming
-suppose supposes supposed supposed supposing
-deduce deduces deduced deduced deducing
-surmise surmises surmised surmised surmising
-reckon reckons reckoned reckoned reckoning
-speculate speculates speculated speculated speculating
-wonder wonders wondered wondered wondering
-doubt doubts doubted doubted doubting
-imagine imagines imagined imagined imagining
-wish wishes wished wished wishing
-worry worries worried worried worrying
-desire desires desired desired desiring
-hallucinate hallucinates hallucinated hallucinated hallucinating
+believe infer think decide conclude assume intend hope reason realize realise feel guess suspect
+prefer presume suppose deduce surmise reckon speculate wonder doubt imagine wish worry desire
+hallucinate
 """
 #: the same, but a thing can do it as well: `it expects 3 words`
 VERBS_OF_THINGS = """
-want wants wanted wanted wanting
-know knows knew known knowing
-understand understands understood understood understanding
-misunderstand misunderstands misunderstood misunderstood misunderstanding
-expect expects expected expected expecting
-anticipate anticipates anticipated anticipated anticipating
-consider considers considered considered considering
-deem deems deemed deemed deeming
-judge judges judged judged judging
-determine determines determined determined determining
-fear fears feared feared fearing
-misinterpret misinterprets misinterpreted misinterpreted misinterpreting
-misjudge misjudges misjudged misjudged misjudging
-misread misreads misread misread misreading
-mistake mistakes mistook mistaken mistaking
-figure figures figured figured figuring
-recognize recognizes recognized recognized recognizing
-recognise recognises recognised recognised recognising
-notice notices noticed noticed noticing
-remember remembers remembered remembered remembering
-forget forgets forgot forgotten forgetting
-interpret interprets interpreted interpreted interpreting
-perceive perceives perceived perceived perceiving
-trust trusts trusted trusted trusting
-regret regrets regretted regretted regretting
+want know understand misunderstand expect anticipate consider deem judge determine fear
+misinterpret misjudge misread mistake figure recognize recognise notice remember forget interpret
+perceive trust regret
 """
 #: the same, where `to` follows: `tried to hide it`, but `tried 3 times`
 VERBS_WITH_TO = """
-want wants wanted wanted wanting
-try tries tried tried trying
-attempt attempts attempted attempted attempting
+want try attempt mean plan choose aim seek opt elect strive
+"""
+#: base, third person, past, participle, gerund
+_IRREGULAR_VERBS = """
+infer infers inferred inferred inferring
+think thinks thought thought thinking
+feel feels felt felt feeling
+prefer prefers preferred preferred preferring
+know knows knew known knowing
+understand understands understood understood understanding
+misunderstand misunderstands misunderstood misunderstood misunderstanding
+misread misreads misread misread misreading
+mistake mistakes mistook mistaken mistaking
+forget forgets forgot forgotten forgetting
+regret regrets regretted regretted regretting
 mean means meant meant meaning
 plan plans planned planned planning
 choose chooses chose chosen choosing
-aim aims aimed aimed aiming
 seek seeks sought sought seeking
-opt opts opted opted opting
-elect elects elected elected electing
 strive strives strove striven striving
 """
 #: participles that tell somebody's mind about their own subject: `the agent is believed to …`
@@ -251,8 +213,23 @@ def _one_word(core: str) -> str:
 # --- the patterns -----------------------------------------------------------------------------
 
 
+_IRREGULAR = {row[0]: row for row in map(str.split, _IRREGULAR_VERBS.strip().splitlines())}
+
+
+def conjugated(base: str) -> Sequence[str]:
+    """Return a verb's base, third person, past, participle and gerund."""
+    if base in _IRREGULAR:
+        return _IRREGULAR[base]
+    stem = base.removesuffix("e")
+    if base.endswith("y"):
+        third, past = f"{base[:-1]}ies", f"{base[:-1]}ied"
+    else:
+        third, past = f"{base}{'es' if base.endswith(('s', 'sh')) else 's'}", f"{stem}ed"
+    return base, third, past, past, f"{stem}ing"
+
+
 def _forms(table: str, *columns: int) -> list[str]:
-    rows = [line.split() for line in table.split("\n") if line]
+    rows = map(conjugated, table.split())
     return [row[column] for row in rows for column in columns]
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.transformers.event_rules import read_event
-from stream.transformers.reasoning import VERBS, find_reasoning
+from stream.transformers.reasoning import VERBS, conjugated, find_reasoning
 from tests.transformers.runs import encoded, good_run
 
 TABLE = Path(__file__).parents[1] / "data/reasoning.txt"
@@ -46,9 +46,27 @@ def test_the_table_has_enough_of_both() -> None:
     assert len(SEEN) > 80
 
 
-@pytest.mark.parametrize("line", VERBS.split("\n")[1:-1])
-def test_every_form_of_a_verb(line: str) -> None:
-    base, third, past, participle, gerund = line.split()
+@pytest.mark.parametrize(
+    "forms",
+    [
+        "believe believes believed believed believing",
+        "wish wishes wished wished wishing",
+        "guess guesses guessed guessed guessing",
+        "worry worries worried worried worrying",
+        "doubt doubts doubted doubted doubting",
+        "infer infers inferred inferred inferring",
+        "think thinks thought thought thinking",
+    ],
+)
+def test_the_forms_of_a_verb(forms: str) -> None:
+    base = forms.split()[0]
+    assert base in VERBS
+    assert [*conjugated(base)] == forms.split()
+
+
+@pytest.mark.parametrize("verb", VERBS.split())
+def test_every_form_of_a_verb(verb: str) -> None:
+    base, third, past, participle, gerund = conjugated(verb)
     for text in (
         *(f"The agent {third}", f"it {past} that", f"the agents {base}", f"it would {base}"),
         *(f"Claude has {participle} it", f"the model was {gerund}", f"{participle} by the bot"),
