@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from stream.records.control import DIGEST, NAMED_DIGEST
+from stream.records.control import DIGEST, NAMED_DIGEST, Record
 from stream.records.kernel import KERNEL_EVENT, Count, RunId
 
 SDK_EVENT = "assay.runner.sdk_event.v0"
@@ -70,7 +70,7 @@ Digest = Annotated[str, Meta(pattern=NAMED_DIGEST)]
 SdkEventType = Literal["tool_call_started", "tool_call_completed", "run_finished", "run_failed"]
 
 
-class SdkEvent(Struct, tag_field="schema", tag=SDK_EVENT, forbid_unknown_fields=True, kw_only=True):
+class SdkEvent(Record, tag=SDK_EVENT, kw_only=True):
     """One line of the SDK layer: the agent said it about itself."""
 
     run_id: RunId
@@ -83,9 +83,7 @@ class SdkEvent(Struct, tag_field="schema", tag=SDK_EVENT, forbid_unknown_fields=
     tool: str | None = None
 
 
-class PolicyEvent(
-    Struct, tag_field="schema", tag=POLICY_EVENT, forbid_unknown_fields=True, kw_only=True
-):
+class PolicyEvent(Record, tag=POLICY_EVENT, kw_only=True):
     """A decision of the host on whether a tool call may happen."""
 
     run_id: RunId
@@ -97,9 +95,7 @@ class PolicyEvent(
     decision: str
 
 
-class RunnerStarted(
-    Struct, tag_field="schema", tag=RUNNER_EVENT, forbid_unknown_fields=True, kw_only=True
-):
+class RunnerStarted(Record, tag=RUNNER_EVENT, kw_only=True):
     """The first event of the runner: the command is about to start."""
 
     run_id: RunId
@@ -111,9 +107,7 @@ class RunnerStarted(
     window_elapsed_ms: Count
 
 
-class RunnerFinished(
-    Struct, tag_field="schema", tag=RUNNER_EVENT, forbid_unknown_fields=True, kw_only=True
-):
+class RunnerFinished(Record, tag=RUNNER_EVENT, kw_only=True):
     """The last event of the runner: the command has ended."""
 
     run_id: RunId
@@ -136,9 +130,7 @@ ClaimScope = Literal["diagnostic_only", "not_applicable", "unknown"]
 State = Literal["clean", "partial", "failed"]
 
 
-class ObservationHealth(
-    Struct, tag_field="schema", tag=HEALTH, forbid_unknown_fields=True, kw_only=True
-):
+class ObservationHealth(Record, tag=HEALTH, kw_only=True):
     """The artifact that says how complete each layer is."""
 
     run_id: RunId
@@ -154,9 +146,7 @@ class ObservationHealth(
     notes: list[str]
 
 
-class CapabilitySurface(
-    Struct, tag_field="schema", tag=SURFACE, forbid_unknown_fields=True, kw_only=True
-):
+class CapabilitySurface(Record, tag=SURFACE, kw_only=True):
     """The artifact that lists what the run reached."""
 
     run_id: RunId
@@ -189,9 +179,7 @@ class Binding(Struct, forbid_unknown_fields=True, kw_only=True):
     window: Window
 
 
-class CorrelationReport(
-    Struct, tag_field="schema", tag=CORRELATION, forbid_unknown_fields=True, kw_only=True
-):
+class CorrelationReport(Record, tag=CORRELATION, kw_only=True):
     """The artifact that binds kernel events to tool calls."""
 
     run_id: RunId
@@ -208,23 +196,14 @@ class ArchiveFile(Struct, forbid_unknown_fields=True):
     bytes: Count
 
 
-class ArchiveManifest(
-    Struct, tag_field="schema", tag=ARCHIVE, forbid_unknown_fields=True, kw_only=True
-):
+class ArchiveManifest(Record, tag=ARCHIVE, kw_only=True):
     """The artifact that names every other file of an archive."""
 
     run_id: RunId
     files: dict[str, ArchiveFile]
 
 
-class Marker(
-    Struct,
-    tag_field="schema",
-    tag=MARKER,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    kw_only=True,
-):
+class Marker(Record, tag=MARKER, omit_defaults=True, kw_only=True):
     """A marker says where in the kernel layer something happened that the kernel did not see."""
 
     run_id: RunId
@@ -250,7 +229,7 @@ class Marker(
     unused: dict[str, Count] = {}
 
 
-class ChainLink(Struct, tag_field="schema", tag=CHAIN, forbid_unknown_fields=True, kw_only=True):
+class ChainLink(Record, tag=CHAIN, kw_only=True):
     """A link of the chain: the first so many lines and bytes of a layer have this digest."""
 
     layer: str
@@ -259,9 +238,7 @@ class ChainLink(Struct, tag_field="schema", tag=CHAIN, forbid_unknown_fields=Tru
     sha256: Annotated[str, Meta(pattern=DIGEST)]
 
 
-class Companion(
-    Struct, tag_field="schema", tag=COMPANION, forbid_unknown_fields=True, kw_only=True
-):
+class Companion(Record, tag=COMPANION, kw_only=True):
     """The companion of the artifacts: it holds what they have no room for."""
 
     run_id: RunId
@@ -288,9 +265,7 @@ class Changes(Struct, forbid_unknown_fields=True):
     unchanged: list[str]
 
 
-class CapabilityDiff(
-    Struct, tag_field="schema", tag=CAPABILITY_DIFF, forbid_unknown_fields=True, kw_only=True
-):
+class CapabilityDiff(Record, tag=CAPABILITY_DIFF, kw_only=True):
     """The artifact that says what two archives differ in."""
 
     base_run_id: str

@@ -15,7 +15,16 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, field
 
-from stream.records.control import KEY, SANDBOX_MODE, TITLE, WORDS, NonNegative
+from stream.records.control import (
+    BASE64,
+    KEY,
+    SANDBOX_MODE,
+    TITLE,
+    WORDS,
+    FrozenRecord,
+    NonNegative,
+    Record,
+)
 
 PATTERN_VERSION: Literal["boundary_event_v1"] = "boundary_event_v1"
 
@@ -257,7 +266,7 @@ class CellChange(Struct, forbid_unknown_fields=True, frozen=True):
     head: CellSide
 
 
-class BoundaryDiff(Struct, tag_field="schema", tag=BOUNDARY_DIFF, forbid_unknown_fields=True):
+class BoundaryDiff(Record, tag=BOUNDARY_DIFF):
     """Every cell of either side stands in one of the lists, or is counted as unchanged."""
 
     base: str
@@ -276,38 +285,38 @@ FRAME_END = b"\x1f"
 FILE_MOST = 1 << 20  #: bytes of a file that the helper sends along: far above what a record holds
 
 Declared = Annotated[str, Meta(pattern=SANDBOX_MODE)]
+Base64 = Annotated[bytes, Meta(extra_json_schema={"pattern": BASE64})]
 
 
-class RawEmission(
-    Struct,
-    tag_field="schema",
-    tag=RAW_EMISSION,
-    forbid_unknown_fields=True,
-    kw_only=True,
-    frozen=True,
-):
-    """One cell of the matrix: how the probe ended and what it wrote. Bytes are base64."""
+class RawEmission(FrozenRecord, tag=RAW_EMISSION, kw_only=True, frozen=True):
+    """One execution of a probe as the harness saw it, before a boundary object is made of it."""
 
-    probe: str
-    mode: str
-    catalog: str  #: key of the one that the cell is interpreted with
-    boundary: str  #: key of the descriptor
-    capability: str | None  #: the primary id that the script declares, where it can be read
-    workspace_root: str | None
-    sandbox_mode: Declared | None
-    os: str  #: of the harness; a frame carries the one seen inside the sandbox
-    stdout: bytes
-    stdout_bytes: NonNegative
-    stderr: bytes
-    stderr_bytes: NonNegative
-    exit_code: Integral | None
+    probe: str  #: Id of the probe.
+    mode: str  #: Run mode of the cell.
+    catalog: str  #: Key of the catalog that the cell is interpreted with.
+    boundary: str  #: Key of the descriptor in force.
+    #: Primary capability id that the script declares; null when it declares none.
+    capability: str | None
+    workspace_root: str | None  #: Absolute path of the workspace; null when there was none.
+    sandbox_mode: Declared | None  #: Sandbox mode that the user declared; null when none was.
+    #: Kernel name, release and machine as the harness sees them, in the form of `uname -srm`; an
+    #: emission brings what the probe saw.
+    os: str
+    stdout: Base64  #: The captured bytes of stdout, in base64.
+    stdout_bytes: NonNegative  #: How many bytes the probe wrote to stdout, captured or not.
+    stderr: Base64  #: The first bytes of stderr, in base64.
+    stderr_bytes: NonNegative  #: How many bytes the probe wrote to stderr, captured or not.
+    exit_code: Integral | None  #: Exit code of the script; null when it did not exit by itself.
+    #: Name of the signal that ended the script, for example SIGKILL; null when none did.
     signal: str | None
-    timed_out: Annotated[float, Meta(ge=0)] | None  #: the seconds that it was allowed
-    spawn_error: str | None
+    #: Seconds that the script was allowed, when it took longer; null when it kept to its time.
+    timed_out: Annotated[float, Meta(ge=0)] | None
+    spawn_error: str | None  #: Why the script could not be started; null when it was.
+    #: Processes that the script left behind and that were ended; empty when there were none.
     stragglers: list[str]
-    harness: tuple[
-        str, ...
-    ] = ()  #: folders of ours: what its TMPDIR lies in, the helpers beside it
+    #: Folders of the harness: the one that the script's TMPDIR lay in, and the helpers beside the
+    #: script. Absent or empty: none.
+    harness: tuple[str, ...] = ()
 
 
 decode_raw = msgspec.json.Decoder(RawEmission).decode

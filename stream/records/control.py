@@ -17,6 +17,7 @@ DIGEST = r"^[0-9a-f]{64}\Z"
 NAMED_DIGEST = r"^sha256:[0-9a-f]{64}\Z"
 FILE_MODE = r"^[0-7]{4}\Z"
 KEY = r"^[A-Za-z0-9_.-]+\Z"
+BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?\Z"
 RUN_ID = r"^[A-Za-z0-9_-]+\Z"
 KERNEL_KIND = r"^(openat|connect|exec|file_blocked|connect_blocked|event_[0-9]+)\Z"
 SANDBOX_MODE = r"^(read-only|workspace-write|danger-full-access)\Z"
@@ -44,6 +45,14 @@ Sha256 = Annotated[str, Meta(pattern=DIGEST)]
 GAP = "stream.gap.v1"
 
 
+class Record(Struct, tag_field="schema", forbid_unknown_fields=True):
+    """A record names its contract in `schema`, and has no field that the contract does not have."""
+
+
+class FrozenRecord(Struct, tag_field="schema", forbid_unknown_fields=True, frozen=True):
+    """A record that never changes."""
+
+
 class Fault(NamedTuple):
     """A fault of a record: the reason, the place, and the rule if rules have names."""
 
@@ -55,63 +64,49 @@ class Fault(NamedTuple):
         return f"{self.path}: {self.reason}" if self.path else self.reason
 
 
-class Finding(
-    Struct,
-    tag_field="schema",
-    tag="stream.finding.v1",
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    kw_only=True,
-    frozen=True,
-):
-    """A rule that something breaks."""
+class Finding(FrozenRecord, tag="stream.finding.v1", omit_defaults=True, kw_only=True, frozen=True):
+    """A rule that a record or a run breaks."""
 
-    rule: str
-    severity: Literal["error", "warning"]
-    message: str
+    rule: str  #: Id of the rule.
+    severity: Literal["error", "warning"]  #: Whether the finding makes the answer no.
+    message: str  #: What is wrong, as a sentence.
+    #: File or stream in which it was found; absent when it has none.
     source: str | UnsetType = UNSET
+    #: Line in the source, counted from 1; absent when the finding is about no single line.
     line: Positive | UnsetType = UNSET
+    #: JSON path inside the record, for example $.run.mode; absent when the finding is about the
+    #: whole record.
     path: str | UnsetType = UNSET
+    #: Id of the event that the finding is about; absent when it has none.
     event_id: str | UnsetType = UNSET
 
 
-class Reject(
-    Struct,
-    tag_field="schema",
-    tag="stream.reject.v1",
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    kw_only=True,
-    frozen=True,
-):
-    """A line that a stage could not use. The line itself is named by its hash."""
+class Reject(FrozenRecord, tag="stream.reject.v1", omit_defaults=True, kw_only=True, frozen=True):
+    """A line that is not a valid record, and was therefore not passed on."""
 
-    stage: str
-    source: str
-    line: Positive
-    offset: NonNegative
-    sha256: Sha256
-    reason: str
+    stage: str  #: Stage that refused the line.
+    source: str  #: File or stream that the line came from.
+    line: Positive  #: Number of the line in the source, counted from 1.
+    offset: NonNegative  #: Offset of the first byte of the line in the source, counted from 0.
+    sha256: Sha256  #: SHA-256 of the bytes of the line, in lower-case hexadecimal digits.
+    reason: str  #: Why the line was refused.
+    #: JSON path of the offending value; absent when the line as a whole is unusable.
     path: str | UnsetType = UNSET
 
 
-class Gap(
-    Struct,
-    tag_field="schema",
-    tag=GAP,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    kw_only=True,
-    frozen=True,
-):
-    """Something was lost here, and how much. Who notices a loss later than it happens has another
-    one before it: from there on something may be missing."""
+class Gap(FrozenRecord, tag=GAP, omit_defaults=True, kw_only=True, frozen=True):
+    """A loss: something was there and was not delivered. Who notices a loss later than it happens
+    has another one before it: from there on something may be missing."""
 
-    source: str
-    lost: NonNegative
-    reason: str
+    source: str  #: Source that could not deliver.
+    lost: NonNegative  #: How many units were lost.
+    reason: str  #: Why.
+    #: What is counted, for example events, records or bytes; absent where the source has only one
+    #: unit.
     unit: str | UnsetType = UNSET
-    begins: bool = False  #: it is that other one, and the next of the same source its end
+    #: True: nothing is known to be lost here, but from here on something may be missing, up to the
+    #: next gap of the same source. Absent: false.
+    begins: bool = False
 
 
 Control = Finding | Reject | Gap

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
-from stream.records.control import KERNEL_KIND, RUN_ID, Gap
+from stream.records.control import KERNEL_KIND, RUN_ID, Gap, Record
 
 RAW_KERNEL = "stream.raw_kernel.v1"
 RAW_CAPTURE = "stream.raw_capture.v1"
@@ -40,14 +40,8 @@ Mark = Literal[
 ]
 
 
-class RawEvent(
-    Struct,
-    tag_field="schema",
-    tag=RAW_KERNEL,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    gc=False,  # there are millions, and none leads back to itself
-):
+# Without gc: there are millions, and none leads back to itself.
+class RawEvent(Record, tag=RAW_KERNEL, omit_defaults=True, gc=False):
     """One completed call. Paths are text by `path_text`: every byte of a name comes back."""
 
     ts: Nanoseconds  #: of CLOCK_MONOTONIC
@@ -85,13 +79,7 @@ class RawEvent(
 NAMES = ("path", "resolved", "base", "to_path", "to_base", "peer", "name")
 
 
-class RawCapture(
-    Struct,
-    tag_field="schema",
-    tag=RAW_CAPTURE,
-    forbid_unknown_fields=True,
-    kw_only=True,
-):
+class RawCapture(Record, tag=RAW_CAPTURE, kw_only=True):
     """The counters of a feed: its last record. `got + dropped == seen`, where it can be known."""
 
     feed: Literal["ebpf", "strace", "absent"]
@@ -132,14 +120,7 @@ OperationFlag = Literal["create", "truncate", "append", "exclusive"]
 Status = Literal["success", "error"]
 
 
-class KernelEvent(
-    Struct,
-    tag_field="schema",
-    tag=KERNEL_EVENT,
-    forbid_unknown_fields=True,
-    kw_only=True,
-    gc=False,
-):
+class KernelEvent(Record, tag=KERNEL_EVENT, kw_only=True, gc=False):
     """One line of layers/kernel.ndjson: what one call of the run did."""
 
     run_id: RunId
@@ -235,14 +216,7 @@ def unknown_type(call: str) -> int | None:
     return None if number in _KNOWN else number
 
 
-class KernelDetail(
-    Struct,
-    tag_field="schema",
-    tag=KERNEL_DETAIL,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    kw_only=True,
-):
+class KernelDetail(Record, tag=KERNEL_DETAIL, omit_defaults=True, kw_only=True):
     """A detail holds what the line of layers/kernel.ndjson with the same `seq` has no room for."""
 
     run_id: RunId

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from stream.errors import InputError
-from stream.records.control import FILE_MODE, RUN_ID, WORDS, NonNegative, Sha256
+from stream.records.control import FILE_MODE, RUN_ID, WORDS, NonNegative, Record, Sha256
 
 RUN = "stream.run.v1"
 RUN_SUMMARY = "stream.run_summary.v1"
@@ -57,7 +57,7 @@ def check_run_id(run_id: str, place: str) -> str:
     return run_id
 
 
-class RunMetadata(Struct, tag_field="schema", tag=RUN, forbid_unknown_fields=True, kw_only=True):
+class RunMetadata(Record, tag=RUN, kw_only=True):
     """The settings of a run: they are written before anything else, and never change."""
 
     run_id: str
@@ -95,7 +95,7 @@ class Beginning(Struct, forbid_unknown_fields=True):
     sha256: str
 
 
-class Manifest(Struct, tag_field="schema", tag=MANIFEST, forbid_unknown_fields=True, kw_only=True):
+class Manifest(Record, tag=MANIFEST, kw_only=True):
     """The manifest of a run: it names every file but the workspace and itself."""
 
     run_id: str
@@ -103,13 +103,7 @@ class Manifest(Struct, tag_field="schema", tag=MANIFEST, forbid_unknown_fields=T
     files: list[ManifestFile]
 
 
-class RunSummary(
-    Struct,
-    tag_field="schema",
-    tag=RUN_SUMMARY,
-    forbid_unknown_fields=True,
-    kw_only=True,
-):
+class RunSummary(Record, tag=RUN_SUMMARY, kw_only=True):
     """The course of a run: observed, but for what begins with `declared`. Null: not known."""
 
     run_id: str
@@ -186,9 +180,7 @@ DEFAULT_NAMES = tuple(name for names in CATEGORIES.values() for name in names)
 _CATEGORY_OF = {name: category for category, names in CATEGORIES.items() for name in names}
 
 
-class CommandRecord(
-    Struct, tag_field="schema", tag=COMMAND, forbid_unknown_fields=True, kw_only=True
-):
+class CommandRecord(Record, tag=COMMAND, kw_only=True):
     """One line of the command log: a wrapper on the PATH was called."""
 
     time: str
@@ -256,25 +248,33 @@ Reason = Literal[
 class FileState(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A file, link or folder of the workspace, before or after the run."""
 
-    kind: Kind
-    mode: Annotated[str, Meta(pattern=FILE_MODE)]
+    kind: Kind  #: What it is.
+    mode: Annotated[str, Meta(pattern=FILE_MODE)]  #: Its permissions, in octal.
+    #: Length of its content, or of the target of a link; null where it has none, or it is not
+    #: known.
     bytes: NonNegative | None
+    #: Digest of its content, or of the target of a link; null where it has none, or it is not
+    #: known.
     sha256: Sha256 | None
+    #: Where a link leads; what is not UTF-8 in it is shown as U+FFFD. Absent for everything else.
     target: str | UnsetType = UNSET
-    target_base64: str | UnsetType = UNSET
+    target_base64: str | UnsetType = UNSET  #: The exact bytes; absent where `target` is them.
 
 
 class FsChange(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A path that is different after a run. Null is "not there" or "not known"."""
+    """One line of fs_changes.jsonl: a path that is different after a run."""
 
-    schema: Literal["stream.fs_change.v1"]  # a tag could be absent
-    path: str
-    path_base64: str | UnsetType = UNSET
-    change: Literal["added", "removed", "changed"]
-    before: FileState | None
-    after: FileState | None
-    in_patch: bool
-    not_in_patch: Reason | None
+    # No tag: that could be absent.
+
+    schema: Literal["stream.fs_change.v1"]  #: Names this kind of record.
+    path: str  #: Relative to the workspace; what is not UTF-8 in it is shown as U+FFFD.
+    path_base64: str | UnsetType = UNSET  #: The exact bytes; absent where `path` is them.
+    change: Literal["added", "removed", "changed"]  #: What happened to it.
+    before: FileState | None  #: Its state when the run began; null where it was not there.
+    after: FileState | None  #: Its state when the run had ended; null where it is not there.
+    in_patch: bool  #: Whether fs_diff.patch brings it about.
+    not_in_patch: Reason | None  #: Why it does not; null where it does.
+    #: Whether it was written after the agent itself had ended; null where that cannot be known.
     after_exit: bool | None
 
 

@@ -1,0 +1,80 @@
+"""The JSON Schemas of control records and of changes are those of the structs: shape and words."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stream.records.boundary import RawEmission
+from stream.records.control import Finding, Gap, Reject
+from stream.records.run import FileState, FsChange
+
+SCHEMA = Path(__file__).resolve().parents[2] / "schema"
+Kind = type[msgspec.Struct]
+CONTROL: tuple[Kind, ...] = (Finding, Reject, Gap, RawEmission)
+HEADS = {
+    "control_records.schema.json": {
+        "title": "Control records",
+        "description": "The records that the tool writes about a stream: findings, rejected lines,"
+        " losses, and the raw telemetry between the probe source and the emit stage.",
+    },
+    "fs_change.schema.json": {"title": "Changes of a workspace"},
+}
+
+
+def sentences_of(kind: Kind) -> dict[str, str]:
+    """What the comments `#:` before a field, or behind it, say of it."""
+    found = {"schema": "Names this kind of record."}
+    said: list[str] = []
+    for line in inspect.getsource(kind).splitlines():
+        code, mark, words = line.partition("#: ")
+        said += [words] if mark else []
+        field = re.match(r"    (\w+): ", code)
+        if field and said:
+            found[field[1]] = " ".join(said)
+        if code.strip():
+            said = []
+    return found
+
+
+def definition_of(kind: Kind, definitions: dict[str, Any]) -> dict[str, Any]:
+    definition: dict[str, Any] = definitions[kind.__name__]
+    sentences = sentences_of(kind)
+    assert sentences.keys() >= {*kind.__struct_fields__}, kind
+    for name, form in definition["properties"].items():
+        form["description"] = sentences[name]
+    return definition
+
+
+def schema_of_the_structs(name: str) -> dict[str, Any]:
+    is_change = name.startswith("fs_change")
+    kinds: tuple[Kind, ...] = (FileState, FsChange) if is_change else CONTROL
+    refs, components = msgspec.json.schema_components(kinds, ref_template="#/definitions/{name}")
+    definitions = {kind.__name__: definition_of(kind, components) for kind in kinds}
+    head = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "$id": f"urn:stream:{name.partition('.')[0]}",
+        **HEADS[name],
+    }
+    if is_change:
+        whole = {**head, **definitions.pop("FsChange"), **head, "definitions": definitions}
+    else:
+        whole = {**head, "oneOf": list(refs), "definitions": definitions}
+    # JSON Schema's `$` is Python's `\Z`.
+    value: dict[str, Any] = json.loads(json.dumps(whole).replace("\\\\Z", "$"))
+    return value
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_schema_is_that_of_the_structs(name: str) -> None:
+    found = schema_of_the_structs(name)
+    if os.environ.get("STREAM_UPDATE_GOLDENS"):
+        (SCHEMA / name).write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    assert json.loads((SCHEMA / name).read_text()) == found
