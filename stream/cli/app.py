@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from stream.cli import filters, matrix, observe, runs
+from stream.cli.options import CarefulCommand, make_command
 
 app = typer.Typer(
     name="stream",
@@ -54,12 +55,19 @@ def _root(
     pass
 
 
-matrix.register(app)
+app.command(cls=matrix.MatrixCommand)(make_command(matrix.MatrixOptions, matrix.matrix))
 observe.register(app)
-filters.register_check(app)
+app.command(cls=CarefulCommand)(filters.check)
 runs.register_archive(app)
 runs.register_diff(app)
-matrix.register_probes(app)
-filters.register_records(app)
-filters.register_normalize(app)
-matrix.register_doctor(app)
+app.command(cls=CarefulCommand)(matrix.probe)
+app.command(cls=CarefulCommand)(matrix.gate)
+app.command()(matrix.helpers)
+app.command("probe-exec", cls=matrix.HelperCommand, hidden=True)(matrix.probe_exec)
+app.command("probe-contract-gate", cls=matrix.HelperCommand, hidden=True)(matrix.gate)
+app.command(cls=matrix.EmitCommand)(matrix.emit)
+app.command("emit-record", cls=matrix.EmitRecordCommand, hidden=True)(matrix.emit_record)
+app.command()(filters.listen)
+app.command()(filters.validate)
+app.command(cls=CarefulCommand)(filters.normalize)
+app.command()(matrix.doctor)

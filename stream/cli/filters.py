@@ -1,5 +1,4 @@
-"""The commands that read records, from files or in a pipe: check, normalize, emit, listen and
-validate."""
+"""The commands that read records, from files or in a pipe: check, listen, normalize, validate."""
 
 from __future__ import annotations
 
@@ -8,18 +7,24 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperCommand
 
 from stream.cli.options import (
     Boundary,
-    CarefulCommand,
-    Catalog,
     Findings,
     Force,
     KnownBoundary,
     Reject,
 )
-from stream.cli.runner import echo, note, number, report_unchecked, run, run_filter, run_now
+from stream.cli.runner import (
+    echo,
+    note,
+    number,
+    problem_sink,
+    report_unchecked,
+    run,
+    run_filter,
+    run_now,
+)
 
 if TYPE_CHECKING:
     from stream.sinks.ndjson import Ndjson, Text
@@ -30,11 +35,6 @@ if TYPE_CHECKING:
 class _Profile(StrEnum):
     poc = "poc"
     agents = "agents"
-
-
-def register_check(app: typer.Typer) -> None:
-    """Add `stream check` to the command line."""
-    app.command(cls=CarefulCommand)(check)
 
 
 def check(
@@ -130,11 +130,6 @@ def _print_event_rules() -> int:
         note = "" if rule.severity == "error" else f" ({rule.severity})"
         echo(f"{name:{width}}  {rule.section:6}  {rule.sentence}{note}")
     return 0
-
-
-def register_normalize(app: typer.Typer) -> None:
-    """Add `stream normalize` to the command line."""
-    app.command(cls=CarefulCommand)(normalize)
 
 
 def normalize(
@@ -272,131 +267,6 @@ def _print_filter_rules() -> int:
     return 0
 
 
-#: options of `emit -`, and how many words each takes, itself included
-_STREAM_OPTIONS = {"--reject": 2, "--catalog": 2, "--boundary": 2, "--force": 1}
-
-
-class _WordsCommand(TyperCommand):
-    """`stream emit`: after `-` come options; otherwise all words are for emit-record, where the
-    word after a flag is always its value."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse options only in front of `-`, and keep all words otherwise."""
-        first = 0
-        while args[first : first + 1] and args[first] in _STREAM_OPTIONS:
-            first += _STREAM_OPTIONS[args[first]]
-        if args[first : first + 1] in (["-"], ["--help"], ["-h"]):
-            return super().parse_args(ctx, args)
-        nothing = {"reject": None, "catalog": None, "boundary": None, "force": False}
-        ctx.params = {"words": args, **nothing}
-        return []
-
-
-class _EmitRecordCommand(TyperCommand):
-    """`stream emit-record`, for the helper of that name: every word is passed on as it is."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep all words as they are."""
-        ctx.params = {"words": args}
-        return []
-
-
-def register_records(app: typer.Typer) -> None:
-    """Add `stream emit`, `emit-record`, `listen` and `validate` to the command line."""
-    app.command(cls=_WordsCommand)(emit)
-    app.command("emit-record", cls=_EmitRecordCommand, hidden=True)(emit_record)
-    app.command()(listen)
-    app.command()(validate)
-
-
-def emit(
-    words: list[str] = typer.Argument(
-        [], metavar="- | FLAGS…", help="`-`, or emit-record's words."
-    ),
-    reject: Reject = None,
-    catalog: Catalog = None,
-    boundary: Boundary = None,
-    force: Force = False,
-) -> None:
-    """Make boundary objects, from a pipe or from flags.
-
-    With `-`, it reads raw emissions (from `stream matrix --raw`) from stdin and writes one
-    object for each to stdout; any other record passes unchanged. Exit 1 if a probe failed or a
-    line was rejected.
-
-    \b
-      stream matrix --raw | stream emit - > boundary.ndjson
-
-    With flags it works as emit-record does: it prints one object, or one sentence and exits 1.
-
-    \b
-      stream emit --run-mode baseline --probe-name P --probe-version 1 \\
-        --primary-capability-id ID --command C --category fs --verb write \\
-        --target T --status success|denied|partial|error
-
-    \b
-    Further flags; the next word is always the value, even if it looks like a flag:
-      --secondary-capability-id ID   (repeatable)
-      --errno E  --message M  --error-detail D  --raw-exit-code N
-      --payload-stdout TEXT          --payload-stdout-file F
-      --payload-stderr TEXT          --payload-stderr-file F
-      --payload-raw JSON             --payload-raw-file F
-      --payload-raw-field K V        --payload-raw-field-json K JSON
-      --payload-raw-list K "a,b"     --payload-raw-null K
-      --payload-file F               (a whole payload object)
-      --operation-args JSON          --operation-args-file F
-      --operation-arg K V            --operation-arg-json K JSON
-      --operation-arg-list K "a,b"   --operation-arg-null K
-    """
-    if words[:1] == ["-"]:
-        if len(words) > 1:
-            raise typer.BadParameter(f"`-` reads stdin and does not go with {words[1]}")
-        _emit_stream(reject, catalog, boundary, force)
-    if not words:
-        raise typer.BadParameter("`-` or the flags of emit-record are missing")
-    run_now(lambda: _emit_one(words))
-
-
-def emit_record(words: list[str] = typer.Argument([])) -> None:
-    """Make one boundary object as the helper emit-record does outside the harness."""
-    run_now(lambda: _emit_one(words))
-
-
-def _emit_stream(
-    reject: str | None, catalog: str | None, boundary: str | None, force: bool
-) -> None:
-    async def work() -> int:
-        """Make an object of each emission and return the exit code."""
-        from stream.boundary.builder import BoundaryBuilder
-        from stream.boundary.descriptors import find_catalogs, find_descriptor
-        from stream.files.targets import check_outputs
-        from stream.pipeline import Pipeline
-        from stream.records.control import FINDINGS, GAPS, REJECTS
-        from stream.sinks.ndjson import Ndjson, Text
-        from stream.sources.ndjson import NdjsonSource
-        from stream.transformers.emit import Emit
-
-        check_outputs([reject], force=force)
-        stage = Emit(BoundaryBuilder(find_catalogs(catalog), find_descriptor(boundary)))
-        control = (FINDINGS, GAPS, REJECTS)
-        problems = Ndjson(reject, control) if reject else Text(control)
-        source = NdjsonSource("-")
-        await Pipeline((source,)).through(stage).into(Ndjson("-"), problems)
-        for failure in stage.failures[:20]:
-            note(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
-        note(f"emit: {stage.counts}")
-        return 1 if stage.failed or stage.counts.rejected else 0
-
-    run(work)
-
-
-def _emit_one(words: list[str]) -> int:
-    from stream.matrix.run import emit_words
-
-    echo(emit_words(words))
-    return 0
-
-
 def listen(
     files: list[str] = typer.Argument(
         ..., metavar="FILE…|-", help="NDJSON files, or `-` for stdin."
@@ -422,8 +292,7 @@ def listen(
         from stream.cli.inputs import expect
         from stream.files.targets import check_outputs
         from stream.pipeline import Chain, Pipeline
-        from stream.records.control import FINDINGS, GAPS, REJECTS
-        from stream.sinks.ndjson import Ndjson, Text
+        from stream.sinks.ndjson import Ndjson
         from stream.sources.ndjson import NdjsonSource, check_readable
         from stream.transformers.listen import Listen
 
@@ -433,10 +302,8 @@ def listen(
         check_outputs([reject], files, force=force)
         descriptor = find_descriptor(boundary)
         stage = Listen(descriptor, as_json=as_json, colour=sys.stdout.isatty())
-        control = (FINDINGS, GAPS, REJECTS)
-        problems = Ndjson(reject, control) if reject else Text(control)
         sources = Chain([NdjsonSource(name) for name in files])
-        await Pipeline((sources,)).through(stage).into(Ndjson("-"), problems)
+        await Pipeline((sources,)).through(stage).into(Ndjson("-"), problem_sink(reject))
         if stage.counts.rejected:
             note(f"listen: {stage.counts}")
         return 1 if stage.counts.rejected else 0
@@ -476,10 +343,7 @@ def validate(
         from stream.cli.inputs import expect
         from stream.errors import UsageError
         from stream.files.targets import check_outputs
-        from stream.records.control import FINDINGS, GAPS, REJECTS
-        from stream.sinks.ndjson import Ndjson, Text
         from stream.sources.ndjson import check_readable
-        from stream.transformers.validate import UNKNOWN
         from stream.verify.streams import run_validate
 
         as_filter = "-" in files
@@ -490,23 +354,14 @@ def validate(
         check_outputs([findings, reject], files, force=force)
         check_readable(files)
         boundaries = Boundaries((find_descriptor(boundary),), known_catalogs(catalog))
-        sinks: list[Ndjson | Text] = []
-        if as_filter:
-            sinks.append(Ndjson("-"))
-        if findings:
-            sinks.append(Ndjson(findings, (FINDINGS,)))
-        elif not as_filter and not sys.stdout.isatty():
-            sinks.append(Ndjson("-", (FINDINGS,)))
-        if not findings:
-            sinks.append(Text((FINDINGS, GAPS)))
-        if reject:
-            sinks.append(Ndjson(reject, (REJECTS,)))
+        sinks = _check_sinks(as_filter, findings, reject)
         stage = await run_validate(files, boundaries, *sinks, as_filter=as_filter)
         good = ", ".join(f"{count} {name}" for name, count in sorted(stage.contracts.items()))
         summary = f"validate: {stage.counts}; {number(stage.findings, 'finding')}"
         note(summary + (f"; {good}" if good else ""))
-        unknown = stage.contracts[UNKNOWN]
-        is_unchecked = report_unchecked("validate", unknown, stage.counts, as_filter=as_filter)
+        is_unchecked = report_unchecked(
+            "validate", stage.unknown, stage.counts, as_filter=as_filter
+        )
         return 1 if stage.findings or is_unchecked else 0
 
     run_filter(files, work)

@@ -1,15 +1,16 @@
-"""The commands about probes: matrix, probe, gate, helpers and doctor."""
+"""The commands about probes and their records: matrix, emit, probe, gate, helpers and doctor."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperCommand
 from typer.exceptions import TyperException
 
 from stream.cli.options import (
@@ -23,13 +24,13 @@ from stream.cli.options import (
     ProbeTimeout,
     Reject,
     Workspace,
-    make_command,
     split_words,
 )
 from stream.cli.runner import (
     echo,
     note,
     number,
+    problem_sink,
     run,
     run_now,
     run_prepared,
@@ -39,15 +40,11 @@ if TYPE_CHECKING:
     from stream.boundary.scripts import MatrixPlan, Stop
     from stream.matrix.plan import MatrixRequest, StartedPlan
     from stream.matrix.run import MatrixResult
+    from stream.transformers.emit import Failure
 
 
-class _MatrixCommand(ListsCommand):
+class MatrixCommand(ListsCommand):
     lists = ("--probe", "--cap", "--mode")
-
-
-def register(app: typer.Typer) -> None:
-    """Add `stream matrix` to the command line."""
-    app.command(cls=_MatrixCommand)(make_command(MatrixOptions, matrix))
 
 
 class MatrixOptions(Options):
@@ -155,22 +152,20 @@ async def _measure(options: MatrixOptions, started: StartedPlan, stop: Stop) -> 
     from stream.cli.runner import Progress
     from stream.files.targets import STDOUT
     from stream.matrix.run import run_matrix
-    from stream.records.control import FINDINGS, GAPS, REJECTS
-    from stream.sinks.ndjson import Ndjson, Text
+    from stream.sinks.ndjson import Ndjson
 
     def is_whole() -> bool:
         """Tell whether no stop was asked for."""
         return not stop.is_asked
 
-    control = (FINDINGS, GAPS, REJECTS)
-    reject, output = options.reject, options.output
+    output = options.output
     is_on_terminal = output == STDOUT and sys.stdout.isatty()
     progress = Progress(len(started.plan.cells), is_shown=not options.quiet and not is_on_terminal)
     try:
         result = await run_matrix(
             started,
             Ndjson(output, is_whole=is_whole),
-            Ndjson(reject, control, is_whole) if reject else Text(control),
+            problem_sink(options.reject, is_whole),
             timeout=options.timeout,
             as_completed=options.as_completed,
             raw=options.raw,
@@ -246,9 +241,13 @@ def report_skipped(plan: MatrixPlan) -> None:
         )
 
 
-def _conclude(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
-    for failure in outcome.failures[:20]:
+def _report_failures(failures: Sequence[Failure]) -> None:
+    for failure in failures[:20]:
         note(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
+
+
+def _conclude(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
+    _report_failures(outcome.failures)
     if outcome.failed > 20:
         note(f"… and {outcome.failed - 20} more")
     if outcome.without_tmpdir:
@@ -271,9 +270,117 @@ def _conclude(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
     return 1 if bad else 0
 
 
-def register_doctor(app: typer.Typer) -> None:
-    """Add `stream doctor` to the command line."""
-    app.command()(doctor)
+#: options of `emit -`, and how many words each takes, itself included
+_STREAM_OPTIONS = {"--reject": 2, "--catalog": 2, "--boundary": 2, "--force": 1}
+
+
+class EmitCommand(TyperCommand):
+    """`stream emit`: after `-` come options; otherwise all words are for emit-record, where the
+    word after a flag is always its value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse options only in front of `-`, and keep all words otherwise."""
+        first = 0
+        while args[first : first + 1] and args[first] in _STREAM_OPTIONS:
+            first += _STREAM_OPTIONS[args[first]]
+        if args[first : first + 1] in (["-"], ["--help"], ["-h"]):
+            return super().parse_args(ctx, args)
+        nothing = {"reject": None, "catalog": None, "boundary": None, "force": False}
+        ctx.params = {"words": args, **nothing}
+        return []
+
+
+class EmitRecordCommand(TyperCommand):
+    """`stream emit-record`, for the helper of that name: every word is passed on as it is."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep all words as they are."""
+        ctx.params = {"words": args}
+        return []
+
+
+def emit(
+    words: list[str] = typer.Argument(
+        [], metavar="- | FLAGS…", help="`-`, or emit-record's words."
+    ),
+    reject: Reject = None,
+    catalog: Catalog = None,
+    boundary: Boundary = None,
+    force: Force = False,
+) -> None:
+    """Make boundary objects, from a pipe or from flags.
+
+    With `-`, it reads raw emissions (from `stream matrix --raw`) from stdin and writes one
+    object for each to stdout; any other record passes unchanged. Exit 1 if a probe failed or a
+    line was rejected.
+
+    \b
+      stream matrix --raw | stream emit - > boundary.ndjson
+
+    With flags it works as emit-record does: it prints one object, or one sentence and exits 1.
+
+    \b
+      stream emit --run-mode baseline --probe-name P --probe-version 1 \\
+        --primary-capability-id ID --command C --category fs --verb write \\
+        --target T --status success|denied|partial|error
+
+    \b
+    Further flags; the next word is always the value, even if it looks like a flag:
+      --secondary-capability-id ID   (repeatable)
+      --errno E  --message M  --error-detail D  --raw-exit-code N
+      --payload-stdout TEXT          --payload-stdout-file F
+      --payload-stderr TEXT          --payload-stderr-file F
+      --payload-raw JSON             --payload-raw-file F
+      --payload-raw-field K V        --payload-raw-field-json K JSON
+      --payload-raw-list K "a,b"     --payload-raw-null K
+      --payload-file F               (a whole payload object)
+      --operation-args JSON          --operation-args-file F
+      --operation-arg K V            --operation-arg-json K JSON
+      --operation-arg-list K "a,b"   --operation-arg-null K
+    """
+    if words[:1] == ["-"]:
+        if len(words) > 1:
+            raise typer.BadParameter(f"`-` reads stdin and does not go with {words[1]}")
+        _emit_stream(reject, catalog, boundary, force)
+    if not words:
+        raise typer.BadParameter("`-` or the flags of emit-record are missing")
+    run_now(lambda: _emit_one(words))
+
+
+def emit_record(words: list[str] = typer.Argument([])) -> None:
+    """Make one boundary object as the helper emit-record does outside the harness."""
+    run_now(lambda: _emit_one(words))
+
+
+def _emit_stream(
+    reject: str | None, catalog: str | None, boundary: str | None, force: bool
+) -> None:
+    async def work() -> int:
+        """Make an object of each emission and return the exit code."""
+        from stream.boundary.builder import BoundaryBuilder
+        from stream.boundary.descriptors import find_catalogs, find_descriptor
+        from stream.files.targets import check_outputs
+        from stream.pipeline import Pipeline
+        from stream.sinks.ndjson import Ndjson
+        from stream.sources.ndjson import NdjsonSource
+        from stream.transformers.emit import Emit
+
+        check_outputs([reject], force=force)
+        stage = Emit(BoundaryBuilder(find_catalogs(catalog), find_descriptor(boundary)))
+        pipeline = Pipeline((NdjsonSource("-"),)).through(stage)
+        await pipeline.into(Ndjson("-"), problem_sink(reject))
+        _report_failures(stage.failures)
+        note(f"emit: {stage.counts}")
+        return 1 if stage.failed or stage.counts.rejected else 0
+
+    run(work)
+
+
+def _emit_one(words: list[str]) -> int:
+    from stream.matrix.run import emit_words
+
+    echo(emit_words(words))
+    return 0
 
 
 def doctor(
@@ -302,7 +409,7 @@ def doctor(
     run(work)
 
 
-class _ProbeHelperCommand(CarefulCommand):
+class HelperCommand(CarefulCommand):
     """A command that runs as a helper of the same name: its first word is the bin/ folder of the
     helper. Wrong use and unusable input exit with 1."""
 
@@ -310,7 +417,7 @@ class _ProbeHelperCommand(CarefulCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take the folder of the helper off the words."""
-        _ProbeHelperCommand.helper_folder = Path(args[0]) if args else None
+        HelperCommand.helper_folder = Path(args[0]) if args else None
         try:
             return super().parse_args(ctx, args[1:])
         except TyperException as error:
@@ -323,15 +430,6 @@ class _ProbeHelperCommand(CarefulCommand):
 
         UsageError.exit_code = InputError.exit_code = 1
         return super().invoke(ctx)
-
-
-def register_probes(app: typer.Typer) -> None:
-    """Add `stream probe`, `gate` and `helpers` to the command line."""
-    app.command(cls=CarefulCommand)(probe)
-    app.command(cls=CarefulCommand)(gate)
-    app.command()(helpers)
-    app.command("probe-exec", cls=_ProbeHelperCommand, hidden=True)(probe_exec)
-    app.command("probe-contract-gate", cls=_ProbeHelperCommand, hidden=True)(gate)
 
 
 def probe(
@@ -428,8 +526,7 @@ async def _run_one(request: MatrixRequest, timeout: float) -> MatrixResult:
 
     with start_plan(make_plan(request), jobs=1) as started:
         result = await run_matrix(started, Ndjson("-"), timeout=timeout)
-    for failure in result.failures:
-        note(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
+    _report_failures(result.failures)
     return result
 
 
@@ -541,9 +638,9 @@ def _folder_of(name: str) -> Path | None:
 
 def _helper_probes(name: str = "") -> Path | None:
     """Return the probes/ next to the bin/ that a helper was called in, if it has that probe."""
-    if _ProbeHelperCommand.helper_folder is None:
+    if HelperCommand.helper_folder is None:
         return None
     # By name alone: bin may be a link.
-    folder = Path(os.path.abspath(_ProbeHelperCommand.helper_folder / os.pardir / "probes"))  # noqa: PTH100
+    folder = Path(os.path.abspath(HelperCommand.helper_folder / os.pardir / "probes"))  # noqa: PTH100
     script = folder / (name if name.endswith(".sh") else f"{name}.sh")
     return folder if (script.is_file() if name else folder.is_dir()) else None

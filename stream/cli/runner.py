@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from stream.boundary.scripts import Cell
     from stream.pipeline import Counts
+    from stream.sinks.ndjson import Ndjson, Text
 
 T = TypeVar("T")
 READER_GONE = 141
@@ -51,6 +52,15 @@ def report_unchecked(command: str, unknown: int, counts: Counts, *, as_filter: b
         lines = number(unknown, "line")
         note(f"{command}: not checked: {lines} of unknown contracts")
     return 0 < unknown == counts.passed
+
+
+def problem_sink(reject: str | None, is_whole: Callable[[], bool] = lambda: True) -> Ndjson | Text:
+    """Return where a stream tells of its problems: in the file of --reject, or on stderr."""
+    from stream.records.control import FINDINGS, GAPS, REJECTS
+    from stream.sinks.ndjson import Ndjson, Text
+
+    control = (FINDINGS, GAPS, REJECTS)
+    return Ndjson(reject, control, is_whole) if reject else Text(control)
 
 
 def echo(text: str | bytes) -> None:

@@ -265,7 +265,6 @@ class FsChange(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
     """One line of fs_changes.jsonl: a path that is different after a run."""
 
     # No tag: that could be absent.
-
     schema: Literal["stream.fs_change.v1"]  #: Names this kind of record.
     path: str  #: Relative to the workspace; what is not UTF-8 in it is shown as U+FFFD.
     path_base64: str | UnsetType = UNSET  #: The exact bytes; absent where `path` is them.

@@ -49,6 +49,11 @@ class Validate:
         self._boundaries = boundaries
         self._is_last = is_last
 
+    @property
+    def unknown(self) -> int:
+        """The lines of contracts that stream does not know."""
+        return self.contracts[UNKNOWN]
+
     def feed(self, batch: Batch[bytes], /) -> list[Batch[Any]]:
         """Pass on good lines; make a finding and a reject of each bad one."""
         lines = batch.items
