@@ -172,6 +172,16 @@ class LineSplitter:
         return OverlongLine.of(len(item), _sha256(item).hexdigest(), self._limit)
 
 
+def lines_of(blocks: Iterable[bytes], source: str) -> Iterator[Lines]:
+    """Cut blocks into batches of lines; the last may be a TornLine."""
+    splitter = LineSplitter(source)
+    for block in blocks:
+        if lines := splitter.feed(block):
+            yield from lines.parts()
+    if lines := splitter.finish():
+        yield lines
+
+
 def _length(line: bytes) -> int:
     return line.length if isinstance(line, OverlongLine) else len(line)
 
@@ -288,12 +298,18 @@ def read_document(path: Path) -> Any:
         raise InputError(f"{path}: {os_reason(error)}") from None
     except ValueError as error:  # a NUL in the path
         raise InputError(f"{path}: {error}") from None
+    return document_in(data, path)
+
+
+def document_in(data: bytes, source: object) -> Any:
+    """Parse the JSON value of a file, read to one byte beyond the limit. Raise InputError with the
+    place."""
     if len(data) > LARGEST:
-        raise InputError(f"{path}: larger than {LARGEST} bytes")
+        raise InputError(f"{source}: larger than {LARGEST} bytes")
     try:
         return parse_document(data)
     except ValueError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{source}: {error}") from None
 
 
 def is_file(path: Path) -> bool:

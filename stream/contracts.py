@@ -105,12 +105,17 @@ class Contracts:
             return self.boundaries.check(line, contract)
         if contract in _DOCUMENTS:
             return _check_document(contract, line, source)
-        try:
-            record = _DECODED[contract](line)
-        except DECODE_ERRORS as error:
-            return explain(error)
-        # What comes out as it went in has no key twice.
-        return None if _encode(record) == line else repeated_key(line)
+        return fault_of(contract, line)
+
+
+def fault_of(contract: str, line: bytes) -> Fault | None:
+    """Find what a record breaks of a contract that is the same for all users."""
+    try:
+        record = _DECODED[contract](line)
+    except DECODE_ERRORS as error:
+        return explain(error)
+    # What comes out as it went in has no key twice.
+    return None if _encode(record) == line else repeated_key(line)
 
 
 def _check_document(contract: str, line: bytes, source: str) -> Fault | None:

@@ -17,7 +17,7 @@ from stream.errors import InputError
 from stream.records.control import Finding
 from stream.records.run import Profile
 from stream.transformers.event_rules import RULES
-from stream.verify.streams import CheckResult, run_check
+from stream.verify.check import CheckResult, run_check
 from tests.collecting import Collected
 from tests.folders import FILES, Folder, digest
 from tests.transformers.runs import encoded

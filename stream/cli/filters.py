@@ -29,7 +29,7 @@ from stream.cli.runner import (
 if TYPE_CHECKING:
     from stream.sinks.ndjson import Ndjson, Text
     from stream.transformers.normalize import Normalize
-    from stream.verify.streams import CheckResult
+    from stream.verify.check import CheckResult
 
 
 class _Profile(StrEnum):
@@ -85,7 +85,7 @@ def check(
         """Check the events and return the exit code."""
         from stream.cli.inputs import expect
         from stream.files.targets import check_outputs
-        from stream.verify.streams import run_check
+        from stream.verify.check import run_check
 
         expect(target, "run", "events")
         check_outputs([findings, reject], [target], force=force)
@@ -344,7 +344,7 @@ def validate(
         from stream.errors import UsageError
         from stream.files.targets import check_outputs
         from stream.sources.ndjson import check_readable
-        from stream.verify.streams import run_validate
+        from stream.verify.check import run_validate
 
         as_filter = "-" in files
         if as_filter and len(files) > 1:

@@ -529,11 +529,12 @@ def apply(
 
 def _apply(run: Path, to: Path | None, dry_run: bool) -> int:
     from stream.cli.inputs import expect
-    from stream.verify.run_folder import recorded_digests
+    from stream.verify.run_folder import RunFolder
     from stream.workspace.apply import apply_plan, path_of, plan_changes
 
     expect(run, "run")
-    plan = plan_changes(run, recorded_digests(run), to)
+    folder = RunFolder(run)
+    plan = plan_changes(run, folder.recorded_metadata(), folder.recorded_changes(), to)
     if plan is None:
         note("apply: nothing to do: the agent worked in the folder itself")
         return 0

@@ -28,7 +28,7 @@ from stream.errors import InputError, os_reason, reporting
 from stream.evidence.consistency import clean_faults, report_faults, unbound_faults
 from stream.evidence.health import contradictions
 from stream.evidence.markers import TOOL_EVENTS
-from stream.files.inside import Digests, describe_kind
+from stream.files.inside import describe_kind
 from stream.records.artifacts import (
     COMPANION_FILE,
     CORRELATION,
@@ -53,7 +53,7 @@ from stream.records.kernel import ACCEPT, BIND, MKDIR, OPEN, kind_of_event
 from stream.records.run import EVENTS_FILE, MANIFEST_FILE, WORKSPACE
 from stream.verify.manifest import read_archive
 from stream.verify.report import VerifyReport
-from stream.verify.run_folder import manifest_findings
+from stream.verify.run_folder import RunFolder, manifest_findings
 from stream.verify.session import verify
 
 CALL_LAYERS = (SDK_FILE, POLICY_FILE)  #: the layers that name tool calls
@@ -271,7 +271,7 @@ def _check_manifest(folder: Path) -> None:
         return
     if not stat.S_ISREG(mode):
         raise DamagedError(f"{where}: {describe_kind(mode)}, not a regular file")
-    for finding in manifest_findings(folder, Digests(folder), names=EVIDENCE_FILES):
+    for finding in manifest_findings(RunFolder(folder), names=EVIDENCE_FILES):
         raise DamagedError(f"{finding.source}: {finding.message}")
 
 

@@ -26,7 +26,7 @@ from stream.sinks.archive import Archive
 from stream.sources.ndjson import STDIN, NdjsonSource
 from stream.transformers.route import Route
 from stream.verify.report import VerifyReport
-from stream.verify.run_folder import check_folder, is_finished, losses_of
+from stream.verify.run_folder import RunFolder
 from stream.verify.session import verify
 
 
@@ -51,11 +51,13 @@ async def archive_run(
     be packed, and must still be the same.
     """
 
+    run = RunFolder(folder)
+
     def prepare() -> tuple[str, list[Entry], dict[str, bytes]]:
         """Find out what goes into the archive."""
-        check_folder(folder)
+        run.check()
         _check_outside(folder, target)
-        _check_whole(folder)
+        _check_whole(run)
         missing = {} if HEALTH_FILE in names_of(folder) else files_without_feed(folder)
         return run_id_of(folder), entries_of_run(folder, recorded or {}), missing
 
@@ -63,7 +65,7 @@ async def archive_run(
     sink = Archive(target, lambda _: (run_id, missing), force=force)
     async with sink.open() as write:
         await write(Batch(ENTRIES, entries))
-    return Archived(sink.written, losses=losses_of(folder))
+    return Archived(sink.written, losses=run.losses)
 
 
 async def archive_stream(
@@ -107,10 +109,10 @@ def _check_outside(folder: Path, target: Path) -> None:
         raise UsageError(f"{target}: it would lie inside of the run that it is made of")
 
 
-def _check_whole(folder: Path) -> None:
+def _check_whole(run: RunFolder) -> None:
     """Raise UnfinishedError where the recorder did not come to its end: nobody could verify it."""
-    if missing_from([*names_of(folder)]) or not is_finished(folder):
-        raise UnfinishedError(f"{folder}: it was not recorded to its end: see `stream verify`")
+    if missing_from([*names_of(run.root)]) or not run.claims.is_finished:
+        raise UnfinishedError(f"{run.root}: it was not recorded to its end: see `stream verify`")
 
 
 def _check_verified(report: VerifyReport, rejected: int) -> None:

@@ -10,37 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from pathlib import Path
-from typing import IO, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from stream.archive.chain import LAYERS, STEP, Tally
-from stream.archive.reader import Limits
-from stream.archive.tar import READ
 from stream.codec import (
     DECODE_ERRORS,
     Lines,
     LineSplitter,
     OverlongLine,
     TornLine,
-    contract_of,
     explain,
     is_blank,
     join_lines,
-    repeated_key,
 )
-from stream.contracts import ARTIFACTS, LAYER_DECODERS, LINES, LineDecoder
-from stream.errors import InputError, os_reason, visible
+from stream.contracts import LAYER_DECODERS, LineDecoder
 from stream.evidence.consistency import faults_of, form_faults, mode_faults
-from stream.files.inside import open_beneath
 from stream.records.artifacts import (
     CHAIN_FILE,
-    COMPANION_FILE,
-    CONTRACTS,
     DETAIL_FILE,
-    EVIDENCE_FILES,
     KERNEL_FILE,
     MARKERS_FILE,
     POLICY_FILE,
@@ -49,7 +39,7 @@ from stream.records.artifacts import (
     ChainLink,
     Marker,
 )
-from stream.records.control import Fault, Finding, Gap
+from stream.records.control import Fault, Gap
 from stream.records.kernel import OPEN
 from stream.verify.replay import Columns, Form, LayerReplay, columns_of
 from stream.verify.report import VerifyReport
@@ -344,73 +334,11 @@ class _MarkerRules:
         yield from faults_of(marker)
 
 
-RULE = "folder.evidence"
-
-
-def evidence_findings(root: Path) -> Iterator[Finding]:
-    """Check each evidence file of a run folder by itself, for `stream check`.
-
-    The run's manifest shows which file is missing or no file; what a companion says follows from
-    the layers, which `verify` compares.
-    """
-    for name in EVIDENCE_FILES:
-        if name not in CONTRACTS or name == COMPANION_FILE or not (root / name).is_file():
-            continue
-        where = visible(str(root / name))
-        try:
-            with open_beneath(root, name) as file:
-                faults = _line_faults if CONTRACTS[name] in LINES else _artifact_faults
-                for number, fault in faults(file, name):
-                    yield Finding(
-                        rule=RULE,
-                        severity="error",
-                        message=fault.reason,
-                        source=where,
-                        line=number or UNSET,
-                        path=fault.path or UNSET,
-                    )
-        except InputError:
-            continue
-        except OSError as error:
-            yield Finding(rule=RULE, severity="error", message=os_reason(error), source=where)
-
-
-def fault_of(line: bytes, contract: str) -> Fault | None:
-    """Return the first thing that is wrong with a line or a document of a contract."""
-    try:
-        if contract_of(line) != contract:
-            return Fault(f"it is no {contract}", "$.schema")
-        {**LINES, **ARTIFACTS}[contract](line)
-    except DECODE_ERRORS as error:
-        return explain(error)
-    return repeated_key(line)
-
-
-def _artifact_faults(file: IO[bytes], name: str) -> Iterator[tuple[int, Fault]]:
-    most = Limits().document
-    data = file.read(most + 1)
-    if len(data) > most:
-        yield 0, Fault(f"it was not looked at: it has more than {most} bytes")
-    elif fault := fault_of(data, CONTRACTS[name]):
-        yield 0, fault
-
-
-def _line_faults(file: IO[bytes], name: str) -> Iterator[tuple[int, Fault]]:
-    """A last line that has no end is none: the chain shows what is missing."""
-    decoder, rules = LAYER_DECODERS[KERNEL_FILE], KernelRules()
-    splitter = LineSplitter(name)
-    while chunk := file.read(READ):
-        lines = splitter.feed(chunk)
-        if lines is None:
-            continue
-        events = decode_canonical(decoder, join_lines(lines)) if name == KERNEL_FILE else None
-        if events and not any(rules.faults(columns_of(events))):
-            continue
-        for index, line in enumerate(lines):
-            if isinstance(line, OverlongLine):
-                yield lines.number + index, Fault("it was not looked at: the line is too long")
-            elif fault := fault_of(line, CONTRACTS[name]):
-                yield lines.number + index, fault
+def are_good_events(lines: Sequence[bytes]) -> bool:
+    """Return whether kernel events are all as the recorder writes them, and agree with
+    themselves."""
+    events = decode_canonical(LAYER_DECODERS[KERNEL_FILE], join_lines(lines))
+    return events is not None and not any(KernelRules().faults(columns_of(events)))
 
 
 _CHAINED = (*LAYERS, RUNNER_FILE)  #: the last is written when all else is over

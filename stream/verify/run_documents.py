@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 from msgspec import Struct, field
@@ -37,7 +37,6 @@ from stream.records.artifacts import (
     RunnerStarted,
 )
 from stream.records.control import FINDINGS, LINES
-from stream.records.decision import EventName
 from stream.records.run import (
     BOUNDARY_FILE,
     CHANGES_FILE,
@@ -49,10 +48,10 @@ from stream.records.run import (
     RunSummary,
     decode_change,
 )
-from stream.transformers.event_rules import event_in
 from stream.transformers.invariants import Invariants
 from stream.transformers.validate import Validate
 from stream.verify.report import VerifyReport
+from stream.verify.run_folder import EventClaims, items_within, within
 
 Event = Mapping[str, Any]
 _ENDING = (
@@ -98,11 +97,11 @@ def disagreements(run: RunDocuments) -> Iterator[str]:
 def _of_metadata(metadata: RunMetadata, run: RunDocuments) -> Iterator[str]:
     for name, event in run.events.items():
         for key in _SESSION:
-            said = _within(event, "session", key)
+            said = within(event, "session", key)
             yield from _differing(f"metadata {key}", getattr(metadata, key), name, said)
-        mode = _within(event, "prompt_provenance", "capture_mode")
+        mode = within(event, "prompt_provenance", "capture_mode")
         yield from _differing("metadata capture_mode", metadata.capture_mode, name, mode)
-        ids = [_within(one, "id") for one in _listed(event, "request", "constraints")]
+        ids = [within(one, "id") for one in items_within(event, "request", "constraints")]
         yield from _differing("metadata constraints", metadata.constraints, name, ids)
     prepared = _facts(run, "workspace_prepared", "workspace")
     for key, stated in (("mode", metadata.workspace_mode), ("source", metadata.source)):
@@ -147,9 +146,9 @@ def _of_summary(summary: RunSummary, run: RunDocuments) -> Iterator[str]:
     yield from _of_commands(summary, run)
     finished = run.events.get("run_finished")
     for part in ("alignment", "quality", "policy"):
-        said = _within(finished, "evaluation", part, "status")
+        said = within(finished, "evaluation", part, "status")
         yield from _differing(part, getattr(summary, part), "run_finished", said)
-    sentence = str(_within(finished, "agent_action", "action_summary"))
+    sentence = str(within(finished, "agent_action", "action_summary"))
     denials = _DENIALS.search(sentence)
     yield from _differing(
         "declared_denials",
@@ -242,47 +241,22 @@ def _facts(run: RunDocuments, event: str, kind: str) -> Mapping[str, Any]:
 
 
 def _facts_of(event: Any, kind: str) -> Mapping[str, Any]:
-    for item in _listed(event, "agent_action", "artifacts"):
-        if _within(item, "type") == kind:
-            metadata = _within(item, "metadata")
+    for item in items_within(event, "agent_action", "artifacts"):
+        if within(item, "type") == kind:
+            metadata = within(item, "metadata")
             return metadata if isinstance(metadata, dict) else {}
     return {}
 
 
-def _listed(event: Any, *keys: str) -> list[Any]:
-    found = _within(event, *keys)
-    return found if isinstance(found, list) else []
-
-
-def _within(value: Any, *keys: str) -> Any:
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-_MOST_AGENTS = 20  #: of a run, which has one
 CUT_OFF = "run.incomplete"
 VALIDATED = (BOUNDARY_FILE, CHANGES_FILE, COMMANDS_FILE)
-
-
-class FileMention(msgspec.Struct):
-    """A file that an event names, with its digest."""
-
-    line: int
-    path: str
-    file: str
-    sha256: str
 
 
 class EventsChecker:
     """Checks events.jsonl, and keeps what other files must agree with."""
 
     def __init__(self, report: VerifyReport, beginning: Beginning | None) -> None:
-        self.mentions: list[FileMention] = []
-        self.agents: dict[str, int] = {}  #: and the line of the first event of each
-        self.named: dict[str, dict[str, Any]] = {}  #: the first event of each name
-        self.is_finished = False
-        self.last = ""  #: event
+        self.claims = EventClaims(report.limits.entries)
         self._report = report
         # Which profile the run is to be held to, its metadata says, which come after its events.
         self._stage = Invariants("agents", is_alone=True, source=report.source(EVENTS_FILE))
@@ -309,7 +283,7 @@ class EventsChecker:
     @property
     def _is_cut_off(self) -> bool:
         """Return whether the run is a folder without an end: one other finding says so."""
-        return self._report.is_folder and not self.is_finished
+        return self._report.is_folder and not self.claims.is_finished
 
     def _check(self, lines: Lines | None) -> None:
         for part in lines.parts() if lines else ():
@@ -332,36 +306,11 @@ class EventsChecker:
             return
         if self._report.is_too_deep(line, EVENTS_FILE, number):
             return
-        event = event_in(line)
-        if event is None:
-            return
-        kind = event.get("event_type")
-        self.last = kind if isinstance(kind, str) else self.last
-        if self.last in get_args(EventName):
-            self.named.setdefault(self.last, event)
-        if kind == "run_finished":
-            self.is_finished = True
-        session = event.get("session")
-        session = session if isinstance(session, dict) else {}
-        if isinstance(session.get("run_id"), str):
-            faults = self._report.check_run_id(session["run_id"], "$.session.run_id")
+        event = self.claims.add(line, number)
+        run_id = within(event, "session", "run_id")
+        if isinstance(run_id, str):
+            faults = self._report.check_run_id(run_id, "$.session.run_id")
             self._report.add_faults(faults, EVENTS_FILE, number)
-        if isinstance(session.get("agent_id"), str) and len(self.agents) < _MOST_AGENTS:
-            self.agents.setdefault(session["agent_id"], number)
-        action = event.get("agent_action")
-        items = action.get("artifacts") if isinstance(action, dict) else None
-        for index, item in enumerate(items if isinstance(items, list) else ()):
-            self._mention(item, number, f"$.agent_action.artifacts[{index}]")
-
-    def _mention(self, item: Any, line: int, path: str) -> None:
-        if not isinstance(item, dict):
-            return
-        file, digest, more = item.get("content_ref"), item.get("hash"), item.get("metadata")
-        is_lossy = isinstance(more, dict) and bool(more.get("lost_bytes"))
-        if isinstance(file, str) and isinstance(digest, str) and not is_lossy:
-            kind, _, digits = digest.partition(":")
-            if kind == "sha256" and len(self.mentions) <= self._report.limits.entries:
-                self.mentions.append(FileMention(line, path, file, digits))
 
 
 class DescriptorChecker:

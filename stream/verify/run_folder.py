@@ -1,27 +1,54 @@
-"""Check a run folder against its own record: the files that its events and its manifest list, the
-diff, the logs.
+"""Read a run folder, and check it against its own record.
 
-It only reads, follows no link out of the folder, and waits for no fifo. For a run that was cut off
-it has no findings: the check of the events reports that.
+`check`, `verify`, `diff`, `apply` and `archive` read a run folder with `RunFolder`: it opens,
+decodes and digests each file, follows no link out of the folder and waits for no fifo. `examine` is
+what `check` says of a folder: of the files that its events and its manifest list, the diff, the
+logs and the evidence.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Collection, Iterable, Iterator
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
-from msgspec import UNSET, Struct, field
+import msgspec
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
+from stream.archive.reader import EntryEnd, EntryStart, Limits, Part
+from stream.archive.tar import READ
 from stream.boundary.descriptors import Boundaries
-from stream.codec import Lines, LineSplitter, convert, read_document
+from stream.codec import (
+    DECODE_ERRORS,
+    LARGEST,
+    Lines,
+    OverlongLine,
+    TornLine,
+    contract_of,
+    convert,
+    document_in,
+    explain,
+    lines_of,
+)
+from stream.contracts import LINES as LINE_CONTRACTS
+from stream.contracts import fault_of
 from stream.errors import InputError, os_reason, reporting
-from stream.files.inside import Digests, UnusableFileError, describe_kind, files_below
+from stream.files.inside import (
+    Digests,
+    UnusableFileError,
+    describe_kind,
+    files_below,
+    open_beneath,
+)
 from stream.pipeline import Batch
-from stream.records.control import FINDINGS, LINES, Finding
+from stream.records.artifacts import COMPANION_FILE, CONTRACTS, EVIDENCE_FILES, KERNEL_FILE
+from stream.records.control import FINDINGS, LINES, Fault, Finding
 from stream.records.run import (
     ARTIFACTS,
     BOUNDARY_FILE,
@@ -35,18 +62,20 @@ from stream.records.run import (
     RUN,
     SUMMARY_FILE,
     WORKSPACE,
+    FsChange,
     Manifest,
     Profile,
     RunMetadata,
     RunSummary,
+    decode_change,
 )
 from stream.transformers.event_rules import RULES, event_in, event_name, lost_bytes_of
 from stream.transformers.validate import Validate
 from stream.workspace.patch import GitError, applies, parses
 
-BLOCK = 1 << 20
-RECORDS = (BOUNDARY_FILE, CHANGES_FILE, COMMANDS_FILE)
+RECORDS = (BOUNDARY_FILE, CHANGES_FILE, COMMANDS_FILE)  #: files that hold what `validate` knows
 _DIGITS = frozenset("0123456789abcdef")
+T = TypeVar("T")
 
 
 class ArtifactMention(Struct):
@@ -57,153 +86,252 @@ class ArtifactMention(Struct):
     path: str
     event_id: str
 
+    @property
+    def file(self) -> tuple[str, str] | None:
+        """The name of its file and the digest that it must have; None where the event says neither,
+        or that something of the file was lost."""
+        ref, digest = self.artifact.get("content_ref"), self.artifact.get("hash")
+        if not isinstance(ref, str) or not isinstance(digest, str) or self.is_lossy:
+            return None
+        return ref, digest
 
-class FolderClaims(Struct):
-    """What the events say about the folder."""
-
-    is_finished: bool = False
-    is_lossy: bool = False  #: there was no room for something
-    run_ids: dict[str, int] = field(default_factory=dict)  #: and the line of the first of each
-    constraints: set[str] = field(default_factory=set)
-    mentions: list[ArtifactMention] = field(default_factory=list)
-
-
-def check_folder(root: Path) -> None:
-    """Raise InputError if the folder is not that of a run, or cannot be read."""
-    with reporting(root):
-        names = [path.name for path in root.iterdir()]
-    known = (METADATA_FILE, EVENTS_FILE, ARTIFACTS, WORKSPACE)
-    if names and not any(name.startswith(known) for name in names):
-        raise InputError(f"{root}: no run folder: neither {METADATA_FILE} nor {EVENTS_FILE}")
-    events = root / EVENTS_FILE
-    try:
-        mode = events.lstat().st_mode
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise InputError(f"{events}: {os_reason(error)}") from None
-    if not stat.S_ISREG(mode):
-        raise InputError(f"{events}: {describe_kind(mode)}, not a regular file")
+    @property
+    def is_lossy(self) -> bool:
+        """Return whether the event says that there was no room for some of it."""
+        return lost_bytes_of(within(self.artifact, "metadata", "lost_bytes")) > 0
 
 
-def is_finished(root: Path) -> bool:
-    """Return whether its last event is there. Raise InputError."""
-    return _read_claims(root / EVENTS_FILE).is_finished
+class EventClaims:
+    """What the events of a run say about it. Of each thing it keeps `most`, and all but mentions
+    with a file are dropped where there is such a limit."""
+
+    def __init__(self, most: int = sys.maxsize) -> None:
+        self.is_finished = False
+        self.last = ""  #: event, by its own name for itself
+        self.run_ids: dict[str, int] = {}  #: and the line of the first of each
+        self.agents: dict[str, int] = {}  #: and the same
+        self.constraints: set[str] = set()
+        self.mentions: list[ArtifactMention] = []
+        self.named: dict[str, dict[str, Any]] = {}  #: the first event of each name
+        self._most = most
+
+    @property
+    def is_lossy(self) -> bool:
+        """Return whether there was no room for something."""
+        return any(mention.is_lossy for mention in self.mentions)
+
+    def add(self, line: bytes, number: int) -> dict[str, Any] | None:
+        """Take a line, and return its event; None if it is no event."""
+        event = event_in(line)
+        if event is None:
+            return None
+        kind = event.get("event_type")
+        name = event_name(kind, within(event, "agent_action", "action_summary"))
+        self.is_finished |= name == "run_finished"
+        self.last = kind if isinstance(kind, str) else self.last
+        if name is not None:
+            self.named.setdefault(name, event)
+        for key, known in (("run_id", self.run_ids), ("agent_id", self.agents)):
+            text = within(event, "session", key)
+            if isinstance(text, str) and len(known) < self._most:
+                known.setdefault(text, number)
+        for item in items_within(event, "request", "constraints"):
+            if isinstance(within(item, "id"), str) and len(self.constraints) < self._most:
+                self.constraints.add(item["id"])
+        event_id = event.get("event_id")
+        for index, item in enumerate(items_within(event, "agent_action", "artifacts")):
+            if isinstance(item, dict):
+                path = f"$.agent_action.artifacts[{index}]"
+                self._mention(item, number, path, event_id if isinstance(event_id, str) else "")
+        return event
+
+    def _mention(self, artifact: dict[str, Any], line: int, path: str, event_id: str) -> None:
+        mention = ArtifactMention(artifact, line, path, event_id)
+        is_kept = mention.file is not None and len(self.mentions) <= self._most
+        if is_kept or self._most == sys.maxsize:
+            self.mentions.append(mention)
 
 
-def recorded_digests(root: Path) -> dict[str, str]:
-    """Return the digests of its files, as the events list them. Raise InputError if the run was
-    not recorded to its end."""
-    with reporting(root / EVENTS_FILE):
-        (root / EVENTS_FILE).stat()
-    claims = _read_claims(root / EVENTS_FILE)
+class RunFolder:
+    """The files of a run folder, and what they hold. Each is opened, decoded and digested here."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.digests = Digests(root)
+
+    def check(self) -> None:
+        """Raise InputError if the folder is not that of a run, or cannot be read."""
+        with reporting(self.root):
+            names = [path.name for path in self.root.iterdir()]
+        known = (METADATA_FILE, EVENTS_FILE, ARTIFACTS, WORKSPACE)
+        if names and not any(name.startswith(known) for name in names):
+            raise InputError(
+                f"{self.root}: no run folder: neither {METADATA_FILE} nor {EVENTS_FILE}"
+            )
+        events = self.root / EVENTS_FILE
+        try:
+            mode = events.lstat().st_mode
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise InputError(f"{events}: {os_reason(error)}") from None
+        if not stat.S_ISREG(mode):
+            raise InputError(f"{events}: {describe_kind(mode)}, not a regular file")
+
+    @cached_property
+    def claims(self) -> EventClaims:
+        """What the events say; nothing if there are none. Raise InputError."""
+        claims = EventClaims()
+        where = self.root / EVENTS_FILE
+        with reporting(where):
+            for lines in self.lines(EVENTS_FILE) if where.exists() else ():
+                for number, line in enumerate(lines, lines.number):
+                    claims.add(line, number)
+        return claims
+
+    @property
+    def profile(self) -> Profile:
+        """The profile that the run itself asks to be checked by."""
+        try:
+            return self.metadata().profile
+        except UnusableFileError:
+            return "poc"
+
+    @property
+    def losses(self) -> list[str]:
+        """What the recorder itself reports as missing. Whether the summary is the one that it wrote
+        is checked with the other artifacts."""
+        try:
+            return self.document(SUMMARY_FILE, RunSummary).incomplete
+        except InputError:
+            return []
+
+    def metadata(self) -> RunMetadata:
+        """Return the metadata of the run. Raise UnusableFileError."""
+        where = self.root / METADATA_FILE
+        try:
+            value = self._value(METADATA_FILE)
+            if isinstance(value, dict) and "schema" not in value:
+                message = f"names no contract: only a {RUN} can be held against the events"
+                raise UnusableFileError("folder.contract", message)
+            return convert(value, RunMetadata, where)
+        except InputError as error:
+            raise UnusableFileError("folder.metadata", _without(where, error)) from None
+
+    def document(self, name: str, kind: type[T]) -> T:
+        """Return a JSON document of the run. Raise InputError with its place."""
+        return convert(self._value(name), kind, self.root / name)
+
+    def blocks(self, name: str) -> Iterator[bytes]:
+        """Yield a file in blocks. Raise OSError, or InputError where it is no regular file."""
+        with open_beneath(self.root, name) as file:
+            while block := file.read(READ):
+                yield block
+
+    def lines(self, name: str) -> Iterator[Lines]:
+        """Yield the lines of a file. Raise OSError, or InputError where it is no regular file."""
+        return lines_of(self.blocks(name), _utf8(str(self.root / name)))
+
+    def parts(self, names: Iterable[str]) -> Iterator[Part]:
+        """Read files as the entries of an archive. One that cannot be read is a fault."""
+        for name in names:
+            try:
+                with open_beneath(self.root, name) as file:
+                    yield EntryStart(name, os.fstat(file.fileno()).st_size, [])
+                    while block := file.read(READ):
+                        yield block
+                    yield EntryEnd()
+            except InputError as error:
+                yield Fault(str(error), rule="security.type")
+            except OSError as error:
+                yield Fault(f"{name}: {os_reason(error)}", rule="integrity.missing")
+
+    def recorded_metadata(self) -> RunMetadata:
+        """Return the metadata as the events list them. Raise InputError where they are another, or
+        the run was not recorded to its end."""
+        data = b"".join(self._recorded_blocks(METADATA_FILE))
+        try:
+            return msgspec.json.decode(data, type=RunMetadata)
+        except msgspec.MsgspecError as error:
+            raise InputError(f"{self.root / METADATA_FILE}: {error}") from None
+
+    def recorded_changes(self) -> Iterator[FsChange]:
+        """Yield what the agent changed, as the events list it. Raise InputError, at the end where
+        it is something else."""
+        where = self.root / CHANGES_FILE
+        for lines in lines_of(self._recorded_blocks(CHANGES_FILE), ""):
+            for number, line in enumerate(lines, lines.number):
+                try:
+                    yield decode_change(line)
+                except (msgspec.MsgspecError, ValueError) as error:
+                    raise InputError(f"{where}:{number}: {error}") from None
+
+    def _recorded_blocks(self, name: str) -> Iterator[bytes]:
+        """Yield a file that must have its digest: a program that could write to the record must not
+        choose what is taken over, and where to."""
+        where, hashed = self.root / name, sha256()
+        with reporting(self.root / EVENTS_FILE):
+            (self.root / EVENTS_FILE).stat()
+        if not self.claims.is_finished:
+            message = "the run did not come to its end: there is no run_finished in it"
+            raise InputError(f"{self.root}: {message}")
+        with reporting(where):
+            for block in self.blocks(name):
+                hashed.update(block)
+                yield block
+        artifacts = (mention.artifact for mention in self.claims.mentions)
+        listed = [one.get("hash") for one in artifacts if one.get("content_ref") == name]
+        digests = [digest for digest in listed if isinstance(digest, str)]
+        if digests and digests[-1] != f"sha256:{hashed.hexdigest()}":
+            raise InputError(f"{where}: is not what the run recorded: stream check {self.root}")
+
+    def _value(self, name: str) -> Any:
+        where = self.root / name
+        with reporting(where), open_beneath(self.root, name) as file:
+            return document_in(file.read(LARGEST + 1), where)
+
+
+# ---------------------------------------------------------------- what `check` finds
+
+
+def examine(folder: RunFolder, boundaries: Boundaries) -> Iterator[Finding]:
+    """Yield a finding for every rule that a finished run breaks. Of one that was cut off, the check
+    of its events says so."""
+    claims, root = folder.claims, folder.root
     if not claims.is_finished:
-        raise InputError(f"{root}: the run did not come to its end: there is no run_finished in it")
-    listed = ((m.artifact.get("content_ref"), m.artifact.get("hash")) for m in claims.mentions)
-    return {
-        ref: digest for ref, digest in listed if isinstance(ref, str) and isinstance(digest, str)
-    }
-
-
-def profile_of(root: Path) -> Profile:
-    """Return the profile that the run itself asks to be checked by."""
-    try:
-        return _read_metadata(root).profile
-    except (UnusableFileError, InputError):
-        return "poc"
-
-
-def examine(root: Path, boundaries: Boundaries) -> Iterator[Finding]:
-    """Yield a finding for every rule of the folder that the run breaks."""
-    claims = _read_claims(root / EVENTS_FILE)
-    if not claims.is_finished:
         return
-    digests = Digests(root)
     metadata: RunMetadata | None = None
     try:
-        metadata = _read_metadata(root)
+        metadata = folder.metadata()
     except UnusableFileError as fault:
         yield _finding(fault.rule, str(fault), root / METADATA_FILE)
     for mention in claims.mentions:
-        yield from _mention_findings(mention, digests, root)
+        yield from _mention_findings(mention, folder)
     if metadata:
         yield from _metadata_findings(metadata, claims, root)
         if not claims.is_lossy or os.path.lexists(root / MANIFEST_FILE):
-            yield from manifest_findings(root, digests, run_id=metadata.run_id)
-    yield from _diff_findings(metadata, claims, digests, root)
+            yield from manifest_findings(folder, run_id=metadata.run_id)
+    yield from _diff_findings(metadata, folder)
     for name in RECORDS:
-        yield from _record_findings(root / name, boundaries)
-    for what in losses_of(root):
+        yield from _record_findings(folder, name, boundaries)
+    for what in folder.losses:
         message = f"the recorder itself lost: {what}"
         yield _finding("run.incomplete", message, root / SUMMARY_FILE)
+    yield from evidence_findings(folder)
 
 
-def losses_of(root: Path) -> list[str]:
-    """Return what the recorder itself reports as missing. Whether the summary is the one that it
-    wrote is checked with the other artifacts."""
-    where = root / SUMMARY_FILE
-    try:
-        if not stat.S_ISREG(where.lstat().st_mode):
-            return []
-        return convert(read_document(where), RunSummary, where).incomplete
-    except (OSError, InputError):
-        return []
-
-
-def _read_claims(path: Path) -> FolderClaims:
-    claims = FolderClaims()
-    if not path.exists():
-        return claims
-    splitter = LineSplitter(str(path))
-    with reporting(path), path.open("rb") as file:
-        while chunk := file.read(BLOCK):
-            batch = splitter.feed(chunk)
-            for index, line in enumerate(batch or ()):
-                _add_event(claims, line, (batch.number if batch else 0) + index)
-    for line in splitter.finish() or ():
-        _add_event(claims, line, 0)
-    return claims
-
-
-def _add_event(claims: FolderClaims, line: bytes, number: int) -> None:
-    event = event_in(line)
-    if event is None:
+def _mention_findings(mention: ArtifactMention, folder: RunFolder) -> Iterator[Finding]:
+    if mention.file is None:
         return
-    summary = _get(event, "agent_action", "action_summary")
-    claims.is_finished |= event_name(event.get("event_type"), summary) == "run_finished"
-    run_id = _get(event, "session", "run_id")
-    if isinstance(run_id, str):
-        claims.run_ids.setdefault(run_id, number)
-    for item in _list(event, "request", "constraints"):
-        if isinstance(item, dict) and isinstance(item.get("id"), str):
-            claims.constraints.add(item["id"])
-    event_id = event.get("event_id")
-    for index, item in enumerate(_list(event, "agent_action", "artifacts")):
-        if isinstance(item, dict):
-            path = f"$.agent_action.artifacts[{index}]"
-            name = event_id if isinstance(event_id, str) else ""
-            claims.mentions.append(ArtifactMention(item, number, path, name))
-            claims.is_lossy |= _is_lossy(item)
-
-
-def _is_lossy(artifact: dict[str, Any]) -> bool:
-    return lost_bytes_of(_get(artifact, "metadata", "lost_bytes")) > 0
-
-
-def _mention_findings(mention: ArtifactMention, digests: Digests, root: Path) -> Iterator[Finding]:
-    artifact = mention.artifact
-    ref, digest = artifact.get("content_ref"), artifact.get("hash")
-    if not isinstance(ref, str) or not isinstance(digest, str) or _is_lossy(artifact):
-        return
+    ref, digest = mention.file
 
     def finding(rule: str, message: str, name: str) -> Finding:
-        """Make a finding about what the event says of the file."""
-        where = root / EVENTS_FILE
+        where = folder.root / EVENTS_FILE
         at = f"{mention.path}.{name}"
         return _finding(rule, message, where, mention.line, at, mention.event_id)
 
     try:
-        known = digests.of(ref, "artifact")
+        known = folder.digests.of(ref, "artifact")
     except UnusableFileError as fault:
         yield finding(fault.rule, str(fault), "content_ref")
         return
@@ -215,9 +343,7 @@ def _mention_findings(mention: ArtifactMention, digests: Digests, root: Path) ->
         yield finding("artifact.digest", f"{ref} is not what was hashed: {known[1]}", "hash")
 
 
-def _metadata_findings(
-    metadata: RunMetadata, claims: FolderClaims, root: Path
-) -> Iterator[Finding]:
+def _metadata_findings(metadata: RunMetadata, claims: EventClaims, root: Path) -> Iterator[Finding]:
     for run_id, line in claims.run_ids.items():
         if run_id != metadata.run_id:
             message = f"{run_id!r}, but {METADATA_FILE} is of {metadata.run_id!r}"
@@ -231,15 +357,17 @@ def _metadata_findings(
 
 
 def manifest_findings(
-    root: Path, digests: Digests, *, run_id: str = "", names: Collection[str] | None = None
+    folder: RunFolder, *, run_id: str = "", names: Collection[str] | None = None
 ) -> Iterator[Finding]:
     """Yield what is not as the manifest of the run lists it: in the whole folder, or only among
     the files with these names. `run_id`: the run that the manifest must name."""
+    root, digests = folder.root, folder.digests
     where = root / MANIFEST_FILE
     try:
-        manifest = _read_manifest(root, digests)
+        digests.of(MANIFEST_FILE, "manifest")
+        manifest = folder.document(MANIFEST_FILE, Manifest)
     except (UnusableFileError, InputError) as error:
-        yield _finding("manifest.document", str(error).removeprefix(f"{where}: "), where)
+        yield _finding("manifest.document", _without(where, error), where)
         return
     if run_id and manifest.run_id != run_id:
         message = f"{manifest.run_id!r}, but {METADATA_FILE} is of {run_id!r}"
@@ -275,54 +403,35 @@ def manifest_findings(
             yield _finding("manifest.unlisted", f"{name} is not listed", where, path="$.files")
 
 
-def _read_manifest(root: Path, digests: Digests) -> Manifest:
-    """Raise UnusableFileError or InputError."""
-    where = root / MANIFEST_FILE
-    digests.of(MANIFEST_FILE, "manifest")
-    return convert(read_document(where), Manifest, where)
-
-
-def _record_findings(path: Path, boundaries: Boundaries) -> Iterator[Finding]:
+def _record_findings(folder: RunFolder, name: str, boundaries: Boundaries) -> Iterator[Finding]:
     """What `validate` finds in a file of records, the forms that other recorders have for their
     logs and changes aside."""
-    if not path.is_file() or path.is_symlink():
+    if not (folder.root / name).is_file() or (folder.root / name).is_symlink():
         return
-    stage = Validate(boundaries, is_last=path.name == BOUNDARY_FILE)
-    splitter = LineSplitter(_utf8(str(path)))
-    with path.open("rb") as file:
-        while chunk := file.read(BLOCK):
-            yield from _record_faults(stage, splitter.feed(chunk))
-    yield from _record_faults(stage, splitter.finish())
-
-
-def _record_faults(stage: Validate, lines: Lines | None) -> Iterator[Finding]:
-    for part in lines.parts() if lines else ():
-        for made in stage.feed(Batch(LINES, part)):
+    stage = Validate(boundaries, is_last=name == BOUNDARY_FILE)
+    for lines in folder.lines(name):
+        for made in stage.feed(Batch(LINES, lines)):
             if made.kind == FINDINGS:
                 yield from (replace(item, rule="folder.record") for item in made.items)
 
 
-def _diff_findings(
-    metadata: RunMetadata | None, claims: FolderClaims, digests: Digests, root: Path
-) -> Iterator[Finding]:
+def _diff_findings(metadata: RunMetadata | None, folder: RunFolder) -> Iterator[Finding]:
     """The diff that the events reference; without one there is nothing to say here."""
-    artifacts = [mention.artifact for mention in claims.mentions]
-    diffs = [artifact for artifact in artifacts if artifact.get("type") == "diff"]
-    refs = (diff.get("content_ref") for diff in diffs)
+    diffs = [one for one in folder.claims.mentions if one.artifact.get("type") == "diff"]
+    refs = (diff.artifact.get("content_ref") for diff in diffs)
     ref = next((ref for ref in refs if isinstance(ref, str)), DIFF_FILE)
-    is_lost = any(map(_is_lossy, diffs))
     try:
-        digests.of(ref, "artifact")
+        folder.digests.of(ref, "artifact")
     except UnusableFileError:
         return
-    diff = root / ref
-    if is_lost:
+    diff = folder.root / ref
+    if any(one.is_lossy for one in diffs):
         return
     try:
         if reason := parses(diff):
             yield _finding("diff.parses", reason, diff)
             return
-        workspace = _workspace(metadata, root)
+        workspace = _workspace(metadata, folder.root)
         if workspace is not None and (reason := applies(diff, workspace)):
             message = f"{reason}; perhaps {WORKSPACE} was changed since the run"
             yield _finding("diff.applies", message, diff)
@@ -339,33 +448,76 @@ def _workspace(metadata: RunMetadata | None, root: Path) -> Path | None:
     return path if is_inside and path.is_dir() else None
 
 
-def _read_metadata(root: Path) -> RunMetadata:
-    """Raise UnusableFileError."""
-    where = root / METADATA_FILE
+def evidence_findings(folder: RunFolder) -> Iterator[Finding]:
+    """Check each evidence file of a run folder by itself, for `stream check`.
+
+    The run's manifest shows which file is missing or no file; what a companion says follows from
+    the layers, which `verify` compares.
+    """
+    for name in EVIDENCE_FILES:
+        where = folder.root / name
+        if name not in CONTRACTS or name == COMPANION_FILE or not where.is_file():
+            continue
+        faults = _layer_faults if CONTRACTS[name] in LINE_CONTRACTS else _artifact_faults
+        try:
+            for number, fault in faults(folder, name):
+                yield _finding("folder.evidence", fault.reason, where, number, fault.path or "")
+        except InputError:
+            continue
+        except OSError as error:
+            yield _finding("folder.evidence", os_reason(error), where)
+
+
+def _fault_of(line: bytes, contract: str) -> Fault | None:
     try:
-        mode = where.lstat().st_mode
-        if not stat.S_ISREG(mode):
-            raise UnusableFileError("folder.metadata", f"{describe_kind(mode)}, not a regular file")
-        value = read_document(where)
-        if isinstance(value, dict) and "schema" not in value:
-            message = f"names no contract: only a {RUN} can be held against the events"
-            raise UnusableFileError("folder.contract", message)
-        return convert(value, RunMetadata, where)
-    except OSError as error:
-        raise UnusableFileError("folder.metadata", os_reason(error)) from None
-    except InputError as error:
-        raise UnusableFileError("folder.metadata", str(error).removeprefix(f"{where}: ")) from None
+        if contract_of(line) != contract:
+            return Fault(f"it is no {contract}", "$.schema")
+    except DECODE_ERRORS as error:
+        return explain(error)
+    return fault_of(contract, line)
 
 
-def _get(value: Any, *path: str) -> Any:
+def _artifact_faults(folder: RunFolder, name: str) -> Iterator[tuple[int, Fault]]:
+    most, data = Limits().document, bytearray()
+    for block in folder.blocks(name):
+        data += block
+        if len(data) > most:
+            yield 0, Fault(f"it was not looked at: it has more than {most} bytes")
+            return
+    if fault := _fault_of(bytes(data), CONTRACTS[name]):
+        yield 0, fault
+
+
+def _layer_faults(folder: RunFolder, name: str) -> Iterator[tuple[int, Fault]]:
+    """A last line that has no end is none: the chain shows what is missing."""
+    from stream.verify.layers import are_good_events
+
+    for lines in folder.lines(name):
+        if name == KERNEL_FILE and are_good_events(lines):
+            continue
+        for number, line in enumerate(lines, lines.number):
+            if isinstance(line, OverlongLine):
+                yield number, Fault("it was not looked at: the line is too long")
+            elif not isinstance(line, TornLine) and (fault := _fault_of(line, CONTRACTS[name])):
+                yield number, fault
+
+
+def within(value: Any, *path: str) -> Any:
+    """Return what lies in objects within objects; None where it is not there."""
     for step in path:
         value = value.get(step) if isinstance(value, dict) else None
     return value
 
 
-def _list(value: Any, *path: str) -> list[Any]:
-    found = _get(value, *path)
+def items_within(value: Any, *path: str) -> list[Any]:
+    """Return the list that lies there; an empty one where there is none."""
+    found = within(value, *path)
     return found if isinstance(found, list) else []
+
+
+def _without(where: Path, error: Exception) -> str:
+    """Return a message without the place that it begins with."""
+    return str(error).removeprefix(f"{where}: ")
 
 
 def _utf8(text: str) -> str:

@@ -20,13 +20,13 @@ from stream.archive.manifest import (
     missing_from,
     names_of,
 )
-from stream.archive.reader import EntryEnd, EntryStart, Limits, NoArchive, Part, ahead, parts_of
-from stream.archive.tar import READ, BrokenArchive, Look, unwatched
+from stream.archive.reader import EntryStart, Limits, NoArchive, Part, ahead, parts_of
+from stream.archive.tar import BrokenArchive, Look, unwatched
 from stream.boundary.descriptors import find_boundaries
 from stream.contracts import DOCUMENTS
 from stream.errors import InputError, os_reason
 from stream.evidence.health import ABSENT_NOTE
-from stream.files.inside import describe_kind, open_beneath
+from stream.files.inside import describe_kind
 from stream.pipeline import Batch, Out, Pipeline, Sink
 from stream.records.artifacts import (
     CHAIN_FILE,
@@ -73,7 +73,7 @@ from stream.verify.run_documents import (
     command_faults,
     disagreements,
 )
-from stream.verify.run_folder import check_folder
+from stream.verify.run_folder import RunFolder
 
 
 def verify(
@@ -93,9 +93,10 @@ def verify(
         report = VerifyReport(place, limits or Limits(), is_folder)
         with closing(VerifySession(report, boundary)) as session:
             if is_folder:
-                check_folder(target)
+                folder = RunFolder(target)
+                folder.check()
                 report.names = _folder_names(target, report)
-                parts = folder_parts(target, reading_order(report.names))
+                parts = folder.parts(reading_order(report.names))
                 session.check(_watched(ahead(parts), look), missing_from(report.names))
             else:
                 with target.open("rb", buffering=0) as file:
@@ -269,7 +270,7 @@ class VerifySession:
     @property
     def _is_cut_off(self) -> bool:
         """Return whether this is a run whose recorder did not come to its end."""
-        return self._report.is_folder and not (self._events and self._events.is_finished)
+        return self._report.is_folder and not (self._events and self._events.claims.is_finished)
 
     @property
     def _has_own_evidence(self) -> bool:
@@ -296,7 +297,7 @@ class VerifySession:
         if self._is_cut_off:
             missing = [name for name in missing if name in (METADATA_FILE, EVENTS_FILE)]
             if self._events:
-                last = self._events.last
+                last = self._events.claims.last
                 found.append(f"its last event is {last}" if last else "it has no event")
         if missing:
             found.append(f"there is no {', no '.join(missing)}")
@@ -352,19 +353,19 @@ class VerifySession:
             kernel_events=self._count(KERNEL_FILE),
             has_evidence=self._has_own_evidence,
             runner=self.replay.runner,
-            events=events.named,
+            events=events.claims.named,
             counted=counted,
         )
         yield from disagreements(run)
         if self.replay.is_whole:
             lines = range(counted.get(COMMANDS_FILE, 0))
-            yield from command_faults(events.named, self.replay.verified_commands, {*lines})
+            yield from command_faults(events.claims.named, self.replay.verified_commands, {*lines})
 
     def _check_agent(self, events: EventsChecker) -> None:
         metadata = self.documents.get(METADATA_FILE)
         if not isinstance(metadata, RunMetadata) or metadata.profile != "poc":
             return
-        for agent, line in events.agents.items():
+        for agent, line in events.claims.agents.items():
             if agent != CLAUDE_CODE:
                 message = f"expected {CLAUDE_CODE!r}, got {agent!r}: the run's profile is poc"
                 self._report.find("contract.agent", message, EVENTS_FILE, line)
@@ -372,13 +373,19 @@ class VerifySession:
     def _check_mentions(self, events: EventsChecker) -> None:
         """Check the files that events name. An archive that was made from a stream has records,
         and no other files."""
+        files = ((one, one.file) for one in events.claims.mentions)
+        held = [
+            (one, (file[0], file[1].removeprefix("sha256:")))
+            for one, file in files
+            if file and file[1].startswith("sha256:")
+        ]
         if not any(name.startswith(f"{ARTIFACTS}/") for name in self._report.tallies):
-            if events.mentions:
-                message = f"of {len(events.mentions)} files that the events name, none is here"
+            if held:
+                message = f"of {len(held)} files that the events name, none is here"
                 self._report.find("contract.artifacts", message, EVENTS_FILE)
             return
-        for mention in events.mentions:
-            if reason := self._differs(mention.file, mention.sha256):
+        for mention, (name, sha256) in held:
+            if reason := self._differs(name, sha256):
                 line, path = mention.line, mention.path
                 self._report.find("contract.listed", reason, EVENTS_FILE, line, path)
 
@@ -409,21 +416,6 @@ class VerifySession:
         if size is not None and tally.bytes != size:
             return f"{name} has {tally.bytes} bytes, not {size}"
         return "" if tally.sha256 == sha256 else f"{name} is not what was hashed"
-
-
-def folder_parts(root: Path, names: list[str]) -> Iterator[Part]:
-    """Read the files of a run folder as the entries of an archive."""
-    for name in names:
-        try:
-            with open_beneath(root, name) as file:
-                yield EntryStart(name, os.fstat(file.fileno()).st_size, [])
-                while block := file.read(READ):
-                    yield block
-                yield EntryEnd()
-        except InputError as error:
-            yield Fault(str(error), rule="security.type")
-        except OSError as error:
-            yield Fault(f"{name}: {os_reason(error)}", rule="integrity.missing")
 
 
 def reading_order(names: set[str]) -> list[str]:

@@ -6,13 +6,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from stream.errors import InputError, OutputError, os_reason
@@ -20,11 +19,9 @@ from stream.files.inside import FILE, FOLDER, kind_of_entry, opened_folder
 from stream.files.trees import end_file, entries, filled, pieces_of, write_piece
 from stream.records.run import (
     CHANGES_FILE,
-    METADATA_FILE,
     FileState,
     FsChange,
     RunMetadata,
-    decode_change,
     exact_name,
 )
 from stream.workspace.patch import means_git
@@ -53,12 +50,13 @@ class ApplyPlan(Struct):
     conflicts: list[Conflict]
 
 
-def plan_changes(run: Path, digests: Mapping[str, str], to: Path | None = None) -> ApplyPlan | None:
+def plan_changes(
+    run: Path, metadata: RunMetadata, changes: Iterable[FsChange], to: Path | None = None
+) -> ApplyPlan | None:
     """Compare the changes of a run with the folder that they are for, and change nothing.
 
-    `digests` are those of the run's files, as its events list them. Return None if the agent worked
-    in the folder itself. Raise InputError for a run whose changes cannot be applied."""
-    metadata = _read_metadata(run, digests)
+    Return None if the agent worked in the folder itself. Raise InputError for a run whose changes
+    cannot be applied."""
     if metadata.workspace_mode == "here":
         return None
     target = to or (Path(metadata.source) if metadata.source else None)
@@ -70,10 +68,14 @@ def plan_changes(run: Path, digests: Mapping[str, str], to: Path | None = None) 
             f"{run}: was captured {metadata.capture_mode}, so that what it recorded cannot be"
             f" compared; what the agent left is in {workspace}"
         )
-    changes = _read_changes(run, digests)
+    listed = []
+    for number, change in enumerate(changes, 1):
+        if _leads_out(path_of(change)):
+            raise InputError(f"{run / CHANGES_FILE}:{number}: `$.path`: leads out of the workspace")
+        listed.append(change)
     plan = ApplyPlan(workspace, target, [], 0, 0, [])
     with _opened(plan) as (ours, theirs):
-        _compare(changes, ours, theirs, plan)
+        _compare(listed, ours, theirs, plan)
     return plan
 
 
@@ -103,56 +105,11 @@ def path_of(change: FsChange) -> bytes:
     return exact_name(change.path, change.path_base64)
 
 
-# ---------------------------------------------------------------- reading
-
-
-def _read_metadata(run: Path, digests: Mapping[str, str]) -> RunMetadata:
-    """Raise InputError where it is not what the run recorded."""
-    path = run / METADATA_FILE
-    try:
-        data = path.read_bytes()
-        _check_digest(run, METADATA_FILE, f"sha256:{sha256(data).hexdigest()}", digests)
-        return msgspec.json.decode(data, type=RunMetadata)
-    except OSError as error:
-        raise InputError(f"{error.filename}: {os_reason(error)}") from None
-    except msgspec.MsgspecError as error:
-        raise InputError(f"{path}: {error}") from None
-
-
-def _read_changes(run: Path, digests: Mapping[str, str]) -> list[FsChange]:
-    """Raise InputError where they are not what the run recorded."""
-    path = run / CHANGES_FILE
-    changes = []
-    hashed = sha256()
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                hashed.update(line)
-                try:
-                    change = decode_change(line)
-                    _check_path(path_of(change))
-                except (msgspec.MsgspecError, ValueError) as error:
-                    raise InputError(f"{path}:{number}: {error}") from None
-                changes.append(change)
-    except OSError as error:
-        raise InputError(f"{path}: {os_reason(error)}") from None
-    _check_digest(run, CHANGES_FILE, f"sha256:{hashed.hexdigest()}", digests)
-    return changes
-
-
-def _check_path(path: bytes) -> None:
-    if b"\0" in path or {b"", b".", b".."} & set(path.split(b"/")):
-        raise ValueError("`$.path`: leads out of the workspace")
-
-
-def _check_digest(run: Path, name: str, found: str, digests: Mapping[str, str]) -> None:
-    """Hold a file to its digest: a program that could write to the record must not choose what is
-    taken over, and where to."""
-    if digests.get(name, found) != found:
-        raise InputError(f"{run / name}: is not what the run recorded: stream check {run}")
-
-
 # ---------------------------------------------------------------- comparing
+
+
+def _leads_out(path: bytes) -> bool:
+    return b"\0" in path or not {b"", b".", b".."}.isdisjoint(path.split(b"/"))
 
 
 def _compare(changes: Sequence[FsChange], ours: int, theirs: int, plan: ApplyPlan) -> None:
@@ -234,8 +191,6 @@ def _is_entry(parent: int, name: bytes, state: FileState | None) -> bool:
 
 
 def _digest(fd: int, copy: int | None) -> str:
-    from hashlib import sha256
-
     hashed = sha256()
     for piece in pieces_of(fd, os.fstat(fd)):
         if copy is not None:

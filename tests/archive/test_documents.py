@@ -20,8 +20,8 @@ from stream.codec import DECODE_ERRORS, explain
 from stream.contracts import ARTIFACTS, LINES
 from stream.records.artifacts import ARCHIVE_MANIFEST, CONTRACTS, V0_FILES
 from stream.records.control import Finding
-from stream.verify.layers import evidence_findings
 from stream.verify.report import VerifyReport
+from stream.verify.run_folder import RunFolder, evidence_findings
 from stream.verify.session import VerifySession, verify
 from tests.archive.samples import ARCHIVES, items_of, packed, run_folder, tar_in, tar_of
 from tests.cli.command import Place
@@ -104,7 +104,7 @@ def test_check(folder: Path) -> None:
             continue
         good = (folder / case.file).read_bytes()
         (folder / case.file).write_bytes(case.data)
-        told = [*evidence_findings(folder)]
+        told = [*evidence_findings(RunFolder(folder))]
         (folder / case.file).write_bytes(good)
         assert len(told) == bool(case.breaks), (case, told)
         for one in told:

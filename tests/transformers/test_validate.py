@@ -21,7 +21,7 @@ from stream.records.boundary import encode_raw
 from stream.records.control import Control, Finding, Gap, Reject
 from stream.sinks.ndjson import Ndjson
 from stream.transformers.validate import Validate
-from stream.verify.streams import is_document, run_validate
+from stream.verify.check import is_document, run_validate
 from tests.collecting import Collected
 from tests.core.laws import check_batch_independence
 from tests.transformers.cells import OWN, PLAIN

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from stream.records.run import ARTIFACTS, CHANGES_FILE, DIFF_FILE, METADATA_FILE, RunMetadata
-from stream.verify.run_folder import recorded_digests
+from stream.verify.run_folder import RunFolder
 from stream.workspace.apply import ApplyPlan, plan_changes
 from stream.workspace.changes import find_changes
 from stream.workspace.listing import write_changes
@@ -18,7 +18,8 @@ from tests.workspace.trees import Tree, write_tree
 
 
 def plan_of(run: Path) -> ApplyPlan | None:
-    return plan_changes(run, recorded_digests(run))
+    folder = RunFolder(run)
+    return plan_changes(run, folder.recorded_metadata(), folder.recorded_changes())
 
 
 def make_run(run: Path, source: Path, after: Tree, /, **more: Any) -> Path:

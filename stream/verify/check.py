@@ -56,13 +56,9 @@ class FolderSource(Struct):
 
     def _examine(self) -> list[Finding]:
         """Examine a run that was finished: of one that was cut off, its events say so."""
-        from stream.verify.layers import evidence_findings
-        from stream.verify.run_folder import examine, is_finished
+        from stream.verify.run_folder import RunFolder, examine
 
-        if not is_finished(self.root):
-            return []
-        boundaries = self.contracts().boundaries
-        return [*examine(self.root, boundaries), *evidence_findings(self.root)]
+        return [*examine(RunFolder(self.root), self.contracts().boundaries)]
 
 
 async def run_check(
@@ -88,10 +84,11 @@ async def run_check(
     sources: list[Source] = []
     folder = FolderSource(target, contracts)
     if name != STDIN and _is_folder(folder.root):
-        from stream.verify.run_folder import check_folder, profile_of
+        from stream.verify.run_folder import RunFolder
 
-        check_folder(folder.root)
-        profile = profile or profile_of(folder.root)
+        run = RunFolder(folder.root)
+        run.check()
+        profile = profile or run.profile
         name = str(folder.root / EVENTS_FILE)
         sources = [folder]
     if not sources or Path(name).exists():
