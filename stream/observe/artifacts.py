@@ -21,6 +21,7 @@ from stream.archive.manifest import names_of
 from stream.codec import convert, read_document
 from stream.errors import InputError, number, os_reason
 from stream.evidence.derive import derive
+from stream.evidence.markers import STDOUT, ToldBlock
 from stream.files.append import NOT_OURS, RecordedFile, create
 from stream.observe.layers import CaptureResult, CommandResult, last_layers
 from stream.records.artifacts import (
@@ -32,6 +33,8 @@ from stream.records.artifacts import (
     CorrelationReport,
     ObservationHealth,
 )
+from stream.pipeline import Batch
+from stream.records.control import TOLD
 from stream.records.kernel import RawCapture, taint
 from stream.records.run import LAYERS as LAYERS_FOLDER
 from stream.records.run import (
@@ -78,9 +81,8 @@ def record_artifacts(
     stand before it there. A gigabyte takes 0.04 s to read again, from memory, of the 10 s that it
     takes to derive and to pack: to keep it compressed meanwhile would cost more.
     """
-    collector.finish()
     layers = last_layers(collector, result, command, files)
-    troubles = [one.sentence for one in collector.unused]
+    troubles = [one.sentence for one in collector.dropped]
     if result.times is not None:
         result.times.close()
     for name, records in layers.items():
@@ -180,7 +182,7 @@ def files_without_feed(folder: Path) -> dict[str, bytes]:
     if metadata.capture_mode != "hashed":
         with (folder / STDOUT_FILE).open("rb") as file:
             while block := file.read(_BLOCK):
-                collector.feed_stdout(block, 0)
+                collector.feed(Batch(TOLD, [ToldBlock(STDOUT, block)]))
     collector.finish()
     capture = RawCapture(feed="absent", reason=NOT_ASKED)
     result = CaptureResult(capture=capture, filtered={}, aside={}, written={})

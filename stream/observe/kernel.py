@@ -7,8 +7,7 @@ feed could not see is said in observation-health.json, and nothing of it ever lo
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,20 @@ from msgspec import Struct
 from stream.archive.chain import LayerFiles
 from stream.errors import FeedError, RequiredError, number, os_reason
 from stream.evidence.claude_formats import Sdk
-from stream.evidence.markers import COMMANDS, DroppedInput
+from stream.evidence.markers import COMMANDS, POLICY, DroppedInput
 from stream.files.append import RecordedFile, Reserve
 from stream.observe.artifacts import record_artifacts
 from stream.observe.layers import CaptureResult, CommandResult
 from stream.observe.settings import RunSettings
-from stream.pipeline import Batch, Counts, Deferred, Out, Sink, Source, Transformer, Write
+from stream.pipeline import Batch, Counts, Deferred, Out, Sink, Source, Transformer
 from stream.process.cgroup import Cgroup
 from stream.process.guard import Guard
 from stream.process.messages import Start
 from stream.records.artifacts import DETAIL_FILE, KERNEL_FILE
-from stream.records.control import DETAILS, GAPS, KERNEL, TIMES, Gap
+from stream.records.control import Gap
 from stream.records.kernel import RawCapture, path_text, taint
 from stream.records.run import RunSummary
-from stream.sinks.run_folder import RawCopy
+from stream.sinks.run_folder import EventTimeIndex, LayerSink, RawCopy
 from stream.sources.agent import CommandEnding
 from stream.sources.kernel import Choice, Feed, open_feed
 from stream.sources.kernel.decode import WatchedFile
@@ -42,7 +41,7 @@ from stream.sources.tool_calls import Channels, DecisionLog
 from stream.sources.wrappers import CommandLog, ObservedCommands, WrapperOutput
 from stream.transformers.normalize import NO_EVENTS, Normalize
 from stream.transformers.redact import CopyRaw, Redact
-from stream.transformers.tool_events import EventTimeIndex, ToolCallCollector
+from stream.transformers.tool_events import ToolCallCollector
 
 NOTHING = "the command ran, and the feed saw nothing of it"
 UNFINISHED = "the feed ended before its books were closed"
@@ -76,15 +75,7 @@ class KernelRecorder:
         self._files = LayerFiles(settings.folder)
         self._collector = ToolCallCollector(settings.run_id, settings.capture_policy, options.sdk)
         self._home = settings.wrappers_folder  # which the guard removes
-        self._channels = Channels(
-            self._home,
-            options.sdk,
-            {
-                "log": self._collector.feed_log,
-                "hooks": self._collector.feed_hooks,
-                "otel": self._collector.feed_otel,
-            },
-        )
+        self._channels = Channels(self._home, options.sdk)
         self._decisions = DecisionLog(options.policy_log) if options.policy_log else None
         self._normalize = Normalize(settings.run_id, keeps_writes=True)
         self._times = EventTimeIndex(settings.folder)
@@ -129,31 +120,32 @@ class KernelRecorder:
         self._is_prepared.set()
         return order
 
-    def on_stdout(self, block: bytes, arrived: int) -> None:
-        """Take a piece of the agent's stdout, which came at a time. Called from a thread."""
-        self._collector.feed_stdout(block, arrived)
-
     def sources(self) -> list[Source]:
         """The feed, where there is one, and the channels that tell of tool calls."""
         return [
             _Contained(Deferred(self._is_prepared, lambda: self._channels), self._lose_channels),
+            _Contained(Deferred(self._is_prepared, lambda: self._decisions), self._lose_decisions),
             _Contained(
                 Deferred(self._is_prepared, lambda: self._feed), self._lose_feed, self._close_feed
             ),
         ]
 
     def transformers(self) -> list[Transformer]:
-        """What is made of raw telemetry: redacted, copied where that was asked for, normalized."""
+        """What is made of what is told; and of raw telemetry: redacted, copied where that was asked
+        for, normalized."""
         made: list[Transformer] = []
         if self._settings.capture_policy.redactor is not None:
             made.append(Redact(self._settings.capture_policy))
         if self._options.raw is not None:
             made.append(CopyRaw())
-        return [_Guarded(one, self._lose_feed) for one in (*made, self._normalize)]
+        return [
+            _Guarded(self._collector, self._lose_channels),
+            *(_Guarded(one, self._lose_feed) for one in (*made, self._normalize)),
+        ]
 
     def sinks(self) -> list[Sink]:
         """The sink of the layers, and that of the raw copy where one was asked for."""
-        sinks: list[Sink] = [_LayerSink(self._files, self._times)]
+        sinks: list[Sink] = [LayerSink(self._files, self._times)]
         if self._options.raw is not None:
             sinks.append(RawCopy(self._options.raw, self._troubles))
         return sinks
@@ -163,11 +155,15 @@ class KernelRecorder:
         if self._feed is not None:
             self._feed.end()
         self._channels.end()
+        if self._decisions is not None:
+            self._decisions.end()
 
     def close(self) -> None:
         """Let go of the feed and the channels, however the run ended."""
         self._close_feed()
         self._channels.close()
+        if self._decisions is not None:
+            self._decisions.close()
 
     def _close_feed(self) -> None:
         if self._feed is not None and not self._is_closed:
@@ -200,13 +196,15 @@ class KernelRecorder:
     def _lose_channels(self, why: str) -> None:
         self._record_drop("sdk", f"the SDK layer: {why}")
 
+    def _lose_decisions(self, why: str) -> None:
+        self._record_drop(POLICY, f"--policy {self._options.policy_log}: {why}")
+
     def _write_evidence(self, ending: CommandEnding, summary: RunSummary) -> None:
         self._reserve.release()
         if self._feed is not None and self._normalize.capture is None:
             gap = Gap(source=self._feed.name, lost=0, reason=UNFINISHED)
             self._files.append(DETAIL_FILE, _encode(gap) + b"\n", 1)
-        self._read_channels()
-        self._read_policy()
+        self._warn_of_silence()
         left_out = self._normalize.dropped
         policy_log = self._options.policy_log
         result = CaptureResult(
@@ -239,29 +237,12 @@ class KernelRecorder:
         real = os.fsencode(os.path.realpath(path))
         return str(self._settings.capture_policy.value(path_text(real)))
 
-    def _read_channels(self) -> None:
-        try:
-            for unused in self._channels.finish():
-                self._collector.record_drop(unused)
-        except OSError as error:
-            self._record_drop("sdk", f"the SDK layer: {os_reason(error)}")
-        finally:
-            self._channels.close()
+    def _warn_of_silence(self) -> None:
         asked = self._options.sdk
         if asked != "stream-json" and not self._collector.received.get(asked):
             hint = ': was claude started with --settings "$STREAM_HOOK_SETTINGS"?'
             self._warn(f"--sdk {asked}: nothing was told{hint if asked == 'hooks' else ''}")
-
-    def _read_policy(self) -> None:
-        log = self._decisions
-        if log is None:
-            return
-        for block in log.read():
-            self._collector.feed_policy(block)
-        log.close()
-        for unused in log.unused:
-            self._collector.record_drop(unused)
-        for sentence in log.warnings:
+        for sentence in self._decisions.warnings if self._decisions is not None else ():
             self._warn(sentence)
 
     def _record_drop(self, channel: str, sentence: str) -> None:
@@ -354,28 +335,3 @@ class _Guarded:
         if counts.received != self.counts.received or not counts.balanced:
             self._on_failure(f"{self.name}: given {self.counts.received}, accounts for {counts}")
         return rest
-
-
-class _LayerSink(Struct):
-    """Write the records of the kernel layer, each batch with one write."""
-
-    kinds = (KERNEL, DETAILS, GAPS, TIMES)
-
-    files: LayerFiles
-    times: EventTimeIndex
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[Write]:
-        """Give a writer that appends lines to the layers."""
-
-        async def write(batch: Batch[Any]) -> None:
-            """Append the lines of a batch to their layer."""
-            # Written here and now, with the feed's own urgency: a thread would have to wait for a
-            # processor while the ring fills up. 430,000 events a second, 360,000 with a thread.
-            if batch.kind == TIMES:
-                self.times.add(batch.items)
-                return
-            name = KERNEL_FILE if batch.kind == KERNEL else DETAIL_FILE
-            self.files.append(name, _encode_lines(batch.items), len(batch.items))
-
-        yield write

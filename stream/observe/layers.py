@@ -21,6 +21,7 @@ from stream.evidence.markers import (
     COMMANDS,
     HOOKS,
     POLICY,
+    STDOUT,
     TOOL_EVENTS,
     UNSEEN,
     ChannelWrites,
@@ -53,14 +54,14 @@ from stream.records.kernel import (
 )
 from stream.sources.agent import CommandEnding
 from stream.sources.wrappers import WrapperOutput
-from stream.transformers.tool_events import EventTimeIndex, ToolCallCollector
+from stream.sinks.run_folder import EventTimeIndex
+from stream.transformers.tool_events import ToolCallCollector
 
 _encode = msgspec.json.Encoder().encode
 _decode_event = msgspec.json.Decoder(KernelEvent).decode
 _decode_detail = msgspec.json.Decoder(KernelDetail).decode
 #: By these a file comes to another name, or another file to its name, or what was in it goes.
 _MOVES = {LINK, RENAME, SYMLINK, UNLINK, TRUNCATE}
-STDOUT = "stdout"
 
 
 class CaptureResult(Struct, kw_only=True):
@@ -180,26 +181,27 @@ def _markers(
         channel: ChannelWrites(writes, received.get(channel, 0))
         for channel, writes in result.written.items()
     }
+    known = [*collector.dropped]
     for channel, one in written.items():
         if channel == POLICY or (channel == STDOUT and channel not in received):
             continue  # the log is read by itself; another channel was asked for
         size = one.writes.size - one.received if one.writes.sizes else 0
-        if size > 0:
+        if size > 0 and not any((lost.channel, lost.why) == (channel, "unread") for lost in known):
             sentence = f"the {channel}: {size} bytes that were written there did not arrive"
             collector.record_drop(DroppedInput(channel, "unread", size, sentence))
     _drop_unseen_hook_writes(collector, result, written)
-    unused = conflicting_repeats(collector.moments, collector.again, written)
+    unused = conflicting_repeats(collector.boundaries, collector.repeats, written)
     counts = Counter({f"{channel}:told_again": count for channel, count in unused.items()})
     if collector.unknown_form and not any(e.event_type in TOOL_EVENTS for e in collector.sdk):
         counts[f"{STDOUT}:unknown_form"] = sum(collector.unknown_form.values())
-    for lost in collector.unused:
+    for lost in collector.dropped:
         counts[f"{lost.channel}:{lost.why}"] += lost.count
     decided: Iterable[tuple[int, int]] = ()
     if files is not None and result.policy_log is not None:
         decided = _policy_log_writers(result.policy_log, files)
     return build_markers(
         collector.run_id,
-        collector.moments,
+        collector.boundaries,
         written=written,
         times=(lambda ts: 0) if result.times is None else result.times.until(),
         total=0 if files is None else files.lines(KERNEL_FILE),

@@ -219,7 +219,7 @@ class RunPhases:
             outputs=self._outputs,
             relays=self._relays,
             log=self._log,
-            on_stdout=None if self._kernel is None else self._kernel.on_stdout,
+            tells_calls=self._kernel is not None,
             on_end=() if self._kernel is None else (self._kernel.end,),
         )
         summary = f"verbose={'yes' if settings.is_verbose else 'no'} cwd={settings.workspace}"

@@ -115,6 +115,7 @@ Control = Finding | Reject | Gap
 LINES, EVENTS, BOUNDARY = "lines", "events", "boundary"
 EMISSIONS, TELEMETRY, RAW = "emissions", "telemetry", "raw"
 KERNEL, DETAILS, TIMES = "kernel", "details", "times"
+TOLD = "told"
 FINDINGS, REJECTS, GAPS, CAPTURES = "findings", "rejects", "gaps", "captures"
 _KINDS: dict[type, str] = {Finding: FINDINGS, Reject: REJECTS, Gap: GAPS}
 

@@ -1,9 +1,11 @@
-"""An agent's output, to a file and on to whoever reads ours, as it comes and byte for byte.
+"""The agent's command as a source, from its start until nothing of its tree is left.
 
-A thread for each pipe reads, writes, digests and hands on, without a switch to another one.
-Only a reader that may keep us waiting has a thread of its own, that can be left behind.
-
-The agent's command, from its start until nothing of its tree is left, with all that it wrote."""
+Its output goes to a file and on to whoever reads ours, as it comes and byte for byte: a thread for
+each pipe reads, writes, digests and hands on, without a switch to another one. It waits for nobody
+else: whatever holds up the pipeline of a run, the agent goes on. Only a reader of our own output
+sets the pace; it has a thread of its own, that can be left behind. What stdout tells of tool calls
+goes into the pipeline as well, as far as that keeps up; what it does not is counted.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from typing import Any
 
 import msgspec
@@ -27,8 +29,9 @@ from anyio import Event, create_task_group, sleep, to_thread, wait_readable
 from msgspec import Struct, field
 
 from stream.errors import OutputError
+from stream.evidence.markers import STDOUT, DroppedInput, ToldBlock
 from stream.files.append import write_all
-from stream.pipeline import Out
+from stream.pipeline import Batch, Out
 from stream.process.cgroup import Cgroup
 from stream.process.guard import Guard, Interrupts
 from stream.process.machine import kernel_now
@@ -48,6 +51,7 @@ from stream.process.messages import (
 from stream.process.table import read_process
 from stream.process.tree import Containment, Reaper
 from stream.process.wrapper_scripts import Wrappers
+from stream.records.control import TOLD
 from stream.records.run import RunSummary, count_processes
 from stream.redaction.policy import OutputFile
 from stream.sources.wrappers import CommandLog
@@ -55,6 +59,7 @@ from stream.sources.wrappers import CommandLog
 BLOCK = 1 << 18
 PIPE = 1 << 20  #: bytes that a pipe may hold, where a user may have that
 AHEAD = 4  #: blocks that are kept before the reader of our output has them
+MOST_WAITING = 64 << 20  #: bytes of stdout that wait to be looked through for tool calls
 _REST = 256  #: reads at most of a pipe that somebody beyond the tree still holds
 _F_SETPIPE_SZ = 1031
 
@@ -131,20 +136,66 @@ class Relay:
                 self._changed.notify_all()
 
 
+class StdoutBlocks:
+    """Blocks of stdout on their way from the thread that reads them into the pipeline."""
+
+    def __init__(self) -> None:
+        self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._lock = Lock()
+        self._waiting: list[ToldBlock] = []
+        self._room = MOST_WAITING
+        self._dropped = 0
+        self._is_over = False
+
+    def put(self, block: bytes) -> None:
+        """Add a block that has just come. Called from a thread, which never waits here."""
+        with self._lock:
+            if self._dropped or len(block) > self._room:
+                self._dropped += len(block)  # and what follows: its place would not be known
+                return
+            self._room -= len(block)
+            self._waiting.append(ToldBlock(STDOUT, block, kernel_now()))
+        with suppress(BlockingIOError):
+            os.write(self._waker, b".")
+
+    def end(self) -> None:
+        """Say that no further block will come."""
+        self._is_over = True
+        with suppress(BlockingIOError):
+            os.write(self._waker, b".")
+
+    async def run(self, out: Out, /) -> None:
+        """Send the blocks until `end`, and say at last what there was no room for."""
+        while not self._is_over or self._waiting:
+            await wait_readable(self._wake)
+            os.read(self._wake, 1 << 16)
+            with self._lock:
+                blocks, self._waiting, self._room = self._waiting, [], MOST_WAITING
+            await out.send(Batch(TOLD, blocks))
+        if self._dropped:
+            sentence = f"stdout: {self._dropped} bytes were not looked through for tool calls"
+            await out.send(Batch(TOLD, [DroppedInput(STDOUT, "unread", self._dropped, sentence)]))
+
+    def close(self) -> None:
+        """Close what is open."""
+        os.close(self._wake)
+        os.close(self._waker)
+
+
 class Tee:
-    """Passes on what the agent writes, and keeps a copy of it."""
+    """Read a pipe of the agent's output in a thread: into a file, to the relay, to the blocks."""
 
     def __init__(
         self,
         pipe: int,
         output: OutputFile,
         relay: Relay | None,
-        hear: Callable[[bytes, int], None] | None = None,
+        blocks: StdoutBlocks | None = None,
     ) -> None:
         self._pipe = pipe
         self._output = output
         self._relay = relay
-        self._hear = hear  # told what came, and when: monotonic ns
+        self._blocks = blocks
         self._wake, self._waker = os.pipe()
         self._has_ended = False
         os.set_blocking(pipe, False)
@@ -181,8 +232,8 @@ class Tee:
             if not block:
                 break
             rest -= is_over
-            if self._hear is not None:
-                self._hear(block, kernel_now())
+            if self._blocks is not None:
+                self._blocks.put(block)
             self._output.write(block)
             if self._relay is not None:
                 self._relay.put(block)
@@ -306,7 +357,7 @@ class AgentCommand:
         outputs: Sequence[OutputFile],
         relays: Sequence[Relay | None],
         log: CommandLog | None,
-        on_stdout: Callable[[bytes, int], None] | None = None,
+        tells_calls: bool = False,
         on_end: Sequence[Callable[[], None]] = (),
     ) -> None:
         self.ending = CommandEnding()
@@ -314,8 +365,9 @@ class AgentCommand:
         self._on_end = on_end  # called when nobody of the tree is left
         self._guard = guard
         self._interrupts = interrupts
+        self._blocks = StdoutBlocks() if tells_calls else None
         self._readers: list[Tee | CommandLog] = [
-            Tee(guard.stdout, outputs[0], relays[0], on_stdout),
+            Tee(guard.stdout, outputs[0], relays[0], self._blocks),
             Tee(guard.stderr, outputs[1], relays[1]),
         ]
         self._log = log
@@ -329,8 +381,15 @@ class AgentCommand:
     async def run(self, out: Out, /) -> None:
         """Run the command until nothing of its tree is left."""
         try:
-            await self._run(self._order)
+            async with create_task_group() as tasks:
+                if self._blocks is not None:
+                    tasks.start_soon(self._blocks.run, out)
+                await self._run(self._order)
+                if self._blocks is not None:
+                    self._blocks.end()
         finally:
+            if self._blocks is not None:
+                self._blocks.close()
             for call in self._on_end:
                 call()
 

@@ -20,7 +20,7 @@ import shutil
 import socket
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from http import HTTPStatus
 from io import FileIO
@@ -29,7 +29,7 @@ from pathlib import Path
 import h11
 from anyio import (
     CancelScope,
-    CapacityLimiter,
+    Event,
     create_task_group,
     current_time,
     move_on_after,
@@ -43,15 +43,17 @@ from msgspec import Struct
 
 from stream.errors import number, os_reason
 from stream.evidence.claude_formats import Sdk
-from stream.evidence.markers import POLICY, DroppedInput
+from stream.evidence.markers import HOOKS, LOG, OTEL, POLICY, DroppedInput, ToldBlock
 from stream.files.append import open_new
-from stream.pipeline import Out
+from stream.pipeline import Batch, Out
 from stream.process.machine import kernel_now
+from stream.records.control import TOLD
 
 MOST = 16  #: connections at a time that have named our place
 MOST_UNKNOWN = 128  #: and of those that have not: they have little time for it; others wait
 MOST_HEAD = 64 << 10  #: bytes of a request's head
 MOST_BODY = 1 << 20  #: bytes of a request's body, packed and unpacked
+MOST_WAITING = 64 << 20  #: bytes of bodies that have not been taken
 LAST = 2.0  #: seconds for what has been sent and not been read when the run is over
 _LINGER = 1.0  #: seconds for whoever is still sending what was refused
 _PATIENCE = 2.0  #: seconds that somebody who has not named our place may take to name it
@@ -59,15 +61,14 @@ _PAUSE = 0.05
 
 
 class Collector:
-    """`hear`: told each body, and when it came: monotonic ns. In a thread, one body at a time."""
+    """Receive what an OpenTelemetry exporter sends: each body becomes one line in `waiting`."""
 
-    def __init__(self, hear: Callable[[bytes, int], None]) -> None:
-        self.received = 0  #: bodies
-        self._hear = hear
+    def __init__(self) -> None:
+        self.waiting: list[ToldBlock] = []
+        self.waiting_bytes = 0
         self._target = b"/%b/v1/logs" % os.urandom(16).hex().encode()
         self._socket: socket.socket | None = None
         self._accepting = CancelScope()
-        self._hearing = CapacityLimiter(1)  # each thread that hears keeps memory of its own
         self._count = self._unknown = 0
         self._refused = self._torn = self._turned_away = 0
 
@@ -107,6 +108,11 @@ class Collector:
                 connections.cancel_scope.deadline = current_time() + LAST
         finally:
             self.close()
+
+    def take(self) -> list[ToldBlock]:
+        """Give what has come since this was last asked."""
+        taken, self.waiting, self.waiting_bytes = self.waiting, [], 0
+        return taken
 
     def end(self) -> None:
         """Take no further request."""
@@ -163,7 +169,7 @@ class Collector:
                 self._unknown -= 1
             if request is None:
                 return
-            if self._count >= MOST:
+            if self._count >= MOST or self.waiting_bytes > MOST_WAITING:
                 self._turned_away += 1
                 await _refuse(connection, http, 503)
                 return
@@ -203,14 +209,11 @@ class Collector:
         except BaseException:
             self._torn += 1
             raise
-        try:
-            await _answer(connection, http, 200)
-        finally:
-            with CancelScope(shield=True):
-                self.received += 1
-                # A newline can only stand between the words of a JSON text.
-                body = body.replace(b"\n", b" ") + b"\n"
-                await to_thread.run_sync(self._hear, body, kernel_now(), limiter=self._hearing)
+        # A newline can only stand between the words of a JSON text.
+        line = body.replace(b"\n", b" ") + b"\n"
+        self.waiting.append(ToldBlock(OTEL, line, kernel_now()))
+        self.waiting_bytes += len(line)
+        await _answer(connection, http, 200)
 
 
 class _RefusedError(h11.ProtocolError):
@@ -372,7 +375,6 @@ def make_hooks(home: Path) -> Hooks:
     return hooks
 
 
-OnBlock = Callable[[bytes, int], None]
 _TURN = 1 << 20  #: bytes of a file that are read at a look
 _BLOCK = 1 << 16
 LOOK = 0.02  #: seconds between two looks at a file
@@ -380,18 +382,15 @@ SDK_LOG = "sdk-events.ndjson"
 
 
 class Channels:
-    """Read the channels on which an agent tells of its tool calls.
+    """The source of what an agent tells of its tool calls. The channels lie in `home`, which the
+    guard removes."""
 
-    They lie in `home`, which the guard removes. `on_block` names, by channel, who is given what
-    came there and when it was read (monotonic ns)."""
-
-    def __init__(self, home: Path, sdk: Sdk, on_block: Mapping[str, OnBlock]) -> None:
+    def __init__(self, home: Path, sdk: Sdk) -> None:
         self.log = home / SDK_LOG
         self._home = home
         self._sdk = sdk
-        self._on_block = on_block
         self._followed: list[_Followed] = []
-        self._collector = Collector(on_block["otel"]) if sdk == "otel" else None
+        self._collector = Collector() if sdk == OTEL else None
         self._is_over = False
         self._missed = -1
         self.helpers: tuple[str, ...] = ()  #: programs that the hooks run
@@ -399,15 +398,14 @@ class Channels:
     def open(self) -> dict[bytes, bytes]:
         """What the agent's environment must say of what was asked for. Raises OSError."""
         self._home.mkdir(mode=0o700, exist_ok=True)
-        fd = open_new(self.log)
-        self._followed.append(_Followed("log", fd, self._on_block["log"]))
+        self._followed.append(_Followed(LOG, open_new(self.log)))
         if self._collector is not None:
             return self._collector.open()
-        if self._sdk == "hooks":
+        if self._sdk == HOOKS:
             hooks = make_hooks(self._home)
             self.helpers = hooks.helpers
             fd = os.open(hooks.log, os.O_RDONLY | os.O_CLOEXEC)
-            self._followed.append(_Followed("hooks", fd, self._on_block["hooks"]))
+            self._followed.append(_Followed(HOOKS, fd))
             self._missed = os.open(hooks.missed, os.O_RDONLY | os.O_CLOEXEC)
             return hooks.environment
         return {}
@@ -417,14 +415,18 @@ class Channels:
         return {one.channel: one.fd for one in self._followed}
 
     async def run(self, out: Out, /) -> None:
-        """Read the channels until `end`. What comes goes to `on_block` at once: when it came
-        counts, and a queue would make it late."""
+        """Read the channels until `end`, and then to the last of what was written."""
         async with create_task_group() as tasks:
             if self._collector is not None:
                 tasks.start_soon(self._collector.run)
             while not self._is_over:
-                self._look()
+                await self._send(out)
                 await sleep(LOOK)
+        size = sum(os.fstat(one.fd).st_size - one.received for one in self._followed)
+        for _ in range(0, size, _TURN):
+            await self._send(out)
+        await self._send(out)
+        await out.send(Batch(TOLD, [*self._dropped()]))
 
     def end(self) -> None:
         """Nobody is left who could write."""
@@ -432,15 +434,14 @@ class Channels:
         if self._collector is not None:
             self._collector.end()
 
-    def finish(self) -> Iterator[DroppedInput]:
-        """Reads the rest of it, and says what was lost."""
+    def _dropped(self) -> Iterator[DroppedInput]:
+        """Say what was lost."""
         for one in self._followed:
-            one.look(os.fstat(one.fd).st_size - one.received)
-            yield from one.unused()
+            yield from one.dropped()
         if self._missed >= 0 and (count := os.fstat(self._missed).st_size):
             whose = "its" if count == 1 else "their"
             sentence = f"{number(count, 'hook invocation')} did not record {whose} input"
-            yield DroppedInput("hooks", "missed", count, sentence)
+            yield DroppedInput(HOOKS, "missed", count, sentence)
         if self._collector is not None:
             yield from self._collector.unused()
 
@@ -454,29 +455,31 @@ class Channels:
         if self._collector is not None:
             self._collector.close()
 
-    def _look(self) -> None:
-        for one in self._followed:
-            one.look(_TURN)
+    async def _send(self, out: Out) -> None:
+        blocks = [block for one in self._followed for block in one.read()]
+        if self._collector is not None:
+            blocks += self._collector.take()
+        if blocks:
+            await out.send(Batch(TOLD, blocks))
 
 
-class _Followed:
+class _Followed(Struct):
     """A file that others append to."""
 
-    def __init__(self, channel: str, fd: int, on_block: OnBlock) -> None:
-        self.channel = channel
-        self.fd = fd
-        self.received = 0
-        self._on_block = on_block
+    channel: str
+    fd: int
+    received: int = 0
 
-    def look(self, most: int) -> None:
-        """Who writes without end gets no more than its turn."""
+    def read(self) -> Iterator[ToldBlock]:
+        """Give what is new. Who writes without end gets no more than its turn."""
+        most = _TURN
         while most > 0 and (block := os.read(self.fd, min(most, _BLOCK))):
             most -= len(block)
             self.received += len(block)
-            self._on_block(block, kernel_now())
+            yield ToldBlock(self.channel, block, kernel_now())
 
-    def unused(self) -> Iterator[DroppedInput]:
-        """What was taken back before it was heard."""
+    def dropped(self) -> Iterator[DroppedInput]:
+        """Say what was taken back before it was heard."""
         if os.fstat(self.fd).st_size < self.received:
             sentence = f"the {self.channel}: what was told there was made shorter"
             yield DroppedInput(self.channel, "shortened", 1, sentence)
@@ -489,10 +492,12 @@ _TAIL = 1 << 12  #: bytes before the end by which it is known again
 
 
 class DecisionLog:
-    """Made when the run begins, and read when it is over."""
+    """The source of decisions that somebody else writes down. It is made when the run begins, and
+    read when it is over."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._is_over = Event()
         self._fd = -1  # held, so that no other file can get its number
         self._size = 0
         self._tail = b""
@@ -515,8 +520,19 @@ class DecisionLog:
         """Its descriptor, by channel, where a file was there when the run began."""
         return {POLICY: self._fd} if self._fd >= 0 else {}
 
-    def read(self) -> Iterator[bytes]:
-        """Give what was written there since, in blocks."""
+    async def run(self, out: Out, /) -> None:
+        """Wait for the end of the run, and send what was written since it began."""
+        await self._is_over.wait()
+        blocks = self._read()
+        while block := await to_thread.run_sync(next, blocks, b""):
+            await out.send(Batch(TOLD, [ToldBlock(POLICY, block)]))
+        await out.send(Batch(TOLD, [*self.unused]))
+
+    def end(self) -> None:
+        """Nobody of the run is left who could decide."""
+        self._is_over.set()
+
+    def _read(self) -> Iterator[bytes]:
         if self.unused:
             return
         try:

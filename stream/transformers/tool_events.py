@@ -6,23 +6,17 @@ which events of the kernel layer it stands.
 
 from __future__ import annotations
 
-import mmap
 import os
-import tempfile
-from array import array
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from threading import Lock
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine
-from stream.errors import number, os_reason
+from stream.errors import number
 from stream.evidence.claude_formats import (
     CLAUDE,
     DECISION,
@@ -39,11 +33,19 @@ from stream.evidence.claude_formats import (
     producer_in,
     read_record,
 )
-from stream.evidence.markers import CallBoundary, DroppedInput
+from stream.evidence.markers import (
+    HOOKS,
+    OTEL,
+    POLICY,
+    STDOUT,
+    CallBoundary,
+    DroppedInput,
+    ToldBlock,
+)
 from stream.evidence.process_tree import digest_of
-from stream.files.append import write_all
+from stream.pipeline import Batch, Counts
 from stream.records.artifacts import PolicyEvent, SdkEvent
-from stream.records.control import TITLE, is_told
+from stream.records.control import TITLE, TOLD, is_told
 from stream.redaction.policy import CapturePolicy
 from stream.transformers.sdk_events import SdkLayer, log_environment
 
@@ -251,7 +253,6 @@ _MEANING = {
     "unnamed_tool": "it names no tool",
     "left_out": "more than can be told apart",
 }
-_PIECE = 250  #: times that are looked through one by one
 _MOST_TYPES = 20  #: types of lines that are named
 #: Events of the SDK layer, and characters of the commands in them: an agent may say what it wants,
 #: and without end.
@@ -267,60 +268,26 @@ def command_seen(capture_policy: CapturePolicy, command: str) -> str:
     return seen
 
 
-class EventTimeIndex:
-    """When each event of the kernel layer happened, in a file without a name: millions of them
-    take no memory."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
-        self._count = 0
-        self.trouble = ""
-
-    def add(self, times: Sequence[int]) -> None:
-        """Append the times of further events."""
-        if times and not self.trouble:
-            try:
-                write_all(self._file.fileno(), array("Q", times).tobytes())
-            except OSError as error:
-                self.trouble = f"when events happened: {os_reason(error)}"
-                return
-            self._count += len(times)
-
-    def until(self) -> Callable[[int], int]:
-        """How many events had happened by then. Two processors disagree by a little: what stands
-        later did not happen before."""
-        if not self._count:
-            return lambda ts: 0
-        size = self._count * 8  # what follows belongs to a batch that was not written to its end
-        words = memoryview(mmap.mmap(self._file.fileno(), size, prot=mmap.PROT_READ)).cast("Q")
-        pieces = [words[start : start + _PIECE] for start in range(0, len(words), _PIECE)]
-        latest = array("Q", accumulate(map(max, pieces), max))
-
-        def count(ts: int) -> int:
-            """Count the events until a time."""
-            whole = bisect_right(latest, ts)
-            later = (place for place, time in enumerate(pieces[whole]) if time > ts)
-            return whole * _PIECE + next(later)
-
-        return lambda ts: count(ts) if ts < latest[-1] else len(words)
-
-    def close(self) -> None:
-        """Remove the file."""
-        self._file.close()
-
-
 class ToolCallCollector:
-    """What the agent, and who decides for it, say. Told from several threads."""
+    """Make the SDK and policy events of a run of what its agent, and who decides for it, tell.
+
+    It gives nothing on: only when the run is over can its events be placed among those of the
+    kernel layer. Until then they wait in `sdk`, `boundaries` and `policy`.
+    """
+
+    name = "tool_events"
+    kinds = (TOLD,)
 
     def __init__(
         self, run_id: str, capture_policy: CapturePolicy, sdk: Sdk = "stream-json"
     ) -> None:
+        self.counts = Counts()
         self.run_id = run_id
         self.sdk: list[SdkEvent] = []
-        self.moments: list[CallBoundary] = []
+        self.boundaries: list[CallBoundary] = []
         self.policy: list[PolicyEvent] = []
-        self.again: list[CallBoundary] = []  #: of what another channel had told already
-        self.unused: list[DroppedInput] = []
+        self.repeats: list[CallBoundary] = []  #: of what another channel had told already
+        self.dropped: list[DroppedInput] = []
         self.unknown_form: dict[str, int] = {}  #: lines of stdout, by the type that they say
         self._capture_policy = capture_policy
         self._sdk = sdk
@@ -328,7 +295,6 @@ class ToolCallCollector:
         self._room = MOST_TEXT
         self._layer = SdkLayer(run_id)
         self._policy = PolicyLayer(run_id)
-        self._lock = Lock()
 
     @property
     def received(self) -> Mapping[str, int]:
@@ -340,44 +306,42 @@ class ToolCallCollector:
         given = log_environment(self.run_id, str(log))
         return {name.encode(): os.fsencode(value) for name, value in given.items()}
 
-    def feed_stdout(self, block: bytes, arrived: int) -> None:
-        """Its stdout, of whose calls another channel may be asked to tell."""
-        with self._lock:
+    def feed(self, batch: Batch[ToldBlock | DroppedInput], /) -> tuple[()]:
+        """Take what came on the channels, and what of it is known to be lost."""
+        self.counts.received += len(batch.items)
+        self.counts.passed += len(batch.items)
+        for item in batch.items:
+            if isinstance(item, DroppedInput):
+                self.record_drop(item)
+            else:
+                self._read(item.channel, item.data, item.arrived_ns)
+        return ()
+
+    def _read(self, channel: str, data: bytes, arrived: int) -> None:
+        if channel == POLICY:
+            self.policy += map(self._seen, self._policy.feed(data))
+        elif channel == STDOUT:  # of whose calls another channel may be asked to tell
             if self._sdk == "stream-json":
-                self._take(self._layer.feed(block, arrived))
+                self._take(self._layer.feed(data, arrived))
             elif self._sdk == "hooks":
-                self._take(self._layer.feed_refusals(block, arrived))
-            self.policy += map(self._seen, self._policy.feed_stdout(block))
+                self._take(self._layer.feed_refusals(data, arrived))
+            self.policy += map(self._seen, self._policy.feed_stdout(data))
+        elif channel == HOOKS:
+            self._take(self._layer.feed_hooks(data, arrived))
+        elif channel == OTEL:
+            self._take(self._layer.feed_otel(data, arrived))
+            self._policy.feed_otel(data)
+        else:
+            self._take(self._layer.feed_log(data, arrived))
 
-    def feed_log(self, block: bytes, arrived: int) -> None:
-        """Take a piece of the event log."""
-        with self._lock:
-            self._take(self._layer.feed_log(block, arrived))
-
-    def feed_hooks(self, block: bytes, arrived: int) -> None:
-        """Take a piece of what hooks wrote."""
-        with self._lock:
-            self._take(self._layer.feed_hooks(block, arrived))
-
-    def feed_otel(self, block: bytes, arrived: int) -> None:
-        """Take a body that an OpenTelemetry exporter sent."""
-        with self._lock:
-            self._take(self._layer.feed_otel(block, arrived))
-            self._policy.feed_otel(block)
-
-    def feed_policy(self, block: bytes) -> None:
-        """Take a piece of the log of decisions."""
-        with self._lock:
-            self.policy += map(self._seen, self._policy.feed(block))
-
-    def record_drop(self, unused: DroppedInput) -> None:
+    def record_drop(self, dropped: DroppedInput) -> None:
         """Note input that could not be used."""
-        self.unused.append(unused)
+        self.dropped.append(dropped)
 
-    def finish(self) -> None:
-        """Nothing more will be said; what of it could not be used is counted."""
+    def finish(self) -> tuple[()]:
+        """Count what of everything that was told could not be used."""
         self._layer.finish()
-        self.again = self._layer.repeats
+        self.repeats = self._layer.repeats
         self.unknown_form = self._seen_types()
         self.policy += map(self._seen, self._policy.finish())
         for (channel, problem), count in sorted(self._layer.problems.items()):
@@ -390,6 +354,7 @@ class ToolCallCollector:
             self.record_drop(DroppedInput("sdk", "left_out", self._left_out, sentence))
         for reason, count in sorted(self._policy.problems.items()):
             self._not_used("policy layer", reason, count)
+        return ()
 
     def _seen_types(self) -> dict[str, int]:
         told = self._layer.unknown_form
@@ -414,14 +379,14 @@ class ToolCallCollector:
             self._room -= size
             self.sdk.append(self._seen(one.event))
             if one.boundary is not None:
-                self.moments.append(self._placed(one.boundary))
+                self.boundaries.append(self._placed(one.boundary))
 
-    def _placed(self, moment: CallBoundary) -> CallBoundary:
-        seen: CallBoundary = self._seen(msgspec.structs.replace(moment, command=None))
-        if moment.command is None:
+    def _placed(self, boundary: CallBoundary) -> CallBoundary:
+        seen: CallBoundary = self._seen(msgspec.structs.replace(boundary, command=None))
+        if boundary.command is None:
             return seen
         return msgspec.structs.replace(
-            seen, command=command_seen(self._capture_policy, moment.command)
+            seen, command=command_seen(self._capture_policy, boundary.command)
         )
 
     def _seen(self, record: Any) -> Any:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.transformers import tool_events
-from stream.transformers.tool_events import EventTimeIndex
+from stream.sinks import run_folder
+from stream.sinks.run_folder import EventTimeIndex
 
 MOMENTS = st.integers(0, 60)
 
@@ -22,7 +22,7 @@ def test_what_stands_later_did_not_happen_before(
     batches: list[list[int]], moment: int, size: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
-        patch.setattr(tool_events, "_PIECE", size)
+        patch.setattr(run_folder, "_PIECE", size)
         times = EventTimeIndex(Path(folder))
         for batch in batches:
             times.add(array("Q", batch))

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio import create_memory_object_stream, create_task_group, fail_after, run
 
+from stream.pipeline import Batch
 from stream.sources.tool_calls import Channels
 from tests.cli.command import PATIENCE, Place
 from tests.feeds import FEEDS
@@ -201,16 +203,25 @@ def test_nothing_in_the_clear_outlives_a_recorder_that_was_killed(place: Place) 
 
 def test_a_log_that_is_made_shorter_is_reported(tmp_path: Path) -> None:
     """Whoever can write there can do that, but not in silence."""
-    heard: list[bytes] = []
-    hear = dict.fromkeys(("log", "hooks", "otel"), lambda block, arrived: heard.append(block))
-    channels = Channels(tmp_path / "home", "hooks", hear)
-    channels.open()
-    channels.log.write_bytes(b"said\n")
-    assert (list(channels.finish()), heard) == ([], [b"said\n"])
-    channels.log.write_bytes(b"no\n")
-    (unused,) = channels.finish()
-    assert (unused.channel, unused.why) == ("log", "shortened")
-    channels.close()
+
+    async def work() -> list[Any]:
+        channels = Channels(tmp_path / "home", "hooks")
+        channels.open()
+        channels.log.write_bytes(b"said\n")
+        out, told = create_memory_object_stream[Batch[Any]](8)
+        with fail_after(PATIENCE), out, told:
+            async with create_task_group() as tasks:
+                tasks.start_soon(channels.run, out)
+                first = await told.receive()
+                channels.log.write_bytes(b"no\n")
+                channels.end()
+            channels.close()
+            out.close()
+            return [*first.items, *[item async for batch in told for item in batch.items]]
+
+    block, dropped = run(work)
+    assert (block.channel, block.data) == ("log", b"said\n")
+    assert (dropped.channel, dropped.why) == ("log", "shortened")
 
 
 def test_lines_of_hooks_that_are_none_are_counted(place: Place) -> None:

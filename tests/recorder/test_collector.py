@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 
@@ -40,19 +39,19 @@ def packed(body: bytes, target: bytes = b"/x") -> bytes:
 
 
 class Heard:
-    def __init__(self, on_body: Callable[[], object] = lambda: None) -> None:
-        self.bodies: list[bytes] = []
-        self._on_body = on_body
-        self.collector = Collector(self._hear)
+    def __init__(self) -> None:
+        self._taken: list[bytes] = []
+        self.collector = Collector()
         environment = self.collector.open()
         url = environment[b"OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"].decode()
         address, self.target = url.removeprefix("http://").partition("/")[::2]
         host, port = address.split(":")
         self.address = (host, int(port))
 
-    def _hear(self, body: bytes, arrived: int) -> None:
-        self.bodies.append(body)
-        self._on_body()
+    @property
+    def bodies(self) -> list[bytes]:
+        self._taken += [block.data for block in self.collector.take()]
+        return self._taken
 
     @property
     def place(self) -> bytes:
@@ -73,8 +72,8 @@ class Heard:
 
 
 @asynccontextmanager
-async def collecting(on_body: Callable[[], object] = lambda: None) -> AsyncIterator[Heard]:
-    heard = Heard(on_body)
+async def collecting() -> AsyncIterator[Heard]:
+    heard = Heard()
     with fail_after(LIMIT):
         async with create_task_group() as tasks:
             tasks.start_soon(heard.collector.run)
@@ -359,21 +358,15 @@ async def test_it_is_there_for_this_machine_only() -> None:
 
 
 @pytest.mark.anyio
-async def test_whoever_hears_is_in_a_thread() -> None:
-    """What takes long to use holds up neither the agent nor the feed."""
-    waiting, go_on = threading.Event(), threading.Event()
-
-    def use() -> None:
-        waiting.set()
-        assert go_on.wait(LIMIT)
-
-    async with collecting(use) as heard:
-        with heard.connect() as connection:
-            connection.sendall(post(SMALL, target=heard.place))
-            answer = await to_thread.run_sync(connection.recv, 1 << 16)
-            assert answer.startswith(b"HTTP/1.1 200 ")
-            await to_thread.run_sync(waiting.wait, LIMIT)
-            answer = await to_thread.run_sync(heard.tell, post(SMALL, target=b"/"))
-            assert answer.startswith(b"HTTP/1.1 404 ")
-            go_on.set()
-    assert heard.bodies == [SMALL + b"\n"]
+async def test_what_is_not_taken_is_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sends without end does not fill our memory, and what was turned away is counted."""
+    monkeypatch.setattr(tool_calls, "MOST_WAITING", len(SMALL))
+    async with collecting() as heard:
+        for status in (b"200", b"503"):
+            answer = await to_thread.run_sync(heard.tell, post(SMALL, target=heard.place))
+            assert answer.startswith(b"HTTP/1.1 %b " % status)
+        assert heard.bodies == [SMALL + b"\n"]
+        await to_thread.run_sync(heard.tell, post(b"{}", target=heard.place))
+    assert heard.bodies == [SMALL + b"\n", b"{}\n"]
+    (unused,) = heard.collector.unused()
+    assert (unused.why, unused.count) == ("turned_away", 1)

@@ -6,13 +6,22 @@ import hashlib
 import os
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
-from anyio import create_task_group, fail_after, to_thread, wait_readable
+from anyio import (
+    create_memory_object_stream,
+    create_task_group,
+    fail_after,
+    to_thread,
+    wait_readable,
+)
 from anyio.lowlevel import checkpoint
 
+from stream.pipeline import Batch
 from stream.redaction.policy import CapturePolicy, OutputFile, Redactor
-from stream.sources.agent import AHEAD, BLOCK, Relay, Tee
+from stream.sources import agent
+from stream.sources.agent import AHEAD, BLOCK, Relay, StdoutBlocks, Tee
 
 pytestmark = pytest.mark.anyio
 FULL = CapturePolicy("full", None)
@@ -107,6 +116,25 @@ async def test_an_end_after_the_end(tmp_path: Path) -> None:
     tee.end()
     assert output.finish().bytes == 0
     os.close(read)
+
+
+async def test_what_nobody_takes_is_counted_and_nothing_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The place of what follows a loss would not be known: it is left out as well."""
+    monkeypatch.setattr(agent, "MOST_WAITING", 4)
+    blocks = StdoutBlocks()
+    for block in (b"abc", b"de", b"f"):
+        blocks.put(block)
+    blocks.end()
+    out, told = create_memory_object_stream[Batch[Any]](8)
+    with fail_after(LIMIT), told:
+        async with out:
+            await blocks.run(out)
+        items = [item async for batch in told for item in batch.items]
+    blocks.close()
+    assert [item.data for item in items[:-1]] == [b"abc"]
+    assert (items[-1].why, items[-1].count) == ("unread", 3)
 
 
 def test_a_redacted_output(tmp_path: Path) -> None:
