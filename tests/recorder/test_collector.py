@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import pytest
 from anyio import create_task_group, fail_after, run, to_thread
@@ -103,32 +103,6 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         answers = await to_thread.run_sync(heard.tell, b"".join(many))
     assert answers.count(b"HTTP/1.1 200 OK\r\n") == 50
     assert heard.bodies == [b'{"n":%d}\n' % n for n in range(50)]
-
-
-@pytest.mark.anyio
-async def test_bodies_are_heard_one_at_a_time() -> None:
-    """All are answered while the first is heard: each thread that hears keeps its own memory."""
-    lock, all_answered = threading.Lock(), threading.Event()
-    overlaps: list[bool] = []
-
-    def on_body() -> None:
-        overlaps.append(not lock.acquire(blocking=False))
-        assert all_answered.wait(LIMIT)
-        if not overlaps[-1]:
-            lock.release()
-
-    def ask(heard: Heard, stack: ExitStack) -> None:
-        connection = stack.enter_context(heard.connect())
-        connection.sendall(post(SMALL, target=heard.place))
-        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 OK\r\n")
-
-    async with collecting(on_body) as heard:
-        with ExitStack() as connections:
-            async with create_task_group() as tasks:
-                for _ in range(8):
-                    tasks.start_soon(to_thread.run_sync, ask, heard, connections)
-            all_answered.set()
-    assert overlaps == [False] * 8
 
 
 @pytest.mark.anyio
