@@ -24,6 +24,7 @@ from stream.evidence.derive import derive
 from stream.evidence.markers import STDOUT, ToldBlock
 from stream.files.append import NOT_OURS, RecordedFile, create
 from stream.observe.layers import CaptureResult, CommandResult, last_layers
+from stream.pipeline import Batch
 from stream.records.artifacts import (
     CHAIN_FILE,
     DETAIL_FILE,
@@ -33,7 +34,6 @@ from stream.records.artifacts import (
     CorrelationReport,
     ObservationHealth,
 )
-from stream.pipeline import Batch
 from stream.records.control import TOLD
 from stream.records.kernel import RawCapture, taint
 from stream.records.run import LAYERS as LAYERS_FOLDER

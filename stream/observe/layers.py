@@ -52,9 +52,9 @@ from stream.records.kernel import (
     KernelEvent,
     RawCapture,
 )
+from stream.sinks.run_folder import EventTimeIndex
 from stream.sources.agent import CommandEnding
 from stream.sources.wrappers import WrapperOutput
-from stream.sinks.run_folder import EventTimeIndex
 from stream.transformers.tool_events import ToolCallCollector
 
 _encode = msgspec.json.Encoder().encode
