@@ -16,6 +16,7 @@ from hypothesis import is_hypothesis_test, settings
 
 from stream.boundary.scripts import linked_helpers
 from stream.codec import BUNDLE
+from tests.forking import end_forking
 from tests.sweeping import is_sweep
 
 # Interpreters that tests start find modules compiled, whatever the caller's environment says.
@@ -46,6 +47,12 @@ def helpers_of_the_checkout() -> Iterator[None]:
     has them beside the probes, and a checkout is lent them for as long as something runs."""
     with linked_helpers(BUNDLE):
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forking() -> Iterator[None]:
+    yield
+    end_forking()
 
 
 @pytest.fixture

@@ -11,12 +11,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from tests.forking import run_forked
+
 STREAM = str(Path(sys.executable).with_name("stream"))
 LANDLOCK = (sys.executable, str(Path(__file__).parents[1] / "landlock_run.py"))  #: and its words
 HELPERS = Path(__file__).parents[2] / "stream" / "helpers"
 PATIENCE = 180.0  #: seconds; a limit that only a bug reaches
 CAPABILITY = "cap_fs_write_temp"
 SLEEP = "perl -e 'sleep 1000' \"$TMPDIR\"\n"  #: names the place it runs in
+
+_OF_INTERPRETER = ("PYTHON", "LANG", "LC_")  #: variables that Python reads when it starts
 
 EMIT = """emit() {
   "${BASH_SOURCE[0]%/*}/../bin/emit-record" --run-mode "$FENCE_RUN_MODE" --probe-version 1 \\
@@ -95,10 +99,25 @@ class Place:
         self.said.append(text)
         return Done(process.returncode, out or b"", text)
 
-    def stream(self, *args: str | Path, data: bytes | None = None, **how: Any) -> Done:
+    def stream(
+        self,
+        *args: str | Path,
+        data: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        **how: Any,
+    ) -> Done:
+        """Run a command to its end. It is a fork of an interpreter, unless a test says how it is to
+        be started: `start` and `finish` always start the installed program."""
+        more = env or {}
+        if not how and not any(name.startswith(_OF_INTERPRETER) for name in more):
+            words, given = [*map(str, args)], {**self.env, **more}
+            code, out, err = run_forked(words, given, cwd or self.workspace, data, PATIENCE)
+            self.said.append(text := err.decode(errors="replace"))
+            return Done(code, out, text)
         if data is not None:
             how["stdin"] = subprocess.PIPE
-        return self.finish(self.start(*args, **how), data)
+        return self.finish(self.start(*args, env=env, cwd=cwd, **how), data)
 
     def measured(self, *args: str | Path, **how: Any) -> Done:
         """With its peak memory."""
@@ -143,14 +162,16 @@ def write_script(path: Path, text: str, mode: int = 0o755) -> Path:
 
 
 def processes_naming(marker: str) -> list[str]:
+    """Processes that have this in their command line, or stand in a folder of this name."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (
                 (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             )
+            cwd = str((folder / "cwd").readlink())
         except OSError:
             continue
-        if marker in command:
+        if marker in command or marker in cwd:
             found.append(f"{folder.name}: {command}")
     return found
