@@ -22,42 +22,9 @@ from typing import Any, Generic, TypeAlias, TypeVar, get_args
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, to_builtins
 
+from stream.records import kernel
 from stream.records.artifacts import HOME, CapabilitySurface, Companion, PolicyEvent, SdkEvent
 from stream.records.kernel import (
-    ACCEPT,
-    ACCOUNT,
-    ATTRIBUTES,
-    BIND,
-    CHMOD,
-    CHOWN,
-    CONNECT,
-    CONNECT_BLOCKED,
-    EXEC,
-    EXEC_FAILED,
-    FILE_BLOCKED,
-    LINK,
-    LOCAL_ACCEPT,
-    LOCAL_BIND,
-    LOCAL_CONNECT,
-    LOCAL_SEND,
-    MKDIR,
-    MKNOD,
-    NO_QUEUE,
-    NO_XATTR,
-    OPEN,
-    OPEN_TREE,
-    QUEUE,
-    REACH,
-    RENAME,
-    RMDIR,
-    SENDMSG,
-    SENDTO,
-    SOCKET_FILE,
-    SYMLINK,
-    TIMES,
-    TRUNCATE,
-    UNLINK,
-    XATTR,
     AccessMode,
     KernelDetail,
     KernelEvent,
@@ -92,12 +59,8 @@ class Paths(Generic[KeyT]):
         self._named: dict[KeyT, _Folders] = {}
         self._shared: dict[bytes, bytes] = {}  #: many folders have the same names in them
 
-    def add(self, path: str, key: KeyT) -> None:
-        """Add one path under a key."""
-        self.add_all((path,), key)
-
-    def add_all(self, paths: Iterable[str], key: KeyT) -> None:
-        """Add several paths under the same key."""
+    def add(self, paths: Iterable[str], key: KeyT) -> None:
+        """Add paths under a key."""
         folders = self._named.setdefault(key, {})
         if len(self._shared) > _MOST_SHARED:
             self._shared.clear()
@@ -192,7 +155,12 @@ class _PathGroup(Struct, Generic[KeyT]):
         return dict.fromkeys([key for key, some in self.named if name in some])
 
 
-ADDRESSING = {CONNECT: "connect", SENDTO: "sendto", SENDMSG: "sendmsg", ACCEPT: "accept"}
+ADDRESSING = {
+    kernel.CONNECT: "connect",
+    kernel.SENDTO: "sendto",
+    kernel.SENDMSG: "sendmsg",
+    kernel.ACCEPT: "accept",
+}
 _EBADF, _BAD_ADDRESS, _EINVAL, _ENOTSOCK, _EAFNOSUPPORT, _EISCONN = 9, 14, 22, 88, 97, 106
 _ETIMEDOUT, _ECONNREFUSED, _EALREADY, _EINPROGRESS = 110, 111, 114, 115
 #: Then there was nothing that could have addressed a peer: no socket, no address, none of this
@@ -224,7 +192,7 @@ class Peers(Struct):
         kind, peer = event.event_type, event.value
         result = None if detail is None else detail.return_value
         asks_only = _has_no_port(peer) and (detail is None or result not in _SENT)
-        is_probe = kind == CONNECT and asks_only
+        is_probe = kind == kernel.CONNECT and asks_only
         may_address = is_attempt(event, detail) and not is_probe
         self._kinds.add((kind, may_address))
         if peer is None:
@@ -240,7 +208,7 @@ class Peers(Struct):
     def block(self, peer: str | None) -> None:
         """Add the peer of a connect that a monitor refused."""
         is_probe = _has_no_port(peer)
-        self._kinds.add((CONNECT_BLOCKED, not is_probe))
+        self._kinds.add((kernel.CONNECT_BLOCKED, not is_probe))
         if peer is not None:
             (self._probes if is_probe else self._blocked).add(peer)
 
@@ -272,8 +240,9 @@ class Peers(Struct):
 def is_attempt(event: KernelEvent, detail: KernelDetail | None) -> bool:
     """Tell whether a call of `ADDRESSING` can have reached somebody."""
     result = None if detail is None else detail.return_value
-    is_refused = event.event_type != CONNECT and _has_no_port(event.value) and result == -_EINVAL
-    return result not in _NO_ATTEMPT and not is_refused
+    if event.event_type != kernel.CONNECT and _has_no_port(event.value) and result == -_EINVAL:
+        return False
+    return result not in _NO_ATTEMPT
 
 
 def is_address(peer: str) -> bool:
@@ -344,31 +313,34 @@ def _joined(empty: bytes, pieces: Iterator[list[Any] | dict[str, Any]]) -> Itera
 OPENED = "openat"  #: what an open is called, whichever call it was
 #: The calls that change the file system, and how each of their two paths was reached.
 _CHANGES = {
-    UNLINK: ("unlink", ""),
-    RENAME: ("rename", "rename_to"),
-    MKDIR: ("mkdir", ""),
-    RMDIR: ("rmdir", ""),
-    LINK: ("link", "link_to"),
-    SYMLINK: ("symlink", "symlink"),
-    CHMOD: ("chmod", ""),
-    CHOWN: ("chown", ""),
-    TRUNCATE: ("truncate", ""),
-    MKNOD: ("mknod", ""),
-    XATTR: ("setxattr", ""),
-    NO_XATTR: ("removexattr", ""),
-    TIMES: ("utime", ""),
-    ATTRIBUTES: ("setattr", ""),
-    ACCOUNT: ("acct", ""),
-    OPEN_TREE: ("open_tree", ""),
-    SOCKET_FILE: ("bind", ""),
+    kernel.UNLINK: ("unlink", ""),
+    kernel.RENAME: ("rename", "rename_to"),
+    kernel.MKDIR: ("mkdir", ""),
+    kernel.RMDIR: ("rmdir", ""),
+    kernel.LINK: ("link", "link_to"),
+    kernel.SYMLINK: ("symlink", "symlink"),
+    kernel.CHMOD: ("chmod", ""),
+    kernel.CHOWN: ("chown", ""),
+    kernel.TRUNCATE: ("truncate", ""),
+    kernel.MKNOD: ("mknod", ""),
+    kernel.XATTR: ("setxattr", ""),
+    kernel.NO_XATTR: ("removexattr", ""),
+    kernel.TIMES: ("utime", ""),
+    kernel.ATTRIBUTES: ("setattr", ""),
+    kernel.ACCOUNT: ("acct", ""),
+    kernel.OPEN_TREE: ("open_tree", ""),
+    kernel.SOCKET_FILE: ("bind", ""),
 }
-_LOCAL = {LOCAL_CONNECT, LOCAL_SEND, LOCAL_BIND, LOCAL_ACCEPT, QUEUE, NO_QUEUE}
+_LOCAL = {
+    *(kernel.LOCAL_CONNECT, kernel.LOCAL_SEND, kernel.LOCAL_BIND, kernel.LOCAL_ACCEPT),
+    *(kernel.QUEUE, kernel.NO_QUEUE),
+}
 #: What another process had open: how it was reached is its own business.
 _TAKEN = "taken"
 _BLOCKED = "blocked"
 _EFAULT = 14
 _CUT: set[Mark] = {"walk_cut", "fault", "truncated"}  #: what there is was not seen to its end
-_TWO_PATHS = {RENAME, LINK}  #: of a symlink the second is the value
+_TWO_PATHS = {kernel.RENAME, kernel.LINK}  #: of a symlink the second is the value
 _WAYS = tuple(
     dict.fromkeys(
         (
@@ -420,39 +392,31 @@ class Surface:
         self._reached.remove(NEAR, lambda ways: bool(ways & _OPEN_BITS))
         self._missed.remove(NEAR, lambda why: why.startswith(f"{OPENED}:"))
         for kind, path, ways, result in near:
-            if kind == EXEC:
+            if kind == kernel.EXEC:
                 self._programs[path] = programs.get(path, set())
             elif result is not None and result >= 0:
-                self.add_reached(path, ways)
+                self.add_reached((path,), ways)
             else:
-                self.add_failure(path, OPENED, result)
+                self.add_failures((path,), OPENED, result)
 
-    def add_reached(self, path: str, ways: int) -> None:
-        """Add the path of an open that succeeded."""
-        self._reached.add(path, ways)
-
-    def add_all_reached(self, paths: Iterable[str], ways: int) -> None:
-        """Add the paths of many opens that succeeded in the same way."""
-        self._reached.add_all(paths, ways)
-
-    def add_failure(self, path: str, call: str, result: int | None) -> None:
-        """Add the path of an attempt that failed, or whose end nobody saw."""
-        self._missed.add(path, f"{call}:{failure(result)}")
+    def add_reached(self, paths: Iterable[str], ways: int) -> None:
+        """Add paths that were reached in the same ways."""
+        self._reached.add(paths, ways)
 
     def add_failures(self, paths: Iterable[str], call: str, result: int | None) -> None:
-        """Add the paths of many attempts with the same result."""
-        self._missed.add_all(paths, f"{call}:{failure(result)}")
+        """Add the paths of attempts that failed in the same way, or whose end nobody saw."""
+        self._missed.add(paths, f"{call}:{failure(result)}")
 
     @property
     def has_connect(self) -> bool:
         """Tell whether the run connected, or was blocked from it, accepted, or took a socket."""
-        kinds = (CONNECT, CONNECT_BLOCKED, ACCEPT, REACH)
+        kinds = (kernel.CONNECT, kernel.CONNECT_BLOCKED, kernel.ACCEPT, kernel.REACH)
         return self._peers.has(*kinds, is_reference=self.is_reference)
 
     @property
     def has_datagram(self) -> bool:
         """Tell whether the run sent messages."""
-        return self._peers.has(SENDTO, SENDMSG, is_reference=self.is_reference)
+        return self._peers.has(kernel.SENDTO, kernel.SENDMSG, is_reference=self.is_reference)
 
     def add_kernel(self, event: KernelEvent, detail: KernelDetail | None) -> None:
         """Add what an event of the kernel layer reached."""
@@ -463,22 +427,22 @@ class Surface:
             self._add_change(_CHANGES[kind], value, detail)
         elif kind in ADDRESSING:
             self._peers.add(event, detail)
-        elif kind == CONNECT_BLOCKED:
+        elif kind == kernel.CONNECT_BLOCKED:
             self._peers.block(value)
         elif value is None:
             return
-        elif kind == OPEN:
+        elif kind == kernel.OPEN:
             self._add_open(event, value)
-        elif kind == FILE_BLOCKED:
-            self.add_reached(value, _BITS[_BLOCKED])
-        elif kind == EXEC:
+        elif kind == kernel.FILE_BLOCKED:
+            self.add_reached((value,), _BITS[_BLOCKED])
+        elif kind == kernel.EXEC:
             ran = None if detail is None else detail.resolved
             self._programs.setdefault(value, set()).add(ran or value)
-        elif kind == EXEC_FAILED:
-            self.add_failure(value, "exec", None if detail is None else detail.return_value)
+        elif kind == kernel.EXEC_FAILED:
+            self.add_failures((value,), "exec", None if detail is None else detail.return_value)
         elif kind in _LOCAL:
             self._sockets.add(value)
-        elif kind == REACH:
+        elif kind == kernel.REACH:
             self._add_taken(event, value, detail)
 
     def add_sdk(self, event: SdkEvent) -> None:
@@ -569,10 +533,10 @@ class Surface:
 
     def _add_open(self, event: KernelEvent, path: str) -> None:
         if event.status == "success":
-            self.add_reached(path, ways_of(event.access_mode, event.operation_flags))
+            self.add_reached((path,), ways_of(event.access_mode, event.operation_flags))
         else:
             result = event.return_value
-            self.add_failure(path, OPENED, None if result is UNSET else result)
+            self.add_failures((path,), OPENED, None if result is UNSET else result)
 
     def _add_change(
         self, ways: tuple[str, str], path: str | None, detail: KernelDetail | None
@@ -585,15 +549,15 @@ class Surface:
             if name is None:
                 continue
             if detail is not None and detail.status == "success":
-                self.add_reached(name, _BITS[way])
+                self.add_reached((name,), _BITS[way])
             else:
-                self.add_failure(name, way, None if detail is None else detail.return_value)
+                self.add_failures((name,), way, None if detail is None else detail.return_value)
 
     def _add_taken(self, event: KernelEvent, value: str, detail: KernelDetail | None) -> None:
         if is_address(value):
             self._peers.add(event, detail)
         elif value.startswith("/"):
-            self.add_reached(value, _BITS[_TAKEN])
+            self.add_reached((value,), _BITS[_TAKEN])
         else:
             self._sockets.add(value)
 
@@ -633,13 +597,13 @@ def _is_unnamed(event: KernelEvent, detail: KernelDetail | None) -> bool:
     kind, value = event.event_type, event.value
     if kind in ADDRESSING and value is not None and not is_address(value):
         return is_attempt(event, detail)  # a frame for the wire, or another kind of network
-    if kind == BIND and value is not None and not is_address(value):
+    if kind == kernel.BIND and value is not None and not is_address(value):
         return detail is None or detail.status == "success"
     if detail is None:
         return False
-    if kind == ACCEPT and value is None:
+    if kind == kernel.ACCEPT and value is None:
         return True
-    result = event.return_value if kind == OPEN else detail.return_value
+    result = event.return_value if kind == kernel.OPEN else detail.return_value
     is_named = value is not None
     if kind in _TWO_PATHS:
         is_named &= detail.to_path is not None and detail.to_path.startswith("/")

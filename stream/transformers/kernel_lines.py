@@ -7,23 +7,8 @@ from collections.abc import Callable
 from msgspec import UNSET, Struct, UnsetType
 
 from stream.evidence.consistency import ACCESS, operations_of
+from stream.records import kernel
 from stream.records.kernel import (
-    BIND,
-    BY_PEER,
-    CHMOD,
-    CONNECT,
-    EXEC,
-    EXIT,
-    FORK,
-    MKDIR,
-    MKNOD,
-    NO_QUEUE,
-    OPEN,
-    QUEUE,
-    REACH,
-    SOCKET_FILE,
-    SYMLINK,
-    WITH_PEER,
     KernelDetail,
     KernelEvent,
     RawEvent,
@@ -62,7 +47,7 @@ def open_form(run_id: str, event: RawEvent) -> OpenForm:
         run_id=run_id,
         seq=0,
         pid=0,
-        event_type=OPEN,
+        event_type=kernel.OPEN,
         kind="openat",
         value=None,
         flags=flags,
@@ -136,11 +121,11 @@ def is_literal(event: RawEvent, value: str) -> bool:
 def with_peer(event: RawEvent, event_type: int) -> int:
     """Return the type of an event: peers on the same machine that have no IP address have types of
     their own, and so has a socket that becomes a file."""
-    if event_type == BIND and event.path is not None:
-        return SOCKET_FILE
+    if event_type == kernel.BIND and event.path is not None:
+        return kernel.SOCKET_FILE
     if event.peer is None or not event.peer.startswith(_LOCAL_PEERS):
         return event_type
-    return BY_PEER.get(event_type, (event_type,))[0]
+    return kernel.BY_PEER.get(event_type, (event_type,))[0]
 
 
 def value_of(event: RawEvent, event_type: int) -> str | None:
@@ -148,17 +133,17 @@ def value_of(event: RawEvent, event_type: int) -> str | None:
     which nobody knows what either would mean."""
     if unknown_type(event.call) is not None:
         return None
-    if event_type in WITH_PEER:
+    if event_type in kernel.WITH_PEER:
         return event.peer
-    if event_type in (QUEUE, NO_QUEUE):
+    if event_type in (kernel.QUEUE, kernel.NO_QUEUE):
         return None if event.path is None else f"mqueue:/{event.path}"
-    if event_type == REACH:
+    if event_type == kernel.REACH:
         return event.peer or event.resolved
-    if event_type == SOCKET_FILE or (event_type == EXEC and _is_by_number(event)):
-        return event.resolved or (named(event) if event_type == SOCKET_FILE else None)
-    if event_type in (FORK, EXIT):
+    if event_type == kernel.SOCKET_FILE or (event_type == kernel.EXEC and _is_by_number(event)):
+        return event.resolved or (named(event) if event_type == kernel.SOCKET_FILE else None)
+    if event_type in (kernel.FORK, kernel.EXIT):
         return None
-    if event_type == SYMLINK:  # its `path` is a text, and leads nowhere yet
+    if event_type == kernel.SYMLINK:  # its `path` is a text, and leads nowhere yet
         return named_second(event)
     return named(event) or event.resolved
 
@@ -180,17 +165,17 @@ def has_detail(event: RawEvent, event_type: int, value: str | None) -> bool:
     """Tell whether the event of the kernel layer does not say all that is known of a call."""
     if event.marks or event.scope != "both" or value is None:
         return True
-    if event_type == OPEN:
+    if event_type == kernel.OPEN:
         return not is_literal(event, value)
-    return event_type != CONNECT or event.ret != 0
+    return event_type != kernel.CONNECT or event.ret != 0
 
 
 def detail_of(
     run_id: str, seq: int, event: RawEvent, event_type: int, value: str | None
 ) -> KernelDetail:
     """Return what an event of the kernel layer has no room for."""
-    is_open = event_type == OPEN  # whose flags, mode and result stand in its own line
-    has_mode = event_type in (MKDIR, CHMOD, MKNOD, QUEUE)
+    is_open = event_type == kernel.OPEN  # whose flags, mode and result stand in its own line
+    has_mode = event_type in (kernel.MKDIR, kernel.CHMOD, kernel.MKNOD, kernel.QUEUE)
     is_said = event.path == value
     if is_open and value is not None and event.resolved is None:
         is_said = is_literal(event, value)
@@ -202,7 +187,7 @@ def detail_of(
         path=None if is_said else event.path,
         base=event.base if is_open and value is None else None,
         to_path=named_second(event) or event.to_path,
-        resolved=event.resolved if event_type == EXEC or event.resolved != value else None,
+        resolved=event.resolved if event_type == kernel.EXEC or event.resolved != value else None,
         return_value=None if is_open else event.ret,
         status=UNSET if is_open else status_of(event),
         flags=0 if is_open else event.flags,
@@ -215,7 +200,7 @@ def detail_of(
         child=event.child,
         name=event.name,
         target=event.target,
-        exit_status=event.status if event_type == EXIT else None,
+        exit_status=event.status if event_type == kernel.EXIT else None,
         scope=event.scope,
         marks=event.marks,
         asked=event.asked,

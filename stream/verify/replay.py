@@ -268,7 +268,7 @@ class LayerReplay:
         if None in paths:
             known = [path for path in paths if path is not None]
         if end is not None and end.ways is not None:
-            self.surface.add_all_reached(known, end.ways)
+            self.surface.add_reached(known, end.ways)
         elif end is not None:
             self.surface.add_failures(known, OPENED, end.result)
 

@@ -23,7 +23,7 @@ ADDED = st.lists(st.tuples(PATHS, st.integers(0, 3)), max_size=40)
 def held(added: list[tuple[str, int]]) -> Paths[int]:
     table: Paths[int] = Paths()
     for path, key in added:
-        table.add(path, key)
+        table.add([path], key)
     return table
 
 
@@ -48,8 +48,8 @@ def test_many_at_once_are_the_same_as_one_by_one(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(surface, "_MOST_SHARED", 3)
     given_paths = [f"/d{number % 7}/f{number % 11}" for number in range(200)]
     table: Paths[int] = Paths()
-    table.add_all(given_paths[:50], 1)
-    table.add_all(given_paths[50:], 1)
+    table.add(given_paths[:50], 1)
+    table.add(given_paths[50:], 1)
     assert list(table.pieces(tuple)) == list(
         held([(path, 1) for path in given_paths]).pieces(tuple)
     )

@@ -457,7 +457,7 @@ def test_tools_and_decisions() -> None:
 def test_sets_are_sorted_by_their_bytes(names: list[str]) -> None:
     surface = Surface()
     for name in names:
-        surface.add_reached(f"/{name}", ways_of("read", []))
+        surface.add_reached([f"/{name}"], ways_of("read", []))
     found = surface.surface("run").filesystem_paths
     assert [path.encode() for path in found] == sorted(f"/{name}".encode() for name in names)
 

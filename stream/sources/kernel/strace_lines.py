@@ -21,29 +21,9 @@ from msgspec import Struct, field
 
 from stream.records.control import Gap
 from stream.records.kernel import ERRNOS, RawEvent, goes_up
+from stream.sources.kernel import strace_syntax as syntax
 from stream.sources.kernel.decode import ANSWERED, DOUBTED, LossReasons, WatchedFile
 from stream.sources.kernel.strace_syntax import (
-    ACCEPTS,
-    AT_REMOVEDIR,
-    ATTACH,
-    BY_NUMBER,
-    CLONE_FILES,
-    CLONE_FS,
-    CLONE_NEWNS,
-    CLONE_THREAD,
-    CLONE_UNTRACED,
-    CLONES_TREE,
-    COMPAT,
-    EXECS,
-    FORKS,
-    MOUNTS,
-    NEW_LISTENER,
-    OWN,
-    REACHING,
-    SEIZE,
-    SENDS,
-    TRACED,
-    TREES,
     CallArguments,
     add_mark,
     clone_flags,
@@ -87,14 +67,16 @@ class Fork(Struct):
     @property
     def makes_thread(self) -> bool:
         """Tell whether the child is a thread of its caller."""
-        return bool(self.flags & CLONE_THREAD)
+        return bool(self.flags & syntax.CLONE_THREAD)
 
     def task(self, child: int) -> Task:
         """Make the child."""
         folder = self.caller.folder
         group = self.caller.group if self.makes_thread else child
-        task = Task(group, folder if self.flags & CLONE_FS else msgspec.structs.replace(folder))
-        if self.flags & CLONE_FILES:
+        task = Task(
+            group, folder if self.flags & syntax.CLONE_FS else msgspec.structs.replace(folder)
+        )
+        if self.flags & syntax.CLONE_FILES:
             task.descriptors = self.caller.descriptors
             task.descriptors.users += 1
         return task
@@ -161,7 +143,7 @@ class Tasks:
                 self.living[child].group = fork.caller.group
                 self.living[child].descriptors = fork.caller.descriptors
                 fork.caller.descriptors.users += 1
-        elif fork.flags & CLONE_UNTRACED:
+        elif fork.flags & syntax.CLONE_UNTRACED:
             self.untraced += 1
         else:
             self.living[child] = fork.task(child)
@@ -276,19 +258,19 @@ def make_event(
     """Complete the event of a call by when and by whom it was made, where, and what came of it."""
     event = parsed.event
     event.ts, event.pid, event.tid, event.call, event.ret = ts, task.group, tid, call, result.ret
-    if call == "unlinkat" and event.flags & AT_REMOVEDIR:
+    if call == "unlinkat" and event.flags & syntax.AT_REMOVEDIR:
         event.call = "rmdir"
     _place(event, task.folder, parsed)
     if call == "exec":
         _name_program(event, parsed)
     has_failed = result.ret is not None and result.ret < 0
-    if call in TREES and event.flags & CLONES_TREE:
+    if call in syntax.TREES and event.flags & syntax.CLONES_TREE:
         if not has_failed:
             add_mark(event, "unreachable")  # it lies among no mounts, and strace calls it `/`
     elif call == "pidfd_getfd":
         if not has_failed:
             _reach(event, result.path, result.is_deleted)
-    elif call in (*TREES, "open", "creat", "openat", "openat2", "open_by_handle_at"):
+    elif call in (*syntax.TREES, "open", "creat", "openat", "openat2", "open_by_handle_at"):
         if result.ret is None or has_failed:
             pass
         elif result.path is None and call == "open_by_handle_at":
@@ -297,7 +279,7 @@ def make_event(
             _reach(event, result.path, result.is_deleted)
     elif parsed.fd is not None or "fd" in parsed.gone:
         _reach(event, parsed.fd, "fd" in parsed.gone)
-    elif event.path == "" and parsed.dir not in (None, OWN):
+    elif event.path == "" and parsed.dir not in (None, syntax.OWN):
         _reach(event, parsed.dir, "dir" in parsed.gone)
     if task.descriptors.users > 1 and event.resolved not in (None, event.path):
         add_mark(event, "shared_files")
@@ -360,9 +342,9 @@ def _base_of(
     if path.startswith("/"):
         return None
     start: str | None = getattr(parsed, name)
-    if is_gone if start == OWN else name in parsed.gone:
+    if is_gone if start == syntax.OWN else name in parsed.gone:
         add_mark(event, "unreachable")
-    return _base(folder, path) if start == OWN else start
+    return _base(folder, path) if start == syntax.OWN else start
 
 
 def _base(folder: TaskFolder, path: str) -> str | None:
@@ -431,8 +413,10 @@ def _quoted(path: bytes) -> bytes:
 
 Item = RawEvent | Gap
 _SECOND = 1_000_000_000
-_KNOWN = {*TRACED, *BY_NUMBER, *TREES} - ({*MOUNTS} - {*TREES})
-_ENDING = _KNOWN - {*FORKS}  #: that are events also where a process ends in the middle of one
+_KNOWN = {*syntax.TRACED, *syntax.BY_NUMBER, *syntax.TREES} - ({*syntax.MOUNTS} - {*syntax.TREES})
+_ENDING = _KNOWN - {
+    *syntax.FORKS
+}  #: that are events also where a process ends in the middle of one
 _LINE = re.compile(
     rb"(\d+) +(\d+\.\d{9}) \(\+ +(\d+)\.(\d{9})\) "
     rb"(?:([\w?]+)\(|<\.\.\. ([\w?]+) resumed>|(---|\+\+\+) )(.*)",
@@ -539,11 +523,11 @@ class StraceParser:
             self._begin_write(tid, task, call, rest)
             return
         args = _cut(rest)
-        if call in FORKS:
+        if call in syntax.FORKS:
             flags = clone_flags(call, rest)
             self.tasks.begin_fork(tid, task, flags or 0)
-            self._has_mounted |= bool((flags or 0) & CLONE_NEWNS)
-        elif call in MOUNTS:
+            self._has_mounted |= bool((flags or 0) & syntax.CLONE_NEWNS)
+        elif call in syntax.MOUNTS:
             self._begin_mount(call, rest)
         if args is None:
             self._complete(tid, task, call, rest)
@@ -568,7 +552,7 @@ class StraceParser:
             self._halves[tid] = (call, path)
 
     def _resume(self, tid: int, call: str, rest: bytes) -> None:
-        if tid in self._superseded and call in EXECS:
+        if tid in self._superseded and call in syntax.EXECS:
             self._superseded.discard(tid)
             return self._after_exec(rest)
         began = self._halves.pop(tid, None)
@@ -583,7 +567,7 @@ class StraceParser:
         result = self._read_end(text)
         if result is None:
             return
-        if call in FORKS:
+        if call in syntax.FORKS:
             self._add_fork(tid, task, result)
         elif call not in _KNOWN:
             self.counts.others += 1
@@ -598,7 +582,7 @@ class StraceParser:
         return result
 
     def _parse_call(self, tid: int, task: Task, call: str, args: bytes, result: CallResult) -> None:
-        name = COMPAT.get(call, call)
+        name = syntax.COMPAT.get(call, call)
         parsed = parse_arguments(name, args.removesuffix(_UNFINISHED))
         if parsed is None:
             self._count_unparsed()
@@ -618,11 +602,11 @@ class StraceParser:
             self.counts.others += 1
             return
         if call == "seccomp":
-            if (result.ret or 0) >= 0 and parsed.event.flags & NEW_LISTENER:
+            if (result.ret or 0) >= 0 and parsed.event.flags & syntax.NEW_LISTENER:
                 self.doubts.add(ANSWERED)
             self.counts.others += 1
             return
-        if call in SENDS:
+        if call in syntax.SENDS:
             events = sent_events(self._time, task, tid, call, parsed, result)
             for event in events:
                 self._send(event)
@@ -631,20 +615,24 @@ class StraceParser:
             self.counts.events -= more
             self.counts.extra_events += more
             return
-        call = BY_NUMBER.get(call, call)
+        call = syntax.BY_NUMBER.get(call, call)
         if self._is_nothing(call, parsed, result):
             self.counts.others += 1
             return
         if call == "io_uring_setup" and (result.ret or 0) >= 0:
             self.has_uring = True
-        if call in EXECS and result.ret == 0:
+        if call in syntax.EXECS and result.ret == 0:
             call = "exec"
         event = make_event(self._time, task, tid, call, parsed, result)
         if call == "bind" and result.ret == 0:
             self._bound[parsed.socket] = _bound_name(event)
-        elif call in ACCEPTS and event.peer in (None, "unix:"):
+        elif call in syntax.ACCEPTS and event.peer in (None, "unix:"):
             event.peer = self._bound.get(parsed.socket) or event.peer
-        elif call in REACHING and (result.ret or 0) >= 0 and event.target not in self.tasks.living:
+        elif (
+            call in syntax.REACHING
+            and (result.ret or 0) >= 0
+            and event.target not in self.tasks.living
+        ):
             add_mark(event, "outside")
         if call in DOUBTED:
             self.doubts.take(event)
@@ -653,8 +641,8 @@ class StraceParser:
     def _is_nothing(self, call: str, parsed: CallArguments, result: CallResult) -> bool:
         """A request to a process that is traced already; nobody who came."""
         if call == "ptrace":
-            return parsed.event.flags not in (ATTACH, SEIZE)
-        return call in ACCEPTS and (result.ret is None or result.ret < 0)
+            return parsed.event.flags not in (syntax.ATTACH, syntax.SEIZE)
+        return call in syntax.ACCEPTS and (result.ret is None or result.ret < 0)
 
     def _add_write(self, tid: int, task: Task, path: bytes, end: bytes) -> None:
         result = self._read_end(end)
@@ -703,7 +691,7 @@ class StraceParser:
         call, args = self._halves.pop(by, ("", b""))
         self._end_call_unseen(tid, task)
         self.tasks.end(by)
-        parsed = parse_arguments(call, args) if call in EXECS else None
+        parsed = parse_arguments(call, args) if call in syntax.EXECS else None
         self._superseded.add(tid)
         if parsed is None:
             self._count_unparsed()
