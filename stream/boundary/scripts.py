@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from stream.boundary.descriptors import Catalogs, Descriptor
 from stream.codec import BUNDLE
-from stream.errors import InputError, OutputError, UsageError, os_reason
+from stream.errors import InputError, OutputError, UsageError, os_reason, reporting
 from stream.files.trees import remove_tree
 from stream.process.tree import Tree, start
 
@@ -180,25 +180,34 @@ def _bash() -> str | None:
 @contextmanager
 def staged(folder: Path, workspace: Path) -> Iterator[Staging]:
     """Provide the helpers beside the scripts, and a private folder for one run, outside the
-    workspace; both are gone afterwards. Inside a sandbox there may be no place for the private one:
-    the probes can do without."""
-    tree, root = tree_of(folder), None
-    with linked_helpers(tree):
-        with suppress(OutputError):
-            root = make_root(workspace)
-        try:
-            if root is not None:
-                _make_tmp(root)
-            helpers = tree / "bin"
-            ours = [root] if root is not None else []
-            if helpers.samefile(HELPERS):
-                ours += [helpers, HELPERS]
-            counts_calls = (helpers / "emit-record").samefile(HELPERS / "emit-record")
-            yield Staging(folder.resolve(), root, counts_calls, tuple(ours))
-        finally:
-            if root is not None:
-                with suppress(OutputError):
-                    remove_tree(root)
+    workspace; both are gone afterwards."""
+    tree = tree_of(folder)
+    # The folder goes last: to remove it takes a descriptor, and the link gives one back.
+    with _private_folder(workspace) as root, linked_helpers(tree):
+        helpers = tree / "bin"
+        ours = [root] if root is not None else []
+        if helpers.samefile(HELPERS):
+            ours += [helpers, HELPERS]
+        counts_calls = (helpers / "emit-record").samefile(HELPERS / "emit-record")
+        yield Staging(folder.resolve(), root, counts_calls, tuple(ours))
+
+
+@contextmanager
+def _private_folder(workspace: Path) -> Iterator[Path | None]:
+    """Make the folder that probes have their TMPDIR in. Inside a sandbox there may be no place for
+    it: the probes can do without."""
+    root = None
+    with suppress(OutputError):
+        root = make_root(workspace)
+    try:
+        if root is not None:
+            with reporting(root, OutputError):
+                (root / "tmp").mkdir()
+        yield root
+    finally:
+        if root is not None:
+            with suppress(OutputError):
+                remove_tree(root)
 
 
 @contextmanager
@@ -281,13 +290,6 @@ def _no_helpers(tree: Path, reason: str) -> InputError:
         f"{place}: {reason}: probes find their helpers there. Where it can be written, before a"
         f' sandbox closes it: {words} "$(stream helpers)"{these} {shlex.quote(there)}'
     )
-
-
-def _make_tmp(root: Path) -> None:
-    try:
-        (root / "tmp").mkdir()
-    except OSError as error:
-        raise OutputError(f"{root}: {os_reason(error)}") from None
 
 
 def make_root(workspace: Path) -> Path:
