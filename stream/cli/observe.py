@@ -443,7 +443,7 @@ def _wrapped_names(options: ObserveOptions) -> list[str]:
     if options.no_wrap:
         return []
     from stream.errors import UsageError
-    from stream.records.run import DEFAULT_NAMES
+    from stream.evidence.command_lines import DEFAULT_NAMES
 
     names = split_words(options.wrap, "--wrap")
     for name in names:

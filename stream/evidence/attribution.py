@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import UNSET, Struct
 
+from stream.evidence.command_lines import category_of
 from stream.evidence.markers import Call, EventCounts, code, in_order
 from stream.evidence.process_tree import (
     CandidateCalls,
@@ -46,7 +47,6 @@ from stream.records.kernel import (
     Mark,
     path_bytes,
 )
-from stream.records.run import category_of
 
 OTHERS = "kernel_events_of_other_processes"
 OVERLAP = "kernel_events_in_overlapping_windows"

@@ -20,10 +20,11 @@ from anyio import CancelScope, wait_readable
 from msgspec import UNSET, Struct, UnsetType, field
 
 from stream.errors import os_reason, readable
+from stream.evidence.command_lines import category_of
 from stream.files.append import AppendFile, RecordedFile
 from stream.process.machine import Clock
 from stream.process.wrapper_scripts import PIECE, Wrappers
-from stream.records.run import CommandRecord, category_of
+from stream.records.run import CommandRecord
 from stream.redaction.policy import CapturePolicy
 
 MOST_HELD = 4 << 20  #: bytes of one unfinished command: more than a command line can have

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stream.evidence.command_lines import category_of
 from stream.process.wrapper_scripts import PIECE, Wrappers, make_wrappers
-from stream.records.run import category_of
 from stream.sources.wrappers import MOST_HELD, CallReader, WrapperCall
 
 SHOW = '#!/bin/sh\nprintf \'%s\\0\' "$0" "$@"\n'
