@@ -23,6 +23,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
+from threading import Lock
 from typing import NoReturn
 
 ROOT = Path(__file__).parents[1]
@@ -38,13 +39,13 @@ def run_forked(
     if data is None:
         os.close(stdin)
         stdin = os.open(os.devnull, os.O_RDONLY)
-    with TemporaryFile("w+") as order:
-        json.dump([list(argv), dict(env), str(cwd)], order)
-        order.flush()
-        socket.send_fds(server.socket, [b"."], [stdin, stdout, stderr, order.fileno()])
-    for fd in (stdin, stdout, stderr):
-        os.close(fd)
-    with ThreadPoolExecutor(3) as threads:
+    with server.turn, ThreadPoolExecutor(3) as threads:
+        with TemporaryFile("w+") as order:
+            json.dump([list(argv), dict(env), str(cwd)], order)
+            order.flush()
+            socket.send_fds(server.socket, [b"."], [stdin, stdout, stderr, order.fileno()])
+        for fd in (stdin, stdout, stderr):
+            os.close(fd)
         threads.submit(_write, feed, data or b"")
         said, noted = threads.submit(_read, out), threads.submit(_read, err)
         return server.answer(patience), said.result(), noted.result()
@@ -71,6 +72,7 @@ class _Server:
     """The interpreter as its user sees it. It ends with the user."""
 
     def __init__(self) -> None:
+        self.turn = Lock()  #: whoever has it runs a command
         self.socket, theirs = socket.socketpair()
         command = [sys.executable, "-c", "from tests.forking import serve; serve()"]
         with theirs:  # its stdout as well: Python makes another object of a file

@@ -93,13 +93,11 @@ def judge(place: Place, folder: Path) -> str:
     names = [json.loads(line)["event_type"] for line in whole_lines(folder)]
     if any(name not in forms for name, forms in zip(names, ORDER, strict=False)):
         return f"{folder.name}: {names}"
-    checked = subprocess.run(
-        [STREAM, "check", folder], env=place.env, capture_output=True, check=False
-    )
-    rules = [json.loads(line)["rule"] for line in checked.stdout.splitlines()]
+    checked = place.stream("check", folder)
+    rules = [record["rule"] for record in checked.records]
     whole = len(names) == len(ORDER)
-    if (checked.returncode, rules) != ((0, []) if whole else (1, ["run.incomplete"])):
-        return f"{folder.name}: {names}: {rules} {checked.stderr.decode()}"
+    if (checked.code, rules) != ((0, []) if whole else (1, ["run.incomplete"])):
+        return f"{folder.name}: {names}: {rules} {checked.err}"
     return ""
 
 
