@@ -33,14 +33,14 @@ from stream.archive.tar import (
     Header,
     decode_header,
     decode_long_name,
-    is_foreign,
+    describe_gzip_header,
+    examine_gzip_header,
+    is_of_another_tar,
     is_seal,
     kind_fault,
-    may_begin,
+    may_begin_tar,
     name_fault,
     seal,
-    told,
-    what_is_in,
 )
 from stream.codec import MAX_LINE
 from stream.evidence.consistency import LONGEST_NAME, place_fault
@@ -168,13 +168,13 @@ class Inflated:
 
     def _read_odd(self, head: bytes) -> None:
         rest = self._begun + self._file.read(_READ)
-        packing = what_is_in(head, rest)
-        if packing.is_seal_changed:
+        header = examine_gzip_header(head, rest)
+        if header.is_seal_changed:
             message = "the header is not as it was written: it names what follows it, changed"
             raise BrokenArchive("integrity.gzip", message)
-        if packing.start < 0:
-            raise BrokenArchive("security.gzip_header", told(packing.found))
-        self.oddity, self._begun = told(packing.found), rest[packing.start :]
+        if header.start < 0:
+            raise BrokenArchive("security.gzip_header", describe_gzip_header(header.found))
+        self.oddity, self._begun = describe_gzip_header(header.found), rest[header.start :]
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the content in blocks. Raise BrokenArchive where it cannot be trusted."""
@@ -265,7 +265,7 @@ class EntryEnd(Struct):
 Part = EntryStart | bytes | EntryEnd | Fault
 
 
-class _Stretch(Struct):
+class _PartBatch(Struct):
     """Parts that are handed over together, and the error that ended them, if one did."""
 
     parts: list[Part]
@@ -273,34 +273,34 @@ class _Stretch(Struct):
     error: Exception | None = None
 
 
-def ahead(parts: Iterator[Part]) -> Iterator[Part]:
+def read_ahead(parts: Iterator[Part]) -> Iterator[Part]:
     """Yield the same parts, made in a thread meanwhile: reading and inflating need no interpreter.
 
     What is short is not worth a thread.
     """
-    stretch = _stretch(parts)
-    yield from _parts_in(stretch)
-    if stretch.has_ended:
+    batch = _next_batch(parts)
+    yield from _parts_in(batch)
+    if batch.has_ended:
         return
-    pending: deque[Future[_Stretch]] = deque()
+    pending: deque[Future[_PartBatch]] = deque()
     with ThreadPoolExecutor(1) as other:
         try:
-            while not stretch.has_ended:
+            while not batch.has_ended:
                 while len(pending) < _AHEAD:
-                    pending.append(other.submit(_stretch, parts))
-                stretch = pending.popleft().result()
-                yield from _parts_in(stretch)
+                    pending.append(other.submit(_next_batch, parts))
+                batch = pending.popleft().result()
+                yield from _parts_in(batch)
         finally:
             other.shutdown(cancel_futures=True)
 
 
-def _parts_in(stretch: _Stretch) -> Iterator[Part]:
-    yield from stretch.parts
-    if stretch.error:
-        raise stretch.error
+def _parts_in(batch: _PartBatch) -> Iterator[Part]:
+    yield from batch.parts
+    if batch.error:
+        raise batch.error
 
 
-def _stretch(parts: Iterator[Part]) -> _Stretch:
+def _next_batch(parts: Iterator[Part]) -> _PartBatch:
     found: list[Part] = []
     length = 0
     try:
@@ -308,24 +308,24 @@ def _stretch(parts: Iterator[Part]) -> _Stretch:
             found.append(part)
             length += len(part) if isinstance(part, bytes) else 1
             if length >= _ENOUGH:
-                return _Stretch(found)
+                return _PartBatch(found)
     except Exception as error:
-        return _Stretch(found, error=error)
-    return _Stretch(found, has_ended=True)
+        return _PartBatch(found, error=error)
+    return _PartBatch(found, has_ended=True)
 
 
 def parts_of(file: BinaryIO, limits: Limits) -> Iterator[Part]:
     """Read the parts of an archive. Raise BrokenArchive where nothing after a place can be read."""
     inflated = Inflated(file, limits)
-    tape = _Tape(inflated.blocks())
-    first = tape.next_to(BLOCK)
-    if not may_begin(first):
+    reader = _BlockReader(inflated.blocks())
+    first = reader.next_to(BLOCK)
+    if not may_begin_tar(first):
         raise NoArchive("not an archive: what is compressed in it is no tar")
     if inflated.oddity:
         yield Fault(inflated.oddity, rule="packing.gzip")
-    parts = _Entries(tape, limits, is_sealed=inflated.is_sealed).parts()
+    parts = _Entries(reader, limits, is_sealed=inflated.is_sealed).parts()
     # Whatever order they came in: a file is checked after those that it is compared with.
-    yield from _in_order(parts) if not inflated.is_sealed and is_foreign(first) else parts
+    yield from _in_order(parts) if not inflated.is_sealed and is_of_another_tar(first) else parts
 
 
 def contents_of(parts: Iterator[Part], name: str) -> Iterator[bytes]:
@@ -344,46 +344,46 @@ class _Entries:
     """The files in a tar. Under a seal it has our form; else another program may have packed the
     same files, which is remarked once."""
 
-    def __init__(self, tape: _Tape, limits: Limits, *, is_sealed: bool) -> None:
-        self._tape = tape
+    def __init__(self, reader: _BlockReader, limits: Limits, *, is_sealed: bool) -> None:
+        self._reader = reader
         self._limits = limits
         self._is_sealed = is_sealed
-        self._is_told = False
+        self._is_reported = False
         self._folder: bytes | None = None  #: in which all of it lies; None: not known yet
 
     def parts(self) -> Iterator[Part]:
         """Yield the parts of all entries, in their order."""
-        tape, count = self._tape, 0
-        while (block := tape.exactly(BLOCK)) != ZEROS:
+        reader, count = self._reader, 0
+        while (block := reader.exactly(BLOCK)) != ZEROS:
             count += 1
             if count > self._limits.entries:
                 raise BrokenArchive("limit.entries", f"more than {self._limits.entries} entries")
             header, faults = self._header(block)
             if self._is_folder(header):
-                yield from self._weighed(
+                yield from self._to_report(
                     [*faults, Fault("it has entries for folders", rule=PACKING)]
                 )
             else:
                 yield from self._entry(header, faults)
-        if tape.exactly(BLOCK) != ZEROS:
+        if reader.exactly(BLOCK) != ZEROS:
             raise BrokenArchive("security.hidden_bytes", "something follows the end of the archive")
-        while more := tape.some(_ENOUGH):
+        while more := reader.some(_ENOUGH):
             if self._is_sealed or more.strip(b"\0"):
                 message = "bytes follow the end of the archive"
                 raise BrokenArchive("security.hidden_bytes", message)
-            yield from self._weighed(
+            yield from self._to_report(
                 [Fault("made by another tar: it goes on after its end", rule=PACKING)]
             )
 
-    def _weighed(self, faults: list[Fault]) -> list[Fault]:
+    def _to_report(self, faults: list[Fault]) -> list[Fault]:
         found = []
         for fault in faults:
             if fault.rule != PACKING:
                 found.append(fault)
             elif self._is_sealed:
                 found.append(Fault(fault.reason, rule="security.header"))
-            elif not self._is_told:
-                self._is_told = True
+            elif not self._is_reported:
+                self._is_reported = True
                 found.append(fault)
         return found
 
@@ -406,7 +406,7 @@ class _Entries:
                 faults += more
             else:
                 break
-            block = self._tape.exactly(BLOCK)
+            block = self._reader.exactly(BLOCK)
         else:
             raise BrokenArchive("security.renaming", "header upon header, and no entry")
         if given is not None:
@@ -439,7 +439,7 @@ class _Entries:
     def _data(self, header: Header, most: int) -> bytes:
         if header.size > most:
             raise BrokenArchive("limit.path", f"a name has {header.size} bytes")
-        data = self._tape.exactly(header.size + -header.size % BLOCK)
+        data = self._reader.exactly(header.size + -header.size % BLOCK)
         if data[header.size :].strip(b"\0"):
             raise BrokenArchive("security.hidden_bytes", "a name does not end where it should")
         return data[: header.size]
@@ -455,15 +455,15 @@ class _Entries:
         if fault := name_fault(header.name):
             faults.append(fault)
         name = header.name.decode("utf-8", "backslashreplace")
-        yield EntryStart(name, header.size, self._weighed(faults), self._is_sealed)
+        yield EntryStart(name, header.size, self._to_report(faults), self._is_sealed)
         left = header.size
         while left:
-            chunk = self._tape.some(left)
+            chunk = self._reader.some(left)
             if not chunk:
                 raise BrokenArchive("integrity.truncated", f"it ends inside of {name}")
             left -= len(chunk)
             yield chunk
-        padding = self._tape.exactly(-header.size % BLOCK)
+        padding = self._reader.exactly(-header.size % BLOCK)
         if padding.strip(b"\0"):
             yield Fault(f"the padding after {name} is not empty", rule="security.hidden_bytes")
         yield EntryEnd()
@@ -507,7 +507,7 @@ def _in_order(parts: Iterator[Part]) -> Iterator[Part]:
             yield EntryEnd()
 
 
-class _Tape:
+class _BlockReader:
     """Reads pieces of a wanted length from blocks of any length."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:

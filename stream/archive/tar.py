@@ -118,7 +118,7 @@ def decode_header(block: bytes, long_name: bytes | None = None) -> Header:
     return Header(name, size, kind, faults)
 
 
-def may_begin(block: bytes) -> bool:
+def may_begin_tar(block: bytes) -> bool:
     """Tell whether a block may be the first of a tar, or what is left of one of ours."""
     is_ours = block.startswith(ARCHIVE_MANIFEST.encode() + b"\0")
     is_header = len(block) == BLOCK and _number(block[148:156]) == _sum(block)
@@ -183,7 +183,7 @@ def _size(field: bytes) -> int:
     return size
 
 
-def is_foreign(block: bytes) -> bool:
+def is_of_another_tar(block: bytes) -> bool:
     """Tell whether another program made the first header."""
     try:
         header = decode_header(block)
@@ -233,11 +233,11 @@ def _shown(field: bytes) -> str:
 
 
 READ = 1 << 20
-Look = Callable[[], None]  #: called between blocks: raises where nobody waits any more
+Checkpoint = Callable[[], None]  #: called between blocks: raises where the work was cancelled
 
 
-def unwatched() -> None:
-    """Do nothing: nobody asked to look on."""
+def no_checkpoint() -> None:
+    """Do nothing: the work cannot be cancelled."""
 
 
 MAGIC = b"\x1f\x8b"
@@ -259,7 +259,7 @@ _SEAL_WORD, _FEW, _DIGITS = len("sha256:"), 8, frozenset(b"0123456789abcdef")
 is_seal = re.compile(rb"sha256:[0-9a-f]{64}\0").fullmatch
 
 
-class Packing(Struct):
+class GzipHeader(Struct):
     """What a gzip header has that is not written here, and where the deflated data begins after
     it: -1 where nobody can read the header."""
 
@@ -268,34 +268,34 @@ class Packing(Struct):
     is_seal_changed: bool = False
 
 
-def what_is_in(head: bytes, rest: bytes) -> Packing:
+def examine_gzip_header(head: bytes, rest: bytes) -> GzipHeader:
     """Find what a gzip header holds that our own does not."""
     method, flags = head[2], head[3]
     if method != _DEFLATE or flags & _RESERVED:
-        return Packing([])
-    packing = Packing([], 0)
+        return GzipHeader([])
+    header = GzipHeader([], 0)
     if time := int.from_bytes(head[4:8], "little"):
         when = f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S}"
-        packing.found.append(f"a time ({when} UTC)")
+        header.found.append(f"a time ({when} UTC)")
     if flags & _EXTRA:
-        packing.found.append("extra fields")
-        packing.start = 2 + int.from_bytes(rest[:2], "little")
+        header.found.append("extra fields")
+        header.start = 2 + int.from_bytes(rest[:2], "little")
     for flag, what in ((_NAME, "a file name"), (_COMMENT, "a comment")):
         if flags & flag:
-            end = rest.find(b"\0", packing.start)
+            end = rest.find(b"\0", header.start)
             if end < 0:
-                return Packing([])
-            text = rest[packing.start : end]
-            packing.is_seal_changed |= _was_seal(rest[packing.start :])
+                return GzipHeader([])
+            text = rest[header.start : end]
+            header.is_seal_changed |= _was_seal(rest[header.start :])
             shown = visible(text[:100].decode("utf-8", "backslashreplace"))
-            packing.found.append(f"{what} ({shown!r})")
-            packing.start = end + 1
+            header.found.append(f"{what} ({shown!r})")
+            header.start = end + 1
     if flags & _CHECKSUM:
-        packing.found.append("a checksum of its own")
-        packing.start += 2
-    if not packing.found:
-        packing.found.append(f"marks of another compressor ({head[8]}, {head[9]})")
-    return packing
+        header.found.append("a checksum of its own")
+        header.start += 2
+    if not header.found:
+        header.found.append(f"marks of another compressor ({head[8]}, {head[9]})")
+    return header
 
 
 def _was_seal(text: bytes) -> bool:
@@ -306,7 +306,7 @@ def _was_seal(text: bytes) -> bool:
     return right > len(NO_SEAL) - _FEW
 
 
-def told(found: list[str]) -> str:
+def describe_gzip_header(found: list[str]) -> str:
     """Say in a sentence what was found in a gzip header."""
     if not found:
         return "the gzip header is none that can be read"

@@ -28,11 +28,11 @@ from stream.archive.tar import (
     READ,
     SEALED,
     ZEROS,
-    Look,
+    Checkpoint,
     encode_header,
     name_fault,
+    no_checkpoint,
     seal,
-    unwatched,
 )
 from stream.errors import InputError, OutputError, os_reason, reporting
 from stream.files.append import RecordedFile, write_all
@@ -91,7 +91,7 @@ def write_archive(
     run_id: str,
     *,
     force: bool = False,
-    look: Look = unwatched,
+    checkpoint: Checkpoint = no_checkpoint,
     check: Callable[[Path], None] = unchecked,
 ) -> ArchiveSize:
     """Write an archive. `check` is called with the whole file before it has its name.
@@ -105,8 +105,8 @@ def write_archive(
         fd = open_alone(growing, 0o600)
     try:
         with reporting(target, OutputError):
-            digested = [_digested(entry, look) for entry in _in_order(entries)]
-            written = _write(fd, digested, run_id, look)
+            digested = [_digested(entry, checkpoint) for entry in _in_order(entries)]
+            written = _write(fd, digested, run_id, checkpoint)
             os.fsync(fd)
         check(growing)
         with reporting(target, OutputError):
@@ -158,23 +158,23 @@ def _sync_folder(folder: Path) -> None:
             os.close(fd)
 
 
-def _digested(entry: Entry, look: Look) -> Entry:
+def _digested(entry: Entry, checkpoint: Checkpoint) -> Entry:
     """Give an entry its size and digest. Raise InputError where the file cannot be read."""
     if fault := name_fault(os.fsencode(entry.name)):
         raise InputError(f"{entry.name}: {fault.reason}")
     if entry.recorded is not None:
         return entry
     digest, size = hashlib.sha256(), 0
-    for block in _blocks(entry, look):
+    for block in _blocks(entry, checkpoint):
         digest.update(block)
         size += len(block)
     return Entry(entry.name, entry.open, RecordedFile(digest.hexdigest(), size, size))
 
 
-def _contents(entry: Entry, recorded: RecordedFile, look: Look) -> Iterator[bytes]:
+def _contents(entry: Entry, recorded: RecordedFile, checkpoint: Checkpoint) -> Iterator[bytes]:
     """Yield the bytes that were recorded. Raise OutputError where they are others by now."""
     digest, left = hashlib.sha256(), recorded.bytes
-    for block in _blocks(entry, look):
+    for block in _blocks(entry, checkpoint):
         left -= len(block)
         if left < 0:
             break
@@ -184,22 +184,22 @@ def _contents(entry: Entry, recorded: RecordedFile, look: Look) -> Iterator[byte
         raise OutputError(f"{entry.name}: it was changed while the archive was written")
 
 
-def _blocks(entry: Entry, look: Look) -> Iterator[bytes]:
+def _blocks(entry: Entry, checkpoint: Checkpoint) -> Iterator[bytes]:
     try:
         with entry.open() as file:
             while block := file.read(READ):
-                look()
+                checkpoint()
                 yield block
     except OSError as error:
         raise InputError(f"{entry.name}: {os_reason(error)}") from None
 
 
-def _write(fd: int, entries: Sequence[Entry], run_id: str, look: Look) -> ArchiveSize:
+def _write(fd: int, entries: Sequence[Entry], run_id: str, checkpoint: Checkpoint) -> ArchiveSize:
     squeezed = _Gzip(fd)
     pending: deque[Future[None]] = deque()
     with ThreadPoolExecutor(1) as other:  # zlib lets go of the interpreter
         try:
-            for block in _gathered(_tar(entries, run_id, look)):
+            for block in _gathered(_tar(entries, run_id, checkpoint)):
                 if len(pending) == _IN_FLIGHT:
                     pending.popleft().result()
                 pending.append(other.submit(squeezed.add, block))
@@ -212,13 +212,13 @@ def _write(fd: int, entries: Sequence[Entry], run_id: str, look: Look) -> Archiv
     return ArchiveSize(len(entries), os.lseek(fd, 0, os.SEEK_CUR), squeezed.taken)
 
 
-def _tar(entries: Sequence[Entry], run_id: str, look: Look) -> Iterator[bytes]:
+def _tar(entries: Sequence[Entry], run_id: str, checkpoint: Checkpoint) -> Iterator[bytes]:
     manifest = Entry.of_bytes(ARCHIVE_MANIFEST, encode_manifest(entries, run_id))
     for entry in (manifest, *entries):
         assert entry.recorded is not None
         size = entry.recorded.bytes
         yield encode_header(os.fsencode(entry.name), size)
-        yield from _contents(entry, entry.recorded, look)
+        yield from _contents(entry, entry.recorded, checkpoint)
         yield bytes(-size % len(ZEROS))
     yield ZEROS * 2
 

@@ -296,7 +296,7 @@ def _prepare(options: ObserveOptions) -> Iterator[_Prepared]:
 
 
 async def _record(options: ObserveOptions, prepared: _Prepared, interrupts: Interrupts) -> int:
-    from stream.cli.report import conclude, put_away
+    from stream.cli.report import archive_recorded, conclude
     from stream.cli.runner import Copying
     from stream.observe.recorder import run_observe
     from stream.sources.agent import Relay
@@ -320,7 +320,7 @@ async def _record(options: ObserveOptions, prepared: _Prepared, interrupts: Inte
     conclude(observed, settings, quiet=options.quiet)
     code = observed.summary.exit_code
     if options.archive is not None:
-        is_archived = await put_away(
+        is_archived = await archive_recorded(
             settings,
             observed,
             options.archive,

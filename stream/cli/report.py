@@ -163,7 +163,7 @@ def _no_calls(summary: RunSummary) -> str:
     )
 
 
-async def put_away(
+async def archive_recorded(
     recording: RunSettings,
     observed: Observed,
     target: Path,

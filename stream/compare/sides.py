@@ -20,7 +20,15 @@ import msgspec
 from msgspec import Struct
 
 from stream.archive.chain import Tally
-from stream.archive.reader import EntryStart, Limits, NoArchive, Part, ahead, contents_of, parts_of
+from stream.archive.reader import (
+    EntryStart,
+    Limits,
+    NoArchive,
+    Part,
+    contents_of,
+    parts_of,
+    read_ahead,
+)
 from stream.archive.tar import BrokenArchive
 from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine, contract_of, explain
 from stream.compare.names import BEHIND, Asked, Names, Proofs, Proven, agree
@@ -343,7 +351,7 @@ def _of_archive(path: Path) -> dict[str, bytes]:
     with _parts(path) as parts:
         report = VerifyReport(os.fsencode(path).decode(errors="replace"), limits(), is_folder=False)
         try:
-            read_archive(ahead(parts), report, wanted)
+            read_archive(read_ahead(parts), report, wanted)
         except BrokenArchive as broken:
             report.find(broken.rule, str(broken))
     for fault in report.findings:

@@ -93,7 +93,7 @@ async def archive_stream(
 
     def check(made: Path) -> None:
         """Verify the archive before it gets its name."""
-        report = verify(made, boundary=boundary, look=from_thread.check_cancelled)
+        report = verify(made, boundary=boundary, checkpoint=from_thread.check_cancelled)
         _check_verified(report, route.counts.rejected)
 
     sink = Archive(target, complete, check=check, force=force)

@@ -112,6 +112,6 @@ class Archive:
             entries,
             run_id,
             force=self._force,
-            look=from_thread.check_cancelled,
+            checkpoint=from_thread.check_cancelled,
             check=self._check,
         )

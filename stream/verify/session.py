@@ -20,8 +20,8 @@ from stream.archive.manifest import (
     missing_from,
     names_of,
 )
-from stream.archive.reader import EntryStart, Limits, NoArchive, Part, ahead, parts_of
-from stream.archive.tar import BrokenArchive, Look, unwatched
+from stream.archive.reader import EntryStart, Limits, NoArchive, Part, parts_of, read_ahead
+from stream.archive.tar import BrokenArchive, Checkpoint, no_checkpoint
 from stream.boundary.descriptors import find_boundaries
 from stream.contracts import DOCUMENTS
 from stream.errors import InputError, os_reason
@@ -80,11 +80,12 @@ def verify(
     target: Path,
     limits: Limits | None = None,
     boundary: str | None = None,
-    look: Look = unwatched,
+    checkpoint: Checkpoint = no_checkpoint,
 ) -> VerifyReport:
     """Verify an archive or a run folder, and return what was found.
 
-    `boundary` is a descriptor that records may name; `look` is called now and then, and may raise.
+    `boundary` is a descriptor that records may name; `checkpoint` is called between parts, and may
+    raise.
     Raise InputError where there is nothing to verify.
     """
     place = os.fsencode(target).decode(errors="replace")
@@ -97,10 +98,10 @@ def verify(
                 folder.check()
                 report.names = _folder_names(target, report)
                 parts = folder.parts(reading_order(report.names))
-                session.check(_watched(ahead(parts), look), missing_from(report.names))
+                session.check(_watched(read_ahead(parts), checkpoint), missing_from(report.names))
             else:
                 with target.open("rb", buffering=0) as file:
-                    session.check(_watched(ahead(parts_of(file, report.limits)), look))
+                    session.check(_watched(read_ahead(parts_of(file, report.limits)), checkpoint))
     except NoArchive as error:
         raise InputError(f"{place}: {error}") from None
     except OSError as error:
@@ -439,7 +440,7 @@ def _is_folder(target: Path) -> bool:
     return stat.S_ISDIR(mode)
 
 
-def _watched(parts: Iterator[Part], look: Look) -> Iterator[Part]:
+def _watched(parts: Iterator[Part], checkpoint: Checkpoint) -> Iterator[Part]:
     for part in parts:
-        look()
+        checkpoint()
         yield part

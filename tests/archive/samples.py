@@ -19,11 +19,11 @@ from stream.archive.tar import (
     LENGTH,
     SEALED,
     ZEROS,
-    Look,
+    Checkpoint,
     encode_header,
+    no_checkpoint,
     padded,
     seal,
-    unwatched,
 )
 from stream.archive.writer import Entry, encode_manifest, entries_of_run, write_archive
 from stream.evidence.derive import correlate
@@ -473,9 +473,9 @@ def run_folder(folder: Path) -> Path:
     return put(folder, recorded())
 
 
-def pack_run(folder: Path, target: Path, look: Look = unwatched) -> None:
+def pack_run(folder: Path, target: Path, checkpoint: Checkpoint = no_checkpoint) -> None:
     """Pack the folder of a run as it is, whole or not."""
-    write_archive(target, entries_of_run(folder, {}), run_id_of(folder), look=look)
+    write_archive(target, entries_of_run(folder, {}), run_id_of(folder), checkpoint=checkpoint)
 
 
 def put(folder: Path, files: Files) -> Path:

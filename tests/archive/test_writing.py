@@ -266,7 +266,7 @@ def test_a_file_that_grows_meanwhile(tmp_path: Path) -> None:
 
     (folder / "artifacts" / "out.txt").write_bytes(bytes(30 << 20))
     with pytest.raises(OutputError, match=r"out\.txt: it was changed"):
-        pack_run(folder, tmp_path / "a.tar.gz", look=look)
+        pack_run(folder, tmp_path / "a.tar.gz", checkpoint=look)
     assert not [*tmp_path.glob("a.tar.gz*")]
 
 
@@ -294,7 +294,7 @@ def look():
     if looks == 150:
         print("now", flush=True)
         sys.stdin.read()
-pack_run(Path(sys.argv[1]), Path(sys.argv[2]), look=look)
+pack_run(Path(sys.argv[1]), Path(sys.argv[2]), checkpoint=look)
 """
 
 
