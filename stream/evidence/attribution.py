@@ -19,14 +19,12 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import UNSET, Struct
 
-from stream.evidence.command_lines import category_of
+from stream.evidence.command_lines import asked_in, category_of, digest_of
 from stream.evidence.markers import Call, EventCounts, code, in_order
 from stream.evidence.process_tree import (
     CandidateCalls,
     ProcessTree,
     TracedProcess,
-    asked_in,
-    digest_of,
 )
 from stream.evidence.surface import NEAR, Claim, ways_of
 from stream.records.artifacts import HOME

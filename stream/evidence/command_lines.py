@@ -1,9 +1,91 @@
-"""The category of a command line: what kind of work a program does, by its name and its words."""
+"""What the words of a command line say: which text a shell runs, and of what category a command is.
+
+Claude Code runs a command as `bash -c "… eval 'the command' < /dev/null && …"`, quoted as a shell
+would want it; others pass it as it is. The text is taken out before anything is redacted, and
+redacted as the call's own is, so that one command stays one.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+
+MOST = 1024  #: characters that a command is known by: of a long one a feed keeps no more
+_EVAL = re.compile(r"(?:\A|[\s;&|({])eval ")
+_PIECE = re.compile(
+    r"""'(?P<single>[^']*)(?P<end>'?)"""
+    r"""|"(?P<double>(?:[^"\\]|\\.)*)(?P<shut>"?)"""
+    r"""|\\(?P<escaped>.)"""
+    r"""|(?P<plain>[^\s'"\\;&|()<>]+)""",
+    re.DOTALL,
+)
+_DIGEST = "sha256:"
+
+
+def known_by(command: str) -> str:
+    """Return what two texts of one command have in common; empty if nothing can be known by it."""
+    return command[:MOST] if command.strip() else ""
+
+
+def digest_of(command: str) -> str:
+    """Return the digest of what a command is known by."""
+    import hashlib
+
+    text = known_by(command).encode("utf-8", "surrogatepass")
+    return f"{_DIGEST}{hashlib.sha256(text).hexdigest()}"
+
+
+def asked_in(argv: Sequence[str] | None) -> list[str]:
+    """Return the word behind `-c`, and what is evaluated in it: what stands last first."""
+    words = argv or ()
+    for number, word in enumerate(words):
+        takes_command = word[:1] == "-" and word[1:2] != "-" and word[-1:] == "c"
+        if number and takes_command:
+            scripts = [one.replace("\\\\", "\\") for one in words[number + 1 : number + 2]]
+            return [*scripts, *(text for one in scripts for text in _evaluated(one))]
+    return []
+
+
+def _evaluated(script: str) -> list[str]:
+    """Return what a script evaluates. The last is the command; those before it prepare it.
+
+    What stands inside one of them is not asked for by itself.
+    """
+    words: list[str] = []
+    at = 0
+    while place := _EVAL.search(script, at):
+        word, at = _first_word(script, place.end())
+        if word is not None:
+            words.insert(0, word)
+    return words
+
+
+def _first_word(text: str, at: int) -> tuple[str | None, int]:
+    """Return the word that a shell would read there, and where it ends.
+
+    A word that was cut off has to be long enough to be known by.
+    """
+    word = ""
+    while found := _PIECE.match(text, at):
+        at = found.end()
+        piece, is_whole = _unquoted(found)
+        word += piece
+        if not is_whole:
+            return (word if len(word) >= MOST else None), len(text)
+    return word, at
+
+
+def _unquoted(piece: re.Match[str]) -> tuple[str, bool]:
+    """Return the piece without its quotes, and whether the closing one is there."""
+    if piece["single"] is not None:
+        return piece["single"], bool(piece["end"])
+    if piece["double"] is not None:
+        return re.sub(r"\\([\"\\$`!])", r"\1", piece["double"]), bool(piece["shut"])
+    return piece["escaped"] or piece["plain"], True
+
+
+# --- the category of a command ------------------------------------------------------------------
 
 #: what an auditor asks about: tests, builds, packages, version control, the network, containers
 _NAMES = {

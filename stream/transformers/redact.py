@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from stream.evidence.process_tree import asked_in, known_by
+from stream.evidence.command_lines import asked_in, known_by
 from stream.pipeline import Batch, Counts
 from stream.records.control import RAW, TELEMETRY
 from stream.records.kernel import NAMES, RawEvent, Telemetry, path_bytes, path_text

@@ -33,6 +33,7 @@ from stream.evidence.claude_formats import (
     producer_in,
     read_record,
 )
+from stream.evidence.command_lines import digest_of
 from stream.evidence.markers import (
     HOOKS,
     OTEL,
@@ -42,7 +43,6 @@ from stream.evidence.markers import (
     DroppedInput,
     ToldBlock,
 )
-from stream.evidence.process_tree import digest_of
 from stream.pipeline import Batch, Counts
 from stream.records.artifacts import PolicyEvent, SdkEvent
 from stream.records.control import TITLE, TOLD, is_told

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from stream.evidence.attribution import OTHERS, EventDetails
 from stream.evidence.claude_formats import DECISION
+from stream.evidence.command_lines import MOST, asked_in, digest_of, known_by
 from stream.evidence.derive import OUTSIDE, Correlation, correlate
 from stream.evidence.markers import code
-from stream.evidence.process_tree import MOST, asked_in, digest_of, known_by
 from stream.records.artifacts import CorrelationReport, Marker, PolicyEvent, SdkEvent
 from stream.records.control import Gap
 from stream.records.kernel import (
