@@ -191,7 +191,7 @@ def verify(options: VerifyOptions) -> None:
     async def work() -> int:
         """Verify the target and return the exit code."""
         from stream.cli.inputs import expect
-        from stream.verify.session import run_verify
+        from stream.verify.check import run_verify
 
         expect(target, "archive", "run")
         # A thread that inflates and one that decodes: neither waits long for the other.

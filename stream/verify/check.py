@@ -1,6 +1,8 @@
-"""The composition behind `stream check`: a stream of events, a file of them, or a run folder.
+"""The compositions behind `stream check`, `stream validate` and `stream verify`.
 
-The composition behind `stream validate`: streams of lines, and whole documents."""
+Each joins its sources with the transformer that checks. What reads a run folder or an archive is
+imported where one is given: a filter starts without.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from stream.transformers.invariants import Invariants
 from stream.transformers.validate import Validate
 
 if TYPE_CHECKING:
+    from stream.archive.reader import Limits
     from stream.contracts import Contracts
+    from stream.verify.report import VerifyReport
 
 
 class CheckResult(Struct):
@@ -40,25 +44,18 @@ class CheckResult(Struct):
     unknown: int  #: lines of contracts that stream does not know
 
 
-class FolderSource(Struct):
-    """What a run folder shows beside its events, and what its evidence is, as findings."""
+class FindingsSource(Struct):
+    """Sends the findings about an archive or a run folder, all at once."""
 
-    root: Path
-    contracts: Callable[[], Contracts]
+    find: Callable[[], list[Finding]]
     found: list[Finding] = field(default_factory=list)
 
     async def run(self, out: Out, /) -> None:
-        """Examine the run folder, and send its findings."""
-        # In a thread that an interrupt leaves behind: there may be gigabytes to hash.
-        self.found = await to_thread.run_sync(self._examine, abandon_on_cancel=True)
+        """Find in a thread, then send."""
+        # In a thread that an interrupt leaves behind: there may be gigabytes to read.
+        self.found = await to_thread.run_sync(self.find, abandon_on_cancel=True)
         if self.found:
             await out.send(Batch(FINDINGS, self.found))
-
-    def _examine(self) -> list[Finding]:
-        """Examine a run that was finished: of one that was cut off, its events say so."""
-        from stream.verify.run_folder import RunFolder, examine
-
-        return [*examine(RunFolder(self.root), self.contracts().boundaries)]
 
 
 async def run_check(
@@ -82,22 +79,23 @@ async def run_check(
     if boundary:
         contracts()  # what cannot be used is said before anything is read
     sources: list[Source] = []
-    folder = FolderSource(target, contracts)
-    if name != STDIN and _is_folder(folder.root):
-        from stream.verify.run_folder import RunFolder
+    examined = FindingsSource(list)
+    if name != STDIN and _is_folder(target):
+        from stream.verify.run_folder import RunFolder, examine
 
-        run = RunFolder(folder.root)
+        run = RunFolder(target)
         run.check()
         profile = profile or run.profile
-        name = str(folder.root / EVENTS_FILE)
-        sources = [folder]
+        name = str(target / EVENTS_FILE)
+        examined = FindingsSource(lambda: [*examine(run, contracts().boundaries)])
+        sources = [examined]
     if not sources or Path(name).exists():
         check_readable([name])
         sources = [NdjsonSource(name), *sources]
     place = os.fsencode(name).decode(errors="replace")
     stage = Invariants(profile or "poc", is_alone=name != STDIN, source=place, contracts=contracts)
     await Pipeline((Chain(sources),)).through(stage).into(*sinks)
-    return _answer(stage, folder.found)
+    return _answer(stage, examined.found)
 
 
 def _is_folder(path: Path) -> bool:
@@ -117,6 +115,26 @@ def _answer(stage: Invariants, found: list[Finding]) -> CheckResult:
     return CheckResult(
         stage.counts, stage.events, stage.runs, findings, stage.errors + errors, stage.unknown
     )
+
+
+async def run_verify(
+    target: Path, limits: Limits, boundary: str | None, *sinks: Sink
+) -> VerifyReport:
+    """Verify an archive or a run folder, and send what was found to the sinks.
+
+    Raise InputError where there is nothing to verify.
+    """
+    from stream.verify.session import verify
+
+    reports: list[VerifyReport] = []
+
+    def find() -> list[Finding]:
+        """Verify, and keep the report."""
+        reports.append(verify(target, limits, boundary))
+        return reports[0].findings
+
+    await Pipeline((FindingsSource(find),)).into(*sinks)
+    return reports[0]
 
 
 class DocumentSource(Struct):

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
-from stream.boundary.descriptors import Boundaries, Descriptor, make_carried
+from stream.archive.chain import Tally
+from stream.boundary.descriptors import Descriptor, find_boundaries, make_carried
 from stream.codec import (
     DECODE_ERRORS,
     LARGEST,
@@ -28,22 +29,30 @@ from stream.codec import (
     parted,
 )
 from stream.errors import InputError
+from stream.evidence.health import ABSENT_NOTE
 from stream.pipeline import Batch
 from stream.records.artifacts import (
+    EVIDENCE_FILES,
+    NOT_ASKED,
     RUNNER_FILE,
     CorrelationReport,
     ObservationHealth,
     RunnerFinished,
     RunnerStarted,
 )
-from stream.records.control import FINDINGS, LINES
+from stream.records.control import FINDINGS, LINES, Fault
+from stream.records.decision import CLAUDE_CODE
 from stream.records.run import (
+    ARTIFACTS,
     BOUNDARY_FILE,
     CHANGES_FILE,
     COMMANDS_FILE,
     DESCRIPTOR_FILE,
     EVENTS_FILE,
+    MANIFEST_FILE,
+    SUMMARY_FILE,
     Beginning,
+    Manifest,
     RunMetadata,
     RunSummary,
     decode_change,
@@ -73,15 +82,78 @@ class RunDocuments(Struct):
 
     metadata: RunMetadata | None
     summary: RunSummary | None
+    manifest: Manifest | None
     health: ObservationHealth | None
     report: CorrelationReport | None
     kernel_events: int
-    #: Whether its recorder was asked for kernel evidence: what stands for it otherwise is made
-    #: when the run is archived.
-    has_evidence: bool
+    has_layers: bool
     runner: list[RunnerStarted | RunnerFinished]
-    events: Mapping[str, Event]  #: by their names
-    counted: dict[str, int] = field(default_factory=dict)  #: records of a file
+    claims: EventClaims
+    counted: Mapping[str, int]  #: records of a file
+    tallies: Mapping[str, Tally]  #: of all files
+
+    @property
+    def events(self) -> Mapping[str, Event]:
+        """The events by their names."""
+        return self.claims.named
+
+    @property
+    def has_evidence(self) -> bool:
+        """Return whether its recorder was asked for kernel evidence: what stands for it otherwise
+        is made when the run is archived."""
+        is_made = self.health is not None and f"{ABSENT_NOTE}: {NOT_ASKED}" in self.health.notes
+        return self.has_layers and not is_made
+
+
+def document_faults(run: RunDocuments) -> Iterator[tuple[str, int, Fault]]:
+    """Compare what a run lists with its files. Yield each fault with its file and line."""
+    is_poc = run.metadata is not None and run.metadata.profile == "poc"
+    for agent, line in run.claims.agents.items() if is_poc else ():
+        if agent != CLAUDE_CODE:
+            message = f"expected {CLAUDE_CODE!r}, got {agent!r}: the run's profile is poc"
+            yield EVENTS_FILE, line, Fault(message, rule="contract.agent")
+    yield from _mention_faults(run)
+    for fault in _manifest_faults(run.manifest, run) if run.manifest else ():
+        yield MANIFEST_FILE, 0, fault._replace(rule="contract.listed")
+    for what in run.summary.incomplete if run.summary else ():
+        message = f"the recorder itself lost: {what}"
+        yield SUMMARY_FILE, 0, Fault(message, rule="contract.losses")
+
+
+def _mention_faults(run: RunDocuments) -> Iterator[tuple[str, int, Fault]]:
+    """Compare the files that events name. An archive that was made from a stream has records, and
+    no other files."""
+    files = [(mention, *mention.file) for mention in run.claims.mentions if mention.file]
+    held = [one for one in files if one[2].startswith("sha256:")]
+    if any(name.startswith(f"{ARTIFACTS}/") for name in run.tallies):
+        for mention, name, digest in held:
+            if reason := _difference(run.tallies.get(name), name, digest):
+                yield EVENTS_FILE, mention.line, Fault(reason, mention.path, "contract.listed")
+    elif held:
+        message = f"of {len(held)} files that the events name, none is here"
+        yield EVENTS_FILE, 0, Fault(message, rule="contract.artifacts")
+
+
+def _manifest_faults(manifest: Manifest, run: RunDocuments) -> Iterator[Fault]:
+    for index, file in enumerate(manifest.files):
+        tally = run.tallies.get(file.path)
+        if reason := _difference(tally, file.path, file.sha256, file.bytes):
+            yield Fault(reason, f"$.files[{index}]")
+    # What stands for evidence that nobody asked for was made together with the archive.
+    made = () if run.has_evidence else EVIDENCE_FILES
+    known = {EVENTS_FILE, MANIFEST_FILE, *made, *(file.path for file in manifest.files)}
+    for name in sorted(run.tallies.keys() - known):
+        yield Fault(f"{name} is not listed")
+
+
+def _difference(tally: Tally | None, name: str, sha256: str, size: int | None = None) -> str:
+    """Say why a file is not as it is listed; empty where it is."""
+    if tally is None:
+        return f"{name} is not there"
+    if size is not None and tally.bytes != size:
+        return f"{name} has {tally.bytes} bytes, not {size}"
+    is_same = sha256.removeprefix("sha256:") == tally.sha256
+    return "" if is_same else f"{name} is not what was hashed"
 
 
 def disagreements(run: RunDocuments) -> Iterator[str]:
@@ -176,16 +248,14 @@ def _of_commands(summary: RunSummary, run: RunDocuments) -> Iterator[str]:
     yield from _differing("commands", summary.commands, COMMANDS_FILE, listed)
 
 
-def command_faults(
-    events: Mapping[str, Event], verified: Collection[int], lines: Collection[int]
-) -> Iterator[str]:
+def command_faults(run: RunDocuments, verified: Collection[int]) -> Iterator[str]:
     """Compare the command log with the lines of it that a wrapper was seen to write.
 
     Runs of former versions do not count these.
     """
-    for number in sorted({*verified} - {*lines}):
+    for number in sorted({*verified} - {*range(run.counted.get(COMMANDS_FILE, 0))}):
         yield f"line {number} of {COMMANDS_FILE}: a wrapper wrote it, and it is not there"
-    log = _facts_of(events.get("commands_observed"), "command_log")
+    log = _facts(run, "commands_observed", "command_log")
     if "vouched_count" in log:
         stated = log["vouched_count"]
         yield from _differing("vouched_count", stated, "the evidence", len(verified))
@@ -237,11 +307,7 @@ def _shown(value: Any) -> str:
 
 def _facts(run: RunDocuments, event: str, kind: str) -> Mapping[str, Any]:
     """Return the facts of an event's artifact of a kind; empty where it has none."""
-    return _facts_of(run.events.get(event), kind)
-
-
-def _facts_of(event: Any, kind: str) -> Mapping[str, Any]:
-    for item in items_within(event, "agent_action", "artifacts"):
+    for item in items_within(run.events.get(event), "agent_action", "artifacts"):
         if within(item, "type") == kind:
             metadata = within(item, "metadata")
             return metadata if isinstance(metadata, dict) else {}
@@ -345,11 +411,13 @@ class DescriptorChecker:
 class RecordsChecker:
     """Checks lines that `stream validate` knows."""
 
-    def __init__(self, report: VerifyReport, name: str, boundaries: Boundaries) -> None:
+    def __init__(
+        self, report: VerifyReport, name: str, boundary: str | None, carried: Sequence[Descriptor]
+    ) -> None:
         self._report = report
         self.count = 0  #: of its records, those that count as one thing more
         self._name = name
-        self._stage = Validate(boundaries, is_last=True)
+        self._stage = Validate(find_boundaries(boundary, carried), is_last=True)
         self._splitter = LineSplitter(report.source(name), report.limits.line)
 
     def feed(self, data: bytes) -> None:

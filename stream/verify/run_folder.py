@@ -152,6 +152,15 @@ class EventClaims:
             self.mentions.append(mention)
 
 
+def is_run_folder(target: Path, other: str) -> bool:
+    """Return whether there is a folder, not a file: what else may be read. Raise InputError for
+    what is neither, or OSError."""
+    mode = target.stat().st_mode
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        raise InputError(f"{target}: {describe_kind(mode)}: neither {other} nor a run folder")
+    return stat.S_ISDIR(mode)
+
+
 class RunFolder:
     """The files of a run folder, and what they hold. Each is opened, decoded and digested here."""
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-
-from anyio import to_thread
-from msgspec import Struct
 
 from stream.archive.chain import Tally
 from stream.archive.manifest import (
@@ -22,36 +18,24 @@ from stream.archive.manifest import (
 )
 from stream.archive.reader import EntryStart, Limits, NoArchive, Part, parts_of, read_ahead
 from stream.archive.tar import BrokenArchive, Checkpoint, no_checkpoint
-from stream.boundary.descriptors import find_boundaries
 from stream.contracts import DOCUMENTS
 from stream.errors import InputError, os_reason
-from stream.evidence.health import ABSENT_NOTE
-from stream.files.inside import describe_kind
-from stream.pipeline import Batch, Out, Pipeline, Sink
 from stream.records.artifacts import (
     CHAIN_FILE,
     CORRELATION_FILE,
-    EVIDENCE_FILES,
     HEALTH_FILE,
     KERNEL_FILE,
-    NOT_ASKED,
     RUNNER_FILE,
     SDK_FILE,
     V0_FILES,
 )
-from stream.records.control import FINDINGS, Fault
-from stream.records.decision import CLAUDE_CODE
+from stream.records.control import Fault
 from stream.records.run import (
-    ARTIFACTS,
-    COMMANDS_FILE,
     DESCRIPTOR_FILE,
     EVENTS_FILE,
     MANIFEST_FILE,
     METADATA_FILE,
     SUMMARY_FILE,
-    Manifest,
-    RunMetadata,
-    RunSummary,
 )
 from stream.verify.artifacts import Documents, artifact_faults
 from stream.verify.layers import (
@@ -72,8 +56,9 @@ from stream.verify.run_documents import (
     RunDocuments,
     command_faults,
     disagreements,
+    document_faults,
 )
-from stream.verify.run_folder import RunFolder
+from stream.verify.run_folder import EventClaims, RunFolder, is_run_folder
 
 
 def verify(
@@ -90,7 +75,7 @@ def verify(
     """
     place = os.fsencode(target).decode(errors="replace")
     try:
-        is_folder = _is_folder(target)
+        is_folder = is_run_folder(target, "an archive")
         report = VerifyReport(place, limits or Limits(), is_folder)
         with closing(VerifySession(report, boundary)) as session:
             if is_folder:
@@ -109,37 +94,6 @@ def verify(
     except ValueError as error:  # a NUL in the path
         raise InputError(f"{place}: {error}") from None
     return report
-
-
-class VerifySource(Struct):
-    """Sends the findings about an archive or a run folder."""
-
-    target: Path
-    limits: Limits
-    boundary: str | None = None
-    report: VerifyReport | None = None
-
-    async def run(self, out: Out, /) -> None:
-        """Verify in a thread, then send all findings as one batch."""
-        # In a thread that an interrupt leaves behind: there may be gigabytes to read.
-        self.report = await to_thread.run_sync(
-            lambda: verify(self.target, self.limits, self.boundary), abandon_on_cancel=True
-        )
-        if self.report.findings:
-            await out.send(Batch(FINDINGS, self.report.findings))
-
-
-async def run_verify(
-    target: Path, limits: Limits, boundary: str | None, *sinks: Sink
-) -> VerifyReport:
-    """Verify an archive or a run folder, and send what was found to the sinks.
-
-    Raise InputError where there is nothing to verify.
-    """
-    source = VerifySource(target, limits, boundary)
-    await Pipeline((source,)).into(*sinks)
-    assert source.report is not None
-    return source.report
 
 
 class VerifySession:
@@ -242,19 +196,15 @@ class VerifySession:
 
     def check_run_documents(self, *, is_whole: bool) -> None:
         """Check the run's own documents against each other, and against layers and artifacts."""
-        if self._events:
-            self._check_agent(self._events)
-            self._check_mentions(self._events)
-        listed = self.documents.get(MANIFEST_FILE)
-        if isinstance(listed, Manifest):
-            self._check_listed(listed)
-        summary = self.documents.get(SUMMARY_FILE)
-        for what in summary.incomplete if isinstance(summary, RunSummary) else ():
-            message = f"the recorder itself lost: {what}"
-            self._report.find("contract.losses", message, SUMMARY_FILE)
+        run = self._run_documents()
+        for name, line, fault in document_faults(run):
+            self._report.add_faults([fault], name, line)
         if is_whole and self._events and self._report.is_recorded:
-            for reason in self._disagreements(self._events):
+            for reason in disagreements(run):
                 self._report.find("contract.accord", reason)
+            if self.replay.is_whole:
+                for reason in command_faults(run, self.replay.verified_commands):
+                    self._report.find("contract.accord", reason)
 
     def _read_folder(self, parts: Iterator[Part]) -> None:
         for part in parts:
@@ -272,12 +222,6 @@ class VerifySession:
     def _is_cut_off(self) -> bool:
         """Return whether this is a run whose recorder did not come to its end."""
         return self._report.is_folder and not (self._events and self._events.claims.is_finished)
-
-    @property
-    def _has_own_evidence(self) -> bool:
-        health = self.documents.get(HEALTH_FILE)
-        is_made = health is not None and f"{ABSENT_NOTE}: {NOT_ASKED}" in health.notes
-        return has_evidence(self._report.names) and not is_made
 
     def _endings(self, *, is_whole: bool) -> Iterator[tuple[str, int, Fault]]:
         """Yield the faults of the ends of the layers, and of the chain. That the layers of a run
@@ -339,84 +283,24 @@ class VerifySession:
             return self._descriptor
         if name in VALIDATED:
             carried = self._descriptor.descriptors if self._descriptor else ()
-            boundaries = find_boundaries(self._boundary, carried)
-            self._validated[name] = RecordsChecker(self._report, name, boundaries)
+            self._validated[name] = RecordsChecker(self._report, name, self._boundary, carried)
             return self._validated[name]
         return None
 
-    def _disagreements(self, events: EventsChecker) -> Iterator[str]:
-        counted = {name: checker.count for name, checker in self._validated.items()}
-        run = RunDocuments(
+    def _run_documents(self) -> RunDocuments:
+        return RunDocuments(
             metadata=self.documents.get(METADATA_FILE),
             summary=self.documents.get(SUMMARY_FILE),
+            manifest=self.documents.get(MANIFEST_FILE),
             health=self.documents.get(HEALTH_FILE),
             report=self.documents.get(CORRELATION_FILE),
             kernel_events=self._count(KERNEL_FILE),
-            has_evidence=self._has_own_evidence,
+            has_layers=has_evidence(self._report.names),
             runner=self.replay.runner,
-            events=events.claims.named,
-            counted=counted,
+            claims=self._events.claims if self._events else EventClaims(),
+            counted={name: checker.count for name, checker in self._validated.items()},
+            tallies=self._report.tallies,
         )
-        yield from disagreements(run)
-        if self.replay.is_whole:
-            lines = range(counted.get(COMMANDS_FILE, 0))
-            yield from command_faults(events.claims.named, self.replay.verified_commands, {*lines})
-
-    def _check_agent(self, events: EventsChecker) -> None:
-        metadata = self.documents.get(METADATA_FILE)
-        if not isinstance(metadata, RunMetadata) or metadata.profile != "poc":
-            return
-        for agent, line in events.claims.agents.items():
-            if agent != CLAUDE_CODE:
-                message = f"expected {CLAUDE_CODE!r}, got {agent!r}: the run's profile is poc"
-                self._report.find("contract.agent", message, EVENTS_FILE, line)
-
-    def _check_mentions(self, events: EventsChecker) -> None:
-        """Check the files that events name. An archive that was made from a stream has records,
-        and no other files."""
-        files = ((one, one.file) for one in events.claims.mentions)
-        held = [
-            (one, (file[0], file[1].removeprefix("sha256:")))
-            for one, file in files
-            if file and file[1].startswith("sha256:")
-        ]
-        if not any(name.startswith(f"{ARTIFACTS}/") for name in self._report.tallies):
-            if held:
-                message = f"of {len(held)} files that the events name, none is here"
-                self._report.find("contract.artifacts", message, EVENTS_FILE)
-            return
-        for mention, (name, sha256) in held:
-            if reason := self._differs(name, sha256):
-                line, path = mention.line, mention.path
-                self._report.find("contract.listed", reason, EVENTS_FILE, line, path)
-
-    def _check_listed(self, listed: Manifest) -> None:
-        for index, file in enumerate(listed.files):
-            digest = file.sha256.removeprefix("sha256:")
-            if reason := self._differs(file.path, digest, file.bytes):
-                self._report.find(
-                    "contract.listed", reason, MANIFEST_FILE, path=f"$.files[{index}]"
-                )
-        names = {file.path for file in listed.files}
-        for name in sorted(self._unlisted(names)):
-            self._report.find("contract.listed", f"{name} is not listed", MANIFEST_FILE)
-
-    def _unlisted(self, names: set[str]) -> Iterator[str]:
-        """Name the files that the run does not list. What stands for evidence that nobody asked for
-        was made together with the archive."""
-        others = {EVENTS_FILE, MANIFEST_FILE}
-        if not self._has_own_evidence:
-            others |= {*EVIDENCE_FILES}
-        yield from self._report.tallies.keys() - names - others
-
-    def _differs(self, name: str, sha256: str, size: int | None = None) -> str:
-        """Say why a file is not as it is listed; empty where it is."""
-        tally = self._report.tallies.get(name)
-        if tally is None:
-            return f"{name} is not there"
-        if size is not None and tally.bytes != size:
-            return f"{name} has {tally.bytes} bytes, not {size}"
-        return "" if tally.sha256 == sha256 else f"{name} is not what was hashed"
 
 
 def reading_order(names: set[str]) -> list[str]:
@@ -431,13 +315,6 @@ def _folder_names(root: Path, report: VerifyReport) -> set[str]:
     except InputError as error:
         report.find("security.type", str(error))
         return set()
-
-
-def _is_folder(target: Path) -> bool:
-    mode = target.stat().st_mode
-    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
-        raise InputError(f"{target}: {describe_kind(mode)}: neither an archive nor a run folder")
-    return stat.S_ISDIR(mode)
 
 
 def _watched(parts: Iterator[Part], checkpoint: Checkpoint) -> Iterator[Part]:
