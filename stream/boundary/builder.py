@@ -17,6 +17,7 @@ from stream.codec import explain
 from stream.errors import EmitError
 from stream.records.boundary import (
     PATTERN_VERSION,
+    UNKNOWN,
     Boundary,
     CapabilityContext,
     CapabilitySnapshot,
@@ -51,38 +52,38 @@ class BoundaryBuilder:
         self.descriptor = descriptor
 
     def from_flags(self, flags: EmitFlags, host: Host) -> bytes:
-        """Build the record that a probe asked for. Raises EmitError with emit-record's sentence."""
-        mode, primary = flags.texts["--run-mode"], flags.texts["--primary-capability-id"].strip()
+        """Build the record that a probe asked for. Raise EmitError with emit-record's sentence."""
+        texts = flags.texts
+        mode, primary = texts["--run-mode"], texts["--primary-capability-id"].strip()
         if mode not in self.descriptor.modes:
             expected = "|".join(self.descriptor.modes)
             raise EmitError(f"Unknown run mode: {mode} (expected {expected})")
         secondary = sorted({name for name in flags.secondary if name})
         payload, inferred = _payload(flags)
-        record = self._record(
-            host,
-            primary=primary,
-            secondary=secondary,
-            context=self._context(primary, secondary),
-            probe=flags.texts["--probe-name"],
-            version=flags.texts["--probe-version"],
-            mode=mode,
-            command=flags.texts["--command"],
-            operation=Operation(
-                args=fit(flags.objects["args"], 0, "args_cut"),
-                category=clip(flags.texts["--category"]),
-                target=clip(flags.texts["--target"]),
-                verb=clip(flags.texts["--verb"]),
-            ),
-            result=Result(
-                errno=_clipped(flags.text("--errno")) or inferred,
-                error_detail=_clipped(flags.text("--error-detail")),
-                message=_clipped(flags.text("--message")),
-                observed_result=cast("Status", flags.texts["--status"]),
-                raw_exit_code=flags.exit_code,
-            ),
-            payload=payload,
+        return self._checked(
+            self._record(
+                host,
+                *self._context(primary, secondary),
+                Run(clip(texts["--command"]), cast("Any", mode), _clipped(host.workspace_root)),
+                Probe(
+                    clip(texts["--probe-name"]), primary, secondary, clip(texts["--probe-version"])
+                ),
+                Operation(
+                    fit(flags.objects["args"], 0, "args_cut"),
+                    clip(texts["--category"]),
+                    clip(texts["--target"]),
+                    clip(texts["--verb"]),
+                ),
+                Result(
+                    errno=_clipped(flags.text("--errno")) or inferred,
+                    error_detail=_clipped(flags.text("--error-detail")),
+                    message=_clipped(flags.text("--message")),
+                    observed_result=cast("Status", texts["--status"]),
+                    raw_exit_code=flags.exit_code,
+                ),
+                payload,
+            )
         )
-        return self._checked(record)
 
     def from_harness(
         self,
@@ -94,36 +95,28 @@ class BoundaryBuilder:
         noise: bytes,
     ) -> bytes:
         """Build the error record that stands for a probe which did not keep its contract."""
-        primary = cell.capability or "unknown"
+        primary = cell.capability or UNKNOWN
         catalog = self.catalogs.knowing(primary)
+        snapshot = CapabilitySnapshot(UNKNOWN, primary, UNKNOWN)
         mark = {"harness": {"author": AUTHOR, "reason": reason, **_facts(cell)}}
-        raw = {} if emitted is None else {"emitted": emitted}
         stdout = snippet(noise.decode(errors="replace")) if noise else None
         stderr = snippet(cell.stderr.decode(errors="replace"))
+        script = clip(f"{cell.probe}.sh")
         record = self._record(
             host,
-            primary=primary,
-            secondary=[],
-            context=(
-                catalog.key if catalog else self.catalogs.first.key,
-                catalog.snapshot(primary)
-                if catalog
-                else CapabilitySnapshot("unknown", primary, "unknown"),
-                [],
-            ),
-            probe=cell.probe,
-            version="unknown",
-            mode=cell.mode,
-            command=f"{cell.probe}.sh",
-            operation=Operation({}, "harness", clip(f"{cell.probe}.sh"), "run"),
-            result=Result(
+            (catalog or self.catalogs.first).key,
+            CapabilityContext(catalog.snapshot(primary) if catalog else snapshot, []),
+            Run(script, cast("Any", cell.mode), _clipped(host.workspace_root)),
+            Probe(clip(cell.probe), primary, [], UNKNOWN),
+            Operation({}, "harness", script, "run"),
+            Result(
                 errno=None,
                 error_detail=_clipped(cell.spawn_error),
                 message=clip(sentence),
                 observed_result="error",
                 raw_exit_code=cell.exit_code,
             ),
-            payload=_fitted(raw, stderr, stdout, mark),
+            _fitted({} if emitted is None else {"emitted": emitted}, stderr, stdout, mark),
         )
         line = encode_boundary(record)
         if self.descriptor.check(line):
@@ -133,43 +126,38 @@ class BoundaryBuilder:
             line = encode_boundary(record)
         return line
 
-    def _context(
-        self, primary: str, secondary: Sequence[str]
-    ) -> tuple[str, CapabilitySnapshot, list[CapabilitySnapshot]]:
+    def _context(self, primary: str, secondary: Sequence[str]) -> tuple[str, CapabilityContext]:
+        """Return (the key of the catalog, the capabilities as it describes them)."""
         catalog = self.catalogs.knowing(primary)
         if catalog is None:
-            raise EmitError(_unknown("primary", primary))
+            raise _unknown("primary", primary)
         for name in secondary:
             if name not in catalog.capabilities:
-                raise EmitError(_unknown("secondary", name))
-        return catalog.key, catalog.snapshot(primary), [catalog.snapshot(n) for n in secondary]
+                raise _unknown("secondary", name)
+        others = [catalog.snapshot(name) for name in secondary]
+        return catalog.key, CapabilityContext(catalog.snapshot(primary), others)
 
     def _record(
         self,
         host: Host,
-        *,
-        primary: str,
-        secondary: list[str],
-        context: tuple[str, CapabilitySnapshot, list[CapabilitySnapshot]],
-        probe: str,
-        version: str,
-        mode: str,
-        command: str,
+        catalog_key: str,
+        context: CapabilityContext,
+        run: Run,
+        probe: Probe,
         operation: Operation,
         result: Result,
         payload: Payload,
     ) -> Boundary:
-        catalog_key, first, others = context
         # A descriptor of the user's own may name another pattern and other modes; its
         # schema is what the encoded record is then held against.
         return Boundary(
             capabilities_schema_version=catalog_key,
-            capability_context=CapabilityContext(first, others),
+            capability_context=context,
             operation=operation,
             payload=payload,
-            probe=Probe(clip(probe), primary, secondary, clip(version)),
+            probe=probe,
             result=result,
-            run=Run(clip(command), cast("Any", mode), _clipped(host.workspace_root)),
+            run=run,
             schema_key=self.descriptor.key,
             schema_version=cast("Any", self.descriptor.pattern_version),
             stack=Stack(clip(host.os), cast("SandboxMode | None", host.sandbox_mode)),
@@ -187,8 +175,8 @@ class BoundaryBuilder:
         return line
 
 
-def _unknown(which: str, name: str) -> str:
-    return (
+def _unknown(which: str, name: str) -> EmitError:
+    return EmitError(
         f"Unknown {which} capability id: {name}."
         " Expected one of the IDs in the loaded capability catalog."
     )
@@ -200,33 +188,24 @@ def _clipped(text: str | None) -> str | None:
 
 def _payload(flags: EmitFlags) -> tuple[Payload, str | None]:
     """Make the payload. Infer the errno from the evidence where the probe named none."""
-    if flags.payload is not None:
-        raw, stderr, stdout = (
-            flags.payload.raw,
-            flags.payload.stderr_snippet,
-            flags.payload.stdout_snippet,
-        )
+    if given := flags.payload:
+        raw, stderr, stdout = given.raw, given.stderr_snippet, given.stdout_snippet
     else:
         raw = flags.objects["raw"]
         stderr, stdout = flags.snippets.get("stderr"), flags.snippets.get("stdout")
+    message, detail = flags.text("--message"), flags.text("--error-detail")
     shown = {
         "stderr_snippet": snippet(stderr),
-        "message": _clipped(flags.text("--message")),
-        "error_detail": _clipped(flags.text("--error-detail")),
+        "message": _clipped(message),
+        "error_detail": _clipped(detail),
         "stdout_snippet": snippet(stdout),
     }
-    inferred = None
+    mark, errno = {}, None
     if flags.texts["--status"] != "success" and not flags.text("--errno"):
-        whole = {
-            "stderr": stderr,
-            "message": flags.text("--message"),
-            "error_detail": flags.text("--error-detail"),
-            "stdout": stdout,
-        }
-        inferred = infer_errno(whole, shown)
-    mark = {"errno_inferred_from": inferred[1]} if inferred else {}
-    payload = _fitted(raw, shown["stderr_snippet"], shown["stdout_snippet"], mark)
-    return payload, inferred[0] if inferred else None
+        whole = dict(zip(shown, (stderr, message, detail, stdout), strict=True))
+        if inferred := infer_errno(whole, shown):
+            errno, mark["errno_inferred_from"] = inferred
+    return _fitted(raw, shown["stderr_snippet"], shown["stdout_snippet"], mark), errno
 
 
 def _fitted(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from operator import attrgetter
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -34,16 +35,23 @@ _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
 FLOOD = 4 << 20  #: bytes on stderr that are no debugging any more
+#: of a record that is refused, what the harness quotes
+_SHOWN = ("--probe-name", "--primary-capability-id", "--status", "--errno", "--message")
+#: the fields that every record has to have, whatever its pattern is
+_NAMING = (
+    *("schema_key", "capabilities_schema_version", "probe.id", "probe.primary_capability_id"),
+    *("run.mode", "result.observed_result"),
+)
 #: what a capability is called that is about the workspace, and not about what lies outside of it
 _OF_THE_WORKSPACE = re.compile(r"(?<!outside_)workspace|_git_")
 
 
-class ContractViolation(Exception):  # noqa: N818 - not a failure of ours
-    """The probe did not keep its contract."""
+class Refused(Exception):  # noqa: N818 - not a failure of ours
+    """The probe did not keep its contract: its record is refused."""
 
     def __init__(self, reason: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.reason = reason
+        super().__init__(reason, sentence)
+        self.reason, self.sentence = reason, sentence
 
 
 class ProbeOutput:
@@ -57,54 +65,45 @@ class ProbeOutput:
         self._flags: EmitFlags | None = None
         self._plain: bytes | None = None
         # Not the exception: its frames would keep us, and what the cell wrote, in a cycle.
-        self._violation: tuple[str, str] | None = None
+        self._refused: tuple[str, str] | None = None
         try:
             self._read_stdout()
-        except ContractViolation as violation:
-            self._violation = violation.reason, str(violation)
+        except Refused as refused:
+            self._refused = refused.reason, refused.sentence
 
     def record(self, recorder: BoundaryBuilder) -> tuple[bytes, str]:
-        """Give the probe's own record and its result. Raises ContractViolation."""
+        """Give the probe's own record and its result. Raises Refused."""
         _check_end(self.cell)
-        if self._violation:
-            raise ContractViolation(*self._violation)
+        if self._refused:
+            raise Refused(*self._refused)
         if self.cell.stderr_bytes > FLOOD:
-            written = self.cell.stderr_bytes
-            raise ContractViolation("flooded", f"the probe wrote {written} bytes to stderr")
+            raise Refused("flooded", f"the probe wrote {self.cell.stderr_bytes} bytes to stderr")
         if self.cell.stragglers:
             left = ", ".join(self.cell.stragglers[:5])
-            raise ContractViolation(
-                "left-processes", f"the probe left processes behind, now ended: {left}"
-            )
+            raise Refused("left-processes", f"the probe left processes behind, now ended: {left}")
         if self._plain is not None:
             return self._from_plain(self._plain, recorder)
         assert self._flags is not None
-        self._same_cell(
-            self._flags.texts["--probe-name"],
-            self._flags.texts["--run-mode"],
-            self._flags.texts["--primary-capability-id"].strip(),
-        )
+        texts, result = self._flags.texts, self._flags.texts["--status"]
+        capability = texts["--primary-capability-id"].strip()
+        self._same_cell(texts["--probe-name"], texts["--run-mode"], capability)
         try:
             line = recorder.from_flags(self._flags, self.host)
         except EmitError as error:
-            raise ContractViolation("bad-emission", f"emit-record: {error}") from None
-        result = self._flags.texts["--status"]
-        named = [self._flags.texts["--primary-capability-id"], *self._flags.secondary]
-        self._in_its_place(self._flags.texts["--target"], result, named)
+            raise Refused("bad-emission", f"emit-record: {error}") from None
+        self._in_its_place(texts["--target"], result, [capability, *self._flags.secondary])
         return line, result
 
     def _read_stdout(self) -> None:
         cell = self.cell
         if cell.stdout_bytes > len(cell.stdout):
             self.noise = cell.stdout[:4096]
-            raise ContractViolation(
-                "flooded", f"the probe wrote {cell.stdout_bytes} bytes to stdout"
-            )
+            raise Refused("flooded", f"the probe wrote {cell.stdout_bytes} bytes to stdout")
         try:
             frames, rest = split_frames(cell.stdout)
         except FrameError as error:
             self.noise = cell.stdout
-            raise ContractViolation("bad-emission", f"emit-record: {error}") from None
+            raise Refused("bad-emission", f"emit-record: {error}") from None
         self.noise = rest.strip()
         objects = _json_objects(self.noise) if self.noise else []
         if frames:
@@ -113,17 +112,12 @@ class ProbeOutput:
             self._plain = objects[0]
             value = _decode_object(self._plain)
             self.emitted = None if too_deep(value) else value
-        many = len(frames) + len(objects)
-        if many > 1:
-            raise ContractViolation(
-                "several-records", f"the probe wrote {many} records instead of one"
-            )
+        if (many := len(frames) + len(objects)) > 1:
+            raise Refused("several-records", f"the probe wrote {many} records instead of one")
         if self.noise and not objects:
-            raise ContractViolation(
-                "noise", "the probe wrote something other than its record to stdout"
-            )
-        if not frames and not objects:
-            raise ContractViolation("no-record", "the probe wrote no record")
+            raise Refused("noise", "the probe wrote something other than its record to stdout")
+        if not many:
+            raise Refused("no-record", "the probe wrote no record")
 
     def _read_frame(self, frame: Frame) -> None:
         if frame.os:
@@ -133,41 +127,34 @@ class ProbeOutput:
         except EmitError as error:
             words = [word.text.decode(errors="replace") for word in frame.words[:60]]
             self.emitted = {"words": words}
-            raise ContractViolation("bad-emission", f"emit-record: {error}") from None
-        kept = ("--probe-name", "--primary-capability-id", "--status", "--errno", "--message")
+            raise Refused("bad-emission", f"emit-record: {error}") from None
         texts = self._flags.texts
-        self.emitted = {name.strip("-"): texts[name] for name in kept if name in texts}
+        self.emitted = {name.strip("-"): texts[name] for name in _SHOWN if name in texts}
 
     def _from_plain(self, line: bytes, recorder: BoundaryBuilder) -> tuple[bytes, str]:
         """A record that the probe, or a helper of its own, wrote as JSON."""
         try:
             value = parse_document(line)  # which of two equal keys counts is nobody's to guess
         except ValueError as error:
-            raise ContractViolation("invalid-record", f"the record is not valid: {error}") from None
+            raise Refused("invalid-record", f"the record is not valid: {error}") from None
         if self.emitted is None:
-            raise ContractViolation("invalid-record", "the record is not valid: nested too deeply")
+            raise Refused("invalid-record", "the record is not valid: nested too deeply")
         line = _encode_sorted(within_limits(value))
         fault = recorder.descriptor.check(line)
         if fault:
-            raise ContractViolation(
+            raise Refused(
                 "invalid-record", f"the record is not valid: {fault.path or '$'}: {fault.reason}"
             )
         record = _decode_named(line)
         self._same_cell(record.probe.id, record.run.mode, record.probe.primary_capability_id)
         if record.schema_key != recorder.descriptor.key:
-            raise ContractViolation(
-                "wrong-cell", f"the record names another boundary: {record.schema_key}"
-            )
-        if record.stack.sandbox_mode not in (None, self.cell.sandbox_mode):
-            mode = record.stack.sandbox_mode
-            raise ContractViolation(
-                "wrong-cell", f"the record names sandbox mode {mode}: none such declared"
-            )
+            raise Refused("wrong-cell", f"the record names another boundary: {record.schema_key}")
+        mode = record.stack.sandbox_mode
+        if mode not in (None, self.cell.sandbox_mode):
+            raise Refused("wrong-cell", f"the record names sandbox mode {mode}: none such declared")
         workspace, own = record.run.workspace_root, self.cell.workspace_root
         if None not in (workspace, own) and workspace != clip(own or ""):
-            raise ContractViolation(
-                "wrong-cell", f"the record names another workspace: {workspace}"
-            )
+            raise Refused("wrong-cell", f"the record names another workspace: {workspace}")
         _same_capabilities(record, recorder.catalogs)
         secondary = record.probe.secondary_capability_ids or ()
         named = [record.probe.primary_capability_id, *secondary]
@@ -180,7 +167,7 @@ class ProbeOutput:
             return
         place = PurePosixPath(os.path.normpath(target))
         if any(place.is_relative_to(folder) for folder in self.cell.harness):
-            raise ContractViolation(
+            raise Refused(
                 "wrong-place",
                 f"the target {target} lies in a folder of the harness, not in the workspace",
             )
@@ -193,9 +180,7 @@ class ProbeOutput:
             ("capability", cell.capability or capability, capability),
         ):
             if got != expected:
-                raise ContractViolation(
-                    "wrong-cell", f"the record names {what} {got}, not {expected}"
-                )
+                raise Refused("wrong-cell", f"the record names {what} {got}, not {expected}")
 
 
 def _decode_named(line: bytes) -> SharedRecord:
@@ -204,19 +189,10 @@ def _decode_named(line: bytes) -> SharedRecord:
         record = decode_shared(line)
     except DECODE_ERRORS as error:
         fault = explain(error)
-        raise ContractViolation("invalid-record", f"the record is not valid: {fault}") from None
-    probe = record.probe
-    for path, part in (
-        ("schema_key", record.schema_key),
-        ("capabilities_schema_version", record.capabilities_schema_version),
-        ("probe.id", probe.id),
-        ("probe.primary_capability_id", probe.primary_capability_id),
-        ("run.mode", record.run.mode),
-        ("result.observed_result", record.result.observed_result),
-    ):
-        if not part:
-            sentence = f"the record is not valid: $.{path}: is missing"
-            raise ContractViolation("invalid-record", sentence)
+        raise Refused("invalid-record", f"the record is not valid: {fault}") from None
+    for path in _NAMING:
+        if not attrgetter(path)(record):
+            raise Refused("invalid-record", f"the record is not valid: $.{path}: is missing")
     return record
 
 
@@ -231,7 +207,7 @@ def _same_capabilities(record: SharedRecord, catalogs: Catalogs) -> None:
             or catalog.key != record.capabilities_schema_version
             or name not in catalog.capabilities
         ):
-            raise ContractViolation(
+            raise Refused(
                 "wrong-cell",
                 f"the record names capability {name} of catalog"
                 f" {record.capabilities_schema_version}, which is not in force",
@@ -244,9 +220,7 @@ def _same_capabilities(record: SharedRecord, catalogs: Catalogs) -> None:
         stated, expected = stated[1:], expected[1:]
     snapshots = map(catalog.snapshot, expected)
     if stated != [SharedSnapshot(one.category, one.id, one.layer) for one in snapshots]:
-        raise ContractViolation(
-            "wrong-cell", f"capability_context is not what catalog {catalog.key} says"
-        )
+        raise Refused("wrong-cell", f"capability_context is not what catalog {catalog.key} says")
 
 
 def _json_objects(data: bytes) -> list[bytes]:
@@ -263,16 +237,12 @@ def _json_objects(data: bytes) -> list[bytes]:
 
 def _check_end(cell: RawEmission) -> None:
     if cell.spawn_error is not None:
-        raise ContractViolation(
-            "spawn-failed", f"the probe could not be started: {cell.spawn_error}"
-        )
+        raise Refused("spawn-failed", f"the probe could not be started: {cell.spawn_error}")
     if cell.timed_out is not None:
-        raise ContractViolation(
-            "timed-out", f"the probe was still running after {cell.timed_out:g} s"
-        )
+        raise Refused("timed-out", f"the probe was still running after {cell.timed_out:g} s")
     if cell.signal is not None:
-        raise ContractViolation("killed", f"the probe was killed by {cell.signal}")
+        raise Refused("killed", f"the probe was killed by {cell.signal}")
     if cell.exit_code is None:
-        raise ContractViolation("exit-status", "how the probe ended is not known")
+        raise Refused("exit-status", "how the probe ended is not known")
     if cell.exit_code:
-        raise ContractViolation("exit-status", f"the probe exited with status {cell.exit_code}")
+        raise Refused("exit-status", f"the probe exited with status {cell.exit_code}")

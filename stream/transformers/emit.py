@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from stream.boundary.builder import BoundaryBuilder
 from stream.boundary.flags import clip
-from stream.boundary.output import ContractViolation, ProbeOutput
+from stream.boundary.output import ProbeOutput, Refused
 from stream.codec import DECODE_ERRORS, contract_of, explain, is_blank, reject, repeated_key
 from stream.errors import visible
 from stream.pipeline import Batch, Counts, by_kind
@@ -109,16 +109,16 @@ class Emit:
         output = ProbeOutput(cell)
         try:
             line, result = output.record(self._recorder)
-        except ContractViolation as violation:
+        except Refused as refused:
             # It may quote the probe: nothing of it is obeyed by a terminal.
-            sentence = visible(clip(str(violation), 1000))
+            sentence = visible(clip(refused.sentence, 1000))
             self.failed += 1
             if self.failed <= MOST_FAILURES:
-                failure = Failure(visible(cell.probe), cell.mode, violation.reason, sentence)
+                failure = Failure(visible(cell.probe), cell.mode, refused.reason, sentence)
                 self.failures.append(failure)
             result = "error"
             line = self._recorder.from_harness(
-                cell, output.host, violation.reason, str(violation), output.emitted, output.noise
+                cell, output.host, refused.reason, refused.sentence, output.emitted, output.noise
             )
         self.results[result] += 1
         return line
