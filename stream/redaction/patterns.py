@@ -8,7 +8,7 @@ them up, so that nothing here looks like a key to those who search repositories 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct
 
@@ -239,61 +239,51 @@ _ARGS = rb"[^\r\n|;]{0,400}?" + _S  #: words of a command, up to the one that is
 _Q = rb"(?:\\{0,7}[\"'`])?"
 
 
-def _value_after(pattern: bytes) -> SecretRule:
-    """Return the rule of a secret that follows the pattern, in quotes or without."""
+def _after(pattern: bytes, find: Callable[[bytes, re.Match[bytes]], Found | None]) -> SecretRule:
+    """Return the rule of a secret that follows a pattern, as `find` finds it there."""
     compiled = re.compile(rb"(?i)" + pattern)
 
     def rule(text: bytes, place: int) -> Iterable[Found]:
         """Find the secret that follows the words at a place."""
         found = START.match(text, place) and compiled.match(text, place)
-        answer = found and secret_at(text, found.end(), SURE)
+        answer = find(text, found) if found else None
         return [answer] if answer else []
 
     return rule
 
 
+def _value(text: bytes, found: re.Match[bytes]) -> Found | None:
+    """Find a secret in quotes or without."""
+    return secret_at(text, found.end(), SURE)
+
+
 _OF_USERS = re.compile(rb"(?i)\b(?:user|role|login|grant|create|alter)\b[^\r\n]*\Z")
 
 
-def _sql_value_after(pattern: bytes) -> SecretRule:
-    """Return the rule for SQL, whose words prose has too: a word counts in quotes, after a user."""
-    compiled = re.compile(rb"(?i)" + pattern)
-
-    def rule(text: bytes, place: int) -> Iterable[Found]:
-        """Find the secret that follows the words of SQL at a place."""
-        found = START.match(text, place) and compiled.match(text, place)
-        answer = found and secret_at(text, found.end(), SURE)
-        if not found or not answer:
-            return []
-        assert answer.until is not None
-        value = piece(text, answer.start, answer.until)
-        if answer.start == found.end():
-            good = values.is_special(value) or values.is_random(value)
-        else:
-            about_users = _OF_USERS.search(text, max(place - 256, 0), place)
-            good = bool(about_users) or not value.isalpha()
-        return [answer] if good else []
-
-    return rule
+def _sql_value(text: bytes, found: re.Match[bytes]) -> Found | None:
+    """Find a secret of SQL, whose words prose has too: a word counts in quotes, after a user."""
+    answer = secret_at(text, found.end(), SURE)
+    if not answer:
+        return None
+    assert answer.until is not None
+    value = piece(text, answer.start, answer.until)
+    if answer.start == found.end():
+        good = values.is_special(value) or values.is_random(value)
+    else:
+        about_users = _OF_USERS.search(text, max(found.start() - 256, 0), found.start())
+        good = bool(about_users) or not value.isalpha()
+    return answer if good else None
 
 
-def _user_and_secret(pattern: bytes) -> SecretRule:
-    """Return the rule of `USER:SECRET` or `USER%SECRET` in one word, perhaps in quotes."""
-    compiled = re.compile(
-        rb"(?i)" + pattern + _Q + rb"[^\s:%\"'`\\\0/]{1,64}[:%](?!/)" + COLOUR + rb"{0,3}"
-    )
+#: `USER:` or `USER%` in one word with the secret, perhaps in quotes
+_OF_USER = _Q + rb"[^\s:%\"'`\\\0/]{1,64}[:%](?!/)" + COLOUR + rb"{0,3}"
 
-    def rule(text: bytes, place: int) -> Iterable[Found]:
-        """Find the secret behind the user at a place."""
-        found = START.match(text, place) and compiled.match(text, place)
-        if not found:
-            return []
-        until = unquoted_end(text, found.end())
-        value = piece(text, found.end(), until)
-        good = len(value) >= 3 and not values.is_no_secret(value)
-        return [Found("password", found.end(), found.end(), until)] if good else []
 
-    return rule
+def _after_user(text: bytes, found: re.Match[bytes]) -> Found | None:
+    until = unquoted_end(text, found.end())
+    value = piece(text, found.end(), until)
+    good = len(value) >= 3 and not values.is_no_secret(value)
+    return Found("password", found.end(), found.end(), until) if good else None
 
 
 # Keys in several lines, or parts
@@ -348,8 +338,8 @@ _AUTHORIZATION = re.compile(
     rb"(?P<scheme>(?:bearer|basic|token|apikey|api-key|key|bot|genie[_-]?key|splunk|ghost|sso-key)"
     rb"[ \t]{1,4}|(?P<line>digest|negotiate|aws4-hmac-sha256)[ \t]{1,4})?" + COLOUR + rb"{0,3}"
 )
-_BEARER = re.compile(rb"(?i)bearer(?:[ \t]{1,4}|[=:][ \t]{0,4})" + COLOUR + rb"{0,3}")
-_COOKIE = re.compile(rb"(?i)cookie\\{0,7}[\"']?:[ \t]{0,4}\\{0,7}[\"']?")
+_BEARER = rb"bearer(?:[ \t]{1,4}|[=:][ \t]{0,4})" + COLOUR + rb"{0,3}"
+_COOKIE = rb"cookie\\{0,7}[\"']?:[ \t]{0,4}\\{0,7}[\"']?"
 _PAIR = re.compile(rb"(?<![\w.-])[\w.-]{1,64}=[^;\s]{6}")
 
 
@@ -367,24 +357,21 @@ def _authorization(text: bytes, place: int) -> Iterable[Found]:
     return [Found("authorization", start, start, until)] if good else []
 
 
-def _bearer(text: bytes, place: int) -> Iterable[Found]:
-    found = START.match(text, place) and _BEARER.match(text, place)
-    until = unquoted_end(text, found.end()) if found else None
-    value = piece(text, found.end(), until) if found and until else b""
+def _bearer(text: bytes, found: re.Match[bytes]) -> Found | None:
+    until = unquoted_end(text, found.end())
+    value = piece(text, found.end(), until)
     shaped = values.is_mixed(value) or values.is_random(value)
-    if not found or len(value) < 12 or not shaped or values.is_no_secret(value):
-        return []
-    return [Found("authorization", found.end(), found.end(), until)]
+    good = len(value) >= 12 and shaped and not values.is_no_secret(value)
+    return Found("authorization", found.end(), found.end(), until) if good else None
 
 
-def _cookie(text: bytes, place: int) -> Iterable[Found]:
-    found = START.match(text, place) and _COOKIE.match(text, place)
-    value = piece(text, found.end(), values.LINE_END) if found else b""
-    is_set = text[max(place - 4, 0) : place].lower() == b"set-"
+def _cookie(text: bytes, found: re.Match[bytes]) -> Found | None:
+    value = piece(text, found.end(), values.LINE_END)
+    is_set = text[max(found.start() - 4, 0) : found.start()].lower() == b"set-"
     pair = (_PAIR.match if is_set else _PAIR.search)(value)
-    if not found or not pair or values.is_no_secret(value):
-        return []
-    return [Found("cookie", found.end(), found.end(), values.LINE_END)]
+    if not pair or values.is_no_secret(value):
+        return None
+    return Found("cookie", found.end(), found.end(), values.LINE_END)
 
 
 _USERINFO = re.compile(rb":(?:\\{0,7}/){2}(?:[^\s/@:\"'<>\\\0]{0,128}:)?([^\s\"'\\\0]{1,512})\Z")
@@ -475,8 +462,9 @@ _NAMES = (
 _PLACES = (
     Context("authorization", (b"authorization",), _authorization,
         "Authorization: Basic <20>", "Authorization: required for this"),
-    Context("authorization", (b"bearer",), _bearer, "bearer <24>", "the bearer of this letter"),
-    Context("cookie", (b"cookie",), _cookie,
+    Context("authorization", (b"bearer",), _after(_BEARER, _bearer),
+        "bearer <24>", "the bearer of this letter"),
+    Context("cookie", (b"cookie",), _after(_COOKIE, _cookie),
         "Set-Cookie: id=<24>; Path=/", "a cookie: it is sweet"),
     Context("url", (b"@",), _url, "https://me:<12>@example.org/", "ssh://git@example.org/a/b.git"),
     Context("private-key", (b"-----BEGIN ", b"-----BEGIN+", b"-----BEGIN%20"), _pem,
@@ -488,56 +476,57 @@ _PLACES = (
     Context("password", (b":5432:", b":6432:", b":*:"), _pgpass,
         "db.example.org:5432:app:me:<14>", "10.0.0.1:5432: connection refused", any_case=False),
     Context("password", (b"identified",),
-        _sql_value_after(rb"identified\s{1,4}(?:with\s{1,4}\S{1,40}\s{1,4})?by\s{1,4}"
-                         rb"(?:password\s{1,4}|values\s{1,4})?"),
+        _after(rb"identified\s{1,4}(?:with\s{1,4}\S{1,40}\s{1,4})?by\s{1,4}"
+               rb"(?:password\s{1,4}|values\s{1,4})?", _sql_value),
         "CREATE USER me IDENTIFIED BY '<12>';", "he is identified by name"),
     Context("password", (b"password",),
-        _value_after(rb"password\s{1,4}(?=\\{0,7}')|password\s{0,2}\((?=\\{0,7}['\"])"),
+        _after(rb"password\s{1,4}(?=\\{0,7}')|password\s{0,2}\((?=\\{0,7}['\"])", _value),
         "ALTER ROLE me WITH ENCRYPTED PASSWORD '<12>';", "the password 'is' a word"),
 )  # fmt: skip
 _USER = rb"(?:-u|--user|--proxy-user|-U)(?:" + _S + rb"|=)?"
 _BY_P = rb"(?:-p(?:" + _S + rb"|=|(?![a-z-]{2,}(?:[\s\0\"'`=]|\Z)))|--password(?:" + _S + rb"|=))"
 _COMMANDS = (
     Context("password", (b"curl", b"http ", b"https ", b"xh "),
-        _user_and_secret(rb"(?:curl(?:\.exe)?|https?|xh)" + _ARGS + rb"(?:" + _USER
-                         + rb"|-a" + _S + rb")"),
+        _after(rb"(?:curl(?:\.exe)?|https?|xh)" + _ARGS + rb"(?:" + _USER
+               + rb"|-a" + _S + rb")" + _OF_USER, _after_user),
         "curl -sS -u me:<12> https://example.org", "curl -sS -o out https://example.org"),
     Context("password", (b"mysql", b"mariadb"),
-        _value_after(rb"(?:mysql|mariadb)(?:-?(?:dump|admin|import|show|check))?" + _ARGS
-                     + rb"-p(?=[^\s\0\"',-]|[\"'][^\s\0\"',\]])"),
+        _after(rb"(?:mysql|mariadb)(?:-?(?:dump|admin|import|show|check))?" + _ARGS
+               + rb"-p(?=[^\s\0\"',-]|[\"'][^\s\0\"',\]])", _value),
         "mysqldump -u root -p<12> db", "mysql -u root -p db"),
-    Context("password", (b"sshpass",), _value_after(rb"sshpass" + _ARGS + rb"-p" + _S + rb"?"),
+    Context("password", (b"sshpass",), _after(rb"sshpass" + _ARGS + rb"-p" + _S + rb"?", _value),
         "sshpass -p <12> ssh host", "sshpass -e ssh host"),
-    Context("password", (b"login",), _value_after(rb"login(?![\w-])" + _ARGS + _BY_P),
+    Context("password", (b"login",), _after(rb"login(?![\w-])" + _ARGS + _BY_P, _value),
         "docker login -u me -p <12> example.org", "docker login -progress plain"),
     Context("password", (b"redis-cli",),
-        _value_after(rb"redis-cli" + _ARGS + rb"(?:-a|--pass)" + _S + rb"?"),
+        _after(rb"redis-cli" + _ARGS + rb"(?:-a|--pass)" + _S + rb"?", _value),
         "redis-cli -h host -a <12> ping", "redis-cli -h host ping"),
     Context("password", (b"mongo",),
-        _value_after(rb"mongo(?:sh|dump|restore|export|import)?" + _ARGS + _BY_P),
+        _after(rb"mongo(?:sh|dump|restore|export|import)?" + _ARGS + _BY_P, _value),
         "mongosh -u me -p <12> db", "mongodb -path"),
     Context("password", (b"ldap",),
-        _value_after(rb"ldap(?:search|modify|add|delete|passwd|whoami)" + _ARGS + rb"-w" + _S),
+        _after(rb"ldap(?:search|modify|add|delete|passwd|whoami)" + _ARGS + rb"-w" + _S, _value),
         "ldapsearch -x -D cn=me -w <12>", "ldapsearch -x -W"),
     Context("password", (b"sqlcmd", b"sqlplus"),
-        _value_after(rb"(?:sqlcmd" + _ARGS + rb"-P" + _S + rb"?|sqlplus" + _S + rb"(?:-\w{1,2}" + _S
-                     + rb"){0,3}\w{1,32}/)"),
+        _after(rb"(?:sqlcmd" + _ARGS + rb"-P" + _S + rb"?|sqlplus" + _S + rb"(?:-\w{1,2}" + _S
+               + rb"){0,3}\w{1,32}/)", _value),
         "sqlcmd -S host -U me -P <12>", "sqlcmd -S host -E"),
-    Context("password", (b"smbclient",), _user_and_secret(rb"smbclient" + _ARGS + _USER),
+    Context("password", (b"smbclient",),
+        _after(rb"smbclient" + _ARGS + _USER + _OF_USER, _after_user),
         "smbclient //host/share -U me%<12>", "smbclient //host/share -N"),
-    Context("password", (b"pass:",), _value_after(rb"(?<=[\s\0\"'=])pass:"),
+    Context("password", (b"pass:",), _after(rb"(?<=[\s\0\"'=])pass:", _value),
         "openssl rsa -passin pass:<12> -in k", "by pass: it is shut"),
-    Context("password", (b"zip", b"unzip"), _value_after(rb"(?:zip|unzip)" + _ARGS + rb"-P" + _S),
+    Context("password", (b"zip", b"unzip"), _after(rb"(?:zip|unzip)" + _ARGS + rb"-P" + _S, _value),
         "zip -P <12> a.zip b", "zip -r a.zip b"),
     Context("password", (b"htpasswd",),
-        _value_after(rb"htpasswd" + _S + rb"(?:-\w{1,8}" + _S + rb"){1,6}(?:[\w./-]{1,64}" + _S
-                     + rb"){1,2}"),
+        _after(rb"htpasswd" + _S + rb"(?:-\w{1,8}" + _S + rb"){1,6}(?:[\w./-]{1,64}" + _S
+               + rb"){1,2}", _value),
         "htpasswd -bc file me <12>", "htpasswd -c file"),
     Context("password", (b"useradd", b"usermod"),
-        _value_after(rb"user(?:add|mod)" + _ARGS + rb"-p" + _S),
+        _after(rb"user(?:add|mod)" + _ARGS + rb"-p" + _S, _value),
         "useradd -m -p <12> me", "useradd -m me"),
     Context("password", (b"--from-literal",),
-        _value_after(rb"--from-literal(?:=|" + _S + rb")" + _Q + rb"[\w.-]{1,64}="),
+        _after(rb"--from-literal(?:=|" + _S + rb")" + _Q + rb"[\w.-]{1,64}=", _value),
         "kubectl create secret generic x --from-literal=any=<12>", "--from-literal is an option"),
     Context("password", (b"chpasswd",), _chpasswd,
         "echo 'me:<12>' | chpasswd", "chpasswd reads pairs"),

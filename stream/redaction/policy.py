@@ -98,14 +98,14 @@ class Redactor:
         self._kinds: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def stream(self) -> RedactedStream:
+    def stream(self) -> Scan:
         """Begin a stream, whose output does not depend on how its bytes are cut."""
         from stream.redaction.scanner import Scan, detector_for  # their tables take a while
 
         with self._lock:
             if self._detector is None:
                 self._detector = detector_for(self._environment)
-        return RedactedStream(Scan(self._detector, self._token))
+        return Scan(self._detector, self._token)
 
     def bytes(self, data: bytes) -> bytes:
         """Return the bytes without their secrets."""
@@ -140,21 +140,6 @@ class Redactor:
                     return f"[redacted:{kind}:more]".encode()
                 token = self._numbers[key] = f"[redacted:{kind}:{self._count}]"
         return token.encode()
-
-
-class RedactedStream:
-    """Bytes in, bytes without secrets out; it holds a bounded piece of them."""
-
-    def __init__(self, scan: Scan) -> None:
-        self._scan = scan
-
-    def feed(self, chunk: bytes) -> bytes:
-        """Take in a chunk, and return what of the stream is decided."""
-        return self._scan.feed(chunk)
-
-    def finish(self) -> bytes:
-        """Return the rest of the stream, at its end."""
-        return self._scan.finish()
 
 
 class OutputFile:
