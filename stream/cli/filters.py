@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from stream.cli.options import (
-    Boundary,
-    Findings,
-    Force,
-    KnownBoundary,
-    Reject,
-)
+from stream.cli.options import Boundary, Findings, Force, KnownBoundary, Reject
 from stream.cli.runner import (
     echo,
     note,
@@ -206,15 +200,7 @@ def normalize(
 
 
 def _normalize_sinks(is_filter: bool, detail: str | None, reject: str | None) -> list[Any]:
-    from stream.records.control import (
-        CAPTURES,
-        DETAILS,
-        FINDINGS,
-        GAPS,
-        KERNEL,
-        LINES,
-        REJECTS,
-    )
+    from stream.records.control import CAPTURES, DETAILS, FINDINGS, GAPS, KERNEL, LINES, REJECTS
     from stream.sinks.ndjson import Ndjson, Text
 
     gaps = (GAPS,) if is_filter or detail == "-" else ()

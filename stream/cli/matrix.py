@@ -26,15 +26,7 @@ from stream.cli.options import (
     Workspace,
     split_words,
 )
-from stream.cli.runner import (
-    echo,
-    note,
-    number,
-    problem_sink,
-    run,
-    run_now,
-    run_prepared,
-)
+from stream.cli.runner import echo, note, number, problem_sink, run, run_now, run_prepared
 
 if TYPE_CHECKING:
     from stream.boundary.scripts import MatrixPlan, Stop
@@ -573,11 +565,7 @@ def gate(
         checked = findings = 0
         for folder, named in _by_folder(names or [], probes).items():
             request = MatrixRequest(
-                probes=named,
-                folder=folder,
-                catalog=catalog,
-                boundary=boundary,
-                workspace=workspace,
+                probes=named, folder=folder, catalog=catalog, boundary=boundary, workspace=workspace
             )
             result = await run_gate(request, *sinks, static=static, timeout=timeout)
             checked += result.probes

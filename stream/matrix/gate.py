@@ -227,11 +227,7 @@ async def _run(plan: MatrixPlan, timeout: float, watched: Path | None) -> list[F
             for n, cell in enumerate(plan.cells)
         )
         source = ProbeSource(
-            plan=replace(plan, cells=cells),
-            staging=staging,
-            jobs=1,
-            timeout=timeout,
-            on_done=after,
+            plan=replace(plan, cells=cells), staging=staging, jobs=1, timeout=timeout, on_done=after
         )
         try:
             await Pipeline((source,)).into(collected)

@@ -47,9 +47,7 @@ V0_FILES = (
 )
 
 #: What a run folder has of them, in the order of their names.
-EVIDENCE_FILES = tuple(
-    sorted((*V0_FILES, CHAIN_FILE, COMPANION_FILE, DETAIL_FILE, MARKERS_FILE)),
-)
+EVIDENCE_FILES = tuple(sorted((*V0_FILES, CHAIN_FILE, COMPANION_FILE, DETAIL_FILE, MARKERS_FILE)))
 
 #: What each line or artifact of such a file is.
 CONTRACTS = {

@@ -13,15 +13,7 @@ from msgspec import Struct
 
 from stream.errors import InputError
 from stream.files.inside import FILE, Kind, kind_of_entry
-from stream.files.trees import (
-    Descent,
-    Entry,
-    Piece,
-    filled,
-    holds_more,
-    identity_of,
-    pieces_of,
-)
+from stream.files.trees import Descent, Entry, Piece, filled, holds_more, identity_of, pieces_of
 from stream.workspace.snapshot import (
     LARGEST,
     NOWHERE,

@@ -193,11 +193,7 @@ def write_changes(
 
 class _Writer:
     def __init__(
-        self,
-        changes: ChangeSet,
-        store: Store,
-        redact: Redact | None,
-        exited: int | None,
+        self, changes: ChangeSet, store: Store, redact: Redact | None, exited: int | None
     ) -> None:
         self._changes = changes
         self._store = store

@@ -114,10 +114,7 @@ def _environment(own: Path, work_tree: Path | None = None) -> dict[str, str]:
     around = (
         {}
         if work_tree is None
-        else {
-            "GIT_WORK_TREE": str(work_tree),
-            "GIT_CEILING_DIRECTORIES": str(work_tree.parent),
-        }
+        else {"GIT_WORK_TREE": str(work_tree), "GIT_CEILING_DIRECTORIES": str(work_tree.parent)}
     )
     return {
         **kept,

@@ -141,11 +141,7 @@ class Snapshot:
 def pack(status: os.stat_result) -> bytes:
     """Return a status in the bytes in which it is kept."""
     return _STATUS.pack(
-        status.st_mode,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-        status.st_ino,
+        status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
     )
 
 
