@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from stream.cli import filters, matrix, observe, runs
+from stream.cli.archive import archive
 from stream.cli.options import CarefulCommand, make_command
 
 app = typer.Typer(
@@ -58,8 +59,8 @@ def _root(
 app.command(cls=matrix.MatrixCommand)(make_command(matrix.MatrixOptions, matrix.matrix))
 observe.register(app)
 app.command(cls=CarefulCommand)(filters.check)
-runs.register_archive(app)
-runs.register_diff(app)
+app.command(cls=CarefulCommand)(archive)
+runs.register(app)
 app.command(cls=CarefulCommand)(matrix.probe)
 app.command(cls=CarefulCommand)(matrix.gate)
 app.command()(matrix.helpers)

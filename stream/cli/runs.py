@@ -1,4 +1,4 @@
-"""The commands about the evidence of a run: apply, archive, verify and diff."""
+"""The commands about runs and what they recorded: verify, diff and apply."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ import typer
 
 from stream.cli.options import (
     CarefulCommand,
-    Force,
     KnownBoundary,
     Options,
-    Reject,
     make_command,
     split_words,
 )
@@ -25,7 +23,6 @@ from stream.cli.runner import echo, note, number, run, run_now
 if TYPE_CHECKING:
     from stream.archive.reader import Limits
     from stream.compare.diff import LayerComparison
-    from stream.observe.archive import Archived
     from stream.records.artifacts import CapabilityDiff
     from stream.records.boundary import BoundaryDiff, CellSide
     from stream.sinks.ndjson import Ndjson, Text
@@ -38,90 +35,11 @@ _SIZE = re.compile(r"([0-9]+)([kKMGT]?)(?:i?B)?")
 _UNITS = {"": 0, "k": 10, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
-def register_archive(app: typer.Typer) -> None:
-    """Add `stream archive` and `stream verify` to the command line."""
-    app.command(cls=CarefulCommand)(archive)
+def register(app: typer.Typer) -> None:
+    """Add `stream verify`, `stream diff` and `stream apply` to the command line."""
     app.command(cls=CarefulCommand)(make_command(VerifyOptions, verify))
-
-
-def register_diff(app: typer.Typer) -> None:
-    """Add `stream diff` and `stream apply` to the command line."""
     app.command(cls=CarefulCommand)(make_command(DiffOptions, diff))
     app.command()(apply)
-
-
-def archive(
-    source: str = typer.Argument(
-        ..., metavar="RUN|-", help="The folder of a run, or `-`: records from stdin."
-    ),
-    target: Path = typer.Option(..., "-o", "--output", metavar="F", help="The archive: F.tar.gz."),
-    run_id: str | None = typer.Option(
-        None, metavar="ID", help="With `-`: the run. Default: the one that all records name."
-    ),
-    boundary: KnownBoundary = None,
-    force: Force = False,
-    reject: Reject = None,
-) -> None:
-    """Pack the evidence of a run into one file.
-
-    The same evidence gives the same tar, on any machine and at any time. The workspace is left
-    out. The file has its name only when it is complete.
-
-    \b
-      stream archive runs/20260304T050607Z-add_tests -o run.tar.gz
-      stream verify run.tar.gz
-
-    Given `-`, each line goes to the layer of its contract: events of the kernel, of the agent,
-    of a policy, DecisionEvents, boundary objects, artifacts. Lines are stored byte for byte. A
-    line that fits no layer, or breaks its contract, is rejected. If a line was rejected, or the
-    feed counted a loss, no layer is marked complete. If the archive would not verify, it is not
-    written; stderr gives the reason, and the exit code is 2.
-
-    \b
-      stream normalize - --detail - < raw.ndjson | stream archive - -o run.tar.gz
-
-    Exit 1 if a line was rejected.
-    """
-    if str(target) == "-":
-        raise typer.BadParameter("-o -: an archive must go to a file")
-
-    async def work() -> int:
-        """Write the archive and return the exit code."""
-        from stream.cli.inputs import expect
-        from stream.errors import UsageError
-        from stream.files.targets import check_outputs
-        from stream.observe.archive import archive_run, archive_stream
-
-        if source == "-":
-            check_outputs([str(target), reject], force=force)
-            sink = _rejects(reject)
-            done = await archive_stream(target, sink, run_id=run_id, boundary=boundary, force=force)
-        else:
-            for flag, value in (("--run-id", run_id), ("--reject", reject)):
-                if value is not None:
-                    raise UsageError(f"{flag} needs `-`")
-            expect(source, "run")
-            done = await archive_run(Path(source), target, force=force)
-        for loss in done.losses:
-            note(f"archive: the record is incomplete: {loss}")
-        note(_archive_summary(done, target))
-        return 1 if done.counts and done.counts.rejected else 0
-
-    run(work)
-
-
-def _rejects(target: str | None) -> Ndjson | Text:
-    from stream.records.control import REJECTS
-    from stream.sinks.ndjson import Ndjson, Text
-
-    return Ndjson(target, (REJECTS,)) if target else Text((REJECTS,))
-
-
-def _archive_summary(done: Archived, target: Path) -> str:
-    written = done.written
-    what = f"{number(written.entries, 'file')}, {written.decoded} bytes in {written.bytes}"
-    lines = f"; {done.counts}" if done.counts else ""
-    return f"archive: {target}: {what}{lines}"
 
 
 class VerifyOptions(Options):

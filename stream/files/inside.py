@@ -128,14 +128,6 @@ def open_beneath(root: Path, name: str) -> BinaryIO:
         raise
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file that is no link. Raise OSError, or InputError with the place."""
-    try:
-        return _open_file(path)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-
-
 def _open_file(path: str | Path, folder: int | None = None) -> FileIO:
     """Raise OSError, or InputError with nothing but the kind of what is no regular file."""
     fd = os.open(path, FILE, dir_fd=folder)

@@ -50,7 +50,6 @@ async def archive_run(
     `recorded` says what was written to its files, where that is known: then they are read once, to
     be packed, and must still be the same.
     """
-
     run = RunFolder(folder)
 
     def prepare() -> tuple[str, list[Entry], dict[str, bytes]]:
