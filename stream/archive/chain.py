@@ -194,14 +194,6 @@ class LayerFiles:
         """Return how many lines a layer has."""
         return self._file(name).tally.lines
 
-    def bytes(self, name: str) -> int:
-        """Return how many bytes a layer has."""
-        return self._file(name).tally.bytes
-
-    def sha256(self, name: str) -> str:
-        """Return the digest of a layer."""
-        return self._file(name).tally.sha256
-
     def kept(self) -> dict[str, RecordedFile]:
         """Return what became of each file that was made."""
         made = {name: file.tally for name, file in self._files.items() if file.file.is_made}

@@ -57,8 +57,9 @@ async def archive_run(
         run.check()
         _check_outside(folder, target)
         _check_whole(run)
-        missing = {} if HEALTH_FILE in names_of(folder) else files_without_feed(folder)
-        return run_id_of(folder), entries_of_run(folder, recorded or {}), missing
+        run_id = run_id_of(folder)
+        missing = {} if HEALTH_FILE in names_of(folder) else files_without_feed(run_id, run)
+        return run_id, entries_of_run(folder, recorded or {}), missing
 
     run_id, entries, missing = await to_thread.run_sync(prepare)
     sink = Archive(target, lambda _: (run_id, missing), force=force)

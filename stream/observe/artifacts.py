@@ -17,14 +17,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from stream.archive.chain import LAYERS, LayerFiles, chain_of, encode_lines
-from stream.archive.manifest import names_of
-from stream.codec import convert, read_document
-from stream.errors import InputError, number, os_reason
+from stream.errors import number, os_reason
 from stream.evidence.derive import derive
-from stream.evidence.markers import STDOUT, ToldBlock
 from stream.files.append import NOT_OURS, RecordedFile, create
-from stream.observe.layers import CaptureResult, CommandResult, last_layers
-from stream.pipeline import Batch
+from stream.observe.layers import CaptureResult, CommandResult, last_layers, layers_without_feed
 from stream.records.artifacts import (
     CHAIN_FILE,
     DETAIL_FILE,
@@ -34,21 +30,12 @@ from stream.records.artifacts import (
     CorrelationReport,
     ObservationHealth,
 )
-from stream.records.control import TOLD
 from stream.records.kernel import RawCapture, taint
-from stream.records.run import LAYERS as LAYERS_FOLDER
-from stream.records.run import (
-    METADATA_FILE,
-    STDOUT_FILE,
-    SUMMARY_FILE,
-    RunMetadata,
-    RunSummary,
-)
-from stream.redaction.policy import CapturePolicy
 from stream.sources.wrappers import ObservedCommands
 from stream.transformers.route import FeedCounts
 from stream.transformers.tool_events import ToolCallCollector
 from stream.verify.replay import LayerReplay, replay_layers
+from stream.verify.run_folder import RunFolder
 
 _BLOCK = 1 << 20
 _KERNEL_LAYERS = {KERNEL_FILE, DETAIL_FILE}
@@ -168,38 +155,14 @@ def _write(path: Path, pieces: Iterable[bytes]) -> RecordedFile:
 # ------------------------------------------------------------ of a run that had no feed
 
 
-def files_without_feed(folder: Path) -> dict[str, bytes]:
+def files_without_feed(run_id: str, run: RunFolder) -> dict[str, bytes]:
     """Make, by file, the layers and artifacts of a run that was recorded without a kernel feed.
-
-    Raise InputError where it was not recorded to its end.
-    """
-    if any(name.startswith(f"{LAYERS_FOLDER}/") for name in names_of(folder)):
-        raise InputError(f"{folder}: it was not recorded to its end: see `stream verify`")
-    metadata = convert(read_document(folder / METADATA_FILE), RunMetadata, folder / METADATA_FILE)
-    summary = convert(read_document(folder / SUMMARY_FILE), RunSummary, folder / SUMMARY_FILE)
-    # What is in the run folder was redacted when it was written.
-    collector = ToolCallCollector(metadata.run_id, CapturePolicy("full", None))
-    if metadata.capture_mode != "hashed":
-        with (folder / STDOUT_FILE).open("rb") as file:
-            while block := file.read(_BLOCK):
-                collector.feed(Batch(TOLD, [ToldBlock(STDOUT, block)]))
-    collector.finish()
+    Raise InputError where its documents cannot be read."""
+    layers = layers_without_feed(run_id, run)
     capture = RawCapture(feed="absent", reason=NOT_ASKED)
-    result = CaptureResult(capture=capture, filtered={}, aside={}, written={})
-    command = CommandResult(
-        agent=metadata.agent_id,
-        command=metadata.argv,
-        env_keys=[],
-        exit_code=summary.exit_code,
-        signal=summary.signal,
-        not_started=summary.not_started,
-        duration_ms=summary.duration_ms,
-    )
-    layers = last_layers(collector, result, command)
-    made = dict.fromkeys(LAYERS, b"") | {name: encode_lines(one) for name, one in layers.items()}
-    with closing(replay_layers(lambda name: (made[name],))) as replay:
-        artifacts = _artifacts(metadata.run_id, replay, FeedCounts(capture, {}, {}))
-    return {**made, CHAIN_FILE: chain_of(made), **artifacts}
+    with closing(replay_layers(lambda name: (layers[name],))) as replay:
+        artifacts = _artifacts(run_id, replay, FeedCounts(capture, {}, {}))
+    return {**layers, CHAIN_FILE: chain_of(layers), **artifacts}
 
 
 # ------------------------------------------------------------ of a stream

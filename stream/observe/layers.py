@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, field
 
-from stream.archive.chain import LayerFiles
+from stream.archive.chain import LAYERS, LayerFiles, encode_lines
 from stream.errors import number
 from stream.evidence.markers import (
     COMMANDS,
@@ -26,15 +26,18 @@ from stream.evidence.markers import (
     UNSEEN,
     ChannelWrites,
     DroppedInput,
+    ToldBlock,
     Writes,
     build_markers,
     conflicting_repeats,
 )
 from stream.observe.settings import RunSettings
+from stream.pipeline import Batch
 from stream.records.artifacts import (
     DETAIL_FILE,
     KERNEL_FILE,
     MARKERS_FILE,
+    NOT_ASKED,
     POLICY_FILE,
     RUNNER_FILE,
     SDK_FILE,
@@ -42,6 +45,7 @@ from stream.records.artifacts import (
     RunnerFinished,
     RunnerStarted,
 )
+from stream.records.control import TOLD
 from stream.records.kernel import (
     LINK,
     RENAME,
@@ -52,10 +56,13 @@ from stream.records.kernel import (
     KernelEvent,
     RawCapture,
 )
+from stream.records.run import METADATA_FILE, STDOUT_FILE, SUMMARY_FILE, RunMetadata, RunSummary
+from stream.redaction.policy import CapturePolicy
 from stream.sinks.run_folder import EventTimeIndex
 from stream.sources.agent import CommandEnding
 from stream.sources.wrappers import WrapperOutput
 from stream.transformers.tool_events import ToolCallCollector
+from stream.verify.run_folder import RunFolder
 
 _encode = msgspec.json.Encoder().encode
 _decode_event = msgspec.json.Decoder(KernelEvent).decode
@@ -147,6 +154,33 @@ def last_layers(
         MARKERS_FILE: _markers(collector, result, files),
         RUNNER_FILE: command.events(collector.run_id),
     }
+
+
+def layers_without_feed(run_id: str, run: RunFolder) -> dict[str, bytes]:
+    """Make, by file, the layers of a run that was recorded without a kernel feed. Raise InputError
+    where its documents cannot be read."""
+    metadata = run.document(METADATA_FILE, RunMetadata)
+    summary = run.document(SUMMARY_FILE, RunSummary)
+    # What is in the run folder was redacted when it was written.
+    collector = ToolCallCollector(run_id, CapturePolicy("full", None))
+    if metadata.capture_mode != "hashed":
+        for block in run.blocks(STDOUT_FILE):
+            collector.feed(Batch(TOLD, [ToldBlock(STDOUT, block)]))
+    collector.finish()
+    capture = RawCapture(feed="absent", reason=NOT_ASKED)
+    result = CaptureResult(capture=capture, filtered={}, aside={}, written={})
+    command = CommandResult(
+        agent=metadata.agent_id,
+        command=metadata.argv,
+        env_keys=[],
+        exit_code=summary.exit_code,
+        signal=summary.signal,
+        not_started=summary.not_started,
+        duration_ms=summary.duration_ms,
+    )
+    layers = last_layers(collector, result, command)
+    made = {name: encode_lines(records) for name, records in layers.items()}
+    return {**dict.fromkeys(LAYERS, b""), **made}
 
 
 def _policy_log_writers(path: str, files: LayerFiles) -> Iterator[tuple[int, int]]:

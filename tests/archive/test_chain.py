@@ -90,7 +90,8 @@ def test_the_files_and_their_chain(tmp_path: Path) -> None:
     files = recorded(tmp_path)
     data = (tmp_path / KERNEL_FILE).read_bytes()
     assert data == kernel_lines(0, 5000)
-    counted = (files.lines(KERNEL_FILE), files.bytes(KERNEL_FILE), files.sha256(KERNEL_FILE))
+    kept = files.kept()[KERNEL_FILE]
+    counted = (files.lines(KERNEL_FILE), kept.bytes, kept.sha256)
     assert counted == (5000, len(data), sha256(data))
     for name in LAYERS:
         assert (tmp_path / name).exists()
@@ -172,7 +173,7 @@ def test_a_link_that_there_was_half_the_room_for(small_disk: Callable[[str], Pat
         chain = (disk / CHAIN_FILE).read_bytes()
         if -len(chain) % page < len(chain.splitlines()[-1]):
             break  # the next one reaches into another page
-    size = files.bytes(KERNEL_FILE)
+    size = files.kept()[KERNEL_FILE].bytes
     needed = -(-(size + len(data)) // page) + -size // page
     filler = disk / "filler"
     filler.write_bytes(bytes((os.statvfs(disk).f_bfree - needed) * page))
