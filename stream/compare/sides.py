@@ -7,14 +7,12 @@ bounded by the limit of an artifact. Broken evidence is a named problem, never a
 from __future__ import annotations
 
 import os
-import re
-import stat
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, BinaryIO, TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -30,13 +28,12 @@ from stream.archive.reader import (
     read_ahead,
 )
 from stream.archive.tar import BrokenArchive
-from stream.codec import DECODE_ERRORS, LineSplitter, OverlongLine, contract_of, explain
+from stream.codec import DECODE_ERRORS, OverlongLine, contract_of, explain, lines_of
 from stream.compare.names import BEHIND, Asked, Names, Proofs, Proven, agree
 from stream.errors import InputError, os_reason, reporting
 from stream.evidence.consistency import clean_faults, report_faults, unbound_faults
 from stream.evidence.health import contradictions
 from stream.evidence.markers import TOOL_EVENTS
-from stream.files.inside import describe_kind
 from stream.records.artifacts import (
     COMPANION_FILE,
     CORRELATION,
@@ -61,7 +58,14 @@ from stream.records.kernel import ACCEPT, BIND, MKDIR, OPEN, kind_of_event
 from stream.records.run import EVENTS_FILE, MANIFEST_FILE, WORKSPACE
 from stream.verify.manifest import read_archive
 from stream.verify.report import VerifyReport
-from stream.verify.run_folder import RunFolder, manifest_findings
+from stream.verify.run_folder import (
+    EventClaims,
+    RunFolder,
+    is_run_folder,
+    items_within,
+    manifest_findings,
+    within,
+)
 from stream.verify.session import verify
 
 CALL_LAYERS = (SDK_FILE, POLICY_FILE)  #: the layers that name tool calls
@@ -70,35 +74,14 @@ ARTIFACTS = {SURFACE_FILE: SURFACE, CORRELATION_FILE: CORRELATION, HEALTH_FILE: 
 MOST_ARTIFACT = 256 << 20  #: bytes of one artifact
 MOST_EVENTS = 1 << 20  #: bytes of the events that are read: their beginning
 MOST_ARCHIVE = 64 << 30  #: decoded bytes
-_BLOCK = 1 << 18
-_AT_ONCE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  #: a fifo without a writer must not block
-_NEITHER = "neither a run folder nor an archive"
 _DAMAGED = "the archive is damaged"
 _FOREIGN = "it is damaged, or not the archive of a run"
 _TOO_LARGE = f"an artifact above the limit of {MOST_ARTIFACT} bytes"
 
 
-_PID = re.compile(rb'"pid":\s*([0-9]{1,10})[,}]')
-_ACCEPTED, _OPEN = kind_of_event(ACCEPT).encode(), kind_of_event(OPEN)
-_PEER = re.compile(
-    rb'"kind":\s*"(connect|connect_blocked|sendto|sendmsg|%b)",\s*"value":\s*"([^"]*)"' % _ACCEPTED
-)
-_FREE_PORT = re.compile(rb'"kind":\s*"%b",\s*"value":\s*"[^"]*:0"' % kind_of_event(BIND).encode())
-_EXCLUSIVE, _MKDIR = b'"exclusive"', f'"{kind_of_event(MKDIR)}"'.encode()
-_PREPARED, _FIRST_EVENTS = "workspace_prepared", 2
-
-
-class _InvokedArtifact(Struct):
-    metadata: dict[str, Any] = {}
-
-
-class _InvokedAction(Struct):
-    artifacts: list[_InvokedArtifact] = []
-
-
-class _PreparedEvent(Struct):
-    event_type: str
-    agent_action: _InvokedAction
+_ACCEPTED, _OPEN, _BIND, _MKDIR = map(kind_of_event, (ACCEPT, OPEN, BIND, MKDIR))
+_TO_PEER = {"connect", "connect_blocked", "sendto", "sendmsg"}
+_FIRST_EVENTS = 2  #: the event that names the run's folder is one of them
 
 
 class _KernelLine(Struct):
@@ -107,6 +90,7 @@ class _KernelLine(Struct):
     seq: int
     pid: int = 0
     kind: str = ""
+    call: str = ""
     value: str | None = None
     to_path: str | None = None
     mode: int | None = None
@@ -115,7 +99,6 @@ class _KernelLine(Struct):
 
 
 _decode_line = msgspec.json.Decoder(_KernelLine).decode
-_decode_prepared = msgspec.json.Decoder(_PreparedEvent).decode
 
 
 class DamagedError(InputError):
@@ -128,17 +111,16 @@ def read_artifacts(path: str) -> dict[str, bytes]:
     Raise InputError if there is nothing to read, and DamagedError if that is damaged.
     """
     place = Path(path)
-    return _of_folder(place) if place.is_dir() else _of_archive(place)
+    return _of_folder(place) if _is_folder(place) else _of_archive(place)
 
 
 def read_lines(path: str, name: str) -> Iterator[bytes]:
     """Yield the lines of a layer, without newlines; nothing if there is no such layer."""
     place = Path(path)
-    if place.is_dir():
-        layer = place / name
-        if layer.is_file():
-            with reporting(layer), layer.open("rb") as loose:
-                yield from _lines(_blocks(loose), name)
+    if _is_folder(place):
+        if (place / name).is_file():
+            with reporting(place / name):
+                yield from _lines(RunFolder(place).blocks(name), name)
         return
     with _parts(place) as parts:
         yield from _lines(contents_of(parts, name), name)
@@ -147,7 +129,7 @@ def read_lines(path: str, name: str) -> Iterator[bytes]:
 def has_any(path: str, names: Collection[str]) -> bool:
     """Return whether a run has any of these files."""
     place = Path(path)
-    if place.is_dir():
+    if _is_folder(place):
         return any((place / name).is_file() for name in names)
     with _parts(place) as parts:
         return any(isinstance(part, EntryStart) and part.name in names for part in parts)
@@ -156,26 +138,36 @@ def has_any(path: str, names: Collection[str]) -> bool:
 def read_proofs(path: str, asked: Asked) -> Proven:
     """Search the kernel layer of a run for proofs about its names. An endpoint is a caller if the
     run never connected to it."""
-    processes, private = set[int](), set[str]()
-    came, went = set[str](), set[str]()
+    processes, private, came, went = set[int](), set[str](), set[str](), set[str]()
+    folders, targets = set[int](), dict[int, str]()
     free_ports = 0
-    folders = set(_private_folders(path)) if asked.made else set()
-    behind = _OpenFolderPaths(
-        asked.behind, dict(_targets(path, asked.behind)) if asked.behind else {}
-    )
-    for line in read_lines(path, KERNEL_FILE):
-        pid = _PID.search(line)
-        if pid is not None and (number := int(pid[1])) in asked.numbers:
-            processes.add(number)
-        peer = _PEER.search(line) if asked.endpoints else None
-        if peer is not None and (endpoint := peer[2].decode(errors="replace")) in asked.endpoints:
-            (came if peer[1] == _ACCEPTED else went).add(endpoint)
-        free_ports += _FREE_PORT.search(line) is not None
-        if asked.made and (_EXCLUSIVE in line or _MKDIR in line):
-            private |= _privately_made(line, folders).intersection(asked.made)
-        if asked.behind:
-            behind.look(line)
+    for detail in _kernel_lines(path, DETAIL_FILE) if asked.made or asked.behind else ():
+        # Only the details have second paths, and the mode of a folder.
+        if detail.call.startswith(_MKDIR) and _is_private(detail.mode) and not detail.return_value:
+            folders.add(detail.seq)
+        if detail.to_path is not None and detail.to_path in asked.behind:
+            targets[detail.seq] = detail.to_path
+    behind = _OpenFolderPaths(asked.behind, targets)
+    for event in _kernel_lines(path, KERNEL_FILE):
+        value = event.value or ""
+        if event.pid in asked.numbers:
+            processes.add(event.pid)
+        if value in asked.endpoints and (event.kind == _ACCEPTED or event.kind in _TO_PEER):
+            (came if event.kind == _ACCEPTED else went).add(value)
+        free_ports += event.kind == _BIND and value.endswith(":0")
+        if value in asked.made and (event.seq in folders or _is_private_file(event)):
+            private.add(value)
+        behind.look(event)
     return Proven(processes, came - went, private, free_ports, behind.places)
+
+
+def _kernel_lines(path: str, name: str) -> Iterator[_KernelLine]:
+    """Yield the lines of a layer that can be read: for the others, `verify` has findings."""
+    for line in read_lines(path, name):
+        try:
+            yield _decode_line(line)
+        except DECODE_ERRORS:
+            continue
 
 
 class _OpenFolderPaths:
@@ -187,47 +179,22 @@ class _OpenFolderPaths:
         self._targets = targets
         self._opened: dict[tuple[int, int], str] = {}  #: by process and number
 
-    def look(self, line: bytes) -> None:
+    def look(self, event: _KernelLine) -> None:
         """Take what a line of the kernel layer shows."""
-        with suppress(*DECODE_ERRORS):
-            made = _decode_line(line)
-            if made.kind == _OPEN and made.return_value >= 0 and made.value is not None:
-                self._opened[made.pid, made.return_value] = made.value
-            for path in (made.value or "", self._targets.get(made.seq, "")):
-                parts = BEHIND.fullmatch(path) if path in self.places else None
-                folder = self._opened.get((made.pid, int(parts[1]))) if parts else None
-                if parts and folder is not None:
-                    self.places[path].add(f"{folder.rstrip('/')}/{parts[2]}")
+        if not self.places:
+            return
+        if event.kind == _OPEN and event.return_value >= 0 and event.value is not None:
+            self._opened[event.pid, event.return_value] = event.value
+        for path in (event.value or "", self._targets.get(event.seq, "")):
+            parts = BEHIND.fullmatch(path) if path in self.places else None
+            folder = self._opened.get((event.pid, int(parts[1]))) if parts else None
+            if parts and folder is not None:
+                self.places[path].add(f"{folder.rstrip('/')}/{parts[2]}")
 
 
-def _targets(path: str, asked: Container[str]) -> Iterator[tuple[int, str]]:
-    """Yield second paths by line number: only the details have them."""
-    for line in read_lines(path, DETAIL_FILE):
-        if b'"to_path"' in line:
-            with suppress(*DECODE_ERRORS):
-                made = _decode_line(line)
-                if made.to_path is not None and made.to_path in asked:
-                    yield made.seq, made.to_path
-
-
-def _private_folders(path: str) -> Iterator[int]:
-    """Yield the numbers of lines that make a private folder: only the details have a mode."""
-    for line in read_lines(path, DETAIL_FILE):
-        if b'"mkdir' in line:
-            with suppress(*DECODE_ERRORS):
-                made = _decode_line(line)
-                if _is_private(made.mode) and made.return_value == 0:
-                    yield made.seq
-
-
-def _privately_made(line: bytes, folders: Container[int]) -> set[str]:
-    with suppress(*DECODE_ERRORS):
-        made = _decode_line(line)
-        is_file = "exclusive" in made.operation_flags and made.return_value >= 0
-        if made.value is not None:
-            is_private = (is_file and _is_private(made.mode)) or made.seq in folders
-            return {made.value} if is_private else set()
-    return set()
+def _is_private_file(event: _KernelLine) -> bool:
+    is_new = "exclusive" in event.operation_flags and event.return_value >= 0
+    return is_new and _is_private(event.mode)
 
 
 def _is_private(mode: int | None) -> bool:
@@ -237,18 +204,17 @@ def _is_private(mode: int | None) -> bool:
 def run_folders(events: bytes) -> tuple[str, str]:
     """Return the run's folder and the workspace, as the event workspace_prepared names them, or
     empty strings."""
-    for line in events.splitlines()[:_FIRST_EVENTS]:
-        try:
-            event = _decode_prepared(line)
-        except DECODE_ERRORS:
-            continue
-        for item in event.agent_action.artifacts if event.event_type == _PREPARED else ():
-            named = (item.metadata.get(name) for name in ("run_folder", "root"))
-            folder, root = (
-                one if isinstance(one, str) and one.startswith("/") else "" for one in named
-            )
-            if folder:
-                return folder, root
+    claims = EventClaims()
+    for number, line in enumerate(events.splitlines()[:_FIRST_EVENTS], 1):
+        claims.add(line, number)
+    prepared = claims.named.get("workspace_prepared")
+    for item in items_within(prepared, "agent_action", "artifacts"):
+        named = (within(item, "metadata", name) for name in ("run_folder", "root"))
+        folder, root = (
+            one if isinstance(one, str) and one.startswith("/") else "" for one in named
+        )
+        if folder:
+            return folder, root
     return "", ""
 
 
@@ -258,7 +224,7 @@ def run_folders(events: bytes) -> tuple[str, str]:
 def _of_folder(folder: Path) -> dict[str, bytes]:
     found = {}
     try:
-        _check_manifest(folder)
+        _check_manifest(RunFolder(folder))
         for name in (*ARTIFACTS, COMPANION_FILE, *CALL_LAYERS):
             if (folder / name).is_file():
                 found[name] = _bounded(folder / name)
@@ -270,17 +236,11 @@ def _of_folder(folder: Path) -> dict[str, bytes]:
         raise InputError(f"{folder}: {os_reason(error)}") from None
 
 
-def _check_manifest(folder: Path) -> None:
+def _check_manifest(folder: RunFolder) -> None:
     """Raise DamagedError if the run has a manifest and the evidence is not as that lists it."""
-    where = folder / MANIFEST_FILE
-    try:
-        mode = where.lstat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    if not stat.S_ISREG(mode):
-        raise DamagedError(f"{where}: {describe_kind(mode)}, not a regular file")
-    for finding in manifest_findings(RunFolder(folder), names=EVIDENCE_FILES):
-        raise DamagedError(f"{finding.source}: {finding.message}")
+    if os.path.lexists(folder.root / MANIFEST_FILE):
+        for finding in manifest_findings(folder, names=EVIDENCE_FILES):
+            raise DamagedError(f"{finding.source}: {finding.message}")
 
 
 def _loose(folder: Path) -> dict[str, bytes]:
@@ -362,22 +322,24 @@ def _of_archive(path: Path) -> dict[str, bytes]:
     return wanted.found
 
 
-@contextmanager
-def _parts(path: Path) -> Iterator[Iterator[Part]]:
+def _is_folder(path: Path) -> bool:
     try:
-        with os.fdopen(os.open(path, _AT_ONCE), "rb", buffering=0) as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if not stat.S_ISREG(mode):
-                raise InputError(f"{path}: {describe_kind(mode)}: {_NEITHER}")
-            yield parts_of(cast("BinaryIO", file), limits())
-    except NoArchive:
-        raise InputError(f"{path}: {_NEITHER}") from None
-    except BrokenArchive as broken:
-        raise DamagedError(f"{path}: {_DAMAGED}: {broken}") from None
+        return is_run_folder(path, "neither a run folder nor an archive")
     except OSError as error:
         raise InputError(f"{path}: {os_reason(error)}") from None
     except ValueError as error:  # a NUL in the path
         raise InputError(f"{path}: {error}") from None
+
+
+@contextmanager
+def _parts(path: Path) -> Iterator[Iterator[Part]]:
+    try:
+        with reporting(path), path.open("rb", buffering=0) as file:
+            yield parts_of(file, limits())
+    except NoArchive:
+        raise InputError(f"{path}: neither a run folder nor an archive") from None
+    except BrokenArchive as broken:
+        raise DamagedError(f"{path}: {_DAMAGED}: {broken}") from None
 
 
 def limits() -> Limits:
@@ -385,25 +347,12 @@ def limits() -> Limits:
     return Limits(archive=MOST_ARCHIVE, decoded=MOST_ARCHIVE, document=MOST_ARTIFACT)
 
 
-def _blocks(file: IO[bytes]) -> Iterator[bytes]:
-    while block := file.read(_BLOCK):
-        yield block
-
-
 def _lines(blocks: Iterable[bytes], name: str) -> Iterator[bytes]:
-    splitter = LineSplitter(name)
-    for block in blocks:
-        yield from _comparable_lines(splitter.feed(block) or ())
-    yield from _comparable_lines(splitter.finish() or ())
-
-
-def _comparable_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Replace each line that is too long to be kept by its length and digest."""
-    for line in lines:
+    """Yield lines; for one that is too long to be kept, its length and digest."""
+    for line in chain.from_iterable(lines_of(blocks, name)):
         if isinstance(line, OverlongLine):
-            yield f"({line.length} bytes: {line.digest})".encode()
-        else:
-            yield line
+            line = f"({line.length} bytes: {line.digest})".encode()
+        yield line
 
 
 PATHS, EXECS, ENDPOINTS = "filesystem_paths", "process_execs", "network_endpoints"

@@ -152,12 +152,12 @@ class EventClaims:
             self.mentions.append(mention)
 
 
-def is_run_folder(target: Path, other: str) -> bool:
-    """Return whether there is a folder, not a file: what else may be read. Raise InputError for
-    what is neither, or OSError."""
+def is_run_folder(target: Path, neither: str) -> bool:
+    """Return whether a folder is there, not a file. Raise InputError, with these words, where it is
+    neither, or OSError."""
     mode = target.stat().st_mode
     if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
-        raise InputError(f"{target}: {describe_kind(mode)}: neither {other} nor a run folder")
+        raise InputError(f"{target}: {describe_kind(mode)}: {neither}")
     return stat.S_ISDIR(mode)
 
 
@@ -373,9 +373,8 @@ def manifest_findings(
     root, digests = folder.root, folder.digests
     where = root / MANIFEST_FILE
     try:
-        digests.of(MANIFEST_FILE, "manifest")
         manifest = folder.document(MANIFEST_FILE, Manifest)
-    except (UnusableFileError, InputError) as error:
+    except InputError as error:
         yield _finding("manifest.document", _without(where, error), where)
         return
     if run_id and manifest.run_id != run_id:

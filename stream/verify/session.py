@@ -75,7 +75,7 @@ def verify(
     """
     place = os.fsencode(target).decode(errors="replace")
     try:
-        is_folder = is_run_folder(target, "an archive")
+        is_folder = is_run_folder(target, "neither an archive nor a run folder")
         report = VerifyReport(place, limits or Limits(), is_folder)
         with closing(VerifySession(report, boundary)) as session:
             if is_folder:
