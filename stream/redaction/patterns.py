@@ -380,9 +380,7 @@ _USERINFO = re.compile(rb":(?:\\{0,7}/){2}(?:[^\s/@:\"'<>\\\0]{0,128}:)?([^\s\"'
 def _url(text: bytes, place: int) -> Iterable[Found]:
     """Find the password in front of the host of a URL, from the @ on."""
     lowest = max(place - 700, 0)
-    slashes = text.rfind(b"//", lowest, place)
-    if slashes < 0:
-        slashes = text.rfind(b"/\\/", lowest, place)
+    slashes = max(text.rfind(slash, lowest, place) for slash in (b"//", b"\\/"))
     colon = text.rfind(b":", lowest, slashes) if slashes >= 0 else -1
     found = _USERINFO.match(text[colon:place]) if colon >= 0 else None
     if not found:
