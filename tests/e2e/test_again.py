@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.rig import ALLOWED, STREAM_JSON, Rig, bash, text, write
+from tests.e2e.rig import ALLOWED, STREAM_JSON, Rig, Turn, bash, text, write
 
 FEEDS = ("ebpf", "strace")
 SCRIPT = [write("alpha.txt", "alpha\n"), bash("echo beta >beta.txt; wc *.txt"), text("Done.")]
 SETS = ("paths", "execs", "tools", "decisions")
 WORDS = ",".join(f"{how}-{what}" for what in SETS for how in ("added", "removed"))
+
+
+#: Process numbers that `diff` takes for years, and before them as many as a run may need.
+LIKE_YEARS = range(1000, 2100)
+
+
+def recorded(rig: Rig, name: str, script: Sequence[Turn], feed: str) -> Path:
+    """Record a run of which no process has a number that looks like a year."""
+    while (pid := os.posix_spawn("/bin/true", ["true"], {})) in LIKE_YEARS:
+        os.waitpid(pid, 0)
+    os.waitpid(pid, 0)
+    return rig.record(name, script, *STREAM_JSON, ALLOWED, options=kernel(feed)).folder
 
 
 def kernel(feed: str) -> tuple[str, ...]:
@@ -29,12 +43,7 @@ def feed(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def runs(rig: Rig, feed: str) -> list[Path]:
     """The first one finds an empty home, and leaves its own in it: it is of another kind."""
-    found = []
-    for number in range(3):
-        name = f"again-{feed}-{number}"
-        recorded = rig.record(name, SCRIPT, *STREAM_JSON, ALLOWED, options=kernel(feed))
-        found.append(recorded.folder)
-    return found[1:]
+    return [recorded(rig, f"again-{feed}-{number}", SCRIPT, feed) for number in range(3)][1:]
 
 
 def test_identical_runs_add_and_remove_nothing(rig: Rig, runs: list[Path]) -> None:
@@ -52,9 +61,8 @@ def test_identical_runs_add_and_remove_nothing(rig: Rig, runs: list[Path]) -> No
 def test_what_the_task_adds_is_all_that_is_added(rig: Rig, runs: list[Path], feed: str) -> None:
     outside = rig.place.root / f"report-{feed}.md"
     script = [*SCRIPT[:-1], bash(f"echo new >new.txt; echo out >{outside}"), text("Done.")]
-    name = f"again-{feed}-more"
-    recorded = rig.record(name, script, *STREAM_JSON, ALLOWED, options=kernel(feed))
-    done = rig.place.stream("diff", runs[0], recorded.folder, "--fail-on", WORDS)
+    more = recorded(rig, f"again-{feed}-more", script, feed)
+    done = rig.place.stream("diff", runs[0], more, "--fail-on", WORDS)
     (record,) = done.records
     paths = record["surface"]["filesystem_paths"]
     assert set(paths["added"]) >= {"(run)/workspace/new.txt", str(outside)}
