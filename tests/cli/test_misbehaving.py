@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import STREAM, Done, Place
+from tests.cli.command import PATIENCE, STREAM, Done, Place
 
 FOLDER = Path(__file__).parent / "misbehaving"
 
@@ -63,7 +63,8 @@ ON_STDERR = {
 def run(shared: Place) -> Done:
     """Those that hang get little time, floods get what they need."""
     patient = [probe for probe in sorted([*BREACHES, *GOOD]) if not probe.startswith("hangs")]
-    most = shared.measured("matrix", "--probes", FOLDER, "--probe", *patient)
+    words = ("matrix", "--probes", FOLDER, "--timeout", str(PATIENCE))
+    most = shared.measured(*words, "--probe", *patient)
     hanging = shared.stream(
         *("matrix", "--probes", FOLDER, "--timeout", "2"),
         *("--probe", "hangs", "hangs_ignoring_term"),

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.rig import ALLOWED, STREAM_JSON, Rig, Turn, bash, text, write
 
-FEEDS = ("ebpf", "strace")
+FEEDS = ["ebpf", pytest.param("strace", marks=pytest.mark.sweep)]
 SCRIPT = [write("alpha.txt", "alpha\n"), bash("echo beta >beta.txt; wc *.txt"), text("Done.")]
 SETS = ("paths", "execs", "tools", "decisions")
 WORDS = ",".join(f"{how}-{what}" for what in SETS for how in ("added", "removed"))
