@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cli.command import Place, write_script
-from tests.feeds import FEEDS, needs_ebpf
+from tests.feeds import FEEDS, in_turn, needs_ebpf
 from tests.kernel.test_strace import HERE as KERNEL
 from tests.kernel.test_strace import compiled
 from tests.recorder.runs import Run, observe, only_run
@@ -245,24 +245,20 @@ _MOUNTED = (
 )
 
 
-@pytest.mark.parametrize("feed", FEEDS)
-@pytest.mark.parametrize(
-    "how",
-    [
-        *_DIRECTLY,
-        pytest.param(_MOUNTED, marks=pytest.mark.skipif(os.getuid() != 0, reason="mounts")),
-    ],
+@in_turn(
+    *_DIRECTLY,
+    pytest.param(_MOUNTED, marks=pytest.mark.skipif(os.getuid() != 0, reason="mounts")),
 )
-def test_what_the_hook_did_not_write_binds_nothing(place: Place, feed: str, how: str) -> None:
+def test_what_the_hook_did_not_write_binds_nothing(place: Place, feed: str, row: str) -> None:
     words = ("--kernel", feed, "--sdk", "hooks", "--workspace", "empty", "--no-wrap", "--")
     run = only_run(
-        place, place.stream("observe", *words, "sh", "-c", _TOLD + _DIRECTLY.get(how, how))
+        place, place.stream("observe", *words, "sh", "-c", _TOLD + _DIRECTLY.get(row, row))
     )
     report = json.loads((run.folder / "correlation-report.json").read_bytes())
     assert report["status"] == "partial"
     verified = place.stream("verify", run.folder)
     assert verified.code == 0, verified.out
-    if feed == "strace" and how in ("by another name", _MOUNTED):  # it knows it by its name
+    if feed == "strace" and row in ("by another name", _MOUNTED):  # it knows it by its name
         assert "told_and_not_used:hooks,unseen" in report["ambiguities"]
         assert report["bindings"] == []
         return
@@ -328,10 +324,9 @@ def decided(place: Place, feed: str, body: str, *engine: str) -> tuple[bool, Any
     return "policy_log_opened_by_the_agent" in found["ambiguities"], binding["policy_decision"]
 
 
-@pytest.mark.parametrize("feed", FEEDS)
-@pytest.mark.parametrize("who", [*_BY_WHOM])
-def test_decisions_that_the_agent_may_have_written(place: Place, feed: str, who: str) -> None:
-    assert decided(place, feed, _BY_WHOM[who]) == (True, None)
+@in_turn(*_BY_WHOM)
+def test_decisions_that_the_agent_may_have_written(place: Place, feed: str, row: str) -> None:
+    assert decided(place, feed, _BY_WHOM[row]) == (True, None)
 
 
 @needs_ebpf

@@ -234,7 +234,7 @@ def test_what_comes_from_too_deep_is_claimed_where_it_goes(place: Place) -> None
 
 
 @needs_ebpf
-@every(10)
+@every(20)
 def test_what_is_lost_is_counted_and_never_looks_clean(place: Place, step: int) -> None:
     """A ring of a page, and far more than it holds, all of it for one call."""
     losses, runs = 0, 100 // step

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from stream.process.cgroup import own_group
 from tests.cli.command import PATIENCE, Place, processes_naming
-from tests.feeds import FEEDS, NO_EBPF, needs_ebpf
+from tests.feeds import FEEDS, NO_EBPF, in_turn, needs_ebpf
 from tests.recorder.runs import Run, only_run, records
 
 KERNEL, DETAIL = "layers/kernel.ndjson", "layers/kernel-ext.ndjson"
@@ -48,22 +49,18 @@ def rules(place: Place, run: Run) -> set[str]:
     return errors
 
 
-@pytest.mark.parametrize("feed", FEEDS)
-@pytest.mark.parametrize(
-    "meddling",
-    [
-        f": >../{KERNEL}",
-        f"rm ../{KERNEL}",
-        f"rm ../{KERNEL}; mkfifo ../{KERNEL}",
-        f"rm ../{KERNEL}; mkdir ../{KERNEL}",
-        f"ln -sf ../../../../victim ../{KERNEL}",
-        f"cp ../{KERNEL} copy; mv copy ../{KERNEL}",
-        "mv ../layers layers",
-        "rm -r ../layers",
-    ],
+@in_turn(
+    f": >../{KERNEL}",
+    f"rm ../{KERNEL}",
+    f"rm ../{KERNEL}; mkfifo ../{KERNEL}",
+    f"rm ../{KERNEL}; mkdir ../{KERNEL}",
+    f"ln -sf ../../../../victim ../{KERNEL}",
+    f"cp ../{KERNEL} copy; mv copy ../{KERNEL}",
+    "mv ../layers layers",
+    "rm -r ../layers",
 )
-def test_the_layer_is_taken_away(place: Place, feed: str, meddling: str) -> None:
-    run = recorded(place, feed, f"{BEGUN}; {meddling}; /bin/true")
+def test_the_layer_is_taken_away(place: Place, feed: str, row: str) -> None:
+    run = recorded(place, feed, f"{BEGUN}; {row}; /bin/true")
     assert f"stream: the record is incomplete: {KERNEL} {NOT_OURS}" in run.done.err
     assert document(run, "observation-health.json")["kernel_layer"] != "complete"
     assert document(run, "correlation-report.json")["status"] != "clean"
@@ -72,11 +69,15 @@ def test_the_layer_is_taken_away(place: Place, feed: str, meddling: str) -> None
     assert any(rule.startswith(("integrity.", "security.")) for rule in rules(place, run))
 
 
-@needs_ebpf
-@pytest.mark.parametrize("name", ["chain.ndjson", "companion.json", "layers/sdk.ndjson"])
-@pytest.mark.parametrize("made", ["mkfifo", "mkdir", "ln -s ../../../victim"])
-def test_a_name_is_taken_beforehand(place: Place, name: str, made: str) -> None:
-    run = recorded(place, "ebpf", f"{BEGUN}; {made} ../{name}")
+@in_turn(
+    *product(
+        ("chain.ndjson", "companion.json", "layers/sdk.ndjson"),
+        ("mkfifo", "mkdir", "ln -s ../../../victim"),
+    )
+)
+def test_a_name_is_taken_beforehand(place: Place, feed: str, row: tuple[str, str]) -> None:
+    name, made = row
+    run = recorded(place, feed, f"{BEGUN}; {made} ../{name}")
     assert f"{name}: file exists" in run.done.err
     assert run.names[-1] == "run_finished"
     assert place.stream("check", run.folder).code == 1

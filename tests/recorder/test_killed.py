@@ -101,7 +101,7 @@ def judge(place: Place, folder: Path) -> str:
     return ""
 
 
-@every(5)
+@every(8)
 def test_at_any_moment(place: Place, step: int) -> None:
     moments = random.Random(7)
     afters = [moments.randrange(len(ORDER)) for _ in range(MOMENTS)]

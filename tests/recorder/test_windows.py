@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.command import Place, write_script
-from tests.feeds import FEEDS, needs_ebpf
+from tests.feeds import FEEDS, in_turn, needs_ebpf
 from tests.recorder.runs import Run, observe, records
 from tests.recorder.test_kernel import artifact, kernel
 
@@ -198,11 +198,10 @@ NOT_USED = {
 }
 
 
-@pytest.mark.parametrize("feed", FEEDS)
-@pytest.mark.parametrize("body", NOT_USED)
-def test_what_was_told_and_could_not_be_used_is_named(place: Place, feed: str, body: str) -> None:
-    run = recorded(place, feed, "--no-wrap", "--", *agent(place, f"{TALKER}{body}\n"), check=False)
-    name, names = NOT_USED[body], set(report(run)["ambiguities"])
+@in_turn(*NOT_USED)
+def test_what_was_told_and_could_not_be_used_is_named(place: Place, feed: str, row: str) -> None:
+    run = recorded(place, feed, "--no-wrap", "--", *agent(place, f"{TALKER}{row}\n"), check=False)
+    name, names = NOT_USED[row], set(report(run)["ambiguities"])
     if name is None:  # how much of it was heard before that is a question of time
         assert names & {f"told_and_not_used:log,{why}" for why in ("unread", "shortened")}
     elif name.startswith("AGAIN"):  # which of the two is heard first, too
