@@ -8,8 +8,9 @@ and transformers and sinks say which kinds they take.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
@@ -17,6 +18,8 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from anyio import Event, create_memory_object_stream, create_task_group
 from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from msgspec import Struct, field
+
+from stream.errors import OutputError, StreamError, number, os_reason
 
 T = TypeVar("T")
 DEPTH = 8  #: batches in flight per hop
@@ -161,6 +164,122 @@ class Deferred(Struct, frozen=True):
         await self.ready.wait()
         if (source := self.find()) is not None:
             await source.run(out)
+
+
+class LenientSource(Struct, frozen=True):
+    """A source whose failure is reported, and costs no other part of the pipeline."""
+
+    source: Source
+    on_failure: Callable[[str], None]
+    on_end: Callable[[], None] = lambda: None
+
+    async def run(self, out: Out, /) -> None:
+        try:
+            await self.source.run(out)
+        except* Exception as group:
+            self.on_failure(failure_of(group))
+        finally:
+            self.on_end()
+
+
+class LenientTransformer:
+    """A transformer whose failure is reported: from then on it rejects what comes."""
+
+    def __init__(self, inner: Transformer, on_failure: Callable[[str], None]) -> None:
+        self.name = inner.name
+        self.counts = Counts()
+        self._inner = inner
+        self._on_failure = on_failure
+        self._has_failed = False
+
+    @property
+    def kinds(self) -> Collection[str]:
+        return self._inner.kinds
+
+    def feed(self, batch: Batch[Any], /) -> list[Batch[Any]]:
+        self.counts.received += len(batch.items)
+        if not self._has_failed:
+            try:
+                made = [*self._inner.feed(batch)]
+            except Exception as error:
+                self._has_failed = True
+                self._on_failure(failure_of(error))
+            else:
+                self.counts.passed += len(batch.items)
+                return made
+        self.counts.rejected += len(batch.items)
+        return []
+
+    def finish(self) -> list[Batch[Any]]:
+        if self._has_failed:
+            return []
+        rest, counts = [*self._inner.finish()], self._inner.counts
+        if counts.received != self.counts.received or not counts.balanced:
+            self._on_failure(f"{self.name}: given {self.counts.received}, accounts for {counts}")
+        return rest
+
+
+class LenientSink(Struct):
+    """Write to a sink as long as that works. What could not be written is counted in `troubles`:
+    nobody who reads a copy of the record may end the recording."""
+
+    sink: Sink
+    name: str
+    troubles: list[str]
+
+    @property
+    def kinds(self) -> Collection[str]:
+        """The kinds of the sink that is not to fail."""
+        return self.sink.kinds
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Write]:
+        """Give a writer that counts what the sink cannot take."""
+        lost = 0
+        reason = ""
+
+        async def write(batch: Batch[Any]) -> None:
+            """Write a batch, or count it after the first failure."""
+            nonlocal lost, reason
+            if not reason:
+                try:
+                    await inner(batch)
+                    return
+                except BrokenPipeError:
+                    reason = "the reader went away"
+                except OutputError as error:
+                    reason = str(error)
+            lost += len(batch.items)
+
+        def report() -> None:
+            """Note how many records were lost, and why."""
+            nonlocal lost
+            if lost:
+                self.troubles.append(f"{self.name}: {reason}: {number(lost, 'record')} lost")
+                lost = 0
+
+        stack = AsyncExitStack()
+        try:
+            inner = await stack.enter_async_context(self.sink.open())
+        except OutputError as error:
+            reason = str(error)
+        try:
+            yield write
+        finally:
+            # What is not whole does not get the name of what is.
+            failure = OutputError(reason) if reason else sys.exception()
+            with suppress(OutputError):
+                await stack.__aexit__(type(failure) if failure else None, failure, None)
+            report()
+
+
+def failure_of(error: BaseException) -> str:
+    """Say why a part failed, in one line."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(sorted(map(failure_of, error.exceptions)))
+    if isinstance(error, StreamError):
+        return str(error)
+    return os_reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
 async def _pump(source: Source, out: Out) -> None:

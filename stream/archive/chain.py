@@ -25,6 +25,7 @@ from stream.records.artifacts import (
     SDK_FILE,
     ChainLink,
 )
+from stream.records.control import Gap
 
 STEP = 256 << 10
 LAYERS = (KERNEL_FILE, DETAIL_FILE, POLICY_FILE, SDK_FILE, MARKERS_FILE)
@@ -153,6 +154,11 @@ class LayerFiles:
         for other in _TOGETHER.get(name, ()):
             file.trouble = file.trouble or self._file(other).trouble
         self._link(file.append(data, lines))
+
+    def append_gap(self, source: str, reason: str) -> None:
+        """Say in the layers of a feed that nobody knows what it still saw."""
+        gap = Gap(source=source, lost=0, reason=reason)
+        self.append(DETAIL_FILE, _encode(gap) + b"\n", 1)
 
     def disturbed(self) -> list[str]:
         """Name the files that somebody else removed, replaced or wrote into."""

@@ -336,16 +336,16 @@ def _kernel_recorder(options: ObserveOptions, settings: RunSettings) -> KernelRe
     if options.feed is None:
         return None
     from stream.observe.kernel import KernelOptions, KernelRecorder
+    from stream.observe.tool_calls import ToolCallRecorder
 
     kernel = KernelOptions(
         kernel=options.feed,
         is_required=options.require is not None,
         ring_bytes=options.kernel_ring << 10,
         raw=options.raw_kernel,
-        policy_log=options.policy,
-        sdk=options.sdk or "stream-json",
     )
-    return KernelRecorder(settings, kernel, _warn)
+    calls = ToolCallRecorder(settings, options.sdk or "stream-json", options.policy, _warn)
+    return KernelRecorder(settings, kernel, calls, _warn)
 
 
 def _warn(sentence: str) -> None:

@@ -40,7 +40,7 @@ from stream.verify.run_folder import RunFolder
 _BLOCK = 1 << 20
 _KERNEL_LAYERS = {KERNEL_FILE, DETAIL_FILE}
 _MEMORY_FOLDER = re.compile(r"/proc/([0-9]+)(?:/task/[0-9]+)?")
-NO_FEED_COUNTS = "the books of the feed are not in the stream"
+NO_FEED_COUNTS = "the counters of the feed are not in the stream"
 NO_KERNEL_EVENTS = "there are no events of a kernel feed in the stream"
 
 
@@ -51,7 +51,17 @@ class RecordedArtifacts(Struct):
     correlation: CorrelationReport
     kept: dict[str, RecordedFile]  #: the files that were written
     commands: ObservedCommands
+    kernel_events: int
     troubles: list[str] = field(default_factory=list)
+
+    def state_in(self, summary: RunSummary) -> None:
+        """Write into the summary of the run what the artifacts say."""
+        summary.kernel_layer = self.health.kernel_layer
+        summary.kernel_events = self.kernel_events
+        summary.kernel_lost = self.health.ringbuf_drops
+        summary.cgroup_correlation = self.health.cgroup_correlation
+        summary.tool_calls = len(self.correlation.bindings)
+        summary.correlation = self.correlation.status
 
 
 def record_artifacts(
@@ -108,7 +118,8 @@ def record_artifacts(
         correlation.programs,
         correlation.tests,
     )
-    return RecordedArtifacts(derived.health, correlation.report, kept, commands, troubles)
+    total = files.lines(KERNEL_FILE)
+    return RecordedArtifacts(derived.health, correlation.report, kept, commands, total, troubles)
 
 
 def _find_meddling(files: LayerFiles, result: CaptureResult, troubles: list[str]) -> set[str]:
@@ -220,11 +231,11 @@ def _loss_reasons(
         yield f"{number(rejected, 'line')} of the stream {were} rejected"
     counted = capture.dropped + capture.unparsed
     if replay.lost != counted:
-        yield f"the books count {number(counted, 'lost event')}, and the gaps {replay.lost}"
+        yield f"the feed counts {number(counted, 'lost event')}, and the gaps {replay.lost}"
     if replay.missing_details:
         yield f"the details of {number(replay.missing_details, 'event')} are not in the stream"
     seen = sum(capture.scopes.values())
     left_out = sum((counts.filtered or {}).values()) + sum((counts.aside or {}).values())
     if is_stated and seen != replay.events + left_out:
         what = f"{replay.events} are in the stream and {left_out} are known to be left out"
-        yield f"the books count {number(seen, 'event')}, of which {what}"
+        yield f"the feed counts {number(seen, 'event')}, of which {what}"

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
-
 from stream.boundary.scripts import Stop
-from stream.errors import OutputError, StreamError
+from stream.errors import OutputError
 from stream.files.append import AppendFile, RecordedFile
 from stream.matrix.plan import StartedPlan
 from stream.matrix.run import Matrix, MatrixResult
 from stream.observe.settings import RunSettings, write_document
-from stream.pipeline import Out, Sink, Source, Transformer
+from stream.pipeline import LenientSink, LenientSource, Sink, Source, Transformer
 from stream.process.guard import Interrupts
 from stream.process.tree import Reaper
 from stream.records.run import BOUNDARY_FILE, DESCRIPTOR_FILE
-from stream.sinks.run_folder import BoundaryFile, Lenient
+from stream.sinks.run_folder import BoundaryFile
 
 
 class ProbeRecorder:
@@ -42,7 +40,7 @@ class ProbeRecorder:
 
     def sources(self) -> Sequence[Source]:
         """The sources that the run's pipeline gets."""
-        return [_Probes(self._matrix.source, self.troubles)]
+        return [LenientSource(self._matrix.source, self._record_loss)]
 
     def transformers(self) -> Sequence[Transformer]:
         """The transformers that the run's pipeline gets."""
@@ -50,12 +48,15 @@ class ProbeRecorder:
 
     def sinks(self) -> Sequence[Sink]:
         """The sinks that the run's pipeline gets."""
-        return [Lenient(self.boundary, BOUNDARY_FILE, self.troubles)]
+        return [LenientSink(self.boundary, BOUNDARY_FILE, self.troubles)]
 
     def result(self) -> MatrixResult:
         """Say what the probes came to, once the run is over."""
         recorded = sum(self._matrix.emit.results.values())
         return self._matrix.result(recorded, Reaper.get().end_strays())
+
+    def _record_loss(self, why: str) -> None:
+        self.troubles.append(f"the probes: {why}")
 
     def _write_descriptor(self, started: StartedPlan, settings: RunSettings) -> RecordedFile | None:
         """The descriptor goes with the records, where nobody would know it by its name."""
@@ -67,17 +68,3 @@ class ProbeRecorder:
         except OutputError as error:
             self.troubles.append(str(error))
             return None
-
-
-class _Probes(Struct):
-    """The probes as a source whose failure does not cost the agent's run."""
-
-    source: Source
-    troubles: list[str]
-
-    async def run(self, out: Out, /) -> None:
-        """Run the probes, and note a failure of them as a trouble of the run."""
-        try:
-            await self.source.run(out)
-        except StreamError as error:
-            self.troubles.append(f"the probes: {error}")

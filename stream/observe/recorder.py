@@ -30,7 +30,7 @@ from stream.observe.settings import (
     write_document,
     write_manifest,
 )
-from stream.pipeline import Batch, Deferred, Out, Pipeline, Sink, Write
+from stream.pipeline import Batch, Deferred, LenientSink, Out, Pipeline, Sink, Write
 from stream.process.guard import Guard, Interrupts
 from stream.process.machine import Clock
 from stream.process.table import ON_LINUX
@@ -210,7 +210,9 @@ class RunPhases:
         ]
         order = order_of(settings, wrappers)
         if self._kernel is not None:
-            order = await self._kernel.prepare(self._guard, cgroup, order, self._log)
+            watched = self._kernel.calls.prepare(self._guard, order, self._log)
+            group = None if cgroup is None else cgroup.path
+            order = await self._kernel.prepare(order, self._guard.pid, group, watched)
         self._agent = AgentCommand(
             self._guard,
             self._interrupts,
@@ -255,7 +257,8 @@ class RunPhases:
             for trouble in await self._kernel.conclude(self._agent.ending, self.summary):
                 self._record_loss(trouble)
             self.files |= self._kernel.kept
-            self._seen = self._kernel.commands
+            if self._kernel.artifacts is not None:
+                self._seen = self._kernel.artifacts.commands
         if self._probes is not None:
             for trouble in self._probes.troubles:
                 self._record_loss(trouble)
@@ -535,9 +538,8 @@ async def run_observe(
     sinks: list[Sink] = [_FindingSink(findings)]
     if events:
         from stream.sinks.ndjson import Ndjson
-        from stream.sinks.run_folder import Lenient
 
-        sinks.append(Lenient(Ndjson(STDOUT, (EVENTS,)), "events to stdout", troubles))
+        sinks.append(LenientSink(Ndjson(STDOUT, (EVENTS,)), "events to stdout", troubles))
     with closing(
         WorkspaceCapture(
             settings.workspace,

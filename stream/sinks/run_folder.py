@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import sys
 import tempfile
 from array import array
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,9 @@ from msgspec import Struct
 
 from stream.archive.chain import LayerFiles
 from stream.codec import join_lines
-from stream.errors import OutputError, number, os_reason, reporting
+from stream.errors import OutputError, os_reason, reporting
 from stream.files.append import AppendFile, RecordedFile, open_new, write_all
-from stream.pipeline import Batch, Sink, Write
+from stream.pipeline import Batch, Write
 from stream.records.artifacts import DETAIL_FILE, KERNEL_FILE
 from stream.records.control import BOUNDARY, DETAILS, GAPS, KERNEL, RAW, TIMES
 from stream.records.kernel import Telemetry
@@ -131,60 +130,6 @@ class LayerSink(Struct):
             self.files.append(name, _encode_lines(batch.items), len(batch.items))
 
         yield write
-
-
-class Lenient(Struct):
-    """Write to a sink as long as that works. What could not be written is counted in `troubles`:
-    nobody who reads a copy of the record may end the recording."""
-
-    sink: Sink
-    name: str
-    troubles: list[str]
-
-    @property
-    def kinds(self) -> Collection[str]:
-        """The kinds of the sink that is not to fail."""
-        return self.sink.kinds
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[Write]:
-        """Give a writer that counts what the sink cannot take."""
-        lost = 0
-        reason = ""
-
-        async def write(batch: Batch[Any]) -> None:
-            """Write a batch, or count it after the first failure."""
-            nonlocal lost, reason
-            if not reason:
-                try:
-                    await inner(batch)
-                    return
-                except BrokenPipeError:
-                    reason = "the reader went away"
-                except OutputError as error:
-                    reason = str(error)
-            lost += len(batch.items)
-
-        def report() -> None:
-            """Note how many records were lost, and why."""
-            nonlocal lost
-            if lost:
-                self.troubles.append(f"{self.name}: {reason}: {number(lost, 'record')} lost")
-                lost = 0
-
-        stack = AsyncExitStack()
-        try:
-            inner = await stack.enter_async_context(self.sink.open())
-        except OutputError as error:
-            reason = str(error)
-        try:
-            yield write
-        finally:
-            # What is not whole does not get the name of what is.
-            failure = OutputError(reason) if reason else sys.exception()
-            with suppress(OutputError):
-                await stack.__aexit__(type(failure) if failure else None, failure, None)
-            report()
 
 
 _encode = msgspec.json.Encoder().encode

@@ -175,7 +175,7 @@ def test_the_feed_breaks_in_the_middle(place: Place) -> None:
     found = health(run)
     assert (found["kernel_layer"], found["ringbuf_drops"]) == ("partial_ringbuf_drops", 0)
     assert found["network_protocol_coverage"] == "unknown"
-    reason = "the feed ended before its books were closed"
+    reason = "the feed ended before its counters were read"
     assert f"stream_kernel_unknown_loss: {reason}" in found["notes"]
     seen = [line["value"] for line in kernel(run)]
     assert f"{run.folder}/workspace/before" in seen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -11,6 +11,7 @@ from stream.pipeline import Out
 from stream.process.messages import Start
 from stream.sources.kernel.decode import WatchedFile
 from stream.sources.kernel.ebpf import EbpfFeed, probe_ebpf
+from stream.sources.kernel.strace import SILENT as SILENT
 from stream.sources.kernel.strace import StraceFeed, probe_strace
 
 Name = Literal["ebpf", "strace"]
@@ -46,12 +47,14 @@ def open_feed(
     *,
     guard: int,
     cgroup: Path | None,
-    watch: Sequence[WatchedFile],
+    watched: Mapping[str, int],
     ring_bytes: int,
     folder: Path,
 ) -> Feed:
     """Open a feed, which takes a while: programs are loaded and tried. Raises FeedError with the
-    reasons of all that were tried."""
+    reasons of all that were tried. `watched`: descriptors of files, by channel, to which writes are
+    reported."""
+    watch = [WatchedFile.of(name, fd) for name, fd in watched.items()]
     ways: dict[Name, Callable[[], Feed]] = {
         "ebpf": lambda: EbpfFeed.open(
             guard=guard, cgroup=cgroup, watch=watch, ring_bytes=ring_bytes
