@@ -31,6 +31,7 @@ from stream.records.artifacts import (
     ObservationHealth,
 )
 from stream.records.kernel import RawCapture, taint
+from stream.records.run import RunSummary
 from stream.sources.wrappers import ObservedCommands
 from stream.transformers.route import FeedCounts
 from stream.transformers.tool_events import ToolCallCollector
