@@ -135,20 +135,19 @@ def find_catalogs(flag: str | None, tree: Path | None = None) -> Catalogs:
     if named:
         with naming_variable("CATALOG_PATH", not flag):
             return Catalogs((load_catalog(Path(named).absolute()),), named=True)
-    first = load_catalog(default_path("catalog", tree))
-    bundled = [BUNDLE / path for name, path in BUILT_IN.items() if name != "boundary"]
-    others = [load_catalog(path) for path in bundled if path.resolve() != first.path.resolve()]
-    # A record names its catalog by the key alone: one key, one catalog.
-    return Catalogs((first, *(c for c in others if c.key != first.key)), named=False)
+    return Catalogs(_with_bundled(load_catalog(default_path("catalog", tree))), named=False)
 
 
 def known_catalogs(flag: str | None = None) -> tuple[Catalog, ...]:
     """Find the catalogs in force and the bundled ones, which records of other days name."""
-    chosen = find_catalogs(flag)
-    if not chosen.named:
-        return chosen.known
-    bundled = [load_catalog(BUNDLE / path) for name, path in BUILT_IN.items() if name != "boundary"]
-    return (*chosen.known, *(c for c in bundled if c.key != chosen.first.key))
+    return _with_bundled(find_catalogs(flag).first)
+
+
+def _with_bundled(first: Catalog) -> tuple[Catalog, ...]:
+    paths = [BUNDLE / path for name, path in BUILT_IN.items() if name != "boundary"]
+    others = [load_catalog(path) for path in paths if path.resolve() != first.path.resolve()]
+    # A record names its catalog by the key alone: one key, one catalog.
+    return first, *(catalog for catalog in others if catalog.key != first.key)
 
 
 def make_defaults(value: Any, path: Path) -> Defaults:
@@ -563,9 +562,8 @@ class Boundaries:
         if catalog is None:
             return None
         context = record.capability_context
-        shown = [("primary", context.primary)]
-        others = context.secondary or ()
-        shown += [(f"secondary[{index}]", one) for index, one in enumerate(others)]
+        others = enumerate(context.secondary or ())
+        shown = [("primary", context.primary), *((f"secondary[{n}]", one) for n, one in others)]
         for place, snapshot in shown:
             path = f"$.capability_context.{place}"
             found = catalog.get(snapshot.id)
@@ -573,9 +571,8 @@ class Boundaries:
                 continue
             if found is None:
                 return Fault(f"catalog {name} has no capability {snapshot.id!r}", f"{path}.id")
-            for what, stated, expected in zip(
-                ("category", "layer"), (snapshot.category, snapshot.layer), found, strict=True
-            ):
+            said = {"category": snapshot.category, "layer": snapshot.layer}
+            for (what, stated), expected in zip(said.items(), found, strict=True):
                 if stated and stated != expected:
                     reason = f"is {stated!r}, but catalog {name} says {expected!r} of {snapshot.id}"
                     return Fault(reason, f"{path}.{what}")

@@ -1,4 +1,4 @@
-"""What one cell's stdout carries, and the judgement whether the record is the probe's own.
+"""The stdout of one cell, and the judgement whether the record in it is the probe's own.
 
 It is if the probe kept its whole contract: one emission, nothing else on stdout, exit 0, in
 time, no process left behind, and words that make a valid record of this cell. Pure.

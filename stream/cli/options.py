@@ -1,5 +1,5 @@
-"""What the commands declare of their words: options that several share, options as a class, and
-command lines that are refused because a variable is unset."""
+"""The options that several commands share, options as a class, and command lines that are refused
+because a variable is unset."""
 
 from __future__ import annotations
 

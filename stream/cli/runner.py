@@ -297,49 +297,49 @@ def _open_standard_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-class Progress:
-    """The live line of a matrix: cells done, and the probe that runs."""
+class _LiveLine:
+    """One line on a terminal, written over again and again; elsewhere, nothing."""
 
-    def __init__(self, total: int, *, is_shown: bool) -> None:
-        self._total = total
-        self._shown = is_shown and sys.stderr.isatty()
-        self._next = 0.0
-        self._running = ""
-
-    def __call__(self, done: int, started: Cell | None) -> None:
-        if not self._shown:
-            return
-        if started:
-            self._running = started.script.id
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + 0.05
-            width = shutil.get_terminal_size().columns - 1
-            text = f"{done}/{self._total} cells, running {self._running}"
-            print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)  # noqa: T201
-
-    def clear(self) -> None:
-        """Remove the line."""
-        if self._shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # noqa: T201
-
-
-class Copying:
-    """The live line while a workspace is copied, shown after half a second."""
-
-    def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
-        self._next = time.monotonic() + 0.5
+    def __init__(self, *, is_shown: bool, every: float, after: float = 0.0) -> None:
+        self._is_shown = is_shown and sys.stderr.isatty()
+        self._every = every
+        self._next = time.monotonic() + after
         self._has_written = False
 
-    def __call__(self, size: int) -> None:
+    def show(self, text: Callable[[], str]) -> None:
+        """Write the line, unless that was just done."""
         now = time.monotonic()
-        if self._shown and now >= self._next:
-            self._next = now + 0.1
+        if self._is_shown and now >= self._next:
+            self._next = now + self._every
             self._has_written = True
-            print(f"\r\x1b[K{size >> 20} MB copied", end="", file=sys.stderr, flush=True)  # noqa: T201
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r\x1b[K{text()[:width]}", end="", file=sys.stderr, flush=True)  # noqa: T201
 
     def clear(self) -> None:
         """Remove the line."""
         if self._has_written:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # noqa: T201
+
+
+class Progress(_LiveLine):
+    """The live line of a matrix: cells done, and the probe that runs."""
+
+    def __init__(self, total: int, *, is_shown: bool) -> None:
+        super().__init__(is_shown=is_shown, every=0.05)
+        self._total = total
+        self._running = ""
+
+    def __call__(self, done: int, started: Cell | None) -> None:
+        if started:
+            self._running = started.script.id
+        self.show(lambda: f"{done}/{self._total} cells, running {self._running}")
+
+
+class Copying(_LiveLine):
+    """The live line while a workspace is copied, shown after half a second."""
+
+    def __init__(self) -> None:
+        super().__init__(is_shown=True, every=0.1, after=0.5)
+
+    def __call__(self, size: int) -> None:
+        self.show(lambda: f"{size >> 20} MB copied")

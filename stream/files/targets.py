@@ -1,4 +1,4 @@
-"""Where outputs go, by name: what can be said about them before anything is started."""
+"""Outputs by name: they are checked before anything is started, and their files made and locked."""
 
 from __future__ import annotations
 

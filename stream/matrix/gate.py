@@ -386,11 +386,8 @@ def _scratch() -> Iterator[str]:
 def _furnish(root: Path) -> None:
     """Empty a scratch folder and put a repository and a home into it."""
     for path in root.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            with suppress(OutputError):
-                remove_tree(path)
-        else:
-            path.unlink()
+        with suppress(OutputError):
+            remove_tree(path)
     workspace, home = root / "workspace", root / "home"
     (workspace / ".git" / "hooks").mkdir(parents=True)
     (workspace / ".git" / "config").write_text("[core]\n\tbare = false\n")

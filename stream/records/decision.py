@@ -7,7 +7,7 @@ these structs, and `check` reads them: their types are the shape of an event.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -29,18 +29,9 @@ EventName = Literal[
     "evaluation_performed",
     "run_finished",
 ]
+_NAMES: tuple[EventName, ...] = get_args(EventName)
 #: the nine, in their order; the seventh has two forms
-ORDER: tuple[tuple[EventName, ...], ...] = (
-    ("run_started",),
-    ("workspace_prepared",),
-    ("agent_invoked",),
-    ("agent_completed",),
-    ("artifacts_captured",),
-    ("fs_diff_captured",),
-    ("commands_observed", "commands_observation_unavailable"),
-    ("evaluation_performed",),
-    ("run_finished",),
-)
+ORDER = (*((name,) for name in _NAMES[:6]), _NAMES[6:8], *((name,) for name in _NAMES[8:]))
 
 Environment = Literal["local", "ci", "staging", "prod", "unknown"]
 CaptureMode = Literal["full", "redacted", "hashed"]

@@ -1,4 +1,4 @@
-"""What a kernel feed saw: raw telemetry, the normalised layer, and what goes beside it.
+"""The records of a kernel feed: raw telemetry, the normalised layer, and what goes beside it.
 
 `RawEvent` is what a feed gives, `KernelEvent` is a line of layers/kernel.ndjson (its form is not
 ours to change), `KernelDetail` is the line of layers/kernel-ext.ndjson with the same number."""

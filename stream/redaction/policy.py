@@ -1,4 +1,4 @@
-"""What of a run may be written down, by its capture mode; and the file of an output, written so.
+"""The capture modes: what of a run may be written down; and the file of an output, written so.
 
 `full`: everything. `redacted`: everything without its secrets. `hashed`: of the request, the
 command lines and the outputs only digests, of the rest what `redacted` leaves. A secret is replaced

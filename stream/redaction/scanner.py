@@ -1,4 +1,4 @@
-"""One pass over a stream: where the words of the rules stand, and what the rules find there.
+"""One pass over a stream: it finds the words of the rules, and asks the rules about each of them.
 
 The pass decides about a place only when everything that a rule may look at is there, and lets bytes
 go only when no later place can reach back to them. Secrets in an encoded text are found as well:

@@ -1,4 +1,4 @@
-"""What a secret looks like: what a rule finds, where a value ends, and whether it is a secret.
+"""The form of secrets: what a rule finds, where a value ends, and whether it is a secret.
 
 A rule is asked about a place and finds what is secret around it. It sees a bounded piece before and
 after the place, so that its answer cannot depend on how a stream was cut. A placeholder, a lookup,

@@ -1,4 +1,4 @@
-"""Runs the cells of a matrix concurrently; one raw emission for every cell."""
+"""The source of a matrix: it runs the cells concurrently, and delivers one emission for each."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is different in a folder since its snapshot. New contents go into the store as well, so that
-nothing is read twice, and all that is stated later is about the same bytes."""
+"""The differences between a folder and its snapshot. New contents go into the store as well, so
+that nothing is read twice, and all that is stated later is about the same bytes."""
 
 from __future__ import annotations
 
