@@ -58,10 +58,8 @@ class Script(Struct, frozen=True):
 
 def find_scripts(folder: Path) -> list[Script]:
     """Find all probes of a folder, sorted by id. Raise StreamError where one leads out of it."""
-    try:
+    with reporting(folder):
         names = sorted(path.name for path in folder.iterdir() if path.suffix == ".sh")
-    except OSError as error:
-        raise InputError(f"{folder}: {os_reason(error)}") from None
     if not names:
         hint = f"; did you mean {folder / 'probes'}?" if (folder / "probes").is_dir() else ""
         raise InputError(f"{folder}: no probes in it (*.sh){hint}")

@@ -446,17 +446,9 @@ def probe(
 
     async def work() -> int:
         """Run the probe and return the exit code."""
-        from stream.matrix.plan import MatrixRequest
-
-        request = MatrixRequest(
-            probes=[name],
-            modes=[mode] if mode else [],
-            folder=probes or _folder_of(name),
-            catalog=catalog,
-            boundary=boundary,
-            workspace=workspace,
-        )
-        result = await _run_one(request, timeout)
+        folder = probes or _folder_of(name)
+        asked = {"catalog": catalog, "boundary": boundary, "workspace": workspace}
+        result = await _run_one(name, mode, timeout, folder=folder, **asked)
         return 1 if result.failed or result.strays else 0
 
     run(work)
@@ -490,20 +482,13 @@ def probe_exec(
     async def work() -> int:
         """Run the probe and return the exit code."""
         from stream.errors import UsageError
-        from stream.matrix.plan import MatrixRequest
 
         if len(words) > 2 or (mode and len(words) == 2):
             raise UsageError("expected one probe, or a mode and a probe")
         name, given = words[-1], words[0] if len(words) == 2 else mode
-        request = MatrixRequest(
-            probes=[name],
-            modes=[given] if given else [],
-            folder=probes or _folder_of(name) or _helper_probes(name),
-            catalog=catalog,
-            boundary=boundary,
-            workspace=workspace,
-        )
-        result = await _run_one(request, timeout)
+        folder = probes or _folder_of(name) or _helper_probes(name)
+        asked = {"catalog": catalog, "boundary": boundary, "workspace": workspace}
+        result = await _run_one(name, given, timeout, folder=folder, **asked)
         if any(failure.reason == "timed-out" for failure in result.failures):
             return 3
         return 2 if result.failed or result.strays else 0
@@ -511,11 +496,12 @@ def probe_exec(
     run(work)
 
 
-async def _run_one(request: MatrixRequest, timeout: float) -> MatrixResult:
-    from stream.matrix.plan import make_plan, start_plan
+async def _run_one(name: str, mode: str | None, timeout: float, **asked: Any) -> MatrixResult:
+    from stream.matrix.plan import MatrixRequest, make_plan, start_plan
     from stream.matrix.run import run_matrix
     from stream.sinks.ndjson import Ndjson
 
+    request = MatrixRequest(probes=[name], modes=[mode] if mode else [], **asked)
     with start_plan(make_plan(request), jobs=1) as started:
         result = await run_matrix(started, Ndjson("-"), timeout=timeout)
     _report_failures(result.failures)

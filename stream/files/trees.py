@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, Self
 
-from stream.errors import InputError, OutputError, os_reason
+from stream.errors import InputError, OutputError, os_reason, reporting
 from stream.files.append import write_all
 from stream.files.inside import FOLDER
 
@@ -59,10 +59,8 @@ class Descent:
         self.root = root
         self.path: list[bytes] = []
         self._is_forced = is_forced
-        try:
+        with reporting(root):
             self._fds = [os.open(root, FOLDER & ~os.O_NOFOLLOW)]
-        except OSError as error:
-            raise InputError(f"{root}: {os_reason(error)}") from None
         self._seen: list[tuple[int, int]] = []
 
     @property
@@ -109,10 +107,8 @@ class Descent:
     def visit(self, visitor: Visitor) -> None:
         """Visit the root, then one by one the folders in it; without recursion, however deep.
         Raise InputError where the root cannot be listed."""
-        try:
+        with reporting(self.root):
             found = entries(self.fd)
-        except OSError as error:
-            raise InputError(f"{self.root}: {os_reason(error)}") from None
         stack: list[Iterator[bytes]] = [iter(visitor.look(*found))]
         while stack:
             for name in stack[-1]:
@@ -278,10 +274,8 @@ class Copy:
         self._name = b""
         self._is_clone = False
         self._can_clone = sys.platform == "linux"
-        try:
+        with reporting(target, OutputError):
             target.mkdir(mode=0o700)
-        except OSError as error:
-            raise OutputError(f"{target}: {os_reason(error)}") from None
         self._descent = Descent(target)
 
     def __enter__(self) -> Self:
@@ -423,19 +417,18 @@ def remove_tree(path: Path) -> None:
     """Remove whatever has this name: also folders that are closed to us, and however deep they
     are. What can be removed is, also after a failure; raise OutputError with the first one."""
     try:
-        if path.is_symlink() or not path.is_dir():
-            path.unlink(missing_ok=True)
-            return
-        path.chmod(0o700)
-        failures = _remove_below(path)
-        if failures:
-            _remove_by_paths(path)
-        try:
-            path.rmdir()
-        except OSError as error:
-            raise (*failures, error)[0] from None
-    except OSError as error:
-        raise OutputError(f"{path}: {os_reason(error)}") from None
+        with reporting(path, OutputError):
+            if path.is_symlink() or not path.is_dir():
+                path.unlink(missing_ok=True)
+                return
+            path.chmod(0o700)
+            failures = _remove_below(path)
+            if failures:
+                _remove_by_paths(path)
+            try:
+                path.rmdir()
+            except OSError as error:
+                raise (*failures, error)[0] from None
     except InputError as error:
         raise OutputError(str(error)) from None
 

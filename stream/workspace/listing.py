@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from stream.errors import OutputError, os_reason
+from stream.errors import OutputError, reporting
 from stream.files.append import RecordedFile, create, recorded_file
 from stream.records.run import FS_CHANGE, FileState, FsChange, Reason, encode_change, shown_name
 from stream.workspace.changes import TICK, Change, ChangeSet, State
@@ -171,17 +171,11 @@ def write_changes(
     writer = _Writer(changes, store, redact, exited)
     maker = PatchMaker(git, patch)
     try:
-        try:
-            with create(listing) as lines:
-                for line in writer.lines(maker):
-                    lines.write(line)
-        except OSError as error:
-            raise OutputError(f"{listing}: {os_reason(error)}") from None
-        try:
+        with reporting(listing, OutputError), create(listing) as lines:
+            lines.writelines(writer.lines(maker))
+        with reporting(patch, OutputError):
             maker.write()
             written = recorded_file(patch)
-        except OSError as error:
-            raise OutputError(f"{patch}: {os_reason(error)}") from None
     except BaseException:
         for path in (patch, listing):
             path.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from typing import Literal, Self
 
 from msgspec import Struct
 
-from stream.errors import InputError, OutputError, os_reason
+from stream.errors import InputError, OutputError, os_reason, reporting
 from stream.files.inside import FILE, kind_of_entry
 from stream.files.trees import (
     CHUNK,
@@ -184,10 +184,8 @@ class Store:
         self._parts: list[bytes] = []
         self._waiting = 0  #: bytes in the parts
         self._written = 0
-        try:
+        with reporting(folder, OutputError):
             self._fd = _open_nameless(folder)
-        except OSError as error:
-            raise OutputError(f"{folder}: {os_reason(error)}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -242,21 +240,17 @@ class Store:
         return place == offset + size
 
     def _end_at(self, end: int) -> None:
-        try:
+        with reporting(self._folder, OutputError):
             os.ftruncate(self._fd, end)
-        except OSError as error:
-            raise OutputError(f"{self._folder}: {os_reason(error)}") from None
         self._written = end
 
     def _flush(self) -> None:
         parts, self._parts = self._parts, []
-        try:
+        with reporting(self._folder, OutputError):
             done = os.pwritev(self._fd, parts, self._written) if parts else 0
             while done < self._waiting:  # a signal, or the last free bytes
                 rest = b"".join(parts)[done:]
                 done += os.pwrite(self._fd, rest, self._written + done)
-        except OSError as error:
-            raise OutputError(f"{self._folder}: {os_reason(error)}") from None
         self._written += self._waiting
         self._waiting = 0
 
