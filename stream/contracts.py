@@ -8,6 +8,8 @@ contradict itself; whether several records agree is not looked at.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +21,8 @@ from stream.codec import DECODE_ERRORS, explain, parse_document, parted, repeate
 from stream.errors import InputError
 from stream.evidence.consistency import faults_of
 from stream.records.artifacts import (
+    ARCHIVE_MANIFEST,
+    CHAIN_FILE,
     COMPANION_FILE,
     CORRELATION_FILE,
     DETAIL_FILE,
@@ -127,6 +131,11 @@ def _check_document(contract: str, line: bytes, source: str) -> Fault | None:
     return None
 
 
+def contract_name(kind: type[Struct]) -> str:
+    """Return the schema string of a record."""
+    return str(kind.__struct_config__.tag)
+
+
 def decoder_of(kind: type[RecordT]) -> Callable[[bytes], RecordT]:
     """Make a decoder of a record by its shape alone. It raises one of codec's DECODE_ERRORS."""
     decode = msgspec.json.Decoder(kind).decode
@@ -199,28 +208,36 @@ def _consistent(decode: Decode) -> Decode:
 
 def _decoders_of(kinds: tuple[type[Struct], ...]) -> dict[str, Decode]:
     """Make the decoders of structs by their contracts."""
-    return {str(kind.__struct_config__.tag): _consistent(decoder_of(kind)) for kind in kinds}
+    return {contract_name(kind): _consistent(decoder_of(kind)) for kind in kinds}
 
 
+#: By file of a run: what a document of it, or a line of it, may be.
+FILES: dict[str, tuple[type[Struct], ...]] = {
+    KERNEL_FILE: (KernelEvent,),
+    DETAIL_FILE: (KernelDetail, Gap),
+    SDK_FILE: (SdkEvent,),
+    POLICY_FILE: (PolicyEvent,),
+    MARKERS_FILE: (Marker,),
+    RUNNER_FILE: (RunnerStarted, RunnerFinished),
+    CHAIN_FILE: (ChainLink,),
+    SURFACE_FILE: (CapabilitySurface,),
+    CORRELATION_FILE: (CorrelationReport,),
+    HEALTH_FILE: (ObservationHealth,),
+    COMPANION_FILE: (Companion,),
+    ARCHIVE_MANIFEST: (ArchiveManifest,),
+    METADATA_FILE: (RunMetadata,),
+    SUMMARY_FILE: (RunSummary,),
+    MANIFEST_FILE: (Manifest,),
+}
+CONTRACTS = {name: contract_name(kinds[0]) for name, kinds in FILES.items()}
+DOCUMENTS = {name: kinds[0] for name, kinds in FILES.items() if name.endswith(".json")}
 #: By file of a run: what decodes the lines of a layer.
-LAYER_DECODERS: dict[str, LineDecoder] = {
-    KERNEL_FILE: _line_decoder(KernelEvent),
-    DETAIL_FILE: _line_decoder(KernelDetail | Gap),
-    SDK_FILE: _line_decoder(SdkEvent),
-    POLICY_FILE: _line_decoder(PolicyEvent),
-    MARKERS_FILE: _line_decoder(Marker),
-    RUNNER_FILE: LineDecoder(decode_runner_event, _decode_runner_lines),
+LAYER_DECODERS = {
+    name: _line_decoder(reduce(or_, kinds))
+    for name, kinds in FILES.items()
+    if name not in (*DOCUMENTS, CHAIN_FILE, RUNNER_FILE)
 }
-#: By file of a run: the struct of a JSON document.
-DOCUMENTS: dict[str, type[Any]] = {
-    SURFACE_FILE: CapabilitySurface,
-    CORRELATION_FILE: CorrelationReport,
-    HEALTH_FILE: ObservationHealth,
-    COMPANION_FILE: Companion,
-    METADATA_FILE: RunMetadata,
-    SUMMARY_FILE: RunSummary,
-    MANIFEST_FILE: Manifest,
-}
+LAYER_DECODERS[RUNNER_FILE] = LineDecoder(decode_runner_event, _decode_runner_lines)
 LINES = {**_decoders_of(_LINE_KINDS), RUNNER_EVENT: _consistent(decode_runner_event)}
 ARTIFACTS = _decoders_of(_ARTIFACT_KINDS)
 DEFAULTS = "defaults.json"  #: names no contract: it is known by its file name
@@ -239,7 +256,7 @@ _DECODED: dict[str, Decode] = {
     FS_CHANGE: decode_change,
     BOUNDARY_DIFF: msgspec.json.Decoder(BoundaryDiff).decode,
     **dict.fromkeys(CONTROL_SCHEMAS, _decode_control),
-    **{str(kind.__struct_config__.tag): _decode_run for kind in _RUN_KINDS},
+    **{contract_name(kind): _decode_run for kind in _RUN_KINDS},
     **LINES,
     **ARTIFACTS,
 }

@@ -59,7 +59,7 @@ from stream.records.run import EVENTS_FILE, MANIFEST_FILE, WORKSPACE
 from stream.verify.manifest import read_archive
 from stream.verify.report import VerifyReport
 from stream.verify.run_folder import (
-    EventClaims,
+    RunClaims,
     RunFolder,
     is_run_folder,
     items_within,
@@ -204,7 +204,7 @@ def _is_private(mode: int | None) -> bool:
 def run_folders(events: bytes) -> tuple[str, str]:
     """Return the run's folder and the workspace, as the event workspace_prepared names them, or
     empty strings."""
-    claims = EventClaims()
+    claims = RunClaims()
     for number, line in enumerate(events.splitlines()[:_FIRST_EVENTS], 1):
         claims.add(line, number)
     prepared = claims.named.get("workspace_prepared")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from stream.records.control import DIGEST, NAMED_DIGEST, Record
-from stream.records.kernel import KERNEL_EVENT, Count, RunId
+from stream.records.kernel import Count, RunId
 
 SDK_EVENT = "assay.runner.sdk_event.v0"
 POLICY_EVENT = "assay.runner.policy_event.v0"
@@ -48,21 +48,6 @@ V0_FILES = (
 
 #: What a run folder has of them, in the order of their names.
 EVIDENCE_FILES = tuple(sorted((*V0_FILES, CHAIN_FILE, COMPANION_FILE, DETAIL_FILE, MARKERS_FILE)))
-
-#: What each line or artifact of such a file is.
-CONTRACTS = {
-    KERNEL_FILE: KERNEL_EVENT,
-    SDK_FILE: SDK_EVENT,
-    POLICY_FILE: POLICY_EVENT,
-    MARKERS_FILE: MARKER,
-    RUNNER_FILE: RUNNER_EVENT,
-    CHAIN_FILE: CHAIN,
-    HEALTH_FILE: HEALTH,
-    SURFACE_FILE: SURFACE,
-    CORRELATION_FILE: CORRELATION,
-    COMPANION_FILE: COMPANION,
-    ARCHIVE_MANIFEST: ARCHIVE,
-}
 
 Digest = Annotated[str, Meta(pattern=NAMED_DIGEST)]
 SdkEventType = Literal["tool_call_started", "tool_call_completed", "run_finished", "run_failed"]

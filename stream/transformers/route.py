@@ -18,13 +18,11 @@ from msgspec.structs import replace
 from stream.archive.writer import FILE_PARTS, FilePart
 from stream.boundary.descriptors import Boundaries, key_of
 from stream.codec import DECODE_ERRORS, Lines, contract_of, explain, is_blank, join_lines, reject
-from stream.contracts import decode_runner_event
+from stream.contracts import FILES, contract_name, decode_runner_event
 from stream.pipeline import Batch, Counts, by_kind
 from stream.records.artifacts import (
     CHAIN,
     COMPANION_FILE,
-    CONTRACTS,
-    DETAIL_FILE,
     RUNNER_EVENT,
     RUNNER_FILE,
     CapabilitySurface,
@@ -36,10 +34,9 @@ from stream.records.artifacts import (
     PolicyEvent,
     SdkEvent,
 )
-from stream.records.control import GAP, LINES, REJECTS, Gap, Reject
+from stream.records.control import LINES, REJECTS, Gap, Reject
 from stream.records.decision import is_event
 from stream.records.kernel import (
-    KERNEL_DETAIL,
     RAW_CAPTURE,
     KernelDetail,
     KernelEvent,
@@ -56,17 +53,12 @@ def _decoder(kind: type[Any]) -> Decode:
 
 def _routes(*kinds: type[Struct]) -> dict[str, tuple[str, Decode]]:
     """Give, by contract, the file that holds its records and what decodes them."""
-    files = {contract: file for file, contract in CONTRACTS.items()}
-    tagged = [(str(kind.__struct_config__.tag), kind) for kind in kinds]
-    return {contract: (files[contract], _decoder(kind)) for contract, kind in tagged}
+    files = {kind: file for file, known in FILES.items() for kind in known}
+    return {contract_name(kind): (files[kind], _decoder(kind)) for kind in kinds}
 
 
-_LINES = _routes(KernelEvent, SdkEvent, PolicyEvent, Marker)
-_LINES |= {
-    KERNEL_DETAIL: (DETAIL_FILE, _decoder(KernelDetail)),
-    GAP: (DETAIL_FILE, _decoder(Gap)),
-    RUNNER_EVENT: (RUNNER_FILE, decode_runner_event),
-}
+_LINES = _routes(KernelEvent, KernelDetail, Gap, SdkEvent, PolicyEvent, Marker)
+_LINES[RUNNER_EVENT] = (RUNNER_FILE, decode_runner_event)
 _DOCUMENTS = _routes(ObservationHealth, CapabilitySurface, CorrelationReport, Companion)
 _decode_capture = _decoder(RawCapture)
 _decode_link = _decoder(ChainLink)

@@ -60,7 +60,7 @@ from stream.records.run import (
 from stream.transformers.invariants import Invariants
 from stream.transformers.validate import Validate
 from stream.verify.report import VerifyReport
-from stream.verify.run_folder import EventClaims, items_within, within
+from stream.verify.run_folder import RunClaims, items_within, within
 
 Event = Mapping[str, Any]
 _ENDING = (
@@ -88,7 +88,7 @@ class RunDocuments(Struct):
     kernel_events: int
     has_layers: bool
     runner: list[RunnerStarted | RunnerFinished]
-    claims: EventClaims
+    claims: RunClaims
     counted: Mapping[str, int]  #: records of a file
     tallies: Mapping[str, Tally]  #: of all files
 
@@ -322,7 +322,7 @@ class EventsChecker:
     """Checks events.jsonl, and keeps what other files must agree with."""
 
     def __init__(self, report: VerifyReport, beginning: Beginning | None) -> None:
-        self.claims = EventClaims(report.limits.entries)
+        self.claims = RunClaims(report.limits.entries)
         self._report = report
         # Which profile the run is to be held to, its metadata says, which come after its events.
         self._stage = Invariants("agents", is_alone=True, source=report.source(EVENTS_FILE))

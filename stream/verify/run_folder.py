@@ -36,8 +36,7 @@ from stream.codec import (
     explain,
     lines_of,
 )
-from stream.contracts import LINES as LINE_CONTRACTS
-from stream.contracts import fault_of
+from stream.contracts import CONTRACTS, DOCUMENTS, fault_of
 from stream.errors import InputError, os_reason, reporting
 from stream.files.inside import (
     Digests,
@@ -47,7 +46,7 @@ from stream.files.inside import (
     open_beneath,
 )
 from stream.pipeline import Batch
-from stream.records.artifacts import COMPANION_FILE, CONTRACTS, EVIDENCE_FILES, KERNEL_FILE
+from stream.records.artifacts import COMPANION_FILE, DETAIL_FILE, EVIDENCE_FILES, KERNEL_FILE
 from stream.records.control import FINDINGS, LINES, Fault, Finding
 from stream.records.run import (
     ARTIFACTS,
@@ -101,7 +100,7 @@ class ArtifactMention(Struct):
         return lost_bytes_of(within(self.artifact, "metadata", "lost_bytes")) > 0
 
 
-class EventClaims:
+class RunClaims:
     """What the events of a run say about it. Of each thing it keeps `most`, and all but mentions
     with a file are dropped where there is such a limit."""
 
@@ -188,9 +187,9 @@ class RunFolder:
             raise InputError(f"{events}: {describe_kind(mode)}, not a regular file")
 
     @cached_property
-    def claims(self) -> EventClaims:
+    def claims(self) -> RunClaims:
         """What the events say; nothing if there are none. Raise InputError."""
-        claims = EventClaims()
+        claims = RunClaims()
         where = self.root / EVENTS_FILE
         with reporting(where):
             for lines in self.lines(EVENTS_FILE) if where.exists() else ():
@@ -352,7 +351,7 @@ def _mention_findings(mention: ArtifactMention, folder: RunFolder) -> Iterator[F
         yield finding("artifact.digest", f"{ref} is not what was hashed: {known[1]}", "hash")
 
 
-def _metadata_findings(metadata: RunMetadata, claims: EventClaims, root: Path) -> Iterator[Finding]:
+def _metadata_findings(metadata: RunMetadata, claims: RunClaims, root: Path) -> Iterator[Finding]:
     for run_id, line in claims.run_ids.items():
         if run_id != metadata.run_id:
             message = f"{run_id!r}, but {METADATA_FILE} is of {metadata.run_id!r}"
@@ -464,9 +463,9 @@ def evidence_findings(folder: RunFolder) -> Iterator[Finding]:
     """
     for name in EVIDENCE_FILES:
         where = folder.root / name
-        if name not in CONTRACTS or name == COMPANION_FILE or not where.is_file():
+        if name in (COMPANION_FILE, DETAIL_FILE) or not where.is_file():
             continue
-        faults = _layer_faults if CONTRACTS[name] in LINE_CONTRACTS else _artifact_faults
+        faults = _artifact_faults if name in DOCUMENTS else _layer_faults
         try:
             for number, fault in faults(folder, name):
                 yield _finding("folder.evidence", fault.reason, where, number, fault.path or "")

@@ -58,7 +58,7 @@ from stream.verify.run_documents import (
     disagreements,
     document_faults,
 )
-from stream.verify.run_folder import EventClaims, RunFolder, is_run_folder
+from stream.verify.run_folder import RunClaims, RunFolder, is_run_folder
 
 
 def verify(
@@ -297,7 +297,7 @@ class VerifySession:
             kernel_events=self._count(KERNEL_FILE),
             has_layers=has_evidence(self._report.names),
             runner=self.replay.runner,
-            claims=self._events.claims if self._events else EventClaims(),
+            claims=self._events.claims if self._events else RunClaims(),
             counted={name: checker.count for name, checker in self._validated.items()},
             tallies=self._report.tallies,
         )

@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from stream.archive.reader import Limits
 from stream.codec import DECODE_ERRORS, explain
-from stream.contracts import ARTIFACTS, LINES
-from stream.records.artifacts import ARCHIVE_MANIFEST, CONTRACTS, V0_FILES
+from stream.contracts import ARTIFACTS, CONTRACTS, LINES
+from stream.records.artifacts import ARCHIVE_MANIFEST, V0_FILES
 from stream.records.control import Finding
 from stream.verify.report import VerifyReport
 from stream.verify.run_folder import RunFolder, evidence_findings
