@@ -8,10 +8,7 @@ they are the same evidence, which is remarked; bytes that no reader shows are al
 
 from __future__ import annotations
 
-import hashlib
-import struct
 import tempfile
-import zlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,28 +16,26 @@ from typing import BinaryIO
 
 from msgspec import Struct
 
+from stream.archive.gzip import GzipReader
 from stream.archive.manifest import has_place, place_of
 from stream.archive.tar import (
     BLOCK,
-    KNOWN,
-    LENGTH,
-    MAGIC,
-    NO_SEAL,
+    EXTENSIONS,
+    FOLDER,
+    MOST_EXTENDED,
     PACKING,
-    SEALED,
     ZEROS,
     BrokenArchive,
     Header,
+    NoArchive,
+    decode_extended,
     decode_header,
     decode_long_name,
-    describe_gzip_header,
-    examine_gzip_header,
+    extended_name_faults,
     is_of_another_tar,
-    is_seal,
     kind_fault,
     may_begin_tar,
     name_fault,
-    seal,
 )
 from stream.codec import MAX_LINE
 from stream.evidence.consistency import LONGEST_NAME, place_fault
@@ -66,50 +61,6 @@ class Limits(Struct, frozen=True, kw_only=True):
     ratio: int = 0
 
 
-EXTENSIONS = (b"x", b"g")  #: a header that says more about the entry, or all entries, after it
-FOLDER = b"5"
-MOST = 64 << 10  #: bytes of such a header
-#: What such a header may say: nothing that changes which files there are, but for a long name.
-_SILENT = {b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname", b"comment"}
-_SHORT = 100
-
-
-def extended(data: bytes, kind: bytes) -> tuple[bytes | None, list[Fault]]:
-    """Return the name in an extended header, if it has one, and what is wrong with the header.
-
-    Raise BrokenArchive where it cannot be read.
-    """
-    name, faults = None, [Fault("made by another tar: it has extended headers", rule=PACKING)]
-    for key, value in _records(data):
-        if key == b"path" and kind == b"x":
-            name = value
-        elif key not in _SILENT:
-            what = key[:40].decode("utf-8", "backslashreplace")
-            message = f"a header that changes the entry after it: its {what!r}"
-            faults.append(Fault(message, rule="security.renaming"))
-    return name, faults
-
-
-def _records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the records of an extended header: LENGTH KEY=VALUE."""
-    while data.strip(b"\0"):
-        digits, _, _ = data.partition(b" ")
-        size = int(digits) if digits.isdigit() and len(digits) < 7 else 0
-        record, data = data[len(digits) + 1 : size], data[size:]
-        key, equals, value = record.partition(b"=")
-        if not equals or not value.endswith(b"\n"):
-            raise BrokenArchive("security.hidden_bytes", "an extended header cannot be read")
-        yield key, value[:-1]
-
-
-def renamed(short: bytes, name: bytes) -> list[Fault]:
-    """Return what is wrong with a name that stands before the header of its entry."""
-    is_needed = len(name) > _SHORT or not name.isascii()
-    if is_needed and ((short.isascii() and short[:1] == name[:1]) or not name[:1].isascii()):
-        return []
-    return [Fault("a header that changes the entry after it: its name", rule="security.renaming")]
-
-
 def leading_folder(name: bytes, kind: bytes) -> bytes:
     """Return the folder in which everything lies, by the first entry; empty if there is none."""
     try:
@@ -131,116 +82,6 @@ def is_folder(name: bytes) -> bool:
     return path in (b"", b".", LAYERS.encode(), ARTIFACTS.encode()) or path.startswith(
         f"{ARTIFACTS}/".encode()
     )
-
-
-_READ = 1 << 18
-_CHUNK = 1 << 20
-_TRAILER = 8
-
-
-class NoArchive(Exception):  # noqa: N818  # said as the answer that there is none
-    """The file is no archive, nor the beginning of one."""
-
-
-class Inflated:
-    """The decompressed content of an archive, with the checks of gzip's own frame."""
-
-    def __init__(self, file: BinaryIO, limits: Limits) -> None:
-        """Read the header. Raise NoArchive, or BrokenArchive where nothing after it can be read."""
-        self.oddity = ""  #: what another compressor said; empty: nothing
-        self._file = file
-        self._counter = _Counter(limits)
-        self._begun = b""
-        head = file.read(LENGTH)
-        self._seal = file.read(len(NO_SEAL)) if head == SEALED else b""
-        if head[:2] != MAGIC:
-            raise NoArchive("not an archive: it does not begin as gzip does")
-        if not self.is_sealed:
-            self._begun, self._seal = self._seal, b""
-            if head[2:] not in KNOWN:
-                self._read_odd(head.ljust(LENGTH, b"\0"))
-        self._counter.take(head + self._seal)
-
-    @property
-    def is_sealed(self) -> bool:
-        """Tell whether the header bears the seal that the writer sets last."""
-        return is_seal(self._seal) is not None
-
-    def _read_odd(self, head: bytes) -> None:
-        rest = self._begun + self._file.read(_READ)
-        header = examine_gzip_header(head, rest)
-        if header.is_seal_changed:
-            message = "the header is not as it was written: it names what follows it, changed"
-            raise BrokenArchive("integrity.gzip", message)
-        if header.start < 0:
-            raise BrokenArchive("security.gzip_header", describe_gzip_header(header.found))
-        self.oddity, self._begun = describe_gzip_header(header.found), rest[header.start :]
-
-    def blocks(self) -> Iterator[bytes]:
-        """Yield the content in blocks. Raise BrokenArchive where it cannot be trusted."""
-        digest = hashlib.sha256()
-        engine = zlib.decompressobj(-zlib.MAX_WBITS)
-        held = b""
-        block = self._begun or self._file.read(_READ)
-        while block:
-            self._counter.take(block)
-            digest.update(block)
-            block = held + block
-            held = block[-_TRAILER:]
-            yield from _decoded(engine, block[:-_TRAILER], self._counter)
-            block = self._file.read(_READ)
-        if not engine.eof:
-            raise BrokenArchive("integrity.truncated", "the gzip data ends too early")
-        counter = self._counter
-        if held != struct.pack("<II", counter.sum, counter.bytes & 0xFFFFFFFF):
-            raise BrokenArchive("integrity.gzip", "the gzip checksum or length is wrong")
-        if self._seal and self._seal != seal(digest.hexdigest()):
-            message = "the compressed bytes are not those that its header names, by their SHA-256"
-            raise BrokenArchive("integrity.gzip", message)
-
-
-class _Counter:
-    """Count what was decoded. Raise BrokenArchive where it is too much."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.sum = 0
-        self.bytes = 0
-        self.read = 0
-        self._limits = limits
-
-    def take(self, block: bytes) -> None:
-        """Count compressed bytes that were read."""
-        self.read += len(block)
-        if self.read > self._limits.archive:
-            raise BrokenArchive("limit.archive", f"more than {self._limits.archive} bytes")
-
-    def give(self, data: bytes) -> bytes:
-        """Count decompressed bytes, and return them."""
-        self.bytes += len(data)
-        self.sum = zlib.crc32(data, self.sum)
-        if self.bytes > self._limits.decoded:
-            raise BrokenArchive("limit.decoded", f"more than {self._limits.decoded} bytes decoded")
-        most = self._limits.ratio
-        if most and self.bytes > most * self.read + _CHUNK:
-            raise BrokenArchive("limit.ratio", f"decodes to more than {most} times its size")
-        return data
-
-
-def _decoded(engine: zlib._Decompress, data: bytes, counter: _Counter) -> Iterator[bytes]:
-    if engine.eof and data:
-        raise BrokenArchive("security.hidden_bytes", "bytes follow the end of the gzip member")
-    more = bool(data)
-    while more:
-        try:
-            piece = engine.decompress(data, _CHUNK)
-        except zlib.error as error:
-            raise BrokenArchive("integrity.gzip", f"not deflated: {error}") from None
-        data = engine.unconsumed_tail
-        more = not engine.eof and (len(piece) == _CHUNK or bool(data))
-        if piece:
-            yield counter.give(piece)
-    if engine.unused_data:
-        raise BrokenArchive("security.hidden_bytes", "bytes follow the end of the gzip member")
 
 
 _AHEAD = 3
@@ -316,16 +157,16 @@ def _next_batch(parts: Iterator[Part]) -> _PartBatch:
 
 def parts_of(file: BinaryIO, limits: Limits) -> Iterator[Part]:
     """Read the parts of an archive. Raise BrokenArchive where nothing after a place can be read."""
-    inflated = Inflated(file, limits)
-    reader = _BlockReader(inflated.blocks())
+    gzip = GzipReader(file, limits.archive, limits.decoded, limits.ratio)
+    reader = _BlockReader(gzip.blocks())
     first = reader.next_to(BLOCK)
     if not may_begin_tar(first):
         raise NoArchive("not an archive: what is compressed in it is no tar")
-    if inflated.oddity:
-        yield Fault(inflated.oddity, rule="packing.gzip")
-    parts = _Entries(reader, limits, is_sealed=inflated.is_sealed).parts()
+    if gzip.oddity:
+        yield Fault(gzip.oddity, rule="packing.gzip")
+    parts = _Entries(reader, limits, is_sealed=gzip.is_sealed).parts()
     # Whatever order they came in: a file is checked after those that it is compared with.
-    yield from _in_order(parts) if not inflated.is_sealed and is_of_another_tar(first) else parts
+    yield from _in_order(parts) if not gzip.is_sealed and is_of_another_tar(first) else parts
 
 
 def contents_of(parts: Iterator[Part], name: str) -> Iterator[bytes]:
@@ -400,8 +241,8 @@ class _Entries:
                     raise BrokenArchive("security.renaming", "a long name of a long name")
                 long_name = self._long_name(header, faults)
             elif header.kind in EXTENSIONS and not self._is_sealed:
-                data = self._data(header, MOST)
-                name, more = extended(data, header.kind)
+                data = self._data(header, MOST_EXTENDED)
+                name, more = decode_extended(data, header.kind)
                 given = given if name is None else name
                 faults += more
             else:
@@ -410,7 +251,7 @@ class _Entries:
         else:
             raise BrokenArchive("security.renaming", "header upon header, and no entry")
         if given is not None:
-            faults += renamed(header.name, given)
+            faults += extended_name_faults(header.name, given)
             header.name = given
         if not self._is_sealed and header.name.startswith(_HERE):
             header.name = header.name.removeprefix(_HERE)

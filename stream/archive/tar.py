@@ -1,4 +1,4 @@
-"""The headers of an archive, of tar and of gzip: how they are written, and what others write.
+"""The headers of the tar in an archive: how they are written, and what other programs write.
 
 Each name and size has one header, the one that the contract's own writer uses; a name of more than
 100 bytes has an entry before it, as in GNU tar. What other tars write differently is known here,
@@ -7,9 +7,7 @@ so that the reader can tell it from a fault.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 
 from msgspec import Struct
 
@@ -73,6 +71,10 @@ class Header(Struct):
     def is_long_name(self) -> bool:
         """Tell whether the content is the name of the next entry."""
         return self.kind == _LONG_NAME
+
+
+class NoArchive(Exception):  # noqa: N818  # said as the answer that there is none
+    """The file is no archive, nor the beginning of one."""
 
 
 class BrokenArchive(Exception):  # noqa: N818  # it is no failure: it becomes a finding
@@ -232,82 +234,52 @@ def _shown(field: bytes) -> str:
     return repr(visible(field.rstrip(b"\0").decode("utf-8", "backslashreplace")))
 
 
+EXTENSIONS = (b"x", b"g")  #: a header that says more about the entry, or all entries, after it
+FOLDER = b"5"
+MOST_EXTENDED = 64 << 10  #: bytes of such a header
+#: What such a header may say: nothing that changes which files there are, but for a long name.
+_SILENT = {b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname", b"comment"}
+
+
+def decode_extended(data: bytes, kind: bytes) -> tuple[bytes | None, list[Fault]]:
+    """Return the name in an extended header, if it has one, and what is wrong with the header.
+
+    Raise BrokenArchive where it cannot be read.
+    """
+    name, faults = None, [Fault("made by another tar: it has extended headers", rule=PACKING)]
+    for key, value in _records(data):
+        if key == b"path" and kind == b"x":
+            name = value
+        elif key not in _SILENT:
+            what = key[:40].decode("utf-8", "backslashreplace")
+            message = f"a header that changes the entry after it: its {what!r}"
+            faults.append(Fault(message, rule="security.renaming"))
+    return name, faults
+
+
+def _records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the records of an extended header: LENGTH KEY=VALUE."""
+    while data.strip(b"\0"):
+        digits, _, _ = data.partition(b" ")
+        size = int(digits) if digits.isdigit() and len(digits) < 7 else 0
+        record, data = data[len(digits) + 1 : size], data[size:]
+        key, equals, value = record.partition(b"=")
+        if not equals or not value.endswith(b"\n"):
+            raise BrokenArchive("security.hidden_bytes", "an extended header cannot be read")
+        yield key, value[:-1]
+
+
+def extended_name_faults(short: bytes, name: bytes) -> list[Fault]:
+    """Return what is wrong with a name that stands before the header of its entry."""
+    is_needed = len(name) > _SHORT or not name.isascii()
+    if is_needed and ((short.isascii() and short[:1] == name[:1]) or not name[:1].isascii()):
+        return []
+    return [Fault("a header that changes the entry after it: its name", rule="security.renaming")]
+
+
 READ = 1 << 20
 Checkpoint = Callable[[], None]  #: called between blocks: raises where the work was cancelled
 
 
 def no_checkpoint() -> None:
     """Do nothing: the work cannot be cancelled."""
-
-
-MAGIC = b"\x1f\x8b"
-LENGTH = 10  #: bytes, of a header that has no more than it must
-SEALED = MAGIC + b"\x08\x10\0\0\0\0\0\x03"  #: the header's beginning, where a seal follows
-#: of who says no more than it must: `gzip -n`, and the reference
-KNOWN = (b"\x08\0\0\0\0\0\0\x03", b"\x08\0\0\0\0\0\x02\xff")
-_DEFLATE = 8
-_CHECKSUM, _EXTRA, _NAME, _COMMENT, _RESERVED = 0x02, 0x04, 0x08, 0x10, 0xE0
-
-
-def seal(digest: str) -> bytes:
-    """Return the comment in the gzip header that names what follows it."""
-    return b"sha256:%s\0" % digest.encode()
-
-
-NO_SEAL = seal("0" * 64)  #: as long as any
-_SEAL_WORD, _FEW, _DIGITS = len("sha256:"), 8, frozenset(b"0123456789abcdef")
-is_seal = re.compile(rb"sha256:[0-9a-f]{64}\0").fullmatch
-
-
-class GzipHeader(Struct):
-    """What a gzip header has that is not written here, and where the deflated data begins after
-    it: -1 where nobody can read the header."""
-
-    found: list[str]
-    start: int = -1
-    is_seal_changed: bool = False
-
-
-def examine_gzip_header(head: bytes, rest: bytes) -> GzipHeader:
-    """Find what a gzip header holds that our own does not."""
-    method, flags = head[2], head[3]
-    if method != _DEFLATE or flags & _RESERVED:
-        return GzipHeader([])
-    header = GzipHeader([], 0)
-    if time := int.from_bytes(head[4:8], "little"):
-        when = f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S}"
-        header.found.append(f"a time ({when} UTC)")
-    if flags & _EXTRA:
-        header.found.append("extra fields")
-        header.start = 2 + int.from_bytes(rest[:2], "little")
-    for flag, what in ((_NAME, "a file name"), (_COMMENT, "a comment")):
-        if flags & flag:
-            end = rest.find(b"\0", header.start)
-            if end < 0:
-                return GzipHeader([])
-            text = rest[header.start : end]
-            header.is_seal_changed |= _was_seal(rest[header.start :])
-            shown = visible(text[:100].decode("utf-8", "backslashreplace"))
-            header.found.append(f"{what} ({shown!r})")
-            header.start = end + 1
-    if flags & _CHECKSUM:
-        header.found.append("a checksum of its own")
-        header.start += 2
-    if not header.found:
-        header.found.append(f"marks of another compressor ({head[8]}, {head[9]})")
-    return header
-
-
-def _was_seal(text: bytes) -> bool:
-    """Tell whether a seal is one of ours but for a few characters: nobody else writes such."""
-    near = zip(text, NO_SEAL[:_SEAL_WORD], strict=False)
-    digits = text[_SEAL_WORD : len(NO_SEAL) - 1]
-    right = sum(one == other for one, other in near) + sum(map(_DIGITS.__contains__, digits))
-    return right > len(NO_SEAL) - _FEW
-
-
-def describe_gzip_header(found: list[str]) -> str:
-    """Say in a sentence what was found in a gzip header."""
-    if not found:
-        return "the gzip header is none that can be read"
-    return f"the gzip header has {' and '.join(found)}: another program compressed it"

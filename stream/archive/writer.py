@@ -1,8 +1,6 @@
 """Write an archive as a stream next to its place: it has its name only when it is whole.
 
-The same entries give the same bytes of tar, whoever writes them and when. The gzip around it
-depends on the library that compresses; its header has a seal, the SHA-256 of all that follows:
-with it, each byte counts.
+The same entries give the same bytes of tar, whoever writes them and when.
 """
 
 from __future__ import annotations
@@ -10,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import struct
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,25 +18,22 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Struct
 
+from stream.archive.gzip import GzipWriter
 from stream.archive.manifest import names_of, place_of
 from stream.archive.tar import (
-    NO_SEAL,
     READ,
-    SEALED,
     ZEROS,
     Checkpoint,
     encode_header,
     name_fault,
     no_checkpoint,
-    seal,
 )
 from stream.errors import InputError, OutputError, os_reason, reporting
-from stream.files.append import RecordedFile, write_all
+from stream.files.append import RecordedFile
 from stream.files.inside import open_beneath
 from stream.files.targets import check_free, open_alone, partial
 from stream.records.artifacts import ARCHIVE_MANIFEST, V0_FILES, ArchiveFile, ArchiveManifest
 
-LEVEL = 6
 FILE_PARTS, ENTRIES = "file parts", "entries"  #: kinds of batches that an archive is made of
 _IN_FLIGHT = 4  #: blocks between who reads and who compresses
 _SMALL = 1 << 16
@@ -195,21 +188,21 @@ def _blocks(entry: Entry, checkpoint: Checkpoint) -> Iterator[bytes]:
 
 
 def _write(fd: int, entries: Sequence[Entry], run_id: str, checkpoint: Checkpoint) -> ArchiveSize:
-    squeezed = _Gzip(fd)
+    gzip = GzipWriter(fd)
     pending: deque[Future[None]] = deque()
     with ThreadPoolExecutor(1) as other:  # zlib lets go of the interpreter
         try:
             for block in _gathered(_tar(entries, run_id, checkpoint)):
                 if len(pending) == _IN_FLIGHT:
                     pending.popleft().result()
-                pending.append(other.submit(squeezed.add, block))
+                pending.append(other.submit(gzip.add, block))
             for future in pending:
                 future.result()
         except BaseException:
             other.shutdown(cancel_futures=True)
             raise
-    squeezed.finish()
-    return ArchiveSize(len(entries), os.lseek(fd, 0, os.SEEK_CUR), squeezed.taken)
+    gzip.finish()
+    return ArchiveSize(len(entries), os.lseek(fd, 0, os.SEEK_CUR), gzip.taken)
 
 
 def _tar(entries: Sequence[Entry], run_id: str, checkpoint: Checkpoint) -> Iterator[bytes]:
@@ -234,31 +227,3 @@ def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
             yield b"".join(held)
             held, length = [], 0
     yield b"".join(held)
-
-
-class _Gzip:
-    def __init__(self, fd: int) -> None:
-        self.taken = 0
-        self._fd = fd
-        self._sum = 0
-        self._digest = hashlib.sha256()
-        self._engine = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-        write_all(fd, SEALED + NO_SEAL)
-
-    def add(self, data: bytes) -> None:
-        """Compress data and write what comes of it."""
-        self._sum = zlib.crc32(data, self._sum)
-        self.taken += len(data)
-        self._write(self._engine.compress(data))
-
-    def finish(self) -> None:
-        """Write the end of the stream, and the seal into its header."""
-        end = struct.pack("<II", self._sum, self.taken & 0xFFFFFFFF)
-        self._write(self._engine.flush() + end)
-        os.lseek(self._fd, len(SEALED), os.SEEK_SET)
-        write_all(self._fd, seal(self._digest.hexdigest()))
-        os.lseek(self._fd, 0, os.SEEK_END)
-
-    def _write(self, data: bytes) -> None:
-        self._digest.update(data)
-        write_all(self._fd, data)

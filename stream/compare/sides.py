@@ -18,16 +18,8 @@ import msgspec
 from msgspec import Struct
 
 from stream.archive.chain import Tally
-from stream.archive.reader import (
-    EntryStart,
-    Limits,
-    NoArchive,
-    Part,
-    contents_of,
-    parts_of,
-    read_ahead,
-)
-from stream.archive.tar import BrokenArchive
+from stream.archive.reader import EntryStart, Limits, Part, contents_of, parts_of, read_ahead
+from stream.archive.tar import BrokenArchive, NoArchive
 from stream.codec import DECODE_ERRORS, OverlongLine, contract_of, explain, lines_of
 from stream.compare.names import BEHIND, Asked, Names, Proofs, Proven, agree
 from stream.errors import InputError, os_reason, reporting

@@ -16,8 +16,8 @@ from stream.archive.manifest import (
     missing_from,
     names_of,
 )
-from stream.archive.reader import EntryStart, Limits, NoArchive, Part, parts_of, read_ahead
-from stream.archive.tar import BrokenArchive, Checkpoint, no_checkpoint
+from stream.archive.reader import EntryStart, Limits, Part, parts_of, read_ahead
+from stream.archive.tar import BrokenArchive, Checkpoint, NoArchive, no_checkpoint
 from stream.contracts import DOCUMENTS
 from stream.errors import InputError, os_reason
 from stream.records.artifacts import (

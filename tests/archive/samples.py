@@ -13,17 +13,15 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from stream.archive.chain import LAYERS, Tally
+from stream.archive.gzip import LENGTH, SEALED, seal
 from stream.archive.manifest import run_id_of
 from stream.archive.tar import (
     BLOCK,
-    LENGTH,
-    SEALED,
     ZEROS,
     Checkpoint,
     encode_header,
     no_checkpoint,
     padded,
-    seal,
 )
 from stream.archive.writer import Entry, encode_manifest, entries_of_run, write_archive
 from stream.evidence.derive import correlate

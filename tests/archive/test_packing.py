@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stream.archive.tar import SEALED
+from stream.archive.gzip import SEALED
 from stream.records.artifacts import ARCHIVE_MANIFEST, HEALTH_FILE, KERNEL_FILE, V0_FILES
 from stream.verify.session import verify
 from tests.archive.samples import (

@@ -13,6 +13,7 @@ import sys
 import tarfile
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -20,9 +21,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.archive.tar import encode_header, padded
-from stream.archive.writer import ENTRIES, Entry, entries_of_run, write_archive
+from stream.archive.writer import (
+    ENTRIES,
+    FILE_PARTS,
+    Entry,
+    FilePart,
+    entries_of_run,
+    write_archive,
+)
 from stream.errors import InputError, OutputError
 from stream.evidence.consistency import LONGEST_NAME
+from stream.files.append import RecordedFile
 from stream.pipeline import Batch
 from stream.records.artifacts import ARCHIVE_MANIFEST, KERNEL_FILE, V0_FILES
 from stream.sinks.archive import Archive
@@ -30,6 +39,7 @@ from stream.verify.session import verify
 from tests.archive.samples import (
     ARCHIVES,
     RUN,
+    Files,
     entries,
     items_of,
     pack_run,
@@ -211,13 +221,57 @@ def test_missing_files_are_given_or_missed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"capability-surface\.json: it is not there"):
         pack_run(folder, target)
     missing = {"capability-surface.json": data, KERNEL_FILE: b"no"}
+    sink_of(target, Batch(ENTRIES, entries_of_run(folder, {})), missing=missing)
+    assert rules(target) == set()
+
+
+# ---------------------------------------------------------------- the sink
+
+
+def sink_of(target: Path, *batches: Batch[Any], missing: Files | None = None) -> None:
+    """Write batches into the sink, and leave it."""
 
     async def pack() -> None:
-        async with Archive(target, lambda _: (RUN, missing)).open() as write:
-            await write(Batch(ENTRIES, entries_of_run(folder, {})))
+        async with Archive(target, lambda _: (RUN, missing or {})).open() as write:
+            for batch in batches:
+                await write(batch)
 
     anyio.run(pack)
-    assert rules(target) == set()
+
+
+def test_parts_and_entries_make_the_archive_that_entries_make(tmp_path: Path) -> None:
+    files = small(tmp_path / "run")
+    data = files.pop(KERNEL_FILE)
+    parts = [FilePart(KERNEL_FILE, data[at : at + 1000]) for at in range(0, len(data), 1000)]
+    batches = (Batch(FILE_PARTS, parts[:1]), Batch(ENTRIES, entries(files)))
+    sink_of(tmp_path / "a.tar.gz", *batches, Batch(FILE_PARTS, parts[1:]))
+    whole = written(tmp_path / "b.tar.gz", {**files, KERNEL_FILE: data})
+    assert (tmp_path / "a.tar.gz").read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_file_is_read_once_where_its_writer_says_what_it_wrote(
+    tmp_path: Path, times: int
+) -> None:
+    data = b"as it was\n"
+    known = RecordedFile(sha256(data).hexdigest(), len(data), len(data)) if times == 1 else None
+    file = _Changing(*[data] * times)  # it can be opened so many times
+    batch = Batch(
+        ENTRIES, [*entries(small(tmp_path / "run")), Entry("artifacts/x", file.open, known)]
+    )
+    sink_of(tmp_path / "a.tar.gz", batch)
+    assert dict(items_of(tar_in(tmp_path / "a.tar.gz")))["artifacts/x"] == data
+
+
+def test_a_sink_that_is_left_by_a_failure_leaves_nothing(tmp_path: Path) -> None:
+    async def fail() -> None:
+        async with Archive(tmp_path / "a.tar.gz", lambda _: (RUN, {})).open() as write:
+            await write(Batch(FILE_PARTS, [FilePart(KERNEL_FILE, b"{}\n")]))
+            raise OutputError("no room")
+
+    with pytest.raises(OutputError, match="no room"):
+        anyio.run(fail)
+    assert not [*tmp_path.iterdir()]
 
 
 # ---------------------------------------------------------------- a place of its own
