@@ -88,7 +88,7 @@ def changed_files(name: str, data: bytes) -> Iterator[bytes]:
                 yield b"".join(one + b"\n" for one in (*lines[:index], text, *lines[index + 1 :]))
 
 
-@every(7)
+@every(21)
 def test_every_field_of_every_artifact_is_held_by_its_digest(
     files: Files, tmp_path: Path, step: int
 ) -> None:

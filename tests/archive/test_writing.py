@@ -345,7 +345,7 @@ looks = 0
 def look():
     global looks
     looks += 1
-    if looks == 150:
+    if looks == 85:
         print("now", flush=True)
         sys.stdin.read()
 pack_run(Path(sys.argv[1]), Path(sys.argv[2]), checkpoint=look)
@@ -354,7 +354,7 @@ pack_run(Path(sys.argv[1]), Path(sys.argv[2]), checkpoint=look)
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_while_writing(tmp_path: Path, number: int) -> None:
-    folder = put(tmp_path / "run", sealed({**recorded(), "artifacts/noise": os.urandom(100 << 20)}))
+    folder = put(tmp_path / "run", sealed({**recorded(), "artifacts/noise": os.urandom(32 << 20)}))
     target = tmp_path / "a.tar.gz"
     child = subprocess.Popen(
         [sys.executable, "-c", _SLOW, folder, target],
