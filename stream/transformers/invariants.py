@@ -335,12 +335,7 @@ _CONSTANTS = (
 )
 
 
-def _constants_of(event: DecisionEvent) -> tuple[str | None, ...]:
-    mode, session = event.prompt_provenance.capture_mode, event.session
-    names = (session.session_id, session.agent_id, session.agent_version, session.environment)
-    return (event.schema_version, mode, *names)
-
-
+_constants_of = attrgetter(*_CONSTANTS)
 _statuses_of = attrgetter(*(f"{part}.status" for part in PARTS))
 _FINISHED = len(ORDER)
 
@@ -420,7 +415,8 @@ def _refer(run: TrackedRun, artifact: Artifact) -> None:
         for name in (artifact.content_ref, artifact.id):
             if name:
                 run.names.add(f"{artifact.type} {name.rpartition('/')[2]}")
-    if lost := lost_bytes_of(artifact.metadata.get("lost_bytes")):
+    stated = artifact.metadata.get("lost_bytes")
+    if stated is not None and (lost := lost_bytes_of(stated)):
         run.lost[artifact.content_ref or artifact.id] = lost
 
 
