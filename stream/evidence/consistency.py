@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Any, Protocol, get_args
+from operator import attrgetter
+from typing import Any, NamedTuple, get_args
 
 from msgspec import UNSET
 
@@ -65,42 +66,25 @@ def faults_of(record: object) -> Iterator[Fault]:
 # ---------------------------------------------------------------- the kernel layer
 
 
-class EventClaims(Protocol):
-    """The fields of an event that may contradict each other."""
+class EventForm(NamedTuple):
+    """What a kernel event has in common with many others: fields that may contradict each other."""
 
-    @property
-    def event_type(self) -> int:
-        """The number of the event's type."""
-
-    @property
-    def kind(self) -> str:
-        """The kind that the event names."""
-
-    @property
-    def flags(self) -> Any:
-        """The flags of the call."""
-
-    @property
-    def return_value(self) -> Any:
-        """The value that the call returned."""
-
-    @property
-    def access_mode(self) -> Any:
-        """The access that the event names."""
-
-    @property
-    def operation_flags(self) -> Any:
-        """The operations that the event names."""
-
-    @property
-    def status(self) -> Any:
-        """Whether the event says that the call succeeded."""
+    event_type: int
+    kind: str
+    flags: Any
+    return_value: Any
+    access_mode: Any
+    operation_flags: Any
+    status: Any
 
 
 def kernel_faults(event: KernelEvent) -> Iterator[Fault]:
     """Yield what the fields of a kernel event contradict of each other."""
-    yield from form_faults(event)
+    yield from form_faults(EventForm._make(_form_of(event)))
     yield from mode_faults(event)
+
+
+_form_of = attrgetter(*EventForm._fields)
 
 
 def mode_faults(event: KernelEvent) -> Iterator[Fault]:
@@ -110,24 +94,22 @@ def mode_faults(event: KernelEvent) -> Iterator[Fault]:
             yield Fault("only an open has it", f"$.{name}")
 
 
-def form_faults(event: EventClaims) -> Iterator[Fault]:
+def form_faults(event: EventForm) -> Iterator[Fault]:
     """Check what many events have in common: all but a mode, and how a path is resolved."""
     if event.kind != kind_of_event(event.event_type):
         yield Fault(f"{event.event_type} is not the type of {event.kind}", "$.event_type")
     if event.event_type == INODE_RESOLVED:
         yield Fault("how the kernel itself resolves a name is no evidence", "$.event_type")
     if event.event_type != OPEN:
-        for name in ("flags", "return_value", "access_mode", "operation_flags", "status"):
+        for name in EventForm._fields[2:]:
             if getattr(event, name) is not UNSET:
                 yield Fault("only an open has it", f"$.{name}")
         return
-    if event.return_value is UNSET:
-        if event.status is not UNSET:
-            yield Fault(f"{event.status!r}, and what was returned is missing", "$.status")
-    elif event.status is not UNSET:
-        wanted = "error" if event.return_value < 0 else "success"
-        if event.status != wanted:
-            yield Fault(f"{event.status!r}, but {event.return_value} was returned", "$.status")
+    returned, status = event.return_value, event.status
+    if status is not UNSET and returned is UNSET:
+        yield Fault(f"{status!r}, and what was returned is missing", "$.status")
+    elif status is not UNSET and status != ("error" if returned < 0 else "success"):
+        yield Fault(f"{status!r}, but {returned} was returned", "$.status")
     if event.flags is UNSET:
         for name in ("access_mode", "operation_flags"):
             if getattr(event, name) is not UNSET:

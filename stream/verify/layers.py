@@ -27,7 +27,7 @@ from stream.codec import (
     join_lines,
 )
 from stream.contracts import LAYER_DECODERS, LineDecoder
-from stream.evidence.consistency import faults_of, form_faults, mode_faults
+from stream.evidence.consistency import EventForm, faults_of, form_faults, mode_faults
 from stream.records.artifacts import (
     CHAIN_FILE,
     DETAIL_FILE,
@@ -41,7 +41,7 @@ from stream.records.artifacts import (
 )
 from stream.records.control import Fault, Gap
 from stream.records.kernel import OPEN
-from stream.verify.replay import Columns, Form, LayerReplay, columns_of
+from stream.verify.replay import Columns, LayerReplay, columns_of
 from stream.verify.report import VerifyReport
 
 _RULES = {RUNNER_FILE: "contract.runner_event", SDK_FILE: "contract.sdk_event"}
@@ -254,7 +254,10 @@ class KernelRules:
 
     def faults(self, columns: Columns) -> Iterator[RecordFault]:
         """Check the events of some columns."""
-        found = {form: [*form_faults(Form(*form))] for form in columns.different_forms - self._good}
+        found = {
+            form: [*form_faults(EventForm._make(form))]
+            for form in columns.different_forms - self._good
+        }
         faulty = {form: faults for form, faults in found.items() if faults}
         if len(self._good) < _MOST_FORMS:
             self._good |= found.keys() - faulty.keys()

@@ -24,6 +24,7 @@ from msgspec.structs import astuple
 
 from stream.contracts import LAYER_DECODERS
 from stream.evidence.attribution import AttributionEvent, EventDetails, Losses, details_of
+from stream.evidence.consistency import EventForm
 from stream.evidence.derive import LayerContent
 from stream.evidence.surface import OPENED, Surface, ways_of
 from stream.records.artifacts import (
@@ -250,7 +251,9 @@ class LayerReplay:
 
     def _take_opens(self, columns: Columns) -> None:
         ends = {form: result_of(form) for form in columns.different_forms}
-        if any(_is_incomplete(Form(*form)) for form, end in ends.items() if end is not None):
+        if any(
+            _is_incomplete(EventForm._make(form)) for form, end in ends.items() if end is not None
+        ):
             reason = "an open that does not say its flags, or what follows from what it says"
             self._add_unusual(f"{columns.seqs[0]}, or soon after it: {reason}")
         found = list(dict.fromkeys(ends.values()))
@@ -423,18 +426,6 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
 _WORD = (1 << 64) - 1
 
 
-class Form(NamedTuple):
-    """What an event has in common with many others."""
-
-    event_type: int
-    kind: str
-    flags: Any
-    return_value: Any
-    access_mode: Any
-    operation_flags: Any
-    status: Any
-
-
 class Columns(Struct):
     """Many kernel events, by column: what holds for one form is asked once for many events."""
 
@@ -444,7 +435,7 @@ class Columns(Struct):
     pids: Sequence[int]
     types: Sequence[int]
     values: Sequence[str | None]
-    forms: Sequence[tuple[Any, ...]]  #: what `Form` has
+    forms: Sequence[tuple[Any, ...]]  #: what `EventForm` has
     different_forms: set[tuple[Any, ...]]
 
 
@@ -467,7 +458,7 @@ class OpenResult(NamedTuple):
 @lru_cache(10_000)
 def result_of(values: tuple[Any, ...]) -> OpenResult | None:
     """Return what came of an open, by its form; None for other events."""
-    form = Form(*values)
+    form = EventForm._make(values)
     if form.event_type != OPEN:
         return None
     if form.status == "success":
@@ -482,7 +473,7 @@ def _words(numbers: Sequence[int]) -> bytes:
         return array("Q", [number & _WORD for number in numbers]).tobytes()
 
 
-def _is_incomplete(form: Form) -> bool:
+def _is_incomplete(form: EventForm) -> bool:
     """Tell whether an open lacks what our feeds always write."""
     has_result, has_status = form.return_value is not UNSET, form.status is not UNSET
     return UNSET in (form.flags, form.access_mode) or has_result != has_status
