@@ -19,7 +19,7 @@ from msgspec import Struct
 from stream.pipeline import Batch
 from stream.records.control import Gap
 from stream.records.kernel import RawCapture, RawEvent
-from stream.sources.kernel.decode import WatchedFile
+from stream.sources.kernel.calls import WatchedFile
 from stream.sources.kernel.ebpf import EbpfFeed
 
 ROOT = Path(__file__).parents[2]

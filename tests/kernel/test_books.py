@@ -13,7 +13,8 @@ from anyio import create_memory_object_stream, create_task_group, fail_after, to
 from stream.pipeline import Batch
 from stream.records.control import Gap
 from stream.records.kernel import RawEvent
-from stream.sources.kernel.decode import RingDecoder, WatchedFile
+from stream.sources.kernel.calls import WatchedFile
+from stream.sources.kernel.decode import RingDecoder
 from stream.sources.kernel.ebpf import PAGE, STEP, EbpfFeed, RingCounters, capture_of
 from tests.kernel.rig import guarding, record, run, told
 from tests.kernel.test_decode import record as record_of

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.records.kernel import RawEvent, path_text
-from stream.sources.kernel.decode import _RECORD, CALLS, NAMES_AT, peer_text
+from stream.sources.kernel.calls import peer_text
+from stream.sources.kernel.decode import _RECORD, CALLS, NAMES_AT
 from stream.sources.kernel.decode import RingDecoder as Plain
 
 

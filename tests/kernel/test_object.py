@@ -17,7 +17,7 @@ import pytest
 from stream.errors import FeedError
 from stream.sources.kernel import decode, loader
 from stream.sources.kernel.bpf import build
-from stream.sources.kernel.decode import WatchedFile
+from stream.sources.kernel.calls import WatchedFile
 from stream.sources.kernel.ebpf import PAGE, EbpfFeed, probe_ebpf
 from stream.sources.kernel.strace import probe_strace
 from tests.kernel.rig import ROOT, run

@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from stream.records.control import Gap
 from stream.records.kernel import RawEvent, path_text
-from stream.sources.kernel.decode import WatchedFile
+from stream.sources.kernel.calls import WatchedFile
 from stream.sources.kernel.strace_lines import (
     LOST_CALL,
-    TRACED_WRITES,
     UNREADABLE,
     Item,
     StraceParser,
 )
-from stream.sources.kernel.strace_syntax import CLONE_FS, CLONE_THREAD, TRACED
+from stream.sources.kernel.strace_syntax import CLONE_FS, CLONE_THREAD, TRACED, TRACED_WRITES
 
 SECOND = 1_000_000_000
 THREAD, SHARED = hex(CLONE_THREAD), hex(CLONE_FS)

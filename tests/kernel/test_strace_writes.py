@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from stream.process.messages import Start
-from stream.sources.kernel.decode import WatchedFile
+from stream.sources.kernel.calls import WatchedFile
 from stream.sources.kernel.strace import StraceFeed
-from stream.sources.kernel.strace_lines import UNREAD, UNREADABLE
+from stream.sources.kernel.strace_lines import UNREADABLE
+from stream.sources.kernel.strace_syntax import UNREAD
 from tests.feeds import needs_strace
 from tests.kernel.straced import Run, run
 from tests.kernel.test_books import WRITES

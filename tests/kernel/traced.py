@@ -17,7 +17,7 @@ from anyio import create_memory_object_stream, create_task_group, wait_readable
 from stream.errors import FeedError
 from stream.process.guard import Guard, post_guard
 from stream.process.messages import Failed, GuardReport, Start, TreeEnded, decode_report
-from stream.sources.kernel.decode import WatchedFile
+from stream.sources.kernel.calls import WatchedFile
 from stream.sources.kernel.strace import Record, StraceFeed
 
 

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from stream.errors import FeedError
 from stream.pipeline import Out
 from stream.process.messages import Start
-from stream.sources.kernel.decode import WatchedFile
+from stream.sources.kernel.calls import WatchedFile
 from stream.sources.kernel.ebpf import EbpfFeed, probe_ebpf
 from stream.sources.kernel.strace import SILENT as SILENT
 from stream.sources.kernel.strace import StraceFeed, probe_strace

@@ -1,22 +1,15 @@
 """Records of the kernel's ring to raw events: what the bytes mean, and nothing else.
 
 A relative path has its base, and so has one that begins with /proc/self/fd/N or its like, except
-where the path that was really reached is known: of opens that succeeded. What both feeds share is
-here as well: which files are watched, and what a run does that no feed can follow.
+where the path that was really reached is known: of opens that succeeded.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import struct
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from socket import AF_UNIX
-
-from msgspec import Struct
 
 from stream.records.kernel import (
     Mark,
@@ -25,114 +18,17 @@ from stream.records.kernel import (
     beyond_view,
     path_text,
 )
-
-
-class WatchedFile(Struct, frozen=True):
-    """A file or pipe of which a feed reports who opens it to write, or writes into it."""
-
-    name: str
-    device: int
-    inode: int
-    #: What /proc calls a descriptor of it: all that a tracer sees. Empty: it cannot know it.
-    path: bytes = b""
-
-    @classmethod
-    def of(cls, name: str, fd: int) -> WatchedFile:
-        """Describe the file behind a descriptor."""
-        status = os.fstat(fd)
-        path = b""
-        with suppress(OSError):
-            path = os.fsencode(Path(f"/proc/self/fd/{fd}").readlink())
-        return cls(name, _device_of(fd) or status.st_dev, status.st_ino, path)
-
-
-def _device_of(fd: int) -> int | None:
-    """Return the device as the kernel has it: stat gives another one for a part of btrfs, or for a
-    layer of overlayfs."""
-    with suppress(OSError):
-        info = Path(f"/proc/self/fdinfo/{fd}").read_bytes()
-        mount = info.partition(b"\nmnt_id:")[2].split(maxsplit=1)[0]
-        for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
-            number, _, device, _ = line.split(b" ", 3)
-            if number == mount:
-                return os.makedev(*map(int, device.split(b":")))
-    return None
-
-
-_NETLINK, _PACKET = 16, 17
-
-
-def peer_text(address: bytes, *, is_send: bool = False, family: int = 0) -> str | None:
-    """Return whom a socket address names: `1.2.3.4:443`, `[2001:db8::1]:443`, `unix:/run/x` or
-    `unix:@abstract`; None if it is none, or one that nobody can read. `family` is the socket's,
-    where that is known."""
-    if len(address) < 2:
-        return None
-    of_socket, family = family, int.from_bytes(address[:2], sys.byteorder)
-    if is_send and of_socket == _PACKET:  # which does not look at the address's own
-        family = _PACKET
-    elif is_send and family == socket.AF_UNSPEC:  # IPv4 takes it for its own, others for no name
-        if of_socket not in (socket.AF_UNSPEC, socket.AF_INET) or len(address) < 8:
-            return None
-        family = socket.AF_INET
-    port = int.from_bytes(address[2:4], "big")
-    if family == socket.AF_INET and len(address) >= 8:
-        return f"{socket.inet_ntop(family, address[4:8])}:{port}"
-    if family == socket.AF_INET6 and len(address) >= 24:
-        scope = int.from_bytes(address[24:28], sys.byteorder)
-        zone = f"%{scope}" if scope else ""
-        return f"[{socket.inet_ntop(family, address[8:24])}{zone}]:{port}"
-    if family == socket.AF_UNIX:
-        name = address[2:]
-        if name[:1] == b"\0":
-            return f"unix:@{path_text(name[1:])}"
-        return "unix:" + path_text(name.split(b"\0", 1)[0])
-    if family == socket.AF_UNSPEC:
-        return "unspec"
-    return "netlink" if family == _NETLINK else f"af{family}:{address[2:].hex()}"
-
-
-_POWERS = {
-    "bpf": "the run used bpf(2), by which a program in the kernel can do what no call shows",
-    "init_module": "the run loaded a kernel module",
-    "finit_module": "the run loaded a kernel module",
-    "fanotify_init": "the run used fanotify, which opens files that no call names",
-}
-#: A call that its listener lets go on is seen by no tracer.
-ANSWERED = (
-    "a program of the run answered system calls of others (seccomp), which strace is not told"
+from stream.sources.kernel.calls import (
+    ACCEPTS,
+    DOUBTED,
+    REACHING,
+    SENDS,
+    WITHOUT_PATH,
+    LossReasons,
+    calls_with,
+    parts_of,
+    peer_text,
 )
-DOUBTED = frozenset((*_POWERS, "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd"))
-
-
-class LossReasons:
-    """What a run did that its feed cannot follow, so that its record is never complete.
-
-    Each is an event as well. But what comes of it is done by others, or by the kernel itself, and
-    no call of the run shows it.
-    """
-
-    def __init__(self) -> None:
-        self._found: dict[str, None] = {}
-
-    def take(self, event: RawEvent) -> None:
-        """Look at an event of one of the calls in DOUBTED."""
-        if event.ret is None or event.ret < 0:
-            return
-        if event.call in _POWERS:
-            self.add(_POWERS[event.call])
-        elif "outside" in event.marks:
-            self.add(f"the run reached by {event.call} into a process that is none of its own")
-
-    def add(self, reason: str) -> None:
-        """Add a reason, once."""
-        self._found[reason] = None
-
-    @property
-    def reasons(self) -> list[str]:
-        """The reasons that were found, each once."""
-        return [*self._found]
-
 
 #: By the number that they have in the ring. creat, whose flags are no argument, is not of them.
 OPENS = ("", "open", "openat", "openat2")
@@ -160,29 +56,23 @@ def _numbers(*names: str) -> frozenset[int]:
     return frozenset(_NUMBER[name] for name in names)
 
 
+def _numbers_with(argument: str) -> frozenset[int]:
+    return _numbers(*(calls_with(argument) & _NUMBER.keys()))
+
+
 _LAST_OPEN = _NUMBER["open_by_handle_at"]
 _LAST_ANSWERED = _NUMBER["exec"]
-_PEERS = _numbers("connect", "sendto", "sendmsg", "sendmmsg")
-_REACHING = _numbers("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd")
-_LETTING_IN = _numbers("accept", "accept4", "pidfd_getfd")
-_WITHOUT_PATH = _numbers(
-    *("open_by_handle_at", "fchmod", "fchown", "ftruncate", "fsetxattr", "fremovexattr"),
-    *("bpf", "init_module", "finit_module", "fanotify_init"),
-)
-_MAY_LACK_PATH = _numbers("futimesat", "utimensat", "acct")
-_ATTRIBUTES = _numbers(
-    *("setxattr", "lsetxattr", "fsetxattr", "setxattrat"),
-    *("removexattr", "lremovexattr", "fremovexattr", "removexattrat"),
-)
-_VALUES = _numbers("setxattr", "lsetxattr", "fsetxattr")
-_TWO_PATHS = _numbers(
-    *("rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat"),
-)
-_OWNERS = _numbers("chown", "fchown", "lchown", "fchownat")
-_SIZES = _numbers("truncate", "ftruncate")
-_MODES = _numbers(
-    *("mkdir", "mkdirat", "mknod", "mknodat", "chmod", "fchmod", "fchmodat", "fchmodat2"),
-)
+_PEERS = _numbers("connect", *SENDS)
+_REACHING = _numbers(*REACHING)
+_LETTING_IN = _numbers(*ACCEPTS, "pidfd_getfd")
+_WITH_PATH = _numbers_with("path") | _numbers_with("text") | _numbers("exec")
+_MAY_LACK_PATH = _numbers(*WITHOUT_PATH)
+_ATTRIBUTES = _numbers_with("name")
+_VALUES = _ATTRIBUTES & _numbers_with("size")
+_TWO_PATHS = _numbers_with("to")
+_OWNERS = _numbers_with("uid")
+_SIZES = _numbers_with("size") - _ATTRIBUTES
+_MODES = _numbers_with("mode")
 #: They act on the name that they are given, even where that is a link.
 _ON_NAMES = _numbers(
     *("unlink", "unlinkat", "rename", "renameat", "renameat2", "mkdir", "mkdirat", "rmdir"),
@@ -383,7 +273,7 @@ class RingDecoder:
             event.marks = [mark for bit, mark in _MARKS if flags & bit]
         if call <= _LAST_ANSWERED and not flags & _URING:
             event.ret = _seen(ret)
-        parts = _cut(data, record[12:17])
+        parts = parts_of(data, record[12:17])
         if call in _PEERS:
             self._put_peer(event, flags, record[3], parts)
         elif event.call == "bind":
@@ -418,7 +308,7 @@ class RingDecoder:
 
     def _put_paths(self, event: RawEvent, call: int, flags: int, parts: list[bytes]) -> None:
         path, resolved, base, to_path, to_base = parts
-        if call not in _WITHOUT_PATH and not flags & _NO_PATH:
+        if call in _WITH_PATH and not flags & _NO_PATH:
             is_there = path or base or call not in _MAY_LACK_PATH
             event.path = path_text(path) if is_there else None
         event.resolved, event.base = self._walked(resolved), self._walked(base)
@@ -479,7 +369,7 @@ def _put_numbers(event: RawEvent, call: int, record: tuple[int, ...]) -> None:
     if call <= _LAST_OPEN:
         event.mode = mode
         event.resolve = record[18]
-    elif call in _MODES or (event.call == "mq_open" and flags & os.O_CREAT):
+    elif call in _MODES and (event.call != "mq_open" or flags & os.O_CREAT):
         event.mode = mode & 0xFFFF
     elif call in _VALUES:
         event.size = extra & _NOBODY
@@ -514,11 +404,3 @@ def _follows(call: int, flags: int) -> bool:
     if call == _NUMBER["linkat"]:
         return bool(flags & _FOLLOW)
     return call not in _ON_NAMES and not (flags & _NO_FOLLOW and call in _MAY_BE_EMPTY)
-
-
-def _cut(data: bytes, lengths: Sequence[int]) -> list[bytes]:
-    parts, at = [], 0
-    for length in lengths:
-        parts.append(data[at : at + length])
-        at += length
-    return parts

@@ -28,7 +28,8 @@ from stream.process.cgroup import own_group
 from stream.process.messages import Start
 from stream.records.control import TELEMETRY, Gap
 from stream.records.kernel import RawCapture, Telemetry, taint
-from stream.sources.kernel.decode import RingDecoder, WatchedFile
+from stream.sources.kernel.calls import WatchedFile
+from stream.sources.kernel.decode import RingDecoder
 from stream.sources.kernel.loader import Attachment, attach, wake_at
 
 if TYPE_CHECKING:

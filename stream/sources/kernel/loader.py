@@ -20,7 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from stream.errors import FeedError, os_reason
-from stream.sources.kernel.decode import WatchedFile
+from stream.sources.kernel.calls import WatchedFile, parts_of
 
 _CALL = {"x86_64": 321, "aarch64": 280}
 _MAP_CREATE, _LOOKUP, _UPDATE, _NEXT, _LOAD, _RUN, _INFO, _ATTACH = 0, 1, 2, 4, 5, 10, 15, 17
@@ -134,7 +134,7 @@ def _signals_held() -> Iterator[None]:
 def _load_skeleton(raw: bytes, config: bytes, sizes: Mapping[str, int]) -> Loaded:
     start = 4 + int.from_bytes(raw[:4], "little")
     head = json.loads(raw[4:start])
-    image, data, code = _cut(raw[start:], head["image"], head["data"], head["code"])
+    image, data, code = parts_of(raw[start:], [head["image"], head["data"], head["code"]])
     constants = mmap.mmap(-1, max(mmap.PAGESIZE, len(image)))
     constants[: len(image)] = config + image[len(config) :]
     held = ctypes.c_char.from_buffer(constants)
@@ -150,14 +150,6 @@ def _load_skeleton(raw: bytes, config: bytes, sizes: Mapping[str, int]) -> Loade
         {name: fd for name, (fd,) in zip(maps, descriptors, strict=True)},
         dict(zip(programs, loaded, strict=True)),
     )
-
-
-def _cut(data: bytes, *lengths: int) -> list[bytes]:
-    parts, at = [], 0
-    for length in lengths:
-        parts.append(data[at : at + length])
-        at += length
-    return parts
 
 
 def _context(maps: list[str], programs: int, sizes: Mapping[str, int], constants: int) -> bytes:

@@ -38,9 +38,9 @@ from stream.process.machine import kernel_now
 from stream.process.messages import Start
 from stream.records.control import TELEMETRY, Gap
 from stream.records.kernel import RawCapture, RawEvent, path_text
-from stream.sources.kernel.decode import WatchedFile
-from stream.sources.kernel.strace_lines import TRACED_WRITES, UNREAD, StraceParser
-from stream.sources.kernel.strace_syntax import BY_NUMBER, TRACED
+from stream.sources.kernel.calls import WatchedFile
+from stream.sources.kernel.strace_lines import StraceParser
+from stream.sources.kernel.strace_syntax import BY_NUMBER, TRACED, TRACED_WRITES, UNREAD
 
 Record = RawEvent | Gap | RawCapture
 

@@ -20,18 +20,26 @@ import msgspec
 from msgspec import Struct, field
 
 from stream.records.control import Gap
-from stream.records.kernel import ERRNOS, RawEvent, goes_up
+from stream.records.kernel import RawEvent, goes_up
 from stream.sources.kernel import strace_syntax as syntax
-from stream.sources.kernel.decode import ANSWERED, DOUBTED, LossReasons, WatchedFile
+from stream.sources.kernel.calls import (
+    ACCEPTS,
+    ANSWERED,
+    DOUBTED,
+    REACHING,
+    SENDS,
+    LossReasons,
+    WatchedFile,
+)
 from stream.sources.kernel.strace_syntax import (
     CallArguments,
+    CallResult,
     add_mark,
     clone_flags,
     exit_status,
-    file_name,
     may_mount,
-    number,
     parse_arguments,
+    read_result,
 )
 
 
@@ -184,53 +192,8 @@ class Tasks:
         return forks[0] if forks else None
 
 
-_ERRNOS = ERRNOS | {"EWOULDBLOCK": 11, "EDEADLOCK": 35, "ENOTSUPP": 524}  #: and other names
-_RESULT = re.compile(
-    rb"\)\s+= (-?\d+|0x[0-9a-f]+|\?)(?:<([^<>]*)>(\(deleted\))?)?"
-    rb"(?: /\* (\d+) in strace's PID NS \*/)?"
-    rb"(?: (E[A-Z0-9]+)(?: \(.*\))?| \(errno (\d+)\)| <unavailable>)?$"
-).search
 _DELETED = " (deleted)"
 _LINKS = {"root", "cwd", "exe", "fd", "map_files"}  #: of a process in /proc
-
-
-class CallResult(Struct):
-    """How a call ended."""
-
-    start: int  #: where the arguments end
-    ret: int | None
-    path: str | None = None
-    is_deleted: bool = False
-    child: int = 0
-    is_misread: bool = False
-
-
-def read_result(text: bytes) -> CallResult | None:
-    """Read how a line ends; None: not as a call ends."""
-    found = _RESULT(text)
-    if found is None:
-        return None
-    value, file, deleted, child, name, errno = found.groups()
-    if value == b"?":
-        return CallResult(found.start(), None)  # interrupted, or ended in the middle
-    ret: int | None = number(value)
-    if name is not None:
-        known = _ERRNOS.get(name.decode())
-        ret = None if known is None else -known
-    elif errno is not None:
-        ret = -int(errno)
-    try:
-        path = None if file is None else file_name(file, bool(deleted))
-    except ValueError:
-        return None
-    return CallResult(
-        found.start(),
-        ret,
-        path,
-        bool(deleted),
-        child=int(child) if child else max(ret or 0, 0),
-        is_misread=errno is not None and len(errno) > 9,
-    )
 
 
 def change_folder(folder: TaskFolder, parsed: CallArguments, result: CallResult) -> None:
@@ -377,40 +340,6 @@ def _is_foreign(path: str | None, base: str | None) -> bool:
     return not is_own and not _LINKS.isdisjoint(rest)
 
 
-FIRST = re.compile(rb"\d+<([^<>]*)>(?!\()").match
-SECOND = re.compile(rb"[^,]*, \d+<([^<>]*)>(?!\()").match
-THIRD = re.compile(rb"[^,]*, [^,]*, \d+<([^<>]*)>(?!\()").match
-#: By call: what finds the path of the descriptor that it writes to. A file that is deleted has
-#: none: another one may have got its name.
-WRITES = {
-    **dict.fromkeys(("write", "writev", "pwrite64", "pwritev", "pwritev2"), FIRST),
-    **dict.fromkeys(("vmsplice", "sendfile", "sendfile64"), FIRST),
-    "tee": SECOND,
-    "splice": THIRD,
-    "copy_file_range": THIRD,
-}
-TRACED_WRITES = tuple(WRITES)
-#: Of these, strace prints an address in the place of the data.
-UNREAD = "--verbose=!?writev,?pwritev,?pwritev2,?vmsplice"
-END = 256  #: so many bytes of a line are enough to hold a call's result
-
-
-def path_of(call: str, args: bytes) -> bytes:
-    """Return the path of the file or pipe that a call writes to, as strace prints it; nothing if it
-    has none."""
-    found = WRITES[call](args)
-    return found[1] if found else b""
-
-
-def streams_of(watch: Sequence[WatchedFile]) -> dict[bytes, str]:
-    """Return the names of watched files by their paths, as `path_of` gives them."""
-    return {_quoted(one.path): one.name for one in watch if one.path}
-
-
-def _quoted(path: bytes) -> bytes:
-    return b"".join(b"\\x%02x" % byte for byte in path)
-
-
 Item = RawEvent | Gap
 _SECOND = 1_000_000_000
 _KNOWN = {*syntax.TRACED, *syntax.BY_NUMBER, *syntax.TREES} - ({*syntax.MOUNTS} - {*syntax.TREES})
@@ -422,9 +351,7 @@ _LINE = re.compile(
     rb"(?:([\w?]+)\(|<\.\.\. ([\w?]+) resumed>|(---|\+\+\+) )(.*)",
     re.DOTALL,
 ).fullmatch
-_CHANGED = re.compile(rb" <pid changed to \d+ \.\.\.>$").search
 _SUPERSEDED = re.compile(rb"superseded by execve in pid (\d+) \+\+\+").fullmatch
-_UNFINISHED, _DETACHED = b" <unfinished ...>", b" <detached ...>"
 UNREADABLE = "a line of strace could not be read"
 LOST_CALL = "strace misread the first call after an exec by a thread"
 
@@ -458,7 +385,7 @@ class StraceParser:
         self.doubts = LossReasons()
         self._bound: dict[bytes, str] = {}  # sockets: the name of a local one, else nothing
         self._monotonic_of = monotonic_of
-        self._streams = streams_of(watch)
+        self._streams = syntax.streams_of(watch)
         self._now: int | None = None
         self._parts: list[bytes] = []  # of a line that is not whole yet
         # By thread: the call and its arguments; of a write, the path of what it writes to.
@@ -519,10 +446,10 @@ class StraceParser:
     def _begin(self, tid: int, call: str, rest: bytes) -> None:
         self._superseded.discard(tid)
         task = self._task(tid)
-        if call in WRITES:
+        if call in syntax.WRITES:
             self._begin_write(tid, task, call, rest)
             return
-        args = _cut(rest)
+        args = syntax.unfinished_arguments(rest)
         if call in syntax.FORKS:
             flags = clone_flags(call, rest)
             self.tasks.begin_fork(tid, task, flags or 0)
@@ -544,8 +471,8 @@ class StraceParser:
 
     def _begin_write(self, tid: int, task: Task, call: str, rest: bytes) -> None:
         """Its data may be long: nothing looks at it, and it is not kept."""
-        path, end = path_of(call, rest), rest[-END:]
-        if _cut(end) is None:
+        path, end = syntax.path_of(call, rest), rest[-syntax.END :]
+        if syntax.unfinished_arguments(end) is None:
             self._add_write(tid, task, path, end)
         else:
             self.counts.halves += 1
@@ -559,7 +486,7 @@ class StraceParser:
         if began is None or began[0] != call:
             self._count_unparsed()
             return None
-        if call in WRITES:
+        if call in syntax.WRITES:
             return self._add_write(tid, self._task(tid), began[1], rest)
         return self._complete(tid, self._task(tid), call, began[1] + rest)
 
@@ -583,7 +510,7 @@ class StraceParser:
 
     def _parse_call(self, tid: int, task: Task, call: str, args: bytes, result: CallResult) -> None:
         name = syntax.COMPAT.get(call, call)
-        parsed = parse_arguments(name, args.removesuffix(_UNFINISHED))
+        parsed = parse_arguments(name, args.removesuffix(syntax.UNFINISHED))
         if parsed is None:
             self._count_unparsed()
             return
@@ -606,7 +533,7 @@ class StraceParser:
                 self.doubts.add(ANSWERED)
             self.counts.others += 1
             return
-        if call in syntax.SENDS:
+        if call in SENDS:
             events = sent_events(self._time, task, tid, call, parsed, result)
             for event in events:
                 self._send(event)
@@ -626,13 +553,9 @@ class StraceParser:
         event = make_event(self._time, task, tid, call, parsed, result)
         if call == "bind" and result.ret == 0:
             self._bound[parsed.socket] = _bound_name(event)
-        elif call in syntax.ACCEPTS and event.peer in (None, "unix:"):
+        elif call in ACCEPTS and event.peer in (None, "unix:"):
             event.peer = self._bound.get(parsed.socket) or event.peer
-        elif (
-            call in syntax.REACHING
-            and (result.ret or 0) >= 0
-            and event.target not in self.tasks.living
-        ):
+        elif call in REACHING and (result.ret or 0) >= 0 and event.target not in self.tasks.living:
             add_mark(event, "outside")
         if call in DOUBTED:
             self.doubts.take(event)
@@ -642,7 +565,7 @@ class StraceParser:
         """A request to a process that is traced already; nobody who came."""
         if call == "ptrace":
             return parsed.event.flags not in (syntax.ATTACH, syntax.SEIZE)
-        return call in syntax.ACCEPTS and (result.ret is None or result.ret < 0)
+        return call in ACCEPTS and (result.ret is None or result.ret < 0)
 
     def _add_write(self, tid: int, task: Task, path: bytes, end: bytes) -> None:
         result = self._read_end(end)
@@ -740,13 +663,3 @@ def _bound_name(event: RawEvent) -> str:
         return event.peer if event.peer is not None and event.peer.startswith("unix:") else ""
     is_whole = event.path.startswith("/") or event.base is None
     return f"unix:{event.path if is_whole else f'{event.base}/{event.path}'}"
-
-
-def _cut(rest: bytes) -> bytes | None:
-    """The arguments of a call that has not returned yet."""
-    if rest.endswith(_UNFINISHED):
-        return rest[: -len(_UNFINISHED)]
-    if rest.endswith(_DETACHED):
-        return rest[: -len(_DETACHED)]
-    changed = _CHANGED(rest)
-    return rest[: changed.start()] if changed else None

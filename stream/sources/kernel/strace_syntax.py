@@ -1,4 +1,5 @@
-"""The arguments of a call and the ends of processes, as strace prints them with -xx -y -X raw.
+"""The arguments and the results of calls, and the ends of processes, as strace prints them with
+-xx -y -X raw.
 
 Every string is hexadecimal, so that nothing a program puts into a name looks like anything else.
 What does not have the form that is known gives None, and never a guess.
@@ -10,13 +11,13 @@ import re
 import signal
 import sys
 from binascii import unhexlify
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from msgspec import Struct, field
 
-from stream.records.kernel import Mark, RawEvent, path_text
-from stream.sources.kernel.decode import peer_text
+from stream.records.kernel import ERRNOS, Mark, RawEvent, path_text
+from stream.sources.kernel.calls import SHAPES, WITHOUT_PATH, WatchedFile, peer_text
 
 NUMBER = rb"(0x[0-9a-f]+|-?\d+)"
 _MEMORY = "/memfd:"
@@ -118,92 +119,14 @@ BY_NUMBER = {
     "syscall_0x1d5": "file_setattr",
 }
 
-#: What each call's arguments are, in order: of what form each is, `_FORMS` says, and numbers are
-#: all others. `dir` is where the next path starts from; `rest` is what nobody needs of them.
-SHAPES = {
-    "open": "path flags mode?",
-    "creat": "path mode",
-    "openat": "dir path flags mode?",
-    "openat2": "dir path how length",
-    "open_by_handle_at": "socket handle flags",
-    "unlink": "path",
-    "unlinkat": "dir path flags",
-    "rename": "path to",
-    "renameat": "dir path todir to",
-    "renameat2": "dir path todir to flags",
-    "mkdir": "path mode",
-    "mkdirat": "dir path mode",
-    "rmdir": "path",
-    "link": "path to",
-    "linkat": "dir path todir to flags",
-    "symlink": "text to",
-    "symlinkat": "text todir to",
-    "chmod": "path mode",
-    "fchmod": "fd mode",
-    "fchmodat": "dir path mode",
-    "fchmodat2": "dir path mode flags",
-    "chown": "path uid gid",
-    "lchown": "path uid gid",
-    "fchown": "fd uid gid",
-    "fchownat": "dir path uid gid flags",
-    "truncate": "path size",
-    "ftruncate": "fd size",
-    "mknod": "path mode rest?",
-    "mknodat": "dir path mode rest?",
-    "setxattr": "path name rest size flags",
-    "lsetxattr": "path name rest size flags",
-    "fsetxattr": "fd name rest size flags",
-    "setxattrat": "dir path flags name rest",
-    "removexattr": "path name",
-    "lremovexattr": "path name",
-    "fremovexattr": "fd name",
-    "removexattrat": "dir path flags name",
-    "file_setattr": "dir path rest flags",
-    "utime": "path rest",
-    "utimes": "path rest",
-    "futimesat": "dir path rest",
-    "utimensat": "dir path rest flags",
-    "acct": "path",
-    "open_tree": "dir path flags",
-    "open_tree_attr": "dir path flags rest",
-    "mq_open": "path flags mode? rest?",
-    "mq_unlink": "path",
-    "bpf": "flags rest",
-    "init_module": "rest",
-    "finit_module": "fd rest",
-    "fanotify_init": "flags rest",
-    "process_vm_readv": "target rest",
-    "process_vm_writev": "target rest",
-    "ptrace": "flags target rest?",
-    "pidfd_getfd": "rest",
-    "chdir": "path",
-    "fchdir": "fd",
-    "chroot": "path",
-    "seccomp": "mode flags rest",
-    "execve": "path argv rest",
-    "execveat": "dir path argv rest flags",
-    "connect": "socket address length",
-    "bind": "socket address length",
-    "accept": "socket address rest",
-    "accept4": "socket address rest",
-    "sendto": "rest address length",
-    "sendmsg": "socket message",
-    "sendmmsg": "socket messages",
-    "io_uring_setup": "rest",
-}
-#: Where no path is given, and none is needed: the descriptor itself is meant, or nothing.
-WITHOUT_PATH = {"futimesat": "fd null rest", "utimensat": "fd null rest flags", "acct": "null"}
 #: What a 32-bit program calls them.
 COMPAT = {"chown32": "chown", "lchown32": "lchown", "fchown32": "fchown"} | {
     "truncate64": "truncate",
     "utimensat_time64": "utimensat",
     "ftruncate64": "ftruncate",
 }
-SENDS = ("sendto", "sendmsg", "sendmmsg")
 FORKS = ("clone", "clone3", "fork", "vfork")
 EXECS = ("execve", "execveat")
-ACCEPTS = ("accept", "accept4")
-REACHING = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd")
 TREES = ("open_tree", "open_tree_attr")
 #: After one of these, any file may have any name.
 MOUNTS = (
@@ -481,3 +404,102 @@ def _pattern(shape: str) -> re.Pattern[bytes]:
 
 _PATTERNS = {call: _pattern(shape) for call, shape in SHAPES.items()}
 _LACKING = {call: _pattern(shape) for call, shape in WITHOUT_PATH.items()}
+
+
+# --- how a line ends ------------------------------------------------------------------------------
+
+_ERRNOS = ERRNOS | {"EWOULDBLOCK": 11, "EDEADLOCK": 35, "ENOTSUPP": 524}  #: and other names
+_RESULT = re.compile(
+    rb"\)\s+= (-?\d+|0x[0-9a-f]+|\?)(?:<([^<>]*)>(\(deleted\))?)?"
+    rb"(?: /\* (\d+) in strace's PID NS \*/)?"
+    rb"(?: (E[A-Z0-9]+)(?: \(.*\))?| \(errno (\d+)\)| <unavailable>)?$"
+).search
+
+
+class CallResult(Struct):
+    """How a call ended."""
+
+    start: int  #: where the arguments end
+    ret: int | None
+    path: str | None = None
+    is_deleted: bool = False
+    child: int = 0
+    is_misread: bool = False
+
+
+def read_result(text: bytes) -> CallResult | None:
+    """Read how a line ends; None: not as a call ends."""
+    found = _RESULT(text)
+    if found is None:
+        return None
+    value, file, deleted, child, name, errno = found.groups()
+    if value == b"?":
+        return CallResult(found.start(), None)  # interrupted, or ended in the middle
+    ret: int | None = number(value)
+    if name is not None:
+        known = _ERRNOS.get(name.decode())
+        ret = None if known is None else -known
+    elif errno is not None:
+        ret = -int(errno)
+    try:
+        path = None if file is None else file_name(file, bool(deleted))
+    except ValueError:
+        return None
+    return CallResult(
+        found.start(),
+        ret,
+        path,
+        bool(deleted),
+        child=int(child) if child else max(ret or 0, 0),
+        is_misread=errno is not None and len(errno) > 9,
+    )
+
+
+_CHANGED = re.compile(rb" <pid changed to \d+ \.\.\.>$").search
+UNFINISHED, _DETACHED = b" <unfinished ...>", b" <detached ...>"
+
+
+def unfinished_arguments(rest: bytes) -> bytes | None:
+    """Return the arguments of a call that has not returned yet; None: it has."""
+    if rest.endswith(UNFINISHED):
+        return rest[: -len(UNFINISHED)]
+    if rest.endswith(_DETACHED):
+        return rest[: -len(_DETACHED)]
+    changed = _CHANGED(rest)
+    return rest[: changed.start()] if changed else None
+
+
+# --- writes, whose data nobody looks at ---------------------------------------------------------
+
+FIRST = re.compile(rb"\d+<([^<>]*)>(?!\()").match
+SECOND = re.compile(rb"[^,]*, \d+<([^<>]*)>(?!\()").match
+THIRD = re.compile(rb"[^,]*, [^,]*, \d+<([^<>]*)>(?!\()").match
+#: By call: what finds the path of the descriptor that it writes to. A file that is deleted has
+#: none: another one may have got its name.
+WRITES = {
+    **dict.fromkeys(("write", "writev", "pwrite64", "pwritev", "pwritev2"), FIRST),
+    **dict.fromkeys(("vmsplice", "sendfile", "sendfile64"), FIRST),
+    "tee": SECOND,
+    "splice": THIRD,
+    "copy_file_range": THIRD,
+}
+TRACED_WRITES = tuple(WRITES)
+#: Of these, strace prints an address in the place of the data.
+UNREAD = "--verbose=!?writev,?pwritev,?pwritev2,?vmsplice"
+END = 256  #: so many bytes of a line are enough to hold a call's result
+
+
+def path_of(call: str, args: bytes) -> bytes:
+    """Return the path of the file or pipe that a call writes to, as strace prints it; nothing if it
+    has none."""
+    found = WRITES[call](args)
+    return found[1] if found else b""
+
+
+def streams_of(watch: Sequence[WatchedFile]) -> dict[bytes, str]:
+    """Return the names of watched files by their paths, as `path_of` gives them."""
+    return {_quoted(one.path): one.name for one in watch if one.path}
+
+
+def _quoted(path: bytes) -> bytes:
+    return b"".join(b"\\x%02x" % byte for byte in path)
