@@ -298,7 +298,7 @@ def _prepare(options: ObserveOptions) -> Iterator[_Prepared]:
 async def _record(options: ObserveOptions, prepared: _Prepared, interrupts: Interrupts) -> int:
     from stream.cli.report import archive_recorded, conclude
     from stream.cli.runner import Copying
-    from stream.observe.recorder import run_observe
+    from stream.observe.run import run_observe
     from stream.sources.agent import Relay
 
     settings = prepared.settings

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stream.cli.runner import note, number
 
 if TYPE_CHECKING:
-    from stream.observe.recorder import Observed
+    from stream.observe.run import Observed
     from stream.observe.settings import RunSettings
     from stream.process.guard import Interrupts
     from stream.records.decision import CaptureMode

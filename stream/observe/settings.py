@@ -19,12 +19,12 @@ from msgspec import Struct
 from stream import __version__
 from stream.errors import OutputError, UsageError, os_reason, readable, reporting
 from stream.files.append import RecordedFile, create
-from stream.observe.agents import Agent, Version, launches
+from stream.observe.agents import Agent, Version, find_version, launches
 from stream.observe.scenario import NUMBERS, UNKNOWN, Scenario
 from stream.process.machine import Clock, system_name, utc
 from stream.process.messages import Prepare, Start
 from stream.process.wrapper_scripts import Wrappers
-from stream.records.artifacts import HOME
+from stream.records.artifacts import EVIDENCE_FILES, HOME
 from stream.records.decision import (
     SCHEMA_VERSION,
     ActionType,
@@ -210,6 +210,27 @@ class RunSettings(Struct, kw_only=True):
         path = os.environ.get("PATH", os.defpath)
         return Prepare(os.fsencode(self.wrappers_folder), list(self.wrap), os.fsencode(path))
 
+    async def find_version(self) -> Version:
+        """Find out in which version the agent will be started."""
+        return await find_version(self.agent, self.program_place)
+
+    def foreign_files(self, own: Collection[str], *, has_evidence: bool) -> list[str]:
+        """Name what lies in the run folder, and is none of these files nor evidence: somebody else
+        put it there."""
+        files = {*own, EVENTS_FILE, HOME, *(EVIDENCE_FILES if has_evidence else ())}
+        if self.workspace_mode != "here":
+            files.add(WORKSPACE)
+        folders = {name.rpartition("/")[0] for name in files} - {""}
+        found = []
+        for place in ("", *sorted(folders)):
+            try:
+                inside = sorted(one.name for one in (self.folder / place).iterdir())
+            except OSError:  # that it is no folder any more is said of what was in it
+                continue
+            names = [f"{place}/{name}" if place else name for name in inside]
+            found += [name for name in names if name not in files and name not in folders]
+        return [readable(name) for name in found]
+
     @property
     def is_verbose(self) -> bool:
         """Return whether the agent was asked to be verbose."""
@@ -319,21 +340,6 @@ def write_manifest(
     return write_document(
         folder / MANIFEST_FILE, Manifest(run_id=run_id, events=events, files=files)
     )
-
-
-def foreign_files(folder: Path, own: Collection[str]) -> list[str]:
-    """What lies in a run folder, and is none of these files: somebody else put it there."""
-    files = {*own, EVENTS_FILE}
-    folders = {name.rpartition("/")[0] for name in files} - {""}
-    found = []
-    for place in ("", *sorted(folders)):
-        try:
-            inside = sorted(one.name for one in (folder / place).iterdir())
-        except OSError:  # that it is no folder any more is said of what was in it
-            continue
-        names = [f"{place}/{name}" if place else name for name in inside]
-        found += [name for name in names if name not in files and name not in folders]
-    return [readable(name) for name in found]
 
 
 def new_run_id() -> str:

@@ -52,8 +52,8 @@ from stream.process.table import read_process
 from stream.process.tree import Containment, Reaper
 from stream.process.wrapper_scripts import Wrappers
 from stream.records.control import TOLD
-from stream.records.run import RunSummary, count_processes
-from stream.redaction.policy import OutputFile
+from stream.records.run import STDERR_FILE, STDOUT_FILE, RunSummary, count_processes
+from stream.redaction.policy import CapturePolicy, OutputFile
 from stream.sources.wrappers import CommandLog
 
 BLOCK = 1 << 18
@@ -321,6 +321,11 @@ class CommandEnding(Struct):
         facts = self.facts()
         del facts["pid"]
         return msgspec.structs.replace(summary, **facts)
+
+
+def open_outputs(folder: Path, policy: CapturePolicy) -> list[OutputFile]:
+    """Make the files of the command's output in a run folder. Raises OSError."""
+    return [OutputFile(folder / name, policy) for name in (STDOUT_FILE, STDERR_FILE)]
 
 
 async def prepare_guard(guard: Guard, home: Path) -> tuple[Wrappers | None, Cgroup | None]:

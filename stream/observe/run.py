@@ -1,0 +1,108 @@
+"""The composition behind `stream observe`: the phases of an agent run, and who gets its events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+
+from stream.files.append import RecordedFile
+from stream.files.targets import STDOUT
+from stream.observe.recorder import RunPhases
+from stream.observe.settings import RunSettings
+from stream.pipeline import Batch, LenientSink, Pipeline, Sink, Write
+from stream.process.guard import Guard, Interrupts
+from stream.records.control import EVENTS, FINDINGS, Finding
+from stream.records.decision import Evaluation
+from stream.records.run import RunSummary
+from stream.sources.agent import Relay
+from stream.transformers.invariants import Invariants
+from stream.workspace.capture import WorkspaceCapture
+
+if TYPE_CHECKING:  # half of what a run without probes and without a feed would load
+    from stream.matrix.plan import StartedPlan
+    from stream.observe.kernel import KernelRecorder
+
+MOST_FINDINGS = 20
+
+
+class Observed(Struct):
+    """What a run came to."""
+
+    summary: RunSummary
+    findings: list[Finding] = field(default_factory=list)  #: rules that the run itself broke
+    troubles: list[str] = field(default_factory=list)  #: what could not be passed on
+    evaluation: Evaluation | None = None
+    matrix: Any = None  #: a MatrixResult, where there were probes
+    files: Mapping[str, RecordedFile] = field(default_factory=dict)  #: as they were written
+
+
+async def run_observe(
+    settings: RunSettings,
+    guard: Guard,
+    interrupts: Interrupts,
+    *,
+    relays: Sequence[Relay | None],
+    events: bool = False,
+    probes: StartedPlan | None = None,
+    kernel: KernelRecorder | None = None,
+    timeout: float = 30.0,
+    on_progress: Callable[[int], None] = lambda size: None,
+    on_warning: Callable[[str], None] = lambda sentence: None,
+) -> Observed:
+    """Record a run into its folder; with `events`, send its events to stdout as well."""
+    troubles: list[str] = []
+    findings: list[Finding] = []
+    measured = None
+    if probes is not None:
+        from stream.observe.probes import ProbeRecorder
+
+        measured = ProbeRecorder(settings, probes, interrupts, timeout)
+    sinks: list[Sink] = [_FindingSink(findings)]
+    if events:
+        from stream.sinks.ndjson import Ndjson
+
+        sinks.append(LenientSink(Ndjson(STDOUT, (EVENTS,)), "events to stdout", troubles))
+    with closing(
+        WorkspaceCapture(
+            settings.workspace,
+            settings.folder,
+            mode=settings.workspace_mode,
+            source=settings.source,
+            leave_out=settings.leave_out,
+            redactor=settings.capture_policy.contents,
+            is_interrupted=lambda: bool(interrupts.numbers),
+            on_progress=on_progress,
+            on_warning=on_warning,
+        )
+    ) as workspace:
+        phases = RunPhases(
+            settings, workspace, guard, interrupts, relays=relays, kernel=kernel, probes=measured
+        )
+        check = Invariants(profile=settings.agent.profile, is_alone=False)
+        await Pipeline((phases,)).through(check).into(*sinks)
+    for relay, name in zip(relays, ("stdout", "stderr"), strict=True):
+        if relay is not None and relay.lost:
+            troubles.append(f"{name}: {relay.lost} bytes of the command's output")
+    matrix = None if measured is None else measured.result()
+    return Observed(phases.summary, findings, troubles, phases.evaluation, matrix, phases.files)
+
+
+class _FindingSink(Struct):
+    """What the run itself broke, the first of it."""
+
+    kinds = (FINDINGS,)
+
+    found: list[Finding]
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Write]:
+        """Give a writer that keeps the first findings."""
+
+        async def write(batch: Batch[Finding]) -> None:
+            """Keep findings, as long as there is room for them."""
+            self.found.extend(batch.items[: MOST_FINDINGS - len(self.found)])
+
+        yield write
