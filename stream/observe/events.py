@@ -208,8 +208,8 @@ class CommandReport:
         return "no wrapped binaries invoked"
 
     def _count_verified(self) -> int:
-        """Count the lines of the command log that the kernel feed confirms. Where it saw everything,
-        the others are a loss."""
+        """Count the lines of the command log that the kernel feed confirms. Where it saw all
+        there was, the others are a loss."""
         log, seen = self._log, self._seen
         if log is None or seen is None:
             return 0
