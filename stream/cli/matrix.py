@@ -143,7 +143,7 @@ def _start(options: MatrixOptions, request: MatrixRequest, stop: Stop) -> Iterat
 async def _measure(options: MatrixOptions, started: StartedPlan, stop: Stop) -> int:
     from stream.cli.runner import Progress
     from stream.files.targets import STDOUT
-    from stream.matrix.run import run_matrix
+    from stream.matrix.run import Matrix
     from stream.sinks.ndjson import Ndjson
 
     def is_whole() -> bool:
@@ -153,17 +153,16 @@ async def _measure(options: MatrixOptions, started: StartedPlan, stop: Stop) -> 
     output = options.output
     is_on_terminal = output == STDOUT and sys.stdout.isatty()
     progress = Progress(len(started.plan.cells), is_shown=not options.quiet and not is_on_terminal)
+    matrix = Matrix(
+        started,
+        timeout=options.timeout,
+        as_completed=options.as_completed,
+        stop=stop,
+        on_done=progress,
+    )
+    sinks = Ndjson(output, is_whole=is_whole), problem_sink(options.reject, is_whole)
     try:
-        result = await run_matrix(
-            started,
-            Ndjson(output, is_whole=is_whole),
-            problem_sink(options.reject, is_whole),
-            timeout=options.timeout,
-            as_completed=options.as_completed,
-            raw=options.raw,
-            stop=stop,
-            on_done=progress,
-        )
+        result = await matrix.run(*sinks, raw=options.raw)
     except BaseException:
         progress.clear()
         _point_to(output)
@@ -498,12 +497,12 @@ def probe_exec(
 
 async def _run_one(name: str, mode: str | None, timeout: float, **asked: Any) -> MatrixResult:
     from stream.matrix.plan import MatrixRequest, make_plan, start_plan
-    from stream.matrix.run import run_matrix
+    from stream.matrix.run import Matrix
     from stream.sinks.ndjson import Ndjson
 
     request = MatrixRequest(probes=[name], modes=[mode] if mode else [], **asked)
     with start_plan(make_plan(request), jobs=1) as started:
-        result = await run_matrix(started, Ndjson("-"), timeout=timeout)
+        result = await Matrix(started, timeout=timeout).run(Ndjson("-"))
     _report_failures(result.failures)
     return result
 

@@ -60,6 +60,15 @@ class Matrix:
             on_done=on_done,
         )
 
+    async def run(self, *sinks: Sink, raw: bool = False) -> MatrixResult:
+        """Run every cell of the plan; each gives exactly one record in each sink."""
+        try:
+            transformer = EncodeRaw() if raw else self.emit
+            report = await Pipeline((self.source,)).through(transformer).into(*sinks)
+        finally:
+            strays = Reaper.get().end_strays()
+        return self.result(sum(counts.passed for _, counts in report.transformers), strays)
+
     def result(self, recorded: int, strays: list[str]) -> MatrixResult:
         """Return the result, once the pipeline has ended."""
         return MatrixResult(
@@ -71,25 +80,6 @@ class Matrix:
             strays=strays,
             without_tmpdir=self._plan.staging.root is None,
         )
-
-
-async def run_matrix(
-    plan: StartedPlan,
-    *sinks: Sink,
-    timeout: float,
-    as_completed: bool = False,
-    raw: bool = False,
-    stop: Stop | None = None,
-    on_done: Callable[[int, Cell | None], None] = lambda done, cell: None,
-) -> MatrixResult:
-    """Run every cell of the plan; each gives exactly one record in each sink."""
-    matrix = Matrix(plan, timeout=timeout, as_completed=as_completed, stop=stop, on_done=on_done)
-    try:
-        transformer = EncodeRaw() if raw else matrix.emit
-        report = await Pipeline((matrix.source,)).through(transformer).into(*sinks)
-    finally:
-        strays = Reaper.get().end_strays()
-    return matrix.result(sum(counts.passed for _, counts in report.transformers), strays)
 
 
 def emit_words(words: Sequence[str]) -> bytes:

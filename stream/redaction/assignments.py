@@ -202,13 +202,8 @@ def _is_prose(phrase: bytes) -> bool:
 
 def _is_basic(value: bytes) -> bool:
     """Return whether it is `user:password` in base64: the name `auth` alone is not enough."""
-    from binascii import Error, a2b_base64
-
-    if not _BASIC.match(value):
-        return False
-    try:
-        whole = a2b_base64(value.rstrip(b"=") + b"=" * (-len(value.rstrip(b"=")) % 4))
-    except Error:
+    whole = values.from_base64(value) if _BASIC.match(value) else None
+    if whole is None:
         return False
     return (b":" in whole and whole.isascii()) or (values.is_mixed(value) and len(value) >= 20)
 
@@ -488,11 +483,5 @@ def _pair(
 
 
 def _is_readable(value: bytes) -> bool:
-    from binascii import Error, a2b_base64
-
-    if not _BASE64.match(value) or len(value) % 4:
-        return False
-    try:
-        return all(32 <= byte < 127 or byte in b"\r\n\t" for byte in a2b_base64(value))
-    except Error:
-        return False
+    whole = values.from_base64(value) if _BASE64.match(value) and not len(value) % 4 else None
+    return whole is not None and all(32 <= byte < 127 or byte in b"\r\n\t" for byte in whole)

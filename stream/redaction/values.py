@@ -265,6 +265,17 @@ def is_base64(value: bytes) -> bool:
     return bool(_BASE64.match(value)) and is_random(re.sub(rb"[+/=]", b"", value))
 
 
+def from_base64(value: bytes) -> bytes | None:
+    """Return what a value means in base64, or None where that is nothing."""
+    from binascii import Error, a2b_base64
+
+    bare = value.rstrip(b"=")
+    try:
+        return a2b_base64(bare + b"=" * (-len(bare) % 4))
+    except Error:
+        return None
+
+
 def is_quoted_secret(value: bytes, level: int) -> bool:
     """Return whether a value in quotes is a secret."""
     if is_no_secret(value):

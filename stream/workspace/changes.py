@@ -102,7 +102,7 @@ class _Finder:
         self._nodes: list[FolderRecords | None] = [before.root]
         # Whichever clock is behind, ours or that of the files: what is as late as this may have
         # changed afterwards within one tick.
-        self._late = min(before.ended, _latest(before.root)) - TICK
+        self._late = min(before.ended, max(one.latest for one in before.root.walk())) - TICK
 
     def admits(self, name: bytes, status: os.stat_result) -> bool:
         """Go into every folder."""
@@ -265,15 +265,6 @@ class _Finder:
 
     def _doubt(self, name: bytes, reason: Reason) -> None:
         self.unknown.append(Skipped(self._descent.place(name), reason))
-
-
-def _latest(root: FolderRecords) -> int:
-    latest, todo = 0, [root]
-    while todo:
-        folder = todo.pop()
-        latest = max(latest, folder.latest)
-        todo.extend(folder.folders.values())
-    return latest
 
 
 def _goes_round(snapshot: Snapshot, store: Store, path: bytes) -> bool:

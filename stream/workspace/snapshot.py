@@ -106,6 +106,14 @@ class FolderRecords:
         ]
         return dict(zip(self.names.split(b"\0"), records, strict=True))
 
+    def walk(self) -> Iterator[FolderRecords]:
+        """Yield the folder and all below it."""
+        todo = [self]
+        while todo:
+            folder = todo.pop()
+            yield folder
+            todo.extend(folder.folders.values())
+
 
 class Snapshot:
     """The state of a folder: see `take_snapshot`, `take_copy` and `empty_snapshot`."""
@@ -130,12 +138,7 @@ class Snapshot:
 
     def count(self) -> int:
         """Count all entries."""
-        total, todo = 0, [self.root]
-        while todo:
-            folder = todo.pop()
-            total += len(folder.places) + len(folder.folders)
-            todo.extend(folder.folders.values())
-        return total
+        return sum(len(one.places) + len(one.folders) for one in self.root.walk())
 
 
 def pack(status: os.stat_result) -> bytes:
