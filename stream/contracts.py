@@ -20,33 +20,7 @@ from stream.boundary.descriptors import Boundaries, make_catalog, make_defaults,
 from stream.codec import DECODE_ERRORS, explain, parse_document, parted, repeated_key
 from stream.errors import InputError
 from stream.evidence.consistency import faults_of
-from stream.records.artifacts import (
-    ARCHIVE_MANIFEST,
-    CHAIN_FILE,
-    COMPANION_FILE,
-    CORRELATION_FILE,
-    DETAIL_FILE,
-    HEALTH_FILE,
-    KERNEL_FILE,
-    MARKERS_FILE,
-    POLICY_FILE,
-    RUNNER_EVENT,
-    RUNNER_FILE,
-    SDK_FILE,
-    SURFACE_FILE,
-    ArchiveManifest,
-    CapabilityDiff,
-    CapabilitySurface,
-    ChainLink,
-    Companion,
-    CorrelationReport,
-    Marker,
-    ObservationHealth,
-    PolicyEvent,
-    RunnerFinished,
-    RunnerStarted,
-    SdkEvent,
-)
+from stream.records import artifacts, run
 from stream.records.boundary import (
     BOUNDARY_DIFF,
     CATALOG,
@@ -57,30 +31,20 @@ from stream.records.boundary import (
 )
 from stream.records.control import CONTROL_SCHEMAS, Control, Fault, Gap
 from stream.records.kernel import KernelDetail, KernelEvent, RawCapture, RawEvent
-from stream.records.run import (
-    FS_CHANGE,
-    MANIFEST_FILE,
-    METADATA_FILE,
-    SUMMARY_FILE,
-    CommandRecord,
-    Manifest,
-    RunMetadata,
-    RunSummary,
-    decode_change,
-)
 
 RecordT = TypeVar("RecordT")
 Decode = Callable[[bytes], object]
 
 _LINE_KINDS = (
     *(RawEvent, RawCapture, KernelEvent, KernelDetail),
-    *(SdkEvent, PolicyEvent, RunnerStarted, RunnerFinished, Marker, ChainLink),
+    *(artifacts.SdkEvent, artifacts.PolicyEvent, artifacts.RunnerStarted),
+    *(artifacts.RunnerFinished, artifacts.Marker, artifacts.ChainLink),
 )
 _ARTIFACT_KINDS = (
-    *(ObservationHealth, CapabilitySurface, CorrelationReport),
-    *(ArchiveManifest, Companion, CapabilityDiff),
+    *(artifacts.ObservationHealth, artifacts.CapabilitySurface, artifacts.CorrelationReport),
+    *(artifacts.ArchiveManifest, artifacts.Companion, artifacts.CapabilityDiff),
 )
-_RUN_KINDS = (RunMetadata, RunSummary, Manifest, CommandRecord)
+_RUN_KINDS = (run.RunMetadata, run.RunSummary, run.Manifest, run.CommandRecord)
 #: file under schema/ -> its title, and the structs that it is made from
 SCHEMAS: dict[str, tuple[str, tuple[type[Struct], ...]]] = {
     "evidence_lines.schema.json": ("The lines of kernel evidence", _LINE_KINDS),
@@ -166,11 +130,11 @@ class _RunnerHead(Struct):
 
 
 _decode_runner_head = msgspec.json.Decoder(_RunnerHead).decode
-_decode_started = decoder_of(RunnerStarted)
-_decode_finished = decoder_of(RunnerFinished)
+_decode_started = decoder_of(artifacts.RunnerStarted)
+_decode_finished = decoder_of(artifacts.RunnerFinished)
 
 
-def decode_runner_event(line: bytes) -> RunnerStarted | RunnerFinished:
+def decode_runner_event(line: bytes) -> artifacts.RunnerStarted | artifacts.RunnerFinished:
     """Decode a line of events.ndjson by its shape. Raises one of codec's DECODE_ERRORS."""
     kind = _decode_runner_head(line).type
     if kind is UNSET:
@@ -213,21 +177,21 @@ def _decoders_of(kinds: tuple[type[Struct], ...]) -> dict[str, Decode]:
 
 #: By file of a run: what a document of it, or a line of it, may be.
 FILES: dict[str, tuple[type[Struct], ...]] = {
-    KERNEL_FILE: (KernelEvent,),
-    DETAIL_FILE: (KernelDetail, Gap),
-    SDK_FILE: (SdkEvent,),
-    POLICY_FILE: (PolicyEvent,),
-    MARKERS_FILE: (Marker,),
-    RUNNER_FILE: (RunnerStarted, RunnerFinished),
-    CHAIN_FILE: (ChainLink,),
-    SURFACE_FILE: (CapabilitySurface,),
-    CORRELATION_FILE: (CorrelationReport,),
-    HEALTH_FILE: (ObservationHealth,),
-    COMPANION_FILE: (Companion,),
-    ARCHIVE_MANIFEST: (ArchiveManifest,),
-    METADATA_FILE: (RunMetadata,),
-    SUMMARY_FILE: (RunSummary,),
-    MANIFEST_FILE: (Manifest,),
+    artifacts.KERNEL_FILE: (KernelEvent,),
+    artifacts.DETAIL_FILE: (KernelDetail, Gap),
+    artifacts.SDK_FILE: (artifacts.SdkEvent,),
+    artifacts.POLICY_FILE: (artifacts.PolicyEvent,),
+    artifacts.MARKERS_FILE: (artifacts.Marker,),
+    artifacts.RUNNER_FILE: (artifacts.RunnerStarted, artifacts.RunnerFinished),
+    artifacts.CHAIN_FILE: (artifacts.ChainLink,),
+    artifacts.SURFACE_FILE: (artifacts.CapabilitySurface,),
+    artifacts.CORRELATION_FILE: (artifacts.CorrelationReport,),
+    artifacts.HEALTH_FILE: (artifacts.ObservationHealth,),
+    artifacts.COMPANION_FILE: (artifacts.Companion,),
+    artifacts.ARCHIVE_MANIFEST: (artifacts.ArchiveManifest,),
+    run.METADATA_FILE: (run.RunMetadata,),
+    run.SUMMARY_FILE: (run.RunSummary,),
+    run.MANIFEST_FILE: (run.Manifest,),
 }
 CONTRACTS = {name: contract_name(kinds[0]) for name, kinds in FILES.items()}
 DOCUMENTS = {name: kinds[0] for name, kinds in FILES.items() if name.endswith(".json")}
@@ -235,10 +199,10 @@ DOCUMENTS = {name: kinds[0] for name, kinds in FILES.items() if name.endswith(".
 LAYER_DECODERS = {
     name: _line_decoder(reduce(or_, kinds))
     for name, kinds in FILES.items()
-    if name not in (*DOCUMENTS, CHAIN_FILE, RUNNER_FILE)
+    if name not in (*DOCUMENTS, artifacts.CHAIN_FILE, artifacts.RUNNER_FILE)
 }
-LAYER_DECODERS[RUNNER_FILE] = LineDecoder(decode_runner_event, _decode_runner_lines)
-LINES = {**_decoders_of(_LINE_KINDS), RUNNER_EVENT: _consistent(decode_runner_event)}
+LAYER_DECODERS[artifacts.RUNNER_FILE] = LineDecoder(decode_runner_event, _decode_runner_lines)
+LINES = {**_decoders_of(_LINE_KINDS), artifacts.RUNNER_EVENT: _consistent(decode_runner_event)}
 ARTIFACTS = _decoders_of(_ARTIFACT_KINDS)
 DEFAULTS = "defaults.json"  #: names no contract: it is known by its file name
 
@@ -250,10 +214,10 @@ _DOCUMENTS: dict[str, Callable[[Any, Path], object]] = {
 _encode = msgspec.json.Encoder().encode
 # Of unions, which demand the tag: a line may name its contract in `schema_version` alone.
 _decode_control = msgspec.json.Decoder(Control).decode
-_decode_run = msgspec.json.Decoder(RunMetadata | RunSummary | Manifest | CommandRecord).decode
+_decode_run = msgspec.json.Decoder(reduce(or_, _RUN_KINDS)).decode
 _DECODED: dict[str, Decode] = {
     RAW_EMISSION: decode_raw,
-    FS_CHANGE: decode_change,
+    run.FS_CHANGE: run.decode_change,
     BOUNDARY_DIFF: msgspec.json.Decoder(BoundaryDiff).decode,
     **dict.fromkeys(CONTROL_SCHEMAS, _decode_control),
     **{contract_name(kind): _decode_run for kind in _RUN_KINDS},

@@ -27,6 +27,7 @@ from stream.evidence.attribution import AttributionEvent, EventDetails, Losses, 
 from stream.evidence.consistency import EventForm
 from stream.evidence.derive import LayerContent
 from stream.evidence.surface import OPENED, Surface, ways_of
+from stream.records import kernel
 from stream.records.artifacts import (
     DETAIL_FILE,
     HOME,
@@ -42,62 +43,24 @@ from stream.records.artifacts import (
     SdkEvent,
 )
 from stream.records.control import Gap
-from stream.records.kernel import (
-    ACCEPT,
-    ACCOUNT,
-    ATTRIBUTES,
-    BIND,
-    BY_PEER,
-    CHMOD,
-    CHOWN,
-    CONNECT,
-    CONNECT_BLOCKED,
-    EVENT_TYPES,
-    EXEC,
-    EXEC_FAILED,
-    EXIT,
-    FORK,
-    LINK,
-    LOCAL_ACCEPT,
-    LOCAL_BIND,
-    LOCAL_CONNECT,
-    LOCAL_SEND,
-    MKDIR,
-    MKNOD,
-    NO_QUEUE,
-    NO_XATTR,
-    OPEN,
-    REACH,
-    RENAME,
-    RMDIR,
-    SENDMSG,
-    SENDTO,
-    SOCKET_FILE,
-    SYMLINK,
-    TIMES,
-    TRUNCATE,
-    UNLINK,
-    URING_SETUP,
-    WITH_PEER,
-    XATTR,
-    KernelDetail,
-    KernelEvent,
-    kind_of_event,
-    unknown_type,
-)
+from stream.records.kernel import KernelDetail, KernelEvent
 
 #: By call: of which types its event may be.
-_TYPES = {call: (kind, *BY_PEER.get(kind, ())) for call, kind in EVENT_TYPES.items()}
-_WITHOUT_VALUE = {FORK, EXIT, URING_SETUP}
+_TYPES = {call: (kind, *kernel.BY_PEER.get(kind, ())) for call, kind in kernel.EVENT_TYPES.items()}
+_WITHOUT_VALUE = {kernel.FORK, kernel.EXIT, kernel.URING_SETUP}
 #: They give nothing but 0 where they succeed.
 _GIVES_NOTHING = {
-    *(UNLINK, RENAME, MKDIR, RMDIR, LINK, SYMLINK, CHMOD, CHOWN, TRUNCATE, MKNOD),
-    *(EXEC, EXEC_FAILED, CONNECT, LOCAL_CONNECT, BIND, LOCAL_BIND, SOCKET_FILE),
-    *(XATTR, NO_XATTR, TIMES, ATTRIBUTES, ACCOUNT, NO_QUEUE),
+    *range(kernel.UNLINK, kernel.MKNOD + 1),  # all that change the tree of files
+    *range(kernel.XATTR, kernel.ACCOUNT + 1),  # all that change what is known of a file
+    *(kernel.EXEC, kernel.EXEC_FAILED, kernel.CONNECT, kernel.LOCAL_CONNECT),
+    *(kernel.BIND, kernel.LOCAL_BIND, kernel.SOCKET_FILE, kernel.NO_QUEUE),
 }
-_IP_PEER = {CONNECT, SENDTO, SENDMSG, BIND, ACCEPT}
-_ANY_PEER = {LOCAL_CONNECT, LOCAL_SEND, LOCAL_BIND, LOCAL_ACCEPT, CONNECT_BLOCKED, REACH}
-_KINDS = {*EVENT_TYPES.values()}
+_IP_PEER = {kernel.CONNECT, kernel.SENDTO, kernel.SENDMSG, kernel.BIND, kernel.ACCEPT}
+_ANY_PEER = {
+    *(kernel.LOCAL_CONNECT, kernel.LOCAL_SEND, kernel.LOCAL_BIND, kernel.LOCAL_ACCEPT),
+    *(kernel.CONNECT_BLOCKED, kernel.REACH),
+}
+_KINDS = {*kernel.EVENT_TYPES.values()}
 _PORT = re.compile("0|[1-9][0-9]{0,4}")
 #: Absolute; or, where it lies in no folder, as `pipe:[5]`.
 _PLACE = re.compile(r"(?:/|[a-z_0-9]+:)(?:[^\\\0]|\\\\|\\x[0-9a-f]{2})*", re.DOTALL)
@@ -239,11 +202,11 @@ class LayerReplay:
         self.events += len(columns.records)
         self._take_opens(columns)
         self._write_open_details(columns)
-        if set(columns.types) != {OPEN} or None in columns.values:
+        if set(columns.types) != {kernel.OPEN} or None in columns.values:
             others = [
                 event
                 for event in columns.records
-                if event.event_type != OPEN or event.value is None
+                if event.event_type != kernel.OPEN or event.value is None
             ]
             self._without_open.write(msgspec.json.Encoder().encode_lines(others))
         blocks = (_words(columns.pids), _words(columns.types))
@@ -300,7 +263,7 @@ class LayerReplay:
         if event is None:
             return
         reason = line_mismatch(detail, *event)
-        if not reason and event[1] == OPEN:
+        if not reason and event[1] == kernel.OPEN:
             reason = open_mismatch(detail)
         if reason:
             self._add_mismatch(detail.seq, reason)
@@ -327,7 +290,7 @@ class LayerReplay:
     def _write_details(self, event: KernelEvent, detail: KernelDetail | None) -> None:
         """Keep what attribution must not merge with other events: it changes whose those are."""
         known = details_of(event, detail)
-        if known is not None or event.event_type == EXIT:
+        if known is not None or event.event_type == kernel.EXIT:
             self._details.write(msgspec.json.encode((event.seq, known)) + b"\n")
 
     def _write_open_details(self, columns: Columns) -> None:
@@ -343,13 +306,13 @@ class LayerReplay:
         if HOME not in text:
             return
         for event in columns.records:
-            known = details_of(event, None) if event.event_type == OPEN else None
+            known = details_of(event, None) if event.event_type == kernel.OPEN else None
             if known is not None:
                 self._open_details.write(msgspec.json.encode((event.seq, known)) + b"\n")
 
     def _check_open_paths(self, columns: Columns) -> None:
         for seq, kind, value in zip(columns.seqs, columns.types, columns.values, strict=True):
-            if kind == OPEN and value is not None and not is_place(value):
+            if kind == kernel.OPEN and value is not None and not is_place(value):
                 self._add_unusual(f"{seq}: {value!r} is the path of no file")
 
     def _add_unusual(self, reason: str) -> None:
@@ -363,7 +326,7 @@ class LayerReplay:
         if detail is None and must_have_detail(self._next):
             self.first_missing = self._next.seq if not self.missing_details else self.first_missing
             self.missing_details += 1
-        if self._next.event_type != OPEN:
+        if self._next.event_type != kernel.OPEN:
             for reason in event_mismatches(self._next, detail):
                 self._add_mismatch(self._next.seq, reason)
             if reason := value_mismatch(self._next):
@@ -459,7 +422,7 @@ class OpenResult(NamedTuple):
 def result_of(values: tuple[Any, ...]) -> OpenResult | None:
     """Return what came of an open, by its form; None for other events."""
     form = EventForm._make(values)
-    if form.event_type != OPEN:
+    if form.event_type != kernel.OPEN:
         return None
     if form.status == "success":
         return OpenResult(ways_of(form.access_mode, form.operation_flags))
@@ -493,9 +456,9 @@ def _read_details(file: IO[bytes]) -> Iterator[_Line]:
 
 def line_mismatch(detail: KernelDetail, pid: int, event_type: int) -> str:
     """Say why a detail is not of the event of its line; empty where it may be."""
-    types = _TYPES.get(detail.call) or (unknown_type(detail.call),)
+    types = _TYPES.get(detail.call) or (kernel.unknown_type(detail.call),)
     if event_type not in types:
-        return f"{detail.call}, but its line is {kind_of_event(event_type)}"
+        return f"{detail.call}, but its line is {kernel.kind_of_event(event_type)}"
     return "" if detail.pid == pid else f"of {detail.pid}, but its line is of {pid}"
 
 
@@ -509,7 +472,7 @@ def open_mismatch(detail: KernelDetail) -> str:
 
 def must_have_detail(event: KernelEvent) -> bool:
     """Tell whether an event needs a detail: all but opens and connects with a value do."""
-    return event.event_type not in (OPEN, CONNECT) or event.value is None
+    return event.event_type not in (kernel.OPEN, kernel.CONNECT) or event.value is None
 
 
 def is_place(text: str) -> bool:
@@ -549,9 +512,9 @@ def event_mismatches(event: KernelEvent, detail: KernelDetail | None) -> Iterato
     if detail is None:
         return
     yield from _result_mismatches(detail, kind)
-    if kind in WITH_PEER and detail.peer != event.value:
+    if kind in kernel.WITH_PEER and detail.peer != event.value:
         yield f"to {detail.peer!r}, but its line is to {event.value!r}"
-    if kind == SYMLINK and event.value is not None and detail.to_path != event.value:
+    if kind == kernel.SYMLINK and event.value is not None and detail.to_path != event.value:
         yield f"at {detail.to_path!r}, but its line is of {event.value!r}"
 
 
@@ -563,5 +526,7 @@ def _result_mismatches(detail: KernelDetail, kind: int) -> Iterator[str]:
         yield f"status is {detail.status}, and {result} was returned"
     if result is not None and result > 0 and kind in _GIVES_NOTHING:
         yield f"{detail.call} gives nothing, and {result} was returned"
-    if (kind == EXEC and result != 0) or (kind == EXEC_FAILED and detail.status == "success"):
-        yield f"{kind_of_event(kind)}, and {result} was returned"
+    if (kind == kernel.EXEC and result != 0) or (
+        kind == kernel.EXEC_FAILED and detail.status == "success"
+    ):
+        yield f"{kernel.kind_of_event(kind)}, and {result} was returned"

@@ -315,7 +315,6 @@ def _facts(run: RunDocuments, event: str, kind: str) -> Mapping[str, Any]:
 
 
 CUT_OFF = "run.incomplete"
-VALIDATED = (BOUNDARY_FILE, CHANGES_FILE, COMMANDS_FILE)
 
 
 class EventsChecker:

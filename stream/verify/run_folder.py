@@ -46,33 +46,16 @@ from stream.files.inside import (
     open_beneath,
 )
 from stream.pipeline import Batch
+from stream.records import run
 from stream.records.artifacts import COMPANION_FILE, DETAIL_FILE, EVIDENCE_FILES, KERNEL_FILE
 from stream.records.control import FINDINGS, LINES, Fault, Finding
-from stream.records.run import (
-    ARTIFACTS,
-    BOUNDARY_FILE,
-    CHANGES_FILE,
-    COMMANDS_FILE,
-    DIFF_FILE,
-    EVENTS_FILE,
-    LAYERS,
-    MANIFEST_FILE,
-    METADATA_FILE,
-    RUN,
-    SUMMARY_FILE,
-    WORKSPACE,
-    FsChange,
-    Manifest,
-    Profile,
-    RunMetadata,
-    RunSummary,
-    decode_change,
-)
+from stream.records.run import FsChange, Manifest, Profile, RunMetadata, RunSummary, decode_change
 from stream.transformers.event_rules import RULES, event_in, event_name, lost_bytes_of
 from stream.transformers.validate import Validate
 from stream.workspace.patch import GitError, applies, parses
 
-RECORDS = (BOUNDARY_FILE, CHANGES_FILE, COMMANDS_FILE)  #: files that hold what `validate` knows
+#: Files that hold what `validate` knows.
+RECORDS = (run.BOUNDARY_FILE, run.CHANGES_FILE, run.COMMANDS_FILE)
 _DIGITS = frozenset("0123456789abcdef")
 T = TypeVar("T")
 
@@ -171,12 +154,11 @@ class RunFolder:
         """Raise InputError if the folder is not that of a run, or cannot be read."""
         with reporting(self.root):
             names = [path.name for path in self.root.iterdir()]
-        known = (METADATA_FILE, EVENTS_FILE, ARTIFACTS, WORKSPACE)
+        known = (run.METADATA_FILE, run.EVENTS_FILE, run.ARTIFACTS, run.WORKSPACE)
         if names and not any(name.startswith(known) for name in names):
-            raise InputError(
-                f"{self.root}: no run folder: neither {METADATA_FILE} nor {EVENTS_FILE}"
-            )
-        events = self.root / EVENTS_FILE
+            missing = f"neither {run.METADATA_FILE} nor {run.EVENTS_FILE}"
+            raise InputError(f"{self.root}: no run folder: {missing}")
+        events = self.root / run.EVENTS_FILE
         try:
             mode = events.lstat().st_mode
         except FileNotFoundError:
@@ -190,9 +172,9 @@ class RunFolder:
     def claims(self) -> RunClaims:
         """What the events say; nothing if there are none. Raise InputError."""
         claims = RunClaims()
-        where = self.root / EVENTS_FILE
+        where = self.root / run.EVENTS_FILE
         with reporting(where):
-            for lines in self.lines(EVENTS_FILE) if where.exists() else ():
+            for lines in self.lines(run.EVENTS_FILE) if where.exists() else ():
                 for number, line in enumerate(lines, lines.number):
                     claims.add(line, number)
         return claims
@@ -210,17 +192,17 @@ class RunFolder:
         """What the recorder itself reports as missing. Whether the summary is the one that it wrote
         is checked with the other artifacts."""
         try:
-            return self.document(SUMMARY_FILE, RunSummary).incomplete
+            return self.document(run.SUMMARY_FILE, RunSummary).incomplete
         except InputError:
             return []
 
     def metadata(self) -> RunMetadata:
         """Return the metadata of the run. Raise UnusableFileError."""
-        where = self.root / METADATA_FILE
+        where = self.root / run.METADATA_FILE
         try:
-            value = self._value(METADATA_FILE)
+            value = self._value(run.METADATA_FILE)
             if isinstance(value, dict) and "schema" not in value:
-                message = f"names no contract: only a {RUN} can be held against the events"
+                message = f"names no contract: only a {run.RUN} can be held against the events"
                 raise UnusableFileError("folder.contract", message)
             return convert(value, RunMetadata, where)
         except InputError as error:
@@ -257,17 +239,17 @@ class RunFolder:
     def recorded_metadata(self) -> RunMetadata:
         """Return the metadata as the events list them. Raise InputError where they are another, or
         the run was not recorded to its end."""
-        data = b"".join(self._recorded_blocks(METADATA_FILE))
+        data = b"".join(self._recorded_blocks(run.METADATA_FILE))
         try:
             return msgspec.json.decode(data, type=RunMetadata)
         except msgspec.MsgspecError as error:
-            raise InputError(f"{self.root / METADATA_FILE}: {error}") from None
+            raise InputError(f"{self.root / run.METADATA_FILE}: {error}") from None
 
     def recorded_changes(self) -> Iterator[FsChange]:
         """Yield what the agent changed, as the events list it. Raise InputError, at the end where
         it is something else."""
-        where = self.root / CHANGES_FILE
-        for lines in lines_of(self._recorded_blocks(CHANGES_FILE), ""):
+        where = self.root / run.CHANGES_FILE
+        for lines in lines_of(self._recorded_blocks(run.CHANGES_FILE), ""):
             for number, line in enumerate(lines, lines.number):
                 try:
                     yield decode_change(line)
@@ -278,8 +260,8 @@ class RunFolder:
         """Yield a file that must have its digest: a program that could write to the record must not
         choose what is taken over, and where to."""
         where, hashed = self.root / name, sha256()
-        with reporting(self.root / EVENTS_FILE):
-            (self.root / EVENTS_FILE).stat()
+        with reporting(self.root / run.EVENTS_FILE):
+            (self.root / run.EVENTS_FILE).stat()
         if not self.claims.is_finished:
             message = "the run did not come to its end: there is no run_finished in it"
             raise InputError(f"{self.root}: {message}")
@@ -312,19 +294,19 @@ def examine(folder: RunFolder, boundaries: Boundaries) -> Iterator[Finding]:
     try:
         metadata = folder.metadata()
     except UnusableFileError as fault:
-        yield _finding(fault.rule, str(fault), root / METADATA_FILE)
+        yield _finding(fault.rule, str(fault), root / run.METADATA_FILE)
     for mention in claims.mentions:
         yield from _mention_findings(mention, folder)
     if metadata:
         yield from _metadata_findings(metadata, claims, root)
-        if not claims.is_lossy or os.path.lexists(root / MANIFEST_FILE):
+        if not claims.is_lossy or os.path.lexists(root / run.MANIFEST_FILE):
             yield from manifest_findings(folder, run_id=metadata.run_id)
     yield from _diff_findings(metadata, folder)
     for name in RECORDS:
         yield from _record_findings(folder, name, boundaries)
     for what in folder.losses:
         message = f"the recorder itself lost: {what}"
-        yield _finding("run.incomplete", message, root / SUMMARY_FILE)
+        yield _finding("run.incomplete", message, root / run.SUMMARY_FILE)
     yield from evidence_findings(folder)
 
 
@@ -334,7 +316,7 @@ def _mention_findings(mention: ArtifactMention, folder: RunFolder) -> Iterator[F
     ref, digest = mention.file
 
     def finding(rule: str, message: str, name: str) -> Finding:
-        where = folder.root / EVENTS_FILE
+        where = folder.root / run.EVENTS_FILE
         at = f"{mention.path}.{name}"
         return _finding(rule, message, where, mention.line, at, mention.event_id)
 
@@ -354,14 +336,14 @@ def _mention_findings(mention: ArtifactMention, folder: RunFolder) -> Iterator[F
 def _metadata_findings(metadata: RunMetadata, claims: RunClaims, root: Path) -> Iterator[Finding]:
     for run_id, line in claims.run_ids.items():
         if run_id != metadata.run_id:
-            message = f"{run_id!r}, but {METADATA_FILE} is of {metadata.run_id!r}"
-            where = root / EVENTS_FILE
+            message = f"{run_id!r}, but {run.METADATA_FILE} is of {metadata.run_id!r}"
+            where = root / run.EVENTS_FILE
             yield _finding("folder.run_id", message, where, line, "$.session.run_id")
             break
     for name in metadata.constraints:
         if name not in claims.constraints:
             message = f"no event has the constraint {name}, which the run was asked to keep"
-            yield _finding("folder.constraints", message, root / EVENTS_FILE)
+            yield _finding("folder.constraints", message, root / run.EVENTS_FILE)
 
 
 def manifest_findings(
@@ -370,18 +352,18 @@ def manifest_findings(
     """Yield what is not as the manifest of the run lists it: in the whole folder, or only among
     the files with these names. `run_id`: the run that the manifest must name."""
     root, digests = folder.root, folder.digests
-    where = root / MANIFEST_FILE
+    where = root / run.MANIFEST_FILE
     try:
-        manifest = folder.document(MANIFEST_FILE, Manifest)
+        manifest = folder.document(run.MANIFEST_FILE, Manifest)
     except InputError as error:
         yield _finding("manifest.document", _without(where, error), where)
         return
     if run_id and manifest.run_id != run_id:
-        message = f"{manifest.run_id!r}, but {METADATA_FILE} is of {run_id!r}"
+        message = f"{manifest.run_id!r}, but {run.METADATA_FILE} is of {run_id!r}"
         yield _finding("folder.run_id", message, where, path="$.run_id")
     try:
-        if digests.of_beginning(EVENTS_FILE, manifest.events.bytes) != manifest.events.sha256:
-            message = f"the first {manifest.events.bytes} bytes of {EVENTS_FILE} were changed"
+        if digests.of_beginning(run.EVENTS_FILE, manifest.events.bytes) != manifest.events.sha256:
+            message = f"the first {manifest.events.bytes} bytes of {run.EVENTS_FILE} were changed"
             yield _finding("manifest.events", message, where, path="$.events.sha256")
     except UnusableFileError as fault:
         yield _finding("manifest.events", str(fault), where, path="$.events")
@@ -402,11 +384,11 @@ def manifest_findings(
             yield _finding("manifest.digest", message, where, path=f"{path}.sha256")
     listed_names = {str(PurePosixPath(listed.path)) for listed in manifest.files}
     if names is None:
-        present: Iterable[str] = (*files_below(root, ARTIFACTS), *files_below(root, LAYERS))
+        present: Iterable[str] = (*files_below(root, run.ARTIFACTS), *files_below(root, run.LAYERS))
     else:
         present = (name for name in names if os.path.lexists(root / name))
     for name in present:
-        if name not in listed_names and name != MANIFEST_FILE:
+        if name not in listed_names and name != run.MANIFEST_FILE:
             yield _finding("manifest.unlisted", f"{name} is not listed", where, path="$.files")
 
 
@@ -415,7 +397,7 @@ def _record_findings(folder: RunFolder, name: str, boundaries: Boundaries) -> It
     logs and changes aside."""
     if not (folder.root / name).is_file() or (folder.root / name).is_symlink():
         return
-    stage = Validate(boundaries, is_last=name == BOUNDARY_FILE)
+    stage = Validate(boundaries, is_last=name == run.BOUNDARY_FILE)
     for lines in folder.lines(name):
         for made in stage.feed(Batch(LINES, lines)):
             if made.kind == FINDINGS:
@@ -426,7 +408,7 @@ def _diff_findings(metadata: RunMetadata | None, folder: RunFolder) -> Iterator[
     """The diff that the events reference; without one there is nothing to say here."""
     diffs = [one for one in folder.claims.mentions if one.artifact.get("type") == "diff"]
     refs = (diff.artifact.get("content_ref") for diff in diffs)
-    ref = next((ref for ref in refs if isinstance(ref, str)), DIFF_FILE)
+    ref = next((ref for ref in refs if isinstance(ref, str)), run.DIFF_FILE)
     try:
         folder.digests.of(ref, "artifact")
     except UnusableFileError:
@@ -440,7 +422,7 @@ def _diff_findings(metadata: RunMetadata | None, folder: RunFolder) -> Iterator[
             return
         workspace = _workspace(metadata, folder.root)
         if workspace is not None and (reason := applies(diff, workspace)):
-            message = f"{reason}; perhaps {WORKSPACE} was changed since the run"
+            message = f"{reason}; perhaps {run.WORKSPACE} was changed since the run"
             yield _finding("diff.applies", message, diff)
     except GitError as error:
         yield _finding("diff.checkable", str(error), diff)

@@ -49,7 +49,6 @@ from stream.verify.manifest import read_archive
 from stream.verify.replay import LayerReplay
 from stream.verify.report import VerifyReport
 from stream.verify.run_documents import (
-    VALIDATED,
     DescriptorChecker,
     EventsChecker,
     RecordsChecker,
@@ -58,7 +57,7 @@ from stream.verify.run_documents import (
     disagreements,
     document_faults,
 )
-from stream.verify.run_folder import RunClaims, RunFolder, is_run_folder
+from stream.verify.run_folder import RECORDS, RunClaims, RunFolder, is_run_folder
 
 
 def verify(
@@ -281,7 +280,7 @@ class VerifySession:
         if name == DESCRIPTOR_FILE:
             self._descriptor = DescriptorChecker(self._report)
             return self._descriptor
-        if name in VALIDATED:
+        if name in RECORDS:
             carried = self._descriptor.descriptors if self._descriptor else ()
             self._validated[name] = RecordsChecker(self._report, name, self._boundary, carried)
             return self._validated[name]
