@@ -44,12 +44,11 @@ class Host(Struct, frozen=True):
     sandbox_mode: str | None
 
 
-class BoundaryBuilder:
+class BoundaryBuilder(Struct, frozen=True):
     """Makes records under one descriptor and its catalogs, and checks each of them."""
 
-    def __init__(self, catalogs: Catalogs, descriptor: Descriptor) -> None:
-        self.catalogs = catalogs
-        self.descriptor = descriptor
+    catalogs: Catalogs
+    descriptor: Descriptor
 
     def from_flags(self, flags: EmitFlags, host: Host) -> bytes:
         """Build the record that a probe asked for. Raise EmitError with emit-record's sentence."""

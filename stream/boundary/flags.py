@@ -210,6 +210,7 @@ FILES = frozenset(
 #: flags that take two words, a key and a value; every other one takes one
 PAIRS = frozenset(flag for flag, (_, kind) in _MEMBERS.items() if kind != "null")
 REPEATABLE = frozenset({"--secondary-capability-id", *_MERGES, *_MEMBERS})
+_KNOWN = {*_TEXTS, *_SNIPPETS, *REPEATABLE, "--raw-exit-code", "--payload-file"}
 
 
 class WholePayload(Struct, forbid_unknown_fields=True):
@@ -250,29 +251,33 @@ def parse_words(words: Sequence[Word]) -> EmitFlags:
 
 
 def _take(flags: EmitFlags, flag: str, rest: Iterator[Word]) -> None:
+    if flag not in _KNOWN:
+        raise EmitError(f"Unknown flag: {flag}")
+    word = _value(flag, rest)
+    text = _text(word.text)
     if flag in _TEXTS:
-        flags.texts[flag] = _text(_value(flag, rest).text)
+        flags.texts[flag] = text
     elif flag == "--secondary-capability-id":
-        flags.secondary.append(_text(_value(flag, rest).text).strip())
+        flags.secondary.append(text.strip())
     elif flag == "--raw-exit-code":
-        flags.exit_code = _integer(_text(_value(flag, rest).text))
-    elif flag in _SNIPPETS:
-        flags.snippets[_SNIPPETS[flag]] = _text(_content(flag, _value(flag, rest)))
-    elif flag == "--payload-file":
-        content = _content(flag, _value(flag, rest))
-        flags.payload = (
-            WholePayload(_CUT, None, None) if _is_cut(content) else _whole(flag, content)
-        )
-    elif flag in _MERGES:
-        content = _content(flag, _value(flag, rest))
-        cut = _is_cut(content)
-        flags.objects[_MERGES[flag]].update(_CUT if cut else _decode(flag, content, dict[str, Any]))
+        flags.exit_code = _integer(text)
     elif flag in _MEMBERS:
         target, kind = _MEMBERS[flag]
-        key = _text(_value(flag, rest).text)
-        flags.objects[target][key] = None if kind == "null" else _member(flag, kind, rest)
+        flags.objects[target][text] = None if kind == "null" else _member(flag, kind, rest)
     else:
-        raise EmitError(f"Unknown flag: {flag}")
+        _take_content(flags, flag, _content(flag, word))
+
+
+def _take_content(flags: EmitFlags, flag: str, content: bytes) -> None:
+    is_cut = len(content) >= FILE_MOST
+    if flag in _SNIPPETS:
+        flags.snippets[_SNIPPETS[flag]] = _text(content)
+    elif flag == "--payload-file":
+        whole = WholePayload(_CUT, None, None)
+        flags.payload = whole if is_cut else _decode(flag, content, WholePayload)
+    else:
+        part = _CUT if is_cut else _decode(flag, content, dict[str, Any])
+        flags.objects[_MERGES[flag]].update(part)
 
 
 def _check(flags: EmitFlags) -> None:
@@ -305,15 +310,6 @@ def _content(flag: str, word: Word) -> bytes:
 
 #: stands for a file that is far too large for a record: cut, visibly, and not refused
 _CUT: dict[str, Any] = {"file_cut": {"bytes_at_least": FILE_MOST}}
-
-
-def _is_cut(content: bytes) -> bool:
-    return len(content) >= FILE_MOST
-
-
-def _whole(flag: str, content: bytes) -> WholePayload:
-    payload: WholePayload = _decode(flag, content, WholePayload)
-    return payload
 
 
 def _text(data: bytes) -> str:

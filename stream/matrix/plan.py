@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from stream.boundary.descriptors import Catalogs, Descriptor, find_catalogs, find_descriptor
 from stream.boundary.scripts import (
@@ -187,16 +187,14 @@ def _cell(script: Script, mode: str, env: dict[str, str], catalogs: Catalogs) ->
     return Cell(0, script, mode, catalog.key, {**env, **variables})
 
 
-class StartedPlan:
+class StartedPlan(Struct):
     """A plan that has its staging folder, and whose first probes may already run."""
 
-    def __init__(self, plan: MatrixPlan, jobs: int, staging: Staging) -> None:
-        self.plan = plan
-        self.jobs = jobs
-        self.staging = staging
-        self.started: dict[
-            int, Tree
-        ] = {}  #: by slot: its first cell runs, and nobody follows it yet
+    plan: MatrixPlan
+    jobs: int
+    staging: Staging
+    #: by slot: its first cell runs, and nobody follows it yet
+    started: dict[int, Tree] = field(default_factory=dict)
 
     def head_start(self, stop: Stop) -> None:
         """Start the first cell of each slot before there is a loop to follow it."""

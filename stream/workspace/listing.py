@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from stream.errors import OutputError, reporting
 from stream.files.append import RecordedFile, create, recorded_file
@@ -185,23 +185,22 @@ def write_changes(
     return writer.summary(shown, written)
 
 
-class _Writer:
-    def __init__(
-        self, changes: ChangeSet, store: Store, redact: Redact | None, exited: int | None
-    ) -> None:
-        self._changes = changes
-        self._store = store
-        self._redact = redact
-        self._exited = exited
-        self._counts: Counter[str] = Counter()
-        self._reasons: Counter[str] = Counter()
-        self._counted: list[bytes] = []
-        self._paths = [redact(change.path) if redact else change.path for change in changes.items]
+class _Writer(Struct):
+    """Writes the listing line by line, and keeps count."""
+
+    changes: ChangeSet
+    store: Store
+    redact: Redact | None
+    exited: int | None
+    counts: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    counted: list[bytes] = field(default_factory=list)
 
     def lines(self, maker: PatchMaker) -> Iterator[bytes]:
         """Yield the listing; what the patch is made of goes to its maker meanwhile."""
-        found = reasons(self._changes.items, self._paths)
-        for change, path, reason in zip(self._changes.items, self._paths, found, strict=True):
+        changes = self.changes.items
+        paths = [self.redact(one.path) if self.redact else one.path for one in changes]
+        for change, path, reason in zip(changes, paths, reasons(changes, paths), strict=True):
             record = self._record(change, path, reason, maker)
             self._count(change, path, record)
             yield encode_change(record) + b"\n"
@@ -209,29 +208,29 @@ class _Writer:
     def summary(self, shown: int, patch: RecordedFile) -> Summary:
         """Return the figures, with the first paths."""
         return Summary(
-            total=len(self._counted),
-            added=self._counts["added"],
-            removed=self._counts["removed"],
-            changed=self._counts["changed"],
-            in_patch=self._counts["in_patch"],
-            inside_git=self._reasons["inside-git"],
-            not_in_patch=dict(sorted(self._reasons.items())),
-            paths=[shown_name(path)[0] for path in self._counted[:shown]],
-            has_after_exit=self._counts["after_exit"] > 0,
-            is_incomplete=bool(self._changes.unknown or self._reasons["unreadable"]),
+            total=len(self.counted),
+            added=self.counts["added"],
+            removed=self.counts["removed"],
+            changed=self.counts["changed"],
+            in_patch=self.counts["in_patch"],
+            inside_git=self.reasons["inside-git"],
+            not_in_patch=dict(sorted(self.reasons.items())),
+            paths=[shown_name(path)[0] for path in self.counted[:shown]],
+            has_after_exit=self.counts["after_exit"] > 0,
+            is_incomplete=bool(self.changes.unknown or self.reasons["unreadable"]),
             patch=patch,
         )
 
     def _count(self, change: Change, path: bytes, record: FsChange) -> None:
-        self._counts["after_exit"] += record.after_exit is True
+        self.counts["after_exit"] += record.after_exit is True
         if record.not_in_patch:
-            self._reasons[record.not_in_patch] += 1
+            self.reasons[record.not_in_patch] += 1
         elif is_leaf(change.before) or is_leaf(change.after):
-            self._counts["in_patch"] += 1
+            self.counts["in_patch"] += 1
         else:
             return
-        self._counts[record.change] += 1
-        self._counted.append(path)
+        self.counts[record.change] += 1
+        self.counted.append(path)
 
     def _record(
         self, change: Change, path: bytes, reason: Reason | None, maker: PatchMaker
@@ -258,20 +257,20 @@ class _Writer:
         )
 
     def _is_after_exit(self, after: State | None) -> bool | None:
-        if self._exited is None:
+        if self.exited is None:
             return False
-        if after is None or self._exited - TICK < after.ctime <= self._exited:
+        if after is None or self.exited - TICK < after.ctime <= self.exited:
             return None
-        return after.ctime > self._exited
+        return after.ctime > self.exited
 
     def _content(self, state: State | None) -> _Content | None:
         if not state or not state.is_kept or not is_leaf(state):
             return None
-        if self._redact and state.size > LARGEST:
+        if self.redact and state.size > LARGEST:
             return None
-        if not self._redact:
-            return _Content(git_mode(state), state.size, self._store.read(state.place, state.size))
-        data = self._redact(b"".join(self._store.read(state.place, state.size)))
+        if not self.redact:
+            return _Content(git_mode(state), state.size, self.store.read(state.place, state.size))
+        data = self.redact(b"".join(self.store.read(state.place, state.size)))
         return _Content(git_mode(state), len(data), [data], data)
 
     def _state(self, state: State | None, content: _Content | None) -> FileState | None:
@@ -284,30 +283,26 @@ class _Writer:
             shown.bytes, shown.sha256 = content.size, content.sha256
             if state.kind == "symlink":
                 shown.target, shown.target_base64 = shown_name(content.begin)
-        elif state.kind == "file" and not self._redact:
+        elif state.kind == "file" and not self.redact:
             shown.bytes = state.size
             shown.sha256 = state.digest.hex() if state.digest else None
         return shown
 
 
-class _Content:
+class _Content(Struct):
     """The content of a state as it is written down; `data` where it is not what the store has."""
 
-    def __init__(
-        self, mode: str, size: int, chunks: Iterable[bytes], data: bytes | None = None
-    ) -> None:
-        self.git_mode = mode
-        self.size = size
-        self.sha256 = ""
-        self.begin = b""
-        self._chunks = chunks
-        self._data = data
+    git_mode: str
+    size: int
+    chunks: Iterable[bytes]
+    data: bytes | None = None
+    sha256: str = ""
+    begin: bytes = b""
 
     def is_as(self, other: _Content) -> bool:
         """Tell whether a redaction has made two contents the same."""
-        return (
-            self._data is not None and self._data == other._data and self.git_mode == other.git_mode
-        )
+        mine, others = (self.data, self.git_mode), (other.data, other.git_mode)
+        return self.data is not None and mine == others
 
     def read(self, maker: PatchMaker | None) -> None:
         """Read the content once, for the digest and for the patch."""
@@ -322,7 +317,7 @@ class _Content:
         from hashlib import sha256
 
         hashed = sha256()
-        for chunk in self._chunks:
+        for chunk in self.chunks:
             self.begin = self.begin or chunk
             hashed.update(chunk)
             yield chunk
