@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 from typer.core import TyperCommand
@@ -33,6 +33,36 @@ if TYPE_CHECKING:
     from stream.matrix.plan import MatrixRequest, StartedPlan
     from stream.matrix.run import MatrixResult
     from stream.transformers.emit import Failure
+
+
+class ProbeChoice(Protocol):
+    """The options that choose the probes of a matrix beside a run."""
+
+    cap: list[str]
+    probes: Path | None
+    boundary: str | None
+
+
+def start_probes(
+    options: ProbeChoice, workspace: Path, *, is_new: bool
+) -> AbstractContextManager[StartedPlan]:
+    """Plan the matrix beside a run, and start its first probes. `is_new`: the workspace is not
+    there yet."""
+    from stream.matrix.plan import MatrixRequest, make_plan, start_plan
+
+    if is_new:
+        workspace.mkdir()  # a plan needs a folder that exists
+    request = MatrixRequest(
+        capabilities=split_words(options.cap, "--cap"),
+        folder=options.probes,
+        boundary=options.boundary,
+        workspace=workspace,
+    )
+    plan = make_plan(request)
+    report_skipped(plan)
+    if is_new:
+        workspace.rmdir()
+    return start_plan(plan, min(default_jobs(), affordable_jobs()))
 
 
 class MatrixCommand(ListsCommand):

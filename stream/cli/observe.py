@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -23,10 +23,9 @@ from stream.cli.runner import note, run_prepared
 
 if TYPE_CHECKING:
     from stream.matrix.plan import StartedPlan
-    from stream.observe.kernel import KernelRecorder
+    from stream.observe.kernel import KernelOptions, KernelRecorder
     from stream.observe.settings import RunSettings
     from stream.process.guard import Guard, Interrupts
-    from stream.sources.kernel import Choice
 
 
 class _ObserveCommand(ListsCommand):
@@ -151,7 +150,7 @@ class ObserveOptions(Options):
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Report only what went wrong.")
 
     @property
-    def feed(self) -> Choice | None:
+    def feed(self) -> Literal["auto", "ebpf", "strace"] | None:
         """The kernel feed that is wanted, if any."""
         if self.kernel is None:
             return "auto" if self.require else None
@@ -273,15 +272,24 @@ def _prepare(options: ObserveOptions) -> Iterator[_Prepared]:
         guard = post_guard()
         stack.callback(guard.close)
         if options.sdk == "hooks":
-            _check_hooks()
+            from stream.observe.kernel import check_hooks
+
+            check_hooks()
         _check_new_files(options.archive, options.raw_kernel, force=options.force)
         settings = _make_settings(options)
         probes = None
         try:
             if options.require:
-                _require_feed(options, settings)
+                from stream.observe.kernel import require_feed
+
+                require_feed(_kernel_options(options), settings.folder)
             if options.matrix:
-                probes = stack.enter_context(_start_probes(options, settings))
+                from stream.cli.matrix import start_probes
+
+                is_new = settings.workspace_mode != "here"
+                probes = stack.enter_context(
+                    start_probes(options, settings.workspace, is_new=is_new)
+                )
         except BaseException:
             shutil.rmtree(settings.folder, ignore_errors=True)
             raise
@@ -299,7 +307,6 @@ async def _record(options: ObserveOptions, prepared: _Prepared, interrupts: Inte
     from stream.cli.report import archive_recorded, conclude
     from stream.cli.runner import Copying
     from stream.observe.run import run_observe
-    from stream.sources.agent import Relay
 
     settings = prepared.settings
     progress = Copying()
@@ -308,7 +315,7 @@ async def _record(options: ObserveOptions, prepared: _Prepared, interrupts: Inte
             settings,
             prepared.guard,
             interrupts,
-            relays=(None if options.events else Relay(1), Relay(2)),
+            passes_on=(not options.events, True),
             events=options.events is not None,
             probes=prepared.probes,
             kernel=_kernel_recorder(options, settings),
@@ -335,40 +342,26 @@ async def _record(options: ObserveOptions, prepared: _Prepared, interrupts: Inte
 def _kernel_recorder(options: ObserveOptions, settings: RunSettings) -> KernelRecorder | None:
     if options.feed is None:
         return None
-    from stream.observe.kernel import KernelOptions, KernelRecorder
-    from stream.observe.tool_calls import ToolCallRecorder
+    from stream.observe.kernel import KernelRecorder
 
-    kernel = KernelOptions(
-        kernel=options.feed,
+    return KernelRecorder(settings, _kernel_options(options), _warn)
+
+
+def _kernel_options(options: ObserveOptions) -> KernelOptions:
+    from stream.observe.kernel import KernelOptions
+
+    return KernelOptions(
+        kernel=options.feed or "auto",
         is_required=options.require is not None,
         ring_bytes=options.kernel_ring << 10,
         raw=options.raw_kernel,
+        policy_log=options.policy,
+        sdk=options.sdk or "stream-json",
     )
-    calls = ToolCallRecorder(settings, options.sdk or "stream-json", options.policy, _warn)
-    return KernelRecorder(settings, kernel, calls, _warn)
 
 
 def _warn(sentence: str) -> None:
     note(f"stream: {sentence}")
-
-
-def _require_feed(options: ObserveOptions, settings: RunSettings) -> None:
-    """Raise RequiredError where no kernel feed can record this run."""
-    from stream.errors import RequiredError
-    from stream.sources.kernel import probe_feeds
-
-    choice, ring = options.feed or "auto", options.kernel_ring << 10
-    if reason := probe_feeds(choice, ring_bytes=ring, folder=settings.folder):
-        raise RequiredError(f"--require kernel: {reason}")
-
-
-def _check_hooks() -> None:
-    """Raise UsageError where a program that hooks need is not installed."""
-    from stream.errors import UsageError
-    from stream.sources.tool_calls import missing_programs
-
-    if lacking := missing_programs():
-        raise UsageError(f"--sdk hooks: there is no {' and no '.join(lacking)} on PATH")
 
 
 def _check_new_files(archive: Path | None, raw: Path | None, *, force: bool) -> None:
@@ -395,6 +388,7 @@ def _make_settings(options: ObserveOptions) -> RunSettings:
     from stream.observe.scenario import read_scenario
     from stream.observe.settings import (
         RunSettings,
+        capture_policy,
         check_source,
         find_program,
         make_folder,
@@ -402,7 +396,6 @@ def _make_settings(options: ObserveOptions) -> RunSettings:
         runs_beside,
     )
     from stream.records.run import WORKSPACE
-    from stream.redaction.policy import CapturePolicy, Redactor
     from stream.workspace.patch import find_git
 
     agent = identify(options.command, options.agent)
@@ -410,9 +403,6 @@ def _make_settings(options: ObserveOptions) -> RunSettings:
     scenario = read_scenario(options.scenario, options.parameters, options.request, constraints)
     mode = options.workspace or scenario.workspace_mode or "copy"
     level = options.capture or scenario.capture_mode or "full"
-    redactor = None
-    if level != "full":
-        redactor = Redactor(os.environ)
     source = None if mode == "empty" else check_source(options.source)
     find_git()
     wrap = _wrapped_names(options)
@@ -426,7 +416,7 @@ def _make_settings(options: ObserveOptions) -> RunSettings:
         agent=agent,
         agent_program=find_program(agent.program, source) if agent.program else None,
         scenario=scenario,
-        capture_policy=CapturePolicy(level, redactor),
+        capture_policy=capture_policy(level),
         environment=options.environment,
         workspace_mode=mode,
         workspace=workspace,
@@ -450,25 +440,3 @@ def _wrapped_names(options: ObserveOptions) -> list[str]:
         if not name.isprintable():
             raise UsageError(f"--wrap {name!r}: not a program name that can be recorded")
     return [*DEFAULT_NAMES, *names]
-
-
-def _start_probes(
-    options: ObserveOptions, settings: RunSettings
-) -> AbstractContextManager[StartedPlan]:
-    from stream.cli.matrix import affordable_jobs, default_jobs, report_skipped
-    from stream.matrix.plan import MatrixRequest, make_plan, start_plan
-
-    is_new = settings.workspace_mode != "here"
-    if is_new:
-        settings.workspace.mkdir()  # a plan needs a folder that exists
-    request = MatrixRequest(
-        capabilities=split_words(options.cap, "--cap"),
-        folder=options.probes,
-        boundary=options.boundary,
-        workspace=settings.workspace,
-    )
-    plan = make_plan(request)
-    report_skipped(plan)
-    if is_new:
-        settings.workspace.rmdir()
-    return start_plan(plan, min(default_jobs(), affordable_jobs()))

@@ -14,12 +14,12 @@ from anyio import Event, to_thread
 from msgspec import Struct
 
 from stream.archive.chain import LayerFiles
-from stream.errors import FeedError, RequiredError, number
+from stream.errors import FeedError, RequiredError, UsageError, number
 from stream.files.append import RecordedFile, Reserve
 from stream.observe.artifacts import RecordedArtifacts, record_artifacts
 from stream.observe.layers import CaptureResult, CommandResult
 from stream.observe.settings import RunSettings
-from stream.observe.tool_calls import ToolCallRecorder
+from stream.observe.tool_calls import Sdk, ToolCallRecorder, missing_programs
 from stream.pipeline import (
     Deferred,
     LenientSource,
@@ -34,7 +34,7 @@ from stream.records.kernel import RawCapture, path_text, taint
 from stream.records.run import RunSummary
 from stream.sinks.run_folder import EventTimeIndex, LayerSink, RawCopy
 from stream.sources.agent import CommandEnding
-from stream.sources.kernel import SILENT, Choice, Feed, open_feed
+from stream.sources.kernel import SILENT, Choice, Feed, open_feed, probe_feeds
 from stream.transformers.normalize import NO_EVENTS, Normalize
 from stream.transformers.redact import CopyRaw, Redact
 
@@ -49,6 +49,20 @@ class KernelOptions(Struct, frozen=True, kw_only=True):
     is_required: bool
     ring_bytes: int
     raw: Path | None  #: where the raw telemetry goes, as well
+    policy_log: Path | None
+    sdk: Sdk
+
+
+def check_hooks() -> None:
+    """Raise UsageError where a program that hooks need is not installed."""
+    if lacking := missing_programs():
+        raise UsageError(f"--sdk hooks: there is no {' and no '.join(lacking)} on PATH")
+
+
+def require_feed(options: KernelOptions, folder: Path) -> None:
+    """Raise RequiredError where no kernel feed can record a run into this folder."""
+    if reason := probe_feeds(options.kernel, ring_bytes=options.ring_bytes, folder=folder):
+        raise RequiredError(f"--require kernel: {reason}")
 
 
 class KernelRecorder:
@@ -58,10 +72,9 @@ class KernelRecorder:
         self,
         settings: RunSettings,
         options: KernelOptions,
-        calls: ToolCallRecorder,
         warn: Callable[[str], None],
     ) -> None:
-        self.calls = calls
+        self.calls = ToolCallRecorder(settings, options.sdk, options.policy_log, warn)
         self.artifacts: RecordedArtifacts | None = None
         self.kept: Mapping[str, RecordedFile] = {}
         self._settings = settings

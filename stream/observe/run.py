@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,7 @@ async def run_observe(
     guard: Guard,
     interrupts: Interrupts,
     *,
-    relays: Sequence[Relay | None],
+    passes_on: tuple[bool, bool],
     events: bool = False,
     probes: StartedPlan | None = None,
     kernel: KernelRecorder | None = None,
@@ -52,7 +52,9 @@ async def run_observe(
     on_progress: Callable[[int], None] = lambda size: None,
     on_warning: Callable[[str], None] = lambda sentence: None,
 ) -> Observed:
-    """Record a run into its folder; with `events`, send its events to stdout as well."""
+    """Record a run into its folder; with `events`, send its events to stdout as well. `passes_on`:
+    whether the agent's stdout and stderr go on to ours."""
+    relays = [Relay(fd) if is_passed else None for fd, is_passed in enumerate(passes_on, 1)]
     troubles: list[str] = []
     findings: list[Finding] = []
     measured = None

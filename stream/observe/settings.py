@@ -31,6 +31,7 @@ from stream.records.decision import (
     AgentAction,
     Alignment,
     Artifact,
+    CaptureMode,
     Checked,
     Constraint,
     DecisionEvent,
@@ -58,7 +59,7 @@ from stream.records.run import (
     WorkspaceMode,
     check_run_id,
 )
-from stream.redaction.policy import CapturePolicy, digest
+from stream.redaction.policy import CapturePolicy, Redactor, digest
 from stream.sources.agent import CEILINGS
 
 #: whose span an event is in; None is the root
@@ -340,6 +341,11 @@ def write_manifest(
     return write_document(
         folder / MANIFEST_FILE, Manifest(run_id=run_id, events=events, files=files)
     )
+
+
+def capture_policy(mode: CaptureMode) -> CapturePolicy:
+    """Return the policy of a capture mode. The environment's own secrets are looked for as well."""
+    return CapturePolicy(mode, None if mode == "full" else Redactor(os.environ))
 
 
 def new_run_id() -> str:

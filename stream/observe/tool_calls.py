@@ -9,13 +9,14 @@ from pathlib import Path
 
 from anyio import Event
 
-from stream.evidence.claude_formats import Sdk
+from stream.evidence.claude_formats import Sdk as Sdk
 from stream.evidence.markers import COMMANDS, POLICY, STDOUT, DroppedInput
 from stream.observe.settings import RunSettings
 from stream.pipeline import Deferred, LenientSource, LenientTransformer, Source, Transformer
 from stream.process.guard import Guard
 from stream.process.messages import Start
 from stream.sources.tool_calls import Channels, DecisionLog
+from stream.sources.tool_calls import missing_programs as missing_programs
 from stream.sources.wrappers import CommandLog, WrapperOutput
 from stream.transformers.tool_events import ToolCallCollector
 

@@ -41,7 +41,7 @@ def main(backend: str, runs: Path, command: list[str]) -> int:
     guard.send(recording.outfit())
 
     async def work() -> Observed:
-        return await run_observe(recording, guard, Interrupts(), relays=(None, None))
+        return await run_observe(recording, guard, Interrupts(), passes_on=(False, False))
 
     observed = anyio.run(work, backend=backend)
     assert not observed.findings
