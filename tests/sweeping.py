@@ -24,3 +24,15 @@ def every(step: int) -> pytest.MarkDecorator:
     """Parametrise a test over `step`: each so many places in every run, each place in a sweep."""
     all_places = pytest.param(1, id="all", marks=pytest.mark.sweep)
     return pytest.mark.parametrize("step", [pytest.param(step, id="sample"), all_places])
+
+
+def first_of(*rows: Any) -> list[Any]:
+    """Rows to parametrise a test over: every run tries the first one, a sweep the others."""
+    first, *others = (row if hasattr(row, "marks") else pytest.param(row) for row in rows)
+    return [
+        first,
+        *(
+            pytest.param(*row.values, marks=[*row.marks, pytest.mark.sweep], id=row.id)
+            for row in others
+        ),
+    ]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.rig import ALLOWED, STREAM_JSON, Rig, Turn, bash, text, write
+from tests.sweeping import first_of
 
-FEEDS = ["ebpf", pytest.param("strace", marks=pytest.mark.sweep)]
 SCRIPT = [write("alpha.txt", "alpha\n"), bash("echo beta >beta.txt; wc *.txt"), text("Done.")]
 SETS = ("paths", "execs", "tools", "decisions")
 WORDS = ",".join(f"{how}-{what}" for what in SETS for how in ("added", "removed"))
@@ -34,7 +34,7 @@ def kernel(feed: str) -> tuple[str, ...]:
     return ("--kernel", feed, "--require", "kernel")
 
 
-@pytest.fixture(scope="module", params=FEEDS)
+@pytest.fixture(scope="module", params=first_of("ebpf", "strace"))
 def feed(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found

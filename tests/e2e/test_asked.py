@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.rig import ALLOWED, STREAM_JSON, Recorded, Rig, bash, text, write
 from tests.e2e.test_kernel import KERNEL, windows, written_in
+from tests.sweeping import first_of
 
 SCRIPT = [
     write("alpha.txt", "alpha\n"),
@@ -79,7 +80,9 @@ def decided(recorded: Recorded) -> list[tuple[str, str, str]]:
     ]
 
 
-@pytest.mark.parametrize("words", [STREAM_JSON, ()], ids=["stream-json", "text"])
+@pytest.mark.parametrize(
+    "words", first_of(pytest.param(STREAM_JSON, id="stream-json"), pytest.param((), id="text"))
+)
 def test_hooks_tell_when_each_call_began_and_ended(rig: Rig, words: tuple[str, ...]) -> None:
     recorded = hooked(rig, f"hooks{len(words)}", *words)
     assert said(recorded) == each_begun_and_ended("claude-code-hooks")
@@ -120,12 +123,15 @@ MISSED = "6 hook invocations did not record their input"
 
 @pytest.mark.parametrize(
     ("harm", "missing"),
-    [
-        ('rm "$STREAM_HOOK"; ', [TAKEN, UNSEEN]),
-        ("printf '#!/bin/sh\\nkill -9 $$\\n' >\"$STREAM_HOOK\"; ", [UNSEEN]),
-        ('log=${STREAM_HOOK}s.ndjson; rm "$log"; mkdir "$log"; ', [MISSED, TAKEN]),
-    ],
-    ids=["gone", "killed", "no log"],
+    first_of(
+        pytest.param('rm "$STREAM_HOOK"; ', [TAKEN, UNSEEN], id="gone"),
+        pytest.param(
+            "printf '#!/bin/sh\\nkill -9 $$\\n' >\"$STREAM_HOOK\"; ", [UNSEEN], id="killed"
+        ),
+        pytest.param(
+            'log=${STREAM_HOOK}s.ndjson; rm "$log"; mkdir "$log"; ', [MISSED, TAKEN], id="no log"
+        ),
+    ),
 )
 def test_hooks_that_fail_do_not_break_the_agent(
     rig: Rig, harm: str, missing: list[str], request: pytest.FixtureRequest

@@ -8,12 +8,13 @@ import pytest
 
 from tests.cli.command import STREAM
 from tests.e2e.rig import ALLOWED, Recorded, Rig, text, write
+from tests.sweeping import first_of
 
 SCRIPT = [write("a.txt", "a\n"), text("Done.")]
 PROBES = ("--matrix", "--cap", "cap_fs_write_workspace_tree")
 
 
-@pytest.mark.parametrize("mode", ["copy", "empty", "here"])
+@pytest.mark.parametrize("mode", first_of("copy", "empty", "here"))
 def test_the_probes_of_the_same_workspace(rig: Rig, mode: str) -> None:
     source = rig.place.root / f"source-{mode}"
     source.mkdir()

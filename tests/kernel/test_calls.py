@@ -19,6 +19,7 @@ from stream.transformers.kernel_lines import named, named_second
 from stream.transformers.normalize import Normalize
 from tests.core.laws import feed
 from tests.kernel.rig import ROOT, Recorded, expected, run, told
+from tests.sweeping import first_of
 
 pytestmark = pytest.mark.usefixtures("kernel_feed", "loaded")
 LEGACY = platform.machine() == "x86_64"  # younger machines never had these calls
@@ -28,10 +29,9 @@ NOENT, BADF, FAULT = -errno.ENOENT, -errno.EBADF, -errno.EFAULT
 
 #: The best of the objects that this kernel takes is the one that every run tries.
 TAKEN = loader.OBJECTS[tuple(map(int, platform.release().split(".")[:2])) < (6, 9) :]
-OTHERS = [pytest.param(name, marks=pytest.mark.sweep) for name in TAKEN[1:]]
 
 
-@pytest.fixture(params=[TAKEN[0], *OTHERS])
+@pytest.fixture(params=first_of(*TAKEN))
 def loaded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each of the objects: what they tell is the same."""
     name: str = request.param
