@@ -18,7 +18,7 @@ from tests.kernel.rig import Items, collect, guarding, record, run, sorted_out
 pytestmark = pytest.mark.usefixtures("kernel_feed")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def groups() -> None:
     with guarding() as guard:
         if guard.cgroup is None:
