@@ -35,7 +35,7 @@ encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class Tally:
-    """Counts and digests the bytes of a layer, and notes its links."""
+    """A tally counts and digests the bytes of a layer, and notes its links."""
 
     def __init__(self, layer: str) -> None:
         self.layer = layer
@@ -47,12 +47,12 @@ class Tally:
 
     @property
     def sha256(self) -> str:
-        """The digest of all bytes so far."""
+        """Return the digest of all bytes so far."""
         return self._digest.hexdigest()
 
     def feed(self, data: bytes, lines: int | None = None) -> None:
-        """Take more bytes. `lines`: as many as they have, where that is known: to count them takes
-        as long as to digest them."""
+        """Take more bytes. `lines` says how many lines they have, where that is known: to count
+        them takes as long as to digest them."""
         start, before = 0, self.lines
         while self.bytes + len(data) - start >= self._next:
             end = data.find(b"\n", start + max(0, self._next - self.bytes - 1)) + 1
@@ -97,7 +97,8 @@ def chain_of(files: Mapping[str, bytes]) -> bytes:
 
 
 class ChainedFile:
-    """A layer with the links of its chain. What there is no room for is counted as lost."""
+    """The file of a layer, whose tally notes the links of its chain. Lines that there is no room
+    for are counted as lost."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.tally = Tally(name)
@@ -187,12 +188,12 @@ class LayerFiles:
 
     @property
     def lost(self) -> dict[str, int]:
-        """The lines that were lost, by layer."""
+        """Return how many lines each layer lost."""
         return {name: file.lost for name, file in self._files.items() if file.lost}
 
     @property
     def trouble(self) -> str:
-        """Say why a file could not be written; of several, why the first could not."""
+        """Return why a file could not be written; of several, why the first could not."""
         chain = f"{self._chain.path}: {self._chain.trouble}" if self._chain.trouble else ""
         return next((file.trouble for file in self._files.values() if file.trouble), chain)
 

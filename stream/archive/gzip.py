@@ -42,7 +42,7 @@ _is_seal = re.compile(rb"sha256:[0-9a-f]{64}\0").fullmatch
 
 
 class GzipWriter:
-    """Compresses into a file, whose header gets its seal at the end."""
+    """A writer compresses into a file, whose header gets its seal at the end."""
 
     def __init__(self, fd: int) -> None:
         self.taken = 0
@@ -77,7 +77,7 @@ _TRAILER = 8
 
 
 class GzipReader:
-    """The decompressed content of an archive, with the checks of gzip's own frame.
+    """A reader decompresses an archive and checks what gzip itself states of it.
 
     It raises BrokenArchive before it reads or gives more than it may: bytes of the file, bytes
     that they decode to, and how many times their number those may be (0: any).

@@ -72,7 +72,7 @@ def is_recorded(names: Iterable[str]) -> bool:
 
 
 def needed(names: Collection[str]) -> Iterator[str]:
-    """Name the files that an archive of these has to have."""
+    """Name the files that an archive with files of these names has to have."""
     yield from V0_FILES
     if not is_reference(names):
         yield from _BESIDE
@@ -81,7 +81,7 @@ def needed(names: Collection[str]) -> Iterator[str]:
 
 
 def has_evidence(names: Iterable[str]) -> bool:
-    """Tell whether there is kernel evidence, or the beginning of it."""
+    """Tell whether a file of kernel evidence, or of its beginning, is among these."""
     return any(name in V0_FILES or name.startswith("layers/") for name in names)
 
 
@@ -108,7 +108,8 @@ def place_of(name: str) -> tuple[int, int, bytes]:
 
 
 def look_alikes(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield names that are equal where case, or how a letter is composed, does not count."""
+    """Yield each name that equals an earlier one but for case, or for how a letter is composed, and
+    that one."""
     first: dict[str, str] = {}
     for name in names:
         folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())

@@ -129,7 +129,7 @@ def may_begin_tar(block: bytes) -> bool:
 
 
 def decode_long_name(data: bytes) -> bytes:
-    """Raises BrokenArchive."""
+    """Return the name that a long-name entry holds. Raise BrokenArchive where it has no end."""
     name, end, rest = data.partition(b"\0")
     if not end or rest.strip(b"\0"):
         raise BrokenArchive("security.hidden_bytes", "a long name does not end where it should")

@@ -67,7 +67,7 @@ class FilePart(Struct):
 
 
 class ArchiveSize(Struct):
-    """How large a written archive is."""
+    """The size of a written archive: its entries, its bytes, and those of the tar in it."""
 
     entries: int
     bytes: int  #: of the file
@@ -75,7 +75,7 @@ class ArchiveSize(Struct):
 
 
 def unchecked(_: Path) -> None:
-    """Accept an archive without a look at it."""
+    """Accept an archive without reading it."""
 
 
 def write_archive(

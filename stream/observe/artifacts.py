@@ -85,7 +85,7 @@ def record_artifacts(
         result.times.close()
     for name, records in layers.items():
         files.append(name, encode_lines(records), len(records))
-    unreadable = _find_meddling(files, result, troubles)
+    unreadable = _find_changed(files, result, troubles)
     if files.trouble and not result.capture.unknown_loss:
         result.add_unknown_loss(["layers are incomplete"])
     with closing(replay_layers(lambda name: _blocks(files, name, unreadable))) as replay:
@@ -123,7 +123,7 @@ def record_artifacts(
     return RecordedArtifacts(derived.health, correlation.report, kept, commands, total, troubles)
 
 
-def _find_meddling(files: LayerFiles, result: CaptureResult, troubles: list[str]) -> set[str]:
+def _find_changed(files: LayerFiles, result: CaptureResult, troubles: list[str]) -> set[str]:
     """Report the files that somebody else changed, and return those whose content is not what
     was written: nothing follows from it."""
     changed = files.disturbed()

@@ -118,7 +118,7 @@ class CommandResult(Struct, kw_only=True):
         )
 
     def events(self, run_id: str) -> list[RunnerStarted | RunnerFinished]:
-        """The two lines of the runner itself."""
+        """Return the two lines of the runner itself."""
         is_signal = self.signal is not None
         return [
             RunnerStarted(

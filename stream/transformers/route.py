@@ -92,7 +92,8 @@ class _UnroutableError(Exception):  # it becomes a reject
 
 
 class Route:
-    """Lines in; parts of files and rejects out."""
+    """Sort the lines of a stream into the files of an archive: lines in, parts of files and rejects
+    out."""
 
     name = "archive"
     kinds = (LINES,)
@@ -133,7 +134,7 @@ class Route:
         return by_kind(parts, lambda item: FILE_PARTS if isinstance(item, FilePart) else REJECTS)
 
     def finish(self) -> tuple[()]:
-        """Nothing is left at the end."""
+        """Return nothing: no line is held back."""
         return ()
 
     def _place_of(self, line: bytes, batch: Sequence[bytes], index: int) -> str | None:
