@@ -48,7 +48,6 @@ from stream.records.artifacts import (
 )
 from stream.records.kernel import ACCEPT, BIND, MKDIR, OPEN, kind_of_event
 from stream.records.run import EVENTS_FILE, MANIFEST_FILE, WORKSPACE
-from stream.verify.manifest import read_archive
 from stream.verify.report import VerifyReport
 from stream.verify.run_folder import (
     RunClaims,
@@ -58,7 +57,7 @@ from stream.verify.run_folder import (
     manifest_findings,
     within,
 )
-from stream.verify.session import verify
+from stream.verify.session import read_archive, verify
 
 CALL_LAYERS = (SDK_FILE, POLICY_FILE)  #: the layers that name tool calls
 OPTIONAL = (COMPANION_FILE, EVENTS_FILE, *CALL_LAYERS)  #: files that need not be there

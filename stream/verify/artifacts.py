@@ -23,6 +23,7 @@ from stream.contracts import DOCUMENTS, decoder_of
 from stream.evidence.consistency import (
     clean_faults,
     emptiness_faults,
+    manifest_faults,
     report_faults,
     surface_faults,
     unbound_faults,
@@ -40,6 +41,7 @@ from stream.records.artifacts import (
     MARKERS_FILE,
     SURFACE_FILE,
     SURFACE_SETS,
+    ArchiveManifest,
     CapabilitySurface,
     CorrelationReport,
     Marker,
@@ -529,7 +531,7 @@ def _checked(report: VerifyReport, name: str, data: bytes) -> Any:
     if record is None:
         return None
     report.add_faults(report.check_run_id(record.run_id), name)
-    report.add_faults(_faults_of(record), name)
+    report.add_faults(record_faults(record), name)
     return record
 
 
@@ -551,13 +553,15 @@ def _decoded(report: VerifyReport, name: str, data: bytes) -> Any:
     return record
 
 
-def _faults_of(record: object) -> Iterator[Fault]:
+def record_faults(record: object) -> Iterator[Fault]:
+    """Yield what an artifact breaks by itself, under the rules of `verify`."""
     for rule, faults in _RULES.get(type(record), {}).items():
         yield from (fault._replace(rule=rule) for fault in faults(record))
 
 
 #: What a document can break by itself. Two of them the reference's own archives break as well.
 _RULES: dict[type, dict[str, Callable[[Any], Iterator[Fault]]]] = {
+    ArchiveManifest: {"contract.manifest": manifest_faults},
     CapabilitySurface: {"contract.surface": surface_faults},
     CorrelationReport: {
         "contract.correlation": report_faults,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from stream.archive.chain import Tally
 from stream.boundary.descriptors import Descriptor, find_boundaries, make_carried
@@ -63,6 +63,8 @@ from stream.verify.report import VerifyReport
 from stream.verify.run_folder import RunClaims, items_within, within
 
 Event = Mapping[str, Any]
+#: What one document states, and another says: the name, the value, the other's name, its value.
+Statement = tuple[str, Any, str, Any]
 _ENDING = (
     *("exit_code", "signal", "not_started", "duration_ms", "containment", "timed_out"),
     *("signals_passed_on", "outlived", "stopped"),
@@ -158,94 +160,12 @@ def _difference(tally: Tally | None, name: str, sha256: str, size: int | None = 
 
 def disagreements(run: RunDocuments) -> Iterator[str]:
     """Say where the documents of a run contradict each other."""
-    if run.metadata is not None:
-        yield from _of_metadata(run.metadata, run)
-    if run.summary is not None:
-        yield from _of_summary(run.summary, run)
-        yield from _of_ending(run.summary, run)
-        yield from _of_evidence(run.summary, run)
-
-
-def _of_metadata(metadata: RunMetadata, run: RunDocuments) -> Iterator[str]:
-    for name, event in run.events.items():
-        for key in _SESSION:
-            said = within(event, "session", key)
-            yield from _differing(f"metadata {key}", getattr(metadata, key), name, said)
-        mode = within(event, "prompt_provenance", "capture_mode")
-        yield from _differing("metadata capture_mode", metadata.capture_mode, name, mode)
-        ids = [within(one, "id") for one in items_within(event, "request", "constraints")]
-        yield from _differing("metadata constraints", metadata.constraints, name, ids)
-    prepared = _facts(run, "workspace_prepared", "workspace")
-    for key, stated in (("mode", metadata.workspace_mode), ("source", metadata.source)):
-        yield from _differing(f"metadata {key}", stated, "workspace_prepared", prepared.get(key))
-    invoked = _facts(run, "agent_invoked", "process")
-    yield from _differing("metadata argv", metadata.argv, "agent_invoked", invoked.get("argv"))
-    for key in ("agent_known_by", "version_known_by"):
-        if key in invoked:  # a run of before does not say it
-            stated = getattr(metadata, key)
-            yield from _differing(f"metadata {key}", stated, "agent_invoked", invoked[key])
-    for start in run.runner:
-        if isinstance(start, RunnerStarted):
-            yield from _differing("metadata argv", metadata.argv, RUNNER_FILE, start.command)
-            yield from _differing("window_elapsed_ms", 0, RUNNER_FILE, start.window_elapsed_ms)
-            told = start.agent_shim
-            yield from _differing("metadata agent_id", metadata.agent_id, RUNNER_FILE, told)
-
-
-def _of_summary(summary: RunSummary, run: RunDocuments) -> Iterator[str]:
-    """What is counted in it."""
-    for kind in ("stdout", "stderr"):
-        kept = _facts(run, "artifacts_captured", f"{kind}_log")
-        stated = getattr(summary, f"{kind}_bytes")
-        yield from _differing(f"{kind}_bytes", stated, "artifacts_captured", kept.get("total"))
-        is_full = run.metadata is not None and run.metadata.capture_mode == "full"
-        if is_full and not kept.get("lost_bytes"):
-            yield from _differing(f"{kind}_bytes", stated, "its file", kept.get("bytes"))
-    if run.metadata is not None and run.metadata.capture_mode == "full":
-        yield from _differing("redacted", summary.redacted, "metadata capture_mode", None)
-    diff = _facts(run, "fs_diff_captured", "diff")
-    for key, said in (
-        ("changed_paths", "changed_count"),
-        ("changed_inside_git", "inside_git"),
-        ("changed_after_exit", "has_after_exit"),
-    ):
-        yield from _differing(key, getattr(summary, key), "fs_diff_captured", diff.get(said))
-    if diff:
-        listed = run.counted.get(CHANGES_FILE)
-        yield from _differing("changed_paths", summary.changed_paths, CHANGES_FILE, listed)
-    objects = run.counted.get(BOUNDARY_FILE)
-    yield from _differing("boundary_objects", summary.boundary_objects, BOUNDARY_FILE, objects)
-    yield from _of_commands(summary, run)
-    finished = run.events.get("run_finished")
-    for part in ("alignment", "quality", "policy"):
-        said = within(finished, "evaluation", part, "status")
-        yield from _differing(part, getattr(summary, part), "run_finished", said)
-    sentence = str(within(finished, "agent_action", "action_summary"))
-    denials = _DENIALS.search(sentence)
-    yield from _differing(
-        "declared_denials",
-        str(summary.declared_denials or 0),  # as text: whoever forges may write any number
-        "run_finished",
-        denials[1] if denials else "0",
-    )
-    is_error = "; declared_error=yes" in sentence
-    yield from _differing("declared_error", bool(summary.declared_error), "run_finished", is_error)
-    lost = _INCOMPLETE.search(sentence)
-    number = lost[1] if lost else "0"
-    yield from _differing("incomplete", str(len(summary.incomplete)), "run_finished", number)
-
-
-def _of_commands(summary: RunSummary, run: RunDocuments) -> Iterator[str]:
-    log = _facts(run, "commands_observed", "command_log")
-    if not log:
-        if summary.commands:
-            yield f"commands: {summary.commands}, and no event names their log"
-        return
-    yield from _differing(
-        "commands", summary.commands, "commands_observed", log.get("observed_count")
-    )
-    listed = run.counted.get(COMMANDS_FILE)
-    yield from _differing("commands", summary.commands, COMMANDS_FILE, listed)
+    for what, stated, where, said in _statements(run):
+        if stated != said or type(stated) is not type(said):
+            yield f"{what}: {_shown(stated)}, but {_shown(said)} by {where}"
+    summary = run.summary
+    if summary and summary.commands and not _facts(run, "commands_observed", "command_log"):
+        yield f"commands: {summary.commands}, and no event names their log"
 
 
 def command_faults(run: RunDocuments, verified: Collection[int]) -> Iterator[str]:
@@ -255,33 +175,113 @@ def command_faults(run: RunDocuments, verified: Collection[int]) -> Iterator[str
     """
     for number in sorted({*verified} - {*range(run.counted.get(COMMANDS_FILE, 0))}):
         yield f"line {number} of {COMMANDS_FILE}: a wrapper wrote it, and it is not there"
-    log = _facts(run, "commands_observed", "command_log")
-    if "vouched_count" in log:
-        stated = log["vouched_count"]
-        yield from _differing("vouched_count", stated, "the evidence", len(verified))
+    stated = _facts(run, "commands_observed", "command_log").get("vouched_count", UNSET)
+    if stated is not UNSET and (stated != len(verified) or type(stated) is not int):
+        yield f"vouched_count: {_shown(stated)}, but {_shown(len(verified))} by the evidence"
 
 
-def _of_ending(summary: RunSummary, run: RunDocuments) -> Iterator[str]:
+def _statements(run: RunDocuments) -> Iterator[Statement]:
+    if run.metadata is not None:
+        yield from _of_metadata(run.metadata, run)
+    if run.summary is not None:
+        yield from _of_outputs(run.summary, run)
+        yield from _of_summary(run.summary, run)
+        yield from _of_ending(run.summary, run)
+        yield from _of_evidence(run.summary, run)
+
+
+def _of_metadata(metadata: RunMetadata, run: RunDocuments) -> Iterator[Statement]:
+    for name, event in run.events.items():
+        for key in _SESSION:
+            yield f"metadata {key}", getattr(metadata, key), name, within(event, "session", key)
+        mode = within(event, "prompt_provenance", "capture_mode")
+        yield "metadata capture_mode", metadata.capture_mode, name, mode
+        ids = [within(one, "id") for one in items_within(event, "request", "constraints")]
+        yield "metadata constraints", metadata.constraints, name, ids
+    prepared = _facts(run, "workspace_prepared", "workspace")
+    for key, stated in (("mode", metadata.workspace_mode), ("source", metadata.source)):
+        yield f"metadata {key}", stated, "workspace_prepared", prepared.get(key)
+    invoked = _facts(run, "agent_invoked", "process")
+    yield "metadata argv", metadata.argv, "agent_invoked", invoked.get("argv")
+    for key in ("agent_known_by", "version_known_by"):
+        if key in invoked:  # a run of before does not say it
+            yield f"metadata {key}", getattr(metadata, key), "agent_invoked", invoked[key]
+    for start in run.runner:
+        if isinstance(start, RunnerStarted):
+            yield "metadata argv", metadata.argv, RUNNER_FILE, start.command
+            yield "window_elapsed_ms", 0, RUNNER_FILE, start.window_elapsed_ms
+            yield "metadata agent_id", metadata.agent_id, RUNNER_FILE, start.agent_shim
+
+
+def _of_outputs(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
+    is_full = run.metadata is not None and run.metadata.capture_mode == "full"
+    for kind in ("stdout", "stderr"):
+        kept = _facts(run, "artifacts_captured", f"{kind}_log")
+        what, stated = f"{kind}_bytes", getattr(summary, f"{kind}_bytes")
+        yield what, stated, "artifacts_captured", kept.get("total")
+        if is_full and not kept.get("lost_bytes"):
+            yield what, stated, "its file", kept.get("bytes")
+    if is_full:
+        yield "redacted", summary.redacted, "metadata capture_mode", None
+
+
+def _of_summary(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
+    """What is counted in it."""
+    diff = _facts(run, "fs_diff_captured", "diff")
+    yield "changed_paths", summary.changed_paths, "fs_diff_captured", diff.get("changed_count")
+    yield (
+        "changed_inside_git",
+        summary.changed_inside_git,
+        "fs_diff_captured",
+        diff.get("inside_git"),
+    )
+    yield (
+        "changed_after_exit",
+        summary.changed_after_exit,
+        "fs_diff_captured",
+        diff.get("has_after_exit"),
+    )
+    if diff:
+        yield "changed_paths", summary.changed_paths, CHANGES_FILE, run.counted.get(CHANGES_FILE)
+    objects = run.counted.get(BOUNDARY_FILE)
+    yield "boundary_objects", summary.boundary_objects, BOUNDARY_FILE, objects
+    if log := _facts(run, "commands_observed", "command_log"):
+        yield "commands", summary.commands, "commands_observed", log.get("observed_count")
+        yield "commands", summary.commands, COMMANDS_FILE, run.counted.get(COMMANDS_FILE)
+    name = "run_finished"
+    finished = run.events.get(name)
+    for part in ("alignment", "quality", "policy"):
+        said = within(finished, "evaluation", part, "status")
+        yield part, getattr(summary, part), name, said
+    sentence = str(within(finished, "agent_action", "action_summary"))
+    # As text: whoever forges may write any number.
+    denials, lost = _DENIALS.search(sentence), _INCOMPLETE.search(sentence)
+    stated = str(summary.declared_denials or 0)
+    yield "declared_denials", stated, name, denials[1] if denials else "0"
+    is_error = "; declared_error=yes" in sentence
+    yield "declared_error", bool(summary.declared_error), name, is_error
+    yield "incomplete", str(len(summary.incomplete)), name, lost[1] if lost else "0"
+
+
+def _of_ending(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
     for name, keys in (("agent_completed", _AT_EXIT), ("artifacts_captured", _ENDING)):
         facts = _facts(run, name, "process")
         for key in keys:
-            yield from _differing(key, getattr(summary, key), name, facts.get(key))
+            yield key, getattr(summary, key), name, facts.get(key)
     is_signal = summary.signal is not None
+    is_started = not summary.not_started
+    code = None if is_signal or not is_started else summary.exit_code
     for end in run.runner:
         if isinstance(end, RunnerFinished):
-            for key, follows in (
-                ("exit_code", None if is_signal or summary.not_started else summary.exit_code),
-                ("signal", summary.exit_code - 128 if is_signal else None),
-                ("success", not summary.exit_code and not summary.not_started),
-                ("window_elapsed_ms", summary.duration_ms),
-            ):
-                yield from _differing(key, follows, RUNNER_FILE, getattr(end, key))
+            yield "exit_code", code, RUNNER_FILE, end.exit_code
+            yield "signal", summary.exit_code - 128 if is_signal else None, RUNNER_FILE, end.signal
+            yield "success", is_started and not summary.exit_code, RUNNER_FILE, end.success
+            yield "window_elapsed_ms", summary.duration_ms, RUNNER_FILE, end.window_elapsed_ms
 
 
-def _of_evidence(summary: RunSummary, run: RunDocuments) -> Iterator[str]:
-    stated = {key: getattr(summary, key) for key in _EVIDENCE}
+def _of_evidence(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
     follows: dict[str, Any] = dict.fromkeys(_EVIDENCE)
-    # One whose witness failed says so, and what there is was never summed up.
+    # One whose feed failed says so, and what there is was never summed up.
     if run.has_evidence and not (summary.incomplete and summary.kernel_layer is None):
         if run.health is not None:
             follows["kernel_layer"] = run.health.kernel_layer
@@ -291,13 +291,8 @@ def _of_evidence(summary: RunSummary, run: RunDocuments) -> Iterator[str]:
             follows["tool_calls"] = len(run.report.bindings)
             follows["correlation"] = run.report.status
         follows["kernel_events"] = run.kernel_events
-    for key in _EVIDENCE:
-        yield from _differing(key, stated[key], "the evidence", follows[key])
-
-
-def _differing(what: str, stated: Any, where: str, said: Any) -> Iterator[str]:
-    if stated != said or type(stated) is not type(said):
-        yield f"{what}: {_shown(stated)}, but {_shown(said)} by {where}"
+    for key, said in follows.items():
+        yield key, getattr(summary, key), "the evidence", said
 
 
 def _shown(value: Any) -> str:
