@@ -20,7 +20,7 @@ from stream.evidence.attribution import (
     RecorderActivity,
 )
 from stream.evidence.claude_formats import DECISION
-from stream.evidence.health import make_health
+from stream.evidence.health import LayerCounts, make_health
 from stream.evidence.markers import (
     HOOKS,
     TOOL_EVENTS,
@@ -28,7 +28,6 @@ from stream.evidence.markers import (
     Call,
     EventCounts,
     calls_of,
-    calls_started,
     code,
     in_order,
 )
@@ -326,6 +325,20 @@ class DerivedArtifacts(Struct):
         }
 
 
+def counts_of(
+    surface: Surface, events: int, policy: Sequence[PolicyEvent], sdk: Sequence[SdkEvent]
+) -> LayerCounts:
+    """Count what the health of a run states of its layers, `events` of which are the kernel's."""
+    return LayerCounts(
+        monitor_events=events,
+        has_connect=surface.has_connect,
+        has_datagram=surface.has_datagram,
+        policy_events=len(policy),
+        sdk_events=len(sdk),
+        sdk_tool_calls=sum(event.event_type == "tool_call_started" for event in sdk),
+    )
+
+
 def derive(
     run_id: str,
     layers: LayerContent,
@@ -352,17 +365,8 @@ def derive(
         capture=capture,
     )
     surface.exclude_recorder_files(correlation.recorder_file_uses)
-    health = make_health(
-        run_id,
-        capture,
-        monitor_events=layers.kernel_events,
-        has_connect=surface.has_connect,
-        has_datagram=surface.has_datagram,
-        policy_events=len(layers.policy),
-        sdk_events=len(layers.sdk),
-        sdk_tool_calls=calls_started(layers.sdk),
-        unnamed=surface.unnamed.total(),
-    )
+    counts = counts_of(surface, layers.kernel_events, layers.policy, layers.sdk)
+    health = make_health(run_id, capture, counts, unnamed=surface.unnamed.total())
     companion = make_companion(
         run_id,
         surface,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from stream.errors import visible
 from stream.records.artifacts import ClaimScope, Coverage, ObservationHealth
@@ -153,55 +153,53 @@ UNNAMED_NOTE = "stream_kernel_unnamed"
 UNWATCHED_NOTE = "stream_kernel_unwatched"
 
 
-def make_health(
-    run_id: str,
-    capture: RawCapture | None,
-    *,
-    monitor_events: int,
-    has_connect: bool,
-    has_datagram: bool,
-    policy_events: int,
-    sdk_events: int,
-    sdk_tool_calls: int,
-    unnamed: int = 0,
-    platform: str = LINUX,
-) -> ObservationHealth:
-    """Make the health of a run.
+class LayerCounts(Struct, frozen=True, kw_only=True):
+    """What the layers of a run hold, as far as its health states it."""
 
-    `monitor_events` counts the lines of the kernel layer, and `unnamed` those that reached what
-    has no name; `has_connect` and `has_datagram` tell whether there is a connect, or a datagram's
-    peer, among them. `sdk_tool_calls` counts the calls that started.
-    """
-    is_absent = capture is None or capture.feed == "absent" or platform != LINUX
-    losses = [] if is_absent or capture is None else list(losses_of(capture))
-    drops = 0 if is_absent or capture is None else capture.dropped
+    monitor_events: int  #: lines of the kernel layer
+    has_connect: bool  #: there is a connect among them
+    has_datagram: bool  #: there is the peer of a datagram among them
+    policy_events: int
+    sdk_events: int
+    sdk_tool_calls: int  #: that started
+
+
+def make_health(
+    run_id: str, capture: RawCapture, counts: LayerCounts, *, unnamed: int = 0
+) -> ObservationHealth:
+    """Make the health of a run. `unnamed` counts the kernel events that reached what has no
+    name."""
+    is_absent = capture.feed == "absent"
+    losses = [] if is_absent else list(losses_of(capture))
+    drops = 0 if is_absent else capture.dropped
     is_blind = is_absent or bool(losses) or drops > 0
-    has_hole = capture is not None and capture.uring == "hole"
-    coverage = coverage_of(has_connect, has_datagram, is_known=not is_blind and not has_hole)
+    is_known = not is_blind and capture.uring != "hole"
+    coverage = coverage_of(counts.has_connect, counts.has_datagram, is_known=is_known)
     scope = scope_of(coverage)
     notes = []
     if not is_absent:
         notes.append(
-            f"s2_kernel_capture: monitor_events={monitor_events} ringbuf_drops={drops}"
+            f"{KERNEL_NOTE}: monitor_events={counts.monitor_events} ringbuf_drops={drops}"
             f" network_protocol_coverage={coverage} network_endpoint_claim_scope={scope}"
         )
-    if policy_events:
-        notes.append(f"s4_policy_capture: policy_events={policy_events}")
-    if sdk_events:
-        notes.append(f"s5_sdk_capture: sdk_events={sdk_events} sdk_tool_calls={sdk_tool_calls}")
+    if counts.policy_events:
+        notes.append(f"{POLICY_NOTE}: policy_events={counts.policy_events}")
+    if counts.sdk_events:
+        calls = counts.sdk_tool_calls
+        notes.append(f"{SDK_NOTE}: sdk_events={counts.sdk_events} sdk_tool_calls={calls}")
     return ObservationHealth(
         run_id=run_id,
-        platform=platform,
+        platform=LINUX,
         kernel_layer=(
             "absent" if is_absent else "partial_ringbuf_drops" if is_blind else "complete"
         ),
         ringbuf_drops=drops,
-        policy_layer="present" if policy_events else "absent",
-        sdk_layer="self_reported" if sdk_events else "absent",
-        cgroup_correlation="failed" if is_absent or capture is None else capture.cgroup,
+        policy_layer="present" if counts.policy_events else "absent",
+        sdk_layer="self_reported" if counts.sdk_events else "absent",
+        cgroup_correlation="failed" if is_absent else capture.cgroup,
         network_protocol_coverage=coverage,
         network_endpoint_claim_scope=scope,
-        notes=[*notes, *losses, *_shortcomings(capture, platform, unnamed)],
+        notes=[*notes, *losses, *_shortcomings(capture, unnamed)],
     )
 
 
@@ -214,15 +212,6 @@ def coverage_of(has_connect: bool, has_datagram: bool, *, is_known: bool) -> Cov
     if has_datagram:
         return "datagram_peer_observed"
     return "connect_only" if has_connect else "absent"
-
-
-def is_passing(health: ObservationHealth) -> bool:
-    """Tell whether a run passes, by the contract."""
-    return (
-        health.kernel_layer == "complete"
-        and not health.ringbuf_drops
-        and health.cgroup_correlation == "clean"
-    )
 
 
 def degraded(health: ObservationHealth) -> list[str]:
@@ -244,13 +233,8 @@ def degraded(health: ObservationHealth) -> list[str]:
 
 def health_faults(
     health: ObservationHealth,
+    counts: LayerCounts,
     *,
-    monitor_events: int,
-    has_connect: bool,
-    has_datagram: bool,
-    policy_events: int,
-    sdk_events: int,
-    sdk_tool_calls: int,
     lost: int = 0,
     is_reference: bool = False,
 ) -> Iterator[str]:
@@ -261,30 +245,33 @@ def health_faults(
     """
     yield from contradictions(health, is_reference=is_reference)
     kernel, coverage = health.kernel_layer, health.network_protocol_coverage
-    if monitor_events and kernel == "absent":
-        yield f"kernel_layer: absent, and there are {monitor_events} events"
+    if counts.monitor_events and kernel == "absent":
+        yield f"kernel_layer: absent, and there are {counts.monitor_events} events"
     if lost and kernel == "complete":
         yield f"kernel_layer: complete, and gaps say that {lost} events were lost"
     for layer, state, events in (
-        ("policy", health.policy_layer, policy_events),
-        ("sdk", health.sdk_layer, sdk_events),
+        ("policy", health.policy_layer, counts.policy_events),
+        ("sdk", health.sdk_layer, counts.sdk_events),
     ):
         if (state == "absent") != (events == 0):
             yield f"{layer}_layer: {state}, and there are {events} events"
-    yield from _count_faults(
-        notes_of(health)[0],
-        {
-            ("s2_kernel_capture", "events"): (monitor_events, "events"),
-            ("s4_policy_capture", "events"): (policy_events, "events"),
-            ("s5_sdk_capture", "events"): (sdk_events, "events"),
-            ("s5_sdk_capture", "calls"): (sdk_tool_calls, "tool calls"),
-        },
-    )
-    follows = coverage_of(has_connect, has_datagram, is_known=True)
+    notes = notes_of(health)[0]
+    for code, word, count, what in (
+        (KERNEL_NOTE, "events", counts.monitor_events, "events"),
+        (POLICY_NOTE, "events", counts.policy_events, "events"),
+        (SDK_NOTE, "events", counts.sdk_events, "events"),
+        (SDK_NOTE, "calls", counts.sdk_tool_calls, "tool calls"),
+    ):
+        found = FORMS[code].match(notes.get(code, ""))
+        if found is not None and found[word] != str(count):
+            yield f"notes: {code}: {count} {what}, and it says {found[word]}"
+    follows = coverage_of(counts.has_connect, counts.has_datagram, is_known=True)
     if _is_known(health) and coverage not in (UNSET, "unknown", follows):
         yield f"network_protocol_coverage: {coverage}, and {follows} follows from what was observed"
     elif is_reference and not _is_known(health):  # what was lost may have been of another kind
-        yield from _observed_faults(health, has_connect, has_datagram)
+        for word, is_there in (("connect", counts.has_connect), ("datagram", counts.has_datagram)):
+            if word in str(coverage) and not is_there:
+                yield f"network_protocol_coverage: {coverage}, and no {word} is in the layer"
 
 
 def contradictions(health: ObservationHealth, *, is_reference: bool = False) -> Iterator[str]:
@@ -310,13 +297,9 @@ def losses_of(capture: RawCapture) -> Iterator[str]:
         yield f"stream_kernel_books: {books}"
 
 
-def _shortcomings(capture: RawCapture | None, platform: str, unnamed: int) -> Iterator[str]:
+def _shortcomings(capture: RawCapture, unnamed: int) -> Iterator[str]:
     """Yield the notes of what else was not observed."""
-    if platform != LINUX:
-        yield f"{ABSENT_NOTE}: {visible(platform)} has no kernel feed"
-    elif capture is None:
-        yield f"{ABSENT_NOTE}: there was no kernel feed"
-    elif capture.feed == "absent":
+    if capture.feed == "absent":
         yield f"{ABSENT_NOTE}: {visible(capture.reason) or 'for a reason that was not given'}"
     else:
         if unnamed:
@@ -330,15 +313,6 @@ def _shortcomings(capture: RawCapture | None, platform: str, unnamed: int) -> It
         if capture.cgroup != "clean":
             reasons = "; ".join(map(visible, capture.cgroup_reasons)) or "no reason was given"
             yield f"stream_cgroup_{capture.cgroup}: {reasons}"
-
-
-def _count_faults(
-    notes: dict[str, str], counted: dict[tuple[str, str], tuple[int, str]]
-) -> Iterator[str]:
-    for (code, word), (count, what) in counted.items():
-        found = FORMS[code].match(notes.get(code, ""))
-        if found is not None and found[word] != str(count):
-            yield f"notes: {code}: {count} {what}, and it says {found[word]}"
 
 
 def _own_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[str]:
@@ -367,16 +341,6 @@ def _own_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[st
     if not _is_known(health) and health.network_protocol_coverage not in (UNSET, "unknown"):
         coverage = health.network_protocol_coverage
         yield f"network_protocol_coverage: {coverage}, and not everything was seen"
-
-
-def _observed_faults(
-    health: ObservationHealth, has_connect: bool, has_datagram: bool
-) -> Iterator[str]:
-    """Yield what was claimed to be observed, and is not in the layer."""
-    found = str(health.network_protocol_coverage)
-    for word, is_there in (("connect", has_connect), ("datagram", has_datagram)):
-        if word in found and not is_there:
-            yield f"network_protocol_coverage: {found}, and there is no {word} in the layer"
 
 
 def _is_known(health: ObservationHealth) -> bool:

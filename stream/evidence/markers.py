@@ -306,11 +306,6 @@ def calls_of(
     return calls
 
 
-def calls_started(sdk: Iterable[SdkEvent]) -> int:
-    """Count the starts of tool calls."""
-    return sum(event.event_type == "tool_call_started" for event in sdk)
-
-
 def in_order(calls: Iterable[Call]) -> list[Call]:
     """Return calls in the order of their first markers."""
     return sorted(calls, key=lambda call: call.order)

@@ -28,9 +28,9 @@ from stream.evidence.consistency import (
     surface_faults,
     unbound_faults,
 )
-from stream.evidence.derive import derive, unsettled_calls
+from stream.evidence.derive import counts_of, derive, unsettled_calls
 from stream.evidence.health import age_faults, claim_faults, health_faults
-from stream.evidence.markers import TOOL_EVENTS, calls_started
+from stream.evidence.markers import TOOL_EVENTS
 from stream.evidence.surface import StreamedRecord
 from stream.records.artifacts import (
     COMPANION_FILE,
@@ -365,16 +365,8 @@ def _health_differences(health: ObservationHealth, replay: LayerReplay) -> list[
     found: list[str] = []
     for is_reference in (False, True):
         surface.is_reference = is_reference
-        faults = health_faults(
-            health,
-            monitor_events=replay.events,
-            has_connect=surface.has_connect,
-            has_datagram=surface.has_datagram,
-            policy_events=len(replay.policy),
-            sdk_events=len(replay.sdk),
-            sdk_tool_calls=calls_started(replay.sdk),
-            is_reference=True,
-        )
+        counts = counts_of(surface, replay.events, replay.policy, replay.sdk)
+        faults = health_faults(health, counts, is_reference=True)
         found = [reason for reason in faults if reason not in known]
         if not found:
             break

@@ -25,7 +25,7 @@ from stream.archive.tar import (
 )
 from stream.archive.writer import Entry, encode_manifest, entries_of_run, write_archive
 from stream.evidence.derive import correlate
-from stream.evidence.health import make_health
+from stream.evidence.health import LayerCounts, make_health
 from stream.evidence.surface import Surface, make_companion
 from stream.records.artifacts import (
     ARCHIVE_MANIFEST,
@@ -193,17 +193,15 @@ def judged(files: Files, capture: RawCapture) -> Files:
         has_kernel=True,
         capture=capture,
     )
-    health = make_health(
-        RUN,
-        capture,
+    counts = LayerCounts(
         monitor_events=len(kernel),
         has_connect=surface.has_connect,
         has_datagram=surface.has_datagram,
         policy_events=len(policy),
         sdk_events=len(sdk),
         sdk_tool_calls=sum(event.event_type == "tool_call_started" for event in sdk),
-        unnamed=surface.unnamed.total(),
     )
+    health = make_health(RUN, capture, counts, unnamed=surface.unnamed.total())
     companion = make_companion(
         RUN,
         surface,

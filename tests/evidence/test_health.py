@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from stream.evidence.health import health_faults, is_passing, make_health
+from stream.evidence.health import LayerCounts, health_faults, make_health
 from stream.records.artifacts import ClaimScope, Coverage, ObservationHealth
 from stream.records.kernel import RawCapture
 from tests.evidence.raw import CAPTURE
@@ -32,12 +32,21 @@ SEEN: dict[str, Any] = {
 COUNTS = ("monitor_events", "policy_events", "sdk_events", "sdk_tool_calls")
 
 
-def health(capture: RawCapture | None = CAPTURE, **changes: Any) -> ObservationHealth:
-    return make_health("run", capture, **{**SEEN, **changes})
+def health(capture: RawCapture = CAPTURE, *, unnamed: int = 0, **changes: Any) -> ObservationHealth:
+    return make_health("run", capture, LayerCounts(**{**SEEN, **changes}), unnamed=unnamed)
 
 
-def faults(found: ObservationHealth, **changes: Any) -> list[str]:
-    return list(health_faults(found, **{**SEEN, **changes}))
+def faults(
+    found: ObservationHealth, *, lost: int = 0, is_reference: bool = False, **changes: Any
+) -> list[str]:
+    counts = LayerCounts(**{**SEEN, **changes})
+    return list(health_faults(found, counts, lost=lost, is_reference=is_reference))
+
+
+def is_passing(found: ObservationHealth) -> bool:
+    """By the contract."""
+    states = (found.kernel_layer, found.ringbuf_drops, found.cgroup_correlation)
+    return states == ("complete", 0, "clean")
 
 
 def codes(found: ObservationHealth) -> list[str]:
@@ -46,7 +55,7 @@ def codes(found: ObservationHealth) -> list[str]:
 
 def test_a_good_run_is_said_as_the_contract_shows_it() -> None:
     golden = msgspec.json.decode(GOLDEN.read_bytes(), type=ObservationHealth)
-    assert make_health(golden.run_id, CAPTURE, **SEEN) == golden
+    assert make_health(golden.run_id, CAPTURE, LayerCounts(**SEEN)) == golden
     assert is_passing(golden)
     assert faults(golden) == []
 
@@ -120,18 +129,14 @@ def test_any_loss_is_one(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("capture", "platform", "why"),
+    ("capture", "why"),
     [
-        (None, "linux", "there was no kernel feed"),
-        (RawCapture(feed="absent", reason="no BTF"), "linux", "no BTF"),
-        (RawCapture(feed="absent"), "linux", "for a reason that was not given"),
-        (CAPTURE, "darwin", "darwin has no kernel feed"),
+        (RawCapture(feed="absent", reason="no BTF"), "no BTF"),
+        (RawCapture(feed="absent"), "for a reason that was not given"),
     ],
 )
-def test_what_was_not_observed_is_absent(
-    capture: RawCapture | None, platform: str, why: str
-) -> None:
-    found = health(capture, platform=platform, monitor_events=0, has_connect=False)
+def test_what_was_not_observed_is_absent(capture: RawCapture, why: str) -> None:
+    found = health(capture, monitor_events=0, has_connect=False)
     assert found.kernel_layer == "absent"
     assert found.cgroup_correlation == "failed"
     assert found.network_protocol_coverage == found.network_endpoint_claim_scope == "unknown"
@@ -198,30 +203,28 @@ RUNS = st.fixed_dictionaries(
         "policy_events": st.integers(0, 2),
         "sdk_events": st.integers(0, 2),
         "sdk_tool_calls": st.integers(0, 2),
-        "platform": st.sampled_from(("linux", "darwin")),
     }
 )
 
 
-@given(st.none() | CAPTURES, RUNS)
+@given(CAPTURES, RUNS)
 def test_what_is_made_holds_together_and_is_honest(
-    capture: RawCapture | None, run: dict[str, Any]
+    capture: RawCapture, run: dict[str, Any]
 ) -> None:
-    is_absent = capture is None or capture.feed == "absent" or run["platform"] != "linux"
+    is_absent = capture.feed == "absent"
     if is_absent:
         run["monitor_events"] = 0
     run["sdk_tool_calls"] = min(run["sdk_tool_calls"], run["sdk_events"])  # an event tells of one
-    found = make_health("run", capture, **run)
-    counts = {name: value for name, value in run.items() if name != "platform"}
-    assert list(health_faults(found, **counts)) == []
+    counts = LayerCounts(**run)
+    found = make_health("run", capture, counts)
+    assert list(health_faults(found, counts)) == []
     assert msgspec.json.decode(msgspec.json.encode(found), type=ObservationHealth) == found
     if found.kernel_layer == "complete":
-        assert capture is not None
         losses = (capture.dropped, capture.misses, capture.lost_forks, capture.unparsed)
         assert not any(losses)
         assert not capture.unknown_loss
         assert not is_absent
-    if not is_absent and capture is not None:
+    if not is_absent:
         assert found.ringbuf_drops == capture.dropped
         assert found.cgroup_correlation == capture.cgroup
 
@@ -242,7 +245,7 @@ STATES = {
     "missed": (replace(CAPTURE, misses=1), {}),
     "partial": (replace(CAPTURE, cgroup="partial"), {}),
     "hole": (replace(CAPTURE, uring="hole"), {}),
-    "absent": (None, {"monitor_events": 0, "has_connect": False}),
+    "absent": (RawCapture(feed="absent"), {"monitor_events": 0, "has_connect": False}),
 }
 
 
