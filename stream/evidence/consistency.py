@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple, get_args
 
@@ -59,8 +59,7 @@ _CLOCK = re.compile(r"[^:0-9]*(?:[0-9][^:0-9]*){8}")
 
 def faults_of(record: object) -> Iterator[Fault]:
     """Yield everything that is wrong with a record that has the shape of its contract."""
-    faults = _FAULTS.get(type(record))
-    return iter(()) if faults is None else faults(record)
+    return chain.from_iterable(find(record) for find in _FAULTS.get(type(record), ()))
 
 
 # ---------------------------------------------------------------- the kernel layer
@@ -78,10 +77,8 @@ class EventForm(NamedTuple):
     status: Any
 
 
-def kernel_faults(event: KernelEvent) -> Iterator[Fault]:
-    """Yield what the fields of a kernel event contradict of each other."""
-    yield from form_faults(EventForm._make(_form_of(event)))
-    yield from mode_faults(event)
+def _kernel_faults(event: KernelEvent) -> Iterator[Fault]:
+    return form_faults(EventForm._make(_form_of(event)))
 
 
 _form_of = attrgetter(*EventForm._fields)
@@ -132,11 +129,6 @@ def operations_of(flags: int) -> tuple[OperationFlag, ...]:
 # ---------------------------------------------------------------- the artifacts
 
 
-def _health_faults(health: ObservationHealth) -> Iterator[Fault]:
-    yield from claim_faults(health)
-    yield from age_faults(health)
-
-
 def surface_faults(surface: CapabilitySurface) -> Iterator[Fault]:
     """Yield lists of a surface that are not sorted sets, and names that are empty."""
     for name in SURFACE_SETS:
@@ -154,11 +146,6 @@ def surface_faults(surface: CapabilitySurface) -> Iterator[Fault]:
         if not is_told(decision) or not is_told(tool):
             reason = f"{_shown(summary)} is no decision about a tool: expected DECISION:TOOL"
             yield Fault(reason, f"$.policy_decisions[{index}]")
-
-
-def _correlation_faults(report: CorrelationReport) -> Iterator[Fault]:
-    yield from report_faults(report)
-    yield from emptiness_faults(report)
 
 
 def report_faults(report: CorrelationReport) -> Iterator[Fault]:
@@ -335,15 +322,15 @@ def _shown(text: str) -> str:
     return repr(visible(text[:100]))
 
 
-_FAULTS: dict[type, Callable[[Any], Iterator[Fault]]] = {
-    KernelEvent: kernel_faults,
-    ObservationHealth: _health_faults,
-    CapabilitySurface: surface_faults,
-    CorrelationReport: _correlation_faults,
-    ArchiveManifest: manifest_faults,
-    SdkEvent: sdk_faults,
-    PolicyEvent: decision_faults,
-    RunnerStarted: runner_faults,
-    RunnerFinished: runner_faults,
-    Marker: marker_faults,
+_FAULTS: dict[type, tuple[Callable[[Any], Iterator[Fault]], ...]] = {
+    KernelEvent: (_kernel_faults, mode_faults),
+    ObservationHealth: (claim_faults, age_faults),
+    CapabilitySurface: (surface_faults,),
+    CorrelationReport: (report_faults, emptiness_faults),
+    ArchiveManifest: (manifest_faults,),
+    SdkEvent: (sdk_faults,),
+    PolicyEvent: (decision_faults,),
+    RunnerStarted: (runner_faults,),
+    RunnerFinished: (runner_faults,),
+    Marker: (marker_faults,),
 }

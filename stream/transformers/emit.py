@@ -48,50 +48,45 @@ class Emit:
 
     def feed(self, batch: Batch[RawEmission | bytes], /) -> list[Batch[Any]]:
         """Turn raw emissions into boundary objects; reject what was run under other contracts."""
-        made = BOUNDARY if batch.kind == EMISSIONS else LINES
+        kind = BOUNDARY if batch.kind == EMISSIONS else LINES
         out: list[bytes | Control] = []
+        self.counts.received += len(batch.items)
         for index, item in enumerate(batch.items):
-            self.counts.received += 1
-            if isinstance(item, RawEmission):
-                cell = item
-            elif is_blank(item):
+            if not isinstance(item, RawEmission) and is_blank(item):
                 self.counts.filtered += 1
                 continue
+            made = item if isinstance(item, RawEmission) else self._read(item)
+            if isinstance(made, RawEmission):
+                made = self._mismatch(made) or self._record(made)
+            if isinstance(made, Fault):
+                self.counts.rejected += 1
+                out.append(reject(self.name, batch.items, index, made))
             else:
-                try:
-                    if contract_of(item) != RAW_EMISSION:
-                        self._pass(out, item)
-                        continue
-                    cell = decode_raw(item)
-                    fault = repeated_key(item)
-                except DECODE_ERRORS as error:
-                    fault = explain(error)
-                if fault:
-                    self.counts.rejected += 1
-                    out.append(reject(self.name, batch.items, index, fault))
-                    continue
-            modes = self._recorder.descriptor.modes
-            if cell.mode not in modes:
-                self.counts.rejected += 1
-                reason = f"unknown run mode {cell.mode!r} (expected {'|'.join(modes)})"
-                out.append(reject(self.name, batch.items, index, Fault(reason, "$.mode")))
-                continue
-            mismatch = self._mismatch(cell)
-            if mismatch:
-                self.counts.rejected += 1
-                out.append(reject(self.name, batch.items, index, mismatch))
-                continue
-            self._pass(out, self._record(cell))
-        return by_kind(out, lambda item: made if isinstance(item, bytes) else kind_of_item(item))
+                self.counts.passed += 1
+                out.append(made)
+        return by_kind(out, lambda item: kind if isinstance(item, bytes) else kind_of_item(item))
 
     def finish(self) -> tuple[()]:
         """Nothing is left to emit at the end."""
         return ()
 
+    def _read(self, line: bytes) -> RawEmission | Fault | bytes:
+        """Read a raw emission; a line of another contract stays as it is."""
+        try:
+            if contract_of(line) != RAW_EMISSION:
+                return line
+            cell = decode_raw(line)
+            return repeated_key(line) or cell
+        except DECODE_ERRORS as error:
+            return explain(error)
+
     def _mismatch(self, cell: RawEmission) -> Fault | None:
         """A cell that was run under another catalog or boundary would become a record of
         something that was never asked."""
         catalogs, descriptor = self._recorder.catalogs, self._recorder.descriptor
+        if cell.mode not in descriptor.modes:
+            modes = "|".join(descriptor.modes)
+            return Fault(f"unknown run mode {cell.mode!r} (expected {modes})", "$.mode")
         in_force = catalogs.for_capability(cell.capability).key
         if cell.catalog != in_force:
             reason = f"was run under catalog {cell.catalog!r}, here it is {in_force!r}"
@@ -100,10 +95,6 @@ class Emit:
             reason = f"was run under boundary {cell.boundary!r}, here it is {descriptor.key!r}"
             return Fault(f"{reason}: name the same one with --boundary", "$.boundary")
         return None
-
-    def _pass(self, out: list[bytes | Control], item: bytes | Control) -> None:
-        self.counts.passed += 1
-        out.append(item)
 
     def _record(self, cell: RawEmission) -> bytes:
         output = ProbeOutput(cell)

@@ -32,15 +32,14 @@ SEEN: dict[str, Any] = {
 COUNTS = ("monitor_events", "policy_events", "sdk_events", "sdk_tool_calls")
 
 
-def health(capture: RawCapture = CAPTURE, *, unnamed: int = 0, **changes: Any) -> ObservationHealth:
+def health(capture: RawCapture = CAPTURE, **changes: Any) -> ObservationHealth:
+    unnamed = changes.pop("unnamed", 0)
     return make_health("run", capture, LayerCounts(**{**SEEN, **changes}), unnamed=unnamed)
 
 
-def faults(
-    found: ObservationHealth, *, lost: int = 0, is_reference: bool = False, **changes: Any
-) -> list[str]:
-    counts = LayerCounts(**{**SEEN, **changes})
-    return list(health_faults(found, counts, lost=lost, is_reference=is_reference))
+def faults(found: ObservationHealth, **changes: Any) -> list[str]:
+    how = {name: changes.pop(name) for name in ("lost", "is_reference") if name in changes}
+    return list(health_faults(found, LayerCounts(**{**SEEN, **changes}), **how))
 
 
 def is_passing(found: ObservationHealth) -> bool:
