@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import overload
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -306,13 +305,13 @@ def make_root(workspace: Path) -> Path:
 
 
 class Cell(Struct, frozen=True):
-    """One probe in one mode."""
+    """One run of a probe in one mode."""
 
-    index: int
     script: Script
     mode: str
     catalog: str
     env: Mapping[str, str]
+    index: int = 0  #: among all cells of a matrix
 
 
 class MatrixPlan(Struct, frozen=True):
@@ -323,37 +322,25 @@ class MatrixPlan(Struct, frozen=True):
     descriptor: Descriptor
     workspace: Path
     sandbox_mode: str | None
-    cells: Sequence[Cell]
+    cells: tuple[Cell, ...]  #: of each probe in each mode, the first run
+    repeat: int = 1  #: how often each of them runs
     left_out: tuple[Script, ...] = ()  #: bundled ones that belong to another catalog
     no_probes: tuple[Script, ...] = ()  #: they lie there, but nothing says that they measure
 
     @property
     def scripts(self) -> list[Script]:
         """Return the scripts that run, each once."""
-        cells = self.cells.kinds if isinstance(self.cells, Cells) else self.cells
-        return list({cell.script.id: cell.script for cell in cells}.values())
+        return list({cell.script.id: cell.script for cell in self.cells}.values())
 
+    @property
+    def count(self) -> int:
+        """How many cells run."""
+        return len(self.cells) * self.repeat
 
-class Cells(Sequence[Cell]):
-    """A few kinds of cells, each repeated; none is made before its turn."""
-
-    def __init__(self, kinds: Sequence[Cell], repeat: int) -> None:
-        self.kinds = kinds
-        self.repeat = repeat
-
-    def __len__(self) -> int:
-        return len(self.kinds) * self.repeat
-
-    @overload
-    def __getitem__(self, index: int) -> Cell: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Cell]: ...
-    def __getitem__(self, index: int | slice) -> Cell | Sequence[Cell]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
-        if index >= len(self):
-            raise IndexError(index)
-        return replace(self.kinds[index // self.repeat], index=index)
+    def runs(self) -> Iterator[Cell]:
+        """Yield all cells in their order. None is made before its turn: there may be millions."""
+        for index in range(self.count):
+            yield replace(self.cells[index // self.repeat], index=index)
 
 
 class Stop:

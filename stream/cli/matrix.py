@@ -182,7 +182,7 @@ async def _measure(options: MatrixOptions, started: StartedPlan, stop: Stop) -> 
 
     output = options.output
     is_on_terminal = output == STDOUT and sys.stdout.isatty()
-    progress = Progress(len(started.plan.cells), is_shown=not options.quiet and not is_on_terminal)
+    progress = Progress(started.plan.count, is_shown=not options.quiet and not is_on_terminal)
     matrix = Matrix(
         started,
         timeout=options.timeout,

@@ -223,7 +223,7 @@ async def _run(plan: MatrixPlan, timeout: float, watched: Path | None) -> list[F
 
     with staged(plan.folder, plan.workspace) as staging, _scratch() as logs:
         cells = tuple(
-            replace(cell, index=n, env={**cell.env, **home, "STREAM_EMIT_LOG": f"{logs}/{n}"})
+            replace(cell, env={**cell.env, **home, "STREAM_EMIT_LOG": f"{logs}/{n}"})
             for n, cell in enumerate(plan.cells)
         )
         source = ProbeSource(
@@ -332,12 +332,12 @@ def _listing(folder: Path | None) -> set[str]:
         with suppress(OSError):
             for path in todo.pop().iterdir():
                 status, name = path.lstat(), path.relative_to(folder)
+                mode = f"mode {stat.S_IMODE(status.st_mode):o}"
                 if stat.S_ISDIR(status.st_mode):
-                    found.add(f"{name}/ (mode {stat.S_IMODE(status.st_mode):o})")
+                    found.add(f"{name}/ ({mode})")
                     todo.append(path)
                 else:
-                    mode = stat.S_IMODE(status.st_mode)
-                    found.add(f"{name} ({status.st_size} bytes, mode {mode:o})")
+                    found.add(f"{name} ({status.st_size} bytes, {mode})")
     return found
 
 

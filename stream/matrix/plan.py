@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -16,7 +17,6 @@ from stream.boundary.descriptors import Catalogs, Descriptor, find_catalogs, fin
 from stream.boundary.scripts import (
     BUNDLED,
     Cell,
-    Cells,
     MatrixPlan,
     Script,
     Staging,
@@ -66,16 +66,14 @@ def make_plan(request: MatrixRequest) -> MatrixPlan:
     is_whole = not request.probes and not request.capabilities
     no_probes = [script for script in found if is_whole and not script.is_probe]
     env = _environment(workspace, sandbox_mode, descriptor)
-    cells = Cells(
-        [_cell(script, mode, env, catalogs) for mode in modes for script in picked], request.repeat
-    )
     return MatrixPlan(
         folder,
         catalogs,
         descriptor,
         workspace,
         sandbox_mode,
-        cells,
+        tuple(_cell(script, mode, env, catalogs) for mode in modes for script in picked),
+        request.repeat,
         tuple(left_out),
         tuple(no_probes),
     )
@@ -184,7 +182,7 @@ _SHELL_STATE = ("BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "CDPATH", "POSIXLY_C
 def _cell(script: Script, mode: str, env: dict[str, str], catalogs: Catalogs) -> Cell:
     catalog = catalogs.for_capability(script.capability)
     variables = {"FENCE_RUN_MODE": mode, "CATALOG_PATH": str(catalog.path)}
-    return Cell(0, script, mode, catalog.key, {**env, **variables})
+    return Cell(script, mode, catalog.key, {**env, **variables})
 
 
 class StartedPlan(Struct):
@@ -198,7 +196,7 @@ class StartedPlan(Struct):
 
     def head_start(self, stop: Stop) -> None:
         """Start the first cell of each slot before there is a loop to follow it."""
-        for slot, cell in enumerate(self.plan.cells[: min(self.jobs, HEAD_START)]):
+        for slot, cell in enumerate(islice(self.plan.runs(), min(self.jobs, HEAD_START))):
             if stop.is_asked:
                 break
             # A failure repeats when the source runs the cell, and is reported there.

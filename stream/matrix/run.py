@@ -72,7 +72,7 @@ class Matrix:
     def result(self, recorded: int, strays: list[str]) -> MatrixResult:
         """Return the result, once the pipeline has ended."""
         return MatrixResult(
-            cells=len(self._plan.plan.cells),
+            cells=self._plan.plan.count,
             recorded=recorded,
             results=dict(self.emit.results),
             failed=self.emit.failed,

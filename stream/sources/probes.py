@@ -43,12 +43,11 @@ class ProbeSource(Struct):
 
     async def run(self, out: Out, /) -> None:
         """Run every cell and send its emission."""
-        cells = self.plan.cells
-        queue = iter(cells)
+        queue = self.plan.runs()
         line = _DeliveryQueue(out, self.as_completed, self.on_done)
         self.stop.on_ask = self._interrupt
         async with create_task_group() as workers:
-            for slot in range(min(self.jobs, len(cells))):
+            for slot in range(min(self.jobs, self.plan.count)):
                 workers.start_soon(self._work, slot, next(queue), queue, line)
         await line.deliver_rest()
 

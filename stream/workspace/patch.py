@@ -41,6 +41,7 @@ _PLAIN = ("--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/"
 # `git apply` refuses a whole patch for one path that means `.git` on some file system. What it
 # refuses on a Mac only is in here as well.
 _REFUSED = rb"(?i)(?:^|[/\\])(?:\.git|git~1)[ .]*(?:[/\\:]|\Z)"
+_NOT_PLAIN = re.compile(rb"[^ -~]|[\"\\]")
 _IGNORED_ON_MACS = rb"\xe2\x80[\x8c-\x8f\xaa-\xae]|\xe2\x81[\xaa-\xaf]|\xef\xbb\xbf"
 
 
@@ -254,14 +255,7 @@ class PatchMaker:
 
 def _quoted(path: bytes) -> bytes:
     """Quote a path as git does: every byte that could mean something else in octal."""
-    plain = all(0x20 <= byte < 0x7F and byte not in b'"\\' for byte in path)
-    if plain:
-        return b'"%s"' % path
-    quoted = (
-        b"%c" % byte if 0x20 <= byte < 0x7F and byte not in b'"\\' else b"\\%03o" % byte
-        for byte in path
-    )
-    return b'"%s"' % b"".join(quoted)
+    return b'"%s"' % _NOT_PLAIN.sub(lambda found: b"\\%03o" % found[0][0], path)
 
 
 def means_git(path: bytes) -> bool:
