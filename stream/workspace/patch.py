@@ -4,14 +4,18 @@ workspace was written by the very program that the run is evidence of."""
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
+
+from msgspec import Struct
 
 from stream.errors import InputError, OutputError, StreamError, os_reason, visible
 from stream.files.append import create
@@ -262,3 +266,66 @@ def means_git(path: bytes) -> bool:
     """Tell whether a path means `.git` on some file system: what is written there can run when git
     does."""
     return re.search(_REFUSED, re.sub(_IGNORED_ON_MACS, b"", path)) is not None
+
+
+# --- the lines that a patch adds ------------------------------------------------------------------
+
+PIECE = 1 << 16  #: bytes of a line that are read at once
+
+_HUNK = rb"@@ -\d+(?:,(\d+))? \+(\d+)(?:,(\d+))? @@"
+
+
+class Addition(Struct):
+    """A piece of a line that a patch adds."""
+
+    path: str  #: as the patch writes it
+    line: int  #: in the new file
+    text: str  #: a piece of the line
+    goes_on: bool  #: the line has a further piece
+
+
+def additions(patch: Path) -> Iterator[Addition]:
+    """Yield the lines that a patch adds, in pieces of bounded length.
+
+    The lines of every hunk are counted: what begins with `+++` inside of one is content.
+    """
+    path, line, old, new = "", 0, 0, 0
+    with patch.open("rb") as file:
+        while piece := file.readline(PIECE):
+            if old <= 0 and new <= 0:
+                hunk = re.match(_HUNK, piece)
+                if hunk:
+                    old, line, new = (int(number or 1) for number in hunk.groups())
+                elif piece.startswith(b"+++ "):
+                    path = _added_path(piece)
+                _skip(file, piece)
+                continue
+            mark = piece[:1]
+            if mark == b"+":
+                yield from _pieces(file, piece, path, line)
+            else:
+                _skip(file, piece)
+            line += mark in b"+ \n"
+            new -= mark in b"+ \n"
+            old -= mark in b"- \n"
+
+
+def _added_path(line: bytes) -> str:
+    name = line[4:].rstrip(b"\n").removesuffix(b"\t").strip(b'"').decode("utf-8", "replace")
+    return name.removeprefix("b/")
+
+
+def _pieces(file: BufferedReader, piece: bytes, path: str, line: int) -> Iterator[Addition]:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    piece = piece[1:]
+    while True:
+        goes_on = bool(piece) and not piece.endswith(b"\n")
+        yield Addition(path, line, decoder.decode(piece, not goes_on), goes_on)
+        if not goes_on:
+            return
+        piece = file.readline(PIECE)
+
+
+def _skip(file: BufferedReader, piece: bytes) -> None:
+    while piece and not piece.endswith(b"\n"):
+        piece = file.readline(PIECE)

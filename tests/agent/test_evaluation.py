@@ -22,12 +22,10 @@ from stream.observe.constraints import (
     NO_EMOJIS,
     NOT_ASKED,
     NOT_REFUSED,
-    PIECE,
     TESTS_REQUIRED,
     ChangedPath,
     Command,
     Diff,
-    additions,
     evaluate,
     find_emoji,
     is_ci,
@@ -35,6 +33,7 @@ from stream.observe.constraints import (
     is_test,
 )
 from stream.records.decision import CONSTRAINTS, CaptureMode, Check, Evaluation, Status
+from stream.workspace.patch import PIECE, additions
 
 SHA = hashlib.sha256(b"the patch").hexdigest()
 PYTEST = Command("pytest", "test", "2026-01-02T03:04:05Z")
