@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ from stream.archive.chain import LAYERS, LayerFiles, chain_of, encode_lines
 from stream.errors import number, os_reason
 from stream.evidence.derive import derive
 from stream.files.append import NOT_OURS, RecordedFile, create
-from stream.observe.layers import CaptureResult, CommandResult, last_layers, layers_without_feed
+from stream.observe.layers import CaptureResult, last_layers, layers_without_feed
 from stream.records.artifacts import (
     CHAIN_FILE,
     DETAIL_FILE,
@@ -29,6 +29,8 @@ from stream.records.artifacts import (
     RUNNER_FILE,
     CorrelationReport,
     ObservationHealth,
+    RunnerFinished,
+    RunnerStarted,
 )
 from stream.records.kernel import RawCapture, taint
 from stream.records.run import RunSummary
@@ -70,7 +72,7 @@ def record_artifacts(
     files: LayerFiles,
     collector: ToolCallCollector,
     result: CaptureResult,
-    command: CommandResult,
+    runner: Sequence[RunnerStarted | RunnerFinished],
 ) -> RecordedArtifacts:
     """Write the last layers of a run and the artifacts that follow from all of them.
 
@@ -79,7 +81,7 @@ def record_artifacts(
     stand before it there. A gigabyte takes 0.04 s to read again, from memory, of the 10 s that it
     takes to derive and to pack: to keep it compressed meanwhile would cost more.
     """
-    layers = last_layers(collector, result, command, files)
+    layers = last_layers(collector, result, runner, files)
     troubles = [one.sentence for one in collector.dropped]
     if result.times is not None:
         result.times.close()

@@ -17,7 +17,7 @@ from stream.archive.chain import LayerFiles
 from stream.errors import FeedError, RequiredError, UsageError, number
 from stream.files.append import RecordedFile, Reserve
 from stream.observe.artifacts import RecordedArtifacts, record_artifacts
-from stream.observe.layers import CaptureResult, CommandResult
+from stream.observe.layers import CaptureResult, runner_events
 from stream.observe.settings import RunSettings
 from stream.observe.tool_calls import Sdk, ToolCallRecorder, missing_programs
 from stream.pipeline import (
@@ -189,9 +189,10 @@ class KernelRecorder:
             wrapper_output=calls.wrapper_output,
             policy_log=None if calls.policy_log is None else self._path_in_layers(calls.policy_log),
         )
-        command = CommandResult.of(self._settings, ending, calls.env_names)
-        folder = self._settings.folder
-        self.artifacts = record_artifacts(folder, self._files, calls.collector, result, command)
+        folder, policy = self._settings.folder, self._settings.capture_policy
+        agent, command = policy.value(self._settings.agent.id), policy.words(self._settings.argv)
+        runner = runner_events(summary, agent, command, calls.env_names)
+        self.artifacts = record_artifacts(folder, self._files, calls.collector, result, runner)
         self._troubles += self.artifacts.troubles
         self.kept = self.artifacts.kept
         self.artifacts.state_in(summary)

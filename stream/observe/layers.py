@@ -31,7 +31,6 @@ from stream.evidence.markers import (
     build_markers,
     conflicting_repeats,
 )
-from stream.observe.settings import RunSettings
 from stream.pipeline import Batch
 from stream.records.artifacts import (
     DETAIL_FILE,
@@ -59,7 +58,6 @@ from stream.records.kernel import (
 from stream.records.run import METADATA_FILE, STDOUT_FILE, SUMMARY_FILE, RunMetadata, RunSummary
 from stream.redaction.policy import CapturePolicy
 from stream.sinks.run_folder import EventTimeIndex
-from stream.sources.agent import CommandEnding
 from stream.sources.wrappers import WrapperOutput
 from stream.transformers.tool_events import ToolCallCollector
 from stream.verify.run_folder import RunFolder
@@ -90,60 +88,37 @@ class CaptureResult(Struct, kw_only=True):
         self.capture.unknown_loss = "; ".join([*known, *reasons])
 
 
-class CommandResult(Struct, kw_only=True):
-    """How the command went: the content of the runner layer."""
-
-    agent: str
-    command: list[str]
-    env_keys: list[str]
-    exit_code: int
-    signal: str | None
-    not_started: str
-    duration_ms: int
-
-    @classmethod
-    def of(
-        cls, settings: RunSettings, ending: CommandEnding, env_names: Iterable[bytes]
-    ) -> CommandResult:
-        """Describe a command that has ended. `env_names`: what the recorder added to its
-        environment."""
-        return cls(
-            agent=settings.capture_policy.value(settings.agent.id),
-            command=settings.capture_policy.words(settings.argv),
+def runner_events(
+    summary: RunSummary, agent: str, command: list[str], env_names: Iterable[bytes] = ()
+) -> list[RunnerStarted | RunnerFinished]:
+    """Return the two lines of the runner itself, about a command that has ended. `env_names`: what
+    the recorder added to its environment."""
+    is_signal = summary.signal is not None
+    has_exit_code = not is_signal and not summary.not_started
+    return [
+        RunnerStarted(
+            run_id=summary.run_id,
+            seq=0,
+            agent_shim=agent,
+            command=command,
             env_keys=sorted(name.decode() for name in env_names),
-            exit_code=ending.exit_code,
-            signal=ending.signal,
-            not_started=ending.not_started,
-            duration_ms=ending.duration_ms,
-        )
-
-    def events(self, run_id: str) -> list[RunnerStarted | RunnerFinished]:
-        """Return the two lines of the runner itself."""
-        is_signal = self.signal is not None
-        return [
-            RunnerStarted(
-                run_id=run_id,
-                seq=0,
-                agent_shim=self.agent,
-                command=self.command,
-                env_keys=self.env_keys,
-                window_elapsed_ms=0,
-            ),
-            RunnerFinished(
-                run_id=run_id,
-                seq=1,
-                exit_code=None if is_signal or self.not_started else self.exit_code,
-                signal=self.exit_code - 128 if is_signal else None,
-                success=not self.exit_code and not self.not_started,
-                window_elapsed_ms=self.duration_ms,
-            ),
-        ]
+            window_elapsed_ms=0,
+        ),
+        RunnerFinished(
+            run_id=summary.run_id,
+            seq=1,
+            exit_code=summary.exit_code if has_exit_code else None,
+            signal=summary.exit_code - 128 if is_signal else None,
+            success=not summary.exit_code and not summary.not_started,
+            window_elapsed_ms=summary.duration_ms,
+        ),
+    ]
 
 
 def last_layers(
     collector: ToolCallCollector,
     result: CaptureResult,
-    command: CommandResult,
+    runner: Sequence[RunnerStarted | RunnerFinished],
     files: LayerFiles | None = None,
 ) -> dict[str, Sequence[Any]]:
     """Return, by file, the records of the layers that are written when a run is over. `files`: the
@@ -152,7 +127,7 @@ def last_layers(
         SDK_FILE: collector.sdk,
         POLICY_FILE: collector.policy,
         MARKERS_FILE: _markers(collector, result, files),
-        RUNNER_FILE: command.events(collector.run_id),
+        RUNNER_FILE: runner,
     }
 
 
@@ -169,16 +144,8 @@ def layers_without_feed(run_id: str, run: RunFolder) -> dict[str, bytes]:
     collector.finish()
     capture = RawCapture(feed="absent", reason=NOT_ASKED)
     result = CaptureResult(capture=capture, filtered={}, aside={}, written={})
-    command = CommandResult(
-        agent=metadata.agent_id,
-        command=metadata.argv,
-        env_keys=[],
-        exit_code=summary.exit_code,
-        signal=summary.signal,
-        not_started=summary.not_started,
-        duration_ms=summary.duration_ms,
-    )
-    layers = last_layers(collector, result, command)
+    runner = runner_events(summary, metadata.agent_id, metadata.argv)
+    layers = last_layers(collector, result, runner)
     made = {name: encode_lines(records) for name, records in layers.items()}
     return {**dict.fromkeys(LAYERS, b""), **made}
 
