@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import msgspec
 from msgspec import Struct, field
@@ -192,6 +191,11 @@ class Tasks:
         return forks[0] if forks else None
 
 
+#: Calls that give a descriptor of what they reached.
+_GIVING = (
+    *("open", "creat", "openat", "openat2", "open_by_handle_at", "pidfd_getfd"),
+    *syntax.TREES,
+)
 _DELETED = " (deleted)"
 _LINKS = {"root", "cwd", "exe", "fd", "map_files"}  #: of a process in /proc
 
@@ -226,20 +230,9 @@ def make_event(
     _place(event, task.folder, parsed)
     if call == "exec":
         _name_program(event, parsed)
-    has_failed = result.ret is not None and result.ret < 0
-    if call in syntax.TREES and event.flags & syntax.CLONES_TREE:
-        if not has_failed:
-            add_mark(event, "unreachable")  # it lies among no mounts, and strace calls it `/`
-    elif call == "pidfd_getfd":
-        if not has_failed:
-            _reach(event, result.path, result.is_deleted)
-    elif call in (*syntax.TREES, "open", "creat", "openat", "openat2", "open_by_handle_at"):
-        if result.ret is None or has_failed:
-            pass
-        elif result.path is None and call == "open_by_handle_at":
-            add_mark(event, "fault")  # of which some versions do not tell it
-        else:
-            _reach(event, result.path, result.is_deleted)
+    if call in _GIVING:
+        if result.has_succeeded:
+            _reach_given(event, result)
     elif parsed.fd is not None or "fd" in parsed.gone:
         _reach(event, parsed.fd, "fd" in parsed.gone)
     elif event.path == "" and parsed.dir not in (None, syntax.OWN):
@@ -273,6 +266,16 @@ def _name_program(event: RawEvent, parsed: CallArguments) -> None:
         event.path = f"/dev/fd/{parsed.number}" + (event.path and f"/{event.path}")
 
 
+def _reach_given(event: RawEvent, result: CallResult) -> None:
+    """Set what is behind the descriptor that a call has given."""
+    if event.call in syntax.TREES and event.flags & syntax.CLONES_TREE:
+        add_mark(event, "unreachable")  # it lies among no mounts, and strace calls it `/`
+    elif event.call == "open_by_handle_at" and result.path is None:
+        add_mark(event, "fault")  # of which some versions do not tell it
+    else:
+        _reach(event, result.path, result.is_deleted)
+
+
 def _reach(event: RawEvent, path: str | None, is_deleted: bool) -> None:
     event.resolved = path
     if event.resolved is None or is_deleted:
@@ -286,32 +289,19 @@ def _place(event: RawEvent, folder: TaskFolder, parsed: CallArguments) -> None:
         event.marks.append("other_root")
     if parsed.is_socket_file and folder.path is not None and event.peer is not None:
         event.peer = f"unix:{folder.path.rstrip('/')}/{event.peer.removeprefix('unix:')}"
-    if event.path is not None and not event.call.startswith("symlink"):
-        event.base = _base_of(event, event.path, folder, parsed, "dir", is_gone=is_gone)
-    if event.to_path is not None:
-        event.to_base = _base_of(event, event.to_path, folder, parsed, "todir", is_gone=is_gone)
-
-
-def _base_of(
-    event: RawEvent,
-    path: str,
-    folder: TaskFolder,
-    parsed: CallArguments,
-    name: Literal["dir", "todir"],
-    *,
-    is_gone: bool,
-) -> str | None:
-    """Return the folder that a path starts from; None: the root, or not known."""
-    if path.startswith("/"):
-        return None
-    start: str | None = getattr(parsed, name)
-    if is_gone if start == syntax.OWN else name in parsed.gone:
-        add_mark(event, "unreachable")
-    return _base(folder, path) if start == syntax.OWN else start
-
-
-def _base(folder: TaskFolder, path: str) -> str | None:
-    return None if folder.is_from_text and goes_up(path) else folder.path
+    named = None if event.call.startswith("symlink") else event.path  # of a symlink it is a text
+    for path, start, name, base in (
+        (named, parsed.dir, "dir", "base"),
+        (event.to_path, parsed.todir, "todir", "to_base"),
+    ):
+        if path is None or path.startswith("/"):
+            continue
+        is_own = start == syntax.OWN
+        if is_gone if is_own else name in parsed.gone:
+            add_mark(event, "unreachable")
+        if is_own:
+            start = None if folder.is_from_text and goes_up(path) else folder.path
+        setattr(event, base, start)
 
 
 def _correct(folder: TaskFolder, here: str | None) -> bool:
@@ -465,9 +455,9 @@ class StraceParser:
     def _begin_mount(self, call: str, rest: bytes) -> None:
         """Others may see what it does before strace says that it is done."""
         result = read_result(rest)
-        is_refused = result is not None and result.ret is not None and result.ret < 0
         end = len(rest) if result is None else result.start
-        self._has_mounted |= not is_refused and may_mount(call, rest[:end])
+        if result is None or not result.has_failed:
+            self._has_mounted |= may_mount(call, rest[:end])
 
     def _begin_write(self, tid: int, task: Task, call: str, rest: bytes) -> None:
         """Its data may be long: nothing looks at it, and it is not kept."""
@@ -529,24 +519,21 @@ class StraceParser:
             self.counts.others += 1
             return
         if call == "seccomp":
-            if (result.ret or 0) >= 0 and parsed.event.flags & syntax.NEW_LISTENER:
+            if not result.has_failed and parsed.event.flags & syntax.NEW_LISTENER:
                 self.doubts.add(ANSWERED)
             self.counts.others += 1
             return
         if call in SENDS:
             events = sent_events(self._time, task, tid, call, parsed, result)
-            for event in events:
-                self._send(event)
+            for place, event in enumerate(events):
+                self._send(event, is_extra=place > 0)
             self.counts.others += not events
-            more = max(len(events) - 1, 0)
-            self.counts.events -= more
-            self.counts.extra_events += more
             return
         call = syntax.BY_NUMBER.get(call, call)
         if self._is_nothing(call, parsed, result):
             self.counts.others += 1
             return
-        if call == "io_uring_setup" and (result.ret or 0) >= 0:
+        if call == "io_uring_setup" and not result.has_failed:
             self.has_uring = True
         if call in syntax.EXECS and result.ret == 0:
             call = "exec"
@@ -555,7 +542,7 @@ class StraceParser:
             self._bound[parsed.socket] = _bound_name(event)
         elif call in ACCEPTS and event.peer in (None, "unix:"):
             event.peer = self._bound.get(parsed.socket) or event.peer
-        elif call in REACHING and (result.ret or 0) >= 0 and event.target not in self.tasks.living:
+        elif call in REACHING and not result.has_failed and event.target not in self.tasks.living:
             add_mark(event, "outside")
         if call in DOUBTED:
             self.doubts.take(event)
@@ -565,7 +552,7 @@ class StraceParser:
         """A request to a process that is traced already; nobody who came."""
         if call == "ptrace":
             return parsed.event.flags not in (syntax.ATTACH, syntax.SEIZE)
-        return call in ACCEPTS and (result.ret is None or result.ret < 0)
+        return call in ACCEPTS and not result.has_succeeded
 
     def _add_write(self, tid: int, task: Task, path: bytes, end: bytes) -> None:
         result = self._read_end(end)
@@ -645,8 +632,9 @@ class StraceParser:
         self.counts.unparsed += 1
         self._out.append(Gap(source="strace", lost=1, reason=UNREADABLE))
 
-    def _send(self, event: RawEvent) -> None:
-        self.counts.events += 1
+    def _send(self, event: RawEvent, *, is_extra: bool = False) -> None:
+        self.counts.extra_events += is_extra
+        self.counts.events += not is_extra
         if self._has_mounted and (event.path or event.resolved or event.to_path) is not None:
             add_mark(event, "other_mounts")
         self._out.append(event)

@@ -426,6 +426,16 @@ class CallResult(Struct):
     child: int = 0
     is_misread: bool = False
 
+    @property
+    def has_succeeded(self) -> bool:
+        """Tell whether the call was seen to succeed."""
+        return self.ret is not None and self.ret >= 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Tell whether the call was seen to fail."""
+        return self.ret is not None and self.ret < 0
+
 
 def read_result(text: bytes) -> CallResult | None:
     """Read how a line ends; None: not as a call ends."""
