@@ -174,6 +174,7 @@ class LenientSource(Struct, frozen=True):
     on_end: Callable[[], None] = lambda: None
 
     async def run(self, out: Out, /) -> None:
+        """Run the source, and report its failure."""
         try:
             await self.source.run(out)
         except* Exception as group:
@@ -194,9 +195,11 @@ class LenientTransformer:
 
     @property
     def kinds(self) -> Collection[str]:
+        """The kinds of the transformer that is not to fail."""
         return self._inner.kinds
 
     def feed(self, batch: Batch[Any], /) -> list[Batch[Any]]:
+        """Feed the transformer, until it fails for the first time."""
         self.counts.received += len(batch.items)
         if not self._has_failed:
             try:
@@ -211,6 +214,7 @@ class LenientTransformer:
         return []
 
     def finish(self) -> list[Batch[Any]]:
+        """Finish the transformer, unless it has failed."""
         if self._has_failed:
             return []
         rest, counts = [*self._inner.finish()], self._inner.counts

@@ -66,6 +66,8 @@ def start_probes(
 
 
 class MatrixCommand(ListsCommand):
+    """`stream matrix`, some of whose options take several words."""
+
     lists = ("--probe", "--cap", "--mode")
 
 

@@ -99,6 +99,7 @@ class EventTimeIndex:
         latest = array("Q", accumulate(map(max, pieces), max))
 
         def count(ts: int) -> int:
+            """Count the events until a time."""
             whole = bisect_right(latest, ts)
             later = (place for place, time in enumerate(pieces[whole]) if time > ts)
             return whole * _PIECE + next(later)
@@ -120,7 +121,10 @@ class LayerSink(Struct):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Write]:
+        """Give a writer that appends lines to the layers."""
+
         async def write(batch: Batch[Any]) -> None:
+            """Append the lines of a batch to their layer."""
             # Written here and now, with the feed's own urgency: a thread would have to wait for a
             # processor while the ring fills up. 430,000 events a second, 360,000 with a thread.
             if batch.kind == TIMES:

@@ -316,6 +316,7 @@ def _mention_findings(mention: ArtifactMention, folder: RunFolder) -> Iterator[F
     ref, digest = mention.file
 
     def finding(rule: str, message: str, name: str) -> Finding:
+        """Make a finding about what the event says of the file."""
         where = folder.root / run.EVENTS_FILE
         at = f"{mention.path}.{name}"
         return _finding(rule, message, where, mention.line, at, mention.event_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -165,3 +166,28 @@ def test_the_command_line_starts_light() -> None:
 @pytest.mark.parametrize("module", ["stream.codec", "stream.matrix.plan", "stream.files.targets"])
 def test_what_comes_before_the_loop_does_not_load_it(module: str) -> None:
     assert not {"anyio", "asyncio"} & loaded_by(module)
+
+
+def test_what_is_public_has_a_docstring() -> None:
+    """A class or a function, also inside of another one."""
+    named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    bare = [
+        f"{module}: {node.name}"
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, named) and not node.name.startswith("_") and not ast.get_docstring(node)
+    ]
+    assert bare == []
+
+
+def test_sizes() -> None:
+    """A function is a screen, a module has a handful of others to know, a type has one meaning."""
+    types = Counter[str]()
+    for module, path in MODULES.items():
+        assert len({other for other in imported(path) if other in MODULES} - {module}) <= 16, module
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < 71, f"{module}.{node.name}"
+            elif isinstance(node, ast.ClassDef):
+                types[node.name.lstrip("_")] += 1
+    assert [name for name, count in types.items() if count > 1] == []
