@@ -46,7 +46,7 @@ from stream.records.artifacts import (
     CorrelationReport,
     ObservationHealth,
 )
-from stream.records.kernel import ACCEPT, BIND, MKDIR, OPEN, kind_of_event
+from stream.records.kernel import ACCEPT, BIND, EVENT_TYPES, MKDIR, OPEN, kind_of_event
 from stream.records.run import EVENTS_FILE, MANIFEST_FILE, WORKSPACE
 from stream.verify.report import VerifyReport
 from stream.verify.run_folder import (
@@ -70,7 +70,7 @@ _FOREIGN = "it is damaged, or not the archive of a run"
 _TOO_LARGE = f"an artifact above the limit of {MOST_ARTIFACT} bytes"
 
 
-_ACCEPTED, _OPEN, _BIND, _MKDIR = map(kind_of_event, (ACCEPT, OPEN, BIND, MKDIR))
+_ACCEPTED, _OPEN, _BIND = map(kind_of_event, (ACCEPT, OPEN, BIND))
 _TO_PEER = {"connect", "connect_blocked", "sendto", "sendmsg"}
 _FIRST_EVENTS = 2  #: the event that names the run's folder is one of them
 
@@ -134,7 +134,8 @@ def read_proofs(path: str, asked: Asked) -> Proven:
     free_ports = 0
     for detail in _kernel_lines(path, DETAIL_FILE) if asked.made or asked.behind else ():
         # Only the details have second paths, and the mode of a folder.
-        if detail.call.startswith(_MKDIR) and _is_private(detail.mode) and not detail.return_value:
+        is_mkdir = EVENT_TYPES.get(detail.call) == MKDIR
+        if is_mkdir and _is_private(detail.mode) and not detail.return_value:
             folders.add(detail.seq)
         if detail.to_path is not None and detail.to_path in asked.behind:
             targets[detail.seq] = detail.to_path
