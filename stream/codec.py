@@ -34,11 +34,11 @@ def _sha256(data: bytes | bytearray) -> hashlib._Hash:
 
 
 class TornLine(bytes):
-    """A last line without its newline: whole, or what a killed writer left."""
+    """Is a last line without its newline: whole, or what a killed writer left."""
 
 
 class BrokenDocument(bytes):
-    """A whole document that cannot be read, with what is wrong where."""
+    """Is a whole document that cannot be read, with what is wrong where."""
 
     fault: Fault
 
@@ -66,7 +66,7 @@ class OverlongLine(bytes):
 
 
 class Lines(Sequence[bytes]):
-    """Consecutive lines of one source, without their newlines."""
+    """Holds consecutive lines of one source, without their newlines."""
 
     __slots__ = ("_known", "items", "number", "offset", "source")
 
@@ -217,7 +217,7 @@ def is_blank(line: bytes) -> bool:
 
 
 class Head(Struct):
-    """What names a line's contract."""
+    """Holds the fields that may name a line's contract."""
 
     # Any: what stands there may be something else, the JSON Schema of a descriptor for one.
     schema: Any = UNSET
@@ -386,7 +386,7 @@ class _Repeated:
 
 
 def _first_repeated(value: Any, path: str) -> str:
-    """The path of the first such object, and its key; empty where there is none."""
+    """Return the path of the first such object, and its key; an empty text if there is none."""
     if isinstance(value, _Repeated):
         return _first_repeated(value.value, path) or f"{path}: duplicate key {value.key!r}"
     members = (

@@ -54,7 +54,7 @@ SCHEMAS: dict[str, tuple[str, tuple[type[Struct], ...]]] = {
 
 
 class Contracts:
-    """Every contract that stream knows; boundary objects are held to what is in force."""
+    """Knows every contract; boundary objects are held to the pattern that is in force."""
 
     def __init__(self, boundaries: Boundaries) -> None:
         self.boundaries = boundaries
@@ -143,7 +143,7 @@ def decode_runner_event(line: bytes) -> artifacts.RunnerStarted | artifacts.Runn
 
 
 class LineDecoder(Struct):
-    """What decodes the lines of a layer. Both raise one of codec's DECODE_ERRORS."""
+    """Decodes the lines of a layer. Both ways raise one of codec's DECODE_ERRORS."""
 
     decode: Callable[[bytes], Any]  #: one line, by its shape alone
     decode_lines: Callable[[bytes], list[Any]]  #: the whole lines of a block, canonical ones only

@@ -72,7 +72,7 @@ class MatrixCommand(ListsCommand):
 
 
 class MatrixOptions(Options):
-    """The options of `stream matrix`."""
+    """Holds the options of `stream matrix`."""
 
     probe: list[str] = typer.Option(
         [], metavar="ID…", help="Run these probes, in this order. Default: all, sorted by id."

@@ -54,7 +54,7 @@ def _check_grace(value: float) -> float:
 
 
 class ObserveOptions(Options):
-    """The options of `stream observe`."""
+    """Holds the options of `stream observe`."""
 
     command: list[str] = typer.Argument(..., metavar="CMD…", help="The agent's command line.")
     scenario: Path | None = typer.Option(

@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 
 
 class VerifyOptions(Options):
-    """The options of `stream verify`."""
+    """Holds the options of `stream verify`."""
 
     # Not checked by typer: opening it gives the same message as in the other commands.
     target: Path | None = typer.Argument(
@@ -157,7 +157,7 @@ def _print_rules() -> int:
 
 
 class DiffOptions(Options):
-    """The options of `stream diff`."""
+    """Holds the options of `stream diff`."""
 
     base: str = typer.Argument(..., metavar="A", help="Before: an archive, run or matrix.")
     head: str = typer.Argument(..., metavar="B", help="After: the same kind.")

@@ -478,7 +478,7 @@ _TREE_ONLY = "cgroup_correlation=failed"  #: as with strace, which follows every
 
 
 class LineDifference(Struct, frozen=True):
-    """The first line in which two layers differ. None: the layer has ended."""
+    """Names the first line in which two layers differ. None: the layer has ended."""
 
     line: int
     base: bytes | None
@@ -486,7 +486,7 @@ class LineDifference(Struct, frozen=True):
 
 
 class LayerComparison(Struct, frozen=True):
-    """The result for one layer."""
+    """Says how one layer of two runs compares."""
 
     layer: str
     lines: int  #: of the longer one
@@ -494,7 +494,7 @@ class LayerComparison(Struct, frozen=True):
 
 
 class Labels:
-    """The labels of one run: a process has the same label in all layers."""
+    """Gives the processes of one run labels, the same in all of its layers."""
 
     def __init__(self, run_folder: str = "") -> None:
         self._known: dict[int, str] = {}
@@ -539,7 +539,7 @@ def _canonical(line: bytes, labels: Labels) -> bytes:
 
 
 class CanonicalLayers:
-    """The layers of one run, and whether they are complete."""
+    """Reads the layers of one run with labels, and knows whether they are complete."""
 
     def __init__(self, path: str) -> None:
         self._path = path

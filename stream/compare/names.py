@@ -47,7 +47,7 @@ _LONG_ID = 16  #: a shorter one may be a word that is in other names as well
 
 
 class Asked(Struct, frozen=True):
-    """Questions that only the kernel layer of a run can answer."""
+    """Asks what only the kernel layer of a run can answer."""
 
     numbers: Collection[int] = ()
     endpoints: Collection[str] = ()
@@ -56,7 +56,7 @@ class Asked(Struct, frozen=True):
 
 
 class Proven(Struct, frozen=True):
-    """What the kernel layer proves."""
+    """Holds what the kernel layer of a run proves."""
 
     processes: Collection[int] = ()  #: of the numbers: those of processes of the run
     callers: Collection[str] = ()  #: of the endpoints: those of who came to the run
@@ -79,7 +79,7 @@ def _is_scrambled(text: str) -> bool:
 
 
 class NameRule(Struct, frozen=True):
-    """Which part of a component of a path changes in every run, and the proof that it needs."""
+    """Says which part of a component of a path changes in every run, and which proof that needs."""
 
     name: str
     shape: str  #: the group is the piece, where there is one
@@ -181,7 +181,7 @@ class _PathPlace(Struct, frozen=True):
 
 
 class Names:
-    """The names of one run. Without `ways`, how it reached its paths, no rule applies to them."""
+    """Names what one run reached. Without `ways`, how it did, no rule applies to its paths."""
 
     def __init__(
         self,
@@ -194,7 +194,8 @@ class Names:
         endpoints: Iterable[str] = (),
         proven: Proven | None = None,
     ) -> None:
-        """`places`: folders in the run's own one, and `workspace` the one that the agent had."""
+        """Take what is known of the run. `places` are folders in its own one, `workspace` is its
+        agent's."""
         self.used: Counter[str] = Counter()  #: by rule: values that it changed
         self._ways = {**(ways or {})}
         self._known: dict[str, _PathPlace] = {"": _PathPlace("")}
@@ -252,8 +253,9 @@ class Names:
         return None if is_own else place.name
 
     def agree(self, names: Mapping[str, tuple[str, str]]) -> None:
-        """`names`: by path, how its last part is called as well, and by which rule. Nobody has
-        asked for what lies in one of these paths yet."""
+        """Take other names for the last parts of paths: `names` gives each with its rule.
+
+        Call it before anyone asks for what lies in one of these paths."""
         self._agreed.update(names)
 
     @property
@@ -467,7 +469,7 @@ def _by_depth(run: Names) -> dict[int, list[str]]:
 
 
 def _offers(run: Names, paths: Sequence[str]) -> _Offers:
-    """In the order of the forms."""
+    """Return the endings of paths, in the order of the forms that they have."""
     private, found = run.private, _Offers()
     named = [(path, folder) for path in paths if (folder := run.folder(path)) is not None]
     for form in _FORMS:

@@ -93,7 +93,7 @@ _decode_line = msgspec.json.Decoder(_KernelLine).decode
 
 
 class DamagedError(InputError):
-    """Evidence exists and cannot be read to its end."""
+    """Says that evidence exists and cannot be read to its end."""
 
 
 def read_artifacts(path: str) -> dict[str, bytes]:
@@ -166,7 +166,7 @@ class _OpenFolderPaths:
     """Find where paths were that begin with the number of an open folder."""
 
     def __init__(self, paths: Collection[str], targets: Mapping[int, str]) -> None:
-        """`targets`: second paths, by the numbers of the lines."""
+        """Look for `paths`; `targets` are second paths, by the numbers of the lines."""
         self.places: dict[str, set[str]] = {path: set() for path in paths}
         self._targets = targets
         self._opened: dict[tuple[int, int], str] = {}  #: by process and number
@@ -354,7 +354,7 @@ ArtifactT = TypeVar("ArtifactT", ObservationHealth, CapabilitySurface, Correlati
 
 
 class Evidence(Struct, kw_only=True):
-    """The artifacts of one run. Evidence with a problem is not compared."""
+    """Holds the artifacts of one run. Evidence with a problem is not compared."""
 
     health: ObservationHealth | None = None
     surface: CapabilitySurface | None = None
@@ -374,7 +374,7 @@ class Evidence(Struct, kw_only=True):
 
     @property
     def run_id(self) -> str:
-        """The run that the artifacts name."""
+        """Return the run that the artifacts name."""
         for artifact in (self.surface, self.correlation, self.health):
             if artifact is not None:
                 return artifact.run_id

@@ -203,7 +203,7 @@ def _shown(value: Any) -> str:
 
 
 class Counted(Struct):
-    """What a companion states that does not follow from the layers."""
+    """Holds what a companion states that does not follow from the layers."""
 
     run_id: RunId
     capture: dict[str, Any]
@@ -359,7 +359,7 @@ def _surface_differences(replay: LayerReplay, documents: Documents) -> Iterator[
 
 
 def _health_differences(health: ObservationHealth, replay: LayerReplay) -> list[str]:
-    """The same of what the layers show of the network."""
+    """Compare health by the reference's rules, or by ours, with what the layers show."""
     surface = replay.surface
     known = {f"{one.path.removeprefix('$.')}: {one.reason}" for one in claim_faults(health)}
     found: list[str] = []
@@ -375,7 +375,8 @@ def _health_differences(health: ObservationHealth, replay: LayerReplay) -> list[
 
 
 def _binding_faults(report: CorrelationReport, replay: LayerReplay) -> Iterator[str]:
-    """One for each decision. A window of the whole run holds all that there was."""
+    """Compare bindings with the calls and decisions of the layers. A window of the whole run holds
+    all events."""
     decided: dict[str | None, set[str]] = {}
     for one in replay.policy:
         decided.setdefault(one.tool_call_id, set()).add(one.decision)
@@ -401,7 +402,7 @@ def _binding_faults(report: CorrelationReport, replay: LayerReplay) -> Iterator[
 
 
 class Documents:
-    """The artifacts and documents of a run by file. Asking for one that waits decodes it."""
+    """Keeps the artifacts and documents of a run by file. Asking for one that waits decodes it."""
 
     def __init__(self, report: VerifyReport) -> None:
         self._report = report
@@ -418,7 +419,7 @@ class Documents:
 
     @property
     def run_id(self) -> str:
-        """The run that everything has to be of."""
+        """Return the run that everything has to be of."""
         return self._report.run_id or ""
 
     def take(self, document: Document) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class CheckResult(Struct):
-    """The books of a check: of its lines, and of what was found."""
+    """Counts the lines of a check, and what was found."""
 
     counts: Counts
     events: int
@@ -61,9 +61,9 @@ class FindingsSource(Struct):
 async def run_check(
     name: str, profile: Profile | None, boundary: str | None, *sinks: Sink
 ) -> CheckResult:
-    """`-`: whatever comes from stdin; a file: the events of one run; a folder: a whole run.
+    """Check the events of one run in a file, a whole run in a folder, or, for `-`, stdin.
 
-    Raises InputError where there is nothing to check.
+    Raise InputError where there is nothing to check.
     """
 
     target = Path(name)
@@ -138,7 +138,7 @@ async def run_verify(
 
 
 class DocumentSource(Struct):
-    """One JSON value that spans lines, as the one line that it would be."""
+    """Sends one JSON value that spans lines as the one line that it would be."""
 
     name: str
 
@@ -161,7 +161,7 @@ class DocumentSource(Struct):
 
 
 def _is_record(line: bytes) -> bool:
-    """A whole object on a line of its own, not indented: no document is written like that."""
+    """Return whether a line is a whole object, not indented: no document is written like that."""
     if not line.startswith(b"{"):
         return False
     try:
@@ -173,7 +173,8 @@ def _is_record(line: bytes) -> bool:
 async def run_validate(
     names: Sequence[str], boundaries: Boundaries, *sinks: Sink, as_filter: bool
 ) -> Validate:
-    """One input after the other, in the order given. The stage that it returns has the books."""
+    """Validate one input after the other, in the order given. The transformer that it returns has
+    the counts."""
     stage = Validate(boundaries, is_last=not as_filter)
     sources = [DocumentSource(name) if is_document(name) else NdjsonSource(name) for name in names]
     await Pipeline((Chain(sources),)).through(stage).into(*sinks)

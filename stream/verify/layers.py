@@ -66,7 +66,7 @@ class FileChecker(Protocol):
 
 
 class LayerContract(Struct):
-    """What the records of one layer must keep."""
+    """Holds what the records of one layer must keep."""
 
     decoder: LineDecoder
     faults: Callable[[Any], Iterator[RecordFault]]  #: of what `batch` gives
@@ -228,18 +228,18 @@ def decode_canonical(decoder: LineDecoder, block: bytes) -> list[Any] | None:
 
 
 class RecordBatch(Struct):
-    """Records that are looked at one by one."""
+    """Holds records that are checked one by one."""
 
     records: list[Any]
 
     @property
     def run_ids(self) -> list[str | None]:
-        """The run of each record; a gap names none."""
+        """Return the run of each record; a gap names none."""
         return [getattr(record, "run_id", None) for record in self.records]
 
     @property
     def seqs(self) -> tuple[int, ...]:
-        """The number of each record."""
+        """Return the number of each record."""
         return tuple(record.seq for record in self.records)
 
 
@@ -464,7 +464,7 @@ def _mismatch(link: ChainLink, expected: Mapping[int, ChainLink], size: int, bef
 
 
 def _unlinked(tally: Tally, reached: int | None, is_whole: bool) -> Iterator[tuple[int, Fault]]:
-    """A whole run has every link; one that was cut off may have bytes after the last."""
+    """Yield a fault for bytes that no link covers: a run that was cut off may have some."""
     more = tally.bytes - (reached or 0)
     if not more and (reached is not None or not is_whole):
         return

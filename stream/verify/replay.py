@@ -80,7 +80,7 @@ REPLAYED = (KERNEL_FILE, DETAIL_FILE, SDK_FILE, POLICY_FILE, MARKERS_FILE)
 
 
 class LayerReplay:
-    """What the layers of a run say, from the records of each layer in their order.
+    """Collects what the layers of a run say, from the records of each layer in their order.
 
     The kernel layer comes before its details, and both before the others.
     """
@@ -390,7 +390,7 @@ _WORD = (1 << 64) - 1
 
 
 class Columns(Struct):
-    """Many kernel events, by column: what holds for one form is asked once for many events."""
+    """Holds many kernel events by column: what is true of a form is asked once for all of them."""
 
     records: Sequence[Any]
     run_ids: Sequence[str]
@@ -412,7 +412,7 @@ def columns_of(events: Sequence[Any]) -> Columns:
 
 
 class OpenResult(NamedTuple):
-    """How an open reached its path, or why it did not."""
+    """Says how an open reached its path, or why it did not."""
 
     ways: int | None  #: None: it failed, or its end was not seen
     result: int | None = None

@@ -101,7 +101,7 @@ _LONGEST = 500  #: characters of a message: it quotes what is wrong
 
 
 class VerifyReport(Struct):
-    """What is known of an archive or a run while it is read, and what was found wrong."""
+    """Holds what is known of an archive or a run while it is read, and what was found wrong."""
 
     place: str  #: of the archive or the folder
     limits: Limits

@@ -80,7 +80,7 @@ _INCOMPLETE = re.compile(r"; incomplete: ([0-9]+)\Z")
 
 
 class RunDocuments(Struct):
-    """The documents of a run. None: one is not there, or cannot be read."""
+    """Holds the documents of a run. None: one is not there, or cannot be read."""
 
     metadata: RunMetadata | None
     summary: RunSummary | None
@@ -96,7 +96,7 @@ class RunDocuments(Struct):
 
     @property
     def events(self) -> Mapping[str, Event]:
-        """The events by their names."""
+        """Return the events by their names."""
         return self.claims.named
 
     @property
@@ -226,7 +226,7 @@ def _of_outputs(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
 
 
 def _of_summary(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
-    """What is counted in it."""
+    """Yield what the summary counts, and what other documents say of that."""
     diff = _facts(run, "fs_diff_captured", "diff")
     yield "changed_paths", summary.changed_paths, "fs_diff_captured", diff.get("changed_count")
     yield (

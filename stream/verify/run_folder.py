@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 
 class ArtifactMention(Struct):
-    """An artifact in an event, and where it stands."""
+    """Holds an artifact that an event names, and where it stands."""
 
     artifact: dict[str, Any]
     line: int
@@ -70,8 +70,8 @@ class ArtifactMention(Struct):
 
     @property
     def file(self) -> tuple[str, str] | None:
-        """The name of its file and the digest that it must have; None where the event says neither,
-        or that something of the file was lost."""
+        """Return its file and the digest that this must have; None if the event does not say so, or
+        says that something of the file was lost."""
         ref, digest = self.artifact.get("content_ref"), self.artifact.get("hash")
         if not isinstance(ref, str) or not isinstance(digest, str) or self.is_lossy:
             return None
@@ -84,8 +84,8 @@ class ArtifactMention(Struct):
 
 
 class RunClaims:
-    """What the events of a run say about it. Of each thing it keeps `most`, and all but mentions
-    with a file are dropped where there is such a limit."""
+    """Collects what the events of a run say about it. With a limit it keeps `most` of each kind of
+    claim, and of the mentions only those with a file."""
 
     def __init__(self, most: int = sys.maxsize) -> None:
         self.is_finished = False
@@ -144,7 +144,7 @@ def is_run_folder(target: Path, neither: str) -> bool:
 
 
 class RunFolder:
-    """The files of a run folder, and what they hold. Each is opened, decoded and digested here."""
+    """Reads the files of a run folder. Each is opened, decoded and digested here."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -170,7 +170,7 @@ class RunFolder:
 
     @cached_property
     def claims(self) -> RunClaims:
-        """What the events say; nothing if there are none. Raise InputError."""
+        """Return what the events say; nothing if there are none. Raise InputError."""
         claims = RunClaims()
         where = self.root / run.EVENTS_FILE
         with reporting(where):
@@ -181,7 +181,7 @@ class RunFolder:
 
     @property
     def profile(self) -> Profile:
-        """The profile that the run itself asks to be checked by."""
+        """Return the profile that the run itself asks to be checked by."""
         try:
             return self.metadata().profile
         except UnusableFileError:
@@ -189,8 +189,8 @@ class RunFolder:
 
     @property
     def losses(self) -> list[str]:
-        """What the recorder itself reports as missing. Whether the summary is the one that it wrote
-        is checked with the other artifacts."""
+        """Return what the recorder itself reports as missing. That the summary is the one that it
+        wrote is checked elsewhere."""
         try:
             return self.document(run.SUMMARY_FILE, RunSummary).incomplete
         except InputError:
@@ -328,7 +328,7 @@ def _mention_findings(mention: ArtifactMention, folder: RunFolder) -> Iterator[F
         return
     kind, _, digits = digest.partition(":")
     if kind != "sha256" or len(digits) != 64 or not _DIGITS.issuperset(digits):
-        message = f"not sha256: and 64 digits: whether {ref} was changed cannot be claims"
+        message = f"not sha256: and 64 digits: whether {ref} was changed cannot be told"
         yield finding("artifact.checkable", message, "hash")
     elif digits != known[1]:
         yield finding("artifact.digest", f"{ref} is not what was hashed: {known[1]}", "hash")
@@ -394,8 +394,8 @@ def manifest_findings(
 
 
 def _record_findings(folder: RunFolder, name: str, boundaries: Boundaries) -> Iterator[Finding]:
-    """What `validate` finds in a file of records, the forms that other recorders have for their
-    logs and changes aside."""
+    """Yield what `validate` finds in a file of records, but for the forms that other recorders have
+    for their logs and changes."""
     if not (folder.root / name).is_file() or (folder.root / name).is_symlink():
         return
     stage = Validate(boundaries, is_last=name == run.BOUNDARY_FILE)
@@ -406,7 +406,7 @@ def _record_findings(folder: RunFolder, name: str, boundaries: Boundaries) -> It
 
 
 def _diff_findings(metadata: RunMetadata | None, folder: RunFolder) -> Iterator[Finding]:
-    """The diff that the events reference; without one there is nothing to say here."""
+    """Check that the diff parses and applies which the events reference."""
     diffs = [one for one in folder.claims.mentions if one.artifact.get("type") == "diff"]
     refs = (diff.artifact.get("content_ref") for diff in diffs)
     ref = next((ref for ref in refs if isinstance(ref, str)), run.DIFF_FILE)
@@ -430,7 +430,7 @@ def _diff_findings(metadata: RunMetadata | None, folder: RunFolder) -> Iterator[
 
 
 def _workspace(metadata: RunMetadata | None, root: Path) -> Path | None:
-    """The workspace, where it is in the folder and the diff is as it was taken."""
+    """Return the workspace if it is in the folder and the diff is as it was taken."""
     if metadata is None or metadata.capture_mode != "full" or metadata.workspace_mode == "here":
         return None
     path = Path(os.path.realpath(root / metadata.workspace))
@@ -479,7 +479,8 @@ def _artifact_faults(folder: RunFolder, name: str) -> Iterator[tuple[int, Fault]
 
 
 def _layer_faults(folder: RunFolder, name: str) -> Iterator[tuple[int, Fault]]:
-    """A last line that has no end is none: the chain shows what is missing."""
+    """Yield the faults of whole lines: of a last one without an end, the chain shows what is
+    missing."""
     from stream.verify.layers import are_good_events
 
     for lines in folder.lines(name):
@@ -511,7 +512,7 @@ def _without(where: Path, error: Exception) -> str:
 
 
 def _utf8(text: str) -> str:
-    """A name of a file may be any bytes, a record may not."""
+    """Return a text that a record may hold: a name of a file may be any bytes."""
     return os.fsencode(text).decode(errors="replace")
 
 

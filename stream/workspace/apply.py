@@ -33,14 +33,14 @@ _Made = dict[tuple[int, int], FsChange]  #: by device and inode in the workspace
 
 
 class Conflict(Struct):
-    """A path at which a change cannot be made."""
+    """Names a path at which a change cannot be made, and why."""
 
     path: bytes
     reason: str
 
 
 class ApplyPlan(Struct):
-    """The changes that can be made, and those that cannot."""
+    """Holds the changes of a run that can be made, and those that cannot."""
 
     workspace: Path
     target: Path
