@@ -1,10 +1,10 @@
 """The agent's command as a source, from its start until nothing of its tree is left.
 
 Its output goes to a file and on to whoever reads ours, as it comes and byte for byte: a thread for
-each pipe reads, writes, digests and hands on, without a switch to another one. It waits for nobody
-else: whatever holds up the pipeline of a run, the agent goes on. Only a reader of our own output
-sets the pace; it has a thread of its own, that can be left behind. What stdout tells of tool calls
-goes into the pipeline as well, as far as that keeps up; what it does not is counted.
+each pipe reads, writes, digests and hands on, without a switch to another one: a gigabyte through
+the pipeline of a run takes half as much processor time again. A reader of our own output sets the
+pace; it has a thread of its own, that can be left behind. What stdout tells of tool calls goes into
+the pipeline as well. Where that stands still, the agent goes on, and what is left out is counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Condition, Lock, Thread
+from threading import Condition, Thread
 from typing import Any
 
 import msgspec
@@ -59,7 +59,8 @@ from stream.sources.wrappers import CommandLog
 BLOCK = 1 << 18
 PIPE = 1 << 20  #: bytes that a pipe may hold, where a user may have that
 AHEAD = 4  #: blocks that are kept before the reader of our output has them
-MOST_WAITING = 64 << 20  #: bytes of stdout that wait to be looked through for tool calls
+MOST_WAITING = 4 << 20  #: bytes of stdout that wait to be looked through for tool calls
+STUCK_PIPELINE = 5.0  #: seconds that the agent may wait for a pipeline which takes none of them
 _REST = 256  #: reads at most of a pipe that somebody beyond the tree still holds
 _F_SETPIPE_SZ = 1031
 
@@ -141,20 +142,25 @@ class StdoutBlocks:
 
     def __init__(self) -> None:
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._lock = Lock()
+        self._taken = Condition()
         self._waiting: list[ToldBlock] = []
         self._room = MOST_WAITING
         self._dropped = 0
         self._is_over = False
 
     def put(self, block: bytes) -> None:
-        """Add a block that has just come. Called from a thread, which never waits here."""
-        with self._lock:
+        """Add a block that has just come. Called from a thread, which waits here for the pipeline
+        to keep up, but not for one that does not move."""
+        arrived = kernel_now()
+        with self._taken:
+            while len(block) > self._room and not self._dropped:
+                if not self._taken.wait(STUCK_PIPELINE):
+                    break
             if self._dropped or len(block) > self._room:
                 self._dropped += len(block)  # and what follows: its place would not be known
                 return
             self._room -= len(block)
-            self._waiting.append(ToldBlock(STDOUT, block, kernel_now()))
+            self._waiting.append(ToldBlock(STDOUT, block, arrived))
         with suppress(BlockingIOError):
             os.write(self._waker, b".")
 
@@ -169,8 +175,9 @@ class StdoutBlocks:
         while not self._is_over or self._waiting:
             await wait_readable(self._wake)
             os.read(self._wake, 1 << 16)
-            with self._lock:
+            with self._taken:
                 blocks, self._waiting, self._room = self._waiting, [], MOST_WAITING
+                self._taken.notify_all()
             await out.send(Batch(TOLD, blocks))
         if self._dropped:
             sentence = f"stdout: {self._dropped} bytes were not looked through for tool calls"

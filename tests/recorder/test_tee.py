@@ -118,11 +118,12 @@ async def test_an_end_after_the_end(tmp_path: Path) -> None:
     os.close(read)
 
 
-async def test_what_nobody_takes_is_counted_and_nothing_waits(
+async def test_what_nobody_takes_is_counted_and_nobody_waits_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The place of what follows a loss would not be known: it is left out as well."""
     monkeypatch.setattr(agent, "MOST_WAITING", 4)
+    monkeypatch.setattr(agent, "STUCK_PIPELINE", 0.0)
     blocks = StdoutBlocks()
     for block in (b"abc", b"de", b"f"):
         blocks.put(block)
