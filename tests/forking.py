@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import pkgutil
+import runpy
 import signal
 import socket
 import subprocess
@@ -26,14 +27,21 @@ from tempfile import TemporaryFile
 from threading import Lock
 from typing import NoReturn
 
+from stream.cli import main
+
 ROOT = Path(__file__).parents[1]
 _LARGEST = 64  #: bytes of a message
 
 
 def run_forked(
-    argv: Sequence[str], env: Mapping[str, str], cwd: Path, data: bytes | None, patience: float
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path,
+    data: bytes | None,
+    patience: float,
+    module: str = "stream",
 ) -> tuple[int, bytes, bytes]:
-    """Run a command to its end, and return its exit code, its stdout and its stderr."""
+    """Run a module as a command to its end, and return its exit code, its stdout and its stderr."""
     server = _Server.of_this_process()
     (stdin, feed), (out, stdout), (err, stderr) = os.pipe(), os.pipe(), os.pipe()
     if data is None:
@@ -41,7 +49,7 @@ def run_forked(
         stdin = os.open(os.devnull, os.O_RDONLY)
     with server.turn, ThreadPoolExecutor(3) as threads:
         with TemporaryFile("w+") as order:
-            json.dump([list(argv), dict(env), str(cwd)], order)
+            json.dump([module, list(argv), dict(env), str(cwd)], order)
             order.flush()
             socket.send_fds(server.socket, [b"."], [stdin, stdout, stderr, order.fileno()])
         for fd in (stdin, stdout, stderr):
@@ -123,9 +131,7 @@ def serve() -> NoReturn:
 
 
 def _run(stdin: int, stdout: int, stderr: int, order: int) -> NoReturn:
-    from stream.cli import main
-
-    argv, env, cwd = json.loads(os.pread(order, os.fstat(order).st_size, 0))
+    module, argv, env, cwd = json.loads(os.pread(order, os.fstat(order).st_size, 0))
     for number, fd in enumerate((stdin, stdout, stderr)):
         os.dup2(fd, number)
     for fd in (stdin, stdout, stderr, order):
@@ -133,10 +139,16 @@ def _run(stdin: int, stdout: int, stderr: int, order: int) -> NoReturn:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    sys.argv = ["stream", *argv]
+    sys.argv = [module, *argv]
+    code = 0
     try:
-        main()
+        if module == "stream":
+            main()
+        else:
+            runpy.run_module(module, run_name="__main__")
+        sys.stdout.flush()
     except BaseException:
         traceback.print_exc()
-        sys.stderr.flush()
-    os._exit(1)
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.cli.command import PATIENCE
+from tests.forking import run_forked
 
 HOME = Path(__file__).parent.parent.parent
 
@@ -69,13 +73,18 @@ Run = Callable[..., Traced]
 def run(tmp_path: Path) -> Run:
     def run(*argv: str | Path, runner: tuple[str, ...] = (), **job: Any) -> Traced:
         job = {"argv": [str(word) for word in argv], "cwd": str(job.pop("cwd", tmp_path)), **job}
+        module, words = "tests.kernel.traced", json.dumps(job)
+        if not runner:
+            code, out, err = run_forked([words], os.environ, HOME, None, PATIENCE, module)
+            assert code == 0, err.decode()
+            return Traced(json.loads(out))
         done = subprocess.run(
-            [*runner, sys.executable, "-m", "tests.kernel.traced", json.dumps(job)],
+            [*runner, sys.executable, "-m", module, words],
             cwd=HOME,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=PATIENCE,
             check=False,
         )
         assert done.returncode == 0, done.stderr
