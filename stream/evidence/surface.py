@@ -213,17 +213,19 @@ class Peers(Struct):
             (self._probes if is_probe else self._blocked).add(peer)
 
     def has(self, *kinds: int, is_reference: bool) -> bool:
-        """Tell whether one of these kinds was met. The reference counts what addressed nobody."""
+        """Tell whether a call of one of these kinds was met. The reference counts what addressed
+        nobody."""
         found = self._kinds
         return any((k, True) in found or (is_reference and (k, False) in found) for k in kinds)
 
     def may_be(self, endpoints: set[str]) -> bool:
-        """Tell whether these may be all, where what came of a connect to port 0 is not known."""
+        """Tell whether these may be all endpoints of a run, where what came of a connect to port 0
+        is not known."""
         known = self.endpoints(is_reference=False)
         return known <= endpoints <= known | self.probes()
 
     def endpoints(self, *, is_reference: bool) -> set[str]:
-        """Return what a surface claims."""
+        """Return the endpoints that a surface claims."""
         if is_reference:
             return self._addressed | self._named_only | self._probes | self._blocked
         return {peer for peer in self._addressed if is_address(peer)} | self._blocked
@@ -233,7 +235,7 @@ class Peers(Struct):
         return {peer for peer in self._probes if is_address(peer)}
 
     def failed(self) -> dict[str, list[str]]:
-        """Return why calls failed, by peer."""
+        """Return why calls to each address failed."""
         return {peer: sorted(why) for peer, why in sorted(self._failed.items())}
 
 
@@ -473,11 +475,11 @@ class Surface:
         return {path for path in must if NEAR not in path} <= claimed <= may
 
     def surface(self, run_id: str) -> CapabilitySurface:
-        """Return the artifact."""
+        """Return the surface as its artifact."""
         return self.long_surface(run_id).whole()
 
     def long_surface(self, run_id: str) -> StreamedRecord[CapabilitySurface]:
-        """Return the artifact, to be written in pieces."""
+        """Return the surface as an artifact that is written in pieces."""
         outline = CapabilitySurface(
             run_id=run_id,
             filesystem_paths=[],
@@ -499,7 +501,7 @@ class Surface:
         return {path: why for piece in self.missed() for path, why in piece.items()}
 
     def reached(self) -> Iterator[dict[str, list[str]]]:
-        """Yield `paths` in pieces."""
+        """Yield how each path was reached, in pieces."""
         return _by_path(self._reached.pieces(_words))
 
     def folders_with(self, name: str) -> Iterator[str]:
@@ -507,7 +509,7 @@ class Surface:
         return self._reached.folders_with(name)
 
     def missed(self) -> Iterator[dict[str, list[str]]]:
-        """Yield `failed_paths` in pieces."""
+        """Yield why attempts on each path failed, in pieces."""
         return _by_path(self._missed.pieces(sorted))
 
     def programs(self) -> dict[str, list[str]]:
@@ -568,7 +570,8 @@ class Surface:
             yield from (paths for paths, _ in self._reached.pieces(len))
 
     def _changes_that_were_told(self) -> Iterator[tuple[str, str]]:
-        """Without its detail nobody knows what came of a change. And how it was called."""
+        """Yield the paths of changes that did not succeed, or whose detail is not there to say so,
+        and how each was called."""
         for paths, told in self._missed.pieces(sorted):
             for path, reasons in zip(paths, told, strict=True):
                 for reason in reasons:

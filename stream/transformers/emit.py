@@ -81,8 +81,8 @@ class Emit:
             return explain(error)
 
     def _mismatch(self, cell: RawEmission) -> Fault | None:
-        """A cell that was run under another catalog or boundary would become a record of
-        something that was never asked."""
+        """Say why a cell is refused: one run under another catalog or boundary would become
+        a record of something that was never asked."""
         catalogs, descriptor = self._recorder.catalogs, self._recorder.descriptor
         if cell.mode not in descriptor.modes:
             modes = "|".join(descriptor.modes)

@@ -437,7 +437,8 @@ def _find_prompt_in(event: DecisionEvent) -> str | None:
 def _check_summary(
     kind: str | UnsetType | None, summary: str | None, agent: str, faults: list[Fault]
 ) -> None:
-    """A summary begins with the name of its event, and tells what can be seen from outside."""
+    """Check that a summary begins with the name of its event, and tells what can be seen from
+    outside."""
     if summary is None:
         return
     if not (kind and summary.startswith(f"[{kind}]")):
@@ -477,7 +478,8 @@ def _check_constraints(event: DecisionEvent, faults: list[Fault]) -> None:
 
 
 def _check_evaluation(event: DecisionEvent, faults: list[Fault]) -> None:
-    """Each status follows from the checks and the violations below it, and rests on something."""
+    """Check that each status follows from the checks and the violations below it, and rests on
+    something."""
     evaluation, known = event.evaluation, len(faults)
     if evaluation in _sound:
         return
@@ -534,7 +536,7 @@ def _evidence_faults(evidence: str | None, *, is_judged: bool) -> list[Fault]:
 
 
 def _check_stated(event: DecisionEvent, summary: str, faults: list[Fault]) -> None:
-    """A summary that states a status for people states that of the evaluation."""
+    """Check that a status that a summary states for people is that of the evaluation."""
     for name, stated in _find_stated(summary):
         status = getattr(event.evaluation, name).status
         if status and stated != status:

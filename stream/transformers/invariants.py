@@ -158,7 +158,7 @@ class Invariants:
         return [self._finding(found._replace(rule=contract), place)] if found else []
 
     def _reject(self, batch: Sequence[bytes], index: int, error: Exception) -> list[Control]:
-        """A line that cannot be read. A torn end is not said twice: the run is incomplete."""
+        """Reject a line that cannot be read. A torn end is said once: the run is incomplete."""
         self.counts.rejected += 1
         bad = reject(self.name, batch, index, explain(error))
         line = batch[index]

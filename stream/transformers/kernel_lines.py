@@ -69,7 +69,7 @@ def named(event: RawEvent) -> str | None:
 
 
 def named_second(event: RawEvent) -> str | None:
-    """Return the same of its other path."""
+    """Return what the second path of an event names; None where that is not known."""
     return _named(event, event.to_path, event.to_base)
 
 

@@ -111,7 +111,7 @@ class Listen:
         error: Exception,
         bad: list[Control],
     ) -> None:
-        """A line that is no boundary object: blank, of another contract, or bad."""
+        """Count a line that is no boundary object: blank, of another contract, or bad."""
         line = batch[index]
         if is_blank(line):
             self.counts.filtered += 1

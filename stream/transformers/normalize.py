@@ -240,7 +240,7 @@ class _Output(Struct):
         (self.events if self.has_inline_details else self.details).append(detail)
 
     def add(self, item: Any) -> None:
-        """Add what is of neither layer."""
+        """Add an item that is a line of neither layer."""
         self.finish()
         kind = CAPTURES if isinstance(item, RawCapture) else kind_of_item(item)
         if not self.batches or self.batches[-1].kind != kind:
@@ -390,7 +390,7 @@ class Normalize:
         return rule_of
 
     def _new_form(self, key: tuple[Any, ...], event: RawEvent) -> OpenForm | None:
-        """None: it is no open."""
+        """Return the form of an open, and remember it; None for another call."""
         if EVENT_TYPES.get(event.call) != OPEN:
             return None
         if len(self._forms) >= _MOST_KNOWN:

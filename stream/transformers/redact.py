@@ -34,7 +34,7 @@ class Redact:
         return [Batch(TELEMETRY, [self._redacted(item) for item in batch.items])]
 
     def finish(self) -> tuple[()]:
-        """Nothing is left at the end."""
+        """Return nothing: no item is held back."""
         return ()
 
     def _redacted(self, item: Telemetry) -> Telemetry:
@@ -68,5 +68,5 @@ class CopyRaw:
         return [Batch(RAW, batch.items), batch]
 
     def finish(self) -> tuple[()]:
-        """Nothing is left at the end."""
+        """Return nothing: no item is held back."""
         return ()

@@ -51,7 +51,7 @@ class Validate:
 
     @property
     def unknown(self) -> int:
-        """The lines of contracts that stream does not know."""
+        """Count the lines of contracts that stream does not know."""
         return self.contracts[UNKNOWN]
 
     def feed(self, batch: Batch[bytes], /) -> list[Batch[Any]]:
@@ -103,7 +103,7 @@ class Validate:
         return Contracts(self._boundaries)
 
     def _judge(self, line: bytes, source: str) -> tuple[str, Fault | None]:
-        """Return (the contract or rule, what breaks it)."""
+        """Return the contract or rule of a line, and what breaks it."""
         if isinstance(line, BrokenDocument):
             return "json", line.fault
         try:

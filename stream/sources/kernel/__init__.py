@@ -23,11 +23,11 @@ class Feed(Protocol):
 
     @property
     def name(self) -> Name:
-        """The name of the feed, as a user asks for it."""
+        """Return the name of the feed, as a user asks for it."""
 
     @property
     def burden(self) -> str:
-        """Return what it does to the command, in a sentence; nothing if that is little."""
+        """Say in a sentence what the feed does to the command; nothing if that is little."""
 
     def wrap(self, order: Start) -> Start:
         """Return the order to start a command with what the feed needs of it."""
@@ -72,7 +72,7 @@ def open_feed(
 
 
 def probe_feeds(choice: Choice, *, ring_bytes: int, folder: Path) -> str:
-    """Return why `open_feed` would open none; nothing if it would."""
+    """Return why `open_feed` would open no feed; nothing if it would open one."""
     ways: dict[Name, Callable[[], str]] = {
         "ebpf": lambda: probe_ebpf(ring_bytes),
         "strace": lambda: probe_strace(folder),

@@ -95,7 +95,7 @@ REACHING = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd")
 
 
 def calls_with(argument: str) -> set[str]:
-    """Return the calls that have such an argument."""
+    """Return the calls that have an argument of this name."""
     return {call for call, shape in SHAPES.items() if argument in shape.replace("?", "").split()}
 
 
@@ -197,12 +197,12 @@ class LossReasons:
             self.add(f"the run reached by {event.call} into a process that is none of its own")
 
     def add(self, reason: str) -> None:
-        """Add a reason, once."""
+        """Add a reason why the record cannot be complete, once."""
         self._found[reason] = None
 
     @property
     def reasons(self) -> list[str]:
-        """The reasons that were found, each once."""
+        """Return the reasons that were found, each once."""
         return [*self._found]
 
 

@@ -127,7 +127,7 @@ _OF_NO_COMMAND = ("execve", "execveat", "exit")
 
 
 class RingDecoder:
-    """Decodes records, and counts what it was given."""
+    """Decodes the records of the ring, and counts what it was given."""
 
     def __init__(self, streams: Sequence[str] = ()) -> None:
         self.got = 0
@@ -144,7 +144,7 @@ class RingDecoder:
 
     @property
     def scopes(self) -> dict[str, int]:
-        """The events that were decoded, by their scope."""
+        """Return how many events were decoded, by their scope."""
         return {name: n for name, n in zip(_SCOPES, self._scopes, strict=True) if n}
 
     @property
@@ -230,7 +230,7 @@ class RingDecoder:
         return unanswered
 
     def _other(self, record: tuple[int, ...], data: bytes) -> list[RawEvent]:
-        """Decode any other event. A request of io_uring waits for its result."""
+        """Decode a record that is no ordinary open. A request of io_uring waits for its result."""
         call, flags = record[2], record[4]
         if CALLS[call] == "uring_result":
             event = self._requests.pop(record[11], None)
@@ -342,7 +342,7 @@ class RingDecoder:
 def _put_bound(
     event: RawEvent, family: int, address: bytes, resolved: str | None, base: str | None
 ) -> None:
-    """A local socket with a name that is no abstract one makes a file."""
+    """Put the path of a bind to a local socket whose name makes a file; else whom it names."""
     if family == AF_UNIX and len(address) > 2 and address[2]:
         event.path = path_text(address[2:].split(b"\0", 1)[0])
         event.resolved, event.base = resolved, base

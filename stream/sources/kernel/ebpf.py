@@ -40,7 +40,7 @@ _URING = 11  # where the object counts the io_urings that were set up
 
 
 class RingCounters(Struct, frozen=True):
-    """What the object counted, of all CPUs."""
+    """What the programs in the kernel counted, on all CPUs together."""
 
     lost: int
     lost_forks: int
@@ -51,19 +51,19 @@ class RingCounters(Struct, frozen=True):
 
 
 class CounterReader:
-    """Reads what the object counted."""
+    """Reads what the programs in the kernel counted."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
         self._size = _ONE_CPU.size * _possible_cpus()
 
     def lost(self) -> int:
-        """Return how many events were lost; alone, because it is asked for at each look."""
+        """Return how many events were lost: each look into the ring asks for this alone."""
         numbers = memoryview(self._loaded.read("books", self._size)).cast("Q")
         return sum(numbers[:: _ONE_CPU.size // 8])
 
     def read(self) -> RingCounters:
-        """Return all counters."""
+        """Return what was counted on all CPUs."""
         rows = _ONE_CPU.iter_unpack(self._loaded.read("books", self._size))
         sums = [sum(column) for column in zip(*rows, strict=True)]
         lost, lost_forks, foreign, unseen, *kinds = sums
@@ -102,7 +102,8 @@ def capture_of(
 def _unknown_loss(
     counters: RingCounters, decoder: RingDecoder, living: int, *, has_group: bool
 ) -> str:
-    """`living`: processes of the run, which nobody watches any more."""
+    """Say why nobody knows how much was lost; nothing if it is known. `living` counts processes of
+    the run that nobody watches any more."""
     if decoder.got + counters.lost != sum(counters.seen):
         return "the kernel's counters do not balance"
     reasons = decoder.doubts.reasons
@@ -160,7 +161,8 @@ def _has_others(cgroup: Path, guard: int) -> bool:
 
 
 def _possible_cpus() -> int:
-    """What the kernel has of each per-CPU value: the highest number counts, and holes do."""
+    """Return how many values the kernel has for all CPUs: one up to the highest number, also for
+    numbers that no CPU has."""
     text = Path("/sys/devices/system/cpu/possible").read_text().strip()
     return int(text.replace(",", "-").rpartition("-")[2]) + 1
 
@@ -183,19 +185,20 @@ class Ring:
 
     @property
     def read(self) -> int:
-        """Return how many bytes have been taken out since the beginning."""
+        """Return how many bytes have been taken out of the ring since the beginning."""
         return self._read[0]
 
     @property
     def written(self) -> int:
-        """Return how many have been put in; what comes after this is read no earlier."""
+        """Return how many bytes have been put into the ring; what comes after this call is read no
+        earlier than this number."""
         position = self._written[0]
         with self._barrier:  # the one acquire that Python can spell
             return position
 
     def peek(self, most: int) -> bytes:
-        """Return what comes next. Records that are still being written are marked so in their
-        length."""
+        """Return the next bytes of the ring, at most so many. Records that are still being written
+        are marked so in their length."""
         start = self._read[0]
         length = min(self.written - start, most)
         if length <= 0:
@@ -413,7 +416,7 @@ class EbpfFeed:
 
 
 def probe_ebpf(ring_bytes: int = RING) -> str:
-    """Return why there can be no such feed here; nothing if there can.
+    """Return why eBPF cannot be a feed here; nothing if it can.
 
     It is opened with all that a run asks for: a smaller one might be had where that cannot.
     """

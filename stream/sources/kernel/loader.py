@@ -119,7 +119,7 @@ def load(blob: Path, config: bytes, sizes: Mapping[str, int]) -> Loaded:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """The kernel gives up checking a program as soon as a signal waits: they come afterwards.
+    """Hold signals back: the kernel gives up checking a program as soon as one waits.
 
     A stop cannot be held, and a debugger's does not even look like a signal: for these there are
     the other attempts.
@@ -284,7 +284,7 @@ def wake_at(ring_bytes: int) -> int:
 
 
 def _config(guard: int, use_cgroup: bool, ring_bytes: int, watch: Sequence[WatchedFile]) -> bytes:
-    """The first constants of the object, in their order."""
+    """Return the first constants of the object, in their order."""
     space = os.stat("/proc/self/ns/pid")  # noqa: PTH116
     mounts = os.stat("/proc/self/ns/mnt").st_ino  # noqa: PTH116
     head = struct.pack(
@@ -303,7 +303,8 @@ def _config(guard: int, use_cgroup: bool, ring_bytes: int, watch: Sequence[Watch
 
 
 def _kernel_device(number: int) -> int:
-    """stat puts the halves of a device's number together in another way than the kernel."""
+    """Return a device's number as the kernel has it: stat puts its halves together in another
+    way."""
     return os.major(number) << 20 | os.minor(number)
 
 

@@ -197,7 +197,7 @@ class StraceFeed:
 
 
 def probe_strace(folder: Path | None = None) -> str:
-    """Return why there is no such feed here, with all that a run asks of it; nothing if there is.
+    """Return why strace cannot be a feed here, with all that a run asks of it; nothing if it can.
     `folder` is where its fifo would be."""
     try:
         _find_command(has_writes=True)

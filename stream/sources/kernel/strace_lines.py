@@ -77,7 +77,7 @@ class Fork(Struct):
         return bool(self.flags & syntax.CLONE_THREAD)
 
     def task(self, child: int) -> Task:
-        """Make the child."""
+        """Return the task of the child that the call made."""
         folder = self.caller.folder
         group = self.caller.group if self.makes_thread else child
         task = Task(
@@ -136,8 +136,8 @@ class Tasks:
         self._forks[tid] = Fork(caller, flags)
 
     def end_fork(self, tid: int, child: int | None) -> Task | None:
-        """Note the end of such a call; return the parent where the child is a process that has not
-        been announced yet."""
+        """Note the end of a call that makes a process or a thread; return the parent where the
+        child is a process that has not been announced yet."""
         fork = self._forks.pop(tid)
         if not child:
             return None
@@ -453,14 +453,15 @@ class StraceParser:
             self._halves[tid] = (call, args)
 
     def _begin_mount(self, call: str, rest: bytes) -> None:
-        """Others may see what it does before strace says that it is done."""
+        """Note a call that may mount: others may see what it does before strace says that it is
+        done."""
         result = read_result(rest)
         end = len(rest) if result is None else result.start
         if result is None or not result.has_failed:
             self._has_mounted |= may_mount(call, rest[:end])
 
     def _begin_write(self, tid: int, task: Task, call: str, rest: bytes) -> None:
-        """Its data may be long: nothing looks at it, and it is not kept."""
+        """Begin a write. Its data may be long: nothing looks at it, and it is not kept."""
         path, end = syntax.path_of(call, rest), rest[-syntax.END :]
         if syntax.unfinished_arguments(end) is None:
             self._add_write(tid, task, path, end)
@@ -549,7 +550,8 @@ class StraceParser:
         self._send(event)
 
     def _is_nothing(self, call: str, parsed: CallArguments, result: CallResult) -> bool:
-        """A request to a process that is traced already; nobody who came."""
+        """Return whether a call did nothing: a request to a process that is traced already, or an
+        accept to which nobody came."""
         if call == "ptrace":
             return parsed.event.flags not in (syntax.ATTACH, syntax.SEIZE)
         return call in ACCEPTS and not result.has_succeeded
@@ -589,14 +591,15 @@ class StraceParser:
             self._send(RawEvent(self._time, tid, tid, "exit", status=status, scope="tree"))
 
     def _end_call_unseen(self, tid: int, task: Task) -> None:
-        """In the middle of a call, which may have reached somebody nevertheless."""
+        """Record the call in whose middle a thread ended: it may have reached somebody
+        nevertheless."""
         call, args = self._halves.pop(tid, ("", b""))
         if call in _ENDING:
             self.counts.halves -= 1
             self._parse_call(tid, task, call, args, CallResult(0, None))
 
     def _supersede(self, tid: int, by: int) -> None:
-        """A thread has executed a program, and goes on as its process's first one."""
+        """Follow a thread that has executed a program, and goes on as its process's first one."""
         task = self._task(tid)
         call, args = self._halves.pop(by, ("", b""))
         self._end_call_unseen(tid, task)
@@ -610,8 +613,8 @@ class StraceParser:
         self._send(make_event(self._time, task, tid, "exec", parsed, CallResult(0, 0)))
 
     def _after_exec(self, rest: bytes) -> None:
-        """What strace says of it after that. With seccomp, it takes the program's first call for
-        the end of the exec."""
+        """Read what strace says of an exec by a thread after that. With seccomp, it takes the
+        program's first call for the end of the exec."""
         result = read_result(rest)
         self.counts.halves += 1
         if result is None or result.is_misread:
@@ -646,7 +649,7 @@ class StraceParser:
 
 
 def _bound_name(event: RawEvent) -> str:
-    """The name of a local socket; else nothing."""
+    """Return the name that a local socket was bound to; else nothing."""
     if event.path is None:
         return event.peer if event.peer is not None and event.peer.startswith("unix:") else ""
     is_whole = event.path.startswith("/") or event.base is None

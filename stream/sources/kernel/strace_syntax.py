@@ -438,7 +438,8 @@ class CallResult(Struct):
 
 
 def read_result(text: bytes) -> CallResult | None:
-    """Read how a line ends; None: not as a call ends."""
+    """Read how a call ended from the end of its line; None where the line does not end as calls
+    do."""
     found = _RESULT(text)
     if found is None:
         return None
