@@ -65,13 +65,13 @@ class Contracts:
 
     def know(self, contract: str) -> bool:
         """Say whether a record of that contract can be checked."""
-        return contract in _DECODED or contract in _DOCUMENTS or self.boundaries.knows(contract)
+        return contract in _DECODED or contract in _MAKERS or self.boundaries.knows(contract)
 
     def check(self, contract: str, line: bytes, source: str) -> Fault | None:
         """Find what a record breaks. Raises nothing: a line that cannot be decoded is a fault."""
         if self.boundaries.knows(contract):
             return self.boundaries.check(line, contract)
-        if contract in _DOCUMENTS:
+        if contract in _MAKERS:
             return _check_document(contract, line, source)
         return fault_of(contract, line)
 
@@ -89,7 +89,7 @@ def fault_of(contract: str, line: bytes) -> Fault | None:
 def _check_document(contract: str, line: bytes, source: str) -> Fault | None:
     path = Path(source)
     try:
-        _DOCUMENTS[contract](parse_document(line), path)
+        _MAKERS[contract](parse_document(line), path)
     except (InputError, ValueError) as error:
         return parted(str(error).removeprefix(f"{path}: "))
     return None
@@ -206,7 +206,7 @@ LINES = {**_decoders_of(_LINE_KINDS), artifacts.RUNNER_EVENT: _consistent(decode
 ARTIFACTS = _decoders_of(_ARTIFACT_KINDS)
 DEFAULTS = "defaults.json"  #: names no contract: it is known by its file name
 
-_DOCUMENTS: dict[str, Callable[[Any, Path], object]] = {
+_MAKERS: dict[str, Callable[[Any, Path], object]] = {
     CATALOG: make_catalog,
     DESCRIPTOR: make_descriptor,
     DEFAULTS: make_defaults,
@@ -224,4 +224,4 @@ _DECODED: dict[str, Decode] = {
     **LINES,
     **ARTIFACTS,
 }
-LONE = {*_DECODED, *_DOCUMENTS} - {DEFAULTS}  #: contracts that a record names by itself
+LONE = {*_DECODED, *_MAKERS} - {DEFAULTS}  #: contracts that a record names by itself

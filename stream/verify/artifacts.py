@@ -69,14 +69,17 @@ T = TypeVar("T")
 _FILTER_RULES = {rule.name for rule in RULES}
 
 
+ArtifactFault = tuple[str, str, str]  #: the file, the rule that it breaks, and the reason
+
+
 def artifact_faults(
     replay: LayerReplay,
     documents: Documents,
     *,
     is_reference: bool,
     is_streamed: bool = False,
-) -> Iterator[tuple[str, Fault]]:
-    """Compare the artifacts with what follows from the layers. Yield each fault with its file.
+) -> Iterator[ArtifactFault]:
+    """Compare the artifacts with what follows from the layers, and yield what is wrong.
 
     `is_reference`: there are the contract's own files alone. `is_streamed`: the archive was made
     from a stream.
@@ -93,15 +96,15 @@ def artifact_faults(
 
 def _faults(
     replay: LayerReplay, documents: Documents, *, is_streamed: bool
-) -> Iterator[tuple[str, Fault]]:
+) -> Iterator[ArtifactFault]:
     stated = documents.head(COMPANION_FILE, Counted, "paths")
     if stated is None:
-        yield COMPANION_FILE, Fault("it is missing, or none", rule="contract.companion")
+        yield COMPANION_FILE, "contract.companion", "it is missing, or none"
         return
     try:
         capture = msgspec.convert(stated.capture, RawCapture)
     except msgspec.ValidationError as error:
-        yield COMPANION_FILE, Fault(f"$.capture: {error}", rule="contract.companion")
+        yield COMPANION_FILE, "contract.companion", f"$.capture: {error}"
         return
     capture = replace(capture, filtered=UNSET, aside=UNSET)  # which the companion says itself
     derived = derive(
@@ -110,27 +113,27 @@ def _faults(
     replay.verified_commands = derived.correlation.verified_commands
     is_same = documents.confirm(COMPANION_FILE, derived.companion)
     if not is_same and documents.get(COMPANION_FILE) is None:
-        yield COMPANION_FILE, Fault("it is missing, or none", rule="contract.companion")
+        yield COMPANION_FILE, "contract.companion", "it is missing, or none"
         return
     counted = capture.dropped + capture.unparsed
     # Of a feed that was cut off, or a full disk, the last gaps may be missing.
     if replay.lost > counted or (replay.lost < counted and not capture.unknown_loss):
         message = f"the feed lost {counted} events, and the gaps say {replay.lost}"
-        yield DETAIL_FILE, Fault(message, rule="contract.health")
+        yield DETAIL_FILE, "contract.health", message
     for reason in account_faults(capture, stated, replay, is_streamed=is_streamed):
-        yield COMPANION_FILE, Fault(reason, rule="contract.books")
+        yield COMPANION_FILE, "contract.books", reason
     if replay.missing_details and not capture.unknown_loss:
         message = f"{replay.missing_details} events lack theirs, {replay.first_missing} and others"
-        yield DETAIL_FILE, Fault(message, rule="contract.detail")
+        yield DETAIL_FILE, "contract.detail", message
     for reason in replay.unusual_events:
-        yield KERNEL_FILE, Fault(reason, rule="contract.kernel_event")
+        yield KERNEL_FILE, "contract.kernel_event", reason
     for reason in replay.mismatched_details:
-        yield DETAIL_FILE, Fault(reason, rule="contract.detail")
+        yield DETAIL_FILE, "contract.detail", reason
     for marker in replay.markers:
         if reason := _marker_mismatch(marker, replay.sdk):
-            yield MARKERS_FILE, Fault(f"{marker.seq}: {reason}", rule="contract.marker")
+            yield MARKERS_FILE, "contract.marker", f"{marker.seq}: {reason}"
     if reason := _frame_mismatch(replay.markers, replay.events):
-        yield MARKERS_FILE, Fault(reason, rule="contract.marker")
+        yield MARKERS_FILE, "contract.marker", reason
     yield from _differences(documents, derived.documents())
 
 
@@ -165,7 +168,7 @@ def _frame_mismatch(markers: Sequence[Marker], total: int) -> str:
 
 def _differences(
     documents: Documents, made: Mapping[str, StreamedRecord[Any]]
-) -> Iterator[tuple[str, Fault]]:
+) -> Iterator[ArtifactFault]:
     rules = {
         SURFACE_FILE: "contract.surface",
         CORRELATION_FILE: "contract.correlation",
@@ -182,7 +185,7 @@ def _differences(
         for field in implied.__struct_fields__:
             here, there = getattr(stated, field), getattr(implied, field)
             if here != there:
-                yield name, Fault(f"$.{field}: {_difference(here, there)}", rule=rules[name])
+                yield name, rules[name], f"$.{field}: {_difference(here, there)}"
 
 
 def _difference(stated: Any, implied: Any) -> str:
@@ -318,16 +321,16 @@ def _feed_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
 # ------------------------------------------------------------ the reference's archives
 
 
-def _reference_faults(replay: LayerReplay, documents: Documents) -> Iterator[tuple[str, Fault]]:
+def _reference_faults(replay: LayerReplay, documents: Documents) -> Iterator[ArtifactFault]:
     yield from _surface_differences(replay, documents)
     health = documents.get(HEALTH_FILE)
     report = documents.get(CORRELATION_FILE)
     if isinstance(health, ObservationHealth):
         for reason in _health_differences(health, replay):
-            yield HEALTH_FILE, Fault(reason, rule="contract.health")
+            yield HEALTH_FILE, "contract.health", reason
         if isinstance(report, CorrelationReport):
             for reason in clean_faults(report, health):
-                yield CORRELATION_FILE, Fault(reason, rule="contract.correlation")
+                yield CORRELATION_FILE, "contract.correlation", reason
     if isinstance(report, CorrelationReport):
         told = [one.tool_call_id for one in replay.sdk if one.event_type in TOOL_EVENTS]
         decided = [one.tool_call_id for one in replay.policy]
@@ -335,10 +338,10 @@ def _reference_faults(replay: LayerReplay, documents: Documents) -> Iterator[tup
         unsettled = unsettled_calls(replay.sdk, replay.policy)
         doubts = (f"$.status: clean, and {code}" for code in unsettled if report.status == "clean")
         for reason in (*calls, *doubts, *_binding_faults(report, replay)):
-            yield CORRELATION_FILE, Fault(reason, rule="contract.correlation")
+            yield CORRELATION_FILE, "contract.correlation", reason
 
 
-def _surface_differences(replay: LayerReplay, documents: Documents) -> Iterator[tuple[str, Fault]]:
+def _surface_differences(replay: LayerReplay, documents: Documents) -> Iterator[ArtifactFault]:
     """Compare surfaces by the reference's rules, or by ours, as far as these files alone can show
     it."""
     surface = replay.surface
@@ -352,10 +355,8 @@ def _surface_differences(replay: LayerReplay, documents: Documents) -> Iterator[
     for name in SURFACE_SETS:
         here, there = getattr(stated, name), getattr(made, name)
         if here != there and not surface.may_claim(name, here):
-            yield (
-                SURFACE_FILE,
-                Fault(f"$.{name}: {_difference(here, there)}", rule="contract.surface"),
-            )
+            reason = f"$.{name}: {_difference(here, there)}"
+            yield SURFACE_FILE, "contract.surface", reason
 
 
 def _health_differences(health: ObservationHealth, replay: LayerReplay) -> list[str]:

@@ -203,13 +203,13 @@ class VerifySession:
         report = self._report
         if report.is_folder and not has_evidence(report.names):
             return
-        for name, fault in artifact_faults(
+        for name, rule, reason in artifact_faults(
             self.replay,
             self.documents,
             is_reference=not report.is_folder and is_reference(report.names),
             is_streamed=not report.is_recorded,
         ):
-            report.add_faults([fault], name)
+            report.find(rule, reason, name)
 
     def check_run_documents(self, *, is_whole: bool) -> None:
         """Check the run's own documents against each other, and against layers and artifacts."""
