@@ -86,6 +86,7 @@ def find_changes(before: Snapshot, root: Path, store: Store) -> ChangeSet:
             raise InputError(f"{root}: has become a link to another folder")
         finder = _Finder(before, descent, store)
         descent.visit(finder)
+        store.flush()
     finally:
         descent.close()
     finder.found.sort(key=lambda change: change.path)

@@ -4,9 +4,12 @@ pass, a copy of it."""
 from __future__ import annotations
 
 import errno
+import fcntl
+import io
 import os
 import stat
 import struct
+import tempfile
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -38,8 +41,6 @@ Reason = Literal["fifo", "socket", "device", "unreadable", "vanished", "unsteady
 _STATUS = struct.Struct("=IQqqQ")
 NOWHERE = -1  #: instead of an offset: the content is not known
 
-
-_PARTS = 1000  #: a write takes 1,024 at most
 
 IsCancelled = Callable[[], bool]
 _TRIES = 2  #: of a file that changes while it is read
@@ -167,28 +168,19 @@ def never() -> bool:
     return False
 
 
-def _open_nameless(folder: Path) -> int:
-    flags = os.O_RDWR | os.O_CLOEXEC
-    if hasattr(os, "O_TMPFILE"):
-        with suppress(OSError):  # not on every file system
-            return os.open(folder, flags | os.O_TMPFILE, 0o600)
-    place = folder / f".store-{os.urandom(8).hex()}"
-    fd = os.open(place, flags | os.O_CREAT | os.O_EXCL, 0o600)
-    place.unlink()
-    return fd
-
-
 class Store:
     """Contents, one after the other in a file that has no name: no death leaves it behind. It is
     append-only but for `forget`. `folder` is on a file system with room for what is kept."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._parts: list[bytes] = []
-        self._waiting = 0  #: bytes in the parts
-        self._written = 0
+        self.end = 0  #: the place where the next content will begin
         with reporting(folder, OutputError):
-            self._fd = _open_nameless(folder)
+            file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        self._fd = file.fileno()
+        # At its end, wherever somebody has just read.
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_APPEND)
+        self._file = io.BufferedWriter(file, CHUNK)
 
     def __enter__(self) -> Self:
         return self
@@ -198,39 +190,35 @@ class Store:
 
     def close(self) -> None:
         """Forget the contents."""
-        os.close(self._fd)
-
-    @property
-    def end(self) -> int:
-        """The place where the next content will begin."""
-        return self._written + self._waiting
+        with suppress(OSError):  # there is no room for what was to be kept
+            self._file.close()
 
     def add(self, data: Piece) -> None:
         """Append a piece of a content. Raise OutputError."""
         if isinstance(data, int):
-            self._flush()
-            self._end_at(self._written + data)
+            self.forget(self.end + data)
             return
-        self._parts.append(data)
-        self._waiting += len(data)
-        if self._waiting >= CHUNK or len(self._parts) >= _PARTS:
-            self._flush()
+        with reporting(self._folder, OutputError):
+            self._file.write(data)
+        self.end += len(data)
 
     def forget(self, end: int) -> None:
         """Remove everything from this place on. Raise OutputError."""
-        self._flush()
-        self._end_at(end)
+        self.flush()
+        with reporting(self._folder, OutputError):
+            os.ftruncate(self._fd, end)
+        self.end = end
 
     def read(self, offset: int, size: int) -> Iterator[bytes]:
         """Yield a content in chunks: it may be larger than what should be in memory."""
-        self._flush()
+        self.flush()
         if os.fstat(self._fd).st_size < offset + size:
             raise OutputError(f"{self._folder}: what was kept there has become shorter")
         yield from filled(pieces(self._fd, offset, offset + size))
 
     def holds(self, offset: int, size: int, found: Iterable[Piece]) -> bool:
         """Tell whether a content is made of these pieces, wherever its own holes are."""
-        self._flush()
+        self.flush()
         place = offset
         for piece in found:
             begin = place
@@ -242,20 +230,10 @@ class Store:
                 return False
         return place == offset + size
 
-    def _end_at(self, end: int) -> None:
+    def flush(self) -> None:
+        """Write what was added. Raise OutputError."""
         with reporting(self._folder, OutputError):
-            os.ftruncate(self._fd, end)
-        self._written = end
-
-    def _flush(self) -> None:
-        parts, self._parts = self._parts, []
-        with reporting(self._folder, OutputError):
-            done = os.pwritev(self._fd, parts, self._written) if parts else 0
-            while done < self._waiting:  # a signal, or the last free bytes
-                rest = b"".join(parts)[done:]
-                done += os.pwrite(self._fd, rest, self._written + done)
-        self._written += self._waiting
-        self._waiting = 0
+            self._file.flush()
 
 
 def _is_data(piece: Piece) -> bool:
@@ -298,6 +276,7 @@ def _take(
         taker = _Taker(descent, copy, store, set(_identities(leave_out)), is_cancelled)
         taker.begin(root)
         descent.visit(taker)
+        store.flush()
         taker.snapshot.identity = identity_of(copy.fd if copy else descent.fd)
         if copy:
             copy.finish()
