@@ -77,9 +77,10 @@ def record_artifacts(
     """Write the last layers of a run and the artifacts that follow from all of them.
 
     The kernel layer is read once for its digest, for nothing follows from a file that somebody
-    else changed, and once for the artifacts. An archive reads it once more, since the artifacts
-    stand before it there. A gigabyte takes 0.04 s to read again, from memory, of the 10 s that it
-    takes to derive and to pack: to keep it compressed meanwhile would cost more.
+    else changed, and once for the artifacts; with a policy log, twice more for who wrote that. An
+    archive reads it once more: the artifacts stand before it there, and its compressed bytes depend
+    on theirs. To read a gigabyte again, from memory, takes 0.04 s of processor time; to derive and
+    to pack it takes 9 s.
     """
     layers = last_layers(collector, result, runner, files)
     troubles = [one.sentence for one in collector.dropped]
