@@ -7,6 +7,7 @@ bounded by the limit of an artifact. Broken evidence is a named problem, never a
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -26,6 +27,7 @@ from stream.errors import InputError, os_reason, reporting
 from stream.evidence.consistency import clean_faults, report_faults, unbound_faults
 from stream.evidence.health import contradictions
 from stream.evidence.markers import TOOL_EVENTS
+from stream.files.inside import describe_kind
 from stream.records.artifacts import (
     COMPANION_FILE,
     CORRELATION,
@@ -230,7 +232,10 @@ def _of_folder(folder: Path) -> dict[str, bytes]:
 
 def _check_manifest(folder: RunFolder) -> None:
     """Raise DamagedError if the run has a manifest and the evidence is not as that lists it."""
-    if os.path.lexists(folder.root / MANIFEST_FILE):
+    where = folder.root / MANIFEST_FILE
+    if os.path.lexists(where):
+        if not stat.S_ISREG(mode := where.lstat().st_mode):
+            raise DamagedError(f"{where}: {describe_kind(mode)}, not a regular file")
         for finding in manifest_findings(folder, names=EVIDENCE_FILES):
             raise DamagedError(f"{finding.source}: {finding.message}")
 

@@ -355,8 +355,9 @@ def manifest_findings(
     root, digests = folder.root, folder.digests
     where = root / run.MANIFEST_FILE
     try:
+        digests.of(run.MANIFEST_FILE, "manifest")
         manifest = folder.document(run.MANIFEST_FILE, Manifest)
-    except InputError as error:
+    except (UnusableFileError, InputError) as error:
         yield _finding("manifest.document", _without(where, error), where)
         return
     if run_id and manifest.run_id != run_id:
