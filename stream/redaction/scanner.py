@@ -15,7 +15,6 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from stream.redaction.environment import forms, secret_values
 from stream.redaction.patterns import CONTEXTS, KEYS, Key
 from stream.redaction.values import (
     AHEAD,
@@ -27,6 +26,8 @@ from stream.redaction.values import (
     Found,
     Next,
     SecretRule,
+    forms,
+    secret_values,
 )
 
 STEP = 1 << 16  #: bytes that are worth a pass

@@ -17,8 +17,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import stream
-from stream.redaction.environment import is_plain, names_secret
 from stream.redaction.policy import Redactor
+from stream.redaction.values import is_plain, names_secret
 from tests.sweeping import every, thorough
 
 KEY_LINES = "\n".join("MIIEpAIBAAKCAQEA" + f"{n:02}" * 24 for n in range(10, 35))
