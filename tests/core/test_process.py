@@ -24,6 +24,7 @@ from stream.process import table, tree
 from stream.process.capture import Captured, Tail, capture
 from stream.process.tree import Reaper
 from tests.cli.command import LANDLOCK
+from tests.forking import end_forking
 
 ON_LINUX = sys.platform == "linux"
 LIMIT = 30  # seconds, for what would otherwise hang
@@ -97,6 +98,12 @@ def below(pid: int) -> dict[int, str]:
 
 def descriptors() -> list[str]:
     return sorted(os.listdir("/dev/fd"), key=int)  # noqa: PTH208
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_other_children() -> None:
+    """The interpreter that other tests fork commands from is a child of ours as well."""
+    end_forking()
 
 
 @pytest.fixture(autouse=True)
