@@ -123,31 +123,31 @@ class LineSplitter:
         """Give the lines that this chunk completes, or None."""
         last = chunk.rfind(b"\n")
         if last < 0:
-            self._hold(chunk)
+            self._hold_part(chunk)
             return None
         consumed = self._held_length + last + 1
         items = chunk[:last].split(b"\n")
         if self._held_length:
-            self._hold(items[0])
-            items[0] = self._release()
+            self._hold_part(items[0])
+            items[0] = self._release_line()
         if last > self._limit:
             items = [self._checked(item) for item in items]
         batch = Lines(items, self._source, self._number, self._offset)
         self._number += len(items)
         self._offset += consumed
         if last + 1 < len(chunk):
-            self._hold(chunk[last + 1 :])
+            self._hold_part(chunk[last + 1 :])
         return batch
 
     def finish(self) -> Lines | None:
         """Give what stands after the last newline, as a TornLine."""
         if not self._held_length:
             return None
-        line = self._release()
+        line = self._release_line()
         item = line if isinstance(line, OverlongLine) else TornLine(line)
         return Lines([item], self._source, self._number, self._offset)
 
-    def _hold(self, part: bytes) -> None:
+    def _hold_part(self, part: bytes) -> None:
         self._held_length += len(part)
         if self._digest is None and self._held_length > self._limit:
             self._digest = _sha256(self._held)
@@ -157,7 +157,7 @@ class LineSplitter:
         else:
             self._digest.update(part)
 
-    def _release(self) -> bytes:
+    def _release_line(self) -> bytes:
         line: bytes
         if self._digest is None:
             line = bytes(self._held)
@@ -335,7 +335,7 @@ def parse_document(data: bytes) -> Any:
     try:
         value = json.loads(data.decode(), object_pairs_hook=members, parse_constant=_refuse)
         if repeated:
-            raise ValueError(_first_repeated(value, "$"))
+            raise ValueError(_first_repeated_key(value, "$"))
     except UnicodeDecodeError as error:
         raise ValueError(f"invalid UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
@@ -385,10 +385,10 @@ class _Repeated:
         self.key = key
 
 
-def _first_repeated(value: Any, path: str) -> str:
+def _first_repeated_key(value: Any, path: str) -> str:
     """Return the path of the first such object, and its key; an empty text if there is none."""
     if isinstance(value, _Repeated):
-        return _first_repeated(value.value, path) or f"{path}: duplicate key {value.key!r}"
+        return _first_repeated_key(value.value, path) or f"{path}: duplicate key {value.key!r}"
     members = (
         [(f".{key}", member) for key, member in value.items()]
         if isinstance(value, dict)
@@ -396,7 +396,7 @@ def _first_repeated(value: Any, path: str) -> str:
         if isinstance(value, list)
         else []
     )
-    found = (_first_repeated(member, path + step) for step, member in members)
+    found = (_first_repeated_key(member, path + step) for step, member in members)
     return next(filter(None, found), "")
 
 

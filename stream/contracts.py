@@ -72,7 +72,7 @@ class Contracts:
         if self.boundaries.knows(contract):
             return self.boundaries.check(line, contract)
         if contract in _MAKERS:
-            return _check_document(contract, line, source)
+            return _document_fault(contract, line, source)
         return fault_of(contract, line)
 
 
@@ -86,7 +86,7 @@ def fault_of(contract: str, line: bytes) -> Fault | None:
     return None if _encode(record) == line else repeated_key(line)
 
 
-def _check_document(contract: str, line: bytes, source: str) -> Fault | None:
+def _document_fault(contract: str, line: bytes, source: str) -> Fault | None:
     path = Path(source)
     try:
         _MAKERS[contract](parse_document(line), path)
@@ -109,19 +109,19 @@ def decoder_of(kind: type[RecordT]) -> Callable[[bytes], RecordT]:
         try:
             return decode(line)
         except ValidationError:
-            return msgspec.convert(_whole(msgspec.json.decode(line)), kind)
+            return msgspec.convert(_with_whole_numbers(msgspec.json.decode(line)), kind)
 
     return decode_any
 
 
-def _whole(value: Any) -> Any:
+def _with_whole_numbers(value: Any) -> Any:
     """Write 7 for 7.0, which is an integer for JSON Schema as well."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
-        return {key: _whole(member) for key, member in value.items()}
+        return {key: _with_whole_numbers(member) for key, member in value.items()}
     if isinstance(value, list):
-        return [_whole(member) for member in value]
+        return [_with_whole_numbers(member) for member in value]
     return value
 
 
@@ -157,7 +157,7 @@ def _decode_runner_lines(block: bytes) -> list[Any]:
     return [decode_runner_event(line) for line in block.splitlines()]
 
 
-def _consistent(decode: Decode) -> Decode:
+def _consistent_decoder(decode: Decode) -> Decode:
     """Refuse what contradicts itself with a ValidationError as well."""
 
     def decode_consistent(line: bytes) -> object:
@@ -172,7 +172,7 @@ def _consistent(decode: Decode) -> Decode:
 
 def _decoders_of(kinds: tuple[type[Struct], ...]) -> dict[str, Decode]:
     """Make the decoders of structs by their contracts."""
-    return {contract_name(kind): _consistent(decoder_of(kind)) for kind in kinds}
+    return {contract_name(kind): _consistent_decoder(decoder_of(kind)) for kind in kinds}
 
 
 #: By file of a run: what a document of it, or a line of it, may be.
@@ -202,7 +202,10 @@ LAYER_DECODERS = {
     if name not in (*DOCUMENTS, artifacts.CHAIN_FILE, artifacts.RUNNER_FILE)
 }
 LAYER_DECODERS[artifacts.RUNNER_FILE] = LineDecoder(decode_runner_event, _decode_runner_lines)
-LINES = {**_decoders_of(_LINE_KINDS), artifacts.RUNNER_EVENT: _consistent(decode_runner_event)}
+LINES = {
+    **_decoders_of(_LINE_KINDS),
+    artifacts.RUNNER_EVENT: _consistent_decoder(decode_runner_event),
+}
 ARTIFACTS = _decoders_of(_ARTIFACT_KINDS)
 DEFAULTS = "defaults.json"  #: names no contract: it is known by its file name
 

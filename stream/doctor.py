@@ -57,18 +57,18 @@ async def checks() -> list[MachineCheck]:
     return [
         MachineCheck("stream", "ok", f"{__version__}, Python {platform.python_version()}"),
         MachineCheck("platform", "ok", " ".join(platform.uname()[i] for i in (0, 2, 4))),
-        await _bash(),
-        *_tools(),
-        *_selection(),
-        _scratch(),
-        _containment(),
-        _cgroup(),
-        *await to_thread.run_sync(_feeds),
-        _privileges(),
+        await _check_bash(),
+        *_check_tools(),
+        *_check_selection(),
+        _check_scratch_folder(),
+        _check_containment(),
+        _check_cgroup(),
+        *await to_thread.run_sync(_check_feeds),
+        _check_privileges(),
     ]
 
 
-async def _bash() -> MachineCheck:
+async def _check_bash() -> MachineCheck:
     got = await capture(
         ["bash", "-c", 'echo "$BASH_VERSION"'],
         env=os.environ,
@@ -83,7 +83,7 @@ async def _bash() -> MachineCheck:
     return MachineCheck("bash", "ok", got.stdout.head.decode(errors="replace").strip(), needed=True)
 
 
-def _tools() -> Iterator[MachineCheck]:
+def _check_tools() -> Iterator[MachineCheck]:
     for name, purpose in TOOLS.items():
         path = shutil.which(name)
         yield MachineCheck(
@@ -91,7 +91,7 @@ def _tools() -> Iterator[MachineCheck]:
         )
 
 
-def _selection() -> Iterator[MachineCheck]:
+def _check_selection() -> Iterator[MachineCheck]:
     try:
         catalogs = find_catalogs(None)
         detail = f"{catalogs.first.key}, {len(catalogs.first.capabilities)} capabilities"
@@ -105,7 +105,7 @@ def _selection() -> Iterator[MachineCheck]:
         yield MachineCheck("boundary", "missing", str(error), needed=True)
 
 
-def _scratch() -> MachineCheck:
+def _check_scratch_folder() -> MachineCheck:
     try:
         root = make_root(Path.cwd())
     except (OSError, OutputError) as error:
@@ -114,7 +114,7 @@ def _scratch() -> MachineCheck:
     return MachineCheck("scratch folder", "ok", str(root.parent))
 
 
-def _containment() -> MachineCheck:
+def _check_containment() -> MachineCheck:
     if Reaper.get().can_contain:
         return MachineCheck(
             "process trees", "ok", "subreaper: orphans of a probe are found and ended"
@@ -124,7 +124,7 @@ def _containment() -> MachineCheck:
     )
 
 
-def _cgroup() -> MachineCheck:
+def _check_cgroup() -> MachineCheck:
     mounts = Path("/proc/self/mounts")
     points = [
         line.split()[1]
@@ -141,7 +141,7 @@ def _cgroup() -> MachineCheck:
     return MachineCheck("cgroup v2", "limited", detail)
 
 
-def _feeds() -> list[MachineCheck]:
+def _check_feeds() -> list[MachineCheck]:
     """Try both kernel feeds with the defaults of a run."""
     from stream.sources.kernel.ebpf import RING, probe_ebpf
     from stream.sources.kernel.strace import probe_strace
@@ -155,7 +155,7 @@ def _feeds() -> list[MachineCheck]:
     ]
 
 
-def _privileges() -> MachineCheck:
+def _check_privileges() -> MachineCheck:
     status = Path("/proc/self/status")
     if not status.exists():
         return MachineCheck("privileges", "ok", f"uid {os.geteuid()} on {sys.platform}")

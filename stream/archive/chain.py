@@ -58,11 +58,11 @@ class Tally:
             end = data.find(b"\n", start + max(0, self._next - self.bytes - 1)) + 1
             if not end:
                 break
-            self._add(data, start, end, None if lines is None else before + lines)
+            self._add_bytes(data, start, end, None if lines is None else before + lines)
             self.links.append(self.link())
             self._next = self.bytes + STEP
             start = end
-        self._add(data, start, len(data), None if lines is None else before + lines)
+        self._add_bytes(data, start, len(data), None if lines is None else before + lines)
 
     def link(self) -> ChainLink:
         """Return the link of all bytes so far."""
@@ -76,7 +76,7 @@ class Tally:
         self.links.append(last)
         return [last]
 
-    def _add(self, data: bytes, start: int, end: int, total: int | None) -> None:
+    def _add_bytes(self, data: bytes, start: int, end: int, total: int | None) -> None:
         """`total`: the lines that there will be once all of the data has been added."""
         self._digest.update(memoryview(data)[start:end])
         self.bytes += end - start

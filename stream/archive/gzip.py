@@ -97,8 +97,8 @@ class GzipReader:
         if not self.is_sealed:
             self._begun, self._seal = self._seal, b""
             if head[2:] not in _KNOWN:
-                self._read_other(head.ljust(LENGTH, b"\0"))
-        self._take(head + self._seal)
+                self._read_foreign_header(head.ljust(LENGTH, b"\0"))
+        self._count_compressed(head + self._seal)
 
     @property
     def is_sealed(self) -> bool:
@@ -112,7 +112,7 @@ class GzipReader:
         held = b""
         block = self._begun or self._file.read(_READ)
         while block:
-            self._take(block)
+            self._count_compressed(block)
             digest.update(block)
             block = held + block
             held = block[-_TRAILER:]
@@ -126,15 +126,15 @@ class GzipReader:
             message = "the compressed bytes are not those that its header names, by their SHA-256"
             raise BrokenArchive("integrity.gzip", message)
 
-    def _read_other(self, head: bytes) -> None:
+    def _read_foreign_header(self, head: bytes) -> None:
         rest = self._begun + self._file.read(_READ)
-        header = _examine(head, rest)
+        header = _examine_header(head, rest)
         if header.is_seal_changed:
             message = "the header is not as it was written: it names what follows it, changed"
             raise BrokenArchive("integrity.gzip", message)
         if header.start < 0:
-            raise BrokenArchive("security.gzip_header", _describe(header.found))
-        self.oddity, self._begun = _describe(header.found), rest[header.start :]
+            raise BrokenArchive("security.gzip_header", _describe_oddities(header.found))
+        self.oddity, self._begun = _describe_oddities(header.found), rest[header.start :]
 
     def _inflate(self, engine: zlib._Decompress, data: bytes) -> Iterator[bytes]:
         if engine.eof and data:
@@ -148,18 +148,18 @@ class GzipReader:
             data = engine.unconsumed_tail
             more = not engine.eof and (len(piece) == _CHUNK or bool(data))
             if piece:
-                self._give(piece)
+                self._count_decompressed(piece)
                 yield piece
         if engine.unused_data:
             raise BrokenArchive("security.hidden_bytes", "bytes follow the end of the gzip member")
 
-    def _take(self, block: bytes) -> None:
+    def _count_compressed(self, block: bytes) -> None:
         """Count compressed bytes that were read."""
         self._read += len(block)
         if self._read > self._most_read:
             raise BrokenArchive("limit.archive", f"more than {self._most_read} bytes")
 
-    def _give(self, data: bytes) -> None:
+    def _count_decompressed(self, data: bytes) -> None:
         """Count decompressed bytes."""
         self._decoded += len(data)
         self._sum = zlib.crc32(data, self._sum)
@@ -179,7 +179,7 @@ class _OtherHeader(Struct):
     is_seal_changed: bool = False
 
 
-def _examine(head: bytes, rest: bytes) -> _OtherHeader:
+def _examine_header(head: bytes, rest: bytes) -> _OtherHeader:
     """Find what a gzip header holds that our own does not."""
     method, flags = head[2], head[3]
     if method != _DEFLATE or flags & _RESERVED:
@@ -217,7 +217,7 @@ def _was_seal(text: bytes) -> bool:
     return right > len(_NO_SEAL) - _FEW
 
 
-def _describe(found: list[str]) -> str:
+def _describe_oddities(found: list[str]) -> str:
     """Say in a sentence what was found in a gzip header."""
     if not found:
         return "the gzip header is none that can be read"

@@ -129,7 +129,7 @@ def names_of(folder: Path, *, is_strict: bool = True) -> Iterator[str]:
     Raise InputError where one is no regular file. If not strict, name such a file as well, and
     those that somebody added: who opens it finds out.
     """
-    foreign = _foreign(folder) if is_strict else set()
+    foreign = _foreign_files(folder) if is_strict else set()
     try:
         for name in _RUN_FILES:
             if name not in foreign and os.path.lexists(folder / name):
@@ -137,14 +137,14 @@ def names_of(folder: Path, *, is_strict: bool = True) -> Iterator[str]:
         for place in (ARTIFACTS, LAYERS):
             if place in foreign or not os.path.lexists(folder / place):
                 continue
-            for name in _below(folder, place, is_strict, foreign):
+            for name in _files_below(folder, place, is_strict, foreign):
                 if place == ARTIFACTS or name in LAYER_FILES or not is_strict:
                     yield name
     except OSError as error:
         raise InputError(f"{error.filename or folder}: {os_reason(error)}") from None
 
 
-def _foreign(folder: Path) -> set[str]:
+def _foreign_files(folder: Path) -> set[str]:
     """Name the files of which the recorder says that it did not write them."""
     try:
         with open_beneath(folder, SUMMARY_FILE) as file:
@@ -154,7 +154,7 @@ def _foreign(folder: Path) -> set[str]:
     return set() if summary.foreign_files is UNSET else {*summary.foreign_files}
 
 
-def _below(root: Path, name: str, is_strict: bool, foreign: Collection[str]) -> Iterator[str]:
+def _files_below(root: Path, name: str, is_strict: bool, foreign: Collection[str]) -> Iterator[str]:
     place = root / name
     mode = place.lstat().st_mode
     if not stat.S_ISDIR(mode):
@@ -169,7 +169,7 @@ def _below(root: Path, name: str, is_strict: bool, foreign: Collection[str]) -> 
         if item.name.startswith(".") or readable(inner) in foreign:
             continue
         if item.is_dir(follow_symlinks=False):
-            yield from _below(root, inner, is_strict, foreign)
+            yield from _files_below(root, inner, is_strict, foreign)
         elif item.is_file(follow_symlinks=False) or not is_strict:
             yield inner
         else:

@@ -119,7 +119,7 @@ def read_ahead(parts: Iterator[Part]) -> Iterator[Part]:
 
     What is short is not worth a thread.
     """
-    batch = _next_batch(parts)
+    batch = _next_part_batch(parts)
     yield from _parts_in(batch)
     if batch.has_ended:
         return
@@ -128,7 +128,7 @@ def read_ahead(parts: Iterator[Part]) -> Iterator[Part]:
         try:
             while not batch.has_ended:
                 while len(pending) < _AHEAD:
-                    pending.append(other.submit(_next_batch, parts))
+                    pending.append(other.submit(_next_part_batch, parts))
                 batch = pending.popleft().result()
                 yield from _parts_in(batch)
         finally:
@@ -141,7 +141,7 @@ def _parts_in(batch: _PartBatch) -> Iterator[Part]:
         raise batch.error
 
 
-def _next_batch(parts: Iterator[Part]) -> _PartBatch:
+def _next_part_batch(parts: Iterator[Part]) -> _PartBatch:
     found: list[Part] = []
     length = 0
     try:
@@ -159,14 +159,14 @@ def parts_of(file: BinaryIO, limits: Limits) -> Iterator[Part]:
     """Read the parts of an archive. Raise BrokenArchive where nothing after a place can be read."""
     gzip = GzipReader(file, limits.archive, limits.decoded, limits.ratio)
     reader = _BlockReader(gzip.blocks())
-    first = reader.next_to(BLOCK)
+    first = reader.peek(BLOCK)
     if not may_begin_tar(first):
         raise NoArchive("not an archive: what is compressed in it is no tar")
     if gzip.oddity:
         yield Fault(gzip.oddity, rule="packing.gzip")
     parts = _Entries(reader, limits, is_sealed=gzip.is_sealed).parts()
     # Whatever order they came in: a file is checked after those that it is compared with.
-    yield from _in_order(parts) if not gzip.is_sealed and is_of_another_tar(first) else parts
+    yield from _parts_in_order(parts) if not gzip.is_sealed and is_of_another_tar(first) else parts
 
 
 def contents_of(parts: Iterator[Part], name: str) -> Iterator[bytes]:
@@ -195,28 +195,28 @@ class _Entries:
     def parts(self) -> Iterator[Part]:
         """Yield the parts of all entries, in their order."""
         reader, count = self._reader, 0
-        while (block := reader.exactly(BLOCK)) != ZEROS:
+        while (block := reader.read_exactly(BLOCK)) != ZEROS:
             count += 1
             if count > self._limits.entries:
                 raise BrokenArchive("limit.entries", f"more than {self._limits.entries} entries")
-            header, faults = self._header(block)
+            header, faults = self._read_header(block)
             if self._is_folder(header):
-                yield from self._to_report(
+                yield from self._faults_to_report(
                     [*faults, Fault("it has entries for folders", rule=PACKING)]
                 )
             else:
-                yield from self._entry(header, faults)
-        if reader.exactly(BLOCK) != ZEROS:
+                yield from self._entry_parts(header, faults)
+        if reader.read_exactly(BLOCK) != ZEROS:
             raise BrokenArchive("security.hidden_bytes", "something follows the end of the archive")
-        while more := reader.some(_ENOUGH):
+        while more := reader.read_some(_ENOUGH):
             if self._is_sealed or more.strip(b"\0"):
                 message = "bytes follow the end of the archive"
                 raise BrokenArchive("security.hidden_bytes", message)
-            yield from self._to_report(
+            yield from self._faults_to_report(
                 [Fault("made by another tar: it goes on after its end", rule=PACKING)]
             )
 
-    def _to_report(self, faults: list[Fault]) -> list[Fault]:
+    def _faults_to_report(self, faults: list[Fault]) -> list[Fault]:
         found = []
         for fault in faults:
             if fault.rule != PACKING:
@@ -228,7 +228,7 @@ class _Entries:
                 found.append(fault)
         return found
 
-    def _header(self, block: bytes) -> tuple[Header, list[Fault]]:
+    def _read_header(self, block: bytes) -> tuple[Header, list[Fault]]:
         """Return the header of the entry, and the faults of it and of those before it."""
         faults: list[Fault] = []
         long_name: bytes | None = None
@@ -239,15 +239,15 @@ class _Entries:
             if header.is_long_name:
                 if long_name is not None:
                     raise BrokenArchive("security.renaming", "a long name of a long name")
-                long_name = self._long_name(header, faults)
+                long_name = self._read_long_name(header, faults)
             elif header.kind in EXTENSIONS and not self._is_sealed:
-                data = self._data(header, MOST_EXTENDED)
+                data = self._read_name_data(header, MOST_EXTENDED)
                 name, more = decode_extended(data, header.kind)
                 given = given if name is None else name
                 faults += more
             else:
                 break
-            block = self._reader.exactly(BLOCK)
+            block = self._reader.read_exactly(BLOCK)
         else:
             raise BrokenArchive("security.renaming", "header upon header, and no entry")
         if given is not None:
@@ -257,10 +257,10 @@ class _Entries:
             header.name = header.name.removeprefix(_HERE)
             faults.append(Fault("made by another tar: its names begin with `./`", rule=PACKING))
         if not self._is_sealed:
-            self._leave_folder(header, faults)
+            self._strip_folder(header, faults)
         return header, faults
 
-    def _leave_folder(self, header: Header, faults: list[Fault]) -> None:
+    def _strip_folder(self, header: Header, faults: list[Fault]) -> None:
         if self._folder is None:
             self._folder = leading_folder(header.name, header.kind)
         if self._folder and header.name.rstrip(b"/") + b"/" == self._folder:
@@ -269,18 +269,18 @@ class _Entries:
             header.name = header.name.removeprefix(self._folder)
             faults.append(Fault("made by another tar: all of it lies in one folder", rule=PACKING))
 
-    def _long_name(self, header: Header, faults: list[Fault]) -> bytes:
-        name = decode_long_name(self._data(header, LONGEST_NAME + len(_HERE) + 1))
+    def _read_long_name(self, header: Header, faults: list[Fault]) -> bytes:
+        name = decode_long_name(self._read_name_data(header, LONGEST_NAME + len(_HERE) + 1))
         if len(name) + 1 != header.size:
             faults.append(
                 Fault("a long name is not as long as it says", rule="security.hidden_bytes")
             )
         return name
 
-    def _data(self, header: Header, most: int) -> bytes:
+    def _read_name_data(self, header: Header, most: int) -> bytes:
         if header.size > most:
             raise BrokenArchive("limit.path", f"a name has {header.size} bytes")
-        data = self._reader.exactly(header.size + -header.size % BLOCK)
+        data = self._reader.read_exactly(header.size + -header.size % BLOCK)
         if data[header.size :].strip(b"\0"):
             raise BrokenArchive("security.hidden_bytes", "a name does not end where it should")
         return data[: header.size]
@@ -290,21 +290,21 @@ class _Entries:
             return False
         return is_folder(header.name)
 
-    def _entry(self, header: Header, faults: list[Fault]) -> Iterator[Part]:
+    def _entry_parts(self, header: Header, faults: list[Fault]) -> Iterator[Part]:
         if fault := kind_fault(header.kind):
             faults.append(fault)
         if fault := name_fault(header.name):
             faults.append(fault)
         name = header.name.decode("utf-8", "backslashreplace")
-        yield EntryStart(name, header.size, self._to_report(faults), self._is_sealed)
+        yield EntryStart(name, header.size, self._faults_to_report(faults), self._is_sealed)
         left = header.size
         while left:
-            chunk = self._reader.some(left)
+            chunk = self._reader.read_some(left)
             if not chunk:
                 raise BrokenArchive("integrity.truncated", f"it ends inside of {name}")
             left -= len(chunk)
             yield chunk
-        padding = self._reader.exactly(-header.size % BLOCK)
+        padding = self._reader.read_exactly(-header.size % BLOCK)
         if padding.strip(b"\0"):
             yield Fault(f"the padding after {name} is not empty", rule="security.hidden_bytes")
         yield EntryEnd()
@@ -318,7 +318,7 @@ class _WaitingFile(Struct):
     faults: list[Fault]
 
 
-def _in_order(parts: Iterator[Part]) -> Iterator[Part]:
+def _parts_in_order(parts: Iterator[Part]) -> Iterator[Part]:
     """Yield the same files in the order of an archive of ours; until then they wait in a file that
     nobody else can see. Raise BrokenArchive where they are no archive."""
     kept: list[_WaitingFile] = []
@@ -356,7 +356,7 @@ class _BlockReader:
         self._block = b""
         self._at = 0
 
-    def some(self, most: int) -> bytes:
+    def read_some(self, most: int) -> bytes:
         """Return the next bytes, at most so many; none only at the end."""
         if self._at == len(self._block):
             self._block, self._at = next(self._blocks, b""), 0
@@ -367,17 +367,17 @@ class _BlockReader:
         self._at += len(piece)
         return piece
 
-    def next_to(self, length: int) -> bytes:
+    def peek(self, length: int) -> bytes:
         """Return the next bytes without taking them; fewer at the end."""
         while len(self._block) - self._at < length and (more := next(self._blocks, b"")):
             self._block, self._at = self._block[self._at :] + more, 0
         return self._block[self._at : self._at + length]
 
-    def exactly(self, length: int) -> bytes:
+    def read_exactly(self, length: int) -> bytes:
         """Return so many bytes. Raise BrokenArchive where they are not there."""
         pieces = []
         while length:
-            piece = self.some(length)
+            piece = self.read_some(length)
             if not piece:
                 raise BrokenArchive("integrity.truncated", "it ends too early")
             pieces.append(piece)

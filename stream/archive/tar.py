@@ -88,9 +88,9 @@ class BrokenArchive(Exception):  # noqa: N818  # it is no failure: it becomes a 
 def encode_header(name: bytes, size: int) -> bytes:
     """Return the header blocks of a regular file."""
     if len(name) <= _SHORT:
-        return _block(name, size, _REGULAR)
-    before = _block(_LONG_LINK, len(name) + 1, _LONG_NAME)
-    return before + padded(name + b"\0") + _block(name[:_SHORT], size, _REGULAR)
+        return _header_block(name, size, _REGULAR)
+    before = _header_block(_LONG_LINK, len(name) + 1, _LONG_NAME)
+    return before + padded(name + b"\0") + _header_block(name[:_SHORT], size, _REGULAR)
 
 
 def padded(data: bytes) -> bytes:
@@ -103,12 +103,12 @@ def decode_header(block: bytes, long_name: bytes | None = None) -> Header:
     if _number(block[148:156]) != _sum(block):
         raise BrokenArchive("integrity.header", "the header's checksum is wrong")
     kind = block[156:157]
-    name, size = block[:_SHORT].partition(b"\0")[0], _size(block[124:136])
-    wanted = _block(name, size, kind)
+    name, size = block[:_SHORT].partition(b"\0")[0], _decode_size(block[124:136])
+    wanted = _header_block(name, size, kind)
     faults: list[Fault] = []
     prefix = _prefix(block)
     if block != wanted:
-        faults += _field_faults(block, wanted, prefix)
+        faults += _header_field_faults(block, wanted, prefix)
     if long_name is not None:
         if name != long_name[:_SHORT] or len(long_name) <= _SHORT:
             faults.append(Fault("the long name is of another entry", rule="security.renaming"))
@@ -146,7 +146,7 @@ def name_fault(name: bytes) -> Fault | None:
     return None if found is None else Fault(found[1], rule=_PLACES[found[0]])
 
 
-def _block(name: bytes, size: int, kind: bytes) -> bytes:
+def _header_block(name: bytes, size: int, kind: bytes) -> bytes:
     block = bytearray(BLOCK)
     block[0 : len(name)] = name
     block[100:124] = b"0000644\x000000000\x000000000\0"
@@ -178,7 +178,7 @@ def _large(size: int) -> bytes:
     return b"\x80" + size.to_bytes(11, "big")
 
 
-def _size(field: bytes) -> int:
+def _decode_size(field: bytes) -> int:
     size = int.from_bytes(field[1:], "big") if field[0] == 0x80 else _number(field)
     if size < 0:
         raise BrokenArchive("integrity.header", "the header's size is no number")
@@ -206,7 +206,7 @@ def kind_fault(kind: bytes) -> Fault | None:
     return Fault(f"{what}, not a regular file", rule=rule)
 
 
-def _field_faults(block: bytes, wanted: bytes, prefix: bytes) -> Iterator[Fault]:
+def _header_field_faults(block: bytes, wanted: bytes, prefix: bytes) -> Iterator[Fault]:
     for field, start, end in _FIELDS:
         found = block[start:end]
         if field in ("checksum", "type") or found == wanted[start:end]:
@@ -247,7 +247,7 @@ def decode_extended(data: bytes, kind: bytes) -> tuple[bytes | None, list[Fault]
     Raise BrokenArchive where it cannot be read.
     """
     name, faults = None, [Fault("made by another tar: it has extended headers", rule=PACKING)]
-    for key, value in _records(data):
+    for key, value in _extended_records(data):
         if key == b"path" and kind == b"x":
             name = value
         elif key not in _SILENT:
@@ -257,7 +257,7 @@ def decode_extended(data: bytes, kind: bytes) -> tuple[bytes | None, list[Fault]
     return name, faults
 
 
-def _records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _extended_records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield the records of an extended header: LENGTH KEY=VALUE."""
     while data.strip(b"\0"):
         digits, _, _ = data.partition(b" ")

@@ -98,8 +98,8 @@ def write_archive(
         fd = open_alone(growing, 0o600)
     try:
         with reporting(target, OutputError):
-            digested = [_digested(entry, checkpoint) for entry in _in_order(entries)]
-            written = _write(fd, digested, run_id, checkpoint)
+            digested = [_digested_entry(entry, checkpoint) for entry in _entries_in_order(entries)]
+            written = _write_compressed(fd, digested, run_id, checkpoint)
             os.fsync(fd)
         check(growing)
         with reporting(target, OutputError):
@@ -121,7 +121,7 @@ def entries_of_run(folder: Path, recorded: Mapping[str, RecordedFile]) -> list[E
     return [Entry.beneath(folder, name, recorded.get(name)) for name in names_of(folder)]
 
 
-def _in_order(entries: Sequence[Entry]) -> list[Entry]:
+def _entries_in_order(entries: Sequence[Entry]) -> list[Entry]:
     """Order entries: the contract's own files, then the others by the bytes of their names."""
     names = {entry.name for entry in entries}
     assert len(names) == len(entries), "an entry stands twice"
@@ -151,23 +151,25 @@ def _sync_folder(folder: Path) -> None:
             os.close(fd)
 
 
-def _digested(entry: Entry, checkpoint: Checkpoint) -> Entry:
+def _digested_entry(entry: Entry, checkpoint: Checkpoint) -> Entry:
     """Give an entry its size and digest. Raise InputError where the file cannot be read."""
     if fault := name_fault(os.fsencode(entry.name)):
         raise InputError(f"{entry.name}: {fault.reason}")
     if entry.recorded is not None:
         return entry
     digest, size = hashlib.sha256(), 0
-    for block in _blocks(entry, checkpoint):
+    for block in _entry_blocks(entry, checkpoint):
         digest.update(block)
         size += len(block)
     return Entry(entry.name, entry.open, RecordedFile(digest.hexdigest(), size, size))
 
 
-def _contents(entry: Entry, recorded: RecordedFile, checkpoint: Checkpoint) -> Iterator[bytes]:
+def _recorded_contents(
+    entry: Entry, recorded: RecordedFile, checkpoint: Checkpoint
+) -> Iterator[bytes]:
     """Yield the bytes that were recorded. Raise OutputError where they are others by now."""
     digest, left = hashlib.sha256(), recorded.bytes
-    for block in _blocks(entry, checkpoint):
+    for block in _entry_blocks(entry, checkpoint):
         left -= len(block)
         if left < 0:
             break
@@ -177,7 +179,7 @@ def _contents(entry: Entry, recorded: RecordedFile, checkpoint: Checkpoint) -> I
         raise OutputError(f"{entry.name}: it was changed while the archive was written")
 
 
-def _blocks(entry: Entry, checkpoint: Checkpoint) -> Iterator[bytes]:
+def _entry_blocks(entry: Entry, checkpoint: Checkpoint) -> Iterator[bytes]:
     try:
         with entry.open() as file:
             while block := file.read(READ):
@@ -187,12 +189,14 @@ def _blocks(entry: Entry, checkpoint: Checkpoint) -> Iterator[bytes]:
         raise InputError(f"{entry.name}: {os_reason(error)}") from None
 
 
-def _write(fd: int, entries: Sequence[Entry], run_id: str, checkpoint: Checkpoint) -> ArchiveSize:
+def _write_compressed(
+    fd: int, entries: Sequence[Entry], run_id: str, checkpoint: Checkpoint
+) -> ArchiveSize:
     gzip = GzipWriter(fd)
     pending: deque[Future[None]] = deque()
     with ThreadPoolExecutor(1) as other:  # zlib lets go of the interpreter
         try:
-            for block in _gathered(_tar(entries, run_id, checkpoint)):
+            for block in _join_blocks(_tar_blocks(entries, run_id, checkpoint)):
                 if len(pending) == _IN_FLIGHT:
                     pending.popleft().result()
                 pending.append(other.submit(gzip.add, block))
@@ -205,18 +209,18 @@ def _write(fd: int, entries: Sequence[Entry], run_id: str, checkpoint: Checkpoin
     return ArchiveSize(len(entries), os.lseek(fd, 0, os.SEEK_CUR), gzip.taken)
 
 
-def _tar(entries: Sequence[Entry], run_id: str, checkpoint: Checkpoint) -> Iterator[bytes]:
+def _tar_blocks(entries: Sequence[Entry], run_id: str, checkpoint: Checkpoint) -> Iterator[bytes]:
     manifest = Entry.of_bytes(ARCHIVE_MANIFEST, encode_manifest(entries, run_id))
     for entry in (manifest, *entries):
         assert entry.recorded is not None
         size = entry.recorded.bytes
         yield encode_header(os.fsencode(entry.name), size)
-        yield from _contents(entry, entry.recorded, checkpoint)
+        yield from _recorded_contents(entry, entry.recorded, checkpoint)
         yield bytes(-size % len(ZEROS))
     yield ZEROS * 2
 
 
-def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
+def _join_blocks(blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Join small blocks: each costs a hand-over to a thread."""
     held: list[bytes] = []
     length = 0

@@ -12,7 +12,15 @@ import msgspec
 from msgspec import Struct
 
 from stream.boundary.descriptors import Catalogs, Descriptor
-from stream.boundary.flags import EmitFlags, clip, encode_size, fit, infer_errno, snippet, within
+from stream.boundary.flags import (
+    EmitFlags,
+    clip,
+    clip_encoded,
+    encode_size,
+    fit_object,
+    infer_errno,
+    snippet,
+)
 from stream.codec import explain
 from stream.errors import EmitError
 from stream.records.boundary import (
@@ -58,17 +66,17 @@ class BoundaryBuilder(Struct, frozen=True):
             expected = "|".join(self.descriptor.modes)
             raise EmitError(f"Unknown run mode: {mode} (expected {expected})")
         secondary = sorted({name for name in flags.secondary if name})
-        payload, inferred = _payload(flags)
-        return self._checked(
-            self._record(
+        payload, inferred = _make_payload(flags)
+        return self._encode_checked(
+            self._make_record(
                 host,
-                *self._context(primary, secondary),
+                *self._capability_context(primary, secondary),
                 Run(clip(texts["--command"]), cast("Any", mode), _clipped(host.workspace_root)),
                 Probe(
                     clip(texts["--probe-name"]), primary, secondary, clip(texts["--probe-version"])
                 ),
                 Operation(
-                    fit(flags.objects["args"], 0, "args_cut"),
+                    fit_object(flags.objects["args"], 0, "args_cut"),
                     clip(texts["--category"]),
                     clip(texts["--target"]),
                     clip(texts["--verb"]),
@@ -97,11 +105,11 @@ class BoundaryBuilder(Struct, frozen=True):
         primary = cell.capability or UNKNOWN
         catalog = self.catalogs.knowing(primary)
         snapshot = CapabilitySnapshot(UNKNOWN, primary, UNKNOWN)
-        mark = {"harness": {"author": AUTHOR, "reason": reason, **_facts(cell)}}
+        mark = {"harness": {"author": AUTHOR, "reason": reason, **_harness_facts(cell)}}
         stdout = snippet(noise.decode(errors="replace")) if noise else None
         stderr = snippet(cell.stderr.decode(errors="replace"))
         script = clip(f"{cell.probe}.sh")
-        record = self._record(
+        record = self._make_record(
             host,
             (catalog or self.catalogs.first).key,
             CapabilityContext(catalog.snapshot(primary) if catalog else snapshot, []),
@@ -115,7 +123,7 @@ class BoundaryBuilder(Struct, frozen=True):
                 observed_result="error",
                 raw_exit_code=cell.exit_code,
             ),
-            _fitted({} if emitted is None else {"emitted": emitted}, stderr, stdout, mark),
+            _fit_raw({} if emitted is None else {"emitted": emitted}, stderr, stdout, mark),
         )
         line = encode_boundary(record)
         if self.descriptor.check(line):
@@ -125,18 +133,20 @@ class BoundaryBuilder(Struct, frozen=True):
             line = encode_boundary(record)
         return line
 
-    def _context(self, primary: str, secondary: Sequence[str]) -> tuple[str, CapabilityContext]:
+    def _capability_context(
+        self, primary: str, secondary: Sequence[str]
+    ) -> tuple[str, CapabilityContext]:
         """Return (the key of the catalog, the capabilities as it describes them)."""
         catalog = self.catalogs.knowing(primary)
         if catalog is None:
-            raise _unknown("primary", primary)
+            raise _unknown_capability("primary", primary)
         for name in secondary:
             if name not in catalog.capabilities:
-                raise _unknown("secondary", name)
+                raise _unknown_capability("secondary", name)
         others = [catalog.snapshot(name) for name in secondary]
         return catalog.key, CapabilityContext(catalog.snapshot(primary), others)
 
-    def _record(
+    def _make_record(
         self,
         host: Host,
         catalog_key: str,
@@ -162,7 +172,7 @@ class BoundaryBuilder(Struct, frozen=True):
             stack=Stack(clip(host.os), cast("SandboxMode | None", host.sandbox_mode)),
         )
 
-    def _checked(self, record: Boundary) -> bytes:
+    def _encode_checked(self, record: Boundary) -> bytes:
         try:
             line = encode_boundary(record)
         except (RecursionError, OverflowError, ValueError) as error:
@@ -174,7 +184,7 @@ class BoundaryBuilder(Struct, frozen=True):
         return line
 
 
-def _unknown(which: str, name: str) -> EmitError:
+def _unknown_capability(which: str, name: str) -> EmitError:
     return EmitError(
         f"Unknown {which} capability id: {name}."
         " Expected one of the IDs in the loaded capability catalog."
@@ -185,7 +195,7 @@ def _clipped(text: str | None) -> str | None:
     return None if text is None else clip(text)
 
 
-def _payload(flags: EmitFlags) -> tuple[Payload, str | None]:
+def _make_payload(flags: EmitFlags) -> tuple[Payload, str | None]:
     """Make the payload. Infer the errno from the evidence where the probe named none."""
     if given := flags.payload:
         raw, stderr, stdout = given.raw, given.stderr_snippet, given.stdout_snippet
@@ -204,22 +214,22 @@ def _payload(flags: EmitFlags) -> tuple[Payload, str | None]:
         whole = dict(zip(shown, (stderr, message, detail, stdout), strict=True))
         if inferred := infer_errno(whole, shown):
             errno, mark["errno_inferred_from"] = inferred
-    return _fitted(raw, shown["stderr_snippet"], shown["stdout_snippet"], mark), errno
+    return _fit_raw(raw, shown["stderr_snippet"], shown["stdout_snippet"], mark), errno
 
 
-def _fitted(
+def _fit_raw(
     raw: dict[str, Any], stderr: str | None, stdout: str | None, mark: dict[str, Any]
 ) -> Payload:
     """Cut raw to the room that the snippets and our own words leave."""
     used = sum(len(encode_size(part)) for part in (stderr, stdout, mark))
-    return Payload({**fit(raw, used + 64, "payload_cut"), **mark}, stderr, stdout)
+    return Payload({**fit_object(raw, used + 64, "payload_cut"), **mark}, stderr, stdout)
 
 
-def _facts(cell: RawEmission) -> dict[str, Any]:
+def _harness_facts(cell: RawEmission) -> dict[str, Any]:
     """List what the harness saw of a cell, without what did not happen."""
     facts = {
         "exit_code": cell.exit_code,
-        "signal": None if cell.signal is None else within(clip(cell.signal), 40),
+        "signal": None if cell.signal is None else clip_encoded(clip(cell.signal), 40),
         "timed_out_after_seconds": cell.timed_out,
         "stdout_bytes": cell.stdout_bytes,
         "stderr_bytes": cell.stderr_bytes,
@@ -231,7 +241,7 @@ def _facts(cell: RawEmission) -> dict[str, Any]:
 def _few(names: Sequence[str]) -> list[str]:
     """Return the first names: what the harness says must fit beside any evidence."""
     more = [f"and {len(names) - 5} more"] if len(names) > 5 else []
-    return [within(clip(name), 60) for name in names[:5]] + more
+    return [clip_encoded(clip(name), 60) for name in names[:5]] + more
 
 
 def within_limits(record: dict[str, Any]) -> dict[str, Any]:
@@ -244,13 +254,13 @@ def within_limits(record: dict[str, Any]) -> dict[str, Any]:
     }
     args = _at(bounded, "operation", "args")
     if isinstance(args, dict):
-        bounded["operation"]["args"] = fit(args, 0, "args_cut")
+        bounded["operation"]["args"] = fit_object(args, 0, "args_cut")
     raw = _at(bounded, "payload", "raw")
     if isinstance(raw, dict):
         texts = [_at(bounded, "payload", name) for name in ("stderr_snippet", "stdout_snippet")]
         if all(text is None or isinstance(text, str) for text in texts):
             payload = msgspec.structs.asdict(
-                _fitted(raw, snippet(texts[0]), snippet(texts[1]), mark={})
+                _fit_raw(raw, snippet(texts[0]), snippet(texts[1]), mark={})
             )
             bounded["payload"] = {key: payload.get(key, v) for key, v in bounded["payload"].items()}
     return bounded

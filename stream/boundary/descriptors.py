@@ -135,15 +135,17 @@ def find_catalogs(flag: str | None, tree: Path | None = None) -> Catalogs:
     if named:
         with naming_variable("CATALOG_PATH", not flag):
             return Catalogs((load_catalog(Path(named).absolute()),), named=True)
-    return Catalogs(_with_bundled(load_catalog(default_path("catalog", tree))), named=False)
+    return Catalogs(
+        _with_bundled_catalogs(load_catalog(default_path("catalog", tree))), named=False
+    )
 
 
 def known_catalogs(flag: str | None = None) -> tuple[Catalog, ...]:
     """Find the catalogs in force and the bundled ones, which records of other days name."""
-    return _with_bundled(find_catalogs(flag).first)
+    return _with_bundled_catalogs(find_catalogs(flag).first)
 
 
-def _with_bundled(first: Catalog) -> tuple[Catalog, ...]:
+def _with_bundled_catalogs(first: Catalog) -> tuple[Catalog, ...]:
     paths = [BUNDLE / path for name, path in BUILT_IN.items() if name != "boundary"]
     others = [load_catalog(path) for path in paths if path.resolve() != first.path.resolve()]
     # A record names its catalog by the key alone: one key, one catalog.
@@ -256,7 +258,7 @@ def _bundled() -> Descriptor:
 def make_descriptor(value: Any, path: Path) -> Descriptor:
     """Make a descriptor of a document. Raise InputError naming what is missing or does not fit."""
     document = convert(value, DescriptorDocument, path)
-    schema, place = _schema(document, path)
+    schema, place = _read_schema(document, path)
     canonical = schema is None or _is_published(schema)
     if canonical:
         reported: tuple[str, ...] = (PATTERN_VERSION,)
@@ -264,9 +266,9 @@ def make_descriptor(value: Any, path: Path) -> Descriptor:
         check: Check = check_canonical
     else:
         assert schema is not None
-        reported = _words(schema, "schema_version")
-        modes = _words(schema, "run", "mode") or ("baseline",)
-        check = _compiled(schema, place)
+        reported = _listed_texts(schema, "schema_version")
+        modes = _listed_texts(schema, "run", "mode") or ("baseline",)
+        check = _compile_schema(schema, place)
     if document.pattern_version not in reported:
         listed = " or ".join(map(repr, reported)) or "none"
         raise InputError(
@@ -283,7 +285,7 @@ def make_descriptor(value: Any, path: Path) -> Descriptor:
     return Descriptor(document.key, path, version, modes, check, canonical, schema)
 
 
-def _schema(document: DescriptorDocument, path: Path) -> tuple[dict[str, Any] | None, Path]:
+def _read_schema(document: DescriptorDocument, path: Path) -> tuple[dict[str, Any] | None, Path]:
     """Read the schema that a descriptor names; None stands for the canonical one."""
     if document.schema is not UNSET and document.schema_path is not UNSET:
         raise InputError(f"{path}: both schema and schema_path are given")
@@ -305,33 +307,33 @@ def _schema(document: DescriptorDocument, path: Path) -> tuple[dict[str, Any] | 
 def _is_published(schema: dict[str, Any]) -> bool:
     """Return whether a schema is the pattern boundary_event_v1, whatever its words for people
     are."""
-    if _words(schema, "schema_version") != (PATTERN_VERSION,):
+    if _listed_texts(schema, "schema_version") != (PATTERN_VERSION,):
         return False
-    digest = _digest_of(schema)
-    return digest in _PUBLISHED or digest == _digest_of(read_document(CANONICAL))
+    digest = _schema_digest(schema)
+    return digest in _PUBLISHED or digest == _schema_digest(read_document(CANONICAL))
 
 
-def _digest_of(schema: dict[str, Any]) -> str:
+def _schema_digest(schema: dict[str, Any]) -> str:
     from hashlib import sha256  # and with it OpenSSL: only those need it who bring a pattern
 
-    bare = _without_words(schema)
+    bare = _without_descriptions(schema)
     return sha256(msgspec.json.encode(bare, order="sorted")).hexdigest()
 
 
-def _without_words(schema: Any, *, are_names: bool = False) -> Any:
+def _without_descriptions(schema: Any, *, are_names: bool = False) -> Any:
     """Return the schema without what is for people. The names of properties stay."""
     if isinstance(schema, dict):
         return {
-            name: _without_words(
+            name: _without_descriptions(
                 part, are_names=not are_names and name in ("properties", "definitions")
             )
             for name, part in schema.items()
             if are_names or name not in ("$id", "$comment", "title", "description", "examples")
         }
-    return [_without_words(part) for part in schema] if isinstance(schema, list) else schema
+    return [_without_descriptions(part) for part in schema] if isinstance(schema, list) else schema
 
 
-def _words(schema: Any, *keys: str) -> tuple[str, ...]:
+def _listed_texts(schema: Any, *keys: str) -> tuple[str, ...]:
     """Return the texts that a property may be, where the schema lists them."""
     for key in keys:
         for step in ("properties", key):
@@ -346,7 +348,7 @@ def _short(text: str) -> str:
     return text if len(text) <= 300 else text[:300] + "…"
 
 
-def _compiled(schema: dict[str, Any], place: Path) -> Check:
+def _compile_schema(schema: dict[str, Any], place: Path) -> Check:
     import jsonschema_rs  # a fifth of the start-up, for those who bring a pattern of their own
 
     try:
@@ -373,7 +375,7 @@ def _compiled(schema: dict[str, Any], place: Path) -> Check:
     return check
 
 
-def _rule_fault(record: SharedRecord, size: int) -> Fault | None:
+def _record_rule_fault(record: SharedRecord, size: int) -> Fault | None:
     """Find where parts of a record contradict each other, or where its payload is too large.
 
     `size` is that of its line: a payload is no larger than that.
@@ -488,7 +490,7 @@ class Boundaries:
                 record = _decode_quick(line)
                 _encode_into(record, again)
             except DECODE_ERRORS:
-                if not self._is_good(line):
+                if not self._is_good_record(line):
                     return False
                 continue
             except TypeError:  # no line
@@ -507,7 +509,7 @@ class Boundaries:
                 )
                 if known in self._good:
                     continue
-                if not self._is_good(line):
+                if not self._is_good_record(line):
                     return False
                 context = msgspec.json.decode(record.capability_context, type=CapabilityContext)
                 if context.primary.category == UNKNOWN:  # good in a record of the harness only
@@ -515,11 +517,11 @@ class Boundaries:
                 if len(self._good) == _MOST_KNOWN:
                     self._good.clear()
                 self._good.add(known)
-            elif not self._is_good(line):
+            elif not self._is_good_record(line):
                 return False
         return True
 
-    def _is_good(self, line: bytes) -> bool:
+    def _is_good_record(self, line: bytes) -> bool:
         try:
             return contract_of(line) == PATTERN_VERSION and not self.check(line, PATTERN_VERSION)
         except DECODE_ERRORS:
@@ -529,24 +531,24 @@ class Boundaries:
         """Find what is wrong with a record of that pattern version."""
         try:
             key = key_of(line)
-            fault = self._of(key, version).check(line)
-            if fault is None and not self._is_named(key, version):
+            fault = self._descriptor_of(key, version).check(line)
+            if fault is None and not self._is_known_descriptor(key, version):
                 expected = " or ".join(sorted(self._keys))
                 reason = f"is {key!r}, but the boundary descriptor in force is {expected}"
                 fault = Fault(f"{reason}: name another with --boundary", "$.schema_key")
             if fault is None and (record := _shared_parts(line)) is not None:
-                fault = _rule_fault(record, len(line)) or self._catalog_fault(record)
+                fault = _record_rule_fault(record, len(line)) or self._catalog_fault(record)
             return fault or repeated_key(line)
         except DECODE_ERRORS as error:
             return explain(error)
 
-    def _is_named(self, key: object, version: str) -> bool:
+    def _is_known_descriptor(self, key: object, version: str) -> bool:
         return any(
             descriptor.key == key and version in (descriptor.pattern_version, PATTERN_VERSION)
             for descriptor in self.descriptors
         )
 
-    def _of(self, key: object, version: str) -> Descriptor:
+    def _descriptor_of(self, key: object, version: str) -> Descriptor:
         """Find the descriptor that a record means. The canonical pattern goes with every key: where
         a pattern of the user's own has no room for it, a record of the harness follows that."""
         for descriptor in self.descriptors:

@@ -34,10 +34,10 @@ def clip(text: str, limit: int = TEXT) -> str:
 def snippet(text: str | None) -> str | None:
     """Cut a text to what a record holds of it as a snippet."""
     # Control characters cost six bytes each in JSON: 400 of them would leave no room.
-    return None if text is None else within(clip(text.replace("\0", ""), SNIPPET), 1700)
+    return None if text is None else clip_encoded(clip(text.replace("\0", ""), SNIPPET), 1700)
 
 
-def within(text: str, limit: int) -> str:
+def clip_encoded(text: str, limit: int) -> str:
     """Cut a text until it needs at most that many bytes in JSON."""
     kept = text
     while kept and len(encode_size(text)) > limit:
@@ -63,7 +63,7 @@ def too_deep(value: Any) -> bool:
     return True
 
 
-def fit(value: dict[str, Any], reserved: int, mark: str) -> dict[str, Any]:
+def fit_object(value: dict[str, Any], reserved: int, mark: str) -> dict[str, Any]:
     """Cut an object until it needs at most LIMIT - reserved bytes.
 
     What was cut says so where it stood, and `mark` says how large the whole was.
@@ -76,7 +76,7 @@ def fit(value: dict[str, Any], reserved: int, mark: str) -> dict[str, Any]:
     room -= len(encode_size({mark: {"bytes": size}}))
     cut: dict[str, Any] = value
     for length in (1000, SNIPPET, 100):
-        cut = {clip(key, 100): _shorten(member, length) for key, member in value.items()}
+        cut = {clip(key, 100): _shorten_texts(member, length) for key, member in value.items()}
         if len(encode_size(cut)) <= room:
             break
     by_size = sorted(cut, key=lambda key: (len(encode_size(cut[key])), key))
@@ -93,13 +93,13 @@ def fit(value: dict[str, Any], reserved: int, mark: str) -> dict[str, Any]:
     return {**cut, mark: {"bytes": size}}
 
 
-def _shorten(value: Any, length: int) -> Any:
+def _shorten_texts(value: Any, length: int) -> Any:
     if isinstance(value, str):
         return clip(value, length)
     if isinstance(value, list):
-        return [_shorten(item, length) for item in value]
+        return [_shorten_texts(item, length) for item in value]
     if isinstance(value, dict):
-        return {key: _shorten(item, length) for key, item in value.items()}
+        return {key: _shorten_texts(item, length) for key, item in value.items()}
     return value
 
 
@@ -245,42 +245,42 @@ def parse_words(words: Sequence[Word]) -> EmitFlags:
         flag = _text(word.text)
         flag = _ALIASES.get(flag, flag)
         flags.given[flag] += 1
-        _take(flags, flag, rest)
-    _check(flags)
+        _take_flag(flags, flag, rest)
+    _check_flags(flags)
     return flags
 
 
-def _take(flags: EmitFlags, flag: str, rest: Iterator[Word]) -> None:
+def _take_flag(flags: EmitFlags, flag: str, rest: Iterator[Word]) -> None:
     if flag not in _KNOWN:
         raise EmitError(f"Unknown flag: {flag}")
-    word = _value(flag, rest)
+    word = _flag_value(flag, rest)
     text = _text(word.text)
     if flag in _TEXTS:
         flags.texts[flag] = text
     elif flag == "--secondary-capability-id":
         flags.secondary.append(text.strip())
     elif flag == "--raw-exit-code":
-        flags.exit_code = _integer(text)
+        flags.exit_code = _parse_exit_code(text)
     elif flag in _MEMBERS:
         target, kind = _MEMBERS[flag]
-        flags.objects[target][text] = None if kind == "null" else _member(flag, kind, rest)
+        flags.objects[target][text] = None if kind == "null" else _payload_member(flag, kind, rest)
     else:
-        _take_content(flags, flag, _content(flag, word))
+        _take_flag_content(flags, flag, _flag_content(flag, word))
 
 
-def _take_content(flags: EmitFlags, flag: str, content: bytes) -> None:
+def _take_flag_content(flags: EmitFlags, flag: str, content: bytes) -> None:
     is_cut = len(content) >= FILE_MOST
     if flag in _SNIPPETS:
         flags.snippets[_SNIPPETS[flag]] = _text(content)
     elif flag == "--payload-file":
         whole = WholePayload(_CUT, None, None)
-        flags.payload = whole if is_cut else _decode(flag, content, WholePayload)
+        flags.payload = whole if is_cut else _decode_flag_json(flag, content, WholePayload)
     else:
-        part = _CUT if is_cut else _decode(flag, content, dict[str, Any])
+        part = _CUT if is_cut else _decode_flag_json(flag, content, dict[str, Any])
         flags.objects[_MERGES[flag]].update(part)
 
 
-def _check(flags: EmitFlags) -> None:
+def _check_flags(flags: EmitFlags) -> None:
     for flag in REQUIRED:
         if not flags.texts.get(flag, "").strip():
             raise EmitError(f"Missing required flag: {flag}")
@@ -293,14 +293,14 @@ def _check(flags: EmitFlags) -> None:
         raise EmitError(f"--payload-file is a whole payload: it does not go with {other}")
 
 
-def _value(flag: str, rest: Iterator[Word]) -> Word:
+def _flag_value(flag: str, rest: Iterator[Word]) -> Word:
     word = next(rest, None)
     if word is None:
         raise EmitError(f"Missing value for {flag}")
     return word
 
 
-def _content(flag: str, word: Word) -> bytes:
+def _flag_content(flag: str, word: Word) -> bytes:
     if flag not in FILES:
         return word.text
     if word.content is None:
@@ -317,7 +317,7 @@ def _text(data: bytes) -> str:
     return data.decode(errors="replace").replace("\0", "")
 
 
-def _integer(text: str) -> int:
+def _parse_exit_code(text: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,30}", text):
         raise EmitError(f"--raw-exit-code: expected an integer, got {text!r}")
     number = int(text)
@@ -326,16 +326,16 @@ def _integer(text: str) -> int:
     return number
 
 
-def _member(flag: str, kind: str, rest: Iterator[Word]) -> Any:
-    data = _value(flag, rest).text
+def _payload_member(flag: str, kind: str, rest: Iterator[Word]) -> Any:
+    data = _flag_value(flag, rest).text
     if kind == "json":
-        return _decode(flag, data, object)
+        return _decode_flag_json(flag, data, object)
     if kind == "list":
         return [part for part in re.split("[, ]", _text(data)) if part]
     return _text(data)
 
 
-def _decode(flag: str, data: bytes, kind: Any) -> Any:
+def _decode_flag_json(flag: str, data: bytes, kind: Any) -> Any:
     try:
         value = msgspec.json.decode(data, type=kind)
         if too_deep(value.raw if isinstance(value, WholePayload) else value):

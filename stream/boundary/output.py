@@ -73,7 +73,7 @@ class ProbeOutput:
 
     def record(self, recorder: BoundaryBuilder) -> tuple[bytes, str]:
         """Give the probe's own record and its result. Raises Refused."""
-        _check_end(self.cell)
+        _check_probe_end(self.cell)
         if self._refused:
             raise Refused(*self._refused)
         if self.cell.stderr_bytes > FLOOD:
@@ -82,16 +82,16 @@ class ProbeOutput:
             left = ", ".join(self.cell.stragglers[:5])
             raise Refused("left-processes", f"the probe left processes behind, now ended: {left}")
         if self._plain is not None:
-            return self._from_plain(self._plain, recorder)
+            return self._from_plain_record(self._plain, recorder)
         assert self._flags is not None
         texts, result = self._flags.texts, self._flags.texts["--status"]
         capability = texts["--primary-capability-id"].strip()
-        self._same_cell(texts["--probe-name"], texts["--run-mode"], capability)
+        self._check_same_cell(texts["--probe-name"], texts["--run-mode"], capability)
         try:
             line = recorder.from_flags(self._flags, self.host)
         except EmitError as error:
             raise Refused("bad-emission", f"emit-record: {error}") from None
-        self._in_its_place(texts["--target"], result, [capability, *self._flags.secondary])
+        self._check_target(texts["--target"], result, [capability, *self._flags.secondary])
         return line, result
 
     def _read_stdout(self) -> None:
@@ -131,7 +131,7 @@ class ProbeOutput:
         texts = self._flags.texts
         self.emitted = {name.strip("-"): texts[name] for name in _SHOWN if name in texts}
 
-    def _from_plain(self, line: bytes, recorder: BoundaryBuilder) -> tuple[bytes, str]:
+    def _from_plain_record(self, line: bytes, recorder: BoundaryBuilder) -> tuple[bytes, str]:
         """A record that the probe, or a helper of its own, wrote as JSON."""
         try:
             value = parse_document(line)  # which of two equal keys counts is nobody's to guess
@@ -145,8 +145,8 @@ class ProbeOutput:
             raise Refused(
                 "invalid-record", f"the record is not valid: {fault.path or '$'}: {fault.reason}"
             )
-        record = _decode_named(line)
-        self._same_cell(record.probe.id, record.run.mode, record.probe.primary_capability_id)
+        record = _decode_named_record(line)
+        self._check_same_cell(record.probe.id, record.run.mode, record.probe.primary_capability_id)
         if record.schema_key != recorder.descriptor.key:
             raise Refused("wrong-cell", f"the record names another boundary: {record.schema_key}")
         mode = record.stack.sandbox_mode
@@ -155,13 +155,13 @@ class ProbeOutput:
         workspace, own = record.run.workspace_root, self.cell.workspace_root
         if None not in (workspace, own) and workspace != clip(own or ""):
             raise Refused("wrong-cell", f"the record names another workspace: {workspace}")
-        _same_capabilities(record, recorder.catalogs)
+        _check_same_capabilities(record, recorder.catalogs)
         secondary = record.probe.secondary_capability_ids or ()
         named = [record.probe.primary_capability_id, *secondary]
-        self._in_its_place(record.operation.target, record.result.observed_result, named)
+        self._check_target(record.operation.target, record.result.observed_result, named)
         return line, record.result.observed_result
 
-    def _in_its_place(self, target: str, result: str, capabilities: list[str]) -> None:
+    def _check_target(self, target: str, result: str, capabilities: list[str]) -> None:
         """Refuse a target in a folder of the harness: it shows nothing of the workspace."""
         if result == "error" or not any(map(_OF_THE_WORKSPACE.search, capabilities)):
             return
@@ -172,7 +172,7 @@ class ProbeOutput:
                 f"the target {target} lies in a folder of the harness, not in the workspace",
             )
 
-    def _same_cell(self, probe: str, mode: str, capability: str) -> None:
+    def _check_same_cell(self, probe: str, mode: str, capability: str) -> None:
         cell = self.cell
         for what, expected, got in (
             ("probe", cell.probe, probe),
@@ -183,7 +183,7 @@ class ProbeOutput:
                 raise Refused("wrong-cell", f"the record names {what} {got}, not {expected}")
 
 
-def _decode_named(line: bytes) -> SharedRecord:
+def _decode_named_record(line: bytes) -> SharedRecord:
     """Decode a record, which has to name its cell whatever its pattern is."""
     try:
         record = decode_shared(line)
@@ -196,7 +196,7 @@ def _decode_named(line: bytes) -> SharedRecord:
     return record
 
 
-def _same_capabilities(record: SharedRecord, catalogs: Catalogs) -> None:
+def _check_same_capabilities(record: SharedRecord, catalogs: Catalogs) -> None:
     """Refuse capabilities that the catalog in force does not have so."""
     primary = record.probe.primary_capability_id
     secondary = record.probe.secondary_capability_ids or ()
@@ -235,7 +235,7 @@ def _json_objects(data: bytes) -> list[bytes]:
     return []
 
 
-def _check_end(cell: RawEmission) -> None:
+def _check_probe_end(cell: RawEmission) -> None:
     if cell.spawn_error is not None:
         raise Refused("spawn-failed", f"the probe could not be started: {cell.spawn_error}")
     if cell.timed_out is not None:

@@ -62,7 +62,7 @@ def find_scripts(folder: Path) -> list[Script]:
     if not names:
         hint = f"; did you mean {folder / 'probes'}?" if (folder / "probes").is_dir() else ""
         raise InputError(f"{folder}: no probes in it (*.sh){hint}")
-    return [_script(folder, name) for name in names]
+    return [_read_script(folder, name) for name in names]
 
 
 def tree_of(folder: Path) -> Path:
@@ -75,15 +75,15 @@ def choose_scripts(found: Sequence[Script], folder: Path, names: Sequence[str]) 
     by_id = {script.id: script for script in found}
     picked: list[Script] = []
     for name in names:
-        probe_id = _id_of(name, folder)
+        probe_id = _probe_id(name, folder)
         if probe_id not in by_id:
-            raise UsageError(f"unknown probe: {name}{_suggestion(probe_id, by_id)}")
+            raise UsageError(f"unknown probe: {name}{_probe_suggestion(probe_id, by_id)}")
         if by_id[probe_id] not in picked:
             picked.append(by_id[probe_id])
     return picked
 
 
-def _id_of(name: str, folder: Path) -> str:
+def _probe_id(name: str, folder: Path) -> str:
     if "/" in name:
         path = Path(name)
         if path.parent.resolve() != folder.resolve():
@@ -92,14 +92,14 @@ def _id_of(name: str, folder: Path) -> str:
     return name.removesuffix(".sh")
 
 
-def _suggestion(name: str, known: Iterator[str] | dict[str, Script]) -> str:
+def _probe_suggestion(name: str, known: Iterator[str] | dict[str, Script]) -> str:
     from difflib import get_close_matches
 
     close = get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else " (see `stream matrix --list`)"
 
 
-def _script(folder: Path, name: str) -> Script:
+def _read_script(folder: Path, name: str) -> Script:
     path = folder / name
     if path.is_symlink() and not _target(path).is_relative_to(_target(folder)):
         raise UsageError(f"{path}: a link that leads outside the probe folder {folder}")
@@ -216,9 +216,9 @@ def linked_helpers(tree: Path) -> Iterator[None]:
         try:
             lock = _link_helpers(tree)
         except OSError as error:
-            raise _no_helpers(tree, os_reason(error)) from None
+            raise _no_helpers_error(tree, os_reason(error)) from None
         if not os.access(tree / "bin" / "emit-record", os.X_OK):
-            raise _no_helpers(tree, "no emit-record in it that can be run")
+            raise _no_helpers_error(tree, "no emit-record in it that can be run")
         yield
     finally:
         if lock is not None:
@@ -237,7 +237,7 @@ def _link_helpers(tree: Path) -> int | None:
     try:
         with suppress(OSError):  # another run needs what is there, or nothing can be written
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _link_of(tree) not in (None, LINK):  # left by a `stream` that was killed
+            if _target_of_bin_link(tree) not in (None, LINK):  # left by a `stream` that was killed
                 (tree / "bin").unlink()
         _lock_shared(lock)
         with suppress(FileExistsError):  # another run was faster
@@ -261,13 +261,13 @@ def _lock_shared(lock: int) -> None:
 
 def _lacks_bin(tree: Path) -> bool:
     """Tell whether a tree has no bin, or only a link that this `stream` or another made."""
-    link = _link_of(tree)
+    link = _target_of_bin_link(tree)
     if link is None:
         return not os.path.lexists(tree / "bin")
     return link.endswith(f"/{HELPERS.name}/.")
 
 
-def _link_of(tree: Path) -> str | None:
+def _target_of_bin_link(tree: Path) -> str | None:
     """Return where the bin of a tree leads to, or None where it is no link."""
     try:
         return os.readlink(tree / "bin")  # noqa: PTH115 (a Path would drop the dot)
@@ -275,7 +275,7 @@ def _link_of(tree: Path) -> str | None:
         return None
 
 
-def _no_helpers(tree: Path, reason: str) -> InputError:
+def _no_helpers_error(tree: Path, reason: str) -> InputError:
     place = str(tree / "bin")
     # What a link leads to may be of another user: a Path would raise there.
     words, these, there = "ln -s", "", place

@@ -52,20 +52,20 @@ def archive(
 
     async def work() -> int:
         """Write the archive and return the exit code."""
-        from stream.cli.inputs import expect
+        from stream.cli.inputs import expect_input
         from stream.errors import UsageError
         from stream.files.targets import check_outputs
         from stream.observe.archive import archive_run, archive_stream
 
         if source == "-":
             check_outputs([str(target), reject], force=force)
-            sink = _rejects(reject)
+            sink = _reject_sink(reject)
             done = await archive_stream(target, sink, run_id=run_id, boundary=boundary, force=force)
         else:
             for flag, value in (("--run-id", run_id), ("--reject", reject)):
                 if value is not None:
                     raise UsageError(f"{flag} needs `-`")
-            expect(source, "run")
+            expect_input(source, "run")
             done = await archive_run(Path(source), target, force=force)
         for loss in done.losses:
             note(f"archive: the record is incomplete: {loss}")
@@ -75,7 +75,7 @@ def archive(
     run(work)
 
 
-def _rejects(target: str | None) -> Ndjson | Text:
+def _reject_sink(target: str | None) -> Ndjson | Text:
     from stream.records.control import REJECTS
     from stream.sinks.ndjson import Ndjson, Text
 

@@ -77,11 +77,11 @@ def check(
 
     async def work() -> int:
         """Check the events and return the exit code."""
-        from stream.cli.inputs import expect
+        from stream.cli.inputs import expect_input
         from stream.files.targets import check_outputs
         from stream.verify.check import run_check
 
-        expect(target, "run", "events")
+        expect_input(target, "run", "events")
         check_outputs([findings, reject], [target], force=force)
         sinks = _check_sinks(target == "-", findings, reject)
         answer = await run_check(
@@ -178,7 +178,7 @@ def normalize(
 
     async def work() -> int:
         """Make the kernel layer and return the exit code."""
-        from stream.cli.inputs import expect
+        from stream.cli.inputs import expect_input
         from stream.files.targets import check_outputs
         from stream.pipeline import Pipeline
         from stream.records.run import check_run_id
@@ -187,7 +187,7 @@ def normalize(
 
         check_run_id(run_id, "--run-id")
         check_readable([source])
-        expect(source, "telemetry")
+        expect_input(source, "telemetry")
         check_outputs([detail, reject], [source], force=force)
         is_filter = source == "-"
         stage = Normalize(run_id, is_alone=not is_filter, has_inline_details=detail == "-")
@@ -275,7 +275,7 @@ def listen(
     async def work() -> int:
         """Print what the records show and return the exit code."""
         from stream.boundary.descriptors import find_descriptor
-        from stream.cli.inputs import expect
+        from stream.cli.inputs import expect_input
         from stream.files.targets import check_outputs
         from stream.pipeline import Chain, Pipeline
         from stream.sinks.ndjson import Ndjson
@@ -284,7 +284,7 @@ def listen(
 
         check_readable(files)
         for name in files:
-            expect(name, "boundary")
+            expect_input(name, "boundary")
         check_outputs([reject], files, force=force)
         descriptor = find_descriptor(boundary)
         stage = Listen(descriptor, as_json=as_json, colour=sys.stdout.isatty())
@@ -326,7 +326,7 @@ def validate(
     async def work() -> int:
         """Validate the records and return the exit code."""
         from stream.boundary.descriptors import Boundaries, find_descriptor, known_catalogs
-        from stream.cli.inputs import expect
+        from stream.cli.inputs import expect_input
         from stream.errors import UsageError
         from stream.files.targets import check_outputs
         from stream.sources.ndjson import check_readable
@@ -336,7 +336,7 @@ def validate(
         if as_filter and len(files) > 1:
             raise UsageError("`-` filters stdin and does not go with files")
         for name in files:
-            expect(name, "boundary", "events", "telemetry", "record")
+            expect_input(name, "boundary", "events", "telemetry", "record")
         check_outputs([findings, reject], files, force=force)
         check_readable(files)
         boundaries = Boundaries((find_descriptor(boundary),), known_catalogs(catalog))

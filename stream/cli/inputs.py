@@ -39,7 +39,7 @@ class _KindHead(Struct):
 _decode_head = msgspec.json.Decoder(_KindHead).decode
 
 
-def expect(path: str | os.PathLike[str], *wanted: Kind) -> None:
+def expect_input(path: str | os.PathLike[str], *wanted: Kind) -> None:
     """Raise UsageError if a path clearly holds something that another command reads."""
     kind = kind_of_input(path)
     if kind is None or kind in wanted:

@@ -148,17 +148,19 @@ def matrix(options: MatrixOptions) -> None:
         repeat=options.repeat,
     )
     if options.list_:
-        run_now(lambda: _list(request))
+        run_now(lambda: _list_probes(request))
     stop = Stop()
     run_prepared(
-        lambda: _start(options, request, stop),
-        lambda started: _measure(options, started, stop),
+        lambda: _started_plan(options, request, stop),
+        lambda started: _measure_matrix(options, started, stop),
         stop.ask,
     )
 
 
 @contextmanager
-def _start(options: MatrixOptions, request: MatrixRequest, stop: Stop) -> Iterator[StartedPlan]:
+def _started_plan(
+    options: MatrixOptions, request: MatrixRequest, stop: Stop
+) -> Iterator[StartedPlan]:
     from stream.files.targets import check_outputs, is_fifo
     from stream.matrix.plan import make_plan, start_plan
 
@@ -172,7 +174,7 @@ def _start(options: MatrixOptions, request: MatrixRequest, stop: Stop) -> Iterat
         yield started
 
 
-async def _measure(options: MatrixOptions, started: StartedPlan, stop: Stop) -> int:
+async def _measure_matrix(options: MatrixOptions, started: StartedPlan, stop: Stop) -> int:
     from stream.cli.runner import Progress
     from stream.files.targets import STDOUT
     from stream.matrix.run import Matrix
@@ -197,18 +199,18 @@ async def _measure(options: MatrixOptions, started: StartedPlan, stop: Stop) -> 
         result = await matrix.run(*sinks, raw=options.raw)
     except BaseException:
         progress.clear()
-        _point_to(output)
+        _name_partial_file(output)
         raise
     progress.clear()
-    code = _conclude(result, raw=options.raw, quiet=options.quiet)
+    code = _report_matrix(result, raw=options.raw, quiet=options.quiet)
     if stop.is_asked:
-        _point_to(output)
+        _name_partial_file(output)
     elif is_on_terminal and not options.quiet:
         note("These are records. To read them: stream matrix | stream listen -")
     return code
 
 
-def _point_to(output: str) -> None:
+def _name_partial_file(output: str) -> None:
     """Name the partial file of an output that was not completed."""
     from stream.files.targets import STDOUT, partial
 
@@ -232,7 +234,7 @@ def affordable_jobs() -> int:
     return 1 << 16 if limit == resource.RLIM_INFINITY else max(1, (limit - 40) // 7)
 
 
-def _list(request: MatrixRequest) -> int:
+def _list_probes(request: MatrixRequest) -> int:
     from stream.errors import visible
     from stream.matrix.plan import make_plan
 
@@ -269,7 +271,7 @@ def _report_failures(failures: Sequence[Failure]) -> None:
         note(f"stream: {failure.probe} ({failure.mode}): {failure.sentence}")
 
 
-def _conclude(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
+def _report_matrix(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
     _report_failures(outcome.failures)
     if outcome.failed > 20:
         note(f"… and {outcome.failed - 20} more")
@@ -477,9 +479,9 @@ def probe(
 
     async def work() -> int:
         """Run the probe and return the exit code."""
-        folder = probes or _folder_of(name)
+        folder = probes or _probe_folder(name)
         asked = {"catalog": catalog, "boundary": boundary, "workspace": workspace}
-        result = await _run_one(name, mode, timeout, folder=folder, **asked)
+        result = await _run_one_probe(name, mode, timeout, folder=folder, **asked)
         return 1 if result.failed or result.strays else 0
 
     run(work)
@@ -517,9 +519,9 @@ def probe_exec(
         if len(words) > 2 or (mode and len(words) == 2):
             raise UsageError("expected one probe, or a mode and a probe")
         name, given = words[-1], words[0] if len(words) == 2 else mode
-        folder = probes or _folder_of(name) or _helper_probes(name)
+        folder = probes or _probe_folder(name) or _helper_probes(name)
         asked = {"catalog": catalog, "boundary": boundary, "workspace": workspace}
-        result = await _run_one(name, given, timeout, folder=folder, **asked)
+        result = await _run_one_probe(name, given, timeout, folder=folder, **asked)
         if any(failure.reason == "timed-out" for failure in result.failures):
             return 3
         return 2 if result.failed or result.strays else 0
@@ -527,7 +529,7 @@ def probe_exec(
     run(work)
 
 
-async def _run_one(name: str, mode: str | None, timeout: float, **asked: Any) -> MatrixResult:
+async def _run_one_probe(name: str, mode: str | None, timeout: float, **asked: Any) -> MatrixResult:
     from stream.matrix.plan import MatrixRequest, make_plan, start_plan
     from stream.matrix.run import Matrix
     from stream.sinks.ndjson import Ndjson
@@ -580,7 +582,7 @@ def gate(
         if not sys.stdout.isatty():
             sinks.append(Ndjson("-", (FINDINGS,)))
         checked = findings = 0
-        for folder, named in _by_folder(names or [], probes).items():
+        for folder, named in _probes_by_folder(names or [], probes).items():
             request = MatrixRequest(
                 probes=named, folder=folder, catalog=catalog, boundary=boundary, workspace=workspace
             )
@@ -613,11 +615,11 @@ def helpers() -> None:
     run_now(show)
 
 
-def _by_folder(names: list[str], probes: Path | None) -> dict[Path | None, list[str]]:
+def _probes_by_folder(names: list[str], probes: Path | None) -> dict[Path | None, list[str]]:
     """Group the names by folder. An empty list means all probes of the folder."""
     found: dict[Path | None, list[str]] = {} if names else {probes or _helper_probes(): []}
     for name in names:
-        folder = probes or _folder_of(name) or _helper_probes(name)
+        folder = probes or _probe_folder(name) or _helper_probes(name)
         if probes is None and Path(name).is_dir():
             found[folder] = []
         elif found.get(folder, [""]):  # an empty list already means all of them
@@ -625,7 +627,7 @@ def _by_folder(names: list[str], probes: Path | None) -> dict[Path | None, list[
     return found
 
 
-def _folder_of(name: str) -> Path | None:
+def _probe_folder(name: str) -> Path | None:
     """Return the folder of a script that is named by a path."""
     from stream.errors import InputError
 

@@ -214,7 +214,7 @@ def observe(options: ObserveOptions) -> None:
     if it cannot be run); 2 for wrong use, before anything is started; 40 if what was required
     is not available; 1 instead of 0 if only the archive failed.
     """
-    _check(options)
+    _check_options(options)
     from stream.process.guard import Interrupts
 
     interrupts = Interrupts()
@@ -228,13 +228,13 @@ def observe(options: ObserveOptions) -> None:
             note(f"stream: signal {signal} is passed on{more}")
 
     run_prepared(
-        lambda: _prepare(options),
-        lambda prepared: _record(options, prepared, interrupts),
+        lambda: _prepare_run(options),
+        lambda prepared: _record_run(options, prepared, interrupts),
         pass_on=pass_on,
     )
 
 
-def _check(options: ObserveOptions) -> None:
+def _check_options(options: ObserveOptions) -> None:
     """Raise BadParameter for options that do not go together."""
     if options.events not in (None, "-"):
         raise typer.BadParameter("--events takes only one value: -")
@@ -262,7 +262,7 @@ def _check(options: ObserveOptions) -> None:
 
 
 @contextmanager
-def _prepare(options: ObserveOptions) -> Iterator[_Prepared]:
+def _prepare_run(options: ObserveOptions) -> Iterator[_Prepared]:
     """Check everything, create the run folder and start the guard; nothing of it stays where
     something is wrong."""
     from stream.process.guard import post_guard
@@ -297,14 +297,14 @@ def _prepare(options: ObserveOptions) -> Iterator[_Prepared]:
             options.raw_kernel.unlink()
         guard.send(settings.outfit())
         if not options.quiet:
-            from stream.cli.report import announce
+            from stream.cli.report import report_run_start
 
-            announce(settings)
+            report_run_start(settings)
         yield _Prepared(settings, guard, probes)
 
 
-async def _record(options: ObserveOptions, prepared: _Prepared, interrupts: Interrupts) -> int:
-    from stream.cli.report import archive_recorded, conclude
+async def _record_run(options: ObserveOptions, prepared: _Prepared, interrupts: Interrupts) -> int:
+    from stream.cli.report import archive_recorded, report_run_end
     from stream.cli.runner import Copying
     from stream.observe.run import run_observe
 
@@ -324,7 +324,7 @@ async def _record(options: ObserveOptions, prepared: _Prepared, interrupts: Inte
         )
     finally:
         progress.clear()
-    conclude(observed, settings, quiet=options.quiet)
+    report_run_end(observed, settings, quiet=options.quiet)
     code = observed.summary.exit_code
     if options.archive is not None:
         is_archived = await archive_recorded(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SHOWN = 5  #: processes, or types of lines
 
 
-def announce(recording: RunSettings) -> None:
+def report_run_start(recording: RunSettings) -> None:
     """Report, before the agent starts, where it works and what is recorded."""
     from stream.observe.settings import leads_out
     from stream.records.decision import CONSTRAINTS
@@ -45,7 +45,7 @@ def announce(recording: RunSettings) -> None:
         note("stream: secrets are removed from the record, not from the workspace")
 
 
-def conclude(observed: Observed, recording: RunSettings, *, quiet: bool) -> None:
+def report_run_end(observed: Observed, recording: RunSettings, *, quiet: bool) -> None:
     """Report how the run ended: what went wrong and, unless `quiet`, what it did."""
     summary = observed.summary
     for trouble in summary.incomplete:
@@ -58,25 +58,30 @@ def conclude(observed: Observed, recording: RunSettings, *, quiet: bool) -> None
         note(f"stream: {number(observed.matrix.failed, 'probe')} failed")
     if summary.not_started:
         name = os.fsdecode(recording.argv[0])
-        note(f"stream: {name}: not started: {summary.not_started}{_hint(summary, recording)}")
+        note(
+            f"stream: {name}: not started: {summary.not_started}{_command_hint(summary, recording)}"
+        )
     if quiet:
         return
-    for line in (*_closing(summary, recording.capture_policy.mode), *_verdicts(observed)):
+    for line in (
+        *_closing_lines(summary, recording.capture_policy.mode),
+        *_broken_constraints(observed),
+    ):
         note(f"stream: {line}")
     if observed.matrix is not None:
         note(f"stream: {number(observed.matrix.recorded, 'probe record')} in boundary.ndjson")
     if summary.changed_paths and recording.workspace_mode != "here":
         # What was not captured in full cannot be compared with what is there.
         if recording.workspace_mode == "copy" and recording.capture_policy.mode == "full":
-            note(f"stream: to apply the changes: stream apply {_shown(recording.folder)}")
+            note(f"stream: to apply the changes: stream apply {_shown_path(recording.folder)}")
         else:
-            note(f"stream: its changes are in {_shown(recording.workspace)}")
-    note(f"stream: to check the record: stream check {_shown(recording.folder)}")
+            note(f"stream: its changes are in {_shown_path(recording.workspace)}")
+    note(f"stream: to check the record: stream check {_shown_path(recording.folder)}")
     if summary.kernel_layer not in (None, "absent"):
-        note(f"stream: and its kernel evidence: stream verify {_shown(recording.folder)}")
+        note(f"stream: and its kernel evidence: stream verify {_shown_path(recording.folder)}")
 
 
-def _hint(summary: RunSummary, recording: RunSettings) -> str:
+def _command_hint(summary: RunSummary, recording: RunSettings) -> str:
     """Return where a command that was not found was searched."""
     name = os.fsdecode(recording.argv[0])
     if recording.executable is None and summary.exit_code in (126, 127):
@@ -93,7 +98,7 @@ def _hint(summary: RunSummary, recording: RunSettings) -> str:
     return ""
 
 
-def _closing(summary: RunSummary, mode: CaptureMode) -> Iterator[str]:
+def _closing_lines(summary: RunSummary, mode: CaptureMode) -> Iterator[str]:
     if not summary.not_started:
         ended = f"by {summary.signal}" if summary.signal else f"with exit code {summary.exit_code}"
         late = ", at its time limit" if summary.timed_out else ""
@@ -117,7 +122,7 @@ def _closing(summary: RunSummary, mode: CaptureMode) -> Iterator[str]:
     if summary.changed_inside_git:
         yield f"{number(summary.changed_inside_git, 'path')} inside .git changed, in no patch"
     if summary.kernel_layer is not None:
-        yield _seen(summary)
+        yield _kernel_layer_line(summary)
     if summary.commands:
         yield f"{number(summary.commands, 'call')} of wrapped programs"
     elif summary.commands is None:
@@ -134,7 +139,7 @@ def _closing(summary: RunSummary, mode: CaptureMode) -> Iterator[str]:
         yield "alignment {}, quality {}, policy {}".format(*statuses)
 
 
-def _seen(summary: RunSummary) -> str:
+def _kernel_layer_line(summary: RunSummary) -> str:
     """Return how complete the kernel layer is."""
     if summary.kernel_layer == "absent":
         return "the kernel was not watched: see observation-health.json"
@@ -143,13 +148,13 @@ def _seen(summary: RunSummary) -> str:
         lost = f", {summary.kernel_lost} lost" if summary.kernel_lost else ""
         return f"{seen}{lost}: not all of them, see observation-health.json"
     if not summary.tool_calls:
-        return f"{seen}, none lost; {_no_calls(summary)}"
+        return f"{seen}, none lost; {_no_calls_line(summary)}"
     calls = number(summary.tool_calls, "tool call")
     why = "" if summary.correlation == "clean" else ": see correlation-report.json"
     return f"{seen}, none lost; {calls}, bound to them: {summary.correlation}{why}"
 
 
-def _no_calls(summary: RunSummary) -> str:
+def _no_calls_line(summary: RunSummary) -> str:
     """Say that no tool call is known, and how many lines may report some in an unknown form."""
     unknown = summary.unknown_form
     if not unknown:
@@ -178,7 +183,7 @@ async def archive_recorded(
     from stream.errors import StreamError, UnfinishedError
     from stream.observe.archive import archive_run
 
-    later = f"stream archive {_shown(recording.folder)} -o {target}"
+    later = f"stream archive {_shown_path(recording.folder)} -o {target}"
     with CancelScope() as scope:
         interrupts.take_over(lambda signal: scope.cancel())
         try:
@@ -198,7 +203,7 @@ async def archive_recorded(
     return False
 
 
-def _verdicts(observed: Observed) -> Iterator[str]:
+def _broken_constraints(observed: Observed) -> Iterator[str]:
     """Yield each constraint that does not hold, with its evidence."""
     from stream.records.decision import CONSTRAINTS
 
@@ -210,7 +215,7 @@ def _verdicts(observed: Observed) -> Iterator[str]:
             yield f"{check.id}: {check.status}: {check.evidence}"
 
 
-def _shown(folder: Path) -> str:
+def _shown_path(folder: Path) -> str:
     """Return the path relative to the current folder, where that is shorter."""
     try:
         here = Path.cwd()

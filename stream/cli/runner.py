@@ -81,9 +81,9 @@ def start(app: Callable[[], None]) -> None:
             sys.stdout.flush()
             # Everything is released by now: taking the interpreter apart would cost more
             # than a probe does.
-            _leave(ending.code if isinstance(ending.code, int) else 0)
+            _exit_at_once(ending.code if isinstance(ending.code, int) else 0)
     except BrokenPipeError:
-        _leave(READER_GONE)
+        _exit_at_once(READER_GONE)
     except Exception as error:
         code = error.errno if isinstance(error, OSError) else 0
         if code in (errno.ENOSPC, errno.EBADF, errno.EIO):  # help that has no place to go
@@ -93,7 +93,7 @@ def start(app: Callable[[], None]) -> None:
         else:
             raise
         note(f"stream: {sentence}")
-        _leave(2)
+        _exit_at_once(2)
 
 
 def run(work: Callable[[], Awaitable[int]]) -> None:
@@ -145,7 +145,7 @@ def run_prepared(
             gc.freeze()
             gc.enable()
             gc.set_threshold(50_000)
-            code = anyio.run(_until_signal, lambda: work(prepared), stop, early, pass_on)
+            code = anyio.run(_work_until_signal, lambda: work(prepared), stop, early, pass_on)
             for number in handled:
                 signal.signal(number, signal.SIG_IGN)
         for number in handled:  # nothing is left that a signal could spoil
@@ -153,9 +153,9 @@ def run_prepared(
     except* StreamError as group:
         error = _first(group)
         note(f"stream: {error}")
-        _leave(error.exit_code if isinstance(error, StreamError) else 1)
+        _exit_at_once(error.exit_code if isinstance(error, StreamError) else 1)
     except* BrokenPipeError:
-        _leave(READER_GONE)
+        _exit_at_once(READER_GONE)
     if code > 128 and pass_on is None:
         note("stream: interrupted")
     raise typer.Exit(code)
@@ -179,12 +179,12 @@ def run_now(work: Callable[[], int]) -> None:
         for number in handled:
             signal.signal(number, signal.SIG_IGN)
         note("stream: interrupted")
-        _leave(128 + error.number)
+        _exit_at_once(128 + error.number)
     except StreamError as error:
         note(f"stream: {error}")
-        _leave(error.exit_code)
+        _exit_at_once(error.exit_code)
     except BrokenPipeError:
-        _leave(READER_GONE)
+        _exit_at_once(READER_GONE)
     raise typer.Exit(code)
 
 
@@ -200,7 +200,7 @@ def _handled_signals() -> list[signal.Signals]:
     return [number for number in INTERRUPTS if signal.getsignal(number) != signal.SIG_IGN]
 
 
-async def _until_signal(
+async def _work_until_signal(
     work: Callable[[], Awaitable[int]],
     stop: Callable[[], None] | None,
     early: Sequence[int],
@@ -274,7 +274,7 @@ def _first(group: BaseException) -> BaseException:
     return group
 
 
-def _leave(code: int) -> NoReturn:
+def _exit_at_once(code: int) -> NoReturn:
     """Exit at once: a thread may hang in a write that nobody reads, and stdout may be gone."""
     with suppress(OSError):
         sys.stderr.flush()

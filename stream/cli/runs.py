@@ -67,15 +67,15 @@ class VerifyOptions(Options):
     max_document: str = typer.Option("64M", metavar="SIZE", help="The largest JSON artifact.")
     max_depth: int = typer.Option(64, metavar="N", min=1, help="The deepest nesting.")
 
-    def limits(self) -> Limits:
+    def archive_limits(self) -> Limits:
         """Return the limits for reading an archive."""
         from stream.archive.reader import Limits
 
         return Limits(
-            archive=_size(self.max_archive, "--max-archive"),
-            decoded=_size(self.max_decoded, "--max-decoded"),
-            line=_size(self.max_line, "--max-line"),
-            document=_size(self.max_document, "--max-document"),
+            archive=_parse_size(self.max_archive, "--max-archive"),
+            decoded=_parse_size(self.max_decoded, "--max-decoded"),
+            line=_parse_size(self.max_line, "--max-line"),
+            document=_parse_size(self.max_document, "--max-document"),
             ratio=self.max_ratio,
             entries=self.max_entries,
             lines=self.max_lines,
@@ -101,27 +101,29 @@ def verify(options: VerifyOptions) -> None:
     Exit 1 if a finding is an error, 2 if the file is not an archive.
     """
     if options.rules:
-        run_now(_print_rules)
+        run_now(_print_verify_rules)
     if options.target is None:
         raise typer.BadParameter("an archive or the folder of a run is missing")
-    target, limits = options.target, options.limits()
+    target, limits = options.target, options.archive_limits()
 
     async def work() -> int:
         """Verify the target and return the exit code."""
-        from stream.cli.inputs import expect
+        from stream.cli.inputs import expect_input
         from stream.verify.check import run_verify
 
-        expect(target, "archive", "run")
+        expect_input(target, "archive", "run")
         # A thread that inflates and one that decodes: neither waits long for the other.
         sys.setswitchinterval(0.0005)
-        report = await run_verify(target, limits, options.boundary, *_sinks(options.as_json))
+        report = await run_verify(
+            target, limits, options.boundary, *_finding_sinks(options.as_json)
+        )
         note(_verify_summary(report))
         return 1 if report.errors else 0
 
     run(work)
 
 
-def _sinks(as_json: bool) -> list[Ndjson | Text]:
+def _finding_sinks(as_json: bool) -> list[Ndjson | Text]:
     from stream.records.control import FINDINGS
     from stream.sinks.ndjson import Ndjson, Text
 
@@ -139,14 +141,14 @@ def _verify_summary(report: VerifyReport) -> str:
     return f"verify: {answer}: {what}; {number(report.total, 'finding')}{more}"
 
 
-def _size(text: str, flag: str) -> int:
+def _parse_size(text: str, flag: str) -> int:
     found = _SIZE.fullmatch(text)
     if not found or not int(found[1]):
         raise typer.BadParameter(f"{text!r} is not a size such as 500M or 8G", param_hint=flag)
     return int(found[1]) << _UNITS[found[2]]
 
 
-def _print_rules() -> int:
+def _print_verify_rules() -> int:
     from stream.verify.report import RULES, WARNINGS
 
     width = max(map(len, RULES))
@@ -235,10 +237,10 @@ def diff(options: DiffOptions) -> None:
     found a difference, a damaged archive or an incomplete capture; 2 if A or B is no evidence.
     """
     words = split_words(options.fail_on, "--fail-on")
-    run_now(lambda: _diff(options, words))
+    run_now(lambda: _diff_sides(options, words))
 
 
-def _diff(options: DiffOptions, words: list[str]) -> int:
+def _diff_sides(options: DiffOptions, words: list[str]) -> int:
     base, head = options.base, options.head
     as_record = options.json or not sys.stdout.isatty()
     for_runs = options.ignore or options.baseline
@@ -255,7 +257,9 @@ def _diff(options: DiffOptions, words: list[str]) -> int:
                 "--canonical does not go with --json, --fail-on, --ignore or --baseline"
             )
         return _compare_layers(base, head)
-    return _compare([base, head, *options.baseline], options.ignore, words, as_record=as_record)
+    return _compare_runs(
+        [base, head, *options.baseline], options.ignore, words, as_record=as_record
+    )
 
 
 def _are_matrices(base: str, head: str) -> bool:
@@ -297,14 +301,14 @@ def _compare_matrices(base: str, head: str, words: list[str], *, as_record: bool
     else:
         from stream.errors import visible
 
-        echo("\n".join(map(visible, _cells(found))))
+        echo("\n".join(map(visible, _matrix_diff_lines(found))))
     reasons = {word: why for word in dict.fromkeys(words) if (why := cell_reason(word, found))}
     for word, why in reasons.items():
         note(f"stream: --fail-on {word}: {why}")
     return 1 if reasons else 0
 
 
-def _cells(found: BoundaryDiff) -> Iterator[str]:
+def _matrix_diff_lines(found: BoundaryDiff) -> Iterator[str]:
     for what, changes in (
         ("opened", found.opened),
         ("closed", found.closed),
@@ -323,7 +327,7 @@ def _outcome(side: CellSide) -> str:
     return f"{side.outcome} {side.errno}" if side.errno else side.outcome
 
 
-def _compare(paths: list[str], ignore: list[str], words: list[str], *, as_record: bool) -> int:
+def _compare_runs(paths: list[str], ignore: list[str], words: list[str], *, as_record: bool) -> int:
     """Compare the runs at `paths`: A, B, and the baselines of A."""
     import msgspec
 
@@ -337,14 +341,16 @@ def _compare(paths: list[str], ignore: list[str], words: list[str], *, as_record
     else:
         from stream.errors import visible
 
-        echo("\n".join(map(visible, _table(found, paths))))
-    failures = [*_failures(words, found, [side.problems for side in sides])]
+        echo("\n".join(map(visible, _run_diff_lines(found, paths))))
+    failures = [*_fail_on_reasons(words, found, [side.problems for side in sides])]
     for failure in failures:
         note(f"stream: {failure}")
     return 1 if failures else 0
 
 
-def _failures(words: list[str], found: CapabilityDiff, problems: list[list[str]]) -> Iterator[str]:
+def _fail_on_reasons(
+    words: list[str], found: CapabilityDiff, problems: list[list[str]]
+) -> Iterator[str]:
     """Yield each reason for exit code 1, one line each."""
     from stream.compare.diff import reason
 
@@ -358,7 +364,7 @@ def _failures(words: list[str], found: CapabilityDiff, problems: list[list[str]]
             yield f"--fail-on {word}: {why}"
 
 
-def _table(found: CapabilityDiff, paths: list[str]) -> Iterator[str]:
+def _run_diff_lines(found: CapabilityDiff, paths: list[str]) -> Iterator[str]:
     for side, run_id, path in zip(
         ("base", "head"), (found.base_run_id, found.head_run_id), paths[:2], strict=True
     ):
@@ -378,7 +384,7 @@ def _table(found: CapabilityDiff, paths: list[str]) -> Iterator[str]:
 
 
 def _compare_layers(base: str, head: str) -> int:
-    from stream.compare.diff import CanonicalLayers, compare
+    from stream.compare.diff import CanonicalLayers, compare_layers
     from stream.errors import visible
 
     sides = CanonicalLayers(base), CanonicalLayers(head)
@@ -392,23 +398,23 @@ def _compare_layers(base: str, head: str) -> int:
         for doubt in side.doubts:
             holds = False
             echo(f"{name}: its capture is incomplete: {visible(doubt)}")
-    for found in compare(*sides):
+    for found in compare_layers(*sides):
         holds = holds and found.difference is None
-        for line in _report(found):
+        for line in _layer_diff_lines(found):
             echo(line)
     return 0 if holds else 1
 
 
-def _report(found: LayerComparison) -> Iterator[str]:
+def _layer_diff_lines(found: LayerComparison) -> Iterator[str]:
     if found.difference is None:
         yield f"{found.layer}: {number(found.lines, 'line')}, the same"
         return
     yield f"{found.layer}:{found.difference.line}: differs"
-    yield f"  A {_line(found.difference.base)}"
-    yield f"  B {_line(found.difference.head)}"
+    yield f"  A {_shown_layer_line(found.difference.base)}"
+    yield f"  B {_shown_layer_line(found.difference.head)}"
 
 
-def _line(line: bytes | None) -> str:
+def _shown_layer_line(line: bytes | None) -> str:
     from stream.errors import visible
 
     if line is None:
@@ -442,15 +448,15 @@ def apply(
       stream apply runs/RUN
       stream apply runs/RUN --to ../another-checkout
     """
-    run_now(lambda: _apply(run, to, dry_run))
+    run_now(lambda: _apply_changes(run, to, dry_run))
 
 
-def _apply(run: Path, to: Path | None, dry_run: bool) -> int:
-    from stream.cli.inputs import expect
+def _apply_changes(run: Path, to: Path | None, dry_run: bool) -> int:
+    from stream.cli.inputs import expect_input
     from stream.verify.run_folder import RunFolder
     from stream.workspace.apply import apply_plan, path_of, plan_changes
 
-    expect(run, "run")
+    expect_input(run, "run")
     folder = RunFolder(run)
     plan = plan_changes(run, folder.recorded_metadata(), folder.recorded_changes(), to)
     if plan is None:

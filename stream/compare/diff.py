@@ -111,24 +111,26 @@ def diff(
         base_run_id=base.run_id,
         head_run_id=head.run_id,
         status="clean",
-        preconditions=_preconditions(sides),
+        preconditions=_diff_preconditions(sides),
         scope=dict(_SCOPE),
-        surface={name: _changes(compared, partial(excluded.rest, name)) for name in SURFACE_SETS},
-        binding_ids=_changes(compared, _ids),
-        policy_outcomes={"changed": [] if broken else list(_outcomes(base, head))},
+        surface={
+            name: _set_changes(compared, partial(excluded.rest, name)) for name in SURFACE_SETS
+        },
+        binding_ids=_set_changes(compared, _ids),
+        policy_outcomes={"changed": [] if broken else list(_outcome_changes(base, head))},
         unbound={
             name: _united(compared, partial(_unbound, excluded, name)) for name in SURFACE_SETS
         },
         ambiguities=sorted(_ambiguities(sides)),
         notes=[],
     )
-    replaced = {} if broken else _replaced(base, head, baseline, excluded)
-    found.surface[EXECS] = _with_replaced(found.surface[EXECS], replaced)
-    found.status = "failed" if broken else _status(sides, found)
+    replaced = {} if broken else _replaced_programs(base, head, baseline, excluded)
+    found.surface[EXECS] = _with_replaced_programs(found.surface[EXECS], replaced)
+    found.status = "failed" if broken else _diff_status(sides, found)
     found.notes = [
         *_reason_notes(sides, baseline),
         *_replaced_notes(replaced),
-        *([] if broken else [*_renamed(sides), *excluded.notes()]),
+        *([] if broken else [*_rename_notes(sides), *excluded.notes()]),
         *_remark_notes(sides, found, is_whole=not excluded.is_any),
     ]
     return found
@@ -184,7 +186,7 @@ class _Excluded:
                 found = {value for value in compared if fnmatchcase(value, pattern)}
                 self._ignored[pattern] |= {(name, value) for value in found}
                 matching |= found
-            self._flapping[name] = (_flapping(kind, name) & compared) - matching
+            self._flapping[name] = (_flapping_values(kind, name) & compared) - matching
             self._left[name] = matching | self._flapping[name]
 
     @property
@@ -210,7 +212,7 @@ class _Excluded:
             yield f"capability_diff_flapping: {text}"
 
 
-def _flapping(kind: Sequence[Evidence], name: str) -> set[str]:
+def _flapping_values(kind: Sequence[Evidence], name: str) -> set[str]:
     """Return the values that only some runs have. An incomplete run does not prove that a value is
     missing."""
     if len(kind) < 2:
@@ -220,7 +222,7 @@ def _flapping(kind: Sequence[Evidence], name: str) -> set[str]:
     return some - set[str].intersection(*seen) if seen else set()
 
 
-def _renamed(sides: Mapping[Side, Evidence]) -> Iterator[str]:
+def _rename_notes(sides: Mapping[Side, Evidence]) -> Iterator[str]:
     """Yield a note on the rules that replaced names, and in how many values."""
     counts = [
         f"{side} {' '.join(f'{rule}={count}' for rule, count in evidence.renamed.items())}"
@@ -232,7 +234,9 @@ def _renamed(sides: Mapping[Side, Evidence]) -> Iterator[str]:
         yield f"capability_diff_names: {text}: {', '.join(counts)}"
 
 
-def _changes(sides: Mapping[Side, Evidence], read: Callable[[Evidence], Iterable[str]]) -> Changes:
+def _set_changes(
+    sides: Mapping[Side, Evidence], read: Callable[[Evidence], Iterable[str]]
+) -> Changes:
     before, after = (set(read(sides[side])) if side in sides else set() for side in _SIDES)
     return Changes(
         added=sorted(after - before),
@@ -245,7 +249,7 @@ def _united(sides: Mapping[Side, Evidence], read: Callable[[Evidence], Iterable[
     return sorted({value for evidence in sides.values() for value in read(evidence)})
 
 
-def _replaced(
+def _replaced_programs(
     base: Evidence, head: Evidence, baseline: Sequence[Evidence], excluded: _Excluded
 ) -> dict[str, tuple[list[str], list[str]]]:
     """Return, by the name of a program that both ran, the files that ran, where these differ."""
@@ -258,7 +262,7 @@ def _replaced(
     }
 
 
-def _with_replaced(changes: Changes, replaced: Mapping[str, object]) -> Changes:
+def _with_replaced_programs(changes: Changes, replaced: Mapping[str, object]) -> Changes:
     """List replaced programs as removed and added."""
     return Changes(
         added=sorted({*changes.added, *replaced}),
@@ -281,7 +285,7 @@ def _ids(evidence: Evidence) -> list[str]:
     return [binding.tool_call_id for binding in _bindings(evidence)]
 
 
-def _outcomes(base: Evidence, head: Evidence) -> Iterator[dict[str, Any]]:
+def _outcome_changes(base: Evidence, head: Evidence) -> Iterator[dict[str, Any]]:
     """Yield calls with different decisions, if their id is unique on both sides."""
     before, after = _decisions(base), _decisions(head)
     for call in sorted(before.keys() & after.keys()):
@@ -302,7 +306,7 @@ def _unbound(excluded: _Excluded, name: str, evidence: Evidence) -> list[str]:
 # --- how far it can be trusted ------------------------------------------------------------------
 
 
-def _preconditions(sides: Mapping[Side, Evidence]) -> dict[str, bool]:
+def _diff_preconditions(sides: Mapping[Side, Evidence]) -> dict[str, bool]:
     both = sides.values()
     return {
         **{f"{side}_health_clean": _is_healthy(sides[side]) for side in sides},
@@ -337,7 +341,7 @@ def _has_stable_ids(evidence: Evidence) -> bool:
     )
 
 
-def _status(
+def _diff_status(
     sides: Mapping[Side, Evidence], found: CapabilityDiff
 ) -> Literal["clean", "partial:health", "partial:correlation", "partial:unbound", "failed"]:
     if any(map(_degraded, sides.values())):
@@ -439,7 +443,7 @@ _NO_KERNEL = "kernel_layer=absent"
 def reason(word: str, found: CapabilityDiff) -> str:
     """Return why a word of --fail-on applies, or an empty string."""
     if word == "any":
-        return ", ".join(_all_reasons(found))
+        return ", ".join(_failing_words(found))
     if word == "partial":
         return "" if found.status == "clean" else f"the status is {found.status}: {found.notes[0]}"
     if word == "unbound":
@@ -451,18 +455,18 @@ def reason(word: str, found: CapabilityDiff) -> str:
     name, one = _SETS[what]
     count = len(getattr(found.surface[name], how))
     # What was added cannot be known where the capture is incomplete.
-    blind = _blind(found, "head" if how == "added" else "base", name)
+    blind = _blind_reason(found, "head" if how == "added" else "base", name)
     return "; ".join(filter(None, (number(count, one) if count else "", blind)))
 
 
-def _all_reasons(found: CapabilityDiff) -> Iterator[str]:
+def _failing_words(found: CapabilityDiff) -> Iterator[str]:
     words = [word for word in WORDS if word != "any" and reason(word, found)]
     yield from words
     if not words and not is_same(found):
         yield "a call is on one side only"
 
 
-def _blind(found: CapabilityDiff, side: Side, name: str) -> str:
+def _blind_reason(found: CapabilityDiff, side: Side, name: str) -> str:
     fields = blindness(found, side, name)
     if not fields:
         return ""
@@ -519,10 +523,10 @@ def canonical_lines(lines: Iterable[bytes], labels: Labels | None = None) -> Ite
     """Yield the lines with labels in place of what changes in every run."""
     labels = labels or Labels()
     for line in lines:
-        yield _canonical(line, labels)
+        yield _canonical_line(line, labels)
 
 
-def _canonical(line: bytes, labels: Labels) -> bytes:
+def _canonical_line(line: bytes, labels: Labels) -> bytes:
     try:
         fields = msgspec.json.decode(line)
     except DECODE_ERRORS:
@@ -552,21 +556,21 @@ class CanonicalLayers:
         if not self.damage and not has_any(path, LAYERS):
             raise InputError(f"{path}: there are no layers to compare")
         self._labels = Labels(evidence.folder)
-        self.doubts = [*_doubts(evidence)]  #: why they may be incomplete
+        self.doubts = [*_capture_doubts(evidence)]  #: why they may be incomplete
 
     def lines(self, layer: str) -> Iterator[bytes]:
         """Yield the canonical lines of a layer."""
         return canonical_lines(read_lines(self._path, layer), self._labels)
 
 
-def _doubts(evidence: Evidence) -> Iterator[str]:
+def _capture_doubts(evidence: Evidence) -> Iterator[str]:
     yield from (problem for problem in evidence.problems if problem.startswith(HEALTH_FILE))
     fields = [] if evidence.health is None else degraded(evidence.health)
     if seen := [field for field in fields if field != _TREE_ONLY]:
         yield f"{HEALTH_FILE}: {' '.join(seen)}"
 
 
-def compare(base: CanonicalLayers, head: CanonicalLayers) -> Iterator[LayerComparison]:
+def compare_layers(base: CanonicalLayers, head: CanonicalLayers) -> Iterator[LayerComparison]:
     """Compare layer by layer, each to its end: the labels of later layers depend on it."""
     for layer in LAYERS:
         number, difference = 0, None
@@ -621,7 +625,7 @@ _decode = msgspec.json.Decoder(_ComparedRecord).decode
 
 def diff_matrices(base: str, head: str) -> BoundaryDiff:
     """Compare the records of two files, or raise InputError for a line that is not one."""
-    sides = (_cells_of(base), _cells_of(head))
+    sides = (_cells_of_matrix(base), _cells_of_matrix(head))
     found = BoundaryDiff(base, head, [], [], [], [], 0, [])
     for key in sorted({*sides[0], *sides[1]}):
         before, after = sides[0].get(key), sides[1].get(key)
@@ -633,7 +637,7 @@ def diff_matrices(base: str, head: str) -> BoundaryDiff:
             _ABSENT if before is None else before.side,
             _ABSENT if after is None else after.side,
         )
-        kind = _kind(change.base.outcome, change.head.outcome)
+        kind = _cell_change(change.base.outcome, change.head.outcome)
         if kind is None:
             found.unchanged += 1
         else:
@@ -651,7 +655,7 @@ def cell_reason(word: str, found: BoundaryDiff) -> str:
     return ", ".join(f"{number(count, 'cell')} {name}" for name, count in counts if count)
 
 
-def _kind(base: CellOutcome, head: CellOutcome) -> str | None:
+def _cell_change(base: CellOutcome, head: CellOutcome) -> str | None:
     if base in _MORE and head in _MORE:
         if base == head:
             return None
@@ -661,9 +665,9 @@ def _kind(base: CellOutcome, head: CellOutcome) -> str | None:
     return "measured" if head in _MORE else None
 
 
-def _cells_of(path: str) -> dict[Key, _CellRecords]:
+def _cells_of_matrix(path: str) -> dict[Key, _CellRecords]:
     cells: dict[Key, _CellRecords] = {}
-    for record in _records(path):
+    for record in _matrix_records(path):
         result = record.result
         side = CellSide(result.observed_result, result.errno, result.message)
         key = (record.probe.id, record.run.mode)
@@ -680,7 +684,7 @@ def _cells_of(path: str) -> dict[Key, _CellRecords]:
     return cells
 
 
-def _records(path: str) -> Iterator[_ComparedRecord]:
+def _matrix_records(path: str) -> Iterator[_ComparedRecord]:
     with reporting(path), Path(path).open("rb") as file:
         for index, line in enumerate(iter(partial(file.readline, _MOST_LINE), b""), 1):
             if is_blank(line):

@@ -204,7 +204,7 @@ class Names:
         self._own = [*_own_names(run_id, folder)]
         self._folder = folder
         self._users = set[str]()  #: paths behind an open folder of the workspace
-        self._learn(proven or Proven())
+        self._learn_proofs(proven or Proven())
         self._agreed: dict[str, tuple[str, str]] = {}  #: by path: its last part, and by which rule
         self._endpoints = [*endpoints]
         ports = (int(found[1]) for one in self._endpoints if (found := _LOCAL.match(one)))
@@ -217,13 +217,13 @@ class Names:
         found = ((one, _ENDPOINT.match(one)) for one in self._endpoints)
         callers = {one for one, parts in found if parts and int(parts[2]) in _PORTS}
         own = f"{self._workspace}/"
-        made = {path for path in self._ways if self._has("first", path) and own not in path}
+        made = {path for path in self._ways if self._has_proof("first", path) and own not in path}
         behind = {path for path in self._ways if BEHIND.fullmatch(path)}
         if numbers or callers or made or behind:
-            self._learn(proofs(Asked(numbers, callers, made, behind)))
+            self._learn_proofs(proofs(Asked(numbers, callers, made, behind)))
         return self._proven
 
-    def _learn(self, proven: Proven) -> None:
+    def _learn_proofs(self, proven: Proven) -> None:
         self._proven = proven
         for path, places in proven.places.items():
             for place in places:
@@ -241,18 +241,18 @@ class Names:
     def ported(self) -> list[str]:
         """Paths that the run made with a number in their names that may be a port which it got
         when it asked for any."""
-        made = (path for path in self._ways if self._has("made", path))
+        made = (path for path in self._ways if self._has_proof("made", path))
         found = {path: at[0] for path in made if (at := free_port(path.rpartition("/")[2]))}
         return [*found] if len({*found.values()}) <= self._proven.free_ports else []
 
     def folder(self, path: str) -> str | None:
         """Return the name of a path's folder, or None if the user names what is in it."""
-        place = self._place(path.rpartition("/")[0])
+        place = self._place_of_path(path.rpartition("/")[0])
         is_users = place.is_workspace or path in self._users
         is_own = is_users or path == self._workspace or path.endswith(self._places)
         return None if is_own else place.name
 
-    def agree(self, names: Mapping[str, tuple[str, str]]) -> None:
+    def add_agreed(self, names: Mapping[str, tuple[str, str]]) -> None:
         """Take other names for the last parts of paths: `names` gives each with its rule.
 
         Call it before anyone asks for what lies in one of these paths."""
@@ -277,19 +277,19 @@ class Names:
         """Return the names of the paths, and count the rules that applied."""
         found = set()
         for path in paths:
-            place = self._place(path)
+            place = self._place_of_path(path)
             self.used.update(place.rules)
             found.add(place.name)
         return found
 
     def of(self, path: str) -> str:
         """Return the name of a path."""
-        return self._place(path).name
+        return self._place_of_path(path).name
 
     def _may_tell(self, path: str) -> bool:
         return "/proc/" in path or not _READS.issuperset(self._ways.get(path, _READS))
 
-    def _place(self, path: str) -> _PathPlace:
+    def _place_of_path(self, path: str) -> _PathPlace:
         """Find the place of a path. Folders are cached, for many files in one of them."""
         behind, at = [], path.rpartition("/")[0]
         while at not in self._known:
@@ -297,11 +297,11 @@ class Names:
             at = at.rpartition("/")[0]
         place = self._known[at]
         for longer in reversed(behind):
-            place = self._known[longer] = self._below(place, at, longer)
+            place = self._known[longer] = self._place_below(place, at, longer)
             at = longer
-        return self._below(place, at, path) if path else place
+        return self._place_below(place, at, path) if path else place
 
-    def _below(self, parent: _PathPlace, at: str, path: str) -> _PathPlace:
+    def _place_below(self, parent: _PathPlace, at: str, path: str) -> _PathPlace:
         if self._places and path.endswith(self._places):
             (own,) = (place for place in self._places if path.endswith(place))
             before, name = path.removesuffix(own), own.rpartition("/")[2]
@@ -311,14 +311,14 @@ class Names:
         rules: set[str] = set()
         component = path[len(at) :].removeprefix("/")
         slash = "/" if path.startswith("/", len(at)) else ""
-        name, whole = self._named(component, parent, path, rules), f"{parent.name}{slash}"
-        if _DAY.search(whole) and not parent.is_workspace and self._has("made", path):
+        name, whole = self._name_component(component, parent, path, rules), f"{parent.name}{slash}"
+        if _DAY.search(whole) and not parent.is_workspace and self._has_proof("made", path):
             whole = _DAY.sub("/(day)/", whole)
             rules.add("time")
         is_workspace = parent.is_workspace or path == self._workspace or path in self._users
         return _PathPlace(f"{whole}{name}", parent.rules | rules, is_workspace)
 
-    def _named(self, name: str, parent: _PathPlace, path: str, rules: set[str]) -> str:
+    def _name_component(self, name: str, parent: _PathPlace, path: str, rules: set[str]) -> str:
         if _NUMBER.fullmatch(name):
             if seen := self._process(int(name), parent.name):
                 rules.add("pid")
@@ -336,14 +336,14 @@ class Names:
             rules.add("run")
             return RUN_FOLDER
         for own in self._own:
-            name = _replaced(own, RUN_FOLDER, name, "run", rules)
+            name = _replace_shape(own, RUN_FOLDER, name, "run", rules)
         ways = self._ways.get(path)
         if ways is None or _READS.issuperset(ways):
             return name
-        name = _NUMBER.sub(lambda found: self._number(found[0], rules), name)
+        name = _NUMBER.sub(lambda found: self._name_number(found[0], rules), name)
         for one, shape in _SHAPES:
-            if self._has(one.proof, path):
-                name = _replaced(shape, f"({one.name})", name, one.name, rules, one.looks)
+            if self._has_proof(one.proof, path):
+                name = _replace_shape(shape, f"({one.name})", name, one.name, rules, one.looks)
         return name
 
     def _process(self, number: int, folder: str) -> str:
@@ -356,13 +356,13 @@ class Names:
         if (
             found is None
             or int(found[1]) not in self._proven.processes
-            or not self._has("made", path)
+            or not self._has_proof("made", path)
         ):
             return name
         rules |= {"pid", "random"}
         return f"{name[: found.start()]}(pid).(random)"
 
-    def _number(self, digits: str, rules: set[str]) -> str:
+    def _name_number(self, digits: str, rules: set[str]) -> str:
         number = int(digits)
         for name, known in (("pid", self._proven.processes), ("port", self._ports)):
             if number in known and number >= _LEAST and number not in _YEARS:
@@ -370,7 +370,7 @@ class Names:
                 return f"({name})"
         return digits
 
-    def _has(self, proof: Proof, path: str) -> bool:
+    def _has_proof(self, proof: Proof, path: str) -> bool:
         ways = self._ways.get(path, ())
         if proof == "changed":
             return not _READS.issuperset(ways)
@@ -396,7 +396,7 @@ def _own_names(run_id: str, folder: str) -> Iterator[re.Pattern[str]]:
         yield re.compile(rf"{_LEFT}{re.escape(run_id)}{_RIGHT}")
 
 
-def _replaced(
+def _replace_shape(
     shape: re.Pattern[str],
     by: str,
     name: str,
@@ -435,11 +435,13 @@ _UNSPEAKABLE = re.compile(
 )
 
 
-def agree(runs: Sequence[Names]) -> None:
+def agree_on_names(runs: Sequence[Names]) -> None:
     """Give names that differ only in such an ending the same name, folder by folder."""
-    by_depth = [_by_depth(run) for run in runs]
+    by_depth = [_paths_by_depth(run) for run in runs]
     for depth in sorted({depth for paths in by_depth for depth in paths}):
-        offered = [_offers(run, paths[depth]) for run, paths in zip(runs, by_depth, strict=True)]
+        offered = [
+            _ending_forms(run, paths[depth]) for run, paths in zip(runs, by_depth, strict=True)
+        ]
         times = Counter(key for offers in offered for key in offers)
         shared = [
             key
@@ -449,7 +451,7 @@ def agree(runs: Sequence[Names]) -> None:
         # By chance the beginnings of some endings are the same: that form fits fewer names.
         shared.sort(key=lambda key: -sum(len(offers.get(key, ())) for offers in offered))
         for run, offers in zip(runs, offered, strict=True):
-            run.agree({path: _named(key) for key, path in _first(offers, shared)})
+            run.add_agreed({path: _named(key) for key, path in _first_shared_form(offers, shared)})
 
 
 def is_word(ending: str) -> bool:
@@ -461,14 +463,14 @@ def is_word(ending: str) -> bool:
     return not (is_mixed or is_long or any(_UNSPEAKABLE.search(word.lower()) for word in words))
 
 
-def _by_depth(run: Names) -> dict[int, list[str]]:
+def _paths_by_depth(run: Names) -> dict[int, list[str]]:
     found: dict[int, list[str]] = defaultdict(list)
     for path in {*run.private, *run.ported}:
         found[path.count("/")].append(path)
     return found
 
 
-def _offers(run: Names, paths: Sequence[str]) -> _Offers:
+def _ending_forms(run: Names, paths: Sequence[str]) -> _Offers:
     """Return the endings of paths, in the order of the forms that they have."""
     private, found = run.private, _Offers()
     named = [(path, folder) for path in paths if (folder := run.folder(path)) is not None]
@@ -492,7 +494,7 @@ def _is_random(key: _Key, endings: Sequence[dict[str, str]]) -> bool:
     return differ and (is_port or not all(is_word(e) for one in endings for e in one.values()))
 
 
-def _first(offers: _Offers, shared: Sequence[_Key]) -> Iterator[tuple[_Key, str]]:
+def _first_shared_form(offers: _Offers, shared: Sequence[_Key]) -> Iterator[tuple[_Key, str]]:
     """Yield, for each path, the first of its forms that another run shares."""
     known = set[str]()
     for key in shared:

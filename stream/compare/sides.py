@@ -22,7 +22,7 @@ from stream.archive.chain import Tally
 from stream.archive.reader import EntryStart, Limits, Part, contents_of, parts_of, read_ahead
 from stream.archive.tar import BrokenArchive, NoArchive
 from stream.codec import DECODE_ERRORS, OverlongLine, contract_of, explain, lines_of
-from stream.compare.names import BEHIND, Asked, Names, Proofs, Proven, agree
+from stream.compare.names import BEHIND, Asked, Names, Proofs, Proven, agree_on_names
 from stream.errors import InputError, os_reason, reporting
 from stream.evidence.consistency import clean_faults, report_faults, unbound_faults
 from stream.evidence.health import contradictions
@@ -57,7 +57,7 @@ from stream.verify.run_folder import (
     is_run_folder,
     items_within,
     manifest_findings,
-    within,
+    value_within,
 )
 from stream.verify.session import read_archive, verify
 
@@ -104,27 +104,27 @@ def read_artifacts(path: str) -> dict[str, bytes]:
     Raise InputError if there is nothing to read, and DamagedError if that is damaged.
     """
     place = Path(path)
-    return _of_folder(place) if _is_folder(place) else _of_archive(place)
+    return _folder_artifacts(place) if _is_run_folder_side(place) else _archive_artifacts(place)
 
 
 def read_lines(path: str, name: str) -> Iterator[bytes]:
     """Yield the lines of a layer, without newlines; nothing if there is no such layer."""
     place = Path(path)
-    if _is_folder(place):
+    if _is_run_folder_side(place):
         if (place / name).is_file():
             with reporting(place / name):
-                yield from _lines(RunFolder(place).blocks(name), name)
+                yield from _bounded_lines(RunFolder(place).blocks(name), name)
         return
-    with _parts(place) as parts:
-        yield from _lines(contents_of(parts, name), name)
+    with _archive_parts(place) as parts:
+        yield from _bounded_lines(contents_of(parts, name), name)
 
 
 def has_any(path: str, names: Collection[str]) -> bool:
     """Return whether a run has any of these files."""
     place = Path(path)
-    if _is_folder(place):
+    if _is_run_folder_side(place):
         return any((place / name).is_file() for name in names)
-    with _parts(place) as parts:
+    with _archive_parts(place) as parts:
         return any(isinstance(part, EntryStart) and part.name in names for part in parts)
 
 
@@ -151,7 +151,7 @@ def read_proofs(path: str, asked: Asked) -> Proven:
         free_ports += event.kind == _BIND and value.endswith(":0")
         if value in asked.made and (event.seq in folders or _is_private_file(event)):
             private.add(value)
-        behind.look(event)
+        behind.take_event(event)
     return Proven(processes, came - went, private, free_ports, behind.places)
 
 
@@ -173,7 +173,7 @@ class _OpenFolderPaths:
         self._targets = targets
         self._opened: dict[tuple[int, int], str] = {}  #: by process and number
 
-    def look(self, event: _KernelLine) -> None:
+    def take_event(self, event: _KernelLine) -> None:
         """Take what a line of the kernel layer shows."""
         if not self.places:
             return
@@ -200,10 +200,10 @@ def run_folders(events: bytes) -> tuple[str, str]:
     empty strings."""
     claims = RunClaims()
     for number, line in enumerate(events.splitlines()[:_FIRST_EVENTS], 1):
-        claims.add(line, number)
+        claims.add_line(line, number)
     prepared = claims.named.get("workspace_prepared")
     for item in items_within(prepared, "agent_action", "artifacts"):
-        named = (within(item, "metadata", name) for name in ("run_folder", "root"))
+        named = (value_within(item, "metadata", name) for name in ("run_folder", "root"))
         folder, root = (
             one if isinstance(one, str) and one.startswith("/") else "" for one in named
         )
@@ -215,17 +215,19 @@ def run_folders(events: bytes) -> tuple[str, str]:
 # --- folders ------------------------------------------------------------------------------------
 
 
-def _of_folder(folder: Path) -> dict[str, bytes]:
+def _folder_artifacts(folder: Path) -> dict[str, bytes]:
     found = {}
     try:
         _check_manifest(RunFolder(folder))
         for name in (*ARTIFACTS, COMPANION_FILE, *CALL_LAYERS):
             if (folder / name).is_file():
-                found[name] = _bounded(folder / name)
+                found[name] = _read_artifact(folder / name)
         if (folder / EVENTS_FILE).is_file():
             with (folder / EVENTS_FILE).open("rb") as events:
                 found[EVENTS_FILE] = events.read(MOST_EVENTS)
-        return {**_loose(folder), **found} if not found.keys() & ARTIFACTS.keys() else found
+        return (
+            {**_loose_artifacts(folder), **found} if not found.keys() & ARTIFACTS.keys() else found
+        )
     except OSError as error:
         raise InputError(f"{folder}: {os_reason(error)}") from None
 
@@ -240,7 +242,7 @@ def _check_manifest(folder: RunFolder) -> None:
             raise DamagedError(f"{finding.source}: {finding.message}")
 
 
-def _loose(folder: Path) -> dict[str, bytes]:
+def _loose_artifacts(folder: Path) -> dict[str, bytes]:
     """Find loose files by their contracts, one file of each."""
     found: dict[str, bytes] = {}
     by_contract = {schema: name for name, schema in ARTIFACTS.items()}
@@ -260,7 +262,7 @@ def _loose(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def _bounded(path: Path) -> bytes:
+def _read_artifact(path: Path) -> bytes:
     with path.open("rb") as file:
         data = file.read(MOST_ARTIFACT + 1)
     if len(data) > MOST_ARTIFACT:
@@ -302,15 +304,15 @@ class _WantedFiles:
         return self._tally
 
 
-def _of_archive(path: Path) -> dict[str, bytes]:
+def _archive_artifacts(path: Path) -> dict[str, bytes]:
     """Read all of an archive: only then is it known to be as its manifest lists it."""
     wanted = _WantedFiles()
-    with _parts(path) as parts:
+    with _archive_parts(path) as parts:
         report = VerifyReport(os.fsencode(path).decode(errors="replace"), limits(), is_folder=False)
         try:
             read_archive(read_ahead(parts), report, wanted)
         except BrokenArchive as broken:
-            report.find(broken.rule, str(broken))
+            report.report_fault(broken.rule, str(broken))
     for fault in report.findings:
         if fault.severity == "error" and report.run_id is None:  # without its manifest, who knows
             raise DamagedError(f"{report.place}: {_FOREIGN}: {fault.message}")
@@ -319,7 +321,7 @@ def _of_archive(path: Path) -> dict[str, bytes]:
     return wanted.found
 
 
-def _is_folder(path: Path) -> bool:
+def _is_run_folder_side(path: Path) -> bool:
     try:
         return is_run_folder(path, "neither a run folder nor an archive")
     except OSError as error:
@@ -329,7 +331,7 @@ def _is_folder(path: Path) -> bool:
 
 
 @contextmanager
-def _parts(path: Path) -> Iterator[Iterator[Part]]:
+def _archive_parts(path: Path) -> Iterator[Iterator[Part]]:
     try:
         with reporting(path), path.open("rb", buffering=0) as file:
             yield parts_of(file, limits())
@@ -344,7 +346,7 @@ def limits() -> Limits:
     return Limits(archive=MOST_ARCHIVE, decoded=MOST_ARCHIVE, document=MOST_ARTIFACT)
 
 
-def _lines(blocks: Iterable[bytes], name: str) -> Iterator[bytes]:
+def _bounded_lines(blocks: Iterable[bytes], name: str) -> Iterator[bytes]:
     """Yield lines; for one that is too long to be kept, its length and digest."""
     for line in chain.from_iterable(lines_of(blocks, name)):
         if isinstance(line, OverlongLine):
@@ -397,11 +399,11 @@ def read_evidence(path: str) -> Evidence:
         raise InputError(f"{path}: {missing}: `stream observe --kernel auto` records it")
     evidence = evidence_of(found, partial(read_proofs, path))
     if not evidence.problems and COMPANION_FILE not in found and not Path(path).is_dir():
-        _verify(path, evidence)
+        _verify_artifact_archive(path, evidence)
     return evidence
 
 
-def _verify(path: str, evidence: Evidence) -> None:
+def _verify_artifact_archive(path: str, evidence: Evidence) -> None:
     """Verify an archive that has only the files of the contract: nothing else supports it."""
     report = verify(Path(path), limits())
     for finding in report.findings:
@@ -445,10 +447,10 @@ def evidence_of(
     evidence.problems = problems
     calls = {name: [*_call_ids(artifacts.get(name, b""))] for name in CALL_LAYERS}
     evidence.has_nameless_calls = any(None in ids for ids in calls.values())
-    evidence.doubt = next(_doubts(evidence, calls), "")
+    evidence.doubt = next(_correlation_doubts(evidence, calls), "")
     if evidence.surface is not None and not problems:
         evidence.workspace = workspace
-        names = _names(evidence, evidence.surface)
+        names = _names_of_run(evidence, evidence.surface)
         paths = [*evidence.surface.filesystem_paths, *evidence.surface.process_execs]
         evidence.proven = names.prove(paths, proofs)
         compare_names([evidence])
@@ -458,13 +460,13 @@ def evidence_of(
 def compare_names(runs: Sequence[Evidence]) -> None:
     """Set the values of each run to names that can be compared with the other runs."""
     known = [(run, run.surface) for run in runs if run.surface is not None and not run.problems]
-    names = [_names(run, surface) for run, surface in known]
-    agree(names)
+    names = [_names_of_run(run, surface) for run, surface in known]
+    agree_on_names(names)
     for (run, surface), found in zip(known, names, strict=True):
-        _name(run, surface, found)
+        _name_surface(run, surface, found)
 
 
-def _names(evidence: Evidence, surface: CapabilitySurface) -> Names:
+def _names_of_run(evidence: Evidence, surface: CapabilitySurface) -> Names:
     """Make the names of a run. If its workspace is unknown, only the run's own names are replaced:
     a file in a workspace is named by the user."""
     known = evidence.companion if evidence.workspace else None
@@ -479,7 +481,7 @@ def _names(evidence: Evidence, surface: CapabilitySurface) -> Names:
     )
 
 
-def _name(evidence: Evidence, surface: CapabilitySurface, names: Names) -> None:
+def _name_surface(evidence: Evidence, surface: CapabilitySurface, names: Names) -> None:
     evidence.values = {name: getattr(surface, name) for name in SURFACE_SETS}
     for name in (PATHS, EXECS):
         evidence.values[name] = sorted(names.values(evidence.values[name]), key=os.fsencode)
@@ -493,7 +495,7 @@ def _name(evidence: Evidence, surface: CapabilitySurface, names: Names) -> None:
         evidence.programs = {name: sorted(files) for name, files in found.items()}
 
 
-def _doubts(evidence: Evidence, calls: Mapping[str, list[str | None]]) -> Iterator[str]:
+def _correlation_doubts(evidence: Evidence, calls: Mapping[str, list[str | None]]) -> Iterator[str]:
     if evidence.correlation is not None:
         yield from map(str, report_faults(evidence.correlation))
         if evidence.health is not None:

@@ -53,7 +53,7 @@ async def run_gate(
 
     Without a workspace in the request, probes run in a scratch repository, where everything that
     they leave behind is found."""
-    with _workspace(request.workspace) as (workspace, watched):
+    with _gate_workspace(request.workspace) as (workspace, watched):
         plan = make_plan(replace(request, workspace=workspace))
         findings = [_no_probe(script) for script in plan.no_probes]
         runnable: list[Cell] = []
@@ -63,7 +63,7 @@ async def run_gate(
             if not any(finding.rule in _FATAL for finding in found):
                 runnable.append(cell)
         if not static:
-            findings += await _run(replace(plan, cells=tuple(runnable)), timeout, watched)
+            findings += await _run_findings(replace(plan, cells=tuple(runnable)), timeout, watched)
     findings.sort(key=lambda finding: str(finding.source))
     await Pipeline((_FindingSource(findings),)).into(*sinks)
     return GateResult(len(plan.cells) + len(plan.no_probes), len(findings))
@@ -96,7 +96,7 @@ class _FindingSource(Struct):
             await out.send(Batch(FINDINGS, self.found))
 
 
-def _finding(script: Script, rule: str, message: str, line: int | None = None) -> Finding:
+def _gate_finding(script: Script, rule: str, message: str, line: int | None = None) -> Finding:
     return Finding(
         rule=f"gate.{rule}",
         severity="error",
@@ -114,27 +114,29 @@ async def _check_script(script: Script, plan: MatrixPlan) -> list[Finding]:
     if not script.is_probe:
         return [_no_probe(script)]
     if not script.path.is_file() or not os.access(script.path, os.R_OK):
-        return [_finding(script, "readable", "the script is not a file that can be read")]
+        return [_gate_finding(script, "readable", "the script is not a file that can be read")]
     text = script.path.read_bytes()
-    found = [*_form_findings(script, text), *_declaration_findings(script, text, plan)]
+    found = [*_script_form_findings(script, text), *_declaration_findings(script, text, plan)]
     return [*found, *await _syntax_findings(script)]
 
 
 def _no_probe(script: Script) -> Finding:
     message = "not a probe, and not run: it neither calls emit-record nor declares a capability"
-    return _finding(script, "no-probe", message)
+    return _gate_finding(script, "no-probe", message)
 
 
-def _form_findings(script: Script, text: bytes) -> Iterator[Finding]:
+def _script_form_findings(script: Script, text: bytes) -> Iterator[Finding]:
     if not os.access(script.path, os.X_OK):
-        yield _finding(script, "executable", "the script is not executable (chmod +x)")
+        yield _gate_finding(script, "executable", "the script is not executable (chmod +x)")
     if text.split(b"\n", 1)[0] != SHEBANG:
-        yield _finding(script, "shebang", f"the first line is not {SHEBANG.decode()}", 1)
+        yield _gate_finding(script, "shebang", f"the first line is not {SHEBANG.decode()}", 1)
     lines = enumerate(map(bytes.strip, text.splitlines()), 1)
     commands = ((at, line) for at, line in lines if line and not line.startswith(b"#"))
     at, first = next(commands, (1, b""))
     if first != STRICT:
-        yield _finding(script, "strict-mode", f"the first command is not {STRICT.decode()}", at)
+        yield _gate_finding(
+            script, "strict-mode", f"the first command is not {STRICT.decode()}", at
+        )
 
 
 def _declaration_findings(script: Script, text: bytes, plan: MatrixPlan) -> Iterator[Finding]:
@@ -142,22 +144,22 @@ def _declaration_findings(script: Script, text: bytes, plan: MatrixPlan) -> Iter
     lines = text.splitlines()
     at = _line_of(lines, b"probe_name=")
     if script.name is None:
-        yield _finding(script, "probe-name", 'probe_name="…" is not assigned as a literal', at)
+        yield _gate_finding(script, "probe-name", 'probe_name="…" is not assigned as a literal', at)
     elif script.name != script.id:
         message = f"probe_name is {script.name} but the file is {script.id}.sh"
-        yield _finding(script, "probe-name", message, at)
-    at = _constant_mode(text)
+        yield _gate_finding(script, "probe-name", message, at)
+    at = _constant_run_mode(text)
     if at is not None:
         message = '--run-mode is written out: pass "$FENCE_RUN_MODE"'
-        yield _finding(script, "run-mode", message, at)
+        yield _gate_finding(script, "run-mode", message, at)
     at = _line_of(lines, b"primary_capability_id=")
     if script.capability is None:
         message = 'primary_capability_id="…" is not assigned as a literal'
-        yield _finding(script, "capability", message, at)
+        yield _gate_finding(script, "capability", message, at)
     elif plan.catalogs.knowing(script.capability) is None:
         catalogs = ", ".join(catalog.key for catalog in plan.catalogs.known)
         message = f"capability {script.capability} is not in {catalogs}"
-        yield _finding(script, "capability", message, at)
+        yield _gate_finding(script, "capability", message, at)
 
 
 _RUN_MODE = re.compile(
@@ -170,7 +172,7 @@ _RUN_MODE = re.compile(
 _ECHOED = re.compile(rb"\$\((?=(?:echo|printf)\b)")  #: a command that prints its own words
 
 
-def _constant_mode(text: bytes) -> int | None:
+def _constant_run_mode(text: bytes) -> int | None:
     """Return the line where --run-mode gets a constant, directly or through one variable."""
     for match in _RUN_MODE.finditer(text):
         values = [match["quoted"] or match["plain"] or b""]
@@ -204,13 +206,13 @@ async def _syntax_findings(script: Script) -> list[Finding]:
     reason = output.splitlines()[0].removeprefix(f"{path}: ")
     at = re.match(r"line (\d+): ", reason)
     message = f"bash cannot parse it: {reason[at.end() if at else 0 :]}"
-    return [_finding(script, "syntax", message, int(at[1]) if at else None)]
+    return [_gate_finding(script, "syntax", message, int(at[1]) if at else None)]
 
 
 # --- what a run shows ---------------------------------------------------------------------------
 
 
-async def _run(plan: MatrixPlan, timeout: float, watched: Path | None) -> list[Finding]:
+async def _run_findings(plan: MatrixPlan, timeout: float, watched: Path | None) -> list[Finding]:
     """Run every probe once and return what the runs show."""
     collected = _Collected()
     leftovers = _Leftovers([cell.script for cell in plan.cells], watched)
@@ -221,7 +223,7 @@ async def _run(plan: MatrixPlan, timeout: float, watched: Path | None) -> list[F
         if started is None:
             leftovers.check(plan.cells[done - 1].script)
 
-    with staged(plan.folder, plan.workspace) as staging, _scratch() as logs:
+    with staged(plan.folder, plan.workspace) as staging, _scratch_folder() as logs:
         cells = tuple(
             replace(cell, env={**cell.env, **home, "STREAM_EMIT_LOG": f"{logs}/{n}"})
             for n, cell in enumerate(plan.cells)
@@ -233,7 +235,7 @@ async def _run(plan: MatrixPlan, timeout: float, watched: Path | None) -> list[F
             await Pipeline((source,)).into(collected)
         finally:
             strays = Reaper.get().end_strays()
-        counts = [_count_calls(Path(logs, str(n))) for n in range(len(cells))]
+        counts = [_count_emit_calls(Path(logs, str(n))) for n in range(len(cells))]
     findings = [_stray(name) for name in strays]
     builder = BoundaryBuilder(plan.catalogs, plan.descriptor)
     runs = zip(cells, collected.items, leftovers.found, counts, strict=True)
@@ -247,7 +249,7 @@ async def _run(plan: MatrixPlan, timeout: float, watched: Path | None) -> list[F
         if left:
             what = ", ".join(left[:5])
             rules.append(("leftovers", f"it left something behind, or changed it: {what}"))
-        findings += [_finding(cell.script, rule, message) for rule, message in rules]
+        findings += [_gate_finding(cell.script, rule, message) for rule, message in rules]
     return findings
 
 
@@ -292,7 +294,7 @@ def _has_several_records(emission: RawEmission) -> bool:
 _CUTS = (("payload", "raw", "payload_cut"), ("operation", "args", "args_cut"))
 
 
-def _count_calls(log: Path) -> int:
+def _count_emit_calls(log: Path) -> int:
     try:
         return len(log.read_bytes().splitlines())
     except OSError:
@@ -309,20 +311,20 @@ class _Leftovers:
     def __init__(self, scripts: Sequence[Script], watched: Path | None) -> None:
         self.found: list[list[str]] = []  #: for each probe, in their order
         self._watched = watched
-        self._before = _listing(watched)
-        self._known = {path for script in scripts for path in _shared(script)}
+        self._before = _folder_listing(watched)
+        self._known = {path for script in scripts for path in _shared_leftovers(script)}
 
     def check(self, script: Script) -> None:
         """Look after a probe has ended, and clean the watched folder for the next one."""
-        shared = _shared(script) - self._known
+        shared = _shared_leftovers(script) - self._known
         self._known |= shared
-        left = sorted(_listing(self._watched) ^ self._before) + sorted(map(str, shared))
+        left = sorted(_folder_listing(self._watched) ^ self._before) + sorted(map(str, shared))
         self.found.append(left)
         if self._watched and left:
-            _furnish(self._watched)
+            _furnish_scratch(self._watched)
 
 
-def _listing(folder: Path | None) -> set[str]:
+def _folder_listing(folder: Path | None) -> set[str]:
     """Return every path below a folder, with size and mode."""
     if folder is None:
         return set()
@@ -341,7 +343,7 @@ def _listing(folder: Path | None) -> set[str]:
     return found
 
 
-def _shared(script: Script) -> set[Path]:
+def _shared_leftovers(script: Script) -> set[Path]:
     """Return files in shared temporary folders that have the probe's name, or a name of probes
     without the number of a running process. A file that is gone by the end of the check belonged
     to another run that has just ended."""
@@ -360,20 +362,20 @@ def _is_running(number: str) -> bool:
 
 
 @contextmanager
-def _workspace(given: Path | None) -> Iterator[tuple[Path, Path | None]]:
+def _gate_workspace(given: Path | None) -> Iterator[tuple[Path, Path | None]]:
     """Yield (where probes run, the folder to watch): the given one, which is not watched, or a
     scratch repository with a scratch home."""
     if given is not None:
         yield given, None
         return
-    with _scratch() as scratch:
+    with _scratch_folder() as scratch:
         root = Path(scratch).resolve()
-        _furnish(root)
+        _furnish_scratch(root)
         yield root / "workspace", root
 
 
 @contextmanager
-def _scratch() -> Iterator[str]:
+def _scratch_folder() -> Iterator[str]:
     with reporting("no place for temporary files", OutputError):
         folder = tempfile.mkdtemp(prefix="stream-gate-")
     try:
@@ -383,7 +385,7 @@ def _scratch() -> Iterator[str]:
             remove_tree(Path(folder))
 
 
-def _furnish(root: Path) -> None:
+def _furnish_scratch(root: Path) -> None:
     """Empty a scratch folder and put a repository and a home into it."""
     for path in root.iterdir():
         with suppress(OutputError):

@@ -62,10 +62,10 @@ def make_plan(request: MatrixRequest) -> MatrixPlan:
         if mode not in descriptor.modes:
             raise UsageError(f"unknown mode: {mode} (expected {'|'.join(descriptor.modes)})")
     found = find_scripts(folder)
-    picked, left_out = _select(request, found, folder, catalogs)
+    picked, left_out = _select_probes(request, found, folder, catalogs)
     is_whole = not request.probes and not request.capabilities
     no_probes = [script for script in found if is_whole and not script.is_probe]
-    env = _environment(workspace, sandbox_mode, descriptor)
+    env = _probe_environment(workspace, sandbox_mode, descriptor)
     return MatrixPlan(
         folder,
         catalogs,
@@ -79,7 +79,7 @@ def make_plan(request: MatrixRequest) -> MatrixPlan:
     )
 
 
-def _select(
+def _select_probes(
     request: MatrixRequest, found: list[Script], folder: Path, catalogs: Catalogs
 ) -> tuple[list[Script], list[Script]]:
     """Return (the probes to run, the bundled ones of other catalogs). A script that is no probe
@@ -120,7 +120,7 @@ def workspace_root(given: Path | None = None) -> Path:
         if given is not None or declared:
             return Path(given or declared or "").resolve()
         here = Path.cwd().resolve()
-        return _repository(here) or here
+        return _repository_root(here) or here
     except FileNotFoundError:
         raise InputError("the current folder is gone") from None
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL
@@ -128,7 +128,7 @@ def workspace_root(given: Path | None = None) -> Path:
         raise InputError(f"{given or declared}: {reason}") from None
 
 
-def _repository(folder: Path) -> Path | None:
+def _repository_root(folder: Path) -> Path | None:
     """Return what `git rev-parse --show-toplevel` would, without git: the closest parent on the
     same file system that has a .git, below GIT_CEILING_DIRECTORIES."""
     device = folder.stat().st_dev
@@ -156,7 +156,7 @@ def declared_sandbox_mode() -> str | None:
     return declared
 
 
-def _environment(
+def _probe_environment(
     workspace: Path, sandbox_mode: str | None, descriptor: Descriptor
 ) -> dict[str, str]:
     """Return the environment of every probe: the caller's, and the variables of the contract."""

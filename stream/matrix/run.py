@@ -85,7 +85,7 @@ class Matrix:
 def emit_words(words: Sequence[str]) -> bytes:
     """Return the record that the words of emit-record describe, or raise EmitError."""
     try:
-        said = parse_words(list(_with_files(words)))
+        said = parse_words(list(_with_file_contents(words)))
         catalogs = find_catalogs(said.text("--catalog"))
         descriptor = find_descriptor(said.text("--boundary"))
         around = Host(system_name(), utf8(workspace_root()), declared_sandbox_mode())
@@ -94,19 +94,19 @@ def emit_words(words: Sequence[str]) -> bytes:
         raise EmitError(str(error)) from None
 
 
-def _with_files(words: Sequence[str]) -> Iterator[Word]:
+def _with_file_contents(words: Sequence[str]) -> Iterator[Word]:
     """Yield the words, those that name files with the contents of the files."""
     flag, values = "", 0
     for word in words:
         text = os.fsencode(word)
-        yield Word(text, _read(word)) if values and flag in FILES else Word(text)
+        yield Word(text, _read_flag_file(word)) if values and flag in FILES else Word(text)
         if values:
             values -= 1
         else:
             flag, values = word, 2 if word in PAIRS else 1
 
 
-def _read(path: str) -> bytes | None:
+def _read_flag_file(path: str) -> bytes | None:
     """Read as much of a file as helpers/emit-record sends, without NULs as there."""
     try:
         with Path(path).open("rb") as file:

@@ -89,15 +89,15 @@ def artifact_faults(
     replay.surface.is_reference = is_reference
     replay.finish()
     if is_reference:
-        yield from _reference_faults(replay, documents)
+        yield from _reference_artifact_faults(replay, documents)
     else:
-        yield from _faults(replay, documents, is_streamed=is_streamed)
+        yield from _derived_faults(replay, documents, is_streamed=is_streamed)
 
 
-def _faults(
+def _derived_faults(
     replay: LayerReplay, documents: Documents, *, is_streamed: bool
 ) -> Iterator[ArtifactFault]:
-    stated = documents.head(COMPANION_FILE, Counted, "paths")
+    stated = documents.head_of(COMPANION_FILE, Counted, "paths")
     if stated is None:
         yield COMPANION_FILE, "contract.companion", "it is missing, or none"
         return
@@ -112,7 +112,7 @@ def _faults(
     )
     replay.verified_commands = derived.correlation.verified_commands
     is_same = documents.confirm(COMPANION_FILE, derived.companion)
-    if not is_same and documents.get(COMPANION_FILE) is None:
+    if not is_same and documents.record_of(COMPANION_FILE) is None:
         yield COMPANION_FILE, "contract.companion", "it is missing, or none"
         return
     counted = capture.dropped + capture.unparsed
@@ -134,7 +134,7 @@ def _faults(
             yield MARKERS_FILE, "contract.marker", f"{marker.seq}: {reason}"
     if reason := _frame_mismatch(replay.markers, replay.events):
         yield MARKERS_FILE, "contract.marker", reason
-    yield from _differences(documents, derived.documents())
+    yield from _artifact_differences(documents, derived.documents())
 
 
 def _marker_mismatch(marker: Marker, sdk: Sequence[SdkEvent]) -> str:
@@ -166,7 +166,7 @@ def _frame_mismatch(markers: Sequence[Marker], total: int) -> str:
     return "" if at == total else f"the run ends after {at} events, and there are {total}"
 
 
-def _differences(
+def _artifact_differences(
     documents: Documents, made: Mapping[str, StreamedRecord[Any]]
 ) -> Iterator[ArtifactFault]:
     rules = {
@@ -178,17 +178,17 @@ def _differences(
     for name, long in made.items():
         if documents.confirm(name, long):
             continue
-        stated = documents.get(name)
+        stated = documents.record_of(name)
         if stated is None:
             continue  # that it is missing, or none, is a finding of its own
         implied = long.whole()
         for field in implied.__struct_fields__:
             here, there = getattr(stated, field), getattr(implied, field)
             if here != there:
-                yield name, rules[name], f"$.{field}: {_difference(here, there)}"
+                yield name, rules[name], f"$.{field}: {_value_difference(here, there)}"
 
 
-def _difference(stated: Any, implied: Any) -> str:
+def _value_difference(stated: Any, implied: Any) -> str:
     if isinstance(stated, list) and isinstance(implied, list):
         for one in implied:
             if one not in stated:
@@ -225,18 +225,18 @@ def account_faults(
     `is_streamed`: the archive was made from a stream, which need not say what was left out of it.
     """
     if capture.feed == "absent":
-        yield from _absent_faults(capture, companion)
+        yield from _absent_feed_faults(capture, companion)
         return
     may_lack = is_streamed and bool(capture.unknown_loss)
-    yield from _counted_faults(companion, may_lack=may_lack)
-    yield from _cgroup_faults(capture, replay)
+    yield from _left_out_faults(companion, may_lack=may_lack)
+    yield from _capture_cgroup_faults(capture, replay)
     if not capture.unknown_loss:  # else nobody knows what is missing, here as there
-        yield from _balance_faults(capture, companion, replay)
-        yield from _scope_faults(capture, replay)
-        yield from _feed_faults(capture, replay)
+        yield from _event_count_faults(capture, companion, replay)
+        yield from _capture_scope_faults(capture, replay)
+        yield from _capture_feed_faults(capture, replay)
 
 
-def _absent_faults(capture: RawCapture, companion: Counted) -> Iterator[str]:
+def _absent_feed_faults(capture: RawCapture, companion: Counted) -> Iterator[str]:
     nothing = RawCapture(feed="absent", reason=capture.reason, unknown_loss=capture.unknown_loss)
     if capture != nothing:
         yield "$.capture: there was no feed, and it has books"
@@ -244,7 +244,7 @@ def _absent_faults(capture: RawCapture, companion: Counted) -> Iterator[str]:
         yield "$.filtered: there was no feed, and something of it was left out"
 
 
-def _counted_faults(companion: Counted, *, may_lack: bool) -> Iterator[str]:
+def _left_out_faults(companion: Counted, *, may_lack: bool) -> Iterator[str]:
     for name, counts, known in (
         ("filtered", companion.filtered, _FILTER_RULES),
         ("aside", companion.aside, {*NO_EVENTS}),
@@ -258,7 +258,9 @@ def _counted_faults(companion: Counted, *, may_lack: bool) -> Iterator[str]:
                 yield f"$.{name}: {rule!r}, {count} times, is by no rule"
 
 
-def _balance_faults(capture: RawCapture, companion: Counted, replay: LayerReplay) -> Iterator[str]:
+def _event_count_faults(
+    capture: RawCapture, companion: Counted, replay: LayerReplay
+) -> Iterator[str]:
     scoped = sum(capture.scopes.values())
     counted = scoped + capture.before_exec
     if capture.got + capture.dropped != capture.seen:
@@ -278,7 +280,7 @@ def _total(counts: Mapping[str, int] | None) -> int:
     return sum((counts or {}).values())
 
 
-def _scope_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
+def _capture_scope_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
     for scope, count in capture.scopes.items():
         if scope not in get_args(Scope) or count <= 0:
             yield f"$.capture.scopes: {scope!r}, {count} times, is no scope of events"
@@ -287,7 +289,7 @@ def _scope_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
             yield f"$.capture.scopes: {lines} lines are of the scope {scope!r}"
 
 
-def _cgroup_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
+def _capture_cgroup_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
     is_clean = capture.cgroup == "clean"
     others = [scope for scope in (*capture.scopes, *replay.scopes()) if scope != "both"]
     if is_clean and capture.feed == "strace":
@@ -303,7 +305,7 @@ def _cgroup_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
         yield f"$.capture.cgroup_reasons: {capture.cgroup}, and no reason why"
 
 
-def _feed_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
+def _capture_feed_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
     if capture.reason:
         yield f"$.capture.reason: there was a feed, {capture.feed}"
     size = capture.ring_bytes
@@ -321,10 +323,12 @@ def _feed_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
 # ------------------------------------------------------------ the reference's archives
 
 
-def _reference_faults(replay: LayerReplay, documents: Documents) -> Iterator[ArtifactFault]:
+def _reference_artifact_faults(
+    replay: LayerReplay, documents: Documents
+) -> Iterator[ArtifactFault]:
     yield from _surface_differences(replay, documents)
-    health = documents.get(HEALTH_FILE)
-    report = documents.get(CORRELATION_FILE)
+    health = documents.record_of(HEALTH_FILE)
+    report = documents.record_of(CORRELATION_FILE)
     if isinstance(health, ObservationHealth):
         for reason in _health_differences(health, replay):
             yield HEALTH_FILE, "contract.health", reason
@@ -348,14 +352,14 @@ def _surface_differences(replay: LayerReplay, documents: Documents) -> Iterator[
     by_the_reference = surface.long_surface(documents.run_id)
     if documents.confirm(SURFACE_FILE, by_the_reference):
         return
-    stated = documents.get(SURFACE_FILE)
+    stated = documents.record_of(SURFACE_FILE)
     if stated is None:
         return
     made = by_the_reference.whole()
     for name in SURFACE_SETS:
         here, there = getattr(stated, name), getattr(made, name)
         if here != there and not surface.may_claim(name, here):
-            reason = f"$.{name}: {_difference(here, there)}"
+            reason = f"$.{name}: {_value_difference(here, there)}"
             yield SURFACE_FILE, "contract.surface", reason
 
 
@@ -413,7 +417,7 @@ class Documents:
 
     def checker_of(self, name: str) -> Document:
         """Return what takes the bytes of a document."""
-        self.get(name)  # a second one of that name
+        self.record_of(name)  # a second one of that name
         document = Document(self._report, name, self)
         self._all.append(document)
         return document
@@ -423,22 +427,22 @@ class Documents:
         """Return the run that everything has to be of."""
         return self._report.run_id or ""
 
-    def take(self, document: Document) -> None:
+    def take_document(self, document: Document) -> None:
         """Check a document that was read to its end, or let it wait."""
         # Whose run it is of must be known: the first one to say so is the one that counts.
         can_wait = self._report.run_id is not None and self._report.limits.depth >= _DEEPEST
         if document.name in _LONG and can_wait:
             self._waiting[document.name] = document
         else:
-            self._check(document)
+            self._check_document(document)
 
-    def get(self, name: str) -> Any:
+    def record_of(self, name: str) -> Any:
         """Return a document as a record; None where it is not there, or none."""
         if name in self._waiting:
-            self._check(self._waiting.pop(name))
+            self._check_document(self._waiting.pop(name))
         return self._read.get(name)
 
-    def head(self, name: str, kind: type[T], long_field: str) -> T | None:
+    def head_of(self, name: str, kind: type[T], long_field: str) -> T | None:
         """Decode the fields before a long one, which stays undecoded where the artifact is written
         as the recorder writes it. None: the artifact is not there, or none."""
         if name in self._waiting:
@@ -448,7 +452,7 @@ class Documents:
                 return msgspec.json.decode(beginning + b"}" * bool(found), type=kind)
             except DECODE_ERRORS:
                 pass  # what is wrong with it is reported where the whole is decoded
-        record = self.get(name)
+        record = self.record_of(name)
         return None if record is None else msgspec.convert(record, kind, from_attributes=True)
 
     def confirm(self, name: str, made: StreamedRecord[Any]) -> bool:
@@ -463,16 +467,16 @@ class Documents:
     def settle(self) -> None:
         """Decode and check the artifacts that still wait."""
         for name in list(self._waiting):
-            self.get(name)
+            self.record_of(name)
 
     def close(self) -> None:
         """Remove the temporary files."""
         for document in self._all:
             document.close()
 
-    def _check(self, document: Document) -> None:
+    def _check_document(self, document: Document) -> None:
         try:
-            record = _checked(self._report, document.name, document.read())
+            record = _checked_document(self._report, document.name, document.read())
         finally:
             document.close()
         if record is not None:
@@ -499,10 +503,10 @@ class Document:
         """Check the end."""
         limit = self._report.limits.document
         if self._length > limit:
-            self._report.find("limit.document", f"more than {limit} bytes", self.name)
+            self._report.report_fault("limit.document", f"more than {limit} bytes", self.name)
             self.close()
         else:
-            self._documents.take(self)
+            self._documents.take_document(self)
 
     def read(self, most: int = -1) -> bytes:
         """Return the beginning of the document, or all of it."""
@@ -520,8 +524,8 @@ class Document:
         self._file.close()
 
 
-def _checked(report: VerifyReport, name: str, data: bytes) -> Any:
-    record = _decoded(report, name, data)
+def _checked_document(report: VerifyReport, name: str, data: bytes) -> Any:
+    record = _decoded_document(report, name, data)
     if record is None:
         return None
     report.add_faults(report.check_run_id(record.run_id), name)
@@ -529,7 +533,7 @@ def _checked(report: VerifyReport, name: str, data: bytes) -> Any:
     return record
 
 
-def _decoded(report: VerifyReport, name: str, data: bytes) -> Any:
+def _decoded_document(report: VerifyReport, name: str, data: bytes) -> Any:
     if report.is_too_deep(data, name):
         return None
     try:

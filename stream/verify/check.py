@@ -81,13 +81,13 @@ async def run_check(
     sources: list[Source] = []
     examined = FindingsSource(list)
     if name != STDIN and _is_folder(target):
-        from stream.verify.run_folder import RunFolder, examine
+        from stream.verify.run_folder import RunFolder, run_folder_findings
 
         run = RunFolder(target)
         run.check()
         profile = profile or run.profile
         name = str(target / EVENTS_FILE)
-        examined = FindingsSource(lambda: [*examine(run, contracts().boundaries)])
+        examined = FindingsSource(lambda: [*run_folder_findings(run, contracts().boundaries)])
         sources = [examined]
     if not sources or Path(name).exists():
         check_readable([name])
@@ -95,7 +95,7 @@ async def run_check(
     place = os.fsencode(name).decode(errors="replace")
     stage = Invariants(profile or "poc", is_alone=name != STDIN, source=place, contracts=contracts)
     await Pipeline((Chain(sources),)).through(stage).into(*sinks)
-    return _answer(stage, examined.found)
+    return _check_result(stage, examined.found)
 
 
 def _is_folder(path: Path) -> bool:
@@ -109,7 +109,7 @@ def _is_folder(path: Path) -> bool:
     return stat.S_ISDIR(mode)
 
 
-def _answer(stage: Invariants, found: list[Finding]) -> CheckResult:
+def _check_result(stage: Invariants, found: list[Finding]) -> CheckResult:
     errors = sum(finding.severity == "error" for finding in found)
     findings = stage.findings + len(found)
     return CheckResult(

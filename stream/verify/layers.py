@@ -88,7 +88,9 @@ def contract_of_layer(name: str, kernel: Count, sdk: Count) -> LayerContract | N
         return LayerContract(decoder, _DetailRules(kernel).faults, RecordBatch, is_numbered=False)
     if name == MARKERS_FILE:
         return LayerContract(decoder, _MarkerRules(kernel, sdk).faults, RecordBatch)
-    return LayerContract(decoder, _each(_RULES.get(name, "contract.line")), RecordBatch)
+    return LayerContract(
+        decoder, _check_each_record(_RULES.get(name, "contract.line")), RecordBatch
+    )
 
 
 class LayerChecker:
@@ -124,7 +126,7 @@ class LayerChecker:
         """Check the last line, which may have no end."""
         rest = b"".join(self._rest)
         if rest and not self._is_overlong and not self._report.is_recorded:
-            self._check(rest + b"\n")  # as others may end a file
+            self._check_lines(rest + b"\n")  # as others may end a file
         elif rest or self._is_overlong:
             self._report.torn[self._name] = self.lines + 1, len(rest)
 
@@ -137,7 +139,7 @@ class LayerChecker:
             block = block[block.find(b"\n") + 1 :]
             self.lines += 1
         if block:
-            self._check(block)
+            self._check_lines(block)
 
     def _add_rest(self, rest: bytes) -> None:
         self._rest_length += len(rest)
@@ -148,7 +150,7 @@ class LayerChecker:
             self._rest = []
             self._find_overlong(self.lines + 1)
 
-    def _check(self, block: bytes) -> None:
+    def _check_lines(self, block: bytes) -> None:
         limit, before = self._report.limits.line, self.lines
         is_short = len(block) <= limit or max(map(len, block.split(b"\n"))) <= limit
         records = decode_canonical(self._contract.decoder, block) if is_short else None
@@ -159,13 +161,13 @@ class LayerChecker:
             count = block.count(b"\n")
             for number, line in enumerate(block[:-1].split(b"\n"), before + 1):
                 self._check_line(line, number)
-        self._report.take_lines(count)
+        self._report.count_lines(count)
         self.lines += count
         most = self._report.limits.held
         if self._name in _HELD and before <= most < self.lines:
             self._replay.miss()
             message = f"more than {most} lines of a layer that is held as a whole"
-            self._report.find("limit.lines", message, self._name)
+            self._report.report_fault("limit.lines", message, self._name)
 
     def _check_line(self, line: bytes, number: int) -> None:
         if is_blank(line) and not self._report.is_recorded:
@@ -215,7 +217,7 @@ class LayerChecker:
     def _find_overlong(self, number: int) -> None:
         self._replay.miss()
         message = f"the line has more than {self._report.limits.line} bytes"
-        self._report.find("limit.line", message, self._name, number)
+        self._report.report_fault("limit.line", message, self._name, number)
 
 
 def decode_canonical(decoder: LineDecoder, block: bytes) -> list[Any] | None:
@@ -271,7 +273,7 @@ class KernelRules:
                 yield position, fault._replace(rule="contract.kernel_event")
 
 
-def _each(rule: str) -> Callable[[RecordBatch], Iterator[RecordFault]]:
+def _check_each_record(rule: str) -> Callable[[RecordBatch], Iterator[RecordFault]]:
     """Check each record by itself."""
 
     def faults(batch: RecordBatch) -> Iterator[RecordFault]:
@@ -363,40 +365,40 @@ class ChainChecker:
 
     def feed(self, data: bytes) -> None:
         """Check the next bytes."""
-        self._check(self._splitter.feed(data))
+        self._check_links(self._splitter.feed(data))
 
     def finish(self) -> None:
         """Check the last line."""
-        self._check(self._splitter.finish())
+        self._check_links(self._splitter.finish())
 
-    def _check(self, lines: Lines | None) -> None:
+    def _check_links(self, lines: Lines | None) -> None:
         for part in lines.parts() if lines else ():
-            self._report.take_lines(len(part))
+            self._report.count_lines(len(part))
             for number, line in enumerate(part, part.number):
                 if isinstance(line, TornLine):
                     self._report.torn[CHAIN_FILE] = number, len(line)
                 elif isinstance(line, OverlongLine):
                     message = f"the line has more than {self._report.limits.line} bytes"
-                    self._report.find("limit.line", message, CHAIN_FILE, number)
+                    self._report.report_fault("limit.line", message, CHAIN_FILE, number)
                 else:
-                    self._read(line, number)
+                    self._read_link(line, number)
 
-    def _read(self, line: bytes, number: int) -> None:
+    def _read_link(self, line: bytes, number: int) -> None:
         try:
             link = _decode(line)
         except DECODE_ERRORS as error:
-            self._report.find("contract.line", explain(error).reason, CHAIN_FILE, number)
+            self._report.report_fault("contract.line", explain(error).reason, CHAIN_FILE, number)
             return
         if msgspec.json.encode(link) != line:
             message = "it is not written as links are"
-            self._report.find("contract.line", message, CHAIN_FILE, number)
+            self._report.report_fault("contract.line", message, CHAIN_FILE, number)
         if len(self._links) < self._most:
             self._links.append((number, link))
         else:
             message = "more links than there can be layers"
-            self._report.find("integrity.chain", message, CHAIN_FILE, number)
+            self._report.report_fault("integrity.chain", message, CHAIN_FILE, number)
 
-    def compare(
+    def compare_links(
         self, tallies: Mapping[str, Tally], *, is_whole: bool
     ) -> Iterator[tuple[int, Fault]]:
         """Compare the links with the layers that were read. Yield each fault with its line in the
@@ -410,13 +412,15 @@ class ChainChecker:
                 continue
             before = reached.get(link.layer, -1)
             reached[link.layer] = link.bytes
-            if reason := _mismatch(link, expected[link.layer], tallies[link.layer].bytes, before):
+            if reason := _link_mismatch(
+                link, expected[link.layer], tallies[link.layer].bytes, before
+            ):
                 wrong.add(link.layer)
                 yield line, _chain_fault(reason)
             elif link.layer not in wrong:
                 self.verified[link.layer] = link
         for name in sorted(expected.keys() & {*LAYERS, *reached}):
-            yield from _unlinked(tallies[name], reached.get(name), is_whole)
+            yield from _unlinked_faults(tallies[name], reached.get(name), is_whole)
 
 
 def describe_verified(
@@ -450,7 +454,9 @@ def _links_of(tally: Tally) -> dict[int, ChainLink]:
     return {link.bytes: link for link in (*tally.links, tally.link())}
 
 
-def _mismatch(link: ChainLink, expected: Mapping[int, ChainLink], size: int, before: int) -> str:
+def _link_mismatch(
+    link: ChainLink, expected: Mapping[int, ChainLink], size: int, before: int
+) -> str:
     if link.bytes <= before:
         return f"{link.layer}: {link.bytes} bytes after {before}"
     if link.bytes > size:
@@ -463,7 +469,9 @@ def _mismatch(link: ChainLink, expected: Mapping[int, ChainLink], size: int, bef
     return ""
 
 
-def _unlinked(tally: Tally, reached: int | None, is_whole: bool) -> Iterator[tuple[int, Fault]]:
+def _unlinked_faults(
+    tally: Tally, reached: int | None, is_whole: bool
+) -> Iterator[tuple[int, Fault]]:
     """Yield a fault for bytes that no link covers: a run that was cut off may have some."""
     more = tally.bytes - (reached or 0)
     if not more and (reached is not None or not is_whole):

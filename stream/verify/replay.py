@@ -209,7 +209,7 @@ class LayerReplay:
                 if event.event_type != kernel.OPEN or event.value is None
             ]
             self._without_open.write(msgspec.json.Encoder().encode_lines(others))
-        blocks = (_words(columns.pids), _words(columns.types))
+        blocks = (_packed_numbers(columns.pids), _packed_numbers(columns.types))
         self._columns.write(b"".join((len(columns.records).to_bytes(8, "little"), *blocks)))
 
     def _take_opens(self, columns: Columns) -> None:
@@ -221,15 +221,15 @@ class LayerReplay:
             self._add_unusual(f"{columns.seqs[0]}, or soon after it: {reason}")
         found = list(dict.fromkeys(ends.values()))
         if len(found) == 1:
-            self._take_paths(found[0], columns.values)
+            self._take_opened_paths(found[0], columns.values)
             return
         paths: dict[OpenResult | None, list[str | None]] = {end: [] for end in found}
         for form, path in zip(columns.forms, columns.values, strict=True):
             paths[ends[form]].append(path)
         for end, some in paths.items():
-            self._take_paths(end, some)
+            self._take_opened_paths(end, some)
 
-    def _take_paths(self, end: OpenResult | None, paths: Sequence[str | None]) -> None:
+    def _take_opened_paths(self, end: OpenResult | None, paths: Sequence[str | None]) -> None:
         known: Any = paths
         if None in paths:
             known = [path for path in paths if path is not None]
@@ -429,7 +429,7 @@ def result_of(values: tuple[Any, ...]) -> OpenResult | None:
     return OpenResult(None, None if form.return_value is UNSET else form.return_value)
 
 
-def _words(numbers: Sequence[int]) -> bytes:
+def _packed_numbers(numbers: Sequence[int]) -> bytes:
     try:
         return array("Q", numbers).tobytes()
     except OverflowError:
@@ -511,14 +511,14 @@ def event_mismatches(event: KernelEvent, detail: KernelDetail | None) -> Iterato
         yield f"a value, {event.value!r}, of {event.kind}"
     if detail is None:
         return
-    yield from _result_mismatches(detail, kind)
+    yield from _return_value_mismatches(detail, kind)
     if kind in kernel.WITH_PEER and detail.peer != event.value:
         yield f"to {detail.peer!r}, but its line is to {event.value!r}"
     if kind == kernel.SYMLINK and event.value is not None and detail.to_path != event.value:
         yield f"at {detail.to_path!r}, but its line is of {event.value!r}"
 
 
-def _result_mismatches(detail: KernelDetail, kind: int) -> Iterator[str]:
+def _return_value_mismatches(detail: KernelDetail, kind: int) -> Iterator[str]:
     result = detail.return_value
     is_known = result is not None and not (detail.call == "connect" and result in _ONLY_BEGUN)
     follows = UNSET if not is_known else "error" if result is not None and result < 0 else "success"

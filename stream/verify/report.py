@@ -124,7 +124,9 @@ class VerifyReport(Struct):
         """And put together of no stream, whose lines keep whatever form they had."""
         return self.is_folder or is_recorded(self.names)
 
-    def find(self, rule: str, message: str, name: str = "", line: int = 0, path: str = "") -> None:
+    def report_fault(
+        self, rule: str, message: str, name: str = "", line: int = 0, path: str = ""
+    ) -> None:
         """Report that something breaks a rule of this module."""
         assert rule in RULES, rule
         severity = "warning" if rule in WARNINGS else "error"
@@ -136,12 +138,12 @@ class VerifyReport(Struct):
             line=line or UNSET,
             path=path or UNSET,
         )
-        self.add(found, name)
+        self.add_finding(found, name)
 
     def add_faults(self, faults: Iterable[Fault], name: str = "", line: int = 0) -> None:
         """Report faults that name their rules."""
         for fault in faults:
-            self.find(fault.rule, fault.reason, name, line, fault.path)
+            self.report_fault(fault.rule, fault.reason, name, line, fault.path)
 
     def add_form_faults(
         self, data: bytes, rule: str, name: str, line: int = 0, *, is_ours: bool | None = None
@@ -151,21 +153,21 @@ class VerifyReport(Struct):
         `is_ours`: the recorder did write it; where that is not given, as this report has it.
         """
         if self.is_recorded if is_ours is None else is_ours:
-            self.find(rule, "it is not written as the recorder writes it", name, line)
+            self.report_fault(rule, "it is not written as the recorder writes it", name, line)
         if contract_of(data) is None:  # a decoder takes a record without its schema
-            self.find(rule, "it names no schema", name, line, "$.schema")
+            self.report_fault(rule, "it names no schema", name, line, "$.schema")
         if repeated := repeated_key(data):
             fault = repeated._replace(rule="contract.duplicate_key")
             self.add_faults([fault], name, line)
 
     def is_too_deep(self, data: bytes, name: str, line: int = 0) -> bool:
         """Tell whether a record is nested too deeply, which is reported."""
-        if not _is_deeper(data, self.limits.depth):
+        if not _is_nested_deeper(data, self.limits.depth):
             return False
-        self.find("limit.depth", f"nested deeper than {self.limits.depth}", name, line)
+        self.report_fault("limit.depth", f"nested deeper than {self.limits.depth}", name, line)
         return True
 
-    def add(self, finding: Finding, name: str) -> None:
+    def add_finding(self, finding: Finding, name: str) -> None:
         """Add a finding about a file, unless there are too many of its kind: these are counted."""
         self.total += 1
         self.errors += finding.severity == "error"
@@ -188,14 +190,14 @@ class VerifyReport(Struct):
             return []
         return [Fault(f"{run_id!r}, but the run is {self.run_id!r}", path, "contract.run_id")]
 
-    def take_lines(self, count: int) -> None:
+    def count_lines(self, count: int) -> None:
         """Count lines. Raise BrokenArchive where there are too many."""
         self.lines += count
         if self.lines > self.limits.lines:
             raise BrokenArchive("limit.lines", f"more than {self.limits.lines} lines")
 
 
-def _is_deeper(data: bytes, limit: int) -> bool:
+def _is_nested_deeper(data: bytes, limit: int) -> bool:
     if data.count(b"{") + data.count(b"[") <= limit:
         return False
     depth = 0

@@ -60,7 +60,7 @@ from stream.records.run import (
 from stream.transformers.invariants import Invariants
 from stream.transformers.validate import Validate
 from stream.verify.report import VerifyReport
-from stream.verify.run_folder import RunClaims, items_within, within
+from stream.verify.run_folder import RunClaims, items_within, value_within
 
 Event = Mapping[str, Any]
 #: What one document states, and another says: the name, the value, the other's name, its value.
@@ -129,7 +129,7 @@ def _mention_faults(run: RunDocuments) -> Iterator[tuple[str, int, Fault]]:
     held = [one for one in files if one[2].startswith("sha256:")]
     if any(name.startswith(f"{ARTIFACTS}/") for name in run.tallies):
         for mention, name, digest in held:
-            if reason := _difference(run.tallies.get(name), name, digest):
+            if reason := _listing_difference(run.tallies.get(name), name, digest):
                 yield EVENTS_FILE, mention.line, Fault(reason, mention.path, "contract.listed")
     elif held:
         message = f"of {len(held)} files that the events name, none is here"
@@ -139,7 +139,7 @@ def _mention_faults(run: RunDocuments) -> Iterator[tuple[str, int, Fault]]:
 def _manifest_faults(manifest: Manifest, run: RunDocuments) -> Iterator[Fault]:
     for index, file in enumerate(manifest.files):
         tally = run.tallies.get(file.path)
-        if reason := _difference(tally, file.path, file.sha256, file.bytes):
+        if reason := _listing_difference(tally, file.path, file.sha256, file.bytes):
             yield Fault(reason, f"$.files[{index}]")
     # What stands for evidence that nobody asked for was made together with the archive.
     made = () if run.has_evidence else EVIDENCE_FILES
@@ -148,7 +148,9 @@ def _manifest_faults(manifest: Manifest, run: RunDocuments) -> Iterator[Fault]:
         yield Fault(f"{name} is not listed")
 
 
-def _difference(tally: Tally | None, name: str, sha256: str, size: int | None = None) -> str:
+def _listing_difference(
+    tally: Tally | None, name: str, sha256: str, size: int | None = None
+) -> str:
     """Say why a file is not as it is listed; empty where it is."""
     if tally is None:
         return f"{name} is not there"
@@ -160,11 +162,15 @@ def _difference(tally: Tally | None, name: str, sha256: str, size: int | None = 
 
 def disagreements(run: RunDocuments) -> Iterator[str]:
     """Say where the documents of a run contradict each other."""
-    for what, stated, where, said in _statements(run):
+    for what, stated, where, said in _run_statements(run):
         if stated != said or type(stated) is not type(said):
             yield f"{what}: {_shown(stated)}, but {_shown(said)} by {where}"
     summary = run.summary
-    if summary and summary.commands and not _facts(run, "commands_observed", "command_log"):
+    if (
+        summary
+        and summary.commands
+        and not _artifact_facts(run, "commands_observed", "command_log")
+    ):
         yield f"commands: {summary.commands}, and no event names their log"
 
 
@@ -175,33 +181,38 @@ def command_faults(run: RunDocuments, verified: Collection[int]) -> Iterator[str
     """
     for number in sorted({*verified} - {*range(run.counted.get(COMMANDS_FILE, 0))}):
         yield f"line {number} of {COMMANDS_FILE}: a wrapper wrote it, and it is not there"
-    stated = _facts(run, "commands_observed", "command_log").get("vouched_count", UNSET)
+    stated = _artifact_facts(run, "commands_observed", "command_log").get("vouched_count", UNSET)
     if stated is not UNSET and (stated != len(verified) or type(stated) is not int):
         yield f"vouched_count: {_shown(stated)}, but {_shown(len(verified))} by the evidence"
 
 
-def _statements(run: RunDocuments) -> Iterator[Statement]:
+def _run_statements(run: RunDocuments) -> Iterator[Statement]:
     if run.metadata is not None:
-        yield from _of_metadata(run.metadata, run)
+        yield from _metadata_statements(run.metadata, run)
     if run.summary is not None:
-        yield from _of_outputs(run.summary, run)
-        yield from _of_summary(run.summary, run)
-        yield from _of_ending(run.summary, run)
-        yield from _of_evidence(run.summary, run)
+        yield from _output_statements(run.summary, run)
+        yield from _summary_statements(run.summary, run)
+        yield from _ending_statements(run.summary, run)
+        yield from _evidence_statements(run.summary, run)
 
 
-def _of_metadata(metadata: RunMetadata, run: RunDocuments) -> Iterator[Statement]:
+def _metadata_statements(metadata: RunMetadata, run: RunDocuments) -> Iterator[Statement]:
     for name, event in run.events.items():
         for key in _SESSION:
-            yield f"metadata {key}", getattr(metadata, key), name, within(event, "session", key)
-        mode = within(event, "prompt_provenance", "capture_mode")
+            yield (
+                f"metadata {key}",
+                getattr(metadata, key),
+                name,
+                value_within(event, "session", key),
+            )
+        mode = value_within(event, "prompt_provenance", "capture_mode")
         yield "metadata capture_mode", metadata.capture_mode, name, mode
-        ids = [within(one, "id") for one in items_within(event, "request", "constraints")]
+        ids = [value_within(one, "id") for one in items_within(event, "request", "constraints")]
         yield "metadata constraints", metadata.constraints, name, ids
-    prepared = _facts(run, "workspace_prepared", "workspace")
+    prepared = _artifact_facts(run, "workspace_prepared", "workspace")
     for key, stated in (("mode", metadata.workspace_mode), ("source", metadata.source)):
         yield f"metadata {key}", stated, "workspace_prepared", prepared.get(key)
-    invoked = _facts(run, "agent_invoked", "process")
+    invoked = _artifact_facts(run, "agent_invoked", "process")
     yield "metadata argv", metadata.argv, "agent_invoked", invoked.get("argv")
     for key in ("agent_known_by", "version_known_by"):
         if key in invoked:  # a run of before does not say it
@@ -213,10 +224,10 @@ def _of_metadata(metadata: RunMetadata, run: RunDocuments) -> Iterator[Statement
             yield "metadata agent_id", metadata.agent_id, RUNNER_FILE, start.agent_shim
 
 
-def _of_outputs(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
+def _output_statements(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
     is_full = run.metadata is not None and run.metadata.capture_mode == "full"
     for kind in ("stdout", "stderr"):
-        kept = _facts(run, "artifacts_captured", f"{kind}_log")
+        kept = _artifact_facts(run, "artifacts_captured", f"{kind}_log")
         what, stated = f"{kind}_bytes", getattr(summary, f"{kind}_bytes")
         yield what, stated, "artifacts_captured", kept.get("total")
         if is_full and not kept.get("lost_bytes"):
@@ -225,9 +236,9 @@ def _of_outputs(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
         yield "redacted", summary.redacted, "metadata capture_mode", None
 
 
-def _of_summary(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
+def _summary_statements(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
     """Yield what the summary counts, and what other documents say of that."""
-    diff = _facts(run, "fs_diff_captured", "diff")
+    diff = _artifact_facts(run, "fs_diff_captured", "diff")
     yield "changed_paths", summary.changed_paths, "fs_diff_captured", diff.get("changed_count")
     yield (
         "changed_inside_git",
@@ -245,15 +256,15 @@ def _of_summary(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
         yield "changed_paths", summary.changed_paths, CHANGES_FILE, run.counted.get(CHANGES_FILE)
     objects = run.counted.get(BOUNDARY_FILE)
     yield "boundary_objects", summary.boundary_objects, BOUNDARY_FILE, objects
-    if log := _facts(run, "commands_observed", "command_log"):
+    if log := _artifact_facts(run, "commands_observed", "command_log"):
         yield "commands", summary.commands, "commands_observed", log.get("observed_count")
         yield "commands", summary.commands, COMMANDS_FILE, run.counted.get(COMMANDS_FILE)
     name = "run_finished"
     finished = run.events.get(name)
     for part in ("alignment", "quality", "policy"):
-        said = within(finished, "evaluation", part, "status")
+        said = value_within(finished, "evaluation", part, "status")
         yield part, getattr(summary, part), name, said
-    sentence = str(within(finished, "agent_action", "action_summary"))
+    sentence = str(value_within(finished, "agent_action", "action_summary"))
     # As text: whoever forges may write any number.
     denials, lost = _DENIALS.search(sentence), _INCOMPLETE.search(sentence)
     stated = str(summary.declared_denials or 0)
@@ -263,9 +274,9 @@ def _of_summary(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
     yield "incomplete", str(len(summary.incomplete)), name, lost[1] if lost else "0"
 
 
-def _of_ending(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
+def _ending_statements(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
     for name, keys in (("agent_completed", _AT_EXIT), ("artifacts_captured", _ENDING)):
-        facts = _facts(run, name, "process")
+        facts = _artifact_facts(run, name, "process")
         for key in keys:
             yield key, getattr(summary, key), name, facts.get(key)
     is_signal = summary.signal is not None
@@ -279,7 +290,7 @@ def _of_ending(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
             yield "window_elapsed_ms", summary.duration_ms, RUNNER_FILE, end.window_elapsed_ms
 
 
-def _of_evidence(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
+def _evidence_statements(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
     follows: dict[str, Any] = dict.fromkeys(_EVIDENCE)
     # One whose feed failed says so, and what there is was never summed up.
     if run.has_evidence and not (summary.incomplete and summary.kernel_layer is None):
@@ -300,11 +311,11 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:99]}…"
 
 
-def _facts(run: RunDocuments, event: str, kind: str) -> Mapping[str, Any]:
+def _artifact_facts(run: RunDocuments, event: str, kind: str) -> Mapping[str, Any]:
     """Return the facts of an event's artifact of a kind; empty where it has none."""
     for item in items_within(run.events.get(event), "agent_action", "artifacts"):
-        if within(item, "type") == kind:
-            metadata = within(item, "metadata")
+        if value_within(item, "type") == kind:
+            metadata = value_within(item, "metadata")
             return metadata if isinstance(metadata, dict) else {}
     return {}
 
@@ -330,44 +341,44 @@ class EventsChecker:
         if self._left:
             self._digest.update(data[: self._left])
             self._left -= min(self._left, len(data))
-        self._check(self._splitter.feed(data))
+        self._check_events(self._splitter.feed(data))
 
     def finish(self) -> None:
         """Check the end."""
-        self._check(self._splitter.finish())
-        self._add(self._stage.finish())
+        self._check_events(self._splitter.finish())
+        self._add_findings(self._stage.finish())
         if self._beginning and (self._left or self._digest.hexdigest() != self._beginning.sha256):
             message = f"the first {self._beginning.bytes} bytes are not what the run lists"
-            self._report.find("contract.listed", message, EVENTS_FILE)
+            self._report.report_fault("contract.listed", message, EVENTS_FILE)
 
     @property
     def _is_cut_off(self) -> bool:
         """Return whether the run is a folder without an end: one other finding says so."""
         return self._report.is_folder and not self.claims.is_finished
 
-    def _check(self, lines: Lines | None) -> None:
+    def _check_events(self, lines: Lines | None) -> None:
         for part in lines.parts() if lines else ():
-            self._report.take_lines(len(part))
+            self._report.count_lines(len(part))
             for index, line in enumerate(part):
-                self._read(line, part.number + index)
+                self._read_event(line, part.number + index)
             # It is known by now whether the run ends here.
-            self._add(self._stage.feed(Batch(LINES, part)))
+            self._add_findings(self._stage.feed(Batch(LINES, part)))
 
-    def _add(self, made: Iterable[Batch[Any]]) -> None:
+    def _add_findings(self, made: Iterable[Batch[Any]]) -> None:
         for item in chain.from_iterable(one.items for one in made if one.kind == FINDINGS):
             if not (item.rule == CUT_OFF and self._is_cut_off):
                 rule = f"contract.check.{item.rule}"
                 named = msgspec.structs.replace(item, rule=rule)
-                self._report.add(named, EVENTS_FILE)
+                self._report.add_finding(named, EVENTS_FILE)
 
-    def _read(self, line: bytes, number: int) -> None:
+    def _read_event(self, line: bytes, number: int) -> None:
         """Keep what the rules of events alone cannot check. Other lines are found bad by these."""
         if isinstance(line, OverlongLine):
             return
         if self._report.is_too_deep(line, EVENTS_FILE, number):
             return
-        event = self.claims.add(line, number)
-        run_id = within(event, "session", "run_id")
+        event = self.claims.add_line(line, number)
+        run_id = value_within(event, "session", "run_id")
         if isinstance(run_id, str):
             faults = self._report.check_run_id(run_id, "$.session.run_id")
             self._report.add_faults(faults, EVENTS_FILE, number)
@@ -391,13 +402,13 @@ class DescriptorChecker:
         path = Path(DESCRIPTOR_FILE)
         data = bytes(self._data)
         if len(data) > min(LARGEST, self._report.limits.document):
-            self._report.find("limit.document", "it is too large", DESCRIPTOR_FILE)
+            self._report.report_fault("limit.document", "it is too large", DESCRIPTOR_FILE)
         elif not self._report.is_too_deep(data, DESCRIPTOR_FILE):
             try:
                 self.descriptors.append(make_carried(parse_document(data), path))
             except (InputError, ValueError) as error:
                 fault = parted(str(error).removeprefix(f"{path}: "))
-                self._report.find(
+                self._report.report_fault(
                     "contract.document", fault.reason, DESCRIPTOR_FILE, path=fault.path
                 )
 
@@ -416,23 +427,23 @@ class RecordsChecker:
 
     def feed(self, data: bytes) -> None:
         """Check the next bytes."""
-        self._check(self._splitter.feed(data))
+        self._check_records(self._splitter.feed(data))
 
     def finish(self) -> None:
         """Check the end."""
-        self._check(self._splitter.finish())
+        self._check_records(self._splitter.finish())
 
-    def _check(self, lines: Lines | None) -> None:
+    def _check_records(self, lines: Lines | None) -> None:
         for part in lines.parts() if lines else ():
-            self._report.take_lines(len(part))
-            self.count += sum(map(_counts if self._name == CHANGES_FILE else bool, part))
+            self._report.count_lines(len(part))
+            self.count += sum(map(_is_counted_change if self._name == CHANGES_FILE else bool, part))
             for made in self._stage.feed(Batch(LINES, part)):
                 for item in made.items if made.kind == FINDINGS else ():
                     named = msgspec.structs.replace(item, rule="contract.record")
-                    self._report.add(named, self._name)
+                    self._report.add_finding(named, self._name)
 
 
-def _counts(line: bytes) -> bool:
+def _is_counted_change(line: bytes) -> bool:
     """Tell whether a change counts: a folder that came with its files is no other changed path."""
     try:
         change = decode_change(line)

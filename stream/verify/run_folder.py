@@ -1,9 +1,9 @@
 """Read a run folder, and check it against its own record.
 
 `check`, `verify`, `diff`, `apply` and `archive` read a run folder with `RunFolder`: it opens,
-decodes and digests each file, follows no link out of the folder and waits for no fifo. `examine` is
-what `check` says of a folder: of the files that its events and its manifest list, the diff, the
-logs and the evidence.
+decodes and digests each file, follows no link out of the folder and waits for no fifo.
+`run_folder_findings` is what `check` says of a folder: of the files that its events and its
+manifest list, the diff, the logs and the evidence.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ArtifactMention(Struct):
     @property
     def is_lossy(self) -> bool:
         """Return whether the event says that there was no room for some of it."""
-        return lost_bytes_of(within(self.artifact, "metadata", "lost_bytes")) > 0
+        return lost_bytes_of(value_within(self.artifact, "metadata", "lost_bytes")) > 0
 
 
 class RunClaims:
@@ -102,32 +102,32 @@ class RunClaims:
         """Return whether there was no room for something."""
         return any(mention.is_lossy for mention in self.mentions)
 
-    def add(self, line: bytes, number: int) -> dict[str, Any] | None:
+    def add_line(self, line: bytes, number: int) -> dict[str, Any] | None:
         """Take a line, and return its event; None if it is no event."""
         event = event_in(line)
         if event is None:
             return None
         kind = event.get("event_type")
-        name = event_name(kind, within(event, "agent_action", "action_summary"))
+        name = event_name(kind, value_within(event, "agent_action", "action_summary"))
         self.is_finished |= name == "run_finished"
         self.last = kind if isinstance(kind, str) else self.last
         if name is not None:
             self.named.setdefault(name, event)
         for key, known in (("run_id", self.run_ids), ("agent_id", self.agents)):
-            text = within(event, "session", key)
+            text = value_within(event, "session", key)
             if isinstance(text, str) and len(known) < self._most:
                 known.setdefault(text, number)
         for item in items_within(event, "request", "constraints"):
-            if isinstance(within(item, "id"), str) and len(self.constraints) < self._most:
+            if isinstance(value_within(item, "id"), str) and len(self.constraints) < self._most:
                 self.constraints.add(item["id"])
         event_id = event.get("event_id")
         for index, item in enumerate(items_within(event, "agent_action", "artifacts")):
             if isinstance(item, dict):
                 path = f"$.agent_action.artifacts[{index}]"
-                self._mention(item, number, path, event_id if isinstance(event_id, str) else "")
+                self._add_mention(item, number, path, event_id if isinstance(event_id, str) else "")
         return event
 
-    def _mention(self, artifact: dict[str, Any], line: int, path: str, event_id: str) -> None:
+    def _add_mention(self, artifact: dict[str, Any], line: int, path: str, event_id: str) -> None:
         mention = ArtifactMention(artifact, line, path, event_id)
         is_kept = mention.file is not None and len(self.mentions) <= self._most
         if is_kept or self._most == sys.maxsize:
@@ -176,7 +176,7 @@ class RunFolder:
         with reporting(where):
             for lines in self.lines(run.EVENTS_FILE) if where.exists() else ():
                 for number, line in enumerate(lines, lines.number):
-                    claims.add(line, number)
+                    claims.add_line(line, number)
         return claims
 
     @property
@@ -284,7 +284,7 @@ class RunFolder:
 # ---------------------------------------------------------------- what `check` finds
 
 
-def examine(folder: RunFolder, boundaries: Boundaries) -> Iterator[Finding]:
+def run_folder_findings(folder: RunFolder, boundaries: Boundaries) -> Iterator[Finding]:
     """Yield a finding for every rule that a finished run breaks. Of one that was cut off, the check
     of its events says so."""
     claims, root = folder.claims, folder.root
@@ -294,7 +294,7 @@ def examine(folder: RunFolder, boundaries: Boundaries) -> Iterator[Finding]:
     try:
         metadata = folder.metadata()
     except UnusableFileError as fault:
-        yield _finding(fault.rule, str(fault), root / run.METADATA_FILE)
+        yield _run_finding(fault.rule, str(fault), root / run.METADATA_FILE)
     for mention in claims.mentions:
         yield from _mention_findings(mention, folder)
     if metadata:
@@ -303,10 +303,10 @@ def examine(folder: RunFolder, boundaries: Boundaries) -> Iterator[Finding]:
             yield from manifest_findings(folder, run_id=metadata.run_id)
     yield from _diff_findings(metadata, folder)
     for name in RECORDS:
-        yield from _record_findings(folder, name, boundaries)
+        yield from _record_file_findings(folder, name, boundaries)
     for what in folder.losses:
         message = f"the recorder itself lost: {what}"
-        yield _finding("run.incomplete", message, root / run.SUMMARY_FILE)
+        yield _run_finding("run.incomplete", message, root / run.SUMMARY_FILE)
     yield from evidence_findings(folder)
 
 
@@ -319,7 +319,7 @@ def _mention_findings(mention: ArtifactMention, folder: RunFolder) -> Iterator[F
         """Make a finding about what the event says of the file."""
         where = folder.root / run.EVENTS_FILE
         at = f"{mention.path}.{name}"
-        return _finding(rule, message, where, mention.line, at, mention.event_id)
+        return _run_finding(rule, message, where, mention.line, at, mention.event_id)
 
     try:
         known = folder.digests.of(ref, "artifact")
@@ -339,12 +339,12 @@ def _metadata_findings(metadata: RunMetadata, claims: RunClaims, root: Path) -> 
         if run_id != metadata.run_id:
             message = f"{run_id!r}, but {run.METADATA_FILE} is of {metadata.run_id!r}"
             where = root / run.EVENTS_FILE
-            yield _finding("folder.run_id", message, where, line, "$.session.run_id")
+            yield _run_finding("folder.run_id", message, where, line, "$.session.run_id")
             break
     for name in metadata.constraints:
         if name not in claims.constraints:
             message = f"no event has the constraint {name}, which the run was asked to keep"
-            yield _finding("folder.constraints", message, root / run.EVENTS_FILE)
+            yield _run_finding("folder.constraints", message, root / run.EVENTS_FILE)
 
 
 def manifest_findings(
@@ -358,17 +358,17 @@ def manifest_findings(
         digests.of(run.MANIFEST_FILE, "manifest")
         manifest = folder.document(run.MANIFEST_FILE, Manifest)
     except (UnusableFileError, InputError) as error:
-        yield _finding("manifest.document", _without(where, error), where)
+        yield _run_finding("manifest.document", _without(where, error), where)
         return
     if run_id and manifest.run_id != run_id:
         message = f"{manifest.run_id!r}, but {run.METADATA_FILE} is of {run_id!r}"
-        yield _finding("folder.run_id", message, where, path="$.run_id")
+        yield _run_finding("folder.run_id", message, where, path="$.run_id")
     try:
         if digests.of_beginning(run.EVENTS_FILE, manifest.events.bytes) != manifest.events.sha256:
             message = f"the first {manifest.events.bytes} bytes of {run.EVENTS_FILE} were changed"
-            yield _finding("manifest.events", message, where, path="$.events.sha256")
+            yield _run_finding("manifest.events", message, where, path="$.events.sha256")
     except UnusableFileError as fault:
-        yield _finding("manifest.events", str(fault), where, path="$.events")
+        yield _run_finding("manifest.events", str(fault), where, path="$.events")
     for index, listed in enumerate(manifest.files):
         if names is not None and listed.path not in names:
             continue
@@ -376,14 +376,14 @@ def manifest_findings(
         try:
             size, digest = digests.of(listed.path, "manifest")
         except UnusableFileError as fault:
-            yield _finding(fault.rule, str(fault), where, path=f"{path}.path")
+            yield _run_finding(fault.rule, str(fault), where, path=f"{path}.path")
             continue
         if size != listed.bytes:
             message = f"{listed.path} has {size} bytes, not {listed.bytes}"
-            yield _finding("manifest.digest", message, where, path=f"{path}.bytes")
+            yield _run_finding("manifest.digest", message, where, path=f"{path}.bytes")
         elif digest != listed.sha256.removeprefix("sha256:"):
             message = f"{listed.path} is not what was hashed: {digest}"
-            yield _finding("manifest.digest", message, where, path=f"{path}.sha256")
+            yield _run_finding("manifest.digest", message, where, path=f"{path}.sha256")
     listed_names = {str(PurePosixPath(listed.path)) for listed in manifest.files}
     if names is None:
         present: Iterable[str] = (*files_below(root, run.ARTIFACTS), *files_below(root, run.LAYERS))
@@ -391,10 +391,12 @@ def manifest_findings(
         present = (name for name in names if os.path.lexists(root / name))
     for name in present:
         if name not in listed_names and name != run.MANIFEST_FILE:
-            yield _finding("manifest.unlisted", f"{name} is not listed", where, path="$.files")
+            yield _run_finding("manifest.unlisted", f"{name} is not listed", where, path="$.files")
 
 
-def _record_findings(folder: RunFolder, name: str, boundaries: Boundaries) -> Iterator[Finding]:
+def _record_file_findings(
+    folder: RunFolder, name: str, boundaries: Boundaries
+) -> Iterator[Finding]:
     """Yield what `validate` finds in a file of records, but for the forms that other recorders have
     for their logs and changes."""
     if not (folder.root / name).is_file() or (folder.root / name).is_symlink():
@@ -420,17 +422,17 @@ def _diff_findings(metadata: RunMetadata | None, folder: RunFolder) -> Iterator[
         return
     try:
         if reason := parses(diff):
-            yield _finding("diff.parses", reason, diff)
+            yield _run_finding("diff.parses", reason, diff)
             return
-        workspace = _workspace(metadata, folder.root)
+        workspace = _diffed_workspace(metadata, folder.root)
         if workspace is not None and (reason := applies(diff, workspace)):
             message = f"{reason}; perhaps {run.WORKSPACE} was changed since the run"
-            yield _finding("diff.applies", message, diff)
+            yield _run_finding("diff.applies", message, diff)
     except GitError as error:
-        yield _finding("diff.checkable", str(error), diff)
+        yield _run_finding("diff.checkable", str(error), diff)
 
 
-def _workspace(metadata: RunMetadata | None, root: Path) -> Path | None:
+def _diffed_workspace(metadata: RunMetadata | None, root: Path) -> Path | None:
     """Return the workspace if it is in the folder and the diff is as it was taken."""
     if metadata is None or metadata.capture_mode != "full" or metadata.workspace_mode == "here":
         return None
@@ -449,17 +451,17 @@ def evidence_findings(folder: RunFolder) -> Iterator[Finding]:
         where = folder.root / name
         if name in (COMPANION_FILE, DETAIL_FILE) or not where.is_file():
             continue
-        faults = _artifact_faults if name in DOCUMENTS else _layer_faults
+        faults = _artifact_file_faults if name in DOCUMENTS else _layer_file_faults
         try:
             for number, fault in faults(folder, name):
-                yield _finding("folder.evidence", fault.reason, where, number, fault.path or "")
+                yield _run_finding("folder.evidence", fault.reason, where, number, fault.path or "")
         except InputError:
             continue
         except OSError as error:
-            yield _finding("folder.evidence", os_reason(error), where)
+            yield _run_finding("folder.evidence", os_reason(error), where)
 
 
-def _fault_of(line: bytes, contract: str) -> Fault | None:
+def _contract_fault(line: bytes, contract: str) -> Fault | None:
     try:
         if contract_of(line) != contract:
             return Fault(f"it is no {contract}", "$.schema")
@@ -468,18 +470,18 @@ def _fault_of(line: bytes, contract: str) -> Fault | None:
     return fault_of(contract, line)
 
 
-def _artifact_faults(folder: RunFolder, name: str) -> Iterator[tuple[int, Fault]]:
+def _artifact_file_faults(folder: RunFolder, name: str) -> Iterator[tuple[int, Fault]]:
     most, data = Limits().document, bytearray()
     for block in folder.blocks(name):
         data += block
         if len(data) > most:
             yield 0, Fault(f"it was not looked at: it has more than {most} bytes")
             return
-    if fault := _fault_of(bytes(data), CONTRACTS[name]):
+    if fault := _contract_fault(bytes(data), CONTRACTS[name]):
         yield 0, fault
 
 
-def _layer_faults(folder: RunFolder, name: str) -> Iterator[tuple[int, Fault]]:
+def _layer_file_faults(folder: RunFolder, name: str) -> Iterator[tuple[int, Fault]]:
     """Yield the faults of whole lines: of a last one without an end, the chain shows what is
     missing."""
     from stream.verify.layers import are_good_events
@@ -490,11 +492,13 @@ def _layer_faults(folder: RunFolder, name: str) -> Iterator[tuple[int, Fault]]:
         for number, line in enumerate(lines, lines.number):
             if isinstance(line, OverlongLine):
                 yield number, Fault("it was not looked at: the line is too long")
-            elif not isinstance(line, TornLine) and (fault := _fault_of(line, CONTRACTS[name])):
+            elif not isinstance(line, TornLine) and (
+                fault := _contract_fault(line, CONTRACTS[name])
+            ):
                 yield number, fault
 
 
-def within(value: Any, *path: str) -> Any:
+def value_within(value: Any, *path: str) -> Any:
     """Return what lies in objects within objects; None where it is not there."""
     for step in path:
         value = value.get(step) if isinstance(value, dict) else None
@@ -503,7 +507,7 @@ def within(value: Any, *path: str) -> Any:
 
 def items_within(value: Any, *path: str) -> list[Any]:
     """Return the list that lies there; an empty one where there is none."""
-    found = within(value, *path)
+    found = value_within(value, *path)
     return found if isinstance(found, list) else []
 
 
@@ -517,7 +521,7 @@ def _utf8(text: str) -> str:
     return os.fsencode(text).decode(errors="replace")
 
 
-def _finding(
+def _run_finding(
     rule: str, message: str, where: Path, line: int = 0, path: str = "", event_id: str = ""
 ) -> Finding:
     return Finding(

@@ -144,7 +144,7 @@ class VerifySession:
                 read_archive(parts, self._report, self)
             self.conclude(missing)
         except BrokenArchive as broken:  # what is missing is behind this place
-            self._report.find(broken.rule, str(broken))
+            self._report.report_fault(broken.rule, str(broken))
         self.documents.settle()
 
     def conclude(self, missing: Sequence[str] = ()) -> None:
@@ -157,8 +157,8 @@ class VerifySession:
     def begin(self, name: str) -> None:
         """Begin a file."""
         if not has_place(name):
-            self._report.find("security.place", "no recorder writes such a file", name)
-        self._checker = self._checker_of(name)
+            self._report.report_fault("security.place", "no recorder writes such a file", name)
+        self._checker = self._file_checker(name)
         self._tally = Tally(name)
 
     def feed(self, data: bytes) -> None:
@@ -183,19 +183,21 @@ class VerifySession:
         """Check where the layers end, and their chain. Return whether the run is whole."""
         report = self._report
         is_whole = not missing and not self._is_cut_off
-        for name, line, fault in self._endings(is_whole=is_whole):
-            report.find(fault.rule, fault.reason, name, line)
+        for name, line, fault in self._layer_end_faults(is_whole=is_whole):
+            report.report_fault(fault.rule, fault.reason, name, line)
         if not is_whole:
-            self._find_incomplete(missing)
+            self._report_incomplete(missing)
         elif report.is_folder and not has_evidence(report.names):
-            report.find("contract.evidence", "it was recorded without kernel evidence")
+            report.report_fault("contract.evidence", "it was recorded without kernel evidence")
         if is_whole and RUNNER_FILE in self._layers:
             count = self._count(RUNNER_FILE)
             if not count:
-                report.find("contract.frame", "neither start nor end is recorded", RUNNER_FILE)
+                report.report_fault(
+                    "contract.frame", "neither start nor end is recorded", RUNNER_FILE
+                )
             elif count != 2:
                 message = f"{count} events, not a start and an end"
-                report.find("contract.runner_event", message, RUNNER_FILE)
+                report.report_fault("contract.runner_event", message, RUNNER_FILE)
         return is_whole
 
     def check_artifacts(self) -> None:
@@ -209,7 +211,7 @@ class VerifySession:
             is_reference=not report.is_folder and is_reference(report.names),
             is_streamed=not report.is_recorded,
         ):
-            report.find(rule, reason, name)
+            report.report_fault(rule, reason, name)
 
     def check_run_documents(self, *, is_whole: bool) -> None:
         """Check the run's own documents against each other, and against layers and artifacts."""
@@ -218,10 +220,10 @@ class VerifySession:
             self._report.add_faults([fault], name, line)
         if is_whole and self._events and self._report.is_recorded:
             for reason in disagreements(run):
-                self._report.find("contract.accord", reason)
+                self._report.report_fault("contract.accord", reason)
             if self.replay.is_whole:
                 for reason in command_faults(run, self.replay.verified_commands):
-                    self._report.find("contract.accord", reason)
+                    self._report.report_fault("contract.accord", reason)
 
     def _read_folder(self, parts: Iterator[Part]) -> None:
         for part in parts:
@@ -240,7 +242,7 @@ class VerifySession:
         """Return whether this is a run whose recorder did not come to its end."""
         return self._report.is_folder and not (self._events and self._events.claims.is_finished)
 
-    def _endings(self, *, is_whole: bool) -> Iterator[tuple[str, int, Fault]]:
+    def _layer_end_faults(self, *, is_whole: bool) -> Iterator[tuple[str, int, Fault]]:
         """Yield the faults of the ends of the layers, and of the chain. That the layers of a run
         that was cut off end anywhere is no fault of its own."""
         faults = [
@@ -248,13 +250,13 @@ class VerifySession:
             for name, (line, size) in self._report.torn.items()
         ]
         if self._chain:
-            compared = self._chain.compare(self._report.tallies, is_whole=is_whole)
+            compared = self._chain.compare_links(self._report.tallies, is_whole=is_whole)
             faults += [(CHAIN_FILE, line, fault) for line, fault in compared]
         for name, line, fault in faults:
             if not self._is_cut_off or fault.rule not in ("integrity.torn", "integrity.unlinked"):
                 yield name, line, fault
 
-    def _find_incomplete(self, missing: Sequence[str]) -> None:
+    def _report_incomplete(self, missing: Sequence[str]) -> None:
         found = []
         if self._is_cut_off:
             missing = [name for name in missing if name in (METADATA_FILE, EVENTS_FILE)]
@@ -269,7 +271,7 @@ class VerifySession:
             found.append(describe_verified(self._report.tallies, verified, torn))
         what = "the run was not recorded to its end" if self._is_cut_off else "it is not whole"
         message = f"{what}: {'; '.join(found)}"
-        self._report.find("integrity.incomplete", message)
+        self._report.report_fault("integrity.incomplete", message)
 
     def _count(self, name: str) -> int:
         layer = self._layers.get(name)
@@ -280,7 +282,7 @@ class VerifySession:
         is_cut_off = self._report.is_folder and HEALTH_FILE not in self._report.names
         return sys.maxsize if is_cut_off else self._count(KERNEL_FILE)
 
-    def _checker_of(self, name: str) -> FileChecker | None:
+    def _file_checker(self, name: str) -> FileChecker | None:
         """Return what checks a file by itself; None if it may hold any bytes."""
         contract = contract_of_layer(name, self._kernel_lines, lambda: self._count(SDK_FILE))
         if contract:
@@ -292,7 +294,7 @@ class VerifySession:
             self._chain = ChainChecker(self._report)
             return self._chain
         if name == EVENTS_FILE:
-            listed = self.documents.get(MANIFEST_FILE)
+            listed = self.documents.record_of(MANIFEST_FILE)
             self._events = EventsChecker(self._report, listed.events if listed else None)
             return self._events
         if name == DESCRIPTOR_FILE:
@@ -306,11 +308,11 @@ class VerifySession:
 
     def _run_documents(self) -> RunDocuments:
         return RunDocuments(
-            metadata=self.documents.get(METADATA_FILE),
-            summary=self.documents.get(SUMMARY_FILE),
-            manifest=self.documents.get(MANIFEST_FILE),
-            health=self.documents.get(HEALTH_FILE),
-            report=self.documents.get(CORRELATION_FILE),
+            metadata=self.documents.record_of(METADATA_FILE),
+            summary=self.documents.record_of(SUMMARY_FILE),
+            manifest=self.documents.record_of(MANIFEST_FILE),
+            health=self.documents.record_of(HEALTH_FILE),
+            report=self.documents.record_of(CORRELATION_FILE),
             kernel_events=self._count(KERNEL_FILE),
             has_layers=has_evidence(self._report.names),
             runner=self.replay.runner,
@@ -330,7 +332,7 @@ def _folder_names(root: Path, report: VerifyReport) -> set[str]:
     try:
         return {*names_of(root, is_strict=False)}
     except InputError as error:
-        report.find("security.type", str(error))
+        report.report_fault("security.type", str(error))
         return set()
 
 
@@ -380,7 +382,7 @@ def read_archive(parts: Iterator[Part], report: VerifyReport, reader: Reader) ->
         elif isinstance(part, bytes):
             reader.feed(part)
         else:
-            contents.compare(reader.end())
+            contents.compare_file(reader.end())
     contents.conclude()
 
 
@@ -400,9 +402,11 @@ class ManifestChecker:
         """Check the place of a file. `is_sealed`: the archive was written by `stream archive`."""
         self._is_sealed = is_sealed
         if name in self._seen:
-            self._report.find("integrity.duplicate", "it is there twice", name)
+            self._report.report_fault("integrity.duplicate", "it is there twice", name)
         elif not self._seen and name != ARCHIVE_MANIFEST:
-            self._report.find("integrity.order", f"begins with {name}, not with the manifest")
+            self._report.report_fault(
+                "integrity.order", f"begins with {name}, not with the manifest"
+            )
         self._seen[name] = None
 
     def feed(self, data: bytes) -> None:
@@ -414,17 +418,23 @@ class ManifestChecker:
     def finish(self) -> None:
         """Check the manifest itself."""
         if self._is_too_long:
-            self._report.find("limit.document", "the manifest is too long", ARCHIVE_MANIFEST)
+            self._report.report_fault(
+                "limit.document", "the manifest is too long", ARCHIVE_MANIFEST
+            )
             return
         data, most = bytes(self._data), self._report.limits.entries
         if len(_PATH.findall(data)) > most:
-            self._report.find("limit.entries", f"it lists more than {most} files", ARCHIVE_MANIFEST)
+            self._report.report_fault(
+                "limit.entries", f"it lists more than {most} files", ARCHIVE_MANIFEST
+            )
             return
         try:
             self._manifest = manifest = _decode(data)
         except DECODE_ERRORS as error:
             fault = explain(error)
-            self._report.find("contract.manifest", fault.reason, ARCHIVE_MANIFEST, path=fault.path)
+            self._report.report_fault(
+                "contract.manifest", fault.reason, ARCHIVE_MANIFEST, path=fault.path
+            )
             return
         self._data = bytearray()
         self._report.add_faults(self._report.check_run_id(manifest.run_id), ARCHIVE_MANIFEST)
@@ -438,24 +448,24 @@ class ManifestChecker:
         """Report a form that the contract does not ask for: another tar may have rewritten it."""
         rule = "contract.manifest" if self._is_sealed else "packing.manifest"
         message = "not in its one form: sorted, compact, no key twice"
-        self._report.find(rule, message, ARCHIVE_MANIFEST)
+        self._report.report_fault(rule, message, ARCHIVE_MANIFEST)
         self._report.add_form_faults(data, "contract.manifest", ARCHIVE_MANIFEST, is_ours=False)
 
-    def compare(self, tally: Tally) -> None:
+    def compare_file(self, tally: Tally) -> None:
         """Compare a file that was read with what the manifest lists."""
         if self._manifest is None:
             return
         name = tally.layer
         listed = self._manifest.files.get(name)
         if listed is None:
-            self._report.find("integrity.extra", "the manifest does not list it", name)
+            self._report.report_fault("integrity.extra", "the manifest does not list it", name)
             return
         if tally.bytes != listed.bytes:
             message = f"it has {tally.bytes} bytes, and is listed with {listed.bytes}"
-            self._report.find("integrity.length", message, name)
+            self._report.report_fault("integrity.length", message, name)
         if f"sha256:{tally.sha256}" != listed.sha256:
             message = f"its digest is sha256:{tally.sha256}, and is listed as {listed.sha256}"
-            self._report.find("integrity.digest", message, name)
+            self._report.report_fault("integrity.digest", message, name)
 
     def conclude(self) -> None:
         """Check which files there are, and in which order."""
@@ -463,16 +473,16 @@ class ManifestChecker:
         listed = {*self._manifest.files} if self._manifest else set()
         wanted = {ARCHIVE_MANIFEST, *listed, *needed(listed | seen - {ARCHIVE_MANIFEST})}
         for name in sorted(wanted - seen, key=os.fsencode):
-            self._report.find("integrity.missing", "it is not there", name)
+            self._report.report_fault("integrity.missing", "it is not there", name)
         for one, other in pairwise(self._seen):
             if other != ARCHIVE_MANIFEST and place_of(one) > place_of(other):
-                self._report.find("integrity.order", f"it stands after {one}", other)
+                self._report.report_fault("integrity.order", f"it stands after {one}", other)
         for name in sorted(seen, key=os.fsencode):
             if any(part in seen for part in _folders(name)):
-                self._report.find("security.conflict", "its parent path is a file", name)
+                self._report.report_fault("security.conflict", "its parent path is a file", name)
         for name, other in look_alikes(self._seen):
             message = f"it is the same name as {other} if case is ignored"
-            self._report.find("security.conflict", message, name)
+            self._report.report_fault("security.conflict", message, name)
 
 
 def _folders(name: str) -> list[str]:

@@ -269,7 +269,7 @@ def test_what_is_due_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     links = ChainChecker(VerifyReport("x", Limits(), False))
     links.feed(ndjson(*tally.links))
     links.finish()
-    assert list(links.compare({KERNEL_FILE: tally}, is_whole=True)) == []
+    assert list(links.compare_links({KERNEL_FILE: tally}, is_whole=True)) == []
     assert len(asked) == 1
 
 

@@ -346,13 +346,13 @@ def test_a_good_artifact_is_not_decoded(
 ) -> None:
     """Else the tests above say nothing."""
     judged: list[str] = []
-    long_way = artifacts._checked
+    long_way = artifacts._checked_document
 
     def watched(book: VerifyReport, name: str, data: bytes) -> Any:
         judged.append(name)
         return long_way(book, name, data)
 
-    monkeypatch.setattr(artifacts, "_checked", watched)
+    monkeypatch.setattr(artifacts, "_checked_document", watched)
     assert found(written(tmp_path / "x.tar.gz", files)) == set()
     assert judged
     assert not {SURFACE_FILE, COMPANION_FILE} & {*judged}

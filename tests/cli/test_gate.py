@@ -292,7 +292,7 @@ def test_a_file_of_another_run_that_ends_meanwhile(
     monkeypatch.setattr(gate, "TEMPORARY", [str(tmp_path)])
     monkeypatch.setattr(gate, "_is_running", ends)
     script = Script("p", tmp_path / "p.sh", None, None)
-    assert gate._shared(script) == set()
+    assert gate._shared_leftovers(script) == set()
 
 
 def test_the_users_home_is_not_touched(place: Place) -> None:

@@ -16,7 +16,7 @@ from stream.compare.diff import (
     Labels,
     LayerComparison,
     canonical_lines,
-    compare,
+    compare_layers,
 )
 from stream.errors import InputError
 from stream.records.artifacts import DETAIL_FILE, KERNEL_FILE, SDK_FILE
@@ -105,14 +105,16 @@ def test_where_two_runs_part(tmp_path: Path) -> None:
         detail=lines({"pid": 9}),
         sdk=lines({"run_id": "b"}, {"run_id": "b"}),
     )
-    kernel, detail, sdk, policy, markers = compare(CanonicalLayers(a), CanonicalLayers(b))
+    kernel, detail, sdk, policy, markers = compare_layers(CanonicalLayers(a), CanonicalLayers(b))
     assert kernel.difference is not None
     assert kernel.difference.line == 2
     assert kernel.difference.base == lines({"pid": "p2", "value": "y"})[0]
     assert (detail, policy.lines, markers.lines) == (LayerComparison(DETAIL_FILE, 1, None), 0, 0)
     assert sdk.difference is not None
     assert (sdk.difference.line, sdk.difference.base) == (2, None)
-    assert all(one.difference is None for one in compare(CanonicalLayers(a), CanonicalLayers(a)))
+    assert all(
+        one.difference is None for one in compare_layers(CanonicalLayers(a), CanonicalLayers(a))
+    )
 
 
 def test_without_layers_nothing_is_the_same(tmp_path: Path) -> None:
@@ -122,6 +124,6 @@ def test_without_layers_nothing_is_the_same(tmp_path: Path) -> None:
         CanonicalLayers(str(tmp_path / "empty"))
     with pytest.raises(InputError, match="no such file"):
         CanonicalLayers(str(tmp_path / "none"))
-    assert [one.lines for one in compare(CanonicalLayers(whole), CanonicalLayers(whole))] == [
-        0
-    ] * len(LAYERS)
+    assert [
+        one.lines for one in compare_layers(CanonicalLayers(whole), CanonicalLayers(whole))
+    ] == [0] * len(LAYERS)

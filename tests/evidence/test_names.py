@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.compare.names import RULES, NameRule, Names, Proven, agree, is_word
+from stream.compare.names import RULES, NameRule, Names, Proven, agree_on_names, is_word
 
 RECORDED = Path(__file__).parent.parent / "data/agents/names"
 FOLDER = "/home/user/project/runs/20261119-133539-952b64"
@@ -106,7 +106,7 @@ def test_what_was_replaced_is_counted_by_value_and_rule() -> None:
 def test_a_rule_finds_its_example_and_leaves_its_counter_example_alone(rule: NameRule) -> None:
     found = names({f"/x/{rule.example}": WAYS[rule.proof]})
     assert f"({rule.name})" in found.of(f"/x/{rule.example}")
-    assert rule.name in found._place(f"/x/{rule.example}").rules
+    assert rule.name in found._place_of_path(f"/x/{rule.example}").rules
     for ways in WAYS.values():
         assert named(f"/x/{rule.counter}", *ways) == f"/x/{rule.counter}"
 
@@ -253,7 +253,7 @@ def test_the_form_that_fits_most_names_is_theirs() -> None:
         paths = {f"/tmp/x-{ending}": ["mkdir"] for ending in endings}
         sides.append(names(paths, proven=Proven(private={*paths})))
         sides[-1].prove([], lambda asked: Proven(private=asked.made))
-    agree(sides)
+    agree_on_names(sides)
     assert [side.values(side.private) for side in sides] == [{"/tmp/x-(random)"}] * 2
 
 

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.boundary.flags import DEPTH, LIMIT, clip, fit, infer_errno, snippet, too_deep, within
+from stream.boundary.flags import (
+    DEPTH,
+    LIMIT,
+    clip,
+    clip_encoded,
+    fit_object,
+    infer_errno,
+    snippet,
+    too_deep,
+)
 from stream.records.boundary import SNIPPET
 from tests.sweeping import thorough
 from tests.transformers.samples import spoken_record
@@ -32,18 +41,18 @@ def size(value: object) -> int:
 @given(OBJECTS, st.integers(0, 3500))
 def test_fit(value: dict[str, Any], reserved: int) -> None:
     before = json.dumps(value)
-    result = fit(value, reserved, "cut")
+    result = fit_object(value, reserved, "cut")
     assert json.dumps(value) == before
     assert size(result) <= LIMIT - reserved
     if size(value) <= LIMIT - reserved:
         assert result == value
     else:
         assert result["cut"] == {"bytes": size(value)}
-    assert fit(value, reserved, "cut") == result
+    assert fit_object(value, reserved, "cut") == result
 
 
 def test_what_was_cut_says_so_where_it_stood() -> None:
-    result = fit({"long": "x" * 9000, "short": "kept", "list": list(range(5000))}, 0, "cut")
+    result = fit_object({"long": "x" * 9000, "short": "kept", "list": list(range(5000))}, 0, "cut")
     assert result["short"] == "kept"
     assert result["long"].endswith("…")
     assert result["list"].startswith("… (")
@@ -82,7 +91,7 @@ def test_a_snippet_is_small_whatever_is_in_it(text: str) -> None:
 
 @given(st.text(), st.integers(8, 60))
 def test_within(text: str, limit: int) -> None:
-    result = within(text, limit)
+    result = clip_encoded(text, limit)
     assert size(result) <= limit
     assert result == text or result.endswith("…")
 
