@@ -46,6 +46,7 @@ def sentences_of(kind: Kind) -> dict[str, str]:
 
 def definition_of(kind: Kind, definitions: dict[str, Any]) -> dict[str, Any]:
     definition: dict[str, Any] = definitions[kind.__name__]
+    definition["description"] = " ".join(definition["description"].split())
     sentences = sentences_of(kind)
     assert sentences.keys() >= {*kind.__struct_fields__}, kind
     for name, form in definition["properties"].items():
