@@ -135,7 +135,7 @@ class Pipeline(Struct, frozen=True):
                     outputs.callback(queue.close)
                     outlets.append((sink.kinds, outlet))
                     tasks.start_soon(_drain, queue, write)
-                tasks.start_soon(_fold, merged, self.transformers, outlets)
+                tasks.start_soon(_run_transformers, merged, self.transformers, outlets)
                 async with inlet:
                     for source in self.sources:
                         tasks.start_soon(_pump, source, inlet.clone())
@@ -296,11 +296,12 @@ async def _drain(queue: ObjectReceiveStream[Batch[Any]], write: Write) -> None:
         await write(batch)
 
 
-async def _fold(
+async def _run_transformers(
     merged: ObjectReceiveStream[Batch[Any]],
     transformers: Sequence[Transformer],
     outlets: Sequence[tuple[Collection[str], Out]],
 ) -> None:
+    """Pass batches through the transformers to the sinks; raise where one lost a record."""
     fed = [0] * len(transformers)
 
     def feed(batch: Batch[Any], first: int, out: list[Batch[Any]]) -> None:
@@ -320,7 +321,7 @@ async def _fold(
         async for batch in merged:
             out: list[Batch[Any]] = []
             feed(batch, 0, out)
-            await _send(out, outlets)
+            await _send_to_sinks(out, outlets)
         for index, transformer in enumerate(transformers):
             rest = transformer.finish()
             counts = transformer.counts
@@ -330,10 +331,10 @@ async def _fold(
             for made in rest:
                 out = []
                 feed(made, index + 1, out)
-                await _send(out, outlets)
+                await _send_to_sinks(out, outlets)
 
 
-async def _send(
+async def _send_to_sinks(
     batches: Sequence[Batch[Any]], outlets: Sequence[tuple[Collection[str], Out]]
 ) -> None:
     """Send to each sink what it takes, in its order. Where each line became a finding and a

@@ -215,7 +215,7 @@ def _normalize_sinks(is_filter: bool, detail: str | None, reject: str | None) ->
 
 def _report_normalized(stage: Normalize) -> None:
     """Report what was made, and what the counters of the feed show as lost or unseen."""
-    from stream.evidence.health import losses_of
+    from stream.evidence.health import loss_notes_of
 
     what = f"{number(stage.events, 'kernel event')}, {number(stage.details, 'detail line')}"
     dropped = ", ".join(f"{count} {rule}" for rule, count in sorted(stage.dropped.items()))
@@ -231,7 +231,7 @@ def _report_normalized(stage: Normalize) -> None:
         return
     if capture.dropped:
         note(f"normalize: the feed lost {number(capture.dropped, 'event')}")
-    for loss in losses_of(capture):
+    for loss in loss_notes_of(capture):
         note(f"normalize: the capture is incomplete: {loss}")
     if capture.uring == "hole":
         note("normalize: operations through io_uring were not seen")

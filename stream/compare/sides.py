@@ -25,7 +25,7 @@ from stream.codec import DECODE_ERRORS, OverlongLine, contract_of, explain, line
 from stream.compare.names import BEHIND, Asked, Names, Proofs, Proven, agree_on_names
 from stream.errors import InputError, os_reason, reporting
 from stream.evidence.consistency import clean_faults, report_faults, unbound_faults
-from stream.evidence.health import contradictions
+from stream.evidence.health import health_contradictions
 from stream.evidence.markers import TOOL_EVENTS
 from stream.files.inside import describe_kind
 from stream.records.artifacts import (
@@ -442,7 +442,9 @@ def evidence_of(
     if len({part.run_id for part in parts if part is not None}) > 1:
         problems.append("its artifacts belong to several runs")
     if evidence.health is not None:
-        faults = contradictions(evidence.health, is_reference=COMPANION_FILE not in artifacts)
+        faults = health_contradictions(
+            evidence.health, is_reference=COMPANION_FILE not in artifacts
+        )
         problems += [f"{HEALTH_FILE}: {fault}" for fault in islice(faults, _MOST_FAULTS)]
     evidence.problems = problems
     calls = {name: [*_call_ids(artifacts.get(name, b""))] for name in CALL_LAYERS}

@@ -19,14 +19,18 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import UNSET, Struct
 
-from stream.evidence.command_lines import asked_in, category_of, digest_of
+from stream.evidence.command_lines import (
+    command_category_of,
+    command_digest_of,
+    commands_asked_of_shell,
+)
 from stream.evidence.markers import Call, EventCounts, code, in_order
 from stream.evidence.process_tree import (
     CandidateCalls,
     ProcessTree,
     TracedProcess,
 )
-from stream.evidence.surface import NEAR, Claim, ways_of
+from stream.evidence.surface import NEAR, Claim, ways_of_open
 from stream.records.artifacts import HOME
 from stream.records.kernel import (
     ACCOUNT,
@@ -124,14 +128,17 @@ class Attribution:
     def run(self, events: Iterable[AttributionEvent]) -> None:
         """Attribute all events of a run."""
         steps: list[tuple[int, Callable[[], None]]] = []
-        steps += [(at, partial(self._cross, edge, call)) for at, edge, call in _edges(self._calls)]
-        steps += [(write.at, partial(self._check_writer, write)) for write in self._writes]
+        steps += [
+            (at, partial(self._cross_edge, edge, call))
+            for at, edge, call in _window_edges(self._calls)
+        ]
+        steps += [(write.at, partial(self._check_log_writer, write)) for write in self._writes]
         remaining = iter(events)
         for at, step in sorted(steps, key=lambda one: one[0]):  # stable: edges come first
-            if not self._advance(remaining, at - self.total):
+            if not self._count_events(remaining, at - self.total):
                 return
             step()
-        self._advance(remaining, None)
+        self._count_events(remaining, None)
 
     def uncertainties(self) -> Iterator[str]:
         """Yield a code for each thing about the calls that is not certain, after the run."""
@@ -147,7 +154,8 @@ class Attribution:
 
     # --- the edges of windows, and writes to logs ------------------------------------------------
 
-    def _cross(self, edge: Edge, call: Call) -> None:
+    def _cross_edge(self, edge: Edge, call: Call) -> None:
+        """Open or close the window of a tool call, and check who reported that edge."""
         if any(self._is_forged(call, end) for end in _ENDS[edge]):
             self._names.add(code("sdk_tool_call_not_told_by_hook", call.id))
             call.is_forged = True
@@ -160,13 +168,15 @@ class Attribution:
             self._names.add(code("sdk_tool_call_told_by_unknown_process", call.id))
 
     def _open_call(self, call: Call) -> TracedProcess | None:
+        """Open the window of a tool call for the process that reports it, which is returned."""
         start = call.pids[0]
-        reporter = self._reporters[call] = None if start is None else self._reporter(start)
+        reporter = self._reporters[call] = None if start is None else self._reporter_of(start)
         self._open.setdefault(reporter, _OpenCalls()).calls[call] = self._edges
         self._tree.expect_command(call)
         return reporter
 
     def _close_call(self, call: Call) -> TracedProcess | None:
+        """Close the window of a tool call; withdraw it if another process reported its end."""
         reporter, end = self._reporters.pop(call), call.pids[1]
         group = self._open[reporter]
         _mark_doubted(group, call)
@@ -174,7 +184,7 @@ class Attribution:
         if not group.calls:
             del self._open[reporter]
         self._tree.forget_command(call)
-        if reporter is not None and end is not None and self._reporter(end) is not reporter:
+        if reporter is not None and end is not None and self._reporter_of(end) is not reporter:
             self._names.add(code("sdk_tool_call_told_by_several_processes", call.id))
             self._withdraw(call)
         if call.is_forged:
@@ -193,7 +203,7 @@ class Attribution:
             return call.hooked[end] and self._hook_writes_unseen
         return call.hooked[end] and not self._recorder.is_running(pid, "hook")
 
-    def _reporter(self, pid: int) -> TracedProcess:
+    def _reporter_of(self, pid: int) -> TracedProcess:
         """Return the process that reports; of a hook, the program that started it."""
         process = self._tree.process(pid)
         if self._recorder.is_hook(pid):
@@ -202,7 +212,8 @@ class Attribution:
         self._tree.add_report(process)
         return process
 
-    def _check_writer(self, write: LogWrite) -> None:
+    def _check_log_writer(self, write: LogWrite) -> None:
+        """Check which process wrote to the policy log, or a line of the command log."""
         if write.line is None:
             self.is_policy_forged |= self._is_decided_about(write.pid)
         elif self._recorder.is_running(write.pid, "wrapper"):
@@ -217,7 +228,7 @@ class Attribution:
 
     # --- the events between two edges ------------------------------------------------------------
 
-    def _advance(self, events: Iterator[AttributionEvent], count: int | None) -> bool:
+    def _count_events(self, events: Iterator[AttributionEvent], count: int | None) -> bool:
         """Count events while the same calls are open; return whether there were that many."""
         if count is not None and count <= 0:
             return True
@@ -226,10 +237,10 @@ class Attribution:
         number = 0
         for pid, kind, details, times in events:
             if details is not None or kind == EXIT:
-                row = self._follow(pid, kind, details)
+                row = self._follow_event(pid, kind, details)
             else:
                 known = rows.get(pid)
-                row = self._row_of(pid) if known is None else known
+                row = self._counts_of_process(pid) if known is None else known
                 rows[pid] = row
             row[kind] += times
             number += times
@@ -239,14 +250,14 @@ class Attribution:
         self._settle_doubts()
         return number == count
 
-    def _follow(self, pid: int, kind: int, details: EventDetails | None) -> EventCounts:
+    def _follow_event(self, pid: int, kind: int, details: EventDetails | None) -> EventCounts:
         """Take in an event that decides whose others are, and return where it counts."""
-        is_recorder = self._recorder.follow(pid, kind, details)
+        is_recorder = self._recorder.follow_event(pid, kind, details)
         if kind == EXEC and details is not None:
-            is_recorder = self._execute(pid, details, is_recorder=is_recorder)
+            is_recorder = self._follow_exec(pid, details, is_recorder=is_recorder)
         if not is_recorder and details is not None and NEAR in (details.path or ""):
             self._add_use(kind, details)
-        row = self.unbound if is_recorder else self._rows.get(pid) or self._row_of(pid)
+        row = self.unbound if is_recorder else self._rows.get(pid) or self._counts_of_process(pid)
         if kind == FORK and details is not None:
             self._tree.fork(pid, details.child, self._started_for(pid))
             self._forget_row(details.child)
@@ -255,7 +266,8 @@ class Attribution:
             self._tree.exit(pid)
         return row
 
-    def _execute(self, pid: int, details: EventDetails, *, is_recorder: bool) -> bool:
+    def _follow_exec(self, pid: int, details: EventDetails, *, is_recorder: bool) -> bool:
+        """Note the program that a process executes; return whether the event is the recorder's."""
         calls = [group.calls for group in self._groups_of(pid)]  # as what it was until now
         process = self._tree.execute(pid)
         if process.is_of_call and self._recorder.is_hook(pid):
@@ -272,6 +284,7 @@ class Attribution:
         return is_recorder
 
     def _forget_row(self, pid: int) -> None:
+        """Forget to which counts the events of a process go: its place in the tree has changed."""
         if self._tree.process(pid).is_reporter:
             self._rows.clear()  # who is foreign depends on which reporters live
         else:
@@ -305,10 +318,11 @@ class Attribution:
             known = self._candidates[key] = CandidateCalls(calls, len(calls) <= _MOST_NAMED)
         return known
 
-    def _row_of(self, pid: int) -> EventCounts:
+    def _counts_of_process(self, pid: int) -> EventCounts:
+        """Return the counts of the tool call that a process works for, or of those in doubt."""
         candidates = self._tree.candidates_of(pid)
         if candidates is not None:
-            return self._row_of_started(candidates)
+            return self._counts_of_started(candidates)
         groups = list(self._groups_of(pid))
         some = list(islice(_calls_of(groups), 2))
         if len(some) == 1:
@@ -317,9 +331,10 @@ class Attribution:
             return self._doubt(OVERLAP, groups)
         if self._open:
             return self._doubt(OTHERS, self._open.values())
-        return self._row_outside(pid)
+        return self._counts_outside_windows(pid)
 
-    def _row_of_started(self, candidates: CandidateCalls) -> EventCounts:
+    def _counts_of_started(self, candidates: CandidateCalls) -> EventCounts:
+        """Return the counts for a process that was started for one of these tool calls."""
         owner = candidates.owner
         if owner is not None and owner in self._reporters:
             return owner.counts
@@ -330,7 +345,7 @@ class Attribution:
             call.is_doubted = True
         return self.undecided if self._open else self.unbound
 
-    def _row_outside(self, pid: int) -> EventCounts:
+    def _counts_outside_windows(self, pid: int) -> EventCounts:
         """Outside of every window, a process that no living reporter runs is a foreign one."""
         living = self._tree.living_reporters
         if living and not any(self._tree.reporters_above(self._tree.process(pid))):
@@ -345,6 +360,7 @@ class Attribution:
         return self._doubts.setdefault(key, _Doubt(why, [*groups], defaultdict(int))).counts
 
     def _settle_doubts(self) -> None:
+        """Count events as undecided that were of no one tool call, and mark the calls in doubt."""
         for doubt in self._doubts.values():
             if doubt.counts:
                 _add(doubt.counts, self.undecided)
@@ -392,7 +408,7 @@ def _add(some: EventCounts, to: EventCounts) -> None:
         to[kind] += count
 
 
-def _edges(calls: Iterable[Call]) -> list[tuple[int, Edge, Call]]:
+def _window_edges(calls: Iterable[Call]) -> list[tuple[int, Edge, Call]]:
     """Return the edges of all windows in order; between edges at one number lies no event."""
     edges: list[tuple[int, Edge, Call]] = []
     for call in in_order(calls):
@@ -450,7 +466,7 @@ class RecorderActivity:
         used = {"log", "hooks"} if helpers else {"log"}
         self._channels = {name: one for name, one in _CHANNELS.items() if one in used}
         hook = shlex.quote(f"{home}/hook")
-        self._hook_commands = {hook, digest_of(hook)}
+        self._hook_commands = {hook, command_digest_of(hook)}
         self._roles: dict[int, _Role] = {}  # by pid
         self._is_after_first = False  # the run's own command has been executed
 
@@ -467,22 +483,22 @@ class RecorderActivity:
         if self.is_hook(pid):
             del self._roles[pid]
 
-    def follow(self, pid: int, kind: int, details: EventDetails | None) -> bool:
+    def follow_event(self, pid: int, kind: int, details: EventDetails | None) -> bool:
         """Take in the next event, and return whether it is the recorder's."""
         if details is not None and kind in _REPLACES:
-            self._find_replaced(kind, details)
+            self._find_replaced_channels(kind, details)
         if self._home is None:
             if kind == EXEC and details is not None:
-                self._count(details, None, None)
+                self._count_program(details, None, None)
             return False
         if kind == EXIT:
             return self._roles.pop(pid, "wrapper") != "wrapper"
         if details is None:
             return False
         if kind == FORK:
-            return self._fork(pid, details.child)
+            return self._follow_fork(pid, details.child)
         if kind == EXEC:
-            return self._execute(pid, details)
+            return self._follow_exec(pid, details)
         if kind == OPEN and self._is_own_open(pid, details):
             return True
         if kind in _CHANGES and not details.is_reading and self._may_change_files(kind, details):
@@ -490,22 +506,25 @@ class RecorderActivity:
             self._roles.clear()
         return False
 
-    def _fork(self, pid: int, child: int) -> bool:
+    def _follow_fork(self, pid: int, child: int) -> bool:
+        """Note that a hook of the recorder started a process, which has the hook's role."""
         self._roles.pop(child, None)
         if not self.is_hook(pid):
             return False
         self._roles[child] = self._roles[pid]
         return True
 
-    def _execute(self, pid: int, details: EventDetails) -> bool:
+    def _follow_exec(self, pid: int, details: EventDetails) -> bool:
+        """Note which of the recorder's programs a process executes; return whether it is one."""
         before = self._roles.pop(pid, None)
-        role = self._role_of(details, before) if details.is_plain else None
+        role = self._role_of_program(details, before) if details.is_plain else None
         if role is not None:
             self._roles[pid] = role
-        self._count(details, before, role)
+        self._count_program(details, before, role)
         return role is not None
 
-    def _role_of(self, details: EventDetails, before: _Role | None) -> _Role | None:
+    def _role_of_program(self, details: EventDetails, before: _Role | None) -> _Role | None:
+        """Return which of the recorder's programs this is: hook, its shell, helper or wrapper."""
         path = details.path or ""
         if path == f"{self._home}/hook":
             return "hook"
@@ -518,12 +537,15 @@ class RecorderActivity:
             return "shell"
         return None
 
-    def _count(self, details: EventDetails, before: _Role | None, role: _Role | None) -> None:
+    def _count_program(
+        self, details: EventDetails, before: _Role | None, role: _Role | None
+    ) -> None:
+        """Count the programs and the test runs that no wrapper of the recorder reported."""
         if role == "wrapper":
             self.wrappers += 1
         elif before != "wrapper":
             name = (details.path or "").rpartition("/")[2]
-            if category_of(name, details.words) == "test":
+            if command_category_of(name, details.words) == "test":
                 _count_name(self.tests, name)
             # The command itself has no wrapper; after the first change nobody knows who has one.
             if self._is_after_first and self._home is not None:
@@ -531,6 +553,7 @@ class RecorderActivity:
         self._is_after_first = True
 
     def _is_own_open(self, pid: int, details: EventDetails) -> bool:
+        """Return whether a recorder's program opens one of the recorder's own files."""
         role = self._roles.get(pid)
         folder, _, name = (details.path or "").rpartition("/")
         if folder != self._home:
@@ -538,7 +561,8 @@ class RecorderActivity:
         is_expected = role is not None and (name, not details.is_reading) in _OPENED[role]
         return is_expected or name == _EVENT_LOG or (name == _SETTINGS and details.is_reading)
 
-    def _find_replaced(self, kind: int, details: EventDetails) -> None:
+    def _find_replaced_channels(self, kind: int, details: EventDetails) -> None:
+        """Note the channels of tool calls that a rename or removal may lead to other files."""
         for path in filter(None, (details.path, details.to_path)):
             folder, _, name = path.rpartition("/")
             is_sure = details.is_plain and details.is_whole and _is_straight(path)
@@ -548,6 +572,7 @@ class RecorderActivity:
                 self.replaced |= {*self._channels.values()}
 
     def _is_above_home(self, path: str, *, is_sure: bool) -> bool:
+        """Return whether a path may be a folder above the recorder's own files."""
         if not is_sure:
             return path.rpartition("/")[2] in self._first_home.split("/")[1:]
         is_run = f"{path}/{HOME}".endswith(self._tail) or path.endswith(self._tail)
@@ -586,7 +611,7 @@ _DECISIVE = {EXEC, FORK, RENAME, LINK}
 _PARTIAL: set[Mark] = {"truncated", "walk_cut", "fault", "unreachable", "other_root"}
 
 
-def details_of(event: KernelEvent, detail: KernelDetail | None) -> EventDetails | None:
+def event_details_of(event: KernelEvent, detail: KernelDetail | None) -> EventDetails | None:
     """Return the details of an event; None if nothing else depends on it."""
     kind, path = event.event_type, event.value
     to_path = None
@@ -595,13 +620,13 @@ def details_of(event: KernelEvent, detail: KernelDetail | None) -> EventDetails 
     if kind not in _DECISIVE and HOME not in f"{path or ''}{to_path or ''}":
         return None
     if kind == OPEN:
-        ways = ways_of(event.access_mode, event.operation_flags)
+        ways = ways_of_open(event.access_mode, event.operation_flags)
         result = None if event.return_value is UNSET else event.return_value
         is_reading = event.access_mode == "read" and event.operation_flags is UNSET
         return EventDetails(path=path, ways=ways, is_reading=is_reading, result=result)
     if detail is None:
         return EventDetails(path=path) if kind != FORK else None
-    asked = detail.asked if detail.asked is not None else asked_in(detail.argv)
+    asked = detail.asked if detail.asked is not None else commands_asked_of_shell(detail.argv)
     return EventDetails(
         child=detail.child,
         path=path,

@@ -64,7 +64,7 @@ class HookInput(Struct):
 
 
 class LogExport(Struct):
-    """A body of OTLP; `log_records` finds the records in it."""
+    """A body of OTLP; `otlp_log_records` finds the records in it."""
 
     resource_logs: Any = msgspec.field(name="resourceLogs", default=None)
 
@@ -94,7 +94,7 @@ UNKNOWN_PRODUCER = Producer("unknown")  #: of a stream that does not name its pr
 _decode_record = msgspec.json.Decoder(StreamRecord).decode
 
 
-def read_record(line: bytes) -> StreamRecord | None:
+def read_stream_record(line: bytes) -> StreamRecord | None:
     """Read a line of stream-json; None if it is no JSON of that form."""
     try:
         return _decode_record(line)
@@ -102,7 +102,7 @@ def read_record(line: bytes) -> StreamRecord | None:
         return None
 
 
-def decoded(line: bytes, form: type[T]) -> T:
+def decode_agent_line(line: bytes, form: type[T]) -> T:
     """Decode a line that may hold half a surrogate pair; raise one of DECODE_ERRORS.
 
     JavaScript escapes half a pair although it is no Unicode: a call with one in its input is a
@@ -123,30 +123,30 @@ def decoded(line: bytes, form: type[T]) -> T:
         raise msgspec.DecodeError(str(error)) from None
 
 
-def is_usable(text: Any) -> TypeGuard[str]:
+def is_usable_id(text: Any) -> TypeGuard[str]:
     """Return whether a layer can hold this as an id or name."""
     if not isinstance(text, str) or not 0 < len(text) <= MOST_NAME:
         return False
     return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
 
 
-def is_record(value: Any) -> bool:
+def is_stream_record(value: Any) -> bool:
     """Return whether a JSON value is a record of stream-json: other agents print a `type` too."""
     if not isinstance(value, dict):
         return False
     return value.get("type") in KINDS and isinstance(value.get("session_id"), str)
 
 
-def producer_in(record: StreamRecord) -> Producer | None:
+def producer_in_record(record: StreamRecord) -> Producer | None:
     """Return the program that begins a session with this record; None if it begins none."""
     if record.type != "system" or record.subtype != "init":
         return None
     versions = {CLAUDE: record.claude_code_version, "qwen-code": record.qwen_code_version}
-    named = [Producer(name, v if is_usable(v) else None) for name, v in versions.items() if v]
+    named = [Producer(name, v if is_usable_id(v) else None) for name, v in versions.items() if v]
     return named[0] if len(named) == 1 else UNKNOWN_PRODUCER
 
 
-def command_in(tool: Any, arguments: Any) -> str | None:
+def command_in_call(tool: Any, arguments: Any) -> str | None:
     """Return the command that a call asks a shell to run."""
     command = arguments.get("command") if tool == "Bash" and isinstance(arguments, dict) else None
     if not isinstance(command, str):
@@ -186,22 +186,23 @@ def denials_in(record: StreamRecord) -> Iterator[tuple[Any, Any]]:
             yield fields.get("tool_use_id"), fields.get("tool_name")
 
 
-def log_records(resources: Any) -> Iterator[tuple[Producer, dict[str, Any]]]:
+def otlp_log_records(resources: Any) -> Iterator[tuple[Producer, dict[str, Any]]]:
     """Yield the attributes of each OTLP record, with the program that sent it."""
     for resource in _dicts(resources):
         about = resource.get("resource")
-        sender = _attributes(about if isinstance(about, dict) else {})
+        sender = _otlp_attributes(about if isinstance(about, dict) else {})
         name, version = sender.get("service.name"), sender.get("service.version")
         producer = Producer(
-            name if is_usable(name) else UNKNOWN_PRODUCER.name,
-            version if is_usable(version) else None,
+            name if is_usable_id(name) else UNKNOWN_PRODUCER.name,
+            version if is_usable_id(version) else None,
         )
         for scope in _dicts(resource.get("scopeLogs")):
             for record in _dicts(scope.get("logRecords")):
-                yield producer, _attributes(record)
+                yield producer, _otlp_attributes(record)
 
 
-def _attributes(owner: Mapping[str, Any]) -> dict[str, Any]:
+def _otlp_attributes(owner: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of an OpenTelemetry record or resource that are strings."""
     found = {}
     for one in _dicts(owner.get("attributes")):
         value = one.get("value")

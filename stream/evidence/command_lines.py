@@ -28,7 +28,7 @@ def known_by(command: str) -> str:
     return command[:MOST] if command.strip() else ""
 
 
-def digest_of(command: str) -> str:
+def command_digest_of(command: str) -> str:
     """Return the digest of what a command is known by."""
     import hashlib
 
@@ -36,18 +36,18 @@ def digest_of(command: str) -> str:
     return f"{_DIGEST}{hashlib.sha256(text).hexdigest()}"
 
 
-def asked_in(argv: Sequence[str] | None) -> list[str]:
+def commands_asked_of_shell(argv: Sequence[str] | None) -> list[str]:
     """Return the word behind `-c`, and what is evaluated in it: what stands last first."""
     words = argv or ()
     for number, word in enumerate(words):
         takes_command = word[:1] == "-" and word[1:2] != "-" and word[-1:] == "c"
         if number and takes_command:
             scripts = [one.replace("\\\\", "\\") for one in words[number + 1 : number + 2]]
-            return [*scripts, *(text for one in scripts for text in _evaluated(one))]
+            return [*scripts, *(text for one in scripts for text in _evaluated_in_script(one))]
     return []
 
 
-def _evaluated(script: str) -> list[str]:
+def _evaluated_in_script(script: str) -> list[str]:
     """Return what a script evaluates. The last is the command; those before it prepare it.
 
     What stands inside one of them is not asked for by itself.
@@ -55,13 +55,13 @@ def _evaluated(script: str) -> list[str]:
     words: list[str] = []
     at = 0
     while place := _EVAL.search(script, at):
-        word, at = _first_word(script, place.end())
+        word, at = _first_shell_word(script, place.end())
         if word is not None:
             words.insert(0, word)
     return words
 
 
-def _first_word(text: str, at: int) -> tuple[str | None, int]:
+def _first_shell_word(text: str, at: int) -> tuple[str | None, int]:
     """Return the word that a shell would read there, and where it ends.
 
     A word that was cut off has to be long enough to be known by.
@@ -69,14 +69,14 @@ def _first_word(text: str, at: int) -> tuple[str | None, int]:
     word = ""
     while found := _PIECE.match(text, at):
         at = found.end()
-        piece, is_whole = _unquoted(found)
+        piece, is_whole = _unquote_shell_word(found)
         word += piece
         if not is_whole:
             return (word if len(word) >= MOST else None), len(text)
     return word, at
 
 
-def _unquoted(piece: re.Match[str]) -> tuple[str, bool]:
+def _unquote_shell_word(piece: re.Match[str]) -> tuple[str, bool]:
     """Return the piece without its quotes, and whether the closing one is there."""
     if piece["single"] is not None:
         return piece["single"], bool(piece["end"])
@@ -106,7 +106,7 @@ _MODULES = {"pytest", "unittest", "tox", "nox", "doctest"}
 _RUNNERS = {"npx", "pnpm", "yarn", "bun", "bunx", "uv", "uvx", "poetry", "pdm", "bundle", "pipx"}
 
 
-def category_of(name: str, words: Sequence[bytes]) -> str:
+def command_category_of(name: str, words: Sequence[bytes]) -> str:
     """Return the category of a command, by its name and by words that make a test run of it."""
     category = _CATEGORY_OF.get(name, "other")
     plain = [os.fsdecode(word) for word in words]
@@ -114,6 +114,7 @@ def category_of(name: str, words: Sequence[bytes]) -> str:
 
 
 def _runs_tests(name: str, words: list[str]) -> bool:
+    """Return whether a command runs tests, by its name and its words."""
     first = next((word for word in words if not word.startswith("-")), "")
     if name.rstrip("0123456789.") == "python":
         module = words[words.index("-m") + 1 :][:1] if "-m" in words else []

@@ -212,6 +212,7 @@ def unbound_faults(
 
 
 def _window_faults(binding: Binding, path: str) -> Iterator[Fault]:
+    """Yield what is wrong with the markers at which a correlation report binds a tool call."""
     start, end = binding.window.start, binding.window.end
     for name, marker in (("start", start), ("end", end)):
         found, of = _PHASE.match(marker), marker.partition(":")[2]

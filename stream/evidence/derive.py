@@ -98,14 +98,14 @@ def correlate(
             call.decisions = [one for one in call.decisions if one.source_event_type != DECISION]
     total = attribution.total
     named = {
-        *_of_calls(calls, policy),
-        *_of_layers(total, sdk, policy, markers),
-        *_of_kernel(calls, attribution, gaps, capture, has_kernel=has_kernel),
+        *_uncertainties_of_calls(calls, policy),
+        *_uncertainties_of_layers(total, sdk, policy, markers),
+        *_uncertainties_of_kernel(calls, attribution, gaps, capture, has_kernel=has_kernel),
     }
     if is_forged:
         named.add("policy_log_opened_by_the_agent")
     ordered = in_order(calls.values())
-    bindings = [_binding(call, total) for call in ordered if not call.is_forged]
+    bindings = [_bind_call(call, total) for call in ordered if not call.is_forged]
     report = CorrelationReport(
         run_id=run_id,
         status=_status(bindings, named, has_kernel=has_kernel),
@@ -127,7 +127,7 @@ def correlate(
 
 def unsettled_calls(sdk: Sequence[SdkEvent], policy: Sequence[PolicyEvent]) -> list[str]:
     """Return why an id does not stand for one call of one tool that was decided one way."""
-    named = _of_calls(calls_of(sdk, policy, ()), policy)
+    named = _uncertainties_of_calls(calls_of(sdk, policy, ()), policy)
     return sorted({code for code in named if code.partition(":")[0] in _UNSETTLED})
 
 
@@ -138,6 +138,7 @@ def _recorder_activity(markers: Sequence[Marker]) -> RecorderActivity:
 
 
 def _log_writes(markers: Sequence[Marker]) -> Iterator[LogWrite]:
+    """Yield the writes to the policy log and the command log that the markers of a run show."""
     for marker in markers:
         is_policy = marker.name == "policy_opened"
         if marker.pid is not None and (is_policy or marker.command_seq is not None):
@@ -158,13 +159,13 @@ def _status(bindings: Sequence[Binding], named: set[str], *, has_kernel: bool) -
     return "clean" if bindings and not named else "partial"
 
 
-def _binding(call: Call, total: int) -> Binding:
+def _bind_call(call: Call, total: int) -> Binding:
     """Bind a call to its window; where an end is not known, the run's own stands for it."""
     decisions = {event.decision for event in call.decisions}
     return Binding(
         tool_call_id=call.id,
         policy_decision=decisions.pop() if len(decisions) == 1 else None,
-        kernel_event_count=_events_of(call, total),
+        kernel_event_count=_count_events_of_call(call, total),
         window=Window(
             start="run_started" if call.begin is None else f"tool_call_started:{call.id}",
             end="run_finished" if call.end is None else f"tool_call_completed:{call.id}",
@@ -172,7 +173,7 @@ def _binding(call: Call, total: int) -> Binding:
     )
 
 
-def _events_of(call: Call, total: int) -> int:
+def _count_events_of_call(call: Call, total: int) -> int:
     """Count the events of a call; without a start, all that its window holds."""
     if call.begin is not None:
         return call.event_count
@@ -186,7 +187,7 @@ def _by_kind(counts: EventCounts) -> dict[str, int]:
 # --- what is not certain ------------------------------------------------------------------------
 
 
-def _of_calls(calls: dict[str, Call], policy: Sequence[PolicyEvent]) -> Iterator[str]:
+def _uncertainties_of_calls(calls: dict[str, Call], policy: Sequence[PolicyEvent]) -> Iterator[str]:
     """Compare what the agent and the decisions state."""
     if any(event.tool_call_id is None for event in policy):
         yield "policy_event_without_tool_call_id"
@@ -199,14 +200,15 @@ def _of_calls(calls: dict[str, Call], policy: Sequence[PolicyEvent]) -> Iterator
             yield code("sdk_tool_call_completed_without_started", call.id)
         if len(call.tools) > 1:
             yield code("tool_name_mismatch", call.id)
-        yield from _of_decisions(call)
+        yield from _uncertainties_of_decisions(call)
         if not call.is_reported:
             yield code("policy_decision_without_sdk_tool_call", call.id)
         elif policy and not call.decisions:  # without any decision there is no policy layer
             yield code("sdk_tool_call_without_policy_binding", call.id)
 
 
-def _of_decisions(call: Call) -> Iterator[str]:
+def _uncertainties_of_decisions(call: Call) -> Iterator[str]:
+    """Yield what the decisions about one tool call contradict of each other."""
     decisions = [event.decision for event in call.decisions]
     if len(set(decisions)) > 1:
         yield code("policy_decision_conflict", call.id)
@@ -217,7 +219,7 @@ def _of_decisions(call: Call) -> Iterator[str]:
         yield code("policy_decision_duplicate", call.id)
 
 
-def _of_layers(
+def _uncertainties_of_layers(
     total: int,
     sdk: Sequence[SdkEvent],
     policy: Sequence[PolicyEvent],
@@ -235,7 +237,7 @@ def _of_layers(
         yield "nothing_observed"
 
 
-def _of_kernel(
+def _uncertainties_of_kernel(
     calls: dict[str, Call],
     attribution: Attribution,
     gaps: Sequence[tuple[int, int]],
@@ -244,13 +246,17 @@ def _of_kernel(
     has_kernel: bool,
 ) -> Iterator[str]:
     """Name what is not certain about the kernel layer and the windows in it."""
-    yield from (code("kernel_events_lost_in_window", c.id) for c in _tainted(calls.values(), gaps))
+    yield from (
+        code("kernel_events_lost_in_window", c.id) for c in _calls_with_losses(calls.values(), gaps)
+    )
     uncertainties = list(attribution.uncertainties())  # it marks the calls that are doubted
     if not has_kernel:
         yield "kernel_layer_absent"
         return
     yield from uncertainties
-    yield from (code("kernel_layer_incomplete", why) for why in _missing(capture, gaps))
+    yield from (
+        code("kernel_layer_incomplete", why) for why in _missing_kernel_parts(capture, gaps)
+    )
     if attribution.unbound and not calls:
         yield OUTSIDE
     for call in calls.values():
@@ -260,7 +266,9 @@ def _of_kernel(
             yield code("sdk_tool_call_without_kernel_events", call.id)
 
 
-def _missing(capture: RawCapture | None, gaps: Sequence[tuple[int, int]]) -> Iterator[str]:
+def _missing_kernel_parts(
+    capture: RawCapture | None, gaps: Sequence[tuple[int, int]]
+) -> Iterator[str]:
     """Yield what was lost. An event that is missing may be of any window, and it is unknown for
     which call a process works that was forked unseen."""
     if gaps if capture is None else capture.dropped:
@@ -278,7 +286,7 @@ def _missing(capture: RawCapture | None, gaps: Sequence[tuple[int, int]]) -> Ite
         yield "cgroup"
 
 
-def _tainted(calls: Iterable[Call], gaps: Sequence[tuple[int, int]]) -> Iterator[Call]:
+def _calls_with_losses(calls: Iterable[Call], gaps: Sequence[tuple[int, int]]) -> Iterator[Call]:
     """Yield the calls in whose windows events may be missing: a loss at the edge may be inside."""
     firsts: list[int] = []
     lasts: list[int] = []
@@ -325,7 +333,7 @@ class DerivedArtifacts(Struct):
         }
 
 
-def counts_of(
+def layer_counts_of(
     surface: Surface, events: int, policy: Sequence[PolicyEvent], sdk: Sequence[SdkEvent]
 ) -> LayerCounts:
     """Count what the health of a run states of its layers, `events` of which are the kernel's."""
@@ -365,7 +373,7 @@ def derive(
         capture=capture,
     )
     surface.exclude_recorder_files(correlation.recorder_file_uses)
-    counts = counts_of(surface, layers.kernel_events, layers.policy, layers.sdk)
+    counts = layer_counts_of(surface, layers.kernel_events, layers.policy, layers.sdk)
     health = make_health(run_id, capture, counts, unnamed=surface.unnamed.total())
     companion = make_companion(
         run_id,

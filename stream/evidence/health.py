@@ -40,7 +40,7 @@ _NOTE = re.compile(r"([a-z][a-z0-9_]*): (.+)\Z")
 _OBSERVED = ("connect_only", "datagram_peer_observed", "connect_and_datagram_peer_observed")
 
 
-def scope_of(coverage: Coverage) -> ClaimScope:
+def claim_scope_of(coverage: Coverage) -> ClaimScope:
     """Return the claim scope that follows from a coverage."""
     if coverage == "unknown":
         return "unknown"
@@ -49,7 +49,7 @@ def scope_of(coverage: Coverage) -> ClaimScope:
 
 def claim_faults(health: ObservationHealth) -> Iterator[Fault]:
     """Yield the claims of a health that contradict each other, whatever was observed."""
-    notes, faults = notes_of(health)
+    notes, faults = notes_of_health(health)
     yield from _layer_faults(health, notes)
     yield from _network_faults(health)
     yield from faults
@@ -68,7 +68,7 @@ def age_faults(health: ObservationHealth) -> Iterator[Fault]:
         )
 
 
-def notes_of(health: ObservationHealth) -> tuple[dict[str, str], list[Fault]]:
+def notes_of_health(health: ObservationHealth) -> tuple[dict[str, str], list[Fault]]:
     """Return the notes by their code, and what is wrong with them."""
     notes: dict[str, str] = {}
     faults = []
@@ -85,6 +85,7 @@ def notes_of(health: ObservationHealth) -> tuple[dict[str, str], list[Fault]]:
 
 
 def _layer_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[Fault]:
+    """Yield what a health claims of its kernel layer and its control group that cannot be."""
     kernel, drops, cgroup = health.kernel_layer, health.ringbuf_drops, health.cgroup_correlation
     if drops and kernel != "partial_ringbuf_drops":
         yield Fault(f"{kernel}, and {drops} events were dropped", "$.kernel_layer")
@@ -101,13 +102,14 @@ def _layer_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[
 
 
 def _network_faults(health: ObservationHealth) -> Iterator[Fault]:
+    """Yield what a health claims of the network's coverage and its scope that cannot be."""
     coverage, scope = health.network_protocol_coverage, health.network_endpoint_claim_scope
     if coverage is UNSET or scope is UNSET:
         if coverage is not scope:
             missing = "protocol_coverage" if coverage is UNSET else "endpoint_claim_scope"
             yield Fault("is missing, and the other one is there", f"$.network_{missing}")
         return
-    if scope != scope_of(coverage):
+    if scope != claim_scope_of(coverage):
         yield Fault(f"{scope} does not follow from {coverage}", "$.network_endpoint_claim_scope")
     if health.kernel_layer == "absent" and coverage in _OBSERVED:
         yield Fault(f"{coverage}, and nothing was captured", "$.network_protocol_coverage")
@@ -170,12 +172,12 @@ def make_health(
     """Make the health of a run. `unnamed` counts the kernel events that reached what has no
     name."""
     is_absent = capture.feed == "absent"
-    losses = [] if is_absent else list(losses_of(capture))
+    losses = [] if is_absent else list(loss_notes_of(capture))
     drops = 0 if is_absent else capture.dropped
     is_blind = is_absent or bool(losses) or drops > 0
     is_known = not is_blind and capture.uring != "hole"
-    coverage = coverage_of(counts.has_connect, counts.has_datagram, is_known=is_known)
-    scope = scope_of(coverage)
+    coverage = network_coverage_of(counts.has_connect, counts.has_datagram, is_known=is_known)
+    scope = claim_scope_of(coverage)
     notes = []
     if not is_absent:
         notes.append(
@@ -203,7 +205,7 @@ def make_health(
     )
 
 
-def coverage_of(has_connect: bool, has_datagram: bool, *, is_known: bool) -> Coverage:
+def network_coverage_of(has_connect: bool, has_datagram: bool, *, is_known: bool) -> Coverage:
     """Return the network coverage that follows from what was observed."""
     if not is_known:
         return "unknown"
@@ -243,7 +245,7 @@ def health_faults(
     `lost` is what the gaps of the kernel layer add up to. The reference's archives may be from
     before there was a network coverage, and know no notes of ours.
     """
-    yield from contradictions(health, is_reference=is_reference)
+    yield from health_contradictions(health, is_reference=is_reference)
     kernel, coverage = health.kernel_layer, health.network_protocol_coverage
     if counts.monitor_events and kernel == "absent":
         yield f"kernel_layer: absent, and there are {counts.monitor_events} events"
@@ -255,7 +257,7 @@ def health_faults(
     ):
         if (state == "absent") != (events == 0):
             yield f"{layer}_layer: {state}, and there are {events} events"
-    notes = notes_of(health)[0]
+    notes = notes_of_health(health)[0]
     for code, word, count, what in (
         (KERNEL_NOTE, "events", counts.monitor_events, "events"),
         (POLICY_NOTE, "events", counts.policy_events, "events"),
@@ -265,7 +267,7 @@ def health_faults(
         found = FORMS[code].match(notes.get(code, ""))
         if found is not None and found[word] != str(count):
             yield f"notes: {code}: {count} {what}, and it says {found[word]}"
-    follows = coverage_of(counts.has_connect, counts.has_datagram, is_known=True)
+    follows = network_coverage_of(counts.has_connect, counts.has_datagram, is_known=True)
     if _is_known(health) and coverage not in (UNSET, "unknown", follows):
         yield f"network_protocol_coverage: {coverage}, and {follows} follows from what was observed"
     elif is_reference and not _is_known(health):  # what was lost may have been of another kind
@@ -274,15 +276,17 @@ def health_faults(
                 yield f"network_protocol_coverage: {coverage}, and no {word} is in the layer"
 
 
-def contradictions(health: ObservationHealth, *, is_reference: bool = False) -> Iterator[str]:
+def health_contradictions(
+    health: ObservationHealth, *, is_reference: bool = False
+) -> Iterator[str]:
     """Yield what a health contradicts of itself, and lacks if the recorder wrote it."""
     for fault in claim_faults(health):
         yield f"{fault.path.removeprefix('$.')}: {fault.reason}"
     if not is_reference:
-        yield from _own_faults(health, notes_of(health)[0])
+        yield from _own_health_faults(health, notes_of_health(health)[0])
 
 
-def losses_of(capture: RawCapture) -> Iterator[str]:
+def loss_notes_of(capture: RawCapture) -> Iterator[str]:
     """Yield the notes of losses beyond the events that were counted as dropped."""
     if capture.misses:
         yield f"stream_kernel_misses: misses={capture.misses}"
@@ -315,7 +319,7 @@ def _shortcomings(capture: RawCapture, unnamed: int) -> Iterator[str]:
             yield f"stream_cgroup_{capture.cgroup}: {reasons}"
 
 
-def _own_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[str]:
+def _own_health_faults(health: ObservationHealth, notes: dict[str, str]) -> Iterator[str]:
     """Yield what the health of our recorder must have, and another may lack."""
     kernel, cgroup = health.kernel_layer, health.cgroup_correlation
     for fault in age_faults(health):

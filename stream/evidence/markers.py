@@ -76,7 +76,7 @@ class Writes(Struct, frozen=True):
         """All bytes that were written."""
         return self.sizes[-1] if self.sizes else 0
 
-    def add(self, size: int, ts: int, pid: int) -> None:
+    def add_write(self, size: int, ts: int, pid: int) -> None:
         """Append a write of so many bytes."""
         self.sizes.append(self.size + size)
         self.times.append(ts)
@@ -140,8 +140,8 @@ def build_markers(
     """
     builder = _MarkerBuilder(run_id, ChannelClock(written), times, total)
     not_used = Counter(unused or {})
-    markers = [builder.of_boundary(boundary) for boundary in boundaries]
-    markers += builder.of_commands(commands)
+    markers = [builder.marker_of_boundary(boundary) for boundary in boundaries]
+    markers += builder.markers_of_commands(commands)
     if builder.starts:  # before any call was reported, no decision was made about one
         writes = written[POLICY].writes if POLICY in written else Writes()
         writers, left_out = builder.policy_writers(writes, decided)
@@ -170,7 +170,7 @@ class _MarkerBuilder:
         fields = {"clock": "kernel", **fields}
         return Marker(run_id=self._run_id, seq=0, name=name, at=at, **fields)
 
-    def of_boundary(self, boundary: CallBoundary) -> Marker:
+    def marker_of_boundary(self, boundary: CallBoundary) -> Marker:
         """Make the marker of the beginning or end of a tool call."""
         call, clock, pid, ts = boundary.tool_call_id, "arrival", None, boundary.arrived_ns
         if seen := self._clock.written_at(boundary.channel, boundary.offset_end):
@@ -186,7 +186,7 @@ class _MarkerBuilder:
             boundary.name, at, clock=clock, tool_call_id=call, sdk_seq=seq, command=command, pid=pid
         )
 
-    def of_commands(self, commands: Sequence[Sequence[int]]) -> Iterator[Marker]:
+    def markers_of_commands(self, commands: Sequence[Sequence[int]]) -> Iterator[Marker]:
         """Yield a marker for each line of the command log that one process was seen to write."""
         for number, ends in enumerate(commands):
             seen = [self._clock.written_at(COMMANDS, end) for end in ends]
@@ -292,17 +292,17 @@ def calls_of(
     calls: dict[str, Call] = {}
     for event in sdk:
         if event.event_type in TOOL_EVENTS and event.tool_call_id is not None:
-            call = _call(calls, event.tool_call_id, event.tool)
+            call = _call_by_id(calls, event.tool_call_id, event.tool)
             call.started += event.event_type == "tool_call_started"
             call.completed += event.event_type == "tool_call_completed"
     for decision in policy:
         if decision.tool_call_id is not None:
-            _call(calls, decision.tool_call_id, decision.tool).decisions.append(decision)
+            _call_by_id(calls, decision.tool_call_id, decision.tool).decisions.append(decision)
     for number, marker in enumerate(markers):
         if marker.tool_call_id in calls and marker.name in TOOL_EVENTS:
             at = marker.sdk_seq
             by_hook = at is not None and 0 <= at < len(sdk) and sdk[at].source == HOOK_SOURCE
-            _mark(calls[marker.tool_call_id], marker, number, by_hook=by_hook)
+            _mark_call(calls[marker.tool_call_id], marker, number, by_hook=by_hook)
     return calls
 
 
@@ -320,7 +320,8 @@ def _escaped(text: str) -> str:
     return visible(text.replace("\\", "\\\\").replace(",", "\\x2c"))
 
 
-def _call(calls: dict[str, Call], name: str, tool: str | None) -> Call:
+def _call_by_id(calls: dict[str, Call], name: str, tool: str | None) -> Call:
+    """Return the call of an id among those of a run, add it if it is new, and note its tool."""
     call = calls.get(name)
     if call is None:
         call = calls[name] = Call(name, (1, len(calls)))
@@ -329,7 +330,7 @@ def _call(calls: dict[str, Call], name: str, tool: str | None) -> Call:
     return call
 
 
-def _mark(call: Call, marker: Marker, number: int, *, by_hook: bool) -> None:
+def _mark_call(call: Call, marker: Marker, number: int, *, by_hook: bool) -> None:
     """Take the first start, and the first end after it: what comes again is a duplicate."""
     call.order = min(call.order, (0, number))
     if marker.name == "tool_call_started" and call.begin is None:

@@ -67,7 +67,7 @@ class ProcessTree:
 
     def process(self, pid: int) -> TracedProcess:
         """Return a living process; where one comes from whose fork was not seen is unknown."""
-        return self._living.get(pid) or self._enter(pid, None)
+        return self._living.get(pid) or self._enter_process(pid, None)
 
     def candidates_of(self, pid: int) -> CandidateCalls | None:
         """Return the calls that a process may have been started for."""
@@ -78,7 +78,7 @@ class ProcessTree:
         """Add a child. `candidates`: the calls that the parent itself may be working for."""
         self.exit(child_pid)  # its number may have been another's
         parent = self.process(parent_pid)
-        child = self._enter(child_pid, parent)
+        child = self._enter_process(child_pid, parent)
         if parent.candidates is not None:
             child.candidates, child.is_unsure = parent.candidates, parent.is_unsure
         elif candidates is not None:
@@ -157,7 +157,8 @@ class ProcessTree:
                     process.candidates = CandidateCalls(found)
                 return
 
-    def _enter(self, pid: int, parent: TracedProcess | None) -> TracedProcess:
+    def _enter_process(self, pid: int, parent: TracedProcess | None) -> TracedProcess:
+        """Add a living process to the tree, with what it has from its parent."""
         program = next(self._programs) if parent is None else parent.program
         process = self._living[pid] = TracedProcess(parent, program)
         if parent is not None:

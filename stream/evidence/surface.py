@@ -92,7 +92,7 @@ class Paths(Generic[KeyT]):
         """Yield paths with what `tell` makes of their keys, sorted by code points, which is the
         order of UTF-8 bytes."""
         open_folders: list[_PathGroup[KeyT]] = []
-        for prefix, named in sorted(self._folders().items()):
+        for prefix, named in sorted(self._names_by_folder().items()):
             # What begins as a folder does stands behind it, among the names that are in it.
             while open_folders and not prefix.startswith(open_folders[-1].prefix):
                 yield from open_folders.pop().rest(tell)
@@ -113,7 +113,7 @@ class Paths(Generic[KeyT]):
         for paths, _ in self.pieces(len):
             yield from paths
 
-    def _folders(self) -> dict[str, list[tuple[KeyT, set[bytes]]]]:
+    def _names_by_folder(self) -> dict[str, list[tuple[KeyT, set[bytes]]]]:
         """Group names by the folder that stands before them."""
         found: dict[str, list[tuple[KeyT, set[bytes]]]] = {}
         for key, folders in self._named.items():
@@ -141,9 +141,10 @@ class _PathGroup(Struct, Generic[KeyT]):
     def _until(self, end: int, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
         while self.at < end:
             start, self.at = self.at, min(self.at + _PIECE, end)
-            yield self._piece(self.names[start : self.at], tell)
+            yield self._piece_of_paths(self.names[start : self.at], tell)
 
-    def _piece(self, names: list[bytes], tell: Tell[KeyT, T]) -> Piece[T]:
+    def _piece_of_paths(self, names: list[bytes], tell: Tell[KeyT, T]) -> Piece[T]:
+        """Return the paths of these names of a folder, and what is told of each."""
         prefix = self.prefix
         paths = [prefix + name.decode() for name in names]
         keys = {key for key, _ in self.named}
@@ -187,13 +188,13 @@ class Peers(Struct):
     _failed: dict[str, set[str]] = {}
     _kinds: set[tuple[int, bool]] = set()  #: and whether it could have been an attempt
 
-    def add(self, event: KernelEvent, detail: KernelDetail | None) -> None:
+    def add_peer(self, event: KernelEvent, detail: KernelDetail | None) -> None:
         """Add the peer of a call in `ADDRESSING`, or one that was taken from another process."""
         kind, peer = event.event_type, event.value
         result = None if detail is None else detail.return_value
         asks_only = _has_no_port(peer) and (detail is None or result not in _SENT)
         is_probe = kind == kernel.CONNECT and asks_only
-        may_address = is_attempt(event, detail) and not is_probe
+        may_address = is_peer_attempt(event, detail) and not is_probe
         self._kinds.add((kind, may_address))
         if peer is None:
             return
@@ -239,7 +240,7 @@ class Peers(Struct):
         return {peer: sorted(why) for peer, why in sorted(self._failed.items())}
 
 
-def is_attempt(event: KernelEvent, detail: KernelDetail | None) -> bool:
+def is_peer_attempt(event: KernelEvent, detail: KernelDetail | None) -> bool:
     """Tell whether a call of `ADDRESSING` can have reached somebody."""
     result = None if detail is None else detail.return_value
     if event.event_type != kernel.CONNECT and _has_no_port(event.value) and result == -_EINVAL:
@@ -282,7 +283,7 @@ class StreamedRecord(Struct, Generic[RecordT]):
             value = getattr(self.outline, name)
             yield b",%b:" % _encode(encoded)
             if name in self.fields:
-                yield from _joined(_encode(value), self.fields[name]())
+                yield from _join_json(_encode(value), self.fields[name]())
             else:
                 yield _encode(value)
         yield b"}"
@@ -302,7 +303,7 @@ class StreamedRecord(Struct, Generic[RecordT]):
         return msgspec.structs.replace(self.outline, **made)
 
 
-def _joined(empty: bytes, pieces: Iterator[list[Any] | dict[str, Any]]) -> Iterator[bytes]:
+def _join_json(empty: bytes, pieces: Iterator[list[Any] | dict[str, Any]]) -> Iterator[bytes]:
     """`empty`: the two brackets."""
     yield empty[:1]
     comma = b""
@@ -361,7 +362,7 @@ Claim: TypeAlias = tuple[int, str, int, int | None]
 NEAR = f"/{HOME}"  #: in the path of all that may be the recorder's own
 
 
-def ways_of(
+def ways_of_open(
     access_mode: AccessMode | UnsetType, operation_flags: Sequence[OperationFlag] | UnsetType
 ) -> int:
     """Return how an open reached its path, as `Surface.add_reached` takes it."""
@@ -423,12 +424,12 @@ class Surface:
     def add_kernel(self, event: KernelEvent, detail: KernelDetail | None) -> None:
         """Add what an event of the kernel layer reached."""
         kind, value = event.event_type, event.value
-        if _is_unnamed(event, detail):
+        if _is_of_unnamed(event, detail):
             self.unnamed[kind_of_event(kind)] += 1
         if kind in _CHANGES:
             self._add_change(_CHANGES[kind], value, detail)
         elif kind in ADDRESSING:
-            self._peers.add(event, detail)
+            self._peers.add_peer(event, detail)
         elif kind == kernel.CONNECT_BLOCKED:
             self._peers.block(value)
         elif value is None:
@@ -445,7 +446,7 @@ class Surface:
         elif kind in _LOCAL:
             self._sockets.add(value)
         elif kind == kernel.REACH:
-            self._add_taken(event, value, detail)
+            self._add_taken_over(event, value, detail)
 
     def add_sdk(self, event: SdkEvent) -> None:
         """Add the tool that an event of the SDK layer names."""
@@ -490,7 +491,7 @@ class Surface:
             ),
             policy_decisions=_sorted(self._decisions),
         )
-        return StreamedRecord(outline, {"filesystem_paths": self._claims})
+        return StreamedRecord(outline, {"filesystem_paths": self._claimed_paths})
 
     def paths(self) -> dict[str, list[str]]:
         """Return how each path was reached."""
@@ -534,8 +535,9 @@ class Surface:
         return _sorted(self._agent_tools - self._policy_tools)
 
     def _add_open(self, event: KernelEvent, path: str) -> None:
+        """Add the path of an open in the kernel layer to the surface, as reached or as failed."""
         if event.status == "success":
-            self.add_reached((path,), ways_of(event.access_mode, event.operation_flags))
+            self.add_reached((path,), ways_of_open(event.access_mode, event.operation_flags))
         else:
             result = event.return_value
             self.add_failures((path,), OPENED, None if result is UNSET else result)
@@ -543,6 +545,7 @@ class Surface:
     def _add_change(
         self, ways: tuple[str, str], path: str | None, detail: KernelDetail | None
     ) -> None:
+        """Add the one or two paths that a call changed to the surface, as reached or as failed."""
         touched = [(path, ways[0])]
         to_path = None if detail is None else detail.to_path
         if to_path is not None and to_path.startswith("/") and ways[1]:
@@ -555,15 +558,17 @@ class Surface:
             else:
                 self.add_failures((name,), way, None if detail is None else detail.return_value)
 
-    def _add_taken(self, event: KernelEvent, value: str, detail: KernelDetail | None) -> None:
+    def _add_taken_over(self, event: KernelEvent, value: str, detail: KernelDetail | None) -> None:
+        """Add what a process took from another one to the surface: a peer, a file or a socket."""
         if is_address(value):
-            self._peers.add(event, detail)
+            self._peers.add_peer(event, detail)
         elif value.startswith("/"):
             self.add_reached((value,), _BITS[_TAKEN])
         else:
             self._sockets.add(value)
 
-    def _claims(self) -> Iterator[list[str]]:
+    def _claimed_paths(self) -> Iterator[list[str]]:
+        """Yield the sorted paths that the surface claims; the reference claims failed opens too."""
         if self.is_reference:
             yield _sorted({*self._reached, *self._opens_that_failed()})
         else:
@@ -579,6 +584,7 @@ class Surface:
                         yield path, reason.partition(":")[0]
 
     def _opens_that_failed(self) -> Iterator[str]:
+        """Yield the paths that the run opened without success."""
         for paths, told in self._missed.pieces(sorted):
             for path, reasons in zip(paths, told, strict=True):
                 if any(reason.startswith(f"{OPENED}:") for reason in reasons):
@@ -594,12 +600,12 @@ def _words(ways: tuple[int, ...]) -> list[str]:
     return sorted(way for way, bit in _BITS.items() if any(bit & one for one in ways))
 
 
-def _is_unnamed(event: KernelEvent, detail: KernelDetail | None) -> bool:
+def _is_of_unnamed(event: KernelEvent, detail: KernelDetail | None) -> bool:
     """Return whether something was reached, or asked for, that nobody can name. What could not be
     read by the kernel itself is nothing that was asked for."""
     kind, value = event.event_type, event.value
     if kind in ADDRESSING and value is not None and not is_address(value):
-        return is_attempt(event, detail)  # a frame for the wire, or another kind of network
+        return is_peer_attempt(event, detail)  # a frame for the wire, or another kind of network
     if kind == kernel.BIND and value is not None and not is_address(value):
         return detail is None or detail.status == "success"
     if detail is None:

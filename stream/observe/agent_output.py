@@ -16,7 +16,13 @@ from msgspec import Struct
 
 from stream.codec import MAX_LINE, LineSplitter, OverlongLine
 from stream.errors import os_reason, visible
-from stream.evidence.claude_formats import KINDS, StreamRecord, denials_in, producer_in, read_record
+from stream.evidence.claude_formats import (
+    KINDS,
+    StreamRecord,
+    denials_in,
+    producer_in_record,
+    read_stream_record,
+)
 
 Mode = Literal["text", "json", "stream-json", "empty", "unreadable"]
 
@@ -133,7 +139,7 @@ class _Reading:
         """Take in the next line."""
         if not line.strip() and not isinstance(line, OverlongLine):
             return
-        record = read_record(line)
+        record = read_stream_record(line)
         if record is None:
             self.declared.problems += 1
             return
@@ -142,7 +148,7 @@ class _Reading:
         self.records += 1
         if record.type == "result":
             self._add_result(record)
-        elif producer := producer_in(record):
+        elif producer := producer_in_record(record):
             self.declared.model = _name(record.model) or self.declared.model
             self.declared.agent_version = _name(producer.version) or self.declared.agent_version
         for call, tool in denials_in(record):

@@ -80,7 +80,7 @@ def outputs_event(
     if ending.lost_guard:
         record_loss("the process that watched the agent was killed: what it saw is not known")
     summary = f"stdout={kept[0].total} bytes stderr={kept[1].total} bytes; {after}"
-    artifacts.append(value_artifact("process", after, ending.facts()))
+    artifacts.append(value_artifact("process", after, ending.ending_facts()))
     return PhaseEvent(
         name="artifacts_captured",
         summary=summary,

@@ -204,7 +204,7 @@ def _markers(
         collector.run_id,
         collector.boundaries,
         written=written,
-        times=(lambda ts: 0) if result.times is None else result.times.until(),
+        times=(lambda ts: 0) if result.times is None else result.times.counter_until(),
         total=0 if files is None else files.lines(KERNEL_FILE),
         home=result.home,
         helpers=result.helpers,

@@ -220,13 +220,13 @@ class RunPhases:
     async def _completed(self) -> PhaseEvent:
         """The command has ended; its tree may live on."""
         await self._agent.exited.wait()
-        summary = self._agent.ending.sentence()
-        artifact = value_artifact("process", summary, self._agent.ending.facts())
+        summary = self._agent.ending.ending_sentence()
+        artifact = value_artifact("process", summary, self._agent.ending.ending_facts())
         return PhaseEvent(name="agent_completed", summary=summary, artifacts=[artifact])
 
     async def _captured(self) -> PhaseEvent:
         """Nobody of the tree is left, and all that was seen of it is in the run folder."""
-        self.summary = self._agent.ending.into(self.summary)
+        self.summary = self._agent.ending.into_summary(self.summary)
         kept = await to_thread.run_sync(lambda: [output.finish() for output in self._outputs])
         self.files |= zip((STDOUT_FILE, STDERR_FILE), kept, strict=True)
         event = outputs_event(

@@ -67,11 +67,11 @@ class Archive:
             if batch.kind == ENTRIES:
                 self._entries += batch.items
             else:
-                await to_thread.run_sync(self._append, batch.items)
+                await to_thread.run_sync(self._append_parts, batch.items)
 
         try:
             yield write
-            await to_thread.run_sync(self._pack)
+            await to_thread.run_sync(self._pack_archive)
         finally:
             for file in self._spools.values():
                 file.close()
@@ -83,14 +83,17 @@ class Archive:
                 while block := file.read(READ):
                     yield block
 
-    def _append(self, parts: Sequence[FilePart]) -> None:
+    def _append_parts(self, parts: Sequence[FilePart]) -> None:
+        """Append parts of files of the archive to their spools. Raise OutputError."""
         for part in parts:
-            file = self._spools.get(part.name) or self._spools.setdefault(part.name, self._spool())
+            file = self._spools.get(part.name) or self._spools.setdefault(
+                part.name, self._make_spool()
+            )
             file.append(part.data, "all")
             if file.trouble:
                 raise OutputError(f"{self._target}: {file.trouble}")
 
-    def _spool(self) -> AppendFile:
+    def _make_spool(self) -> AppendFile:
         """Make a file without a name where the archive will be, for there has to be room."""
         folder = self._target.absolute().parent
         with (
@@ -99,7 +102,8 @@ class Archive:
         ):
             return AppendFile(self._target).open(os.dup(file.fileno()))
 
-    def _pack(self) -> None:
+    def _pack_archive(self) -> None:
+        """Pack the spooled and the given files into the archive under its name."""
         run_id, missing = self._complete(self)
         entries = [Entry(name, one.read, one.recorded()) for name, one in self._spools.items()]
         entries += self._entries

@@ -75,12 +75,12 @@ def _tell(text: str) -> None:
 
 def _writer(target: str, is_whole: Callable[[], bool]) -> AbstractAsyncContextManager[WriteBytes]:
     if target == STDOUT or not is_regular(target):
-        return _device(target)
-    return _file(target, is_whole)
+        return _device_writer(target)
+    return _file_writer(target, is_whole)
 
 
 @asynccontextmanager
-async def _device(target: str) -> AsyncIterator[WriteBytes]:
+async def _device_writer(target: str) -> AsyncIterator[WriteBytes]:
     """stdout, a fifo, /dev/null: written as it comes.
 
     A reader that never reads, or never opens, must not hold us: on cancellation the thread
@@ -97,7 +97,7 @@ async def _device(target: str) -> AsyncIterator[WriteBytes]:
     fd = 1
     if target != STDOUT:
         with reporting(place, OutputError):
-            fd = await to_thread.run_sync(_open, target, abandon_on_cancel=True)
+            fd = await to_thread.run_sync(_open_device, target, abandon_on_cancel=True)
     try:
         yield write
     finally:
@@ -105,7 +105,7 @@ async def _device(target: str) -> AsyncIterator[WriteBytes]:
             os.close(fd)
 
 
-def _open(name: str) -> int:
+def _open_device(name: str) -> int:
     """What is open already has its place in its file: to open it again would begin at the top."""
     if (known := descriptor(name)) is not None:
         return os.dup(known)
@@ -113,7 +113,7 @@ def _open(name: str) -> int:
 
 
 @asynccontextmanager
-async def _file(target: str, is_whole: Callable[[], bool]) -> AsyncIterator[WriteBytes]:
+async def _file_writer(target: str, is_whole: Callable[[], bool]) -> AsyncIterator[WriteBytes]:
     """Write a file that grows as `target.partial`. A clean end gives it its name; anything else
     leaves it so, and a full disk leaves whole lines."""
     growing = partial(target)

@@ -78,14 +78,14 @@ class Relay:
         self._thread: Thread | None = None
         self._may_wait = not stat.S_ISREG(os.fstat(fd).st_mode)
 
-    def put(self, block: bytes) -> None:
+    def relay_block(self, block: bytes) -> None:
         """Hand a block on; wait where its reader is far behind."""
         if not self._may_wait:
-            self._put_now(block)
+            self._write_block(block)
             return
         with self._changed:
             if self._thread is None:
-                self._thread = Thread(target=self._hand_on, daemon=True)
+                self._thread = Thread(target=self._hand_on_blocks, daemon=True)
                 self._thread.start()
             while len(self._blocks) >= AHEAD and not self._given_up:
                 self._changed.wait()
@@ -109,7 +109,8 @@ class Relay:
             self._blocks.clear()
             self._changed.notify_all()
 
-    def _put_now(self, block: bytes) -> None:
+    def _write_block(self, block: bytes) -> None:
+        """Write a block of the agent's output at once; count what cannot be written."""
         if not self._given_up:
             try:
                 write_all(self._fd, block)
@@ -118,7 +119,8 @@ class Relay:
                 self._given_up = True
         self.lost += len(block)
 
-    def _hand_on(self) -> None:
+    def _hand_on_blocks(self) -> None:
+        """Write the agent's output to our own, block by block, until its reader is gone."""
         while True:
             with self._changed:
                 while not self._blocks and not self._given_up:
@@ -148,7 +150,7 @@ class StdoutBlocks:
         self._dropped = 0
         self._is_over = False
 
-    def put(self, block: bytes) -> None:
+    def put_stdout_block(self, block: bytes) -> None:
         """Add a block that has just come. Called from a thread, which waits here for the pipeline
         to keep up, but not for one that does not move."""
         arrived = kernel_now()
@@ -213,7 +215,7 @@ class Tee:
     async def run(self) -> None:
         """Until nobody can write any more, or `end` was called and the pipe is empty."""
         try:
-            await to_thread.run_sync(self._pump)
+            await to_thread.run_sync(self._pump_output)
         finally:
             self._has_ended = True
             os.close(self._wake)
@@ -224,7 +226,8 @@ class Tee:
         if not self._has_ended:
             os.write(self._waker, b".")
 
-    def _pump(self) -> None:
+    def _pump_output(self) -> None:
+        """Read the agent's output to its end, into its file, our output and the tool calls."""
         rest = _REST
         is_over = False
         while rest:
@@ -240,10 +243,10 @@ class Tee:
                 break
             rest -= is_over
             if self._blocks is not None:
-                self._blocks.put(block)
+                self._blocks.put_stdout_block(block)
             self._output.write(block)
             if self._relay is not None:
-                self._relay.put(block)
+                self._relay.relay_block(block)
         if self._relay is not None:
             self._relay.finish()
 
@@ -288,7 +291,7 @@ class CommandEnding(Struct):
         """Wall-clock ns from which on only others can have done something."""
         return self.ended_wall if self.outlived or self.lost_guard or self.is_blind else None
 
-    def sentence(self) -> str:
+    def ending_sentence(self) -> str:
         """Say how the command ended."""
         text = f"exit_code={self.exit_code} duration_ms={self.duration_ms}"
         if self.not_started:
@@ -308,7 +311,7 @@ class CommandEnding(Struct):
         outlived, ended = count_processes(self.outlived), count_processes(self.stopped)
         return f"outlived the command: {outlived}, ended: {ended}"
 
-    def facts(self) -> dict[str, Any]:
+    def ending_facts(self) -> dict[str, Any]:
         """For an event: what is in it must not depend on who asks."""
         return {
             "pid": self.pid,
@@ -323,9 +326,9 @@ class CommandEnding(Struct):
             "stopped": list(self.stopped),
         }
 
-    def into(self, summary: RunSummary) -> RunSummary:
+    def into_summary(self, summary: RunSummary) -> RunSummary:
         """Return the summary with what is known of the ending."""
-        facts = self.facts()
+        facts = self.ending_facts()
         del facts["pid"]
         return msgspec.structs.replace(summary, **facts)
 
@@ -396,7 +399,7 @@ class AgentCommand:
             async with create_task_group() as tasks:
                 if self._blocks is not None:
                     tasks.start_soon(self._blocks.run, out)
-                await self._run(self._order)
+                await self._run_command(self._order)
                 if self._blocks is not None:
                     self._blocks.end()
         finally:
@@ -405,25 +408,26 @@ class AgentCommand:
             for call in self._on_end:
                 call()
 
-    async def _run(self, order: Start) -> None:
+    async def _run_command(self, order: Start) -> None:
+        """Let the guard start the agent's command, and follow it and its output to their end."""
         if self._interrupts.numbers:  # before there was anything to pass them on to
             self._guard.dismiss()
-            self._not_started(
+            self._note_not_started(
                 128 + self._interrupts.numbers[0],
-                f"{_name(self._interrupts.numbers[0])} came before it was started",
+                f"{_signal_name(self._interrupts.numbers[0])} came before it was started",
             )
             return
         Reaper.get()  # should the guard be killed, its orphans come to us
         self.ending.started = time.monotonic_ns()
         self._guard.send(order)
-        self._interrupts.listen(self._pass_on)
+        self._interrupts.listen(self._pass_on_signal)
         try:
             async with create_task_group() as patience:
                 patience.start_soon(self._keep_going)
                 async with create_task_group() as tasks:
                     for reader in self._readers:
                         tasks.start_soon(reader.run)
-                    await self._follow()
+                    await self._follow_guard()
                     for reader in self._readers:
                         reader.end()
                     if self._interrupts.numbers:
@@ -432,8 +436,9 @@ class AgentCommand:
         finally:
             self._guard.dismiss()
 
-    def _pass_on(self, number: int) -> None:
-        self.ending.passed_on.append(_name(number))
+    def _pass_on_signal(self, number: int) -> None:
+        """Pass an interrupt on to the command's tree; a third one ends the tree at once."""
+        self.ending.passed_on.append(_signal_name(number))
         if self._is_over:  # what still holds us is whoever reads our output
             self._give_up_readers()
         elif len(self.ending.passed_on) > 2:
@@ -454,7 +459,7 @@ class AgentCommand:
         for relay in self._relays:
             relay.give_up()
 
-    async def _follow(self) -> None:
+    async def _follow_guard(self) -> None:
         """The guard's reports, to the last one: it has things to put away after that."""
         rest = b""
         while not self._is_over:
@@ -464,15 +469,15 @@ class AgentCommand:
                 break
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                await self._handle_report(decode_report(line))
+                await self._handle_guard_report(decode_report(line))
         if not self._is_over:
             self._is_over = self.ending.lost_guard = True
             self._guard.wait()
-            self.ending.stopped += self._end_orphans()
+            self.ending.stopped += self._end_orphaned_tree()
             if not self._has_exited:
-                self._exited(-signal.SIGKILL, time.time_ns())
+                self._note_command_exit(-signal.SIGKILL, time.time_ns())
 
-    def _end_orphans(self) -> list[str]:
+    def _end_orphaned_tree(self) -> list[str]:
         """Without the guard they are in its group still, or have come to us, or both."""
         names: list[str] = []
         if self._cgroup is not None:
@@ -482,19 +487,20 @@ class AgentCommand:
             self._cgroup.remove()
         return names + Reaper.get().end_strays()
 
-    async def _handle_report(self, report: GuardReport) -> None:
+    async def _handle_guard_report(self, report: GuardReport) -> None:
+        """Note what the guard reports of the agent's command and of its process tree."""
         if isinstance(report, Started):
             self.ending.pid, self.ending.containment = report.pid, report.containment
         elif isinstance(report, Failed):
             missing = report.number in (errno.ENOENT, errno.ENOTDIR)
             self._is_over = True
-            self._not_started(NOT_FOUND if missing else CANNOT_RUN, report.reason)
+            self._note_not_started(NOT_FOUND if missing else CANNOT_RUN, report.reason)
         elif isinstance(report, TimedOut):
             self.ending.timed_out = True
         elif isinstance(report, Stopped):
             self.ending.stops.append(report.ns)
         elif isinstance(report, Exited):
-            self._exited(report.code, report.wall)
+            self._note_command_exit(report.code, report.wall)
         elif isinstance(report, TreeEnded):
             self._is_over = True
             self.ending.outlived = report.outlived
@@ -502,16 +508,18 @@ class AgentCommand:
             if self._log is not None:
                 self._log.is_passed_by = report.took_wrappers
 
-    def _exited(self, code: int, wall: int) -> None:
+    def _note_command_exit(self, code: int, wall: int) -> None:
+        """Note when and how the agent's command ended; processes of its tree may live on."""
         self._has_exited = True
         if self._log is not None:
             self._log.agent_is_over()
         self.ending.ended, self.ending.ended_wall = time.monotonic_ns(), wall
         self.ending.exit_code = code if code >= 0 else 128 - code
-        self.ending.signal = _name(-code) if code < 0 else None
+        self.ending.signal = _signal_name(-code) if code < 0 else None
         self.exited.set()
 
-    def _not_started(self, code: int, reason: str) -> None:
+    def _note_not_started(self, code: int, reason: str) -> None:
+        """Note why the agent's command was never started, and its exit code."""
         now = time.monotonic_ns()
         self.ending.started = self.ending.started or now
         self.ending.ended, self.ending.ended_wall = now, time.time_ns()
@@ -519,7 +527,8 @@ class AgentCommand:
         self.exited.set()
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
+    """Return the name of a signal, also of one that Python has no name for."""
     try:
         return signal.Signals(number).name
     except ValueError:

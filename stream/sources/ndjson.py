@@ -32,7 +32,7 @@ class NdjsonSource(Struct):
         splitter = LineSplitter(place)
         try:
             if _is_regular(self.name):
-                await _read_file(self.name, splitter, out)
+                await _send_file_lines(self.name, splitter, out)
             else:
                 await _read_pipe(self.name, splitter, out)
         except OSError as error:
@@ -57,7 +57,8 @@ def _is_regular(name: str) -> bool:
     return stat.S_ISREG(status.st_mode)
 
 
-async def _read_file(name: str, splitter: LineSplitter, out: Out) -> None:
+async def _send_file_lines(name: str, splitter: LineSplitter, out: Out) -> None:
+    """Send the lines of a regular file, a block at a time."""
     target = 0 if name == STDIN else name
     async with aiofiles.open(target, "rb", buffering=0, closefd=name != STDIN) as file:
         while chunk := await file.read(FILE_BLOCK):
@@ -71,7 +72,7 @@ async def _read_pipe(name: str, splitter: LineSplitter, out: Out) -> None:
     # A fifo without a writer holds open(): in a thread that cancellation leaves behind.
     fd = 0 if name == STDIN else await to_thread.run_sync(_open, name, abandon_on_cancel=True)
     try:
-        while chunk := await _read_some(fd):
+        while chunk := await _read_pipe_block(fd):
             batch = splitter.feed(chunk)
             for part in batch.parts() if batch else ():
                 await out.send(Batch(LINES, part))
@@ -84,7 +85,8 @@ def _open(name: str) -> int:
     return os.open(name, os.O_RDONLY | os.O_CLOEXEC)
 
 
-async def _read_some(fd: int) -> bytes:
+async def _read_pipe_block(fd: int) -> bytes:
+    """Wait until a pipe has something, and return what is there."""
     try:
         await wait_readable(fd)
     except PermissionError:  # what cannot be polled, /dev/null for one, never blocks for long

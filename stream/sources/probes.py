@@ -48,31 +48,33 @@ class ProbeSource(Struct):
         self.stop.on_ask = self._interrupt
         async with create_task_group() as workers:
             for slot in range(min(self.jobs, self.plan.count)):
-                workers.start_soon(self._work, slot, next(queue), queue, line)
+                workers.start_soon(self._run_cells, slot, next(queue), queue, line)
         await line.deliver_rest()
 
     def _interrupt(self) -> None:
         for scope in self._measuring:
             scope.cancel()
 
-    async def _work(
+    async def _run_cells(
         self, slot: int, first: Cell, queue: Iterator[Cell], line: _DeliveryQueue
     ) -> None:
+        """Run one cell of the matrix after the other, and deliver the emission of each."""
         for cell in chain((first,), queue):
             if self.stop.is_asked:
                 return
             with CancelScope() as scope:
                 self._measuring.add(scope)
                 try:
-                    await line.turn(cell)
-                    got = await self._measure(cell, slot)
+                    await line.wait_for_turn(cell)
+                    got = await self._measure_cell(cell, slot)
                 finally:
                     self._measuring.remove(scope)
             if scope.cancelled_caught:
                 return
-            await line.deliver(cell, self._emission(cell, got))
+            await line.deliver(cell, self._make_emission(cell, got))
 
-    async def _measure(self, cell: Cell, slot: int) -> Captured:
+    async def _measure_cell(self, cell: Cell, slot: int) -> Captured:
+        """Run the probe of a cell in an empty TMPDIR, and capture its output and its end."""
         tree = self.started.pop(slot, None)
         try:
             if tree is None:
@@ -91,7 +93,8 @@ class ProbeSource(Struct):
             tree, timeout=self.timeout, stdout_limit=STDOUT_LIMIT, stderr_limit=STDERR_LIMIT
         )
 
-    def _emission(self, cell: Cell, got: Captured) -> RawEmission:
+    def _make_emission(self, cell: Cell, got: Captured) -> RawEmission:
+        """Make the raw emission of a cell from what was captured of its probe."""
         return RawEmission(
             probe=cell.script.id,
             mode=cell.mode,
@@ -126,7 +129,7 @@ class _DeliveryQueue(Struct):
     _size: int = 0
     _moved: Condition = field(default_factory=Condition)
 
-    async def turn(self, cell: Cell) -> None:
+    async def wait_for_turn(self, cell: Cell) -> None:
         """Wait until the cell is not too far ahead of the oldest unfinished one."""
         self.on_done(self.done, cell)
         if self.as_completed or not self._is_ahead(cell):

@@ -102,9 +102,9 @@ class Collector:
                 with self._accepting:
                     while True:
                         await wait_readable(self._socket)
-                        if not self._accept(self._socket, connections):
+                        if not self._accept_connections(self._socket, connections):
                             await sleep(_PAUSE)  # too many are open, or there are no descriptors
-                self._accept(self._socket, connections, is_last=True)
+                self._accept_connections(self._socket, connections, is_last=True)
                 connections.cancel_scope.deadline = current_time() + LAST
         finally:
             self.close()
@@ -134,7 +134,7 @@ class Collector:
                 sentence = f"{number(count, 'request')} of OpenTelemetry {what}"
                 yield DroppedInput("otel", why, count, sentence)
 
-    def _accept(
+    def _accept_connections(
         self, listener: socket.socket, connections: TaskGroup, *, is_last: bool = False
     ) -> bool:
         """All who wait. False: not all of them could be."""
@@ -155,56 +155,60 @@ class Collector:
                 continue
             connection.setblocking(False)
             self._unknown += 1
-            connections.start_soon(self._serve, connection)
+            connections.start_soon(self._serve_connection, connection)
 
-    async def _serve(self, connection: socket.socket) -> None:
+    async def _serve_connection(self, connection: socket.socket) -> None:
+        """Answer the telemetry requests of one connection, one after the other."""
         # What is read and not used yet is this much at most, however it was sent.
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD)
         with suppress(OSError, h11.ProtocolError), connection:  # it went away, or does so now
             request = None
             try:
                 with move_on_after(_PATIENCE):
-                    request = await self._asked(connection, http)
+                    request = await self._read_request_head(connection, http)
             finally:
                 self._unknown -= 1
             if request is None:
                 return
             if self._count >= MOST or self.waiting_bytes > MOST_WAITING:
                 self._turned_away += 1
-                await _refuse(connection, http, 503)
+                await _refuse_request(connection, http, 503)
                 return
             self._count += 1
             try:
                 while request is not None:
-                    await self._take(connection, http, request)
+                    await self._take_telemetry(connection, http, request)
                     http.start_next_cycle()
-                    request = await self._asked(connection, http)
+                    request = await self._read_request_head(connection, http)
             finally:
                 self._count -= 1
 
-    async def _asked(self, connection: socket.socket, http: h11.Connection) -> h11.Request | None:
+    async def _read_request_head(
+        self, connection: socket.socket, http: h11.Connection
+    ) -> h11.Request | None:
         """The head of a request for our place. Whoever asks for anything else is answered before
         the rest is read, and costs the run nothing: it is nobody of whom the record speaks."""
         try:
-            request = await _next(connection, http)
+            request = await _next_http_event(connection, http)
         except h11.RemoteProtocolError as error:
-            await _refuse(connection, http, error.error_status_hint)
+            await _refuse_request(connection, http, error.error_status_hint)
             return None
         if not isinstance(request, h11.Request):
             return None
         if (request.method, request.target) != (b"POST", self._target):
-            await _refuse(connection, http, 404)
+            await _refuse_request(connection, http, 404)
             return None
         return request
 
-    async def _take(
+    async def _take_telemetry(
         self, connection: socket.socket, http: h11.Connection, request: h11.Request
     ) -> None:
+        """Receive the body of a telemetry request, keep it as a block of the run, and answer."""
         try:
-            body = await _body(connection, http, request)
+            body = await _receive_body(connection, http, request)
         except _RefusedError as refused:
             self._refused += 1
-            await _refuse(connection, http, refused.status)
+            await _refuse_request(connection, http, refused.status)
             raise
         except BaseException:
             self._torn += 1
@@ -213,7 +217,7 @@ class Collector:
         line = body.replace(b"\n", b" ") + b"\n"
         self.waiting.append(ToldBlock(OTEL, line, kernel_now()))
         self.waiting_bytes += len(line)
-        await _answer(connection, http, 200)
+        await _answer_request(connection, http, 200)
 
 
 class _RefusedError(h11.ProtocolError):
@@ -224,24 +228,26 @@ class _RefusedError(h11.ProtocolError):
         self.status = status
 
 
-async def _next(connection: socket.socket, http: h11.Connection) -> h11.Event:
+async def _next_http_event(connection: socket.socket, http: h11.Connection) -> h11.Event:
     """Return what comes next. Raise h11.RemoteProtocolError where that is no HTTP."""
     while (event := http.next_event()) is h11.NEED_DATA:
         if http.they_are_waiting_for_100_continue:
             go_on = h11.InformationalResponse(status_code=100, headers=[])
-            await _send(connection, http.send(go_on))
-        http.receive_data(await _receive(connection))
+            await _send_http(connection, http.send(go_on))
+        http.receive_data(await _receive_http(connection))
     return event  # type: ignore[return-value]
 
 
-async def _body(connection: socket.socket, http: h11.Connection, request: h11.Request) -> bytes:
+async def _receive_body(
+    connection: socket.socket, http: h11.Connection, request: h11.Request
+) -> bytes:
     """Raise _RefusedError where there is too much of it, or it cannot be read."""
     fields = dict(request.headers)
     if len(length := fields.get(b"content-length", b"0")) > 10 or int(length) > MOST_BODY:
         raise _RefusedError(413)
     body = bytearray()
     try:
-        while isinstance(event := await _next(connection, http), h11.Data):
+        while isinstance(event := await _next_http_event(connection, http), h11.Data):
             body += event.data
             if len(body) > MOST_BODY:
                 raise _RefusedError(413)
@@ -249,10 +255,11 @@ async def _body(connection: socket.socket, http: h11.Connection, request: h11.Re
         if http.trailing_data[1]:
             raise  # it broke off
         raise _RefusedError(error.error_status_hint) from None
-    return _unpacked(bytes(body), fields.get(b"content-encoding", b"identity").lower())
+    return _unpack_body(bytes(body), fields.get(b"content-encoding", b"identity").lower())
 
 
-def _unpacked(body: bytes, coding: bytes) -> bytes:
+def _unpack_body(body: bytes, coding: bytes) -> bytes:
+    """Unpack the body of a telemetry request; refuse one that is too large or broken."""
     if coding == b"identity":
         return body
     if coding != b"gzip":
@@ -269,19 +276,21 @@ def _unpacked(body: bytes, coding: bytes) -> bytes:
     return data
 
 
-async def _refuse(connection: socket.socket, http: h11.Connection, status: int) -> None:
+async def _refuse_request(connection: socket.socket, http: h11.Connection, status: int) -> None:
+    """Answer an HTTP request by an error, and close its connection in order."""
     if http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-        await _answer(connection, http, status, (b"connection", b"close"))
+        await _answer_request(connection, http, status, (b"connection", b"close"))
     # Closed at once, what it still sends would cost it our answer.
     connection.shutdown(socket.SHUT_WR)
     with move_on_after(_LINGER):
-        while await _receive(connection):
+        while await _receive_http(connection):
             pass
 
 
-async def _answer(
+async def _answer_request(
     connection: socket.socket, http: h11.Connection, status: int, *fields: tuple[bytes, bytes]
 ) -> None:
+    """Answer an HTTP request with a status and an empty JSON object."""
     headers = [(b"content-type", b"application/json"), (b"content-length", b"2"), *fields]
     reason = HTTPStatus(status).phrase.encode()
     parts = (
@@ -289,10 +298,10 @@ async def _answer(
         h11.Data(data=b"{}"),
         h11.EndOfMessage(),
     )
-    await _send(connection, b"".join(http.send(part) or b"" for part in parts))
+    await _send_http(connection, b"".join(http.send(part) or b"" for part in parts))
 
 
-async def _receive(connection: socket.socket) -> bytes:
+async def _receive_http(connection: socket.socket) -> bytes:
     """Whoever sends without a pause does not keep the loop from others."""
     while True:
         await wait_readable(connection)
@@ -302,7 +311,8 @@ async def _receive(connection: socket.socket) -> bytes:
             continue
 
 
-async def _send(connection: socket.socket, data: bytes | None) -> None:
+async def _send_http(connection: socket.socket, data: bytes | None) -> None:
+    """Send bytes of an HTTP answer."""
     while data:
         try:
             data = data[connection.send(data) :]
@@ -420,13 +430,13 @@ class Channels:
             if self._collector is not None:
                 tasks.start_soon(self._collector.run)
             while not self._is_over:
-                await self._send(out)
+                await self._send_new_blocks(out)
                 await sleep(LOOK)
         size = sum(os.fstat(one.fd).st_size - one.received for one in self._followed)
         for _ in range(0, size, _TURN):
-            await self._send(out)
-        await self._send(out)
-        await out.send(Batch(TOLD, [*self._dropped()]))
+            await self._send_new_blocks(out)
+        await self._send_new_blocks(out)
+        await out.send(Batch(TOLD, [*self._dropped_of_channels()]))
 
     def end(self) -> None:
         """Nobody is left who could write."""
@@ -434,7 +444,7 @@ class Channels:
         if self._collector is not None:
             self._collector.end()
 
-    def _dropped(self) -> Iterator[DroppedInput]:
+    def _dropped_of_channels(self) -> Iterator[DroppedInput]:
         """Say what was lost."""
         for one in self._followed:
             yield from one.dropped()
@@ -455,8 +465,9 @@ class Channels:
         if self._collector is not None:
             self._collector.close()
 
-    async def _send(self, out: Out) -> None:
-        blocks = [block for one in self._followed for block in one.read()]
+    async def _send_new_blocks(self, out: Out) -> None:
+        """Send what the agent has told of its tool calls since the last time."""
+        blocks = [block for one in self._followed for block in one.read_new_blocks()]
         if self._collector is not None:
             blocks += self._collector.take()
         if blocks:
@@ -470,7 +481,7 @@ class _Followed(Struct):
     fd: int
     received: int = 0
 
-    def read(self) -> Iterator[ToldBlock]:
+    def read_new_blocks(self) -> Iterator[ToldBlock]:
         """Give what is new. Who writes without end gets no more than its turn."""
         most = _TURN
         while most > 0 and (block := os.read(self.fd, min(most, _BLOCK))):
@@ -523,7 +534,7 @@ class DecisionLog:
     async def run(self, out: Out, /) -> None:
         """Wait for the end of the run, and send what was written since it began."""
         await self._is_over.wait()
-        blocks = self._read()
+        blocks = self._read_decisions()
         while block := await to_thread.run_sync(next, blocks, b""):
             await out.send(Batch(TOLD, [ToldBlock(POLICY, block)]))
         await out.send(Batch(TOLD, [*self.unused]))
@@ -532,19 +543,20 @@ class DecisionLog:
         """Nobody of the run is left who could decide."""
         self._is_over.set()
 
-    def _read(self) -> Iterator[bytes]:
+    def _read_decisions(self) -> Iterator[bytes]:
+        """Yield what was written to the decision log since the run began."""
         if self.unused:
             return
         try:
             # Whatever lies there by now, nothing of it can keep the run from its end.
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             with os.fdopen(fd, "rb", buffering=0) as file:
-                beginning = self._beginning(fd)
-                yield from self._since(file, beginning)
+                beginning = self._start_of_run_in(fd)
+                yield from self._written_since(file, beginning)
         except OSError as error:
             self._record_drop("unread", os_reason(error))
 
-    def _since(self, file: FileIO, beginning: int) -> Iterator[bytes]:
+    def _written_since(self, file: FileIO, beginning: int) -> Iterator[bytes]:
         """Give what a file holds behind `beginning` at this moment, or what comes out of a pipe."""
         found = os.fstat(file.fileno())
         is_file = stat.S_ISREG(found.st_mode)
@@ -574,7 +586,7 @@ class DecisionLog:
                 os.close(self._fd)
             self._fd = -1
 
-    def _beginning(self, fd: int) -> int:
+    def _start_of_run_in(self, fd: int) -> int:
         """Return where what was written since begins: 0 where that cannot be told."""
         if self._fd < 0:
             return 0

@@ -20,7 +20,7 @@ from anyio import CancelScope, wait_readable
 from msgspec import UNSET, Struct, UnsetType, field
 
 from stream.errors import os_reason, readable
-from stream.evidence.command_lines import category_of
+from stream.evidence.command_lines import command_category_of
 from stream.files.append import AppendFile, RecordedFile
 from stream.process.machine import Clock
 from stream.process.wrapper_scripts import PIECE, Wrappers
@@ -47,7 +47,7 @@ class WrapperCall(Struct):
     @property
     def category(self) -> str:
         """The category of the program that was called."""
-        return category_of(self.name, self.words)
+        return command_category_of(self.name, self.words)
 
 
 class CallReader:
@@ -65,7 +65,7 @@ class CallReader:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._at += len(line) + 1
-            called = self._read(line)
+            called = self._read_call_line(line)
             if called is not None:
                 yield called
         if len(self._rest) > MOST_HELD:
@@ -77,7 +77,8 @@ class CallReader:
         """Those that were ended while they told are lost."""
         self.lost += len(self._begun) + bool(self._rest)
 
-    def _read(self, line: bytes) -> WrapperCall | None:
+    def _read_call_line(self, line: bytes) -> WrapperCall | None:
+        """Return the call that a line from a wrapper completes; keep a piece of a longer one."""
         pid, _, rest = line.partition(b" ")
         last, space, piece = rest.partition(b" ")
         if not _is_pid(pid) or last not in (b"0", b"1") or not space:
@@ -88,7 +89,7 @@ class CallReader:
         text += piece
         ends.append(self._at)
         if last == b"0":
-            self._hold(int(pid), text, ends)
+            self._hold_unfinished_call(int(pid), text, ends)
             return None
         words = bytes(text).split(_SEPARATOR)
         if len(words) < 4 or words.pop() or not _is_pid(words[1]):
@@ -98,7 +99,7 @@ class CallReader:
         told = (*ends,) if len(ends) <= MOST_PIECES else ()
         return WrapperCall(int(pid), int(parent), os.fsdecode(name), cwd, arguments, told)
 
-    def _hold(self, pid: int, text: bytearray, ends: list[int]) -> None:
+    def _hold_unfinished_call(self, pid: int, text: bytearray, ends: list[int]) -> None:
         """Whoever writes what is no command must not fill our memory."""
         if len(text) > MOST_HELD:
             self.lost += 1
@@ -217,14 +218,14 @@ class CommandLog:
             if not self._is_over:
                 with CancelScope() as self._wait:
                     await wait_readable(self._fd)
-            self._read()
+            self._read_fifo()
             if self._is_over:
                 self._reader.finish()
                 return
 
     def agent_is_over(self) -> None:
         """What has come until now was called before; what comes now, afterwards."""
-        self._read()
+        self._read_fifo()
         self._is_after = True
 
     def end(self) -> None:
@@ -239,7 +240,7 @@ class CommandLog:
         if self._journal is not None:
             self._journal.close()
 
-    def _read(self) -> None:
+    def _read_fifo(self) -> None:
         """What there is: a fifo holds sixteen blocks at most, and who floods it may wait."""
         for _ in range(16):
             try:
@@ -249,9 +250,10 @@ class CommandLog:
             self.heard.received += len(data)
             now = time.monotonic_ns()
             for called in self._reader.feed(data):
-                self._write(called, now)
+                self._write_command(called, now)
 
-    def _write(self, called: WrapperCall, now: int) -> None:
+    def _write_command(self, called: WrapperCall, now: int) -> None:
+        """Write a call that a wrapper reported to the command log, without its secrets."""
         if self._journal is None:  # a log that nobody wrote to is not there
             try:
                 self._journal = AppendFile(self._path).open()
@@ -273,13 +275,13 @@ class CommandLog:
             program=readable(self._wrappers.programs.get(called.name, "unknown")),
             cwd=self._policy.name(called.cwd),
             argv=self._policy.words(words),
-            argv_base64=self._exact(words),
+            argv_base64=self._exact_argv(words),
             category=called.category,
             after_exit=self._is_after,
         )
         self._journal.append_lines(_encode(record))
 
-    def _exact(self, words: list[bytes]) -> list[str] | UnsetType:
+    def _exact_argv(self, words: list[bytes]) -> list[str] | UnsetType:
         """Only where nothing is held back: in base64 a secret would not be found."""
         if self._policy.mode != "full":
             return UNSET

@@ -55,9 +55,9 @@ class Emit:
             if not isinstance(item, RawEmission) and is_blank(item):
                 self.counts.filtered += 1
                 continue
-            made = item if isinstance(item, RawEmission) else self._read(item)
+            made = item if isinstance(item, RawEmission) else self._read_emission(item)
             if isinstance(made, RawEmission):
-                made = self._mismatch(made) or self._record(made)
+                made = self._cell_mismatch(made) or self._make_boundary_record(made)
             if isinstance(made, Fault):
                 self.counts.rejected += 1
                 out.append(reject(self.name, batch.items, index, made))
@@ -70,7 +70,7 @@ class Emit:
         """Nothing is left to emit at the end."""
         return ()
 
-    def _read(self, line: bytes) -> RawEmission | Fault | bytes:
+    def _read_emission(self, line: bytes) -> RawEmission | Fault | bytes:
         """Read a raw emission; a line of another contract stays as it is."""
         try:
             if contract_of(line) != RAW_EMISSION:
@@ -80,7 +80,7 @@ class Emit:
         except DECODE_ERRORS as error:
             return explain(error)
 
-    def _mismatch(self, cell: RawEmission) -> Fault | None:
+    def _cell_mismatch(self, cell: RawEmission) -> Fault | None:
         """Say why a cell is refused: one run under another catalog or boundary would become
         a record of something that was never asked."""
         catalogs, descriptor = self._recorder.catalogs, self._recorder.descriptor
@@ -96,7 +96,8 @@ class Emit:
             return Fault(f"{reason}: name the same one with --boundary", "$.boundary")
         return None
 
-    def _record(self, cell: RawEmission) -> bytes:
+    def _make_boundary_record(self, cell: RawEmission) -> bytes:
+        """Make the boundary record of a cell, or one that says why its probe gave none."""
         output = ProbeOutput(cell)
         try:
             line, result = output.record(self._recorder)

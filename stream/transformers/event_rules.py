@@ -33,7 +33,7 @@ from stream.records.decision import (
     is_event,
 )
 from stream.records.run import Profile
-from stream.transformers.event_shape import quote, read_shape, shape_rules
+from stream.transformers.event_shape import quote, read_event_shape, shape_rules
 from stream.transformers.reasoning import BASES, SUBJECTS, find_reasoning
 
 #: characters of an evidence: an excerpt is short, what is longer is referenced by its hash
@@ -262,7 +262,7 @@ _SECTIONS = {
 }
 
 
-def _rules() -> Iterator[tuple[str, EventRule]]:
+def _event_rules() -> Iterator[tuple[str, EventRule]]:
     """Yield what the types of an event say, and what is written here, which says more."""
     for rule, words in shape_rules():
         above, dot, _ = rule.partition(".")
@@ -274,7 +274,9 @@ def _rules() -> Iterator[tuple[str, EventRule]]:
             yield rule, EventRule(section, sentence, severity)
 
 
-RULES: dict[str, EventRule] = dict(sorted(dict(_rules()).items(), key=lambda one: one[1].section))
+RULES: dict[str, EventRule] = dict(
+    sorted(dict(_event_rules()).items(), key=lambda one: one[1].section)
+)
 
 
 def read_event(line: bytes, profile: Profile) -> tuple[DecisionEvent, list[Fault]] | None:
@@ -298,7 +300,7 @@ def read_event(line: bytes, profile: Profile) -> tuple[DecisionEvent, list[Fault
     repeated = repeated_key(line)
     faults = [repeated._replace(rule="line.duplicate_key")] if repeated else []
     if event is None:
-        event, found = read_shape(value)
+        event, found = read_event_shape(value)
         faults += found
     return event, faults + _check_event(event, profile, value)
 
@@ -330,8 +332,8 @@ def _check_event(event: DecisionEvent, profile: Profile, value: Any = None) -> l
         event.agent_action.action_summary,
         event.session.agent_id,
     )
-    _check_summary(kind, summary, agent or "", faults)
-    at, reason = parse_time(event.timestamp)
+    _check_action_summary(kind, summary, agent or "", faults)
+    at, reason = parse_event_time(event.timestamp)
     if at is None and event.timestamp:
         faults.append(Fault(f"{quote(event.timestamp)} is no time", "$.timestamp", "timestamp"))
     elif reason:
@@ -341,7 +343,7 @@ def _check_event(event: DecisionEvent, profile: Profile, value: Any = None) -> l
         _check_constraints(event, faults)
     _check_evaluation(event, faults)
     if summary and (kind or event_name(kind, summary)) in STATING:
-        _check_stated(event, summary, faults)
+        _check_stated_status(event, summary, faults)
     path = _find_prompt_in(event) if value is None else find_prompt(value)
     if path and path not in _BUNDLES:
         message = "claims to see what nobody can see from outside"
@@ -361,12 +363,12 @@ def event_name(event_type: Any, summary: Any) -> str | None:
     """Name an event, by whichever of the two has one of the ten names."""
     if isinstance(event_type, str) and event_type in SLOTS:
         return event_type
-    name = _prefix_of(summary) if isinstance(summary, str) else None
+    name = _event_name_in_summary(summary) if isinstance(summary, str) else None
     return name if name in SLOTS else None
 
 
 @lru_cache(maxsize=16)  # of one event it is asked twice
-def parse_time(text: str | None) -> tuple[datetime | None, str]:
+def parse_event_time(text: str | None) -> tuple[datetime | None, str]:
     """Give the time, and what in it is not as recommended.
 
     Anything that Python takes for a time is one.
@@ -434,7 +436,7 @@ def _find_prompt_in(event: DecisionEvent) -> str | None:
     return None
 
 
-def _check_summary(
+def _check_action_summary(
     kind: str | UnsetType | None, summary: str | None, agent: str, faults: list[Fault]
 ) -> None:
     """Check that a summary begins with the name of its event, and tells what can be seen from
@@ -442,14 +444,15 @@ def _check_summary(
     if summary is None:
         return
     if not (kind and summary.startswith(f"[{kind}]")):
-        _check_name(kind, summary, faults)
+        _check_event_name(kind, summary, faults)
     if found := find_reasoning(summary, agent):
         message = f"{quote(found)} tells what nobody can see from outside"
         faults.append(Fault(message, "$.agent_action.action_summary", "action_summary.reasoning"))
 
 
-def _check_name(kind: str | UnsetType | None, summary: str, faults: list[Fault]) -> None:
-    prefix = _prefix_of(summary)
+def _check_event_name(kind: str | UnsetType | None, summary: str, faults: list[Fault]) -> None:
+    """Check that an agent event's event_type and action_summary name the same event."""
+    prefix = _event_name_in_summary(summary)
     at = "$.agent_action.action_summary"
     if kind is UNSET:
         if prefix not in SLOTS:
@@ -460,7 +463,7 @@ def _check_name(kind: str | UnsetType | None, summary: str, faults: list[Fault])
         faults.append(Fault(message, at, "event.names_agree"))
 
 
-def _prefix_of(summary: str) -> str | None:
+def _event_name_in_summary(summary: str) -> str | None:
     """Give the name in the brackets that a summary begins with."""
     if not summary.startswith("["):
         return None
@@ -469,6 +472,7 @@ def _prefix_of(summary: str) -> str | None:
 
 
 def _check_constraints(event: DecisionEvent, faults: list[Fault]) -> None:
+    """Check that a constraint of a known id in an agent's request has that id's type."""
     for index, constraint in enumerate(event.request.constraints):
         known = CONSTRAINTS.get(constraint.id)
         if known and constraint.type not in (known.type, None):
@@ -486,7 +490,7 @@ def _check_evaluation(event: DecisionEvent, faults: list[Fault]) -> None:
     is_founded = True
     for name in PARTS:
         part = getattr(evaluation, name)
-        if _check_below(part, f"$.evaluation.{name}", faults) or part.status not in JUDGED:
+        if _check_below_status(part, f"$.evaluation.{name}", faults) or part.status not in JUDGED:
             continue
         is_founded = False
         if not any(artifact.type in SOURCES for artifact in event.agent_action.artifacts):
@@ -496,7 +500,7 @@ def _check_evaluation(event: DecisionEvent, faults: list[Fault]) -> None:
         _sound.append(evaluation)
 
 
-def _check_below(part: Alignment | Checked, path: str, faults: list[Fault]) -> bool:
+def _check_below_status(part: Alignment | Checked, path: str, faults: list[Fault]) -> bool:
     """Check what is below a status, and say whether any of it can be what that rests on."""
     judged: list[str] = []
     is_founded = False
@@ -511,7 +515,7 @@ def _check_below(part: Alignment | Checked, path: str, faults: list[Fault]) -> b
         for fault in _evidence_faults(check.evidence, is_judged=check.status in JUDGED):
             faults += (fault._replace(path=f"{path}.checks[{index}].evidence"),)
     status = part.status
-    worst = _find_contradiction(status, judged)
+    worst = _find_status_contradiction(status, judged)
     if worst:
         message = f"{status!r}, but the worst of its checks and violations is {worst!r}"
         faults.append(Fault(message, f"{path}.status", "evaluation.contradiction"))
@@ -519,6 +523,7 @@ def _check_below(part: Alignment | Checked, path: str, faults: list[Fault]) -> b
 
 
 def _evidence_faults(evidence: str | None, *, is_judged: bool) -> list[Fault]:
+    """Find what is wrong with the text of evidence below a status of an evaluation."""
     found: list[Fault] = []
     if evidence is None:
         return found
@@ -535,7 +540,7 @@ def _evidence_faults(evidence: str | None, *, is_judged: bool) -> list[Fault]:
     return found
 
 
-def _check_stated(event: DecisionEvent, summary: str, faults: list[Fault]) -> None:
+def _check_stated_status(event: DecisionEvent, summary: str, faults: list[Fault]) -> None:
     """Check that a status that a summary states for people is that of the evaluation."""
     for name, stated in _find_stated(summary):
         status = getattr(event.evaluation, name).status
@@ -544,7 +549,7 @@ def _check_stated(event: DecisionEvent, summary: str, faults: list[Fault]) -> No
             faults.append(Fault(message, "$.agent_action.action_summary", "evaluation.told"))
 
 
-def _find_contradiction(status: str | None, below: Collection[str]) -> str | None:
+def _find_status_contradiction(status: str | None, below: Collection[str]) -> str | None:
     """Find what contradicts a status among the judged checks and the violations below it.
 
     That some of these are unknown contradicts nothing.

@@ -56,16 +56,16 @@ _STEMS = {
 _OF_ONE_RULE = (ModelParameters, ModelUsage)  #: all fields have that of the field that holds them
 
 
-def read_shape(value: dict[str, Any]) -> tuple[DecisionEvent, list[Fault]]:
+def read_event_shape(value: dict[str, Any]) -> tuple[DecisionEvent, list[Fault]]:
     """Make an event of a JSON object as far as its values have their types, and find what has
     not."""
     faults: list[Fault] = []
-    return cast("DecisionEvent", _read(_event_type(), value, "", "$", faults)), faults
+    return cast("DecisionEvent", _read_event_value(_event_type(), value, "", "$", faults)), faults
 
 
 def shape_rules() -> Iterator[tuple[str, str]]:
     """Yield the rule of each field of an event, and the words for what it has to be."""
-    return _rules_below(_event_type(), "")
+    return _field_rules_below(_event_type(), "")
 
 
 def quote(value: Any) -> str:
@@ -74,18 +74,19 @@ def quote(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def _rules_below(kind: Type, rule: str) -> Iterator[tuple[str, str]]:
+def _field_rules_below(kind: Type, rule: str) -> Iterator[tuple[str, str]]:
+    """Yield the rule of each field below a type of a DecisionEvent, and what it expects."""
     only, _ = _parted(kind)
     if isinstance(only, ListType):
         only, _ = _parted(only.item_type)
     if isinstance(only, StructType) and only.cls not in _OF_ONE_RULE:
         for field in only.fields:
-            own = _rule_of(only, rule, field.name)
-            yield own, _words(field.type)
-            yield from _rules_below(field.type, own)
+            own = _rule_of_field(only, rule, field.name)
+            yield own, _expected_words(field.type)
+            yield from _field_rules_below(field.type, own)
 
 
-def _rule_of(kind: StructType, rule: str, name: str) -> str:
+def _rule_of_field(kind: StructType, rule: str, name: str) -> str:
     """Return the rule of a field of a struct, where `rule` is that of the struct itself."""
     if kind.cls in _OF_ONE_RULE:
         return rule
@@ -97,45 +98,46 @@ def _event_type() -> Type:
     return type_info(DecisionEvent)
 
 
-def _read(kind: Type, value: Any, rule: str, path: str, faults: list[Fault]) -> Any:
+def _read_event_value(kind: Type, value: Any, rule: str, path: str, faults: list[Fault]) -> Any:
     """Give what of a value is of its type, and find what is not."""
     only, is_nullable = _parted(kind)
     if value is None and is_nullable:
         return None
     if value is None:
-        message = f"null does not say that something is unknown; expected {_words(kind)}"
+        message = f"null does not say that something is unknown; expected {_expected_words(kind)}"
         faults.append(Fault(message, path, "unknown.null"))
-    elif not _accepts(only, value):
-        faults.append(Fault(f"expected {_words(kind)}, got {quote(value)}", path, rule))
+    elif not _type_accepts(only, value):
+        faults.append(Fault(f"expected {_expected_words(kind)}, got {quote(value)}", path, rule))
     elif value == "" and isinstance(only, StrType) and only.min_length:
         message = 'is empty; what is not known is "unknown"'
         faults.append(Fault(message, path, "unknown.empty"))
     elif isinstance(only, StructType):
-        return _read_members(only, value, rule, path, faults)
+        return _read_event_members(only, value, rule, path, faults)
     elif isinstance(only, ListType):
         return [
-            _read(only.item_type, item, rule, f"{path}[{index}]", faults)
+            _read_event_value(only.item_type, item, rule, f"{path}[{index}]", faults)
             for index, item in enumerate(value)
         ]
     else:
         return value
-    return _nothing(kind)
+    return _empty_event_value(kind)
 
 
-def _read_members(
+def _read_event_members(
     kind: StructType, value: dict[str, Any], rule: str, path: str, faults: list[Fault]
 ) -> Any:
+    """Make a struct of a DecisionEvent from a JSON object, and find what its fields break."""
     found = {}
     for field in kind.fields:
         name = field.name
-        own = _rule_of(kind, rule, name)
+        own = _rule_of_field(kind, rule, name)
         if name in value:
-            found[name] = _read(field.type, value[name], own, f"{path}.{name}", faults)
+            found[name] = _read_event_value(field.type, value[name], own, f"{path}.{name}", faults)
         elif field.required:
             faults.append(
-                Fault(f"is missing; expected {_words(field.type)}", f"{path}.{name}", own)
+                Fault(f"is missing; expected {_expected_words(field.type)}", f"{path}.{name}", own)
             )
-            found[name] = _nothing(field.type)
+            found[name] = _empty_event_value(field.type)
     return kind.cls(**found)
 
 
@@ -145,7 +147,8 @@ def _parted(kind: Type) -> tuple[Type, bool]:
     return options[0], isinstance(options[-1], NoneType)
 
 
-def _accepts(kind: Type, value: Any) -> bool:
+def _type_accepts(kind: Type, value: Any) -> bool:
+    """Return whether a JSON value has the type of a field of a DecisionEvent."""
     match kind:
         case StructType() | DictType():
             return isinstance(value, dict)
@@ -160,7 +163,7 @@ def _accepts(kind: Type, value: Any) -> bool:
     return False
 
 
-def _words(kind: Type) -> str:
+def _expected_words(kind: Type) -> str:
     """Say what is expected where a type stands."""
     only, is_nullable = _parted(kind)
     match only:
@@ -179,12 +182,14 @@ def _words(kind: Type) -> str:
     return f"{text} or null" if is_nullable else text
 
 
-def _nothing(kind: Type) -> Any:
+def _empty_event_value(kind: Type) -> Any:
     """Give what stands in an event where a value cannot be used: it is false, or holds nothing."""
     only, is_nullable = _parted(kind)
     match only:
         case StructType(fields=fields):
-            return only.cls(**{one.name: _nothing(one.type) for one in fields if one.required})
+            return only.cls(
+                **{one.name: _empty_event_value(one.type) for one in fields if one.required}
+            )
         case ListType():
             return []
         case DictType():

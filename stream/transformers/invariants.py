@@ -52,7 +52,7 @@ from stream.transformers.event_rules import (
     SOURCES,
     event_name,
     lost_bytes_of,
-    parse_time,
+    parse_event_time,
     read_event,
 )
 
@@ -103,7 +103,7 @@ class Invariants:
             source, number = batch.source, batch.number
         for index, line in enumerate(batch):
             place = Location(source, UNSET if number is UNSET else number + index)
-            passes, found = self._check(line, batch, index, place)
+            passes, found = self._check_line(line, batch, index, place)
             self.counts.passed += passes
             if found or not passes:
                 out += batch[untouched : index + passes]
@@ -120,11 +120,11 @@ class Invariants:
         """Find what the runs lack that are not over."""
         if not self._runs.seen and self._is_alone:
             place = Location(self._source)
-            return [Batch(FINDINGS, [self._finding(_incomplete(0, self._is_torn), place)])]
-        found = [self._finding(fault, place) for fault, place in self._runs.finish()]
+            return [Batch(FINDINGS, [self._make_finding(_incomplete_run(0, self._is_torn), place)])]
+        found = [self._make_finding(fault, place) for fault, place in self._runs.finish()]
         return [Batch(FINDINGS, found)] if found else []
 
-    def _check(
+    def _check_line(
         self, line: bytes, batch: Sequence[bytes], index: int, place: Location
     ) -> tuple[bool, Sequence[Control]]:
         """Say whether a line goes on, and what was found in it."""
@@ -134,20 +134,20 @@ class Invariants:
             if is_blank(line) and not self._is_alone:
                 self.counts.filtered += 1
                 return False, ()
-            return False, self._reject(batch, index, error)
+            return False, self._reject_line(batch, index, error)
         if read is None:
-            return True, self._check_other(line, place)
+            return True, self._check_other_contract(line, place)
         event, faults = read
         self.events += 1
         place.event_id = event.event_id
-        faults += self._runs.add(event, place)
-        return True, [self._finding(fault, place) for fault in faults] if faults else ()
+        faults += self._runs.add_event(event, place)
+        return True, [self._make_finding(fault, place) for fault in faults] if faults else ()
 
-    def _check_other(self, line: bytes, place: Location) -> list[Control]:
+    def _check_other_contract(self, line: bytes, place: Location) -> list[Control]:
         """Find what is wrong with a line of another contract."""
         if self._is_alone:
             fault = Fault("is no DecisionEvent", rule="line.decision_event")
-            return [self._finding(fault, place)]
+            return [self._make_finding(fault, place)]
         contract = contract_of(line)
         contracts = self._contracts() if self._contracts and contract else None
         if contracts is None or contract is None or not contracts.know(contract):
@@ -155,30 +155,35 @@ class Invariants:
             return []
         source = "" if place.source is UNSET else place.source
         found = contracts.check(contract, line, source)
-        return [self._finding(found._replace(rule=contract), place)] if found else []
+        return [self._make_finding(found._replace(rule=contract), place)] if found else []
 
-    def _reject(self, batch: Sequence[bytes], index: int, error: Exception) -> list[Control]:
+    def _reject_line(self, batch: Sequence[bytes], index: int, error: Exception) -> list[Control]:
         """Reject a line that cannot be read. A torn end is said once: the run is incomplete."""
         self.counts.rejected += 1
         bad = reject(self.name, batch, index, explain(error))
         line = batch[index]
-        if isinstance(line, TornLine) and line.lstrip().startswith(b"{") and self._is_end(bad):
+        if (
+            isinstance(line, TornLine)
+            and line.lstrip().startswith(b"{")
+            and self._is_end_of_run(bad)
+        ):
             return [bad]
         rule = "line.utf8" if isinstance(error, UnicodeDecodeError) else "line.json_object"
         if isinstance(line, OverlongLine):
             rule = "line.length"
         reason = bad.reason if line else bad.reason.replace(TOO_EARLY, "it is empty")
         place = Location(*((bad.source, bad.line) if isinstance(batch, Lines) else ()))
-        return [self._finding(Fault(reason, bad.path or "", rule), place), bad]
+        return [self._make_finding(Fault(reason, bad.path or "", rule), place), bad]
 
-    def _is_end(self, bad: Reject) -> bool:
+    def _is_end_of_run(self, bad: Reject) -> bool:
         """Return whether a torn line is the end of a run that was cut off."""
         if self._is_alone and not self._runs.seen:
             self._is_torn, self._source = True, bad.source
             return True
-        return self._runs.tear()
+        return self._runs.note_torn_line()
 
-    def _finding(self, fault: Fault, place: Location) -> Finding:
+    def _make_finding(self, fault: Fault, place: Location) -> Finding:
+        """Make the finding of a fault in an event of an agent run, and count it."""
         severity = RULES[fault.rule].severity if fault.rule in RULES else "error"
         self.findings += 1
         self.errors += severity == "error"
@@ -237,26 +242,26 @@ class RunTracker:
         self._of_trace: dict[str, str] = {}
         self._last: TrackedRun | None = None  #: the run of the event before
 
-    def add(self, event: DecisionEvent, place: Location) -> list[Fault]:
+    def add_event(self, event: DecisionEvent, place: Location) -> list[Fault]:
         """Find what an event breaks together with those before it."""
         faults: list[Fault] = []
         if event.event_id:
             if event.event_id in self._event_ids:
                 faults.append(Fault("was there before", "$.event_id", "event_id.unique"))
             self._event_ids.add(event.event_id)
-        run_id = event.session.run_id or self._guess(event)
+        run_id = event.session.run_id or self._guess_run(event)
         if run_id in self._over:
             message = f"comes after {ORDER[-1][0]}, and all events of the run are there"
             return [*faults, Fault(message, rule="run.order")]
         run = self._open.get(run_id)
         if run is None:
-            run = self._begin(run_id, event, place)
+            run = self._begin_run(run_id, event, place)
             if self._is_alone and self.seen > 1:
                 message = "another run than in the lines before"
                 faults.append(Fault(message, "$.session.run_id", "run.one"))
         self._last = run
         run.last = place
-        _follow(run, event, faults)
+        _check_trace_and_time(run, event, faults)
         constants = _constants_of(event)
         if constants != run.constants:
             run.constants = _merge_constants(run.constants, constants, faults)
@@ -264,23 +269,23 @@ class RunTracker:
         if name == "evaluation_performed":
             run.statuses = _statuses_of(event.evaluation)
         elif name == "run_finished" and run.statuses is not None:
-            _compare(run.statuses, _statuses_of(event.evaluation), faults)
+            _compare_evaluations(run.statuses, _statuses_of(event.evaluation), faults)
         if name is None:
             run.nameless += 1
         elif SLOTS[name] == run.next:
             run.next += 1
         else:
-            _reorder(run, name, place, faults)
+            _note_event_out_of_order(run, name, place, faults)
         if name == "commands_observed":
             run.has_commands = True
         for artifact in event.agent_action.artifacts:
-            _refer(run, artifact)
+            _note_artifact_reference(run, artifact)
         if run.next == _FINISHED and not run.skipped:
-            faults += _lacks(run)
-            self._close(run)
+            faults += _find_missing_of_whole_run(run)
+            self._close_run(run)
         return faults
 
-    def tear(self) -> bool:
+    def note_torn_line(self) -> bool:
         """Note a torn line, and say whether it is the end of a run that was cut off."""
         if self._last is None:
             return False
@@ -294,11 +299,12 @@ class RunTracker:
                 message = f"missing: {_names(run.skipped)}"
                 yield Fault(message, rule="run.missing"), run.skipped[min(run.skipped)]
             if run.next + run.nameless >= _FINISHED:
-                yield from ((fault, run.last) for fault in _lacks(run))
+                yield from ((fault, run.last) for fault in _find_missing_of_whole_run(run))
             else:
-                yield _incomplete(run.next, run.is_torn), run.last
+                yield _incomplete_run(run.next, run.is_torn), run.last
 
-    def _begin(self, run_id: str, event: DecisionEvent, place: Location) -> TrackedRun:
+    def _begin_run(self, run_id: str, event: DecisionEvent, place: Location) -> TrackedRun:
+        """Begin to track a run, or name the run whose first events did not name it."""
         if self._of_trace.get(event.trace_id or "") == "":  # its first events did not name it
             run = self._open.pop("")
             run.run_id = run_id
@@ -310,13 +316,14 @@ class RunTracker:
             self._of_trace[event.trace_id] = run_id
         return run
 
-    def _close(self, run: TrackedRun) -> None:
+    def _close_run(self, run: TrackedRun) -> None:
+        """Note that a run is over: no event of it is to come."""
         self._over.add(run.run_id)
         del self._open[run.run_id]
         self._of_trace.pop(run.trace_id or "", None)
         self._last = None
 
-    def _guess(self, event: DecisionEvent) -> str:
+    def _guess_run(self, event: DecisionEvent) -> str:
         """Take an event that names no run for one of its trace's, or of the event's before it."""
         known = self._of_trace.get(event.trace_id or "")
         if known is None and self._last:
@@ -340,7 +347,7 @@ _statuses_of = attrgetter(*(f"{part}.status" for part in PARTS))
 _FINISHED = len(ORDER)
 
 
-def _follow(run: TrackedRun, event: DecisionEvent, faults: list[Fault]) -> None:
+def _check_trace_and_time(run: TrackedRun, event: DecisionEvent, faults: list[Fault]) -> None:
     """Check trace, spans and time."""
     if run.trace_id is None:
         run.trace_id = event.trace_id
@@ -361,7 +368,7 @@ def _follow(run: TrackedRun, event: DecisionEvent, faults: list[Fault]) -> None:
         faults.append(Fault(message, "$.span_id", "span_id.unique"))
     else:
         spans.add(event.span_id)
-    at, _ = parse_time(event.timestamp)
+    at, _ = parse_event_time(event.timestamp)
     if at is not None:
         if run.at is not None and at < run.at:
             message = f"is earlier than the event before it, of {run.at.isoformat()}"
@@ -382,16 +389,19 @@ def _merge_constants(
     return tuple(new if old is None else old for old, new in zip(before, now, strict=True))
 
 
-def _compare(
+def _compare_evaluations(
     performed: tuple[str | None, ...], finished: tuple[str | None, ...], faults: list[Fault]
 ) -> None:
+    """Find what the last event of a run states of its evaluation otherwise than the one before."""
     for part, old, new in zip(PARTS, performed, finished, strict=True):
         if old is not None and new is not None and old != new:
             message = f"is {new}, but evaluation_performed has {old}"
             faults.append(Fault(message, f"$.evaluation.{part}.status", "run.evaluation"))
 
 
-def _reorder(run: TrackedRun, name: str, place: Location, faults: list[Fault]) -> None:
+def _note_event_out_of_order(
+    run: TrackedRun, name: str, place: Location, faults: list[Fault]
+) -> None:
     """Take in an event that is not the one that was to come."""
     slot = SLOTS[name]
     if slot > run.next:
@@ -409,7 +419,7 @@ def _reorder(run: TrackedRun, name: str, place: Location, faults: list[Fault]) -
         faults.append(Fault(f"{what} was there before", rule="run.twice"))
 
 
-def _refer(run: TrackedRun, artifact: Artifact) -> None:
+def _note_artifact_reference(run: TrackedRun, artifact: Artifact) -> None:
     """Note which file is referenced as what: by its last name, in content_ref or in the id."""
     if artifact.type in SOURCES:
         for name in (artifact.content_ref, artifact.id):
@@ -420,7 +430,7 @@ def _refer(run: TrackedRun, artifact: Artifact) -> None:
         run.lost[artifact.content_ref or artifact.id] = lost
 
 
-def _lacks(run: TrackedRun) -> Iterator[Fault]:
+def _find_missing_of_whole_run(run: TrackedRun) -> Iterator[Fault]:
     """Find what a run lacks that went on to its end."""
     needed = dict(REQUIRED)
     if run.has_commands:
@@ -434,7 +444,7 @@ def _lacks(run: TrackedRun) -> Iterator[Fault]:
         yield Fault(f"the run is incomplete: {lost} were lost", rule="run.incomplete")
 
 
-def _incomplete(reached: int, is_torn: bool) -> Fault:
+def _incomplete_run(reached: int, is_torn: bool) -> Fault:
     """Describe a run that was cut off."""
     message = f"the run is incomplete: it ends before {_names(range(reached, _FINISHED))}"
     if is_torn:

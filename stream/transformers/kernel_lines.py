@@ -56,7 +56,7 @@ def open_form(run_id: str, event: RawEvent) -> OpenForm:
         return_value=UNSET if ret is None else ret,
         access_mode=ACCESS[flags & 3],
         operation_flags=operations_of(flags) or UNSET,
-        status=status_of(event),
+        status=call_status_of(event),
     )
     is_read = not flags & (3 | CREATE | CUT | TMPFILE)
     return OpenForm(line.__copy__, is_read, is_done)  # type: ignore[attr-defined]
@@ -65,31 +65,36 @@ def open_form(run_id: str, event: RawEvent) -> OpenForm:
 def named(event: RawEvent) -> str | None:
     """Return what an event's path names, by the text and by where that starts; None where that is
     not known."""
-    return _named(event, event.path, event.base)
+    return _path_named_by(event, event.path, event.base)
 
 
 def named_second(event: RawEvent) -> str | None:
     """Return what the second path of an event names; None where that is not known."""
-    return _named(event, event.to_path, event.to_base)
+    return _path_named_by(event, event.to_path, event.to_base)
 
 
-def _named(event: RawEvent, path: str | None, base: str | None) -> str | None:
+def _path_named_by(event: RawEvent, path: str | None, base: str | None) -> str | None:
+    """Return the path that an open of the kernel feed named, from the folder that it stood in."""
     if not path:
         return None
     is_absolute, in_other = path[0] == "/", "other_root" in event.marks
     if base is not None and not base.startswith("/"):
         base = None  # a pipe, for one
     if event.resolve & IN_ROOT or (is_absolute and in_other):
-        return None if base is None else joined(base, path, is_root=True)
+        return None if base is None else join_kernel_path(base, path, is_root=True)
     if is_absolute:
         rest = None if base is None else beyond_view(path)
-        return joined("/", path) if base is None or rest is None else joined(base, rest)
+        return (
+            join_kernel_path("/", path)
+            if base is None or rest is None
+            else join_kernel_path(base, rest)
+        )
     if base is None or (in_other and goes_up(path)):  # how far up, nobody knows
         return None
-    return joined(base, path)
+    return join_kernel_path(base, path)
 
 
-def joined(base: str, path: str, *, is_root: bool = False) -> str:
+def join_kernel_path(base: str, path: str, *, is_root: bool = False) -> str:
     """Join `path` to `base`, in which there are no links. Behind a name `..` stays: if that name is
     a link, it leads somewhere else than the text says."""
     parts = [part for part in base.split("/") if part]
@@ -118,7 +123,7 @@ def is_literal(event: RawEvent, value: str) -> bool:
     return "/../" not in f"/{path}/" and named(event) == value
 
 
-def with_peer(event: RawEvent, event_type: int) -> int:
+def event_type_by_peer(event: RawEvent, event_type: int) -> int:
     """Return the type of an event: peers on the same machine that have no IP address have types of
     their own, and so has a socket that becomes a file."""
     if event_type == kernel.BIND and event.path is not None:
@@ -128,7 +133,7 @@ def with_peer(event: RawEvent, event_type: int) -> int:
     return kernel.BY_PEER.get(event_type, (event_type,))[0]
 
 
-def value_of(event: RawEvent, event_type: int) -> str | None:
+def kernel_value_of(event: RawEvent, event_type: int) -> str | None:
     """Return the path or endpoint of any call but an open; None for a call that is not known, of
     which nobody knows what either would mean."""
     if unknown_type(event.call) is not None:
@@ -154,14 +159,14 @@ def _is_by_number(event: RawEvent) -> bool:
     return event.base is None and event.path is not None and beyond_view(event.path) is not None
 
 
-def status_of(event: RawEvent) -> Status | UnsetType:
+def call_status_of(event: RawEvent) -> Status | UnsetType:
     """Return how a call ended; unset where nobody saw it: a connect that only began, for one."""
     if event.ret is None or (event.call == "connect" and event.ret in (-EINPROGRESS, -EALREADY)):
         return UNSET
     return "success" if event.ret >= 0 else "error"
 
 
-def has_detail(event: RawEvent, event_type: int, value: str | None) -> bool:
+def has_kernel_detail(event: RawEvent, event_type: int, value: str | None) -> bool:
     """Tell whether the event of the kernel layer does not say all that is known of a call."""
     if event.marks or event.scope != "both" or value is None:
         return True
@@ -170,7 +175,7 @@ def has_detail(event: RawEvent, event_type: int, value: str | None) -> bool:
     return event_type != kernel.CONNECT or event.ret != 0
 
 
-def detail_of(
+def kernel_detail_of(
     run_id: str, seq: int, event: RawEvent, event_type: int, value: str | None
 ) -> KernelDetail:
     """Return what an event of the kernel layer has no room for."""
@@ -189,7 +194,7 @@ def detail_of(
         to_path=named_second(event) or event.to_path,
         resolved=event.resolved if event_type == kernel.EXEC or event.resolved != value else None,
         return_value=None if is_open else event.ret,
-        status=UNSET if is_open else status_of(event),
+        status=UNSET if is_open else call_status_of(event),
         flags=0 if is_open else event.flags,
         mode=event.mode if has_mode else None,
         uid=event.uid,

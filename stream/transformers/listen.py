@@ -41,7 +41,7 @@ class Listen:
         self.lost = 0  #: what gap records tell of
         self._pattern = descriptor.pattern_version
         self._decode: Callable[[bytes], Boundary] = (
-            decode_boundary if descriptor.canonical else _decoder(descriptor)
+            decode_boundary if descriptor.canonical else _decoder_of_pattern(descriptor)
         )
         self.results: Counter[str] = Counter()
         self.modes: Counter[str] = Counter()
@@ -66,7 +66,7 @@ class Listen:
             try:
                 record = decode(line)
             except DECODE_ERRORS as error:
-                self._other(batch, index, error, bad)
+                self._count_other_line(batch, index, error, bad)
                 continue
             passed += 1
             result = record.result.observed_result
@@ -74,7 +74,7 @@ class Listen:
                 self.probes.add(record.probe.id)
             tally[result, record.run.mode, record.capability_context.primary.category] += 1
             if not self._as_json:
-                text.append(self._describe(record, result))
+                text.append(self._describe_boundary(record, result))
         self.counts.passed += passed
         self.records += passed
         for (status, mode, category), count in tally.items():
@@ -89,7 +89,7 @@ class Listen:
         """Give the summary, as a table or as JSON."""
         if self._as_json:
             return [Batch(LINES, [msgspec.json.encode(self.summary(), order="sorted")])]
-        return [Batch(LINES, ["\n".join(self._table()).encode()])]
+        return [Batch(LINES, ["\n".join(self._summary_table()).encode()])]
 
     def summary(self) -> dict[str, Any]:
         """Sum up what came by result, mode and category."""
@@ -104,7 +104,7 @@ class Listen:
             "rejected": self.counts.rejected,
         }
 
-    def _other(
+    def _count_other_line(
         self,
         batch: Sequence[bytes],
         index: int,
@@ -125,9 +125,10 @@ class Listen:
             bad.append(reject(self.name, batch, index, explain(error)))
         else:
             self.counts.filtered += 1
-            self._count_other(contract or "(none)", line)
+            self._count_other_contract(contract or "(none)", line)
 
-    def _count_other(self, contract: str, line: bytes) -> None:
+    def _count_other_contract(self, contract: str, line: bytes) -> None:
+        """Count a record of another contract than a boundary's, and what a gap record lost."""
         if contract not in self.others and len(self.others) >= MOST_CATEGORIES:
             contract = OTHERS
         self.others[contract] += 1
@@ -135,7 +136,8 @@ class Listen:
             with suppress(*DECODE_ERRORS):
                 self.lost += int(_decode_gap(line).lost)
 
-    def _describe(self, record: Boundary, result: str) -> str:
+    def _describe_boundary(self, record: Boundary, result: str) -> str:
+        """Describe a boundary object to people: its result, its probe and its capability."""
         outcome, operation = record.result, record.operation
         capability = record.capability_context.primary
         head = f"{record.probe.id} ({record.run.mode})  {operation.verb} {operation.target}"
@@ -152,10 +154,11 @@ class Listen:
         if result != "success":
             for snippet in (record.payload.stderr_snippet, record.payload.stdout_snippet):
                 if snippet:
-                    text += _quote(snippet)
+                    text += _quote_snippet(snippet)
         return text
 
-    def _table(self) -> list[str]:
+    def _summary_table(self) -> list[str]:
+        """Make the table of the summary: how many boundary objects had which result."""
         width = max(len(visible(name)) for name in (*self.categories, "all"))
         head = "".join(f"{status:>9}" for status in STATUSES)
         rows = [f"{'':{width}}{head}"]
@@ -174,7 +177,7 @@ class Listen:
         return ["", *rows] if self.records else rows[-1:]
 
 
-def _decoder(descriptor: Descriptor) -> Callable[[bytes], Boundary]:
+def _decoder_of_pattern(descriptor: Descriptor) -> Callable[[bytes], Boundary]:
     """Decode records of a pattern of the user's own, as far as they are like a canonical one."""
 
     def decode(line: bytes) -> Boundary:
@@ -196,15 +199,16 @@ def _decoder(descriptor: Descriptor) -> Callable[[bytes], Boundary]:
     return decode
 
 
-def _quote(snippet: str) -> str:
+def _quote_snippet(snippet: str) -> str:
+    """Quote the first lines of a probe's output below the text of its boundary object."""
     lines = snippet.splitlines()
-    shown = [_shortened(line) for line in lines[:SNIPPET_LINES]]
+    shown = [_shorten_complaint(line) for line in lines[:SNIPPET_LINES]]
     if len(lines) > SNIPPET_LINES:
         shown.append("…")
     return "".join(f"\n         | {line}" for line in shown)
 
 
-def _shortened(line: str) -> str:
+def _shorten_complaint(line: str) -> str:
     """Shorten a complaint in the middle: it names its place first, and the reason last."""
     if len(line) > SNIPPET_WIDTH:
         half = SNIPPET_WIDTH // 2

@@ -62,12 +62,12 @@ from stream.transformers.kernel_lines import (
     ROOTS_RULES,
     UNSURE,
     OpenForm,
-    detail_of,
-    has_detail,
+    event_type_by_peer,
+    has_kernel_detail,
+    kernel_detail_of,
+    kernel_value_of,
     named,
     open_form,
-    value_of,
-    with_peer,
 )
 
 FolderFilter = Callable[[str], str | None]
@@ -177,7 +177,7 @@ def filter_rule_for(folder: str, *, is_reached: bool = True) -> FolderFilter:
             return _all_but(rule.name, rule.but)
         if is_reached and rule.inside and re.search(rule.inside, folder):
             return _all_but(rule.name)
-    judge: FolderFilter = dict(_named(folder, is_reached=is_reached)).get
+    judge: FolderFilter = dict(_names_under_filter_rules(folder, is_reached=is_reached)).get
     for rule in RULES:
         if is_reached and rule.some_inside and re.search(rule.some_inside, folder):
             judge = _some(rule.name, rule.some, judge)
@@ -204,7 +204,8 @@ def _some(rule: str, names: str, others: FolderFilter) -> FolderFilter:
     return lambda name: rule if is_meant(name) else others(name)
 
 
-def _named(folder: str, *, is_reached: bool) -> Iterator[tuple[str, str]]:
+def _names_under_filter_rules(folder: str, *, is_reached: bool) -> Iterator[tuple[str, str]]:
+    """Yield the names in a folder whose reads a filter rule leaves out, each with the rule."""
     for rule in RULES:
         if is_reached:
             yield from ((name, rule.name) for name in rule.names)
@@ -298,9 +299,9 @@ class Normalize:
         given, at = batch.items, 0
         self.counts.received += len(given)
         out = _Output(has_inline_details=self._has_inline_details)
-        items = _decoded(given) if batch.kind == LINES else given
+        items = _decode_telemetry_lines(given) if batch.kind == LINES else given
         while (at := self._add_opens(items, at, out)) < len(items):
-            self._add(given, at, items[at], out)
+            self._add_telemetry(given, at, items[at], out)
             at += 1
         return out.finish()
 
@@ -320,15 +321,15 @@ class Normalize:
                 break
             ret = event.ret
             key = (event.flags, event.mode, event.resolve, ret, event.call)
-            form = forms.get(key) or self._new_form(key, event)
+            form = forms.get(key) or self._new_open_form(key, event)
             if form is None:
                 break
             value, marks = event.resolved, event.marks
             if value is None or marks or not form.is_done:
-                value, rule = self._judge_unsure(event, form)
+                value, rule = self._judge_unsure_open(event, form)
             elif form.is_read:
                 folder, slash, name = value.rpartition("/")
-                judge = filters.get(folder) or self._new_filter(folder)
+                judge = filters.get(folder) or self._new_folder_filter(folder)
                 rule = judge(name) if slash else None
             else:
                 rule = None
@@ -342,15 +343,15 @@ class Normalize:
             mark(event.ts)
             if (
                 event.path != value or value is None or marks or event.scope != "both"
-            ) and has_detail(event, OPEN, value):
+            ) and has_kernel_detail(event, OPEN, value):
                 self.details += 1
-                out.add_detail(detail_of(self._run_id, seq, event, OPEN, value))
+                out.add_detail(kernel_detail_of(self._run_id, seq, event, OPEN, value))
             seq += 1
         self.events = seq
         self.counts.passed += seq - start
         return at
 
-    def _judge_unsure(self, event: RawEvent, form: OpenForm) -> tuple[str | None, str | None]:
+    def _judge_unsure_open(self, event: RawEvent, form: OpenForm) -> tuple[str | None, str | None]:
         """Return the value, and the rule, of an open that failed or of which not all is known."""
         value = event.resolved if form.is_done else None
         if value is None and not (form.is_done and "uring" in event.marks):  # which nobody followed
@@ -358,38 +359,39 @@ class Normalize:
         if not form.is_read or value is None:
             return value, None
         if event.marks == ["shared_files"]:
-            return value, self._rule_for_both(value, event.path)
+            return value, self._filter_rule_for_both(value, event.path)
         if not UNSURE.isdisjoint(event.marks):
             return value, None
         if form.is_done:
-            return value, self._rule_for(value) if event.resolved else None
+            return value, self._filter_rule_for(value) if event.resolved else None
         if event.ret not in (-ENOENT, -ENOTDIR) or not is_straight(f"/{event.path}", value):
             return value, None
-        return value, self._rule_for(value, is_reached=False)
+        return value, self._filter_rule_for(value, is_reached=False)
 
-    def _rule_for_both(self, reached: str, given: str | None) -> str | None:
+    def _filter_rule_for_both(self, reached: str, given: str | None) -> str | None:
         """Return the rule if what was named and what was found behind the descriptor later fall
         under it, and nobody but root could have put a link there."""
         if given is None or not given.startswith("/") or not is_straight(given, given):
             return None
-        rule = self._rule_for(reached)
-        return rule if rule in ROOTS_RULES and rule == self._rule_for(given) else None
+        rule = self._filter_rule_for(reached)
+        return rule if rule in ROOTS_RULES and rule == self._filter_rule_for(given) else None
 
-    def _rule_for(self, path: str, *, is_reached: bool = True) -> str | None:
+    def _filter_rule_for(self, path: str, *, is_reached: bool = True) -> str | None:
         """Return the rule by which a read of this path is left out."""
         folder, slash, name = path.rpartition("/")
         filters = self._filters if is_reached else self._failed_filters
-        rule_of = filters.get(folder) or self._new_filter(folder, is_reached=is_reached)
+        rule_of = filters.get(folder) or self._new_folder_filter(folder, is_reached=is_reached)
         return rule_of(name) if slash else None
 
-    def _new_filter(self, folder: str, *, is_reached: bool = True) -> FolderFilter:
+    def _new_folder_filter(self, folder: str, *, is_reached: bool = True) -> FolderFilter:
+        """Make, and remember, the filter that gives the rule of each name in a folder."""
         filters = self._filters if is_reached else self._failed_filters
         if len(filters) >= _MOST_KNOWN:
             filters.clear()
         rule_of = filters[folder] = filter_rule_for(folder, is_reached=is_reached)
         return rule_of
 
-    def _new_form(self, key: tuple[Any, ...], event: RawEvent) -> OpenForm | None:
+    def _new_open_form(self, key: tuple[Any, ...], event: RawEvent) -> OpenForm | None:
         """Return the form of an open, and remember it; None for another call."""
         if EVENT_TYPES.get(event.call) != OPEN:
             return None
@@ -398,13 +400,13 @@ class Normalize:
         form = self._forms[key] = open_form(self._run_id, event)
         return form
 
-    def _add(self, batch: Sequence[Given], index: int, item: Any, out: _Output) -> None:
+    def _add_telemetry(self, batch: Sequence[Given], index: int, item: Any, out: _Output) -> None:
         """Add what is no open, or has not been decoded yet."""
         if isinstance(item, bytes):
             try:
                 item = _decoder.decode(item)
             except DECODE_ERRORS as error:
-                self._add_foreign(batch, index, error, out)
+                self._add_foreign_line(batch, index, error, out)
                 return
             # What comes out as it went in has no key twice.
             line: Any = batch[index]
@@ -414,22 +416,23 @@ class Normalize:
             if self._add_opens((item,), 0, out):
                 return
         if type(item) is not RawEvent:
-            self._add_control(item, out)
+            self._add_control_record(item, out)
         elif (event_type := EVENT_TYPES.get(item.call)) is not None:
-            self._add_call(item, event_type, out)
+            self._add_kernel_event(item, event_type, out)
         elif item.call == WROTE:
-            self._add_written(item)
+            self._add_watched_write(item)
         elif (number := unknown_type(item.call)) == INODE_RESOLVED:
             self._drop(RESOLVED)
         elif number is not None:
-            self._add_call(item, number, out)
+            self._add_kernel_event(item, number, out)
         else:
             fault = Fault(f"{item.call!r} is no call of a feed", "$.call")
             self._reject(batch, index, out, fault)
 
-    def _add_call(self, event: RawEvent, event_type: int, out: _Output) -> None:
-        event_type = with_peer(event, event_type)
-        value = value_of(event, event_type)
+    def _add_kernel_event(self, event: RawEvent, event_type: int, out: _Output) -> None:
+        """Add a call of the kernel feed as the next record of the kernel layer, with its detail."""
+        event_type = event_type_by_peer(event, event_type)
+        value = kernel_value_of(event, event_type)
         out.events.append(
             KernelEvent(
                 run_id=self._run_id,
@@ -441,28 +444,30 @@ class Normalize:
             )
         )
         out.times.append(event.ts)
-        if has_detail(event, event_type, value):
+        if has_kernel_detail(event, event_type, value):
             self.details += 1
-            out.add_detail(detail_of(self._run_id, self.events, event, event_type, value))
+            out.add_detail(kernel_detail_of(self._run_id, self.events, event, event_type, value))
         self.events += 1
         self.counts.passed += 1
 
-    def _add_written(self, event: RawEvent) -> None:
+    def _add_watched_write(self, event: RawEvent) -> None:
+        """Leave out a write to a watched stream, and keep its size, its time and its process."""
         self._drop(WROTE)
         if self._keeps_writes:
             writes = self.written.setdefault(event.stream, Writes())
-            writes.add(event.size or 0, event.ts, event.pid)
+            writes.add_write(event.size or 0, event.ts, event.pid)
 
-    def _add_control(self, item: Any, out: _Output) -> None:
+    def _add_control_record(self, item: Any, out: _Output) -> None:
+        """Pass on a record of the kernel feed that is no call: its counters, or a gap."""
         self.counts.passed += 1
         if isinstance(item, RawCapture):
             self.capture = item
-            item = self._with_left_out(item)
+            item = self._capture_with_left_out(item)
         elif isinstance(item, Gap):
             self.lost += int(item.lost)
         out.add(item)
 
-    def _with_left_out(self, capture: RawCapture) -> RawCapture:
+    def _capture_with_left_out(self, capture: RawCapture) -> RawCapture:
         """Add what was left out, for whoever gets the records and does not know that."""
         filtered, aside = Counter(capture.filtered or {}), Counter(capture.aside or {})
         for rule, count in (Counter(self.dropped) - self._reported).items():
@@ -470,7 +475,7 @@ class Normalize:
         self._reported = Counter(self.dropped)
         return msgspec.structs.replace(capture, filtered=dict(filtered), aside=dict(aside))
 
-    def _add_foreign(
+    def _add_foreign_line(
         self, batch: Sequence[Given], index: int, error: Exception, out: _Output
     ) -> None:
         """Pass on, or reject, a line that is no record of a feed."""
@@ -501,7 +506,7 @@ class Normalize:
         self.dropped[rule] = self.dropped.get(rule, 0) + 1
 
 
-def _decoded(lines: Sequence[Any]) -> Sequence[Any]:
+def _decode_telemetry_lines(lines: Sequence[Any]) -> Sequence[Any]:
     """Decode all lines at once if each has the very form in which a feed writes it: then none is
     torn, blank or foreign, and none has a key twice. Else return them as they are."""
     try:

@@ -140,13 +140,13 @@ def find_reasoning(summary: str, name: str = "") -> str | None:
 
     Most summaries have none of the words: to look at them costs a tenth of the whole search.
     """
-    text = summary if summary.isascii() else _legible(summary)
-    if _triggers().isdisjoint(text.encode(errors="replace").translate(_WORDS).split()):
+    text = summary if summary.isascii() else _legible_text(summary)
+    if _reasoning_triggers().isdisjoint(text.encode(errors="replace").translate(_WORDS).split()):
         return None
     text = _ARGUMENT.sub(r" \1 # ", text.lower()).replace("(s)", "s").replace("(d)", "d")
-    plain = _plain(text, "" if name in SUBJECTS or len(name) > _LONGEST_NAME else name)
+    plain = _plain_sentence(text, "" if name in SUBJECTS or len(name) > _LONGEST_NAME else name)
     for sentence in f" {plain} ".replace(" . ", " \n ").splitlines():
-        patterns = _patterns()
+        patterns = _reasoning_patterns()
         if re.search(rf" {_NAMED} ", sentence):
             patterns += _patterns_near_agent()
         for pattern in patterns:
@@ -155,7 +155,7 @@ def find_reasoning(summary: str, name: str = "") -> str | None:
     return None
 
 
-def _legible(text: str) -> str:
+def _legible_text(text: str) -> str:
     """Write a text in the Latin letters that others look like, without what is not seen at all."""
     import unicodedata  # which most summaries do not need
 
@@ -164,15 +164,16 @@ def _legible(text: str) -> str:
     return "".join(seen).translate(_LETTERS)
 
 
-def _plain(text: str, name: str) -> str:
+def _plain_sentence(text: str, name: str) -> str:
     """Write a text as words, `#` for what is none, and the ends of clauses, parted by spaces."""
-    if name and (parts := re.split(r"[\s_-]+", _legible(name))) != [""]:
+    if name and (parts := re.split(r"[\s_-]+", _legible_text(name))) != [""]:
         own = r"[\s_-]+".join(map(re.escape, parts))
         text = re.sub(rf"(?<![\w./=-]){own}(?![\w/=-])", " agent ", text)
-    return " ".join(token for word in text.split() for token in _tokens(word))
+    return " ".join(token for word in text.split() for token in _tokens_of_word(word))
 
 
-def _tokens(word: str) -> Iterator[str]:
+def _tokens_of_word(word: str) -> Iterator[str]:
+    """Yield the plain words of one word of a summary, and the marks of clauses around it."""
     if set(word) <= {"-", ","}:
         yield ","
         return
@@ -186,7 +187,7 @@ def _tokens(word: str) -> Iterator[str]:
     elif made := re.match(_compound(), head):
         yield from ("agent", made[1] or made[2])
     elif core:
-        yield _one_word(core)
+        yield _plain_word(core)
     if ")" in tail:
         yield ")"
     if set(tail) & set(".;!?"):
@@ -195,8 +196,9 @@ def _tokens(word: str) -> Iterator[str]:
         yield ","
 
 
-def _one_word(core: str) -> str:
-    known = _vocabulary()
+def _plain_word(core: str) -> str:
+    """Return a summary's word as the patterns know it: `agent` for names, `#` for no word."""
+    known = _reasoning_vocabulary()
     if re.fullmatch(_WORD, core):
         is_sure = len(core) < 4 or core in known
         return core if is_sure else known.get(core.translate(_FORM), core)
@@ -216,7 +218,7 @@ def _one_word(core: str) -> str:
 _IRREGULAR = {row[0]: row for row in map(str.split, _IRREGULAR_VERBS.strip().splitlines())}
 
 
-def conjugated(base: str) -> Sequence[str]:
+def conjugate_verb(base: str) -> Sequence[str]:
     """Return a verb's base, third person, past, participle and gerund."""
     if base in _IRREGULAR:
         return _IRREGULAR[base]
@@ -229,7 +231,7 @@ def conjugated(base: str) -> Sequence[str]:
 
 
 def _forms(table: str, *columns: int) -> list[str]:
-    rows = map(conjugated, table.split())
+    rows = map(conjugate_verb, table.split())
     return [row[column] for row in rows for column in columns]
 
 
@@ -238,7 +240,8 @@ BASES = tuple(dict.fromkeys(_forms(_ALL, 0)))
 
 
 @cache
-def _triggers() -> frozenset[bytes]:
+def _reasoning_triggers() -> frozenset[bytes]:
+    """Return the words of which a summary has at least one if it tells what an agent thought."""
     phrases = (
         *_HELD_IN_MIND,
         "expectation",
@@ -255,7 +258,7 @@ def _triggers() -> frozenset[bytes]:
 
 
 @cache
-def _vocabulary() -> dict[str, str]:
+def _reasoning_vocabulary() -> dict[str, str]:
     """Map every word that a pattern asks for, and its form, to the word."""
     words = (*SUBJECTS, *PERSONS, "it", *_forms(_ALL, 0, 1, 2, 3, 4), *STATES, *NOUNS)
     words += (*_NOUNS_OF_PERSONS, *INTENTS, *(f"{subject}s" for subject in SUBJECTS))
@@ -274,7 +277,7 @@ def _any(*words: str) -> str:
 
 
 @cache
-def _patterns() -> tuple[re.Pattern[str], ...]:
+def _reasoning_patterns() -> tuple[re.Pattern[str], ...]:
     """Make the patterns of one sentence in plain words, with a space before and after each."""
     needing = _any(  # what a verb in its base form needs
         *("to", "will", "would", "shall", "should", "can", "could", "may", "might", "must"),

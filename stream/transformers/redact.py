@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from stream.evidence.command_lines import asked_in, known_by
+from stream.evidence.command_lines import commands_asked_of_shell, known_by
 from stream.pipeline import Batch, Counts
 from stream.records.control import RAW, TELEMETRY
 from stream.records.kernel import NAMES, RawEvent, Telemetry, path_bytes, path_text
 from stream.redaction.policy import CapturePolicy
-from stream.transformers.tool_events import command_seen
+from stream.transformers.tool_events import redact_shell_command
 
 
 class Redact:
@@ -31,13 +31,14 @@ class Redact:
         """Replace the secrets in a batch of telemetry."""
         self.counts.received += len(batch.items)
         self.counts.passed += len(batch.items)
-        return [Batch(TELEMETRY, [self._redacted(item) for item in batch.items])]
+        return [Batch(TELEMETRY, [self._redact_event(item) for item in batch.items])]
 
     def finish(self) -> tuple[()]:
         """Return nothing: no item is held back."""
         return ()
 
-    def _redacted(self, item: Telemetry) -> Telemetry:
+    def _redact_event(self, item: Telemetry) -> Telemetry:
+        """Replace the secrets in the names and words of a raw event of the kernel feed."""
         if not isinstance(item, RawEvent):  # it tells of the feed alone
             return item
         seen: dict[str, Any] = {}
@@ -47,7 +48,10 @@ class Redact:
                 seen[name] = self._policy.name(path_bytes(text), path_text)
         if item.argv:
             seen["argv"] = self._policy.words([*map(path_bytes, item.argv)], path_text)
-            asked = [command_seen(self._policy, text) for text in asked_in(item.argv)]
+            asked = [
+                redact_shell_command(self._policy, text)
+                for text in commands_asked_of_shell(item.argv)
+            ]
             seen["asked"] = [known_by(text) for text in asked] or None
         return msgspec.structs.replace(item, **seen)
 

@@ -117,7 +117,7 @@ class Route:
                 self.counts.filtered += 1
                 continue
             try:
-                name = self._place_of(line, batch, index)
+                name = self._archive_file_of(line, batch, index)
             except (*DECODE_ERRORS, _UnroutableError) as error:
                 self.counts.rejected += 1
                 out.append(reject(self.name, batch, index, explain(error)))
@@ -137,7 +137,7 @@ class Route:
         """Return nothing: no line is held back."""
         return ()
 
-    def _place_of(self, line: bytes, batch: Sequence[bytes], index: int) -> str | None:
+    def _archive_file_of(self, line: bytes, batch: Sequence[bytes], index: int) -> str | None:
         """Return the file that a line belongs to; None: it is left out.
 
         Raise _UnroutableError or one of DECODE_ERRORS.
@@ -145,7 +145,7 @@ class Route:
         contract = contract_of(line)
         if contract in _LINES:
             name, decode = _LINES[contract]
-            self._note_run(getattr(decode(line), "run_id", None), batch, index)
+            self._note_run_id(getattr(decode(line), "run_id", None), batch, index)
             return name
         if contract is not None and self._boundaries.knows(contract):
             if fault := self._boundaries.check(line, contract):
@@ -158,7 +158,7 @@ class Route:
             counts = FeedCounts.of_companion(record) if isinstance(record, Companion) else None
             if name in self.documents:
                 raise _UnroutableError(f"a second {contract}: an archive has one")
-            self._note_run(record.run_id, batch, index)
+            self._note_run_id(record.run_id, batch, index)
             self.documents.add(name)
             self.feed_counts = counts or self.feed_counts
             return name
@@ -175,10 +175,13 @@ class Route:
             named = "no contract" if contract is None else repr(contract)
             raise _UnroutableError(f"names {named}: it has no place in an archive")
         session = event.get("session")
-        self._note_run(session.get("run_id") if isinstance(session, dict) else None, batch, index)
+        self._note_run_id(
+            session.get("run_id") if isinstance(session, dict) else None, batch, index
+        )
         return EVENTS_FILE
 
-    def _note_run(self, run_id: Any, batch: Sequence[bytes], index: int) -> None:
+    def _note_run_id(self, run_id: Any, batch: Sequence[bytes], index: int) -> None:
+        """Note a run id that a line names for the first time, and the place of that line."""
         if isinstance(run_id, str) and run_id not in self.run_ids:
             place = "(pipeline)"
             if isinstance(batch, Lines):

@@ -28,12 +28,12 @@ from stream.evidence.claude_formats import (
     T,
     TypedLine,
     blocks_of,
-    command_in,
-    decoded,
-    is_record,
-    is_usable,
-    log_records,
-    producer_in,
+    command_in_call,
+    decode_agent_line,
+    is_stream_record,
+    is_usable_id,
+    otlp_log_records,
+    producer_in_record,
     refused_in,
 )
 from stream.evidence.markers import CallBoundary, MarkerName
@@ -114,23 +114,29 @@ class SdkLayer:
 
     def feed(self, chunk: bytes, arrived_ns: int) -> list[SdkObservation]:
         """Read bytes of an agent's stdout, which may be stream-json."""
-        return list(self._read("stdout", chunk, arrived_ns, StreamRecord, self._read_record))
+        return list(
+            self._read_channel("stdout", chunk, arrived_ns, StreamRecord, self._read_stream_record)
+        )
 
     def feed_refusals(self, chunk: bytes, arrived_ns: int) -> list[SdkObservation]:
         """Read bytes of an agent's stdout for refused calls: no hook reports their end."""
-        return list(self._read("stdout", chunk, arrived_ns, StreamRecord, self._read_refusals))
+        return list(
+            self._read_channel("stdout", chunk, arrived_ns, StreamRecord, self._read_refusals)
+        )
 
     def feed_log(self, chunk: bytes, arrived_ns: int) -> list[SdkObservation]:
         """Read bytes of the event log that the environment named."""
-        return list(self._read("log", chunk, arrived_ns, LoggedLine, self._read_logged))
+        return list(
+            self._read_channel("log", chunk, arrived_ns, LoggedLine, self._read_logged_line)
+        )
 
     def feed_hooks(self, chunk: bytes, arrived_ns: int) -> list[SdkObservation]:
         """Read what Claude Code passed to its hooks on stdin, one object a line."""
-        return list(self._read("hooks", chunk, arrived_ns, HookInput, self._read_hook))
+        return list(self._read_channel("hooks", chunk, arrived_ns, HookInput, self._read_hook))
 
     def feed_otel(self, chunk: bytes, arrived_ns: int) -> list[SdkObservation]:
         """Read OTLP/HTTP bodies in JSON, one a line. They arrive too late to mark boundaries."""
-        return list(self._read("otel", chunk, arrived_ns, LogExport, self._read_export))
+        return list(self._read_channel("otel", chunk, arrived_ns, LogExport, self._read_log_export))
 
     def finish(self) -> None:
         """Count the unfinished last line of each channel as a problem."""
@@ -143,7 +149,7 @@ class SdkLayer:
                 if channel == "stdout":
                     del self.problems[channel, problem]
 
-    def _read(
+    def _read_channel(
         self,
         channel: Channel,
         chunk: bytes,
@@ -151,6 +157,7 @@ class SdkLayer:
         form: type[T],
         observe: Callable[[T, _Origin], Iterator[SdkObservation]],
     ) -> Iterator[SdkObservation]:
+        """Read the records that these bytes of a channel complete; count those that are bad."""
         self.received[channel] += len(chunk)
         batch = self._lines[channel].feed(chunk)
         for index, line in enumerate(batch or ()):
@@ -160,41 +167,46 @@ class SdkLayer:
             if not line.strip():
                 continue
             try:
-                record = decoded(line, form)
+                record = decode_agent_line(line, form)
             except DECODE_ERRORS:
                 if _is_unusable_record(channel, line):
                     self.problems[channel, "not_a_record"] += 1
                 elif channel == "stdout":
-                    self._count_foreign(line)
+                    self._count_foreign_object(line)
                 continue
             assert batch is not None
             end = batch.offset_of(index) + len(line) + 1
             yield from observe(record, _Origin(channel, arrived_ns, end))
 
-    def _count_foreign(self, line: bytes) -> None:
+    def _count_foreign_object(self, line: bytes) -> None:
+        """Count a JSON object on the agent's stdout that is no stream-json, by its type."""
         if not line.lstrip().startswith(b"{"):
             return
         try:
-            _count(self._foreign_types, decoded(line, TypedLine).type)
+            _count(self._foreign_types, decode_agent_line(line, TypedLine).type)
         except DECODE_ERRORS:
             return  # a text, or an object that does not state its type
 
     # --- the channels ---------------------------------------------------------------------------
 
-    def _read_record(self, record: StreamRecord, origin: _Origin) -> Iterator[SdkObservation]:
+    def _read_stream_record(
+        self, record: StreamRecord, origin: _Origin
+    ) -> Iterator[SdkObservation]:
+        """Yield what a record of stream-json on the agent's stdout tells of tool calls."""
         if not self._is_of_session(record):
             return
         if record.type == "result":
             yield self._other(origin, "run_failed" if record.is_error is True else "run_finished")
         for block in blocks_of(record.message):
-            yield from self._read_block(record.type, block, origin)
+            yield from self._read_tool_block(record.type, block, origin)
 
     def _read_refusals(self, record: StreamRecord, origin: _Origin) -> Iterator[SdkObservation]:
+        """Yield the ends of the tool calls that were refused: no hook reports those."""
         if self._is_of_session(record) and record.type == "user":
             refused = refused_in(record.tool_result_meta)
             for block in blocks_of(record.message):
                 if block.get("tool_use_id") in refused:
-                    yield from self._read_block(record.type, block, origin)
+                    yield from self._read_tool_block(record.type, block, origin)
 
     def _is_of_session(self, record: StreamRecord) -> bool:
         """Return whether the record can be used; the last beginning of a session names the
@@ -203,49 +215,58 @@ class SdkLayer:
             _count(self._session_types, record.type)
             return False
         self._has_records = True
-        self._producer = producer_in(record) or self._producer
+        self._producer = producer_in_record(record) or self._producer
         return True
 
-    def _read_block(
+    def _read_tool_block(
         self, role: str, block: Mapping[str, Any], origin: _Origin
     ) -> Iterator[SdkObservation]:
         """The assistant asks for a call, and its result comes as if from the user."""
         if role == "assistant" and block.get("type") == "tool_use":
             call, tool = block.get("id"), block.get("name")
-            command = command_in(tool, block.get("input"))
-            yield from self._report(origin, "tool_call_started", call, tool, command)
+            command = command_in_call(tool, block.get("input"))
+            yield from self._report_call_boundary(origin, "tool_call_started", call, tool, command)
         elif role == "user" and block.get("type") == "tool_result":
-            yield from self._report(origin, "tool_call_completed", block.get("tool_use_id"), None)
+            yield from self._report_call_boundary(
+                origin, "tool_call_completed", block.get("tool_use_id"), None
+            )
 
-    def _read_logged(self, line: LoggedLine, origin: _Origin) -> Iterator[SdkObservation]:
+    def _read_logged_line(self, line: LoggedLine, origin: _Origin) -> Iterator[SdkObservation]:
+        """Yield the SDK event of a line that an agent wrote to the SDK's event log."""
         if line.run_id != self._run_id:
             self.problems[origin.channel, "foreign_run"] += 1
         elif line.event_type in ("tool_call_started", "tool_call_completed"):
             call = line.tool_call_id
-            yield from self._report(origin, line.event_type, call, line.tool, None, line)
+            yield from self._report_call_boundary(
+                origin, line.event_type, call, line.tool, None, line
+            )
         else:
             yield self._other(origin, line.event_type, line)
 
     def _read_hook(self, hook: HookInput, origin: _Origin) -> Iterator[SdkObservation]:
+        """Yield the start or the end of a tool call that one of the agent's hooks reports."""
         name = _HOOKS.get(hook.hook_event_name)
         if name is not None:
-            command = command_in(hook.tool_name, hook.tool_input)
+            command = command_in_call(hook.tool_name, hook.tool_input)
             if name == "tool_call_completed":
                 command = None
-            yield from self._report(origin, name, hook.tool_use_id, hook.tool_name, command)
+            yield from self._report_call_boundary(
+                origin, name, hook.tool_use_id, hook.tool_name, command
+            )
 
-    def _read_export(self, export: LogExport, origin: _Origin) -> Iterator[SdkObservation]:
-        for producer, fields in log_records(export.resource_logs):
+    def _read_log_export(self, export: LogExport, origin: _Origin) -> Iterator[SdkObservation]:
+        """Yield the starts and ends of tool calls in a body of OpenTelemetry logs."""
+        for producer, fields in otlp_log_records(export.resource_logs):
             name = _OTEL.get(str(fields.get("event.name")))
             if name is not None:
                 if self._producer == UNKNOWN_PRODUCER:
                     self._producer = producer
                 call, tool = fields.get("tool_use_id"), fields.get("tool_name")
-                yield from self._report(origin, name, call, tool)
+                yield from self._report_call_boundary(origin, name, call, tool)
 
     # --- what they have in common ---------------------------------------------------------------
 
-    def _report(
+    def _report_call_boundary(
         self,
         origin: _Origin,
         name: MarkerName,
@@ -256,7 +277,7 @@ class SdkLayer:
     ) -> Iterator[SdkObservation]:
         """Yield one boundary of a call, unless another channel reported it already."""
         channel = origin.channel
-        call, tool = self._usable(call, channel), self._usable(tool, channel)
+        call, tool = self._usable_id(call, channel), self._usable_id(tool, channel)
         reporter, known_tool = channel, tool
         if call is not None:
             reporter = self._reporters.setdefault((name, call), channel)
@@ -265,25 +286,26 @@ class SdkLayer:
             _forget_oldest(self._reporters)
         if reporter != channel and tool in (None, known_tool):
             if channel != "otel":
-                self._repeat(origin, name, call)
+                self._note_repeated_boundary(origin, name, call)
             return
-        event = self._event(channel, name, line, call, tool or known_tool)
+        event = self._make_sdk_event(channel, name, line, call, tool or known_tool)
         has_time = channel != "otel" and reporter == channel
-        boundary = _boundary(origin, name, call, command, event.seq) if has_time else None
+        boundary = _make_call_boundary(origin, name, call, command, event.seq) if has_time else None
         yield SdkObservation(event, boundary)
 
-    def _repeat(self, origin: _Origin, name: MarkerName, call: str | None) -> None:
+    def _note_repeated_boundary(self, origin: _Origin, name: MarkerName, call: str | None) -> None:
+        """Keep the start or end of a tool call that another channel had reported already."""
         if len(self.repeats) < _MOST_CALLS:
-            self.repeats.append(_boundary(origin, name, call, None, -1))
+            self.repeats.append(_make_call_boundary(origin, name, call, None, -1))
         else:
             self.problems[origin.channel, "left_out"] += 1
 
     def _other(
         self, origin: _Origin, name: SdkEventType, line: LoggedLine | None = None
     ) -> SdkObservation:
-        return SdkObservation(self._event(origin.channel, name, line), None)
+        return SdkObservation(self._make_sdk_event(origin.channel, name, line), None)
 
-    def _event(
+    def _make_sdk_event(
         self,
         channel: Channel,
         name: SdkEventType,
@@ -291,6 +313,7 @@ class SdkLayer:
         call: str | None = None,
         tool: str | None = None,
     ) -> SdkEvent:
+        """Make the next record of the SDK layer from what a channel told."""
         seq, self._seq = self._seq, self._seq + 1
         producer = self._producer
         if channel == "hooks" and producer == UNKNOWN_PRODUCER:
@@ -310,19 +333,20 @@ class SdkLayer:
             tool=tool,
         )
 
-    def _usable(self, text: Any, channel: Channel) -> str | None:
+    def _usable_id(self, text: Any, channel: Channel) -> str | None:
         """Return an id or name, None where it is blank; one that no layer can hold is a problem."""
         if text is None or (isinstance(text, str) and not is_told(text)):
             return None
-        if is_usable(text):
+        if is_usable_id(text):
             return str(text)
         self.problems[channel, "unusable_name"] += 1
         return None
 
 
-def _boundary(
+def _make_call_boundary(
     origin: _Origin, name: MarkerName, call: str | None, command: str | None, sdk_seq: int
 ) -> CallBoundary:
+    """Make the boundary of a tool call: its start or end, and where it was told in its channel."""
     return CallBoundary(
         sdk_seq=sdk_seq,
         name=name,
@@ -341,7 +365,7 @@ def _is_unusable_record(channel: Channel, line: bytes) -> bool:
     if not any(needle in line for needle in _NEEDLES):
         return False
     try:
-        return is_record(decoded(line, object))
+        return is_stream_record(decode_agent_line(line, object))
     except DECODE_ERRORS:
         return True
 

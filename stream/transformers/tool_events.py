@@ -26,14 +26,14 @@ from stream.evidence.claude_formats import (
     Producer,
     Sdk,
     blocks_of,
-    decoded,
+    decode_agent_line,
     denials_in,
-    log_records,
+    otlp_log_records,
     permissions_in,
-    producer_in,
-    read_record,
+    producer_in_record,
+    read_stream_record,
 )
-from stream.evidence.command_lines import digest_of
+from stream.evidence.command_lines import command_digest_of
 from stream.evidence.markers import (
     HOOKS,
     OTEL,
@@ -129,7 +129,7 @@ class PolicyLayer:
         for line in self._otel.feed(chunk) or ():
             if b"tool_decision" not in line:
                 continue
-            for one in self._read_export(line):
+            for one in self._read_exported_decisions(line):
                 if len(self._exported) < _MOST_CALLS:
                     self._exported.append(one)
                 else:
@@ -145,10 +145,13 @@ class PolicyLayer:
             event
             for one in exported
             if (one.reason, one.decision, self._mode) != ("config", "allow", BYPASS)
-            for event in self._report(EXPORTED, one.producer, one.call, one.tool, one.decision)
+            for event in self._report_decision(
+                EXPORTED, one.producer, one.call, one.tool, one.decision
+            )
         ]
 
     def _read_cloud_event(self, line: bytes) -> Iterator[PolicyEvent]:
+        """Yield the policy event of a line of the decision log, if it holds a decision."""
         try:
             event = _decode_event(line)
         except DECODE_ERRORS:
@@ -164,13 +167,14 @@ class PolicyLayer:
             self.problems["no_decision"] += 1
             return
         call = found.tool_call_id if is_told(found.tool_call_id or "") else None
-        yield self._event(DECISION, source, call, found.tool, found.decision)
+        yield self._make_policy_event(DECISION, source, call, found.tool, found.decision)
 
     def _read_stream_record(self, line: bytes) -> Iterator[PolicyEvent]:
-        record = read_record(line)
+        """Yield the permissions and denials of tool calls that a record of stream-json reports."""
+        record = read_stream_record(line)
         if record is None or record.type not in KINDS:
             return  # the SDK layer counts it
-        self._producer = producer_in(record) or self._producer
+        self._producer = producer_in_record(record) or self._producer
         if record.type == "system" and isinstance(record.permission_mode, str):
             self._mode = record.permission_mode
         if record.type == "assistant":
@@ -179,40 +183,43 @@ class PolicyLayer:
             record.tool_result_meta if record.type == "user" else ()
         ):
             if (found, reason, self._mode) != ("accept", "mode", BYPASS) and (
-                decision := self._decision(found)
+                decision := self._known_decision(found)
             ):
                 tool = None if call is None else self._tools.get(call)
-                yield from self._report(PERMISSION, self._producer, call, tool, decision)
+                yield from self._report_decision(PERMISSION, self._producer, call, tool, decision)
         for call, tool in denials_in(record):
             if call or record.type == "result":  # without an id, the result's list has to do
-                yield from self._report(DENIAL, self._producer, call, tool, "deny")
+                yield from self._report_decision(DENIAL, self._producer, call, tool, "deny")
 
     def _remember_tools(self, message: Any) -> None:
+        """Remember which tool each call of a message asks for."""
         for block in blocks_of(message):
             call, tool = block.get("id"), block.get("name")
             is_call = block.get("type") == "tool_use" and len(self._tools) < _MOST_CALLS
             if is_call and isinstance(call, str) and isinstance(tool, str):
                 self._tools[call] = tool
 
-    def _read_export(self, line: bytes) -> Iterator[_ExportedDecision]:
+    def _read_exported_decisions(self, line: bytes) -> Iterator[_ExportedDecision]:
+        """Yield the decisions about tool calls in a body of OpenTelemetry logs."""
         try:
-            export = decoded(line, LogExport)
+            export = decode_agent_line(line, LogExport)
         except DECODE_ERRORS:
             return  # the SDK layer counts it
-        for producer, fields in log_records(export.resource_logs):
+        for producer, fields in otlp_log_records(export.resource_logs):
             if fields.get("event.name") == "tool_decision" and (
-                decision := self._decision(str(fields.get("decision")))
+                decision := self._known_decision(str(fields.get("decision")))
             ):
                 call, tool = fields.get("tool_use_id"), fields.get("tool_name")
                 yield _ExportedDecision(producer, call, tool, decision, fields.get("source"))
 
-    def _decision(self, text: str) -> str | None:
+    def _known_decision(self, text: str) -> str | None:
+        """Return the policy layer's word for a decision; count one that it has no word for."""
         decision = _DECISIONS.get(text)
         if decision is None:
             self.problems["no_decision"] += 1
         return decision
 
-    def _report(
+    def _report_decision(
         self, kind: str, producer: Producer, call: Any, tool: Any, decision: str
     ) -> Iterator[PolicyEvent]:
         """Yield an event, unless the same was reported of this call already."""
@@ -225,11 +232,12 @@ class PolicyLayer:
             if producer.name != CLAUDE:
                 kind = f"{producer.name}.{kind.partition('.')[2]}"
             source = producer.name + ("-otel" if kind.endswith(_EXPORTED_KIND) else "")
-            yield self._event(kind, source, call, tool, decision)
+            yield self._make_policy_event(kind, source, call, tool, decision)
 
-    def _event(
+    def _make_policy_event(
         self, kind: str, source: str, call: str | None, tool: str, decision: str
     ) -> PolicyEvent:
+        """Make the next record of the policy layer."""
         seq, self._seq = self._seq, self._seq + 1
         return PolicyEvent(
             run_id=self._run_id,
@@ -260,10 +268,10 @@ MOST_KEPT = 15_000
 MOST_TEXT = 16 << 20
 
 
-def command_seen(capture_policy: CapturePolicy, command: str) -> str:
+def redact_shell_command(capture_policy: CapturePolicy, command: str) -> str:
     """What a shell is asked to run, wherever it is told: the same of the same."""
     if capture_policy.mode == "hashed":
-        return digest_of(command)
+        return command_digest_of(command)
     seen: str = capture_policy.value(command)
     return seen
 
@@ -314,25 +322,26 @@ class ToolCallCollector:
             if isinstance(item, DroppedInput):
                 self.record_drop(item)
             else:
-                self._read(item.channel, item.data, item.arrived_ns)
+                self._read_channel(item.channel, item.data, item.arrived_ns)
         return ()
 
-    def _read(self, channel: str, data: bytes, arrived: int) -> None:
+    def _read_channel(self, channel: str, data: bytes, arrived: int) -> None:
+        """Read what came on a channel into the SDK and the policy layer, without its secrets."""
         if channel == POLICY:
-            self.policy += map(self._seen, self._policy.feed(data))
+            self.policy += map(self._redact_record, self._policy.feed(data))
         elif channel == STDOUT:  # of whose calls another channel may be asked to tell
             if self._sdk == "stream-json":
-                self._take(self._layer.feed(data, arrived))
+                self._keep_sdk_observations(self._layer.feed(data, arrived))
             elif self._sdk == "hooks":
-                self._take(self._layer.feed_refusals(data, arrived))
-            self.policy += map(self._seen, self._policy.feed_stdout(data))
+                self._keep_sdk_observations(self._layer.feed_refusals(data, arrived))
+            self.policy += map(self._redact_record, self._policy.feed_stdout(data))
         elif channel == HOOKS:
-            self._take(self._layer.feed_hooks(data, arrived))
+            self._keep_sdk_observations(self._layer.feed_hooks(data, arrived))
         elif channel == OTEL:
-            self._take(self._layer.feed_otel(data, arrived))
+            self._keep_sdk_observations(self._layer.feed_otel(data, arrived))
             self._policy.feed_otel(data)
         else:
-            self._take(self._layer.feed_log(data, arrived))
+            self._keep_sdk_observations(self._layer.feed_log(data, arrived))
 
     def record_drop(self, dropped: DroppedInput) -> None:
         """Note input that could not be used."""
@@ -342,8 +351,8 @@ class ToolCallCollector:
         """Count what of everything that was told could not be used."""
         self._layer.finish()
         self.repeats = self._layer.repeats
-        self.unknown_form = self._seen_types()
-        self.policy += map(self._seen, self._policy.finish())
+        self.unknown_form = self._redacted_types()
+        self.policy += map(self._redact_record, self._policy.finish())
         for (channel, problem), count in sorted(self._layer.problems.items()):
             self._not_used(channel, problem, count)
         if self._left_out:
@@ -356,7 +365,8 @@ class ToolCallCollector:
             self._not_used("policy layer", reason, count)
         return ()
 
-    def _seen_types(self) -> dict[str, int]:
+    def _redacted_types(self) -> dict[str, int]:
+        """Return how many lines of stdout had no known form, by their type, without secrets."""
         told = self._layer.unknown_form
         kept = Counter(
             {self._capture_policy.value(kind): n for kind, n in told.most_common(_MOST_TYPES)}
@@ -370,26 +380,28 @@ class ToolCallCollector:
         sentence = f"{lines} of the {channel} could not be used: {_MEANING[why]} ({why})"
         self.record_drop(DroppedInput(channel.partition(" ")[0], why, count, sentence))
 
-    def _take(self, said: Sequence[Any]) -> None:
+    def _keep_sdk_observations(self, said: Sequence[Any]) -> None:
+        """Keep the SDK events and the boundaries of calls, redacted, while there is room."""
         for one in said:
             size = len(one.boundary.command or "") if one.boundary is not None else 0
             if len(self.sdk) == MOST_KEPT or size > self._room:
                 self._left_out += 1
                 continue
             self._room -= size
-            self.sdk.append(self._seen(one.event))
+            self.sdk.append(self._redact_record(one.event))
             if one.boundary is not None:
-                self.boundaries.append(self._placed(one.boundary))
+                self.boundaries.append(self._redact_boundary(one.boundary))
 
-    def _placed(self, boundary: CallBoundary) -> CallBoundary:
-        seen: CallBoundary = self._seen(msgspec.structs.replace(boundary, command=None))
+    def _redact_boundary(self, boundary: CallBoundary) -> CallBoundary:
+        """Return the boundary of a tool call without the secrets in it and in its command."""
+        seen: CallBoundary = self._redact_record(msgspec.structs.replace(boundary, command=None))
         if boundary.command is None:
             return seen
         return msgspec.structs.replace(
-            seen, command=command_seen(self._capture_policy, boundary.command)
+            seen, command=redact_shell_command(self._capture_policy, boundary.command)
         )
 
-    def _seen(self, record: Any) -> Any:
+    def _redact_record(self, record: Any) -> Any:
         """Redact a record as the capture policy of the run says."""
         return msgspec.convert(
             self._capture_policy.value(msgspec.to_builtins(record)), type(record)

@@ -60,7 +60,7 @@ class Validate:
         self.counts.received += len(lines)
         # Nearly every line of nearly every stream is a good boundary object: one call each.
         if not self._boundaries.are_good(lines):
-            return by_kind(self._feed_slowly(lines), kind_of_item)
+            return by_kind(self._feed_line_by_line(lines), kind_of_item)
         self.counts.passed += len(lines)
         self.contracts[PATTERN_VERSION] += len(lines)
         return [batch]
@@ -69,14 +69,15 @@ class Validate:
         """Nothing is left to say at the end."""
         return ()
 
-    def _feed_slowly(self, batch: Sequence[bytes]) -> list[bytes | Control]:
+    def _feed_line_by_line(self, batch: Sequence[bytes]) -> list[bytes | Control]:
+        """Hold each line against its contract; make a finding and a reject of a bad one."""
         out: list[bytes | Control] = []
         for index, line in enumerate(batch):
             if is_blank(line):
                 self.counts.filtered += 1
                 continue
             source = batch.source if isinstance(batch, Lines) else "(pipeline)"
-            rule, fault = self._judge(line, source)
+            rule, fault = self._judge_line(line, source)
             if fault is None:
                 self.counts.passed += 1
                 out.append(line)
@@ -96,13 +97,14 @@ class Validate:
         return out
 
     @cached_property
-    def _known(self) -> Contracts:
+    def _known_contracts(self) -> Contracts:
+        """Load the contracts that the lines of a stream may name."""
         # All contracts, which nearly every stream does without, are an eighth of the start.
         from stream.contracts import Contracts
 
         return Contracts(self._boundaries)
 
-    def _judge(self, line: bytes, source: str) -> tuple[str, Fault | None]:
+    def _judge_line(self, line: bytes, source: str) -> tuple[str, Fault | None]:
         """Return the contract or rule of a line, and what breaks it."""
         if isinstance(line, BrokenDocument):
             return "json", line.fault
@@ -111,8 +113,8 @@ class Validate:
         except DECODE_ERRORS as error:
             return "json", explain(error)
         if contract is None:
-            contract = self._known.of_document(source)
-        if contract is None or not self._known.know(contract):
+            contract = self._known_contracts.of_document(source)
+        if contract is None or not self._known_contracts.know(contract):
             from stream.transformers.event_rules import read_event
 
             try:
@@ -126,8 +128,8 @@ class Validate:
             if not self._is_last:
                 self.contracts[UNKNOWN] += 1
                 return "contract", None
-            return "contract", _unknown(contract)
-        fault = self._known.check(contract, line, source)
+            return "contract", _unknown_contract(contract)
+        fault = self._known_contracts.check(contract, line, source)
         if fault is None:
             self.contracts[contract] += 1
         return contract, fault
@@ -144,7 +146,8 @@ class Validate:
         return None
 
 
-def _unknown(contract: str | None) -> Fault:
+def _unknown_contract(contract: str | None) -> Fault:
+    """Say that a line names no contract, or none that is known."""
     if contract is None:
         return Fault("names no contract: neither schema nor schema_version is there")
     hint = "; --boundary names a pattern of your own" if contract.startswith("boundary_") else ""

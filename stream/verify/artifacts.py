@@ -28,7 +28,7 @@ from stream.evidence.consistency import (
     surface_faults,
     unbound_faults,
 )
-from stream.evidence.derive import counts_of, derive, unsettled_calls
+from stream.evidence.derive import derive, layer_counts_of, unsettled_calls
 from stream.evidence.health import age_faults, claim_faults, health_faults
 from stream.evidence.markers import TOOL_EVENTS
 from stream.evidence.surface import StreamedRecord
@@ -370,7 +370,7 @@ def _health_differences(health: ObservationHealth, replay: LayerReplay) -> list[
     found: list[str] = []
     for is_reference in (False, True):
         surface.is_reference = is_reference
-        counts = counts_of(surface, replay.events, replay.policy, replay.sdk)
+        counts = layer_counts_of(surface, replay.events, replay.policy, replay.sdk)
         faults = health_faults(health, counts, is_reference=True)
         found = [reason for reason in faults if reason not in known]
         if not found:

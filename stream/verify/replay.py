@@ -23,10 +23,10 @@ from msgspec import UNSET, Struct
 from msgspec.structs import astuple
 
 from stream.contracts import LAYER_DECODERS
-from stream.evidence.attribution import AttributionEvent, EventDetails, Losses, details_of
+from stream.evidence.attribution import AttributionEvent, EventDetails, Losses, event_details_of
 from stream.evidence.consistency import EventForm
 from stream.evidence.derive import LayerContent
-from stream.evidence.surface import OPENED, Surface, ways_of
+from stream.evidence.surface import OPENED, Surface, ways_of_open
 from stream.records import kernel
 from stream.records.artifacts import (
     DETAIL_FILE,
@@ -289,7 +289,7 @@ class LayerReplay:
 
     def _write_details(self, event: KernelEvent, detail: KernelDetail | None) -> None:
         """Keep what attribution must not merge with other events: it changes whose those are."""
-        known = details_of(event, detail)
+        known = event_details_of(event, detail)
         if known is not None or event.event_type == kernel.EXIT:
             self._details.write(msgspec.json.encode((event.seq, known)) + b"\n")
 
@@ -306,7 +306,7 @@ class LayerReplay:
         if HOME not in text:
             return
         for event in columns.records:
-            known = details_of(event, None) if event.event_type == kernel.OPEN else None
+            known = event_details_of(event, None) if event.event_type == kernel.OPEN else None
             if known is not None:
                 self._open_details.write(msgspec.json.encode((event.seq, known)) + b"\n")
 
@@ -425,7 +425,7 @@ def result_of(values: tuple[Any, ...]) -> OpenResult | None:
     if form.event_type != kernel.OPEN:
         return None
     if form.status == "success":
-        return OpenResult(ways_of(form.access_mode, form.operation_flags))
+        return OpenResult(ways_of_open(form.access_mode, form.operation_flags))
     return OpenResult(None, None if form.return_value is UNSET else form.return_value)
 
 

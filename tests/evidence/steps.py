@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from stream.evidence.attribution import AttributionEvent, Losses, details_of
+from stream.evidence.attribution import AttributionEvent, Losses, event_details_of
 from stream.records.control import Gap
 from stream.records.kernel import KernelDetail, KernelEvent
 
@@ -20,7 +20,7 @@ def attribution_events(
     """Yield the events of the lines of both files."""
     found = {one.seq: one for one in map(_decode_detail, details) if isinstance(one, KernelDetail)}
     for number, event in enumerate(map(_decode_event, kernel)):
-        yield event.pid, event.event_type, details_of(event, found.get(number)), 1
+        yield event.pid, event.event_type, event_details_of(event, found.get(number)), 1
 
 
 def lost_between(details: Iterable[bytes], total: int) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stream.evidence.attribution import OTHERS, EventDetails
 from stream.evidence.claude_formats import DECISION
-from stream.evidence.command_lines import MOST, asked_in, digest_of, known_by
+from stream.evidence.command_lines import MOST, command_digest_of, commands_asked_of_shell, known_by
 from stream.evidence.derive import OUTSIDE, Correlation, correlate
 from stream.evidence.markers import code
 from stream.records.artifacts import CorrelationReport, Marker, PolicyEvent, SdkEvent
@@ -123,7 +123,9 @@ class Run:
 
     def execs(self, pid: int, *argv: str, path: str | None = None) -> None:
         """Execute the file that argv names, unless a path is given."""
-        details = EventDetails(path=argv[0] if path is None else path, asked=asked_in(argv))
+        details = EventDetails(
+            path=argv[0] if path is None else path, asked=commands_asked_of_shell(argv)
+        )
         self.steps.append((pid, EXEC, details))
 
     def touches(self, path: str, kind: int = OPEN, pid: int = AGENT, **more: Any) -> None:
@@ -779,19 +781,24 @@ PRELUDE = (
 )
 def test_a_command_is_known_however_the_shell_got_it(command: str, word: str) -> None:
     quoted = path_text(word.encode())
-    assert command in asked_in(["/bin/bash", "-c", quoted])
-    assert command in asked_in(["/bin/bash", "-l", "-ec", quoted, "name"])
-    assert asked_in(["/bin/bash", quoted]) == []
+    assert command in commands_asked_of_shell(["/bin/bash", "-c", quoted])
+    assert command in commands_asked_of_shell(["/bin/bash", "-l", "-ec", quoted, "name"])
+    assert commands_asked_of_shell(["/bin/bash", quoted]) == []
 
 
 def test_the_most_telling_place_comes_first() -> None:
-    assert asked_in(["bash", "-c", PRELUDE.format("'ls -la'")])[1:] == ["ls -la"]
-    assert asked_in(["sh", "-c", "eval a && eval 'x; eval b' < /dev/null"])[1:] == [
+    assert commands_asked_of_shell(["bash", "-c", PRELUDE.format("'ls -la'")])[1:] == ["ls -la"]
+    assert commands_asked_of_shell(["sh", "-c", "eval a && eval 'x; eval b' < /dev/null"])[1:] == [
         "x; eval b",
         "a",
     ]
-    assert asked_in(["sh", "-c", "evaluate x; medieval y"])[1:] == []
-    assert asked_in(["sh", "-c"]) == asked_in([]) == asked_in(None) == []
+    assert commands_asked_of_shell(["sh", "-c", "evaluate x; medieval y"])[1:] == []
+    assert (
+        commands_asked_of_shell(["sh", "-c"])
+        == commands_asked_of_shell([])
+        == commands_asked_of_shell(None)
+        == []
+    )
 
 
 def test_two_calls_with_one_command_are_not_told_apart_by_it(run: Run) -> None:
@@ -807,11 +814,11 @@ def test_two_calls_with_one_command_are_not_told_apart_by_it(run: Run) -> None:
 def test_a_command_that_was_cut_off_is_known_by_its_beginning() -> None:
     command = "echo " + "x" * 10_000
     cut = f"true && eval '{command}"
-    assert [known_by(one) for one in asked_in(["bash", "-c", cut[:4000]])[1:]] == [
+    assert [known_by(one) for one in commands_asked_of_shell(["bash", "-c", cut[:4000]])[1:]] == [
         known_by(command)
     ]
-    assert asked_in(["bash", "-c", cut[:MOST]])[1:] == []
-    assert digest_of(command) == digest_of(command[:4000])
+    assert commands_asked_of_shell(["bash", "-c", cut[:MOST]])[1:] == []
+    assert command_digest_of(command) == command_digest_of(command[:4000])
     assert known_by(" \n") == ""
 
 

@@ -30,7 +30,7 @@ def channel(writes: Sequence[tuple[int, int, int]], received: int) -> ChannelWri
     """`writes`: so many bytes by then, when, and by whom."""
     seen = Writes()
     for size, ts, pid in writes:
-        seen.add(size - seen.size, ts, pid)
+        seen.add_write(size - seen.size, ts, pid)
     return ChannelWrites(seen, received)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.contracts import LINES
-from stream.evidence.surface import Surface, failure, make_companion, ways_of
+from stream.evidence.surface import Surface, failure, make_companion, ways_of_open
 from stream.records.artifacts import (
     KERNEL_FILE,
     POLICY_FILE,
@@ -457,7 +457,7 @@ def test_tools_and_decisions() -> None:
 def test_sets_are_sorted_by_their_bytes(names: list[str]) -> None:
     surface = Surface()
     for name in names:
-        surface.add_reached([f"/{name}"], ways_of("read", []))
+        surface.add_reached([f"/{name}"], ways_of_open("read", []))
     found = surface.surface("run").filesystem_paths
     assert [path.encode() for path in found] == sorted(f"/{name}".encode() for name in names)
 

@@ -25,7 +25,7 @@ def test_what_stands_later_did_not_happen_before(
         patch.setattr(run_folder, "_PIECE", size)
         times = EventTimeIndex(Path(folder))
         for batch in batches:
-            times.add(array("Q", batch))
+            times.add_times(array("Q", batch))
         rising = list(accumulate((time for batch in batches for time in batch), max))
-        assert times.until()(moment) == sum(time <= moment for time in rising)
+        assert times.counter_until()(moment) == sum(time <= moment for time in rising)
         times.close()

@@ -15,7 +15,7 @@ from stream.records.control import Gap
 from stream.records.kernel import RawEvent
 from stream.sources.kernel.calls import WatchedFile
 from stream.sources.kernel.decode import RingDecoder
-from stream.sources.kernel.ebpf import PAGE, STEP, EbpfFeed, RingCounters, capture_of
+from stream.sources.kernel.ebpf import PAGE, STEP, EbpfFeed, RingCounters, ebpf_capture_of
 from tests.kernel.rig import guarding, record, run, told
 from tests.kernel.test_decode import record as record_of
 
@@ -136,7 +136,7 @@ def test_what_is_known_of_io_uring(records: bytes, unseen: int, sees: bool, know
     decoder = RingDecoder()
     decoder.decode(records)
     books = RingCounters(0, 0, 0, unseen, (decoder.got,), (0,) * 16)
-    capture = capture_of(
+    capture = ebpf_capture_of(
         books, decoder, misses=0, living=0, ring_bytes=PAGE, sees_uring=sees, cgroup=None, guard=1
     )
     assert capture.uring == known
@@ -167,7 +167,7 @@ def test_what_the_books_show_that_no_event_does(
     decoder = RingDecoder()
     decoder.decode(records)
     books = RingCounters(lost, 0, 0, 0, (decoder.got + lost,), (0,) * 16)
-    capture = capture_of(
+    capture = ebpf_capture_of(
         books,
         decoder,
         misses=0,

@@ -101,8 +101,8 @@ def test_results_of_io_uring_find_their_requests() -> None:
     assert decoder.events(result)[0] == []  # the second one's request was lost
     [stale] = decoder.events(other)[0]  # another one at the same place
     assert (stale.path, stale.ret) == ("/b", None)
-    assert [(event.path, event.ret) for event in decoder.rest()] == [("/b", None)]
-    assert decoder.rest() == []
+    assert [(event.path, event.ret) for event in decoder.unanswered_requests()] == [("/b", None)]
+    assert decoder.unanswered_requests() == []
     assert decoder.got == 5
     assert decoder.scopes == {"both": 3}
 
@@ -211,7 +211,9 @@ def test_opens_are_decoded_as_all_others_are(records: list[bytes]) -> None:
     """Ordinary ones are decoded many at a time."""
     decoder, plain = Decoder(), Plain()
     plain._has_begun = decoder._has_begun = True
-    one_by_one = [plain._other(_RECORD.unpack_from(data), data[NAMES_AT:]) for data in records]
+    one_by_one = [
+        plain._decode_other_record(_RECORD.unpack_from(data), data[NAMES_AT:]) for data in records
+    ]
     events, _ = decoder.events(b"".join(records))
     assert events == [event for some in one_by_one for event in some]
     assert decoder.scopes == plain.scopes

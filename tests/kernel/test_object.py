@@ -198,7 +198,7 @@ def is_taken(name: str) -> bool:
 
 
 def loaded() -> str:
-    attachment = loader.attach(os.getpid(), None, (), PAGE, 100)
+    attachment = loader.attach_feed_programs(os.getpid(), None, (), PAGE, 100)
     attachment.loaded.close()
     assert attachment.sees_uring == (attachment.name != "stream")
     return attachment.name

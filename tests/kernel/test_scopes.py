@@ -12,7 +12,7 @@ import anyio
 import pytest
 from anyio import create_task_group, to_thread
 
-from stream.sources.kernel.ebpf import URGENT, EbpfFeed, urgent
+from stream.sources.kernel.ebpf import URGENT, EbpfFeed, urgent_thread
 from tests.kernel.rig import Items, collect, guarding, record, run, sorted_out
 
 pytestmark = pytest.mark.usefixtures("kernel_feed")
@@ -249,11 +249,11 @@ def test_the_recorder_goes_before_others_and_what_it_starts_does_not(needs_root:
     before = os.getpriority(os.PRIO_PROCESS, 0)
     try:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
-        with urgent():
+        with urgent_thread():
             assert of_both() == (URGENT, 0)
         assert of_both() == (0, 0)
         os.setpriority(os.PRIO_PROCESS, 0, 1)
-        with urgent():
+        with urgent_thread():
             assert of_both() == (1, 1)  # as somebody wants it to be
     finally:
         os.setpriority(os.PRIO_PROCESS, 0, before)

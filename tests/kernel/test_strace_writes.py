@@ -228,8 +228,11 @@ def test_what_proc_calls_it(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     log = os.open(tmp_path / "lög", os.O_RDWR | os.O_CREAT)
     try:
-        pipe, file = WatchedFile.of("stdout", reader), WatchedFile.of("log", log)
-        assert pipe == WatchedFile.of("stdout", writer)
+        pipe, file = (
+            WatchedFile.of_descriptor("stdout", reader),
+            WatchedFile.of_descriptor("log", log),
+        )
+        assert pipe == WatchedFile.of_descriptor("stdout", writer)
         assert pipe.path == b"pipe:[%d]" % pipe.inode
         assert file == WatchedFile("log", file.device, file.inode, os.fsencode(tmp_path / "lög"))
     finally:

@@ -104,7 +104,10 @@ def main(job: Any) -> Any:
     watch = []
     if "watch" in job:
         log = os.open(job["watch"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        watch = [WatchedFile.of("stdout", guard.stdout), WatchedFile.of("log", log)]
+        watch = [
+            WatchedFile.of_descriptor("stdout", guard.stdout),
+            WatchedFile.of_descriptor("log", log),
+        ]
     with tempfile.TemporaryDirectory() as folder:
         try:
             if job.get("traced", "tracer" not in job):

@@ -126,7 +126,7 @@ async def test_what_nobody_takes_is_counted_and_nobody_waits_for_ever(
     monkeypatch.setattr(agent, "STUCK_PIPELINE", 0.0)
     blocks = StdoutBlocks()
     for block in (b"abc", b"de", b"f"):
-        blocks.put(block)
+        blocks.put_stdout_block(block)
     blocks.end()
     out, told = create_memory_object_stream[Batch[Any]](8)
     with fail_after(LIMIT), told:

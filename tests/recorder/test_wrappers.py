@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.evidence.command_lines import category_of
+from stream.evidence.command_lines import command_category_of
 from stream.process.wrapper_scripts import PIECE, Wrappers, make_wrappers
 from stream.sources.wrappers import MOST_HELD, CallReader, WrapperCall
 
@@ -214,4 +214,4 @@ def test_however_it_is_cut(cuts: list[int]) -> None:
 )
 def test_categories(line: str, category: str) -> None:
     name, *words = line.split()
-    assert category_of(name, [word.encode() for word in words]) == category
+    assert command_category_of(name, [word.encode() for word in words]) == category

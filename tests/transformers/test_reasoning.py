@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.transformers.event_rules import read_event
-from stream.transformers.reasoning import VERBS, conjugated, find_reasoning
+from stream.transformers.reasoning import VERBS, conjugate_verb, find_reasoning
 from tests.transformers.runs import encoded, good_run
 
 TABLE = Path(__file__).parents[1] / "data/reasoning.txt"
@@ -61,12 +61,12 @@ def test_the_table_has_enough_of_both() -> None:
 def test_the_forms_of_a_verb(forms: str) -> None:
     base = forms.split()[0]
     assert base in VERBS
-    assert [*conjugated(base)] == forms.split()
+    assert [*conjugate_verb(base)] == forms.split()
 
 
 @pytest.mark.parametrize("verb", VERBS.split())
 def test_every_form_of_a_verb(verb: str) -> None:
-    base, third, past, participle, gerund = conjugated(verb)
+    base, third, past, participle, gerund = conjugate_verb(verb)
     for text in (
         *(f"The agent {third}", f"it {past} that", f"the agents {base}", f"it would {base}"),
         *(f"Claude has {participle} it", f"the model was {gerund}", f"{participle} by the bot"),

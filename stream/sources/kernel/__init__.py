@@ -54,7 +54,7 @@ def open_feed(
     """Open a feed, which takes a while: programs are loaded and tried. Raises FeedError with the
     reasons of all that were tried. `watched`: descriptors of files, by channel, to which writes are
     reported."""
-    watch = [WatchedFile.of(name, fd) for name, fd in watched.items()]
+    watch = [WatchedFile.of_descriptor(name, fd) for name, fd in watched.items()]
     ways: dict[Name, Callable[[], Feed]] = {
         "ebpf": lambda: EbpfFeed.open(
             guard=guard, cgroup=cgroup, watch=watch, ring_bytes=ring_bytes

@@ -109,16 +109,16 @@ class WatchedFile(Struct, frozen=True):
     path: bytes = b""
 
     @classmethod
-    def of(cls, name: str, fd: int) -> WatchedFile:
+    def of_descriptor(cls, name: str, fd: int) -> WatchedFile:
         """Describe the file behind a descriptor."""
         status = os.fstat(fd)
         path = b""
         with suppress(OSError):
             path = os.fsencode(Path(f"/proc/self/fd/{fd}").readlink())
-        return cls(name, _device_of(fd) or status.st_dev, status.st_ino, path)
+        return cls(name, _kernel_device_of(fd) or status.st_dev, status.st_ino, path)
 
 
-def _device_of(fd: int) -> int | None:
+def _kernel_device_of(fd: int) -> int | None:
     """Return the device as the kernel has it: stat gives another one for a part of btrfs, or for a
     layer of overlayfs."""
     with suppress(OSError):
@@ -187,7 +187,7 @@ class LossReasons:
     def __init__(self) -> None:
         self._found: dict[str, None] = {}
 
-    def take(self, event: RawEvent) -> None:
+    def note_kernel_event(self, event: RawEvent) -> None:
         """Look at an event of one of the calls in DOUBTED."""
         if event.ret is None or event.ret < 0:
             return
@@ -206,7 +206,7 @@ class LossReasons:
         return [*self._found]
 
 
-def parts_of(data: bytes, sizes: Sequence[int]) -> list[bytes]:
+def split_by_sizes(data: bytes, sizes: Sequence[int]) -> list[bytes]:
     """Return the parts of what is written as several texts of these sizes, one after the other."""
     parts, at = [], 0
     for size in sizes:

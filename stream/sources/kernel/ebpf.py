@@ -30,7 +30,7 @@ from stream.records.control import TELEMETRY, Gap
 from stream.records.kernel import RawCapture, Telemetry, taint
 from stream.sources.kernel.calls import WatchedFile
 from stream.sources.kernel.decode import RingDecoder
-from stream.sources.kernel.loader import Attachment, attach, wake_at
+from stream.sources.kernel.loader import Attachment, attach_feed_programs, wake_at
 
 if TYPE_CHECKING:
     from stream.sources.kernel.loader import Loaded
@@ -59,18 +59,18 @@ class CounterReader:
 
     def lost(self) -> int:
         """Return how many events were lost: each look into the ring asks for this alone."""
-        numbers = memoryview(self._loaded.read("books", self._size)).cast("Q")
+        numbers = memoryview(self._loaded.read_map_value("books", self._size)).cast("Q")
         return sum(numbers[:: _ONE_CPU.size // 8])
 
-    def read(self) -> RingCounters:
+    def read_counters(self) -> RingCounters:
         """Return what was counted on all CPUs."""
-        rows = _ONE_CPU.iter_unpack(self._loaded.read("books", self._size))
+        rows = _ONE_CPU.iter_unpack(self._loaded.read_map_value("books", self._size))
         sums = [sum(column) for column in zip(*rows, strict=True)]
         lost, lost_forks, foreign, unseen, *kinds = sums
         return RingCounters(lost, lost_forks, foreign, unseen, tuple(kinds[:16]), tuple(kinds[16:]))
 
 
-def capture_of(
+def ebpf_capture_of(
     counters: RingCounters,
     decoder: RingDecoder,
     *,
@@ -89,17 +89,17 @@ def capture_of(
         seen=sum(counters.seen),
         misses=misses,
         lost_forks=counters.lost_forks,
-        unknown_loss=_unknown_loss(counters, decoder, living, has_group=cgroup is not None),
+        unknown_loss=_unknown_ring_loss(counters, decoder, living, has_group=cgroup is not None),
         before_exec=decoder.before_exec,
         scopes=decoder.scopes,
-        uring=_uring(counters, decoder, sees_uring),
+        uring=_uring_state(counters, decoder, sees_uring),
         ring_bytes=ring_bytes,
     )
     _describe_cgroup(capture, cgroup, guard)
     return capture
 
 
-def _unknown_loss(
+def _unknown_ring_loss(
     counters: RingCounters, decoder: RingDecoder, living: int, *, has_group: bool
 ) -> str:
     """Say why nobody knows how much was lost; nothing if it is known. `living` counts processes of
@@ -121,9 +121,10 @@ def _unknown_loss(
     return "; ".join(reasons)
 
 
-def _uring(
+def _uring_state(
     counters: RingCounters, decoder: RingDecoder, sees_uring: bool
 ) -> Literal["seen", "unused", "hole", "unknown"]:
+    """Return whether the eBPF feed saw what the run did by io_uring."""
     if counters.unseen_uring or (decoder.asks_ring and not decoder.urings):
         return "hole"  # also where others have set it up: what they know of it is not known here
     if not decoder.urings:
@@ -132,6 +133,7 @@ def _uring(
 
 
 def _describe_cgroup(capture: RawCapture, cgroup: Path | None, guard: int) -> None:
+    """Say how far the kernel events and the run's control group agree, and what differs."""
     scopes = capture.scopes
     if cgroup is None or not scopes.get("both"):
         none = "no control group of version 2" if cgroup is None else "no event was in it"
@@ -142,14 +144,15 @@ def _describe_cgroup(capture: RawCapture, cgroup: Path | None, guard: int) -> No
         f"{scopes.get('cgroup')} events of others that were in it": scopes.get("cgroup"),
         f"{scopes.get('unknown')} events that nothing ties to it": scopes.get("unknown"),
         "processes that could not be followed": capture.lost_forks or capture.misses,
-        "processes were still in it at the end": _has_others(cgroup, guard),
+        "processes were still in it at the end": _has_other_members(cgroup, guard),
     }
     capture.cgroup_reasons = [reason for reason, is_true in reasons.items() if is_true]
     capture.cgroup = "partial" if capture.cgroup_reasons else "clean"
     taint(capture)
 
 
-def _has_others(cgroup: Path, guard: int) -> bool:
+def _has_other_members(cgroup: Path, guard: int) -> bool:
+    """Return whether processes other than the guard are in the control group or below it."""
     for folder, _, _ in os.walk(cgroup):
         try:
             members = Path(folder, "cgroup.procs").read_text().split()
@@ -196,7 +199,7 @@ class Ring:
         with self._barrier:  # the one acquire that Python can spell
             return position
 
-    def peek(self, most: int) -> bytes:
+    def peek_records(self, most: int) -> bytes:
         """Return the next bytes of the ring, at most so many. Records that are still being written
         are marked so in their length."""
         start = self._read[0]
@@ -231,7 +234,7 @@ URGENT = -10  #: nice: of two cores, one whenever it is needed
 
 
 @contextmanager
-def urgent() -> Iterator[None]:
+def urgent_thread() -> Iterator[None]:
     """Let the calling thread go before others, but not what it starts meanwhile. Nothing changes
     where that is not permitted, or where somebody has chosen a priority for us."""
     if os.getpriority(os.PRIO_PROCESS, 0) or os.sched_getscheduler(0) != os.SCHED_OTHER:
@@ -311,7 +314,7 @@ class EbpfFeed:
         names = [one.name for one in watch]
         attachment = None
         try:
-            attachment = attach(guard, cgroup, watch, ring_bytes, tree_size)
+            attachment = attach_feed_programs(guard, cgroup, watch, ring_bytes, tree_size)
             return cls(attachment, guard=guard, cgroup=cgroup, names=names, ring_bytes=ring_bytes)
         except OSError as error:  # no /proc, no further descriptor, no memory for the ring
             if attachment is not None:
@@ -340,48 +343,50 @@ class EbpfFeed:
 
     async def run(self, out: Out, /) -> None:
         """Deliver events until the process tree has ended."""
-        with urgent():
+        with urgent_thread():
             while not self._is_ended:
-                await self._drain(out, self._wake)
+                await self._drain_ring(out, self._wake)
                 with move_on_after(TICK):
                     await wait_readable(self._poller.fileno())
                 self._poller.poll(0)
         self._loaded.detach()
-        counters = await self._settle(out)
-        capture = capture_of(
+        counters = await self._settle_counters(out)
+        capture = ebpf_capture_of(
             counters,
             self._decoder,
             misses=self._loaded.misses(),
-            living=self._loaded.count("tree"),
+            living=self._loaded.count_map_keys("tree"),
             ring_bytes=self._ring_bytes,
             sees_uring=self._sees_uring,
             cgroup=self._cgroup,
             guard=self._guard,
         )
-        rest = [*self._decoder.rest(), *self._gaps_to(None), capture]
+        rest = [*self._decoder.unanswered_requests(), *self._gaps_up_to(None), capture]
         await out.send(Batch(TELEMETRY, rest))
 
-    async def _drain(self, out: Out, least: int = 1) -> None:
+    async def _drain_ring(self, out: Out, least: int = 1) -> None:
         """Take events out while there are so many bytes to take; for less, wait until there are
         more. Nothing is taken across a gap at a time."""
         taken = least
         while taken >= least or self._gaps:
             before = self._ring.read
-            if batch := self._take_events():
+            if batch := self._take_ring_events():
                 await out.send(Batch(TELEMETRY, batch))
             await checkpoint()  # a send to a queue with room does not let the others run
             taken = self._ring.read - before
 
-    def _take_events(self) -> list[Telemetry]:
+    def _take_ring_events(self) -> list[Telemetry]:
         """Return the next events, at most up to the next gap."""
-        until = self._note_losses()
+        until = self._note_ring_losses()
         if self._gaps:
             until = min(until, self._gaps[0][0])
-        events, length = self._decoder.decode(self._ring.peek(min(STEP, until - self._ring.read)))
+        events, length = self._decoder.decode(
+            self._ring.peek_records(min(STEP, until - self._ring.read))
+        )
         self._ring.take(length)
-        return [*events, *self._gaps_to(self._ring.read)]
+        return [*events, *self._gaps_up_to(self._ring.read)]
 
-    def _note_losses(self) -> int:
+    def _note_ring_losses(self) -> int:
         """Note what was lost since the last look: it lies between where the ring was before that
         one, and where it is after this one. Return up to where all losses are known."""
         before = self._ring.written
@@ -396,18 +401,19 @@ class EbpfFeed:
         self._known_until = before
         return before
 
-    def _gaps_to(self, position: int | None) -> list[Telemetry]:
+    def _gaps_up_to(self, position: int | None) -> list[Telemetry]:
+        """Return the gaps up to a place in the ring, or all, and forget them."""
         gaps: list[Telemetry] = []
         while self._gaps and (position is None or self._gaps[0][0] <= position):
             gaps.append(self._gaps.popleft()[1])
         return gaps
 
-    async def _settle(self, out: Out) -> RingCounters:
+    async def _settle_counters(self, out: Out) -> RingCounters:
         """Wait until the counters balance: a program may still have been at work when it was
         detached."""
         for _ in range(SETTLE):
-            await self._drain(out)
-            counters = self._counters.read()
+            await self._drain_ring(out)
+            counters = self._counters.read_counters()
             is_balanced = self._decoder.got + counters.lost == sum(counters.seen)
             if is_balanced and counters.lost == self._lost_in_gaps:
                 break
@@ -425,7 +431,7 @@ def probe_ebpf(ring_bytes: int = RING) -> str:
         feed = EbpfFeed.open(
             guard=os.getpid(),
             cgroup=own_group(),  # a run has one of its own beneath it, where it may make one
-            watch=[WatchedFile.of("stdout", output)],
+            watch=[WatchedFile.of_descriptor("stdout", output)],
             ring_bytes=ring_bytes,
         )
     except FeedError as error:

@@ -20,7 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from stream.errors import FeedError, os_reason
-from stream.sources.kernel.calls import WatchedFile, parts_of
+from stream.sources.kernel.calls import WatchedFile, split_by_sizes
 
 _CALL = {"x86_64": 321, "aarch64": 280}
 _MAP_CREATE, _LOOKUP, _UPDATE, _NEXT, _LOAD, _RUN, _INFO, _ATTACH = 0, 1, 2, 4, 5, 10, 15, 17
@@ -64,19 +64,19 @@ class Loaded:
             total += int.from_bytes(info.raw[_MISSES : _MISSES + 8], "little")
         return total
 
-    def read(self, name: str, size: int) -> bytes:
+    def read_map_value(self, name: str, size: int) -> bytes:
         """Return the value at 0 of a map."""
         key, value = ctypes.create_string_buffer(4), ctypes.create_string_buffer(size)
-        _bpf(_LOOKUP, _element(self.maps[name], key, value))
+        _bpf(_LOOKUP, _map_element(self.maps[name], key, value))
         return value.raw
 
-    def count(self, name: str) -> int:
+    def count_map_keys(self, name: str) -> int:
         """Return how many keys, of four bytes each, a map has."""
         key, after = None, ctypes.create_string_buffer(4)
         found = 0
         while True:
             try:
-                _bpf(_NEXT, _element(self.maps[name], key, after))
+                _bpf(_NEXT, _map_element(self.maps[name], key, after))
             except FileNotFoundError:
                 return found
             key, found = ctypes.create_string_buffer(after.raw[:4], 4), found + 1
@@ -100,7 +100,7 @@ class Loaded:
         self.maps, self._programs = {}, {}
 
 
-def load(blob: Path, config: bytes, sizes: Mapping[str, int]) -> Loaded:
+def load_bpf_object(blob: Path, config: bytes, sizes: Mapping[str, int]) -> Loaded:
     """Load an object. `config` takes the place of the beginning of its constants; `sizes` are those
     of its maps."""
     try:
@@ -132,15 +132,16 @@ def _signals_held() -> Iterator[None]:
 
 
 def _load_skeleton(raw: bytes, config: bytes, sizes: Mapping[str, int]) -> Loaded:
+    """Run the loader program of a light skeleton; return the maps and BPF programs that it made."""
     start = 4 + int.from_bytes(raw[:4], "little")
     head = json.loads(raw[4:start])
-    image, data, code = parts_of(raw[start:], [head["image"], head["data"], head["code"]])
+    image, data, code = split_by_sizes(raw[start:], [head["image"], head["data"], head["code"]])
     constants = mmap.mmap(-1, max(mmap.PAGESIZE, len(image)))
     constants[: len(image)] = config + image[len(config) :]
     held = ctypes.c_char.from_buffer(constants)
     maps, programs = head["maps"], head["programs"]
     context = ctypes.create_string_buffer(
-        _context(maps, len(programs), sizes, ctypes.addressof(held))
+        _loader_context(maps, len(programs), sizes, ctypes.addressof(held))
     )
     _run_loader(data, code, context)
     descriptors = struct.iter_unpack("<i12x", context.raw[_CONTEXT:][: _MAP * len(maps)])
@@ -152,7 +153,10 @@ def _load_skeleton(raw: bytes, config: bytes, sizes: Mapping[str, int]) -> Loade
     )
 
 
-def _context(maps: list[str], programs: int, sizes: Mapping[str, int], constants: int) -> bytes:
+def _loader_context(
+    maps: list[str], programs: int, sizes: Mapping[str, int], constants: int
+) -> bytes:
+    """Make the context of a light skeleton's loader: the sizes of its maps, and its constants."""
     size = _CONTEXT + _MAP * len(maps) + _PROGRAM * programs
     size += -size % 8
     context = bytearray(struct.pack("<I", size).ljust(size, b"\0"))
@@ -163,13 +167,14 @@ def _context(maps: list[str], programs: int, sizes: Mapping[str, int], constants
 
 
 def _run_loader(data: bytes, code: bytes, context: ctypes.Array[ctypes.c_char]) -> None:
+    """Run a light skeleton's loader program in the kernel, which fills in the context."""
     table = _bpf(
         _MAP_CREATE,
         struct.pack("<IIIIIII16s", _ARRAY, 4, len(data), 1, 0, 0, 0, b"stream_loader"),
     )
     try:
         _write(table, data)
-        program = _load_program(code, table)
+        program = _load_loader_program(code, table)
     finally:
         os.close(table)
     try:
@@ -178,7 +183,7 @@ def _run_loader(data: bytes, code: bytes, context: ctypes.Array[ctypes.c_char]) 
             + struct.pack("<QQ", ctypes.addressof(context), 0),
             80,  # the kernel refuses bytes of this call that it does not know
         )
-        _call(_RUN, run)
+        _call_bpf(_RUN, run)
     finally:
         os.close(program)
     (result,) = struct.unpack_from("<i", run.raw, 4)
@@ -186,7 +191,8 @@ def _run_loader(data: bytes, code: bytes, context: ctypes.Array[ctypes.c_char]) 
         raise OSError(-result, os.strerror(-result))
 
 
-def _load_program(code: bytes, table: int) -> int:
+def _load_loader_program(code: bytes, table: int) -> int:
+    """Load the loader program of a light skeleton into the kernel, and return its descriptor."""
     instructions = ctypes.create_string_buffer(code, len(code))
     license_ = ctypes.create_string_buffer(b"Dual BSD/GPL")
     tables = (ctypes.c_int * 1)(table)
@@ -203,21 +209,23 @@ def _load_program(code: bytes, table: int) -> int:
 
 def _write(fd: int, data: bytes) -> None:
     key, value = ctypes.create_string_buffer(4), ctypes.create_string_buffer(data, len(data))
-    _bpf(_UPDATE, _element(fd, key, value))
+    _bpf(_UPDATE, _map_element(fd, key, value))
 
 
-def _element(
+def _map_element(
     fd: int, key: ctypes.Array[ctypes.c_char] | None, value: ctypes.Array[ctypes.c_char]
 ) -> bytes:
+    """Make the attributes of a bpf(2) call about an element of a map."""
     at = 0 if key is None else ctypes.addressof(key)
     return struct.pack("<IIQQQ", fd, 0, at, ctypes.addressof(value), 0)
 
 
 def _bpf(command: int, attributes: bytes) -> int:
-    return _call(command, ctypes.create_string_buffer(attributes, _ATTRIBUTES))
+    return _call_bpf(command, ctypes.create_string_buffer(attributes, _ATTRIBUTES))
 
 
-def _call(command: int, attributes: ctypes.Array[ctypes.c_char]) -> int:
+def _call_bpf(command: int, attributes: ctypes.Array[ctypes.c_char]) -> int:
+    """Call bpf(2), and return its result. Raise OSError."""
     number = _CALL[platform.machine()]
     result: int = _libc().syscall(number, command, attributes, len(attributes))
     if result < 0:
@@ -255,7 +263,7 @@ class Attachment(Struct, frozen=True):
         return self.name != "stream"
 
 
-def attach(
+def attach_feed_programs(
     guard: int, cgroup: Path | None, watch: Sequence[WatchedFile], ring_bytes: int, tree_size: int
 ) -> Attachment:
     """Attach the best programs that this kernel takes. Raises FeedError, or OSError where /proc is
@@ -265,8 +273,8 @@ def attach(
         raise FeedError(f"{_PLACE}: there is none for {platform.machine()}")
     if not _BTF.exists():
         raise FeedError(f"{_BTF}: missing: this kernel does not describe itself (BTF)")
-    config = _config(guard, cgroup is not None, ring_bytes, watch)
-    made = _load(config, {"ring": ring_bytes, "tree": tree_size})
+    config = _object_constants(guard, cgroup is not None, ring_bytes, watch)
+    made = _load_first_object(config, {"ring": ring_bytes, "tree": tree_size})
     try:
         if cgroup is not None:
             _put_cgroup(made.loaded, cgroup)
@@ -274,7 +282,7 @@ def attach(
         made.loaded.attach()
     except (OSError, FeedError) as error:
         made.loaded.close()
-        raise _explained(error) from None
+        raise _explain_load_failure(error) from None
     return made
 
 
@@ -283,7 +291,9 @@ def wake_at(ring_bytes: int) -> int:
     return min(WAKE, ring_bytes // 64)
 
 
-def _config(guard: int, use_cgroup: bool, ring_bytes: int, watch: Sequence[WatchedFile]) -> bytes:
+def _object_constants(
+    guard: int, use_cgroup: bool, ring_bytes: int, watch: Sequence[WatchedFile]
+) -> bytes:
     """Return the first constants of the object, in their order."""
     space = os.stat("/proc/self/ns/pid")  # noqa: PTH116
     mounts = os.stat("/proc/self/ns/mnt").st_ino  # noqa: PTH116
@@ -308,18 +318,21 @@ def _kernel_device(number: int) -> int:
     return os.major(number) << 20 | os.minor(number)
 
 
-def _load(config: bytes, sizes: dict[str, int]) -> Attachment:
+def _load_first_object(config: bytes, sizes: dict[str, int]) -> Attachment:
     """Load the first object that this kernel takes."""
     machine = _MACHINES[platform.machine()]
     for name in OBJECTS:
         try:
-            return Attachment(load(_BLOBS / f"{name}.{machine}.lskel", config, sizes), name)
+            return Attachment(
+                load_bpf_object(_BLOBS / f"{name}.{machine}.lskel", config, sizes), name
+            )
         except OSError as error:
             refused = error
-    raise _explained(refused)
+    raise _explain_load_failure(refused)
 
 
 def _put_cgroup(loaded: Loaded, cgroup: Path) -> None:
+    """Put the run's control group into the map by which the BPF programs know it."""
     try:
         fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -332,7 +345,8 @@ def _put_cgroup(loaded: Loaded, cgroup: Path) -> None:
         os.close(fd)
 
 
-def _explained(error: OSError | FeedError) -> FeedError:
+def _explain_load_failure(error: OSError | FeedError) -> FeedError:
+    """Say why the kernel refused the feed's BPF programs."""
     if isinstance(error, FeedError):
         return error
     if not _is_privileged():  # whatever the kernel calls that: without one of them, EINVAL

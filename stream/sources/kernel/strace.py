@@ -79,7 +79,7 @@ class StraceFeed:
 
     def __init__(self, words: list[str], fifo: Path, fd: int, watch: Sequence[WatchedFile]) -> None:
         self._words = words
-        self._unwatched = _unwatched(words[0])
+        self._unwatched = _calls_unknown_to_strace(words[0])
         self._watch = watch
         self._fifo = fifo
         self._fd = fd
@@ -92,7 +92,7 @@ class StraceFeed:
     def open(cls, *, folder: Path, watch: Sequence[WatchedFile] = ()) -> StraceFeed:
         """Find a strace that works here. To watch files costs: each of the command's writes is a
         stop then. Raises FeedError."""
-        words = _find_command(has_writes=bool(watch))
+        words = _find_strace(has_writes=bool(watch))
         fifo, fd = _make_fifo(folder)
         _widen_fifo(fd)
         return cls(words, fifo, fd, watch)
@@ -101,7 +101,7 @@ class StraceFeed:
         """Put strace before the command."""
         self._cwd = path_text(os.path.realpath(order.cwd))
         words = [os.fsencode(word) for word in (*self._words, "-o", str(self._fifo))]
-        env, restored, name = _keep_name(order)
+        env, restored, name = _keep_program_name(order)
         words += [*restored, b"--", name, *order.argv[1:]]
         return msgspec.structs.replace(order, tracer=words, env=env)
 
@@ -113,14 +113,14 @@ class StraceFeed:
         lines = StraceParser(self._monotonic_of, self._cwd, watch=self._watch)
         is_read = False
         try:
-            while data := await self._read():
+            while data := await self._read_fifo():
                 self._unlink_fifo()
                 if items := lines.feed(data):
                     await out.send(Batch(TELEMETRY, items))
             is_read = True
         finally:
             if not is_read:
-                self._discard_rest()
+                self._discard_rest_of_fifo()
         unknown = _unknown_loss(lines)
         rest: list[Record] = [*lines.finish()]
         if unknown:
@@ -128,7 +128,7 @@ class StraceFeed:
         if rest:
             await out.send(Batch(TELEMETRY, rest))
         await self._over.wait()
-        capture = _capture(lines, unknown, self._unwatched)
+        capture = _strace_capture(lines, unknown, self._unwatched)
         await out.send(Batch(TELEMETRY, [capture]))
 
     def end(self) -> None:
@@ -148,10 +148,11 @@ class StraceFeed:
             if self._is_over:
                 self._unlink_fifo()
             else:  # strace is still there, or will be
-                self._discard_rest()
+                self._discard_rest_of_fifo()
             os.close(self._fd)
 
-    async def _read(self) -> bytes:
+    async def _read_fifo(self) -> bytes:
+        """Return the next bytes that strace has written to the fifo."""
         while True:
             await wait_readable(self._fd)
             with suppress(BlockingIOError):
@@ -166,7 +167,7 @@ class StraceFeed:
         _, now, ahead = min(_compare_clocks() for _ in range(5))  # the quickest
         return min(max(wall - ahead, self._opened), now)
 
-    def _discard_rest(self) -> None:
+    def _discard_rest_of_fifo(self) -> None:
         """Throw away what strace writes from now on, so that the command goes on unread."""
         from threading import Thread
 
@@ -175,11 +176,12 @@ class StraceFeed:
         self._is_discarding = True
         fd = os.dup(self._fd)
         try:
-            Thread(target=self._discard, args=(fd,), daemon=True).start()
+            Thread(target=self._discard_fifo, args=(fd,), daemon=True).start()
         except (MemoryError, RuntimeError):  # then strace finds nobody to write to, and ends
             os.close(fd)
 
-    def _discard(self, fd: int) -> None:
+    def _discard_fifo(self, fd: int) -> None:
+        """Read what strace still writes to the fifo, and throw it away, until strace has ended."""
         from select import POLLIN, poll
 
         waiting = poll()
@@ -200,7 +202,7 @@ def probe_strace(folder: Path | None = None) -> str:
     """Return why strace cannot be a feed here, with all that a run asks of it; nothing if it can.
     `folder` is where its fifo would be."""
     try:
-        _find_command(has_writes=True)
+        _find_strace(has_writes=True)
         if folder is not None:
             fifo, fd = _make_fifo(folder)
             fifo.unlink()
@@ -220,7 +222,7 @@ def _make_fifo(folder: Path) -> tuple[Path, int]:
         raise FeedError(f"{fifo}: {os_reason(error)}") from None
 
 
-def _keep_name(order: Start) -> tuple[dict[bytes, bytes], list[bytes], bytes]:
+def _keep_program_name(order: Start) -> tuple[dict[bytes, bytes], list[bytes], bytes]:
     """Keep the name that a program is called by where it is not its path: strace finds the program
     by a PATH of one folder, and gives the program the PATH that it had."""
     folder, _, name = order.executable.rpartition(b"/")
@@ -237,7 +239,8 @@ def _unknown_loss(lines: StraceParser) -> str:
     return GONE if lines.tasks.living else ""
 
 
-def _capture(lines: StraceParser, unknown: str, unwatched: list[str]) -> RawCapture:
+def _strace_capture(lines: StraceParser, unknown: str, unwatched: list[str]) -> RawCapture:
+    """Make the last record of the strace feed, of the counts of its parser."""
     counts = lines.counts
     reasons = [unknown] if unknown else []
     got = counts.events + counts.extra_events
@@ -264,13 +267,14 @@ def _compare_clocks() -> tuple[int, int, int]:
 
 
 def _widen_fifo(fd: int) -> None:
+    """Let the fifo that strace writes to hold more."""
     import fcntl
 
     with suppress(OSError):  # some users may not have so much
         fcntl.fcntl(fd, SET_PIPE_SIZE, ROOM)
 
 
-def _find_command(*, has_writes: bool = False) -> list[str]:
+def _find_strace(*, has_writes: bool = False) -> list[str]:
     """Return how strace is called here. Raises FeedError."""
     program = shutil.which("strace")
     if program is None:
@@ -279,13 +283,13 @@ def _find_command(*, has_writes: bool = False) -> list[str]:
     known = ",".join(f"?{call}" for call in calls)  # ?: also those that it does not know
     words = [program, *OPTIONS, f"--trace={known}", *([UNREAD] if has_writes else [])]
     for filtered in ([*words, FILTER], words):
-        trouble = _try_command(filtered)
+        trouble = _try_strace(filtered)
         if not trouble:
             return filtered
     raise FeedError(trouble)
 
 
-def _unwatched(program: str) -> list[str]:
+def _calls_unknown_to_strace(program: str) -> list[str]:
     """Return calls that this kernel has, and that this strace, being older, does not know. With its
     filter it may not see them."""
     from ctypes import CDLL, get_errno
@@ -294,19 +298,20 @@ def _unwatched(program: str) -> list[str]:
     found = []
     for text, name in BY_NUMBER.items():
         libc.syscall(int(text.removeprefix("syscall_"), 16), -1, None, 0, None, None, 0)
-        if get_errno() != ENOSYS and not _knows(program, name):
+        if get_errno() != ENOSYS and not _strace_knows_call(program, name):
             found.append(name)
     return found
 
 
-def _knows(program: str, call: str) -> bool:
+def _strace_knows_call(program: str, call: str) -> bool:
+    """Return whether this strace can trace a call of that name."""
     import subprocess
 
     words = [program, f"--trace={call}", "-V"]
     return not subprocess.run(words, capture_output=True, check=False).returncode
 
 
-def _try_command(words: list[str]) -> str:
+def _try_strace(words: list[str]) -> str:
     """Try strace on a command that does nothing: strace itself, which prints its version. Return
     what is wrong."""
     import subprocess
@@ -331,11 +336,12 @@ def _try_command(words: list[str]) -> str:
     messages = done.stderr.decode(errors="replace").strip().splitlines()
     # Where it may not follow, a strace that has detached itself lets the command run alone.
     if done.returncode or not text or any("seccomp" in line for line in messages):
-        return _explain_failure(messages)
-    return _check_output(text)
+        return _explain_strace_failure(messages)
+    return _check_strace_output(text)
 
 
-def _explain_failure(messages: list[str]) -> str:
+def _explain_strace_failure(messages: list[str]) -> str:
+    """Say by its messages why strace failed to trace a command here."""
     words = messages[0] if messages else "it said nothing"
     for line in messages:
         if "ptrace" in line.lower():
@@ -345,7 +351,8 @@ def _explain_failure(messages: list[str]) -> str:
     return f"strace does not work here: {words}"
 
 
-def _check_output(text: bytes) -> str:
+def _check_strace_output(text: bytes) -> str:
+    """Say why what this strace writes is no use to the feed; nothing if it can be read."""
     lines = StraceParser(lambda wall: wall, "/")
     records = [*lines.feed(text), *lines.finish()]
     calls = [record for record in records if isinstance(record, RawEvent)]

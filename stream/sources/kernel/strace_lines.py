@@ -76,7 +76,7 @@ class Fork(Struct):
         """Tell whether the child is a thread of its caller."""
         return bool(self.flags & syntax.CLONE_THREAD)
 
-    def task(self, child: int) -> Task:
+    def child_task(self, child: int) -> Task:
         """Return the task of the child that the call made."""
         folder = self.caller.folder
         group = self.caller.group if self.makes_thread else child
@@ -123,7 +123,7 @@ class Tasks:
         """Return how many processes nobody was seen to make."""
         return self.untraced + len(self.uncertain)
 
-    def find(self, tid: int) -> tuple[Task, Task | None]:
+    def find_task(self, tid: int) -> tuple[Task, Task | None]:
         """Return the task of a thread, and its parent where it is a process that has not been
         announced yet."""
         task = self.living.get(tid)
@@ -153,16 +153,17 @@ class Tasks:
         elif fork.flags & syntax.CLONE_UNTRACED:
             self.untraced += 1
         else:
-            self.living[child] = fork.task(child)
+            self.living[child] = fork.child_task(child)
         return None if fork.makes_thread else fork.caller
 
-    def end(self, tid: int) -> None:
+    def forget_thread(self, tid: int) -> None:
         """Forget a thread that ended."""
         if task := self.living.pop(tid, None):
             task.descriptors.users -= 1
         self._forks.pop(tid, None)
 
     def _add_unannounced(self, tid: int) -> tuple[Task, Task | None]:
+        """Add a thread that strace shows before the call that made it has returned."""
         fork = self._find_fork(tid)
         if fork is None:
             if self._has_begun:
@@ -172,10 +173,11 @@ class Tasks:
             return task, None
         fork.child = tid
         self._early.add(tid)
-        task = self.living[tid] = fork.task(tid)
+        task = self.living[tid] = fork.child_task(tid)
         return task, None if fork.makes_thread else fork.caller
 
     def _find_fork(self, tid: int) -> Fork | None:
+        """Find the call, not yet over, that made a thread which strace shows for the first time."""
         forks = [fork for fork in self._forks.values() if not fork.child]
         if len({(fork.caller.group, fork.makes_thread) for fork in forks}) > 1:
             answer = self._ask(tid)
@@ -219,7 +221,7 @@ def change_root(folder: TaskFolder, result: CallResult) -> None:
     folder.is_rooted |= result.ret == 0
 
 
-def make_event(
+def make_strace_event(
     ts: int, task: Task, tid: int, call: str, parsed: CallArguments, result: CallResult
 ) -> RawEvent:
     """Complete the event of a call by when and by whom it was made, where, and what came of it."""
@@ -227,24 +229,26 @@ def make_event(
     event.ts, event.pid, event.tid, event.call, event.ret = ts, task.group, tid, call, result.ret
     if call == "unlinkat" and event.flags & syntax.AT_REMOVEDIR:
         event.call = "rmdir"
-    _place(event, task.folder, parsed)
+    _set_base_folders(event, task.folder, parsed)
     if call == "exec":
-        _name_program(event, parsed)
+        _name_executed_program(event, parsed)
     if call in _GIVING:
         if result.has_succeeded:
-            _reach_given(event, result)
+            _set_given_descriptor(event, result)
     elif parsed.fd is not None or "fd" in parsed.gone:
         _reach(event, parsed.fd, "fd" in parsed.gone)
     elif event.path == "" and parsed.dir not in (None, syntax.OWN):
         _reach(event, parsed.dir, "dir" in parsed.gone)
     if task.descriptors.users > 1 and event.resolved not in (None, event.path):
         add_mark(event, "shared_files")
-    if _is_foreign(event.path, event.base) or _is_foreign(event.to_path, event.to_base):
+    if _is_path_of_other_process(event.path, event.base) or _is_path_of_other_process(
+        event.to_path, event.to_base
+    ):
         add_mark(event, "other_mounts")
     return event
 
 
-def sent_events(
+def strace_send_events(
     ts: int, task: Task, tid: int, call: str, parsed: CallArguments, result: CallResult
 ) -> list[RawEvent]:
     """Make an event for each message that names somebody. How one failed, behind others that were
@@ -255,18 +259,18 @@ def sent_events(
         is_unseen = call == "sendmmsg" and place == sent > 0
         if message.has_peer:
             one = CallResult(result.start, None) if is_unseen else result
-            events.append(make_event(ts, task, tid, call, message, one))
+            events.append(make_strace_event(ts, task, tid, call, message, one))
     return events
 
 
-def _name_program(event: RawEvent, parsed: CallArguments) -> None:
+def _name_executed_program(event: RawEvent, parsed: CallArguments) -> None:
     """Name a program as the kernel calls what it runs, where a descriptor was named."""
     event.flags = 0
     if parsed.number is not None and event.path is not None and not event.path.startswith("/"):
         event.path = f"/dev/fd/{parsed.number}" + (event.path and f"/{event.path}")
 
 
-def _reach_given(event: RawEvent, result: CallResult) -> None:
+def _set_given_descriptor(event: RawEvent, result: CallResult) -> None:
     """Set what is behind the descriptor that a call has given."""
     if event.call in syntax.TREES and event.flags & syntax.CLONES_TREE:
         add_mark(event, "unreachable")  # it lies among no mounts, and strace calls it `/`
@@ -282,9 +286,9 @@ def _reach(event: RawEvent, path: str | None, is_deleted: bool) -> None:
         add_mark(event, "unreachable")
 
 
-def _place(event: RawEvent, folder: TaskFolder, parsed: CallArguments) -> None:
+def _set_base_folders(event: RawEvent, folder: TaskFolder, parsed: CallArguments) -> None:
     """Set the folders that relative paths start from."""
-    is_gone = _correct(folder, parsed.here)
+    is_gone = _correct_folder(folder, parsed.here)
     if folder.is_rooted:
         event.marks.append("other_root")
     if parsed.is_socket_file and folder.path is not None and event.peer is not None:
@@ -304,7 +308,7 @@ def _place(event: RawEvent, folder: TaskFolder, parsed: CallArguments) -> None:
         setattr(event, base, start)
 
 
-def _correct(folder: TaskFolder, here: str | None) -> bool:
+def _correct_folder(folder: TaskFolder, here: str | None) -> bool:
     """Correct the folder by what strace has read. Return whether the folder has no name any
     more."""
     if here is None or here == folder.path:
@@ -316,7 +320,7 @@ def _correct(folder: TaskFolder, here: str | None) -> bool:
     return is_gone
 
 
-def _is_foreign(path: str | None, base: str | None) -> bool:
+def _is_path_of_other_process(path: str | None, base: str | None) -> bool:
     """Return whether a path goes through what another process has, whose mounts may be others:
     strace then says where the file lies among those."""
     if path is None:
@@ -396,9 +400,9 @@ class StraceParser:
             whole = b"".join(self._parts)
             *lines, last = rest.split(b"\n")
             self._parts = [last]
-            self._read(whole)
+            self._read_line(whole)
             for line in lines:
-                self._read(line)
+                self._read_line(line)
         return self._take()
 
     def finish(self) -> list[Item]:
@@ -406,14 +410,15 @@ class StraceParser:
         last = b"".join(self._parts)
         self._parts = []
         if last:
-            self._read(last)
+            self._read_line(last)
         return self._take()
 
     def _take(self) -> list[Item]:
         out, self._out = self._out, []
         return out
 
-    def _read(self, line: bytes) -> None:
+    def _read_line(self, line: bytes) -> None:
+        """Read a strace line: a signal, the end of a thread, the begin or the rest of a call."""
         found = _LINE(line)
         if found is None:
             self._count_unparsed()
@@ -427,15 +432,16 @@ class StraceParser:
         if sign == b"---":
             self.counts.others += 1
         elif sign:
-            self._end_task(tid, rest)
+            self._end_thread(tid, rest)
         elif call:
-            self._begin(tid, call.decode(), rest)
+            self._begin_call(tid, call.decode(), rest)
         else:
-            self._resume(tid, resumed.decode(), rest)
+            self._resume_call(tid, resumed.decode(), rest)
 
-    def _begin(self, tid: int, call: str, rest: bytes) -> None:
+    def _begin_call(self, tid: int, call: str, rest: bytes) -> None:
+        """Begin the call of a strace line, and complete it where the line holds its end as well."""
         self._superseded.discard(tid)
-        task = self._task(tid)
+        task = self._task_of_thread(tid)
         if call in syntax.WRITES:
             self._begin_write(tid, task, call, rest)
             return
@@ -447,7 +453,7 @@ class StraceParser:
         elif call in syntax.MOUNTS:
             self._begin_mount(call, rest)
         if args is None:
-            self._complete(tid, task, call, rest)
+            self._complete_call(tid, task, call, rest)
         else:
             self.counts.halves += 1
             self._halves[tid] = (call, args)
@@ -462,27 +468,29 @@ class StraceParser:
 
     def _begin_write(self, tid: int, task: Task, call: str, rest: bytes) -> None:
         """Begin a write. Its data may be long: nothing looks at it, and it is not kept."""
-        path, end = syntax.path_of(call, rest), rest[-syntax.END :]
+        path, end = syntax.path_of_write(call, rest), rest[-syntax.END :]
         if syntax.unfinished_arguments(end) is None:
-            self._add_write(tid, task, path, end)
+            self._add_watched_write(tid, task, path, end)
         else:
             self.counts.halves += 1
             self._halves[tid] = (call, path)
 
-    def _resume(self, tid: int, call: str, rest: bytes) -> None:
+    def _resume_call(self, tid: int, call: str, rest: bytes) -> None:
+        """Complete a call whose begin stood on an earlier strace line."""
         if tid in self._superseded and call in syntax.EXECS:
             self._superseded.discard(tid)
-            return self._after_exec(rest)
+            return self._read_line_after_exec(rest)
         began = self._halves.pop(tid, None)
         if began is None or began[0] != call:
             self._count_unparsed()
             return None
         if call in syntax.WRITES:
-            return self._add_write(tid, self._task(tid), began[1], rest)
-        return self._complete(tid, self._task(tid), call, began[1] + rest)
+            return self._add_watched_write(tid, self._task_of_thread(tid), began[1], rest)
+        return self._complete_call(tid, self._task_of_thread(tid), call, began[1] + rest)
 
-    def _complete(self, tid: int, task: Task, call: str, text: bytes) -> None:
-        result = self._read_end(text)
+    def _complete_call(self, tid: int, task: Task, call: str, text: bytes) -> None:
+        """Read how a call of strace ended, and add it."""
+        result = self._read_call_end(text)
         if result is None:
             return
         if call in syntax.FORKS:
@@ -492,7 +500,7 @@ class StraceParser:
         else:
             self._parse_call(tid, task, call, text[: result.start], result)
 
-    def _read_end(self, text: bytes) -> CallResult | None:
+    def _read_call_end(self, text: bytes) -> CallResult | None:
         """Return how a call ended; None: that cannot be read, which is counted."""
         result = read_result(text)
         if result is None:
@@ -500,6 +508,7 @@ class StraceParser:
         return result
 
     def _parse_call(self, tid: int, task: Task, call: str, args: bytes, result: CallResult) -> None:
+        """Parse the arguments of a call that strace has shown whole, and add its event."""
         name = syntax.COMPAT.get(call, call)
         parsed = parse_arguments(name, args.removesuffix(syntax.UNFINISHED))
         if parsed is None:
@@ -512,6 +521,7 @@ class StraceParser:
     def _add_call(
         self, tid: int, task: Task, call: str, parsed: CallArguments, result: CallResult
     ) -> None:
+        """Add the events of a call that strace shows, and follow what it changes for later ones."""
         if call in ("chdir", "fchdir", "chroot"):
             if call == "chroot":
                 change_root(task.folder, result)
@@ -525,39 +535,40 @@ class StraceParser:
             self.counts.others += 1
             return
         if call in SENDS:
-            events = sent_events(self._time, task, tid, call, parsed, result)
+            events = strace_send_events(self._time, task, tid, call, parsed, result)
             for place, event in enumerate(events):
-                self._send(event, is_extra=place > 0)
+                self._add_kernel_event(event, is_extra=place > 0)
             self.counts.others += not events
             return
         call = syntax.BY_NUMBER.get(call, call)
-        if self._is_nothing(call, parsed, result):
+        if self._is_call_without_effect(call, parsed, result):
             self.counts.others += 1
             return
         if call == "io_uring_setup" and not result.has_failed:
             self.has_uring = True
         if call in syntax.EXECS and result.ret == 0:
             call = "exec"
-        event = make_event(self._time, task, tid, call, parsed, result)
+        event = make_strace_event(self._time, task, tid, call, parsed, result)
         if call == "bind" and result.ret == 0:
-            self._bound[parsed.socket] = _bound_name(event)
+            self._bound[parsed.socket] = _bound_socket_name(event)
         elif call in ACCEPTS and event.peer in (None, "unix:"):
             event.peer = self._bound.get(parsed.socket) or event.peer
         elif call in REACHING and not result.has_failed and event.target not in self.tasks.living:
             add_mark(event, "outside")
         if call in DOUBTED:
-            self.doubts.take(event)
-        self._send(event)
+            self.doubts.note_kernel_event(event)
+        self._add_kernel_event(event)
 
-    def _is_nothing(self, call: str, parsed: CallArguments, result: CallResult) -> bool:
+    def _is_call_without_effect(self, call: str, parsed: CallArguments, result: CallResult) -> bool:
         """Return whether a call did nothing: a request to a process that is traced already, or an
         accept to which nobody came."""
         if call == "ptrace":
             return parsed.event.flags not in (syntax.ATTACH, syntax.SEIZE)
         return call in ACCEPTS and not result.has_succeeded
 
-    def _add_write(self, tid: int, task: Task, path: bytes, end: bytes) -> None:
-        result = self._read_end(end)
+    def _add_watched_write(self, tid: int, task: Task, path: bytes, end: bytes) -> None:
+        """Add the write of a process that strace shows, if it went to a watched stream."""
+        result = self._read_call_end(end)
         if result is None:
             return
         if path not in self._streams or not result.ret or result.ret < 0:
@@ -565,30 +576,34 @@ class StraceParser:
         else:
             event = RawEvent(self._time, task.group, tid, "wrote", size=result.ret, scope="tree")
             event.stream = self._streams[path]
-            self._send(event)
+            self._add_kernel_event(event)
 
     def _add_fork(self, tid: int, task: Task, result: CallResult) -> None:
+        """Add the event of a new process, once the call that made it has returned in strace."""
         fork = self.tasks.end_fork(tid, result.child)
         if fork is None:
             self.counts.others += 1
             return
-        self._send(self._fork(fork, tid, result.child))
+        self._add_kernel_event(self._fork(fork, tid, result.child))
 
-    def _end_task(self, tid: int, text: bytes) -> None:
+    def _end_thread(self, tid: int, text: bytes) -> None:
+        """End a thread that strace says is over; the last thread's end is its process's exit."""
         if by := _SUPERSEDED(text):
-            self._supersede(tid, int(by[1]))
+            self._supersede_thread(tid, int(by[1]))
             return
         status = exit_status(text)
         if status is None:
             self._count_unparsed()
             return
-        task = self._task(tid)
+        task = self._task_of_thread(tid)
         self._end_call_unseen(tid, task)
-        self.tasks.end(tid)
+        self.tasks.forget_thread(tid)
         if task.group != tid:
             self.counts.others += 1
         else:
-            self._send(RawEvent(self._time, tid, tid, "exit", status=status, scope="tree"))
+            self._add_kernel_event(
+                RawEvent(self._time, tid, tid, "exit", status=status, scope="tree")
+            )
 
     def _end_call_unseen(self, tid: int, task: Task) -> None:
         """Record the call in whose middle a thread ended: it may have reached somebody
@@ -598,21 +613,23 @@ class StraceParser:
             self.counts.halves -= 1
             self._parse_call(tid, task, call, args, CallResult(0, None))
 
-    def _supersede(self, tid: int, by: int) -> None:
+    def _supersede_thread(self, tid: int, by: int) -> None:
         """Follow a thread that has executed a program, and goes on as its process's first one."""
-        task = self._task(tid)
+        task = self._task_of_thread(tid)
         call, args = self._halves.pop(by, ("", b""))
         self._end_call_unseen(tid, task)
-        self.tasks.end(by)
+        self.tasks.forget_thread(by)
         parsed = parse_arguments(call, args) if call in syntax.EXECS else None
         self._superseded.add(tid)
         if parsed is None:
             self._count_unparsed()
             return
         add_mark(parsed.event, "thread_exec")
-        self._send(make_event(self._time, task, tid, "exec", parsed, CallResult(0, 0)))
+        self._add_kernel_event(
+            make_strace_event(self._time, task, tid, "exec", parsed, CallResult(0, 0))
+        )
 
-    def _after_exec(self, rest: bytes) -> None:
+    def _read_line_after_exec(self, rest: bytes) -> None:
         """Read what strace says of an exec by a thread after that. With seccomp, it takes the
         program's first call for the end of the exec."""
         result = read_result(rest)
@@ -621,8 +638,9 @@ class StraceParser:
             self.counts.lost += 1
             self._out.append(Gap(source="strace", lost=1, reason=LOST_CALL))
 
-    def _task(self, tid: int) -> Task:
-        task, parent = self.tasks.find(tid)
+    def _task_of_thread(self, tid: int) -> Task:
+        """Return the task of a thread; add the fork of a process that strace had not announced."""
+        task, parent = self.tasks.find_task(tid)
         if parent is not None:
             self.counts.extra_events += 1
             self._out.append(self._fork(parent, parent.group, tid))
@@ -635,7 +653,8 @@ class StraceParser:
         self.counts.unparsed += 1
         self._out.append(Gap(source="strace", lost=1, reason=UNREADABLE))
 
-    def _send(self, event: RawEvent, *, is_extra: bool = False) -> None:
+    def _add_kernel_event(self, event: RawEvent, *, is_extra: bool = False) -> None:
+        """Add an event to what the strace feed delivers next, and count it."""
         self.counts.extra_events += is_extra
         self.counts.events += not is_extra
         if self._has_mounted and (event.path or event.resolved or event.to_path) is not None:
@@ -648,7 +667,7 @@ class StraceParser:
         return self._now
 
 
-def _bound_name(event: RawEvent) -> str:
+def _bound_socket_name(event: RawEvent) -> str:
     """Return the name that a local socket was bound to; else nothing."""
     if event.path is None:
         return event.peer if event.peer is not None and event.peer.startswith("unix:") else ""

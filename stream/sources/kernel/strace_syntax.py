@@ -40,7 +40,7 @@ def number(text: bytes) -> int:
     return int(text)
 
 
-def unquoted(text: bytes) -> bytes:
+def unquote_strace_string(text: bytes) -> bytes:
     """Return the bytes of a string. Raises ValueError."""
     if text.count(b"\\x") * 4 != len(text):
         raise ValueError(text)
@@ -50,10 +50,10 @@ def unquoted(text: bytes) -> bytes:
 @lru_cache(4096)  # the same few folders and libraries, again and again
 def plain(text: bytes) -> str:
     """Return a string as text by `path_text`. Raises ValueError."""
-    return path_text(unquoted(text))
+    return path_text(unquote_strace_string(text))
 
 
-def file_name(text: bytes, is_deleted: bool) -> str | None:
+def descriptor_path(text: bytes, is_deleted: bool) -> str | None:
     """Return the path of a descriptor, or None: it is no file, or one in memory, whose name leads
     nowhere. Raises ValueError."""
     name = plain(text)
@@ -61,21 +61,21 @@ def file_name(text: bytes, is_deleted: bool) -> str | None:
     return name if is_known else None
 
 
-def peer_of(address: bytes, *, is_send: bool = False) -> str | None:
+def peer_of_address(address: bytes, *, is_send: bool = False) -> str | None:
     """Return whom an address names by `peer_text`, or None if it says nothing that can be read."""
     family = _FAMILY.match(address)
     if family is None:
         return None
     if found := _IN4.search(address):
-        rest = unquoted(found[1]) + unquoted(found[2])
+        rest = unquote_strace_string(found[1]) + unquote_strace_string(found[2])
     elif found := _IN6.search(address):
         scope = number(found[3] or b"0").to_bytes(4, sys.byteorder)
-        rest = unquoted(found[1]) + bytes(4) + unquoted(found[2]) + scope
+        rest = unquote_strace_string(found[1]) + bytes(4) + unquote_strace_string(found[2]) + scope
     elif found := _LOCAL.search(address):
-        rest = (b"\0" if found[1] else b"") + unquoted(found[2])
+        rest = (b"\0" if found[1] else b"") + unquote_strace_string(found[2])
     else:
         data = _DATA.search(address)
-        rest = unquoted(data[1]) if data else b""
+        rest = unquote_strace_string(data[1]) if data else b""
     return peer_text(number(family[1]).to_bytes(2, sys.byteorder) + rest, is_send=is_send)
 
 
@@ -90,12 +90,13 @@ def exit_status(text: bytes) -> int | None:
     if found := _EXITED(text):
         return (int(found[1]) & 0xFF) << 8
     if found := _KILLED(text):
-        figure = _signal(found[1].decode())
+        figure = _signal_number(found[1].decode())
         return None if figure is None else figure | (0x80 if found[2] else 0)
     return None
 
 
-def _signal(name: str) -> int | None:
+def _signal_number(name: str) -> int | None:
+    """Return the number of a signal by the name that strace prints."""
     if name.startswith("SIGRT_") and name[6:].isdigit():
         return 32 + int(name[6:])
     if name == "SIGRTMIN":
@@ -213,7 +214,9 @@ def parse_arguments(call: str, args: bytes) -> CallArguments | None:
     """Return what the arguments of a call say, or None if they do not have the form that is
     known."""
     try:
-        return _by_number(call, args) if call in BY_NUMBER else _parse(call, args)
+        return (
+            _arguments_by_number(call, args) if call in BY_NUMBER else _parse_by_pattern(call, args)
+        )
     except ValueError:  # what should be hexadecimal is not
         return None
 
@@ -235,7 +238,8 @@ def may_mount(call: str, args: bytes) -> bool:
     return bool(flags & CLONE_NEWNS) or (call == "setns" and not flags)
 
 
-def _parse(call: str, args: bytes) -> CallArguments | None:
+def _parse_by_pattern(call: str, args: bytes) -> CallArguments | None:
+    """Parse the arguments of a call in a strace line by the pattern of that call."""
     found = (call in _LACKING and _LACKING[call].fullmatch(args)) or _PATTERNS[call].fullmatch(args)
     if not found:
         return None
@@ -257,7 +261,8 @@ def _read_target(parsed: CallArguments, name: str, found: re.Match[bytes]) -> No
     parsed.event.target = max(number(found["target_here"] or found["target"]), 0)
 
 
-def _read_text(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
+def _read_text_argument(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
+    """Read a path or another text that strace prints as an argument."""
     if found[name] is None:
         add_mark(parsed.event, "fault")
         return
@@ -266,19 +271,21 @@ def _read_text(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None
         add_mark(parsed.event, "truncated")
 
 
-def _read_file(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
+def _read_descriptor_argument(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
+    """Read a descriptor that strace prints as an argument, with the path of its file."""
     figure, path, is_deleted = (found[group] for group in (name, f"{name}_path", f"{name}_gone"))
     if figure == b"-100":  # AT_FDCWD
         parsed.here = None if path is None else plain(path)
         return
     if name == "dir":
         parsed.number = number(figure)
-    setattr(parsed, name, None if path is None else file_name(path, bool(is_deleted)))
+    setattr(parsed, name, None if path is None else descriptor_path(path, bool(is_deleted)))
     if is_deleted:
         parsed.gone.append(name)
 
 
 def _read_argv(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
+    """Read the words of an exec that strace prints."""
     words = found[name]
     if words != b"NULL" and not _WORDS.fullmatch(words):
         add_mark(parsed.event, "fault")
@@ -294,8 +301,8 @@ def _read_socket(parsed: CallArguments, name: str, found: re.Match[bytes]) -> No
 _FIELDS = {"text": "path", "to": "to_path"}  #: where an argument has another name in an event
 _READERS: dict[str, Callable[[CallArguments, str, re.Match[bytes]], None]] = {
     **dict.fromkeys(("flags", "mode", "resolve", "uid", "gid", "size"), _read_number),
-    **dict.fromkeys(("path", "to", "text", "name"), _read_text),
-    **dict.fromkeys(("dir", "todir", "fd"), _read_file),
+    **dict.fromkeys(("path", "to", "text", "name"), _read_text_argument),
+    **dict.fromkeys(("dir", "todir", "fd"), _read_descriptor_argument),
     "target": _read_target,
     "argv": _read_argv,
     "socket": _read_socket,
@@ -319,13 +326,13 @@ def _finish_openat2(parsed: CallArguments, found: re.Match[bytes]) -> bool:
 
 
 def _finish_connect(parsed: CallArguments, found: re.Match[bytes]) -> bool:
-    _read_peer(parsed, found["address"], is_send=False)
+    _read_peer_address(parsed, found["address"], is_send=False)
     return True
 
 
 def _finish_bind(parsed: CallArguments, found: re.Match[bytes]) -> bool:
     """Take the name of a local socket for a path, unless it is an abstract one: it makes a file."""
-    _read_peer(parsed, found["address"], is_send=False)
+    _read_peer_address(parsed, found["address"], is_send=False)
     event = parsed.event
     peer = event.peer or ""
     if peer.startswith("unix:") and peer[5:6] not in ("", "@"):
@@ -337,20 +344,21 @@ def _finish_accept(parsed: CallArguments, found: re.Match[bytes]) -> bool:
     """Read who has come, which is seen where the program has asked. Who comes to a local socket
     seldom has a name: that of the socket itself stands for it."""
     if found["address"].startswith(b"{"):
-        peer = peer_of(found["address"])
+        peer = peer_of_address(found["address"])
         parsed.event.peer = "unix:" if peer is not None and peer.startswith("unix:") else peer
     return True
 
 
 def _finish_send(parsed: CallArguments, found: re.Match[bytes]) -> bool:
-    _read_peer(parsed, found["address"])
+    _read_peer_address(parsed, found["address"])
     return True
 
 
 def _finish_sends(parsed: CallArguments, found: re.Match[bytes]) -> bool:
+    """Read whom each message of a sendmmsg in a strace line names."""
     for place, address in enumerate(_MESSAGE.findall(found["messages"])):
         one = _arguments("sendmmsg") if place else parsed
-        _read_peer(one, address)
+        _read_peer_address(one, address)
         parsed.others += [one] if place else []
     return True
 
@@ -370,18 +378,22 @@ _FINISHERS: dict[str, Callable[[CallArguments, re.Match[bytes]], bool]] = {
 }
 
 
-def _read_peer(parsed: CallArguments, address: bytes | None, *, is_send: bool = True) -> None:
+def _read_peer_address(
+    parsed: CallArguments, address: bytes | None, *, is_send: bool = True
+) -> None:
+    """Read whom a socket address that strace prints names."""
     if address is None or address == b"NULL":
         return
     parsed.has_peer = True
     if not address.startswith(b"{"):
         add_mark(parsed.event, "fault")
         return
-    parsed.event.peer = peer_of(address, is_send=is_send)
+    parsed.event.peer = peer_of_address(address, is_send=is_send)
     parsed.is_socket_file = names_file(address)
 
 
-def _by_number(call: str, args: bytes) -> CallArguments | None:
+def _arguments_by_number(call: str, args: bytes) -> CallArguments | None:
+    """Read the arguments of a call that strace has no name for, and prints by its number."""
     words = args.split(b", ")
     if len(words) != 6:
         return None
@@ -393,7 +405,8 @@ def _by_number(call: str, args: bytes) -> CallArguments | None:
     return parsed
 
 
-def _pattern(shape: str) -> re.Pattern[bytes]:
+def _arguments_pattern(shape: str) -> re.Pattern[bytes]:
+    """Compile the pattern by which the arguments of a call in a strace line are read."""
     pattern = b""
     for word in shape.split():
         name = word.rstrip("?")
@@ -402,8 +415,8 @@ def _pattern(shape: str) -> re.Pattern[bytes]:
     return re.compile(pattern)
 
 
-_PATTERNS = {call: _pattern(shape) for call, shape in SHAPES.items()}
-_LACKING = {call: _pattern(shape) for call, shape in WITHOUT_PATH.items()}
+_PATTERNS = {call: _arguments_pattern(shape) for call, shape in SHAPES.items()}
+_LACKING = {call: _arguments_pattern(shape) for call, shape in WITHOUT_PATH.items()}
 
 
 # --- how a line ends ------------------------------------------------------------------------------
@@ -453,7 +466,7 @@ def read_result(text: bytes) -> CallResult | None:
     elif errno is not None:
         ret = -int(errno)
     try:
-        path = None if file is None else file_name(file, bool(deleted))
+        path = None if file is None else descriptor_path(file, bool(deleted))
     except ValueError:
         return None
     return CallResult(
@@ -500,7 +513,7 @@ UNREAD = "--verbose=!?writev,?pwritev,?pwritev2,?vmsplice"
 END = 256  #: so many bytes of a line are enough to hold a call's result
 
 
-def path_of(call: str, args: bytes) -> bytes:
+def path_of_write(call: str, args: bytes) -> bytes:
     """Return the path of the file or pipe that a call writes to, as strace prints it; nothing if it
     has none."""
     found = WRITES[call](args)
@@ -508,7 +521,7 @@ def path_of(call: str, args: bytes) -> bytes:
 
 
 def streams_of(watch: Sequence[WatchedFile]) -> dict[bytes, str]:
-    """Return the names of watched files by their paths, as `path_of` gives them."""
+    """Return the names of watched files by their paths, as `path_of_write` gives them."""
     return {_quoted(one.path): one.name for one in watch if one.path}
 
 

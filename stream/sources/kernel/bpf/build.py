@@ -37,7 +37,8 @@ def blob_name(machine: str, name: str) -> str:
 def built_with() -> str:
     """The versions that the bytes depend on."""
     return "; ".join(
-        _run([tool, "--version"]).decode().splitlines()[0] for tool in ("clang", "bpftool")
+        _run_build_tool([tool, "--version"]).decode().splitlines()[0]
+        for tool in ("clang", "bpftool")
     )
 
 
@@ -46,15 +47,16 @@ def build(folder: Path) -> list[Path]:
     made = []
     for machine, (name, options) in product(MACHINES, OBJECTS.items()):
         blob = folder / blob_name(machine, name)
-        blob.write_bytes(_build(machine, options))
+        blob.write_bytes(_build_skeleton(machine, options))
         made.append(blob)
     return made
 
 
-def _build(machine: str, options: tuple[str, ...]) -> bytes:
+def _build_skeleton(machine: str, options: tuple[str, ...]) -> bytes:
+    """Compile the feed's BPF program for one machine into a light skeleton, packed."""
     with TemporaryDirectory() as scratch:
         compiled = Path(scratch, "stream.bpf.o")  # its name goes into the result
-        _run(
+        _run_build_tool(
             [
                 *("clang", *FLAGS, "-target", "bpf", f"-D__TARGET_ARCH_{MACHINES[machine]}"),
                 *options,
@@ -62,15 +64,23 @@ def _build(machine: str, options: tuple[str, ...]) -> bytes:
                 *("-fdebug-compilation-dir=.", "-c", SOURCE.name, "-o", str(compiled)),
             ]
         )
-        _run(["llvm-strip", "-g", str(compiled)])
-        return _packed(_run(["bpftool", "gen", "skeleton", "-L", str(compiled)]).decode())
+        _run_build_tool(["llvm-strip", "-g", str(compiled)])
+        return _pack_skeleton(
+            _run_build_tool(["bpftool", "gen", "skeleton", "-L", str(compiled)]).decode()
+        )
 
 
-def _packed(header: str) -> bytes:
+def _pack_skeleton(header: str) -> bytes:
     """What bpftool wrote as a C header, without the C."""
-    image = _string(header, "skel_prep_map_data((void *)", _number(header, r", 4096, (\d+)\)"))
-    data = _string(header, "opts.data = (void *)", _number(header, r"opts\.data_sz = (\d+)"))
-    code = _string(header, "opts.insns = (void *)", _number(header, r"opts\.insns_sz = (\d+)"))
+    image = _bytes_of_literal(
+        header, "skel_prep_map_data((void *)", _number(header, r", 4096, (\d+)\)")
+    )
+    data = _bytes_of_literal(
+        header, "opts.data = (void *)", _number(header, r"opts\.data_sz = (\d+)")
+    )
+    code = _bytes_of_literal(
+        header, "opts.insns = (void *)", _number(header, r"opts\.insns_sz = (\d+)")
+    )
     head = json.dumps(
         {
             "built_with": built_with(),
@@ -90,21 +100,24 @@ def _number(header: str, pattern: str) -> int:
     return int(found[0])
 
 
-def _string(header: str, before: str, length: int) -> bytes:
+def _bytes_of_literal(header: str, before: str, length: int) -> bytes:
+    """Return the bytes of a C string literal in the header that bpftool writes."""
     literal = _LITERAL.match(header, header.index(before) + len(before))
     assert literal
-    body = _ESCAPE.sub(_character, literal[1].replace("\\\n", ""))
+    body = _ESCAPE.sub(_unescaped_character, literal[1].replace("\\\n", ""))
     return body.encode("latin-1")[:length].ljust(length, b"\0")
 
 
-def _character(found: re.Match[str]) -> str:
+def _unescaped_character(found: re.Match[str]) -> str:
+    """Return the character that an escape in a C string literal stands for."""
     hexadecimal, octal, letter = found.groups()
     if letter is not None:
         return chr(_ESCAPES.get(letter, ord(letter)))
     return chr(int(hexadecimal, 16) if hexadecimal else int(octal, 8))
 
 
-def _run(command: list[str]) -> bytes:
+def _run_build_tool(command: list[str]) -> bytes:
+    """Run a tool that builds the BPF program, and return its output; leave if it fails."""
     try:
         return subprocess.run(command, cwd=HERE, check=True, capture_output=True).stdout
     except subprocess.CalledProcessError as error:
