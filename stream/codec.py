@@ -148,6 +148,7 @@ class LineSplitter:
         return Lines([item], self._source, self._number, self._offset)
 
     def _hold_part(self, part: bytes) -> None:
+        """Hold a part of a line that has not ended; of an overlong one, only the digest."""
         self._held_length += len(part)
         if self._digest is None and self._held_length > self._limit:
             self._digest = _sha256(self._held)
@@ -158,6 +159,7 @@ class LineSplitter:
             self._digest.update(part)
 
     def _release_line(self) -> bytes:
+        """Return the line that was held, or an OverlongLine with its length and digest."""
         line: bytes
         if self._digest is None:
             line = bytes(self._held)

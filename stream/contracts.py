@@ -87,6 +87,7 @@ def fault_of(contract: str, line: bytes) -> Fault | None:
 
 
 def _document_fault(contract: str, line: bytes, source: str) -> Fault | None:
+    """Return what a catalog or descriptor breaks of its contract; None if nothing."""
     path = Path(source)
     try:
         _MAKERS[contract](parse_document(line), path)

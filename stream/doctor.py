@@ -69,6 +69,7 @@ async def checks() -> list[MachineCheck]:
 
 
 async def _check_bash() -> MachineCheck:
+    """Check that bash runs, which probe scripts need."""
     got = await capture(
         ["bash", "-c", 'echo "$BASH_VERSION"'],
         env=os.environ,
@@ -84,6 +85,7 @@ async def _check_bash() -> MachineCheck:
 
 
 def _check_tools() -> Iterator[MachineCheck]:
+    """Check which optional tools of this machine are on PATH."""
     for name, purpose in TOOLS.items():
         path = shutil.which(name)
         yield MachineCheck(
@@ -92,6 +94,7 @@ def _check_tools() -> Iterator[MachineCheck]:
 
 
 def _check_selection() -> Iterator[MachineCheck]:
+    """Check that the catalog and the boundary descriptor in force can be read."""
     try:
         catalogs = find_catalogs(None)
         detail = f"{catalogs.first.key}, {len(catalogs.first.capabilities)} capabilities"
@@ -106,6 +109,7 @@ def _check_selection() -> Iterator[MachineCheck]:
 
 
 def _check_scratch_folder() -> MachineCheck:
+    """Check whether probes can have a private TMPDIR on this machine."""
     try:
         root = make_root(Path.cwd())
     except (OSError, OutputError) as error:
@@ -115,6 +119,7 @@ def _check_scratch_folder() -> MachineCheck:
 
 
 def _check_containment() -> MachineCheck:
+    """Check whether orphans of a probe can be found and ended on this machine."""
     if Reaper.get().can_contain:
         return MachineCheck(
             "process trees", "ok", "subreaper: orphans of a probe are found and ended"
@@ -125,6 +130,7 @@ def _check_containment() -> MachineCheck:
 
 
 def _check_cgroup() -> MachineCheck:
+    """Check whether an agent can get a cgroup of its own on this machine."""
     mounts = Path("/proc/self/mounts")
     points = [
         line.split()[1]
@@ -156,6 +162,7 @@ def _check_feeds() -> list[MachineCheck]:
 
 
 def _check_privileges() -> MachineCheck:
+    """Report uid, capabilities, NoNewPrivs and seccomp of this process."""
     status = Path("/proc/self/status")
     if not status.exists():
         return MachineCheck("privileges", "ok", f"uid {os.geteuid()} on {sys.platform}")

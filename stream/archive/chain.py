@@ -77,7 +77,7 @@ class Tally:
         return [last]
 
     def _add_bytes(self, data: bytes, start: int, end: int, total: int | None) -> None:
-        """`total`: the lines that there will be once all of the data has been added."""
+        """Add bytes of a layer. `total`: the lines of it once all of the data has been added."""
         self._digest.update(memoryview(data)[start:end])
         self.bytes += end - start
         if total is not None and len(data) - end < end - start:  # what is left is counted faster

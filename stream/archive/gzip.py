@@ -127,6 +127,7 @@ class GzipReader:
             raise BrokenArchive("integrity.gzip", message)
 
     def _read_foreign_header(self, head: bytes) -> None:
+        """Skip a gzip header of another writer, and note what is odd about it."""
         rest = self._begun + self._file.read(_READ)
         header = _examine_header(head, rest)
         if header.is_seal_changed:
@@ -137,6 +138,7 @@ class GzipReader:
         self.oddity, self._begun = _describe_oddities(header.found), rest[header.start :]
 
     def _inflate(self, engine: zlib._Decompress, data: bytes) -> Iterator[bytes]:
+        """Decompress the next bytes of a gzip file. Raise BrokenArchive for bytes after its end."""
         if engine.eof and data:
             raise BrokenArchive("security.hidden_bytes", "bytes follow the end of the gzip member")
         more = bool(data)

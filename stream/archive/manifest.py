@@ -155,6 +155,7 @@ def _foreign_files(folder: Path) -> set[str]:
 
 
 def _files_below(root: Path, name: str, is_strict: bool, foreign: Collection[str]) -> Iterator[str]:
+    """Yield the files below a folder of a run, in order, but for hidden and foreign ones."""
     place = root / name
     mode = place.lstat().st_mode
     if not stat.S_ISDIR(mode):

@@ -142,6 +142,7 @@ def _parts_in(batch: _PartBatch) -> Iterator[Part]:
 
 
 def _next_part_batch(parts: Iterator[Part]) -> _PartBatch:
+    """Collect the next parts of an archive until they are worth handing to another thread."""
     found: list[Part] = []
     length = 0
     try:
@@ -217,6 +218,7 @@ class _Entries:
             )
 
     def _faults_to_report(self, faults: list[Fault]) -> list[Fault]:
+        """Select which faults of a tar header to report: another tar's form only once."""
         found = []
         for fault in faults:
             if fault.rule != PACKING:
@@ -261,6 +263,7 @@ class _Entries:
         return header, faults
 
     def _strip_folder(self, header: Header, faults: list[Fault]) -> None:
+        """Remove the folder in which all of a foreign archive lies from the name of an entry."""
         if self._folder is None:
             self._folder = leading_folder(header.name, header.kind)
         if self._folder and header.name.rstrip(b"/") + b"/" == self._folder:
@@ -270,6 +273,7 @@ class _Entries:
             faults.append(Fault("made by another tar: all of it lies in one folder", rule=PACKING))
 
     def _read_long_name(self, header: Header, faults: list[Fault]) -> bytes:
+        """Read the name that a long-name header of the archive announces."""
         name = decode_long_name(self._read_name_data(header, LONGEST_NAME + len(_HERE) + 1))
         if len(name) + 1 != header.size:
             faults.append(
@@ -278,6 +282,7 @@ class _Entries:
         return name
 
     def _read_name_data(self, header: Header, most: int) -> bytes:
+        """Read the data of a header that names the next entry, with its padding."""
         if header.size > most:
             raise BrokenArchive("limit.path", f"a name has {header.size} bytes")
         data = self._reader.read_exactly(header.size + -header.size % BLOCK)
@@ -291,6 +296,7 @@ class _Entries:
         return is_folder(header.name)
 
     def _entry_parts(self, header: Header, faults: list[Fault]) -> Iterator[Part]:
+        """Yield the parts of one archive entry: its start, its bytes, its faults and its end."""
         if fault := kind_fault(header.kind):
             faults.append(fault)
         if fault := name_fault(header.name):

@@ -147,6 +147,7 @@ def name_fault(name: bytes) -> Fault | None:
 
 
 def _header_block(name: bytes, size: int, kind: bytes) -> bytes:
+    """Return one tar header block as `stream archive` writes it."""
     block = bytearray(BLOCK)
     block[0 : len(name)] = name
     block[100:124] = b"0000644\x000000000\x000000000\0"
@@ -179,6 +180,7 @@ def _large(size: int) -> bytes:
 
 
 def _decode_size(field: bytes) -> int:
+    """Decode the size in a tar header. Raise BrokenArchive if it is no number."""
     size = int.from_bytes(field[1:], "big") if field[0] == 0x80 else _number(field)
     if size < 0:
         raise BrokenArchive("integrity.header", "the header's size is no number")
@@ -207,6 +209,7 @@ def kind_fault(kind: bytes) -> Fault | None:
 
 
 def _header_field_faults(block: bytes, wanted: bytes, prefix: bytes) -> Iterator[Fault]:
+    """Find the fields of a tar header that differ from those that we would have written."""
     for field, start, end in _FIELDS:
         found = block[start:end]
         if field in ("checksum", "type") or found == wanted[start:end]:

@@ -180,6 +180,7 @@ def _recorded_contents(
 
 
 def _entry_blocks(entry: Entry, checkpoint: Checkpoint) -> Iterator[bytes]:
+    """Read the file of an archive entry in blocks. Raise InputError where it cannot be read."""
     try:
         with entry.open() as file:
             while block := file.read(READ):
@@ -192,6 +193,7 @@ def _entry_blocks(entry: Entry, checkpoint: Checkpoint) -> Iterator[bytes]:
 def _write_compressed(
     fd: int, entries: Sequence[Entry], run_id: str, checkpoint: Checkpoint
 ) -> ArchiveSize:
+    """Write manifest and entries of an archive as gzip, compressed in another thread."""
     gzip = GzipWriter(fd)
     pending: deque[Future[None]] = deque()
     with ThreadPoolExecutor(1) as other:  # zlib lets go of the interpreter
@@ -210,6 +212,7 @@ def _write_compressed(
 
 
 def _tar_blocks(entries: Sequence[Entry], run_id: str, checkpoint: Checkpoint) -> Iterator[bytes]:
+    """Yield the bytes of the archive's tar: the manifest, then each entry with its header."""
     manifest = Entry.of_bytes(ARCHIVE_MANIFEST, encode_manifest(entries, run_id))
     for entry in (manifest, *entries):
         assert entry.recorded is not None

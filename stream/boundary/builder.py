@@ -157,6 +157,7 @@ class BoundaryBuilder(Struct, frozen=True):
         result: Result,
         payload: Payload,
     ) -> Boundary:
+        """Put the parts of a boundary record together, under the keys of the descriptor."""
         # A descriptor of the user's own may name another pattern and other modes; its
         # schema is what the encoded record is then held against.
         return Boundary(
@@ -173,6 +174,7 @@ class BoundaryBuilder(Struct, frozen=True):
         )
 
     def _encode_checked(self, record: Boundary) -> bytes:
+        """Encode a boundary record. Raise EmitError if it breaks the descriptor's pattern."""
         try:
             line = encode_boundary(record)
         except (RecursionError, OverflowError, ValueError) as error:
@@ -185,6 +187,7 @@ class BoundaryBuilder(Struct, frozen=True):
 
 
 def _unknown_capability(which: str, name: str) -> EmitError:
+    """Return the error for a capability id that the catalog does not have."""
     return EmitError(
         f"Unknown {which} capability id: {name}."
         " Expected one of the IDs in the loaded capability catalog."

@@ -146,6 +146,7 @@ def known_catalogs(flag: str | None = None) -> tuple[Catalog, ...]:
 
 
 def _with_bundled_catalogs(first: Catalog) -> tuple[Catalog, ...]:
+    """Return a catalog and the bundled ones, each key only once."""
     paths = [BUNDLE / path for name, path in BUILT_IN.items() if name != "boundary"]
     others = [load_catalog(path) for path in paths if path.resolve() != first.path.resolve()]
     # A record names its catalog by the key alone: one key, one catalog.
@@ -314,6 +315,7 @@ def _is_published(schema: dict[str, Any]) -> bool:
 
 
 def _schema_digest(schema: dict[str, Any]) -> str:
+    """Return the digest of a JSON Schema, without its titles and descriptions."""
     from hashlib import sha256  # and with it OpenSSL: only those need it who bring a pattern
 
     bare = _without_descriptions(schema)
@@ -334,7 +336,7 @@ def _without_descriptions(schema: Any, *, are_names: bool = False) -> Any:
 
 
 def _listed_texts(schema: Any, *keys: str) -> tuple[str, ...]:
-    """Return the texts that a property may be, where the schema lists them."""
+    """Return the texts that a JSON Schema allows for a property, where it lists them."""
     for key in keys:
         for step in ("properties", key):
             schema = schema.get(step) if isinstance(schema, dict) else None
@@ -349,6 +351,7 @@ def _short(text: str) -> str:
 
 
 def _compile_schema(schema: dict[str, Any], place: Path) -> Check:
+    """Compile the JSON Schema of a descriptor to a check. Raise InputError if it is not usable."""
     import jsonschema_rs  # a fifth of the start-up, for those who bring a pattern of their own
 
     try:
@@ -522,6 +525,7 @@ class Boundaries:
         return True
 
     def _is_good_record(self, line: bytes) -> bool:
+        """Tell whether a line is a faultless record of the canonical pattern."""
         try:
             return contract_of(line) == PATTERN_VERSION and not self.check(line, PATTERN_VERSION)
         except DECODE_ERRORS:
@@ -543,6 +547,7 @@ class Boundaries:
             return explain(error)
 
     def _is_known_descriptor(self, key: object, version: str) -> bool:
+        """Tell whether a descriptor of that key and pattern version is known."""
         return any(
             descriptor.key == key and version in (descriptor.pattern_version, PATTERN_VERSION)
             for descriptor in self.descriptors

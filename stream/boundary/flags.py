@@ -94,6 +94,7 @@ def fit_object(value: dict[str, Any], reserved: int, mark: str) -> dict[str, Any
 
 
 def _shorten_texts(value: Any, length: int) -> Any:
+    """Clip all texts inside of a JSON value to a length."""
     if isinstance(value, str):
         return clip(value, length)
     if isinstance(value, list):
@@ -251,6 +252,7 @@ def parse_words(words: Sequence[Word]) -> EmitFlags:
 
 
 def _take_flag(flags: EmitFlags, flag: str, rest: Iterator[Word]) -> None:
+    """Read one flag of emit-record and its value from the words of a probe."""
     if flag not in _KNOWN:
         raise EmitError(f"Unknown flag: {flag}")
     word = _flag_value(flag, rest)
@@ -269,6 +271,7 @@ def _take_flag(flags: EmitFlags, flag: str, rest: Iterator[Word]) -> None:
 
 
 def _take_flag_content(flags: EmitFlags, flag: str, content: bytes) -> None:
+    """Keep the content that a flag of emit-record gives, itself or by a file."""
     is_cut = len(content) >= FILE_MOST
     if flag in _SNIPPETS:
         flags.snippets[_SNIPPETS[flag]] = _text(content)
@@ -281,6 +284,7 @@ def _take_flag_content(flags: EmitFlags, flag: str, content: bytes) -> None:
 
 
 def _check_flags(flags: EmitFlags) -> None:
+    """Raise EmitError for flags of emit-record that are missing or do not go together."""
     for flag in REQUIRED:
         if not flags.texts.get(flag, "").strip():
             raise EmitError(f"Missing required flag: {flag}")
@@ -294,6 +298,7 @@ def _check_flags(flags: EmitFlags) -> None:
 
 
 def _flag_value(flag: str, rest: Iterator[Word]) -> Word:
+    """Return the word after a flag of emit-record. Raise EmitError if there is none."""
     word = next(rest, None)
     if word is None:
         raise EmitError(f"Missing value for {flag}")
@@ -301,6 +306,7 @@ def _flag_value(flag: str, rest: Iterator[Word]) -> Word:
 
 
 def _flag_content(flag: str, word: Word) -> bytes:
+    """Return the text of a flag of emit-record, or the content of the file that it names."""
     if flag not in FILES:
         return word.text
     if word.content is None:
@@ -318,6 +324,7 @@ def _text(data: bytes) -> str:
 
 
 def _parse_exit_code(text: str) -> int:
+    """Parse the value of --raw-exit-code as a 64-bit integer. Raise EmitError if it is none."""
     if not re.fullmatch(r"[+-]?[0-9]{1,30}", text):
         raise EmitError(f"--raw-exit-code: expected an integer, got {text!r}")
     number = int(text)
@@ -327,6 +334,7 @@ def _parse_exit_code(text: str) -> int:
 
 
 def _payload_member(flag: str, kind: str, rest: Iterator[Word]) -> Any:
+    """Read the value that a flag of emit-record adds to an object: text, list or JSON."""
     data = _flag_value(flag, rest).text
     if kind == "json":
         return _decode_flag_json(flag, data, object)
@@ -336,6 +344,7 @@ def _payload_member(flag: str, kind: str, rest: Iterator[Word]) -> Any:
 
 
 def _decode_flag_json(flag: str, data: bytes, kind: Any) -> Any:
+    """Decode the JSON that a flag of emit-record gives. Raise EmitError naming the flag."""
     try:
         value = msgspec.json.decode(data, type=kind)
         if too_deep(value.raw if isinstance(value, WholePayload) else value):

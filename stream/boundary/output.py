@@ -95,6 +95,7 @@ class ProbeOutput:
         return line, result
 
     def _read_stdout(self) -> None:
+        """Find the one record in a probe's stdout. Raise Refused for none, several or noise."""
         cell = self.cell
         if cell.stdout_bytes > len(cell.stdout):
             self.noise = cell.stdout[:4096]
@@ -120,6 +121,7 @@ class ProbeOutput:
             raise Refused("no-record", "the probe wrote no record")
 
     def _read_frame(self, frame: Frame) -> None:
+        """Read the flags of emit-record from the frame that a probe wrote."""
         if frame.os:
             self.host = replace(self.host, os=frame.os)
         try:
@@ -173,6 +175,7 @@ class ProbeOutput:
             )
 
     def _check_same_cell(self, probe: str, mode: str, capability: str) -> None:
+        """Refuse a record that names another probe, mode or capability than its cell."""
         cell = self.cell
         for what, expected, got in (
             ("probe", cell.probe, probe),
@@ -236,6 +239,7 @@ def _json_objects(data: bytes) -> list[bytes]:
 
 
 def _check_probe_end(cell: RawEmission) -> None:
+    """Refuse the record of a probe that did not start, was killed, timed out or failed."""
     if cell.spawn_error is not None:
         raise Refused("spawn-failed", f"the probe could not be started: {cell.spawn_error}")
     if cell.timed_out is not None:

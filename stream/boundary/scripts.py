@@ -84,6 +84,7 @@ def choose_scripts(found: Sequence[Script], folder: Path, names: Sequence[str]) 
 
 
 def _probe_id(name: str, folder: Path) -> str:
+    """Return the probe id in a name or path. Raise UsageError for a path outside the folder."""
     if "/" in name:
         path = Path(name)
         if path.parent.resolve() != folder.resolve():
@@ -93,6 +94,7 @@ def _probe_id(name: str, folder: Path) -> str:
 
 
 def _probe_suggestion(name: str, known: Iterator[str] | dict[str, Script]) -> str:
+    """Return a hint with the known probe that is closest to an unknown name."""
     from difflib import get_close_matches
 
     close = get_close_matches(name, list(known), n=1)
@@ -100,6 +102,7 @@ def _probe_suggestion(name: str, known: Iterator[str] | dict[str, Script]) -> st
 
 
 def _read_script(folder: Path, name: str) -> Script:
+    """Read what a probe script declares about itself, without running it."""
     path = folder / name
     if path.is_symlink() and not _target(path).is_relative_to(_target(folder)):
         raise UsageError(f"{path}: a link that leads outside the probe folder {folder}")
@@ -276,6 +279,7 @@ def _target_of_bin_link(tree: Path) -> str | None:
 
 
 def _no_helpers_error(tree: Path, reason: str) -> InputError:
+    """Return the error that a probe tree has no helpers, with the command that links them."""
     place = str(tree / "bin")
     # What a link leads to may be of another user: a Path would raise there.
     words, these, there = "ln -s", "", place

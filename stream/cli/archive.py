@@ -76,6 +76,7 @@ def archive(
 
 
 def _reject_sink(target: str | None) -> Ndjson | Text:
+    """Return the sink for lines that could not be archived: a file, or text on stderr."""
     from stream.records.control import REJECTS
     from stream.sinks.ndjson import Ndjson, Text
 
@@ -83,6 +84,7 @@ def _reject_sink(target: str | None) -> Ndjson | Text:
 
 
 def _archive_summary(done: Archived, target: Path) -> str:
+    """Return the closing line of `stream archive`: what was packed, and how large it is."""
     written = done.written
     what = f"{number(written.entries, 'file')}, {written.decoded} bytes in {written.bytes}"
     lines = f"; {done.counts}" if done.counts else ""

@@ -96,6 +96,7 @@ def check(
 
 
 def _check_sinks(is_filter: bool, findings: str | None, reject: str | None) -> list[Ndjson | Text]:
+    """Return the sinks of `stream check` for findings, gaps and rejected lines."""
     from stream.records.control import FINDINGS, GAPS, REJECTS
     from stream.sinks.ndjson import Ndjson, Text
 
@@ -117,6 +118,7 @@ def _check_summary(answer: CheckResult) -> str:
 
 
 def _print_event_rules() -> int:
+    """Print the rules of decision events, as `stream check` lists them."""
     from stream.transformers.event_rules import RULES
 
     width = max(map(len, RULES))
@@ -200,6 +202,7 @@ def normalize(
 
 
 def _normalize_sinks(is_filter: bool, detail: str | None, reject: str | None) -> list[Any]:
+    """Return the sinks of `stream normalize` for the kernel layer, details and rejects."""
     from stream.records.control import CAPTURES, DETAILS, FINDINGS, GAPS, KERNEL, LINES, REJECTS
     from stream.sinks.ndjson import Ndjson, Text
 
@@ -238,6 +241,7 @@ def _report_normalized(stage: Normalize) -> None:
 
 
 def _print_filter_rules() -> int:
+    """Print the rules by which `stream normalize` leaves out reads."""
     from stream.transformers.normalize import RULES
 
     width = max(len(rule.name) for rule in RULES)

@@ -71,6 +71,7 @@ def kind_of_input(path: str | os.PathLike[str]) -> Kind | None:
 
 
 def _kind_of_line(line: bytes) -> Kind | None:
+    """Return which kind of stream has such a first line, or None if that is not certain."""
     try:
         head = _decode_head(line)
     except DECODE_ERRORS:

@@ -161,6 +161,7 @@ def matrix(options: MatrixOptions) -> None:
 def _started_plan(
     options: MatrixOptions, request: MatrixRequest, stop: Stop
 ) -> Iterator[StartedPlan]:
+    """Plan and stage the probes of `stream matrix`, check its outputs and start the first cells."""
     from stream.files.targets import check_outputs, is_fifo
     from stream.matrix.plan import make_plan, start_plan
 
@@ -175,6 +176,7 @@ def _started_plan(
 
 
 async def _measure_matrix(options: MatrixOptions, started: StartedPlan, stop: Stop) -> int:
+    """Run every cell of a started plan, write the records and return the exit code."""
     from stream.cli.runner import Progress
     from stream.files.targets import STDOUT
     from stream.matrix.run import Matrix
@@ -235,6 +237,7 @@ def affordable_jobs() -> int:
 
 
 def _list_probes(request: MatrixRequest) -> int:
+    """Print the probes that `stream matrix` would run, with their capabilities."""
     from stream.errors import visible
     from stream.matrix.plan import make_plan
 
@@ -272,6 +275,7 @@ def _report_failures(failures: Sequence[Failure]) -> None:
 
 
 def _report_matrix(outcome: MatrixResult, *, raw: bool, quiet: bool) -> int:
+    """Report the failures and counts of a matrix on stderr, and return the exit code."""
     _report_failures(outcome.failures)
     if outcome.failed > 20:
         note(f"… and {outcome.failed - 20} more")
@@ -380,6 +384,8 @@ def emit_record(words: list[str] = typer.Argument([])) -> None:
 def _emit_stream(
     reject: str | None, catalog: str | None, boundary: str | None, force: bool
 ) -> None:
+    """Make a boundary object of each raw emission on stdin, for `stream emit -`."""
+
     async def work() -> int:
         """Make an object of each emission and return the exit code."""
         from stream.boundary.builder import BoundaryBuilder
@@ -402,6 +408,7 @@ def _emit_stream(
 
 
 def _emit_one(words: list[str]) -> int:
+    """Print the boundary object that the flags of emit-record describe."""
     from stream.matrix.run import emit_words
 
     echo(emit_words(words))
@@ -530,6 +537,7 @@ def probe_exec(
 
 
 async def _run_one_probe(name: str, mode: str | None, timeout: float, **asked: Any) -> MatrixResult:
+    """Run one probe in one mode, print its record and return the result."""
     from stream.matrix.plan import MatrixRequest, make_plan, start_plan
     from stream.matrix.run import Matrix
     from stream.sinks.ndjson import Ndjson
@@ -616,7 +624,7 @@ def helpers() -> None:
 
 
 def _probes_by_folder(names: list[str], probes: Path | None) -> dict[Path | None, list[str]]:
-    """Group the names by folder. An empty list means all probes of the folder."""
+    """Group names of probes by folder. An empty list means all probes of the folder."""
     found: dict[Path | None, list[str]] = {} if names else {probes or _helper_probes(): []}
     for name in names:
         folder = probes or _probe_folder(name) or _helper_probes(name)

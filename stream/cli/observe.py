@@ -304,6 +304,7 @@ def _prepare_run(options: ObserveOptions) -> Iterator[_Prepared]:
 
 
 async def _record_run(options: ObserveOptions, prepared: _Prepared, interrupts: Interrupts) -> int:
+    """Record the agent's run, archive it if asked for, and return the exit code."""
     from stream.cli.report import archive_recorded, report_run_end
     from stream.cli.runner import Copying
     from stream.observe.run import run_observe
@@ -340,6 +341,7 @@ async def _record_run(options: ObserveOptions, prepared: _Prepared, interrupts: 
 
 
 def _kernel_recorder(options: ObserveOptions, settings: RunSettings) -> KernelRecorder | None:
+    """Make the recorder of kernel evidence; None if the options want no kernel feed."""
     if options.feed is None:
         return None
     from stream.observe.kernel import KernelRecorder
@@ -348,6 +350,7 @@ def _kernel_recorder(options: ObserveOptions, settings: RunSettings) -> KernelRe
 
 
 def _kernel_options(options: ObserveOptions) -> KernelOptions:
+    """Collect the options of `stream observe` about kernel feed, policy log and SDK."""
     from stream.observe.kernel import KernelOptions
 
     return KernelOptions(

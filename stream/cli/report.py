@@ -99,6 +99,7 @@ def _command_hint(summary: RunSummary, recording: RunSettings) -> str:
 
 
 def _closing_lines(summary: RunSummary, mode: CaptureMode) -> Iterator[str]:
+    """Yield the closing lines of `stream observe`: how the agent ended and what it changed."""
     if not summary.not_started:
         ended = f"by {summary.signal}" if summary.signal else f"with exit code {summary.exit_code}"
         late = ", at its time limit" if summary.timed_out else ""

@@ -206,6 +206,7 @@ async def _work_until_signal(
     early: Sequence[int],
     pass_on: Callable[[int], None] | None,
 ) -> int:
+    """Run a command's work until it ends, or until signals stop or cancel it."""
     from asyncio import get_running_loop
 
     from anyio import create_task_group, open_signal_receiver, sleep

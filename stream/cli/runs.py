@@ -124,6 +124,7 @@ def verify(options: VerifyOptions) -> None:
 
 
 def _finding_sinks(as_json: bool) -> list[Ndjson | Text]:
+    """Return the sinks of `stream verify`: findings as records, and as text for people."""
     from stream.records.control import FINDINGS
     from stream.sinks.ndjson import Ndjson, Text
 
@@ -142,6 +143,7 @@ def _verify_summary(report: VerifyReport) -> str:
 
 
 def _parse_size(text: str, flag: str) -> int:
+    """Parse the value of a size option, such as 500M. Raise BadParameter for any other text."""
     found = _SIZE.fullmatch(text)
     if not found or not int(found[1]):
         raise typer.BadParameter(f"{text!r} is not a size such as 500M or 8G", param_hint=flag)
@@ -149,6 +151,7 @@ def _parse_size(text: str, flag: str) -> int:
 
 
 def _print_verify_rules() -> int:
+    """Print the rules by which `stream verify` checks a run or an archive."""
     from stream.verify.report import RULES, WARNINGS
 
     width = max(map(len, RULES))
@@ -241,6 +244,7 @@ def diff(options: DiffOptions) -> None:
 
 
 def _diff_sides(options: DiffOptions, words: list[str]) -> int:
+    """Compare two matrices, two runs or their layers, as the options of `stream diff` ask for."""
     base, head = options.base, options.head
     as_record = options.json or not sys.stdout.isatty()
     for_runs = options.ignore or options.baseline
@@ -290,6 +294,7 @@ def _check_known(words: list[str], known: tuple[str, ...], what: str) -> None:
 
 
 def _compare_matrices(base: str, head: str, words: list[str], *, as_record: bool) -> int:
+    """Compare two matrices, print the changed cells and return the exit code."""
     import msgspec
 
     from stream.compare.diff import CELL_WORDS, cell_reason, diff_matrices
@@ -309,6 +314,7 @@ def _compare_matrices(base: str, head: str, words: list[str], *, as_record: bool
 
 
 def _matrix_diff_lines(found: BoundaryDiff) -> Iterator[str]:
+    """Yield the difference of two matrices as lines for people."""
     for what, changes in (
         ("opened", found.opened),
         ("closed", found.closed),
@@ -365,6 +371,7 @@ def _fail_on_reasons(
 
 
 def _run_diff_lines(found: CapabilityDiff, paths: list[str]) -> Iterator[str]:
+    """Yield the capability diff of two runs as lines for people."""
     for side, run_id, path in zip(
         ("base", "head"), (found.base_run_id, found.head_run_id), paths[:2], strict=True
     ):
@@ -384,6 +391,7 @@ def _run_diff_lines(found: CapabilityDiff, paths: list[str]) -> Iterator[str]:
 
 
 def _compare_layers(base: str, head: str) -> int:
+    """Compare the canonical layers of two runs, print each and return the exit code."""
     from stream.compare.diff import CanonicalLayers, compare_layers
     from stream.errors import visible
 
@@ -406,6 +414,7 @@ def _compare_layers(base: str, head: str) -> int:
 
 
 def _layer_diff_lines(found: LayerComparison) -> Iterator[str]:
+    """Yield where one layer of two runs differs first, as lines for people."""
     if found.difference is None:
         yield f"{found.layer}: {number(found.lines, 'line')}, the same"
         return
@@ -415,6 +424,7 @@ def _layer_diff_lines(found: LayerComparison) -> Iterator[str]:
 
 
 def _shown_layer_line(line: bytes | None) -> str:
+    """Return a line of a layer as printable text, cut to what a terminal shows."""
     from stream.errors import visible
 
     if line is None:
@@ -452,6 +462,7 @@ def apply(
 
 
 def _apply_changes(run: Path, to: Path | None, dry_run: bool) -> int:
+    """Apply the changes of a run to its source folder, or print them, and return the exit code."""
     from stream.cli.inputs import expect_input
     from stream.verify.run_folder import RunFolder
     from stream.workspace.apply import apply_plan, path_of, plan_changes
@@ -480,6 +491,7 @@ def _apply_changes(run: Path, to: Path | None, dry_run: bool) -> int:
 
 
 def _report_conflicts(run: Path, plan: ApplyPlan) -> None:
+    """Report on stderr which changes of a run conflict with the folder they would go to."""
     from stream.records.run import DIFF_FILE
 
     for conflict in plan.conflicts[:_SHOWN_CONFLICTS]:

@@ -237,6 +237,7 @@ def _rename_notes(sides: Mapping[Side, Evidence]) -> Iterator[str]:
 def _set_changes(
     sides: Mapping[Side, Evidence], read: Callable[[Evidence], Iterable[str]]
 ) -> Changes:
+    """Return which values of one set were added, removed or unchanged between two runs."""
     before, after = (set(read(sides[side])) if side in sides else set() for side in _SIDES)
     return Changes(
         added=sorted(after - before),
@@ -307,6 +308,7 @@ def _unbound(excluded: _Excluded, name: str, evidence: Evidence) -> list[str]:
 
 
 def _diff_preconditions(sides: Mapping[Side, Evidence]) -> dict[str, bool]:
+    """Return by name which conditions of a clean diff the two runs meet."""
     both = sides.values()
     return {
         **{f"{side}_health_clean": _is_healthy(sides[side]) for side in sides},
@@ -344,6 +346,7 @@ def _has_stable_ids(evidence: Evidence) -> bool:
 def _diff_status(
     sides: Mapping[Side, Evidence], found: CapabilityDiff
 ) -> Literal["clean", "partial:health", "partial:correlation", "partial:unbound", "failed"]:
+    """Return whether two runs could be compared cleanly, or what made the diff partial."""
     if any(map(_degraded, sides.values())):
         return "partial:health"
     holds = found.preconditions
@@ -394,6 +397,7 @@ def _reason_notes(sides: Mapping[Side, Evidence], baseline: Sequence[Evidence]) 
 def _remark_notes(
     sides: Mapping[Side, Evidence], found: CapabilityDiff, *, is_whole: bool
 ) -> Iterator[str]:
+    """Yield the notes of a diff that do not change its status, such as different platforms."""
     if found.status == "failed":
         return
     base, head = sides.values()
@@ -460,6 +464,7 @@ def reason(word: str, found: CapabilityDiff) -> str:
 
 
 def _failing_words(found: CapabilityDiff) -> Iterator[str]:
+    """Yield each word of --fail-on that applies to a diff, or that only a call differs."""
     words = [word for word in WORDS if word != "any" and reason(word, found)]
     yield from words
     if not words and not is_same(found):
@@ -467,6 +472,7 @@ def _failing_words(found: CapabilityDiff) -> Iterator[str]:
 
 
 def _blind_reason(found: CapabilityDiff, side: Side, name: str) -> str:
+    """Say why it is not known what a set of a run lacks; empty if its capture was complete."""
     fields = blindness(found, side, name)
     if not fields:
         return ""
@@ -527,6 +533,7 @@ def canonical_lines(lines: Iterable[bytes], labels: Labels | None = None) -> Ite
 
 
 def _canonical_line(line: bytes, labels: Labels) -> bytes:
+    """Rewrite a line of a layer with labels for its run id, process numbers and folder."""
     try:
         fields = msgspec.json.decode(line)
     except DECODE_ERRORS:
@@ -564,6 +571,7 @@ class CanonicalLayers:
 
 
 def _capture_doubts(evidence: Evidence) -> Iterator[str]:
+    """Yield why the kernel layer of a run may be incomplete, by its observation health."""
     yield from (problem for problem in evidence.problems if problem.startswith(HEALTH_FILE))
     fields = [] if evidence.health is None else degraded(evidence.health)
     if seen := [field for field in fields if field != _TREE_ONLY]:
@@ -656,6 +664,7 @@ def cell_reason(word: str, found: BoundaryDiff) -> str:
 
 
 def _cell_change(base: CellOutcome, head: CellOutcome) -> str | None:
+    """Return how the outcome of a matrix cell changed between two matrices; None if it did not."""
     if base in _MORE and head in _MORE:
         if base == head:
             return None
@@ -666,6 +675,7 @@ def _cell_change(base: CellOutcome, head: CellOutcome) -> str | None:
 
 
 def _cells_of_matrix(path: str) -> dict[Key, _CellRecords]:
+    """Merge a matrix's records into one outcome a cell; cells whose records differ are mixed."""
     cells: dict[Key, _CellRecords] = {}
     for record in _matrix_records(path):
         result = record.result
@@ -685,6 +695,7 @@ def _cells_of_matrix(path: str) -> dict[Key, _CellRecords]:
 
 
 def _matrix_records(path: str) -> Iterator[_ComparedRecord]:
+    """Yield the boundary records of a matrix file. Raise InputError for any other line."""
     with reporting(path), Path(path).open("rb") as file:
         for index, line in enumerate(iter(partial(file.readline, _MOST_LINE), b""), 1):
             if is_blank(line):

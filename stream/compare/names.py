@@ -224,6 +224,7 @@ class Names:
         return self._proven
 
     def _learn_proofs(self, proven: Proven) -> None:
+        """Keep what the kernel layer proves about paths: where they lead, and whose they are."""
         self._proven = proven
         for path, places in proven.places.items():
             for place in places:
@@ -302,6 +303,7 @@ class Names:
         return self._place_below(place, at, path) if path else place
 
     def _place_below(self, parent: _PathPlace, at: str, path: str) -> _PathPlace:
+        """Name a path below a folder that has its name, and note the rules that applied."""
         if self._places and path.endswith(self._places):
             (own,) = (place for place in self._places if path.endswith(place))
             before, name = path.removesuffix(own), own.rpartition("/")[2]
@@ -319,6 +321,7 @@ class Names:
         return _PathPlace(f"{whole}{name}", parent.rules | rules, is_workspace)
 
     def _name_component(self, name: str, parent: _PathPlace, path: str, rules: set[str]) -> str:
+        """Name the last part of a path, with what changes in every run replaced by a word."""
         if _NUMBER.fullmatch(name):
             if seen := self._process(int(name), parent.name):
                 rules.add("pid")
@@ -352,6 +355,7 @@ class Names:
         return "(tid)" if folder.endswith("/proc/(pid)/task") else ""
 
     def _in_workspace(self, name: str, path: str, rules: set[str]) -> str:
+        """Name a file of the workspace: only a temporary file of a process gets another name."""
         found = _TEMPORARY.search(name)
         if (
             found is None
@@ -363,6 +367,7 @@ class Names:
         return f"{name[: found.start()]}(pid).(random)"
 
     def _name_number(self, digits: str, rules: set[str]) -> str:
+        """Replace a number in a path by `(pid)` or `(port)`, if the run had such a one."""
         number = int(digits)
         for name, known in (("pid", self._proven.processes), ("port", self._ports)):
             if number in known and number >= _LEAST and number not in _YEARS:
@@ -371,6 +376,7 @@ class Names:
         return digits
 
     def _has_proof(self, proof: Proof, path: str) -> bool:
+        """Tell whether the run changed, moved or made a path, as a naming rule asks."""
         ways = self._ways.get(path, ())
         if proof == "changed":
             return not _READS.issuperset(ways)
@@ -404,6 +410,8 @@ def _replace_shape(
     rules: set[str],
     looks: Callable[[str], bool] | None = None,
 ) -> str:
+    """Replace matches of a shape in a part of a path, and note the rule if there are any."""
+
     def one(found: re.Match[str]) -> str:
         """Return what stands in the place of one match."""
         if looks is not None and not looks(found[0]):
@@ -464,6 +472,7 @@ def is_word(ending: str) -> bool:
 
 
 def _paths_by_depth(run: Names) -> dict[int, list[str]]:
+    """Group by depth a run's private paths, and those that may be named by a port."""
     found: dict[int, list[str]] = defaultdict(list)
     for path in {*run.private, *run.ported}:
         found[path.count("/")].append(path)

@@ -216,6 +216,7 @@ def run_folders(events: bytes) -> tuple[str, str]:
 
 
 def _folder_artifacts(folder: Path) -> dict[str, bytes]:
+    """Read the artifacts and the beginning of the events from a run folder, for a diff."""
     found = {}
     try:
         _check_manifest(RunFolder(folder))
@@ -263,6 +264,7 @@ def _loose_artifacts(folder: Path) -> dict[str, bytes]:
 
 
 def _read_artifact(path: Path) -> bytes:
+    """Read an artifact file. Raise DamagedError if it is larger than an artifact may be."""
     with path.open("rb") as file:
         data = file.read(MOST_ARTIFACT + 1)
     if len(data) > MOST_ARTIFACT:
@@ -322,6 +324,7 @@ def _archive_artifacts(path: Path) -> dict[str, bytes]:
 
 
 def _is_run_folder_side(path: Path) -> bool:
+    """Tell whether a side of a diff is a run folder. Raise InputError if it cannot be read."""
     try:
         return is_run_folder(path, "neither a run folder nor an archive")
     except OSError as error:
@@ -332,6 +335,7 @@ def _is_run_folder_side(path: Path) -> bool:
 
 @contextmanager
 def _archive_parts(path: Path) -> Iterator[Iterator[Part]]:
+    """Open an archive for a diff and give its parts. Raise InputError if it is none."""
     try:
         with reporting(path), path.open("rb", buffering=0) as file:
             yield parts_of(file, limits())
@@ -484,6 +488,7 @@ def _names_of_run(evidence: Evidence, surface: CapabilitySurface) -> Names:
 
 
 def _name_surface(evidence: Evidence, surface: CapabilitySurface, names: Names) -> None:
+    """Set the values and programs of a run, under names that can be compared with other runs."""
     evidence.values = {name: getattr(surface, name) for name in SURFACE_SETS}
     for name in (PATHS, EXECS):
         evidence.values[name] = sorted(names.values(evidence.values[name]), key=os.fsencode)
@@ -498,6 +503,7 @@ def _name_surface(evidence: Evidence, surface: CapabilitySurface, names: Names) 
 
 
 def _correlation_doubts(evidence: Evidence, calls: Mapping[str, list[str | None]]) -> Iterator[str]:
+    """Yield where a correlation report contradicts itself, the health or the calls."""
     if evidence.correlation is not None:
         yield from map(str, report_faults(evidence.correlation))
         if evidence.health is not None:

@@ -97,6 +97,7 @@ class _FindingSource(Struct):
 
 
 def _gate_finding(script: Script, rule: str, message: str, line: int | None = None) -> Finding:
+    """Make a finding of `stream gate` about a probe script."""
     return Finding(
         rule=f"gate.{rule}",
         severity="error",
@@ -126,6 +127,7 @@ def _no_probe(script: Script) -> Finding:
 
 
 def _script_form_findings(script: Script, text: bytes) -> Iterator[Finding]:
+    """Check that a probe script is executable and begins with shebang and strict mode."""
     if not os.access(script.path, os.X_OK):
         yield _gate_finding(script, "executable", "the script is not executable (chmod +x)")
     if text.split(b"\n", 1)[0] != SHEBANG:
@@ -295,6 +297,7 @@ _CUTS = (("payload", "raw", "payload_cut"), ("operation", "args", "args_cut"))
 
 
 def _count_emit_calls(log: Path) -> int:
+    """Count how often a probe called emit-record, by the lines of the log."""
     try:
         return len(log.read_bytes().splitlines())
     except OSError:
@@ -376,6 +379,7 @@ def _gate_workspace(given: Path | None) -> Iterator[tuple[Path, Path | None]]:
 
 @contextmanager
 def _scratch_folder() -> Iterator[str]:
+    """Make a folder in which the gate runs probes, and remove it afterwards."""
     with reporting("no place for temporary files", OutputError):
         folder = tempfile.mkdtemp(prefix="stream-gate-")
     try:

@@ -95,7 +95,7 @@ def emit_words(words: Sequence[str]) -> bytes:
 
 
 def _with_file_contents(words: Sequence[str]) -> Iterator[Word]:
-    """Yield the words, those that name files with the contents of the files."""
+    """Yield the words of emit-record, those that name files with the contents of the files."""
     flag, values = "", 0
     for word in words:
         text = os.fsencode(word)

@@ -97,6 +97,7 @@ def artifact_faults(
 def _derived_faults(
     replay: LayerReplay, documents: Documents, *, is_streamed: bool
 ) -> Iterator[ArtifactFault]:
+    """Derive the artifacts from the layers and the companion's counters, and yield differences."""
     stated = documents.head_of(COMPANION_FILE, Counted, "paths")
     if stated is None:
         yield COMPANION_FILE, "contract.companion", "it is missing, or none"
@@ -169,6 +170,7 @@ def _frame_mismatch(markers: Sequence[Marker], total: int) -> str:
 def _artifact_differences(
     documents: Documents, made: Mapping[str, StreamedRecord[Any]]
 ) -> Iterator[ArtifactFault]:
+    """Yield each field of a stated artifact that differs from the one derived from the layers."""
     rules = {
         SURFACE_FILE: "contract.surface",
         CORRELATION_FILE: "contract.correlation",
@@ -189,6 +191,7 @@ def _artifact_differences(
 
 
 def _value_difference(stated: Any, implied: Any) -> str:
+    """Describe how a field of an artifact differs from the value that the layers imply."""
     if isinstance(stated, list) and isinstance(implied, list):
         for one in implied:
             if one not in stated:
@@ -237,6 +240,7 @@ def account_faults(
 
 
 def _absent_feed_faults(capture: RawCapture, companion: Counted) -> Iterator[str]:
+    """Find counters and left-out events in the companion of a run that had no kernel feed."""
     nothing = RawCapture(feed="absent", reason=capture.reason, unknown_loss=capture.unknown_loss)
     if capture != nothing:
         yield "$.capture: there was no feed, and it has books"
@@ -245,6 +249,7 @@ def _absent_feed_faults(capture: RawCapture, companion: Counted) -> Iterator[str
 
 
 def _left_out_faults(companion: Counted, *, may_lack: bool) -> Iterator[str]:
+    """Find counts of left-out events in the companion that are unknown, zero or by no rule."""
     for name, counts, known in (
         ("filtered", companion.filtered, _FILTER_RULES),
         ("aside", companion.aside, {*NO_EVENTS}),
@@ -261,6 +266,7 @@ def _left_out_faults(companion: Counted, *, may_lack: bool) -> Iterator[str]:
 def _event_count_faults(
     capture: RawCapture, companion: Counted, replay: LayerReplay
 ) -> Iterator[str]:
+    """Find where the capture's counts of events and the lines of the layer do not add up."""
     scoped = sum(capture.scopes.values())
     counted = scoped + capture.before_exec
     if capture.got + capture.dropped != capture.seen:
@@ -281,6 +287,7 @@ def _total(counts: Mapping[str, int] | None) -> int:
 
 
 def _capture_scope_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
+    """Find scopes in the capture's counters that do not exist or count less than the lines."""
     for scope, count in capture.scopes.items():
         if scope not in get_args(Scope) or count <= 0:
             yield f"$.capture.scopes: {scope!r}, {count} times, is no scope of events"
@@ -290,6 +297,7 @@ def _capture_scope_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[
 
 
 def _capture_cgroup_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
+    """Find where the cgroup status of the capture contradicts its counters and its reasons."""
     is_clean = capture.cgroup == "clean"
     others = [scope for scope in (*capture.scopes, *replay.scopes()) if scope != "both"]
     if is_clean and capture.feed == "strace":
@@ -306,6 +314,7 @@ def _capture_cgroup_faults(capture: RawCapture, replay: LayerReplay) -> Iterator
 
 
 def _capture_feed_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[str]:
+    """Find where reason, ring size or io_uring state of the capture contradict its feed."""
     if capture.reason:
         yield f"$.capture.reason: there was a feed, {capture.feed}"
     size = capture.ring_bytes
@@ -326,6 +335,7 @@ def _capture_feed_faults(capture: RawCapture, replay: LayerReplay) -> Iterator[s
 def _reference_artifact_faults(
     replay: LayerReplay, documents: Documents
 ) -> Iterator[ArtifactFault]:
+    """Check surface, health and correlation report of another recorder against the layers."""
     yield from _surface_differences(replay, documents)
     health = documents.record_of(HEALTH_FILE)
     report = documents.record_of(CORRELATION_FILE)
@@ -416,7 +426,7 @@ class Documents:
         self._all: list[Document] = []
 
     def checker_of(self, name: str) -> Document:
-        """Return what takes the bytes of a document."""
+        """Return what takes the bytes of an artifact or document of a run, to check it."""
         self.record_of(name)  # a second one of that name
         document = Document(self._report, name, self)
         self._all.append(document)
@@ -475,6 +485,7 @@ class Documents:
             document.close()
 
     def _check_document(self, document: Document) -> None:
+        """Decode and check a document that was read to its end, and keep its record."""
         try:
             record = _checked_document(self._report, document.name, document.read())
         finally:
@@ -494,13 +505,13 @@ class Document:
         self._length = 0
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Take the next bytes of an artifact or document of a run."""
         self._length += len(data)
         if self._length <= self._report.limits.document:
             self._file.write(data)
 
     def finish(self) -> None:
-        """Check the end."""
+        """Check an artifact or document that was read to its end, unless it is too large."""
         limit = self._report.limits.document
         if self._length > limit:
             self._report.report_fault("limit.document", f"more than {limit} bytes", self.name)
@@ -525,6 +536,7 @@ class Document:
 
 
 def _checked_document(report: VerifyReport, name: str, data: bytes) -> Any:
+    """Decode an artifact or document of a run, and report what is wrong with its record."""
     record = _decoded_document(report, name, data)
     if record is None:
         return None
@@ -534,6 +546,7 @@ def _checked_document(report: VerifyReport, name: str, data: bytes) -> Any:
 
 
 def _decoded_document(report: VerifyReport, name: str, data: bytes) -> Any:
+    """Decode an artifact or document of a run, and report a form that no recorder writes."""
     if report.is_too_deep(data, name):
         return None
     try:

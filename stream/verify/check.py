@@ -99,6 +99,7 @@ async def run_check(
 
 
 def _is_folder(path: Path) -> bool:
+    """Tell whether `stream check` got a run folder. Raise InputError for what it cannot read."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
@@ -110,6 +111,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _check_result(stage: Invariants, found: list[Finding]) -> CheckResult:
+    """Sum up the findings about the events and the run folder as the result of a check."""
     errors = sum(finding.severity == "error" for finding in found)
     findings = stage.findings + len(found)
     return CheckResult(

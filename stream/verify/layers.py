@@ -131,6 +131,7 @@ class LayerChecker:
             self._report.torn[self._name] = self.lines + 1, len(rest)
 
     def _end_lines(self, block: bytes) -> None:
+        """Check the layer's lines that end in a block, after what was held of their beginning."""
         if self._rest:
             block = b"".join((*self._rest, block))
         self._rest, self._rest_length = [], 0
@@ -142,6 +143,7 @@ class LayerChecker:
             self._check_lines(block)
 
     def _add_rest(self, rest: bytes) -> None:
+        """Hold the beginning of a layer's line whose end has not come yet, up to the limit."""
         self._rest_length += len(rest)
         if rest and not self._is_overlong:
             self._rest.append(rest)
@@ -151,6 +153,7 @@ class LayerChecker:
             self._find_overlong(self.lines + 1)
 
     def _check_lines(self, block: bytes) -> None:
+        """Check whole lines of a layer, all at once where they are as the recorder writes them."""
         limit, before = self._report.limits.line, self.lines
         is_short = len(block) <= limit or max(map(len, block.split(b"\n"))) <= limit
         records = decode_canonical(self._contract.decoder, block) if is_short else None
@@ -170,6 +173,7 @@ class LayerChecker:
             self._report.report_fault("limit.lines", message, self._name)
 
     def _check_line(self, line: bytes, number: int) -> None:
+        """Decode and check one line of a layer, and report a form that no recorder writes."""
         if is_blank(line) and not self._report.is_recorded:
             self.blank += 1
             return
@@ -206,6 +210,7 @@ class LayerChecker:
             self._replay.take(self._name, records)
 
     def _seq_faults(self, seqs: Sequence[int]) -> Iterator[RecordFault]:
+        """Find sequence numbers of a layer that do not follow the number before."""
         first, self._seq = self._seq, seqs[-1] + 1
         if seqs == (*range(first, first + len(seqs)),):
             return
@@ -274,7 +279,7 @@ class KernelRules:
 
 
 def _check_each_record(rule: str) -> Callable[[RecordBatch], Iterator[RecordFault]]:
-    """Check each record by itself."""
+    """Return a check of a layer's records, each by itself, whose faults have that rule."""
 
     def faults(batch: RecordBatch) -> Iterator[RecordFault]:
         """Find what each record of a batch breaks by itself."""
@@ -325,6 +330,7 @@ class _MarkerRules:
                 yield position, fault._replace(rule="contract.marker")
 
     def _marker_faults(self, marker: Marker) -> Iterator[Fault]:
+        """Find where a marker contradicts earlier markers, or the lengths of the other layers."""
         if marker.at < self._last:
             yield Fault(f"{marker.at} after {self._last}", "$.at")
         if marker.at > self._kernel():
@@ -372,6 +378,7 @@ class ChainChecker:
         self._check_links(self._splitter.finish())
 
     def _check_links(self, lines: Lines | None) -> None:
+        """Check lines of the chain file, and note one that is cut off or too long."""
         for part in lines.parts() if lines else ():
             self._report.count_lines(len(part))
             for number, line in enumerate(part, part.number):
@@ -384,6 +391,7 @@ class ChainChecker:
                     self._read_link(line, number)
 
     def _read_link(self, line: bytes, number: int) -> None:
+        """Decode one line of the chain file, and keep its link for the comparison."""
         try:
             link = _decode(line)
         except DECODE_ERRORS as error:
@@ -457,6 +465,7 @@ def _links_of(tally: Tally) -> dict[int, ChainLink]:
 def _link_mismatch(
     link: ChainLink, expected: Mapping[int, ChainLink], size: int, before: int
 ) -> str:
+    """Say why a link of the chain does not fit its layer; empty where it does."""
     if link.bytes <= before:
         return f"{link.layer}: {link.bytes} bytes after {before}"
     if link.bytes > size:

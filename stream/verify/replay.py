@@ -213,6 +213,7 @@ class LayerReplay:
         self._columns.write(b"".join((len(columns.records).to_bytes(8, "little"), *blocks)))
 
     def _take_opens(self, columns: Columns) -> None:
+        """Add the opens of the kernel layer to the surface, by what came of them."""
         ends = {form: result_of(form) for form in columns.different_forms}
         if any(
             _is_incomplete(EventForm._make(form)) for form, end in ends.items() if end is not None
@@ -230,6 +231,7 @@ class LayerReplay:
             self._take_opened_paths(end, some)
 
     def _take_opened_paths(self, end: OpenResult | None, paths: Sequence[str | None]) -> None:
+        """Add the paths of opens with the same result to the surface."""
         known: Any = paths
         if None in paths:
             known = [path for path in paths if path is not None]
@@ -239,6 +241,7 @@ class LayerReplay:
             self.surface.add_failures(known, OPENED, end.result)
 
     def _take_detail(self, record: KernelDetail | Gap) -> None:
+        """Take the next detail or gap of the kernel layer, and the events that waited for it."""
         if isinstance(record, Gap):
             self.lost += int(record.lost)
             self.has_gaps = True
@@ -347,6 +350,7 @@ class LayerReplay:
         yield from map(msgspec.json.Decoder(KernelEvent).decode, self._without_open)
 
     def _read_columns(self) -> Iterator[_Block]:
+        """Yield process numbers and event types of the kernel layer from their temporary file."""
         self._columns.seek(0)
         while head := self._columns.read(8):
             size = 8 * int.from_bytes(head, "little")
@@ -430,6 +434,7 @@ def result_of(values: tuple[Any, ...]) -> OpenResult | None:
 
 
 def _packed_numbers(numbers: Sequence[int]) -> bytes:
+    """Pack unsigned numbers into 64 bits each; larger ones are cut to that."""
     try:
         return array("Q", numbers).tobytes()
     except OverflowError:
@@ -491,6 +496,7 @@ def value_mismatch(event: KernelEvent) -> str:
 
 
 def _is_endpoint(text: str) -> bool:
+    """Tell whether an event's text is an endpoint as a kernel feed writes it."""
     if _OTHER_FAMILY.fullmatch(text):
         return True
     host, colon, port = text.rpartition(":")
@@ -519,6 +525,7 @@ def event_mismatches(event: KernelEvent, detail: KernelDetail | None) -> Iterato
 
 
 def _return_value_mismatches(detail: KernelDetail, kind: int) -> Iterator[str]:
+    """Say where the return value of a kernel detail contradicts its status, call or event."""
     result = detail.return_value
     is_known = result is not None and not (detail.call == "connect" and result in _ONLY_BEGUN)
     follows = UNSET if not is_known else "error" if result is not None and result < 0 else "success"

@@ -198,6 +198,7 @@ class VerifyReport(Struct):
 
 
 def _is_nested_deeper(data: bytes, limit: int) -> bool:
+    """Tell whether brackets of JSON text, outside of strings, nest deeper than the limit."""
     if data.count(b"{") + data.count(b"[") <= limit:
         return False
     depth = 0

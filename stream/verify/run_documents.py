@@ -137,6 +137,7 @@ def _mention_faults(run: RunDocuments) -> Iterator[tuple[str, int, Fault]]:
 
 
 def _manifest_faults(manifest: Manifest, run: RunDocuments) -> Iterator[Fault]:
+    """Compare the files that the run's manifest lists with the files that were read."""
     for index, file in enumerate(manifest.files):
         tally = run.tallies.get(file.path)
         if reason := _listing_difference(tally, file.path, file.sha256, file.bytes):
@@ -187,6 +188,7 @@ def command_faults(run: RunDocuments, verified: Collection[int]) -> Iterator[str
 
 
 def _run_statements(run: RunDocuments) -> Iterator[Statement]:
+    """Yield what metadata and summary state, each beside what another document says of it."""
     if run.metadata is not None:
         yield from _metadata_statements(run.metadata, run)
     if run.summary is not None:
@@ -197,6 +199,7 @@ def _run_statements(run: RunDocuments) -> Iterator[Statement]:
 
 
 def _metadata_statements(metadata: RunMetadata, run: RunDocuments) -> Iterator[Statement]:
+    """Yield what the metadata state, beside what events and runner layer say of it."""
     for name, event in run.events.items():
         for key in _SESSION:
             yield (
@@ -225,6 +228,7 @@ def _metadata_statements(metadata: RunMetadata, run: RunDocuments) -> Iterator[S
 
 
 def _output_statements(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
+    """Yield the bytes of stdout and stderr in the summary, beside what the events say of them."""
     is_full = run.metadata is not None and run.metadata.capture_mode == "full"
     for kind in ("stdout", "stderr"):
         kept = _artifact_facts(run, "artifacts_captured", f"{kind}_log")
@@ -275,6 +279,7 @@ def _summary_statements(summary: RunSummary, run: RunDocuments) -> Iterator[Stat
 
 
 def _ending_statements(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
+    """Yield how the agent ended by the summary, beside what events and runner layer say."""
     for name, keys in (("agent_completed", _AT_EXIT), ("artifacts_captured", _ENDING)):
         facts = _artifact_facts(run, name, "process")
         for key in keys:
@@ -291,6 +296,7 @@ def _ending_statements(summary: RunSummary, run: RunDocuments) -> Iterator[State
 
 
 def _evidence_statements(summary: RunSummary, run: RunDocuments) -> Iterator[Statement]:
+    """Yield what the summary says of the kernel evidence, beside what the artifacts say."""
     follows: dict[str, Any] = dict.fromkeys(_EVIDENCE)
     # One whose feed failed says so, and what there is was never summed up.
     if run.has_evidence and not (summary.incomplete and summary.kernel_layer is None):
@@ -337,14 +343,14 @@ class EventsChecker:
         self._left = beginning.bytes if beginning else 0
 
     def feed(self, data: bytes) -> None:
-        """Check the next bytes."""
+        """Check the next bytes of the events file."""
         if self._left:
             self._digest.update(data[: self._left])
             self._left -= min(self._left, len(data))
         self._check_events(self._splitter.feed(data))
 
     def finish(self) -> None:
-        """Check the end."""
+        """Check the end of the events file."""
         self._check_events(self._splitter.finish())
         self._add_findings(self._stage.finish())
         if self._beginning and (self._left or self._digest.hexdigest() != self._beginning.sha256):
@@ -357,6 +363,7 @@ class EventsChecker:
         return self._report.is_folder and not self.claims.is_finished
 
     def _check_events(self, lines: Lines | None) -> None:
+        """Check lines of the events file by the event rules, and keep what they claim."""
         for part in lines.parts() if lines else ():
             self._report.count_lines(len(part))
             for index, line in enumerate(part):
@@ -365,6 +372,7 @@ class EventsChecker:
             self._add_findings(self._stage.feed(Batch(LINES, part)))
 
     def _add_findings(self, made: Iterable[Batch[Any]]) -> None:
+        """Add what the event rules found to the report of `stream verify`."""
         for item in chain.from_iterable(one.items for one in made if one.kind == FINDINGS):
             if not (item.rule == CUT_OFF and self._is_cut_off):
                 rule = f"contract.check.{item.rule}"
@@ -398,7 +406,7 @@ class DescriptorChecker:
             self._data += data
 
     def finish(self) -> None:
-        """Check the end."""
+        """Check the descriptor, which was read to its end."""
         path = Path(DESCRIPTOR_FILE)
         data = bytes(self._data)
         if len(data) > min(LARGEST, self._report.limits.document):
@@ -430,10 +438,11 @@ class RecordsChecker:
         self._check_records(self._splitter.feed(data))
 
     def finish(self) -> None:
-        """Check the end."""
+        """Check the end of the file of records."""
         self._check_records(self._splitter.finish())
 
     def _check_records(self, lines: Lines | None) -> None:
+        """Validate and count the lines of a file of records, and report what is wrong."""
         for part in lines.parts() if lines else ():
             self._report.count_lines(len(part))
             self.count += sum(map(_is_counted_change if self._name == CHANGES_FILE else bool, part))

@@ -103,7 +103,7 @@ class RunClaims:
         return any(mention.is_lossy for mention in self.mentions)
 
     def add_line(self, line: bytes, number: int) -> dict[str, Any] | None:
-        """Take a line, and return its event; None if it is no event."""
+        """Keep what a line of the events claims, and return its event; None if it is no event."""
         event = event_in(line)
         if event is None:
             return None
@@ -128,6 +128,7 @@ class RunClaims:
         return event
 
     def _add_mention(self, artifact: dict[str, Any], line: int, path: str, event_id: str) -> None:
+        """Keep an artifact that an event names, up to the limit of mentions."""
         mention = ArtifactMention(artifact, line, path, event_id)
         is_kept = mention.file is not None and len(self.mentions) <= self._most
         if is_kept or self._most == sys.maxsize:
@@ -213,7 +214,7 @@ class RunFolder:
         return convert(self._value(name), kind, self.root / name)
 
     def blocks(self, name: str) -> Iterator[bytes]:
-        """Yield a file in blocks. Raise OSError, or InputError where it is no regular file."""
+        """Yield a file of the run in blocks. Raise OSError, or InputError if it is not regular."""
         with open_beneath(self.root, name) as file:
             while block := file.read(READ):
                 yield block
@@ -311,6 +312,7 @@ def run_folder_findings(folder: RunFolder, boundaries: Boundaries) -> Iterator[F
 
 
 def _mention_findings(mention: ArtifactMention, folder: RunFolder) -> Iterator[Finding]:
+    """Compare a file that an event references with the digest that the event gives."""
     if mention.file is None:
         return
     ref, digest = mention.file
@@ -335,6 +337,7 @@ def _mention_findings(mention: ArtifactMention, folder: RunFolder) -> Iterator[F
 
 
 def _metadata_findings(metadata: RunMetadata, claims: RunClaims, root: Path) -> Iterator[Finding]:
+    """Yield where run id and constraints of the events differ from the run's metadata."""
     for run_id, line in claims.run_ids.items():
         if run_id != metadata.run_id:
             message = f"{run_id!r}, but {run.METADATA_FILE} is of {metadata.run_id!r}"
@@ -462,6 +465,7 @@ def evidence_findings(folder: RunFolder) -> Iterator[Finding]:
 
 
 def _contract_fault(line: bytes, contract: str) -> Fault | None:
+    """Return what a line or document breaks of its contract; None if nothing."""
     try:
         if contract_of(line) != contract:
             return Fault(f"it is no {contract}", "$.schema")
@@ -471,6 +475,7 @@ def _contract_fault(line: bytes, contract: str) -> Fault | None:
 
 
 def _artifact_file_faults(folder: RunFolder, name: str) -> Iterator[tuple[int, Fault]]:
+    """Check a JSON artifact of a run folder by its contract, with line 0 for the whole file."""
     most, data = Limits().document, bytearray()
     for block in folder.blocks(name):
         data += block
@@ -499,7 +504,7 @@ def _layer_file_faults(folder: RunFolder, name: str) -> Iterator[tuple[int, Faul
 
 
 def value_within(value: Any, *path: str) -> Any:
-    """Return what lies in objects within objects; None where it is not there."""
+    """Return the value at a path of keys in an event; None where it is not there."""
     for step in path:
         value = value.get(step) if isinstance(value, dict) else None
     return value
@@ -524,6 +529,7 @@ def _utf8(text: str) -> str:
 def _run_finding(
     rule: str, message: str, where: Path, line: int = 0, path: str = "", event_id: str = ""
 ) -> Finding:
+    """Make a finding about a file of a run folder, with the severity of its rule."""
     return Finding(
         rule=rule,
         severity=RULES[rule].severity,

@@ -155,20 +155,20 @@ class VerifySession:
         self.check_run_documents(is_whole=is_whole)
 
     def begin(self, name: str) -> None:
-        """Begin a file."""
+        """Begin a file of the archive or run folder."""
         if not has_place(name):
             self._report.report_fault("security.place", "no recorder writes such a file", name)
         self._checker = self._file_checker(name)
         self._tally = Tally(name)
 
     def feed(self, data: bytes) -> None:
-        """Check the next bytes of it."""
+        """Check the next bytes of the file that was begun."""
         self._tally.feed(data)
         if self._checker:
             self._checker.feed(data)
 
     def end(self) -> Tally:
-        """End the file, and return its digest."""
+        """End the file that was begun, and return its digest."""
         if self._checker:
             self._checker.finish()
         self._report.tallies[self._tally.layer] = self._tally
@@ -226,6 +226,7 @@ class VerifySession:
                     self._report.report_fault("contract.accord", reason)
 
     def _read_folder(self, parts: Iterator[Part]) -> None:
+        """Read the files of a run folder as the parts of an archive, each by its checker."""
         for part in parts:
             if isinstance(part, EntryStart):
                 self.begin(part.name)
@@ -257,6 +258,7 @@ class VerifySession:
                 yield name, line, fault
 
     def _report_incomplete(self, missing: Sequence[str]) -> None:
+        """Report that a run was cut off or lacks files, and which part of it is verified."""
         found = []
         if self._is_cut_off:
             missing = [name for name in missing if name in (METADATA_FILE, EVENTS_FILE)]
@@ -307,6 +309,7 @@ class VerifySession:
         return None
 
     def _run_documents(self) -> RunDocuments:
+        """Collect the run's documents, layers and tallies that are compared with each other."""
         return RunDocuments(
             metadata=self.documents.record_of(METADATA_FILE),
             summary=self.documents.record_of(SUMMARY_FILE),
@@ -329,6 +332,7 @@ def reading_order(names: set[str]) -> list[str]:
 
 
 def _folder_names(root: Path, report: VerifyReport) -> set[str]:
+    """Name the files of a run folder; report a file that is not regular, and name none."""
     try:
         return {*names_of(root, is_strict=False)}
     except InputError as error:
