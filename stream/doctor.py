@@ -52,8 +52,8 @@ TOOLS = {
 }
 
 
-async def checks() -> list[MachineCheck]:
-    """Run all checks."""
+async def check_machine() -> list[MachineCheck]:
+    """Check what `stream` can do on this machine, one result for each part of it."""
     return [
         MachineCheck("stream", "ok", f"{__version__}, Python {platform.python_version()}"),
         MachineCheck("platform", "ok", " ".join(platform.uname()[i] for i in (0, 2, 4))),

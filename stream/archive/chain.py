@@ -51,8 +51,8 @@ class Tally:
         return self._digest.hexdigest()
 
     def feed(self, data: bytes, lines: int | None = None) -> None:
-        """Take more bytes. `lines` says how many lines they have, where that is known: to count
-        them takes as long as to digest them."""
+        """Take more bytes of a layer. `lines` says how many lines they have, where that is known:
+        to count them takes as long as to digest them."""
         start, before = 0, self.lines
         while self.bytes + len(data) - start >= self._next:
             end = data.find(b"\n", start + max(0, self._next - self.bytes - 1)) + 1
@@ -121,7 +121,7 @@ class ChainedFile:
         return self.tally.links[known:]
 
     def make(self) -> None:
-        """Make the file, if only an empty one."""
+        """Make the file of the layer, if only an empty one."""
         try:
             self.file.path.parent.mkdir(mode=0o700, exist_ok=True)
             self.file.open()

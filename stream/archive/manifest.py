@@ -71,7 +71,7 @@ def is_recorded(names: Iterable[str]) -> bool:
     )
 
 
-def needed(names: Collection[str]) -> Iterator[str]:
+def needed_files(names: Collection[str]) -> Iterator[str]:
     """Name the files that an archive with files of these names has to have."""
     yield from V0_FILES
     if not is_reference(names):

@@ -363,7 +363,7 @@ class _BlockReader:
         self._at = 0
 
     def read_some(self, most: int) -> bytes:
-        """Return the next bytes, at most so many; none only at the end."""
+        """Return the next bytes of the archive, at most so many; none only at the end."""
         if self._at == len(self._block):
             self._block, self._at = next(self._blocks, b""), 0
         if not self._at and len(self._block) <= most:

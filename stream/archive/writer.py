@@ -142,7 +142,7 @@ def encode_manifest(entries: Sequence[Entry], run_id: str) -> bytes:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the name survive a power cut, where the file system can promise that."""
+    """Make the archive's name survive a power cut, where the file system can promise that."""
     with suppress(OSError):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -101,15 +101,15 @@ def load_catalog(path: Path) -> Catalog:
 def make_catalog(value: Any, path: Path) -> Catalog:
     """Make a catalog of a document. Raise InputError naming the offender."""
     document = convert(value, CatalogDocument, path)
-    fault = next(iter(faults(document)), None)
+    fault = next(iter(catalog_faults(document)), None)
     if fault:
         raise InputError(f"{path}: {fault}")
     by_id = {capability.id: capability for capability in document.capabilities}
     return Catalog(document.catalog.key, path, by_id)
 
 
-def faults(document: CatalogDocument) -> Iterable[str]:
-    """Find what a schema cannot: ids that stand twice, names that nothing declares."""
+def catalog_faults(document: CatalogDocument) -> Iterable[str]:
+    """Find in a catalog what a schema cannot: ids that stand twice, names that nothing declares."""
     layers = {layer.id for layer in document.scope.policy_layers}
     seen: set[str] = set()
     for capability in document.capabilities:

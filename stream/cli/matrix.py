@@ -428,9 +428,9 @@ def doctor(
         """Print what this machine can do and return the exit code."""
         import msgspec
 
-        from stream.doctor import checks
+        from stream.doctor import check_machine
 
-        found = await checks()
+        found = await check_machine()
         for check in found:
             if as_json:
                 echo(msgspec.json.encode(check))

@@ -358,7 +358,7 @@ def _fail_on_reasons(
     words: list[str], found: CapabilityDiff, problems: list[list[str]]
 ) -> Iterator[str]:
     """Yield each reason for exit code 1, one line each."""
-    from stream.compare.diff import reason
+    from stream.compare.diff import fail_on_reason
 
     if found.status == "failed":
         names = ["A", "B", *("--baseline" for _ in problems[2:])]
@@ -366,7 +366,7 @@ def _fail_on_reasons(
             yield from (f"diff: failed: {name}: {problem}" for problem in side)
         return
     for word in dict.fromkeys(words):
-        if why := reason(word, found):
+        if why := fail_on_reason(word, found):
             yield f"--fail-on {word}: {why}"
 
 

@@ -203,7 +203,7 @@ class _Excluded:
         return [v for v in evidence.values.get(name, ()) if not self.has(name, v)]
 
     def notes(self) -> Iterator[str]:
-        """Yield notes that count what is excluded."""
+        """Yield notes of a diff that count the values which it excludes."""
         for pattern, found in self._ignored.items():
             yield f"capability_diff_ignored: {len(found)} values match {visible(pattern)}"
         counts = [f"{name}={len(found)}" for name, found in self._flapping.items() if found]
@@ -444,7 +444,7 @@ WORDS = (
 _NO_KERNEL = "kernel_layer=absent"
 
 
-def reason(word: str, found: CapabilityDiff) -> str:
+def fail_on_reason(word: str, found: CapabilityDiff) -> str:
     """Return why a word of --fail-on applies, or an empty string."""
     if word == "any":
         return ", ".join(_failing_words(found))
@@ -465,7 +465,7 @@ def reason(word: str, found: CapabilityDiff) -> str:
 
 def _failing_words(found: CapabilityDiff) -> Iterator[str]:
     """Yield each word of --fail-on that applies to a diff, or that only a call differs."""
-    words = [word for word in WORDS if word != "any" and reason(word, found)]
+    words = [word for word in WORDS if word != "any" and fail_on_reason(word, found)]
     yield from words
     if not words and not is_same(found):
         yield "a call is on one side only"

@@ -351,7 +351,7 @@ def limits() -> Limits:
 
 
 def _bounded_lines(blocks: Iterable[bytes], name: str) -> Iterator[bytes]:
-    """Yield lines; for one that is too long to be kept, its length and digest."""
+    """Yield the lines of a layer; for one that is too long to be kept, its length and digest."""
     for line in chain.from_iterable(lines_of(blocks, name)):
         if isinstance(line, OverlongLine):
             line = f"({line.length} bytes: {line.digest})".encode()

@@ -192,7 +192,7 @@ def _line_of(lines: Sequence[bytes], start: bytes) -> int | None:
 
 
 async def _syntax_findings(script: Script) -> list[Finding]:
-    """Let bash check the syntax."""
+    """Let bash check the syntax of a probe script."""
     path = script.path.absolute()
     got = await capture(
         ["bash", "-n", str(path)],

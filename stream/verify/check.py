@@ -51,7 +51,7 @@ class FindingsSource(Struct):
     found: list[Finding] = field(default_factory=list)
 
     async def run(self, out: Out, /) -> None:
-        """Find in a thread, then send."""
+        """Collect the findings of a check in a thread, then send them."""
         # In a thread that an interrupt leaves behind: there may be gigabytes to read.
         self.found = await to_thread.run_sync(self.find, abandon_on_cancel=True)
         if self.found:

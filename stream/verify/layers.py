@@ -111,7 +111,7 @@ class LayerChecker:
         self._seq = 0
 
     def feed(self, data: bytes) -> None:
-        """Check the lines that end in these bytes."""
+        """Check the lines of the layer that end in these bytes."""
         start = 0
         while start < len(data):
             end = data.rfind(b"\n", start, start + _PIECE) + 1
@@ -123,7 +123,7 @@ class LayerChecker:
             start = end
 
     def finish(self) -> None:
-        """Check the last line, which may have no end."""
+        """Check the last line of the layer, which may have no end."""
         rest = b"".join(self._rest)
         if rest and not self._is_overlong and not self._report.is_recorded:
             self._check_lines(rest + b"\n")  # as others may end a file
@@ -207,7 +207,7 @@ class LayerChecker:
         if isinstance(batch, Columns):
             self._replay.take_columns(batch)
         else:
-            self._replay.take(self._name, records)
+            self._replay.take_records(self._name, records)
 
     def _seq_faults(self, seqs: Sequence[int]) -> Iterator[RecordFault]:
         """Find sequence numbers of a layer that do not follow the number before."""
@@ -260,7 +260,7 @@ class KernelRules:
         self._good: set[tuple[Any, ...]] = set()
 
     def faults(self, columns: Columns) -> Iterator[RecordFault]:
-        """Check the events of some columns."""
+        """Check the events of some columns of the kernel layer."""
         found = {
             form: [*form_faults(EventForm._make(form))]
             for form in columns.different_forms - self._good

@@ -111,7 +111,7 @@ class LayerReplay:
         self._next: KernelEvent | None = None
         self._details, self._open_details = _file(), _file()  # what attribution has to know
 
-    def take(self, name: str, records: Sequence[Any]) -> None:
+    def take_records(self, name: str, records: Sequence[Any]) -> None:
         """Take the next records of a layer."""
         if name == KERNEL_FILE and records:
             self.take_columns(columns_of(records))
@@ -297,7 +297,7 @@ class LayerReplay:
             self._details.write(msgspec.json.encode((event.seq, known)) + b"\n")
 
     def _write_open_details(self, columns: Columns) -> None:
-        """Keep the same of opens, which wait for no detail."""
+        """Keep what attribution must not merge of opens, which wait for no detail."""
         values: Any = columns.values
         if None in values:
             values = [value for value in values if value is not None]
@@ -368,7 +368,7 @@ def replay_layers(read: Callable[[str], Iterable[bytes]]) -> LayerReplay:
         for name in REPLAYED:
             decode_lines = LAYER_DECODERS[name].decode_lines
             for block in whole_lines(read(name)):
-                replay.take(name, decode_lines(block))
+                replay.take_records(name, decode_lines(block))
         replay.finish()
     except BaseException:
         replay.close()

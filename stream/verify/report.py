@@ -127,7 +127,7 @@ class VerifyReport(Struct):
     def report_fault(
         self, rule: str, message: str, name: str = "", line: int = 0, path: str = ""
     ) -> None:
-        """Report that something breaks a rule of this module."""
+        """Report that an archive or run folder breaks a rule of `stream verify`."""
         assert rule in RULES, rule
         severity = "warning" if rule in WARNINGS else "error"
         found = Finding(

@@ -152,7 +152,7 @@ def _manifest_faults(manifest: Manifest, run: RunDocuments) -> Iterator[Fault]:
 def _listing_difference(
     tally: Tally | None, name: str, sha256: str, size: int | None = None
 ) -> str:
-    """Say why a file is not as it is listed; empty where it is."""
+    """Say why a file of a run is not as it is listed; empty where it is."""
     if tally is None:
         return f"{name} is not there"
     if size is not None and tally.bytes != size:

@@ -25,7 +25,7 @@ from stream.archive.manifest import (
     look_alikes,
     missing_from,
     names_of,
-    needed,
+    needed_files,
     place_of,
 )
 from stream.archive.reader import EntryStart, Limits, Part, parts_of, read_ahead
@@ -136,7 +136,7 @@ class VerifySession:
         self._tally = Tally("")
 
     def check(self, parts: Iterator[Part], missing: Sequence[str] = ()) -> None:
-        """Read everything, then check it step by step. `missing`: files that a whole run has."""
+        """Read all files of a run, and check them. `missing`: files that a whole run has."""
         try:
             if self._report.is_folder:
                 self._read_folder(parts)
@@ -475,7 +475,7 @@ class ManifestChecker:
         """Check which files there are, and in which order."""
         seen = {*self._seen}
         listed = {*self._manifest.files} if self._manifest else set()
-        wanted = {ARCHIVE_MANIFEST, *listed, *needed(listed | seen - {ARCHIVE_MANIFEST})}
+        wanted = {ARCHIVE_MANIFEST, *listed, *needed_files(listed | seen - {ARCHIVE_MANIFEST})}
         for name in sorted(wanted - seen, key=os.fsencode):
             self._report.report_fault("integrity.missing", "it is not there", name)
         for one, other in pairwise(self._seen):

@@ -385,7 +385,7 @@ def test_whatever_is_normalized_agrees_with_itself(events: list[RawEvent]) -> No
     beside = [encode(one) for one in records if isinstance(one, KernelDetail)]
     with closing(LayerReplay()) as replay:
         for name, some in ((KERNEL_FILE, kernel), (DETAIL_FILE, beside)):
-            replay.take(name, LAYER_DECODERS[name].decode_lines(b"\n".join(some)))
+            replay.take_records(name, LAYER_DECODERS[name].decode_lines(b"\n".join(some)))
         replay.finish()
         assert replay.mismatched_details == []
         assert replay.scopes().total() == replay.events == len(kernel)

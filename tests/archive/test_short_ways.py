@@ -286,10 +286,10 @@ def check_steps(happened: Happened, size: int) -> Correlation:
     for count in (1, size):
         with closing(LayerReplay()) as replay:
             for start in range(0, len(kernel), count):
-                replay.take(KERNEL_FILE, kernel[start : start + count])
-            replay.take(DETAIL_FILE, beside)
+                replay.take_records(KERNEL_FILE, kernel[start : start + count])
+            replay.take_records(DETAIL_FILE, beside)
             markers = msgspec.json.Decoder(Marker).decode_lines(said[MARKERS_FILE])
-            replay.take(MARKERS_FILE, markers)
+            replay.take_records(MARKERS_FILE, markers)
             replay.finish()
             found.append(correlated(said, replay.events_in_order()))
     assert found[0] == found[1]

@@ -31,7 +31,7 @@ def fill_run(place: str) -> None:
         for first in range(0, EVENTS, _BATCH):
             events = [_opened(seq, chance) for seq in range(first, first + _BATCH)]
             file.write(encode_lines(events))
-            replay.take(KERNEL_FILE, events)
+            replay.take_records(KERNEL_FILE, events)
     replay.finish()
     capture = RawCapture(
         feed="ebpf",

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.compare.diff import CanonicalLayers, diff, is_same, reason
+from stream.compare.diff import CanonicalLayers, diff, fail_on_reason, is_same
 from stream.compare.sides import (
     Evidence,
     evidence_of,
@@ -112,7 +112,7 @@ def codes(found: CapabilityDiff) -> list[str]:
 
 
 def holds(word: str, found: CapabilityDiff) -> bool:
-    return bool(reason(word, found))
+    return bool(fail_on_reason(word, found))
 
 
 def test_the_golden_is_reproduced_byte_for_byte() -> None:
@@ -588,7 +588,7 @@ def test_words_hold_for_what_nobody_could_see(
 )
 def test_a_word_that_holds_says_why(word: str, changes: dict[str, Any], why: str) -> None:
     found = diff(BASE, with_changes(**changes))
-    assert reason(word, found).startswith(why)
+    assert fail_on_reason(word, found).startswith(why)
 
 
 DOUBTS: tuple[dict[str, Any], ...] = (

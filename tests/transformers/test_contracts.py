@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from stream.boundary.descriptors import faults, make_catalog, make_descriptor
+from stream.boundary.descriptors import catalog_faults, make_catalog, make_descriptor
 from stream.codec import BUNDLE, DECODE_ERRORS, parse_document
 from stream.errors import InputError
 from stream.records.boundary import (
@@ -385,7 +385,7 @@ def test_the_known_corners_of_a_boundary_object(path: str, new: Any, valid: bool
 def test_a_catalog_is_made_or_refused_with_one_sentence(value: Any) -> None:
     try:
         document = msgspec.convert(value, CatalogDocument)
-        expected = not list(faults(document))
+        expected = not list(catalog_faults(document))
     except msgspec.ValidationError:
         expected = False
     try:
