@@ -310,7 +310,9 @@ def _archive_artifacts(path: Path) -> dict[str, bytes]:
     """Read all of an archive: only then is it known to be as its manifest lists it."""
     wanted = _WantedFiles()
     with _archive_parts(path) as parts:
-        report = VerifyReport(os.fsencode(path).decode(errors="replace"), limits(), is_folder=False)
+        report = VerifyReport(
+            os.fsencode(path).decode(errors="replace"), diff_limits(), is_folder=False
+        )
         try:
             read_archive(read_ahead(parts), report, wanted)
         except BrokenArchive as broken:
@@ -338,15 +340,15 @@ def _archive_parts(path: Path) -> Iterator[Iterator[Part]]:
     """Open an archive for a diff and give its parts. Raise InputError if it is none."""
     try:
         with reporting(path), path.open("rb", buffering=0) as file:
-            yield parts_of(file, limits())
+            yield parts_of(file, diff_limits())
     except NoArchive:
         raise InputError(f"{path}: neither a run folder nor an archive") from None
     except BrokenArchive as broken:
         raise DamagedError(f"{path}: {_DAMAGED}: {broken}") from None
 
 
-def limits() -> Limits:
-    """Return the limits for reading an archive."""
+def diff_limits() -> Limits:
+    """Return the limits for reading an archive that is a side of a diff."""
     return Limits(archive=MOST_ARCHIVE, decoded=MOST_ARCHIVE, document=MOST_ARTIFACT)
 
 
@@ -409,7 +411,7 @@ def read_evidence(path: str) -> Evidence:
 
 def _verify_artifact_archive(path: str, evidence: Evidence) -> None:
     """Verify an archive that has only the files of the contract: nothing else supports it."""
-    report = verify(Path(path), limits())
+    report = verify(Path(path), diff_limits())
     for finding in report.findings:
         reason = f"{str(finding.source).removeprefix(f'{report.place}/')}: {finding.message}"
         if finding.rule == "contract.correlation":
