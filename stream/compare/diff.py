@@ -47,7 +47,7 @@ from stream.compare.sides import (
     read_lines,
 )
 from stream.errors import InputError, number, reporting, visible
-from stream.evidence.health import degraded
+from stream.evidence.health import degraded_fields
 from stream.records.artifacts import (
     DETAIL_FILE,
     HEALTH_FILE,
@@ -319,7 +319,7 @@ def _diff_preconditions(sides: Mapping[Side, Evidence]) -> dict[str, bool]:
 
 
 def _degraded(evidence: Evidence) -> list[str]:
-    return ["it is missing"] if evidence.health is None else degraded(evidence.health)
+    return ["it is missing"] if evidence.health is None else degraded_fields(evidence.health)
 
 
 def _is_healthy(evidence: Evidence) -> bool:
@@ -573,7 +573,7 @@ class CanonicalLayers:
 def _capture_doubts(evidence: Evidence) -> Iterator[str]:
     """Yield why the kernel layer of a run may be incomplete, by its observation health."""
     yield from (problem for problem in evidence.problems if problem.startswith(HEALTH_FILE))
-    fields = [] if evidence.health is None else degraded(evidence.health)
+    fields = [] if evidence.health is None else degraded_fields(evidence.health)
     if seen := [field for field in fields if field != _TREE_ONLY]:
         yield f"{HEALTH_FILE}: {' '.join(seen)}"
 

@@ -259,17 +259,17 @@ class Attribution:
             self._add_use(kind, details)
         row = self.unbound if is_recorder else self._rows.get(pid) or self._counts_of_process(pid)
         if kind == FORK and details is not None:
-            self._tree.fork(pid, details.child, self._started_for(pid))
+            self._tree.fork_process(pid, details.child, self._started_for(pid))
             self._forget_row(details.child)
         elif kind == EXIT:
             self._forget_row(pid)
-            self._tree.exit(pid)
+            self._tree.exit_process(pid)
         return row
 
     def _follow_exec(self, pid: int, details: EventDetails, *, is_recorder: bool) -> bool:
         """Note the program that a process executes; return whether the event is the recorder's."""
-        calls = [group.calls for group in self._groups_of(pid)]  # as what it was until now
-        process = self._tree.execute(pid)
+        calls = [group.calls for group in self._open_calls_of(pid)]  # as what it was until now
+        process = self._tree.execute_program(pid)
         if process.is_of_call and self._recorder.is_hook(pid):
             self._recorder.leave_to_call(pid)
             is_recorder = False
@@ -296,7 +296,7 @@ class Attribution:
 
     # --- where an event counts -------------------------------------------------------------------
 
-    def _groups_of(self, pid: int) -> Iterator[_OpenCalls]:
+    def _open_calls_of(self, pid: int) -> Iterator[_OpenCalls]:
         """Yield the open calls that a process may be working for by itself."""
         if not self._open:
             return
@@ -308,7 +308,7 @@ class Attribution:
 
     def _started_for(self, pid: int) -> CandidateCalls | None:
         """Return the calls for one of which a process starts what it starts now."""
-        groups = list(self._groups_of(pid))
+        groups = list(self._open_calls_of(pid))
         if not groups:
             return None
         key = tuple(map(id, groups))
@@ -323,7 +323,7 @@ class Attribution:
         candidates = self._tree.candidates_of(pid)
         if candidates is not None:
             return self._counts_of_started(candidates)
-        groups = list(self._groups_of(pid))
+        groups = list(self._open_calls_of(pid))
         some = list(islice(_calls_of(groups), 2))
         if len(some) == 1:
             return some[0].counts

@@ -27,7 +27,7 @@ from stream.evidence.markers import (
     UNSEEN,
     Call,
     EventCounts,
-    calls_of,
+    calls_of_run,
     code,
     in_order,
 )
@@ -85,7 +85,7 @@ def correlate(
     A gap is the numbers between which the lost events would stand. `capture` holds the counters of
     the feed, which know of losses that have no place.
     """
-    calls = calls_of(sdk, policy, markers)
+    calls = calls_of_run(sdk, policy, markers)
     recorder = _recorder_activity(markers)
     unseen = any(f"{HOOKS}:{UNSEEN}" in marker.unused for marker in markers)
     attribution = Attribution(
@@ -127,7 +127,7 @@ def correlate(
 
 def unsettled_calls(sdk: Sequence[SdkEvent], policy: Sequence[PolicyEvent]) -> list[str]:
     """Return why an id does not stand for one call of one tool that was decided one way."""
-    named = _uncertainties_of_calls(calls_of(sdk, policy, ()), policy)
+    named = _uncertainties_of_calls(calls_of_run(sdk, policy, ()), policy)
     return sorted({code for code in named if code.partition(":")[0] in _UNSETTLED})
 
 

@@ -201,7 +201,7 @@ def make_health(
         cgroup_correlation="failed" if is_absent else capture.cgroup,
         network_protocol_coverage=coverage,
         network_endpoint_claim_scope=scope,
-        notes=[*notes, *losses, *_shortcomings(capture, unnamed)],
+        notes=[*notes, *losses, *_notes_of_unobserved(capture, unnamed)],
     )
 
 
@@ -216,7 +216,7 @@ def network_coverage_of(has_connect: bool, has_datagram: bool, *, is_known: bool
     return "connect_only" if has_connect else "absent"
 
 
-def degraded(health: ObservationHealth) -> list[str]:
+def degraded_fields(health: ObservationHealth) -> list[str]:
     """Name the fields of a health that are degraded, and what else was not seen."""
     coverage = health.network_protocol_coverage
     held = {
@@ -301,7 +301,7 @@ def loss_notes_of(capture: RawCapture) -> Iterator[str]:
         yield f"stream_kernel_books: {books}"
 
 
-def _shortcomings(capture: RawCapture, unnamed: int) -> Iterator[str]:
+def _notes_of_unobserved(capture: RawCapture, unnamed: int) -> Iterator[str]:
     """Yield the notes of what else was not observed."""
     if capture.feed == "absent":
         yield f"{ABSENT_NOTE}: {visible(capture.reason) or 'for a reason that was not given'}"

@@ -1,8 +1,8 @@
 """The markers of a run: where in the kernel layer each tool call starts and ends.
 
 The agent's own clock is never used. A line was reported when the kernel saw it written, where all
-writes to its channel were seen; else when the recorder received it. `calls_of` puts together what
-the agent, the decisions and the markers state about each call.
+writes to its channel were seen; else when the recorder received it. `calls_of_run` puts together
+what the agent, the decisions and the markers state about each call.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class Call(Struct, eq=False):
         return sum(self.counts.values())
 
 
-def calls_of(
+def calls_of_run(
     sdk: Sequence[SdkEvent], policy: Sequence[PolicyEvent], markers: Sequence[Marker]
 ) -> dict[str, Call]:
     """Return the calls of a run by their id."""

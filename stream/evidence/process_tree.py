@@ -74,9 +74,11 @@ class ProcessTree:
         process = self._living.get(pid)
         return process.candidates if process is not None else None
 
-    def fork(self, parent_pid: int, child_pid: int, candidates: CandidateCalls | None) -> None:
+    def fork_process(
+        self, parent_pid: int, child_pid: int, candidates: CandidateCalls | None
+    ) -> None:
         """Add a child. `candidates`: the calls that the parent itself may be working for."""
-        self.exit(child_pid)  # its number may have been another's
+        self.exit_process(child_pid)  # its number may have been another's
         parent = self.process(parent_pid)
         child = self._enter_process(child_pid, parent)
         if parent.candidates is not None:
@@ -84,13 +86,13 @@ class ProcessTree:
         elif candidates is not None:
             child.candidates, child.is_unsure = candidates, True
 
-    def execute(self, pid: int) -> TracedProcess:
+    def execute_program(self, pid: int) -> TracedProcess:
         """Give a process a program of its own."""
         process = self.process(pid)
         process.has_executed, process.program = True, next(self._programs)
         return process
 
-    def exit(self, pid: int) -> None:
+    def exit_process(self, pid: int) -> None:
         """Remove a process that has ended."""
         process = self._living.pop(pid, None)
         if process is not None:

@@ -59,7 +59,7 @@ class Paths(Generic[KeyT]):
         self._named: dict[KeyT, _Folders] = {}
         self._shared: dict[bytes, bytes] = {}  #: many folders have the same names in them
 
-    def add(self, paths: Iterable[str], key: KeyT) -> None:
+    def add_paths(self, paths: Iterable[str], key: KeyT) -> None:
         """Add paths under a key."""
         folders = self._named.setdefault(key, {})
         if len(self._shared) > _MOST_SHARED:
@@ -75,7 +75,7 @@ class Paths(Generic[KeyT]):
             except KeyError:
                 folders[folder] = {encoded}
 
-    def remove(self, text: str, is_out: Callable[[KeyT], bool]) -> None:
+    def remove_paths(self, text: str, is_out: Callable[[KeyT], bool]) -> None:
         """Remove every path that contains a text, which has one slash and begins with it, from the
         keys that are out."""
         start = text[1:].encode()
@@ -88,7 +88,7 @@ class Paths(Generic[KeyT]):
                 else:
                     names -= {name for name in names if name.startswith(start)}
 
-    def pieces(self, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
+    def path_pieces(self, tell: Tell[KeyT, T]) -> Iterator[Piece[T]]:
         """Yield paths with what `tell` makes of their keys, sorted by code points, which is the
         order of UTF-8 bytes."""
         open_folders: list[_PathGroup[KeyT]] = []
@@ -110,7 +110,7 @@ class Paths(Generic[KeyT]):
             yield from (folder for folder, names in folders.items() if folder and encoded in names)
 
     def __iter__(self) -> Iterator[str]:
-        for paths, _ in self.pieces(len):
+        for paths, _ in self.path_pieces(len):
             yield from paths
 
     def _names_by_folder(self) -> dict[str, list[tuple[KeyT, set[bytes]]]]:
@@ -206,26 +206,26 @@ class Peers(Struct):
         if is_failure and is_address(peer) and kind in ADDRESSING:
             self._failed.setdefault(peer, set()).add(f"{ADDRESSING[kind]}:{failure(result)}")
 
-    def block(self, peer: str | None) -> None:
+    def add_blocked_peer(self, peer: str | None) -> None:
         """Add the peer of a connect that a monitor refused."""
         is_probe = _has_no_port(peer)
         self._kinds.add((kernel.CONNECT_BLOCKED, not is_probe))
         if peer is not None:
             (self._probes if is_probe else self._blocked).add(peer)
 
-    def has(self, *kinds: int, is_reference: bool) -> bool:
+    def has_met_call(self, *kinds: int, is_reference: bool) -> bool:
         """Tell whether a call of one of these kinds was met. The reference counts what addressed
         nobody."""
         found = self._kinds
         return any((k, True) in found or (is_reference and (k, False) in found) for k in kinds)
 
-    def may_be(self, endpoints: set[str]) -> bool:
+    def may_be_endpoints(self, endpoints: set[str]) -> bool:
         """Tell whether these may be all endpoints of a run, where what came of a connect to port 0
         is not known."""
-        known = self.endpoints(is_reference=False)
+        known = self.claimed_endpoints(is_reference=False)
         return known <= endpoints <= known | self.probes()
 
-    def endpoints(self, *, is_reference: bool) -> set[str]:
+    def claimed_endpoints(self, *, is_reference: bool) -> set[str]:
         """Return the endpoints that a surface claims."""
         if is_reference:
             return self._addressed | self._named_only | self._probes | self._blocked
@@ -269,7 +269,7 @@ class StreamedRecord(Struct, Generic[RecordT]):
     outline: RecordT  #: the record, nothing in its long fields
     fields: Mapping[str, Pieces]
 
-    def encoded(self) -> Iterator[bytes]:
+    def encoded_record(self) -> Iterator[bytes]:
         """Yield the JSON of the whole record, in pieces."""
         if not self.fields:
             yield _encode(self.outline)
@@ -290,9 +290,9 @@ class StreamedRecord(Struct, Generic[RecordT]):
 
     def line(self) -> bytes:
         """Return the record as a line."""
-        return b"".join((*self.encoded(), b"\n"))
+        return b"".join((*self.encoded_record(), b"\n"))
 
-    def whole(self) -> RecordT:
+    def whole_record(self) -> RecordT:
         """Return the whole record."""
         made: dict[str, Any] = {}
         for name, pieces in self.fields.items():
@@ -392,8 +392,8 @@ class Surface:
         run's. To be called last."""
         programs = self._programs
         self._programs = {path: ran for path, ran in programs.items() if NEAR not in path}
-        self._reached.remove(NEAR, lambda ways: bool(ways & _OPEN_BITS))
-        self._missed.remove(NEAR, lambda why: why.startswith(f"{OPENED}:"))
+        self._reached.remove_paths(NEAR, lambda ways: bool(ways & _OPEN_BITS))
+        self._missed.remove_paths(NEAR, lambda why: why.startswith(f"{OPENED}:"))
         for kind, path, ways, result in near:
             if kind == kernel.EXEC:
                 self._programs[path] = programs.get(path, set())
@@ -404,22 +404,24 @@ class Surface:
 
     def add_reached(self, paths: Iterable[str], ways: int) -> None:
         """Add paths that were reached in the same ways."""
-        self._reached.add(paths, ways)
+        self._reached.add_paths(paths, ways)
 
     def add_failures(self, paths: Iterable[str], call: str, result: int | None) -> None:
         """Add the paths of attempts that failed in the same way, or whose end nobody saw."""
-        self._missed.add(paths, f"{call}:{failure(result)}")
+        self._missed.add_paths(paths, f"{call}:{failure(result)}")
 
     @property
     def has_connect(self) -> bool:
         """Tell whether the run connected, or was blocked from it, accepted, or took a socket."""
         kinds = (kernel.CONNECT, kernel.CONNECT_BLOCKED, kernel.ACCEPT, kernel.REACH)
-        return self._peers.has(*kinds, is_reference=self.is_reference)
+        return self._peers.has_met_call(*kinds, is_reference=self.is_reference)
 
     @property
     def has_datagram(self) -> bool:
         """Tell whether the run sent messages."""
-        return self._peers.has(kernel.SENDTO, kernel.SENDMSG, is_reference=self.is_reference)
+        return self._peers.has_met_call(
+            kernel.SENDTO, kernel.SENDMSG, is_reference=self.is_reference
+        )
 
     def add_kernel(self, event: KernelEvent, detail: KernelDetail | None) -> None:
         """Add what an event of the kernel layer reached."""
@@ -431,7 +433,7 @@ class Surface:
         elif kind in ADDRESSING:
             self._peers.add_peer(event, detail)
         elif kind == kernel.CONNECT_BLOCKED:
-            self._peers.block(value)
+            self._peers.add_blocked_peer(value)
         elif value is None:
             return
         elif kind == kernel.OPEN:
@@ -463,7 +465,7 @@ class Surface:
         own work, and knows by details, which are not here, where a rename or a link led."""
         claimed = {*stated}
         if name == "network_endpoints":
-            return self._peers.may_be(claimed)
+            return self._peers.may_be_endpoints(claimed)
         if name == "process_execs":
             must = may = {*self._programs}
         elif name == "filesystem_paths":
@@ -477,14 +479,16 @@ class Surface:
 
     def surface(self, run_id: str) -> CapabilitySurface:
         """Return the surface as its artifact."""
-        return self.long_surface(run_id).whole()
+        return self.long_surface(run_id).whole_record()
 
     def long_surface(self, run_id: str) -> StreamedRecord[CapabilitySurface]:
         """Return the surface as an artifact that is written in pieces."""
         outline = CapabilitySurface(
             run_id=run_id,
             filesystem_paths=[],
-            network_endpoints=_sorted(self._peers.endpoints(is_reference=self.is_reference)),
+            network_endpoints=_sorted(
+                self._peers.claimed_endpoints(is_reference=self.is_reference)
+            ),
             process_execs=_sorted(self._programs),
             mcp_tools=_sorted(
                 self._policy_tools | (set() if self.is_reference else self._agent_tools)
@@ -503,7 +507,7 @@ class Surface:
 
     def reached(self) -> Iterator[dict[str, list[str]]]:
         """Yield how each path was reached, in pieces."""
-        return _by_path(self._reached.pieces(_words))
+        return _by_path(self._reached.path_pieces(_words))
 
     def folders_with(self, name: str) -> Iterator[str]:
         """Yield the folders in which something of that name was reached."""
@@ -511,7 +515,7 @@ class Surface:
 
     def missed(self) -> Iterator[dict[str, list[str]]]:
         """Yield why attempts on each path failed, in pieces."""
-        return _by_path(self._missed.pieces(sorted))
+        return _by_path(self._missed.path_pieces(sorted))
 
     def programs(self) -> dict[str, list[str]]:
         """Return the files that ran by a program's name, where it is not that file alone."""
@@ -572,12 +576,12 @@ class Surface:
         if self.is_reference:
             yield _sorted({*self._reached, *self._opens_that_failed()})
         else:
-            yield from (paths for paths, _ in self._reached.pieces(len))
+            yield from (paths for paths, _ in self._reached.path_pieces(len))
 
     def _changes_that_were_told(self) -> Iterator[tuple[str, str]]:
         """Yield the paths of changes that did not succeed, or whose detail is not there to say so,
         and how each was called."""
-        for paths, told in self._missed.pieces(sorted):
+        for paths, told in self._missed.path_pieces(sorted):
             for path, reasons in zip(paths, told, strict=True):
                 for reason in reasons:
                     if not reason.startswith((f"{OPENED}:", "exec:")):
@@ -585,7 +589,7 @@ class Surface:
 
     def _opens_that_failed(self) -> Iterator[str]:
         """Yield the paths that the run opened without success."""
-        for paths, told in self._missed.pieces(sorted):
+        for paths, told in self._missed.path_pieces(sorted):
             for path, reasons in zip(paths, told, strict=True):
                 if any(reason.startswith(f"{OPENED}:") for reason in reasons):
                     yield path

@@ -108,7 +108,7 @@ def record_artifacts(
     kept = files.kept()
     for name, document in derived.documents().items():
         try:
-            kept[name] = _write(folder / name, document.encoded())
+            kept[name] = _write(folder / name, document.encoded_record())
         except OSError as error:
             troubles.append(f"{name}: {os_reason(error)}")
     if files.trouble:

@@ -71,7 +71,7 @@ class ProbeSource(Struct):
                     self._measuring.remove(scope)
             if scope.cancelled_caught:
                 return
-            await line.deliver(cell, self._make_emission(cell, got))
+            await line.deliver_emission(cell, self._make_emission(cell, got))
 
     async def _measure_cell(self, cell: Cell, slot: int) -> Captured:
         """Run the probe of a cell in an empty TMPDIR, and capture its output and its end."""
@@ -142,7 +142,7 @@ class _DeliveryQueue(Struct):
         too_much = self._size > HELD and cell.index != self._next
         return too_much or cell.index >= self._next + AHEAD
 
-    async def deliver(self, cell: Cell, emission: RawEmission) -> None:
+    async def deliver_emission(self, cell: Cell, emission: RawEmission) -> None:
         """Send an emission, and all that waited for it."""
         self.done += 1
         self.on_done(self.done, None)

@@ -123,7 +123,7 @@ class Collector:
         if self._socket is not None:
             self._socket.close()
 
-    def unused(self) -> Iterator[DroppedInput]:
+    def unused_telemetry(self) -> Iterator[DroppedInput]:
         """Give what came and could not be used."""
         for why, count, what in (
             ("refused", self._refused, "could not be understood"),
@@ -345,7 +345,7 @@ class Hooks(Struct, frozen=True):
     helpers: tuple[str, ...]
 
     @property
-    def environment(self) -> dict[bytes, bytes]:
+    def hook_environment(self) -> dict[bytes, bytes]:
         """The variables that tell an agent where the hook and its settings are."""
         return {
             b"STREAM_HOOK": os.fsencode(self.program),
@@ -417,7 +417,7 @@ class Channels:
             fd = os.open(hooks.log, os.O_RDONLY | os.O_CLOEXEC)
             self._followed.append(_Followed(HOOKS, fd))
             self._missed = os.open(hooks.missed, os.O_RDONLY | os.O_CLOEXEC)
-            return hooks.environment
+            return hooks.hook_environment
         return {}
 
     def files(self) -> dict[str, int]:
@@ -447,13 +447,13 @@ class Channels:
     def _dropped_of_channels(self) -> Iterator[DroppedInput]:
         """Say what was lost."""
         for one in self._followed:
-            yield from one.dropped()
+            yield from one.dropped_input()
         if self._missed >= 0 and (count := os.fstat(self._missed).st_size):
             whose = "its" if count == 1 else "their"
             sentence = f"{number(count, 'hook invocation')} did not record {whose} input"
             yield DroppedInput(HOOKS, "missed", count, sentence)
         if self._collector is not None:
-            yield from self._collector.unused()
+            yield from self._collector.unused_telemetry()
 
     def close(self) -> None:
         """Close what is open."""
@@ -489,7 +489,7 @@ class _Followed(Struct):
             self.received += len(block)
             yield ToldBlock(self.channel, block, kernel_now())
 
-    def dropped(self) -> Iterator[DroppedInput]:
+    def dropped_input(self) -> Iterator[DroppedInput]:
         """Say what was taken back before it was heard."""
         if os.fstat(self.fd).st_size < self.received:
             sentence = f"the {self.channel}: what was told there was made shorter"

@@ -240,7 +240,7 @@ class _Output(Struct):
         """Add the detail of the event that was added last."""
         (self.events if self.has_inline_details else self.details).append(detail)
 
-    def add(self, item: Any) -> None:
+    def add_other_item(self, item: Any) -> None:
         """Add an item that is a line of neither layer."""
         self.finish()
         kind = CAPTURES if isinstance(item, RawCapture) else kind_of_item(item)
@@ -465,7 +465,7 @@ class Normalize:
             item = self._capture_with_left_out(item)
         elif isinstance(item, Gap):
             self.lost += int(item.lost)
-        out.add(item)
+        out.add_other_item(item)
 
     def _capture_with_left_out(self, capture: RawCapture) -> RawCapture:
         """Add what was left out, for whoever gets the records and does not know that."""
@@ -495,11 +495,11 @@ class Normalize:
             self._reject(batch, index, out, Fault("is no record of a kernel feed"))
         else:
             self.counts.passed += 1
-            out.add(line)
+            out.add_other_item(line)
 
     def _reject(self, batch: Sequence[Given], index: int, out: _Output, fault: Fault) -> None:
         self.counts.rejected += 1
-        out.add(reject(self.name, batch, index, fault))
+        out.add_other_item(reject(self.name, batch, index, fault))
 
     def _drop(self, rule: str) -> None:
         self.counts.filtered += 1

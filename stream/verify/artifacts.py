@@ -183,7 +183,7 @@ def _artifact_differences(
         stated = documents.record_of(name)
         if stated is None:
             continue  # that it is missing, or none, is a finding of its own
-        implied = long.whole()
+        implied = long.whole_record()
         for field in implied.__struct_fields__:
             here, there = getattr(stated, field), getattr(implied, field)
             if here != there:
@@ -365,7 +365,7 @@ def _surface_differences(replay: LayerReplay, documents: Documents) -> Iterator[
     stated = documents.record_of(SURFACE_FILE)
     if stated is None:
         return
-    made = by_the_reference.whole()
+    made = by_the_reference.whole_record()
     for name in SURFACE_SETS:
         here, there = getattr(stated, name), getattr(made, name)
         if here != there and not surface.may_claim(name, here):
@@ -469,7 +469,7 @@ class Documents:
         """Tell whether an artifact that waits has these bytes: then it needs no other check."""
         if name not in self._waiting or made.outline.run_id != self._report.run_id:
             return False
-        if not self._waiting[name].is_as(made.encoded()):
+        if not self._waiting[name].is_as(made.encoded_record()):
             return False
         self._waiting.pop(name).close()
         return True

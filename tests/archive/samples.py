@@ -215,7 +215,7 @@ def judged(files: Files, capture: RawCapture) -> Files:
         SURFACE_FILE: encode(surface.surface(RUN)) + b"\n",
         CORRELATION_FILE: encode(correlation.report) + b"\n",
         HEALTH_FILE: encode(health) + b"\n",
-        COMPANION_FILE: encode(companion.whole()) + b"\n",
+        COMPANION_FILE: encode(companion.whole_record()) + b"\n",
     }
 
 

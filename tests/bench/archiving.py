@@ -44,7 +44,7 @@ def fill_run(place: str) -> None:
     )
     derived = derive(RUN, replay.content(), capture, filtered={}, aside={})
     for name, made in derived.documents().items():
-        (folder / name).write_bytes(b"".join(made.encoded()))
+        (folder / name).write_bytes(b"".join(made.encoded_record()))
     replay.close()
     told = replace(SUMMARY, kernel_events=EVENTS, tool_calls=0, correlation="partial")
     put(folder, sealed({**taken(folder), SUMMARY_FILE: document(told)}))

@@ -120,7 +120,7 @@ def _recorder_alone(scratch: Path) -> Row:
         files, decoder, normalize = LayerFiles(folder), RingDecoder(), Normalize("one")
         start = time.perf_counter()
         for chunk in chunks:
-            for made in normalize.feed(Batch(TELEMETRY, decoder.decode(chunk)[0])):
+            for made in normalize.feed(Batch(TELEMETRY, decoder.decode_ring_records(chunk)[0])):
                 if made.kind == KERNEL:
                     files.append(KERNEL_FILE, encode_lines(made.items), len(made.items))
         pace = min(pace, time.perf_counter() - start)

@@ -747,7 +747,7 @@ def companion(
         aside={},
         calls={},
         unbound=unbound or {},
-    ).whole()
+    ).whole_record()
     made.programs = programs or {}
     return msgspec.json.encode(made)
 

@@ -23,7 +23,7 @@ ADDED = st.lists(st.tuples(PATHS, st.integers(0, 3)), max_size=40)
 def held(added: list[tuple[str, int]]) -> Paths[int]:
     table: Paths[int] = Paths()
     for path, key in added:
-        table.add([path], key)
+        table.add_paths([path], key)
     return table
 
 
@@ -34,7 +34,7 @@ def test_every_path_with_its_keys_in_order(added: list[tuple[str, int]], size: i
         expected.setdefault(path, set()).add(key)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(surface, "_PIECE", size)
-        pieces = list(held(added).pieces(tuple))
+        pieces = list(held(added).path_pieces(tuple))
     found = [item for piece in pieces for item in zip(*piece, strict=True)]
     assert [path for path, _ in found] == sorted(expected)
     assert [path for path, _ in found] == sorted(expected, key=str.encode)
@@ -48,10 +48,10 @@ def test_many_at_once_are_the_same_as_one_by_one(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(surface, "_MOST_SHARED", 3)
     given_paths = [f"/d{number % 7}/f{number % 11}" for number in range(200)]
     table: Paths[int] = Paths()
-    table.add(given_paths[:50], 1)
-    table.add(given_paths[50:], 1)
-    assert list(table.pieces(tuple)) == list(
-        held([(path, 1) for path in given_paths]).pieces(tuple)
+    table.add_paths(given_paths[:50], 1)
+    table.add_paths(given_paths[50:], 1)
+    assert list(table.path_pieces(tuple)) == list(
+        held([(path, 1) for path in given_paths]).path_pieces(tuple)
     )
 
 
@@ -93,6 +93,6 @@ def test_in_pieces_it_is_the_same_record(record: Any, size: int) -> None:
             yield kind(items[start : start + size])
 
     made = StreamedRecord(outline, {name: partial(pieces, name) for name in names})
-    assert b"".join(made.encoded()) == msgspec.json.encode(record)
-    assert made.whole() == record
-    assert b"".join(StreamedRecord(record, {}).encoded()) == msgspec.json.encode(record)
+    assert b"".join(made.encoded_record()) == msgspec.json.encode(record)
+    assert made.whole_record() == record
+    assert b"".join(StreamedRecord(record, {}).encoded_record()) == msgspec.json.encode(record)

@@ -485,7 +485,9 @@ def companion(surface: Surface, **changes: Any) -> bytes:
         "calls": {},
         "unbound": {},
     }
-    return msgspec.json.encode(make_companion("run", surface, **{**fields, **changes}).whole())
+    return msgspec.json.encode(
+        make_companion("run", surface, **{**fields, **changes}).whole_record()
+    )
 
 
 def test_a_companion_is_the_same_in_whatever_order_it_was_counted() -> None:

@@ -134,7 +134,7 @@ async def test_a_gap_stands_where_the_loss_was(
 def test_what_is_known_of_io_uring(records: bytes, unseen: int, sees: bool, known: str) -> None:
     """A ring that was inherited was set up where nobody looked."""
     decoder = RingDecoder()
-    decoder.decode(records)
+    decoder.decode_ring_records(records)
     books = RingCounters(0, 0, 0, unseen, (decoder.got,), (0,) * 16)
     capture = ebpf_capture_of(
         books, decoder, misses=0, living=0, ring_bytes=PAGE, sees_uring=sees, cgroup=None, guard=1
@@ -165,7 +165,7 @@ def test_what_the_books_show_that_no_event_does(
     records: bytes, living: int, lost: int, reason: str
 ) -> None:
     decoder = RingDecoder()
-    decoder.decode(records)
+    decoder.decode_ring_records(records)
     books = RingCounters(lost, 0, 0, 0, (decoder.got + lost,), (0,) * 16)
     capture = ebpf_capture_of(
         books,

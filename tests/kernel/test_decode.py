@@ -18,7 +18,7 @@ class Decoder(Plain):
     """What is in a chunk, as events."""
 
     def events(self, chunk: bytes) -> tuple[list[RawEvent], int]:
-        batch, taken = self.decode(chunk)
+        batch, taken = self.decode_ring_records(chunk)
         return batch, taken
 
 

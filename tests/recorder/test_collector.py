@@ -93,7 +93,7 @@ async def test_what_exporters_send_is_heard_as_lines() -> None:
         answer = await to_thread.run_sync(heard.tell, *asked)
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     assert heard.bodies == [b'{"a":1}\n', b'{ "b":2} \n', b'{"c":3}\n']
-    assert list(heard.collector.unused()) == []
+    assert list(heard.collector.unused_telemetry()) == []
 
 
 @pytest.mark.anyio
@@ -116,7 +116,7 @@ async def test_other_places_are_not_heard() -> None:
             answer = await to_thread.run_sync(heard.tell, data)
             assert answer.startswith(b"HTTP/1.1 404 ")
     assert heard.bodies == []
-    assert list(heard.collector.unused()) == []
+    assert list(heard.collector.unused_telemetry()) == []
 
 
 def sized(length: bytes) -> bytes:
@@ -158,7 +158,7 @@ async def test_what_is_refused_is_answered_and_counted() -> None:
             b"HTTP/1.1 200 "
         )
     assert heard.bodies == [SMALL + b"\n"]
-    (trouble,) = heard.collector.unused()
+    (trouble,) = heard.collector.unused_telemetry()
     count = len(REFUSED) + 1
     said = f"{count} requests of OpenTelemetry could not be understood"
     assert (trouble.count, trouble.sentence) == (count, said)
@@ -176,7 +176,7 @@ async def test_a_stranger_is_answered_before_the_rest_is_read_and_costs_nothing(
             answer = await to_thread.run_sync(heard.tell, data)
             assert answer.startswith(b"HTTP/1.1 4")
     assert heard.bodies == []
-    assert list(heard.collector.unused()) == []
+    assert list(heard.collector.unused_telemetry()) == []
 
 
 @pytest.mark.anyio
@@ -193,7 +193,7 @@ async def test_strangers_who_say_nothing_turn_nobody_away(
         for connection in idle:
             connection.close()
     assert heard.bodies == [SMALL + b"\n"]
-    assert list(heard.collector.unused()) == []
+    assert list(heard.collector.unused_telemetry()) == []
 
 
 @pytest.mark.anyio
@@ -209,7 +209,7 @@ async def test_who_names_no_place_loses_the_connection(monkeypatch: pytest.Monke
                 assert await to_thread.run_sync(idle.recv, 1) == b""
             known.sendall(post(SMALL, target=heard.place))
             assert (await to_thread.run_sync(known.recv, 1 << 16)).startswith(b"HTTP/1.1 200 ")
-    assert list(heard.collector.unused()) == []
+    assert list(heard.collector.unused_telemetry()) == []
 
 
 @pytest.mark.anyio
@@ -243,7 +243,7 @@ def test_requests_are_read_however_they_are_cut(
                     await checkpoint()
                 connection.shutdown(socket.SHUT_WR)
                 await to_thread.run_sync(lambda: [*iter(lambda: connection.recv(1 << 16), b"")])
-        assert not list(heard.collector.unused())
+        assert not list(heard.collector.unused_telemetry())
         return heard.bodies
 
     assert run(work) == [body.replace(b"\n", b" ") + b"\n" for _, body in told]
@@ -283,7 +283,7 @@ async def test_who_never_ends_does_not_keep_the_run(monkeypatch: pytest.MonkeyPa
         idle, begun = heard.connect(), heard.connect()
         begun.sendall(post(SMALL, target=heard.place)[:-1])
     with idle, begun:
-        (unused,) = heard.collector.unused()
+        (unused,) = heard.collector.unused_telemetry()
         assert (unused.why, unused.sentence) == ("torn", "1 request of OpenTelemetry broke off")
         with pytest.raises(ConnectionError):
             heard.connect()
@@ -302,7 +302,7 @@ async def test_more_than_so_many_are_turned_away() -> None:
         assert answer.startswith(b"HTTP/1.1 503 ")
         for connection in held:
             connection.close()
-    (trouble,) = (one.sentence for one in heard.collector.unused())
+    (trouble,) = (one.sentence for one in heard.collector.unused_telemetry())
     assert trouble.startswith("1 request of OpenTelemetry came while too many")
 
 
@@ -342,5 +342,5 @@ async def test_what_is_not_taken_is_kept_up_to_a_bound(monkeypatch: pytest.Monke
         assert heard.bodies == [SMALL + b"\n"]
         await to_thread.run_sync(heard.tell, post(b"{}", target=heard.place))
     assert heard.bodies == [SMALL + b"\n", b"{}\n"]
-    (unused,) = heard.collector.unused()
+    (unused,) = heard.collector.unused_telemetry()
     assert (unused.why, unused.count) == ("turned_away", 1)

@@ -65,8 +65,8 @@ def test_the_settings_name_it_for_every_call(hooks: Hooks) -> None:
     settings = json.loads(hooks.settings.read_bytes())
     assert tuple(settings["hooks"]) == EVENTS
     assert {one["matcher"] for (one,) in settings["hooks"].values()} == {"*"}
-    assert hooks.environment[b"STREAM_HOOK"] == os.fsencode(hooks.program)
-    assert hooks.environment[b"STREAM_HOOK_SETTINGS"] == os.fsencode(hooks.settings)
+    assert hooks.hook_environment[b"STREAM_HOOK"] == os.fsencode(hooks.program)
+    assert hooks.hook_environment[b"STREAM_HOOK_SETTINGS"] == os.fsencode(hooks.settings)
 
 
 def test_nobody_else_may_read_it(hooks: Hooks) -> None:

@@ -152,7 +152,7 @@ class RingDecoder:
         """Return of how many processes the beginning was seen, and not the end."""
         return len(self._living)
 
-    def decode(self, chunk: bytes) -> tuple[list[RawEvent], int]:
+    def decode_ring_records(self, chunk: bytes) -> tuple[list[RawEvent], int]:
         """Return the events of all whole records, and how many bytes those took."""
         events: list[RawEvent] = []
         at = 0

@@ -354,7 +354,7 @@ class EbpfFeed:
         capture = ebpf_capture_of(
             counters,
             self._decoder,
-            misses=self._loaded.misses(),
+            misses=self._loaded.skipped_program_runs(),
             living=self._loaded.count_map_keys("tree"),
             ring_bytes=self._ring_bytes,
             sees_uring=self._sees_uring,
@@ -380,7 +380,7 @@ class EbpfFeed:
         until = self._note_ring_losses()
         if self._gaps:
             until = min(until, self._gaps[0][0])
-        events, length = self._decoder.decode(
+        events, length = self._decoder.decode_ring_records(
             self._ring.peek_records(min(STEP, until - self._ring.read))
         )
         self._ring.take(length)

@@ -55,7 +55,7 @@ class Loaded:
         while self._links:
             os.close(self._links.pop())
 
-    def misses(self) -> int:
+    def skipped_program_runs(self) -> int:
         """Return how many runs the kernel skipped because the program was running on that CPU."""
         total = 0
         for fd in self._programs.values():
@@ -85,7 +85,7 @@ class Loaded:
         """Set the value at 0 of a map."""
         _write(self.maps[name], data)
 
-    def freeze(self) -> None:
+    def freeze_maps(self) -> None:
         """Let the programs alone change what is in the maps, whoever asks. Not in the ring, where a
         reader says how far it has come."""
         for name, fd in self.maps.items():
@@ -278,7 +278,7 @@ def attach_feed_programs(
     try:
         if cgroup is not None:
             _put_cgroup(made.loaded, cgroup)
-        made.loaded.freeze()
+        made.loaded.freeze_maps()
         made.loaded.attach()
     except (OSError, FeedError) as error:
         made.loaded.close()

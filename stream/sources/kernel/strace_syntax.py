@@ -33,7 +33,7 @@ _EXITED = re.compile(rb"exited with (\d+) \+\+\+").fullmatch
 _KILLED = re.compile(rb"killed by (\w+)( \(core dumped\))? \+\+\+").fullmatch
 
 
-def number(text: bytes) -> int:
+def strace_number(text: bytes) -> int:
     """Read a figure, which is decimal, octal or hexadecimal."""
     if text.startswith(b"0") and len(text) > 1:
         return int(text, 16 if text[1:2] == b"x" else 8)
@@ -69,14 +69,14 @@ def peer_of_address(address: bytes, *, is_send: bool = False) -> str | None:
     if found := _IN4.search(address):
         rest = unquote_strace_string(found[1]) + unquote_strace_string(found[2])
     elif found := _IN6.search(address):
-        scope = number(found[3] or b"0").to_bytes(4, sys.byteorder)
+        scope = strace_number(found[3] or b"0").to_bytes(4, sys.byteorder)
         rest = unquote_strace_string(found[1]) + bytes(4) + unquote_strace_string(found[2]) + scope
     elif found := _LOCAL.search(address):
         rest = (b"\0" if found[1] else b"") + unquote_strace_string(found[2])
     else:
         data = _DATA.search(address)
         rest = unquote_strace_string(data[1]) if data else b""
-    return peer_text(number(family[1]).to_bytes(2, sys.byteorder) + rest, is_send=is_send)
+    return peer_text(strace_number(family[1]).to_bytes(2, sys.byteorder) + rest, is_send=is_send)
 
 
 def names_file(address: bytes) -> bool:
@@ -226,7 +226,7 @@ def clone_flags(call: str, args: bytes) -> int | None:
     if call in ("fork", "vfork"):
         return 0
     found = _FLAGS.search(b" " + args)
-    return None if found is None else number(found[1])
+    return None if found is None else strace_number(found[1])
 
 
 def may_mount(call: str, args: bytes) -> bool:
@@ -234,7 +234,7 @@ def may_mount(call: str, args: bytes) -> bool:
     if call not in ("unshare", "setns"):
         return True
     found = _LAST_NUMBER.search(args)
-    flags = CLONE_NEWNS if found is None else number(found[1])
+    flags = CLONE_NEWNS if found is None else strace_number(found[1])
     return bool(flags & CLONE_NEWNS) or (call == "setns" and not flags)
 
 
@@ -253,12 +253,12 @@ def _parse_by_pattern(call: str, args: bytes) -> CallArguments | None:
 
 def _read_number(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
     if (value := found[name]) is not None:
-        figure = number(value)
+        figure = strace_number(value)
         setattr(parsed.event, name, None if figure == -1 and name in ("uid", "gid") else figure)
 
 
 def _read_target(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
-    parsed.event.target = max(number(found["target_here"] or found["target"]), 0)
+    parsed.event.target = max(strace_number(found["target_here"] or found["target"]), 0)
 
 
 def _read_text_argument(parsed: CallArguments, name: str, found: re.Match[bytes]) -> None:
@@ -278,7 +278,7 @@ def _read_descriptor_argument(parsed: CallArguments, name: str, found: re.Match[
         parsed.here = None if path is None else plain(path)
         return
     if name == "dir":
-        parsed.number = number(figure)
+        parsed.number = strace_number(figure)
     setattr(parsed, name, None if path is None else descriptor_path(path, bool(is_deleted)))
     if is_deleted:
         parsed.gone.append(name)
@@ -401,7 +401,7 @@ def _arguments_by_number(call: str, args: bytes) -> CallArguments | None:
     parsed.dir = None
     add_mark(parsed.event, "fault")
     if BY_NUMBER[call] == "fchmodat2":
-        parsed.event.mode, parsed.event.flags = number(words[2]), number(words[3])
+        parsed.event.mode, parsed.event.flags = strace_number(words[2]), strace_number(words[3])
     return parsed
 
 
@@ -459,7 +459,7 @@ def read_result(text: bytes) -> CallResult | None:
     value, file, deleted, child, name, errno = found.groups()
     if value == b"?":
         return CallResult(found.start(), None)  # interrupted, or ended in the middle
-    ret: int | None = number(value)
+    ret: int | None = strace_number(value)
     if name is not None:
         known = _ERRNOS.get(name.decode())
         ret = None if known is None else -known

@@ -42,7 +42,7 @@ def built_with() -> str:
     )
 
 
-def build(folder: Path) -> list[Path]:
+def build_bpf_objects(folder: Path) -> list[Path]:
     """Build every object for every machine, and return the files."""
     made = []
     for machine, (name, options) in product(MACHINES, OBJECTS.items()):
@@ -125,5 +125,5 @@ def _run_build_tool(command: list[str]) -> bytes:
 
 
 if __name__ == "__main__":
-    for made in build(HERE):
+    for made in build_bpf_objects(HERE):
         print(made.name, made.stat().st_size, "bytes")  # noqa: T201
