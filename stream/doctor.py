@@ -141,7 +141,7 @@ def _check_cgroup() -> MachineCheck:
         return MachineCheck("cgroup v2", "missing", "not mounted")
     made = enter_cgroup()
     if made is not None:
-        made.remove()
+        made.remove_group()
         return MachineCheck("cgroup v2", "ok", f"{points[0]}: each agent gets its own group")
     detail = f"{points[0]}: no group can be created in {own_group()}: agents run without one"
     return MachineCheck("cgroup v2", "limited", detail)

@@ -28,7 +28,7 @@ from stream.boundary.descriptors import Catalogs, Descriptor
 from stream.codec import BUNDLE
 from stream.errors import InputError, OutputError, UsageError, os_reason, reporting
 from stream.files.trees import remove_tree
-from stream.process.tree import Tree, start
+from stream.process.tree import Tree, start_tree
 
 HELPERS = Path(__file__).resolve().parents[1] / "helpers"
 BUNDLED = BUNDLE / "probes"
@@ -364,7 +364,7 @@ def launch(cell: Cell, plan: MatrixPlan, staging: Staging, slot: int) -> Tree:
     """Start a cell. Raise SpawnError."""
     # Where there can be none, a probe that needs one must see why.
     tmpdir = staging.tmpdir(slot) or cell.env.get("TMPDIR", TEMPORARY[0])
-    return start(
+    return start_tree(
         staging.command(cell.script),
         env={**cell.env, "TMPDIR": str(tmpdir)},
         cwd=str(plan.workspace),

@@ -221,7 +221,7 @@ def observe(options: ObserveOptions) -> None:
 
     def pass_on(signal: int) -> None:
         """Pass a signal on to the agent, and say so."""
-        interrupts.pass_on(signal)
+        interrupts.pass_signal_on(signal)
         if not options.quiet and not interrupts.is_taken_over:
             count = len(interrupts.numbers)
             more = {1: "; two more end everything", 2: "; one more ends everything"}.get(count, "")
@@ -370,14 +370,20 @@ def _warn(sentence: str) -> None:
 def _check_new_files(archive: Path | None, raw: Path | None, *, force: bool) -> None:
     """Raise StreamError, before the run, where its archive or raw telemetry cannot be written."""
     from stream.errors import UsageError
-    from stream.files.targets import STDOUT, check_outputs, descriptor, is_fifo, is_regular
+    from stream.files.targets import (
+        STDOUT,
+        check_outputs,
+        descriptor_by_name,
+        is_fifo,
+        is_regular_target,
+    )
 
     named = {"--archive": archive, "--raw-kernel": raw}
     targets = {flag: str(target) for flag, target in named.items() if target is not None}
     for flag, target in targets.items():
-        if target != STDOUT and is_regular(target):
+        if target != STDOUT and is_regular_target(target):
             continue
-        if target == STDOUT or descriptor(target) == 1:
+        if target == STDOUT or descriptor_by_name(target) == 1:
             raise UsageError(f"{flag} {target}: stdout carries the agent's output: name a file")
         if flag == "--archive" or not is_fifo(target):
             places = "a file" if flag == "--archive" else "a file or a fifo"
@@ -387,29 +393,29 @@ def _check_new_files(archive: Path | None, raw: Path | None, *, force: bool) -> 
 
 def _make_settings(options: ObserveOptions) -> RunSettings:
     """Check everything that the user named, then create the run folder."""
-    from stream.observe.agents import identify
+    from stream.observe.agents import identify_agent
     from stream.observe.scenario import read_scenario
     from stream.observe.settings import (
         RunSettings,
         capture_policy,
-        check_source,
+        check_source_folder,
         find_program,
-        make_folder,
+        make_run_folder,
         new_run_id,
         runs_beside,
     )
     from stream.records.run import WORKSPACE
     from stream.workspace.patch import find_git
 
-    agent = identify(options.command, options.agent)
+    agent = identify_agent(options.command, options.agent)
     constraints = split_words(options.constraint, "--constraint")
     scenario = read_scenario(options.scenario, options.parameters, options.request, constraints)
     mode = options.workspace or scenario.workspace_mode or "copy"
     level = options.capture or scenario.capture_mode or "full"
-    source = None if mode == "empty" else check_source(options.source)
+    source = None if mode == "empty" else check_source_folder(options.source)
     find_git()
     wrap = _wrapped_names(options)
-    folder = make_folder(options.runs, options.run_id or new_run_id())
+    folder = make_run_folder(options.runs, options.run_id or new_run_id())
     workspace = source if mode == "here" and source is not None else folder / WORKSPACE
     return RunSettings(
         run_id=folder.name,

@@ -186,7 +186,7 @@ async def archive_recorded(
 
     later = f"stream archive {_shown_path(recording.folder)} -o {target}"
     with CancelScope() as scope:
-        interrupts.take_over(lambda signal: scope.cancel())
+        interrupts.take_over_signals(lambda signal: scope.cancel())
         try:
             # What somebody else wrote into is not what was recorded: it is archived as it is.
             recorded = {} if observed.summary.incomplete else observed.files

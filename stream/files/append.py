@@ -125,7 +125,7 @@ class AppendFile:
             data = data[:done]
         self.size += done
         if self._is_torn:
-            self._cut()
+            self._cut_unfinished_data()
         if self._digest is not None:
             self._digest.update(data)
         return done
@@ -143,7 +143,7 @@ class AppendFile:
     def retry(self) -> bool:
         """Take data again after a failure, if the end of the file can be made whole. Whoever has
         kept what was lost can append it then."""
-        if self._is_torn and not self._cut():
+        if self._is_torn and not self._cut_unfinished_data():
             return False
         self.trouble, self.lost = "", 0
         return True
@@ -186,7 +186,7 @@ class AppendFile:
             os.close(self._fd)
             self._fd = -1
 
-    def _cut(self) -> bool:
+    def _cut_unfinished_data(self) -> bool:
         """Cut off what was written of something that is not whole."""
         try:
             os.ftruncate(self._fd, self.size)

@@ -47,10 +47,10 @@ class Digests:
 
     def of(self, ref: str, rules: str) -> tuple[int, str]:
         """Return (bytes, sha256). Raise UnusableFileError with a rule of this family."""
-        path = self._inside(ref, rules)
+        path = self._path_inside(ref, rules)
         if path not in self._known:
             try:
-                self._known[path] = _digest(path)
+                self._known[path] = _digest_file(path)
             except InputError as error:
                 raise UnusableFileError(f"{rules}.present", f"{ref}: {error}") from None
             except OSError as error:
@@ -61,13 +61,15 @@ class Digests:
         """Return the sha256 of so many bytes, or of fewer where there are fewer. Raise
         UnusableFileError."""
         try:
-            return _digest(self._inside(ref, "folder"), length)[1]
+            return _digest_file(self._path_inside(ref, "folder"), length)[1]
         except InputError as error:
             raise UnusableFileError("", str(error)) from None
         except OSError as error:
             raise UnusableFileError("folder", os_reason(error)) from None
 
-    def _inside(self, ref: str, rules: str) -> str:
+    def _path_inside(self, ref: str, rules: str) -> str:
+        """Return the real path of a file that a run names. Raise UnusableFileError where it leads
+        out of the folder."""
         if not ref or "\0" in ref:
             raise UnusableFileError(f"{rules}.present", "no name of a file")
         path = PurePosixPath(ref)
@@ -81,8 +83,9 @@ class Digests:
         return real
 
 
-def _digest(path: str, length: int | None = None) -> tuple[int, str]:
-    """Raise OSError, or InputError where it is no regular file."""
+def _digest_file(path: str, length: int | None = None) -> tuple[int, str]:
+    """Return size and digest of a file. Raise OSError, or InputError where it is no regular
+    file."""
     import hashlib
 
     with _open_file(path) as file:
@@ -129,7 +132,8 @@ def open_beneath(root: Path, name: str) -> BinaryIO:
 
 
 def _open_file(path: str | Path, folder: int | None = None) -> FileIO:
-    """Raise OSError, or InputError with nothing but the kind of what is no regular file."""
+    """Open a regular file. Raise OSError, or InputError with nothing but the kind of what is
+    none."""
     fd = os.open(path, FILE, dir_fd=folder)
     mode = os.fstat(fd).st_mode
     if not stat.S_ISREG(mode):

@@ -28,7 +28,7 @@ def check_outputs(
         if name is None or name == STDOUT:
             continue
         with reporting(name or "(a file without a name)", OutputError):
-            if not is_regular(name):
+            if not is_regular_target(name):
                 if not name or Path(name).is_dir():  # the attempt says why
                     os.close(os.open(name, os.O_WRONLY))
                 continue
@@ -37,13 +37,13 @@ def check_outputs(
                 raise UsageError(f"{name}: the same file as {taken[place]}, which it would replace")
             taken[place] = name
             check_free(name, force=force)
-            _check_place(partial(name))
+            _check_place_of_output(partial(name))
 
 
 def check_free(target: str, *, force: bool) -> None:
     """Raise OutputError where something is there already that nobody said to replace, or that
     nobody can have meant: a device or a fifo that gave its name away is gone for everyone."""
-    if not is_regular(target) and not Path(target).is_dir():
+    if not is_regular_target(target) and not Path(target).is_dir():
         raise OutputError(f"{target}: it is no regular file, and is not replaced")
     if os.path.lexists(target) and not force:
         raise OutputError(f"{target}: it is there already; --force replaces it")
@@ -51,10 +51,10 @@ def check_free(target: str, *, force: bool) -> None:
         raise OutputError(f"{target}: it is a folder")
 
 
-def _check_place(growing: Path) -> None:
-    """Raise OSError where nothing could be made there. What is there stays as it is."""
+def _check_place_of_output(growing: Path) -> None:
+    """Raise OSError where no output could be made at a place. What is there stays as it is."""
     if os.path.lexists(growing):
-        _leave(_hold(growing))
+        _unlock_output(_lock_existing(growing))
     else:
         os.close(os.open(growing, _NEW, 0o600))
         growing.unlink()
@@ -62,11 +62,11 @@ def _check_place(growing: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def is_regular(target: str) -> bool:
+def is_regular_target(target: str) -> bool:
     """Tell whether a target is a regular file, or nothing yet. What somebody has opened for us is
     written to, whatever it is."""
     with reporting(target, OutputError):
-        if descriptor(target) is not None:
+        if descriptor_by_name(target) is not None:
             return False
         try:
             return stat.S_ISREG(Path(target).stat().st_mode)
@@ -74,20 +74,21 @@ def is_regular(target: str) -> bool:
             return True
 
 
-def descriptor(target: str) -> int | None:
+def descriptor_by_name(target: str) -> int | None:
     """Return the open descriptor that a name means: /dev/stdout, /dev/fd/3 and their like."""
     for _ in range(_MOST_LINKS):
         folder, name = os.path.split(target)
         if os.path.realpath(folder) in ("/dev/fd", f"/proc/{os.getpid()}/fd"):
-            return _inherited(int(name)) if _NUMBER.match(name) else None
+            return _check_inherited(int(name)) if _NUMBER.match(name) else None
         if not os.path.islink(target):  # noqa: PTH114
             break
         target = os.path.join(folder, os.readlink(target))  # noqa: PTH115, PTH118
     return None
 
 
-def _inherited(fd: int) -> int:
-    """Raise OSError where nobody gave it to us: what we open ourselves, no child inherits."""
+def _check_inherited(fd: int) -> int:
+    """Raise OSError for a descriptor that nobody gave us: what we open ourselves, no child
+    inherits."""
     if not os.get_inheritable(fd):
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     return fd
@@ -111,16 +112,16 @@ def open_alone(path: Path, mode: int = 0o666, more: int = 0) -> int:
     to somebody's file, is never written through.
     """
     if os.path.lexists(path):
-        held = _hold(path)
+        held = _lock_existing(path)
         path.unlink()
-        _leave(held)
+        _unlock_output(held)
     try:
-        return _lock(path, os.open(path, _NEW | more, mode))
+        return _lock_output(path, os.open(path, _NEW | more, mode))
     except FileExistsError:
         raise OutputError(f"{path}: another run is writing it") from None
 
 
-def _hold(path: Path) -> int | None:
+def _lock_existing(path: Path) -> int | None:
     """Lock the file that has a name, so that nobody else takes it for left over. None: a link."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -130,15 +131,16 @@ def _hold(path: Path) -> int | None:
         if error.errno in (errno.EISDIR, errno.ENXIO):
             raise OutputError(f"{path}: it is no regular file, and is not replaced") from None
         raise
-    return _lock(path, fd)
+    return _lock_output(path, fd)
 
 
-def _leave(held: int | None) -> None:
+def _unlock_output(held: int | None) -> None:
     if held is not None:
         os.close(held)
 
 
-def _lock(path: Path, fd: int) -> int:
+def _lock_output(path: Path, fd: int) -> int:
+    """Lock the open file of an output. Raise OutputError where another run is writing it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(fd), path.lstat()):  # its writer has just finished

@@ -33,19 +33,19 @@ Piece = bytes | int  #: data, or the length of a hole
 class Visitor(Protocol):
     """A visitor says what is done in each folder of a tree."""
 
-    def admits(self, name: bytes, status: os.stat_result) -> bool:
+    def admits_folder(self, name: bytes, status: os.stat_result) -> bool:
         """Return whether a folder that was opened is to be visited."""
 
-    def enter(self, name: bytes, status: os.stat_result) -> None:
+    def enter_folder(self, name: bytes, status: os.stat_result) -> None:
         """Enter a folder, which could be listed."""
 
-    def look(self, files: list[Entry], folders: list[Entry]) -> Iterable[bytes]:
+    def visit_folder(self, files: list[Entry], folders: list[Entry]) -> Iterable[bytes]:
         """Deal with what the folder holds, and name those of its folders that are to follow."""
 
-    def leave(self, name: bytes) -> None:
+    def leave_folder(self, name: bytes) -> None:
         """Leave the folder that was entered last; the one around it is open."""
 
-    def fail(self, name: bytes, error: OSError) -> None:
+    def note_failure(self, name: bytes, error: OSError) -> None:
         """Deal with a folder that cannot be opened or listed."""
 
 
@@ -72,9 +72,9 @@ class Descent:
         """Return the path of what lies in the innermost folder."""
         return b"/".join([*self.path, name])
 
-    def enter(self, name: bytes) -> None:
+    def enter_folder(self, name: bytes) -> None:
         """Open a folder inside the innermost one. Raise OSError, and stay there."""
-        self._fds.append(self._open(name))
+        self._fds.append(self._open_folder(name))
         self.path.append(name)
         if len(self._fds) > _OPEN:
             far = len(self._fds) - _OPEN
@@ -84,7 +84,7 @@ class Descent:
                 os.close(self._fds[far])
                 self._fds[far] = -1
 
-    def leave(self) -> bytes:
+    def leave_folder(self) -> bytes:
         """Close the innermost folder, and return its name. Raise InputError where it was moved away
         meanwhile."""
         inner = self._fds.pop()
@@ -98,48 +98,51 @@ class Descent:
         return self.path.pop()
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all folders that are open."""
         for fd in self._fds:
             if fd >= 0:
                 os.close(fd)
         self._fds = []
 
-    def visit(self, visitor: Visitor) -> None:
+    def visit_tree(self, visitor: Visitor) -> None:
         """Visit the root, then one by one the folders in it; without recursion, however deep.
         Raise InputError where the root cannot be listed."""
         with reporting(self.root):
-            found = entries(self.fd)
-        stack: list[Iterator[bytes]] = [iter(visitor.look(*found))]
+            found = list_folder(self.fd)
+        stack: list[Iterator[bytes]] = [iter(visitor.visit_folder(*found))]
         while stack:
             for name in stack[-1]:
-                inner = self._enter(name, visitor)
+                inner = self._enter_for_visitor(name, visitor)
                 if inner is not None:
-                    stack.append(iter(visitor.look(*inner)))
+                    stack.append(iter(visitor.visit_folder(*inner)))
                     break
             else:
                 stack.pop()
                 if stack:
-                    visitor.leave(self.leave())
+                    visitor.leave_folder(self.leave_folder())
 
-    def _enter(self, name: bytes, visitor: Visitor) -> tuple[list[Entry], list[Entry]] | None:
+    def _enter_for_visitor(
+        self, name: bytes, visitor: Visitor
+    ) -> tuple[list[Entry], list[Entry]] | None:
         """List a folder that the visitor enters. Return None where it is passed over."""
         found = None
         try:
-            self.enter(name)
+            self.enter_folder(name)
             try:
                 status = os.fstat(self.fd)
-                if visitor.admits(name, status):
-                    found = entries(self.fd)
+                if visitor.admits_folder(name, status):
+                    found = list_folder(self.fd)
             finally:
                 if found is None:
-                    self.leave()
+                    self.leave_folder()
         except OSError as error:
-            visitor.fail(name, error)
+            visitor.note_failure(name, error)
         if found is not None:
-            visitor.enter(name, status)
+            visitor.enter_folder(name, status)
         return found
 
-    def _open(self, name: bytes) -> int:
+    def _open_folder(self, name: bytes) -> int:
+        """Open a folder inside the innermost one; make it readable first, if forced to."""
         if not self._is_forced:
             return os.open(name, FOLDER, dir_fd=self.fd)
         try:
@@ -152,7 +155,7 @@ class Descent:
         return fd
 
 
-def entries(fd: int) -> tuple[list[Entry], list[Entry]]:
+def list_folder(fd: int) -> tuple[list[Entry], list[Entry]]:
     """List a folder: (what is no folder, folders), by the bytes of their names."""
     files: list[Entry] = []
     folders: list[Entry] = []
@@ -181,7 +184,7 @@ def identity_of(fd: int) -> tuple[int, int]:
 
 def pieces_of(fd: int, status: os.stat_result) -> Iterator[Piece]:
     """Read a file up to the size that the status has; less, where it has become shorter."""
-    read = pieces if is_sparse(status) else _chunks
+    read = pieces if is_sparse(status) else _read_chunks
     return read(fd, 0, status.st_size)
 
 
@@ -194,7 +197,7 @@ def holds_more(fd: int, status: os.stat_result, limit: int) -> bool:
     """Tell whether there is more data in a file than that."""
     if status.st_size <= limit or not is_sparse(status):
         return status.st_size > limit
-    for begin, end in _extents(fd, 0, status.st_size):
+    for begin, end in _data_extents(fd, 0, status.st_size):
         limit -= end - begin
         if limit < 0:
             return True
@@ -203,14 +206,14 @@ def holds_more(fd: int, status: os.stat_result, limit: int) -> bool:
 
 def pieces(fd: int, begin: int, end: int) -> Iterator[Piece]:
     """Yield what lies between two places of a file."""
-    for start, stop in _extents(fd, begin, end):
+    for start, stop in _data_extents(fd, begin, end):
         yield from _parts(start - begin)
-        yield from _chunks(fd, start, stop)
+        yield from _read_chunks(fd, start, stop)
         begin = stop
     yield from _parts(end - begin)
 
 
-def filled(found: Iterable[Piece]) -> Iterator[bytes]:
+def fill_holes(found: Iterable[Piece]) -> Iterator[bytes]:
     """Yield the same as data, as whoever reads the file sees it."""
     for piece in found:
         if isinstance(piece, bytes):
@@ -239,7 +242,8 @@ def _parts(hole: int) -> Iterator[int]:
         hole -= _LONGEST
 
 
-def _chunks(fd: int, begin: int, end: int) -> Iterator[bytes]:
+def _read_chunks(fd: int, begin: int, end: int) -> Iterator[bytes]:
+    """Yield the data between two places of a file in chunks."""
     while begin < end:
         data = os.pread(fd, min(end - begin, CHUNK), begin)
         if not data:
@@ -248,7 +252,7 @@ def _chunks(fd: int, begin: int, end: int) -> Iterator[bytes]:
         yield data
 
 
-def _extents(fd: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
+def _data_extents(fd: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield where there is data. A file system that knows no holes has data everywhere."""
     while begin < end:
         try:
@@ -296,40 +300,40 @@ class Copy:
 
     def finish(self) -> None:
         """Give the outermost folder its mode and times."""
-        with self._named():
+        with self._named_failure():
             self._finish_folder()
 
-    def enter(self, name: bytes, source: os.stat_result) -> int:
+    def enter_folder(self, name: bytes, source: os.stat_result) -> int:
         """Make a folder, and return the mode that it will have; until it is left we may write
         there."""
-        with self._named(name):
+        with self._named_failure(name):
             os.mkdir(name, 0o700, dir_fd=self._descent.fd)
-            self._descent.enter(name)
+            self._descent.enter_folder(name)
             self._sources.append(source)
-            return stat.S_IFDIR | _mode(source, os.fstat(self._descent.fd))
+            return stat.S_IFDIR | _harmless_mode(source, os.fstat(self._descent.fd))
 
-    def leave(self) -> None:
+    def leave_folder(self) -> None:
         """Leave a folder, and give it its mode and times."""
-        with self._named():
+        with self._named_failure():
             self._finish_folder()
-            self._descent.leave()
+            self._descent.leave_folder()
 
     def _finish_folder(self) -> None:
         fd, source = self._descent.fd, self._sources.pop()
-        os.fchmod(fd, _mode(source, os.fstat(fd)))
+        os.fchmod(fd, _harmless_mode(source, os.fstat(fd)))
         os.utime(fd, ns=(source.st_atime_ns, source.st_mtime_ns))
 
-    def link(self, name: bytes, link: bytes, source: os.stat_result) -> os.stat_result:
+    def make_link(self, name: bytes, link: bytes, source: os.stat_result) -> os.stat_result:
         """Make a symbolic link, and return its status."""
         times = (source.st_atime_ns, source.st_mtime_ns)
-        with self._named(name):
+        with self._named_failure(name):
             os.symlink(link, name, dir_fd=self._descent.fd)
             os.utime(name, ns=times, dir_fd=self._descent.fd, follow_symlinks=False)
             return os.stat(name, dir_fd=self._descent.fd, follow_symlinks=False)
 
     def remove(self, name: bytes) -> None:
         """Remove a file that was copied."""
-        with self._named(name):
+        with self._named_failure(name):
             os.unlink(name, dir_fd=self._descent.fd)
 
     def open(self, name: bytes, source: os.stat_result, fd: int) -> int:
@@ -340,10 +344,13 @@ class Copy:
             self._file = os.open(name, _NEW, source.st_mode & 0o777, dir_fd=self._descent.fd)
         except OSError as error:
             raise self._failure(error, name) from None
-        self._is_clone = source.st_size > CHUNK and self._can_clone and self._clone(self._file, fd)
+        self._is_clone = (
+            source.st_size > CHUNK and self._can_clone and self._clone_content(self._file, fd)
+        )
         return self._file if self._is_clone else fd
 
-    def _clone(self, file: int, source: int) -> bool:
+    def _clone_content(self, file: int, source: int) -> bool:
+        """Let a copied file share the source's blocks, where the file system can do that."""
         from fcntl import ioctl
 
         try:
@@ -382,7 +389,7 @@ class Copy:
             os.utime(self._file, ns=(source.st_atime_ns, source.st_mtime_ns))
             status = os.fstat(self._file)
             if status.st_mode != source.st_mode:  # the umask; or bits that a write takes away
-                os.fchmod(self._file, _mode(source, status))
+                os.fchmod(self._file, _harmless_mode(source, status))
                 status = os.fstat(self._file)
         except OSError as error:
             raise self._failure(error, self._name) from None
@@ -395,7 +402,8 @@ class Copy:
             os.close(file)
 
     @contextmanager
-    def _named(self, name: bytes = b"") -> Iterator[None]:
+    def _named_failure(self, name: bytes = b"") -> Iterator[None]:
+        """Turn a failure of the target side of a copy into one that names the path."""
         try:
             yield
         except OSError as error:
@@ -406,7 +414,7 @@ class Copy:
         return OutputError(f"{inner}: {os_reason(error)}")
 
 
-def _mode(source: os.stat_result, copy: os.stat_result) -> int:
+def _harmless_mode(source: os.stat_result, copy: os.stat_result) -> int:
     """Leave out of a mode what would let somebody else's file run as the user who copies it."""
     mode = source.st_mode & _PERMISSIONS
     is_same = (source.st_uid, source.st_gid) == (copy.st_uid, copy.st_gid)
@@ -422,7 +430,7 @@ def remove_tree(path: Path) -> None:
                 path.unlink(missing_ok=True)
                 return
             path.chmod(0o700)
-            failures = _remove_below(path)
+            failures = _remove_tree_below(path)
             if failures:
                 _remove_by_paths(path)
             try:
@@ -433,14 +441,15 @@ def remove_tree(path: Path) -> None:
         raise OutputError(str(error)) from None
 
 
-def _remove_below(root: Path) -> list[OSError | InputError]:
+def _remove_tree_below(root: Path) -> list[OSError | InputError]:
+    """Remove a tree of folders through open folders, and return what failed."""
     try:
         descent = Descent(root, is_forced=True)
     except InputError as error:
         return [error]
     remover = _Remover(descent)
     try:
-        descent.visit(remover)
+        descent.visit_tree(remover)
     except (OSError, InputError) as error:
         remover.failures.append(error)
     finally:
@@ -465,30 +474,30 @@ class _Remover:
         self.failures: list[OSError | InputError] = []
         self._descent = descent
 
-    def admits(self, name: bytes, status: os.stat_result) -> bool:
+    def admits_folder(self, name: bytes, status: os.stat_result) -> bool:
         """Go into every folder."""
         return True
 
-    def enter(self, name: bytes, status: os.stat_result) -> None:
+    def enter_folder(self, name: bytes, status: os.stat_result) -> None:
         """Do nothing: what is inside is removed next."""
 
-    def look(self, files: list[Entry], folders: list[Entry]) -> Iterator[bytes]:
+    def visit_folder(self, files: list[Entry], folders: list[Entry]) -> Iterator[bytes]:
         """Remove what is no folder, and return the folders."""
         for name, _ in files:
             try:
                 os.unlink(name, dir_fd=self._descent.fd)
             except OSError as error:
-                self.fail(name, error)
+                self.note_failure(name, error)
         return iter([name for name, _ in folders])
 
-    def leave(self, name: bytes) -> None:
+    def leave_folder(self, name: bytes) -> None:
         """Remove a folder that is empty by now."""
         try:
             os.rmdir(name, dir_fd=self._descent.fd)
         except OSError as error:
-            self.fail(name, error)
+            self.note_failure(name, error)
 
-    def fail(self, name: bytes, error: OSError) -> None:
+    def note_failure(self, name: bytes, error: OSError) -> None:
         """Keep a failure, unless the file is gone anyway."""
         if not isinstance(error, FileNotFoundError):  # it is gone already
             self.failures.append(error)

@@ -70,15 +70,16 @@ def read_declared(path: Path, sha256: str = "") -> Declared:
         head = b"".join(block.split(None, 2)[:2])[:2]
         declared = None
         if head == b"[{":
-            declared = _read_records(_items(path), "json")
+            declared = _read_records(_output_objects(path), "json")
         elif re.search(rb"(?m)^[ \t]*\{", block):  # else a gigabyte need not be looked through
-            declared = _read_records(_lines(path), "stream-json")
-        return declared or _read_text(path, sha256)
+            declared = _read_records(_output_lines(path), "stream-json")
+        return declared or _read_plain_answer(path, sha256)
     except OSError as error:
         return Declared(mode="unreadable", reason=os_reason(error))
 
 
-def _read_text(path: Path, sha256: str) -> Declared:
+def _read_plain_answer(path: Path, sha256: str) -> Declared:
+    """Take an agent's output that is plain text as its answer, of which the beginning is kept."""
     with path.open("rb") as file:
         start = file.read(ANSWER)
         is_cut = bool(file.read(1))
@@ -113,10 +114,10 @@ def _decode_start(data: bytes) -> str:
 
 
 def _read_records(lines: Iterator[bytes], mode: Mode) -> Declared | None:
-    """Return None if the lines are text."""
+    """Read what the records of an agent's output declare; return None if the output is text."""
     reading = _Reading()
     for number, line in enumerate(lines):
-        reading.add(line)
+        reading.add_line(line)
         if number >= _FIRST and not reading.records:
             return None
     if not reading.records:
@@ -135,8 +136,8 @@ class _Reading:
         self._denials: dict[str, str] = {}  # by call: a result repeats what was reported before
         self._more_denials = 0
 
-    def add(self, line: bytes) -> None:
-        """Take in the next line."""
+    def add_line(self, line: bytes) -> None:
+        """Take in the next line of an agent's output."""
         if not line.strip() and not isinstance(line, OverlongLine):
             return
         record = read_stream_record(line)
@@ -155,7 +156,7 @@ class _Reading:
             self._add_denial(call, tool)
 
     def finish(self, mode: Mode) -> Declared:
-        """Return what was declared."""
+        """Return what the agent's output declared."""
         declared = self.declared
         declared.mode = mode
         denials = len(self._denials) + self._more_denials
@@ -164,21 +165,23 @@ class _Reading:
         return declared
 
     def _add_result(self, record: StreamRecord) -> None:
+        """Take the answer, usage and error of an agent's result record."""
         declared = self.declared
         declared.results += 1
-        declared.answer = _answer(record.result)
+        declared.answer = _kept_answer(record.result)
         if isinstance(record.is_error, bool):
             declared.is_error = bool(declared.is_error) or record.is_error
         usage = record.usage if isinstance(record.usage, dict) else {}
-        declared.turns = _sum(declared.turns, record.num_turns)
-        declared.duration_ms = _sum(declared.duration_ms, record.duration_ms)
-        declared.input_tokens = _sum(declared.input_tokens, usage.get("input_tokens"))
-        declared.output_tokens = _sum(declared.output_tokens, usage.get("output_tokens"))
+        declared.turns = _add_number(declared.turns, record.num_turns)
+        declared.duration_ms = _add_number(declared.duration_ms, record.duration_ms)
+        declared.input_tokens = _add_number(declared.input_tokens, usage.get("input_tokens"))
+        declared.output_tokens = _add_number(declared.output_tokens, usage.get("output_tokens"))
         if declared.model == "unknown" and isinstance(record.model_usage, dict):
             names = list(record.model_usage)
             declared.model = _name(names[0]) if len(names) == 1 else declared.model
 
     def _add_denial(self, call: Any, tool: Any) -> None:
+        """Note a tool call that was refused to the agent, once for each call."""
         if not isinstance(call, str) or not call:
             call = f"\0{len(self._denials)}"
         if len(self._denials) < _MOST_CALLS:
@@ -187,13 +190,14 @@ class _Reading:
             self._more_denials += 1
 
 
-def _sum(so_far: int | None, value: Any) -> int | None:
+def _add_number(so_far: int | None, value: Any) -> int | None:
     if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
         return (so_far or 0) + int(value)
     return so_far
 
 
-def _answer(text: Any) -> AgentAnswer | None:
+def _kept_answer(text: Any) -> AgentAnswer | None:
+    """Return the part of an agent's answer that is kept, with the digest of the whole."""
     if not isinstance(text, str):
         return None
     data = text.encode("utf-8", "surrogatepass")
@@ -209,23 +213,24 @@ def _name(value: Any) -> str:
 # --- the file in pieces -------------------------------------------------------------------------
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def _output_blocks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             yield block
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _output_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of an agent's output, of which no longer one is held."""
     splitter = LineSplitter(str(path))
-    for block in _blocks(path):
+    for block in _output_blocks(path):
         yield from splitter.feed(block) or ()
     yield from splitter.finish() or ()
 
 
-def _items(path: Path) -> Iterator[bytes]:
+def _output_objects(path: Path) -> Iterator[bytes]:
     """Yield the objects of an array, as `--verbose` prints it: all of it in one line."""
     items = _Items()
-    for block in _blocks(path):
+    for block in _output_blocks(path):
         yield from items.feed(block)
     if not items.is_whole:
         yield b"["  # a problem: it was cut, or it is no array of objects
@@ -260,16 +265,16 @@ class _Items:
             if not found:
                 break
             place = found.end()
-            if self._advance(found[0]):
+            if self._enter_or_leave_object(found[0]):
                 if self._depth == 2 and found[0] == b"{":
                     start = found.start()
                 elif self._depth == 1:
-                    self._hold(block[start:place])
-                    yield self._release()
+                    self._hold_object_part(block[start:place])
+                    yield self._release_object()
         if self._depth > 1:
-            self._hold(block[start:])
+            self._hold_object_part(block[start:])
 
-    def _advance(self, byte: bytes) -> bool:
+    def _enter_or_leave_object(self, byte: bytes) -> bool:
         """Return whether an object of the array begins or ends with this."""
         if byte == b'"':
             self._is_string = not self._is_string
@@ -284,12 +289,14 @@ class _Items:
             return self._depth == 1 and byte == b"}"
         return False
 
-    def _hold(self, part: bytes) -> None:
+    def _hold_object_part(self, part: bytes) -> None:
         self._length += len(part)
         if self._length <= MAX_LINE:
             self._object += part
 
-    def _release(self) -> bytes:
+    def _release_object(self) -> bytes:
+        """Give away the object of the array that is held, or a broken one in place of an overlong
+        one."""
         whole = bytes(self._object) if self._length <= MAX_LINE else b"{"
         self._object.clear()
         self._length = 0

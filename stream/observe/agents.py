@@ -63,7 +63,7 @@ class Version(Struct, frozen=True):
     known_by: VersionKnownBy = "unknown"
 
 
-def identify(words: Sequence[str], declared: str | None = None) -> Agent:
+def identify_agent(words: Sequence[str], declared: str | None = None) -> Agent:
     """Return the agent that was declared, as NAME or NAME@VERSION, else the one that words start.
 
     Without a known agent in the words it is the name of the command. Raise UsageError where the
@@ -100,6 +100,7 @@ async def find_version(agent: Agent, program: Path | None) -> Version:
 
 
 def _started_agent(words: Sequence[str]) -> Agent:
+    """Return the one known agent that a command line starts, else the name of its command."""
     agents = {agent.id: agent for launch in launches(words) if (agent := _known_agent(launch))}
     if len(agents) == 1:
         return next(iter(agents.values()))
@@ -108,6 +109,7 @@ def _started_agent(words: Sequence[str]) -> Agent:
 
 
 def _known_agent(launch: Launch) -> Agent | None:
+    """Return the known agent that a started command is, by its package or program."""
     word = launch.words[0]
     if launch.is_package:
         name, version = _split(word)
@@ -210,17 +212,18 @@ class Launch(Struct, frozen=True):
 
 def launches(words: Sequence[str], depth: int = 0) -> Iterator[Launch]:
     """Yield the commands that are started in the end, as far as the words state them."""
-    found = list(_behind_launcher(words, depth + 1)) if words and depth < _DEEPEST else []
+    found = list(_launches_behind_launcher(words, depth + 1)) if words and depth < _DEEPEST else []
     if found:
         yield from found
     elif words:
         yield Launch(words)
 
 
-def _behind_launcher(words: Sequence[str], depth: int) -> Iterator[Launch]:
+def _launches_behind_launcher(words: Sequence[str], depth: int) -> Iterator[Launch]:
+    """Yield the commands that a launcher on a command line (`env`, `npx`, a shell) starts."""
     name = re.sub(r"^python[\d.]+$", "python", Path(words[0]).name)
     if name in _SHELLS:
-        yield from _behind_shell(words, depth)
+        yield from _launches_behind_shell(words, depth)
         return
     for length in (3, 2, 1):
         if launcher := _LAUNCHERS.get(" ".join((name, *words[1:length]))):
@@ -229,6 +232,7 @@ def _behind_launcher(words: Sequence[str], depth: int) -> Iterator[Launch]:
 
 
 def _skip_launcher(words: Sequence[str], launcher: Launcher, depth: int) -> Iterator[Launch]:
+    """Yield the commands behind the options and assignments of a launcher."""
     at, is_plain = 0, launcher.is_plain
     if launcher.needs_dashes:
         at = words.index("--") if "--" in words else len(words)
@@ -245,7 +249,7 @@ def _skip_launcher(words: Sequence[str], launcher: Launcher, depth: int) -> Iter
         yield Launch(launch.words, is_plain and launch.is_plain, is_package)
 
 
-def _behind_shell(words: Sequence[str], depth: int) -> Iterator[Launch]:
+def _launches_behind_shell(words: Sequence[str], depth: int) -> Iterator[Launch]:
     """Yield each command of a script that is in the words; not of one in a file."""
     at, has_script, is_plain = 1, False, True
     while at < len(words) and words[at][:1] in ("-", "+"):
@@ -257,7 +261,7 @@ def _behind_shell(words: Sequence[str], depth: int) -> Iterator[Launch]:
     if not has_script or at >= len(words):
         return
     moved = False
-    for command in _commands(words[at]):
+    for command in _script_commands(words[at]):
         while command and (command[0] in _KEYWORDS or re.match(_ASSIGNMENT, command[0])):
             is_plain &= not command[0].startswith("PATH")
             command = command[1:]
@@ -271,7 +275,7 @@ def _behind_shell(words: Sequence[str], depth: int) -> Iterator[Launch]:
         is_plain &= not command or command[0] in _HARMLESS
 
 
-def _commands(script: str) -> Iterator[list[str]]:
+def _script_commands(script: str) -> Iterator[list[str]]:
     """Yield the simple commands of a script, up to what is no plain list of words."""
     import shlex  # which most runs need not load
 
@@ -329,11 +333,12 @@ def read_version(program: Path, package: str) -> str | None:
             return found and whole_version(found[0])
     except (OSError, UnicodeDecodeError):
         return None
-    stated = {*_from_npm(place, package), *_from_pip(place, package)}
+    stated = {*_version_from_npm(place, package), *_version_from_pip(place, package)}
     return stated.pop() if len(stated) == 1 else None
 
 
-def _from_npm(place: Path, package: str) -> Iterator[str]:
+def _version_from_npm(place: Path, package: str) -> Iterator[str]:
+    """Yield an agent's version from the package.json of the npm package around its program."""
     from stream.codec import read_document
 
     for folder in list(place.parents)[:_LEVELS]:
@@ -352,7 +357,8 @@ def _from_npm(place: Path, package: str) -> Iterator[str]:
             return
 
 
-def _from_pip(place: Path, package: str) -> Iterator[str]:
+def _version_from_pip(place: Path, package: str) -> Iterator[str]:
+    """Yield an agent's version from the dist-info of the Python package that has its program."""
     if place.parent.name != "bin":
         return
     name = package.replace("-", "_")
@@ -367,7 +373,7 @@ async def ask_version(program: Path) -> str | None:
     It runs in an empty folder that is removed again, with nothing of the user's environment but
     PATH. A script is never asked: it could take the question for an order.
     """
-    if not _is_native(program):
+    if not _is_native_program(program):
         return None
     from tempfile import TemporaryDirectory  # most runs need not load them
 
@@ -390,7 +396,7 @@ async def ask_version(program: Path) -> str | None:
     return whole_version(found[0]) if answer.exit_code == 0 and found else None
 
 
-def _is_native(program: Path) -> bool:
+def _is_native_program(program: Path) -> bool:
     try:
         if not program.is_file():  # reading a fifo would wait
             return False

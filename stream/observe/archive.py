@@ -55,8 +55,8 @@ async def archive_run(
     def prepare() -> tuple[str, list[Entry], dict[str, bytes]]:
         """Find out what goes into the archive."""
         run.check()
-        _check_outside(folder, target)
-        _check_whole(run)
+        _check_archive_outside_run(folder, target)
+        _check_run_finished(run)
         run_id = run_id_of(folder)
         missing = {} if HEALTH_FILE in names_of(folder) else files_without_feed(run_id, run)
         return run_id, entries_of_run(folder, recorded or {}), missing
@@ -85,7 +85,7 @@ async def archive_stream(
         """Return the run, and the files that the stream lacks."""
         if not route.counts.passed + route.counts.rejected:
             raise InputError("(stdin): nothing came: there is nothing to archive")
-        run = _run_of(route.run_ids, run_id)
+        run = _run_of_records(route.run_ids, run_id)
         missing = files_of_stream(run, archive.read, route.feed_counts, route.counts.rejected)
         if carried := boundaries.carried(route.boundary_keys):
             missing[DESCRIPTOR_FILE] = carried
@@ -94,14 +94,14 @@ async def archive_stream(
     def check(made: Path) -> None:
         """Verify the archive before it gets its name."""
         report = verify(made, boundary=boundary, checkpoint=from_thread.check_cancelled)
-        _check_verified(report, route.counts.rejected)
+        _check_stream_archive_verified(report, route.counts.rejected)
 
     sink = Archive(target, complete, check=check, force=force)
     await Pipeline((NdjsonSource(STDIN),)).through(route).into(sink, *sinks)
     return Archived(sink.written, route.counts)
 
 
-def _check_outside(folder: Path, target: Path) -> None:
+def _check_archive_outside_run(folder: Path, target: Path) -> None:
     """Raise UsageError where the archive would lie in the run: the run's manifest does not list
     it."""
     place = Path(os.path.realpath(target))
@@ -109,13 +109,13 @@ def _check_outside(folder: Path, target: Path) -> None:
         raise UsageError(f"{target}: it would lie inside of the run that it is made of")
 
 
-def _check_whole(run: RunFolder) -> None:
+def _check_run_finished(run: RunFolder) -> None:
     """Raise UnfinishedError where the recorder did not come to its end: nobody could verify it."""
     if missing_from([*names_of(run.root)]) or not run.claims.is_finished:
         raise UnfinishedError(f"{run.root}: it was not recorded to its end: see `stream verify`")
 
 
-def _check_verified(report: VerifyReport, rejected: int) -> None:
+def _check_stream_archive_verified(report: VerifyReport, rejected: int) -> None:
     """Raise InputError where the files of a stream contradict each other, as they may without
     lines that were rejected."""
     first = next((one for one in report.findings if one.severity == "error"), None)
@@ -130,7 +130,7 @@ def _check_verified(report: VerifyReport, rejected: int) -> None:
     raise InputError(f"(stdin): nothing was written, for {why}")
 
 
-def _run_of(places: Mapping[str, str], run_id: str | None) -> str:
+def _run_of_records(places: Mapping[str, str], run_id: str | None) -> str:
     """Return the run that the records are of. `places`: where each id that they name stood first.
 
     Raise InputError where they are of several runs, or nobody says of which.

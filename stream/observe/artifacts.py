@@ -57,7 +57,7 @@ class RecordedArtifacts(Struct):
     kernel_events: int
     troubles: list[str] = field(default_factory=list)
 
-    def state_in(self, summary: RunSummary) -> None:
+    def state_in_summary(self, summary: RunSummary) -> None:
         """Write into the summary of the run what the artifacts say."""
         summary.kernel_layer = self.health.kernel_layer
         summary.kernel_events = self.kernel_events
@@ -88,10 +88,10 @@ def record_artifacts(
         result.times.close()
     for name, records in layers.items():
         files.append(name, encode_lines(records), len(records))
-    unreadable = _find_changed(files, result, troubles)
+    unreadable = _find_changed_layers(files, result, troubles)
     if files.trouble and not result.capture.unknown_loss:
         result.add_unknown_loss(["layers are incomplete"])
-    with closing(replay_layers(lambda name: _blocks(files, name, unreadable))) as replay:
+    with closing(replay_layers(lambda name: _layer_blocks(files, name, unreadable))) as replay:
         result.add_unknown_loss(_memory_of_others(replay))
         taint(result.capture)
         content = replay.content()
@@ -108,7 +108,7 @@ def record_artifacts(
     kept = files.kept()
     for name, document in derived.documents().items():
         try:
-            kept[name] = _write(folder / name, document.encoded_record())
+            kept[name] = _write_artifact(folder / name, document.encoded_record())
         except OSError as error:
             troubles.append(f"{name}: {os_reason(error)}")
     if files.trouble:
@@ -126,7 +126,7 @@ def record_artifacts(
     return RecordedArtifacts(derived.health, correlation.report, kept, commands, total, troubles)
 
 
-def _find_changed(files: LayerFiles, result: CaptureResult, troubles: list[str]) -> set[str]:
+def _find_changed_layers(files: LayerFiles, result: CaptureResult, troubles: list[str]) -> set[str]:
     """Report the files that somebody else changed, and return those whose content is not what
     was written: nothing follows from it."""
     changed = files.disturbed()
@@ -140,7 +140,8 @@ def _find_changed(files: LayerFiles, result: CaptureResult, troubles: list[str])
     return unreadable | (_KERNEL_LAYERS if _KERNEL_LAYERS & unreadable else set())
 
 
-def _blocks(files: LayerFiles, name: str, unreadable: Collection[str]) -> Iterator[bytes]:
+def _layer_blocks(files: LayerFiles, name: str, unreadable: Collection[str]) -> Iterator[bytes]:
+    """Yield a layer of the run in blocks; nothing of one that somebody else changed."""
     if name not in unreadable:
         with files.read(name) as file:
             while block := file.read(_BLOCK):
@@ -156,7 +157,7 @@ def _memory_of_others(replay: LayerReplay) -> Iterator[str]:
         yield "the run opened the memory of a process that is none of its own"
 
 
-def _write(path: Path, pieces: Iterable[bytes]) -> RecordedFile:
+def _write_artifact(path: Path, pieces: Iterable[bytes]) -> RecordedFile:
     """Write a new file of these pieces and a newline. Raise OSError."""
     digest = hashlib.sha256()
     with create(path) as file:

@@ -41,7 +41,7 @@ from stream.records.run import (
 )
 from stream.sources.wrappers import PASSED_BY, CommandLog, ObservedCommands
 from stream.workspace.capture import WorkspaceChanges
-from stream.workspace.patch import additions
+from stream.workspace.patch import added_lines
 
 JSON_ONLY = "output.json_only"
 NO_EMOJIS = "style.no_emojis"
@@ -97,7 +97,7 @@ class Command(Struct, frozen=True):
     is_vouched: bool = True  #: else anybody may have written it down
 
 
-def evaluate(
+def evaluate_constraints(
     constraints: Collection[Constraint],
     diff: Diff,
     commands: Iterable[Command] | None,
@@ -113,8 +113,8 @@ def evaluate(
     and `unwrapped_tests` are programs that ran tests and that no wrapper logged.
     """
     asked = {constraint.id for constraint in constraints}
-    changes = _summarize_diff(diff)
-    log = _summarize_commands(commands, no_commands)
+    changes = _summarize_changed_paths(diff)
+    log = _summarize_command_log(commands, no_commands)
     log.unwrapped_tests = unwrapped_tests
     declaration = Declaration(declared, may_quote=capture_mode != "hashed")
 
@@ -130,7 +130,10 @@ def evaluate(
     ]
     refused = Check(NOT_REFUSED, *agent_not_refused(declaration))
     counted = [refused] if refused.status == "warn" else []
-    others = {kind: _unchecked(constraints, kind) for kind in ("alignment", "quality", "policy")}
+    others = {
+        kind: _unchecked_constraints(constraints, kind)
+        for kind in ("alignment", "quality", "policy")
+    }
     alignment, quality = [json_only, *others["alignment"]], [tests, *others["quality"]]
     policy += others["policy"]
     return Evaluation(
@@ -140,7 +143,7 @@ def evaluate(
     )
 
 
-def _unchecked(constraints: Collection[Constraint], group: str) -> list[Check]:
+def _unchecked_constraints(constraints: Collection[Constraint], group: str) -> list[Check]:
     """Return the constraints that no rule here can check: they stay unknown."""
     return [
         Check(constraint.id, "unknown", NO_RULE)
@@ -220,6 +223,7 @@ def no_emojis(declaration: Declaration, changes: DiffSummary) -> Outcome:
 
 
 def _emoji_in_answer(answer: AgentAnswer) -> str:
+    """Return the place of the first emoji in the agent's answer; empty: there is none."""
     found = find_emoji(answer.text)
     if not found:
         return ""
@@ -231,10 +235,10 @@ def _emoji_in_answer(answer: AgentAnswer) -> str:
 def _emoji_in_patch(patch: Path) -> tuple[str, int]:
     """Return the place of the first emoji, and how many lines are added up to it."""
     lines, tail = 0, ""
-    for addition in additions(patch):
+    for addition in added_lines(patch):
         found = find_emoji(tail + addition.text)
         if found:
-            where = listed([addition.path], 1, 80)
+            where = listed_names([addition.path], 1, 80)
             return f"{found.code_points} in line {addition.line} of {where}", lines + 1
         tail = (tail + addition.text)[-TAIL:] if addition.goes_on else ""
         lines += not addition.goes_on
@@ -248,7 +252,7 @@ def agent_not_refused(declaration: Declaration) -> Outcome:
         return "unknown", evidence(DECLARED, "it does not tell what was refused")
     if not declared.denials:
         return "pass", evidence(DECLARED, f"no refused call in {declared.results} results")
-    tools = listed(declared.denied_tools, len(declared.denied_tools), 120)
+    tools = listed_names(declared.denied_tools, len(declared.denied_tools), 120)
     return "warn", evidence(DECLARED, f"{declared.denials} refused calls of {tools}")
 
 
@@ -265,7 +269,7 @@ def tests_required(changes: DiffSummary, commands: CommandSummary) -> Outcome:
     if commands.first_test:
         return "warn", evidence(DIFF, f"{code}; {COMMANDS}: {commands.first_test}")
     if commands.unwrapped_tests:
-        names = listed(commands.unwrapped_tests, len(commands.unwrapped_tests), 60)
+        names = listed_names(commands.unwrapped_tests, len(commands.unwrapped_tests), 60)
         return "warn", evidence(DIFF, f"{code}; the kernel feed saw, past the wrappers: {names}")
     if not commands.count:
         none = "no commands observed" if commands.count == 0 else "whether tests ran is not known"
@@ -322,7 +326,7 @@ class FoundPaths(Struct):
 
     def listed(self, longest: int) -> str:
         """Return as many as there is room for."""
-        return listed(self.first, self.count, longest)
+        return listed_names(self.first, self.count, longest)
 
 
 class DiffSummary(Struct):
@@ -345,21 +349,24 @@ class CommandSummary(Struct, kw_only=True):
     why_none: str = ""
 
 
-def _summarize_diff(diff: Diff) -> DiffSummary:
+def _summarize_changed_paths(diff: Diff) -> DiffSummary:
+    """Sort the paths that the run changed into tests, code and configuration of a CI."""
     found = DiffSummary(diff, FoundPaths(), FoundPaths(), FoundPaths())
     for change in diff.changes:
         found.count += 1
-        if is_ci(change.path):
+        if is_ci_path(change.path):
             found.ci.add(change.path)
-        if not is_test(change.path):
-            if is_code(change.path):
+        if not is_test_path(change.path):
+            if is_code_path(change.path):
                 found.code.add(change.path)
         elif change.what != "removed":
             found.tests.add(change.path)
     return found
 
 
-def _summarize_commands(commands: Iterable[Command] | None, why_none: str) -> CommandSummary:
+def _summarize_command_log(commands: Iterable[Command] | None, why_none: str) -> CommandSummary:
+    """Count the commands that the agent called through wrappers, and find its first run of
+    tests."""
     if commands is None:
         return CommandSummary(count=None, why_none=cut(why_none, 60))
     count, unverified, first = 0, 0, ""
@@ -394,7 +401,7 @@ def cut(text: str, longest: int) -> str:
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 
-def listed(names: Sequence[str], total: int, longest: int) -> str:
+def listed_names(names: Sequence[str], total: int, longest: int) -> str:
     """Return as many names as there is room for, and how many more there are."""
     for count in range(len(names), 0, -1):
         more = f" and {total - count} more" if total > count else ""
@@ -483,17 +490,17 @@ _TEST_NAMES = r"test_.*|.*[_.-]tests?|.*[_.-]spec|.*[_.-](?:e2e|cy)|conftest|tes
 _TEST_CLASSES = r"Test[A-Z]\w*|\w*[a-z0-9](?:Tests?|TestCase|Spec|IT)"
 
 
-def is_ci(path: str) -> bool:
+def is_ci_path(path: str) -> bool:
     """Return whether a path configures a CI, in a subfolder too. Hooks in `.git` are no CI."""
     lower = path.lower()
     return not _is_inside_git(lower) and _ci_pattern().search(lower) is not None
 
 
-def is_test(path: str) -> bool:
+def is_test_path(path: str) -> bool:
     """Return whether a path is a test."""
     *folders, name = path.split("/")
     stem, _, suffix = name.rpartition(".")
-    if not is_code(path):
+    if not is_code_path(path):
         return False
     return (
         suffix.lower() in _words(_TESTS)
@@ -503,7 +510,7 @@ def is_test(path: str) -> bool:
     )
 
 
-def is_code(path: str) -> bool:
+def is_code_path(path: str) -> bool:
     """Return whether a path is code. Tests are code too; what lies inside `.git` is none."""
     lower = path.lower()
     name = lower.rpartition("/")[2]
@@ -585,11 +592,11 @@ def reach_verdict(
             else Declared(mode="unreadable", reason=NOT_OURS)
         )
     seen = seen or ObservedCommands(is_complete=False)
-    why_none, commands = _commands(folder / COMMANDS_FILE, log, seen, why_none)
-    evaluation = evaluate(
+    why_none, commands = _logged_commands(folder / COMMANDS_FILE, log, seen, why_none)
+    evaluation = evaluate_constraints(
         recording.scenario.constraints,
         Diff(
-            _changed(folder / CHANGES_FILE) if changes.found is not None else [],
+            _changed_paths(folder / CHANGES_FILE) if changes.found is not None else [],
             folder / DIFF_FILE,
             changes.found.patch.sha256 if changes.found is not None else "unknown",
             changes.is_complete,
@@ -603,34 +610,35 @@ def reach_verdict(
     return Verdict(evaluation, declared, changes.found.total if changes.found else None)
 
 
-def _changed(path: Path) -> Iterator[ChangedPath]:
-    """Those that count: a folder that came with its files is not one more."""
+def _changed_paths(path: Path) -> Iterator[ChangedPath]:
+    """Yield the paths that the run changed; a folder that came with its files is not one more."""
     with path.open("rb") as lines:
         for line in lines:
             change = decode_change(line)
             yield ChangedPath(change.path, change.change)
 
 
-def _commands(
+def _logged_commands(
     path: Path, log: CommandLog | None, seen: ObservedCommands, why_none: str
 ) -> tuple[str, Iterator[Command] | None]:
-    """(why there is nothing to be said about them, them)."""
+    """Return (why nothing can be said of the agent's commands, the commands of the log)."""
     if log is None:
         return "the wrappers were off", None
     if not log.is_ours:
         return f"the log {NOT_OURS}", None
     if not log.count:
         return why_none, None
-    tests = (one for one in _called(path, seen) if one.category == "test")
+    tests = (one for one in _read_logged_commands(path, seen) if one.category == "test")
     if not any(one.is_vouched for one in tests):
         if log.is_passed_by:
             return PASSED_BY, None
         if log.unwritten:
             return f"lost: {number(log.unwritten, 'call')}", None
-    return "", _called(path, seen)
+    return "", _read_logged_commands(path, seen)
 
 
-def _called(path: Path, seen: ObservedCommands) -> Iterator[Command]:
+def _read_logged_commands(path: Path, seen: ObservedCommands) -> Iterator[Command]:
+    """Yield the agent's commands from the log, each with whether the kernel feed vouches for it."""
     with path.open("rb") as lines:
         for index, line in enumerate(lines):
             try:

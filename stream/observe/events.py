@@ -177,7 +177,7 @@ class CommandReport:
         )
         seen = f"observed_count={log.count} vouched_count={vouched}"
         summary = f"{seen} categories_seen={','.join(categories)}. {note}"
-        if past := self._ran_past():
+        if past := self._programs_past_wrappers():
             summary += f" The kernel saw programs that have a wrapper run without it: {past}."
         action: ActionType = "run_tests" if "test" in categories else "command"
         return PhaseEvent(
@@ -185,6 +185,7 @@ class CommandReport:
         )
 
     def _why_no_commands(self) -> str:
+        """Say why the command log of the run has no line."""
         log = self._log
         if not self._is_wrapped:
             return "wrappers disabled"
@@ -200,7 +201,7 @@ class CommandReport:
             return f"unknown: {log.lost} calls were cut short, or are no calls"
         if self._seen is not None and self._seen.wrappers:
             return f"unknown: {number(self._seen.wrappers, 'wrapper')} ran and told nothing"
-        if past := self._ran_past():
+        if past := self._programs_past_wrappers():
             return f"unknown: wrapped programs ran past the wrappers: {past}"
         self._summary.commands = 0
         if self._seen is None or not self._seen.is_complete:
@@ -223,8 +224,8 @@ class CommandReport:
             self._record_loss(f"{number(seen.wrappers - vouched, 'wrapper')} ran and told nothing")
         return vouched
 
-    def _ran_past(self) -> str:
-        """Programs that have a wrapper, and that the kernel saw without it."""
+    def _programs_past_wrappers(self) -> str:
+        """Name programs that have a wrapper and that the kernel saw run without it."""
         if self._seen is None or self._log is None:
             return ""
         return listed(sorted(self._seen.programs.keys() & self._log.names))

@@ -135,7 +135,8 @@ class KernelRecorder:
         return sinks
 
     def end(self) -> None:
-        """Nobody of the agent's tree is left: what the sources have is all that there will be."""
+        """Say that nobody of the agent's tree is left: what the kernel feed and the channels have
+        is all."""
         if self._feed is not None:
             self._feed.end()
         self.calls.end()
@@ -160,6 +161,7 @@ class KernelRecorder:
         return self._troubles
 
     def _open_feed(self, guard: int, cgroup: Path | None, watched: Mapping[str, int]) -> Feed:
+        """Open the kernel feed that was asked for, for the process tree of the guard."""
         return open_feed(
             self._options.kernel,
             guard=guard,
@@ -173,6 +175,7 @@ class KernelRecorder:
         self._troubles.append(f"the kernel layer: {why}")
 
     def _write_artifacts(self, ending: CommandEnding, summary: RunSummary) -> None:
+        """Write the last layers and the artifacts of the run, and state them in its summary."""
         self._reserve.release()
         if self._feed is not None and self._normalize.capture is None:
             self._files.append_gap(self._feed.name, UNFINISHED)
@@ -195,7 +198,7 @@ class KernelRecorder:
         self.artifacts = record_artifacts(folder, self._files, calls.collector, result, runner)
         self._troubles += self.artifacts.troubles
         self.kept = self.artifacts.kept
-        self.artifacts.state_in(summary)
+        self.artifacts.state_in_summary(summary)
         if calls.sdk != "otel":
             summary.unknown_form = calls.collector.unknown_form
 

@@ -126,7 +126,7 @@ def last_layers(
     return {
         SDK_FILE: collector.sdk,
         POLICY_FILE: collector.policy,
-        MARKERS_FILE: _markers(collector, result, files),
+        MARKERS_FILE: _build_run_markers(collector, result, files),
         RUNNER_FILE: runner,
     }
 
@@ -174,9 +174,10 @@ def _policy_log_writers(path: str, files: LayerFiles) -> Iterator[tuple[int, int
                     yield event.seq, event.pid
 
 
-def _markers(
+def _build_run_markers(
     collector: ToolCallCollector, result: CaptureResult, files: LayerFiles | None
 ) -> list[Marker]:
+    """Make the markers of the tool calls of a run, and note what did not arrive on its channels."""
     received = {**collector.received, COMMANDS: result.wrapper_output.received}
     written = {
         channel: ChannelWrites(writes, received.get(channel, 0))

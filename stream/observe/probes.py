@@ -28,7 +28,7 @@ class ProbeRecorder:
             AppendFile(settings.folder / BOUNDARY_FILE), settings.capture_policy.line
         )
         stop = Stop()
-        interrupts.listen(lambda number: stop.ask())
+        interrupts.listen_for_signals(lambda number: stop.ask())
         self._matrix = Matrix(started, timeout=timeout, stop=stop)
         self._descriptor = self._write_descriptor(started, settings)
 

@@ -27,7 +27,7 @@ from stream.observe.events import (
 from stream.observe.settings import (
     RunSettings,
     file_artifact,
-    order_of,
+    make_start_order,
     value_artifact,
     write_document,
     write_manifest,
@@ -120,27 +120,28 @@ class RunPhases:
         self._trace = settings.trace(self._version, self._clock, self._journal.append_lines)
         async with create_task_group() as tasks:
             with reporting(settings.folder, OutputError, is_folder=True):
-                await self._send(await self._started(), out)
-                await self._send(await self._workspace_prepared(), out)
-                tasks.start_soon(self._capture)
-                await self._send(await self._invoked(), out)
+                await self._send_phase_event(await self._run_started(), out)
+                await self._send_phase_event(await self._workspace_prepared(), out)
+                tasks.start_soon(self._run_capture_pipeline)
+                await self._send_phase_event(await self._agent_invoked(), out)
                 self._is_invoked.set()
-                await self._send(await self._completed(), out)
+                await self._send_phase_event(await self._agent_completed(), out)
                 await self._is_captured.wait()
             try:
                 for phase in (
-                    self._captured,
-                    self._diffed,
-                    self._commands,
-                    self._evaluated,
-                    self._finished,
+                    self._outputs_captured,
+                    self._workspace_compared,
+                    self._commands_reported,
+                    self._run_evaluated,
+                    self._run_finished,
                 ):
-                    await self._send(await phase(), out)
+                    await self._send_phase_event(await phase(), out)
             except (StreamError, OSError) as error:
                 self._record_loss(str(error))
 
-    async def _send(self, event: PhaseEvent, out: Out) -> None:
-        line = self._trace.add(
+    async def _send_phase_event(self, event: PhaseEvent, out: Out) -> None:
+        """Write the event of a phase into the run's trace, and send its line on."""
+        line = self._trace.add_event(
             event.name,
             event.action,
             event.summary,
@@ -156,7 +157,8 @@ class RunPhases:
     def _record_loss(self, what: str) -> None:
         self.summary.incomplete.append(self._settings.capture_policy.value(what))
 
-    async def _started(self) -> PhaseEvent:
+    async def _run_started(self) -> PhaseEvent:
+        """Write the run's metadata, and announce the run."""
         settings = self._settings
         document = settings.metadata(self._version, self._clock)
         metadata = write_document(settings.folder / METADATA_FILE, document)
@@ -169,6 +171,7 @@ class RunPhases:
         )
 
     async def _workspace_prepared(self) -> PhaseEvent:
+        """Make the agent's workspace ready, and take its snapshot."""
         prepared = await self._workspace.prepare()
         return PhaseEvent(
             name="workspace_prepared",
@@ -176,7 +179,7 @@ class RunPhases:
             artifacts=[value_artifact("workspace", prepared.summary, prepared.facts)],
         )
 
-    async def _invoked(self) -> PhaseEvent:
+    async def _agent_invoked(self) -> PhaseEvent:
         """Get everything ready that records the command, which starts with the next phase."""
         settings = self._settings
         wrappers, cgroup = await prepare_guard(self._guard, settings.wrappers_folder)
@@ -185,7 +188,7 @@ class RunPhases:
                 settings.folder / COMMANDS_FILE, wrappers, settings.capture_policy, self._clock
             )
         self._outputs = open_outputs(settings.folder, settings.capture_policy)
-        order = order_of(settings, wrappers)
+        order = make_start_order(settings, wrappers)
         if self._kernel is not None:
             watched = self._kernel.calls.prepare(self._guard, order, self._log)
             group = None if cgroup is None else cgroup.path
@@ -206,7 +209,7 @@ class RunPhases:
         artifact = value_artifact("process", summary, facts)
         return PhaseEvent(name="agent_invoked", summary=summary, artifacts=[artifact])
 
-    async def _capture(self) -> None:
+    async def _run_capture_pipeline(self) -> None:
         """Run the one pipeline of everything that records while the agent runs, to its end. Probes
         run from the start; the agent does once everything that watches it is there."""
         parts = [part for part in (self._kernel, self._probes) if part is not None]
@@ -217,15 +220,16 @@ class RunPhases:
         await Pipeline(sources).through(*transformers).into(*sinks)
         self._is_captured.set()
 
-    async def _completed(self) -> PhaseEvent:
-        """The command has ended; its tree may live on."""
+    async def _agent_completed(self) -> PhaseEvent:
+        """Wait for the end of the agent's command; its process tree may live on."""
         await self._agent.exited.wait()
         summary = self._agent.ending.ending_sentence()
         artifact = value_artifact("process", summary, self._agent.ending.ending_facts())
         return PhaseEvent(name="agent_completed", summary=summary, artifacts=[artifact])
 
-    async def _captured(self) -> PhaseEvent:
-        """Nobody of the tree is left, and all that was seen of it is in the run folder."""
+    async def _outputs_captured(self) -> PhaseEvent:
+        """Record the agent's outputs, and what the kernel feed and the probes saw, once nobody of
+        the agent's process tree is left."""
         self.summary = self._agent.ending.into_summary(self.summary)
         kept = await to_thread.run_sync(lambda: [output.finish() for output in self._outputs])
         self.files |= zip((STDOUT_FILE, STDERR_FILE), kept, strict=True)
@@ -253,7 +257,8 @@ class RunPhases:
             self.files |= self._probes.kept
         return event
 
-    async def _diffed(self) -> PhaseEvent:
+    async def _workspace_compared(self) -> PhaseEvent:
+        """Record what the agent changed in its workspace."""
         changes = await self._workspace.compare(self._agent.ending.outlived_since)
         self._changes = changes
         if changes.trouble:
@@ -265,7 +270,8 @@ class RunPhases:
         self.files |= changes.kept
         return changes_event(changes)
 
-    async def _commands(self) -> PhaseEvent:
+    async def _commands_reported(self) -> PhaseEvent:
+        """Report the commands that the agent called through wrappers."""
         log = self._log
         report = CommandReport(
             log, self._seen, self.summary, self._record_loss, is_wrapped=bool(self._settings.wrap)
@@ -276,7 +282,8 @@ class RunPhases:
             self.files[COMMANDS_FILE] = log.kept()
         return event
 
-    async def _evaluated(self) -> PhaseEvent:
+    async def _run_evaluated(self) -> PhaseEvent:
+        """Evaluate the run against its constraints, and state the verdict in its summary."""
         self._verdict = verdict = await to_thread.run_sync(
             reach_verdict,
             self._settings,
@@ -298,7 +305,8 @@ class RunPhases:
             name="evaluation_performed", summary=verdict.sentence, evaluation=verdict.evaluation
         )
 
-    async def _finished(self) -> PhaseEvent:
+    async def _run_finished(self) -> PhaseEvent:
+        """Write the run's summary and its manifest."""
         folder = self._settings.folder
         artifacts = []
         self._record_foreign_files()
@@ -325,7 +333,7 @@ class RunPhases:
         )
 
     def _record_foreign_files(self) -> None:
-        """What the recorder did not write is no evidence, wherever it lies."""
+        """Report files in the run folder that the recorder did not write: they are no evidence."""
         settings = self._settings
         own = {*self.files, *_WRITTEN_LAST}
         if found := settings.foreign_files(own, has_evidence=self._kernel is not None):

@@ -59,7 +59,7 @@ def read_scenario(
     scenario = Scenario()
     if place is not None:
         file = place / SCENARIO_FILE if place.is_dir() else place
-        scenario = _parse(_read_text(file), file)
+        scenario = _parse_scenario(_read_text_file(file), file)
         scenario.id = readable(place.resolve().name if place.is_dir() else file.stem)
         if parameters is None and (found := file.with_name(PARAMETERS_FILE)).is_file():
             parameters = found
@@ -67,13 +67,14 @@ def read_scenario(
         scenario.parameters = _read_parameters(parameters)
         scenario.id = scenario.parameters.get("scenario_id", scenario.id)
     if request is not None:
-        scenario.request = _request(request)
+        scenario.request = _read_request(request)
     given = [_known_constraint(id_) for id_ in constraints]
     scenario.constraints += [one for one in given if one not in scenario.constraints]
     return scenario
 
 
 def _known_constraint(id_: str) -> Constraint:
+    """Return the constraint of a name on the command line. Raise UsageError where it is unknown."""
     if id_ not in CONSTRAINTS:
         raise UsageError(
             f"--constraint: {id_!r} is no constraint that can be checked: {', '.join(CONSTRAINTS)};"
@@ -82,15 +83,17 @@ def _known_constraint(id_: str) -> Constraint:
     return CONSTRAINTS[id_]
 
 
-def _request(text: str) -> str:
+def _read_request(text: str) -> str:
+    """Return the request of the command line, or the text of the file that `@FILE` names."""
     if text.startswith("@"):
-        text = _read_text(Path(text[1:]))
+        text = _read_text_file(Path(text[1:]))
     if not text.strip():
         raise UsageError("--request: it is empty")
     return text
 
 
-def _parse(text: str, place: Path) -> Scenario:
+def _parse_scenario(text: str, place: Path) -> Scenario:
+    """Read the request and the constraints of a scenario, which stand under headings."""
     parts: dict[str, list[str]] = {}
     lines: list[str] = []
     fenced, level = False, 0
@@ -118,6 +121,7 @@ def _parse(text: str, place: Path) -> Scenario:
 
 
 def _read_parameters(place: Path) -> dict[str, Any]:
+    """Read the parameters file of a scenario. Raise InputError where one is malformed."""
     import json
 
     from stream.codec import read_document
@@ -141,7 +145,8 @@ def _read_parameters(place: Path) -> dict[str, Any]:
     return value
 
 
-def _read_text(place: Path) -> str:
+def _read_text_file(place: Path) -> str:
+    """Read a text file of a scenario of bounded size. Raise InputError."""
     try:
         with place.open("rb") as file:
             data = file.read(LARGEST + 1)
@@ -186,14 +191,15 @@ def read_constraints(lines: Iterable[str], place: Path) -> list[Constraint]:
     What is no item of the list, nor continues one, is for people.
     """
     found: dict[str, Constraint] = {}
-    for number, item in enumerate(_items(lines), 1):
-        one = _constraint(item, number, place)
+    for number, item in enumerate(_constraint_items(lines), 1):
+        one = _constraint_of_item(item, number, place)
         if found.setdefault(one.id, one) != one:
             raise InputError(f"{place}: the constraint {one.id} stands twice, and differs")
     return list(found.values())
 
 
-def _items(lines: Iterable[str]) -> Iterator[_ConstraintItem]:
+def _constraint_items(lines: Iterable[str]) -> Iterator[_ConstraintItem]:
+    """Yield the list items of a scenario's constraints."""
     item: _ConstraintItem | None = None
     for line in lines:
         start = _ITEM.match(line)
@@ -201,17 +207,18 @@ def _items(lines: Iterable[str]) -> Iterator[_ConstraintItem]:
         if start and not (is_inside and start[1] >= "  "):
             if item is not None:
                 yield item
-            item = _new_item(start[2])
+            item = _new_constraint_item(start[2])
         elif item is not None and is_inside:
-            _continue(item, line)
+            _continue_constraint_item(item, line)
     if item is not None:
         yield item
 
 
-def _new_item(text: str) -> _ConstraintItem:
+def _new_constraint_item(text: str) -> _ConstraintItem:
+    """Begin a constraint with the first line of its list item."""
     item = _ConstraintItem()
     if _KEY.match(text):
-        _continue(item, text)
+        _continue_constraint_item(item, text)
     elif named := _NAMED.match(text):
         item = _ConstraintItem(
             named["marked"] or named["bare"], named["type"] or "", [named["rule"]]
@@ -221,7 +228,8 @@ def _new_item(text: str) -> _ConstraintItem:
     return item
 
 
-def _continue(item: _ConstraintItem, line: str) -> None:
+def _continue_constraint_item(item: _ConstraintItem, line: str) -> None:
+    """Add a further line of its list item to a constraint."""
     key = _KEY.match(line)
     if key is None:
         item.rule.append(line)
@@ -231,7 +239,7 @@ def _continue(item: _ConstraintItem, line: str) -> None:
         setattr(item, key[1].lower(), key[2].strip("`*_\"' "))
 
 
-def _constraint(item: _ConstraintItem, number: int, place: Path) -> Constraint:
+def _constraint_of_item(item: _ConstraintItem, number: int, place: Path) -> Constraint:
     """Return the constraint; one that the contract knows has the rule by which it is checked."""
     name = item.id or f"scenario.{number}"
     if not re.fullmatch(_NAME, name):

@@ -113,7 +113,7 @@ class EventTrace:
         """The time by the clock of the run, as events have it."""
         return self.clock.text(time.monotonic_ns())
 
-    def add(
+    def add_event(
         self,
         name: EventName,
         action: ActionType,
@@ -123,7 +123,7 @@ class EventTrace:
         output_raw: OutputRaw | None = None,
         evaluation: Evaluation | None = None,
     ) -> bytes:
-        """The line, which has been written."""
+        """Write an event of the run, linked to its parent event, and return its line."""
         parent = _PARENT[name]
         if parent is not None and parent not in self._spans:  # the seventh has two forms
             parent = "commands_observation_unavailable"
@@ -144,11 +144,12 @@ class EventTrace:
             agent_action=AgentAction(action, f"[{name}] {summary}", list(artifacts), []),
             evaluation=evaluation or not_evaluated(),
         )
-        line = self._encode(event)
+        line = self._encode_censored_event(event)
         self._write(line)
         return line
 
-    def _encode(self, event: DecisionEvent) -> bytes:
+    def _encode_censored_event(self, event: DecisionEvent) -> bytes:
+        """Encode an event of the run, without the secrets in its text."""
         value = msgspec.to_builtins(event)
         for key in _CENSORED:
             value[key] = self._censor(value[key])
@@ -326,7 +327,7 @@ class RunSettings(Struct, kw_only=True):
 
 
 def write_document(path: Path, document: Any) -> RecordedFile:
-    """Raises OutputError."""
+    """Write a document of the run folder in JSON. Raise OutputError."""
     data = msgspec.json.format(msgspec.json.encode(document)) + b"\n"
     with reporting(path, OutputError), create(path) as file:
         file.write(data)
@@ -353,8 +354,9 @@ def new_run_id() -> str:
     return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + os.urandom(3).hex()
 
 
-def make_folder(runs: Path, run_id: str) -> Path:
-    """Nobody else may look into it. Raises StreamError where it is there already."""
+def make_run_folder(runs: Path, run_id: str) -> Path:
+    """Make the folder of a run, which nobody else may look into. Raise StreamError where it is
+    there already."""
     check_run_id(run_id, "--run-id")
     folder = Path(os.path.abspath(runs)) / run_id  # noqa: PTH100  # it need not be there yet
     try:
@@ -371,21 +373,22 @@ def make_folder(runs: Path, run_id: str) -> Path:
     return folder
 
 
-def check_source(source: Path) -> Path:
-    """The folder that an agent works on, or on a copy of. Raises InputError."""
+def check_source_folder(source: Path) -> Path:
+    """Return the folder that an agent works on, or on a copy of. Raise InputError."""
     with reporting(source), os.scandir(source):
         return source.resolve()
 
 
 def runs_beside(folder: Path) -> list[Path]:
-    """They lie beside this one, and are no part of what an agent works on; nor is the folder of
-    them, where nothing else lies in it."""
+    """List the run folders beside this one, which are no part of what an agent works on; or the
+    folder of them, where nothing else lies in it."""
     beside = [place for place in folder.parent.iterdir() if place.name != ".gitignore"]
-    runs = [place for place in beside if place == folder or _is_run(place)]
+    runs = [place for place in beside if place == folder or _is_run_folder(place)]
     return [folder.parent] if len(runs) == len(beside) else runs
 
 
-def _is_run(folder: Path) -> bool:
+def _is_run_folder(folder: Path) -> bool:
+    """Tell whether a folder is the folder of a run: it has an event file."""
     try:
         return (folder / EVENTS_FILE).exists()
     except PermissionError:  # somebody else's, whatever it is
@@ -408,7 +411,7 @@ def find_program(name: str, source: Path | None) -> str | None:
     return shutil.which(name) or shutil.which(name, os.F_OK)
 
 
-def order_of(recording: RunSettings, wrappers: Wrappers | None) -> Start:
+def make_start_order(recording: RunSettings, wrappers: Wrappers | None) -> Start:
     """Say what the guard is to start, and in which environment."""
     env = dict(os.environb)
     if wrappers is not None:

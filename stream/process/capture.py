@@ -19,7 +19,7 @@ from anyio import CancelScope, move_on_after, wait_readable
 from msgspec import Struct, field
 
 from stream.errors import SpawnError
-from stream.process.tree import KILL_AFTER, PAUSE, Containment, Reaper, Tree, start
+from stream.process.tree import KILL_AFTER, PAUSE, Containment, Reaper, Tree, start_tree
 
 SETTLE = 0.25  #: seconds that a finished leader's children have to end by themselves
 READ = 1 << 16
@@ -69,13 +69,17 @@ async def capture(
 ) -> Captured:
     """Run one program to its end."""
     try:
-        tree = start(argv, env=env, cwd=cwd)
+        tree = start_tree(argv, env=env, cwd=cwd)
     except SpawnError as error:
         return not_started(str(error))
-    return await follow(tree, timeout=timeout, stdout_limit=stdout_limit, stderr_limit=stderr_limit)
+    return await follow_program(
+        tree, timeout=timeout, stdout_limit=stdout_limit, stderr_limit=stderr_limit
+    )
 
 
-async def follow(tree: Tree, *, timeout: float, stdout_limit: int, stderr_limit: int) -> Captured:
+async def follow_program(
+    tree: Tree, *, timeout: float, stdout_limit: int, stderr_limit: int
+) -> Captured:
     """Follow a program that was started to its end, and to that of all that descends from it."""
     captured = Captured(Tail(stdout_limit), Tail(stderr_limit))
     watch = _TreeWatch(tree, captured.stdout, captured.stderr)
@@ -84,15 +88,15 @@ async def follow(tree: Tree, *, timeout: float, stdout_limit: int, stderr_limit:
             await watch.wait_until(watch.has_ended)
         if not tree.is_over:
             captured.timed_out = True
-            await _stop(watch)
+            await _stop_tree(watch)
         else:
-            captured.stragglers = await _settle(watch)
+            captured.stragglers = await _settle_tree(watch)
         watch.read_rest()
     finally:
         try:
             if not tree.is_clean:
                 with CancelScope(shield=True):
-                    await _stop(watch)
+                    await _stop_tree(watch)
         finally:
             watch.close()
             Reaper.get().drop(tree)
@@ -135,7 +139,7 @@ class _TreeWatch:
                         self._selector.unregister(key.fd)
                     else:  # its tracer still holds it: to wait for that could take forever
                         await anyio.sleep(0.001)
-                elif (data := _read_some(key.fd)) is not None:
+                elif (data := _read_output(key.fd)) is not None:
                     tail.add(data)
                     if not data:
                         self._selector.unregister(key.fd)
@@ -146,7 +150,7 @@ class _TreeWatch:
         filled while nobody looked."""
         for pipe, tail in self._open.items():
             for _ in range(REST):
-                data = _read_some(pipe)
+                data = _read_output(pipe)
                 if not data:
                     break
                 tail.add(data)
@@ -156,7 +160,7 @@ class _TreeWatch:
         self._selector.close()
 
 
-async def _settle(watch: _TreeWatch) -> list[str]:
+async def _settle_tree(watch: _TreeWatch) -> list[str]:
     """Give the children of a leader that has ended a moment, end the rest, and name it."""
     reaper, pause = Reaper.get(), PAUSE
     with move_on_after(SETTLE):
@@ -166,19 +170,19 @@ async def _settle(watch: _TreeWatch) -> list[str]:
             pause = min(pause * 2, 0.02)
         watch.tree.is_clean = True
         return []
-    return await _end(watch.tree)
+    return await _end_tree(watch.tree)
 
 
-async def _stop(watch: _TreeWatch) -> None:
+async def _stop_tree(watch: _TreeWatch) -> None:
     """End a tree, but let its traps clean up first."""
     if not watch.tree.is_over:
         Reaper.get().signal(watch.tree, signal.SIGTERM)
         with move_on_after(KILL_AFTER):
             await watch.wait_until(watch.has_ended)
-    await _end(watch.tree)
+    await _end_tree(watch.tree)
 
 
-async def _end(tree: Tree) -> list[str]:
+async def _end_tree(tree: Tree) -> list[str]:
     """Kill a tree until nothing of it is left, and name it. Bounded; safe to call again."""
     if tree.is_clean:
         return []
@@ -194,13 +198,14 @@ async def _end(tree: Tree) -> list[str]:
 
 
 def _signal_name(number: int) -> str:
+    """Name a signal by its number."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"SIG{number}"
 
 
-def _read_some(pipe: int) -> bytes | None:
+def _read_output(pipe: int) -> bytes | None:
     """Read, or return None where there is nothing, also if there just was: `cat /dev/stdout` in a
     program takes away what it wrote, and must not hold us."""
     try:

@@ -18,11 +18,11 @@ class Cgroup(Struct):
 
     path: Path
 
-    def leave(self) -> None:
+    def leave_group(self) -> None:
         """Move this process to the group that it came from."""
         (self.path.parent / "cgroup.procs").write_text("0")
 
-    def members(self) -> list[int]:
+    def list_members(self) -> list[int]:
         """List the processes in it."""
         try:
             return [int(pid) for pid in (self.path / "cgroup.procs").read_text().split()]
@@ -31,18 +31,18 @@ class Cgroup(Struct):
 
     def holds_others(self, known: Collection[int] = ()) -> bool:
         """Tell whether anyone is in it but this process and the ones that are known."""
-        return any(pid != os.getpid() and pid not in known for pid in self.members())
+        return any(pid != os.getpid() and pid not in known for pid in self.list_members())
 
     def kill(self) -> None:
         """Kill everyone in it: this process must have left."""
         with suppress(OSError):  # before Linux 5.14 there is no such file
             (self.path / "cgroup.kill").write_text("1")
 
-    def remove(self) -> None:
+    def remove_group(self) -> None:
         """Remove the group if nobody is left in it."""
         with suppress(OSError):  # what is still in it holds it
-            if os.getpid() in self.members():
-                self.leave()
+            if os.getpid() in self.list_members():
+                self.leave_group()
             self.path.rmdir()
 
 
@@ -62,7 +62,7 @@ def enter_cgroup() -> Cgroup | None:
     try:
         (path / "cgroup.procs").write_text("0")
     except OSError:
-        made.remove()
+        made.remove_group()
         return None
     return made
 
@@ -72,7 +72,7 @@ def remove_groups_of(pid: int) -> None:
     home = own_group() if ON_LINUX else None
     if home is not None:
         for path in home.glob(f"{_prefix(pid)}*"):
-            Cgroup(path).remove()
+            Cgroup(path).remove_group()
 
 
 def take_out_of_frozen(pid: int, home: Path) -> bool:

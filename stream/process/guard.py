@@ -17,7 +17,7 @@ import msgspec
 from stream.files.append import write_all
 from stream.process.cgroup import own_group, remove_groups_of, take_out_of_frozen
 from stream.process.messages import Prepare, Start
-from stream.process.supervisor import serve
+from stream.process.supervisor import serve_recorder
 
 
 class Guard:
@@ -38,10 +38,10 @@ class Guard:
 
     def signal(self, number: int) -> None:
         """Pass a signal on to the program's process group. END_NOW ends the tree."""
-        self.go_on()
+        self.continue_guard()
         self._write(bytes([number]))
 
-    def go_on(self) -> None:
+    def continue_guard(self) -> None:
         """Continue the guard, should the program have stopped it or frozen its control group."""
         if not self._is_reaped:
             home = own_group()
@@ -64,7 +64,7 @@ class Guard:
     def wait(self) -> None:
         """Wait for the guard's end, which was asked for or has been seen."""
         if not self._is_reaped:
-            self.go_on()
+            self.continue_guard()
             _, status = os.waitpid(self.pid, 0)
             self._is_reaped = True
             if status:  # it was killed, perhaps before it could report its control group
@@ -86,7 +86,7 @@ def post_guard() -> Guard:
         return Guard(pid, control, status, stdout, stderr)
     for fd in (control, status, stdout, stderr):
         os.close(fd)
-    return serve(control_read, status_write, out, err)
+    return serve_recorder(control_read, status_write, out, err)
 
 
 class Interrupts:
@@ -98,19 +98,19 @@ class Interrupts:
         self.is_taken_over = False  #: what it recorded is over
         self._listeners: list[Callable[[int], None]] = []
 
-    def listen(self, listener: Callable[[int], None]) -> None:
+    def listen_for_signals(self, listener: Callable[[int], None]) -> None:
         """Call a listener for each signal, also for those that have come already."""
         self._listeners.append(listener)
         for number in self.numbers:
             listener(number)
 
-    def take_over(self, listener: Callable[[int], None]) -> None:
+    def take_over_signals(self, listener: Callable[[int], None]) -> None:
         """Pass signals to this listener alone from now on: the recorded program is over. Those that
         have come already are not repeated."""
         self.is_taken_over = True
         self._listeners = [listener]
 
-    def pass_on(self, number: int) -> None:
+    def pass_signal_on(self, number: int) -> None:
         """Note a signal, and pass it to the listeners."""
         self.numbers.append(number)
         for listener in self._listeners:

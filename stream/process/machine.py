@@ -20,11 +20,12 @@ def system_name() -> str:
 def kernel_now() -> int:
     """Return CLOCK_MONOTONIC in ns as the kernel itself has it: in a time namespace, ours is
     another."""
-    return time.monotonic_ns() - _ahead()
+    return time.monotonic_ns() - _monotonic_offset()
 
 
 @cache
-def _ahead() -> int:
+def _monotonic_offset() -> int:
+    """Return by how many nanoseconds a time namespace sets our monotonic clock ahead."""
     try:
         lines = Path("/proc/self/timens_offsets").read_text().splitlines()
     except OSError:  # this kernel has no such namespaces

@@ -43,7 +43,7 @@ from stream.process.tree import (
     Reaper,
     Tree,
     spawn_error,
-    start,
+    start_tree,
 )
 from stream.process.wrapper_scripts import make_wrappers, state_of
 
@@ -54,7 +54,7 @@ _MOST_NAMES = 50
 _TRACE_ME = 0
 
 
-def serve(control: int, status: int, out: int, err: int) -> NoReturn:
+def serve_recorder(control: int, status: int, out: int, err: int) -> NoReturn:
     """Do what the recorder asks for on `control`, report on `status`, and exit."""
     code, cgroup, prepare = 1, None, None
     try:
@@ -69,7 +69,7 @@ def serve(control: int, status: int, out: int, err: int) -> NoReturn:
         message = _read_message(control)
         if isinstance(message, Prepare):
             prepare = message
-            _report(status, _get_ready(prepare, cgroup))
+            _report(status, _prepare_wrappers(prepare, cgroup))
             message = _read_message(control)
         # Whoever reads our stdout waits for the recorder's end of it, not for ours.
         nobody = os.open(os.devnull, os.O_RDWR)
@@ -85,13 +85,14 @@ def serve(control: int, status: int, out: int, err: int) -> NoReturn:
         _report(status, Failed(f"the process that guards it: {reason}", reason.number))
     finally:
         if cgroup is not None:
-            cgroup.remove()
+            cgroup.remove_group()
         if prepare is not None:
             shutil.rmtree(prepare.home, ignore_errors=True)
         os._exit(code)
 
 
-def _get_ready(prepare: Prepare, cgroup: Cgroup | None) -> Ready:
+def _prepare_wrappers(prepare: Prepare, cgroup: Cgroup | None) -> Ready:
+    """Make the wrappers that the recorder asked the guard for, and say what is ready."""
     ready = Ready(None, None if cgroup is None else str(cgroup.path))
     if prepare.wrap:
         home, path = os.fsdecode(prepare.home), os.fsdecode(prepare.path)
@@ -131,24 +132,24 @@ class _Supervisor:
     def run(self, files: Files) -> None:
         """Start the program, follow it, and report what became of it and of its tree."""
         wrappers = state_of(self._home)
-        if not self._start(files):
+        if not self._start_program(files):
             return
         killed = self._follow_leader()
         outlived = self._report_exit()
-        killed = self._end_rest(killed)
+        killed = self._end_rest_of_tree(killed)
         if self._tree.tracer is not None:
             self._wait_for_tracer()
         self._wake_recorder()  # nobody is left who could stop it
         took_wrappers = state_of(self._home) != wrappers
         self._report(TreeEnded(_first(outlived), _first(killed), took_wrappers))
 
-    def _start(self, files: Files) -> bool:
+    def _start_program(self, files: Files) -> bool:
         """Start the program and report that, or why it cannot be started."""
         order = self._order
         try:
             if order.tracer:
                 try_to_load(order)
-            self._tree = start(
+            self._tree = start_tree(
                 order.tracer or order.argv,
                 executable=order.tracer[0] if order.tracer else order.executable,
                 env=order.env,
@@ -176,8 +177,8 @@ class _Supervisor:
         if not self._is_orphaned:
             if self._give_up_at is None:
                 self._report(TimedOut())
-            self._terminate(self._has_leader_ended)
-        return {} if self._has_leader_ended() else self._kill()
+            self._terminate_tree(self._has_leader_ended)
+        return {} if self._has_leader_ended() else self._kill_tree()
 
     def _report_exit(self) -> Names:
         """Report the leader's end, and name who outlived it."""
@@ -190,7 +191,7 @@ class _Supervisor:
         self._report(Exited(code, self._leader_seen))
         return outlived
 
-    def _end_rest(self, killed: Names) -> Names:
+    def _end_rest_of_tree(self, killed: Names) -> Names:
         """Give what outlived the leader its time, then end it; name who did not end by itself."""
         if self._is_empty():
             return killed
@@ -200,8 +201,8 @@ class _Supervisor:
             return killed
         killed |= Reaper.get().living(self._tree)
         if not self._is_orphaned:
-            self._terminate(self._is_empty)
-        return self._kill() | killed
+            self._terminate_tree(self._is_empty)
+        return self._kill_tree() | killed
 
     def _wait_for_tracer(self) -> None:
         """Wait for the tracer, which has nobody left to follow but may be writing still."""
@@ -218,6 +219,7 @@ class _Supervisor:
             time.sleep(PAUSE)
 
     def _has_leader_ended(self) -> bool:
+        """Tell whether the leader of the process tree has ended, and note when it was last seen."""
         if self._tree.leader.returncode is not None:
             return True
         self._leader_seen = time.time_ns()
@@ -226,16 +228,16 @@ class _Supervisor:
     def _is_empty(self) -> bool:
         return Containment([self._tree], self._cgroup).is_empty()
 
-    def _terminate(self, is_done: Callable[[], bool]) -> None:
+    def _terminate_tree(self, is_done: Callable[[], bool]) -> None:
         """Let the tree end itself."""
         Reaper.get().signal(self._tree, signal.SIGTERM)
         self._give_up_at = None
         self._wait_until(is_done, KILL_AFTER)
 
-    def _kill(self) -> Names:
+    def _kill_tree(self) -> Names:
         """Kill the tree, and name it. Bounded: what is stuck in the kernel is not waited for."""
         if self._cgroup is not None:
-            self._cgroup.leave()
+            self._cgroup.leave_group()
         living = Reaper.get().living(self._tree)
         return Containment([self._tree], self._cgroup).end() | living
 
@@ -253,7 +255,7 @@ class _Supervisor:
                 return
             ready, _, _ = select.select([self._control, self._wake], [], [], min(rest, POLL))
             if self._wake in ready:
-                _drain(self._wake)
+                _read_waiting_signals(self._wake)
             if self._control in ready:
                 self._pass_signals_on()
 
@@ -272,7 +274,8 @@ class _Supervisor:
         self._recorder_seen = now
 
     def _pass_signals_on(self) -> None:
-        numbers = _drain(self._control)
+        """Pass the recorder's signals on to the process tree, and set the time for its end."""
+        numbers = _read_waiting_signals(self._control)
         if not numbers:
             self._is_orphaned = True
         for number in numbers:
@@ -347,7 +350,8 @@ def _report(status: int, report: GuardReport) -> None:
         write_all(status, encode_report(report) + b"\n")
 
 
-def _drain(fd: int) -> bytes:
+def _read_waiting_signals(fd: int) -> bytes:
+    """Read the signal numbers that wait in the recorder's pipe, without waiting."""
     try:
         return os.read(fd, 4096)
     except BlockingIOError:

@@ -50,6 +50,7 @@ def go_on_when_orphaned() -> bool:
 
 
 def _prctl(option: int, value: int) -> bool:
+    """Set an option of this process with prctl. Return whether the system took it."""
     try:
         import ctypes
 
@@ -65,7 +66,7 @@ def ticks_now() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
-def reap(pid: int) -> bool:
+def reap_child(pid: int) -> bool:
     """Reap a child. Return False where it has not ended, or where its tracer still holds it."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
@@ -81,7 +82,7 @@ def open_pidfd(pid: int) -> int | None:
         return None
 
 
-def read_file(pid: int, name: str) -> bytes:
+def read_process_file(pid: int, name: str) -> bytes:
     """Read a file that /proc has of a process; empty where there is none."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
@@ -89,19 +90,19 @@ def read_file(pid: int, name: str) -> bytes:
         return b""
 
 
-def shows_us() -> bool:
+def proc_shows_us() -> bool:
     """Tell whether /proc may be read, and is of our own pid namespace: another one's has other
     numbers."""
     try:
         is_ours = Path("/proc/self").readlink().name == str(os.getpid())
     except OSError:
         return False
-    return is_ours and bool(read_file(os.getpid(), "stat"))
+    return is_ours and bool(read_process_file(os.getpid(), "stat"))
 
 
 def read_process(pid: int) -> Process | None:
     """Read the state of a process. Return None where there is none with this number."""
-    head, _, rest = read_file(pid, "stat").rpartition(b")")
+    head, _, rest = read_process_file(pid, "stat").rpartition(b")")
     if not head:
         return None
     # proc(5), from the third field on
@@ -124,21 +125,23 @@ def is_stopped(pid: int) -> bool:
     """Tell whether a signal has stopped a process, or is about to. The first of its threads to stop
     does not wait for the others, so each is looked at."""
     sets = (
-        int(one.get(name, b"0"), 16) for one in _threads(pid) for name in (b"ShdPnd", b"SigPnd")
+        int(one.get(name, b"0"), 16)
+        for one in _thread_states(pid)
+        for name in (b"ShdPnd", b"SigPnd")
     )
     if any(one >> signal.SIGSTOP - 1 & 1 for one in sets):
         return True
     # Afterwards: the thread that takes the signal stops in the same moment.
-    return any(one.get(b"State", b"").startswith(b"T") for one in _threads(pid))
+    return any(one.get(b"State", b"").startswith(b"T") for one in _thread_states(pid))
 
 
-def _threads(pid: int) -> list[dict[bytes, bytes]]:
+def _thread_states(pid: int) -> list[dict[bytes, bytes]]:
     """Return the state of each thread, as the kernel words it."""
     try:
         names = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
     except OSError:
         return []
-    files = [read_file(pid, f"task/{name}/status") for name in names]
+    files = [read_process_file(pid, f"task/{name}/status") for name in names]
     return [dict(line.split(b":\t", 1) for line in file.splitlines()) for file in files]
 
 
@@ -159,6 +162,7 @@ def own_children() -> list[int]:
 
 
 def _all_processes() -> Iterator[Process]:
+    """Yield every process that /proc lists."""
     try:
         names = os.listdir("/proc")  # noqa: PTH208
     except OSError:
@@ -195,7 +199,7 @@ def open_files(pid: int | str, *numbers: int) -> Iterator[str]:
                 yield os.readlink(f"{folder}/{name}")  # noqa: PTH115
 
 
-def send(process: Process, number: signal.Signals) -> None:
+def send_signal(process: Process, number: signal.Signals) -> None:
     """Send a signal to this process, and never to another one that was given its number."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if process.parent == os.getpid():  # the number is taken until we reap it

@@ -31,11 +31,11 @@ from stream.process.table import (
     open_files,
     open_pidfd,
     own_children,
-    read_file,
+    proc_shows_us,
     read_process,
-    reap,
-    send,
-    shows_us,
+    read_process_file,
+    reap_child,
+    send_signal,
     ticks_now,
 )
 
@@ -62,7 +62,7 @@ class Files(Struct, frozen=True):
 PIPES = Files()
 
 
-def start(
+def start_tree(
     argv: Sequence[str | bytes],
     *,
     env: Mapping[str, str] | Mapping[bytes, bytes],  # the system's words need not be text
@@ -78,7 +78,7 @@ def start(
     own_env = {os.fsencode(key): os.fsencode(value) for key, value in env.items()}
     own_env[_MARK] = mark.encode()  # also where a tree is inside of another one
     try:
-        _check_room()
+        _check_descriptor_room()
         leader = subprocess.Popen(  # it waits for the exec, half a millisecond
             argv,
             executable=executable,
@@ -104,7 +104,7 @@ def spawn_error(error: OSError, cwd: str | bytes) -> SpawnError:
     return SpawnError(f"{place}{os_reason(error)}", error.errno or 0)
 
 
-def _check_room() -> None:
+def _check_descriptor_room() -> None:
     """Raise OSError where there are too few descriptors left to find the program's children."""
     opened: list[int] = []
     try:
@@ -165,7 +165,7 @@ class Tree:
         process = read_process(self.tracer[0])
         if process is None or process.key != self.tracer:
             return False
-        return not process.ended or not reap(process.pid)
+        return not process.ended or not reap_child(process.pid)
 
     def end_tracer(self) -> None:
         """Kill its tracer, if it has one."""
@@ -181,6 +181,7 @@ class Tree:
 
 
 def _exit_fd(leader: subprocess.Popen[bytes]) -> int:
+    """Return a descriptor that becomes readable when the leader of a process tree ends."""
     pidfd = open_pidfd(leader.pid)
     if pidfd is not None:
         return pidfd
@@ -259,7 +260,7 @@ class Reaper:
         self.trees: list[Tree] = []
         self._is_flooded = False  # more orphans ended than could be reaped at once
         self.is_subreaper = ON_LINUX and become_subreaper()
-        self.can_contain = self.is_subreaper and shows_us()
+        self.can_contain = self.is_subreaper and proc_shows_us()
         # Inherited from whoever started us. The processes of a tree are never in our session.
         self._before = {p.key for p in map(read_process, own_children()) if p}
         self._session = os.getsid(0)
@@ -296,9 +297,9 @@ class Reaper:
         tree.signal_group(number)
         if not self.can_contain:
             return
-        for process in self._members(tree, self._roots(tree)):
+        for process in self._list_members(tree, self._roots(tree)):
             if process.group != tree.leader.pid:
-                send(process, number)
+                send_signal(process, number)
 
     def kill(self, tree: Tree) -> Names:
         """Kill who is found of a tree, and name them. Others may come while they are looked for:
@@ -307,7 +308,7 @@ class Reaper:
             return _name_group(tree, signal.SIGKILL)
         if not tree.is_over:
             tree.signal_group(signal.SIGKILL)
-        return self._kill(self._roots(tree), tree)
+        return self._kill_roots(self._roots(tree), tree)
 
     def living(self, tree: Tree) -> Names:
         """Name the leader and the orphans of a tree that live."""
@@ -344,7 +345,7 @@ class Reaper:
         def has_ended() -> bool:
             """Kill the strays that there are, and tell whether there were none."""
             strays = self._orphans(self._is_stray)
-            killed.update(self._kill(strays))
+            killed.update(self._kill_roots(strays))
             return not strays and not self._is_flooded
 
         _wait(GIVE_UP, has_ended)
@@ -361,18 +362,18 @@ class Reaper:
                 ended = os.waitid(*whose, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 if ended is None or ended.si_pid in leaders:
                     return
-                if os.getsid(ended.si_pid) == self._session or not reap(ended.si_pid):
+                if os.getsid(ended.si_pid) == self._session or not reap_child(ended.si_pid):
                     return
             except (ChildProcessError, ProcessLookupError):  # or another thread was faster
                 return
 
-    def _kill(self, roots: Sequence[Process], tree: Tree | None = None) -> Names:
+    def _kill_roots(self, roots: Sequence[Process], tree: Tree | None = None) -> Names:
         """Stop the roots, so that they do not fork away meanwhile, and kill all below them."""
         for process in roots:
-            send(process, signal.SIGSTOP)
-        members = self._members(tree, roots)
+            send_signal(process, signal.SIGSTOP)
+        members = self._list_members(tree, roots)
         for process in members:
-            send(process, signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
         return {process.key: str(process) for process in members}
 
     def _orphans(self, is_wanted: Callable[[Process], bool]) -> list[Process]:
@@ -392,7 +393,7 @@ class Reaper:
                 if process.key in self._before:
                     continue
                 if process.ended:
-                    has_reaped |= reap(process.pid)
+                    has_reaped |= reap_child(process.pid)
                 elif process.key not in tracers and is_wanted(process):
                     wanted.append(process)
             # Who ended while we looked may have left us a child that we did not see.
@@ -404,27 +405,29 @@ class Reaper:
 
     def _roots(self, tree: Tree) -> list[Process]:
         """Give the processes by which a tree hangs on us: its orphans, and its leader."""
-        roots = self._orphans(lambda orphan: self._belongs(orphan, tree))
+        roots = self._orphans(lambda orphan: self._belongs_to_tree(orphan, tree))
         if not tree.is_over:
             leader = read_process(tree.leader.pid)
             roots += [leader] if leader else []
         return roots
 
-    def _members(self, tree: Tree | None, roots: Sequence[Process]) -> list[Process]:
+    def _list_members(self, tree: Tree | None, roots: Sequence[Process]) -> list[Process]:
+        """List the processes below the roots of a tree, which from now on are known as its own."""
         members = list(descendants(roots)) if roots else []
         if tree is not None:
             tree.known.update(process.key for process in members)
         return members
 
     def _is_stray(self, orphan: Process) -> bool:
-        return not any(self._belongs(orphan, tree) for tree in self.trees)
+        return not any(self._belongs_to_tree(orphan, tree) for tree in self.trees)
 
-    def _belongs(self, orphan: Process, tree: Tree) -> bool:
+    def _belongs_to_tree(self, orphan: Process, tree: Tree) -> bool:
+        """Tell whether an orphan descends from a process tree, or may do so."""
         if orphan.key in tree.known or orphan.session == tree.leader.pid:
             return True
         if tree.is_alone and orphan.start >= tree.started:
             return True
-        if self._is_marked(orphan, tree):
+        if self._has_mark_of_tree(orphan, tree):
             return True
         if tree.pipe_names() & set(open_files(orphan.pid)):
             return True
@@ -432,13 +435,14 @@ class Reaper:
         now = read_process(orphan.pid)
         return now is None or now.leaving
 
-    def _is_marked(self, orphan: Process, tree: Tree) -> bool:
-        environment = read_file(orphan.pid, "environ")
+    def _has_mark_of_tree(self, orphan: Process, tree: Tree) -> bool:
+        """Tell whether an orphan has the mark of a process tree in its environment."""
+        environment = read_process_file(orphan.pid, "environ")
         if not environment:
             # In the middle of an exec there is none to be read, nor a command line: wait and see.
-            if not read_file(orphan.pid, "cmdline"):
+            if not read_process_file(orphan.pid, "cmdline"):
                 return True
-            environment = read_file(orphan.pid, "environ")
+            environment = read_process_file(orphan.pid, "environ")
         return tree.mark in environment.split(b"\0")
 
 

@@ -63,10 +63,11 @@ def state_of(home: str) -> tuple[object, ...]:
     """Return what changes when somebody takes the wrappers away, or replaces one: the clock of
     files cannot be set back. Of the fifo it is left out, because each call changes it."""
     files = (home, f"{home}/bin", f"{home}/wrapper")
-    return (*map(_status_of, files), _status_of(f"{home}/commands")[:-1])
+    return (*map(_file_status, files), _file_status(f"{home}/commands")[:-1])
 
 
-def _status_of(path: str) -> tuple[int, ...]:
+def _file_status(path: str) -> tuple[int, ...]:
+    """Return the part of a file's status that changes when somebody replaces it."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -80,7 +81,7 @@ def make_wrappers(home: str, names: Iterable[str], path: str) -> Wrappers | None
     bash = shutil.which("bash")
     if bash is None:
         return None
-    wrappers = Wrappers(home, _programs(set(names), path))
+    wrappers = Wrappers(home, _find_programs(set(names), path))
     Path(wrappers.folder).mkdir(mode=0o700, parents=True)
     os.mkfifo(wrappers.fifo, 0o600)
     script = _SCRIPT.format(
@@ -103,7 +104,7 @@ def make_wrappers(home: str, names: Iterable[str], path: str) -> Wrappers | None
     return wrappers
 
 
-def _programs(wanted: set[str], path: str) -> dict[str, str]:
+def _find_programs(wanted: set[str], path: str) -> dict[str, str]:
     """Find programs as a shell would, with one look into each folder."""
     found: dict[str, str] = {}
     seen: set[tuple[int, int]] = set()

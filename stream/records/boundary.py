@@ -215,12 +215,13 @@ def encode_boundary(record: Boundary) -> bytes:
 
 
 def decode_boundary(line: bytes) -> Boundary:
-    """The record, or a msgspec.ValidationError with its JSON path: what a JSON Schema can say."""
+    """Decode a boundary record, or raise a msgspec.ValidationError with its JSON path: what a JSON
+    Schema can say."""
     record = _decode(line)
     if record.schema_key not in _keys:
-        _learn(record.schema_key, "schema_key")
+        _remember_key(record.schema_key, "schema_key")
     if record.capabilities_schema_version not in _keys:
-        _learn(record.capabilities_schema_version, "capabilities_schema_version")
+        _remember_key(record.capabilities_schema_version, "capabilities_schema_version")
     ids = record.probe.secondary_capability_ids
     if ids and len(set(ids)) != len(ids):
         raise ValidationError("expected unique ids - at `$.probe.secondary_capability_ids`")
@@ -235,7 +236,8 @@ def decode_boundary(line: bytes) -> Boundary:
     return record
 
 
-def _learn(key: str, name: str) -> None:
+def _remember_key(key: str, name: str) -> None:
+    """Check a capability's key once, and remember the ones that are valid."""
     if not _is_key(key):
         raise ValidationError(f"expected {WORDS[KEY]} - at `$.{name}`")
     if len(_keys) < _MOST_KEYS:
@@ -343,7 +345,7 @@ class FrameError(ValueError):
 
 
 def split_frames(stdout: bytes) -> tuple[list[Frame], bytes]:
-    """The frames in what a probe wrote, and everything that is not one."""
+    """Return the frames of emit-record in what a probe wrote, and everything that is not one."""
     frames: list[Frame] = []
     rest = bytearray()
     position = 0
@@ -358,6 +360,7 @@ def split_frames(stdout: bytes) -> tuple[list[Frame], bytes]:
 
 
 def _parse_frame(data: bytes, position: int) -> tuple[Frame, int]:
+    """Read a frame of emit-record at a position: (frame, where it ends). Raise FrameError."""
     seen_os = ""
     words: list[Word] = []
     while data[position : position + 1] != FRAME_END:

@@ -136,10 +136,11 @@ def place(source: str, line: float | UnsetType, path: str | UnsetType) -> str:
 
 def sentence(record: Control) -> str:
     """Write the one line that a person reads. What it quotes of the input is made harmless."""
-    return visible(_sentence(record))
+    return visible(_control_sentence(record))
 
 
-def _sentence(record: Control) -> str:
+def _control_sentence(record: Control) -> str:
+    """Put a control record (a gap, a reject, a finding) in a sentence for people."""
     if isinstance(record, Gap):
         unit = "records" if record.unit is UNSET else record.unit
         if record.begins:

@@ -218,22 +218,3 @@ class FsChange(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
 
 encode_change = msgspec.json.Encoder().encode
 decode_change = msgspec.json.Decoder(FsChange).decode
-
-
-def shown_name(name: bytes) -> tuple[str, str | UnsetType]:
-    """Return (text for people, the exact bytes in base64 where the text is not them)."""
-    try:
-        return name.decode(), UNSET
-    except UnicodeDecodeError:
-        from base64 import b64encode
-
-        return name.decode(errors="replace"), b64encode(name).decode()
-
-
-def exact_name(text: str, base64: str | UnsetType) -> bytes:
-    """Return the bytes of a name. Raise ValueError where the base64 is none."""
-    if base64 is UNSET:
-        return text.encode()
-    from base64 import b64decode
-
-    return b64decode(base64, validate=True)

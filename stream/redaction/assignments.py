@@ -107,7 +107,7 @@ _BASIC = re.compile(rb"[A-Za-z0-9+/_-]{8,512}={0,2}\Z")
 _ATTRIBUTE = re.compile(rb"(?i)(?:name|key|id)[ \t]{0,2}=[ \t]{0,2}\\{0,7}[\"'][^\"'\s]{0,64}\Z")
 
 
-def assignment(text: bytes, place: int) -> Iterator[Found | Next]:
+def assigned_secret(text: bytes, place: int) -> Iterator[Found | Next]:
     """Find the value that is given to the name around a place."""
     before = _NAME_BACKWARDS.match(text[max(place - 64, 0) : place][::-1])
     start = place - (before.end() if before else 0)
@@ -121,16 +121,16 @@ def assignment(text: bytes, place: int) -> Iterator[Found | Next]:
         end, level = two.end(), LIKELY
     else:
         return
-    found = _assigned(text, start, end, level)
-    if found and level != SURE and _repeats(text[start:end], found, text):
+    found = _find_assigned_secret(text, start, end, level)
+    if found and level != SURE and _repeats_name(text[start:end], found, text):
         return
     if found:
         yield found
     else:
-        yield from _header(text, start, end)
+        yield from _find_table_header(text, start, end)
 
 
-def _repeats(name: bytes, found: Found, text: bytes) -> bool:
+def _repeats_name(name: bytes, found: Found, text: bytes) -> bool:
     """Return whether the value repeats the words of the name: `private_key: Ed25519PrivateKey`."""
     if found.until is None or not _TWO.search(name):
         return False
@@ -167,12 +167,13 @@ def _known_name(before: bytes, run: bytes) -> tuple[int, int] | None:
     return (found.end() - len(before), _level(found)) if found else None
 
 
-def _assigned(text: bytes, start: int, end: int, level: int) -> Found | None:
+def _find_assigned_secret(text: bytes, start: int, end: int, level: int) -> Found | None:
+    """Find the secret behind a name that promises one: quoted, behind an option, or bare."""
     name = text[start:end]
     is_option = name.startswith(b"-") and len(name) > 4
     gap = (is_option and _OPTION_GAP.match(text, end)) or _GAP.match(text, end)
     if not gap:
-        return _stated(text, start, end, level)
+        return _find_stated_secret(text, start, end, level)
     if is_option and gap[0].isspace():
         return values.secret_at(text, gap.end(), level)
     tight = _COLOURS.sub(b"", gap[0]).endswith(b"=")
@@ -193,7 +194,9 @@ def _assigned(text: bytes, start: int, end: int, level: int) -> Found | None:
         if good and not is_template:
             return Found("password", quote.start, quote.start, quote.until)
         return None
-    return _unquoted(text, start, quote.start, mark, name, level, is_option=is_option, tight=tight)
+    return _find_unquoted_secret(
+        text, start, quote.start, mark, name, level, is_option=is_option, tight=tight
+    )
 
 
 def _is_prose(phrase: bytes) -> bool:
@@ -208,7 +211,7 @@ def _is_basic(value: bytes) -> bool:
     return (b":" in whole and whole.isascii()) or (values.is_mixed(value) and len(value) >= 20)
 
 
-def _stated(text: bytes, start: int, end: int, level: int) -> Found | None:
+def _find_stated_secret(text: bytes, start: int, end: int, level: int) -> Found | None:
     """Find a value in an element of XML or HTML, in a netrc, after `setenv`, or in a sentence."""
     cell = _CELL.match(text, end)
     in_element = (
@@ -231,7 +234,7 @@ def _stated(text: bytes, start: int, end: int, level: int) -> Found | None:
         until = unquoted_end(text, sentence.end())
         value = piece(text, sentence.end(), until).rstrip(b".,;:!?)")
         good = not values.is_no_secret(value) and len(value) >= (6 if level == SURE else 12)
-        good = good and (values.is_special(value) or values.is_random(value))
+        good = good and (values.is_special_value(value) or values.is_random(value))
         good = good or (value.count(b"-") > 2 and values.is_mixed(value) and len(value) >= 16)
         good = good or values.is_base64(value)
         good = good or (level == SURE and value.isalnum() and bool(re.search(rb"[0-9]", value)))
@@ -239,7 +242,7 @@ def _stated(text: bytes, start: int, end: int, level: int) -> Found | None:
     return None
 
 
-def _unquoted(
+def _find_unquoted_secret(
     text: bytes,
     start: int,
     place: int,
@@ -312,9 +315,9 @@ class _Table(Struct, frozen=True):
     starts: tuple[int, ...]  #: where in its line each heading begins
 
 
-def _header(text: bytes, start: int, end: int) -> Iterator[Next]:
+def _find_table_header(text: bytes, start: int, end: int) -> Iterator[Next]:
     """Ask for the rows of a table, where the name is a heading in its first row."""
-    separator = _separator(text, start, end)
+    separator = _column_separator(text, start, end)
     if not separator:
         return
     lowest = max(start - 512, 0)
@@ -332,7 +335,7 @@ def _header(text: bytes, start: int, end: int) -> Iterator[Next]:
     if _NO_HEADINGS.search(line):
         return
     indent = len(line) - len(line.lstrip(b" "))
-    spans = _fields(line.strip(b" "), separator)
+    spans = _row_fields(line.strip(b" "), separator)
     fields = [line[indent + left : indent + right] for left, right in spans]
     inner = fields[1:-1] if separator == b"|" and not (fields[0] or fields[-1]) else fields
     if not 2 <= len(inner) <= MOST_COLUMNS or not all(map(_HEADING.match, inner)):
@@ -342,17 +345,20 @@ def _header(text: bytes, start: int, end: int) -> Iterator[Next]:
     if not columns:
         return
     starts = tuple(indent + left for left, _ in spans)
-    yield Next(line_end.end(), partial(_row, _Table(separator, len(fields), columns, starts)))
+    yield Next(
+        line_end.end(), partial(_find_row_secrets, _Table(separator, len(fields), columns, starts))
+    )
 
 
-def _separator(text: bytes, start: int, end: int) -> bytes:
+def _column_separator(text: bytes, start: int, end: int) -> bytes:
+    """Return what separates the columns of the table whose heading is a secret's name."""
     found = _SEPARATOR.match(text, end) or _BEFORE.match(text[max(start - 48, 0) : start][::-1])
     if found:
         return b"\t" if b"t" in found[1] else found[1]
     return b" " if _BLANKS.match(text, end) else b""
 
 
-def _fields(line: bytes, separator: bytes) -> list[tuple[int, int]]:
+def _row_fields(line: bytes, separator: bytes) -> list[tuple[int, int]]:
     """Return where the fields of a row are, without their quotes and blanks."""
     places: list[tuple[int, int]] = []
     place = 0
@@ -370,7 +376,8 @@ def _fields(line: bytes, separator: bytes) -> list[tuple[int, int]]:
     return places
 
 
-def _row(table: _Table, text: bytes, place: int) -> Iterator[Found | Next]:
+def _find_row_secrets(table: _Table, text: bytes, place: int) -> Iterator[Found | Next]:
+    """Find the secrets in a row of a table, and ask for the next row."""
     ending = _BREAK.search(text, place, place + _ROW)
     end = ending.start() if ending else len(text)
     if end - place > _ROW:
@@ -378,27 +385,27 @@ def _row(table: _Table, text: bytes, place: int) -> Iterator[Found | Next]:
     line = text[place:end]
     if not _BORDER.match(line):
         cut = None if line.lstrip().startswith(b'"') else _STRING_END.search(line)
-        places = _cells(line[: cut.start()] if cut else line, table)
+        places = _row_cells(line[: cut.start()] if cut else line, table)
         if not places:
             return
         for column, level in table.columns:
             start, stop = places[column]
             value = line[start:stop]
-            if value and _is_cell(value, level):
+            if value and _is_secret_cell(value, level):
                 yield Found("password", place + start, place + stop)
         if cut:
             return
     if ending:
-        yield Next(ending.end(), partial(_row, table))
+        yield Next(ending.end(), partial(_find_row_secrets, table))
 
 
-def _cells(line: bytes, table: _Table) -> list[tuple[int, int]]:
+def _row_cells(line: bytes, table: _Table) -> list[tuple[int, int]]:
     """Return where the cells of a row are; none if it is no row.
 
     Between blanks a cell may be empty or fill its column, and begins where its heading does, or
     behind that after one that was too long. What stands below the first heading alone is any line.
     """
-    places = _fields(line, table.separator)
+    places = _row_fields(line, table.separator)
     if len(places) == table.count:
         return places
     if table.separator != b" ":
@@ -412,7 +419,8 @@ def _cells(line: bytes, table: _Table) -> list[tuple[int, int]]:
     return [(start, words.get(start, start)) for start in table.starts]
 
 
-def _is_cell(value: bytes, level: int) -> bool:
+def _is_secret_cell(value: bytes, level: int) -> bool:
+    """Tell whether the cell of a table below a secret's name is a secret."""
     if values.is_no_secret(value) or b" " in value.strip():
         return False
     if level == values.SURE:
@@ -441,30 +449,31 @@ _INDENT = re.compile(rb"(?:^|\n|\\{1,7}n)([ \t+>|-]{0,40})\Z")
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]{16,}={0,2}\Z")
 
 
-def kubernetes(text: bytes, place: int) -> Iterator[Found | Next]:
+def kubernetes_secrets(text: bytes, place: int) -> Iterator[Found | Next]:
     """Find what stands below `data:` and `stringData:`, whatever its keys are called."""
     data = START.match(text, place) and _YAML_DATA.match(text, place)
     pair = _YAML_PAIR if data else _JSON_PAIR
     data = data or (START.match(text, place) and _JSON_DATA.match(text, place))
     if not data:
         return
-    kinds = _kinds(text, place)
+    kinds = _kubernetes_kinds(text, place)
     if b"Secret" in kinds or (not kinds and pair is _YAML_PAIR):
         before = _INDENT.search(text, max(place - 48, 0), place)
         indent = len(before[1]) if before else 0
-        yield from _pair(pair, indent, b"Secret" in kinds, text, data.end())
+        yield from _find_pair_secret(pair, indent, b"Secret" in kinds, text, data.end())
 
 
-def _kinds(text: bytes, place: int) -> set[bytes]:
+def _kubernetes_kinds(text: bytes, place: int) -> set[bytes]:
     """Return the kinds of the document around, as far as the rule sees."""
     before = text[max(place - BEHIND, 0) : place].rpartition(b"\n---")[2]
     after = text[place : place + AHEAD].partition(b"\n---")[0]
     return {found[1] for piece in (before, after) for found in _KIND.finditer(piece)}
 
 
-def _pair(
+def _find_pair_secret(
     pair: re.Pattern[bytes], indent: int, is_secret: bool, text: bytes, place: int
 ) -> Iterator[Found | Next]:
+    """Find the secret of one pair below `data:` in Kubernetes, and ask for the next pair."""
     found = pair.match(text, place, place + _ROW)
     if not found or (pair is _YAML_PAIR and len(found[1]) <= indent):
         return
@@ -475,11 +484,11 @@ def _pair(
     if pair is _YAML_PAIR:
         ending = _BREAK.search(text, end, place + _ROW)
         if ending and _PAIR_REST.fullmatch(text, end, ending.start()):
-            yield Next(ending.end(), partial(_pair, pair, indent, is_secret))
+            yield Next(ending.end(), partial(_find_pair_secret, pair, indent, is_secret))
     else:
         closing = _CLOSING.match(text, end)
         if closing:
-            yield Next(closing.end(), partial(_pair, pair, indent, is_secret))
+            yield Next(closing.end(), partial(_find_pair_secret, pair, indent, is_secret))
 
 
 def _is_readable(value: bytes) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec import Struct
 
 from stream.redaction import values
-from stream.redaction.assignments import assignment, kubernetes
+from stream.redaction.assignments import assigned_secret, kubernetes_secrets
 from stream.redaction.values import (
     COLOUR,
     EDGE,
@@ -260,7 +260,7 @@ def _value(text: bytes, found: re.Match[bytes]) -> Found | None:
 _OF_USERS = re.compile(rb"(?i)\b(?:user|role|login|grant|create|alter)\b[^\r\n]*\Z")
 
 
-def _sql_value(text: bytes, found: re.Match[bytes]) -> Found | None:
+def _sql_secret(text: bytes, found: re.Match[bytes]) -> Found | None:
     """Find a secret of SQL, whose words prose has too: a word counts in quotes, after a user."""
     answer = secret_at(text, found.end(), SURE)
     if not answer:
@@ -268,7 +268,7 @@ def _sql_value(text: bytes, found: re.Match[bytes]) -> Found | None:
     assert answer.until is not None
     value = piece(text, answer.start, answer.until)
     if answer.start == found.end():
-        good = values.is_special(value) or values.is_random(value)
+        good = values.is_special_value(value) or values.is_random(value)
     else:
         about_users = _OF_USERS.search(text, max(found.start() - 256, 0), found.start())
         good = bool(about_users) or not value.isalpha()
@@ -279,7 +279,8 @@ def _sql_value(text: bytes, found: re.Match[bytes]) -> Found | None:
 _OF_USER = _Q + rb"[^\s:%\"'`\\\0/]{1,64}[:%](?!/)" + COLOUR + rb"{0,3}"
 
 
-def _after_user(text: bytes, found: re.Match[bytes]) -> Found | None:
+def _secret_after_user(text: bytes, found: re.Match[bytes]) -> Found | None:
+    """Find the password that follows a user's name."""
     until = unquoted_end(text, found.end())
     value = piece(text, found.end(), until)
     good = len(value) >= 3 and not values.is_no_secret(value)
@@ -292,7 +293,8 @@ _JWT = re.compile(rb"eyJ[A-Za-z0-9_-]{8,1024}\.(?:eyJ[A-Za-z0-9_-]{5}|[A-Za-z0-9
 _JWT_END = re.compile(rb"[^A-Za-z0-9_.=-]|\.(?![A-Za-z0-9_-])")
 
 
-def _jwt(text: bytes, place: int) -> Iterable[Found]:
+def _find_jwt(text: bytes, place: int) -> Iterable[Found]:
+    """Find a JSON web token."""
     found = _JWT.match(text, place)
     if not found or not EDGE.match(text, place):
         return []
@@ -343,7 +345,8 @@ _COOKIE = rb"cookie\\{0,7}[\"']?:[ \t]{0,4}\\{0,7}[\"']?"
 _PAIR = re.compile(rb"(?<![\w.-])[\w.-]{1,64}=[^;\s]{6}")
 
 
-def _authorization(text: bytes, place: int) -> Iterable[Found]:
+def _find_authorization(text: bytes, place: int) -> Iterable[Found]:
+    """Find the secret of an HTTP header `Authorization`."""
     found = _AUTHORIZATION.match(text, place)
     if not found:
         return []
@@ -357,7 +360,8 @@ def _authorization(text: bytes, place: int) -> Iterable[Found]:
     return [Found("authorization", start, start, until)] if good else []
 
 
-def _bearer(text: bytes, found: re.Match[bytes]) -> Found | None:
+def _find_bearer_token(text: bytes, found: re.Match[bytes]) -> Found | None:
+    """Find the secret that follows the word `bearer`."""
     until = unquoted_end(text, found.end())
     value = piece(text, found.end(), until)
     shaped = values.is_mixed(value) or values.is_random(value)
@@ -365,7 +369,8 @@ def _bearer(text: bytes, found: re.Match[bytes]) -> Found | None:
     return Found("authorization", found.end(), found.end(), until) if good else None
 
 
-def _cookie(text: bytes, found: re.Match[bytes]) -> Found | None:
+def _find_cookie(text: bytes, found: re.Match[bytes]) -> Found | None:
+    """Find the value of a header `Cookie` or `Set-Cookie`."""
     value = piece(text, found.end(), values.LINE_END)
     is_set = text[max(found.start() - 4, 0) : found.start()].lower() == b"set-"
     pair = (_PAIR.match if is_set else _PAIR.search)(value)
@@ -377,7 +382,7 @@ def _cookie(text: bytes, found: re.Match[bytes]) -> Found | None:
 _USERINFO = re.compile(rb":(?:\\{0,7}/){2}(?:[^\s/@:\"'<>\\\0]{0,128}:)?([^\s\"'\\\0]{1,512})\Z")
 
 
-def _url(text: bytes, place: int) -> Iterable[Found]:
+def _find_url_password(text: bytes, place: int) -> Iterable[Found]:
     """Find the password in front of the host of a URL, from the @ on."""
     lowest = max(place - 700, 0)
     slashes = max(text.rfind(slash, lowest, place) for slash in (b"//", b"\\/"))
@@ -402,7 +407,7 @@ _PGPASS = re.compile(
 _PGPASS_HOST = re.compile(rb"(?:^|[\s\"'+>]|\\n)[\w.*-]{1,128}\Z")
 
 
-def _pgpass(text: bytes, place: int) -> Iterable[Found]:
+def _find_pgpass_password(text: bytes, place: int) -> Iterable[Found]:
     """Find the password in `host:port:database:user:password`."""
     port = text.find(b":", place + 1, place + 8)
     found = _PGPASS.match(text, port + 1) if port > 0 else None
@@ -443,39 +448,39 @@ def _password(found: re.Match[bytes] | None) -> Iterable[Found]:
 _AFTER_NAME = rb"(?=\d{0,2}[\\\"'`\]\s:=!\0\x1b,;|&><])"
 #: given to a name: in code, YAML, JSON, XML, a query, a table below its heading
 _NAMES = (
-    Context("password", (b"passw", b"passphrase"), assignment,
+    Context("password", (b"passw", b"passphrase"), assigned_secret,
         'password = "<12>"', "password = args.password"),
     Context("password",
         (b"secret", b"token", b"credential", b"credentials", b"key", b"pwd", b"psk", b"pass",
          b"auth", b"jwt", b"_pw", b"_pat", b"passcode", b"secret_key_base", b"key-data",
          b"key_data", b"connectionstring", b"connection_string", b"connection-string",
          b"kennwort", b"masterauth", b"mnemonic"),
-        assignment, "api_key: <24>", "api_key = api_key", then=_AFTER_NAME),
-    Context("password", (b"sig=", b"signature="), assignment,
+        assigned_secret, "api_key: <24>", "api_key = api_key", then=_AFTER_NAME),
+    Context("password", (b"sig=", b"signature="), assigned_secret,
         "https://example.org/a?sv=1&sig=<24>&e=1", "signature=inspect.signature(call2)"),
-    Context("kubernetes", (b"data", b"stringData"), kubernetes,
+    Context("kubernetes", (b"data", b"stringData"), kubernetes_secrets,
         "kind: Secret\ndata:\n  any: <24>", "kind: ConfigMap\ndata: any",
         any_case=False, then=rb"(?=\\{0,7}\"?[ \t]{0,4}:)"),
 )  # fmt: skip
 _PLACES = (
-    Context("authorization", (b"authorization",), _authorization,
+    Context("authorization", (b"authorization",), _find_authorization,
         "Authorization: Basic <20>", "Authorization: required for this"),
-    Context("authorization", (b"bearer",), _after(_BEARER, _bearer),
+    Context("authorization", (b"bearer",), _after(_BEARER, _find_bearer_token),
         "bearer <24>", "the bearer of this letter"),
-    Context("cookie", (b"cookie",), _after(_COOKIE, _cookie),
+    Context("cookie", (b"cookie",), _after(_COOKIE, _find_cookie),
         "Set-Cookie: id=<24>; Path=/", "a cookie: it is sweet"),
-    Context("url", (b"@",), _url, "https://me:<12>@example.org/", "ssh://git@example.org/a/b.git"),
+    Context("url", (b"@",), _find_url_password, "https://me:<12>@example.org/", "ssh://git@example.org/a/b.git"),
     Context("private-key", (b"-----BEGIN ", b"-----BEGIN+", b"-----BEGIN%20"), _pem,
         "-----BEGIN RSA PRIVATE KEY-----\n<60>", "-----BEGIN CERTIFICATE-----\n<60>",
         any_case=False),
     Context("private-key", (b"Private-Lines: ",), _putty,
         "Private-Lines: 8\n<60>", "Private-Lines: are what they are", any_case=False),
-    Context("jwt", (b"eyJ",), _jwt, "eyJ<30>.eyJ<60>.<43>", "eyJ<4>.x", any_case=False),
-    Context("password", (b":5432:", b":6432:", b":*:"), _pgpass,
+    Context("jwt", (b"eyJ",), _find_jwt, "eyJ<30>.eyJ<60>.<43>", "eyJ<4>.x", any_case=False),
+    Context("password", (b":5432:", b":6432:", b":*:"), _find_pgpass_password,
         "db.example.org:5432:app:me:<14>", "10.0.0.1:5432: connection refused", any_case=False),
     Context("password", (b"identified",),
         _after(rb"identified\s{1,4}(?:with\s{1,4}\S{1,40}\s{1,4})?by\s{1,4}"
-               rb"(?:password\s{1,4}|values\s{1,4})?", _sql_value),
+               rb"(?:password\s{1,4}|values\s{1,4})?", _sql_secret),
         "CREATE USER me IDENTIFIED BY '<12>';", "he is identified by name"),
     Context("password", (b"password",),
         _after(rb"password\s{1,4}(?=\\{0,7}')|password\s{0,2}\((?=\\{0,7}['\"])", _value),
@@ -486,7 +491,7 @@ _BY_P = rb"(?:-p(?:" + _S + rb"|=|(?![a-z-]{2,}(?:[\s\0\"'`=]|\Z)))|--password(?
 _COMMANDS = (
     Context("password", (b"curl", b"http ", b"https ", b"xh "),
         _after(rb"(?:curl(?:\.exe)?|https?|xh)" + _ARGS + rb"(?:" + _USER
-               + rb"|-a" + _S + rb")" + _OF_USER, _after_user),
+               + rb"|-a" + _S + rb")" + _OF_USER, _secret_after_user),
         "curl -sS -u me:<12> https://example.org", "curl -sS -o out https://example.org"),
     Context("password", (b"mysql", b"mariadb"),
         _after(rb"(?:mysql|mariadb)(?:-?(?:dump|admin|import|show|check))?" + _ARGS
@@ -510,7 +515,7 @@ _COMMANDS = (
                + rb"){0,3}\w{1,32}/)", _value),
         "sqlcmd -S host -U me -P <12>", "sqlcmd -S host -E"),
     Context("password", (b"smbclient",),
-        _after(rb"smbclient" + _ARGS + _USER + _OF_USER, _after_user),
+        _after(rb"smbclient" + _ARGS + _USER + _OF_USER, _secret_after_user),
         "smbclient //host/share -U me%<12>", "smbclient //host/share -N"),
     Context("password", (b"pass:",), _after(rb"(?<=[\s\0\"'=])pass:", _value),
         "openssl rsa -passin pass:<12> -in k", "by pass: it is shut"),

@@ -105,7 +105,7 @@ class Redactor:
         with self._lock:
             if self._detector is None:
                 self._detector = detector_for(self._environment)
-        return Scan(self._detector, self._token)
+        return Scan(self._detector, self._token_for_secret)
 
     def bytes(self, data: bytes) -> bytes:
         """Return the bytes without their secrets."""
@@ -127,7 +127,8 @@ class Redactor:
     def _text(self, text: str, errors: str) -> str:
         return self.bytes(text.encode("utf-8", errors)).decode("utf-8", errors)
 
-    def _token(self, kind: str, identity: Data) -> Data:
+    def _token_for_secret(self, kind: str, identity: Data) -> Data:
+        """Return the token that stands for a secret: the same one for the same secret."""
         from hashlib import sha256
 
         key = sha256(identity).digest()

@@ -26,7 +26,7 @@ from stream.redaction.values import (
     Found,
     Next,
     SecretRule,
-    forms,
+    forms_of_secret,
     secret_values,
 )
 
@@ -86,13 +86,14 @@ class Scan:
         """Take in a chunk, and return what is decided."""
         self._waiting.append(chunk)
         self._size += len(chunk)
-        return self._pass(ended=False) if self._size >= STEP else b""
+        return self._scan_text(ended=False) if self._size >= STEP else b""
 
     def finish(self) -> bytes:
         """Return the rest."""
-        return self._pass(ended=True)
+        return self._scan_text(ended=True)
 
-    def _pass(self, ended: bool) -> bytes:
+    def _scan_text(self, ended: bool) -> bytes:
+        """Look for secrets as far as the text that has come decides, and return it with tokens."""
         self._text = b"".join([self._text, *self._waiting])
         self._waiting, self._size = [], 0
         end = self._first + len(self._text)
@@ -100,7 +101,7 @@ class Scan:
         place = -1
         while self._open is not None or self._next < limit:
             if self._open is not None:
-                if not self._close(end, ended):
+                if not self._close_open_secret(end, ended):
                     break
                 continue
             if place < self._next:  # else it is still the first one
@@ -113,12 +114,14 @@ class Scan:
                 self._next = limit
                 break
             self._next = place + 1
-            self._look(place)
-        return self._release(end if ended else self._next - 2 * BEHIND)
+            self._ask_rules(place)
+        return self._release_text(end if ended else self._next - 2 * BEHIND)
 
-    def _look(self, place: int) -> None:
+    def _ask_rules(self, place: int) -> None:
         covered = bool(self._spans) and place < self._spans[-1].end
-        self._take(self._detector.found(self._text, place - self._first, covered), place)
+        self._take_answers(
+            self._detector.secrets_at_hit(self._text, place - self._first, covered), place
+        )
 
     def _ask_pending(self) -> None:
         """Ask the rule that waits for the first of the later places."""
@@ -126,28 +129,31 @@ class Scan:
         self._pending.remove((place, rule))
         if place >= self._next:  # else a secret covers it
             self._next = place
-            self._take(rule(self._text, place - self._first), place)
+            self._take_answers(rule(self._text, place - self._first), place)
 
-    def _take(self, answers: Iterable[Found | Next], place: int) -> None:
+    def _take_answers(self, answers: Iterable[Found | Next], place: int) -> None:
+        """Take what the rules answered: secrets, and places at which they want to be asked
+        again."""
         for answer in answers:
             if isinstance(answer, Found):
                 if self._open is None:
-                    self._add(answer, place)
+                    self._add_secret(answer, place)
             elif place < (later := answer.place + self._first):
                 self._pending = [*self._pending[-(MOST_PENDING - 1) :], (later, answer.rule)]
 
-    def _add(self, found: Found, place: int) -> None:
+    def _add_secret(self, found: Found, place: int) -> None:
+        """Note a secret that a rule found, joined with those that it overlaps."""
         start, end = found.start + self._first, found.end + self._first
         start = max(start, self._released)
         value = self._text[start - self._first : end - self._first]
         span = _Span(found.kind, start, end, value)
         while self._spans and start < self._spans[-1].end:
-            span = self._joined(self._spans.pop(), span)
+            span = self._joined_spans(self._spans.pop(), span)
         self._spans.append(span)
         if found.until is not None and span.end == end:
             self._open, self._hit = found.until, place
 
-    def _joined(self, earlier: _Span, later: _Span) -> _Span:
+    def _joined_spans(self, earlier: _Span, later: _Span) -> _Span:
         """Join two that overlap, or of which one is part of the other."""
         if earlier.start > later.start:
             before = later.value[: earlier.start - later.start]
@@ -156,7 +162,7 @@ class Scan:
             earlier.grow(later.end, later.value)
         return earlier
 
-    def _close(self, end: int, ended: bool) -> bool:
+    def _close_open_secret(self, end: int, ended: bool) -> bool:
         """Go on in the open secret, and return whether its end is known."""
         assert self._open is not None
         span = self._spans[-1]
@@ -168,25 +174,25 @@ class Scan:
         elif ended:
             closing = end
         else:
-            self._extend(span, sure)
+            self._extend_secret(span, sure)
             self._next = max(self._next, sure)
             return False
-        self._extend(span, closing)
+        self._extend_secret(span, closing)
         self._open = None
         self._next = max(self._hit + 1, closing - BEHIND)
         return True
 
-    def _extend(self, span: _Span, end: int) -> None:
+    def _extend_secret(self, span: _Span, end: int) -> None:
         span.grow(end, self._text[span.end - self._first : end - self._first])
 
-    def _release(self, safe: int) -> bytes:
+    def _release_text(self, safe: int) -> bytes:
         """Return what stands before a place, with a token for each secret."""
         pieces = []
         while self._spans and self._spans[0].end <= safe:
             if self._open is not None and len(self._spans) == 1:
                 break
             span = self._spans.pop(0)
-            pieces += [self._part(span.start), self._named(span)]
+            pieces += [self._part(span.start), self._token_for_span(span)]
             self._released = span.end
         if self._spans:
             safe = min(safe, self._spans[0].start)
@@ -202,7 +208,7 @@ class Scan:
         self._released = max(end, self._released)
         return part
 
-    def _named(self, span: _Span) -> bytes:
+    def _token_for_span(self, span: _Span) -> bytes:
         identity = self._detector.identities.get(span.value)
         return self._token(span.kind, identity or identity_of(span.kind, span.value))
 
@@ -236,41 +242,45 @@ class Detector:
         exact: list[Anchor] = []
         for value in secrets:
             identity = identity_of("env", value.encode("utf-8", "surrogateescape"))
-            new = [form for form in forms(value) if form not in self.identities]
+            new = [form for form in forms_of_secret(value) if form not in self.identities]
             self.identities.update(dict.fromkeys(new, identity))
             exact += [Anchor(form, _exact(form)) for form in new]
         self.by_pivot: dict[int, list[tuple[int, Anchor]]] = {}
         words = [*(key.word for key in KEYS if not key.before), *_BLOCKS]
         every = [*exact, *_table_anchors(), *_encoded_anchors(words, self.spans)]
-        for anchor, place in zip(every, _pivots(every), strict=True):
+        for anchor, place in zip(every, _pivot_places(every), strict=True):
             for byte in _cases(anchor.word[place], anchor):
                 self.by_pivot.setdefault(byte, []).append((place, anchor))
         self._near: dict[bytes, list[tuple[int, Anchor]]] = {}
-        self.pattern = re.compile(b"|".join(map(self._branch, sorted(self.by_pivot))), re.DOTALL)
+        self.pattern = re.compile(
+            b"|".join(map(self._pivot_pattern, sorted(self.by_pivot))), re.DOTALL
+        )
 
-    def _branch(self, byte: int) -> bytes:
+    def _pivot_pattern(self, byte: int) -> bytes:
         """Return the pattern of all words that are looked for by this byte.
 
         The byte comes first, so that the engine passes over everything else quickly.
         """
-        return re.escape(bytes((byte,))) + _tree([_around(*one) for one in self.by_pivot[byte]])
+        return re.escape(bytes((byte,))) + _word_alternation(
+            [_pattern_around_pivot(*one) for one in self.by_pivot[byte]]
+        )
 
     def spans(self, text: bytes) -> list[Found]:
         """Return what is secret in a whole text, which is not part of a stream."""
         closed = []
         for hit in self.pattern.finditer(text):
-            for found in self.found(text, hit.start(), covered=False):
+            for found in self.secrets_at_hit(text, hit.start(), covered=False):
                 if isinstance(found, Found):
                     end = found.until.search(text, found.end) if found.until else None
                     stop = end.start() if end else len(text) if found.until else found.end
                     closed.append(Found(found.kind, found.start, stop))
         return closed
 
-    def found(self, text: bytes, hit: int, covered: bool) -> list[Found | Next]:
+    def secrets_at_hit(self, text: bytes, hit: int, covered: bool) -> list[Found | Next]:
         """Return what the rules find at a hit; rules that read names are not asked in a secret."""
         answers: list[Found | Next] = []
         asked: list[tuple[int, SecretRule]] = []
-        for place, anchor in self._candidates(text[max(hit - 1, 0) : hit + 3], text[hit], hit):
+        for place, anchor in self._words_at_hit(text[max(hit - 1, 0) : hit + 3], text[hit], hit):
             start = hit - place
             if start < 0 or (covered and anchor.then and anchor.any_case):
                 continue
@@ -282,7 +292,7 @@ class Detector:
                 answers += anchor.rule(text, start)
         return answers
 
-    def _candidates(self, near: bytes, byte: int, hit: int) -> list[tuple[int, Anchor]]:
+    def _words_at_hit(self, near: bytes, byte: int, hit: int) -> list[tuple[int, Anchor]]:
         """Return the words that the bytes around a hit allow; few different ones surround hits."""
         every = self.by_pivot[byte]
         if hit == 0 or len(every) == 1:
@@ -292,12 +302,12 @@ class Detector:
             if len(self._near) >= _MOST_NEAR:
                 self._near.clear()
             known = self._near[near] = [
-                (place, anchor) for place, anchor in every if _fits(anchor, place - 1, near)
+                (place, anchor) for place, anchor in every if _fits_word(anchor, place - 1, near)
             ]
         return known
 
 
-def _fits(anchor: Anchor, first: int, near: bytes) -> bool:
+def _fits_word(anchor: Anchor, first: int, near: bytes) -> bool:
     """Return whether bytes from a place of the word on, or one before it, are the word's."""
     return all(
         byte in _cases(anchor.word[first + n], anchor)
@@ -306,7 +316,7 @@ def _fits(anchor: Anchor, first: int, near: bytes) -> bool:
     )
 
 
-def _around(place: int, anchor: Anchor) -> tuple[list[bytes], bytes]:
+def _pattern_around_pivot(place: int, anchor: Anchor) -> tuple[list[bytes], bytes]:
     """Return a pattern for each byte that follows, and one for what is looked at last."""
     after = anchor.word[place + 1 :]
     before = b"".join(_one(byte, anchor) for byte in anchor.word[max(place - _SEEN, 0) : place])
@@ -321,7 +331,7 @@ def _one(byte: int, anchor: Anchor) -> bytes:
     return b"[%s]" % both if len(both) > 1 else re.escape(both)
 
 
-def _tree(words: Sequence[tuple[list[bytes], bytes]]) -> bytes:
+def _word_alternation(words: Sequence[tuple[list[bytes], bytes]]) -> bytes:
     """Return an alternation in which no common beginning is tried twice."""
     ends = {last for after, last in words if not after}
     heads: dict[bytes, list[tuple[list[bytes], bytes]]] = {}
@@ -330,7 +340,7 @@ def _tree(words: Sequence[tuple[list[bytes], bytes]]) -> bytes:
             heads.setdefault(after[0], []).append((after[1:], last))
     if b"" in ends:
         return b""
-    ways = [head + _tree(inner) for head, inner in sorted(heads.items())] + sorted(ends)
+    ways = [head + _word_alternation(inner) for head, inner in sorted(heads.items())] + sorted(ends)
     return ways[0] if len(ways) == 1 else b"(?:" + b"|".join(ways) + b")"
 
 
@@ -343,9 +353,10 @@ _KEY_END = re.compile(rb"[^A-Za-z0-9_-]")
 
 
 def _table_anchors() -> Iterator[Anchor]:
+    """Yield the words that the tables of secrets are looked up by, each with its rule."""
     for key in KEYS:
         unnamed = key.shape.replace(b"(?P<secret>", b"(?:")
-        yield Anchor(key.word, _key(key), then=b"(?=%s)" % unnamed)
+        yield Anchor(key.word, _key_rule(key), then=b"(?=%s)" % unnamed)
     for row in CONTEXTS:
         yield from (Anchor(word, row.rule, row.any_case, row.then) for word in row.words)
 
@@ -353,7 +364,8 @@ def _table_anchors() -> Iterator[Anchor]:
 _COLOUR = re.compile(COLOUR)
 
 
-def _key(key: Key) -> SecretRule:
+def _key_rule(key: Key) -> SecretRule:
+    """Return the rule that finds a key by its own form."""
     pattern = re.compile(re.escape(key.word) + key.shape)
     before = re.compile(key.before) if key.before else None
 
@@ -380,7 +392,7 @@ def _key(key: Key) -> SecretRule:
     return rule
 
 
-def _pivots(anchors: Sequence[Anchor]) -> list[int]:
+def _pivot_places(anchors: Sequence[Anchor]) -> list[int]:
     """Return for each word the place of the byte to look for first.
 
     They are chosen together, so that few bytes, and rare ones, are enough for all words.
@@ -398,7 +410,7 @@ def _pivots(anchors: Sequence[Anchor]) -> list[int]:
     for byte in sorted(chosen, key=lambda byte: (-_cost(frozenset((byte,))), byte)):
         if all(any(way <= chosen - {byte} for way in ways) for ways in options):
             chosen.remove(byte)  # what was chosen later does without it
-    return [_place(anchor, chosen) for anchor in anchors]
+    return [_choose_pivot(anchor, chosen) for anchor in anchors]
 
 
 def _cases(byte: int, anchor: Anchor) -> set[int]:
@@ -410,7 +422,7 @@ def _cost(bytes_: frozenset[int]) -> float:
     return sum(_WEIGHT.get(byte, 1.0) for byte in bytes_)
 
 
-def _place(anchor: Anchor, chosen: set[int]) -> int:
+def _choose_pivot(anchor: Anchor, chosen: set[int]) -> int:
     """Not the last one, if it can be: what follows is compared sooner than what is before."""
     near = anchor.word[:_EXACT_REACH]
     places = [n for n in range(len(near)) if _cases(near[n], anchor) <= chosen]
@@ -437,7 +449,7 @@ def _encoded_anchors(words: Iterable[bytes], spans: Spans) -> list[Anchor]:
 
     def percent(text: bytes, place: int) -> Iterator[Found | Next]:
         """Find secrets in a word of percent escapes, once for each word."""
-        start = _start(text, place)
+        start = _token_start(text, place)
         if not _ESCAPE.search(text, start, place):  # the first of its word
             yield from view(text, start, place)
 
@@ -447,7 +459,7 @@ def _encoded_anchors(words: Iterable[bytes], spans: Spans) -> list[Anchor]:
         if not found or found.end() <= place:
             return
         is_cut = found.end() == place + _FAR
-        plain, places = _decoded(found[0])
+        plain, places = _decoded_token(found[0])
         if len(plain) < _SHORTEST:
             return
         for span in spans(plain):
@@ -459,14 +471,14 @@ def _encoded_anchors(words: Iterable[bytes], spans: Spans) -> list[Anchor]:
 
     def again(text: bytes, place: int) -> Iterator[Found | Next]:
         """Go on with a word of percent escapes from a place."""
-        return view(text, _start(text, place), place)
+        return view(text, _token_start(text, place), place)
 
     def base64(text: bytes, place: int) -> Iterator[Found]:
         """Find secrets in what base64 means."""
         found = EDGE.match(text, place) and _BASE64.match(text, place, place + _FAR)
         if not found:
             return
-        inner = spans(_plain(found[0]))
+        inner = spans(_decode_base64(found[0]))
         if inner:
             yield Found(inner[0].kind, place, found.end(), _BASE64_END)
 
@@ -477,13 +489,13 @@ def _encoded_anchors(words: Iterable[bytes], spans: Spans) -> list[Anchor]:
     ]
 
 
-def _start(text: bytes, place: int) -> int:
+def _token_start(text: bytes, place: int) -> int:
     """Return where the word around a place begins."""
     found = _BACKWARDS.match(text[max(place - _BACK, 0) : place][::-1])
     return place - (found.end() if found else 0)
 
 
-def _decoded(token: bytes) -> tuple[bytes, list[int]]:
+def _decoded_token(token: bytes) -> tuple[bytes, list[int]]:
     """Return the plain text, and where in the token each byte begins and the last one ends."""
     plain, place = bytearray(), 0
     places: list[int] = []
@@ -503,7 +515,8 @@ def _beginning(word: bytes) -> bytes:
     return b2a_base64(word, newline=False)[: len(word) * 8 // 6]
 
 
-def _plain(text: bytes) -> bytes:
+def _decode_base64(text: bytes) -> bytes:
+    """Decode base64, also the URL form of it, with or without padding; empty where it is none."""
     text = text.rstrip(b"=").translate(bytes.maketrans(b"-_", b"+/"))
     whole = len(text) // 4 * 4
     rest = text[whole:]

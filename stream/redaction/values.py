@@ -245,7 +245,7 @@ def is_code(value: bytes) -> bool:
     )
 
 
-def is_special(value: bytes) -> bool:
+def is_special_value(value: bytes) -> bool:
     """Return whether a value has characters of several classes, in no order that code has."""
     if len(value) < 6 or is_code(value) or not _SPECIAL.search(value.strip(b",;:)]}\"'([{.")):
         return False
@@ -293,7 +293,7 @@ def is_quoted_secret(value: bytes, level: int) -> bool:
     )
 
 
-def is_argument(value: bytes, level: int, after: bytes) -> bool:
+def is_secret_argument(value: bytes, level: int, after: bytes) -> bool:
     """Return whether an argument of an option is a secret, and no word of a help text."""
     if is_no_secret(value) or _METAVAR.match(value) or _CALL.match(value):
         return False
@@ -318,7 +318,7 @@ def is_unquoted_secret(value: bytes, code: bytes, level: int, *, equals: bool) -
     """Return whether a value without quotes is a secret. `code`: the value, if it is code."""
     if is_no_secret(value) or _NUMBER.match(value):
         return False
-    if is_special(value) and (level != MAYBE or len(value) >= 12):
+    if is_special_value(value) and (level != MAYBE or len(value) >= 12):
         return True
     core = value.strip(b"!#$%&*+,-.:;<=>?@[]^{|}~()")
     if is_base64(value) or (is_random(core) and not _CALL.match(value)):
@@ -363,7 +363,7 @@ def secret_at(text: bytes, place: int, level: int) -> Found | None:
     until = quote.until or unquoted_end(text, quote.start)
     value = piece(text, quote.start, until)
     after = text[quote.start + len(value) : quote.start + len(value) + 2] if not quote else b""
-    good = is_quoted_secret(value, level) if quote else is_argument(value, level, after)
+    good = is_quoted_secret(value, level) if quote else is_secret_argument(value, level, after)
     return Found("password", quote.start, quote.start, until) if good else None
 
 
@@ -402,7 +402,9 @@ def secret_values(environment: Mapping[str, str]) -> list[str]:
     """
     found = {value.strip() for name, value in environment.items() if names_secret(name)}
     found.update(url[1] for value in environment.values() if (url := _USERINFO.search(value)))
-    return sorted((value for value in found if not is_plain(value)), key=lambda v: (-len(v), v))
+    return sorted(
+        (value for value in found if not is_plain_value(value)), key=lambda v: (-len(v), v)
+    )
 
 
 def names_secret(name: str) -> bool:
@@ -411,7 +413,7 @@ def names_secret(name: str) -> bool:
     return bool(parts) and parts[-1] not in _ABOUT.split() and any(map(_SECRET.fullmatch, parts))
 
 
-def is_plain(value: str) -> bool:
+def is_plain_value(value: str) -> bool:
     """Return whether a value is too short, a word, a small number or a path."""
     return (
         len(value) < SHORTEST
@@ -420,14 +422,14 @@ def is_plain(value: str) -> bool:
     )
 
 
-def forms(value: str) -> Iterator[bytes]:
+def forms_of_secret(value: str) -> Iterator[bytes]:
     """Yield the forms in which a value may turn up, in pieces no longer than LONGEST.
 
     They are the value as it is, in JSON, in a URL and in base64, and each of its long lines.
     """
     raw = value.encode("utf-8", "surrogateescape")
     seen = set()
-    for form in (raw, *_json(value), *_url(raw), *_base64(raw), *_lines(raw)):
+    for form in (raw, *_json_forms(value), *_url_forms(raw), *_base64_forms(raw), *_lines(raw)):
         for start in range(0, len(form), LONGEST):
             part = form[start : start + LONGEST]
             if len(part) >= SHORTEST and part not in seen:
@@ -435,7 +437,7 @@ def forms(value: str) -> Iterator[bytes]:
                 yield part
 
 
-def _json(value: str) -> Iterator[bytes]:
+def _json_forms(value: str) -> Iterator[bytes]:
     """Yield the value in a string of JSON, and in a document that is itself such a string."""
     for ascii_only in (True, False):
         once = json.dumps(value, ensure_ascii=ascii_only)[1:-1]
@@ -450,7 +452,8 @@ def _lines(raw: bytes) -> Iterator[bytes]:
         yield from (line for line in lines if len(line) >= LINE)
 
 
-def _url(raw: bytes) -> Iterator[bytes]:
+def _url_forms(raw: bytes) -> Iterator[bytes]:
+    """Yield a secret's value in the ways to write it in a URL."""
     from urllib.parse import quote_from_bytes
 
     for kept in ("", "/"):
@@ -460,7 +463,7 @@ def _url(raw: bytes) -> Iterator[bytes]:
         yield upper.replace(b"%20", b"+")
 
 
-def _base64(raw: bytes) -> Iterator[bytes]:
+def _base64_forms(raw: bytes) -> Iterator[bytes]:
     """Yield the value in base64 at each of the three places that it can have in a longer text.
 
     The characters that depend on its neighbours are left out.

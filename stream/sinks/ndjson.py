@@ -15,7 +15,7 @@ from msgspec import Struct
 from stream.codec import join_lines
 from stream.errors import OutputError, reporting
 from stream.files.append import AppendFile, write_all
-from stream.files.targets import STDOUT, descriptor, is_regular, open_alone, partial
+from stream.files.targets import STDOUT, descriptor_by_name, is_regular_target, open_alone, partial
 from stream.pipeline import Batch, Write
 from stream.records.control import BOUNDARY, LINES, Control, sentence
 
@@ -74,7 +74,7 @@ def _tell(text: str) -> None:
 
 
 def _writer(target: str, is_whole: Callable[[], bool]) -> AbstractAsyncContextManager[WriteBytes]:
-    if target == STDOUT or not is_regular(target):
+    if target == STDOUT or not is_regular_target(target):
         return _device_writer(target)
     return _file_writer(target, is_whole)
 
@@ -107,7 +107,7 @@ async def _device_writer(target: str) -> AsyncIterator[WriteBytes]:
 
 def _open_device(name: str) -> int:
     """What is open already has its place in its file: to open it again would begin at the top."""
-    if (known := descriptor(name)) is not None:
+    if (known := descriptor_by_name(name)) is not None:
         return os.dup(known)
     return os.open(name, os.O_WRONLY | os.O_CLOEXEC)
 

@@ -420,7 +420,7 @@ class AgentCommand:
         Reaper.get()  # should the guard be killed, its orphans come to us
         self.ending.started = time.monotonic_ns()
         self._guard.send(order)
-        self._interrupts.listen(self._pass_on_signal)
+        self._interrupts.listen_for_signals(self._pass_on_signal)
         try:
             async with create_task_group() as patience:
                 patience.start_soon(self._keep_going)
@@ -449,7 +449,7 @@ class AgentCommand:
     async def _keep_going(self) -> None:
         while True:
             await sleep(KEEP_GOING)
-            self._guard.go_on()
+            self._guard.continue_guard()
 
     async def _release(self) -> None:
         await sleep(STUCK_READER)
@@ -481,10 +481,10 @@ class AgentCommand:
         """Without the guard they are in its group still, or have come to us, or both."""
         names: list[str] = []
         if self._cgroup is not None:
-            members = map(read_process, self._cgroup.members())
+            members = map(read_process, self._cgroup.list_members())
             names = [str(process) for process in members if process]
             Containment(cgroup=self._cgroup).end()
-            self._cgroup.remove()
+            self._cgroup.remove_group()
         return names + Reaper.get().end_strays()
 
     async def _handle_guard_report(self, report: GuardReport) -> None:

@@ -13,7 +13,7 @@ from stream.boundary.scripts import Cell, MatrixPlan, Staging, Stop, launch, rem
 from stream.errors import OutputError, SpawnError, os_reason
 from stream.files.trees import remove_tree
 from stream.pipeline import Batch, Out
-from stream.process.capture import Captured, follow, not_started
+from stream.process.capture import Captured, follow_program, not_started
 from stream.process.machine import system_name
 from stream.process.tree import Tree
 from stream.records.boundary import RawEmission
@@ -89,7 +89,7 @@ class ProbeSource(Struct):
             return not_started(str(error))
         except OSError as error:  # a full disk, or an earlier probe that removed the folder
             return not_started(f"no TMPDIR for it: {os_reason(error)}")
-        return await follow(
+        return await follow_program(
             tree, timeout=self.timeout, stdout_limit=STDOUT_LIMIT, stderr_limit=STDERR_LIMIT
         )
 

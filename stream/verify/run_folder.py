@@ -52,7 +52,7 @@ from stream.records.control import FINDINGS, LINES, Fault, Finding
 from stream.records.run import FsChange, Manifest, Profile, RunMetadata, RunSummary, decode_change
 from stream.transformers.event_rules import RULES, event_in, event_name, lost_bytes_of
 from stream.transformers.validate import Validate
-from stream.workspace.patch import GitError, applies, parses
+from stream.workspace.patch import GitError, why_patch_inapplicable, why_patch_unreadable
 
 #: Files that hold what `validate` knows.
 RECORDS = (run.BOUNDARY_FILE, run.CHANGES_FILE, run.COMMANDS_FILE)
@@ -424,11 +424,11 @@ def _diff_findings(metadata: RunMetadata | None, folder: RunFolder) -> Iterator[
     if any(one.is_lossy for one in diffs):
         return
     try:
-        if reason := parses(diff):
+        if reason := why_patch_unreadable(diff):
             yield _run_finding("diff.parses", reason, diff)
             return
         workspace = _diffed_workspace(metadata, folder.root)
-        if workspace is not None and (reason := applies(diff, workspace)):
+        if workspace is not None and (reason := why_patch_inapplicable(diff, workspace)):
             message = f"{reason}; perhaps {run.WORKSPACE} was changed since the run"
             yield _run_finding("diff.applies", message, diff)
     except GitError as error:

@@ -16,14 +16,14 @@ from msgspec import Struct
 
 from stream.errors import InputError, OutputError, os_reason
 from stream.files.inside import FILE, FOLDER, kind_of_entry, opened_folder
-from stream.files.trees import end_file, entries, filled, pieces_of, write_piece
+from stream.files.trees import end_file, fill_holes, list_folder, pieces_of, write_piece
 from stream.records.run import (
     CHANGES_FILE,
     FileState,
     FsChange,
     RunMetadata,
-    exact_name,
 )
+from stream.workspace.listing import exact_path
 from stream.workspace.patch import means_git
 
 _TEMPORARY = b".stream-apply-"
@@ -74,8 +74,8 @@ def plan_changes(
             raise InputError(f"{run / CHANGES_FILE}:{number}: `$.path`: leads out of the workspace")
         listed.append(change)
     plan = ApplyPlan(workspace, target, [], 0, 0, [])
-    with _opened(plan) as (ours, theirs):
-        _compare(listed, ours, theirs, plan)
+    with _opened_folders(plan) as (ours, theirs):
+        _compare_with_target(listed, ours, theirs, plan)
     return plan
 
 
@@ -84,12 +84,12 @@ def apply_plan(plan: ApplyPlan) -> None:
     order = sorted(plan.todo, key=path_of)
     made: _Made = {}
     steps: list[tuple[FsChange, Callable[[int, int, FsChange], None]]] = [
-        *((change, _remove) for change in reversed(order) if _is_to_go(change)),
-        *((change, partial(_make, made)) for change in order if change.after),
+        *((change, _remove) for change in reversed(order) if _is_entry_to_go(change)),
+        *((change, partial(_make_entry, made)) for change in order if change.after),
         # Deepest first: what a folder will not allow has been done in it by then.
-        *((change, _set_mode) for change in reversed(order) if _is_folder(change.after)),
+        *((change, _set_folder_mode) for change in reversed(order) if _is_folder(change.after)),
     ]
-    with _opened(plan) as (ours, theirs):
+    with _opened_folders(plan) as (ours, theirs):
         for number, (change, step) in enumerate(steps):
             try:
                 step(ours, theirs, change)
@@ -102,7 +102,7 @@ def apply_plan(plan: ApplyPlan) -> None:
 
 def path_of(change: FsChange) -> bytes:
     """Return the exact path of a change."""
-    return exact_name(change.path, change.path_base64)
+    return exact_path(change.path, change.path_base64)
 
 
 # ---------------------------------------------------------------- comparing
@@ -112,18 +112,21 @@ def _leads_out(path: bytes) -> bool:
     return b"\0" in path or not {b"", b".", b".."}.isdisjoint(path.split(b"/"))
 
 
-def _compare(changes: Sequence[FsChange], ours: int, theirs: int, plan: ApplyPlan) -> None:
+def _compare_with_target(
+    changes: Sequence[FsChange], ours: int, theirs: int, plan: ApplyPlan
+) -> None:
+    """Sort the changes of a run into those that the target has, can take, and conflicts with."""
     taken = [(change, path) for change in changes if not means_git(path := path_of(change))]
     plan.inside_git = len(changes) - len(taken)
-    going = {path for change, path in taken if _is_to_go(change)}
+    going = {path for change, path in taken if _is_entry_to_go(change)}
     coming = {path for change, path in taken if _is_folder(change.after)}
     for change, path in taken:
         try:
-            reason = _obstacle(change, path, ours, theirs)
+            reason = _obstacle_to_change(change, path, ours, theirs)
             if reason is None and _is_folder(change.before) and path in going:
-                reason = _find_foreign(theirs, path, going)
+                reason = _find_foreign_entry(theirs, path, going)
             if reason is None and change.after and path.rpartition(b"/")[0] not in coming:
-                with _parent(theirs, path):
+                with _opened_parent(theirs, path):
                     pass
         except OSError as error:
             reason = f"cannot be looked at: {os_reason(error)}"
@@ -135,48 +138,51 @@ def _compare(changes: Sequence[FsChange], ours: int, theirs: int, plan: ApplyPla
             plan.todo.append(change)
 
 
-def _obstacle(change: FsChange, path: bytes, ours: int, theirs: int) -> str | None:
+def _obstacle_to_change(change: FsChange, path: bytes, ours: int, theirs: int) -> str | None:
     """Return what keeps a change from being made. None: nothing; empty: it is made already."""
     for state in (change.before, change.after):
         if state and state.kind in ("fifo", "socket", "device"):
             return f"is a {state.kind}"
         if state and state.kind == "file" and state.sha256 is None:
             return "could not be read in the run"
-    if not _is_state(ours, path, change.after):
+    if not _is_path_in_state(ours, path, change.after):
         return "is not in the workspace as the run left it"
-    if _is_state(theirs, path, change.after):
+    if _is_path_in_state(theirs, path, change.after):
         return ""
-    if not _is_state(theirs, path, change.before):
+    if not _is_path_in_state(theirs, path, change.before):
         return "is not as it was when the run began"
     return None
 
 
-def _find_foreign(theirs: int, path: bytes, going: set[bytes]) -> str | None:
-    with _parent(theirs, path + b"/.") as (folder, _):
-        inner, deeper = entries(folder)
+def _find_foreign_entry(theirs: int, path: bytes, going: set[bytes]) -> str | None:
+    """Say which entry, unknown to the run, a folder holds that is to be removed from the target."""
+    with _opened_parent(theirs, path + b"/.") as (folder, _):
+        inner, deeper = list_folder(folder)
     foreign = [name for name, _ in inner + deeper if path + b"/" + name not in going]
     if not foreign:
         return None
     return f"is to be removed, and holds {os.fsdecode(foreign[0])}"
 
 
-def _is_state(root: int, path: bytes, state: FileState | None) -> bool:
+def _is_path_in_state(root: int, path: bytes, state: FileState | None) -> bool:
+    """Tell whether a path of the workspace or the target is as the run recorded it."""
     try:
-        with _parent(root, path) as (parent, name):
-            return _is_entry(parent, name, state)
+        with _opened_parent(root, path) as (parent, name):
+            return _is_entry_in_state(parent, name, state)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
         return state is None
 
 
-def _is_entry(parent: int, name: bytes, state: FileState | None) -> bool:
+def _is_entry_in_state(parent: int, name: bytes, state: FileState | None) -> bool:
+    """Tell whether an entry of a folder has the kind, mode and content that the run recorded."""
     status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     if state is None or kind_of_entry(status.st_mode) != state.kind:
         return False
     if state.kind == "symlink":
         assert isinstance(state.target, str)
-        return os.readlink(name, dir_fd=parent) == exact_name(state.target, state.target_base64)
+        return os.readlink(name, dir_fd=parent) == exact_path(state.target, state.target_base64)
     if (status.st_mode ^ int(state.mode, 8)) & _PERMISSIONS:
         return False
     if state.kind == "dir":
@@ -185,17 +191,18 @@ def _is_entry(parent: int, name: bytes, state: FileState | None) -> bool:
         return False
     fd = os.open(name, FILE, dir_fd=parent)
     try:
-        return _digest(fd, None) == state.sha256
+        return _digest_content(fd, None) == state.sha256
     finally:
         os.close(fd)
 
 
-def _digest(fd: int, copy: int | None) -> str:
+def _digest_content(fd: int, copy: int | None) -> str:
+    """Return the digest of an open file's content, and copy it with its holes if asked to."""
     hashed = sha256()
     for piece in pieces_of(fd, os.fstat(fd)):
         if copy is not None:
             write_piece(copy, piece)
-        for chunk in filled((piece,)):
+        for chunk in fill_holes((piece,)):
             hashed.update(chunk)
     if copy is not None:
         end_file(copy)
@@ -206,7 +213,7 @@ def _is_folder(state: FileState | None) -> bool:
     return state is not None and state.kind == "dir"
 
 
-def _is_to_go(change: FsChange) -> bool:
+def _is_entry_to_go(change: FsChange) -> bool:
     """Tell whether the old entry must be removed first. A file is replaced in one step."""
     if not change.before:
         return False
@@ -217,14 +224,15 @@ def _is_to_go(change: FsChange) -> bool:
 
 
 def _remove(_: int, theirs: int, change: FsChange) -> None:
-    with _parent(theirs, path_of(change), for_writing=True) as (parent, name):
+    with _opened_parent(theirs, path_of(change), for_writing=True) as (parent, name):
         (os.rmdir if _is_folder(change.before) else os.unlink)(name, dir_fd=parent)
 
 
-def _make(made: _Made, ours: int, theirs: int, change: FsChange) -> None:
+def _make_entry(made: _Made, ours: int, theirs: int, change: FsChange) -> None:
+    """Make the file, link or folder of a change in the target, in one step."""
     path, after = path_of(change), change.after
     assert after
-    with _parent(theirs, path, for_writing=True) as (parent, name):
+    with _opened_parent(theirs, path, for_writing=True) as (parent, name):
         if after.kind == "dir":
             if not _is_folder(change.before):
                 os.mkdir(name, 0o700, dir_fd=parent)
@@ -233,11 +241,11 @@ def _make(made: _Made, ours: int, theirs: int, change: FsChange) -> None:
         try:
             if after.kind == "symlink":
                 assert isinstance(after.target, str)
-                os.symlink(exact_name(after.target, after.target_base64), temporary, dir_fd=parent)
+                os.symlink(exact_path(after.target, after.target_base64), temporary, dir_fd=parent)
             else:
-                is_linked = _link(made, ours, theirs, change, parent, temporary)
+                is_linked = _link_entry(made, ours, theirs, change, parent, temporary)
                 if not is_linked:
-                    _copy(ours, path, parent, temporary, after)
+                    _copy_content(ours, path, parent, temporary, after)
             os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
             with suppress(OSError):
@@ -245,30 +253,31 @@ def _make(made: _Made, ours: int, theirs: int, change: FsChange) -> None:
             raise
 
 
-def _link(
+def _link_entry(
     made: _Made, ours: int, theirs: int, change: FsChange, parent: int, temporary: bytes
 ) -> bool:
     """Give a file that was made before another name, where it has both in the workspace."""
-    with _parent(ours, path_of(change)) as (folder, name):
+    with _opened_parent(ours, path_of(change)) as (folder, name):
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     first = made.setdefault((status.st_dev, status.st_ino), change)
     if first is change or first.after != change.after:
         return False
     try:
-        with _parent(theirs, path_of(first)) as (folder, name):
+        with _opened_parent(theirs, path_of(first)) as (folder, name):
             os.link(name, temporary, src_dir_fd=folder, dst_dir_fd=parent, follow_symlinks=False)
     except OSError:  # it becomes a file of its own
         return False
     return True
 
 
-def _copy(ours: int, path: bytes, parent: int, temporary: bytes, after: FileState) -> None:
-    with _parent(ours, path) as (folder, name):
+def _copy_content(ours: int, path: bytes, parent: int, temporary: bytes, after: FileState) -> None:
+    """Copy a file from the workspace to the target, where it is still as the run left it."""
+    with _opened_parent(ours, path) as (folder, name):
         source = os.open(name, FILE, dir_fd=folder)
     try:
         fd = os.open(temporary, _NEW, 0o600, dir_fd=parent)
         try:
-            if _digest(source, fd) != after.sha256:
+            if _digest_content(source, fd) != after.sha256:
                 raise OSError(errno.EBUSY, "was changed in the workspace meanwhile")
             os.fchmod(fd, int(after.mode, 8) & _PERMISSIONS)
         finally:
@@ -277,9 +286,10 @@ def _copy(ours: int, path: bytes, parent: int, temporary: bytes, after: FileStat
         os.close(source)
 
 
-def _set_mode(_: int, theirs: int, change: FsChange) -> None:
+def _set_folder_mode(_: int, theirs: int, change: FsChange) -> None:
+    """Give a folder of the target the mode that it has after the run."""
     assert change.after
-    with _parent(theirs, path_of(change)) as (parent, name):
+    with _opened_parent(theirs, path_of(change)) as (parent, name):
         fd = os.open(name, FOLDER, dir_fd=parent)
         try:
             os.fchmod(fd, int(change.after.mode, 8) & _PERMISSIONS)
@@ -288,7 +298,7 @@ def _set_mode(_: int, theirs: int, change: FsChange) -> None:
 
 
 @contextmanager
-def _opened(plan: ApplyPlan) -> Iterator[list[int]]:
+def _opened_folders(plan: ApplyPlan) -> Iterator[list[int]]:
     """Open the workspace and the target."""
     with ExitStack() as stack:
         folders = []
@@ -301,7 +311,9 @@ def _opened(plan: ApplyPlan) -> Iterator[list[int]]:
 
 
 @contextmanager
-def _parent(root: int, path: bytes, *, for_writing: bool = False) -> Iterator[tuple[int, bytes]]:
+def _opened_parent(
+    root: int, path: bytes, *, for_writing: bool = False
+) -> Iterator[tuple[int, bytes]]:
     """Open the folder that a path lies in: (folder, name in it). No link on the way is
     followed."""
     *folders, name = path.split(b"/")

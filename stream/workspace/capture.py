@@ -104,15 +104,16 @@ class WorkspaceCapture:
     async def prepare(self) -> PreparedWorkspace:
         """Make the workspace, and take its snapshot. Raise StreamError."""
         if self._mode == "empty":
-            return self._prepare()
-        return await to_thread.run_sync(self._prepare)
+            return self._prepare_workspace()
+        return await to_thread.run_sync(self._prepare_workspace)
 
     async def compare(self, exited: int | None) -> WorkspaceChanges:
         """Find what was changed, and write it down. `exited`: wall-clock ns of the agent's end,
         where something outlived it. Once begun, it is finished."""
-        return await to_thread.run_sync(self._compare, exited)
+        return await to_thread.run_sync(self._compare_workspace, exited)
 
-    def _prepare(self) -> PreparedWorkspace:
+    def _prepare_workspace(self) -> PreparedWorkspace:
+        """Make the workspace with its snapshot, and describe both for the event of the run."""
         facts: dict[str, Any] = {
             "root": str(self._workspace),
             "run_folder": path_text(os.fsencode(self._folder.resolve())),
@@ -133,12 +134,13 @@ class WorkspaceCapture:
             "bytes": self._store.end,
             "skipped": len(skipped),
             "skipped_paths": _first(skipped),
-            "leads_back": self._warn(before),
+            "leads_back": self._warn_of_links_back(before),
         }
         text = f"workspace_mode={self._mode} entries={count} skipped={len(skipped)}"
         return PreparedWorkspace(text, facts)
 
     def _take_snapshot(self) -> Snapshot:
+        """Take the snapshot of the workspace: of an empty folder, of the source, or of a copy."""
         place, store, leave_out = self._workspace, self._store, self._leave_out
         if self._mode == "empty":
             place.mkdir(mode=0o700, exist_ok=True)
@@ -152,7 +154,7 @@ class WorkspaceCapture:
             remove_tree(place)
             raise
 
-    def _warn(self, before: Snapshot) -> list[str]:
+    def _warn_of_links_back(self, before: Snapshot) -> list[str]:
         """Say where what is done in a copy is done to its source."""
         back = [_text(path) for path in before.leading_back]
         source = self._source
@@ -187,10 +189,11 @@ class WorkspaceCapture:
         self._on_progress(self._store.end)
         return self._is_interrupted()
 
-    def _compare(self, exited: int | None) -> WorkspaceChanges:
+    def _compare_workspace(self, exited: int | None) -> WorkspaceChanges:
+        """Write the patch and the listing of what the agent changed, and describe them."""
         listing = self._folder / CHANGES_FILE
         try:
-            changes = self._changes()
+            changes = self._find_changes()
             found = write_changes(
                 changes,
                 self._store,
@@ -218,16 +221,16 @@ class WorkspaceCapture:
             found,
             len(changes.unknown),
             _first(changes.unknown),
-            self._trouble(changes, found),
+            self._why_incomplete(changes, found),
         )
 
-    def _changes(self) -> ChangeSet:
-        """Raise InputError."""
+    def _find_changes(self) -> ChangeSet:
+        """Compare the workspace with its snapshot. Raise InputError."""
         if self._before is None:  # what is there of the workspace is no agent's work
             return ChangeSet([], [])
         return find_changes(self._before, self._workspace, self._store)
 
-    def _trouble(self, changes: ChangeSet, found: Summary) -> str:
+    def _why_incomplete(self, changes: ChangeSet, found: Summary) -> str:
         """Say why the changes may not be all that there were."""
         if changes.is_of_another:
             return EXCHANGED

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from stream.errors import InputError
 from stream.files.inside import FILE, Kind, kind_of_entry
-from stream.files.trees import Descent, Entry, Piece, filled, holds_more, identity_of, pieces_of
+from stream.files.trees import Descent, Entry, Piece, fill_holes, holds_more, identity_of, pieces_of
 from stream.workspace.snapshot import (
     LARGEST,
     NOWHERE,
@@ -23,7 +23,7 @@ from stream.workspace.snapshot import (
     Skipped,
     Snapshot,
     Store,
-    pack,
+    pack_status,
 )
 
 _MOST = 40  #: links on one way; then a system gives up
@@ -85,7 +85,7 @@ def find_changes(before: Snapshot, root: Path, store: Store) -> ChangeSet:
         if root.is_symlink() and identity_of(descent.fd) != before.identity:
             raise InputError(f"{root}: has become a link to another folder")
         finder = _Finder(before, descent, store)
-        descent.visit(finder)
+        descent.visit_tree(finder)
         store.flush()
     finally:
         descent.close()
@@ -105,31 +105,31 @@ class _Finder:
         # changed afterwards within one tick.
         self._late = min(before.ended, max(one.latest for one in before.root.walk())) - TICK
 
-    def admits(self, name: bytes, status: os.stat_result) -> bool:
+    def admits_folder(self, name: bytes, status: os.stat_result) -> bool:
         """Go into every folder."""
         return True
 
-    def enter(self, name: bytes, status: os.stat_result) -> None:
+    def enter_folder(self, name: bytes, status: os.stat_result) -> None:
         """Go on with what the snapshot has of a folder, if it has one."""
         parent = self._nodes[-1]
         self._nodes.append(parent.folders.get(name) if parent else None)
 
-    def look(self, files: list[Entry], folders: list[Entry]) -> Iterator[bytes]:
+    def visit_folder(self, files: list[Entry], folders: list[Entry]) -> Iterator[bytes]:
         """Compare a folder with its snapshot, and return the folders in it."""
         node = self._nodes[-1] or FolderRecords(0)
         if not self._is_as_before(node, files, folders):
             old: dict[bytes, EntryRecord | FolderRecords] = {**node.records(), **node.folders}
             now = dict(files + folders)
             for name in sorted(old.keys() | now.keys()):
-                self._compare(name, old.get(name), now.get(name))
+                self._compare_entry(name, old.get(name), now.get(name))
         unknown = {name for name, folder in node.folders.items() if not folder.is_known}
         return iter([name for name, _ in folders if name not in unknown])
 
-    def leave(self, name: bytes) -> None:
+    def leave_folder(self, name: bytes) -> None:
         """Go back to the folder above."""
         self._nodes.pop()
 
-    def fail(self, name: bytes, error: OSError) -> None:
+    def note_failure(self, name: bytes, error: OSError) -> None:
         """Note a path that could not be read."""
         self._doubt(name, "unreadable")
 
@@ -138,14 +138,15 @@ class _Finder:
         return (
             node.latest < self._late
             and node.names == b"\0".join([name for name, _ in files])
-            and node.statuses == b"".join([pack(status) for _, status in files])
+            and node.statuses == b"".join([pack_status(status) for _, status in files])
             and [(name, status.st_mode) for name, status in folders]
             == [(name, folder.mode) for name, folder in sorted(node.folders.items())]
         )
 
-    def _compare(
+    def _compare_entry(
         self, name: bytes, was: EntryRecord | FolderRecords | None, status: os.stat_result | None
     ) -> None:
+        """Compare an entry of the workspace with its record in the snapshot, and add the change."""
         after: State | None = None
         if status and stat.S_ISDIR(status.st_mode):
             if isinstance(was, FolderRecords) and was.mode == status.st_mode:
@@ -155,23 +156,23 @@ class _Finder:
             record = was if isinstance(was, EntryRecord) else None
             if record and self._is_untouched(record, status):
                 return
-            after = self._look_at(name, status, record)
-            if record and after and self._is_same(record, after, status):
+            after = self._read_entry(name, status, record)
+            if record and after and self._is_same_state(record, after, status):
                 return
-        before = self._state_of(was)
+        before = self._state_before(was)
         if not before and not after:
             return
         if before and before.kind == "symlink" and after and after.kind == "dir":
             path = self._descent.place(name)
-            before.goes_round = _goes_round(self._before, self._store, path)
-        self._add(self._descent.place(name), before, after)
+            before.goes_round = _link_goes_round(self._before, self._store, path)
+        self._add_change(self._descent.place(name), before, after)
         if isinstance(was, FolderRecords) and not (after and after.kind == "dir"):
-            self._remove_below(name, was)
+            self._add_removals_below(name, was)
 
     def _is_untouched(self, record: EntryRecord, status: os.stat_result) -> bool:
         return record.ctime < self._late and record.is_of(status)
 
-    def _is_same(self, record: EntryRecord, after: State, status: os.stat_result) -> bool:
+    def _is_same_state(self, record: EntryRecord, after: State, status: os.stat_result) -> bool:
         """Tell whether nothing was changed: neither touching a file, nor writing into it what it
         held, changes it."""
         if record.mode != after.mode:
@@ -184,7 +185,7 @@ class _Finder:
             return after.digest == self._before.digest(record.place)
         return record.is_of(status)  # of what cannot be read there is nothing but its status
 
-    def _look_at(
+    def _read_entry(
         self, name: bytes, status: os.stat_result, record: EntryRecord | None
     ) -> State | None:
         """Return what stands there now. None: it is gone."""
@@ -208,25 +209,28 @@ class _Finder:
         return state
 
     def _keep_link(self, state: State, link: bytes, record: EntryRecord | None) -> None:
+        """Keep the target of a symbolic link in the store, if the snapshot has not got it."""
         state.size = len(link)
-        if record and self._holds(record, [link], len(link)):
+        if record and self._holds_content(record, [link], len(link)):
             state.place = record.place
         else:
             state.place = self._store.end
             self._store.add(link)
 
     def _keep_file(self, state: State, fd: int, name: bytes, record: EntryRecord | None) -> None:
+        """Keep the content of a file in the store, if the snapshot has not got it; of a large one
+        its digest only."""
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise OSError("it is something else by now")
         state.mode, state.size, state.ctime = status.st_mode, status.st_size, status.st_ctime_ns
-        if record and self._holds(record, pieces_of(fd, status), state.size):
+        if record and self._holds_content(record, pieces_of(fd, status), state.size):
             state.place = record.place
         elif holds_more(fd, status, LARGEST) or (record and self._before.digest(record.place)):
             from hashlib import sha256
 
             hashed = sha256()
-            for chunk in filled(pieces_of(fd, status)):
+            for chunk in fill_holes(pieces_of(fd, status)):
                 hashed.update(chunk)
             state.digest = hashed.digest()
         else:
@@ -237,13 +241,14 @@ class _Finder:
         if os.fstat(fd).st_mtime_ns != status.st_mtime_ns or state.size != status.st_size:
             self._doubt(name, "unsteady")
 
-    def _holds(self, record: EntryRecord, found: Iterable[Piece], size: int) -> bool:
+    def _holds_content(self, record: EntryRecord, found: Iterable[Piece], size: int) -> bool:
         """Tell whether the content before was this."""
         if record.size != size or record.place < 0:
             return False
         return self._store.holds(record.place, size, found)
 
-    def _state_of(self, was: EntryRecord | FolderRecords | None) -> State | None:
+    def _state_before(self, was: EntryRecord | FolderRecords | None) -> State | None:
+        """Return the state that an entry of the snapshot had before the run."""
         if was is None:
             return None
         if isinstance(was, FolderRecords):
@@ -251,24 +256,25 @@ class _Finder:
         digest = self._before.digest(was.place)
         return State(kind_of_entry(was.mode), was.mode, was.size, was.ctime, was.place, digest)
 
-    def _remove_below(self, name: bytes, folder: FolderRecords) -> None:
+    def _add_removals_below(self, name: bytes, folder: FolderRecords) -> None:
+        """Add the removal of all that the snapshot has below a folder."""
         todo = [(self._descent.place(name), folder)]
         while todo:
             path, node = todo.pop()
             for inner, record in node.records().items():
-                self._add(b"%s/%s" % (path, inner), self._state_of(record), None)
+                self._add_change(b"%s/%s" % (path, inner), self._state_before(record), None)
             for inner, deeper in node.folders.items():
-                self._add(b"%s/%s" % (path, inner), self._state_of(deeper), None)
+                self._add_change(b"%s/%s" % (path, inner), self._state_before(deeper), None)
                 todo.append((b"%s/%s" % (path, inner), deeper))
 
-    def _add(self, path: bytes, before: State | None, after: State | None) -> None:
+    def _add_change(self, path: bytes, before: State | None, after: State | None) -> None:
         self.found.append(Change(path, before, after))
 
     def _doubt(self, name: bytes, reason: Reason) -> None:
         self.unknown.append(Skipped(self._descent.place(name), reason))
 
 
-def _goes_round(snapshot: Snapshot, store: Store, path: bytes) -> bool:
+def _link_goes_round(snapshot: Snapshot, store: Store, path: bytes) -> bool:
     """Tell whether a link of a snapshot leads to itself, so that nothing can be looked up through
     it. Of a way that leads out of the snapshot that is not known, and not claimed."""
     todo = path.split(b"/")[::-1]

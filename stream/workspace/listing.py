@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from stream.errors import OutputError, reporting
 from stream.files.append import RecordedFile, create, recorded_file
-from stream.records.run import FS_CHANGE, FileState, FsChange, Reason, encode_change, shown_name
+from stream.records.run import FS_CHANGE, FileState, FsChange, Reason, encode_change
 from stream.workspace.changes import TICK, Change, ChangeSet, State
 from stream.workspace.patch import PatchMaker, means_git
 from stream.workspace.snapshot import LARGEST, Store
@@ -28,7 +28,7 @@ _REFUSED_LINK = (
 Redact = Callable[[bytes], bytes]
 
 
-def reasons(changes: Sequence[Change], paths: Sequence[bytes]) -> list[Reason | None]:
+def reasons_not_in_patch(changes: Sequence[Change], paths: Sequence[bytes]) -> list[Reason | None]:
     """Return for each change why it is not in the patch; None where it is. `paths`: the names that
     the patch uses."""
     found = [_reason_of(change, path) for change, path in zip(changes, paths, strict=True)]
@@ -85,21 +85,21 @@ def _find_obstacles(
     emptied: set[bytes] = set()
     for change, path, reason in zip(changes, paths, found, strict=True):
         if is_leaf(change.before):
-            (kept if reason else emptied).update(_parents(path))
+            (kept if reason else emptied).update(_parent_folders(path))
             # `git apply` looks through a link that it is about to remove, and gives up on all of
             # the patch where that link leads to itself.
             if reason or (change.before and change.before.goes_round):
                 staying.add(path)
     for change, path in zip(changes, paths, strict=True):
         if change.before and not is_leaf(change.before) and path not in emptied:
-            kept.update(_parents(path))  # an empty folder
+            kept.update(_parent_folders(path))  # an empty folder
     filled: set[bytes] = set()
     for index, (change, path) in enumerate(zip(changes, paths, strict=True)):
         if found[index] is None and is_leaf(change.after):
-            if path in kept or not staying.isdisjoint(_parents(path)):
+            if path in kept or not staying.isdisjoint(_parent_folders(path)):
                 found[index] = "in-the-way"
             else:
-                filled.update(_parents(path))
+                filled.update(_parent_folders(path))
     for index, (change, path) in enumerate(zip(changes, paths, strict=True)):
         if found[index] == "folder" and (
             path in filled if change.after else path in emptied and path not in kept
@@ -119,7 +119,7 @@ def _find_clashes(
     for index, path in enumerate(paths):
         if found[index] is not None:
             continue
-        folders = set(_parents(path))
+        folders = set(_parent_folders(path))
         parts = path.split(b"/")
         if path in taken | above or folders & taken or {b"", b".", b".."} & set(parts):
             found[index] = "redacted"
@@ -128,7 +128,8 @@ def _find_clashes(
             above |= folders
 
 
-def _parents(path: bytes) -> Iterator[bytes]:
+def _parent_folders(path: bytes) -> Iterator[bytes]:
+    """Yield the folders around a path of the workspace, the innermost first."""
     end = path.rfind(b"/")
     while end > 0:
         yield path[:end]
@@ -200,9 +201,11 @@ class _Writer(Struct):
         """Yield the listing; what the patch is made of goes to its maker meanwhile."""
         changes = self.changes.items
         paths = [self.redact(one.path) if self.redact else one.path for one in changes]
-        for change, path, reason in zip(changes, paths, reasons(changes, paths), strict=True):
-            record = self._record(change, path, reason, maker)
-            self._count(change, path, record)
+        for change, path, reason in zip(
+            changes, paths, reasons_not_in_patch(changes, paths), strict=True
+        ):
+            record = self._record_change(change, path, reason, maker)
+            self._count_change(change, path, record)
             yield encode_change(record) + b"\n"
 
     def summary(self, shown: int, patch: RecordedFile) -> Summary:
@@ -215,13 +218,14 @@ class _Writer(Struct):
             in_patch=self.counts["in_patch"],
             inside_git=self.reasons["inside-git"],
             not_in_patch=dict(sorted(self.reasons.items())),
-            paths=[shown_name(path)[0] for path in self.counted[:shown]],
+            paths=[shown_path(path)[0] for path in self.counted[:shown]],
             has_after_exit=self.counts["after_exit"] > 0,
             is_incomplete=bool(self.changes.unknown or self.reasons["unreadable"]),
             patch=patch,
         )
 
-    def _count(self, change: Change, path: bytes, record: FsChange) -> None:
+    def _count_change(self, change: Change, path: bytes, record: FsChange) -> None:
+        """Count a change of the workspace, by its kind and by why it is not in the patch."""
         self.counts["after_exit"] += record.after_exit is True
         if record.not_in_patch:
             self.reasons[record.not_in_patch] += 1
@@ -232,38 +236,41 @@ class _Writer(Struct):
         self.counts[record.change] += 1
         self.counted.append(path)
 
-    def _record(
+    def _record_change(
         self, change: Change, path: bytes, reason: Reason | None, maker: PatchMaker
     ) -> FsChange:
-        before, after = self._content(change.before), self._content(change.after)
+        """Make the record of a changed path, and give its contents to the patch."""
+        before, after = self._shown_content(change.before), self._shown_content(change.after)
         if before and after and before.is_as(after) and reason is None:
             reason = "redacted"
         for content in (before, after):
             if content:
                 content.read(maker if reason is None else None)
         if reason is None and (before or after):
-            maker.add(path, *(side.git_mode if side else None for side in (before, after)))
-        text, base64 = shown_name(path)
+            maker.add_path(path, *(side.git_mode if side else None for side in (before, after)))
+        text, base64 = shown_path(path)
         return FsChange(
             schema=FS_CHANGE,
             path=text,
             path_base64=base64,
             change=change.what,
-            before=self._state(change.before, before),
-            after=self._state(change.after, after),
+            before=self._shown_state(change.before, before),
+            after=self._shown_state(change.after, after),
             in_patch=reason is None,
             not_in_patch=reason,
             after_exit=self._is_after_exit(change.after),
         )
 
     def _is_after_exit(self, after: State | None) -> bool | None:
+        """Tell whether a path was changed after the agent's command had ended. None: unknown."""
         if self.exited is None:
             return False
         if after is None or self.exited - TICK < after.ctime <= self.exited:
             return None
         return after.ctime > self.exited
 
-    def _content(self, state: State | None) -> _Content | None:
+    def _shown_content(self, state: State | None) -> _Content | None:
+        """Return a content from the store as it may be shown: redacted, if asked to."""
         if not state or not state.is_kept or not is_leaf(state):
             return None
         if self.redact and state.size > LARGEST:
@@ -273,7 +280,8 @@ class _Writer(Struct):
         data = self.redact(b"".join(self.store.read(state.place, state.size)))
         return _Content(git_mode(state), len(data), [data], data)
 
-    def _state(self, state: State | None, content: _Content | None) -> FileState | None:
+    def _shown_state(self, state: State | None, content: _Content | None) -> FileState | None:
+        """Describe a path before or after the run for the listing."""
         if not state:
             return None
         shown = FileState(
@@ -282,7 +290,7 @@ class _Writer(Struct):
         if content:
             shown.bytes, shown.sha256 = content.size, content.sha256
             if state.kind == "symlink":
-                shown.target, shown.target_base64 = shown_name(content.begin)
+                shown.target, shown.target_base64 = shown_path(content.begin)
         elif state.kind == "file" and not self.redact:
             shown.bytes = state.size
             shown.sha256 = state.digest.hex() if state.digest else None
@@ -306,14 +314,15 @@ class _Content(Struct):
 
     def read(self, maker: PatchMaker | None) -> None:
         """Read the content once, for the digest and for the patch."""
-        chunks = self._digested()
+        chunks = self._digested_chunks()
         if maker:
-            maker.put(self.size, chunks)
+            maker.put_content(self.size, chunks)
         else:
             for _ in chunks:
                 pass
 
-    def _digested(self) -> Iterator[bytes]:
+    def _digested_chunks(self) -> Iterator[bytes]:
+        """Yield the content of a path in chunks, and note its digest and its beginning."""
         from hashlib import sha256
 
         hashed = sha256()
@@ -322,3 +331,22 @@ class _Content(Struct):
             hashed.update(chunk)
             yield chunk
         self.sha256 = hashed.hexdigest()
+
+
+def shown_path(name: bytes) -> tuple[str, str | UnsetType]:
+    """Return a path as (text for people, its exact bytes in base64 where the text is not them)."""
+    try:
+        return name.decode(), UNSET
+    except UnicodeDecodeError:
+        from base64 import b64encode
+
+        return name.decode(errors="replace"), b64encode(name).decode()
+
+
+def exact_path(text: str, base64: str | UnsetType) -> bytes:
+    """Return the bytes of a path in the listing. Raise ValueError where the base64 is none."""
+    if base64 is UNSET:
+        return text.encode()
+    from base64 import b64decode
+
+    return b64decode(base64, validate=True)

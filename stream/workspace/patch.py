@@ -61,23 +61,24 @@ def find_git() -> str:
     return found
 
 
-def parses(patch: Path) -> str:
+def why_patch_unreadable(patch: Path) -> str:
     """Return why git cannot read a patch; empty where it can. Raise GitError."""
     if not patch.stat().st_size:
         return ""
-    return _apply(["--numstat", "-z", os.path.abspath(patch)], None)  # noqa: PTH100
+    return _run_git_apply(["--numstat", "-z", os.path.abspath(patch)], None)  # noqa: PTH100
 
 
-def applies(patch: Path, workspace: Path) -> str:
+def why_patch_inapplicable(patch: Path, workspace: Path) -> str:
     """Return why a patch cannot be taken back from a workspace; empty where it can. Raise
     GitError."""
     if not patch.stat().st_size:
         return ""
     words = ["--check", "--reverse", "--whitespace=nowarn", os.path.abspath(patch)]  # noqa: PTH100
-    return _apply(words, workspace)
+    return _run_git_apply(words, workspace)
 
 
-def _apply(words: list[str], workspace: Path | None) -> str:
+def _run_git_apply(words: list[str], workspace: Path | None) -> str:
+    """Run `git apply` on a patch with a repository of its own; return its complaint, or nothing."""
     import subprocess
 
     with tempfile.TemporaryDirectory(prefix="stream-check-") as scratch:
@@ -89,7 +90,7 @@ def _apply(words: list[str], workspace: Path | None) -> str:
             done = subprocess.run(
                 ["git", "apply", *words],
                 cwd=place,
-                env=_environment(own, place),
+                env=_git_environment(own, place),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -112,7 +113,7 @@ def _make_repository(own: Path) -> None:
     (own / "HEAD").write_text(_HEAD)
 
 
-def _environment(own: Path, work_tree: Path | None = None) -> dict[str, str]:
+def _git_environment(own: Path, work_tree: Path | None = None) -> dict[str, str]:
     """Return an environment in which git finds nothing that a user, or a repository around, has
     configured."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
@@ -152,7 +153,7 @@ class PatchMaker:
         self._stderr: IO[bytes] | None = None
         self._importer: Popen[bytes] | None = None
 
-    def add(self, path: bytes, before: str | None, after: str | None) -> None:
+    def add_path(self, path: bytes, before: str | None, after: str | None) -> None:
         """Add a path with the contents that were put last: before, after, or both, by their
         modes."""
         mark = self._marks - (1 if before and after else 0)
@@ -161,13 +162,13 @@ class PatchMaker:
                 tree.append(b"M %s :%d %s\n" % (mode.encode(), mark, _quoted(path)))
                 mark += 1
 
-    def put(self, size: int, chunks: Iterable[bytes]) -> None:
-        """Put a content, for the `add` that follows."""
+    def put_content(self, size: int, chunks: Iterable[bytes]) -> None:
+        """Put a content, for the `add_path` that follows."""
         self._marks += 1
-        self._send(b"blob\nmark :%d\ndata %d\n" % (self._marks, size))
+        self._send_to_importer(b"blob\nmark :%d\ndata %d\n" % (self._marks, size))
         for chunk in chunks:
-            self._send(chunk)
-        self._send(b"\n")
+            self._send_to_importer(chunk)
+        self._send_to_importer(b"\n")
 
     def write(self) -> None:
         """Write the patch: empty, and without any git, where nothing was added."""
@@ -175,39 +176,40 @@ class PatchMaker:
             create(self._patch).close()
             return
         for reference, tree in zip((_BEFORE, _AFTER), self._trees, strict=True):
-            self._send(
+            self._send_to_importer(
                 b"commit %s\ncommitter stream <stream> 0 +0000\ndata 0\n" % reference.encode()
             )
             for line in tree:
-                self._send(line)
-            self._send(b"\n")
-        self._send(b"done\n")
+                self._send_to_importer(line)
+            self._send_to_importer(b"\n")
+        self._send_to_importer(b"done\n")
         assert self._importer
         assert self._importer.stdin
         with suppress(BrokenPipeError):  # it says why
             self._importer.stdin.close()
         self._wait_for(self._importer)
         with create(self._patch) as patch:
-            self._wait_for(self._start([*_DIFF, *_PLAIN, _BEFORE, _AFTER], None, patch))
+            self._wait_for(self._start_git([*_DIFF, *_PLAIN, _BEFORE, _AFTER], None, patch))
         if not self._patch.stat().st_size:
             raise OutputError(f"{self._patch}: git: it wrote nothing")
 
     def close(self) -> None:
         """End git, and remove the repository."""
         if self._importer:
-            self._end(self._importer)
+            self._end_git(self._importer)
         if self._stderr:
             self._stderr.close()
         if self._folder:
             remove_tree(self._folder)
 
-    def _send(self, data: bytes) -> None:
+    def _send_to_importer(self, data: bytes) -> None:
+        """Send data to git's fast-import, which is started with the first of it."""
         if not self._importer:
-            self._prepare()
+            self._prepare_repository()
             from subprocess import PIPE
 
             words = ["fast-import", "--quiet", "--done", "--depth=0", "--date-format=raw"]
-            self._importer = self._start(words, PIPE, None)
+            self._importer = self._start_git(words, PIPE, None)
         assert self._importer.stdin
         try:
             self._importer.stdin.write(data)
@@ -215,22 +217,24 @@ class PatchMaker:
             self._wait_for(self._importer)
             raise
 
-    def _prepare(self) -> None:
+    def _prepare_repository(self) -> None:
+        """Make the temporary repository in which git makes the patch."""
         self._folder = Path(tempfile.mkdtemp(prefix=".patch-", dir=self._patch.parent.absolute()))
         _make_repository(self._folder)
         (self._folder / "config").write_text(_CONFIG)
         self._stderr = (self._folder / "stderr").open("w+b")
 
-    def _start(
+    def _start_git(
         self, words: Sequence[str], stdin: int | None, stdout: IO[bytes] | None
     ) -> Popen[bytes]:
+        """Start git in the repository of the patch."""
         from subprocess import DEVNULL, Popen
 
         assert self._folder
         return Popen(
             [self._git, *words],
             cwd=self._folder,
-            env=_environment(self._folder),
+            env=_git_environment(self._folder),
             stdin=DEVNULL if stdin is None else stdin,
             stdout=DEVNULL if stdout is None else stdout,
             stderr=self._stderr,
@@ -240,9 +244,12 @@ class PatchMaker:
 
     def _wait_for(self, process: Popen[bytes]) -> None:
         if code := process.wait():
-            raise OutputError(f"{self._patch}: git: {self._error_message() or f'exit code {code}'}")
+            raise OutputError(
+                f"{self._patch}: git: {self._git_error_message() or f'exit code {code}'}"
+            )
 
-    def _end(self, process: Popen[bytes]) -> None:
+    def _end_git(self, process: Popen[bytes]) -> None:
+        """Kill a git that still runs, and wait for it."""
         if process.poll() is None:
             process.kill()
         with suppress(OSError):
@@ -250,7 +257,8 @@ class PatchMaker:
                 process.stdin.close()
         process.wait()
 
-    def _error_message(self) -> str:
+    def _git_error_message(self) -> str:
+        """Return the first error that git printed while it made the patch."""
         assert self._stderr
         self._stderr.seek(0)
         stderr = self._stderr.read(1 << 16)
@@ -284,7 +292,7 @@ class Addition(Struct):
     goes_on: bool  #: the line has a further piece
 
 
-def additions(patch: Path) -> Iterator[Addition]:
+def added_lines(patch: Path) -> Iterator[Addition]:
     """Yield the lines that a patch adds, in pieces of bounded length.
 
     The lines of every hunk are counted: what begins with `+++` inside of one is content.
@@ -302,7 +310,7 @@ def additions(patch: Path) -> Iterator[Addition]:
                 continue
             mark = piece[:1]
             if mark == b"+":
-                yield from _pieces(file, piece, path, line)
+                yield from _line_pieces(file, piece, path, line)
             else:
                 _skip(file, piece)
             line += mark in b"+ \n"
@@ -315,7 +323,8 @@ def _added_path(line: bytes) -> str:
     return name.removeprefix("b/")
 
 
-def _pieces(file: BufferedReader, piece: bytes, path: str, line: int) -> Iterator[Addition]:
+def _line_pieces(file: BufferedReader, piece: bytes, path: str, line: int) -> Iterator[Addition]:
+    """Yield a line that a patch adds, in pieces of bounded length."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     piece = piece[1:]
     while True:

@@ -27,7 +27,7 @@ from stream.files.trees import (
     Descent,
     Entry,
     Piece,
-    filled,
+    fill_holes,
     holds_more,
     identity_of,
     pieces,
@@ -92,7 +92,7 @@ class FolderRecords:
     def fill(self, files: list[Entry], places: Iterable[int] = ()) -> None:
         """Take the entries that are no folders, and where their contents are in the store."""
         self.names = b"\0".join([name for name, _ in files])
-        self.statuses = b"".join([pack(status) for _, status in files])
+        self.statuses = b"".join([pack_status(status) for _, status in files])
         self.places = array("q", places)
         self.latest = max([status.st_ctime_ns for _, status in files], default=0)
 
@@ -142,7 +142,7 @@ class Snapshot:
         return sum(len(one.places) + len(one.folders) for one in self.root.walk())
 
 
-def pack(status: os.stat_result) -> bytes:
+def pack_status(status: os.stat_result) -> bytes:
     """Return a status in the bytes in which it is kept."""
     return _STATUS.pack(
         status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
@@ -214,7 +214,7 @@ class Store:
         self.flush()
         if os.fstat(self._fd).st_size < offset + size:
             raise OutputError(f"{self._folder}: what was kept there has become shorter")
-        yield from filled(pieces(self._fd, offset, offset + size))
+        yield from fill_holes(pieces(self._fd, offset, offset + size))
 
     def holds(self, offset: int, size: int, found: Iterable[Piece]) -> bool:
         """Tell whether a content is made of these pieces, wherever its own holes are."""
@@ -245,7 +245,7 @@ def take_snapshot(
 ) -> Snapshot:
     """Take the snapshot of a folder that the agent will work in itself. What lies in `leave_out` is
     not looked at."""
-    return _take(root, None, store, leave_out, is_cancelled)
+    return _take_folder(root, None, store, leave_out, is_cancelled)
 
 
 def take_copy(
@@ -261,21 +261,22 @@ def take_copy(
     for `remove_tree` to remove.
     """
     with Copy(target) as copy:
-        return _take(source, copy, store, [*leave_out, target], is_cancelled)
+        return _take_folder(source, copy, store, [*leave_out, target], is_cancelled)
 
 
-def _take(
+def _take_folder(
     root: Path,
     copy: Copy | None,
     store: Store,
     leave_out: Iterable[Path],
     is_cancelled: IsCancelled,
 ) -> Snapshot:
+    """Take the snapshot of a folder, and copy it meanwhile if asked to."""
     descent = Descent(root)
     try:
         taker = _Taker(descent, copy, store, set(_identities(leave_out)), is_cancelled)
-        taker.begin(root)
-        descent.visit(taker)
+        taker.begin_root(root)
+        descent.visit_tree(taker)
         store.flush()
         taker.snapshot.identity = identity_of(copy.fd if copy else descent.fd)
         if copy:
@@ -304,7 +305,7 @@ class _Taker:
         self._nodes = [self.snapshot.root]
         self._linked: dict[tuple[int, ...], tuple[bytes, int]] = {}  #: (first name, content)
 
-    def begin(self, root: Path) -> None:
+    def begin_root(self, root: Path) -> None:
         """Begin with the topmost folder."""
         self._root = f"{root.absolute()}/"
         status = os.fstat(self._descent.fd)
@@ -312,21 +313,22 @@ class _Taker:
         if self._copy:
             self._copy.begin(status)
 
-    def look(self, files: list[Entry], folders: list[Entry]) -> Iterator[bytes]:
-        """Take what is no folder, and return the folders."""
+    def visit_folder(self, files: list[Entry], folders: list[Entry]) -> Iterator[bytes]:
+        """Take the entries of a folder that are no folders into the snapshot, and return the
+        folders."""
         kept: list[Entry] = []
         places: list[int] = []
         for name, status in files:
             if self._is_cancelled():
                 raise Cancelled
-            taken = self._take(name, status)
+            taken = self._take_entry(name, status)
             if taken:
                 kept.append((name, taken[0]))
                 places.append(taken[1])
         self._nodes[-1].fill(kept, places)
         return iter([name for name, _ in folders])
 
-    def admits(self, name: bytes, status: os.stat_result) -> bool:
+    def admits_folder(self, name: bytes, status: os.stat_result) -> bool:
         """Tell whether a folder is to be looked into, and note one that is left out."""
         if (status.st_dev, status.st_ino) not in self._leave_out:
             return True
@@ -334,19 +336,19 @@ class _Taker:
         self._add_unknown(name, status)
         return False
 
-    def enter(self, name: bytes, status: os.stat_result) -> None:
+    def enter_folder(self, name: bytes, status: os.stat_result) -> None:
         """Add a folder, which what follows lies in."""
-        mode = self._copy.enter(name, status) if self._copy else status.st_mode
+        mode = self._copy.enter_folder(name, status) if self._copy else status.st_mode
         folder = self._nodes[-1].folders[name] = FolderRecords(mode)
         self._nodes.append(folder)
 
-    def leave(self, name: bytes) -> None:
+    def leave_folder(self, name: bytes) -> None:
         """Go back to the folder above."""
         self._nodes.pop()
         if self._copy:
-            self._copy.leave()
+            self._copy.leave_folder()
 
-    def fail(self, name: bytes, error: OSError) -> None:
+    def note_failure(self, name: bytes, error: OSError) -> None:
         """Note a path that could not be read."""
         self._skip(self._descent.place(name), _reason(error))
         if self.snapshot.skipped[-1].reason != "vanished":
@@ -360,7 +362,7 @@ class _Taker:
             folder = self._nodes[-1].folders[name] = FolderRecords(status.st_mode)
             folder.is_known = False
 
-    def _take(self, name: bytes, status: os.stat_result) -> tuple[os.stat_result, int] | None:
+    def _take_entry(self, name: bytes, status: os.stat_result) -> tuple[os.stat_result, int] | None:
         """Take what is no folder: (the status that the snapshot has, where its content is)."""
         try:
             if stat.S_ISREG(status.st_mode):
@@ -377,16 +379,18 @@ class _Taker:
         return status, NOWHERE
 
     def _take_link(self, name: bytes, status: os.stat_result) -> tuple[os.stat_result, int]:
+        """Take a symbolic link into the snapshot, and into the copy."""
         link = os.readlink(name, dir_fd=self._descent.fd)
         place = self._store.end
         self._store.add(link)
         if self._copy:
-            status = self._copy.link(name, link, status)
+            status = self._copy.make_link(name, link, status)
             if f"{os.fsdecode(link)}/".startswith(self._root):
                 self.snapshot.leading_back.append(self._descent.place(name))
         return status, place
 
     def _take_file(self, name: bytes) -> tuple[os.stat_result, int]:
+        """Take a file into the snapshot and the copy, again where it was written to meanwhile."""
         for attempt in range(_TRIES):
             begin = self._store.end
             fd = os.open(name, FILE, dir_fd=self._descent.fd)
@@ -396,7 +400,7 @@ class _Taker:
                     raise FileNotFoundError(errno.ENOENT, "it is something else by now")
                 if linked := self._take_link_to(name, status):
                     return linked
-                taken, place = self._read(fd, name, status)
+                taken, place = self._take_content(fd, name, status)
                 now = os.fstat(fd)
             finally:
                 os.close(fd)
@@ -425,7 +429,9 @@ class _Taker:
         taken = self._copy.link_to(known[0], name)
         return None if taken is None else (taken, known[1])
 
-    def _read(self, fd: int, name: bytes, status: os.stat_result) -> tuple[os.stat_result, int]:
+    def _take_content(
+        self, fd: int, name: bytes, status: os.stat_result
+    ) -> tuple[os.stat_result, int]:
         """Keep and copy a file: the same bytes, whoever writes meanwhile."""
         place, hashed = self._store.end, None
         if holds_more(fd, status, LARGEST):
@@ -438,7 +444,7 @@ class _Taker:
             if self._copy:
                 self._copy.write(piece)
             if hashed:
-                for data in filled((piece,)):
+                for data in fill_holes((piece,)):
                     hashed.update(data)
             else:
                 self._store.add(piece)

@@ -26,14 +26,14 @@ from stream.observe.constraints import (
     ChangedPath,
     Command,
     Diff,
-    evaluate,
+    evaluate_constraints,
     find_emoji,
-    is_ci,
-    is_code,
-    is_test,
+    is_ci_path,
+    is_code_path,
+    is_test_path,
 )
 from stream.records.decision import CONSTRAINTS, CaptureMode, Check, Evaluation, Status
-from stream.workspace.patch import PIECE, additions
+from stream.workspace.patch import PIECE, added_lines
 
 SHA = hashlib.sha256(b"the patch").hexdigest()
 PYTEST = Command("pytest", "test", "2026-01-02T03:04:05Z")
@@ -67,7 +67,7 @@ def evaluated(
     paths = [c if isinstance(c, ChangedPath) else ChangedPath(c, "changed") for c in changes]
     diff = Diff(iter(paths), patch, SHA, complete)
     log = None if commands is None else iter(commands)
-    return evaluate(
+    return evaluate_constraints(
         [CONSTRAINTS[name] for name in asked], diff, log, declared, mode, no_commands=why
     )
 
@@ -277,10 +277,10 @@ def test_the_added_lines_are_those_that_git_adds(
     data = _diff(folder, {"f": contents(before)}, {"f": contents(after)})
     (folder / "patch").write_bytes(data)
     text = contents(after).decode().split("\n")
-    for addition in additions(folder / "patch"):
+    for addition in added_lines(folder / "patch"):
         assert addition.path == "f"
         assert addition.text.rstrip("\n") == text[addition.line - 1]
-    count = sum(1 for _ in additions(folder / "patch"))
+    count = sum(1 for _ in added_lines(folder / "patch"))
     _, _, hunks = data.partition(b"@@ ")
     expected = _added(b"@@ " + hunks) if hunks else 0
     assert count == expected, data
@@ -363,7 +363,7 @@ def test_a_huge_patch_takes_no_memory(patch: Path) -> None:
     ],
 )
 def test_what_the_configuration_of_a_ci_is(patch: Path, path: str) -> None:
-    assert is_ci(path)
+    assert is_ci_path(path)
     found = check(evaluated(patch, changes=["a.py", path]), NO_CI_CHANGES)
     assert found.status == "fail"
     assert found.evidence.startswith("fs_diff.patch: ")
@@ -389,7 +389,7 @@ def test_what_the_configuration_of_a_ci_is(patch: Path, path: str) -> None:
     ],
 )
 def test_what_it_is_not(path: str) -> None:
-    assert not is_ci(path)
+    assert not is_ci_path(path)
 
 
 @pytest.mark.parametrize("what", ["added", "removed", "changed"])
@@ -446,8 +446,8 @@ def test_many_paths_are_counted(patch: Path) -> None:
     ],
 )
 def test_what_a_test_is(path: str) -> None:
-    assert is_test(path)
-    assert is_code(path)
+    assert is_test_path(path)
+    assert is_code_path(path)
 
 
 @pytest.mark.parametrize(
@@ -456,8 +456,8 @@ def test_what_a_test_is(path: str) -> None:
      "src/attestation.rs", "index.html", "Testament.java", "GIT.py"],
 )  # fmt: skip
 def test_what_code_and_no_test_is(path: str) -> None:
-    assert is_code(path)
-    assert not is_test(path)
+    assert is_code_path(path)
+    assert not is_test_path(path)
 
 
 @pytest.mark.parametrize(
@@ -466,8 +466,8 @@ def test_what_code_and_no_test_is(path: str) -> None:
      ".git/hooks/test.py", "tests/README.md", ".gitignore", "docs/x.rst"],
 )  # fmt: skip
 def test_what_neither_is(path: str) -> None:
-    assert not is_code(path)
-    assert not is_test(path)
+    assert not is_code_path(path)
+    assert not is_test_path(path)
 
 
 @pytest.mark.parametrize(

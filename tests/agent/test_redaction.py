@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import stream
 from stream.redaction.policy import Redactor
-from stream.redaction.values import is_plain, names_secret
+from stream.redaction.values import is_plain_value, names_secret
 from tests.sweeping import every, thorough
 
 KEY_LINES = "\n".join("MIIEpAIBAAKCAQEA" + f"{n:02}" * 24 for n in range(10, 35))
@@ -394,7 +394,7 @@ def test_which_names_are_secret(name: str, secret: bool) -> None:
     ],
 )
 def test_which_values_are_plain(value: str, plain: bool) -> None:
-    assert is_plain(value) is plain
+    assert is_plain_value(value) is plain
 
 
 ORDINARY = [

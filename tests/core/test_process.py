@@ -923,11 +923,11 @@ fifo = sys.argv[1] + '/fifo'
 os.mkfifo(fifo)
 reborn = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
 capture_module.SETTLE = 0
-plain = capture_module._settle
+plain = capture_module._settle_tree
 async def settle(watch):
     await anyio.wait_readable(reborn)
     return await plain(watch)
-capture_module._settle = settle
+capture_module._settle_tree = settle
 async def main():
     got = await capture([sys.executable, "-ISc", LEADER, fifo], env={{}}, cwd="/", timeout=20,
                         stdout_limit=99, stderr_limit=999)
@@ -977,13 +977,13 @@ async def test_cancellation_leaves_nothing(escape: str, tmp_path: Path) -> None:
 async def test_cancellation_after_the_leader_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_module, "SETTLE", LIMIT)
     settling = anyio.Event()
-    plain = capture_module._settle
+    plain = capture_module._settle_tree
 
     async def settle(watch: Any) -> list[str]:
         settling.set()
         return await plain(watch)
 
-    monkeypatch.setattr(capture_module, "_settle", settle)
+    monkeypatch.setattr(capture_module, "_settle_tree", settle)
     async with create_task_group() as tasks:
         tasks.start_soon(run, *program(leaving(IGNORES)))
         await settling.wait()
@@ -1037,7 +1037,7 @@ async def test_an_escapee_in_the_middle_of_an_exec(
 ) -> None:
     """For a moment there is neither environment nor command line: played here, as short it is."""
     monkeypatch.setattr(capture_module, "SETTLE", 0.3)
-    plain = table.read_file
+    plain = table.read_process_file
 
     def read_file(pid: int, name: str) -> bytes:
         if unreadable.get(name, 0) > 0:
@@ -1045,7 +1045,7 @@ async def test_an_escapee_in_the_middle_of_an_exec(
             return b""
         return plain(pid, name)
 
-    monkeypatch.setattr(tree, "read_file", read_file)
+    monkeypatch.setattr(tree, "read_process_file", read_file)
     monkeypatch.setattr(Reaper.get(), "is_idle", lambda: False)  # else it could be no other's
     got = await run_python(leaving(DAEMON))
     assert names(got) == ["escapee"]
@@ -1064,7 +1064,7 @@ def test_unwatched_trees_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many ignore SIGTERM, it takes the patience of one."""
     monkeypatch.setattr(tree, "KILL_AFTER", 0.5)
     code = "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(1, b'.'); rest()"
-    trees = [tree.start(program(code), env={}, cwd="/") for _ in range(10)]
+    trees = [tree.start_tree(program(code), env={}, cwd="/") for _ in range(10)]
     for one in trees:
         os.set_blocking(one.pipes[0], True)
         assert os.read(one.pipes[0], 1) == b"."
@@ -1075,14 +1075,14 @@ def test_unwatched_trees_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_time_counts_from_the_start() -> None:
-    one = tree.start(["sleep", "60"], env={"PATH": os.environ["PATH"]}, cwd="/")
+    one = tree.start_tree(["sleep", "60"], env={"PATH": os.environ["PATH"]}, cwd="/")
     one._began -= 60
-    got = await capture_module.follow(one, timeout=59, stdout_limit=9, stderr_limit=9)
+    got = await capture_module.follow_program(one, timeout=59, stdout_limit=9, stderr_limit=9)
     assert got.timed_out
-    one = tree.start(["true"], env={"PATH": os.environ["PATH"]}, cwd="/")
+    one = tree.start_tree(["true"], env={"PATH": os.environ["PATH"]}, cwd="/")
     one.leader.wait()
     one._began -= 60
-    got = await capture_module.follow(one, timeout=59, stdout_limit=9, stderr_limit=9)
+    got = await capture_module.follow_program(one, timeout=59, stdout_limit=9, stderr_limit=9)
     assert (got.timed_out, got.exit_code) == (False, 0)
 
 
@@ -1156,7 +1156,7 @@ anyio.run(main)
 
 def test_without_proc_it_does_not_claim_to_contain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chroot without /proc: the reaper would be blind, so it falls back to the group."""
-    monkeypatch.setattr(tree, "shows_us", lambda: False)
+    monkeypatch.setattr(tree, "proc_shows_us", lambda: False)
     assert not Reaper().can_contain
 
 
@@ -1195,10 +1195,10 @@ from contextlib import suppress
 import anyio
 from stream.process import capture as capture_module
 from stream.process.capture import capture
-from stream.process.table import shows_us
+from stream.process.table import proc_shows_us
 
 async def main():
-    assert not shows_us()
+    assert not proc_shows_us()
     for how, capture_module.SETTLE in ("escapes", 10), ("ends", 10), ("stays", 0.05):
         got = await capture([sys.executable, "-I", "-S", "-c", sys.argv[1], how], env={}, cwd="/",
                             timeout=20, stdout_limit=9, stderr_limit=999)
@@ -1244,7 +1244,7 @@ os.wait()
     words = program(code, str(tmp_path / "fifo"))
 
     def state_of(thread: int) -> bytes:
-        return table.read_file(started.pid, f"task/{thread}/stat").rpartition(b") ")[2][:1]
+        return table.read_process_file(started.pid, f"task/{thread}/stat").rpartition(b") ")[2][:1]
 
     def wait_until(thread: int, state: bytes) -> None:
         deadline = time.monotonic() + LIMIT
@@ -1256,7 +1256,7 @@ os.wait()
         assert started.stdout
         try:
             other = int(started.stdout.readline())
-            while not table.read_file(started.pid, f"task/{started.pid}/children"):
+            while not table.read_process_file(started.pid, f"task/{started.pid}/children"):
                 assert started.poll() is None
             wait_until(started.pid, b"D")
             assert not table.is_stopped(started.pid)

@@ -54,7 +54,7 @@ def main() -> None:
         Path("/etc/passwd").read_bytes()  # what it does itself is no part of a run
         print(run(*json.loads(line)), flush=True)
     if cgroup:
-        cgroup.remove()
+        cgroup.remove_group()
 
 
 if __name__ == "__main__":

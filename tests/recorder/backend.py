@@ -9,24 +9,24 @@ from pathlib import Path
 import anyio
 
 from stream.evidence.command_lines import DEFAULT_NAMES
-from stream.observe.agents import identify
+from stream.observe.agents import identify_agent
 from stream.observe.run import Observed, run_observe
 from stream.observe.scenario import Scenario
-from stream.observe.settings import RunSettings, find_program, make_folder
+from stream.observe.settings import RunSettings, find_program, make_run_folder
 from stream.process.guard import Interrupts, post_guard
 from stream.redaction.policy import CapturePolicy
 
 
 def main(backend: str, runs: Path, command: list[str]) -> int:
     guard = post_guard()
-    folder = make_folder(runs, "one")
+    folder = make_run_folder(runs, "one")
     workspace = folder / "workspace"
     recording = RunSettings(
         run_id=folder.name,
         folder=folder,
         argv=[os.fsencode(word) for word in command],
         executable=find_program(command[0], Path.cwd()),
-        agent=identify(command),
+        agent=identify_agent(command),
         scenario=Scenario(),
         capture_policy=CapturePolicy("full", None),
         environment="unknown",

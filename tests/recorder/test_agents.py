@@ -15,7 +15,7 @@ import pytest
 
 from stream.errors import UsageError
 from stream.observe import agents
-from stream.observe.agents import Version, find_version, identify, read_version
+from stream.observe.agents import Version, find_version, identify_agent, read_version
 from tests.cli.command import Place, processes_naming, write_script
 from tests.recorder.runs import Run, observe
 
@@ -183,14 +183,14 @@ def test_a_declaration_that_is_none(place: Place, text: str) -> None:
     ],
 )
 def test_declarations(declared: str, id_: str, version: str) -> None:
-    agent = identify(["sh", "agent.sh"], declared)
+    agent = identify_agent(["sh", "agent.sh"], declared)
     assert (agent.id, agent.version, agent.known_by) == (id_, version, "declared")
     assert agent.program == ""
 
 
 def test_a_declared_agent_that_the_words_show_can_be_looked_at() -> None:
-    assert identify(["env", "claude"], "claude").program == "claude"
-    assert identify(["env", "claude"], "codex").program == ""
+    assert identify_agent(["env", "claude"], "claude").program == "claude"
+    assert identify_agent(["env", "claude"], "codex").program == ""
 
 
 SCRIPT = "/usr/lib/node_modules/@anthropic-ai/claude-code/cli.js"
@@ -240,7 +240,7 @@ FOUND = [
 @pytest.mark.parametrize(("line", "program"), FOUND)
 def test_a_name_is_found_behind_the_usual_launchers(line: str, program: str) -> None:
     """And its program, where that is the one that the recorder would find."""
-    agent = identify(shlex.split(line))
+    agent = identify_agent(shlex.split(line))
     assert (agent.id, agent.known_by, agent.program) == ("claude-code", "command", program)
 
 
@@ -275,24 +275,24 @@ def test_a_name_is_found_behind_the_usual_launchers(line: str, program: str) -> 
     ],
 )
 def test_a_name_is_not_guessed(line: str, id_: str) -> None:
-    assert identify(shlex.split(line)).id == id_
+    assert identify_agent(shlex.split(line)).id == id_
 
 
 def test_an_exact_version_of_a_package_is_known_by_its_name() -> None:
-    agent = identify(["npx", "-y", "@openai/codex@0.169.0", "exec"])
+    agent = identify_agent(["npx", "-y", "@openai/codex@0.169.0", "exec"])
     assert (agent.id, agent.version, agent.provider) == ("codex", "0.169.0", "openai")
     for version in ("latest", "^0.169.0", "0"):
-        assert identify(["npx", f"@openai/codex@{version}"]).version == "unknown"
+        assert identify_agent(["npx", f"@openai/codex@{version}"]).version == "unknown"
 
 
 def test_a_declaration_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="--agent 'claude@': there is no version behind the @"):
-        identify(["true"], "claude@")
+        identify_agent(["true"], "claude@")
 
 
 def test_an_unknown_program_is_not_asked() -> None:
     """Though it is a native one, and would answer."""
-    agent = identify([sys.executable, "-c", ""])
+    agent = identify_agent([sys.executable, "-c", ""])
     assert anyio.run(find_version, agent, Path(sys.executable)) == Version("unknown", "unknown")
 
 

@@ -31,10 +31,10 @@ def test_a_time() -> None:
 def test_a_wall_clock_that_steps_back(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[bytes] = []
     events = trace(lines.append)
-    events.add("run_started", "other", "x")
+    events.add_event("run_started", "other", "x")
     monkeypatch.setattr(time, "time", lambda: 0.0)
     monkeypatch.setattr(time, "time_ns", lambda: 0)
-    events.add("workspace_prepared", "other", "x")
+    events.add_event("workspace_prepared", "other", "x")
     first, second = (json.loads(line)["timestamp"] for line in lines)
     assert first <= second
 
@@ -44,7 +44,7 @@ def test_every_parent_is_an_earlier_event(form: int) -> None:
     lines: list[bytes] = []
     events = trace(lines.append)
     for forms in ORDER:
-        events.add(forms[min(form, len(forms) - 1)], "other", "x")
+        events.add_event(forms[min(form, len(forms) - 1)], "other", "x")
     found = [json.loads(line) for line in lines]
     for index, event in enumerate(found):
         earlier = [one["span_id"] for one in found[:index]]

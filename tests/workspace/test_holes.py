@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.files.trees import Piece, end_file, filled, is_sparse, pieces_of, write_piece
+from stream.files.trees import Piece, end_file, fill_holes, is_sparse, pieces_of, write_piece
 from stream.records.run import CHANGES_FILE, decode_change
 from stream.workspace import changes, listing
 from stream.workspace import snapshot as snapshot_module
@@ -68,12 +68,12 @@ def test_holes_change_no_content(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[Piece], other: list[Piece]
 ) -> None:
     root = tmp_path_factory.mktemp("holes")
-    whole, others = b"".join(filled(pieces)), b"".join(filled(other))
+    whole, others = b"".join(fill_holes(pieces)), b"".join(fill_holes(other))
     (root / "source").mkdir()
     file = write(root / "source" / "f", pieces)
     with file.open("rb") as opened:
         found = list(pieces_of(opened.fileno(), os.fstat(opened.fileno())))
-    assert b"".join(filled(found)) == file.read_bytes() == whole
+    assert b"".join(fill_holes(found)) == file.read_bytes() == whole
     copied = root / "copy" / "f"
     with Store(root) as store:
         store.add(b"so that nothing is where a block begins")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given
 
-from stream.records.run import FileState, FsChange, decode_change, exact_name
+from stream.records.run import FileState, FsChange, decode_change
 from stream.workspace.changes import find_changes
-from stream.workspace.listing import Summary, write_changes
+from stream.workspace.listing import Summary, exact_path, write_changes
 from stream.workspace.patch import find_git
 from stream.workspace.snapshot import Store, take_copy
 from tests.sweeping import thorough
@@ -61,7 +61,7 @@ class Written:
 
     @property
     def by_path(self) -> dict[bytes, FsChange]:
-        return {exact_name(record.path, record.path_base64): record for record in self.records}
+        return {exact_path(record.path, record.path_base64): record for record in self.records}
 
 
 def leaves(tree: Tree) -> Tree:
@@ -106,7 +106,7 @@ def check_listing(written: Written, before: Tree, after: Tree) -> None:
         path for path in before.keys() | after.keys() if before.get(path) != after.get(path)
     }
     assert written.by_path.keys() == different
-    assert [exact_name(r.path, r.path_base64) for r in written.records] == sorted(different)
+    assert [exact_path(r.path, r.path_base64) for r in written.records] == sorted(different)
     for path, record in written.by_path.items():
         check_state(record.before, before.get(path))
         check_state(record.after, after.get(path))
@@ -124,7 +124,7 @@ def check_state(state: FileState | None, node: Node | None) -> None:
         assert (state.bytes, state.sha256) == (len(node.data), sha256(node.data).hexdigest())
     if node.kind == "symlink":
         assert isinstance(state.target, str)
-        assert exact_name(state.target, state.target_base64) == node.data
+        assert exact_path(state.target, state.target_base64) == node.data
 
 
 LOOP = {b"a": link(b"b"), b"b": link(b"./a")}
